@@ -1,0 +1,87 @@
+# Everything runs in .venv, which the first target that needs it creates. `make` alone lists the targets.
+
+PYTHON ?= python3
+# A machine whose torch differs (a CUDA or ROCm build) brings versions of its own: make test CONSTRAINTS=mine.txt
+CONSTRAINTS ?= constraints.txt
+PYTEST_ARGS ?=
+
+# Relative, so that a checkout's path may contain spaces.
+VENV := .venv
+VENV_PYTHON := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+# Quiet but for errors; the build tools come from the constraints too, not from an isolated environment.
+PIP_INSTALL := $(VENV_PYTHON) -m pip install -qq --disable-pip-version-check -c "$(CONSTRAINTS)"
+
+# The OpenCL example is a package of its own, installed beside the project so that its tests run against it.
+OPENCL_EXAMPLE := $(wildcard examples/opencl_backend/pyproject.toml)
+OPENCL_STAMP := $(if $(OPENCL_EXAMPLE),$(VENV)/.installed-opencl-example)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup test demo lint format generate generate-check clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r target text; do \
+		printf '  make %-15s %s\n' "$$target" "$$text"; done
+	@echo
+	@echo "  PYTHON=$(PYTHON) (3.11 or later) is used to create $(VENV); PYTEST_ARGS is passed to pytest."
+
+setup: $(STAMP) $(OPENCL_STAMP) ## create .venv and install portakernel with its development tools
+
+test: setup ## run the tests: make test PYTEST_ARGS="-k rms_norm"
+	@$(VENV_PYTHON) -m pytest $(PYTEST_ARGS)
+
+demo: setup ## show what portakernel does on this machine
+	@$(VENV)/bin/portakernel demo
+
+lint: setup ## check style, types, the direction of imports, and that generated files are fresh
+	@echo "ruff check" && $(VENV_PYTHON) -m ruff check .
+	@echo "ruff format --check" && $(VENV_PYTHON) -m ruff format --check .
+	@echo "mypy --strict" && $(VENV_PYTHON) -m mypy
+	@echo "pyright" && PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(VENV_PYTHON) -m pyright
+	@echo "lint-imports" && $(VENV_PYTHON) -c 'from importlinter.cli import lint_imports_command; lint_imports_command()'
+	@$(MAKE) --no-print-directory generate-check
+
+format: setup ## put imports and layout in order
+	@$(VENV_PYTHON) -m ruff check --fix .
+	@$(VENV_PYTHON) -m ruff format .
+
+generate: setup ## write the generated files: the JSON Schemas and ops.pyi
+	@$(VENV_PYTHON) -m portakernel.generate
+
+generate-check: setup ## fail when a generated file is stale
+	@echo "generated files" && $(VENV_PYTHON) -m portakernel.generate --check
+
+clean: ## remove .venv, caches and build outputs
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Triton compiles a launcher in C for each kernel it meets, hence the compiler.
+$(STAMP): pyproject.toml $(CONSTRAINTS)
+	@command -v "$(PYTHON)" >/dev/null || { \
+		echo "There is no '$(PYTHON)' here: install Python 3.11 or later, or name one, as in: make test PYTHON=python3.12"; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "portakernel needs Python 3.11 or later, and '$(PYTHON)' is $$("$(PYTHON)" --version 2>&1):" \
+			"name another, as in: make test PYTHON=python3.12"; exit 1; }
+	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || { \
+		echo "'$(PYTHON)' cannot create virtual environments: install its venv module (Debian and Ubuntu: apt install python3-venv)"; \
+		exit 1; }
+	@command -v cc >/dev/null || { \
+		echo "There is no C compiler 'cc' here, and Triton needs one to launch kernels: install gcc or clang" \
+			"(Debian and Ubuntu: apt install gcc libc6-dev)"; exit 1; }
+	@$(VENV_PYTHON) -m pip --version >/dev/null 2>&1 || { \
+		echo "Creating $(VENV) with $$("$(PYTHON)" --version)"; "$(PYTHON)" -m venv --clear $(VENV); }
+	@echo "Installing the build backend"
+	@$(PIP_INSTALL) hatchling editables
+	@echo "Installing portakernel, torch and the development tools (a minute or two the first time)"
+	@$(PIP_INSTALL) --no-build-isolation -e '.[dev]' || { \
+		echo "The installation failed. If torch and triton conflict above, pip found a CUDA build of torch, while $(CONSTRAINTS) pins what"; \
+		echo "goes with the CPU build: set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU builds (see pytorch.org), or pass CONSTRAINTS=FILE."; \
+		exit 1; }
+	@touch $@
+
+$(VENV)/.installed-opencl-example: $(STAMP) $(OPENCL_EXAMPLE)
+	@echo "Installing the OpenCL example and a CPU device for it"
+	@$(PIP_INSTALL) 'pyopencl[pocl]'
+	@$(PIP_INSTALL) --no-build-isolation --no-deps -e examples/opencl_backend
+	@touch $@

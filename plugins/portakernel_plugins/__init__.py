@@ -1,0 +1,1 @@
+"""The first-party plugins, one package each."""

@@ -1,0 +1,1 @@
+"""Plugin ``torch``: what PyTorch reaches in its own and the vendors' libraries."""

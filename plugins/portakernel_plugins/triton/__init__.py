@@ -1,0 +1,1 @@
+"""Kernels in Triton: one source for every NVIDIA and AMD GPU that Triton compiles for."""

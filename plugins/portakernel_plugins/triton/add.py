@@ -1,0 +1,44 @@
+"""``add`` in Triton."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from portakernel_plugins.triton.launch import grid_of, launch, program_index
+
+# Elements per program: two 16-byte accesses to each tensor of 16-bit elements for each of the four warps' threads.
+_BLOCK = 2048
+_WARPS = 4
+
+
+@triton.jit
+def _add(
+    x: tl.tensor,
+    y: tl.tensor,
+    out: tl.tensor,
+    elements: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> None:
+    offset = program_index() * BLOCK + tl.arange(0, BLOCK)
+    inside = offset < elements
+    x_block = tl.load(x + offset, mask=inside).to(tl.float32)
+    y_block = tl.load(y + offset, mask=inside).to(tl.float32)
+    tl.store(out + offset, (x_block + y_block).to(out.dtype.element_ty), mask=inside)
+
+
+def add(x: Tensor, y: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """``x + y``, computed in float32 and rounded once to the dtype of ``x``.
+
+    ``x``, ``y``: one shape, contiguous, one dtype of float32, float16, bfloat16. ``out``: any strides; may be ``x`` or
+    ``y`` itself.
+    """
+    in_place = out if out is not None and out.is_contiguous() else None
+    result = torch.empty_like(x, memory_format=torch.contiguous_format) if in_place is None else in_place
+    elements = x.numel()
+    if elements:
+        grid = grid_of(triton.cdiv(elements, _BLOCK))
+        launch(_add, grid, x, y, result, elements, BLOCK=_BLOCK, num_warps=_WARPS)
+    return result if out is None or result is out else out.copy_(result)

@@ -1,0 +1,110 @@
+"""Whether Triton works on a device of this machine: host toolchain, driver, and one tiny kernel, its result checked."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from portakernel.arch import normalise
+from portakernel.capability import ReasonCode, Rejection
+from portakernel.target import Target
+
+if TYPE_CHECKING:
+    import torch
+
+# Triton's name for each vendor's driver, and the vendor's tool that lists devices.
+_DRIVERS = {"nvidia": ("cuda", "nvidia-smi"), "amd": ("hip", "rocm-smi")}
+
+
+def ready(target: Target) -> Rejection | None:
+    """Why Triton cannot be used on this machine's device of ``target``; None where it can. Never raises."""
+    try:
+        return _toolchain() or _driver(target) or _tiny_launch(target)
+    except subprocess.CalledProcessError as error:
+        command = " ".join(map(str, error.cmd)) if isinstance(error.cmd, list) else str(error.cmd)
+        text = f"the C compiler failed on Triton's launcher (status {error.returncode}): run `{command}` to see why"
+        return Rejection(ReasonCode.MISSING_TOOLCHAIN, text)
+    except Exception as error:  # noqa: BLE001 - the plugin border: whatever fails here is the answer
+        first_line = str(error).strip().partition("\n")[0] or "no message"
+        text = f"a tiny Triton kernel failed on {target}: {type(error).__name__}: {first_line}; check that the versions"
+        return Rejection(ReasonCode.PROBE_FAILED, f"{text} of driver, torch and Triton belong together")
+
+
+def _toolchain() -> Rejection | None:
+    """What Triton compiles its launchers with, looked for as ``triton.runtime.build`` does: CC, gcc, clang."""
+    from triton import knobs
+
+    if knobs.build.impl is not None:
+        return None
+    named = os.environ.get("CC")
+    if named is not None and shutil.which(named) is None:
+        text = f"Triton compiles launchers with CC, which is {named!r} and no executable; set CC to one, or unset it"
+        return Rejection(ReasonCode.MISSING_TOOLCHAIN, text)
+    if named is None and not (shutil.which("gcc") or shutil.which("clang")):
+        text = "Triton compiles launchers with a host C compiler and finds none; install gcc or clang, or set CC to one"
+        return Rejection(ReasonCode.MISSING_TOOLCHAIN, text)
+    # Debian's own default scheme names a folder that holds no headers; Triton corrects it in the same way.
+    scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")
+    headers = sysconfig.get_paths(scheme=scheme)["include"]
+    if not Path(headers, "Python.h").is_file():
+        text = f"Triton's launchers include Python.h, which is not in {headers}; install Python's headers (python3-dev)"
+        return Rejection(ReasonCode.MISSING_TOOLCHAIN, text)
+    return None
+
+
+def _driver(target: Target) -> Rejection | None:
+    """Whether the one driver that Triton runs with is the target's vendor's."""
+    from triton.runtime import driver
+
+    if target.vendor not in _DRIVERS:
+        text = f"Triton's drivers serve {' and '.join(_DRIVERS)}, not {target.vendor}"
+        return Rejection(ReasonCode.DRIVER, text)
+    wanted, tool = _DRIVERS[target.vendor]
+    try:
+        found = driver.active.get_current_target().backend
+    except RuntimeError as error:
+        text = (
+            f"Triton finds no usable {wanted} driver ({error}); check that `{tool}` lists the device and that this"
+            " torch is built for it: torch.cuda.is_available() has to be true"
+        )
+        return Rejection(ReasonCode.DRIVER, text)
+    if found != wanted:
+        text = f"{target} needs Triton's {wanted} driver, and {found} is active; use a torch built for {target.vendor}"
+        return Rejection(ReasonCode.DRIVER, text)
+    return None
+
+
+def _tiny_launch(target: Target) -> Rejection | None:
+    """One small addition on the first device of the target, compared with what it must give."""
+    import torch
+
+    from portakernel_plugins.triton.add import add
+
+    devices = _devices()
+    device = next((device for device, arch in devices.items() if arch == target.arch), None)
+    if device is None:
+        seen = ", ".join(devices.values()) or "none"
+        text = f"torch sees no {target.arch} (it sees {seen}); check the masks of visible devices"
+        return Rejection(ReasonCode.DRIVER, text)
+    x = torch.arange(16, dtype=torch.float32, device=device)
+    if torch.equal(add(x, x).cpu(), 2 * x.cpu()):
+        return None
+    text = f"a tiny Triton kernel ran on {device} and gave wrong numbers; check the driver's and Triton's versions"
+    return Rejection(ReasonCode.PROBE_FAILED, text)
+
+
+def _devices() -> dict[torch.device, str]:
+    """The devices that torch reaches, with their archs."""
+    import torch
+
+    devices = {}
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        # Only ROCm builds have gcnArchName.
+        arch = properties.gcnArchName if torch.version.hip else f"sm_{properties.major}{properties.minor}"
+        devices[torch.device("cuda", index)] = normalise(arch)
+    return devices

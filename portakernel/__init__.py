@@ -1,0 +1,29 @@
+"""portakernel: call GPU operators by name, get the fastest correct kernel for the device, and the reasons.
+
+Importing this package imports neither torch nor any plugin.
+"""
+
+from __future__ import annotations
+
+import importlib
+from importlib.metadata import version as _version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from portakernel import ops
+    from portakernel.api import bind, explain, plugins, policy, set_policy, stats, targets, use
+
+__version__ = _version("portakernel")
+__all__ = ["bind", "explain", "ops", "plugins", "policy", "set_policy", "stats", "targets", "use"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "ops":
+        return importlib.import_module("portakernel.ops")
+    if name in __all__:
+        return getattr(importlib.import_module("portakernel.api"), name)
+    raise AttributeError(f"module 'portakernel' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

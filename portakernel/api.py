@@ -1,0 +1,218 @@
+"""What ``import portakernel`` offers beside ``ops``: asking, binding, wishing, counting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from portakernel.contracts import contract
+from portakernel.dispatch import Decision
+from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
+from portakernel.plugin_manager import Broken, Package
+from portakernel.policy import Names, Policy, ReferenceMode, make_layer
+from portakernel.question import ask
+from portakernel.request import Phase
+from portakernel.runtime import caller, callers_so_far, dispatcher
+from portakernel.target import Device, Target
+
+if TYPE_CHECKING:
+    from portakernel.bound import BoundKernel
+
+
+@dataclass(frozen=True, slots=True)
+class PluginState:
+    """A plugin or backend as found: what it ships, or why it is broken."""
+
+    package: Package
+    kernels: tuple[str, ...]
+    backend: bool
+    broken: tuple[Broken, ...]
+    disabled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Calls that one kernel served for one op, by phase and target; ``fallback`` says which better kernels could not."""
+
+    op: str
+    kernel: str
+    phase: str
+    target: str
+    calls: int
+    fallback: tuple[str, ...]
+
+
+def explain(
+    op: str,
+    *tensors: Any,
+    target: str | None = None,
+    dtype: Mapping[str, str] | str | None = None,
+    shape: Mapping[str, Sequence[int]] | None = None,
+    phase: str = "inference",
+    **parameters: Any,
+) -> Decision:
+    """Which kernel serves a call, why, and why each other does not; nothing runs.
+
+    With tensors, for exactly that call on their device. Without, for a ``target`` (``"amd:gfx942"``, which need not be
+    here) or this machine's first device, with as much of dtypes and shapes as you give::
+
+        portakernel.explain("rms_norm", x, weight)
+        portakernel.explain("rms_norm", target="amd:gfx942", dtype="bfloat16", shape={"x": (4096, 8192)})
+
+    Raises:
+        UnknownNameError: the op, target, dtype, phase or a parameter does not exist.
+        ArgumentTypeError, ArgumentValueError: arguments that the op does not accept.
+    """
+    described, now = contract(op), dispatcher()
+    if phase not in list(Phase):
+        raise UnknownNameError("phase", phase, list(Phase))
+    if tensors:
+        if target is not None or dtype is not None or shape is not None:
+            raise ArgumentTypeError("explain takes tensors, or target, dtype and shape, not both")
+        asked = caller(op)
+        values = _values(op, parameters)
+        _check_count(op, tensors)
+        asked.check_tensors(tensors)
+        request = asked.request(tensors, asked.parameters(values), Phase(phase))
+        return now.decide(request)
+    found: Target | None = now.registry.target(target) if target is not None else None
+    device = attached = None
+    if found is None:
+        device = _first_device(now.registry.devices)
+        attached = tuple(d for d in now.registry.devices if d.attached and d.torch_device == device.torch_device)
+        found = device.target
+    request = ask(
+        described, found, dtypes=dtype, shapes=shape, features=parameters, phase=Phase(phase), device=device,
+        attached=attached or (),
+    )  # fmt: skip
+    return now.decide(request)
+
+
+def _first_device(devices: Sequence[Device]) -> Device:
+    usable = [device for device in devices if device.torch_device is not None and not device.attached]
+    # an accelerator goes before the CPU
+    usable.sort(key=lambda device: device.torch_device == "cpu")
+    if not usable:
+        raise ArgumentValueError("no backend found a device on this machine; name a target, such as nvidia:sm_90")
+    return usable[0]
+
+
+def _values(op: str, parameters: Mapping[str, Any]) -> list[Any]:
+    known = contract(op).parameters
+    for name in parameters:
+        if name not in [parameter.name for parameter in known]:
+            raise UnknownNameError("parameter", name, [parameter.name for parameter in known], where=op)
+    return [parameters.get(parameter.name, parameter.default) for parameter in known]
+
+
+def _check_count(op: str, tensors: Sequence[Any]) -> None:
+    names = [tensor.name for tensor in contract(op).tensors]
+    if len(tensors) != len(names):
+        raise ArgumentTypeError(f"{op} takes {len(names)} tensors ({', '.join(names)}); {len(tensors)} were given")
+
+
+def bind(op: str, *tensors: Any, kernel: str | None = None, **parameters: Any) -> BoundKernel:
+    """The kernel for calls like this example, fixed: a callable with the op's own arguments and almost no overhead.
+
+    ::
+
+        norm = portakernel.bind("rms_norm", x, weight)
+        y = norm(x, weight)
+
+    Raises:
+        UnknownNameError, ArgumentTypeError, ArgumentValueError: as for the op itself.
+        NoKernelError: no kernel can serve it.
+    """
+    from portakernel.bound import bind_kernel
+
+    contract(op)
+    _check_count(op, tensors)
+    return bind_kernel(caller(op), tensors, _values(op, parameters), kernel)
+
+
+@contextmanager
+def policy(
+    *,
+    use: Names = (),
+    prefer: Names = (),
+    deny: Names = (),
+    require: Names = (),
+    reference: ReferenceMode | None = None,
+) -> Iterator[Policy]:
+    """What holds inside the ``with`` block, in this thread or task, over what holds outside.
+
+    ``use`` is strict for the ops that it mentions; ``prefer`` goes first where it can; ``deny`` adds up; ``require``
+    names properties (``deterministic``, ``batch_invariant``, ``graph_capture``) that a kernel must declare;
+    ``reference`` is ``allow``, ``warn`` or ``forbid``. Names are kernels (``triton.rms_norm``) or plugins (``triton``).
+    A compiled graph cannot follow a context: use ``set_policy`` there.
+
+    Raises:
+        UnknownNameError: a name that nothing has.
+    """
+    now = dispatcher()
+    layer = make_layer("context", use, prefer, deny, require, reference).check(now.registry)
+    token = now.context_layers.set((layer, *now.context_layers.get()))
+    try:
+        yield now.policy()
+    finally:
+        now.context_layers.reset(token)
+
+
+def use(*names: str) -> Any:
+    """``policy(use=names)``: inside the ``with`` block those kernels, or an error."""
+    return policy(use=names)
+
+
+def set_policy(
+    *,
+    use: Names = (),
+    prefer: Names = (),
+    deny: Names = (),
+    require: Names = (),
+    reference: ReferenceMode | None = None,
+) -> None:
+    """Sets the process's policy, over the environment's and under any context; without arguments, takes it away.
+
+    It reaches all threads and ``torch.compile``, which compiles once for each policy.
+
+    Raises:
+        UnknownNameError: a name that nothing has.
+    """
+    layer = make_layer("set_policy", use, prefer, deny, require, reference)
+    empty = make_layer("set_policy")
+    dispatcher().set_process_layer(None if layer == empty else layer)
+
+
+def targets() -> tuple[Device, ...]:
+    """The devices of this machine, as the backends find them; initialises none of them."""
+    return dispatcher().registry.devices
+
+
+def plugins() -> tuple[PluginState, ...]:
+    """Every installed plugin and backend, the broken ones with their reasons."""
+    now = dispatcher()
+    manager = now.registry.manager
+    return tuple(
+        PluginState(
+            package,
+            tuple(name for name, kernel in now.registry.kernels.items() if kernel.package == package),
+            any(backend.package == package for backend in now.registry.backends.values()),
+            tuple(broken for broken in manager.broken if broken.package == package),
+            package.name in manager.disabled,
+        )
+        for package in manager.packages
+    )
+
+
+def stats() -> tuple[Served, ...]:
+    """How many calls each kernel served since the process began, most first."""
+    counts: dict[tuple[str, str, str, str, tuple[str, ...]], int] = {}
+    for asked in callers_so_far():
+        for placement in asked.placements():
+            request = placement.decision.request
+            key = (request.op, placement.kernel.name, str(request.phase), str(request.target), asked.fallback(placement.decision))
+            counts[key] = counts.get(key, 0) + placement.count()
+    rows = (Served(op, kernel, phase, target, calls, fallback) for (op, kernel, phase, target, fallback), calls in counts.items())
+    return tuple(sorted((row for row in rows if row.calls), key=lambda row: (-row.calls, row.op, row.kernel)))

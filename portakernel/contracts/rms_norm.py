@@ -1,0 +1,68 @@
+"""``rms_norm``: root mean square layer normalisation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from portakernel.contract import Case, Contract, Cost, Parameter, Result, TensorArgument, Tolerance
+
+
+def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int]) -> Cost:
+    """``x`` read and ``y`` written once, ``weight`` read once; square, sum, scale and weigh each element."""
+    elements = dims["M"] * dims["N"]
+    return Cost(bytes=2 * elements * itemsizes["x"] + dims["N"] * itemsizes["weight"], flops=4 * elements)
+
+
+CONTRACT = Contract(
+    op="rms_norm",
+    summary="Root mean square layer normalisation over the last dimension.",
+    formula="x * rsqrt(mean(x**2, -1) + eps) * (weight + weight_offset)",
+    notes=(
+        "Everything is computed in float32 and rounded once, at the end: libraries that round before the weight differ by"
+        " up to one unit in the last place. weight_offset=1.0 is Gemma's form. Forward saves rstd (M,), the reciprocal"
+        " root, in float32. Not guaranteed: equal bits from different kernels; finite results where the sum of squares"
+        " exceeds float32."
+    ),
+    tensors=(
+        TensorArgument("x", ("*M", "N"), ("float32", "float16", "bfloat16")),
+        TensorArgument("weight", ("N",), ("x", "float32")),
+    ),
+    parameters=(Parameter("eps", 1e-6), Parameter("weight_offset", 0.0, feature=True)),
+    outputs=(Result("y", ("*M", "N"), like="x"),),
+    saved=(Result("rstd", ("M",), like="x", dtype="float32"),),
+    gradient="kernel",
+    inplace=("x",),
+    cases=(
+        Case("one element", (1,), {"N": 1}),
+        Case("one row", (), {"N": 64}),
+        Case("block", (4,), {"N": 128}),
+        Case("block and one", (3,), {"N": 129}),
+        Case("prime sizes", (7,), {"N": 1009}),
+        Case("three dimensions", (2, 3), {"N": 96}),
+        Case("no rows", (0,), {"N": 48}),
+        Case("many rows", (131,), {"N": 40}),
+        Case("long row", (2,), {"N": 5120}),
+        Case("sliced rows", (5,), {"N": 72}, layouts={"x": "sliced"}),
+        Case("transposed", (6,), {"N": 33}, layouts={"x": "transposed"}),
+        Case("expanded rows", (4,), {"N": 65}, layouts={"x": "expanded"}),
+        Case("every second column", (5,), {"N": 50}, layouts={"x": "stepped"}),
+        Case("rows with two strides", (3, 4), {"N": 56}, layouts={"x": "split"}),
+        Case("offset by one", (3,), {"N": 80}, layouts={"x": "offset"}),
+        Case("stepped weight", (3,), {"N": 52}, layouts={"weight": "stepped"}),
+        Case("large eps", (3,), {"N": 77}, parameters={"eps": 0.5}),
+        Case("offset weight", (3,), {"N": 100}, parameters={"weight_offset": 1.0}),
+        Case("offset weight and eps", (5,), {"N": 31}, parameters={"weight_offset": -0.5, "eps": 1e-3}),
+        Case("large magnitudes", (3,), {"N": 90}, values="large"),
+        Case("tiny magnitudes", (3,), {"N": 90}, values="tiny"),
+        Case("NaN, infinities, signed zeros", (6,), {"N": 70}, values="special", backward=False),
+        Case("zeros", (3,), {"N": 60}, values="zeros"),
+    ),
+    # float32: a sum over N in any order, a root, three products; 16-bit results are one rounding of that.
+    tolerance=Tolerance(
+        forward={"float32": 8.0, "float16": 0.51, "bfloat16": 0.51},
+        saved={"float32": 8.0},
+        backward={"float32": 16.0, "float16": 0.51, "bfloat16": 0.51},
+    ),
+    cost=cost,
+    source="Zhang & Sennrich 2019, Root Mean Square Layer Normalization, arXiv 1910.07467, equation 4",
+)

@@ -1,0 +1,97 @@
+"""Every error portakernel raises, in one tree.
+
+A message says what was asked, what was found, what is accepted, and what to do next; the same facts are
+fields of the exception, so that a program can act on them without reading text.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from portakernel.dispatch import Decision
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A clause that offers the known names closest to ``name``, and all of them when they are few."""
+    names = sorted(set(known))
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
+    if close:
+        return f"did you mean {' or '.join(repr(match) for match in close)}?"
+    if 0 < len(names) <= 12:
+        return f"known: {', '.join(names)}"
+    return f"{len(names)} are known, none of them close"
+
+
+class PortakernelError(Exception):
+    """The root of all errors that portakernel raises on purpose."""
+
+
+class UnknownNameError(PortakernelError, ValueError, AttributeError):
+    """A name (op, kernel, plugin, vendor, arch, dtype, ...) that nothing defines; offers the nearest."""
+
+    # ``name`` would collide with AttributeError's own field, which the interpreter uses for suggestions.
+    def __init__(self, kind: str, unknown: str, known: Iterable[str], *, where: str = "", hint: str = "") -> None:
+        self.kind = kind
+        self.unknown = unknown
+        self.known = tuple(sorted(set(known)))
+        prefix = f"{where}: " if where else ""
+        message = f"{prefix}unknown {kind} {unknown!r}; {nearest(unknown, self.known)}"
+        super().__init__(f"{message} {hint}".rstrip())
+
+
+class ArgumentValueError(PortakernelError, ValueError):
+    """A call's arguments have values (shapes, devices, sizes) that the op's contract does not allow."""
+
+
+class ArgumentTypeError(PortakernelError, TypeError):
+    """A call's arguments have types or dtypes that the op's contract does not allow."""
+
+
+class ManifestError(PortakernelError, ValueError):
+    """A manifest that cannot be accepted: where, what was found, what is accepted."""
+
+    def __init__(self, path: str, problems: Sequence[str]) -> None:
+        self.path = path
+        self.problems = tuple(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class PluginError(PortakernelError):
+    """A plugin or backend that cannot be used; blames its name, distribution and version."""
+
+    def __init__(self, message: str, *, plugin: str, distribution: str | None = None, version: str | None = None) -> None:
+        self.plugin = plugin
+        self.distribution = distribution
+        self.version = version
+        super().__init__(message)
+
+
+class ConfigError(PortakernelError, ValueError):
+    """A ``PORTAKERNEL_*`` variable or a policy with a value that is not accepted."""
+
+
+class NoKernelError(PortakernelError, NotImplementedError):
+    """No kernel can serve a request; carries the whole decision."""
+
+    def __init__(self, message: str, decision: Decision) -> None:
+        self.decision = decision
+        super().__init__(message)
+
+
+class DerivativeError(PortakernelError, NotImplementedError):
+    """A derivative that the op does not define (a second backward, say)."""
+
+
+class ReferenceWarning(UserWarning):
+    """The reference serves a call on an accelerator, where a faster kernel was to be expected."""
+
+
+class FallbackWarning(UserWarning):
+    """A kernel that would have been chosen cannot run; another serves. Given once per (op, kernel, reason)."""
+
+
+class ManifestWarning(UserWarning):
+    """A manifest of a newer schema version has keys that this version does not know; they are ignored."""

@@ -1,0 +1,245 @@
+"""A kernel as its manifest describes it: claims, priority, entry points that are imported on first use."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from portakernel.arch import ArchSpace
+from portakernel.capability import Capability, Limit, Saves
+from portakernel.contract import Contract
+from portakernel.contracts import contracts
+from portakernel.dtypes import DTYPES
+from portakernel.errors import ManifestError, PortakernelError, nearest
+from portakernel.manifest import Claim, KernelEntry, Loaded, PluginManifest, SelectorModel
+from portakernel.plugin_manager import Package
+from portakernel.request import Request
+from portakernel.yaml_file import KeyPath
+
+
+@dataclass(frozen=True, slots=True)
+class Priority:
+    """The number that orders eligible kernels when nothing stronger speaks; may depend on dimensions."""
+
+    rules: tuple[tuple[tuple[Limit, ...], int], ...]
+
+    def of(self, request: Request) -> int:
+        """The priority for ``request``; a rule over an unknown dimension does not apply."""
+        for limits, priority in self.rules:
+            values = [(limit, request.value(limit.parameter)) for limit in limits]
+            if all(value is not None and limit.admits(value) for limit, value in values):
+                return priority
+        return 0
+
+    def limits(self) -> frozenset[Limit]:
+        """Every bound that the rules test."""
+        return frozenset(limit for limits, _ in self.rules for limit in limits)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A plugin's own test of a request; gets the values that ``reads`` names, by keyword, dots as underscores."""
+
+    entry: str
+    reads: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kernel:
+    """One implementation of one op, shipped by a plugin. Compared by identity; ``name`` is unique in a registry."""
+
+    name: str
+    op: str
+    plugin: str
+    package: Package | None
+    entry: str
+    variants: tuple[tuple[str, Capability], ...]
+    priority: Priority
+    backward: str | None = None
+    saves: Saves = "none"
+    check: Check | None = None
+    disabled: str | None = None
+    requires: Mapping[str, str] = field(default_factory=dict[str, str])
+    ready: str | None = None
+
+    @property
+    def first_party(self) -> bool:
+        """Whether it ships with portakernel itself."""
+        return self.package is None or self.package.first_party
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether it is the core's own formula."""
+        return self.package is None
+
+    @property
+    def features(self) -> frozenset[str]:
+        """Every feature that some variant serves."""
+        return frozenset().union(*(capability.features for _, capability in self.variants))
+
+    def limits(self) -> frozenset[Limit]:
+        """Every bound that decides whether, or how early, this kernel is chosen."""
+        claimed = frozenset(limit for _, capability in self.variants for limit in capability.limits)
+        return claimed | self.priority.limits()
+
+
+def load_entry(entry: str) -> Callable[..., Any]:
+    """The function that ``module:function`` names, imported now.
+
+    Raises:
+        PortakernelError: the module has no such function. Whatever the import raises propagates.
+    """
+    module_name, _, function_name = entry.partition(":")
+    module = importlib.import_module(module_name)
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise PortakernelError(f"{module_name} has no function {function_name!r}; {nearest(function_name, vars(module))}")
+    loaded: Callable[..., Any] = function
+    return loaded
+
+
+def plugin_kernels(package: Package, loaded: Loaded[PluginManifest], spaces: Mapping[str, ArchSpace]) -> tuple[Kernel, ...]:
+    """The kernels of a manifest, checked against the ops' contracts and the vendors' archs.
+
+    Raises:
+        ManifestError: something in it does not fit; holds every problem found.
+    """
+    builder = _KernelBuilder(package, loaded, spaces)
+    kernels = [builder.kernel(entry, ("kernels", i)) for i, entry in enumerate(loaded.manifest.kernels)]
+    return builder.finished(kernels)
+
+
+def listed_kernels(
+    package: Package, loaded: Loaded[PluginManifest], spaces: Mapping[str, ArchSpace], entries: Sequence[KernelEntry]
+) -> tuple[Kernel, ...]:
+    """The kernels that a plugin's ``portakernel_kernels`` hook returned, checked alike."""
+    builder = _KernelBuilder(package, loaded, spaces)
+    return builder.finished([builder.kernel(entry, ("portakernel_kernels", i)) for i, entry in enumerate(entries)])
+
+
+class _KernelBuilder:
+    def __init__(self, package: Package, loaded: Loaded[PluginManifest], spaces: Mapping[str, ArchSpace]) -> None:
+        self.package, self.loaded, self.spaces = package, loaded, spaces
+        self.problems: list[str] = []
+
+    def finished(self, kernels: Sequence[Kernel | None]) -> tuple[Kernel, ...]:
+        names: dict[str, int] = {}
+        for i, kernel in enumerate(kernels):
+            if kernel is not None and names.setdefault(kernel.name, i) != i:
+                self.problem(("kernels", i), f"is a second kernel named {kernel.name!r}; give it a `name` of its own")
+        if self.loaded.manifest.ready is not None:
+            self.check_entry(self.loaded.manifest.ready, ("ready",))
+        for name, mode in self.loaded.manifest.modes.items():
+            self.check_entry(mode.context, ("modes", name, "context"))
+        if self.problems:
+            raise ManifestError(self.loaded.document.path, self.problems)
+        return tuple(kernel for kernel in kernels if kernel is not None)
+
+    def problem(self, path: KeyPath, text: str) -> None:
+        self.problems.append(self.loaded.problem(path, text))
+
+    def check_entry(self, entry: str, path: KeyPath) -> None:
+        module = entry.partition(":")[0]
+        if module != self.package.module and not module.startswith(f"{self.package.module}."):
+            self.problem(path, f"{entry!r} is outside the plugin's own package {self.package.module!r}")
+
+    def kernel(self, entry: KernelEntry, path: KeyPath) -> Kernel | None:
+        contract = contracts().get(entry.op)
+        if contract is None:
+            self.problem((*path, "op"), f"unknown op {entry.op!r}; {nearest(entry.op, contracts())}")
+            return None
+        for key in ("entry", "backward"):
+            if (value := getattr(entry, key)) is not None:
+                self.check_entry(value, (*path, key))
+        if entry.check is not None:
+            self.check_entry(entry.check.entry, (*path, "check", "entry"))
+            self.check_known("dimension or layout fact", entry.check.reads, contract.limitable(), (*path, "check", "reads"))
+        if entry.backward is not None and contract.gradient != "kernel":
+            self.problem((*path, "backward"), f"op {entry.op} has no backward kernel (its gradient is: {contract.gradient})")
+        saves: Saves = entry.saves or ("contract" if entry.backward and contract.saved else "none")
+        claims = [(variant.name or f"variant {i + 1}", variant) for i, variant in enumerate(entry.variants)] or [("", None)]
+        variants = []
+        for i, (name, variant) in enumerate(claims):
+            layers = [self.loaded.manifest.defaults, entry, *([variant] if variant else [])]
+            capability = self.capability(contract, layers, entry, saves, (*path, "variants", i) if variant else path)
+            variants.append((name, capability))
+        return Kernel(
+            name=f"{self.package.name}.{entry.name or entry.op}",
+            op=entry.op,
+            plugin=self.package.name,
+            package=self.package,
+            entry=entry.entry,
+            variants=tuple(variants),
+            priority=self.priority(entry, contract, path),
+            backward=entry.backward,
+            saves=saves,
+            check=Check(entry.check.entry, tuple(entry.check.reads)) if entry.check else None,
+            disabled=entry.disabled,
+            requires=self.loaded.manifest.requires.modules,
+            ready=self.loaded.manifest.ready,
+        )
+
+    def capability(
+        self, contract: Contract, layers: Sequence[Claim], entry: KernelEntry, saves: Saves, path: KeyPath
+    ) -> Capability:
+        def merged(key: str, default: Any) -> Any:
+            return next((value for layer in reversed(layers) if (value := getattr(layer, key)) is not None), default)
+
+        dtypes, limits, features = merged("dtypes", {}), merged("limits", {}), merged("features", [])
+        tensors = [tensor.name for tensor in contract.tensors]
+        for name in tensors:
+            if name not in dtypes:
+                self.problem((*path, "dtypes"), f"lacks {name}: every tensor argument needs its dtypes")
+        self.check_known("tensor argument", dtypes, tensors, (*path, "dtypes"))
+        for name, accepted in dtypes.items():
+            self.check_known("dtype", accepted, [*DTYPES, *tensors], (*path, "dtypes", name))
+        self.check_known("dimension or layout fact", limits, contract.limitable(), (*path, "limits"))
+        self.check_known("feature", features, [feature.name for feature in contract.features], (*path, "features"))
+        properties = merged("properties", {})
+        return Capability(
+            targets=self.targets(merged("targets", {}), path),
+            dtypes={name: tuple(accepted) for name, accepted in dtypes.items()},
+            formats={name: tuple(accepted) for name, accepted in merged("formats", {}).items()},
+            limits=tuple(limit.limit(parameter) for parameter, limit in limits.items()),
+            features=frozenset(features),
+            properties=frozenset(name for name, holds in properties.items() if holds),
+            prebuilt=merged("prebuilt", False),
+            saves=saves,
+            has_backward=entry.backward is not None,
+            forward_ad=entry.forward_ad,
+        )
+
+    def targets(self, terms: Mapping[str, Any], path: KeyPath) -> dict[str, Any]:
+        if not terms:
+            self.problem(path, "claims no targets; add `targets:` to it or to `defaults:`")
+        selectors = {}
+        for vendor, value in terms.items():
+            exclude = value.exclude if isinstance(value, SelectorModel) else []
+            include = value.include if isinstance(value, SelectorModel) else value
+            # a vendor that no installed backend knows is no error: its backend may be installed later
+            space = self.spaces.get(vendor) or ArchSpace(vendor, (), {}, open_ended=True)
+            try:
+                selectors[vendor] = space.parse([include] if isinstance(include, str) else include, exclude)
+            except ValueError as error:
+                self.problem((*path, "targets", vendor), str(error))
+        return selectors
+
+    def priority(self, entry: KernelEntry, contract: Contract, path: KeyPath) -> Priority:
+        value = entry.priority if entry.priority is not None else self.loaded.manifest.defaults.priority
+        if value is None or isinstance(value, int):
+            return Priority((((), value if value is not None else 0),))
+        rules = []
+        for i, rule in enumerate(value):
+            self.check_known("dimension", rule.when, contract.dims, (*path, "priority", i, "when"))
+            if not rule.when and i + 1 < len(value):
+                self.problem((*path, "priority", i), "has no `when`, so that the rules after it never apply")
+            rules.append((tuple(limit.limit(name) for name, limit in rule.when.items()), rule.priority))
+        return Priority(tuple(rules))
+
+    def check_known(self, kind: str, names: Iterator[str] | Any, known: Sequence[str], path: KeyPath) -> None:
+        for i, name in enumerate(names):
+            if name not in known:
+                here = (*path, i) if isinstance(names, (list, tuple)) else (*path, name)
+                self.problem(here, f"unknown {kind} {name!r}; {nearest(name, known)}")

@@ -1,0 +1,89 @@
+"""How tensors lie in memory: the facts that manifests limit, and whether an output may be written over an input."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from portakernel.errors import ArgumentTypeError, ArgumentValueError
+
+MAX_ALIGNMENT = 16
+
+
+def flat_rows(tensor: Tensor) -> bool:
+    """Whether all dimensions but the last collapse into one with a single stride."""
+    if tensor.dim() <= 2 or tensor.numel() == 0:
+        return True
+    rows = [(size, stride) for size, stride in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True) if size != 1]
+    return all(outer[1] == inner[0] * inner[1] for outer, inner in zip(rows, rows[1:], strict=False))
+
+
+def stride_last(tensor: Tensor) -> int:
+    """Elements between neighbours in the last dimension; 1 where there are none."""
+    return 1 if tensor.dim() == 0 or tensor.shape[-1] <= 1 else tensor.stride()[-1]
+
+
+def alignment(tensor: Tensor) -> int:
+    """The largest power of two, up to 16, that divides the address in bytes."""
+    address = tensor.data_ptr()
+    return min(address & -address, MAX_ALIGNMENT) if address else MAX_ALIGNMENT
+
+
+def layout_facts(name: str, tensor: Tensor, *, traced: bool) -> dict[str, int]:
+    """Every layout fact of a tensor argument. While tracing, an address is unknown: only the element's own is sure."""
+    return {
+        f"{name}.contiguous": tensor.is_contiguous(),
+        f"{name}.flat_rows": flat_rows(tensor),
+        f"{name}.stride_last": stride_last(tensor),
+        f"{name}.alignment": tensor.element_size() if traced else alignment(tensor),
+    }
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
+def overwritten(op: str, out: Tensor, inputs: Mapping[str, Tensor], allowed: Sequence[str]) -> str | None:
+    """The input that ``out`` is, or None when it shares memory with none.
+
+    Raises:
+        ArgumentValueError: it overlaps an input that it may not be, or overlaps one without being it.
+    """
+    if out.numel() == 0:
+        return None
+    first, last = _span(out)
+    found = None
+    for name, tensor in inputs.items():
+        if tensor.numel() == 0 or tensor.untyped_storage().data_ptr() != out.untyped_storage().data_ptr():
+            continue
+        start, end = _span(tensor)
+        if end <= first or last <= start:
+            continue
+        same = start == first and tensor.shape == out.shape and tensor.stride() == out.stride()
+        if not same or tensor.dtype != out.dtype or name not in allowed:
+            may_be = f"it may be {' or '.join(allowed)} itself" if allowed else "it may be none of the inputs"
+            raise ArgumentValueError(f"{op}: out shares memory with {name}; {may_be}, or separate memory")
+        found = name
+    return found
+
+
+def check_out(op: str, out: object, shape: Sequence[int], like: Tensor) -> Tensor:
+    """``out`` itself, when the op can write its result there.
+
+    Raises:
+        ArgumentTypeError: it is no tensor, or of another dtype.
+        ArgumentValueError: it has another shape or device, or overlaps itself.
+    """
+    if not isinstance(out, Tensor):
+        raise ArgumentTypeError(f"{op}: out must be a tensor; this is {type(out).__name__}")
+    if out.dtype != like.dtype:
+        raise ArgumentTypeError(f"{op}: out has dtype {out.dtype}; the result has {like.dtype}")
+    if tuple(out.shape) != tuple(shape):
+        raise ArgumentValueError(f"{op}: out has shape {tuple(out.shape)}; the result has {tuple(shape)}")
+    if out.device != like.device:
+        raise ArgumentValueError(f"{op}: out is on {out.device}; the inputs are on {like.device}")
+    if any(stride == 0 and size > 1 for size, stride in zip(out.shape, out.stride(), strict=True)):
+        raise ArgumentValueError(f"{op}: out is expanded: several of its elements share memory")
+    return out

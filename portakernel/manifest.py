@@ -1,0 +1,368 @@
+"""``plugin.yaml`` and ``backend.yaml``: the typed models, and loading with errors that name the place.
+
+The models are the one description of both files: the JSON Schemas in ``schema/`` are generated from them.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from portakernel.capability import Limit
+from portakernel.dtypes import DTYPES, SCALE_FORMATS
+from portakernel.errors import ManifestError, ManifestWarning, nearest
+from portakernel.hookspecs import HOOKS
+from portakernel.yaml_file import Document, KeyPath, read_yaml
+
+SCHEMA_VERSION = 1
+
+
+def _known(kind: str, names: typing.Iterable[str]) -> AfterValidator:
+    accepted = tuple(names)
+
+    def check(value: str) -> str:
+        if value not in accepted:
+            raise ValueError(f"unknown {kind} {value!r}; {nearest(value, accepted)}")
+        return value
+
+    return AfterValidator(check)
+
+
+def _specifier(value: str) -> str:
+    try:
+        SpecifierSet(value)
+    except InvalidSpecifier as error:
+        raise ValueError(f"{error}; write a version specifier such as '>=3.6'") from error
+    return value
+
+
+Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
+Entry = Annotated[
+    str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$", description="module:function, imported on first use")
+]
+DTypeName = Annotated[str, _known("dtype", DTYPES)]
+FormatName = Annotated[str, _known("scale format", SCALE_FORMATS)]
+HookName = Annotated[str, _known("hook", HOOKS)]
+Specifier = Annotated[str, AfterValidator(_specifier)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, populate_by_name=True)
+
+
+class LimitModel(_Model):
+    """A bound on a dimension (``N``) or a layout fact (``x.stride_last``)."""
+
+    min: int | None = None
+    max: int | None = None
+    multiple_of: Annotated[int, Field(gt=0)] | None = None
+    one_of: list[int | bool] | None = Field(default=None, alias="in")
+    power_of_two: bool = False
+
+    @model_validator(mode="after")
+    def _bounds_something(self) -> LimitModel:
+        if not self.model_fields_set:
+            raise ValueError("is empty; give min, max, multiple_of, in or power_of_two")
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise ValueError(f"min {self.min} is greater than max {self.max}")
+        if self.one_of is not None and not self.one_of:
+            raise ValueError("`in` lists nothing, so that no request could be served")
+        return self
+
+    def limit(self, parameter: str) -> Limit:
+        """The bound on ``parameter`` that this declares."""
+        one_of = None if self.one_of is None else tuple(self.one_of)
+        return Limit(parameter, self.min, self.max, self.multiple_of, one_of, self.power_of_two)
+
+
+class SelectorModel(_Model):
+    """Archs with exceptions."""
+
+    include: list[str] | str = Field(alias="in")
+    exclude: list[str] = Field(default_factory=list, alias="not")
+
+
+class PriorityRule(_Model):
+    """A priority for some sizes; ``when`` may be left out in the last rule only."""
+
+    priority: int
+    when: dict[str, LimitModel] = Field(default_factory=dict)
+
+
+class CheckModel(_Model):
+    """A function for what limits cannot say; it sees exactly what ``reads`` lists, by keyword."""
+
+    entry: Entry
+    reads: Annotated[list[str], Field(min_length=1)]
+
+
+class Claim(_Model):
+    """What a kernel serves. Keys under ``defaults`` hold for every kernel, a kernel's own for each of its variants."""
+
+    targets: dict[Name, str | list[str] | SelectorModel] | None = None
+    dtypes: dict[Name, list[str]] | None = None
+    formats: dict[Name, list[FormatName]] | None = None
+    limits: dict[str, LimitModel] | None = None
+    features: list[Name] | None = None
+    properties: dict[Literal["deterministic", "batch_invariant", "graph_capture", "inplace"], bool] | None = None
+    prebuilt: bool | None = Field(default=None, description="machine code shipped ahead: not for archs newer than listed")
+
+
+class Defaults(Claim):
+    """Keys merged into each kernel."""
+
+    priority: int | None = None
+
+
+class Variant(Claim):
+    """One whole alternative; the first that fits names itself in reasons."""
+
+    name: Name | None = None
+
+
+class KernelEntry(Claim):
+    """One implementation of one op."""
+
+    op: Name
+    name: Name | None = Field(default=None, description="the op's name when left out; the full name is plugin.name")
+    entry: Entry
+    backward: Entry | None = None
+    saves: Literal["contract", "own", "none"] | None = Field(
+        default=None, description="what forward saves: the contract's tensors (the default beside a backward), its own, none"
+    )
+    forward_ad: bool = Field(default=False, description="differentiable in forward mode, being made of torch operators")
+    check: CheckModel | None = None
+    variants: list[Variant] = Field(default_factory=list)
+    priority: int | Annotated[list[PriorityRule], Field(min_length=1)] | None = None
+    disabled: Annotated[str, Field(min_length=1)] | None = Field(default=None, description="why it is switched off")
+
+    @model_validator(mode="after")
+    def _own_tensors_need_own_backward(self) -> KernelEntry:
+        if self.saves == "own" and self.backward is None:
+            raise ValueError("saves: own needs a backward, since no other kernel's can read those tensors")
+        return self
+
+
+class Requires(_Model):
+    """What must be installed: import names with versions, looked up without importing."""
+
+    modules: dict[str, Specifier] = Field(default_factory=dict)
+
+
+class Mode(_Model):
+    """A way to execute the plugin's kernels without their device, for conformance."""
+
+    context: Entry
+    torch_device: str
+    allowance_ulp: dict[DTypeName, float] = Field(default_factory=dict)
+    max_elements: Annotated[int, Field(gt=0)] | None = None
+
+
+class PluginManifest(_Model):
+    """``plugin.yaml``."""
+
+    schema_version: int
+    plugin: Name
+    summary: str = ""
+    hooks: list[HookName] = Field(default_factory=list)
+    requires: Requires = Requires()
+    ready: Entry | None = None
+    modes: dict[Name, Mode] = Field(default_factory=dict)
+    defaults: Defaults = Defaults()
+    kernels: list[KernelEntry] = Field(default_factory=list)
+
+
+class NativeEmulated(_Model):
+    """*Native*: the arch has instructions for it; *emulated*: it runs by conversion."""
+
+    native: list[str] = Field(default_factory=list)
+    emulated: list[str] = Field(default_factory=list)
+
+
+class DTypeSupport(NativeEmulated):
+    """Dtypes that an arch computes in."""
+
+    native: list[DTypeName] = Field(default_factory=list)
+    emulated: list[DTypeName] = Field(default_factory=list)
+
+
+class FormatSupport(NativeEmulated):
+    """Scale formats that an arch serves."""
+
+    native: list[FormatName] = Field(default_factory=list)
+    emulated: list[FormatName] = Field(default_factory=list)
+
+
+class ArchFacts(_Model):
+    """What is known of one arch, and from where."""
+
+    name: str
+    warp_size: int | None = None
+    shared_memory_kib: int | None = None
+    dtypes: DTypeSupport = DTypeSupport()
+    formats: FormatSupport = FormatSupport()
+    features: list[str] = Field(default_factory=list)
+    source: Annotated[str, Field(min_length=1)]
+
+
+class BackendManifest(_Model):
+    """``backend.yaml``."""
+
+    schema_version: int
+    backend: Name
+    vendor: Name
+    summary: str = ""
+    torch_device: str
+    attach: bool = False
+    open_ended: bool = False
+    lines: list[Annotated[list[str], Field(min_length=1)]] = Field(default_factory=list)
+    families: dict[str, list[str]] = Field(default_factory=dict)
+    archs: dict[str, ArchFacts] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _archs_are_described(self) -> BackendManifest:
+        named = {arch for line in (*self.lines, *self.families.values()) for arch in line}
+        if undescribed := sorted(named - self.archs.keys()):
+            raise ValueError(f"archs lacks {', '.join(undescribed)}, which lines or families name")
+        return self
+
+
+M = TypeVar("M", bound=_Model)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded(Generic[M]):
+    """A manifest, and its file for errors that are found later."""
+
+    manifest: M
+    document: Document
+
+    def problem(self, path: KeyPath, text: str) -> str:
+        """``text`` with file, line and key path before it."""
+        return problem(self.document, path, text)
+
+
+def problem(document: Document, path: KeyPath, text: str) -> str:
+    """``text`` with file, line and key path before it."""
+    dotted = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
+    return f"{document.path}:{document.line(path)}: {dotted + ': ' if dotted else ''}{text}"
+
+
+def load_manifest(model: type[M], path: Path, *, strict: bool, shown_as: str | None = None) -> Loaded[M]:
+    """The manifest in ``path``.
+
+    An unknown key is an error, unless not ``strict`` and the file's ``schema_version`` is newer than ours: then it is
+    warned about and left out.
+
+    Raises:
+        ManifestError: the file cannot be accepted; holds every problem found.
+    """
+    document = read_yaml(path, shown_as=shown_as)
+    if not isinstance(document.data, dict):
+        raise ManifestError(document.path, [problem(document, (), f"holds {_shown(document.data)}, not a mapping of keys")])
+    data = document.data
+    version = data.get("schema_version")
+    newer = isinstance(version, int) and not isinstance(version, bool) and version > SCHEMA_VERSION
+    if newer and strict:
+        text = f"is {version}; this portakernel knows versions up to {SCHEMA_VERSION}"
+        raise ManifestError(document.path, [problem(document, ("schema_version",), text)])
+    try:
+        return Loaded(model.model_validate(data), document)
+    except ValidationError as error:
+        unknown = [_inside(data, found["loc"]) for found in error.errors() if found["type"] == "extra_forbidden"]
+        if not newer or not unknown:
+            raise ManifestError(document.path, describe_errors(model, document, error)) from error
+    for key in unknown:
+        text = f"schema_version {version} is newer than {SCHEMA_VERSION}; the unknown key is ignored"
+        warnings.warn(problem(document, key, text), ManifestWarning, stacklevel=2)
+    try:
+        return Loaded(model.model_validate(_without(data, unknown)), document)
+    except ValidationError as error:
+        raise ManifestError(document.path, describe_errors(model, document, error)) from error
+
+
+def describe_errors(model: type[BaseModel], document: Document, error: ValidationError) -> list[str]:
+    """One sentence for each key at fault: place, what was found, what is accepted."""
+    problems: dict[KeyPath, list[str]] = {}
+    for found in error.errors():
+        path = _inside(document.data, found["loc"])
+        if found["type"] == "extra_forbidden":
+            text = f"unknown key; {nearest(str(path[-1]), _keys_at(model, found['loc'][:-1]))}"
+        elif found["type"] == "missing":
+            text = f"required key {found['loc'][-1]!r} is missing"
+        else:
+            text = found["msg"].removeprefix("Value error, ")
+            if found["type"] != "value_error":
+                text = f"found {_shown(found['input'])}; {text[0].lower()}{text[1:]}"
+        problems.setdefault(path, []).append(text)
+    return [problem(document, path, "; or ".join(dict.fromkeys(texts))) for path, texts in problems.items()]
+
+
+def _inside(data: Any, location: tuple[str | int, ...]) -> KeyPath:
+    """``location`` without what pydantic adds to it (the branch of a union), as a path into ``data``."""
+    path: list[str | int] = []
+    for part in location:
+        if isinstance(data, dict) and part in data:
+            data = data[part]
+        elif isinstance(data, list) and isinstance(part, int) and part < len(data):
+            data = data[part]
+        else:
+            continue
+        path.append(part)
+    return tuple(path)
+
+
+def _keys_at(annotation: Any, location: tuple[str | int, ...]) -> list[str]:
+    """The keys that the model at ``location`` accepts."""
+    while location:
+        origin = typing.get_origin(annotation)
+        arguments = [argument for argument in typing.get_args(annotation) if argument is not types.NoneType]
+        if origin is Annotated:
+            annotation = arguments[0]
+        elif origin in (list, dict):
+            annotation, location = arguments[-1], location[1:]
+        elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            fields = {field.alias or name: field for name, field in annotation.model_fields.items()}
+            if location[0] not in fields:
+                break
+            annotation, location = fields[str(location[0])].annotation, location[1:]
+        else:
+            branches = [argument for argument in arguments if getattr(argument, "__name__", "") == location[0]]
+            models = [argument for argument in arguments if typing.get_origin(argument) is not None or _is_model(argument)]
+            annotation, location = (branches or models or [None])[0], location[1:] if branches else location
+    for argument in (annotation, *typing.get_args(annotation)):
+        if _is_model(argument):
+            return [field.alias or name for name, field in argument.model_fields.items()]
+    return []
+
+
+def _is_model(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def _without(data: Any, paths: list[KeyPath]) -> Any:
+    """A copy of ``data`` without the keys at ``paths``."""
+    here = {path[0] for path in paths if len(path) == 1}
+    deeper = [path for path in paths if len(path) > 1]
+    if isinstance(data, dict):
+        return {
+            key: _without(value, [path[1:] for path in deeper if path[0] == key])
+            for key, value in data.items()
+            if key not in here
+        }
+    if isinstance(data, list):
+        return [_without(value, [path[1:] for path in deeper if path[0] == i]) for i, value in enumerate(data)]
+    return data
+
+
+def _shown(value: Any) -> str:
+    text = repr(value) if not isinstance(value, Mapping) else f"a mapping of {', '.join(map(str, value)) or 'nothing'}"
+    return text if len(text) <= 60 else f"{text[:57]}..."

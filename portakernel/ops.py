@@ -1,0 +1,26 @@
+"""The public ops: ``portakernel.ops.rms_norm(x, weight)``.
+
+A function is made when its op is first used; ``ops.pyi`` holds their signatures for editors.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from portakernel.contracts import contract, contracts
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    contract(name)  # an unknown op is told so before torch is imported
+    from portakernel.call import public_function
+    from portakernel.runtime import caller
+
+    function = public_function(caller(name))
+    globals()[name] = function
+    return function
+
+
+def __dir__() -> list[str]:
+    return sorted(contracts())

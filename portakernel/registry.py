@@ -1,0 +1,185 @@
+"""The registry: every op's kernels, every vendor's archs, this machine's devices. Built once, then immutable."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from pydantic import TypeAdapter, ValidationError
+
+from portakernel.arch import ArchSpace, Selector
+from portakernel.capability import Capability
+from portakernel.contract import Contract
+from portakernel.contracts import contract, contracts
+from portakernel.errors import ManifestError, UnknownNameError
+from portakernel.kernel import Kernel, Priority, listed_kernels, plugin_kernels
+from portakernel.manifest import ArchFacts, BackendManifest, KernelEntry, Mode, describe_errors
+from portakernel.plugin_manager import Package, PluginManager
+from portakernel.target import Device, Target
+
+REFERENCE = "reference"
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """One way to reach a vendor's hardware: its architectures, with what is known of each."""
+
+    name: str
+    vendor: str
+    torch_device: str
+    attach: bool
+    space: ArchSpace
+    archs: Mapping[str, ArchFacts]
+    package: Package
+    summary: str = ""
+
+    @classmethod
+    def from_manifest(cls, package: Package, manifest: BackendManifest) -> Backend:
+        """The backend that ``backend.yaml`` describes."""
+        lines = tuple(tuple(line) for line in manifest.lines)
+        families = {name: tuple(members) for name, members in manifest.families.items()}
+        listed = {arch for line in (*lines, *families.values()) for arch in line}
+        # an arch in no line and no family is a line of its own
+        lines += tuple((arch,) for arch in manifest.archs if arch not in listed)
+        space = ArchSpace(manifest.vendor, lines, families, manifest.open_ended)
+        return cls(
+            manifest.backend, manifest.vendor, manifest.torch_device, manifest.attach, space, manifest.archs, package,
+            manifest.summary,
+        )  # fmt: skip
+
+
+class Registry:
+    """Ops, kernels, backends and plugins of this process.
+
+    ``kernels`` holds every kernel by its full name, usable here or not: what cannot serve is a rejection, not an
+    absence. Devices are probed when first asked for.
+    """
+
+    def __init__(self, manager: PluginManager | None = None) -> None:
+        self.manager = manager if manager is not None else PluginManager()
+        self.backends: Mapping[str, Backend] = MappingProxyType(self._backends())
+        self.spaces: Mapping[str, ArchSpace] = MappingProxyType(
+            {backend.vendor: backend.space for backend in self.backends.values()}
+        )
+        kernels = [*self._plugin_kernels(), *map(self._reference, contracts().values())]
+        self.kernels: Mapping[str, Kernel] = MappingProxyType({kernel.name: kernel for kernel in kernels})
+
+    def _backends(self) -> dict[str, Backend]:
+        found: dict[str, Backend] = {}
+        for name, (package, loaded) in self.manager.backends.items():
+            vendor = loaded.manifest.vendor
+            rival = next((backend for backend in found.values() if backend.vendor == vendor), None)
+            if rival is None:
+                found[name] = Backend.from_manifest(package, loaded.manifest)
+            else:
+                text = f"vendor {vendor!r} is taken by backend {rival.package}"
+                self.manager.report_broken(package, "name", loaded.problem(("vendor",), text))
+        return found
+
+    def _plugin_kernels(self) -> list[Kernel]:
+        found: list[Kernel] = []
+        hooked = {package.name: returned for package, returned in self.manager.call("portakernel_kernels")}
+        for package, loaded in self.manager.plugins.values():
+            if package.name == REFERENCE:
+                self.manager.report_broken(package, "name", f"the name {REFERENCE!r} is taken by portakernel's own references")
+                continue
+            try:
+                kernels = plugin_kernels(package, loaded, self.spaces)
+                if package.name in hooked:
+                    entries = TypeAdapter(list[KernelEntry]).validate_python(list(hooked[package.name]))
+                    kernels += listed_kernels(package, loaded, self.spaces, entries)
+                names = [kernel.name for kernel in kernels]
+                if len(set(names)) < len(names):
+                    raise ManifestError(package.name, [f"{package}: portakernel_kernels repeats a kernel of plugin.yaml"])
+                found += kernels
+            except ValidationError as error:
+                problems = describe_errors(KernelEntry, loaded.document, error)
+                self.manager.report_broken(package, "hook", f"portakernel_kernels: {'; '.join(problems)}", error)
+            except (ManifestError, TypeError) as error:
+                self.manager.report_broken(package, "kernels", str(error), error)
+        return found
+
+    def _reference(self, contract: Contract) -> Kernel:
+        capability = Capability(
+            targets={b.vendor: Selector(("any",)) for b in self.backends.values() if not b.attach},
+            dtypes={tensor.name: tensor.dtypes for tensor in contract.tensors},
+            features=frozenset(feature.name for feature in contract.features),
+            properties=frozenset({"deterministic", "graph_capture", "inplace"}),
+            saves="contract" if contract.saved else "none",
+            has_backward=contract.gradient == "kernel",
+            forward_ad=True,
+        )
+        module = f"portakernel.references.{contract.op}"
+        return Kernel(
+            name=f"{REFERENCE}.{contract.op}",
+            op=contract.op,
+            plugin=REFERENCE,
+            package=None,
+            entry=f"{module}:forward",
+            variants=(("", capability),),
+            priority=Priority((((), 0),)),
+            backward=f"{module}:backward" if contract.gradient == "kernel" else None,
+            saves=capability.saves,
+            requires={"torch": ">=2.11"},
+        )
+
+    @functools.cached_property
+    def devices(self) -> tuple[Device, ...]:
+        """The devices that the backends find on this machine, probed on first use."""
+        found: list[Device] = []
+        for package, returned in self.manager.call("portakernel_targets"):
+            devices = list(returned) if isinstance(returned, (list, tuple)) else [returned]
+            strangers = [device for device in devices if not isinstance(device, Device)]
+            if strangers:
+                kind = type(strangers[0]).__name__
+                self.manager.report_broken(package, "hook", f"portakernel_targets returned a {kind}; it must return Devices")
+            found += [device for device in devices if isinstance(device, Device)]
+        return tuple(found)
+
+    def for_op(self, op: str) -> tuple[Kernel, ...]:
+        """Every kernel of ``op``.
+
+        Raises:
+            UnknownNameError: there is no such op.
+        """
+        contract(op)
+        return tuple(kernel for kernel in self.kernels.values() if kernel.op == op)
+
+    def plugins(self) -> tuple[str, ...]:
+        """The names of all plugins with kernels here, the core's references included."""
+        return tuple(dict.fromkeys(kernel.plugin for kernel in self.kernels.values()))
+
+    def target(self, text: str, *, where: str = "") -> Target:
+        """The target written ``vendor:arch``, both known.
+
+        Raises:
+            UnknownNameError: no backend has that vendor, or its vendor has no such arch.
+            ArgumentValueError: the text is not of that form.
+        """
+        target = Target.parse(text)
+        if target.vendor not in self.spaces:
+            raise UnknownNameError("vendor", target.vendor, self.spaces, where=where)
+        self.spaces[target.vendor].check(target.arch, where=where)
+        return target
+
+    def mode(self, plugin: str, name: str) -> Mode | None:
+        """A plugin's way to execute without its device."""
+        entry = self.manager.plugins.get(plugin)
+        return entry[1].manifest.modes.get(name) if entry else None
+
+    def named(self, name: str, *, where: str = "") -> tuple[Kernel, ...]:
+        """The kernels that ``name`` means: one by its full name, or all of a plugin.
+
+        Raises:
+            UnknownNameError: neither a kernel nor a plugin is called that.
+        """
+        if name in self.kernels:
+            return (self.kernels[name],)
+        of_plugin = tuple(kernel for kernel in self.kernels.values() if kernel.plugin == name)
+        if of_plugin:
+            return of_plugin
+        broken = next((b for b in self.manager.broken if name.partition(".")[0] == b.package.name), None)
+        hint = f"Plugin {broken.package} is broken: {broken.reason}" if broken else ""
+        raise UnknownNameError("kernel or plugin", name, [*self.kernels, *self.plugins()], where=where, hint=hint)

@@ -1,0 +1,70 @@
+"""What one call asks for, as plain data: an op, a target, dtypes, dimensions, layout, features."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from portakernel.target import Device, Target
+
+
+class Phase(StrEnum):
+    """The part of an op that is asked for."""
+
+    INFERENCE = "inference"  # the outputs alone
+    TRAINING = "training"  # the outputs, and the tensors that the contract saves for backward
+    BACKWARD = "backward"  # the gradients
+    FORWARD_AD = "forward_ad"  # the outputs of forward-mode dual tensors, tangents included
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """An op with what one call, or one question about a call, says of it.
+
+    ``dims`` and ``facts`` hold what is known: a question need not give every shape. ``features`` holds only those that
+    differ from their neutral default. ``attached`` are further devices that share the torch device. ``device`` is set when
+    it is in this machine, so that readiness is probed and not assumed.
+    """
+
+    op: str
+    target: Target
+    dtypes: Mapping[str, str] = field(default_factory=dict[str, str])
+    dims: Mapping[str, int] = field(default_factory=dict[str, int])
+    facts: Mapping[str, int] = field(default_factory=dict[str, int])
+    features: Mapping[str, object] = field(default_factory=dict[str, object])
+    formats: Mapping[str, str] = field(default_factory=dict[str, str])
+    requires: frozenset[str] = frozenset()
+    phase: Phase = Phase.INFERENCE
+    saved: tuple[str, ...] = ()
+    saved_by: str | None = None
+    attached: tuple[Device, ...] = ()
+    device: Device | None = None
+
+    def value(self, parameter: str) -> int | None:
+        """The value of a dimension (``N``) or layout fact (``x.alignment``), or None where it is not known."""
+        return self.facts.get(parameter) if "." in parameter else self.dims.get(parameter)
+
+    def __str__(self) -> str:
+        parts = [f"{name} {dtype}" for name, dtype in self.dtypes.items()]
+        parts += [f"{name}={value}" for name, value in self.dims.items()]
+        parts += [f"{name}={value!r}" for name, value in self.features.items()]
+        parts += [f"{name} scales {value}" for name, value in self.formats.items()]
+        parts += [name for name in sorted(self.requires)]
+        phase = "" if self.phase is Phase.INFERENCE else f" ({self.phase})"
+        return f"{self.op}{phase} on {self.target}" + (f" with {', '.join(parts)}" if parts else "")
+
+    def to_json(self) -> dict[str, Any]:
+        """The request as JSON-ready data; stable."""
+        return {
+            "phase": str(self.phase),
+            "dtypes": dict(self.dtypes),
+            "dims": {name: int(value) for name, value in self.dims.items()},
+            "facts": {name: value if isinstance(value, bool) else int(value) for name, value in self.facts.items()},
+            "features": dict(self.features),
+            "formats": dict(self.formats),
+            "requires": sorted(self.requires),
+            "attached": [str(device.target) for device in self.attached],
+            "device": self.device.torch_device if self.device else None,
+        }

@@ -1,0 +1,49 @@
+"""What the process has one of: the dispatcher, and each op's registration with its key table. Made on first use."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from portakernel.contracts import contracts
+from portakernel.dispatch import Dispatcher
+
+if TYPE_CHECKING:
+    from portakernel.call import OpCaller
+    from portakernel.torch_bridge.registration import Bridge
+
+_lock = threading.RLock()  # a cache alone would build two when two threads come first
+
+
+@functools.cache
+def _dispatcher() -> Dispatcher:
+    return Dispatcher()
+
+
+def dispatcher() -> Dispatcher:
+    """The process's dispatcher, made from what is installed and the environment."""
+    with _lock:
+        return _dispatcher()
+
+
+@functools.cache
+def _bridges() -> Mapping[str, Bridge]:
+    from portakernel.call import OpCaller
+    from portakernel.torch_bridge.registration import Bridge
+
+    return MappingProxyType({op: Bridge(OpCaller(contract, dispatcher())) for op, contract in contracts().items()})
+
+
+def caller(op: str) -> OpCaller:
+    """The caller of ``op``; the first one asked for registers every op in ``torch.ops.portakernel``."""
+    with _lock:
+        return _bridges()[op].caller
+
+
+def callers_so_far() -> list[OpCaller]:
+    """The callers there are by now; none are made for the sake of asking."""
+    with _lock:
+        return [bridge.caller for bridge in _bridges().values()] if _bridges.cache_info().currsize else []

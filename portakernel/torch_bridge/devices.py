@@ -1,0 +1,50 @@
+"""Which device of the registry a torch device is."""
+
+from __future__ import annotations
+
+import torch
+
+from portakernel.registry import Registry
+from portakernel.target import Device, Target
+from portakernel.arch import normalise
+
+
+def find_device(registry: Registry, device: torch.device) -> Device:
+    """The registry's device behind a torch device: by the vendor's UUID where torch tells it, else by index.
+
+    A device that no backend found is described from what torch knows of it.
+    """
+    primary = [known for known in registry.devices if not known.attached]
+    described = _from_torch(device)
+    if described.uuid is not None:
+        for known in primary:
+            if known.uuid is not None and known.uuid.lower() == described.uuid.lower():
+                return known
+    for known in primary:
+        same_uuid = known.uuid is None or described.uuid is None
+        if known.torch_device == described.torch_device and same_uuid:
+            return known
+    return described
+
+
+def attached_devices(registry: Registry, device: Device) -> tuple[Device, ...]:
+    """The devices of other vendors that share ``device``'s tensors."""
+    return tuple(known for known in registry.devices if known.attached and known.torch_device == device.torch_device)
+
+
+def _from_torch(device: torch.device) -> Device:
+    # The context exists already: there is a tensor on this device.
+    if device.type == "cuda":
+        index = device.index or 0
+        properties = torch.cuda.get_device_properties(index)
+        if torch.version.hip:
+            target = Target("amd", normalise(properties.gcnArchName))
+        else:
+            target = Target("nvidia", f"sm_{properties.major}{properties.minor}")
+        # On ROCm torch shows the bytes of the id in a form of its own, so that there the index has to do.
+        uuid = None if torch.version.hip else getattr(properties, "uuid", None)
+        return Device(
+            target, properties.name, f"cuda:{index}", f"GPU-{uuid}" if uuid else None, properties.total_memory
+        )  # fmt: skip
+    name = device.type if device.index is None else str(device)
+    return Device(Target(device.type, "unknown"), name, name)

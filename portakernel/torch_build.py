@@ -1,0 +1,89 @@
+"""What the installed torch was built for (CUDA, ROCm, CPU), read without importing torch."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import logging
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Literal
+
+_LOG = logging.getLogger("portakernel")
+
+
+@dataclass(frozen=True, slots=True)
+class TorchBuild:
+    """The installed torch: its version, and the CUDA or HIP version that it was built with, if either."""
+
+    version: str
+    cuda: str | None = None
+    hip: str | None = None
+
+    def __str__(self) -> str:
+        kind = "CUDA" if self.cuda else "ROCm" if self.hip else "CPU"
+        return f"torch {self.version.partition('+')[0]} is a {kind} build"
+
+
+def installed() -> TorchBuild | None:
+    """The torch that ``import torch`` gives, or None where there is none."""
+    module = sys.modules.get("torch.version")
+    if module is not None:
+        return _from_values({name: getattr(module, name, None) for name in ("__version__", "cuda", "hip")})
+    path = _version_file()
+    if path is None:
+        return None
+    try:
+        return parse(path.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError) as error:
+        _LOG.debug("cannot read torch's version from %s: %s", path, error)
+        return None
+
+
+def parse(source: str) -> TorchBuild | None:
+    """The build that a ``torch/version.py`` describes, or None when it names no version.
+
+    Raises:
+        SyntaxError: ``source`` is not Python.
+    """
+    values: dict[str, object] = {}
+    for statement in ast.parse(source).body:
+        if isinstance(statement, ast.Assign):
+            targets, value = statement.targets, statement.value
+        elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
+            targets, value = [statement.target], statement.value
+        else:
+            continue
+        if isinstance(value, ast.Constant):
+            values.update({target.id: value.value for target in targets if isinstance(target, ast.Name)})
+    return _from_values(values)
+
+
+def unreachable(build: TorchBuild | None, platform: Literal["CUDA", "ROCm"]) -> str:
+    """Why ``build`` cannot use a device of ``platform``, and what to do; empty when it can."""
+    if build is None:
+        return f"torch is not installed: install a {platform} build to use this device"
+    if build.cuda if platform == "CUDA" else build.hip:
+        return ""
+    return f"{build}: install a {platform} build to use this device"
+
+
+def _version_file() -> Path | None:
+    torch = sys.modules.get("torch")
+    if isinstance(torch, ModuleType) and torch.__spec__ is None:
+        return None
+    spec = importlib.util.find_spec("torch")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        path = Path(folder, "version.py")
+        if path.is_file():
+            return path
+    return None
+
+
+def _from_values(values: dict[str, object]) -> TorchBuild | None:
+    version, cuda, hip = (values.get(name) for name in ("__version__", "cuda", "hip"))
+    if version is None:
+        return None
+    return TorchBuild(str(version), cuda=str(cuda) if cuda else None, hip=str(hip) if hip else None)

@@ -1,0 +1,267 @@
+"""One launch function serves compiled and interpreted kernels in one process, and refuses before it launches.
+
+Compiled launches run against a driver that pretends to be an sm_90: Triton's own JIT and compiler do all but run
+the code.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextvars import copy_context
+from itertools import count
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+
+import torch
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+
+from portakernel.capability import CannotRun, ReasonCode, Rejection
+from portakernel.errors import ArgumentValueError
+from portakernel_plugins.triton import launch, rms_norm
+from portakernel_plugins.triton.add import add
+from portakernel_plugins.triton.interpreter import interpreting, is_interpreting
+from portakernel_plugins.triton.launch import program_index
+
+# Triton keeps compiled kernels per device number: each fake device has a number of its own, far from real ones.
+_DEVICE_NUMBERS = count(1000)
+
+
+class FakeDriver:
+    """A driver of an sm_90 with so many bytes of shared memory, which records launches instead of making them."""
+
+    def __init__(self, shared_memory_bytes: int, threads: int = 1024) -> None:
+        self.launched: list[tuple[int, ...]] = []
+        self.device = next(_DEVICE_NUMBERS)
+        self.utils = SimpleNamespace(
+            get_device_properties=lambda device: {"max_shared_mem": shared_memory_bytes},
+            load_binary=lambda name, kernel, shared, device: (object(), object(), 32, 0, threads),
+        )
+
+    def get_current_device(self) -> int:
+        return self.device
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
+        return lambda *args: self.launched.append(args[:3])
+
+
+@pytest.fixture
+def fake_driver(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeDriver]:
+    def install(shared_memory_bytes: int = 232448, **properties: int) -> FakeDriver:
+        driver = FakeDriver(shared_memory_bytes, **properties)
+        monkeypatch.setattr(triton.runtime.driver, "_active", driver)
+        return driver
+
+    return install
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+@triton.jit
+def _square(value):
+    return value * value
+
+
+@triton.jit
+def _sum_of_squares_and(value, other):
+    return tl.sum(_square(value), axis=0) + other
+
+
+@triton.jit
+def _calls_helpers(x, out, BLOCK: tl.constexpr):  # noqa: N803 - as Triton writes constexprs
+    values = tl.load(x + tl.arange(0, BLOCK))
+    tl.store(out, _sum_of_squares_and(values, 1.0))
+
+
+def test_helpers_and_their_helpers_are_interpreted():
+    out = torch.zeros(1)
+    with interpreting():
+        launch.launch(_calls_helpers, (1,), torch.arange(4.0), out, BLOCK=4)
+    assert out.item() == 15.0
+
+
+def test_interpreting_leaves_the_language_and_the_kernels_module_as_they_were():
+    language = {name: getattr(tl, name) for name in ("sum", "load", "store", "range", "arange", "reduce")}
+    core = {name: getattr(tl.core, name) for name in ("load", "reduce", "expand_dims")}
+    call = triton.JITFunction.__call__
+    namespaces = [set(vars(module)) for module in (rms_norm, launch, tl.standard)]
+    with interpreting():
+        rms_norm.rms_norm(torch.ones(2, 8), torch.ones(8), eps=1e-6)
+    assert {name: getattr(tl, name) for name in language} == language
+    assert {name: getattr(tl.core, name) for name in core} == core
+    assert triton.JITFunction.__call__ is call
+    assert [set(vars(module)) for module in (rms_norm, launch, tl.standard)] == namespaces
+
+
+def test_interpreting_ends_with_its_context_and_holds_for_its_thread_only():
+    seen = []
+    with interpreting():
+        thread = threading.Thread(target=lambda: seen.append(is_interpreting()))
+        thread.start()
+        thread.join()
+        assert is_interpreting()
+        assert copy_context().run(is_interpreting)
+    assert seen == [False]
+    assert not is_interpreting()
+
+
+def test_two_threads_may_interpret_at_once():
+    totals = {}
+
+    def work(number: int) -> None:
+        with interpreting():
+            totals[number] = add(torch.full((3000,), float(number)), torch.ones(3000))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(totals[number], torch.full((3000,), number + 1.0)) for number in range(4))
+
+
+def test_cpu_tensors_outside_interpreting_are_refused():
+    with pytest.raises(ArgumentValueError) as caught:
+        add(torch.ones(3), torch.ones(3))
+    assert str(caught.value) == (
+        "Triton kernel _add was given tensors on cpu; it is compiled for GPUs (torch device cuda). Move the tensors to"
+        " a GPU, or run it in Triton's interpreter, inside portakernel_plugins.triton.interpreter.interpreting()"
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_one_process_compiles_and_interprets_the_same_kernels(fake_driver, dtype):
+    driver = fake_driver()
+    for _ in range(2):
+        with interpreting():
+            x = torch.ones(40, 129, dtype=dtype)
+            y, rstd = rms_norm.rms_norm(x, x[0], eps=0.0, save=True)
+            grad_x, _ = rms_norm.backward(x, x, x[0], rstd, eps=0.0, needs=(True, True))
+            assert torch.equal(y, x)
+            assert torch.equal(grad_x, torch.zeros_like(x))
+        x, weight, rstd = meta(40, 129, dtype=dtype), meta(129, dtype=dtype), meta(40, dtype=torch.float32)
+        rms_norm.rms_norm(x, weight, eps=0.0, save=True)
+        rms_norm.rms_norm(x, weight, eps=0.0, out=x)
+        rms_norm.backward(x, x, weight, rstd, eps=0.0, needs=(True, True))
+        rms_norm.backward(x, x, weight, rstd, eps=0.0, needs=(False, True))
+        add(x, x)
+    # Forward takes four rows of 256 columns a program; backward's four resident programs take the rest in steps.
+    assert driver.launched == 2 * [(10, 1, 1), (10, 1, 1), (4, 1, 1), (4, 1, 1), (3, 1, 1)]
+
+
+@pytest.mark.parametrize("n", [1, 2, 8192, 16384, 65536])
+def test_compiles_for_every_row_length(fake_driver, n):
+    driver = fake_driver()
+    x, weight, rstd = meta(1, n), meta(n), meta(1, dtype=torch.float32)
+    rms_norm.rms_norm(x, weight, eps=1e-6, save=True)
+    rms_norm.backward(x, x, weight, rstd, eps=1e-6, needs=(True, True))
+    assert driver.launched == [(1, 1, 1), (1, 1, 1)]
+
+
+def test_the_number_of_rows_does_not_recompile(fake_driver, monkeypatch):
+    fake_driver()
+    compiled = []
+    monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", lambda **about: compiled.append(about["repr"]))
+    for rows in (1, 2, 16, 37, 4096):
+        rms_norm.rms_norm(meta(rows, 128), meta(128), eps=1e-6)
+    assert len(compiled) == 1
+
+
+def test_a_kernel_that_exceeds_shared_memory_cannot_run_and_launches_nothing(fake_driver):
+    driver = fake_driver(shared_memory_bytes=1)
+    x, weight, rstd = meta(8, 4096), meta(4096), meta(8, dtype=torch.float32)
+    for _ in range(2):  # Triton keeps the failed kernel, and has to refuse it again
+        with pytest.raises(CannotRun) as caught:
+            rms_norm.rms_norm(x, weight, eps=1e-6)
+        rejection = caught.value.rejection
+        assert (rejection.code, rejection.parameter) == (ReasonCode.SHARED_MEMORY, "N")
+        assert rejection.text.startswith("compiled, _forward needs ")
+        assert rejection.text.endswith(" bytes of shared memory; the device has 1")
+        with pytest.raises(CannotRun, match="shared_memory: compiled, _backward needs"):
+            rms_norm.backward(x, x, weight, rstd, eps=1e-6, needs=(True, True))
+    assert driver.launched == []
+
+
+def test_a_kernel_that_exceeds_another_resource_cannot_run(fake_driver):
+    driver = fake_driver(threads=64)
+    with pytest.raises(CannotRun) as caught:
+        add(meta(8), meta(8))
+    assert caught.value.rejection == Rejection(
+        ReasonCode.CANNOT_RUN, "compiled, _add needs 128 of threads; the device has 64", None
+    )
+    assert driver.launched == []
+
+
+@pytest.mark.parametrize("programs", [1, 2**20, 2**20 + 1, 2**31, 2**31 + 5, 2**35])
+def test_grids_hold_every_program_within_the_vendors_bounds(programs):
+    width, height = launch.grid_of(programs)
+    assert programs <= width * height < programs + height
+    assert width <= 2**20
+    assert height <= 65535
+
+
+@triton.jit
+def _write_program_index(out):
+    index = program_index()
+    tl.store(out + index, index)
+
+
+def test_programs_are_numbered_without_gaps():
+    out = torch.full((12,), -1)
+    with interpreting():
+        launch.launch(_write_program_index, (4, 3), out)
+    assert out.tolist() == list(range(12))
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "expected"),
+    [
+        ((5,), (1,), 5),
+        ((5,), (2,), None),
+        ((1,), (7,), 1),
+        ((3, 5), (5, 1), 5),
+        ((3, 5), (8, 1), 8),
+        ((3, 5), (0, 1), 0),
+        ((3, 5), (1, 3), None),
+        ((3, 1), (4, 9), 4),
+        ((1, 5), (1, 1), 5),
+        ((2, 3, 5), (15, 5, 1), 5),
+        ((2, 3, 5), (24, 8, 1), 8),
+        ((2, 3, 5), (30, 5, 1), None),
+        ((2, 3, 5), (0, 0, 1), 0),
+        ((2, 3, 5), (0, 5, 1), None),
+        ((2, 1, 5), (40, 7, 1), 40),
+        ((0, 5), (5, 1), 5),
+    ],
+)
+def test_rows_have_one_stride_or_none(shape, strides, expected):
+    tensor = torch.empty_strided(shape, strides)
+    assert launch.row_stride(tensor) == expected
+
+
+def test_offsets_reach_beyond_two_to_the_31_elements():
+    # Virtual memory only: what is not touched costs nothing.
+    distance = 2**31 + 8
+    try:
+        storage = torch.empty(distance + 8, dtype=torch.float16)
+    except RuntimeError as error:
+        pytest.skip(f"no 4 GiB of address space: {error}")
+    x = storage.as_strided((2, 8), (distance, 1))
+    x.copy_(torch.arange(16.0).view(2, 8))
+    with interpreting():
+        y = rms_norm.rms_norm(x, torch.ones(8, dtype=torch.float16), eps=0.0)
+    assert torch.equal(y, torch.nn.functional.rms_norm(x.float(), (8,), eps=0.0).half())

@@ -1,0 +1,157 @@
+"""The Triton plugin's probe gives a reason and a way out for each way to be unusable, and never raises."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("triton")
+
+import torch
+import triton
+
+from portakernel.capability import ReasonCode, Rejection
+from portakernel.target import Target
+from portakernel_plugins.triton import probe
+from portakernel_plugins.triton.interpreter import interpreting
+
+HOPPER = Target("nvidia", "sm_90")
+
+
+@pytest.fixture(autouse=True)
+def _toolchain(monkeypatch: pytest.MonkeyPatch, tmp_path):
+    """A compiler and Python's headers, whatever this machine has."""
+    compiler = tmp_path / "bin" / "gcc"
+    compiler.parent.mkdir()
+    compiler.touch(mode=0o755)
+    (tmp_path / "Python.h").touch()
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(compiler.parent))
+    monkeypatch.setattr(sysconfig, "get_paths", lambda scheme: {"include": str(tmp_path)})
+
+
+def use_driver(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+    driver = SimpleNamespace(get_current_target=lambda: SimpleNamespace(backend=backend))
+    monkeypatch.setattr(triton.runtime.driver, "_active", driver)
+
+
+def use_devices(monkeypatch: pytest.MonkeyPatch, *archs: str) -> None:
+    # CPU tensors stand in for the device's; the kernel is interpreted.
+    devices = {torch.device("cpu", index): arch for index, arch in enumerate(archs)}
+    monkeypatch.setattr(probe, "_devices", lambda: devices)
+
+
+def refuse_driver(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def create() -> None:
+        raise error
+
+    monkeypatch.setattr(triton.runtime.driver, "_active", None)
+    monkeypatch.setattr(triton.runtime.driver, "_default", None)
+    # `triton.runtime.driver` is the object of that name, which hides the module.
+    monkeypatch.setattr(sys.modules["triton.runtime.driver"], "_create_driver", create)
+
+
+def test_usable_where_the_kernel_gives_the_sum(monkeypatch):
+    use_driver(monkeypatch, "cuda")
+    use_devices(monkeypatch, "sm_90")
+    with interpreting():
+        assert probe.ready(HOPPER) is None
+
+
+def test_no_compiler(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert probe.ready(HOPPER) == Rejection(
+        ReasonCode.MISSING_TOOLCHAIN,
+        "Triton compiles launchers with a host C compiler and finds none; install gcc or clang, or set CC to one",
+    )
+
+
+def test_cc_that_is_no_executable(monkeypatch):
+    monkeypatch.setenv("CC", "no-such-compiler")
+    assert probe.ready(HOPPER) == Rejection(
+        ReasonCode.MISSING_TOOLCHAIN,
+        "Triton compiles launchers with CC, which is 'no-such-compiler' and no executable; set CC to one, or unset it",
+    )
+
+
+def test_no_python_headers(monkeypatch, tmp_path):
+    (tmp_path / "Python.h").unlink()
+    assert probe.ready(HOPPER) == Rejection(
+        ReasonCode.MISSING_TOOLCHAIN,
+        f"Triton's launchers include Python.h, which is not in {tmp_path}; install Python's headers (python3-dev)",
+    )
+
+
+def test_a_compiler_that_fails(monkeypatch):
+    refuse_driver(monkeypatch, subprocess.CalledProcessError(1, ["gcc", "main.c"]))
+    assert probe.ready(HOPPER) == Rejection(
+        ReasonCode.MISSING_TOOLCHAIN,
+        "the C compiler failed on Triton's launcher (status 1): run `gcc main.c` to see why",
+    )
+
+
+def test_no_driver(monkeypatch):
+    refuse_driver(monkeypatch, RuntimeError("0 active drivers"))
+    assert probe.ready(HOPPER) == Rejection(
+        ReasonCode.DRIVER,
+        "Triton finds no usable cuda driver (0 active drivers); check that `nvidia-smi` lists the device and that this"
+        " torch is built for it: torch.cuda.is_available() has to be true",
+    )
+
+
+def test_another_vendors_driver(monkeypatch):
+    use_driver(monkeypatch, "cuda")
+    assert probe.ready(Target("amd", "gfx942")) == Rejection(
+        ReasonCode.DRIVER,
+        "amd:gfx942 needs Triton's hip driver, and cuda is active; use a torch built for amd",
+    )
+
+
+def test_a_vendor_without_a_driver():
+    assert probe.ready(Target("cpu", "x86_64")) == Rejection(
+        ReasonCode.DRIVER, "Triton's drivers serve nvidia and amd, not cpu"
+    )
+
+
+@pytest.mark.parametrize(("archs", "seen"), [((), "none"), (("sm_80", "sm_86"), "sm_80, sm_86")])
+def test_a_target_that_torch_does_not_reach(monkeypatch, archs, seen):
+    use_driver(monkeypatch, "cuda")
+    use_devices(monkeypatch, *archs)
+    assert probe.ready(HOPPER) == Rejection(
+        ReasonCode.DRIVER, f"torch sees no sm_90 (it sees {seen}); check the masks of visible devices"
+    )
+
+
+def test_a_kernel_that_fails(monkeypatch):
+    use_driver(monkeypatch, "cuda")
+    use_devices(monkeypatch, "sm_90")
+    rejection = probe.ready(HOPPER)  # CPU tensors, and nothing interprets
+    assert rejection is not None
+    assert rejection.code is ReasonCode.PROBE_FAILED
+    assert rejection.text.startswith(
+        "a tiny Triton kernel failed on nvidia:sm_90: ArgumentValueError: Triton kernel _add was given tensors on cpu;"
+    )
+    assert rejection.text.endswith("check that the versions of driver, torch and Triton belong together")
+
+
+def test_a_kernel_that_gives_wrong_numbers(monkeypatch):
+    use_driver(monkeypatch, "cuda")
+    use_devices(monkeypatch, "sm_90")
+    monkeypatch.setattr("portakernel_plugins.triton.add.add", lambda x, y: x)
+    assert probe.ready(HOPPER) == Rejection(
+        ReasonCode.PROBE_FAILED,
+        "a tiny Triton kernel ran on cpu:0 and gave wrong numbers; check the driver's and Triton's versions",
+    )
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+@pytest.mark.parametrize("target", [HOPPER, Target("amd", "gfx942")])
+def test_this_machine_without_a_gpu_is_told_so(target):
+    rejection = probe.ready(target)
+    assert rejection is not None
+    assert rejection.code is ReasonCode.DRIVER
+    assert "torch.cuda.is_available() has to be true" in rejection.text
