@@ -212,7 +212,16 @@ def stats() -> tuple[Served, ...]:
     for asked in callers_so_far():
         for placement in asked.placements():
             request = placement.decision.request
-            key = (request.op, placement.kernel.name, str(request.phase), str(request.target), asked.fallback(placement.decision))
+            key = (
+                request.op,
+                placement.kernel.name,
+                str(request.phase),
+                str(request.target),
+                asked.fallback(placement.decision),
+            )
             counts[key] = counts.get(key, 0) + placement.count()
-    rows = (Served(op, kernel, phase, target, calls, fallback) for (op, kernel, phase, target, fallback), calls in counts.items())
+    rows = (
+        Served(op, kernel, phase, target, calls, fallback)
+        for (op, kernel, phase, target, fallback), calls in counts.items()
+    )
     return tuple(sorted((row for row in rows if row.calls), key=lambda row: (-row.calls, row.op, row.kernel)))

@@ -112,11 +112,15 @@ class ArchSpace:
             return Membership(False)
         if not any(self._matches(term, arch, prebuilt) for term in selector.include):
             if prebuilt and any(self._matches(term, arch, False) for term in selector.include):
-                return Membership(False, f"{arch} is newer than the listed archs, and a prebuilt kernel has no code for it")
+                return Membership(
+                    False, f"{arch} is newer than the listed archs, and a prebuilt kernel has no code for it"
+                )
             return Membership(False)
         if arch in self.archs or self.open_ended:
             return Membership(True)
-        return Membership(True, f"{arch} is not among the listed {self.vendor} archs; taken as a later member of its line")
+        return Membership(
+            True, f"{arch} is not among the listed {self.vendor} archs; taken as a later member of its line"
+        )
 
     def _check_term(self, term: str, where: str) -> None:
         if term == "any" or term in self.families:
@@ -128,7 +132,9 @@ class ArchSpace:
                 self.check(arch, where=where)
             if not lines or lines[0].index(first) > lines[0].index(last):
                 prefix = f"{where}: " if where else ""
-                raise ArgumentValueError(f"{prefix}range {term!r} is not within one line of {self.vendor}'s archs, oldest first")
+                raise ArgumentValueError(
+                    f"{prefix}range {term!r} is not within one line of {self.vendor}'s archs, oldest first"
+                )
             return
         self.check(normalise(term.removesuffix("+")), where=where)
 

@@ -58,7 +58,9 @@ def bind_kernel(caller: OpCaller, tensors: Sequence[Any], parameters: Sequence[A
         if target.requires_grad and torch.is_grad_enabled():
             raise ArgumentValueError(f"{contract.op}: out= does not record gradients; use torch.no_grad()")
         over = overwritten(contract.op, target, dict(zip(names, given, strict=True)), contract.inplace)
-        if over is not None and not all("inplace" in capability.properties for _, capability in placement.kernel.variants):
+        if over is not None and not all(
+            "inplace" in capability.properties for _, capability in placement.kernel.variants
+        ):
             raise ArgumentValueError(f"{contract.op}: {placement.kernel.name} cannot write its output over {over}")
         written: Tensor = placement.run(*given, *numbers, target)
         if not target.is_inference():
@@ -71,7 +73,9 @@ def bind_kernel(caller: OpCaller, tensors: Sequence[Any], parameters: Sequence[A
         found_dims, _ = contract.bind_shapes(_shapes(caller, given))
         differing = {name: (found_dims[name], dims[name]) for name in fixed if found_dims[name] != dims[name]}
         for name, (found, bound) in differing.items():
-            raise ArgumentValueError(f"{contract.op}: bound for {name} = {bound}; this call has {name} = {found}; bind again")
+            raise ArgumentValueError(
+                f"{contract.op}: bound for {name} = {bound}; this call has {name} = {found}; bind again"
+            )
         for tensor, example, argument in zip(given, tensors, contract.tensors, strict=True):
             if tensor.dtype != example.dtype or tensor.device != example.device:
                 raise ArgumentTypeError(
@@ -98,4 +102,6 @@ def bind_kernel(caller: OpCaller, tensors: Sequence[Any], parameters: Sequence[A
 
 
 def _shapes(caller: OpCaller, tensors: Sequence[Tensor]) -> dict[str, tuple[int, ...]]:
-    return {argument.name: tuple(tensor.shape) for argument, tensor in zip(caller.contract.tensors, tensors, strict=True)}
+    return {
+        argument.name: tuple(tensor.shape) for argument, tensor in zip(caller.contract.tensors, tensors, strict=True)
+    }

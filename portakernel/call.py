@@ -20,6 +20,7 @@ from torch import Tensor
 
 from portakernel.capability import CannotRun, Limit, ReasonCode, Rejection
 from portakernel.contract import Contract, Parameter
+from portakernel.devices import attached_devices, find_device
 from portakernel.dispatch import TRACE_MARK, Decision, Dispatcher
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, FallbackWarning, ReferenceWarning
 from portakernel.fast_path import define, expressions, make_key, make_public
@@ -27,7 +28,6 @@ from portakernel.kernel import Kernel
 from portakernel.layout import check_out, layout_facts, overwritten
 from portakernel.policy import Layer, Policy, make_layer
 from portakernel.request import Phase, Request
-from portakernel.torch_bridge.devices import attached_devices, find_device
 
 MAX_KEYS = 4096
 _UNREMARKABLE = frozenset(
@@ -208,7 +208,9 @@ class OpCaller:
         if not plain or tensors[0].is_meta:
             return torch_op(self.contract.op)(*tensors, *numbers, kernel or "")
         policy = self.dispatcher.policy(argument)
-        return self.run(Phase.INFERENCE, tensors, numbers, policy, (*tensors, *numbers, None), key=key if not argument else None)
+        return self.run(
+            Phase.INFERENCE, tensors, numbers, policy, (*tensors, *numbers, None), key=key if not argument else None
+        )
 
     def into(
         self, tensors: Sequence[Tensor], numbers: Sequence[float], out: Any, argument: Layer | None, plain: bool
@@ -280,14 +282,16 @@ class OpCaller:
 def public_function(caller: OpCaller) -> Callable[..., Tensor]:
     """The function that ``portakernel.ops`` offers for the caller's op."""
     contract, dispatcher = caller.contract, caller.dispatcher
-    given = ", ".join([tensor.name for tensor in contract.tensors] + [parameter.name for parameter in contract.parameters])
+    given = ", ".join(
+        [tensor.name for tensor in contract.tensors] + [parameter.name for parameter in contract.parameters]
+    )
     # Under torch.compile the policy's token is read as a guarded attribute: another policy means another graph.
     source = f"""\
 def traced({given}, out, kernel):
     result = op({given}, kernel or dispatcher.trace_token)
     return result if out is None else out.copy_(result)
 """
-    names = {"op": getattr(torch_op(contract.op), "default"), "dispatcher": dispatcher}
+    names = {"op": torch_op(contract.op).default, "dispatcher": dispatcher}
     return make_public(
         contract,
         caller.expressions,

@@ -116,7 +116,10 @@ def _shown(values: tuple[int | bool, ...]) -> str:
 Property = Literal["deterministic", "batch_invariant", "graph_capture", "inplace"]
 _PROPERTY_REASONS: Mapping[str, tuple[ReasonCode, str]] = {
     "deterministic": (ReasonCode.NOT_DETERMINISTIC, "does not promise equal results from run to run"),
-    "batch_invariant": (ReasonCode.NOT_BATCH_INVARIANT, "does not promise a row's result independent of the other rows"),
+    "batch_invariant": (
+        ReasonCode.NOT_BATCH_INVARIANT,
+        "does not promise a row's result independent of the other rows",
+    ),
     "graph_capture": (ReasonCode.NOT_CAPTURABLE, "cannot be launched while a stream is captured"),
     "inplace": (ReasonCode.LAYOUT, "cannot write its output over one of its inputs"),
 }
@@ -184,10 +187,14 @@ class Capability:
     def assumptions(self, request: Request, spaces: Mapping[str, ArchSpace]) -> tuple[str, ...]:
         """What was taken for granted because the request leaves it open, and notes on an unlisted arch."""
         notes = [str(limit) for limit in self.limits if request.value(limit.parameter) is None]
-        notes += [f"{name} in {', '.join(accepted)}" for name, accepted in self.dtypes.items() if name not in request.dtypes]
+        notes += [
+            f"{name} in {', '.join(accepted)}" for name, accepted in self.dtypes.items() if name not in request.dtypes
+        ]
         target = self.serving_target(request, spaces)
         if target is not None and target.vendor in spaces:
-            note = spaces[target.vendor].membership(self.targets[target.vendor], target.arch, prebuilt=self.prebuilt).note
+            note = (
+                spaces[target.vendor].membership(self.targets[target.vendor], target.arch, prebuilt=self.prebuilt).note
+            )
             notes += [note] if note else []
         return tuple(notes)
 

@@ -25,7 +25,9 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("PORTAKERNEL_PREFER", "Kernels or plugins to try first, best first (comma-separated)."),
     Variable("PORTAKERNEL_DENY", "Kernels or plugins never to use (comma-separated)."),
     Variable("PORTAKERNEL_REFERENCE", "What the references may do on accelerators.", ("allow", "warn", "forbid")),
-    Variable("PORTAKERNEL_DISABLE", "Plugins, backends or kernels to switch off; they are not imported (comma-separated)."),
+    Variable(
+        "PORTAKERNEL_DISABLE", "Plugins, backends or kernels to switch off; they are not imported (comma-separated)."
+    ),
 )
 
 

@@ -6,6 +6,7 @@ To add an op, write ``contracts/<op>.py`` with a ``CONTRACT`` and ``references/<
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -221,6 +222,31 @@ class Contract:
         tensors = [tensor.name for tensor in self.tensors]
         parameters = [f"{parameter.name}={parameter.default!r}" for parameter in self.parameters]
         return f"{self.op}({', '.join([*tensors, '*', *parameters, 'out=None', 'kernel=None'])})"
+
+    def document(self) -> str:
+        """The public function's docstring."""
+        paragraphs = [self.summary, f"``{self.formula}``", *textwrap.wrap(self.notes, 110, break_long_words=False)]
+        names = {tensor.name for tensor in self.tensors}
+        arguments = []
+        for tensor in self.tensors:
+            dtypes = " or ".join(f"the dtype of {dtype}" if dtype in names else dtype for dtype in tensor.dtypes)
+            arguments.append(f"{tensor.name}: {self.describe_shape(tensor)}, {dtypes}.")
+        for parameter in self.parameters:
+            kind = "a feature, neutral at" if parameter.feature else "a value; default"
+            arguments.append(f"{parameter.name}: {kind} {parameter.default!r}.")
+        arguments.append(f"out: where to write; may be {' or '.join(self.inplace) or 'no input'} itself.")
+        arguments.append("kernel: a kernel or plugin to use strictly: that one, or an error.")
+        errors = [
+            "ArgumentTypeError, ArgumentValueError: dtypes, ranks, shapes or devices do not fit the op.",
+            "NoKernelError: no kernel can serve the call; the message has every kernel's reason.",
+        ]
+        blocks = [
+            "\n\n".join(paragraphs[:2]), "\n".join(paragraphs[2:]),
+            "Args:\n" + "\n".join(f"    {line}" for line in arguments),
+            "Raises:\n" + "\n".join(f"    {line}" for line in errors),
+            f"Source: {self.source}.",
+        ]  # fmt: skip
+        return "\n\n".join(block for block in blocks if block)
 
 
 def _product(sizes: tuple[int, ...]) -> int:

@@ -89,7 +89,9 @@ class Dispatcher:
 
     def __init__(self, registry: Registry | None = None, config: Config | None = None) -> None:
         config = Config.from_environment() if config is None else config
-        self.registry = registry if registry is not None else Registry(PluginManager(disabled=frozenset(config.disable)))
+        self.registry = (
+            registry if registry is not None else Registry(PluginManager(disabled=frozenset(config.disable)))
+        )
         self._disabled = frozenset(config.disable)
         manager = self.registry.manager
         known = [*self.registry.kernels, *self.registry.plugins(), *self.registry.backends, *manager.broken_names()]
@@ -134,7 +136,9 @@ class Dispatcher:
         if policy.require:
             request = replace(request, requires=request.requires | policy.require)
         wishes = policy.wishes(request.op, self.registry)
-        candidates = [self._assess(kernel, request, wishes, cannot or {}) for kernel in self.registry.for_op(request.op)]
+        candidates = [
+            self._assess(kernel, request, wishes, cannot or {}) for kernel in self.registry.for_op(request.op)
+        ]
         eligible = sorted((c for c in candidates if not c.rejections), key=lambda c: _order(c, wishes))
         rejected = [candidate for candidate in candidates if candidate.rejections]
         while eligible and request.device is not None and (failure := self._load_failure(eligible[0].kernel, request)):
@@ -165,7 +169,9 @@ class Dispatcher:
         lines += [f"  {name:<{widths[0]}}  {code:<{widths[1]}}  {text}" for name, code, text in rows]
         dtype = next(iter(request.dtypes.values()), None)
         flags = f" --dtype {dtype}" if dtype else ""
-        lines.append(f"  Run `portakernel explain {request.op} --target {request.target}{flags}` for the full decision.")
+        lines.append(
+            f"  Run `portakernel explain {request.op} --target {request.target}{flags}` for the full decision."
+        )
         return NoKernelError("\n".join(lines), decision)
 
     def _assess(self, kernel: Kernel, request: Request, wishes: Wishes, cannot: Mapping[str, Rejection]) -> Candidate:
@@ -246,7 +252,9 @@ class Dispatcher:
                 text = f"needs {module} {specifier}; it is not installed"
                 found.append(Rejection(ReasonCode.NOT_INSTALLED, text, module))
             elif not SpecifierSet(specifier).contains(version, prereleases=True):
-                found.append(Rejection(ReasonCode.NOT_INSTALLED, f"needs {module} {specifier}; {version} is installed", module))
+                found.append(
+                    Rejection(ReasonCode.NOT_INSTALLED, f"needs {module} {specifier}; {version} is installed", module)
+                )
         return found
 
     def _checked(self, kernel: Kernel, request: Request) -> list[Rejection]:
@@ -321,7 +329,9 @@ def _lost(loser: Candidate, winner: Candidate, wishes: Wishes) -> Rejection:
     if winner.kernel.name in named and _order(loser, wishes)[0] != _order(winner, wishes)[0]:
         text = f"{named[winner.kernel.name]} puts {winner.kernel.name} before it"
     elif _tier(loser.kernel) != _tier(winner.kernel):
-        kind = "the reference comes last" if loser.kernel.is_reference else "a third party's kernel wins by policy alone"
+        kind = (
+            "the reference comes last" if loser.kernel.is_reference else "a third party's kernel wins by policy alone"
+        )
         text = f"{kind}; {winner.kernel.name} serves"
     elif loser.priority == winner.priority:
         text = f"priority {loser.priority} equals that of {winner.kernel.name}, whose name comes first"

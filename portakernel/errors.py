@@ -62,7 +62,9 @@ class ManifestError(PortakernelError, ValueError):
 class PluginError(PortakernelError):
     """A plugin or backend that cannot be used; blames its name, distribution and version."""
 
-    def __init__(self, message: str, *, plugin: str, distribution: str | None = None, version: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, plugin: str, distribution: str | None = None, version: str | None = None
+    ) -> None:
         self.plugin = plugin
         self.distribution = distribution
         self.version = version

@@ -1,11 +1,11 @@
 """Generates each op's public function, its key function and its bound handle's test from contract and claims.
 
-Generated, because a loop over arguments costs more than the whole dispatch may: the code below is what one would write by hand for each op.
+Generated, because a loop over arguments costs more than the whole dispatch may: the code is what one would write by hand
+for each op.
 """
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -45,7 +45,9 @@ def expressions(contract: Contract, limits: Sequence[Limit], reads: Sequence[str
     parts += [f"{tensor.name}.device" for tensor in contract.tensors]
     parts += [_bound(limit, sizes[limit.parameter]) for limit in limits if "." not in limit.parameter]
     for tensor in contract.tensors:
-        parts += _layout_parts(tensor, [limit for limit in limits if limit.parameter.startswith(f"{tensor.name}.")], names)
+        parts += _layout_parts(
+            tensor, [limit for limit in limits if limit.parameter.startswith(f"{tensor.name}.")], names
+        )
     for i, name in enumerate(reads):
         owner, _, fact = name.partition(".")
         names[f"read_{i}"] = _FACTS.get(fact)
@@ -114,7 +116,7 @@ def _outcomes(limits: Sequence[Limit]) -> Callable[[Tensor], tuple[bool, ...]]:
 def define(source: str, name: str, origin: str, names: dict[str, Any]) -> Any:
     """The function ``name`` that ``source`` defines, with ``names`` as its globals."""
     scope = dict(names)  # no __name__: torch.compile would take it for a module that can be imported
-    exec(compile(source, f"<portakernel: {origin}>", "exec"), scope)  # noqa: S102 - text from contracts and claims alone
+    exec(compile(source, f"<portakernel: {origin}>", "exec"), scope)
     return scope[name]
 
 
@@ -190,7 +192,7 @@ def {contract.op}({", ".join([*tensors, "*", *defaults, "out=None", "kernel=None
     return slow({groups}, out, kernel, plain, key)
 """
     made: Callable[..., Tensor] = define(source, contract.op, f"ops.{contract.op}", {**_NAMES, **parts.names, **names})
-    made.__doc__ = document(contract)
+    made.__doc__ = contract.document()
     made.__module__ = "portakernel.ops"
     return made
 
@@ -221,24 +223,3 @@ def call({", ".join([*tensors, "*", *defaults, "out=None"])}):
 """
     made: Callable[..., Tensor] = define(source, "call", f"bound.{contract.op}", {**_NAMES, **parts.names, **names})
     return made
-
-
-def document(contract: Contract) -> str:
-    """The public docstring that the contract makes."""
-    shapes = [
-        f"    {tensor.name}: {contract.describe_shape(tensor)}, "
-        f"{' or '.join(dtype if dtype not in {t.name for t in contract.tensors} else f'the dtype of {dtype}' for dtype in tensor.dtypes)}"
-        for tensor in contract.tensors
-    ]
-    numbers = [
-        f"    {parameter.name}: a {'feature, neutral at' if parameter.feature else 'value,'} {parameter.default!r}"
-        for parameter in contract.parameters
-    ]
-    lines = [
-        contract.summary, "", f"``{contract.formula}``", "", contract.notes, "",
-        "Args:", *shapes, *numbers,
-        f"    out: where to write; may be {' or '.join(contract.inplace) or 'no input'} itself",
-        "    kernel: a kernel or plugin to use strictly: that one, or an error", "",
-        f"Source: {contract.source}",
-    ]  # fmt: skip
-    return inspect.cleandoc("\n".join(lines))

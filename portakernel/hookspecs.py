@@ -68,12 +68,12 @@ def portakernel_decided(decision: Decision) -> None:
 def portakernel_cli(app: typer.Typer) -> None:
     """Adds commands to ``portakernel``::
 
-        @hookimpl
-        def portakernel_cli(app):
-            @app.command()
-            def acme() -> None:
-                "Shows the Acme driver's state."
-                print(driver_state())
+    @hookimpl
+    def portakernel_cli(app):
+        @app.command()
+        def acme() -> None:
+            "Shows the Acme driver's state."
+            print(driver_state())
     """
 
 

@@ -95,12 +95,16 @@ def load_entry(entry: str) -> Callable[..., Any]:
     module = importlib.import_module(module_name)
     function = getattr(module, function_name, None)
     if not callable(function):
-        raise PortakernelError(f"{module_name} has no function {function_name!r}; {nearest(function_name, vars(module))}")
+        raise PortakernelError(
+            f"{module_name} has no function {function_name!r}; {nearest(function_name, vars(module))}"
+        )
     loaded: Callable[..., Any] = function
     return loaded
 
 
-def plugin_kernels(package: Package, loaded: Loaded[PluginManifest], spaces: Mapping[str, ArchSpace]) -> tuple[Kernel, ...]:
+def plugin_kernels(
+    package: Package, loaded: Loaded[PluginManifest], spaces: Mapping[str, ArchSpace]
+) -> tuple[Kernel, ...]:
     """The kernels of a manifest, checked against the ops' contracts and the vendors' archs.
 
     Raises:
@@ -155,11 +159,17 @@ class _KernelBuilder:
                 self.check_entry(value, (*path, key))
         if entry.check is not None:
             self.check_entry(entry.check.entry, (*path, "check", "entry"))
-            self.check_known("dimension or layout fact", entry.check.reads, contract.limitable(), (*path, "check", "reads"))
+            self.check_known(
+                "dimension or layout fact", entry.check.reads, contract.limitable(), (*path, "check", "reads")
+            )
         if entry.backward is not None and contract.gradient != "kernel":
-            self.problem((*path, "backward"), f"op {entry.op} has no backward kernel (its gradient is: {contract.gradient})")
+            self.problem(
+                (*path, "backward"), f"op {entry.op} has no backward kernel (its gradient is: {contract.gradient})"
+            )
         saves: Saves = entry.saves or ("contract" if entry.backward and contract.saved else "none")
-        claims = [(variant.name or f"variant {i + 1}", variant) for i, variant in enumerate(entry.variants)] or [("", None)]
+        claims = [(variant.name or f"variant {i + 1}", variant) for i, variant in enumerate(entry.variants)] or [
+            ("", None)
+        ]
         variants = []
         for i, (name, variant) in enumerate(claims):
             layers = [self.loaded.manifest.defaults, entry, *([variant] if variant else [])]

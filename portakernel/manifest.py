@@ -46,7 +46,10 @@ def _specifier(value: str) -> str:
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 Entry = Annotated[
-    str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$", description="module:function, imported on first use")
+    str,
+    Field(
+        pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$", description="module:function, imported on first use"
+    ),
 ]
 DTypeName = Annotated[str, _known("dtype", DTYPES)]
 FormatName = Annotated[str, _known("scale format", SCALE_FORMATS)]
@@ -113,7 +116,9 @@ class Claim(_Model):
     limits: dict[str, LimitModel] | None = None
     features: list[Name] | None = None
     properties: dict[Literal["deterministic", "batch_invariant", "graph_capture", "inplace"], bool] | None = None
-    prebuilt: bool | None = Field(default=None, description="machine code shipped ahead: not for archs newer than listed")
+    prebuilt: bool | None = Field(
+        default=None, description="machine code shipped ahead: not for archs newer than listed"
+    )
 
 
 class Defaults(Claim):
@@ -136,7 +141,8 @@ class KernelEntry(Claim):
     entry: Entry
     backward: Entry | None = None
     saves: Literal["contract", "own", "none"] | None = Field(
-        default=None, description="what forward saves: the contract's tensors (the default beside a backward), its own, none"
+        default=None,
+        description="what forward saves: the contract's tensors (the default beside a backward), its own, none",
     )
     forward_ad: bool = Field(default=False, description="differentiable in forward mode, being made of torch operators")
     check: CheckModel | None = None
@@ -267,7 +273,9 @@ def load_manifest(model: type[M], path: Path, *, strict: bool, shown_as: str | N
     """
     document = read_yaml(path, shown_as=shown_as)
     if not isinstance(document.data, dict):
-        raise ManifestError(document.path, [problem(document, (), f"holds {_shown(document.data)}, not a mapping of keys")])
+        raise ManifestError(
+            document.path, [problem(document, (), f"holds {_shown(document.data)}, not a mapping of keys")]
+        )
     data = document.data
     version = data.get("schema_version")
     newer = isinstance(version, int) and not isinstance(version, bool) and version > SCHEMA_VERSION
@@ -310,13 +318,10 @@ def _inside(data: Any, location: tuple[str | int, ...]) -> KeyPath:
     """``location`` without what pydantic adds to it (the branch of a union), as a path into ``data``."""
     path: list[str | int] = []
     for part in location:
-        if isinstance(data, dict) and part in data:
+        in_list = isinstance(data, list) and isinstance(part, int) and part < len(data)
+        if in_list or (isinstance(data, dict) and part in data):
             data = data[part]
-        elif isinstance(data, list) and isinstance(part, int) and part < len(data):
-            data = data[part]
-        else:
-            continue
-        path.append(part)
+            path.append(part)
     return tuple(path)
 
 
@@ -336,7 +341,9 @@ def _keys_at(annotation: Any, location: tuple[str | int, ...]) -> list[str]:
             annotation, location = fields[str(location[0])].annotation, location[1:]
         else:
             branches = [argument for argument in arguments if getattr(argument, "__name__", "") == location[0]]
-            models = [argument for argument in arguments if typing.get_origin(argument) is not None or _is_model(argument)]
+            models = [
+                argument for argument in arguments if typing.get_origin(argument) is not None or _is_model(argument)
+            ]
             annotation, location = (branches or models or [None])[0], location[1:] if branches else location
     for argument in (annotation, *typing.get_args(annotation)):
         if _is_model(argument):

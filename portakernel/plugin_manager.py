@@ -117,12 +117,18 @@ class PluginManager:
                 yield winner
             for package in rivals:
                 if package is not winner:
-                    others = " and ".join(f"{rival.distribution} {rival.version}" for rival in rivals if rival is not package)
-                    self._break(package, "name", f"the name {name!r} is taken by {others}; rename one of the entry points")
+                    others = " and ".join(
+                        f"{rival.distribution} {rival.version}" for rival in rivals if rival is not package
+                    )
+                    self._break(
+                        package, "name", f"the name {name!r} is taken by {others}; rename one of the entry points"
+                    )
 
     def _read(self, package: Package, strict: bool) -> None:
         if package.folder is None:
-            self._break(package, "discovery", f"module {package.module!r} cannot be found; reinstall {package.distribution}")
+            self._break(
+                package, "discovery", f"module {package.module!r} cannot be found; reinstall {package.distribution}"
+            )
             return
         plugin_file, backend_file = package.folder / "plugin.yaml", package.folder / "backend.yaml"
         try:
@@ -211,9 +217,13 @@ class PluginManager:
             if marked:
                 implemented.add(name)
         if missing := sorted(self._hooks(package) - implemented):
-            raise self._error(package, f"{package.module} does not implement {', '.join(missing)}, as its manifest says")
+            raise self._error(
+                package, f"{package.module} does not implement {', '.join(missing)}, as its manifest says"
+            )
         if unlisted := sorted(implemented - self._hooks(package)):
-            raise self._error(package, f"{package.module} implements {', '.join(unlisted)}; list it under `hooks:` in plugin.yaml")
+            raise self._error(
+                package, f"{package.module} implements {', '.join(unlisted)}; list it under `hooks:` in plugin.yaml"
+            )
 
     def _error(self, package: Package, text: str) -> PluginError:
         return PluginError(text, plugin=package.name, distribution=package.distribution, version=package.version)

@@ -42,7 +42,12 @@ def ask(
     dims, _ = contract.bind_shapes({name: tuple(shape) for name, shape in (shapes or {}).items()})
     facts: dict[str, int] = {}
     for name in names:
-        facts |= {f"{name}.contiguous": True, f"{name}.flat_rows": True, f"{name}.stride_last": 1, f"{name}.alignment": 16}
+        facts |= {
+            f"{name}.contiguous": True,
+            f"{name}.flat_rows": True,
+            f"{name}.stride_last": 1,
+            f"{name}.alignment": 16,
+        }
     return Request(
         op=contract.op,
         target=target,

@@ -83,7 +83,9 @@ class Registry:
         hooked = {package.name: returned for package, returned in self.manager.call("portakernel_kernels")}
         for package, loaded in self.manager.plugins.values():
             if package.name == REFERENCE:
-                self.manager.report_broken(package, "name", f"the name {REFERENCE!r} is taken by portakernel's own references")
+                self.manager.report_broken(
+                    package, "name", f"the name {REFERENCE!r} is taken by portakernel's own references"
+                )
                 continue
             try:
                 kernels = plugin_kernels(package, loaded, self.spaces)
@@ -92,7 +94,9 @@ class Registry:
                     kernels += listed_kernels(package, loaded, self.spaces, entries)
                 names = [kernel.name for kernel in kernels]
                 if len(set(names)) < len(names):
-                    raise ManifestError(package.name, [f"{package}: portakernel_kernels repeats a kernel of plugin.yaml"])
+                    raise ManifestError(
+                        package.name, [f"{package}: portakernel_kernels repeats a kernel of plugin.yaml"]
+                    )
                 found += kernels
             except ValidationError as error:
                 problems = describe_errors(KernelEntry, loaded.document, error)
@@ -134,7 +138,9 @@ class Registry:
             strangers = [device for device in devices if not isinstance(device, Device)]
             if strangers:
                 kind = type(strangers[0]).__name__
-                self.manager.report_broken(package, "hook", f"portakernel_targets returned a {kind}; it must return Devices")
+                self.manager.report_broken(
+                    package, "hook", f"portakernel_targets returned a {kind}; it must return Devices"
+                )
             found += [device for device in devices if isinstance(device, Device)]
         return tuple(found)
 

@@ -32,7 +32,9 @@ class Target:
         """
         vendor, colon, arch = text.strip().partition(":")
         if not colon or not arch or not _VENDOR.fullmatch(vendor):
-            raise ArgumentValueError(f"target {text!r} is not of the form vendor:arch, such as nvidia:sm_90 or amd:gfx942")
+            raise ArgumentValueError(
+                f"target {text!r} is not of the form vendor:arch, such as nvidia:sm_90 or amd:gfx942"
+            )
         return cls(vendor, normalise(arch))
 
 

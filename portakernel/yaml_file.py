@@ -90,7 +90,9 @@ class _Builder:
         if len(self.stack) >= MAX_DEPTH:
             raise self.fail(event.start_mark, f"is nested deeper than {MAX_DEPTH} levels")
         if event.tag is not None:
-            raise self.fail(event.start_mark, f"tag {event.tag!r} is not accepted; write plain mappings, lists and scalars")
+            raise self.fail(
+                event.start_mark, f"tag {event.tag!r} is not accepted; write plain mappings, lists and scalars"
+            )
         value: list[Any] | dict[Any, Any] = {} if isinstance(event, yaml.MappingStartEvent) else []
         path = self.child_path(event.start_mark)
         self.lines.setdefault(path, event.start_mark.line + 1)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._guards import detect_fake_mode
 
 from portakernel.call import OpCaller, argument_layer, torch_op
-from portakernel.contract import Contract, Result
+from portakernel.contract import Result
 from portakernel.errors import DerivativeError, PortakernelError
 from portakernel.request import Phase
 
@@ -48,7 +48,10 @@ class Bridge:
         grads = [f"Tensor grad_{output.name}" for output in contract.outputs]
         schemas = {
             op: ([*tensors, *defaults, "str kernel=''"], len(contract.outputs)),
-            f"{op}_forward": ([*tensors, *numbers, "str kernel", "str backward_kernel"], len(contract.outputs) + len(saved)),
+            f"{op}_forward": (
+                [*tensors, *numbers, "str kernel", "str backward_kernel"],
+                len(contract.outputs) + len(saved),
+            ),
         }
         if contract.gradient == "kernel":
             arguments = [*grads, *tensors, *saved, *numbers, "bool[] needs", "str kernel", "str saved_by"]
@@ -157,7 +160,9 @@ class Bridge:
         formula, keep = rules[self.contract.gradient]
         torch.library.register_autograd(forward, formula, setup_context=keep, lib=self.library)
         if self.contract.gradient == "kernel":
-            refuse = self._refuse(f"{op} has a gradient, but no gradient of it: a double backward needs `portakernel.references.{op}`")
+            refuse = self._refuse(
+                f"{op} has a gradient, but no gradient of it: a double backward needs `portakernel.references.{op}`"
+            )
             torch.library.register_autograd(f"{NAMESPACE}::{op}_backward", refuse, lib=self.library)
 
     def _refuse(self, text: str) -> Callable[..., Any]:
@@ -191,7 +196,12 @@ class Bridge:
         return result
 
     def _choose(
-        self, phase: Phase, tensors: Sequence[Tensor], numbers: Sequence[float], kernel: str, saved_by: str | None = None
+        self,
+        phase: Phase,
+        tensors: Sequence[Tensor],
+        numbers: Sequence[float],
+        kernel: str,
+        saved_by: str | None = None,
     ) -> str:
         """The name of the kernel for ``phase``, by the process's policy: a graph outlives a context manager."""
         dispatcher = self.caller.dispatcher
@@ -210,7 +220,11 @@ class Bridge:
         dispatcher = self.caller.dispatcher
         if self.contract.gradient != "kernel" or not (traced or kernel or dispatcher.context_layers.get()):
             return ""
-        own = kernel if kernel in dispatcher.registry.kernels and dispatcher.registry.kernels[kernel].saves == "own" else None
+        own = (
+            kernel
+            if kernel in dispatcher.registry.kernels and dispatcher.registry.kernels[kernel].saves == "own"
+            else None
+        )
         return self._choose(Phase.BACKWARD, tensors, numbers, kernel, own)
 
     def _keep(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -254,7 +268,11 @@ class Bridge:
         if any(dim is not None and not free for dim, free in zip(in_dims, leading, strict=False)):
             return _looped(self.contract.op)(info, in_dims, *arguments)
         moved = [
-            tensor.movedim(dim, 0) if dim is not None else tensor.expand(info.batch_size, *tensor.shape) if free else tensor
+            tensor.movedim(dim, 0)
+            if dim is not None
+            else tensor.expand(info.batch_size, *tensor.shape)
+            if free
+            else tensor
             for tensor, dim, free in zip(tensors, in_dims, leading, strict=False)
         ]
         return torch_op(self.contract.op)(*moved, *rest), 0

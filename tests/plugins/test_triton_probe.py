@@ -15,11 +15,12 @@ import torch
 import triton
 
 from portakernel.capability import ReasonCode, Rejection
-from portakernel.target import Target
+from portakernel.target import Device, Target
 from portakernel_plugins.triton import probe
 from portakernel_plugins.triton.interpreter import interpreting
 
-HOPPER = Target("nvidia", "sm_90")
+# CPU tensors stand in for the device's; the kernel is interpreted.
+HOPPER = Device(Target("nvidia", "sm_90"), "H200", "cpu")
 
 
 @pytest.fixture(autouse=True)
@@ -39,12 +40,6 @@ def use_driver(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
     monkeypatch.setattr(triton.runtime.driver, "_active", driver)
 
 
-def use_devices(monkeypatch: pytest.MonkeyPatch, *archs: str) -> None:
-    # CPU tensors stand in for the device's; the kernel is interpreted.
-    devices = {torch.device("cpu", index): arch for index, arch in enumerate(archs)}
-    monkeypatch.setattr(probe, "_devices", lambda: devices)
-
-
 def refuse_driver(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def create() -> None:
         raise error
@@ -57,7 +52,6 @@ def refuse_driver(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
 
 def test_usable_where_the_kernel_gives_the_sum(monkeypatch):
     use_driver(monkeypatch, "cuda")
-    use_devices(monkeypatch, "sm_90")
     with interpreting():
         assert probe.ready(HOPPER) is None
 
@@ -105,30 +99,28 @@ def test_no_driver(monkeypatch):
 
 def test_another_vendors_driver(monkeypatch):
     use_driver(monkeypatch, "cuda")
-    assert probe.ready(Target("amd", "gfx942")) == Rejection(
+    assert probe.ready(Device(Target("amd", "gfx942"), "MI300X", "cuda:0")) == Rejection(
         ReasonCode.DRIVER,
         "amd:gfx942 needs Triton's hip driver, and cuda is active; use a torch built for amd",
     )
 
 
 def test_a_vendor_without_a_driver():
-    assert probe.ready(Target("cpu", "x86_64")) == Rejection(
+    assert probe.ready(Device(Target("cpu", "x86_64"), "CPU", "cpu")) == Rejection(
         ReasonCode.DRIVER, "Triton's drivers serve nvidia and amd, not cpu"
     )
 
 
-@pytest.mark.parametrize(("archs", "seen"), [((), "none"), (("sm_80", "sm_86"), "sm_80, sm_86")])
-def test_a_target_that_torch_does_not_reach(monkeypatch, archs, seen):
+def test_a_device_that_torch_does_not_reach(monkeypatch):
     use_driver(monkeypatch, "cuda")
-    use_devices(monkeypatch, *archs)
-    assert probe.ready(HOPPER) == Rejection(
-        ReasonCode.DRIVER, f"torch sees no sm_90 (it sees {seen}); check the masks of visible devices"
+    unreached = Device(Target("nvidia", "sm_90"), "H200", None, note="torch 2.13.0 is a CPU build")
+    assert probe.ready(unreached) == Rejection(
+        ReasonCode.DRIVER, "torch does not reach nvidia:sm_90: torch 2.13.0 is a CPU build"
     )
 
 
 def test_a_kernel_that_fails(monkeypatch):
     use_driver(monkeypatch, "cuda")
-    use_devices(monkeypatch, "sm_90")
     rejection = probe.ready(HOPPER)  # CPU tensors, and nothing interprets
     assert rejection is not None
     assert rejection.code is ReasonCode.PROBE_FAILED
@@ -140,18 +132,17 @@ def test_a_kernel_that_fails(monkeypatch):
 
 def test_a_kernel_that_gives_wrong_numbers(monkeypatch):
     use_driver(monkeypatch, "cuda")
-    use_devices(monkeypatch, "sm_90")
     monkeypatch.setattr("portakernel_plugins.triton.add.add", lambda x, y: x)
     assert probe.ready(HOPPER) == Rejection(
         ReasonCode.PROBE_FAILED,
-        "a tiny Triton kernel ran on cpu:0 and gave wrong numbers; check the driver's and Triton's versions",
+        "a tiny Triton kernel ran on cpu and gave wrong numbers; check the driver's and Triton's versions",
     )
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
-@pytest.mark.parametrize("target", [HOPPER, Target("amd", "gfx942")])
-def test_this_machine_without_a_gpu_is_told_so(target):
-    rejection = probe.ready(target)
+@pytest.mark.parametrize("device", [HOPPER, Device(Target("amd", "gfx942"), "MI300X", "cuda:0")])
+def test_this_machine_without_a_gpu_is_told_so(device):
+    rejection = probe.ready(device)
     assert rejection is not None
     assert rejection.code is ReasonCode.DRIVER
     assert "torch.cuda.is_available() has to be true" in rejection.text

@@ -7,30 +7,25 @@ import shutil
 import subprocess
 import sysconfig
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from portakernel.arch import normalise
 from portakernel.capability import ReasonCode, Rejection
-from portakernel.target import Target
-
-if TYPE_CHECKING:
-    import torch
+from portakernel.target import Device, Target
 
 # Triton's name for each vendor's driver, and the vendor's tool that lists devices.
 _DRIVERS = {"nvidia": ("cuda", "nvidia-smi"), "amd": ("hip", "rocm-smi")}
 
 
-def ready(target: Target) -> Rejection | None:
-    """Why Triton cannot be used on this machine's device of ``target``; None where it can. Never raises."""
+def ready(device: Device) -> Rejection | None:
+    """Why Triton cannot be used on ``device``, which is in this machine; None where it can. Never raises."""
     try:
-        return _toolchain() or _driver(target) or _tiny_launch(target)
+        return _toolchain() or _driver(device.target) or _tiny_launch(device)
     except subprocess.CalledProcessError as error:
         command = " ".join(map(str, error.cmd)) if isinstance(error.cmd, list) else str(error.cmd)
         text = f"the C compiler failed on Triton's launcher (status {error.returncode}): run `{command}` to see why"
         return Rejection(ReasonCode.MISSING_TOOLCHAIN, text)
     except Exception as error:  # noqa: BLE001 - the plugin border: whatever fails here is the answer
         first_line = str(error).strip().partition("\n")[0] or "no message"
-        text = f"a tiny Triton kernel failed on {target}: {type(error).__name__}: {first_line}; check that the versions"
+        text = f"a tiny Triton kernel failed on {device.target}: {type(error).__name__}: {first_line}; check that the versions"
         return Rejection(ReasonCode.PROBE_FAILED, f"{text} of driver, torch and Triton belong together")
 
 
@@ -78,33 +73,16 @@ def _driver(target: Target) -> Rejection | None:
     return None
 
 
-def _tiny_launch(target: Target) -> Rejection | None:
-    """One small addition on the first device of the target, compared with what it must give."""
+def _tiny_launch(device: Device) -> Rejection | None:
+    """One small addition on the device, compared with what it must give."""
     import torch
 
     from portakernel_plugins.triton.add import add
 
-    devices = _devices()
-    device = next((device for device, arch in devices.items() if arch == target.arch), None)
-    if device is None:
-        seen = ", ".join(devices.values()) or "none"
-        text = f"torch sees no {target.arch} (it sees {seen}); check the masks of visible devices"
-        return Rejection(ReasonCode.DRIVER, text)
-    x = torch.arange(16, dtype=torch.float32, device=device)
+    if device.torch_device is None:
+        return Rejection(ReasonCode.DRIVER, f"torch does not reach {device.target}: {device.note}")
+    x = torch.arange(16, dtype=torch.float32, device=device.torch_device)
     if torch.equal(add(x, x).cpu(), 2 * x.cpu()):
         return None
-    text = f"a tiny Triton kernel ran on {device} and gave wrong numbers; check the driver's and Triton's versions"
-    return Rejection(ReasonCode.PROBE_FAILED, text)
-
-
-def _devices() -> dict[torch.device, str]:
-    """The devices that torch reaches, with their archs."""
-    import torch
-
-    devices = {}
-    for index in range(torch.cuda.device_count()):
-        properties = torch.cuda.get_device_properties(index)
-        # Only ROCm builds have gcnArchName.
-        arch = properties.gcnArchName if torch.version.hip else f"sm_{properties.major}{properties.minor}"
-        devices[torch.device("cuda", index)] = normalise(arch)
-    return devices
+    text = f"a tiny Triton kernel ran on {device.torch_device} and gave wrong numbers; check the driver's and Triton's"
+    return Rejection(ReasonCode.PROBE_FAILED, f"{text} versions")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from portakernel.arch import normalise
 from portakernel.registry import Registry
 from portakernel.target import Device, Target
-from portakernel.arch import normalise
 
 
 def find_device(registry: Registry, device: torch.device) -> Device:
