@@ -61,9 +61,10 @@ class Placement:
 class OpCaller:
     """One op's key table and everything that a call without an entry in it needs."""
 
-    def __init__(self, contract: Contract, dispatcher: Dispatcher) -> None:
+    def __init__(self, contract: Contract, dispatcher: Dispatcher, namespace: str = "portakernel") -> None:
         self.contract = contract
         self.dispatcher = dispatcher
+        self.namespace = namespace
         kernels = dispatcher.registry.for_op(contract.op)
         self.limits: tuple[Limit, ...] = tuple(sorted(frozenset().union(*(k.limits() for k in kernels)), key=str))
         self.reads = tuple(sorted({name for k in kernels if k.check for name in k.check.reads}))
@@ -71,8 +72,14 @@ class OpCaller:
         self._key = make_key(contract, self.expressions)
         self.table: dict[Any, Placement] = {}
         self.retired: list[Placement] = []
+        # How a call goes through functorch's transforms; the bridge sets it, because torch ops alone do not.
+        self.transformed: Callable[..., Tensor] | None = None
         self._lock = threading.Lock()
         self._warned: set[tuple[str, str]] = set()
+
+    def torch_op(self, suffix: str = "") -> Any:
+        """The op, or its part ``_forward`` or ``_backward``, as torch's dispatcher knows it."""
+        return getattr(getattr(torch.ops, self.namespace), self.contract.op + suffix)
 
     # --- arguments -------------------------------------------------------------------------------------------------
 
@@ -84,6 +91,17 @@ class OpCaller:
         """
         return tuple(_number(self.contract.op, p, v) for p, v in zip(self.contract.parameters, values, strict=True))
 
+    def check_are_tensors(self, arguments: Sequence[Any]) -> None:
+        """Nothing, when every argument is a tensor.
+
+        Raises:
+            ArgumentTypeError: one is none.
+        """
+        for tensor, argument in zip(self.contract.tensors, arguments, strict=True):
+            if not isinstance(argument, Tensor):
+                found = type(argument).__name__
+                raise ArgumentTypeError(f"{self.contract.op}: {tensor.name} must be a tensor; this is {found}")
+
     def check_tensors(self, tensors: Sequence[Any]) -> None:
         """Nothing, when the arguments are tensors on one device that fit the contract together.
 
@@ -92,9 +110,8 @@ class OpCaller:
             ArgumentValueError: ranks, shapes or devices do not fit together.
         """
         op, names = self.contract.op, [tensor.name for tensor in self.contract.tensors]
+        self.check_are_tensors(tensors)
         for name, tensor in zip(names, tensors, strict=True):
-            if not isinstance(tensor, Tensor):
-                raise ArgumentTypeError(f"{op}: {name} must be a tensor; this is {type(tensor).__name__}")
             if tensor.device != tensors[0].device:
                 raise ArgumentValueError(
                     f"{op}: {name} is on {tensor.device}, but {names[0]} is on {tensors[0].device};"
@@ -112,11 +129,10 @@ class OpCaller:
         """The request that this call makes."""
         contract = self.contract
         names = [tensor.name for tensor in contract.tensors]
-        traced = is_traced(tensors)
         dims, _ = contract.bind_shapes({name: tuple(tensor.shape) for name, tensor in zip(names, tensors, strict=True)})
         facts: dict[str, int] = {}
         for name, tensor in zip(names, tensors, strict=True):
-            facts |= layout_facts(name, tensor, traced=traced)
+            facts |= layout_facts(name, tensor)
         device = find_device(self.dispatcher.registry, tensors[0].device)
         return Request(
             op=contract.op,
@@ -200,13 +216,18 @@ class OpCaller:
         self, tensors: Sequence[Any], parameters: Sequence[Any], out: Any, kernel: str | None, plain: bool, key: Any
     ) -> Any:
         """A public call that the key table did not serve: checks it, then decides or leaves it to torch's dispatcher."""
-        self.check_tensors(tensors)
+        if plain:
+            self.check_tensors(tensors)
+        else:  # the torch op checks the rest, once autocast, vmap and the like have had their turn
+            self.check_are_tensors(tensors)
         numbers = self.parameters(parameters)
         argument = argument_layer(self.dispatcher, kernel)
         if out is not None:
             return self.into(tensors, numbers, out, argument, plain)
         if not plain or tensors[0].is_meta:
-            return torch_op(self.contract.op)(*tensors, *numbers, kernel or "")
+            transformed = torch._C._functorch.peek_interpreter_stack() is not None
+            call = self.transformed if transformed and self.transformed is not None else self.torch_op()
+            return call(*tensors, *numbers, kernel or "")
         policy = self.dispatcher.policy(argument)
         return self.run(
             Phase.INFERENCE, tensors, numbers, policy, (*tensors, *numbers, None), key=key if not argument else None
@@ -224,7 +245,7 @@ class OpCaller:
             raise ArgumentValueError(f"{op}: out= does not record gradients; leave out= away or use torch.no_grad()")
         if not plain or type(target) not in (Tensor, torch.nn.Parameter) or target.is_neg():
             kernel = argument.use[0] if argument else ""
-            return target.copy_(torch_op(op)(*tensors, *numbers, kernel))
+            return target.copy_(self.torch_op()(*tensors, *numbers, kernel))
         over = overwritten(op, target, dict(zip(names, tensors, strict=True)), self.contract.inplace)
         policy = self.dispatcher.policy(argument)
         written: Tensor = self.run(
@@ -291,7 +312,7 @@ def traced({given}, out, kernel):
     result = op({given}, kernel or dispatcher.trace_token)
     return result if out is None else out.copy_(result)
 """
-    names = {"op": torch_op(contract.op).default, "dispatcher": dispatcher}
+    names = {"op": caller.torch_op().default, "dispatcher": dispatcher}
     return make_public(
         contract,
         caller.expressions,
@@ -305,29 +326,11 @@ def traced({given}, out, kernel):
     )
 
 
-def torch_op(op: str) -> Any:
-    """The op as torch's dispatcher knows it."""
-    return getattr(torch.ops.portakernel, op)
-
-
 def argument_layer(dispatcher: Dispatcher, kernel: str | None) -> Layer | None:
     """The policy layer that the call's ``kernel`` argument makes; a traced graph's policy token makes none."""
     if not kernel or kernel.startswith(TRACE_MARK):
         return None
     return make_layer("argument", use=(kernel,)).check(dispatcher.registry)
-
-
-def is_traced(tensors: Sequence[Tensor]) -> bool:
-    """Whether the arguments stand for values that are not there yet."""
-    return any(type(tensor) not in (Tensor, torch.nn.Parameter) and not _has_memory(tensor) for tensor in tensors)
-
-
-def _has_memory(tensor: Tensor) -> bool:
-    try:
-        tensor.data_ptr()
-    except (RuntimeError, NotImplementedError):
-        return False
-    return True
 
 
 def _dtypes(names: Sequence[str], tensors: Sequence[Tensor]) -> dict[str, str]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from torch import Tensor
+from torch.nn import Parameter
 
 from portakernel.errors import ArgumentTypeError, ArgumentValueError
 
@@ -16,7 +18,7 @@ def flat_rows(tensor: Tensor) -> bool:
     if tensor.dim() <= 2 or tensor.numel() == 0:
         return True
     rows = [(size, stride) for size, stride in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True) if size != 1]
-    return all(outer[1] == inner[0] * inner[1] for outer, inner in zip(rows, rows[1:], strict=False))
+    return all(outer[1] == inner[0] * inner[1] for outer, inner in pairwise(rows))
 
 
 def stride_last(tensor: Tensor) -> int:
@@ -25,18 +27,28 @@ def stride_last(tensor: Tensor) -> int:
 
 
 def alignment(tensor: Tensor) -> int:
-    """The largest power of two, up to 16, that divides the address in bytes."""
-    address = tensor.data_ptr()
-    return min(address & -address, MAX_ALIGNMENT) if address else MAX_ALIGNMENT
+    """The largest power of two, up to 16, that divides the address in bytes.
+
+    Where there is no address to see (while tracing, in transforms, in subclasses), only the element's own is sure.
+    """
+    if tensor.numel() == 0:
+        return MAX_ALIGNMENT
+    if type(tensor) is not Tensor and type(tensor) is not Parameter:
+        return min(tensor.element_size(), MAX_ALIGNMENT)
+    try:
+        address = tensor.data_ptr()
+    except RuntimeError:  # a transform's tensor has the plain type and no storage
+        address = 0
+    return min(address & -address, MAX_ALIGNMENT) if address else min(tensor.element_size(), MAX_ALIGNMENT)
 
 
-def layout_facts(name: str, tensor: Tensor, *, traced: bool) -> dict[str, int]:
-    """Every layout fact of a tensor argument. While tracing, an address is unknown: only the element's own is sure."""
+def layout_facts(name: str, tensor: Tensor) -> dict[str, int]:
+    """Every layout fact of a tensor argument."""
     return {
         f"{name}.contiguous": tensor.is_contiguous(),
         f"{name}.flat_rows": flat_rows(tensor),
         f"{name}.stride_last": stride_last(tensor),
-        f"{name}.alignment": tensor.element_size() if traced else alignment(tensor),
+        f"{name}.alignment": alignment(tensor),
     }
 
 

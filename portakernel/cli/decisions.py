@@ -1,0 +1,40 @@
+"""A decision as people read it: the winner and why, each other kernel with its reasons, what was assumed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from portakernel.cli.output import Cell, Page, Style
+
+if TYPE_CHECKING:
+    from portakernel.dispatch import Decision, Status
+
+
+def print_decision(page: Page, decision: Decision, *, indent: int = 0) -> None:
+    """Prints every candidate, winner first, with the reasons, and the assumptions below."""
+    if decision.chosen is None:
+        page.line(f"none: {decision.why}", "bad", indent=indent)
+    page.table(list(_rows(decision)), indent=indent, right=(2,))
+
+
+def print_assumptions(page: Page, decision: Decision) -> None:
+    """Prints what was taken for granted of the kernels that can serve; nothing when all was checked."""
+    rows = [(candidate.kernel.name, text) for candidate in decision.candidates for text in candidate.assumed]
+    if rows:
+        unprobed = decision.request.device is None
+        page.heading(f"Assumed, because {decision.request.target} was not probed:" if unprobed else "Assumed:")
+        page.table(rows, indent=2)
+
+
+def _rows(decision: Decision) -> Iterator[tuple[Cell, str, str, str]]:
+    styles: dict[Status, Style] = {"chosen": "good", "eligible": "", "rejected": "faint"}
+    for candidate in decision.candidates:
+        reasons = [f"{rejection.code}: {rejection.text}" for rejection in candidate.rejections]
+        if candidate.status == "chosen":
+            variant = f" (variant {candidate.variant})" if candidate.variant else ""
+            reasons = [decision.why + variant]
+        name, priority = candidate.kernel.name, str(candidate.priority)
+        status = Cell(candidate.status, styles[candidate.status])
+        for i, reason in enumerate(reasons or [""]):
+            yield (status, name, priority, reason) if i == 0 else (Cell(""), "", "", reason)

@@ -1,0 +1,146 @@
+"""``portakernel explain``: which kernel serves a call, why, and why each other does not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from portakernel.cli.options import Json
+from portakernel.errors import ArgumentValueError, UnknownNameError
+
+_SIZES = re.compile(r"[0-9]{1,18}(x[0-9]{1,18})*")
+_SHAPE_FORM = "write ARG=AxBxC, such as x=4096x8192"
+
+
+def command(
+    op: Annotated[str, typer.Argument(metavar="OP", help="The op, as `portakernel list` names it.")],
+    target: Annotated[
+        str | None,
+        typer.Option(metavar="VENDOR:ARCH", help="The hardware, which need not be here [default: this machine's first device]."),
+    ] = None,
+    dtype: Annotated[
+        list[str] | None, typer.Option(metavar="[ARG=]DTYPE", help="The dtype of all arguments, or of one; repeatable.")
+    ] = None,
+    shape: Annotated[
+        list[str] | None, typer.Option(metavar="ARG=AxBxC", help="The shape of a tensor argument; repeatable.")
+    ] = None,
+    parameters: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=NUMBER", help="A keyword argument of the op; repeatable.")
+    ] = None,
+    phase: Annotated[str, typer.Option(metavar="inference|training|backward", help="The part of the op.")] = "inference",
+    use: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Only this kernel, or this plugin's; repeatable.")
+    ] = None,
+    prefer: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="First this kernel, or this plugin's; repeatable.")
+    ] = None,
+    deny: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Never this kernel, or this plugin's; repeatable.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Say which kernel serves a call, why, and why each other does not. Nothing runs.
+
+    Exits with 0 when a kernel was chosen, 1 when none can serve, 2 when the question has no answer.
+
+    Examples:
+
+    \b
+        portakernel explain rms_norm
+        portakernel explain rms_norm --target amd:gfx942 --dtype bfloat16 --shape x=4096x8192
+        portakernel explain rms_norm --target nvidia:sm_90 --dtype x=float16 --dtype weight=float32 \\
+            --set weight_offset=1.0 --phase training --deny triton --json
+    """
+    from portakernel.api import explain
+    from portakernel.cli.decisions import print_assumptions, print_decision
+    from portakernel.cli.output import page, print_json
+    from portakernel.policy import make_layer
+    from portakernel.runtime import dispatcher
+
+    dtypes, shapes, values = read_dtypes(dtype or ()), read_shapes(shape or ()), read_parameters(op, parameters or ())
+    now = dispatcher()
+    layer = make_layer("command line", tuple(use or ()), tuple(prefer or ()), tuple(deny or ()))
+    token = now.context_layers.set((layer.check(now.registry),) if use or prefer or deny else ())
+    try:
+        decision = explain(op, target=target, dtype=dtypes, shape=shapes, phase=phase, **values)
+    finally:
+        now.context_layers.reset(token)
+    if json:
+        print_json(decision.to_json())
+    else:
+        out, device = page(), decision.request.device
+        out.line(str(decision.request), "strong")
+        if device is not None:
+            out.line(f"on this machine's {device.name} ({device.torch_device})", "faint")
+        out.line()
+        print_decision(out, decision)
+        print_assumptions(out, decision)
+    raise typer.Exit(0 if decision.chosen else 1)
+
+
+def read_dtypes(texts: Sequence[str]) -> dict[str, str] | str | None:
+    """``["bfloat16"]`` as one dtype for all arguments, ``["x=bfloat16", ...]`` as one for each.
+
+    Raises:
+        ArgumentValueError: both forms, or one argument twice.
+    """
+    if not texts:
+        return None
+    if len(texts) == 1 and "=" not in texts[0]:
+        return texts[0].strip()
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, dtype = (part.strip() for part in text.partition("="))
+        if not equals:
+            raise ArgumentValueError(
+                f"--dtype {text} says the dtype of every argument, so it stands alone;"
+                f" beside others write ARG=DTYPE, such as x={text}"
+            )
+        if name in found:
+            raise ArgumentValueError(f"--dtype gives {name} twice: {found[name]} and {dtype}")
+        found[name] = dtype
+    return found
+
+
+def read_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]] | None:
+    """``["x=4096x8192"]`` as sizes by argument.
+
+    Raises:
+        ArgumentValueError: a text is not of that form, or names an argument twice.
+    """
+    found: dict[str, tuple[int, ...]] = {}
+    for text in texts:
+        name, _, sizes = (part.strip() for part in text.partition("="))
+        if not name or not _SIZES.fullmatch(sizes):
+            raise ArgumentValueError(f"--shape {text!r} is not a shape; {_SHAPE_FORM}")
+        if name in found:
+            raise ArgumentValueError(f"--shape gives {name} twice")
+        found[name] = tuple(int(size) for size in sizes.split("x"))
+    return found or None
+
+
+def read_parameters(op: str, texts: Sequence[str]) -> dict[str, float]:
+    """``["weight_offset=1.0"]`` as numbers by keyword argument of ``op``.
+
+    Raises:
+        UnknownNameError: there is no such op, or it has no such argument.
+        ArgumentValueError: a text is not of that form, or names an argument twice.
+    """
+    from portakernel.contracts import contract
+
+    known = [parameter.name for parameter in contract(op).parameters]
+    found: dict[str, float] = {}
+    for text in texts:
+        name, _, number = (part.strip() for part in text.partition("="))
+        if name not in known:
+            raise UnknownNameError("parameter", name, known, where=f"--set: {op}")
+        if name in found:
+            raise ArgumentValueError(f"--set gives {name} twice")
+        try:
+            found[name] = float(number)
+        except ValueError as error:
+            raise ArgumentValueError(f"--set {text!r} is not NAME=NUMBER, such as {name}=1.0") from error
+    return found

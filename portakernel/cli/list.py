@@ -1,0 +1,140 @@
+"""``portakernel list``: every kernel, what it claims, and who ships it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from portakernel.cli.options import Json
+
+if TYPE_CHECKING:
+    from portakernel.capability import Capability
+    from portakernel.kernel import Kernel, Priority
+    from portakernel.registry import Registry
+
+
+def command(
+    op: Annotated[str | None, typer.Option(metavar="OP", help="Only kernels of this op.")] = None,
+    plugin: Annotated[str | None, typer.Option(metavar="PLUGIN", help="Only kernels of this plugin.")] = None,
+    json: Json = False,
+) -> None:
+    """List the kernels that are installed: their targets, dtypes, features, priority, and who ships them.
+
+    Listed does not mean usable here: `portakernel doctor` says what is ready, `portakernel explain` what serves.
+
+    Examples:
+
+    \b
+        portakernel list
+        portakernel list --op rms_norm --json
+    """
+    from portakernel.cli.output import page, print_json
+    from portakernel.runtime import dispatcher
+
+    registry = dispatcher().registry
+    kernels = chosen_kernels(registry, op, plugin)
+    if json:
+        print_json({"kernels": [kernel_json(kernel) for kernel in kernels]})
+        return
+    headers = ("op", "kernel", "targets", "dtypes", "features", "priority", "source")
+    page().table([_row(kernel) for kernel in kernels], headers)
+    if broken := sorted(registry.manager.broken_names()):
+        print(f"left out, being broken: {', '.join(broken)}; `portakernel doctor` says why", file=sys.stderr)
+
+
+def chosen_kernels(registry: Registry, op: str | None, plugin: str | None) -> list[Kernel]:
+    """The kernels of an op, a plugin, or both; by op, and within it references last, higher priorities first.
+
+    Raises:
+        UnknownNameError: there is no such op or plugin.
+    """
+    from portakernel.errors import UnknownNameError
+
+    kernels = list(registry.for_op(op)) if op is not None else list(registry.kernels.values())
+    if plugin is not None:
+        if plugin not in registry.plugins():
+            broken = plugin in registry.manager.broken_names()
+            hint = f"{plugin} is broken: run `portakernel doctor`." if broken else ""
+            raise UnknownNameError("plugin", plugin, registry.plugins(), hint=hint)
+        kernels = [kernel for kernel in kernels if kernel.plugin == plugin]
+    return sorted(kernels, key=lambda kernel: (kernel.op, kernel.is_reference, -_highest(kernel.priority), kernel.name))
+
+
+def kernel_json(kernel: Kernel) -> dict[str, Any]:
+    """A kernel's claims as JSON-ready data; stable."""
+    return {
+        "op": kernel.op,
+        "kernel": kernel.name,
+        "plugin": kernel.plugin,
+        "priority": [
+            {"when": [str(limit) for limit in limits], "priority": priority} for limits, priority in kernel.priority.rules
+        ],
+        "backward": kernel.backward is not None,
+        "disabled": kernel.disabled,
+        "requires": dict(kernel.requires),
+        "variants": [_variant_json(name, capability) for name, capability in kernel.variants],
+        "source": _source(kernel),
+    }
+
+
+def _variant_json(name: str, capability: Capability) -> dict[str, Any]:
+    return {
+        "name": name or None,
+        "targets": {vendor: str(selector) for vendor, selector in capability.targets.items()},
+        "dtypes": {argument: list(dtypes) for argument, dtypes in capability.dtypes.items()},
+        "formats": {argument: list(formats) for argument, formats in capability.formats.items()},
+        "limits": [str(limit) for limit in capability.limits],
+        "features": sorted(capability.features),
+        "properties": sorted(capability.properties),
+    }
+
+
+def _source(kernel: Kernel) -> dict[str, Any]:
+    from portakernel import __version__
+    from portakernel.plugin_manager import FIRST_PARTY
+
+    package = kernel.package
+    return {
+        "distribution": package.distribution if package else FIRST_PARTY,
+        "version": package.version if package else __version__,
+        "first_party": kernel.first_party,
+    }
+
+
+def _highest(priority: Priority) -> int:
+    return max((number for _, number in priority.rules), default=0)
+
+
+def _row(kernel: Kernel) -> Sequence[str]:
+    source = _source(kernel)
+    variants = [capability for _, capability in kernel.variants]
+    name = f"{kernel.name} (disabled: {kernel.disabled})" if kernel.disabled else kernel.name
+    return (
+        kernel.op,
+        name,
+        _joined([_targets(variant.targets) for variant in variants]),
+        _joined([_mapping(variant.dtypes) for variant in variants]),
+        ", ".join(sorted(kernel.features)) or "-",
+        _priority(kernel.priority),
+        f"{source['distribution']} {source['version']}" + ("" if source["first_party"] else ", third-party"),
+    )
+
+
+def _targets(targets: Mapping[str, object]) -> str:
+    return "; ".join(f"{vendor} {selector}" for vendor, selector in targets.items())
+
+
+def _mapping(names: Mapping[str, Sequence[str]]) -> str:
+    return "; ".join(f"{argument} {'|'.join(accepted)}" for argument, accepted in names.items())
+
+
+def _joined(texts: Sequence[str]) -> str:
+    return " or ".join(dict.fromkeys(texts))
+
+
+def _priority(priority: Priority) -> str:
+    rules = [(" and ".join(str(limit) for limit in limits), number) for limits, number in priority.rules]
+    return ", ".join(f"{number} where {when}" if when else str(number) for when, number in rules)

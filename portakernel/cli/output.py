@@ -1,0 +1,112 @@
+"""What commands print: tables and lines, laid out and coloured on a terminal, plain and unwrapped elsewhere."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Style = Literal["", "good", "bad", "doubt", "faint", "strong"]
+_COLOURS = {"good": "green", "bad": "red", "doubt": "yellow", "faint": "dim", "strong": "bold"}
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and line feed
+
+
+def printable(text: str) -> str:
+    """``text`` with control characters shown, not sent: manifests and file names are strangers' text."""
+    return _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Text with a meaning that a terminal shows as a colour."""
+
+    text: str
+    style: Style = ""
+
+
+class Page:
+    """Standard output as plain text: one line a row, never wrapped, no colour."""
+
+    def line(self, text: str = "", style: Style = "", *, indent: int = 0) -> None:
+        """One line, or several where ``text`` has several."""
+        del style
+        for part in printable(text).split("\n"):
+            print((" " * indent + part).rstrip())
+
+    def heading(self, text: str) -> None:
+        """A line that opens a section."""
+        self.line()
+        self.line(text, "strong")
+
+    def table(
+        self, rows: Sequence[Sequence[str | Cell]], headers: Sequence[str] = (), *, indent: int = 0, right: Sequence[int] = ()
+    ) -> None:
+        """Rows of cells, aligned; the columns in ``right`` to the right."""
+        texts = [[cell.text if isinstance(cell, Cell) else cell for cell in row] for row in rows]
+        texts = [[printable(text).replace("\n", " ") for text in row] for row in ([list(headers)] if headers else []) + texts]
+        widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+        for row in texts:
+            cells = (t.rjust(w) if i in right else t.ljust(w) for i, (t, w) in enumerate(zip(row, widths, strict=True)))
+            print(" " * indent + "  ".join(cells).rstrip())
+
+
+class Terminal(Page):
+    """Standard output as a terminal: coloured, wrapped inside columns."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+
+        # nothing is guessed from the text: what looks like markup, an emoji or a number is a stranger's
+        self.console = Console(markup=False, emoji=False, highlight=False)
+
+    def line(self, text: str = "", style: Style = "", *, indent: int = 0) -> None:
+        """One line, or several where ``text`` has several."""
+        from rich.padding import Padding
+        from rich.text import Text
+
+        self.console.print(Padding(Text(printable(text), style=_COLOURS.get(style, "")), (0, 0, 0, indent), expand=False))
+
+    def table(
+        self, rows: Sequence[Sequence[str | Cell]], headers: Sequence[str] = (), *, indent: int = 0, right: Sequence[int] = ()
+    ) -> None:
+        """Rows of cells, aligned; the columns in ``right`` to the right."""
+        from rich.padding import Padding
+        from rich.table import Table
+        from rich.text import Text
+
+        grid = Table(box=None, show_header=bool(headers), pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+        for i in range(max((len(row) for row in rows), default=len(headers))):
+            grid.add_column(headers[i] if headers else "", overflow="fold", justify="right" if i in right else "left")
+        for row in rows:
+            cells = [cell if isinstance(cell, Cell) else Cell(cell) for cell in row]
+            grid.add_row(*(Text(printable(cell.text), style=_COLOURS.get(cell.style, "")) for cell in cells))
+        self.console.print(Padding(grid, (0, 0, 0, indent), expand=False))
+
+
+def page() -> Page:
+    """Where a command prints what people read."""
+    return Terminal() if sys.stdout.isatty() else Page()
+
+
+def print_json(data: Any) -> None:
+    """Prints ``data`` as JSON. A number that JSON does not have (NaN, an infinity) becomes null."""
+    print(json.dumps(_finite(data), indent=2))
+
+
+def json_error(kind: str, message: str) -> str:
+    """The JSON form of an error."""
+    return json.dumps({"error": {"type": kind, "message": message}}, indent=2)
+
+
+def _finite(data: Any) -> Any:
+    if isinstance(data, float):
+        return data if math.isfinite(data) else None
+    if isinstance(data, dict):
+        return {key: _finite(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [_finite(value) for value in data]
+    return data

@@ -1,0 +1,50 @@
+"""What the kit found: one result for each aspect of each case."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Status = Literal["passed", "failed", "skipped"]
+Aspect = Literal[
+    "claim",  # whether the kernel claims the case, and can be used here at all
+    "forward",  # outputs in fresh memory
+    "out",  # outputs in memory of the caller, contiguous and not
+    "inplace",  # outputs over an input
+    "saved",  # what forward keeps for backward
+    "backward",  # gradients
+    "autograd",  # gradients through portakernel.ops
+    "determinism",  # equal bits for equal calls
+    "batch_invariance",  # equal bits for a row alone
+    "purity",  # inputs, and the memory around them, as they were
+    "view",  # results in memory of their own
+    "boundary",  # just outside a claim is refused
+    "coverage",  # no claim without a case
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One aspect of one case of one kernel.
+
+    ``case`` carries the dtypes: ``rms_norm[sliced rows, x=bfloat16, weight=float32]``. ``detail`` says what is wrong, or
+    why nothing ran. ``device`` is where it ran, ``mode`` the plugin's execution mode where it was no device of its own.
+    """
+
+    kernel: str
+    op: str
+    case: str
+    aspect: Aspect
+    status: Status
+    detail: str = ""
+    device: str = ""
+    mode: str | None = None
+    seconds: float = 0.0
+    traceback: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as JSON-ready data; stable."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return f"{self.kernel} {self.case} {self.aspect}: {self.status}" + (f": {self.detail}" if self.detail else "")

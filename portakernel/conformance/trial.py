@@ -1,0 +1,204 @@
+"""One case in given dtypes: runs the kernel as calls do and holds every result against the truth."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from portakernel.call import OpCaller
+from portakernel.capability import CannotRun
+from portakernel.conformance.comparison import Mismatch, compare
+from portakernel.conformance.inputs import Inputs, changed_around, footprint, same_bits, shares_memory
+from portakernel.conformance.result import Aspect, Status
+from portakernel.conformance.truth import Truth, exact
+from portakernel.conformance.venue import Venue, refusals
+from portakernel.contract import Contract
+from portakernel.contract import Result as TensorResult
+from portakernel.kernel import Kernel
+from portakernel.request import Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one aspect of a case came to."""
+
+    aspect: Aspect
+    status: Status
+    detail: str = ""
+    seconds: float = 0.0
+    traceback: str = ""
+
+
+def attempt(aspect: Aspect, check: Callable[[], Sequence[str]]) -> Outcome:
+    """The outcome of ``check``, which returns what is wrong; whatever it raises is an outcome too."""
+    start = time.perf_counter()
+    status: Status = "failed"
+    trace = ""
+    try:
+        problems = check()
+        status, detail = ("failed" if problems else "passed"), "; ".join(problems)
+    except CannotRun as declared:
+        status, detail = "skipped", f"the kernel declared that it cannot run: {declared}"
+    except Exception as error:  # noqa: BLE001 - the plugin border: a kernel that raises fails its case, not the kit
+        detail, trace = f"{type(error).__name__}: {error}", traceback.format_exc()
+    return Outcome(aspect, status, detail, time.perf_counter() - start, trace)
+
+
+@dataclass(slots=True)
+class Trial:
+    """A kernel, a place to run it, inputs and the truth about them.
+
+    ``disturbed`` and ``aliased`` gather what the calls did to memory that was not theirs, and which results were no
+    tensors of their own.
+    """
+
+    caller: OpCaller
+    kernel: Kernel
+    venue: Venue
+    inputs: Inputs
+    properties: frozenset[str]
+    truth: Truth = field(init=False)
+    disturbed: dict[str, None] = field(default_factory=dict[str, None])
+    aliased: dict[str, None] = field(default_factory=dict[str, None])
+
+    def __post_init__(self) -> None:
+        self.truth = Truth.of(self.contract, self.inputs)
+
+    @property
+    def contract(self) -> Contract:
+        """The op's contract."""
+        return self.caller.contract
+
+    # --- calling ---------------------------------------------------------------------------------------------------
+
+    def serves(
+        self, tensors: Sequence[Tensor], phase: Phase = Phase.INFERENCE, *, requires: frozenset[str] = frozenset()
+    ) -> bool:
+        """Whether the kernel claims this call."""
+        saved_by = self.kernel.name if self.kernel.saves == "own" and phase is Phase.BACKWARD else None
+        numbers = tuple(self.inputs.parameters.values())
+        request = self.caller.request(tensors, numbers, phase, requires=requires, saved_by=saved_by)
+        return not refusals(self.caller.dispatcher, self.kernel, self.venue, request)
+
+    def call(
+        self,
+        phase: Phase,
+        tensors: Sequence[Tensor],
+        *more: Any,
+        before: Sequence[Tensor] = (),
+        after: Sequence[Tensor] = (),
+        written: Tensor | None = None,
+        label: str = "",
+    ) -> tuple[Tensor, ...]:
+        """The kernel's results; ``before`` and ``after`` surround the tensor arguments, ``more`` the parameters.
+
+        Checks that nothing but ``written`` has changed.
+        """
+        numbers = tuple(self.inputs.parameters.values())
+        request = self.caller.request(tensors, numbers, phase)
+        launch = self.caller.launcher(self.kernel, request)
+        named = self._named(tensors, before, after)
+        if written is not None and all(tensor is not written for tensor in named.values()):
+            named["out"] = written
+        footprints = {name: footprint(tensor) for name, tensor in named.items()}
+        with self.venue.enter(), torch.no_grad():
+            found = launch(*before, *tensors, *after, *numbers, *more)
+        synchronise(torch.device(self.venue.torch_device))
+        for name, tensor in named.items():
+            if tensor is not written:
+                if not torch.equal(footprint(tensor), footprints[name]):
+                    self.disturbed[f"{label or phase} changed {name} or memory around it"] = None
+            elif changed_around(tensor, footprints[name]):
+                self.disturbed[f"{label or phase} wrote beside {name}"] = None
+        return tuple(found) if isinstance(found, (tuple, list)) else (found,)
+
+    def _named(
+        self, tensors: Sequence[Tensor], before: Sequence[Tensor], after: Sequence[Tensor]
+    ) -> dict[str, Tensor]:
+        grads = [f"grad_{output.name}" for output in self.contract.outputs]
+        saved = [f"saved tensor {place}" for place in range(len(after))]
+        return dict(zip([*grads[: len(before)], *self.inputs.names, *saved], [*before, *tensors, *after], strict=True))
+
+    # --- comparing -------------------------------------------------------------------------------------------------
+
+    def compare_results(
+        self, found: Sequence[Any], specs: Sequence[TensorResult], wants: Sequence[Tensor], tolerance: Mapping[str, float]
+    ) -> list[str]:
+        """What is wrong with outputs or saved tensors, in form or in numbers."""
+        if len(found) != len(specs):
+            return [f"returned {len(found)} tensors; {', '.join(spec.name for spec in specs)} are wanted"]
+        problems = []
+        for tensor, spec, want in zip(found, specs, wants, strict=True):
+            problems += self.compare(tensor, spec.name, self.inputs.shape(spec), self.inputs.dtype(spec), want, tolerance)
+        return problems
+
+    def compare(
+        self,
+        found: Any,
+        name: str,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        want: Tensor,
+        tolerance: Mapping[str, float],
+        magnitude: Tensor | None = None,
+    ) -> list[str]:
+        """What is wrong with one result."""
+        if problem := self.form(found, name, shape, dtype):
+            return [problem]
+        kind = str(dtype).removeprefix("torch.")
+        if kind not in tolerance:
+            return [f"{name} is {kind}, for which the op's contract gives no tolerance"]
+        allowed = tolerance[kind] + self.venue.allowance_ulp.get(kind, 0.0)
+        outcome = compare(found.detach().to("cpu"), want, allowed, magnitude)
+        return [f"{name}: {outcome}"] if isinstance(outcome, Mismatch) else []
+
+    def form(self, found: Any, name: str, shape: Sequence[int], dtype: torch.dtype) -> str:
+        """What is wrong with a result before its numbers are looked at; empty when nothing is."""
+        if not isinstance(found, Tensor):
+            return f"{name} is {type(found).__name__}, not a tensor"
+        wanted = {"shape": tuple(shape), "dtype": dtype, "device": self.inputs.tensors[0].device}
+        got = {"shape": tuple(found.shape), "dtype": found.dtype, "device": found.device}
+        wrong = [f"{key} {got[key]}, not {value}" for key, value in wanted.items() if got[key] != value]
+        return f"{name} has {' and '.join(wrong)}" if wrong else ""
+
+    def own_memory(self, results: Sequence[Any], others: Mapping[str, Tensor], names: Sequence[str]) -> list[str]:
+        """What is wrong with where fresh results lie: they are contiguous and share memory with nothing."""
+        problems = []
+        tensors = [(n, r) for n, r in zip(names, results, strict=False) if isinstance(r, Tensor)]
+        for place, (name, tensor) in enumerate(tensors):
+            if not tensor.is_contiguous():
+                problems.append(f"{name} has strides {tensor.stride()}; fresh results are contiguous")
+            neighbours = [*others.items(), *tensors[:place]]
+            shared = [other for other, memory in neighbours if shares_memory(tensor, memory)]
+            self.aliased |= dict.fromkeys(f"{name} lies in the memory of {other}" for other in shared)
+        return problems
+
+    def argument_memory(self) -> dict[str, Tensor]:
+        """The inputs by name."""
+        return dict(zip(self.inputs.names, self.inputs.tensors, strict=True))
+
+    def differing_bits(self, first: Sequence[Any], second: Sequence[Any], names: Sequence[str], when: str) -> list[str]:
+        """Which results of two calls are not equal bit by bit."""
+        problems = []
+        for name, a, b in zip(names, first, second, strict=False):
+            if isinstance(a, Tensor) and isinstance(b, Tensor) and not same_bits(a, b):
+                count = int((exact(a) != exact(b)).sum()) if a.shape == b.shape else a.numel()
+                problems.append(f"{name} differs {when}: in {count} of {a.numel()} elements")
+        return problems
+
+    def memory_outcomes(self) -> Iterator[Outcome]:
+        """What all calls so far did to memory."""
+        yield Outcome("purity", "failed" if self.disturbed else "passed", "; ".join(self.disturbed))
+        yield Outcome("view", "failed" if self.aliased else "passed", "; ".join(self.aliased))
+
+
+def synchronise(device: torch.device) -> None:
+    """Waits for ``device``, so that an error of a launch belongs to the call that launched it."""
+    if device.type != "cpu":
+        torch.get_device_module(device).synchronize(device)

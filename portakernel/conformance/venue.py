@@ -1,0 +1,133 @@
+"""Where a kernel's cases run: on a device that it claims, or in an execution mode of its plugin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from packaging.specifiers import SpecifierSet
+
+from portakernel.capability import Capability, ReasonCode, Rejection
+from portakernel.dispatch import Dispatcher, installed_version
+from portakernel.kernel import Kernel
+from portakernel.policy import intern_policy, make_layer
+from portakernel.request import Request
+from portakernel.target import Device, Target
+
+
+@dataclass(frozen=True, slots=True)
+class Venue:
+    """A place to run one kernel; ``targets`` are those whose claims hold there.
+
+    In a mode the tensors lie on ``torch_device``, and the kernel answers as on a target that it claims. The mode's own
+    allowance is added to the op's tolerance.
+    """
+
+    torch_device: str
+    targets: tuple[Target, ...]
+    device: Device | None = None
+    mode: str | None = None
+    allowance_ulp: Mapping[str, float] = field(default_factory=dict[str, float])
+    max_elements: int | None = None
+    enter: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+    def __str__(self) -> str:
+        return f"{self.targets[0]} ({self.torch_device})" if self.mode is None else self.torch_device
+
+    def variants(self, kernel: Kernel, dispatcher: Dispatcher) -> tuple[Capability, ...]:
+        """The kernel's claims that hold here."""
+        spaces = dispatcher.registry.spaces
+        return tuple(c for _, c in kernel.variants if any(covers(c, target, spaces) for target in self.targets))
+
+
+@dataclass(frozen=True, slots=True)
+class Unavailable:
+    """There is no place to run the kernel, and why."""
+
+    reason: str
+
+
+def find_venue(dispatcher: Dispatcher, kernel: Kernel, device: Device | None = None) -> Venue | Unavailable:
+    """The first device that the kernel's claims cover (or ``device``), else its plugin's execution mode."""
+    spaces = dispatcher.registry.spaces
+    candidates = dispatcher.registry.devices if device is None else (device,)
+    for candidate in candidates:
+        covered = any(covers(capability, candidate.target, spaces) for _, capability in kernel.variants)
+        if covered and candidate.torch_device is not None:
+            return Venue(candidate.torch_device, (candidate.target,), candidate)
+    here = ", ".join(str(candidate.target) for candidate in candidates) or "no device"
+    claimed = ", ".join(sorted({f"{vendor} {s}" for _, c in kernel.variants for vendor, s in c.targets.items()}))
+    reason = f"serves {claimed or 'no target'}; here: {here}"
+    entry = dispatcher.registry.manager.plugins.get(kernel.plugin)
+    modes = entry[1].manifest.modes if entry is not None else {}
+    name = next((n for n, m in modes.items() if device is None or m.torch_device == device.torch_device), None)
+    mode = dispatcher.registry.mode(kernel.plugin, name) if name is not None else None
+    targets = tuple(dict.fromkeys(target for _, c in kernel.variants for target in claimed_targets(c, spaces)))
+    if mode is None or not targets:
+        return Unavailable(reason)
+    if missing := _missing(kernel):
+        return Unavailable(f"{reason}; mode {name!r}: {missing}")
+    try:
+        enter = dispatcher.entry(mode.context)
+    except ImportError as error:
+        return Unavailable(f"{reason}; mode {name!r} cannot be loaded: {error}")
+    return Venue(mode.torch_device, targets, None, name, mode.allowance_ulp, mode.max_elements, enter)
+
+
+def covers(capability: Capability, target: Target, spaces: Mapping[str, Any]) -> bool:
+    """Whether the claim holds on ``target``, whatever the rest of a request."""
+    return capability.serving_target(Request("", target), spaces) is not None
+
+
+def claimed_targets(capability: Capability, spaces: Mapping[str, Any]) -> Iterator[Target]:
+    """For each claimed vendor with an installed backend, one arch that the claim covers."""
+    for vendor, selector in capability.targets.items():
+        space = spaces.get(vendor)
+        archs = space.archs or ("unlisted",) if space is not None else ()
+        inside = (arch for arch in archs if space.membership(selector, arch, prebuilt=capability.prebuilt).inside)
+        if (arch := next(inside, None)) is not None:
+            yield Target(vendor, arch)
+
+
+def refusals(dispatcher: Dispatcher, kernel: Kernel, venue: Venue, request: Request) -> tuple[Rejection, ...]:
+    """Why ``kernel`` does not serve ``request`` at ``venue``: its claims and, on a device, whether it is usable there.
+
+    What people prefer or deny does not enter; what they switch off does.
+    """
+    policy = intern_policy((make_layer("conformance", use=(kernel.name,)),))
+    if venue.mode is None:
+        return _served(dispatcher.decide(request, policy).candidate(kernel.name).rejections)
+    found: dict[Rejection, None] = {}
+    for target in venue.targets:
+        asked = replace(request, target=target, attached=(), device=None)
+        rejections = _served(dispatcher.decide(asked, policy).candidate(kernel.name).rejections)
+        rejections = rejections or _checked(dispatcher, kernel, asked)
+        if not rejections:
+            return ()
+        found |= dict.fromkeys(rejections)
+    return tuple(found)
+
+
+def _served(rejections: tuple[Rejection, ...]) -> tuple[Rejection, ...]:
+    return tuple(r for r in rejections if r.code is not ReasonCode.LOWER_PRIORITY)
+
+
+def _checked(dispatcher: Dispatcher, kernel: Kernel, request: Request) -> tuple[Rejection, ...]:
+    """The plugin's own test, which dispatch runs for devices only."""
+    if kernel.check is None:
+        return ()
+    values = {name.replace(".", "_"): request.value(name) for name in kernel.check.reads}
+    rejection = dispatcher.entry(kernel.check.entry)(**values)
+    return (rejection,) if rejection is not None else ()
+
+
+def _missing(kernel: Kernel) -> str:
+    for module, specifier in kernel.requires.items():
+        version = installed_version(module)
+        if version is None:
+            return f"needs {module} {specifier}, which is not installed"
+        if not SpecifierSet(specifier).contains(version, prereleases=True):
+            return f"needs {module} {specifier}; {version} is installed"
+    return ""

@@ -1,0 +1,136 @@
+"""Fake distributions, written into a temporary folder and importable, from which small registries are made."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from portakernel.config import Config
+from portakernel.contracts import contract
+from portakernel.dispatch import Dispatcher
+from portakernel.plugin_manager import Package, PluginManager
+from portakernel.question import ask
+from portakernel.registry import Registry
+from portakernel.request import Request
+from portakernel.target import Device, Target
+
+PREFIX = "fake_"
+ALL = {"x": ["float32", "float16", "bfloat16"]}
+DTYPES = {"add": {**ALL, "y": ["x"]}, "rms_norm": {**ALL, "weight": ["x", "float32"]}}
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the developer's shell sets is not what is tested."""
+    for name in [name for name in os.environ if name.startswith("PORTAKERNEL_")]:
+        monkeypatch.delenv(name)
+
+
+@dataclass
+class Site:
+    """A folder on ``sys.path`` with fake packages in it: module ``fake_<name>``, distribution ``<name>-dist 1.0``."""
+
+    folder: Path
+
+    def package(
+        self,
+        name: str,
+        *,
+        plugin: str | dict[str, Any] | None = None,
+        backend: str | dict[str, Any] | None = None,
+        source: str = "",
+        distribution: str | None = None,
+        version: str = "1.0",
+        module: str | None = None,
+        files: dict[str, str] | None = None,
+    ) -> Package:
+        """A package as discovery would find it, with the given manifests and source."""
+        module = module or PREFIX + name
+        folder = self.folder.joinpath(*module.split("."))
+        folder.mkdir(parents=True, exist_ok=True)
+        written = {"__init__.py": source, "plugin.yaml": plugin, "backend.yaml": backend, **(files or {})}
+        for file, content in written.items():
+            if content is not None:
+                text = content if isinstance(content, str) else yaml.safe_dump(content, sort_keys=False)
+                (folder / file).write_text(text, encoding="utf-8")
+        importlib.invalidate_caches()
+        return Package(name, module, distribution or f"{name}-dist", version, folder)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    folder = tmp_path / "site"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(folder)
+    yield Site(folder)
+    for name in [name for name in sys.modules if name.startswith(PREFIX)]:
+        del sys.modules[name]
+
+
+@dataclass
+class World:
+    """Fake backends and plugins, and the dispatcher over them. Vendor ``acme`` is there from the start."""
+
+    site: Site
+    packages: list[Package] = field(default_factory=list)
+
+    def backend(self, name: str, *, source: str = "", distribution: str = "portakernel", **keys: Any) -> Package:
+        """Adds a backend whose vendor has the backend's name; ``keys`` replace those of its manifest."""
+        manifest = {"schema_version": 1, "backend": name, "vendor": name, "torch_device": name, **keys}
+        archs = [arch for line in manifest.get("lines", ()) for arch in line]
+        manifest.setdefault("archs", {arch: {"name": arch, "source": "invented"} for arch in archs})
+        hook = "from portakernel.hookspecs import hookimpl\n@hookimpl\ndef portakernel_targets():\n    return []\n"
+        package = self.site.package(name, backend=manifest, source=source or hook, distribution=distribution)
+        self.packages.append(package)
+        return package
+
+    def plugin(
+        self, name: str, *kernels: dict[str, Any], source: str = "", distribution: str = "portakernel", **keys: Any
+    ) -> Package:
+        """Adds a plugin; a kernel needs no more than what a test is about: it is ``add`` on ``acme`` by default."""
+        whole = [self.kernel(name, **kernel) for kernel in (kernels or ({},))]
+        manifest = {"schema_version": 1, "plugin": name, "kernels": whole, **keys}
+        source = f"def run(*a, **k): ...\ndef backward(*a, **k): ...\n{source}"
+        package = self.site.package(name, plugin=manifest, source=source, distribution=distribution)
+        self.packages.append(package)
+        return package
+
+    def kernel(self, plugin: str, *, op: str = "add", **keys: Any) -> dict[str, Any]:
+        """One entry of ``kernels:``."""
+        default = {"op": op, "entry": f"{PREFIX}{plugin}:run", "targets": {"acme": "any"}, "dtypes": DTYPES[op]}
+        return {**default, **keys}
+
+    def registry(self, *, disabled: frozenset[str] = frozenset()) -> Registry:
+        """The registry of all that was added so far; nothing of it may be broken."""
+        manager = PluginManager(self.packages, disabled=disabled)
+        registry = Registry(manager)
+        assert manager.broken == []
+        return registry
+
+    def dispatcher(self, **environment: str) -> Dispatcher:
+        """A dispatcher over all that was added so far, with ``PORTAKERNEL_*`` variables given without the prefix."""
+        config = Config.from_environment({f"PORTAKERNEL_{name}": value for name, value in environment.items()})
+        return Dispatcher(self.registry(disabled=frozenset(config.disable)), config)
+
+    def request(
+        self, op: str = "add", target: str = "acme:acme1", *, present: bool = False, dtypes: Any = "float32", **keys: Any
+    ) -> Request:
+        """A question about ``op``; with ``present``, about the device ``acme:0`` of this machine."""
+        found = Target.parse(target)
+        device = Device(found, "Acme 1", f"{found.vendor}:0") if present else None
+        return ask(contract(op), found, dtypes=dtypes, device=device, **keys)
+
+
+@pytest.fixture
+def world(site: Site) -> World:
+    world = World(site)
+    world.backend("acme", lines=[["acme1", "acme2"]])
+    return world

@@ -1,0 +1,74 @@
+"""A dispatcher of its own for each test, in which kernels that read raw memory win."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from portakernel.call import OpCaller, public_function
+from portakernel.config import Config
+from portakernel.contracts import contract
+from portakernel.dispatch import Dispatcher
+from portakernel.plugin_manager import FIRST_PARTY, Package, PluginManager, find_folder
+from portakernel.registry import Registry
+from portakernel.torch_bridge.registration import Bridge
+
+DATA = Path(__file__).parents[1] / "data"
+_namespaces = itertools.count()
+
+
+@dataclass
+class Ops:
+    """The ops of one dispatcher, registered under a namespace of their own."""
+
+    dispatcher: Dispatcher
+    bridges: dict[str, Bridge]
+
+    def caller(self, op: str) -> OpCaller:
+        return self.bridges[op].caller
+
+    def __getattr__(self, op: str) -> Callable[..., Any]:
+        function = public_function(self.bridges[op].caller)
+        setattr(self, op, function)
+        return function
+
+    def served(self, op: str, phase: str = "inference") -> dict[str, int]:
+        """Calls by kernel."""
+        counts: dict[str, int] = {}
+        for placement in self.caller(op).placements():
+            if placement.decision.request.phase == phase and placement.count():
+                counts[placement.kernel.name] = counts.get(placement.kernel.name, 0) + placement.count()
+        return counts
+
+
+def package(name: str, module: str, distribution: str = FIRST_PARTY) -> Package:
+    return Package(name, module, distribution, "1.0", find_folder(module))
+
+
+@pytest.fixture
+def ops(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ops]:
+    monkeypatch.syspath_prepend(DATA)
+    packages = [
+        package("raw_kernels", "raw_kernels"),
+        package("torch", "portakernel_plugins.torch"),
+        package("cpu", "portakernel_backends.cpu"),
+    ]
+    dispatcher = Dispatcher(Registry(PluginManager(packages)), Config())
+    assert dispatcher.registry.manager.broken == []
+    namespace = f"portakernel_test_{next(_namespaces)}"
+    callers = {op: OpCaller(contract(op), dispatcher, namespace) for op in ("add", "rms_norm")}
+    yield Ops(dispatcher, {op: Bridge(caller) for op, caller in callers.items()})
+
+
+@pytest.fixture
+def calls(ops: Ops) -> list[str]:
+    """What the raw kernels were called for, from now on."""
+    from raw_kernels import kernels
+
+    kernels.CALLS.clear()
+    return kernels.CALLS

@@ -1,0 +1,230 @@
+"""Each guard of the fast path: without it, a kernel that reads raw memory gives a wrong result or loses a derivative."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
+from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+# A fallback is told by a warning of its own, which test_call.py asserts.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::portakernel.errors.FallbackWarning"),
+    # torch's own forward-mode rules are scripted when first used
+    pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning"),
+]
+
+
+def normal(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape)
+
+
+def same(found: torch.Tensor, wanted: torch.Tensor) -> None:
+    torch.testing.assert_close(found, wanted, rtol=2e-6, atol=2e-6)
+
+
+def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * weight
+
+
+@pytest.fixture(autouse=True)
+def _warm(ops):
+    """The key is in the table before each test: what follows is a hit unless a guard sends it elsewhere."""
+    ops.add(normal(3, 4), normal(3, 4))
+    ops.rms_norm(normal(3, 4), normal(4))
+
+
+def test_plain_tensors_take_the_fast_path(ops, calls):
+    x, y = normal(3, 4), normal(3, 4)
+    same(ops.add(x, y), x + y)
+    assert calls == ["add"]
+    assert ops.served("add") == {"raw_kernels.add": 2}
+
+
+def test_a_lazily_negated_view_is_read_as_negated(ops, calls):
+    negated = torch.complex(normal(3, 4), normal(3, 4)).conj().imag
+    x = torch._neg_view(normal(3, 4))
+    assert negated.is_neg() and x.is_neg()
+    same(ops.add(x, x), x + x)
+    same(ops.add(normal(3, 4) * 0, negated.contiguous()), negated)
+    same(ops.add(negated, negated), negated.resolve_neg() * 2)
+
+
+def test_a_conjugated_complex_view_is_refused_with_its_dtype(ops):
+    x = torch.complex(normal(3, 4), normal(3, 4)).conj()
+    with pytest.raises(TypeError, match=r"^add: x is complex64; it must be float32 or float16 or bfloat16$"):
+        ops.add(x, x)
+
+
+def test_a_zero_tensor_is_zero_and_not_read(ops):
+    zero = torch._efficientzerotensor((3, 4))
+    x = normal(3, 4)
+    same(ops.add(x, zero), x)
+
+
+def test_a_parameter_takes_the_fast_path_without_grad_mode(ops, calls):
+    weight = torch.nn.Parameter(normal(4))
+    x = normal(3, 4)
+    with torch.no_grad():
+        same(ops.rms_norm(x, weight), norm(x, weight))
+    assert ops.served("rms_norm") == {"raw_kernels.rms_norm": 2}
+
+
+def test_a_parameter_gets_its_gradient_in_grad_mode(ops, calls):
+    weight = torch.nn.Parameter(normal(4))
+    x = normal(3, 4)
+    ops.rms_norm(x, weight).square().sum().backward()
+    twin = weight.detach().clone().requires_grad_()
+    norm(x, twin).square().sum().backward()
+    assert weight.grad is not None and twin.grad is not None
+    same(weight.grad, twin.grad)
+    assert calls == ["rms_norm", "rms_norm_backward"]
+
+
+def test_a_tensor_that_requires_grad_is_recorded(ops):
+    x = normal(3, 4).requires_grad_()
+    y = ops.add(x, x)
+    y.sum().backward()
+    assert x.grad is not None
+    same(x.grad, torch.full((3, 4), 2.0))
+
+
+def test_forward_mode_duals_keep_their_tangents(ops):
+    x, tangent, weight = normal(3, 4), normal(3, 4), normal(4)
+    with forward_ad.dual_level():
+        found = forward_ad.unpack_dual(ops.rms_norm(forward_ad.make_dual(x, tangent), weight))
+        wanted = forward_ad.unpack_dual(norm(forward_ad.make_dual(x, tangent), weight))
+        assert found.tangent is not None and wanted.tangent is not None
+        same(found.primal, wanted.primal)
+        same(found.tangent, wanted.tangent)
+    assert ops.served("rms_norm", "forward_ad") == {"reference.rms_norm": 1}
+
+
+def test_a_named_kernel_without_forward_mode_refuses_duals(ops):
+    with forward_ad.dual_level():
+        x = forward_ad.make_dual(normal(3, 4), normal(3, 4))
+        with pytest.raises(NotImplementedError, match="raw_kernels.add +requires_grad +has no forward-mode derivative"):
+            ops.add(x, x, kernel="raw_kernels.add")
+
+
+def test_vmap_sees_one_element_of_the_batch(ops):
+    x, y = normal(5, 4), normal(5, 4)
+    same(torch.vmap(ops.add)(x, y), x + y)
+    same(torch.vmap(ops.add, in_dims=(0, None))(x, y[0]), x + y[0])
+    weight = normal(4)
+    same(torch.vmap(ops.rms_norm, in_dims=(0, None))(x, weight), norm(x, weight))
+    weights = normal(5, 4)
+    same(torch.vmap(ops.rms_norm, in_dims=(0, 0))(x, weights), norm(x, weights))
+
+
+def test_functional_transforms_differentiate(ops):
+    x, weight = normal(3, 4), normal(4)
+    same(
+        torch.func.grad(lambda x: ops.rms_norm(x, weight).square().sum())(x),
+        torch.func.grad(lambda x: norm(x, weight).square().sum())(x),
+    )
+    per_row = torch.func.vmap(torch.func.grad(lambda x, w: ops.rms_norm(x, w).square().sum(), argnums=(0, 1)), (0, None))
+    wanted_per_row = torch.func.vmap(torch.func.grad(lambda x, w: norm(x, w).square().sum(), argnums=(0, 1)), (0, None))
+    for found, wanted in zip(per_row(x, weight), wanted_per_row(x, weight), strict=True):
+        same(found, wanted)
+    _, found = torch.func.jvp(lambda x: ops.rms_norm(x, weight), (x,), (x,))
+    _, wanted = torch.func.jvp(lambda x: norm(x, weight), (x,), (x,))
+    same(found, wanted)
+
+
+def test_inference_mode_gives_inference_tensors_by_the_same_kernel(ops, calls):
+    x = normal(3, 4)
+    with torch.inference_mode():
+        y = ops.add(x, x)
+        same(ops.add(y, x), 3 * x)
+    assert y.is_inference()
+    assert calls == ["add", "add"]
+
+
+def test_autocast_promotes_what_the_contract_says(ops, calls):
+    x, y = normal(3, 4), normal(3, 4).bfloat16()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = ops.add(x, y)
+        unchanged = ops.rms_norm(x.bfloat16(), normal(4))
+    assert found.dtype is torch.float32
+    same(found, x + y.float())
+    assert unchanged.dtype is torch.bfloat16
+    with pytest.raises(TypeError, match=r"^add: y is bfloat16; it must be float32$"):
+        ops.add(x, y)
+
+
+class Logged(torch.Tensor):
+    """A subclass that keeps the names of the functions it sees."""
+
+    seen: list[str] = []
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        cls.seen.append(str(func))
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_a_tensor_subclass_sees_the_op(ops, calls):
+    x = normal(3, 4).as_subclass(Logged)
+    Logged.seen.clear()
+    y = ops.add(x, normal(3, 4))
+    assert type(y) is Logged
+    assert Logged.seen[0] == f"{ops.caller('add').namespace}.add"
+    assert calls == ["add"]
+
+
+def test_a_wrapper_subclass_has_no_memory_of_its_own(ops, calls):
+    a, b = normal(3, 4), normal(3, 4)
+    y = ops.add(TwoTensor(a, b), TwoTensor(b, b))
+    assert type(y) is TwoTensor
+    same(y.a, a + b)
+    same(y.b, b + b)
+
+
+def test_a_dispatch_mode_sees_the_op(ops, calls):
+    seen: list[str] = []
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with Mode():
+        ops.add(normal(3, 4), normal(3, 4))
+    assert f"{ops.caller('add').namespace}.add.default" in seen
+    assert calls == ["add"]
+
+
+def test_a_function_mode_sees_the_op(ops, calls):
+    seen: list[str] = []
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    x = normal(3, 4)
+    with Mode():
+        ops.add(x, x)
+    assert any(name.startswith(ops.caller("add").namespace) for name in seen)
+    assert calls == ["add"]
+
+
+def test_meta_tensors_get_shapes_alone(ops, calls):
+    y = ops.rms_norm(torch.empty(3, 4, device="meta"), torch.empty(4, device="meta"))
+    assert (y.device.type, y.shape) == ("meta", (3, 4))
+    assert calls == []
+
+
+def test_a_number_that_is_no_float_takes_the_slow_path_with_the_same_result(ops):
+    x, weight = normal(3, 4), normal(4)
+    same(ops.rms_norm(x, weight, eps=0), ops.rms_norm(x, weight, eps=0.0))
+
+
+@pytest.mark.parametrize("eps", [True, "1e-6", None, torch.tensor(1e-6)])
+def test_a_parameter_that_is_no_number_is_refused(ops, eps):
+    with pytest.raises(TypeError, match=rf"^rms_norm: eps must be a number; this is {type(eps).__name__} "):
+        ops.rms_norm(normal(3, 4), normal(4), eps=eps)
