@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,10 +32,9 @@ class Ops:
     def caller(self, op: str) -> OpCaller:
         return self.bridges[op].caller
 
-    def __getattr__(self, op: str) -> Callable[..., Any]:
-        function = public_function(self.bridges[op].caller)
-        setattr(self, op, function)
-        return function
+    def __post_init__(self) -> None:
+        self.add: Callable[..., Any] = public_function(self.caller("add"))
+        self.rms_norm: Callable[..., Any] = public_function(self.caller("rms_norm"))
 
     def served(self, op: str, phase: str = "inference") -> dict[str, int]:
         """Calls by kernel."""
@@ -51,7 +50,7 @@ def package(name: str, module: str, distribution: str = FIRST_PARTY) -> Package:
 
 
 @pytest.fixture
-def ops(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ops]:
+def ops(monkeypatch: pytest.MonkeyPatch) -> Ops:
     monkeypatch.syspath_prepend(DATA)
     packages = [
         package("raw_kernels", "raw_kernels"),
@@ -62,7 +61,7 @@ def ops(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ops]:
     assert dispatcher.registry.manager.broken == []
     namespace = f"portakernel_test_{next(_namespaces)}"
     callers = {op: OpCaller(contract(op), dispatcher, namespace) for op in ("add", "rms_norm")}
-    yield Ops(dispatcher, {op: Bridge(caller) for op, caller in callers.items()})
+    return Ops(dispatcher, {op: Bridge(caller) for op, caller in callers.items()})
 
 
 @pytest.fixture

@@ -56,7 +56,8 @@ def rms_norm_backward(
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     CALLS.append("rms_norm_backward")
     THREADS.append(threading.get_ident())
-    g, u = memory(grad_y.contiguous()), memory(x) * memory(rstd).reshape(*x.shape[:-1], 1)
+    grad_y = grad_y.contiguous()
+    g, u = memory(grad_y), memory(x) * memory(rstd).reshape(*x.shape[:-1], 1)
     gw = g * memory(weight)
     grad_x = memory(rstd).reshape(*x.shape[:-1], 1) * (gw - u * (gw * u).mean(-1, keepdims=True))
     grad_weight = (g * u).reshape(-1, x.shape[-1]).sum(0)

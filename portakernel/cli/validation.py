@@ -1,0 +1,232 @@
+"""Everything that is wrong with manifests: file, line, key and text, found without importing a plugin."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from portakernel.arch import ArchSpace
+from portakernel.errors import ArgumentValueError, ManifestError, nearest
+from portakernel.kernel import plugin_kernels
+from portakernel.manifest import BackendManifest, Claim, Loaded, PluginManifest, load_manifest
+from portakernel.plugin_manager import Package, installed_packages
+from portakernel.registry import REFERENCE, Backend
+from portakernel.yaml_file import KeyPath, read_yaml
+
+MANIFESTS: Mapping[str, Literal["plugin", "backend"]] = {"plugin.yaml": "plugin", "backend.yaml": "backend"}
+_PLACE = re.compile(r":(\d+)(?:: ([^\s:]+(?=: )))?: (.*)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong, and where; ``line`` and ``key`` are None where it is the whole file, or no file."""
+
+    file: str
+    line: int | None
+    key: str | None
+    text: str
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line}" if self.line is not None else self.file
+        return ": ".join(filter(None, (place, self.key, self.text)))
+
+    def to_json(self) -> dict[str, Any]:
+        """The problem as JSON-ready data; stable."""
+        return {"file": self.file, "line": self.line, "key": self.key, "text": self.text}
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A manifest to validate, and the package it belongs to; ``installed`` tells found from guessed packages."""
+
+    file: Path
+    kind: Literal["plugin", "backend"]
+    package: Package
+    installed: bool
+
+
+def installed_subjects() -> tuple[list[Subject], list[Problem]]:
+    """Every installed package's manifests, and the packages that have none or cannot be found."""
+    subjects, problems = list[Subject](), list[Problem]()
+    packages = installed_packages()
+    for package in packages:
+        entry_point = f"entry point {package}"
+        rivals = [str(other) for other in packages if other.name == package.name and other is not package]
+        if rivals and not package.first_party:
+            text = f"the name {package.name!r} is taken by {' and '.join(rivals)}; rename one of the entry points"
+            problems.append(Problem(entry_point, None, None, text))
+        if package.folder is None:
+            text = f"module {package.module!r} cannot be found; reinstall {package.distribution}"
+            problems.append(Problem(entry_point, None, None, text))
+            continue
+        found = _in_folder(package.folder)
+        if not found:
+            problems.append(Problem(entry_point, None, None, f"{package.folder} holds neither plugin.yaml nor backend.yaml"))
+        subjects += [Subject(file, MANIFESTS[file.name], package, True) for file in found]
+    return subjects, problems
+
+
+def subjects_at(path: Path) -> list[Subject]:
+    """The manifests that ``path`` names: a file, or a package's folder.
+
+    Raises:
+        ArgumentValueError: there is no such file or folder, or the folder holds no manifest.
+    """
+    if path.is_dir():
+        files = _in_folder(path)
+        if not files:
+            raise ArgumentValueError(f"{path} holds neither plugin.yaml nor backend.yaml; name the folder that does")
+    elif path.exists():
+        files = [path]
+    else:
+        raise ArgumentValueError(f"{path}: no such file or folder; name a plugin.yaml, a backend.yaml or their folder")
+    folder = files[0].parent.resolve()
+    package = next((p for p in installed_packages() if p.folder is not None and p.folder.resolve() == folder), None)
+    return [
+        Subject(file, MANIFESTS.get(file.name) or _kind(file), package or _guessed_package(file), package is not None)
+        for file in files
+    ]
+
+
+def problems_of(subjects: Sequence[Subject]) -> dict[Subject, list[Problem]]:
+    """Each subject's problems. Vendors are those of the installed backends and of the backends among the subjects."""
+    problems: dict[Subject, list[Problem]] = {subject: [] for subject in subjects}
+    spaces: dict[str, ArchSpace] = {}
+    files = {subject.file.resolve() for subject in subjects}
+    for subject in [*subjects, *(s for s in installed_subjects()[0] if s.file.resolve() not in files)]:
+        if subject.kind != "backend":
+            continue
+        found = _backend(subject, spaces)
+        if subject in problems:
+            problems[subject] = found
+    for subject in subjects:
+        if subject.kind == "plugin":
+            problems[subject] = _plugin(subject, spaces)
+    return problems
+
+
+def _in_folder(folder: Path) -> list[Path]:
+    return [folder / name for name in MANIFESTS if (folder / name).exists()]
+
+
+def _kind(file: Path) -> Literal["plugin", "backend"]:
+    """What a manifest under another name is, by its keys."""
+    try:
+        data = read_yaml(file).data
+    except ManifestError:
+        return "plugin"
+    return "backend" if isinstance(data, dict) and "backend" in data and "plugin" not in data else "plugin"
+
+
+def _guessed_package(file: Path) -> Package:
+    """The package that a file outside any installed one would be: as deep as there are ``__init__.py``."""
+    folder = file.parent.resolve()
+    parts, parent = [folder.name], folder.parent
+    while (folder / "__init__.py").exists() and (parent / "__init__.py").exists():
+        parts, folder, parent = [parent.name, *parts], parent, parent.parent
+    return Package(parts[-1], ".".join(parts), "not installed", "", file.parent.resolve())
+
+
+def _backend(subject: Subject, spaces: dict[str, ArchSpace]) -> list[Problem]:
+    """The problems of a ``backend.yaml``; adds its vendor to ``spaces``."""
+    try:
+        loaded = load_manifest(BackendManifest, subject.file, strict=True)
+    except ManifestError as error:
+        return _problems(subject, error.problems)
+    found = _misnamed(subject, loaded, "backend", loaded.manifest.backend)
+    vendor = loaded.manifest.vendor
+    if vendor in spaces:
+        found.append(loaded.problem(("vendor",), f"vendor {vendor!r} is taken by another backend"))
+    else:
+        spaces[vendor] = Backend.from_manifest(subject.package, loaded.manifest).space
+    return _problems(subject, found)
+
+
+def _plugin(subject: Subject, spaces: Mapping[str, ArchSpace]) -> list[Problem]:
+    """The problems of a ``plugin.yaml``."""
+    try:
+        loaded = load_manifest(PluginManifest, subject.file, strict=True)
+    except ManifestError as error:
+        return _problems(subject, error.problems)
+    found = _misnamed(subject, loaded, "plugin", loaded.manifest.plugin)
+    if loaded.manifest.plugin == REFERENCE:
+        found.append(loaded.problem(("plugin",), f"the name {REFERENCE!r} is taken by portakernel's own references"))
+    for path, claim in _claims(loaded.manifest):
+        for vendor in claim.targets or {}:
+            if vendor not in spaces:
+                text = f"unknown vendor {vendor!r}; {nearest(vendor, spaces)}"
+                found.append(loaded.problem((*path, "targets", vendor), text))
+    try:
+        plugin_kernels(subject.package, loaded, spaces)
+    except ManifestError as error:
+        found += error.problems
+    for path, entry in _entries(loaded.manifest):
+        if text := _missing(subject.package, entry):
+            found.append(loaded.problem(path, text))
+    return _problems(subject, list(dict.fromkeys(found)))
+
+
+def _misnamed(subject: Subject, loaded: Loaded[Any], key: str, name: str) -> list[str]:
+    package = subject.package
+    if not subject.installed or name == package.name:
+        return []
+    text = f"is {name!r}, but the entry point of {package.distribution} is named {package.name!r}; they must be equal"
+    return [loaded.problem((key,), text)]
+
+
+def _claims(manifest: PluginManifest) -> Iterator[tuple[KeyPath, Claim]]:
+    yield ("defaults",), manifest.defaults
+    for i, kernel in enumerate(manifest.kernels):
+        yield ("kernels", i), kernel
+        for j, variant in enumerate(kernel.variants):
+            yield ("kernels", i, "variants", j), variant
+
+
+def _entries(manifest: PluginManifest) -> Iterator[tuple[KeyPath, str]]:
+    """Every ``module:function`` of a manifest, with its place."""
+    if manifest.ready is not None:
+        yield ("ready",), manifest.ready
+    for name, mode in manifest.modes.items():
+        yield ("modes", name, "context"), mode.context
+    for i, kernel in enumerate(manifest.kernels):
+        yield ("kernels", i, "entry"), kernel.entry
+        if kernel.backward is not None:
+            yield ("kernels", i, "backward"), kernel.backward
+        if kernel.check is not None:
+            yield ("kernels", i, "check", "entry"), kernel.check.entry
+
+
+def _missing(package: Package, entry: str) -> str:
+    """Why ``entry`` leads nowhere, as far as files tell; empty when it does not, or is not this package's."""
+    module, _, function = entry.partition(":")
+    if package.folder is None or module != package.module and not module.startswith(f"{package.module}."):
+        return ""
+    parts = module.removeprefix(package.module).strip(".").split(".")
+    place = package.folder.joinpath(*filter(None, parts))
+    sources = [place.with_suffix(".py")] if any(parts) else []
+    source = next((file for file in (*sources, place / "__init__.py") if file.is_file()), None)
+    if source is None:
+        compiled = place.is_dir() or any(place.parent.glob(f"{place.name}.*"))  # a namespace, or an extension module
+        return "" if compiled else f"there is no module {module!r}"
+    text = source.read_text(encoding="utf-8", errors="replace")
+    # a name that the source never spells can only come from elsewhere
+    if re.search(rf"\b{re.escape(function)}\b", text) or "import *" in text or "__getattr__" in text:
+        return ""
+    return f"{module} has no function {function!r}; {nearest(function, re.findall(r'^def (\w+)', text, re.MULTILINE))}"
+
+
+def _problems(subject: Subject, texts: Sequence[str]) -> list[Problem]:
+    """The core's sentences, which begin with the file and line, taken apart."""
+    found = []
+    for text in texts:
+        rest = text.removeprefix(str(subject.file))
+        place = _PLACE.fullmatch(rest)
+        if rest != text and place:
+            key = place[2].lstrip(".") if place[2] else None
+            found.append(Problem(str(subject.file), int(place[1]), key, place[3]))
+        else:
+            found.append(Problem(str(subject.file), None, None, rest.removeprefix(": ")))
+    return found

@@ -1,0 +1,191 @@
+"""The ops inside PyTorch: opcheck, compiled graphs, gradients across threads."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from torch.library import opcheck
+
+from portakernel.errors import DerivativeError, PortakernelError
+from portakernel.policy import make_layer
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::portakernel.errors.FallbackWarning"),
+    # torch 2.13's own compiler, on importing its parts
+    pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning"),
+]
+
+
+def normal(*shape: int, grad: bool = False) -> torch.Tensor:
+    return torch.randn(*shape, requires_grad=grad)
+
+
+def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * weight
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("shape", [(3, 4), (2, 3, 4), (0, 4)])
+def test_opcheck_of_the_public_ops(ops, shape, grad):
+    x, y, weight = normal(*shape, grad=grad), normal(*shape), normal(4, grad=grad)
+    opcheck(ops.caller("add").torch_op().default, (x, y))
+    opcheck(ops.caller("rms_norm").torch_op().default, (x, weight, 1e-5))
+
+
+def test_opcheck_of_the_parts(ops):
+    x, weight = normal(3, 4, grad=True), normal(4, grad=True)
+    caller = ops.caller("rms_norm")
+    opcheck(caller.torch_op("_forward").default, (x, weight, 1e-5, 0.0, "", ""))
+    opcheck(ops.caller("add").torch_op("_forward").default, (x, x, "", ""))
+    arguments = (normal(3, 4), x.detach(), weight.detach(), torch.ones(3), 1e-5, 0.0, [True, True], "", "")
+    opcheck(caller.torch_op("_backward").default, arguments)
+
+
+def compiled(function, *, dynamic: bool | None = None):
+    """``function`` compiled, and the graphs that it was compiled to."""
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph, _inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+
+    def compiler(graph, _inputs):
+        graphs.append(graph)
+        return make_boxed_func(graph.forward)
+
+    backend = aot_autograd(fw_compiler=compiler, bw_compiler=compiler)
+    return torch.compile(function, fullgraph=True, backend=backend, dynamic=dynamic), graphs
+
+
+def calls_in(graph: torch.fx.GraphModule, namespace: str) -> list[tuple[str, tuple[object, ...]]]:
+    nodes = [node for node in graph.graph.nodes if node.op == "call_function"]
+    return [
+        (str(node.target).removeprefix(f"{namespace}."), tuple(arg for arg in node.args if isinstance(arg, str)))
+        for node in nodes
+        if str(node.target).startswith(namespace)
+    ]
+
+
+def test_a_compiled_graph_names_its_kernels(ops):
+    namespace = ops.caller("add").namespace
+    function, graphs = compiled(lambda x, w: ops.add(ops.rms_norm(x, w), x))
+    x, weight = normal(3, 4), normal(4)
+    torch.testing.assert_close(function(x, weight), norm(x, weight) + x)
+    assert calls_in(graphs[0], namespace) == [
+        ("rms_norm.default", ("raw_kernels.rms_norm",)),
+        ("add.default", ("raw_kernels.add",)),
+    ]
+
+
+def test_a_compiled_graph_names_the_kernels_of_both_directions(ops):
+    namespace = ops.caller("add").namespace
+    function, graphs = compiled(lambda x, w: ops.rms_norm(x, w).square().sum())
+    x, weight = normal(3, 4, grad=True), normal(4, grad=True)
+    function(x, weight).backward()
+    twin_x, twin_weight = (t.detach().clone().requires_grad_() for t in (x, weight))
+    norm(twin_x, twin_weight).square().sum().backward()
+    torch.testing.assert_close(x.grad, twin_x.grad)
+    torch.testing.assert_close(weight.grad, twin_weight.grad)
+    assert [name for graph in graphs for name, _ in calls_in(graph, namespace)] == [
+        "rms_norm_forward.default",
+        "rms_norm_backward.default",
+    ]
+    assert "raw_kernels.rms_norm" in calls_in(graphs[1], namespace)[0][1]
+
+
+def test_inference_mode_compiles_with_the_same_numbers(ops):
+    function, _ = compiled(lambda x, w: ops.rms_norm(x, w))
+    x, weight = normal(3, 4), normal(4)
+    with torch.inference_mode():
+        torch.testing.assert_close(function(x, weight), norm(x, weight))
+
+
+def test_dynamic_rows_do_not_recompile(ops):
+    function, graphs = compiled(lambda x, w: ops.rms_norm(x, w), dynamic=True)
+    weight = normal(4)
+    for rows in (3, 5, 9):
+        x = normal(rows, 4)
+        torch.testing.assert_close(function(x, weight), norm(x, weight))
+    assert len(graphs) == 1
+
+
+def test_out_works_in_a_compiled_graph(ops):
+    function, _ = compiled(lambda x, out: ops.add(x, x, out=out))
+    x, out = normal(3, 4), torch.empty(3, 4)
+    function(x, out)
+    torch.testing.assert_close(out, 2 * x)
+
+
+def test_a_changed_policy_recompiles_once_and_is_followed(ops):
+    namespace = ops.caller("add").namespace
+    function, graphs = compiled(lambda x: ops.add(x, x))
+    x = normal(3, 4)
+    for layer in (None, make_layer("set_policy", use="torch"), None):
+        ops.dispatcher.set_process_layer(layer)
+        for _ in range(2):
+            torch.testing.assert_close(function(x), 2 * x)
+    assert [calls_in(graph, namespace)[0][1] for graph in graphs] == [("raw_kernels.add",), ("torch.add",)]
+
+
+def test_a_policy_context_is_refused_while_tracing(ops):
+    function, _ = compiled(lambda x: ops.add(x, x))
+    token = ops.dispatcher.context_layers.set((make_layer("context", use="torch"),))
+    with pytest.raises(Exception, match="add is being traced inside a policy context, which a compiled graph cannot") as e:
+        function(normal(3, 4))
+    ops.dispatcher.context_layers.reset(token)
+    assert isinstance(e.value, PortakernelError) or "PortakernelError" in repr(e.value) or e.value.__cause__ is not None
+
+
+def test_the_kernel_argument_reaches_a_compiled_graph(ops):
+    function, graphs = compiled(lambda x: ops.add(x, x, kernel="torch"))
+    function(normal(3, 4))
+    assert calls_in(graphs[0], ops.caller("add").namespace) == [("add.default", ("torch.add",))]
+
+
+def test_backward_follows_the_context_of_forward_in_another_thread(ops, calls):
+    x, weight = normal(3, 4, grad=True), normal(4)
+    token = ops.dispatcher.context_layers.set((make_layer("context", use="reference"),))
+    y = ops.rms_norm(x, weight)
+    ops.dispatcher.context_layers.reset(token)
+    thread = threading.Thread(target=lambda: y.sum().backward())
+    thread.start()
+    thread.join()
+    assert x.grad is not None
+    assert calls == []
+    assert ops.served("rms_norm", "backward") == {"reference.rms_norm": 1}
+
+
+def test_an_unwanted_gradient_is_not_computed(ops):
+    x, weight = normal(3, 4, grad=True), normal(4)
+    ops.rms_norm(x, weight).sum().backward()
+    assert weight.grad is None
+    placement = next(p for p in ops.caller("rms_norm").placements() if p.decision.request.phase == "backward")
+    assert placement.count() == 1
+
+
+def test_a_second_derivative_is_refused_clearly(ops):
+    x, weight = normal(3, 4, grad=True), normal(4, grad=True)
+    (first,) = torch.autograd.grad(ops.rms_norm(x, weight).square().sum(), x, create_graph=True)
+    with pytest.raises(DerivativeError, match=r"^rms_norm has a gradient, but no gradient of its gradient; "):
+        first.sum().backward()
+
+
+def test_an_input_changed_after_forward_is_noticed(ops):
+    x, weight = normal(3, 4, grad=True), normal(4, grad=True)
+    inner = x * 1
+    y = ops.rms_norm(inner, weight)
+    inner.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
