@@ -34,7 +34,7 @@ class PluginState:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Calls that one kernel served for one op, by phase and target; ``fallback`` says which better kernels could not."""
+    """Calls that a kernel served for an op, by phase and target; ``fallback`` names the better ones that could not."""
 
     op: str
     kernel: str

@@ -7,7 +7,7 @@ one line), ``cdna3`` (a family of ``backend.yaml``), ``any``, and NVIDIA's suffi
 
 from __future__ import annotations
 
-import os
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _NUMBERED = re.compile(r"([a-z]+[_-]?)(\d+)")
 
 
 def normalise(arch: str) -> str:
-    """``arch`` without what only holds at run time: ``gfx942:sramecc+:xnack-`` is ``gfx942``, ``sm_90a`` is ``sm_90``."""
+    """``arch`` without flags and suffixes: ``gfx942:sramecc+:xnack-`` is ``gfx942``, ``sm_90a`` is ``sm_90``."""
     base = arch.strip().partition(":")[0]
     suffixed = _SM.fullmatch(base)
     return suffixed[1] if suffixed else base
@@ -181,4 +181,8 @@ def _order(arch: str) -> tuple[int, ...]:
 
 
 def _shared_prefix(arch: str, line: Sequence[str]) -> int:
-    return max(len(os.path.commonprefix([arch, member])) for member in line)
+    def shared(member: str) -> int:
+        pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(arch, member, strict=False))
+        return sum(1 for _ in pairs)
+
+    return max(map(shared, line))

@@ -84,8 +84,8 @@ def bind_kernel(caller: OpCaller, tensors: Sequence[Any], parameters: Sequence[A
                 )
         if caller.key(given, numbers) != expected:
             raise ArgumentValueError(
-                f"{contract.op}: the layout, a limit or a feature of this call is not the example's; bind again, or call"
-                f" portakernel.ops.{contract.op}"
+                f"{contract.op}: the layout, a limit or a feature of this call is not the example's; bind again, or"
+                f" call portakernel.ops.{contract.op}"
             )
         raise ArgumentTypeError(
             f"{contract.op}: a bound kernel does not go through autograd, modes, transforms, autocast or subclasses,"

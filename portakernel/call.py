@@ -28,6 +28,7 @@ from portakernel.kernel import Kernel
 from portakernel.layout import check_out, layout_facts, overwritten
 from portakernel.policy import Layer, Policy, make_layer
 from portakernel.request import Phase, Request
+from portakernel.torch_internals import innermost_transform
 
 MAX_KEYS = 4096
 _UNREMARKABLE = frozenset(
@@ -123,9 +124,14 @@ class OpCaller:
         self.contract.bind_shapes({name: tuple(tensor.shape) for name, tensor in zip(names, tensors, strict=True)})
 
     def request(
-        self, tensors: Sequence[Tensor], parameters: Sequence[float], phase: Phase, *, saved_by: str | None = None,
+        self,
+        tensors: Sequence[Tensor],
+        parameters: Sequence[float],
+        phase: Phase,
+        *,
+        saved_by: str | None = None,
         requires: frozenset[str] = frozenset(),
-    ) -> Request:  # fmt: skip
+    ) -> Request:
         """The request that this call makes."""
         contract = self.contract
         names = [tensor.name for tensor in contract.tensors]
@@ -152,7 +158,7 @@ class OpCaller:
     # --- placing ---------------------------------------------------------------------------------------------------
 
     def key(self, tensors: Sequence[Tensor], parameters: Sequence[float], *more: Any) -> tuple[Any, ...]:
-        """What the choice depends on beside policy and phase, for calls that do not come through the public function."""
+        """What the choice depends on beside policy and phase, for calls that do not come by the public function."""
         return (*self._key(*tensors, *parameters), *more)
 
     def place(self, request: Request, policy: Policy, cannot: Mapping[str, Rejection] | None = None) -> Placement:
@@ -186,9 +192,17 @@ class OpCaller:
             self.table[key] = placement
 
     def run(
-        self, phase: Phase, tensors: Sequence[Tensor], parameters: Sequence[float], policy: Policy, arguments: Sequence[Any],
-        *, inplace: bool = False, saved_by: str | None = None, key: Any = None,
-    ) -> Any:  # fmt: skip
+        self,
+        phase: Phase,
+        tensors: Sequence[Tensor],
+        parameters: Sequence[float],
+        policy: Policy,
+        arguments: Sequence[Any],
+        *,
+        inplace: bool = False,
+        saved_by: str | None = None,
+        key: Any = None,
+    ) -> Any:
         """Runs the op's ``phase`` on ``arguments``, deciding first where no call like it was seen.
 
         A kernel that says ``CannotRun`` is passed over for all later calls of the same key.
@@ -215,7 +229,7 @@ class OpCaller:
     def slow(
         self, tensors: Sequence[Any], parameters: Sequence[Any], out: Any, kernel: str | None, plain: bool, key: Any
     ) -> Any:
-        """A public call that the key table did not serve: checks it, then decides or leaves it to torch's dispatcher."""
+        """A public call that the key table did not serve: checks it, then decides, or leaves it to torch."""
         if plain:
             self.check_tensors(tensors)
         else:  # the torch op checks the rest, once autocast, vmap and the like have had their turn
@@ -225,7 +239,7 @@ class OpCaller:
         if out is not None:
             return self.into(tensors, numbers, out, argument, plain)
         if not plain or tensors[0].is_meta:
-            transformed = torch._C._functorch.peek_interpreter_stack() is not None
+            transformed = innermost_transform() is not None
             call = self.transformed if transformed and self.transformed is not None else self.torch_op()
             return call(*tensors, *numbers, kernel or "")
         policy = self.dispatcher.policy(argument)

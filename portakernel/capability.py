@@ -175,9 +175,9 @@ class Capability:
             value = request.value(limit.parameter)
             if value is not None and (rejection := limit.rejection(value)):
                 found.append(rejection)
-        for name, value in request.features.items():
+        for name, asked in request.features.items():
             if name not in self.features:
-                found.append(Rejection(ReasonCode.FEATURE, f"does not serve {name}={value!r}", name))
+                found.append(Rejection(ReasonCode.FEATURE, f"does not serve {name}={asked!r}", name))
         for name in sorted(request.requires - self.properties):
             code, text = _PROPERTY_REASONS[name]
             found.append(Rejection(code, text, name))

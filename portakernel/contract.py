@@ -85,9 +85,9 @@ class Cost:
 class Case:
     """One input for conformance. Dtypes are not part of it: each kernel runs each case in every dtype it claims.
 
-    ``leading`` is the shape of the ``*`` dimensions; ``layouts`` says how each argument lies in memory (contiguous where
-    not named); ``values`` draws the numbers: ``normal``, ``large`` and ``tiny`` magnitudes, ``special`` with NaN, both
-    infinities and signed zeros, ``zeros``.
+    ``leading`` is the shape of the ``*`` dimensions; ``layouts`` says how each argument lies in memory (contiguous
+    where not named); ``values`` draws the numbers: ``normal``, ``large`` and ``tiny`` magnitudes, ``special`` with NaN,
+    both infinities and signed zeros, ``zeros``.
     """
 
     name: str

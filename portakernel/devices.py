@@ -37,14 +37,12 @@ def _from_torch(device: torch.device) -> Device:
     if device.type == "cuda":
         index = device.index or 0
         properties = torch.cuda.get_device_properties(index)
-        if torch.version.hip:
+        if getattr(torch.version, "hip", None):
             target = Target("amd", normalise(properties.gcnArchName))
         else:
             target = Target("nvidia", f"sm_{properties.major}{properties.minor}")
         # On ROCm torch shows the bytes of the id in a form of its own, so that there the index has to do.
-        uuid = None if torch.version.hip else getattr(properties, "uuid", None)
-        return Device(
-            target, properties.name, f"cuda:{index}", f"GPU-{uuid}" if uuid else None, properties.total_memory
-        )  # fmt: skip
+        uuid = f"GPU-{properties.uuid}" if target.vendor == "nvidia" else None
+        return Device(target, properties.name, f"cuda:{index}", uuid, properties.total_memory)
     name = device.type if device.index is None else str(device)
     return Device(Target(device.type, "unknown"), name, name)

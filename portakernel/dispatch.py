@@ -79,8 +79,8 @@ class Decision:
         lines = [str(self.request), f"  chosen: {self.chosen.name if self.chosen else 'none'} ({self.why})"]
         width = max((len(candidate.kernel.name) for candidate in self.candidates), default=0)
         for candidate in self.candidates:
-            for rejection in candidate.rejections:
-                lines.append(f"  {candidate.kernel.name:<{width}}  {rejection.code}: {rejection.text}")
+            name = f"  {candidate.kernel.name:<{width}}  "
+            lines += [f"{name}{rejection.code}: {rejection.text}" for rejection in candidate.rejections]
         return "\n".join(lines)
 
 

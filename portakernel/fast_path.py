@@ -1,7 +1,7 @@
 """Generates each op's public function, its key function and its bound handle's test from contract and claims.
 
-Generated, because a loop over arguments costs more than the whole dispatch may: the code is what one would write by hand
-for each op.
+Generated, because a loop over arguments costs more than the whole dispatch may: the code is what one would write by
+hand for each op.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor
 from portakernel.capability import CannotRun, Limit
 from portakernel.contract import Contract, TensorArgument
 from portakernel.layout import alignment, flat_rows, stride_last
+from portakernel.torch_internals import any_autocast, dispatch_modes, forward_ad, function_modes, innermost_transform
 
 _FACTS: dict[str, Callable[[Tensor], int]] = {
     "contiguous": Tensor.is_contiguous,
@@ -135,11 +136,11 @@ _NAMES: dict[str, Any] = {
     "Parameter": torch.nn.Parameter,
     "CannotRun": CannotRun,
     "grad_enabled": torch.is_grad_enabled,
-    "transforms": torch._C._functorch.peek_interpreter_stack,
-    "dispatch_modes": torch._C._len_torch_dispatch_stack,
-    "function_modes": torch._C._len_torch_function_stack,
-    "forward_ad": torch.autograd.forward_ad,
-    "autocast": torch._C._is_any_autocast_enabled,
+    "transforms": innermost_transform,
+    "dispatch_modes": dispatch_modes,
+    "function_modes": function_modes,
+    "forward_ad": forward_ad,
+    "autocast": any_autocast,
     "compiling": torch.compiler.is_dynamo_compiling,
 }
 
@@ -215,7 +216,8 @@ def call({", ".join([*tensors, "*", *defaults, "out=None"])}):
             {plain(contract)}
     ):
         {"; ".join(parts.shapes)}
-        if {parts.fit} and ({"".join(f"{size}, " for size in fixed)}) == sizes and ({", ".join(parts.parts)},) == expected:
+        same_sizes = {parts.fit} and ({"".join(f"{size}, " for size in fixed)}) == sizes
+        if same_sizes and ({", ".join(parts.parts)},) == expected:
             if out is None:
                 return run({given}, None)
             return into({groups}, out)

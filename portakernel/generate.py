@@ -10,6 +10,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+from pydantic import BaseModel
+
 from portakernel.contract import Contract
 from portakernel.contracts import contracts
 from portakernel.manifest import BackendManifest, PluginManifest
@@ -19,7 +21,7 @@ _HERE = Path(__file__).parent
 
 def generated() -> dict[Path, str]:
     """What each generated file should hold."""
-    schemas = {"plugin": PluginManifest, "backend": BackendManifest}
+    schemas: dict[str, type[BaseModel]] = {"plugin": PluginManifest, "backend": BackendManifest}
     files = {
         _HERE / "schema" / f"{name}.schema.json": json.dumps(model.model_json_schema(), indent=1) + "\n"
         for name, model in schemas.items()
@@ -29,7 +31,7 @@ def generated() -> dict[Path, str]:
 
 
 def _stub() -> str:
-    head = '"""The public ops. Generated from the contracts by `python -m portakernel.generate`."""\n\nfrom torch import Tensor\n'
+    head = '"""The public ops. Generated from the contracts by `make generate`."""\n\nfrom torch import Tensor\n'
     return "\n".join([head, *(_signature(contract) for contract in contracts().values())])
 
 

@@ -167,14 +167,14 @@ class _KernelBuilder:
                 (*path, "backward"), f"op {entry.op} has no backward kernel (its gradient is: {contract.gradient})"
             )
         saves: Saves = entry.saves or ("contract" if entry.backward and contract.saved else "none")
-        claims = [(variant.name or f"variant {i + 1}", variant) for i, variant in enumerate(entry.variants)] or [
-            ("", None)
-        ]
-        variants = []
-        for i, (name, variant) in enumerate(claims):
-            layers = [self.loaded.manifest.defaults, entry, *([variant] if variant else [])]
-            capability = self.capability(contract, layers, entry, saves, (*path, "variants", i) if variant else path)
-            variants.append((name, capability))
+        layers: list[Claim] = [self.loaded.manifest.defaults, entry]
+        variants = [
+            (
+                variant.name or f"variant {i + 1}",
+                self.capability(contract, [*layers, variant], entry, saves, (*path, "variants", i)),
+            )
+            for i, variant in enumerate(entry.variants)
+        ] or [("", self.capability(contract, layers, entry, saves, path))]
         return Kernel(
             name=f"{self.package.name}.{entry.name or entry.op}",
             op=entry.op,

@@ -96,6 +96,7 @@ def check_out(op: str, out: object, shape: Sequence[int], like: Tensor) -> Tenso
         raise ArgumentValueError(f"{op}: out has shape {tuple(out.shape)}; the result has {tuple(shape)}")
     if out.device != like.device:
         raise ArgumentValueError(f"{op}: out is on {out.device}; the inputs are on {like.device}")
-    if any(stride == 0 and size > 1 for size, stride in zip(out.shape, out.stride(), strict=True)):
+    target: Tensor = out
+    if any(stride == 0 and size > 1 for size, stride in zip(target.shape, target.stride(), strict=True)):
         raise ArgumentValueError(f"{op}: out is expanded: several of its elements share memory")
-    return out
+    return target

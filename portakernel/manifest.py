@@ -58,7 +58,8 @@ Specifier = Annotated[str, AfterValidator(_specifier)]
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, populate_by_name=True)
+    # built when first used: a model that a command does not need costs it nothing
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, populate_by_name=True, defer_build=True)
 
 
 class LimitModel(_Model):
@@ -318,9 +319,9 @@ def _inside(data: Any, location: tuple[str | int, ...]) -> KeyPath:
     """``location`` without what pydantic adds to it (the branch of a union), as a path into ``data``."""
     path: list[str | int] = []
     for part in location:
-        in_list = isinstance(data, list) and isinstance(part, int) and part < len(data)
-        if in_list or (isinstance(data, dict) and part in data):
-            data = data[part]
+        here: Any = dict(enumerate(data)) if isinstance(data, list) else data
+        if isinstance(here, dict) and part in here:
+            data = here[part]
             path.append(part)
     return tuple(path)
 

@@ -148,7 +148,8 @@ class PluginManager:
 
     def _check_name(self, package: Package, loaded: Loaded[Any], key: str, name: str) -> None:
         if name != package.name:
-            text = f"is {name!r}, but the entry point of {package.distribution} is named {package.name!r}; they must be equal"
+            entry_point = f"the entry point of {package.distribution} is named {package.name!r}"
+            text = f"is {name!r}, but {entry_point}; they must be equal"
             raise ManifestError(loaded.document.path, [loaded.problem((key,), text)])
 
     def _break(self, package: Package, stage: str, reason: str, error: BaseException | None = None) -> None:

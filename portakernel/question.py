@@ -81,8 +81,8 @@ def _dtypes(contract: Contract, given: Mapping[str, str] | str | None) -> dict[s
         elif accepted and accepted[0] in found.values():
             found[name] = accepted[0]  # it follows another argument's
     if not found and isinstance(given, str):
-        accepted = [dtype for tensor in contract.tensors for dtype in tensor.dtypes if dtype in DTYPES]
-        raise ArgumentTypeError(f"{contract.op}: no argument can be {given}; {nearest(given, accepted)}")
+        known = [dtype for tensor in contract.tensors for dtype in tensor.dtypes if dtype in DTYPES]
+        raise ArgumentTypeError(f"{contract.op}: no argument can be {given}; {nearest(given, known)}")
     return found
 
 

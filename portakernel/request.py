@@ -24,8 +24,8 @@ class Request:
     """An op with what one call, or one question about a call, says of it.
 
     ``dims`` and ``facts`` hold what is known: a question need not give every shape. ``features`` holds only those that
-    differ from their neutral default. ``attached`` are further devices that share the torch device. ``device`` is set when
-    it is in this machine, so that readiness is probed and not assumed.
+    differ from their neutral default. ``attached`` are further devices that share the torch device. ``device`` is set
+    when it is in this machine, so that readiness is probed and not assumed.
     """
 
     op: str
@@ -51,7 +51,7 @@ class Request:
         parts += [f"{name}={value}" for name, value in self.dims.items()]
         parts += [f"{name}={value!r}" for name, value in self.features.items()]
         parts += [f"{name} scales {value}" for name, value in self.formats.items()]
-        parts += [name for name in sorted(self.requires)]
+        parts += sorted(self.requires)
         phase = "" if self.phase is Phase.INFERENCE else f" ({self.phase})"
         return f"{self.op}{phase} on {self.target}" + (f" with {', '.join(parts)}" if parts else "")
 

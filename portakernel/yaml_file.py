@@ -21,7 +21,7 @@ MAX_NODES = 50_000
 MAX_DEPTH = 24
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C parser, six times faster, where PyYAML has it
-_RESOLVER = yaml.SafeLoader("")  # for its implicit types alone
+_RESOLVER: Any = yaml.SafeLoader("")  # for its implicit types alone
 _PLAIN_TAGS = {f"tag:yaml.org,2002:{name}": name for name in ("null", "bool", "int", "float", "str")}
 
 KeyPath = tuple[str | int, ...]
@@ -93,9 +93,9 @@ class _Builder:
             raise self.fail(
                 event.start_mark, f"tag {event.tag!r} is not accepted; write plain mappings, lists and scalars"
             )
-        value: list[Any] | dict[Any, Any] = {} if isinstance(event, yaml.MappingStartEvent) else []
         path = self.child_path(event.start_mark)
         self.lines.setdefault(path, event.start_mark.line + 1)
+        value: list[Any] | dict[Any, Any] = {} if isinstance(event, yaml.MappingStartEvent) else []
         self.stack.append(_Frame(value, path, event.anchor))
 
     def child_path(self, mark: Any) -> KeyPath:

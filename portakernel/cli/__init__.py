@@ -8,11 +8,12 @@ answer from manifests alone load neither torch nor rich.
 from __future__ import annotations
 
 import importlib
+import inspect
 import io
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -55,15 +56,16 @@ def make_app(manager: PluginManager | None = None) -> typer.Typer:
     """The app with the core's commands and, given a manager, those that plugins add."""
     # Without markup, rich is not imported for help and usage errors.
     app = typer.Typer(
-        name="portakernel", add_completion=False, no_args_is_help=True, rich_markup_mode=None,
+        name="portakernel", add_completion=False, rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     )  # fmt: skip
-    app.callback()(_options)
+    app.callback(help=_help(_options))(_options)
     if manager is not None:
         manager.call("portakernel_cli", app=app)
         _keep_first(app)
     for name in COMMANDS:
-        app.command(name)(importlib.import_module(f"portakernel.cli.{name}").command)
+        command = importlib.import_module(f"portakernel.cli.{name}").command
+        app.command(name, help=_help(command), short_help=_help(command).partition("\n")[0])(command)
     return app
 
 
@@ -72,13 +74,18 @@ def _options(
 ) -> None:
     """Which GPU kernel runs where, and why.
 
-    Examples:
+    For example:
 
-    \b
         portakernel doctor
         portakernel explain rms_norm --target amd:gfx942 --dtype bfloat16 --shape x=4096x8192
     """
     del version  # main answers it, since without a command there is nothing else to run
+
+
+def _help(command: Callable[..., object]) -> str:
+    """A command's docstring for click, which would join the lines of indented paragraphs but for a mark before them."""
+    paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
+    return "\n\n".join(f"\b\n{text}" if text.startswith(" ") else text for text in paragraphs)
 
 
 def _run(arguments: Sequence[str]) -> int:
@@ -88,16 +95,17 @@ def _run(arguments: Sequence[str]) -> int:
         print(f"portakernel {__version__}")
         return 0
     named = next((argument for argument in arguments if not argument.startswith("-")), None)
+    arguments = arguments or ["--help"]
     app = make_app() if named in COMMANDS else make_app(_manager())
     try:
         status = typer.main.get_command(app).main(arguments, prog_name="portakernel", standalone_mode=False)
     except Exception as error:
-        # click's usage errors, whose class has a different home in each version of typer
-        if not hasattr(error, "format_message"):
+        # click's usage errors, told by their method: their class lives elsewhere in each version of typer
+        message: Callable[[], str] | None = getattr(error, "format_message", None)
+        if message is None:
             raise
-        context: Any = getattr(error, "ctx", None)
-        usage = f"{context.get_usage()}\n" if context is not None and "--json" not in arguments else ""
-        return _fail(arguments, "UsageError", f"{usage}{getattr(error, 'format_message')()}")
+        command = f"{named} " if named in COMMANDS else ""
+        return _fail(arguments, "UsageError", message(), f"Try `portakernel {command}--help`.")
     return status if isinstance(status, int) else 0
 
 
@@ -115,25 +123,27 @@ def _keep_first(app: typer.Typer) -> None:
     """Drops plugins' commands whose names are taken, saying so."""
     taken = set(COMMANDS)
     for registered in (app.registered_commands, app.registered_groups):
-        for added in list(registered):
-            callback = getattr(added, "callback", None)
-            name = added.name or (callback.__name__.replace("_", "-") if callback else "")
+        kept: list[Any] = []
+        for added in registered:
+            name = added.name or (added.callback.__name__.replace("_", "-") if added.callback else "")
             if name in taken:
-                registered.remove(added)  # type: ignore[arg-type]
-                where = getattr(callback, "__module__", "a plugin")
+                where = getattr(added.callback, "__module__", "a plugin")
                 print(f"portakernel: the command {name!r} of {where} is left out: the name is taken", file=sys.stderr)
-            taken.add(name)
+            else:
+                taken.add(name)
+                kept.append(added)
+        registered[:] = kept
 
 
-def _fail(arguments: Sequence[str], kind: str, message: str) -> int:
+def _fail(arguments: Sequence[str], kind: str, message: str, hint: str = "") -> int:
     if "--json" in arguments:
         print(json_error(kind, message))
     else:
-        print(f"portakernel: {printable(message)}", file=sys.stderr)
+        print(f"portakernel: {printable(message)}" + (f"\n{hint}" if hint else ""), file=sys.stderr)
     return BAD_INPUT
 
 
-def _show_warning(message: Warning | str, category: type[Warning], *_: object) -> None:
+def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
     print(f"portakernel: {category.__name__}: {message}", file=sys.stderr)
 
 

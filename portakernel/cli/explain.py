@@ -19,7 +19,9 @@ def command(
     op: Annotated[str, typer.Argument(metavar="OP", help="The op, as `portakernel list` names it.")],
     target: Annotated[
         str | None,
-        typer.Option(metavar="VENDOR:ARCH", help="The hardware, which need not be here [default: this machine's first device]."),
+        typer.Option(
+            metavar="VENDOR:ARCH", help="The hardware, which need not be here [default: this machine's first device]."
+        ),
     ] = None,
     dtype: Annotated[
         list[str] | None, typer.Option(metavar="[ARG=]DTYPE", help="The dtype of all arguments, or of one; repeatable.")
@@ -30,7 +32,9 @@ def command(
     parameters: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=NUMBER", help="A keyword argument of the op; repeatable.")
     ] = None,
-    phase: Annotated[str, typer.Option(metavar="inference|training|backward", help="The part of the op.")] = "inference",
+    phase: Annotated[
+        str, typer.Option(metavar="inference|training|backward", help="The part of the op.")
+    ] = "inference",
     use: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Only this kernel, or this plugin's; repeatable.")
     ] = None,
@@ -42,16 +46,15 @@ def command(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Say which kernel serves a call, why, and why each other does not. Nothing runs.
+    r"""Say which kernel serves a call, why, and why each other does not. Nothing runs.
 
     Exits with 0 when a kernel was chosen, 1 when none can serve, 2 when the question has no answer.
 
-    Examples:
+    For example:
 
-    \b
         portakernel explain rms_norm
         portakernel explain rms_norm --target amd:gfx942 --dtype bfloat16 --shape x=4096x8192
-        portakernel explain rms_norm --target nvidia:sm_90 --dtype x=float16 --dtype weight=float32 \\
+        portakernel explain rms_norm --target nvidia:sm_90 --dtype x=float16 --dtype weight=float32 \
             --set weight_offset=1.0 --phase training --deny triton --json
     """
     from portakernel.api import explain

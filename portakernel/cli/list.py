@@ -25,9 +25,8 @@ def command(
 
     Listed does not mean usable here: `portakernel doctor` says what is ready, `portakernel explain` what serves.
 
-    Examples:
+    For example:
 
-    \b
         portakernel list
         portakernel list --op rms_norm --json
     """
@@ -70,7 +69,8 @@ def kernel_json(kernel: Kernel) -> dict[str, Any]:
         "kernel": kernel.name,
         "plugin": kernel.plugin,
         "priority": [
-            {"when": [str(limit) for limit in limits], "priority": priority} for limits, priority in kernel.priority.rules
+            {"when": [str(limit) for limit in limits], "priority": priority}
+            for limits, priority in kernel.priority.rules
         ],
         "backward": kernel.backward is not None,
         "disabled": kernel.disabled,

@@ -43,11 +43,18 @@ class Page:
         self.line(text, "strong")
 
     def table(
-        self, rows: Sequence[Sequence[str | Cell]], headers: Sequence[str] = (), *, indent: int = 0, right: Sequence[int] = ()
+        self,
+        rows: Sequence[Sequence[str | Cell]],
+        headers: Sequence[str] = (),
+        *,
+        indent: int = 0,
+        right: Sequence[int] = (),
     ) -> None:
         """Rows of cells, aligned; the columns in ``right`` to the right."""
         texts = [[cell.text if isinstance(cell, Cell) else cell for cell in row] for row in rows]
-        texts = [[printable(text).replace("\n", " ") for text in row] for row in ([list(headers)] if headers else []) + texts]
+        texts = [
+            [printable(text).replace("\n", " ") for text in row] for row in ([list(headers)] if headers else []) + texts
+        ]
         widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
         for row in texts:
             cells = (t.rjust(w) if i in right else t.ljust(w) for i, (t, w) in enumerate(zip(row, widths, strict=True)))
@@ -68,10 +75,17 @@ class Terminal(Page):
         from rich.padding import Padding
         from rich.text import Text
 
-        self.console.print(Padding(Text(printable(text), style=_COLOURS.get(style, "")), (0, 0, 0, indent), expand=False))
+        self.console.print(
+            Padding(Text(printable(text), style=_COLOURS.get(style, "")), (0, 0, 0, indent), expand=False)
+        )
 
     def table(
-        self, rows: Sequence[Sequence[str | Cell]], headers: Sequence[str] = (), *, indent: int = 0, right: Sequence[int] = ()
+        self,
+        rows: Sequence[Sequence[str | Cell]],
+        headers: Sequence[str] = (),
+        *,
+        indent: int = 0,
+        right: Sequence[int] = (),
     ) -> None:
         """Rows of cells, aligned; the columns in ``right`` to the right."""
         from rich.padding import Padding

@@ -13,7 +13,9 @@ from portakernel.cli.options import Json
 def command(
     paths: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[PATH]...", help="A plugin.yaml, a backend.yaml or their folder [default: all installed]."),
+        typer.Argument(
+            metavar="[PATH]...", help="A plugin.yaml, a backend.yaml or their folder [default: all installed]."
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -21,9 +23,8 @@ def command(
 
     Nothing of the plugin is imported. Exits with 0 when all is well, 1 when there is a problem.
 
-    Examples:
+    For example:
 
-    \b
         portakernel validate
         portakernel validate src/acme_kernels/plugin.yaml
         portakernel validate src/acme_kernels --json
@@ -43,7 +44,12 @@ def command(
             {
                 "ok": not problems,
                 "checked": [
-                    {"file": str(subject.file), "kind": subject.kind, "module": subject.package.module, "problems": len(several)}
+                    {
+                        "file": str(subject.file),
+                        "kind": subject.kind,
+                        "module": subject.package.module,
+                        "problems": len(several),
+                    }
                     for subject, several in found.items()
                 ],
                 "problems": [problem.to_json() for problem in problems],

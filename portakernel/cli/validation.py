@@ -64,7 +64,9 @@ def installed_subjects() -> tuple[list[Subject], list[Problem]]:
             continue
         found = _in_folder(package.folder)
         if not found:
-            problems.append(Problem(entry_point, None, None, f"{package.folder} holds neither plugin.yaml nor backend.yaml"))
+            problems.append(
+                Problem(entry_point, None, None, f"{package.folder} holds neither plugin.yaml nor backend.yaml")
+            )
         subjects += [Subject(file, MANIFESTS[file.name], package, True) for file in found]
     return subjects, problems
 
@@ -202,7 +204,7 @@ def _entries(manifest: PluginManifest) -> Iterator[tuple[KeyPath, str]]:
 def _missing(package: Package, entry: str) -> str:
     """Why ``entry`` leads nowhere, as far as files tell; empty when it does not, or is not this package's."""
     module, _, function = entry.partition(":")
-    if package.folder is None or module != package.module and not module.startswith(f"{package.module}."):
+    if package.folder is None or not f"{module}.".startswith(f"{package.module}."):
         return ""
     parts = module.removeprefix(package.module).strip(".").split(".")
     place = package.folder.joinpath(*filter(None, parts))
@@ -215,7 +217,8 @@ def _missing(package: Package, entry: str) -> str:
     # a name that the source never spells can only come from elsewhere
     if re.search(rf"\b{re.escape(function)}\b", text) or "import *" in text or "__getattr__" in text:
         return ""
-    return f"{module} has no function {function!r}; {nearest(function, re.findall(r'^def (\w+)', text, re.MULTILINE))}"
+    functions: list[str] = re.findall(r"^def (\w+)", text, re.MULTILINE)
+    return f"{module} has no function {function!r}; {nearest(function, functions)}"
 
 
 def _problems(subject: Subject, texts: Sequence[str]) -> list[Problem]:

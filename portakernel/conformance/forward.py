@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -23,20 +23,20 @@ class Forward:
     """Forward's aspects of one trial."""
 
     trial: Trial
+    calls: list[tuple[Tensor, ...]] = field(default_factory=list[tuple[Tensor, ...]])
 
     def outcomes(self) -> Iterator[Outcome]:
         """One outcome for each aspect that the kernel claims."""
         trial = self.trial
         first = attempt("forward", self.fresh)
         yield first
-        if first.status == "skipped":
-            return
+        if not self.calls:
+            return  # it cannot run at all
         yield attempt("out", self.into_out)
         if self._inplace_arguments():
             yield attempt("inplace", self.over_input)
         if trial.contract.saved and trial.kernel.saves != "none" and trial.serves(trial.inputs.tensors, Phase.TRAINING):
             yield attempt("saved", self.saving)
-        yield attempt("determinism", self.repeated)
         if "batch_invariant" in trial.properties:
             yield attempt("batch_invariance", self.rows_alone)
 
@@ -57,9 +57,18 @@ class Forward:
         return trial.compare_results(found, outputs, trial.truth.outputs, tolerance)
 
     def fresh(self) -> list[str]:
-        """Fresh memory: the right numbers, in contiguous tensors that share memory with nothing."""
-        found = self.run()
-        return self.numbers(found) + self.trial.own_memory(found, self.trial.argument_memory(), self.names)
+        """Fresh memory: the right numbers, in contiguous tensors that share memory with nothing.
+
+        Not with the results of an earlier call either: a kernel must not keep one buffer for all.
+        """
+        first = self.run()
+        self.calls = [first]
+        problems = self.numbers(first) + self.trial.own_memory(first, self.trial.argument_memory(), self.names)
+        second = self.run(label="a second forward")
+        self.calls.append(second)
+        earlier = {f"an earlier call's {name}": tensor for name, tensor in zip(self.names, first, strict=False)}
+        self.trial.own_memory(second, earlier, self.names)
+        return problems
 
     def into_out(self) -> list[str]:
         """The caller's memory: filled with NaN before, wherever it lies; the same tensor comes back."""
@@ -129,14 +138,10 @@ class Forward:
         return problems + trial.own_memory((*outputs, *saved), trial.argument_memory(), names)
 
     def repeated(self) -> list[str]:
-        """A second call: results in memory of its own, and equal bits where the kernel promises them."""
-        trial = self.trial
-        first, second = self.run(), self.run(label="a second forward")
-        previous = {f"an earlier call's {name}": tensor for name, tensor in zip(self.names, first, strict=False)}
-        trial.own_memory(second, previous, self.names)
-        if "deterministic" not in trial.properties:
+        """Which outputs of two equal calls are not equal bit by bit."""
+        if len(self.calls) < 2:
             return []
-        return trial.differing_bits(first, second, self.names, "between two equal calls")
+        return self.trial.differing_bits(self.calls[0], self.calls[1], self.names, "between two equal calls")
 
     def rows_alone(self) -> list[str]:
         """The first, a middle and the last row alone, and the first half of the rows: the bits they have in the batch."""
@@ -145,7 +150,7 @@ class Forward:
         rows = trial.inputs.dims.get(next((t.leading for t in trial.contract.tensors if t.leading), ""), 0)
         if rows < 2:
             return []
-        batch = self.run()
+        batch = self.calls[0]
         picks = {f"row {row} alone": _unravel(row, leading) for row in sorted({0, rows // 3, rows - 1})}
         parts = {name: tuple((at, 1) for at in place) for name, place in picks.items()}
         parts["the first half of the rows"] = ((0, (leading[0] + 1) // 2), *((0, size) for size in leading[1:]))
@@ -156,21 +161,13 @@ class Forward:
             )
             if not trial.serves(tensors):
                 continue
-            # other inputs, the same memory: what these calls change, the outer trial's footprints show
-            alone = replace_inputs(trial, tensors).call(Phase.INFERENCE, tensors, None, label=f"forward of {name}")
+            alone = trial.call(Phase.INFERENCE, tensors, None, label=f"forward of {name}")
             wanted = tuple(
                 _narrowed(tensor, part) if any(size.startswith("*") for size in output.shape) else tensor
                 for tensor, output in zip(batch, trial.contract.outputs, strict=True)
             )
             problems += trial.differing_bits(alone, wanted, self.names, f"from the batch in {name}")
         return problems
-
-
-def replace_inputs(trial: Trial, tensors: tuple[Tensor, ...]) -> Trial:
-    """The same trial of other tensors; it shares what is gathered about memory."""
-    other = replace(trial, inputs=replace(trial.inputs, tensors=tensors))
-    other.disturbed, other.aliased = trial.disturbed, trial.aliased
-    return other
 
 
 def _narrowed(tensor: Tensor, part: tuple[tuple[int, int], ...]) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -23,15 +23,17 @@ class Backward:
 
     trial: Trial
     source: torch.Generator
+    calls: list[tuple[Tensor | None, ...]] = field(default_factory=list[tuple[Tensor | None, ...]])
 
     def outcomes(self) -> Iterator[Outcome]:
-        """One outcome for each aspect that the kernel claims."""
-        if not self.trial.serves(self.trial.inputs.tensors, Phase.BACKWARD):
-            return
-        first = attempt("backward", self.gradients)
-        yield first
-        if first.status != "skipped" and "deterministic" in self.trial.properties:
-            yield attempt("determinism", self.repeated)
+        """One outcome, when the kernel claims a backward for this case."""
+        if self.trial.serves(self.trial.inputs.tensors, Phase.BACKWARD):
+            yield attempt("backward", self.gradients)
+
+    @property
+    def names(self) -> list[str]:
+        """The gradients' names."""
+        return [f"gradient of {name}" for name in self.trial.inputs.names]
 
     def saved(self) -> tuple[Tensor, ...]:
         """What backward is given: the contract's tensors, rounded once, or what the kernel's own forward saves."""
@@ -81,6 +83,8 @@ class Backward:
                 found = self.run(grads, saved, needs)
                 wrong = self.compare(found, needs, truth, memory)
                 problems += [f"{layout} gradient, needs {_shown(needs)}: {text}" for text in wrong]
+            if not self.calls:
+                self._twice(grads, saved, everything)
         return problems
 
     def compare(
@@ -90,25 +94,26 @@ class Backward:
         trial, problems = self.trial, list[str]()
         if len(found) != len(needs):
             return [f"returned {len(found)} gradients for {len(needs)} tensor arguments"]
-        names = [f"gradient of {name}" for name in trial.inputs.names]
-        for name, gradient, needed, want, tensor in zip(names, found, needs, truth, trial.inputs.tensors, strict=True):
+        for name, gradient, needed, want, tensor in zip(self.names, found, needs, truth, trial.inputs.tensors, strict=True):
             if not needed:
                 problems += [] if gradient is None else [f"{name} was not asked for, and is not None"]
                 continue
             tolerance = trial.contract.tolerance.backward
             problems += trial.compare(gradient, name, tensor.shape, tensor.dtype, want.value, tolerance, want.magnitude)
-        return problems + trial.own_memory(found, memory, names)
+        return problems + trial.own_memory(found, memory, self.names)
+
+    def _twice(self, grads: Sequence[Tensor], saved: Sequence[Tensor], needs: tuple[bool, ...]) -> None:
+        first = self.run(grads, saved, needs)
+        second = self.run(grads, saved, needs, "a second backward")
+        earlier = {f"an earlier call's {n}": t for n, t in zip(self.names, first, strict=False) if isinstance(t, Tensor)}
+        self.trial.own_memory(second, earlier, self.names)
+        self.calls = [first, second]
 
     def repeated(self) -> list[str]:
-        """Two equal calls: equal bits, in memory of their own."""
-        trial = self.trial
-        grads, saved = self.draw("contiguous"), self.saved()
-        needs = (True,) * len(trial.inputs.tensors)
-        first, second = self.run(grads, saved, needs), self.run(grads, saved, needs, "a second backward")
-        names = [f"gradient of {name}" for name in trial.inputs.names]
-        earlier = {f"an earlier call's {n}": t for n, t in zip(names, first, strict=False) if isinstance(t, Tensor)}
-        trial.own_memory(second, earlier, names)
-        return trial.differing_bits(first, second, names, "between two equal calls")
+        """Which gradients of two equal calls are not equal bit by bit."""
+        if len(self.calls) < 2:
+            return []
+        return self.trial.differing_bits(self.calls[0], self.calls[1], self.names, "between two equal calls")
 
 
 def _numbered(name: str, tensors: Sequence[Tensor]) -> dict[str, Tensor]:

@@ -1,1 +1,56 @@
-"""pytest plugin."""
+"""``pytest --portakernel-plugin=NAME``: the kit as test items, in any project where portakernel is installed.
+
+Loaded in every pytest run there, so it imports next to nothing until one of its options is given.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The options that ask for the kit."""
+    group = parser.getgroup("portakernel", "portakernel's conformance kit")
+    group.addoption(
+        "--portakernel-plugin",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="check the kernels of this plugin (`reference` are portakernel's own); may be repeated",
+    )
+    group.addoption(
+        "--portakernel-op",
+        action="append",
+        default=[],
+        metavar="OP",
+        help="check kernels of this op only; may be repeated",
+    )
+    group.addoption(
+        "--portakernel-seed", type=int, default=None, metavar="N", help="draw the inputs of an earlier run's seed again"
+    )
+
+
+def _asked(config: pytest.Config) -> bool:
+    return bool(config.getoption("portakernel_plugin") or config.getoption("portakernel_op"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Finds the kernels, so that a wrong name ends the run before anything is collected."""
+    if not _asked(config):
+        return
+    from portakernel.conformance.pytest_items import selected_kernels
+    from portakernel.errors import UnknownNameError
+
+    try:
+        selected_kernels(config)
+    except UnknownNameError as error:
+        raise pytest.UsageError(f"--portakernel-{error.kind}: {error}") from error
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Adds the kit's items to what was collected, before anything is deselected or put in another order."""
+    if _asked(config):
+        from portakernel.conformance.pytest_items import collect
+
+        items += collect(session)

@@ -18,10 +18,10 @@ CONTRACT = Contract(
     summary="Root mean square layer normalisation over the last dimension.",
     formula="x * rsqrt(mean(x**2, -1) + eps) * (weight + weight_offset)",
     notes=(
-        "Everything is computed in float32 and rounded once, at the end: libraries that round before the weight differ by"
-        " up to one unit in the last place. weight_offset=1.0 is Gemma's form. Forward saves rstd (M,), the reciprocal"
-        " root, in float32. Not guaranteed: equal bits from different kernels; finite results where the sum of squares"
-        " exceeds float32."
+        "Everything is computed in float32 and rounded once, at the end: libraries that round before the weight differ"
+        " by up to one unit in the last place. weight_offset=1.0 is Gemma's form. Forward saves rstd (M,), the"
+        " reciprocal root, in float32. Not guaranteed: equal bits from different kernels; finite results where the sum"
+        " of squares exceeds float32."
     ),
     tensors=(
         TensorArgument("x", ("*M", "N"), ("float32", "float16", "bfloat16")),

@@ -65,7 +65,7 @@ class Batching:
         return rule
 
     def _moved(self, info: Any, in_dims: Any, arguments: Sequence[Any]) -> list[Any] | None:
-        """The arguments with the batch as first leading dimension; None when one without such dimensions has a batch."""
+        """The arguments with the batch as first leading dimension; None when one without such has a batch."""
         moved = list(arguments)
         for place, tensor in enumerate(self.contract.tensors):
             given, dim = arguments[place], in_dims[place]

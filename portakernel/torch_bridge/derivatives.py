@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._guards import detect_fake_mode
 
 from portakernel.call import OpCaller, argument_layer
 from portakernel.errors import DerivativeError, PortakernelError
 from portakernel.request import Phase
 from portakernel.torch_bridge.batching import Batching, looped
 from portakernel.torch_bridge.signature import Signature
+from portakernel.torch_internals import below_autograd, has_tangent, innermost_transform, is_fake
 
 
 class Derivatives:
@@ -61,30 +61,35 @@ class Derivatives:
         """
         tensors, numbers, (kernel,) = self.signature.public(arguments)
         training = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-        if _has_tangent(tensors):
+        if has_tangent(tensors):
             self.caller.check_tensors(tensors)
             policy = self.caller.dispatcher.policy(argument_layer(self.caller.dispatcher, kernel))
             return self.caller.run(Phase.FORWARD_AD, tensors, numbers, policy, (*tensors, *numbers))
-        traced = detect_fake_mode(tensors) is not None
+        traced = is_fake(tensors)
         backward = self._backward_kernel(tensors, numbers, kernel, traced) if training else ""
         if traced or (training and self._some_save_their_own):
             kernel = self._choose(Phase.TRAINING if training else Phase.INFERENCE, tensors, numbers, kernel)
         if training:
             return _first(self.caller.torch_op("_forward")(*tensors, *numbers, kernel, backward))
-        with torch._C._AutoDispatchBelowAutograd():
+        with below_autograd():
             return self.caller.torch_op()(*tensors, *numbers, kernel)
 
     def _transformed(self, *arguments: Any) -> Any:
         tensors, numbers, (kernel,) = self.signature.public(arguments)
-        if _has_tangent(tensors):
+        if has_tangent(tensors):
             return self.above_autograd(*arguments)
         return _first(self._forward_function.apply(*tensors, *numbers, kernel, ""))
 
     def _choose(
-        self, phase: Phase, tensors: Sequence[Tensor], numbers: Sequence[float], kernel: str, saved_by: str | None = None
+        self,
+        phase: Phase,
+        tensors: Sequence[Tensor],
+        numbers: Sequence[float],
+        kernel: str,
+        saved_by: str | None = None,
     ) -> str:
         dispatcher = self.caller.dispatcher
-        if detect_fake_mode(tensors) is not None and dispatcher.context_layers.get():
+        if is_fake(tensors) and dispatcher.context_layers.get():
             raise PortakernelError(
                 f"{self.contract.op} is being traced inside a policy context, which a compiled graph cannot follow;"
                 " use portakernel.set_policy(...) or the argument kernel=..."
@@ -126,7 +131,9 @@ class Derivatives:
         if all(grad is None for grad in given):
             return (None,) * count
         needs = list(ctx.needs_input_grad[: self.signature.tensors])
-        backward = self._backward_function.apply if _is_transformed() else self.caller.torch_op("_backward")
+        backward = (
+            self._backward_function.apply if innermost_transform() is not None else self.caller.torch_op("_backward")
+        )
         found = backward(*given, *ctx.saved_tensors, *ctx.numbers, needs, ctx.backward_kernel, ctx.saved_by)
         gradients = [gradient if needed else None for gradient, needed in zip(found, needs, strict=True)]
         return (*gradients, *(None,) * (count - len(gradients)))
@@ -155,12 +162,3 @@ def _function(forward: Callable[..., Any], setup: Callable[..., None], backward:
 
 def _first(returned: Any) -> Any:
     return returned[0] if isinstance(returned, tuple) else returned
-
-
-def _is_transformed() -> bool:
-    return torch._C._functorch.peek_interpreter_stack() is not None
-
-
-def _has_tangent(tensors: Sequence[Tensor]) -> bool:
-    forward_ad = torch.autograd.forward_ad
-    return forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(t).tangent is not None for t in tensors)

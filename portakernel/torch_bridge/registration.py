@@ -1,8 +1,8 @@
 """Registers an op in ``torch.ops.portakernel``: schema, implementation, fake, autocast.
 
-Three torch ops make one of ours: ``<op>`` is the public one, ``<op>_forward`` also returns what backward needs and carries
-the gradient formula, ``<op>_backward`` computes the gradients. Each takes kernels' full names, so that a compiled graph
-says what it runs; an empty name, or a policy's token, means: decide by the policy in force.
+Three torch ops make one of ours: ``<op>`` is the public one, ``<op>_forward`` also returns what backward needs and
+carries the gradient formula, ``<op>_backward`` computes the gradients. Each takes kernels' full names, so that a
+compiled graph says what it runs; an empty name, or a policy's token, means: decide by the policy in force.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ def test_normalising_drops_run_time_flags_and_nvidias_suffixes_alone(arch, plain
         ("nvidia", "gfx942", "unknown nvidia arch 'gfx942'; known: ampere, hopper, sm_100, "),
         ("nvidia", "hoper", "unknown nvidia arch 'hoper'; did you mean 'hopper'?"),
         ("nvidia", "sm_90..sm_88", "unknown nvidia arch 'sm_88'; did you mean "),
-        ("amd", "cdna9", "unknown amd arch 'cdna9'; did you mean 'cdna3'?"),
+        ("amd", "cdna9", "unknown amd arch 'cdna9'; did you mean 'cdna3' or 'rdna4'?"),
         ("amd", "gfx94", "unknown amd arch 'gfx94'; did you mean 'gfx942' or "),
     ],
 )

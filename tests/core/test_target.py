@@ -51,7 +51,7 @@ def test_the_registry_knows_the_vendors_archs_and_what_may_come_after_them(insta
     [
         ("nvida:sm_90", "here: unknown vendor 'nvida'; did you mean 'nvidia'?"),
         ("intel:xe2", "here: unknown vendor 'intel'; known: amd, cpu, nvidia"),
-        ("nvidia:sm90", "here: unknown nvidia arch 'sm90'; did you mean 'sm_90' or 'sm_89' or 'sm_87'?"),
+        ("nvidia:sm90", "here: unknown nvidia arch 'sm90'; did you mean 'sm_90' or 'sm_89' or 'sm_80'?"),
         ("nvidia:sm_81", "here: unknown nvidia arch 'sm_81'; did you mean "),
         ("amd:gfx943", "here: unknown amd arch 'gfx943'; did you mean 'gfx942' or "),
         ("amd:sm_90", "here: unknown amd arch 'sm_90'; "),

@@ -138,7 +138,11 @@ def test_out_may_be_an_input_where_contract_and_kernel_allow_it(ops):
         (lambda x: x.double(), ArgumentTypeError, "add: out has dtype torch.float64; the result has torch.float32"),
         (lambda x: x[:2], ArgumentValueError, r"add: out has shape \(2, 4\); the result has \(4, 4\)"),
         (lambda x: x.to("meta"), ArgumentValueError, "add: out is on meta; the inputs are on cpu"),
-        (lambda x: x.t(), ArgumentValueError, "add: out shares memory with x; it may be x or y itself, or separate memory"),
+        (
+            lambda x: x.t(),
+            ArgumentValueError,
+            "add: out shares memory with x; it may be x or y itself, or separate memory",
+        ),
         (
             lambda x: torch.empty(4, 1).expand(4, 4),
             ArgumentValueError,
@@ -181,7 +185,11 @@ def test_zero_rows_are_served(ops):
         ((torch.tensor(1.0), normal(1)), ArgumentValueError, r"x has shape \(\), but needs \(\.\.\., N\)"),
         ((normal(3, 4), normal(4).half()), ArgumentTypeError, "weight is float16; it must be float32"),
         ((normal(3, 4).int(), normal(4)), ArgumentTypeError, "x is int32; it must be float32 or float16 or bfloat16"),
-        ((normal(3, 4), normal(4).to("meta")), ArgumentValueError, "weight is on meta, but x is on cpu; move them to one device"),
+        (
+            (normal(3, 4), normal(4).to("meta")),
+            ArgumentValueError,
+            "weight is on meta, but x is on cpu; move them to one device",
+        ),
         ((normal(3, 4), 1.0), ArgumentTypeError, "weight must be a tensor; this is float"),
         (
             (normal(3, 4).to_sparse(), normal(4)),

@@ -25,8 +25,8 @@ def ready(device: Device) -> Rejection | None:
         return Rejection(ReasonCode.MISSING_TOOLCHAIN, text)
     except Exception as error:  # noqa: BLE001 - the plugin border: whatever fails here is the answer
         first_line = str(error).strip().partition("\n")[0] or "no message"
-        text = f"a tiny Triton kernel failed on {device.target}: {type(error).__name__}: {first_line}; check that the versions"
-        return Rejection(ReasonCode.PROBE_FAILED, f"{text} of driver, torch and Triton belong together")
+        text = f"a tiny Triton kernel failed on {device.target}: {type(error).__name__}: {first_line}; check that the"
+        return Rejection(ReasonCode.PROBE_FAILED, f"{text} versions of driver, torch and Triton belong together")
 
 
 def _toolchain() -> Rejection | None:

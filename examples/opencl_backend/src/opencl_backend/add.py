@@ -8,6 +8,7 @@ import warnings
 from functools import cache
 
 import numpy as np
+import numpy.typing as npt
 import pyopencl as cl
 import torch
 from torch import Tensor
@@ -39,12 +40,16 @@ kernel void add_bfloat16(global const ushort *x, global const ushort *y, global 
         float sum = as_float((uint)x[i] << 16) + as_float((uint)y[i] << 16);
         uint bits = as_uint(sum);
         uint nearest = bits + 0x7fff + (bits >> 16 & 1);  // a tie goes to the even one
+        // a NaN with all bits set would be rounded to -0
         out[i] = (isnan(sum) ? bits | 0x400000 : nearest) >> 16;
     }
 }
 """
+Bytes = npt.NDArray[np.uint8]
+
 _ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _GROUP = 256  # work-items that PoCL turns into one vectorised loop
+_PART_BYTES = 32 << 20  # a buffer of this size is accepted by every device (OpenCL API, CL_DEVICE_MAX_MEM_ALLOC_SIZE)
 
 # A kernel object holds its arguments, so that one thread at a time may set and enqueue them.
 _LAUNCHING = threading.Lock()
@@ -60,12 +65,12 @@ def add(x: Tensor, y: Tensor, *, out: Tensor | None = None) -> Tensor:
     result = out if out is not None and direct else torch.empty_like(x, memory_format=torch.contiguous_format)
     if x.numel():
         # OpenCL wants a buffer's memory aligned for its type; torch.frombuffer makes tensors that are not.
-        inputs = [_bytes(tensor if _is_aligned(tensor) else tensor.clone()) for tensor in (x, y)]
-        launch(str(x.dtype).removeprefix("torch."), *inputs, _bytes(result))
+        x, y = (tensor if _is_aligned(tensor) else tensor.clone() for tensor in (x, y))
+        launch(str(x.dtype).removeprefix("torch."), _bytes(x), _bytes(y), _bytes(result))
     return result if out is None or out is result else out.copy_(result)
 
 
-def launch(dtype: str, x: np.ndarray, y: np.ndarray, out: np.ndarray) -> None:
+def launch(dtype: str, x: Bytes, y: Bytes, out: Bytes) -> None:
     """Add arrays of one length, given as their bytes, and wait for the result.
 
     Buffers that overlap give undefined results (OpenCL API, clCreateBuffer, CL_MEM_USE_HOST_PTR), so arrays in the same
@@ -81,14 +86,12 @@ def launch(dtype: str, x: np.ndarray, y: np.ndarray, out: np.ndarray) -> None:
     queue, kernels = _kernels()
     x = _apart(x, out)
     y = _apart(_apart(y, out), x)
-    # A buffer has a greatest size; parts begin at multiples of every item's size.
-    step = queue.device.max_mem_alloc_size // 4096 * 4096
-    for start in range(0, out.nbytes, step):
-        parts = [array[start : start + step] for array in (x, y, out)]
+    for start in range(0, out.nbytes, _PART_BYTES):
+        parts = [array[start : start + _PART_BYTES] for array in (x, y, out)]
         _launch_part(queue, kernels[dtype], parts, parts[0].nbytes // _ITEM_BYTES[dtype])
 
 
-def _launch_part(queue: cl.CommandQueue, kernel: cl.Kernel, parts: list[np.ndarray], elements: int) -> None:
+def _launch_part(queue: cl.CommandQueue, kernel: cl.Kernel, parts: list[Bytes], elements: int) -> None:
     flags = cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR
     shared = {_address(part): cl.Buffer(queue.context, flags, hostbuf=part) for part in parts}
     buffers = [shared[_address(part)] for part in parts]
@@ -98,7 +101,7 @@ def _launch_part(queue: cl.CommandQueue, kernel: cl.Kernel, parts: list[np.ndarr
         kernel(queue, (items,), (group,), *buffers, np.uint64(elements))
     # The memory holds the result once it is mapped; mapping waits for the kernel, as the queue is in order.
     size, read = parts[2].nbytes, cl.map_flags.READ
-    mapped, _ = cl.enqueue_map_buffer(queue, buffers[2], read, 0, (size,), np.uint8, is_blocking=True)
+    mapped, _ = cl.enqueue_map_buffer(queue, buffers[2], read, 0, (size,), np.dtype(np.uint8), is_blocking=True)
     mapped.base.release(queue).wait()
 
 
@@ -113,13 +116,13 @@ def _kernels() -> tuple[cl.CommandQueue, dict[str, cl.Kernel]]:
     return queue, {dtype: cl.Kernel(program, f"add_{dtype}") for dtype in _ITEM_BYTES}
 
 
-def _apart(array: np.ndarray, other: np.ndarray) -> np.ndarray:
+def _apart(array: Bytes, other: Bytes) -> Bytes:
     """``array``, or a copy of it where it overlaps ``other`` without lying in the same place."""
     overlaps = np.may_share_memory(array, other) and _address(array) != _address(other)
     return array.copy() if overlaps else array
 
 
-def _address(array: np.ndarray) -> int:
+def _address(array: Bytes) -> int:
     return array.ctypes.data
 
 
@@ -127,6 +130,6 @@ def _is_aligned(tensor: Tensor) -> bool:
     return tensor.data_ptr() % tensor.element_size() == 0
 
 
-def _bytes(tensor: Tensor) -> np.ndarray:
-    """A contiguous tensor's memory."""
-    return tensor.detach().view(-1).view(torch.uint8).numpy()
+def _bytes(tensor: Tensor) -> Bytes:
+    """A contiguous tensor's memory. Its strides are not asked: a single element may have any."""
+    return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()

@@ -68,7 +68,8 @@ def _described(device: cl.Device) -> Device:
 
 def _provide_caches() -> None:
     """Somewhere to write, where the home directory is not: else PoCL offers no device and pyopencl makes no kernel."""
-    base = os.environ.get("XDG_CACHE_HOME") or (home := os.environ.get("HOME")) and f"{home}/.cache"
+    home = os.environ.get("HOME")
+    base = os.environ.get("XDG_CACHE_HOME") or (home and f"{home}/.cache")
     try:
         if base:
             Path(base, "pocl").mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,177 @@
+"""``portakernel check``: the conformance kit, run on the installed kernels."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from portakernel.cli.options import Json
+
+if TYPE_CHECKING:
+    from portakernel.cli.output import Page, Style
+    from portakernel.conformance.result import Result
+    from portakernel.registry import Registry
+    from portakernel.target import Device
+
+STATUSES = ("passed", "failed", "skipped")
+
+
+def command(
+    plugin: Annotated[str | None, typer.Option(metavar="PLUGIN", help="Only this plugin's kernels.")] = None,
+    op: Annotated[str | None, typer.Option(metavar="OP", help="Only kernels of this op.")] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DEVICE", help="Where to run, such as cuda:0 or amd:gfx942 [default: wherever a kernel can]."
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(metavar="N", help="Draws the inputs [default: a fresh one, which is shown].")
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print every result, not just failures.")] = False,
+    json: Json = False,
+) -> None:
+    """Prove kernels correct: every case that a kernel claims, and the refusal of what it does not.
+
+    Exits with 0 when all that ran passed, 1 on any failure or when nothing ran, 130 when interrupted.
+
+    For example:
+
+        portakernel check
+        portakernel check --plugin triton --op rms_norm --device cuda:0
+        portakernel check --plugin acme --json
+    """
+    from portakernel.cli.list import chosen_kernels
+    from portakernel.cli.output import page, print_json
+    from portakernel.conformance import runner
+    from portakernel.runtime import dispatcher
+
+    now = dispatcher()
+    chosen_kernels(now.registry, op, plugin)  # a name that nothing has is told before torch is loaded
+    where = find_device(now.registry, device) if device is not None else None
+    seed = runner.fresh_seed() if seed is None else seed
+    cases = runner.plan(now, plugin=plugin, op=op, device=where)
+    results: list[Result] = []
+    out = page()
+    interrupted = False
+    try:
+        for result in progressing(runner.check(now, plugin=plugin, op=op, device=where, seed=seed), cases):
+            results.append(result)
+            if not json and (verbose or result.status == "failed"):
+                _print_result(out, result, verbose=verbose)
+    except KeyboardInterrupt:
+        interrupted = True
+    summary = summarise(results)
+    if json:
+        found = [result.to_json() for result in results]
+        print_json({"seed": seed, "interrupted": interrupted, "summary": summary, "results": found})
+    else:
+        _print_summary(out, summary, seed, interrupted=interrupted)
+    if interrupted:
+        raise typer.Exit(130)
+    ran = any(result.status != "skipped" for result in results)
+    raise typer.Exit(0 if ran and not any(result.status == "failed" for result in results) else 1)
+
+
+def find_device(registry: Registry, name: str) -> Device:
+    """The device of this machine that ``name`` means: torch's name for it, its target, or its uuid.
+
+    Raises:
+        UnknownNameError: there is no such device, or torch cannot reach it.
+    """
+    from portakernel.errors import UnknownNameError
+
+    wanted = f"{name}:0" if name in {"cuda", "xpu", "mps"} else name
+    usable = [device for device in registry.devices if device.torch_device is not None]
+    for device in usable:
+        if wanted in {device.torch_device, str(device.target), device.uuid}:
+            return device
+    notes = [device.note for device in registry.devices if str(device.target) == wanted and device.note]
+    known = [known for device in usable for known in (device.torch_device, str(device.target)) if known]
+    raise UnknownNameError("device", name, known, hint=notes[0] if notes else "")
+
+
+def progressing(results: Iterable[Result], cases: int) -> Iterator[Result]:
+    """The results as they come, with a progress bar on stderr where that is a terminal."""
+    with _progress(cases) as advance:
+        for result in results:
+            advance(result)
+            yield result
+
+
+@contextmanager
+def _progress(cases: int) -> Iterator[Any]:
+    with ExitStack() as stack:
+        if not sys.stderr.isatty():
+            yield lambda _: None
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
+        # lines for stdout pass through the bar only where both are the terminal
+        bar = Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=sys.stdout.isatty())
+        stack.enter_context(bar)
+        task = bar.add_task("checking", total=cases)
+        seen: set[tuple[str, str]] = set()
+
+        def advance(result: Result) -> None:
+            if result.aspect != "boundary":  # whose cases the plan does not count
+                seen.add((result.kernel, result.case))
+            bar.update(task, completed=len(seen), description=result.kernel)
+
+        yield advance
+
+
+def summarise(results: Sequence[Result]) -> list[dict[str, Any]]:
+    """For each kernel, how many results of each status, and the reason that matters most: a failure's, or a skip's."""
+    rows: dict[str, dict[str, Any]] = {}
+    for result in results:
+        row = rows.setdefault(
+            result.kernel, {"kernel": result.kernel, "op": result.op, **dict.fromkeys(STATUSES, 0), "reason": ""}
+        )
+        worse = result.status == "failed" and not row["failed"]
+        if worse or (result.status == "skipped" and not row["reason"]):
+            row["reason"] = f"{result.case} {result.aspect}: {result.detail}" if worse else result.detail
+        row[result.status] += 1
+    return list(rows.values())
+
+
+def _print_result(out: Page, result: Result, *, verbose: bool) -> None:
+    styles: dict[str, Style] = {"passed": "good", "failed": "bad", "skipped": "faint"}
+    place = ", ".join(filter(None, (result.device, result.mode)))
+    text = f"{result.status} {result.kernel} {result.case} {result.aspect}" + (f" on {place}" if place else "")
+    out.line(text, styles[result.status])
+    if result.detail:
+        out.line(result.detail, indent=4)
+    if verbose and result.traceback:
+        out.line(result.traceback.rstrip(), "faint", indent=6)
+
+
+def _print_summary(out: Page, summary: Sequence[dict[str, Any]], seed: int, *, interrupted: bool) -> None:
+    from portakernel.cli.output import Cell
+
+    out.heading("Interrupted; until then:" if interrupted else f"Conformance, seed {seed}")
+    rows = [
+        (
+            row["kernel"],
+            Cell(str(row["passed"]), "good" if row["passed"] else ""),
+            Cell(str(row["failed"]), "bad" if row["failed"] else ""),
+            str(row["skipped"]),
+            str(row["reason"]).partition("\n")[0],
+        )
+        for row in summary
+    ]
+    if rows:
+        out.table(rows, ("kernel", *STATUSES, "reason"), indent=2, right=(1, 2, 3))
+    if not any(row["passed"] or row["failed"] for row in summary):
+        out.line("nothing ran: `portakernel doctor` says which kernels are ready here", "bad", indent=2)

@@ -1,0 +1,275 @@
+"""The state of an installation: what was found, what is missing, what is broken, and what to do about each."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from portakernel import __version__, torch_build
+from portakernel.capability import ReasonCode, Rejection
+from portakernel.config import VARIABLES, Config, unknown_variables
+from portakernel.contracts import contract
+from portakernel.dispatch import Dispatcher, installed_version
+from portakernel.errors import ConfigError, PortakernelError
+from portakernel.kernel import Kernel
+from portakernel.plugin_manager import Broken, Package
+from portakernel.policy import intern_policy, make_layer
+from portakernel.question import ask
+from portakernel.runtime import dispatcher
+from portakernel.target import Device
+
+# What to do about a broken package, by the stage at which it broke.
+REMEDIES: Mapping[str, str] = {
+    "discovery": "reinstall {distribution}, or uninstall it",
+    "name": "uninstall one of the distributions, or ask the maintainers of {distribution} to rename",
+    "manifest": "run `portakernel validate`; upgrade {distribution}, or correct the manifest if it is yours",
+    "kernels": "run `portakernel validate`; upgrade {distribution}, or correct the manifest if it is yours",
+    "import": "upgrade {distribution}, or install what its import lacks; --verbose shows the traceback",
+    "ready": "upgrade {distribution}; --verbose shows the traceback",
+    "hook": "upgrade {distribution}; --verbose shows the traceback",
+}
+_ELSEWHERE = {ReasonCode.VENDOR, ReasonCode.ARCH}
+_COMPILERS = ("cc", "gcc", "clang")
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Something that would let more run here; the rest works without."""
+
+    what: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """Whether one kernel can be used on one device, for some request."""
+
+    kernel: str
+    device: Device
+    rejections: tuple[Rejection, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """Everything that ``portakernel doctor`` tells."""
+
+    dispatcher: Dispatcher
+    config_error: ConfigError | None
+    devices: tuple[Device, ...]
+    readiness: tuple[Readiness, ...]
+    broken: tuple[Broken, ...]
+    missing: tuple[Missing, ...]
+    compiler: tuple[str, str] | None
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is broken; something may be missing."""
+        return not self.broken and self.config_error is None
+
+    def to_json(self) -> dict[str, Any]:
+        """The diagnosis as JSON-ready data; stable."""
+        registry, build = self.dispatcher.registry, torch_build.installed()
+        return {
+            "ok": self.ok,
+            "portakernel": __version__,
+            "python": {
+                "version": platform.python_version(),
+                "system": platform.system(),
+                "machine": platform.machine(),
+            },
+            "torch": {"version": build.version, "cuda": build.cuda, "hip": build.hip} if build else None,
+            "triton": installed_version("triton"),
+            "compiler": {"command": self.compiler[0], "version": self.compiler[1]} if self.compiler else None,
+            "backends": [
+                {
+                    "backend": backend.name,
+                    "vendor": backend.vendor,
+                    "summary": backend.summary,
+                    **_package_json(backend.package),
+                    "devices": [
+                        _device_json(device) for device in self.devices if device.target.vendor == backend.vendor
+                    ],
+                }
+                for backend in registry.backends.values()
+            ],
+            "plugins": [
+                {
+                    "plugin": package.name,
+                    "summary": loaded.manifest.summary,
+                    **_package_json(package),
+                    "kernels": [kernel.name for kernel in registry.kernels.values() if kernel.package == package],
+                    "requires": [
+                        {"module": module, "needs": needs, "found": installed_version(module)}
+                        for module, needs in loaded.manifest.requires.modules.items()
+                    ],
+                    "readiness": [
+                        _readiness_json(found) for found in self.readiness if found.kernel in self.kernels(package)
+                    ],
+                }
+                for package, loaded in registry.manager.plugins.values()
+            ],
+            "broken": [
+                {
+                    "name": broken.package.name,
+                    **_package_json(broken.package),
+                    "stage": broken.stage,
+                    "reason": broken.reason,
+                    "remedy": remedy(broken),
+                    "traceback": broken.traceback,
+                }
+                for broken in self.broken
+            ],
+            "missing": [{"what": missing.what, "remedy": missing.remedy} for missing in self.missing],
+            "environment": {
+                "set": environment(),
+                "unknown": list(unknown_variables()),
+                "error": str(self.config_error) if self.config_error else None,
+            },
+        }
+
+    def kernels(self, package: Package) -> tuple[str, ...]:
+        """The names of a package's kernels."""
+        return tuple(k.name for k in self.dispatcher.registry.kernels.values() if k.package == package)
+
+
+def examine() -> Diagnosis:
+    """Looks at everything: finds devices, imports every kernel that applies to one, runs the plugins' probes."""
+    config_error: ConfigError | None = None
+    try:
+        now = dispatcher()
+    except (ConfigError, PortakernelError) as error:
+        # the rest is examined as if the environment said nothing
+        config_error = error if isinstance(error, ConfigError) else ConfigError(str(error))
+        now = Dispatcher(config=Config())
+    devices = now.registry.devices
+    readiness = tuple(
+        found
+        for device in devices
+        if device.torch_device is not None
+        for kernel in now.registry.kernels.values()
+        if (found := _readiness(now, kernel, device)) is not None
+    )
+    _call_commands(now)
+    compiler = find_compiler()
+    broken = tuple(now.registry.manager.broken)
+    return Diagnosis(now, config_error, devices, readiness, broken, tuple(_missing(now, devices, compiler)), compiler)
+
+
+def remedy(broken: Broken) -> str:
+    """What to do about a broken package."""
+    text = REMEDIES.get(broken.stage, "upgrade {distribution}").format(distribution=broken.package.distribution)
+    return f"{text}. PORTAKERNEL_DISABLE={broken.package.name} switches it off"
+
+
+def environment() -> dict[str, str]:
+    """The ``PORTAKERNEL_*`` variables that are set and known."""
+    return {variable.name: os.environ[variable.name] for variable in VARIABLES if os.environ.get(variable.name)}
+
+
+def find_compiler() -> tuple[str, str] | None:
+    """The C compiler of this host (``$CC``, or the first that is on the path) and the first line of its version."""
+    wanted = os.environ.get("CC", "").split()[:1]
+    for command in (*wanted, *_COMPILERS):
+        if shutil.which(command) is None:
+            continue
+        try:
+            asked = subprocess.run(
+                [command, "--version"], capture_output=True, text=True, errors="replace", timeout=20, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+        if asked.returncode == 0:
+            return command, (asked.stdout.strip().splitlines() or [""])[0]
+    return None
+
+
+def _readiness(now: Dispatcher, kernel: Kernel, device: Device) -> Readiness | None:
+    """Whether ``kernel`` is installed and usable on ``device``; None where its claims do not reach."""
+    # Naming the kernel makes it the winner if it can be one, so that it is imported too. Nobody's wishes enter.
+    policy = intern_policy((make_layer("doctor", use=(kernel.name,)),))
+    decision = now.decide(ask(contract(kernel.op), device.target, device=device), policy)
+    rejections = decision.candidate(kernel.name).rejections
+    if any(rejection.code in _ELSEWHERE for rejection in rejections):
+        return None
+    return Readiness(kernel.name, device, rejections)
+
+
+def _call_commands(now: Dispatcher) -> None:
+    """Lets plugins add commands to an app that nobody runs: one that fails is then known as broken."""
+    import typer
+
+    now.registry.manager.call("portakernel_cli", app=typer.Typer())
+
+
+def _missing(now: Dispatcher, devices: Sequence[Device], compiler: tuple[str, str] | None) -> list[Missing]:
+    found = []
+    if torch_build.installed() is None:
+        found.append(
+            Missing("torch is not installed: nothing can run", "install torch; see pytorch.org for your accelerator")
+        )
+    requirements: dict[str, list[str]] = {}
+    for kernel in now.registry.kernels.values():
+        for module, needs in kernel.requires.items():
+            if kernel.plugin not in requirements.setdefault(f"{module} {needs}", []) and not _fits(module, needs):
+                requirements[f"{module} {needs}"].append(kernel.plugin)
+    for requirement, plugins in requirements.items():
+        module = requirement.partition(" ")[0]
+        if plugins and module != "torch":
+            version = installed_version(module)
+            state = f"{version} is installed" if version else "it is not installed"
+            what = f"plugin {', '.join(plugins)} needs {requirement}; {state}"
+            found.append(Missing(what, f"install {requirement.replace(' ', '')}"))
+    for device in devices:
+        if device.torch_device is None:
+            note = device.note or "no reason is given"
+            what, _, advice = note.partition(": ")
+            found.append(
+                Missing(f"torch cannot reach {device.name} ({device.target}): {what}", advice or "see the note")
+            )
+    if compiler is None:
+        found.append(Missing("there is no C compiler, and Triton needs one to launch kernels", "install gcc or clang"))
+    return found
+
+
+def _fits(module: str, needs: str) -> bool:
+    from packaging.specifiers import SpecifierSet
+
+    version = installed_version(module)
+    return version is not None and SpecifierSet(needs).contains(version, prereleases=True)
+
+
+def _package_json(package: Package) -> dict[str, Any]:
+    return {
+        "module": package.module,
+        "distribution": package.distribution,
+        "version": package.version,
+        "first_party": package.first_party,
+    }
+
+
+def _device_json(device: Device) -> dict[str, Any]:
+    return {
+        "target": str(device.target),
+        "name": device.name,
+        "torch_device": device.torch_device,
+        "uuid": device.uuid,
+        "memory_bytes": device.memory_bytes,
+        "driver": device.driver,
+        "attached": device.attached,
+        "note": device.note,
+    }
+
+
+def _readiness_json(readiness: Readiness) -> dict[str, Any]:
+    return {
+        "kernel": readiness.kernel,
+        "target": str(readiness.device.target),
+        "torch_device": readiness.device.torch_device,
+        "ready": not readiness.rejections,
+        "rejections": [{"code": str(r.code), "text": r.text, "parameter": r.parameter} for r in readiness.rejections],
+    }

@@ -1,0 +1,130 @@
+"""Requests just outside each claim, which have to be refused with a reason; pure data, no kernel runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import get_args
+
+from portakernel.arch import ArchSpace
+from portakernel.capability import Capability, Property, ReasonCode
+from portakernel.conformance.claims import dtype_combinations, just_inside, just_outside, unclaimed_dtypes
+from portakernel.conformance.trial import Outcome, attempt
+from portakernel.conformance.venue import claimed_targets
+from portakernel.contract import Contract
+from portakernel.kernel import Kernel
+from portakernel.request import Phase, Request
+from portakernel.target import Target
+
+_Check = Callable[[], list[str]]
+_LIMIT_CODES = (ReasonCode.LIMIT, ReasonCode.LAYOUT, ReasonCode.ALIGNMENT)
+
+
+def boundary_outcomes(
+    contract: Contract, kernel: Kernel, spaces: Mapping[str, ArchSpace]
+) -> Iterator[tuple[str, Outcome]]:
+    """For each claim of each variant: its name, and whether everything just outside it is refused."""
+    for number, (name, capability) in enumerate(kernel.variants):
+        where = f"{name or f'variant {number + 1}'}: " if len(kernel.variants) > 1 else ""
+        boundary = _Boundary(contract, capability, spaces)
+        for claim, check in boundary.checks():
+            yield f"{where}{claim}", attempt("boundary", check)
+
+
+class _Boundary:
+    """One variant: a request inside it, and what lies outside, one claim at a time."""
+
+    def __init__(self, contract: Contract, capability: Capability, spaces: Mapping[str, ArchSpace]) -> None:
+        self.contract, self.capability, self.spaces = contract, capability, spaces
+
+    def inside(self) -> Request | None:
+        """A request that the claim covers, as plain as can be; None where there is none."""
+        contract, capability = self.contract, self.capability
+        target = next(claimed_targets(capability, self.spaces), None)
+        dtypes = next(iter(dtype_combinations(contract, capability)), None)
+        if target is None or dtypes is None:
+            return None
+        values: dict[str, int] = {}
+        for name in contract.limitable():
+            found = just_inside([limit for limit in capability.limits if limit.parameter == name])
+            if found is not None:
+                values[name] = found
+        return Request(
+            contract.op,
+            target,
+            dtypes,
+            {name: value for name, value in values.items() if "." not in name},
+            {name: value for name, value in values.items() if "." in name},
+            formats={name: formats[0] for name, formats in capability.formats.items() if formats},
+            saved=tuple(saved.name for saved in contract.saved),
+        )
+
+    def checks(self) -> Iterator[tuple[str, _Check]]:
+        """Each claim with its check."""
+        base = self.inside()
+        if base is None:
+            vendors = ", ".join(self.capability.targets) or "no vendor"
+            yield "something inside", lambda: [f"no installed backend has an arch of {vendors} that is claimed"]
+            return
+        capability, spaces = self.capability, self.spaces
+        refused = tuple(str(rejection.text) for rejection in capability.rejections(base, spaces))
+        yield "something inside", lambda: [f"no request is inside all claims: {text}" for text in refused]
+        for limit in capability.limits:
+            requests = {}
+            for value in just_outside(limit):
+                key = "facts" if "." in limit.parameter else "dims"
+                moved = {**getattr(base, key), limit.parameter: value}
+                requests[f"{limit.parameter} = {value}"] = replace(base, facts=moved) if key == "facts" else replace(base, dims=moved)
+            yield f"limit {limit}", self._refused(requests, limit.parameter, *_LIMIT_CODES)
+        for argument in capability.dtypes:
+            outside = {f"{name} as {dtypes[name]}": replace(base, dtypes=dtypes)
+                       for name, dtypes in unclaimed_dtypes(self.contract, capability) if name == argument}  # fmt: skip
+            yield f"dtypes of {argument}", self._refused(outside, None, ReasonCode.DTYPE)
+        for feature in self.contract.features:
+            if feature.name not in capability.features:
+                asked = {feature.name: replace(base, features={feature.name: feature.default + 1.0})}
+                yield f"without feature {feature.name}", self._refused(asked, feature.name, ReasonCode.FEATURE)
+        for name in get_args(Property):
+            if name not in capability.properties:
+                asked = {f"required {name}": replace(base, requires=frozenset({name}))}
+                yield f"without property {name}", self._refused(asked, name)
+        yield "targets", self._refused(dict(self._other_targets(base)), "target", ReasonCode.VENDOR, ReasonCode.ARCH)
+        phases = {f"{phase}": replace(base, phase=phase) for phase in self._unclaimed_phases()}
+        if phases:
+            codes = (ReasonCode.NO_BACKWARD, ReasonCode.REQUIRES_GRAD)
+            yield "phases", self._refused(phases, "requires_grad", *codes)
+
+    def _refused(self, requests: Mapping[str, Request], parameter: str | None, *codes: ReasonCode) -> _Check:
+        def check() -> list[str]:
+            problems = []
+            for name, request in requests.items():
+                rejections = self.capability.rejections(request, self.spaces)
+                fitting = [r for r in rejections if (not codes or r.code in codes) and parameter in (None, r.parameter)]
+                if not rejections:
+                    problems.append(f"{name} is outside what is claimed, and is not refused")
+                elif not fitting:
+                    given = ", ".join(f"{r.code} ({r.parameter})" for r in rejections)
+                    problems.append(f"{name} is refused for {given}, not for {parameter or ' or '.join(codes)}")
+            return problems
+
+        return check
+
+    def _other_targets(self, base: Request) -> Iterator[tuple[str, Request]]:
+        for vendor, space in self.spaces.items():
+            selector = self.capability.targets.get(vendor)
+            for arch in space.archs:
+                prebuilt = self.capability.prebuilt
+                if selector is None or not space.membership(selector, arch, prebuilt=prebuilt).inside:
+                    target = Target(vendor, arch)
+                    yield str(target), replace(base, target=target)
+
+    def _unclaimed_phases(self) -> Iterator[Phase]:
+        capability, contract = self.capability, self.contract
+        if contract.saved and capability.saves == "none":
+            yield Phase.TRAINING
+        if not capability.has_backward:
+            yield Phase.BACKWARD
+        if not capability.forward_ad:
+            yield Phase.FORWARD_AD
+
+

@@ -1,0 +1,115 @@
+"""The kit's units as pytest items: one for each case in given dtypes, and for each kernel's claims."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from portakernel import runtime
+from portakernel.conformance.result import Result
+from portakernel.conformance.runner import fresh_seed, select_kernels
+from portakernel.conformance.suite import Suite, Unit
+from portakernel.conformance.venue import Unavailable, find_venue
+from portakernel.kernel import Kernel
+
+_SHOWN_FRAMES = 12  # of a traceback's end: the kernel's part, not the kit's
+
+
+class ConformanceFailure(Exception):  # noqa: N818 - what pytest shows is the report, not this name
+    """At least one aspect of an item failed."""
+
+    def __init__(self, results: list[Result]) -> None:
+        self.results = results
+        super().__init__("\n".join(str(result) for result in results if result.status == "failed"))
+
+
+class KernelNode(pytest.Collector):
+    """One kernel's items."""
+
+    def __init__(self, *, kernel: Kernel, seed: int, **keywords: Any) -> None:
+        super().__init__(**keywords)
+        self.kernel, self.seed = kernel, seed
+
+    def collect(self) -> Iterator[pytest.Item]:
+        """One item for each unit, or one that is skipped where the kernel cannot run."""
+        venue = find_venue(runtime.dispatcher(), self.kernel)
+        if isinstance(venue, Unavailable):
+            yield UnavailableItem.from_parent(self, name=f"{self.kernel.op}[*]", reason=venue.reason)
+            return
+        suite = Suite(runtime.dispatcher(), self.kernel, venue, self.seed)
+        for unit in suite.units():
+            yield UnitItem.from_parent(self, name=unit.name, suite=suite, unit=unit)
+
+
+class UnavailableItem(pytest.Item):
+    """A kernel that has no place to run here."""
+
+    def __init__(self, *, reason: str, **keywords: Any) -> None:
+        super().__init__(**keywords)
+        self.reason = reason
+
+    def runtest(self) -> None:
+        """Skips."""
+        pytest.skip(self.reason)
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        """Where the item is from: the kernel."""
+        return self.path, None, self.nodeid
+
+
+class UnitItem(pytest.Item):
+    """One unit of one kernel; every aspect runs, and all that failed are reported."""
+
+    def __init__(self, *, suite: Suite, unit: Unit, **keywords: Any) -> None:
+        super().__init__(**keywords)
+        self.suite, self.unit = suite, unit
+
+    def runtest(self) -> None:
+        """Runs the unit."""
+        results = list(self.suite.run(self.unit))
+        if any(result.status == "failed" for result in results):
+            raise ConformanceFailure(results)
+        if results and all(result.status == "skipped" for result in results):
+            pytest.skip("; ".join(result.detail for result in results))
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        """The failed aspects, each with what is wrong and, where the kernel raised, where."""
+        if not isinstance(excinfo.value, ConformanceFailure):
+            return super().repr_failure(excinfo, style)
+        where = f"on {self.suite.venue}" + (f" in mode {self.suite.venue.mode!r}" if self.suite.venue.mode else "")
+        lines = [f"{self.suite.kernel.name} does not conform {where}"]
+        for result in excinfo.value.results:
+            if result.status == "failed":
+                lines.append(f"  {result.case} {result.aspect}: {result.detail}")
+                lines += [f"    {line}" for line in result.traceback.splitlines()[-_SHOWN_FRAMES:]]
+        again = f"--portakernel-plugin={self.suite.kernel.plugin} --portakernel-seed={self.suite.seed}"
+        return "\n".join([*lines, f"  The same inputs again: pytest {again}"])
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        """Where the item is from: the kernel."""
+        return self.path, None, self.nodeid
+
+
+def selected_kernels(config: pytest.Config) -> tuple[Kernel, ...]:
+    """The kernels that the options name.
+
+    Raises:
+        UnknownNameError: one of them names nothing.
+    """
+    plugins, ops = config.getoption("portakernel_plugin") or [None], config.getoption("portakernel_op") or [None]
+    dispatcher = runtime.dispatcher()
+    found = (kernel for plugin in plugins for op in ops for kernel in select_kernels(dispatcher, plugin, op))
+    return tuple({kernel.name: kernel for kernel in found}.values())
+
+
+def collect(session: pytest.Session) -> Iterator[pytest.Item]:
+    """The items of every selected kernel."""
+    seed = session.config.getoption("portakernel_seed")
+    seed = fresh_seed() if seed is None else seed
+    for kernel in selected_kernels(session.config):
+        nodeid = f"portakernel::{kernel.name}"
+        node = KernelNode.from_parent(session, name=kernel.name, nodeid=nodeid, kernel=kernel, seed=seed)
+        yield from node.collect()

@@ -1,0 +1,95 @@
+"""Checks the kernels of a plugin or an op against the ops' cases, result by result."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+
+from portakernel.conformance.result import Result
+from portakernel.conformance.suite import Suite
+from portakernel.conformance.venue import Unavailable, Venue, find_venue
+from portakernel.contracts import contract
+from portakernel.dispatch import Dispatcher
+from portakernel.errors import UnknownNameError
+from portakernel.kernel import Kernel
+from portakernel.target import Device
+
+__all__ = ["Result", "check", "fresh_seed", "plan", "run", "select_kernels"]
+
+
+def check(
+    dispatcher: Dispatcher,
+    *,
+    plugin: str | None = None,
+    op: str | None = None,
+    device: Device | None = None,
+    seed: int | None = None,
+) -> Iterator[Result]:
+    """Every result for the kernels of ``plugin`` and ``op``, as it comes.
+
+    Each kernel runs on ``device`` or on the first device of this machine that its claims cover; where there is none, in
+    its plugin's execution mode; where there is no such mode, one skipped result says so. The inputs depend on ``seed``,
+    which is fresh when not given, and on nothing that ran before.
+
+    Raises:
+        UnknownNameError: there is no such plugin or op.
+    """
+    seed = fresh_seed() if seed is None else seed
+    for kernel in select_kernels(dispatcher, plugin, op):
+        yield from run(dispatcher, kernel, find_venue(dispatcher, kernel, device), seed=seed)
+
+
+def plan(
+    dispatcher: Dispatcher, *, plugin: str | None = None, op: str | None = None, device: Device | None = None
+) -> int:
+    """How many cases ``check`` will report: the number of different (kernel, case) pairs that are no boundary's.
+
+    Raises:
+        UnknownNameError: there is no such plugin or op.
+    """
+    count = 0
+    for kernel in select_kernels(dispatcher, plugin, op):
+        venue = find_venue(dispatcher, kernel, device)
+        count += 1 if isinstance(venue, Unavailable) else len(Suite(dispatcher, kernel, venue, 0).units())
+    return count
+
+
+def run(
+    dispatcher: Dispatcher, kernel: Kernel, venue: Venue | Unavailable, *, seed: int | None = None
+) -> Iterator[Result]:
+    """Every result for one kernel at one venue, as it comes."""
+    if isinstance(venue, Unavailable):
+        yield Result(kernel.name, kernel.op, f"{kernel.op}[*]", "claim", "skipped", venue.reason)
+        return
+    suite = Suite(dispatcher, kernel, venue, fresh_seed() if seed is None else seed)
+    for unit in suite.units():
+        yield from suite.run(unit)
+
+
+def fresh_seed() -> int:
+    """A new seed, whatever state the random number generators of this process are in."""
+    return secrets.randbelow(1 << 31)
+
+
+def select_kernels(dispatcher: Dispatcher, plugin: str | None = None, op: str | None = None) -> tuple[Kernel, ...]:
+    """The kernels of ``plugin`` for ``op``; all of them where neither is given.
+
+    Raises:
+        UnknownNameError: there is no such plugin or op, or the plugin has no kernel for the op.
+    """
+    registry = dispatcher.registry
+    if op is not None:
+        contract(op)
+    if plugin is not None and plugin not in registry.plugins():
+        broken = next((b for b in registry.manager.broken if b.package.name == plugin), None)
+        hint = f"Plugin {broken.package} is broken: {broken.reason}" if broken else ""
+        raise UnknownNameError("plugin", plugin, registry.plugins(), hint=hint)
+    kernels = tuple(
+        kernel
+        for kernel in registry.kernels.values()
+        if plugin in (None, kernel.plugin) and op in (None, kernel.op)
+    )
+    if not kernels and plugin is not None and op is not None:
+        ops = {kernel.op for kernel in registry.kernels.values() if kernel.plugin == plugin}
+        raise UnknownNameError("op", op, ops, where=f"plugin {plugin}")
+    return kernels

@@ -1,0 +1,205 @@
+"""Everything that the kit asks of one kernel at one place, unit by unit."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from portakernel import runtime
+from portakernel.call import OpCaller
+from portakernel.capability import ReasonCode, Rejection
+from portakernel.conformance.autograd import Autograd
+from portakernel.conformance.boundary import boundary_outcomes
+from portakernel.conformance.claims import accepted, cases_at_limits, dtype_combinations, elements
+from portakernel.conformance.forward import Forward
+from portakernel.conformance.gradients import Backward
+from portakernel.conformance.inputs import draw_inputs, generator
+from portakernel.conformance.result import Result
+from portakernel.conformance.trial import Outcome, Trial, attempt
+from portakernel.conformance.venue import Venue, refusals
+from portakernel.contract import Case
+from portakernel.contracts import contract
+from portakernel.dispatch import Dispatcher
+from portakernel.kernel import Kernel
+from portakernel.request import Phase
+
+# Sizes at a kernel's limits are tried up to here: a check of the kit, not a load test.
+_MAX_ELEMENTS = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What is run, counted and reported together: a case in given dtypes, gradients in given dtypes, or all claims.
+
+    ``kind`` is ``case``, ``autograd``, ``boundary`` or ``coverage``.
+    """
+
+    kind: str
+    name: str
+    case: Case | None = None
+    dtypes: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What of a case ran: nothing where the kernel does not claim it."""
+
+    forward: bool
+    backward: bool
+
+
+class Suite:
+    """The units of one kernel at one venue; each can be run alone and in any order, with the same inputs."""
+
+    def __init__(self, dispatcher: Dispatcher, kernel: Kernel, venue: Venue, seed: int) -> None:
+        self.dispatcher, self.kernel, self.venue, self.seed = dispatcher, kernel, venue, seed
+        self.contract = contract(kernel.op)
+        self.caller = OpCaller(self.contract, dispatcher)
+        self.variants = venue.variants(kernel, dispatcher)
+        self.properties = frozenset.intersection(*(variant.properties for variant in self.variants))
+        claimed = itertools.chain.from_iterable(dtype_combinations(self.contract, variant) for variant in self.variants)
+        self.dtypes = tuple(dict.fromkeys(tuple(dtypes.items()) for dtypes in claimed))
+        largest = min(_MAX_ELEMENTS, venue.max_elements or _MAX_ELEMENTS)
+        self.cases = (*self.contract.cases, *cases_at_limits(self.contract, self.variants, largest))
+        self.ran: dict[str, Ran] = {}
+
+    def units(self) -> tuple[Unit, ...]:
+        """Every unit, coverage last; the order and the names are the same in every process."""
+        op = self.contract.op
+        combinations = [dtypes for dtypes in self.dtypes if accepted(self.contract, dict(dtypes))]
+        found = [
+            Unit("case", f"{op}[{case.name}, {_shown(dtypes)}]", case, dtypes)
+            for case in self.cases
+            for dtypes in combinations
+        ]
+        if self.venue.mode is None and self.contract.gradient != "none":
+            found += [Unit("autograd", f"{op}[autograd, {_shown(d)}]", dtypes=d) for d in combinations]
+        return (*found, Unit("boundary", f"{op}[boundary]"), Unit("coverage", f"{op}[coverage]"))
+
+    def run(self, unit: Unit) -> Iterator[Result]:
+        """The results of one unit, as they come."""
+        if unit.kind == "boundary":
+            for name, outcome in boundary_outcomes(self.contract, self.kernel, self.dispatcher.registry.spaces):
+                yield self._result(f"{self.contract.op}[{name}]", outcome)
+            return
+        outcomes = {"case": self._case, "autograd": self._autograd, "coverage": self._coverage}[unit.kind]
+        for outcome in outcomes(unit):
+            yield self._result(unit.name, outcome)
+
+    def _result(self, case: str, outcome: Outcome) -> Result:
+        detail = outcome.detail
+        if outcome.status == "failed" and outcome.aspect not in ("boundary", "coverage"):
+            detail += f" (seed {self.seed})"
+        kernel, venue = self.kernel, self.venue
+        return Result(
+            kernel.name, kernel.op, case, outcome.aspect, outcome.status, detail, str(venue), venue.mode,
+            outcome.seconds, outcome.traceback,
+        )  # fmt: skip
+
+    # --- cases -----------------------------------------------------------------------------------------------------
+
+    def _trial(self, case: Case, dtypes: Mapping[str, str]) -> Trial:
+        source = generator(self.seed, self.contract.op, case.name, *dtypes.values())
+        inputs = draw_inputs(self.contract, case, dtypes, self.venue.torch_device, source)
+        return Trial(self.caller, self.kernel, self.venue, inputs, self.properties)
+
+    def _refusals(self, trial: Trial, phase: Phase = Phase.INFERENCE) -> tuple[Rejection, ...]:
+        numbers = tuple(trial.inputs.parameters.values())
+        request = self.caller.request(trial.inputs.tensors, numbers, phase)
+        return refusals(self.dispatcher, self.kernel, self.venue, request)
+
+    def _refused(self, case: Case, trial: Trial | None) -> Outcome | None:
+        """Why the case does not run here, if it does not: an outcome of the aspect ``claim``."""
+        size, limit = elements(self.contract, case), self.venue.max_elements
+        if limit is not None and size > limit:
+            return Outcome("claim", "skipped", f"{size} elements; mode {self.venue.mode!r} takes up to {limit}")
+        rejections = self._refusals(trial) if trial is not None else ()
+        if not rejections:
+            return None
+        text = "; ".join(f"{rejection.code}: {rejection.text}" for rejection in rejections)
+        parameters = ", ".join(sorted({r.parameter for r in rejections if r.parameter}))
+        # what it needs is there, and yet it cannot be imported: that is no refusal but a fault
+        broken = any(rejection.code is ReasonCode.IMPORT_FAILED for rejection in rejections)
+        return Outcome("claim", "failed" if broken else "skipped", f"refused ({parameters or 'not usable'}): {text}")
+
+    def _case(self, unit: Unit) -> Iterator[Outcome]:
+        if unit.case is None:
+            return
+        case, dtypes = unit.case, dict(unit.dtypes)
+        refused = self._refused(case, None)
+        trial = None if refused else self._trial(case, dtypes)
+        refused = refused or self._refused(case, trial)
+        if refused or trial is None:
+            self.ran[unit.name] = Ran(False, False)
+            yield from [refused] if refused else []
+            return
+        forward = Forward(trial)
+        found = []
+        for outcome in forward.outcomes():
+            found.append(outcome)
+            yield outcome
+        backward = Backward(trial, generator(self.seed, unit.name, "gradients"))
+        for outcome in backward.outcomes() if case.backward else ():
+            found.append(outcome)
+            yield outcome
+        if "deterministic" in trial.properties and forward.calls:
+            yield attempt("determinism", lambda: forward.repeated() + backward.repeated())
+        yield from trial.memory_outcomes()
+        done = {outcome.aspect for outcome in found if outcome.status != "skipped"}
+        self.ran[unit.name] = Ran("forward" in done, "backward" in done)
+
+    def _autograd(self, unit: Unit) -> Iterator[Outcome]:
+        if self.dispatcher is not runtime.dispatcher():
+            yield Outcome("autograd", "skipped", "portakernel.ops belongs to another dispatcher than the one checked")
+            return
+        for case in self.contract.cases:
+            plain = case.backward and case.values == "normal" and elements(self.contract, case) > 1
+            if not plain or self._refused(case, None):
+                continue
+            trial = self._trial(case, dict(unit.dtypes))
+            if not self._refusals(trial, Phase.TRAINING):
+                autograd = Autograd(trial, generator(self.seed, unit.name))
+                yield replace(attempt("autograd", autograd.gradients))
+                return
+        yield Outcome("autograd", "skipped", "the kernel claims no case that training could run")
+
+    # --- coverage --------------------------------------------------------------------------------------------------
+
+    def _coverage(self, _: Unit) -> Iterator[Outcome]:
+        yield attempt("coverage", self._uncovered)
+
+    def _ran(self, unit: Unit) -> Ran:
+        """What ran of a case or, when it has not been run yet, what would."""
+        if unit.name not in self.ran and unit.case is not None:
+            trial = self._trial(unit.case, dict(unit.dtypes))
+            forward = self._refused(unit.case, trial) is None
+            backward = forward and unit.case.backward and not self._refusals(trial, Phase.BACKWARD)
+            self.ran[unit.name] = Ran(forward, backward)
+        return self.ran[unit.name]
+
+    def _uncovered(self) -> list[str]:
+        """Every claim that no case puts to the test."""
+        cases = [(unit, self._ran(unit)) for unit in self.units() if unit.case is not None]
+        executed = [unit for unit, ran in cases if ran.forward]
+        if not executed:
+            return ["no case of the op runs: everything that is claimed goes unchecked"]
+        problems = []
+        covered = {unit.dtypes for unit in executed}
+        for dtypes in self.dtypes:
+            if not accepted(self.contract, dict(dtypes)):
+                problems.append(f"claims {_shown(dtypes)}, which {self.contract.op} does not accept")
+            elif dtypes not in covered:
+                problems.append(f"claims {_shown(dtypes)}, and no case runs in it")
+        claimed = frozenset[str]().union(*(variant.features for variant in self.variants))
+        for feature in self.contract.features:
+            asked = [u for u in executed if u.case and u.case.parameters.get(feature.name, feature.default) != feature.default]
+            if feature.name in claimed and not asked:
+                problems.append(f"claims feature {feature.name}, and no case that runs asks for it")
+        if any(variant.has_backward for variant in self.variants) and not any(ran.backward for _, ran in cases):
+            problems.append("claims a backward, and no case runs it")
+        return problems
+
+
+def _shown(dtypes: tuple[tuple[str, str], ...]) -> str:
+    return ", ".join(f"{name}={dtype}" for name, dtype in dtypes)

@@ -1,0 +1,42 @@
+"""The parts of torch that have no public name, in one place: what to look at when a new torch version arrives.
+
+Seen in torch 2.11 and 2.13. Each is what torch's own Python code uses for the same question.
+"""
+# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
+# The whole module is about private names, and torch._C's stub does not list its submodules.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._guards import detect_fake_mode
+
+# The innermost transform of torch.func, or None.
+innermost_transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
+# How many modes are active.
+dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+function_modes: Callable[[], int] = torch._C._len_torch_function_stack
+# Whether autocast is on for any device type.
+any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
+# `forward_ad._current_level` is the level of forward-mode duals, -1 outside of all; a plain attribute, read as one.
+forward_ad: Any = torch.autograd.forward_ad
+
+
+def below_autograd() -> AbstractContextManager[None]:
+    """A context in which ops are dispatched to what stands below autograd."""
+    guard: AbstractContextManager[None] = torch._C._AutoDispatchBelowAutograd()
+    return guard
+
+
+def has_tangent(tensors: Sequence[Tensor]) -> bool:
+    """Whether one of the tensors is a forward-mode dual."""
+    return forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(t).tangent is not None for t in tensors)
+
+
+def is_fake(tensors: Sequence[Tensor]) -> bool:
+    """Whether the tensors are fake ones: an op is being traced, not run."""
+    return detect_fake_mode(tensors) is not None

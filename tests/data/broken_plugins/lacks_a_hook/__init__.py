@@ -1,0 +1,1 @@
+"""A plugin without the hook that its manifest lists."""

@@ -1,0 +1,9 @@
+"""A plugin that implements a hook that does not exist."""
+
+from portakernel.hookspecs import hookimpl
+
+
+@hookimpl
+def portakernel_kernel():
+    """One letter short."""
+    return []

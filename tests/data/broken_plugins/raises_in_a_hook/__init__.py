@@ -1,0 +1,9 @@
+"""A plugin with a hook that raises."""
+
+from portakernel.hookspecs import hookimpl
+
+
+@hookimpl
+def portakernel_kernels():
+    """Fails when it is called."""
+    raise OSError("the list of kernels is not readable")
