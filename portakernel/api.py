@@ -50,13 +50,14 @@ def explain(
     target: str | None = None,
     dtype: Mapping[str, str] | str | None = None,
     shape: Mapping[str, Sequence[int]] | None = None,
-    phase: str = "inference",
+    phase: str | None = None,
     **parameters: Any,
 ) -> Decision:
     """Which kernel serves a call, why, and why each other does not; nothing runs.
 
-    With tensors, for exactly that call on their device. Without, for a ``target`` (``"amd:gfx942"``, which need not be
-    here) or this machine's first device, with as much of dtypes and shapes as you give::
+    With tensors, for exactly that call on their device (``phase`` is ``training`` where they require gradients).
+    Without, for a ``target`` (``"amd:gfx942"``, which need not be here) or this machine's first device, with as much of
+    dtypes and shapes as you give::
 
         portakernel.explain("rms_norm", x, weight)
         portakernel.explain("rms_norm", target="amd:gfx942", dtype="bfloat16", shape={"x": (4096, 8192)})
@@ -66,7 +67,7 @@ def explain(
         ArgumentTypeError, ArgumentValueError: arguments that the op does not accept.
     """
     described, now = contract(op), dispatcher()
-    if phase not in list(Phase):
+    if phase is not None and phase not in list(Phase):
         raise UnknownNameError("phase", phase, list(Phase))
     if tensors:
         if target is not None or dtype is not None or shape is not None:
@@ -75,8 +76,9 @@ def explain(
         values = _values(op, parameters)
         _check_count(op, tensors)
         asked.check_tensors(tensors)
-        request = asked.request(tensors, asked.parameters(values), Phase(phase))
-        return now.decide(request)
+        training = any(tensor.requires_grad for tensor in tensors) and _records_gradients()
+        inferred = Phase.TRAINING if training else Phase.INFERENCE
+        return asked.explain(tensors, asked.parameters(values), Phase(phase) if phase else inferred)
     found: Target | None = now.registry.target(target) if target is not None else None
     device = attached = None
     if found is None:
@@ -84,10 +86,22 @@ def explain(
         attached = tuple(d for d in now.registry.devices if d.attached and d.torch_device == device.torch_device)
         found = device.target
     request = ask(
-        described, found, dtypes=dtype, shapes=shape, features=parameters, phase=Phase(phase), device=device,
+        described,
+        found,
+        dtypes=dtype,
+        shapes=shape,
+        features=parameters,
+        phase=Phase(phase or "inference"),
+        device=device,
         attached=attached or (),
-    )  # fmt: skip
+    )
     return now.decide(request)
+
+
+def _records_gradients() -> bool:
+    import torch
+
+    return torch.is_grad_enabled()
 
 
 def _first_device(devices: Sequence[Device]) -> Device:

@@ -72,7 +72,7 @@ class OpCaller:
         self.expressions = expressions(contract, self.limits, self.reads)
         self._key = make_key(contract, self.expressions)
         self.table: dict[Any, Placement] = {}
-        self.retired: list[Placement] = []
+        self.retired: list[Placement] = []  # replaced or cleared away, kept for their counts
         # How a call goes through functorch's transforms; the bridge sets it, because torch ops alone do not.
         self.transformed: Callable[..., Tensor] | None = None
         self._lock = threading.Lock()
@@ -161,6 +161,27 @@ class OpCaller:
         """What the choice depends on beside policy and phase, for calls that do not come by the public function."""
         return (*self._key(*tensors, *parameters), *more)
 
+    def run_key(
+        self,
+        phase: Phase,
+        tensors: Sequence[Tensor],
+        parameters: Sequence[float],
+        policy: Policy,
+        *,
+        inplace: bool = False,
+        saved_by: str | None = None,
+    ) -> tuple[Any, ...]:
+        """The key of a call; a plain forward has the one that the public function computes."""
+        plain = phase is Phase.INFERENCE and not inplace
+        return self.key(tensors, parameters, policy, *(() if plain else (phase, inplace, saved_by)))
+
+    def explain(self, tensors: Sequence[Tensor], parameters: Sequence[float], phase: Phase) -> Decision:
+        """The decision for a call with these arguments, kernels that said ``CannotRun`` to such calls included."""
+        policy = self.dispatcher.policy()
+        placement = self.table.get(self.run_key(phase, tensors, parameters, policy))
+        cannot = placement.cannot if placement is not None else None
+        return self.dispatcher.decide(self.request(tensors, parameters, phase), policy, cannot)
+
     def place(self, request: Request, policy: Policy, cannot: Mapping[str, Rejection] | None = None) -> Placement:
         """A decision turned into something to run.
 
@@ -168,6 +189,7 @@ class OpCaller:
             NoKernelError: no kernel can serve.
         """
         decision = self.dispatcher.decide(request, policy, cannot)
+        self.dispatcher.announce(decision)
         if decision.chosen is None:
             raise self.dispatcher.no_kernel_error(decision)
         self._warn(decision, policy)
@@ -180,16 +202,22 @@ class OpCaller:
         wanted = [i for i, p in enumerate(self.contract.parameters) if p.name in names]
         return _on_device(request, _adapter(self.contract, kernel, self.dispatcher, request.phase, wanted))
 
-    def remember(self, key: Any, placement: Placement) -> None:
-        """Enters ``placement`` under ``key``; the table is bounded, and cleared when full."""
+    def remember(self, key: Any, placement: Placement, replaced: Placement | None = None) -> Placement:
+        """What the table holds under ``key`` from now on: ``placement``, unless another thread came first.
+
+        The table is bounded, and cleared when full.
+        """
         with self._lock:
+            known = self.table.get(key)
+            if known is not replaced and known is not None:
+                return known
             if len(self.table) >= MAX_KEYS:
                 self.retired.extend(self.table.values())
                 self.table.clear()
-            previous = self.table.get(key)
-            if previous is not None:
-                self.retired.append(previous)
+            elif known is not None:
+                self.retired.append(known)
             self.table[key] = placement
+            return placement
 
     def run(
         self,
@@ -208,20 +236,19 @@ class OpCaller:
         A kernel that says ``CannotRun`` is passed over for all later calls of the same key.
         """
         if key is None:
-            key = self.key(tensors, parameters, policy, phase, inplace, saved_by)
+            key = self.run_key(phase, tensors, parameters, policy, inplace=inplace, saved_by=saved_by)
         placement = self.table.get(key)
         while True:
             if placement is None:
                 requires = frozenset({"inplace"}) if inplace else frozenset[str]()
                 request = self.request(tensors, parameters, phase, saved_by=saved_by, requires=requires)
-                placement = self.place(request, policy)
-                self.remember(key, placement)
+                placement = self.remember(key, self.place(request, policy))
             try:
                 result = placement.run(*arguments)
             except CannotRun as declared:
                 cannot = {**placement.cannot, placement.kernel.name: declared.rejection}
-                placement = self.place(placement.decision.request, policy, cannot)
-                self.remember(key, placement)
+                next_one = self.place(placement.decision.request, policy, cannot)
+                placement = self.remember(key, next_one, replaced=placement)
                 continue
             next(placement.calls)
             return result

@@ -131,8 +131,8 @@ Saves = Literal["contract", "own", "none"]
 class Capability:
     """One whole alternative of what a kernel claims; a kernel has one or several.
 
-    ``targets`` maps a vendor to the selected archs; ``dtypes`` maps a tensor argument to the names it may have, where
-    another argument's name means that one's dtype.
+    ``targets`` maps a vendor to the selected archs, and ``*`` to those of every vendor not named. ``dtypes`` maps a
+    tensor argument to the names it may have, where another argument's name means that one's dtype.
     """
 
     targets: Mapping[str, Selector]
@@ -146,9 +146,9 @@ class Capability:
     has_backward: bool = False
     forward_ad: bool = False
 
-    def reads(self) -> frozenset[str]:
-        """The dimensions and layout facts that decide whether this claim holds."""
-        return frozenset(limit.parameter for limit in self.limits)
+    def selector(self, vendor: str) -> Selector | None:
+        """The archs of ``vendor`` that are claimed."""
+        return self.targets.get(vendor, self.targets.get("*"))
 
     def serving_target(self, request: Request, spaces: Mapping[str, ArchSpace]) -> Target | None:
         """The request's own target or the first attached one that this claim covers."""
@@ -191,19 +191,19 @@ class Capability:
             f"{name} in {', '.join(accepted)}" for name, accepted in self.dtypes.items() if name not in request.dtypes
         ]
         target = self.serving_target(request, spaces)
-        if target is not None and target.vendor in spaces:
-            note = (
-                spaces[target.vendor].membership(self.targets[target.vendor], target.arch, prebuilt=self.prebuilt).note
-            )
+        if target is not None and target.vendor in spaces and (selector := self.selector(target.vendor)) is not None:
+            note = spaces[target.vendor].membership(selector, target.arch, prebuilt=self.prebuilt).note
             notes += [note] if note else []
         return tuple(notes)
 
     def _target_rejections(self, target: Target, spaces: Mapping[str, ArchSpace]) -> list[Rejection]:
-        selector = self.targets.get(target.vendor)
-        if selector is None:
+        selector = self.selector(target.vendor)
+        if selector is None or not selector.include:
             vendors = ", ".join(self.targets) or "nothing"
             return [Rejection(ReasonCode.VENDOR, f"serves {vendors}, not {target.vendor}", "target")]
         space = spaces.get(target.vendor)
+        if space is None and selector.include == ("any",):
+            return []
         if space is None:
             return [Rejection(ReasonCode.VENDOR, f"no backend for vendor {target.vendor} is installed", "target")]
         membership = space.membership(selector, target.arch, prebuilt=self.prebuilt)

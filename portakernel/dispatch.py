@@ -150,8 +150,11 @@ class Dispatcher:
             losers = [replace(loser, rejections=(_lost(loser, winner, wishes),)) for loser in eligible[1:]]
             why = _why(winner, losers, wishes)
             decision = Decision(request, winner.kernel, why, (winner, *losers, *rejected))
-        self.registry.manager.call("portakernel_decided", decision=decision)
         return decision
+
+    def announce(self, decision: Decision) -> None:
+        """Tells plugins of a decision that a call will be served by."""
+        self.registry.manager.call("portakernel_decided", decision=decision)
 
     def entry(self, entry: str) -> Any:
         """The function that ``module:function`` names, imported once."""

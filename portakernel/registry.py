@@ -106,8 +106,10 @@ class Registry:
         return found
 
     def _reference(self, contract: Contract) -> Kernel:
+        # it runs on every torch device, known to a backend or not; what shares another's tensors is none
+        attached = {backend.vendor: Selector(()) for backend in self.backends.values() if backend.attach}
         capability = Capability(
-            targets={b.vendor: Selector(("any",)) for b in self.backends.values() if not b.attach},
+            targets={"*": Selector(("any",)), **attached},
             dtypes={tensor.name: tensor.dtypes for tensor in contract.tensors},
             features=frozenset(feature.name for feature in contract.features),
             properties=frozenset({"deterministic", "graph_capture", "inplace"}),

@@ -105,8 +105,10 @@ def progressing(results: Iterable[Result], cases: int) -> Iterator[Result]:
 
 @contextmanager
 def _progress(cases: int) -> Iterator[Any]:
+    from portakernel.cli.output import is_terminal
+
     with ExitStack() as stack:
-        if not sys.stderr.isatty():
+        if not is_terminal(sys.stderr):
             yield lambda _: None
             return
         from rich.console import Console
@@ -119,7 +121,7 @@ def _progress(cases: int) -> Iterator[Any]:
             TimeElapsedColumn(),
         )
         # lines for stdout pass through the bar only where both are the terminal
-        bar = Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=sys.stdout.isatty())
+        bar = Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=is_terminal(sys.stdout))
         stack.enter_context(bar)
         task = bar.add_task("checking", total=cases)
         seen: set[tuple[str, str]] = set()
@@ -146,6 +148,12 @@ def summarise(results: Sequence[Result]) -> list[dict[str, Any]]:
     return list(rows.values())
 
 
+def shortened(reason: str) -> str:
+    """As much of a reason as a table bears; a failure was printed whole when it came."""
+    first = reason.partition("\n")[0]
+    return first if len(first) <= 100 else f"{first[:97]}..."
+
+
 def _print_result(out: Page, result: Result, *, verbose: bool) -> None:
     styles: dict[str, Style] = {"passed": "good", "failed": "bad", "skipped": "faint"}
     place = ", ".join(filter(None, (result.device, result.mode)))
@@ -167,7 +175,7 @@ def _print_summary(out: Page, summary: Sequence[dict[str, Any]], seed: int, *, i
             Cell(str(row["passed"]), "good" if row["passed"] else ""),
             Cell(str(row["failed"]), "bad" if row["failed"] else ""),
             str(row["skipped"]),
-            str(row["reason"]).partition("\n")[0],
+            shortened(str(row["reason"])),
         )
         for row in summary
     ]

@@ -124,11 +124,11 @@ def _row(kernel: Kernel) -> Sequence[str]:
 
 
 def _targets(targets: Mapping[str, object]) -> str:
-    return "; ".join(f"{vendor} {selector}" for vendor, selector in targets.items())
+    return "; ".join(f"{vendor}: {selector}" for vendor, selector in targets.items())
 
 
 def _mapping(names: Mapping[str, Sequence[str]]) -> str:
-    return "; ".join(f"{argument} {'|'.join(accepted)}" for argument, accepted in names.items())
+    return "; ".join(f"{argument}: {', '.join(accepted)}" for argument, accepted in names.items())
 
 
 def _joined(texts: Sequence[str]) -> str:

@@ -8,10 +8,11 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 Style = Literal["", "good", "bad", "doubt", "faint", "strong"]
 _COLOURS = {"good": "green", "bad": "red", "doubt": "yellow", "faint": "dim", "strong": "bold"}
+_LONGEST_NAME = 24
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and line feed
 
 
@@ -51,10 +52,7 @@ class Page:
         right: Sequence[int] = (),
     ) -> None:
         """Rows of cells, aligned; the columns in ``right`` to the right."""
-        texts = [[cell.text if isinstance(cell, Cell) else cell for cell in row] for row in rows]
-        texts = [
-            [printable(text).replace("\n", " ") for text in row] for row in ([list(headers)] if headers else []) + texts
-        ]
+        texts = _texts(rows, headers)
         widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
         for row in texts:
             cells = (t.rjust(w) if i in right else t.ljust(w) for i, (t, w) in enumerate(zip(row, widths, strict=True)))
@@ -75,9 +73,8 @@ class Terminal(Page):
         from rich.padding import Padding
         from rich.text import Text
 
-        self.console.print(
-            Padding(Text(printable(text), style=_COLOURS.get(style, "")), (0, 0, 0, indent), expand=False)
-        )
+        content = Text(printable(text), style=_COLOURS.get(style, ""))
+        self.console.print(Padding(content, (0, 0, 0, indent), expand=False) if indent else content)
 
     def table(
         self,
@@ -92,18 +89,36 @@ class Terminal(Page):
         from rich.table import Table
         from rich.text import Text
 
+        cells = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
+        widths = [max(map(len, column)) for column in zip(*_texts(rows, headers), strict=True)]
+        # names stay whole, and long texts wrap, unless the names alone nearly fill the terminal
+        names = [width <= _LONGEST_NAME for width in widths]
+        whole = sum(w + 2 for w, short in zip(widths, names, strict=True) if short) < 0.8 * self.console.width
         grid = Table(box=None, show_header=bool(headers), pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-        for i in range(max((len(row) for row in rows), default=len(headers))):
-            grid.add_column(headers[i] if headers else "", overflow="fold", justify="right" if i in right else "left")
-        for row in rows:
-            cells = [cell if isinstance(cell, Cell) else Cell(cell) for cell in row]
-            grid.add_row(*(Text(printable(cell.text), style=_COLOURS.get(cell.style, "")) for cell in cells))
+        for i, name in enumerate(names):
+            justify: Literal["left", "right"] = "right" if i in right else "left"
+            grid.add_column(headers[i] if headers else "", overflow="fold", no_wrap=name and whole, justify=justify)
+        for row in cells:
+            grid.add_row(*(Text(printable(cell.text), style=_COLOURS.get(cell.style, "")) for cell in row))
         self.console.print(Padding(grid, (0, 0, 0, indent), expand=False))
+
+
+def _texts(rows: Sequence[Sequence[str | Cell]], headers: Sequence[str]) -> list[list[str]]:
+    """What the cells show, headers first, each on one line."""
+    texts = [[cell.text if isinstance(cell, Cell) else cell for cell in row] for row in rows]
+    return [
+        [printable(text).replace("\n", " ") for text in row] for row in ([list(headers)] if headers else []) + texts
+    ]
 
 
 def page() -> Page:
     """Where a command prints what people read."""
-    return Terminal() if sys.stdout.isatty() else Page()
+    return Terminal() if is_terminal(sys.stdout) else Page()
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether people look at ``stream`` as it is written; Python has no stream where the shell closed it."""
+    return stream is not None and stream.isatty()
 
 
 def print_json(data: Any) -> None:

@@ -45,7 +45,5 @@ class Autograd:
             tolerance = {str(tensor.dtype).removeprefix("torch."): 0.0 for tensor in tensors}
         named = zip(backward.names, gradients, tensors, trial.truth.gradients(grads), strict=True)
         for name, gradient, tensor, want in named:
-            problems += trial.compare(
-                gradient, name, tensor.shape, tensor.dtype, want.value, tolerance, want.magnitude
-            )
+            problems += trial.compare(gradient, name, tensor.shape, tensor.dtype, want.value, tolerance, want.magnitude)
         return problems

@@ -24,11 +24,20 @@ def boundary_outcomes(
     contract: Contract, kernel: Kernel, spaces: Mapping[str, ArchSpace]
 ) -> Iterator[tuple[str, Outcome]]:
     """For each claim of each variant: its name, and whether everything just outside it is refused."""
+    for claim, check in _checks(contract, kernel, spaces):
+        yield claim, attempt("boundary", check)
+
+
+def boundary_count(contract: Contract, kernel: Kernel, spaces: Mapping[str, ArchSpace]) -> int:
+    """How many outcomes ``boundary_outcomes`` has."""
+    return sum(1 for _ in _checks(contract, kernel, spaces))
+
+
+def _checks(contract: Contract, kernel: Kernel, spaces: Mapping[str, ArchSpace]) -> Iterator[tuple[str, _Check]]:
     for number, (name, capability) in enumerate(kernel.variants):
         where = f"{name or f'variant {number + 1}'}: " if len(kernel.variants) > 1 else ""
-        boundary = _Boundary(contract, capability, spaces)
-        for claim, check in boundary.checks():
-            yield f"{where}{claim}", attempt("boundary", check)
+        for claim, check in _Boundary(contract, capability, spaces).checks():
+            yield f"{where}{claim}", check
 
 
 class _Boundary:
@@ -70,16 +79,13 @@ class _Boundary:
         refused = tuple(str(rejection.text) for rejection in capability.rejections(base, spaces))
         yield "something inside", lambda: [f"no request is inside all claims: {text}" for text in refused]
         for limit in capability.limits:
-            requests = {}
-            for value in just_outside(limit):
-                key = "facts" if "." in limit.parameter else "dims"
-                moved = {**getattr(base, key), limit.parameter: value}
-                requests[f"{limit.parameter} = {value}"] = replace(base, facts=moved) if key == "facts" else replace(base, dims=moved)
+            outside = {f"{limit.parameter} = {value}": value for value in just_outside(limit)}
+            requests = {name: _moved(base, limit.parameter, value) for name, value in outside.items()}
             yield f"limit {limit}", self._refused(requests, limit.parameter, *_LIMIT_CODES)
         for argument in capability.dtypes:
-            outside = {f"{name} as {dtypes[name]}": replace(base, dtypes=dtypes)
-                       for name, dtypes in unclaimed_dtypes(self.contract, capability) if name == argument}  # fmt: skip
-            yield f"dtypes of {argument}", self._refused(outside, None, ReasonCode.DTYPE)
+            others = [dtypes for name, dtypes in unclaimed_dtypes(self.contract, capability) if name == argument]
+            requests = {f"{argument} as {dtypes[argument]}": replace(base, dtypes=dtypes) for dtypes in others}
+            yield f"dtypes of {argument}", self._refused(requests, None, ReasonCode.DTYPE)
         for feature in self.contract.features:
             if feature.name not in capability.features:
                 asked = {feature.name: replace(base, features={feature.name: feature.default + 1.0})}
@@ -128,3 +134,8 @@ class _Boundary:
             yield Phase.FORWARD_AD
 
 
+def _moved(request: Request, parameter: str, value: int) -> Request:
+    """``request`` with one dimension or layout fact changed."""
+    if "." in parameter:
+        return replace(request, facts={**request.facts, parameter: value})
+    return replace(request, dims={**request.dims, parameter: value})

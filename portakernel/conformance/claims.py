@@ -39,10 +39,11 @@ def cases_at_limits(contract: Contract, variants: Sequence[Capability], max_elem
     The op's cases know nothing of one kernel's limits; the last size inside must work as well as the next is refused.
     """
     bounds = {(limit.parameter, value) for c in variants for limit in c.limits for value in (limit.min, limit.max)}
+    sizes = sorted((name, value) for name, value in bounds if value is not None and name in contract.dims)
+    ordinary = (c for c in contract.cases if not c.layouts and c.values == "normal" and 0 not in c.leading)
+    plain = next(ordinary, contract.cases[0])
     found = []
-    for parameter, value in sorted((name, value) for name, value in bounds if value is not None and name in contract.dims):
-        # dimensions that other limits bound from below must be inside them too
-        plain = next(case for case in contract.cases if not case.layouts and case.values == "normal" and 0 not in case.leading)
+    for parameter, value in sizes:
         leading = (value,) if parameter in _leading(contract) else (1,) * len(plain.leading)
         dims = {**plain.dims, **({parameter: value} if parameter not in _leading(contract) else {})}
         case = replace(plain, name=f"{parameter} = {value}, a limit", leading=leading, dims=dims, parameters={})
@@ -85,7 +86,8 @@ def just_inside(limits: Sequence[Limit]) -> int | None:
     """A value that all of these limits on one parameter admit, or None where there is none."""
     tried = [bound for limit in limits for bound in (limit.min, limit.max, limit.multiple_of) if bound is not None]
     tried += [int(value) for limit in limits for value in limit.one_of or ()]
-    tried += [bound // limit.multiple_of * limit.multiple_of for limit in limits if limit.multiple_of for bound in tried]
+    steps = [limit.multiple_of for limit in limits if limit.multiple_of is not None]
+    tried += [bound // step * step for step in steps for bound in tried]
     tried += [2**power for power in range(32)] + [0]
     return next((value for value in tried if all(limit.admits(value) for limit in limits)), None)
 

@@ -1,4 +1,4 @@
-"""The aspect of backward: gradients for every set of arguments that may need one, whatever the outputs' gradients are."""
+"""The aspect of backward: gradients for every set of arguments that may need one."""
 
 from __future__ import annotations
 
@@ -72,9 +72,7 @@ class Backward:
         rank = min(len(trial.inputs.shape(output)) for output in trial.contract.outputs)
         layouts: dict[Layout, list[tuple[bool, ...]]] = {"contiguous": combinations, "expanded": [everything]}
         if rank >= 1:
-            layouts["stepped"] = [everything]
-        if rank >= 2:
-            layouts["transposed"] = [everything]
+            layouts["transposed" if rank >= 2 else "stepped"] = [everything]
         for layout, asked in layouts.items():
             grads = self.draw(layout)
             truth = trial.truth.gradients(grads)
@@ -83,18 +81,23 @@ class Backward:
                 found = self.run(grads, saved, needs)
                 wrong = self.compare(found, needs, truth, memory)
                 problems += [f"{layout} gradient, needs {_shown(needs)}: {text}" for text in wrong]
-            if not self.calls:
-                self._twice(grads, saved, everything)
+                if not self.calls:
+                    self._again(found, grads, saved, needs)
         return problems
 
     def compare(
-        self, found: Sequence[Tensor | None], needs: Sequence[bool], truth: Sequence[Gradient], memory: Mapping[str, Tensor]
+        self,
+        found: Sequence[Tensor | None],
+        needs: Sequence[bool],
+        truth: Sequence[Gradient],
+        memory: Mapping[str, Tensor],
     ) -> list[str]:
         """What is wrong with one call's gradients."""
         trial, problems = self.trial, list[str]()
         if len(found) != len(needs):
             return [f"returned {len(found)} gradients for {len(needs)} tensor arguments"]
-        for name, gradient, needed, want, tensor in zip(self.names, found, needs, truth, trial.inputs.tensors, strict=True):
+        arguments = zip(self.names, found, needs, truth, trial.inputs.tensors, strict=True)
+        for name, gradient, needed, want, tensor in arguments:
             if not needed:
                 problems += [] if gradient is None else [f"{name} was not asked for, and is not None"]
                 continue
@@ -102,10 +105,17 @@ class Backward:
             problems += trial.compare(gradient, name, tensor.shape, tensor.dtype, want.value, tolerance, want.magnitude)
         return problems + trial.own_memory(found, memory, self.names)
 
-    def _twice(self, grads: Sequence[Tensor], saved: Sequence[Tensor], needs: tuple[bool, ...]) -> None:
-        first = self.run(grads, saved, needs)
+    def _again(
+        self,
+        first: tuple[Tensor | None, ...],
+        grads: Sequence[Tensor],
+        saved: Sequence[Tensor],
+        needs: tuple[bool, ...],
+    ) -> None:
+        """A second call, whose gradients lie in memory of their own; the bits are compared later."""
         second = self.run(grads, saved, needs, "a second backward")
-        earlier = {f"an earlier call's {n}": t for n, t in zip(self.names, first, strict=False) if isinstance(t, Tensor)}
+        named = zip(self.names, first, strict=False)
+        earlier = {f"an earlier call's {name}": memory for name, memory in named if isinstance(memory, Tensor)}
         self.trial.own_memory(second, earlier, self.names)
         self.calls = [first, second]
 

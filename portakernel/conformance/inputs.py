@@ -1,7 +1,7 @@
 """The tensors of a case: drawn afresh from a seed, laid out in memory as the case says.
 
-Each tensor lies in a storage that is larger than it, filled with NaN around and between its elements: what is read there
-by mistake spoils the result, and what is written there is seen.
+Each tensor lies in a storage that is larger than it, filled with NaN around and between its elements: what is read
+there by mistake spoils the result, and what is written there is seen.
 """
 
 from __future__ import annotations
@@ -119,13 +119,15 @@ def _with_specials(values: Tensor, source: torch.Generator, place: int) -> Tenso
         at = torch.randperm(columns, generator=source)[: len(_SPECIALS)]
         rows[0, at] = torch.tensor(_SPECIALS, dtype=torch.float64)[: len(at)]
         return rows.reshape(values.shape)
-    kinds = ((*_SPECIALS, None), (), (math.nan,), (math.inf,), (-math.inf,), (0.0, -0.0))
+    kinds: tuple[tuple[float, ...], ...] = (_SPECIALS, (), (math.nan,), (math.inf,), (-math.inf,), (0.0, -0.0))
     for i, row in enumerate(rows):
         picked = kinds[i % len(kinds)]
-        if None in picked:
-            for column in range(columns):
-                special = picked[column // len(picked) ** place % len(picked)]
-                row[column] = row[column] if special is None else special
+        if picked is _SPECIALS:
+            # a digit of the column's number for each argument, one more than there are special values
+            count = len(_SPECIALS) + 1
+            digits = torch.arange(columns) // count**place % count
+            for digit, special in enumerate(_SPECIALS):
+                row[digits == digit] = special
         elif picked:
             at = torch.randperm(columns, generator=source)[: max(len(picked), columns // 10)]
             row[at] = torch.tensor([picked[k % len(picked)] for k in range(len(at))], dtype=torch.float64)
@@ -193,6 +195,12 @@ def _row_major(shape: Sequence[int]) -> tuple[int, ...]:
 def footprint(tensor: Tensor) -> Tensor:
     """A copy of the bytes of the tensor's whole storage."""
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage()).clone()
+
+
+def twin(tensor: Tensor) -> Tensor:
+    """A tensor that lies in a copy of the storage as ``tensor`` lies in the storage."""
+    storage = footprint(tensor).view(tensor.dtype)
+    return storage.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 def changed_around(tensor: Tensor, before: Tensor) -> bool:

@@ -40,9 +40,14 @@ def check(
 
 
 def plan(
-    dispatcher: Dispatcher, *, plugin: str | None = None, op: str | None = None, device: Device | None = None
+    dispatcher: Dispatcher,
+    *,
+    plugin: str | None = None,
+    op: str | None = None,
+    device: Device | None = None,
+    seed: int | None = None,
 ) -> int:
-    """How many cases ``check`` will report: the number of different (kernel, case) pairs that are no boundary's.
+    """How many cases ``check`` reports: different pairs of ``Result.kernel`` and ``Result.case``; no kernel runs.
 
     Raises:
         UnknownNameError: there is no such plugin or op.
@@ -50,7 +55,8 @@ def plan(
     count = 0
     for kernel in select_kernels(dispatcher, plugin, op):
         venue = find_venue(dispatcher, kernel, device)
-        count += 1 if isinstance(venue, Unavailable) else len(Suite(dispatcher, kernel, venue, 0).units())
+        found = None if isinstance(venue, Unavailable) else Suite(dispatcher, kernel, venue, seed or 0)
+        count += 1 if found is None else found.cases_reported()
     return count
 
 
@@ -85,9 +91,7 @@ def select_kernels(dispatcher: Dispatcher, plugin: str | None = None, op: str | 
         hint = f"Plugin {broken.package} is broken: {broken.reason}" if broken else ""
         raise UnknownNameError("plugin", plugin, registry.plugins(), hint=hint)
     kernels = tuple(
-        kernel
-        for kernel in registry.kernels.values()
-        if plugin in (None, kernel.plugin) and op in (None, kernel.op)
+        kernel for kernel in registry.kernels.values() if plugin in (None, kernel.plugin) and op in (None, kernel.op)
     )
     if not kernels and plugin is not None and op is not None:
         ops = {kernel.op for kernel in registry.kernels.values() if kernel.plugin == plugin}

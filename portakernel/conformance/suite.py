@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from portakernel import runtime
 from portakernel.call import OpCaller
 from portakernel.capability import ReasonCode, Rejection
 from portakernel.conformance.autograd import Autograd
-from portakernel.conformance.boundary import boundary_outcomes
+from portakernel.conformance.boundary import boundary_count, boundary_outcomes
 from portakernel.conformance.claims import accepted, cases_at_limits, dtype_combinations, elements
 from portakernel.conformance.forward import Forward
 from portakernel.conformance.gradients import Backward
@@ -76,6 +76,11 @@ class Suite:
         if self.venue.mode is None and self.contract.gradient != "none":
             found += [Unit("autograd", f"{op}[autograd, {_shown(d)}]", dtypes=d) for d in combinations]
         return (*found, Unit("boundary", f"{op}[boundary]"), Unit("coverage", f"{op}[coverage]"))
+
+    def cases_reported(self) -> int:
+        """How many different ``case``s the results of all units have; each claim of the boundary is one."""
+        claims = boundary_count(self.contract, self.kernel, self.dispatcher.registry.spaces)
+        return len(self.units()) - 1 + claims
 
     def run(self, unit: Unit) -> Iterator[Result]:
         """The results of one unit, as they come."""
@@ -160,7 +165,7 @@ class Suite:
             trial = self._trial(case, dict(unit.dtypes))
             if not self._refusals(trial, Phase.TRAINING):
                 autograd = Autograd(trial, generator(self.seed, unit.name))
-                yield replace(attempt("autograd", autograd.gradients))
+                yield attempt("autograd", autograd.gradients)
                 return
         yield Outcome("autograd", "skipped", "the kernel claims no case that training could run")
 
@@ -192,8 +197,9 @@ class Suite:
             elif dtypes not in covered:
                 problems.append(f"claims {_shown(dtypes)}, and no case runs in it")
         claimed = frozenset[str]().union(*(variant.features for variant in self.variants))
+        cases_run = [unit.case for unit in executed if unit.case is not None]
         for feature in self.contract.features:
-            asked = [u for u in executed if u.case and u.case.parameters.get(feature.name, feature.default) != feature.default]
+            asked = any(case.parameters.get(feature.name, feature.default) != feature.default for case in cases_run)
             if feature.name in claimed and not asked:
                 problems.append(f"claims feature {feature.name}, and no case that runs asks for it")
         if any(variant.has_backward for variant in self.variants) and not any(ran.backward for _, ran in cases):

@@ -118,9 +118,7 @@ class Trial:
                 self.disturbed[f"{label or phase} wrote beside {name}"] = None
         return tuple(found) if isinstance(found, (tuple, list)) else (found,)
 
-    def _named(
-        self, tensors: Sequence[Tensor], before: Sequence[Tensor], after: Sequence[Tensor]
-    ) -> dict[str, Tensor]:
+    def _named(self, tensors: Sequence[Tensor], before: Sequence[Tensor], after: Sequence[Tensor]) -> dict[str, Tensor]:
         grads = [f"grad_{output.name}" for output in self.contract.outputs]
         saved = [f"saved tensor {place}" for place in range(len(after))]
         return dict(zip([*grads[: len(before)], *self.inputs.names, *saved], [*before, *tensors, *after], strict=True))
@@ -128,14 +126,20 @@ class Trial:
     # --- comparing -------------------------------------------------------------------------------------------------
 
     def compare_results(
-        self, found: Sequence[Any], specs: Sequence[TensorResult], wants: Sequence[Tensor], tolerance: Mapping[str, float]
+        self,
+        found: Sequence[Any],
+        specs: Sequence[TensorResult],
+        wants: Sequence[Tensor],
+        tolerance: Mapping[str, float],
     ) -> list[str]:
         """What is wrong with outputs or saved tensors, in form or in numbers."""
         if len(found) != len(specs):
             return [f"returned {len(found)} tensors; {', '.join(spec.name for spec in specs)} are wanted"]
         problems = []
         for tensor, spec, want in zip(found, specs, wants, strict=True):
-            problems += self.compare(tensor, spec.name, self.inputs.shape(spec), self.inputs.dtype(spec), want, tolerance)
+            problems += self.compare(
+                tensor, spec.name, self.inputs.shape(spec), self.inputs.dtype(spec), want, tolerance
+            )
         return problems
 
     def compare(

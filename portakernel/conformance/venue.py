@@ -9,6 +9,7 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
+from portakernel.arch import ArchSpace
 from portakernel.capability import Capability, ReasonCode, Rejection
 from portakernel.dispatch import Dispatcher, installed_version
 from portakernel.kernel import Kernel
@@ -76,16 +77,18 @@ def find_venue(dispatcher: Dispatcher, kernel: Kernel, device: Device | None = N
     return Venue(mode.torch_device, targets, None, name, mode.allowance_ulp, mode.max_elements, enter)
 
 
-def covers(capability: Capability, target: Target, spaces: Mapping[str, Any]) -> bool:
+def covers(capability: Capability, target: Target, spaces: Mapping[str, ArchSpace]) -> bool:
     """Whether the claim holds on ``target``, whatever the rest of a request."""
     return capability.serving_target(Request("", target), spaces) is not None
 
 
-def claimed_targets(capability: Capability, spaces: Mapping[str, Any]) -> Iterator[Target]:
+def claimed_targets(capability: Capability, spaces: Mapping[str, ArchSpace]) -> Iterator[Target]:
     """For each claimed vendor with an installed backend, one arch that the claim covers."""
     for vendor, selector in capability.targets.items():
-        space = spaces.get(vendor)
-        archs = space.archs or ("unlisted",) if space is not None else ()
+        if vendor not in spaces:
+            continue
+        space = spaces[vendor]
+        archs = space.archs or ("unlisted",)
         inside = (arch for arch in archs if space.membership(selector, arch, prebuilt=capability.prebuilt).inside)
         if (arch := next(inside, None)) is not None:
             yield Target(vendor, arch)

@@ -1,0 +1,127 @@
+"""``PORTAKERNEL_*`` variables."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import pytest
+
+from portakernel.config import VARIABLES, Config, unknown_variables
+from portakernel.dispatch import Dispatcher
+from portakernel.errors import ConfigError, UnknownNameError
+
+NAMES = ["USE", "PREFER", "DENY", "REFERENCE", "DISABLE"]
+
+
+def test_every_variable_is_in_the_table_with_what_it_does():
+    assert [variable.name for variable in VARIABLES] == [f"PORTAKERNEL_{name}" for name in NAMES]
+    assert all(variable.summary.endswith(".") for variable in VARIABLES)
+
+
+def test_without_variables_there_are_no_wishes():
+    assert Config.from_environment({}) == Config((), (), (), None, ())
+    assert Config.from_environment({f"PORTAKERNEL_{name}": "" for name in NAMES}) == Config()
+
+
+@pytest.mark.parametrize("text", ["triton,torch.add", " triton , torch.add ", "triton,,torch.add,"])
+@pytest.mark.parametrize("key", ["USE", "PREFER", "DENY", "DISABLE"])
+def test_names_are_separated_by_commas(key, text):
+    config = Config.from_environment({f"PORTAKERNEL_{key}": text})
+    assert getattr(config, key.lower()) == ("triton", "torch.add")
+
+
+@pytest.mark.parametrize("mode", ["allow", "warn", "forbid", " forbid "])
+def test_the_reference_has_three_modes(mode):
+    assert Config.from_environment({"PORTAKERNEL_REFERENCE": mode}).reference == mode.strip()
+
+
+@pytest.mark.parametrize(
+    ("mode", "offer"), [("forbidden", "did you mean 'forbid'?"), ("0", "known: allow, forbid, warn")]
+)
+def test_another_mode_is_refused(mode, offer):
+    with pytest.raises(ConfigError, match=re.escape(f"PORTAKERNEL_REFERENCE is {mode!r}; {offer}")):
+        Config.from_environment({"PORTAKERNEL_REFERENCE": mode})
+
+
+def test_a_misspelt_variable_is_told_with_the_nearest():
+    set_here = {"PORTAKERNEL_PREFERS": "x", "PORTAKERNEL_ZZZ": "x", "PORTAKERNEL_USE": "x", "PORTA": "x"}
+    first, second = unknown_variables(set_here)
+    nearest = "did you mean 'PORTAKERNEL_PREFER' or 'PORTAKERNEL_REFERENCE' or 'PORTAKERNEL_USE'?"
+    assert first == f"PORTAKERNEL_PREFERS is set, but no such variable exists; {nearest}"
+    assert second.startswith("PORTAKERNEL_ZZZ is set, but no such variable exists; ")
+
+
+def test_the_processs_environment_is_read_when_none_is_given(monkeypatch):
+    monkeypatch.setenv("PORTAKERNEL_USE", "triton")
+    monkeypatch.setenv("PORTAKERNEL_PREFERED", "triton")
+    assert Config.from_environment().use == ("triton",)
+    assert [text.partition(" ")[0] for text in unknown_variables()] == ["PORTAKERNEL_PREFERED"]
+
+
+@pytest.mark.parametrize("key", ["USE", "PREFER", "DENY"])
+def test_a_name_that_nothing_has_is_refused_when_the_dispatcher_is_made(world, key):
+    world.plugin("p")
+    with pytest.raises(UnknownNameError) as caught:
+        world.dispatcher(**{key: "p,p.ad"})
+    assert str(caught.value) == f"environment: {key.lower()}: unknown kernel or plugin 'p.ad'; did you mean 'p.add'?"
+
+
+def test_what_is_disabled_must_exist(world):
+    world.plugin("p")
+    with pytest.raises(ConfigError, match=r"^PORTAKERNEL_DISABLE names 'p\.ad', which does not exist; did you mean 'p\.add'"):
+        world.dispatcher(DISABLE="p.ad")
+
+
+@pytest.mark.parametrize("name", ["p", "p.add", "acme", "reference", "reference.add"])
+def test_plugins_kernels_and_backends_can_be_disabled(world, name):
+    world.plugin("p")
+    world.dispatcher(DISABLE=name)
+
+
+@pytest.mark.parametrize("hook", ["portakernel_kernels", "portakernel_decided"])
+def test_a_plugin_that_lists_no_kernels_can_be_disabled_and_is_then_not_imported(world, hook):
+    package = world.site.package(
+        "h", plugin={"schema_version": 1, "plugin": "h", "hooks": [hook]}, source="raise SystemExit('imported')"
+    )
+    world.packages.append(package)
+    dispatcher = world.dispatcher(DISABLE="h")
+    dispatcher.decide(world.request())
+    assert "fake_h" not in sys.modules
+
+
+def test_a_broken_plugin_can_be_disabled(world):
+    package = world.site.package("bad", plugin="colour: red\n")
+    from portakernel.plugin_manager import PluginManager
+    from portakernel.registry import Registry
+
+    disabled = frozenset({"bad"})
+    registry = Registry(PluginManager([*world.packages, package], disabled=disabled))
+    Dispatcher(registry, Config(disable=("bad",)))
+
+
+def test_a_disabled_plugin_is_a_reason_and_is_not_imported(world):
+    world.plugin("p", {"priority": 9}, source="raise SystemExit('imported')", ready="fake_p:ready")
+    world.plugin("q")
+    decision = world.dispatcher(DISABLE="p").decide(world.request(present=True))
+    assert decision.chosen.name == "q.add"
+    (rejection,) = decision.candidate("p.add").rejections
+    assert (rejection.code, rejection.text) == ("disabled", "PORTAKERNEL_DISABLE names p")
+    assert "fake_p" not in sys.modules
+
+
+def test_one_kernel_can_be_disabled(world):
+    world.plugin("p", {"priority": 9}, {"name": "other"})
+    decision = world.dispatcher(DISABLE="p.add").decide(world.request())
+    assert decision.chosen.name == "p.other"
+    assert [r.text for r in decision.candidate("p.add").rejections] == ["PORTAKERNEL_DISABLE names p.add"]
+
+
+def test_a_disabled_backends_devices_are_not_looked_for_but_its_targets_are_known(world):
+    world.packages.clear()
+    world.backend("acme", lines=[["acme1"]], source="raise SystemExit('imported')")
+    world.plugin("p")
+    dispatcher = world.dispatcher(DISABLE="acme")
+    assert dispatcher.registry.devices == ()
+    assert dispatcher.decide(world.request()).chosen.name == "p.add"
+    assert dispatcher.registry.manager.broken == []

@@ -1,0 +1,108 @@
+"""Contracts: what is true of an op whichever kernel runs it."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, replace
+
+import pytest
+
+from portakernel.contracts import contract, contracts
+from portakernel.dtypes import DTYPES
+from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
+
+
+def test_there_is_a_contract_for_each_module_named_as_it():
+    assert list(contracts()) == ["add", "rms_norm"]
+    assert [described.op for described in contracts().values()] == list(contracts())
+
+
+def test_an_unknown_op_offers_the_nearest():
+    with pytest.raises(UnknownNameError) as caught:
+        contract("rmsnorm")
+    assert str(caught.value) == "unknown op 'rmsnorm'; did you mean 'rms_norm'?"
+
+
+def test_contracts_cannot_be_changed():
+    with pytest.raises(TypeError):
+        contracts()["sub"] = contract("add")
+    with pytest.raises(FrozenInstanceError):
+        contract("add").op = "sub"
+
+
+@pytest.mark.parametrize(
+    ("op", "signature"),
+    [
+        ("add", "add(x, y, *, out=None, kernel=None)"),
+        ("rms_norm", "rms_norm(x, weight, *, eps=1e-06, weight_offset=0.0, out=None, kernel=None)"),
+    ],
+)
+def test_a_signature_is_the_op_as_people_call_it(op, signature):
+    assert contract(op).signature() == signature
+
+
+def test_dimensions_features_and_what_may_be_limited():
+    norm = contract("rms_norm")
+    assert norm.dims == ("M", "N")
+    assert [feature.name for feature in norm.features] == ["weight_offset"]
+    facts = ("contiguous", "flat_rows", "stride_last", "alignment")
+    assert norm.limitable() == ("M", "N", *(f"{name}.{fact}" for name in ("x", "weight") for fact in facts))
+    assert contract("add").dims == ("M",)
+    assert norm.describe_shape(norm.tensor("x")) == "(..., N)"
+    assert norm.describe_shape(norm.tensor("weight")) == "(N,)"
+
+
+def test_leading_dimensions_are_told_apart_from_fixed_ones():
+    x, weight = contract("rms_norm").tensors
+    assert (x.leading, x.fixed) == ("M", ("N",))
+    assert (weight.leading, weight.fixed) == (None, ("N",))
+
+
+def test_shapes_bind_dimensions_and_the_leading_shape():
+    assert contract("rms_norm").bind_shapes({"x": (2, 3, 8), "weight": (8,)}) == ({"M": 6, "N": 8}, (2, 3))
+    assert contract("rms_norm").bind_shapes({"weight": (8,)}) == ({"N": 8}, None)
+
+
+def test_shapes_that_disagree_name_both_arguments():
+    with pytest.raises(ArgumentValueError) as caught:
+        contract("rms_norm").bind_shapes({"x": (2, 8), "weight": (9,)})
+    assert str(caught.value) == "rms_norm: weight has shape (9,), so N = 9, but x has N = 8"
+
+
+def test_dtypes_that_do_not_go_together_name_what_goes():
+    described = contract("rms_norm")
+    described.check_dtypes({"x": "bfloat16", "weight": "float32"})
+    with pytest.raises(ArgumentTypeError) as caught:
+        described.check_dtypes({"x": "bfloat16", "weight": "float16"})
+    assert str(caught.value) == "rms_norm: weight is float16; it must be bfloat16 or float32"
+
+
+@pytest.mark.parametrize("op", list(contracts()))
+def test_a_contract_is_whole(op):
+    described = contract(op)
+    names = {tensor.name for tensor in described.tensors}
+    entries = {dtype for tensor in described.tensors for dtype in tensor.dtypes}
+    assert entries <= {*DTYPES, *names}
+    assert all(result.like in names for result in (*described.outputs, *described.saved))
+    assert set(described.inplace) <= names
+    assert described.summary.endswith(".")
+    assert described.source
+    floats = {dtype for dtype in entries if dtype in DTYPES}
+    assert set(described.tolerance.forward) == floats
+    if described.gradient == "kernel":
+        assert set(described.tolerance.backward) == floats
+    cases = [case.name for case in described.cases]
+    assert len(set(cases)) == len(cases)
+    dims = {name: 3 for name in described.dims}
+    cost = described.cost(dims, dict.fromkeys(names, 2))
+    assert cost.bytes > 0
+    assert cost.flops > 0
+
+
+def test_the_cost_of_an_op_counts_each_tensor_once():
+    assert contract("add").cost({"M": 10}, {"x": 2, "y": 2}).bytes == 60
+    norm = contract("rms_norm").cost({"M": 10, "N": 4}, {"x": 2, "weight": 4})
+    assert (norm.bytes, norm.flops) == (2 * 40 * 2 + 4 * 4, 160)
+
+
+def test_a_contract_is_changed_by_copying_it():
+    assert replace(contract("add"), op="sub").op == "sub"

@@ -1,0 +1,496 @@
+"""The rules of selection, one section each, over a vendor and plugins that exist in these tests alone."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+
+from portakernel.capability import ReasonCode, Rejection
+from portakernel.dispatch import Decision
+from portakernel.errors import NoKernelError
+from portakernel.policy import intern_policy, make_layer
+from portakernel.target import Device, Target
+
+
+def told(decision: Decision, name: str) -> list[tuple[str, str]]:
+    """Code and text of each of a kernel's rejections."""
+    return [(str(rejection.code), rejection.text) for rejection in decision.candidate(name).rejections]
+
+
+def names(decision: Decision, status: str) -> list[str]:
+    return [candidate.kernel.name for candidate in decision.candidates if candidate.status == status]
+
+
+def under(*wishes: dict):
+    """A policy whose layers are called ``context``."""
+    return intern_policy(tuple(make_layer("context", **wish) for wish in wishes))
+
+
+# --- 1: a rejection is never a bool ----------------------------------------------------------------------------------
+
+EVERYTHING = {
+    "targets": {"acme": "acme2"},
+    "dtypes": {"x": ["float16"], "weight": ["x"]},
+    "limits": {"N": {"max": 8}, "M": {"min": 4}, "x.contiguous": {"in": [False]}, "x.alignment": {"in": [4]}},
+}
+REFUSED = [
+    ("arch", "needs acme2; this is acme1", "target"),
+    ("dtype", "x needs float16; this is float32", "x"),
+    ("dtype", "weight needs x's dtype; this is bfloat16", "weight"),
+    ("limit", "needs N <= 8; this is 9", "N"),
+    ("limit", "needs M >= 4; this is 3", "M"),
+    ("layout", "needs x.contiguous in false; this is true", "x.contiguous"),
+    ("alignment", "needs x.alignment in 4; this is 16", "x.alignment"),
+    ("feature", "does not serve weight_offset=1.0", "weight_offset"),
+    ("not_deterministic", "does not promise equal results from run to run", "deterministic"),
+    ("requires_grad", "does not save rstd for backward", "requires_grad"),
+]
+
+
+def refused_request(world):
+    from dataclasses import replace
+
+    from portakernel.request import Phase
+
+    request = world.request(
+        "rms_norm", dtypes={"x": "float32", "weight": "float32"}, shapes={"x": (3, 9)}, features={"weight_offset": 1.0},
+        phase=Phase.TRAINING,
+    )  # fmt: skip
+    dtypes = {"x": "float32", "weight": "bfloat16"}
+    return replace(request, requires=frozenset({"deterministic"}), dtypes=dtypes)
+
+
+def test_rule_1_a_rejection_has_code_text_and_parameter(world):
+    world.plugin("p", {"op": "rms_norm", **EVERYTHING})
+    registry = world.registry()
+    ((_, capability),) = registry.kernels["p.rms_norm"].variants
+    request = refused_request(world)
+    found = capability.rejections(request, registry.spaces)
+    assert [(str(r.code), r.text, r.parameter) for r in found] == REFUSED
+    assert not capability.supports(request, registry.spaces)
+
+
+def test_rule_1_supporting_is_having_no_rejections(world):
+    world.plugin("p")
+    registry = world.registry()
+    ((_, capability),) = registry.kernels["p.add"].variants
+    assert capability.rejections(world.request(), registry.spaces) == ()
+    assert capability.supports(world.request(), registry.spaces)
+
+
+# --- 2: all rejections are collected, and kept on success ------------------------------------------------------------
+
+
+def test_rule_2_all_rejections_are_collected_not_the_first(world):
+    world.plugin("p", {"op": "rms_norm", **EVERYTHING, "disabled": "too slow"})
+    decision = world.dispatcher().decide(refused_request(world), under({"deny": "p"}))
+    texts = [("disabled", "switched off in its manifest: too slow"), ("denied_by_policy", "denied by context")]
+    assert told(decision, "p.rms_norm") == [*texts, *((code, text) for code, text, _ in REFUSED)]
+
+
+def test_rule_2_winner_and_losers_keep_their_reasons(world):
+    world.plugin("p", {"priority": 20}, {"name": "slow", "priority": 10}, {"name": "cannot", "dtypes": {"x": ["float16"], "y": ["x"]}})
+    decision = world.dispatcher().decide(world.request())
+    assert names(decision, "chosen") == ["p.add"]
+    assert names(decision, "eligible") == ["p.slow", "reference.add"]
+    assert names(decision, "rejected") == ["p.cannot"]
+    assert decision.why == "highest priority: 20, before 10 of p.slow"
+    assert told(decision, "p.add") == []
+    assert told(decision, "p.slow") == [("lower_priority", "priority 10 is below 20 of p.add")]
+    assert told(decision, "p.cannot") == [("dtype", "x needs float16; this is float32")]
+    assert told(decision, "reference.add") == [("lower_priority", "the reference comes last; p.add serves")]
+    assert [candidate.priority for candidate in decision.candidates] == [20, 10, 0, 0]
+
+
+def test_rule_2_every_variants_reasons_are_told_under_its_name(world):
+    variants = [{"targets": {"acme": "acme2"}}, {"name": "half", "dtypes": {"x": ["float16"], "y": ["x"]}}]
+    world.plugin("p", {"variants": variants})
+    dispatcher = world.dispatcher()
+    decision = dispatcher.decide(world.request())
+    assert told(decision, "p.add") == [
+        ("arch", "variant 1: needs acme2; this is acme1"),
+        ("dtype", "half: x needs float16; this is float32"),
+    ]
+    assert dispatcher.decide(world.request(target="acme:acme2")).candidate("p.add").variant == "variant 1"
+    assert dispatcher.decide(world.request(dtypes="float16")).candidate("p.add").variant == "half"
+    both = dispatcher.decide(world.request(target="acme:acme2", dtypes="float16"))
+    assert both.candidate("p.add").variant == "variant 1"
+
+
+def test_rule_2_a_decision_is_data_and_text(world):
+    world.plugin("p", {"priority": 20}, {"name": "cannot", "limits": {"M": {"max": 2}}})
+    decision = world.dispatcher().decide(world.request(shapes={"x": (3,)}))
+    as_json = json.loads(json.dumps(decision.to_json()))
+    assert as_json["request"]["dims"] == {"M": 3}
+    del as_json["request"]
+    assert as_json == {
+        "op": "add",
+        "target": "acme:acme1",
+        "chosen": "p.add",
+        "why": "priority 20; the only one beside the reference",
+        "candidates": [
+            {"kernel": "p.add", "status": "chosen", "priority": 20, "rejections": [], "assumed": []},
+            {
+                "kernel": "reference.add",
+                "status": "eligible",
+                "priority": 0,
+                "rejections": [
+                    {"code": "lower_priority", "text": "the reference comes last; p.add serves", "parameter": None}
+                ],
+                "assumed": ["torch >=2.11 is installed"],
+            },
+            {
+                "kernel": "p.cannot",
+                "status": "rejected",
+                "priority": 0,
+                "rejections": [{"code": "limit", "text": "needs M <= 2; this is 3", "parameter": "M"}],
+                "assumed": [],
+            },
+        ],
+    }
+    assert str(decision) == (
+        "add on acme:acme1 with x float32, y float32, M=3\n"
+        "  chosen: p.add (priority 20; the only one beside the reference)\n"
+        "  reference.add  lower_priority: the reference comes last; p.add serves\n"
+        "  p.cannot       limit: needs M <= 2; this is 3"
+    )
+
+
+# --- 3: explicit is strict -------------------------------------------------------------------------------------------
+
+
+def test_rule_3_use_binds_its_op_to_that_kernel_or_an_error_with_its_rejections(world):
+    world.plugin("p", {"limits": {"M": {"max": 8}}})
+    world.plugin("q", {"priority": 99})
+    dispatcher = world.dispatcher()
+    served = dispatcher.decide(world.request(shapes={"x": (8,)}), under({"use": "p.add"}))
+    assert (served.chosen.name, served.why) == ("p.add", "context uses it")
+    strictly = ("denied_by_policy", "context uses p.add strictly")
+    assert told(served, "q.add") == [strictly]
+    refused = dispatcher.decide(world.request(shapes={"x": (9,)}), under({"use": "p.add"}))
+    assert refused.chosen is None
+    assert told(refused, "p.add") == [("limit", "needs M <= 8; this is 9")]
+    assert told(refused, "q.add") == told(refused, "reference.add") == [strictly]
+
+
+def test_rule_3_use_of_a_plugin_is_strict_for_the_ops_that_it_ships_alone(world):
+    world.plugin("p", {"targets": {"acme": "acme2"}})
+    world.plugin("q", {}, {"op": "rms_norm"})
+    dispatcher = world.dispatcher()
+    assert dispatcher.decide(world.request("add"), under({"use": "p"})).chosen is None
+    assert dispatcher.decide(world.request("rms_norm"), under({"use": "p"})).chosen.name == "q.rms_norm"
+
+
+def test_rule_3_of_several_used_kernels_the_first_that_can_serves(world):
+    world.plugin("p", {"limits": {"M": {"max": 8}}})
+    world.plugin("q", {"priority": 99})
+    dispatcher, policy = world.dispatcher(), under({"use": ["p.add", "q.add"]})
+    small = dispatcher.decide(world.request(shapes={"x": (8,)}), policy)
+    assert small.chosen.name == "p.add"
+    assert told(small, "q.add") == [("lower_priority", "context puts p.add before it")]
+    assert dispatcher.decide(world.request(shapes={"x": (9,)}), policy).chosen.name == "q.add"
+    assert names(small, "rejected") == ["reference.add"]
+
+
+def test_rule_3_prefer_is_soft(world):
+    world.plugin("p", {"limits": {"M": {"max": 8}}})
+    world.plugin("q", {"priority": 99})
+    dispatcher, policy = world.dispatcher(), under({"prefer": "p.add"})
+    small = dispatcher.decide(world.request(shapes={"x": (8,)}), policy)
+    assert (small.chosen.name, small.why) == ("p.add", "context prefers it")
+    assert told(small, "q.add") == [("lower_priority", "context puts p.add before it")]
+    large = dispatcher.decide(world.request(shapes={"x": (9,)}), policy)
+    assert (large.chosen.name, large.why) == ("q.add", "priority 99; the only one beside the reference")
+    assert told(large, "p.add") == [("limit", "needs M <= 8; this is 9")]
+
+
+# --- 4: fall back only on a declared "cannot" ------------------------------------------------------------------------
+
+
+def test_rule_4_what_a_kernel_said_it_cannot_is_a_rejection_of_this_decision_alone(world):
+    world.plugin("p", {"priority": 9})
+    world.plugin("q", {"priority": 5})
+    dispatcher = world.dispatcher()
+    rejection = Rejection(ReasonCode.SHARED_MEMORY, "needs 228 KiB; 99 KiB are there", "N")
+    decision = dispatcher.decide(world.request(), cannot={"p.add": rejection})
+    assert decision.chosen.name == "q.add"
+    assert decision.candidate("p.add").rejections == (rejection,)
+    assert dispatcher.decide(world.request()).chosen.name == "p.add"
+
+
+# --- 5: features must be listed --------------------------------------------------------------------------------------
+
+
+def test_rule_5_a_feature_goes_to_a_kernel_that_lists_it_and_a_value_to_all(world):
+    world.plugin("p", {"op": "rms_norm", "priority": 9})
+    world.plugin("q", {"op": "rms_norm", "features": ["weight_offset"]})
+    dispatcher = world.dispatcher()
+    assert dispatcher.decide(world.request("rms_norm", features={"eps": 0.5})).chosen.name == "p.rms_norm"
+    assert dispatcher.decide(world.request("rms_norm", features={"weight_offset": 0.0})).chosen.name == "p.rms_norm"
+    decision = dispatcher.decide(world.request("rms_norm", features={"weight_offset": 1.0}))
+    assert decision.chosen.name == "q.rms_norm"
+    assert told(decision, "p.rms_norm") == [("feature", "does not serve weight_offset=1.0")]
+
+
+# --- 6: the reference is last ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("priority", [0, -5])
+@pytest.mark.parametrize("distribution", ["portakernel", "stranger"])
+def test_rule_6_the_reference_comes_after_every_kernel_whatever_its_priority(world, priority, distribution):
+    world.plugin("zz", {"priority": priority}, distribution=distribution)
+    decision = world.dispatcher().decide(world.request())
+    assert decision.chosen.name == "zz.add"
+    assert decision.why == f"priority {priority}; the only one beside the reference"
+    assert told(decision, "reference.add") == [("lower_priority", "the reference comes last; zz.add serves")]
+
+
+def test_rule_6_the_reference_serves_where_nothing_else_does(world):
+    decision = world.dispatcher().decide(world.request("rms_norm", features={"weight_offset": 1.0}))
+    assert decision.chosen.name == "reference.rms_norm"
+    assert decision.why == "the only kernel that can serve this request"
+
+
+def test_rule_6_a_policy_can_forbid_the_reference_and_the_reason_names_the_source(world):
+    decision = world.dispatcher().decide(world.request(), under({"reference": "forbid"}))
+    assert decision.chosen is None
+    assert told(decision, "reference.add") == [("denied_by_policy", "reference: forbid (context)")]
+    decision = world.dispatcher(REFERENCE="forbid").decide(world.request())
+    assert told(decision, "reference.add") == [("denied_by_policy", "reference: forbid (environment)")]
+
+
+def test_rule_6_the_reference_is_free_where_torchs_device_is_the_cpu(world):
+    world.backend("host", torch_device="cpu", lines=[["h1"]])
+    assert world.dispatcher().reference_is_free == {"host"}
+
+
+# --- 7: nothing can serve --------------------------------------------------------------------------------------------
+
+
+def test_rule_7_the_error_lists_the_request_every_kernel_the_references_denial_and_the_way_out(world):
+    world.plugin("p", {"limits": {"M": {"max": 8}}, "targets": {"acme": "acme2"}}, {"name": "off", "disabled": "too slow"})
+    dispatcher = world.dispatcher(REFERENCE="forbid")
+    decision = dispatcher.decide(world.request(shapes={"x": (3, 3)}))
+    assert (decision.chosen, decision.why) == (None, "no kernel can serve this request")
+    error = dispatcher.no_kernel_error(decision)
+    assert isinstance(error, NoKernelError)
+    assert isinstance(error, NotImplementedError)
+    assert error.decision is decision
+    assert str(error) == (
+        "no kernel for op add on acme:acme1 with x float32, y float32, M=9\n"
+        "  p.add          arch              needs acme2; this is acme1\n"
+        "  p.add          limit             needs M <= 8; this is 9\n"
+        "  p.off          disabled          switched off in its manifest: too slow\n"
+        "  reference.add  denied_by_policy  reference: forbid (environment)\n"
+        "  Run `portakernel explain add --target acme:acme1 --dtype float32` for the full decision."
+    )
+
+
+def test_rule_7_the_way_out_leaves_out_a_dtype_that_was_not_given(world):
+    dispatcher = world.dispatcher(REFERENCE="forbid")
+    error = dispatcher.no_kernel_error(dispatcher.decide(world.request(dtypes=None)))
+    assert str(error).splitlines()[0] == "no kernel for op add on acme:acme1"
+    assert str(error).splitlines()[-1] == "  Run `portakernel explain add --target acme:acme1` for the full decision."
+
+
+# --- 8: ties by full name; third parties -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(["b", "a", "c"])))
+def test_rule_8_ties_break_by_full_name_and_never_by_load_order(world, order):
+    for name in order:
+        world.plugin(name, {"priority": 7})
+    decision = world.dispatcher().decide(world.request())
+    assert [candidate.kernel.name for candidate in decision.candidates] == ["a.add", "b.add", "c.add", "reference.add"]
+    assert decision.why == "priority 7, shared with b.add; the first by name"
+    assert told(decision, "b.add") == [("lower_priority", "priority 7 equals that of a.add, whose name comes first")]
+
+
+def test_rule_8_a_third_partys_kernel_does_not_win_by_its_priority(world):
+    world.plugin("stranger", {"priority": 1_000_000}, distribution="elsewhere")
+    world.plugin("ours", {"priority": 1})
+    decision = world.dispatcher().decide(world.request())
+    assert decision.chosen.name == "ours.add"
+    assert decision.why == "priority 1; the only one beside kernels of third parties"
+    text = "a third party's kernel wins by policy alone; ours.add serves"
+    assert told(decision, "stranger.add") == [("lower_priority", text)]
+
+
+@pytest.mark.parametrize(("wish", "why"), [("use", "context uses it"), ("prefer", "context prefers it")])
+@pytest.mark.parametrize("name", ["stranger", "stranger.add"])
+def test_rule_8_a_third_partys_kernel_wins_by_policy(world, wish, why, name):
+    world.plugin("stranger", {"priority": 1}, distribution="elsewhere")
+    world.plugin("ours", {"priority": 9})
+    decision = world.dispatcher().decide(world.request(), under({wish: name}))
+    assert (decision.chosen.name, decision.why) == ("stranger.add", why)
+
+
+def test_rule_8_a_third_partys_kernel_wins_where_no_first_party_kernel_serves(world):
+    world.plugin("stranger", {"priority": 1}, distribution="elsewhere")
+    world.plugin("ours", {"priority": 9, "targets": {"acme": "acme2"}})
+    decision = world.dispatcher().decide(world.request())
+    assert decision.chosen.name == "stranger.add"
+
+
+# --- 9: targets are per device; attached targets ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def attached(world):
+    """Plugin ``side`` for a device of vendor ``side`` that shares the memory of ``acme:0``."""
+    world.backend("side", attach=True, torch_device="acme", lines=[["s1", "s2"]])
+    world.plugin("side_kernels", {"priority": 99, "targets": {"side": "s1+"}}, ready="fake_side_kernels:ready",
+                 source="devices = []\ndef ready(device):\n    devices.append(device)\n")  # fmt: skip
+    world.plugin("ours", {"priority": 1})
+    return Device(Target("side", "s2"), "Side 2", "acme:0", attached=True)
+
+
+def test_rule_9_an_attached_targets_kernel_competes_only_when_a_policy_names_it(world, attached):
+    request = world.request(attached=(attached,))
+    dispatcher = world.dispatcher()
+    decision = dispatcher.decide(request)
+    assert decision.chosen.name == "ours.add"
+    text = "runs on side:s2, attached to acme:acme1: only when a policy names it"
+    assert told(decision, "side_kernels.add") == [("attached_target", text)]
+    for wish in ("use", "prefer"):
+        for name in ("side_kernels", "side_kernels.add"):
+            assert dispatcher.decide(request, under({wish: name})).chosen.name == "side_kernels.add"
+
+
+def test_rule_9_without_the_attached_device_its_kernel_is_of_another_vendor(world, attached):
+    decision = world.dispatcher().decide(world.request(), under({"prefer": "side_kernels"}))
+    assert decision.chosen.name == "ours.add"
+    assert told(decision, "side_kernels.add") == [("vendor", "serves side, not acme")]
+
+
+def test_rule_9_readiness_is_asked_of_the_attached_device(world, attached):
+    import importlib
+
+    dispatcher = world.dispatcher()
+    request = world.request(attached=(attached,), present=True)
+    assert dispatcher.decide(request, under({"use": "side_kernels"})).chosen.name == "side_kernels.add"
+    assert importlib.import_module("fake_side_kernels").devices == [attached]
+
+
+def test_rule_9_each_device_gets_a_decision_of_its_own(world):
+    world.plugin("old", {"targets": {"acme": "acme1"}})
+    world.plugin("new", {"targets": {"acme": "acme2"}})
+    dispatcher = world.dispatcher()
+    chosen = [dispatcher.decide(world.request(target=f"acme:{arch}")).chosen.name for arch in ("acme1", "acme2", "acme1")]
+    assert chosen == ["old.add", "new.add", "old.add"]
+
+
+def test_rule_9_a_kernel_for_a_vendor_without_a_backend_is_told_so(world):
+    world.plugin("p", {"targets": {"nowhere": "any"}})
+    decision = world.dispatcher().decide(world.request())
+    assert told(decision, "p.add") == [("vendor", "serves nowhere, not acme")]
+    decision = world.dispatcher().decide(world.request(target="nowhere:n1"))
+    assert told(decision, "p.add") == [("vendor", "no backend for vendor nowhere is installed")]
+
+
+# --- 10: an arch newer than the list ---------------------------------------------------------------------------------
+
+
+def test_rule_10_a_newer_arch_is_inside_for_source_and_outside_for_prebuilt_kernels_and_the_decision_says_so(world):
+    world.plugin("source", {"targets": {"acme": "acme1+"}})
+    world.plugin("binary", {"targets": {"acme": "acme1+"}, "prebuilt": True, "priority": 9})
+    dispatcher = world.dispatcher()
+    assert dispatcher.decide(world.request(target="acme:acme2")).chosen.name == "binary.add"
+    decision = dispatcher.decide(world.request(target="acme:acme3"))
+    assert decision.chosen.name == "source.add"
+    note = "acme3 is not among the listed acme archs; taken as a later member of its line"
+    assert decision.candidate("source.add").assumed == (note,)
+    text = "acme3 is newer than the listed archs, and a prebuilt kernel has no code for it"
+    assert told(decision, "binary.add") == [("arch", text)]
+
+
+# --- what a policy requires ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "text"),
+    [
+        ("deterministic", "not_deterministic", "does not promise equal results from run to run"),
+        ("batch_invariant", "not_batch_invariant", "does not promise a row's result independent of the other rows"),
+        ("graph_capture", "not_capturable", "cannot be launched while a stream is captured"),
+        ("inplace", "layout", "cannot write its output over one of its inputs"),
+    ],
+)
+def test_a_required_property_must_be_declared(world, name, code, text):
+    world.plugin("p", {"priority": 9, "properties": {name: False}})
+    world.plugin("q", {"properties": {name: True}})
+    decision = world.dispatcher().decide(world.request(), under({"require": name}))
+    assert decision.chosen.name == "q.add"
+    assert told(decision, "p.add") == [(code, text)]
+    assert world.dispatcher().decide(world.request()).chosen.name == "p.add"
+
+
+# --- scale formats and open questions --------------------------------------------------------------------------------
+
+
+def test_a_scale_format_must_be_listed(world):
+    from dataclasses import replace
+
+    world.plugin("p", {"formats": {"x": ["row", "tensor"]}}, {"name": "none"})
+    request = replace(world.request(), formats={"x": "mxfp8"})
+    decision = world.dispatcher().decide(request)
+    assert told(decision, "p.add") == [("scale_format", "x takes row, tensor; this is mxfp8")]
+    assert told(decision, "p.none") == [("scale_format", "x takes no scale format; this is mxfp8")]
+    assert world.dispatcher().decide(replace(request, formats={"x": "row"})).chosen.name == "p.add"
+
+
+def test_what_a_question_leaves_open_rejects_nothing_and_is_assumed(world):
+    world.plugin("p", {"op": "rms_norm", "limits": {"N": {"max": 8}, "x.contiguous": {"in": [True]}}})
+    decision = world.dispatcher().decide(world.request("rms_norm", dtypes=None))
+    assert decision.chosen.name == "p.rms_norm"
+    accepted = ["x in float32, float16, bfloat16", "weight in x, float32"]
+    assert list(decision.candidate("p.rms_norm").assumed) == ["N <= 8", *accepted]
+
+
+def test_priority_steers_by_size(world):
+    rules = [{"when": {"M": {"max": 64}}, "priority": 70}, {"priority": 10}]
+    world.plugin("p", {"priority": rules})
+    world.plugin("q", {"priority": 50})
+    dispatcher = world.dispatcher()
+    assert dispatcher.decide(world.request(shapes={"x": (8, 8)})).chosen.name == "p.add"
+    assert dispatcher.decide(world.request(shapes={"x": (8, 9)})).chosen.name == "q.add"
+
+
+# --- portakernel_decided ---------------------------------------------------------------------------------------------
+
+LISTENER = """\
+from portakernel.hookspecs import hookimpl
+seen = []
+@hookimpl
+def portakernel_decided(decision):
+    seen.append(decision)
+    {}
+"""
+
+
+def listening(world, then: str):
+    world.plugin("p")
+    manifest = {"schema_version": 1, "plugin": "ear", "hooks": ["portakernel_decided"]}
+    world.packages.append(world.site.package("ear", plugin=manifest, source=LISTENER.format(then)))
+    return world.dispatcher()
+
+
+def test_portakernel_decided_hears_each_decision_once(world):
+    import importlib
+
+    dispatcher = listening(world, "pass")
+    decisions = [dispatcher.decide(world.request()), dispatcher.decide(world.request("rms_norm"))]
+    assert importlib.import_module("fake_ear").seen == decisions
+    assert dispatcher.registry.manager.broken == []
+
+
+@pytest.mark.parametrize("then", ["raise RuntimeError('no network')", "raise SystemExit(3)"])
+def test_a_portakernel_decided_that_fails_changes_nothing_and_is_kept(world, then):
+    dispatcher = listening(world, then)
+    for _ in range(2):
+        assert dispatcher.decide(world.request()).chosen.name == "p.add"
+    (fault,) = dispatcher.registry.manager.broken
+    assert fault.package.name == "ear"
+    assert fault.reason.startswith("portakernel_decided raised ")

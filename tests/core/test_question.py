@@ -1,0 +1,154 @@
+"""Questions: as much of a call as somebody knows, without tensors."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from portakernel.contracts import contract
+from portakernel.errors import ArgumentTypeError, ArgumentValueError, PortakernelError, UnknownNameError
+from portakernel.question import ask
+from portakernel.request import Phase
+from portakernel.target import Target
+
+HERE = Target("nvidia", "sm_90")
+
+
+def question(op: str = "rms_norm", **known):
+    return ask(contract(op), HERE, **known)
+
+
+@pytest.mark.parametrize(
+    ("op", "given", "found"),
+    [
+        ("add", None, {}),
+        ("add", "bfloat16", {"x": "bfloat16", "y": "bfloat16"}),
+        ("add", "torch.float16", {"x": "float16", "y": "float16"}),
+        ("add", {"x": "float16"}, {"x": "float16", "y": "float16"}),
+        ("add", {"x": "float16", "y": "float16"}, {"x": "float16", "y": "float16"}),
+        ("rms_norm", "bfloat16", {"x": "bfloat16", "weight": "bfloat16"}),
+        ("rms_norm", {"x": "bfloat16"}, {"x": "bfloat16", "weight": "bfloat16"}),
+        ("rms_norm", {"x": "bfloat16", "weight": "float32"}, {"x": "bfloat16", "weight": "float32"}),
+        ("rms_norm", {"weight": "float32"}, {"weight": "float32"}),
+        ("rms_norm", {}, {}),
+    ],
+)
+def test_one_dtype_is_for_all_that_may_have_it_and_an_argument_follows_the_one_it_depends_on(op, given, found):
+    assert question(op, dtypes=given).dtypes == found
+
+
+def test_one_dtype_goes_only_to_the_arguments_that_may_have_it():
+    x, y = contract("add").tensors
+    mixed = replace(contract("add"), tensors=(x, replace(y, dtypes=("int32",))))
+    assert ask(mixed, HERE, dtypes="int32").dtypes == {"y": "int32"}
+    assert ask(mixed, HERE, dtypes="float16").dtypes == {"x": "float16"}
+
+
+@pytest.mark.parametrize(
+    ("op", "given", "error", "message"),
+    [
+        ("add", "int8", ArgumentTypeError, "add: no argument can be int8; known: bfloat16, float16, float32"),
+        ("add", "float64", ArgumentTypeError, "add: no argument can be float64; did you mean 'float16' or 'float32' or 'bfloat16'?"),
+        ("add", {"x": "float64"}, ArgumentTypeError, "add: x is float64; it must be float32 or float16 or bfloat16"),
+        ("add", {"x": "float32", "y": "float16"}, ArgumentTypeError, "add: y is float16; it must be float32"),
+        ("rms_norm", {"x": "float16", "weight": "bfloat16"}, ArgumentTypeError, "rms_norm: weight is bfloat16; it must be float16 or float32"),
+        ("add", "bfloat61", UnknownNameError, "unknown dtype 'bfloat61'; did you mean 'bfloat16' or "),
+        ("add", {"x": "bf16"}, UnknownNameError, "unknown dtype 'bf16'; did you mean 'bfloat16'?"),
+        ("add", {"z": "float16"}, UnknownNameError, "add: unknown tensor argument 'z'; known: x, y"),
+        ("rms_norm", {"wieght": "float16"}, UnknownNameError, "rms_norm: unknown tensor argument 'wieght'; did you mean 'weight'?"),
+    ],
+)  # fmt: skip
+def test_dtypes_that_the_op_does_not_accept_are_refused(op, given, error, message):
+    with pytest.raises(error, match=f"^{re.escape(message)}"):
+        question(op, dtypes=given)
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes", "dims"),
+    [
+        ("rms_norm", None, {}),
+        ("rms_norm", {"x": (2, 3, 8)}, {"M": 6, "N": 8}),
+        ("rms_norm", {"x": [8]}, {"M": 1, "N": 8}),
+        ("rms_norm", {"weight": (8,)}, {"N": 8}),
+        ("rms_norm", {"x": (0, 8), "weight": (8,)}, {"M": 0, "N": 8}),
+        ("add", {"x": ()}, {"M": 1}),
+        ("add", {"x": (4, 5), "y": (4, 5)}, {"M": 20}),
+    ],
+)
+def test_shapes_give_the_dimensions(op, shapes, dims):
+    assert question(op, shapes=shapes).dims == dims
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes", "error", "message"),
+    [
+        ("rms_norm", {"x": ()}, ArgumentValueError, "rms_norm: x has shape (), but needs (..., N)"),
+        ("rms_norm", {"weight": (8, 1)}, ArgumentValueError, "rms_norm: weight has shape (8, 1), but needs (N,)"),
+        ("rms_norm", {"x": (2, 8), "weight": (9,)}, ArgumentValueError, "rms_norm: weight has shape (9,), so N = 9, but x has N = 8"),
+        ("add", {"x": (2, 3), "y": (3, 2)}, ArgumentValueError, "add: y has shape (3, 2), but x has leading dimensions (2, 3); they must be equal (broadcasting is refused)"),
+        ("add", {"x": (2, 3), "y": (1,)}, ArgumentValueError, "add: y has shape (1,), but x has leading dimensions (2, 3); they must be equal (broadcasting is refused)"),
+        ("add", {"x": (2, -3)}, ArgumentValueError, "add: a dimension is negative in {'x': (2, -3)}"),
+        ("add", {"z": (2,)}, UnknownNameError, "add: unknown tensor argument 'z'; known: x, y"),
+    ],
+)  # fmt: skip
+def test_shapes_that_the_op_does_not_accept_are_refused(op, shapes, error, message):
+    with pytest.raises(error) as caught:
+        question(op, shapes=shapes)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("shapes", [(4, 8), {"x": 5}, {"x": "4x8"}, {"x": (4.5, 8)}, {"x": (None, 8)}, {"x": None}])
+def test_what_is_no_shape_is_refused_in_our_own_words(shapes):
+    with pytest.raises(PortakernelError, match="^add: "):
+        question("add", shapes=shapes)
+
+
+@pytest.mark.parametrize("dtypes", [16, ["float16"], {"x": 16}])
+def test_what_is_no_dtype_is_refused_in_our_own_words(dtypes):
+    with pytest.raises(PortakernelError):
+        question("add", dtypes=dtypes)
+
+
+@pytest.mark.parametrize(
+    ("given", "features"),
+    [
+        (None, {}),
+        ({"weight_offset": 1.0}, {"weight_offset": 1.0}),
+        ({"weight_offset": 0.0}, {}),
+        ({"weight_offset": 0}, {}),
+        ({"eps": 0.5}, {}),
+    ],
+)
+def test_only_a_feature_that_is_not_neutral_is_asked_for(given, features):
+    assert question(features=given).features == features
+
+
+def test_an_unknown_parameter_offers_the_nearest():
+    with pytest.raises(UnknownNameError) as caught:
+        question(features={"weight_ofset": 1.0})
+    assert str(caught.value) == "rms_norm: unknown parameter 'weight_ofset'; did you mean 'weight_offset'?"
+    with pytest.raises(UnknownNameError) as caught:
+        question("add", features={"eps": 1.0})
+    assert str(caught.value).startswith("add: unknown parameter 'eps'; ")
+
+
+@pytest.mark.parametrize("given", [{"weight_offset": "big"}, {"eps": None}, {"weight_offset": True}])
+def test_a_parameter_is_a_number_in_a_question_as_in_a_call(given):
+    (name,) = given
+    with pytest.raises(ArgumentTypeError, match=f"^rms_norm: {name} must be a number; this is "):
+        question(features=given)
+
+
+def test_a_question_takes_tensors_to_be_contiguous_and_aligned():
+    facts = {"contiguous": True, "flat_rows": True, "stride_last": 1, "alignment": 16}
+    expected = {f"{tensor}.{fact}": value for tensor in ("x", "weight") for fact, value in facts.items()}
+    assert question().facts == expected
+
+
+def test_a_question_keeps_its_op_target_phase_and_what_the_contract_saves():
+    request = question(phase=Phase.TRAINING)
+    assert (request.op, request.target, request.phase, request.saved) == ("rms_norm", HERE, Phase.TRAINING, ("rstd",))
+    assert question("add").saved == ()
+    assert (request.device, request.attached, request.requires) == (None, (), frozenset())
