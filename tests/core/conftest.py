@@ -121,7 +121,13 @@ class World:
         return Dispatcher(self.registry(disabled=frozenset(config.disable)), config)
 
     def request(
-        self, op: str = "add", target: str = "acme:acme1", *, present: bool = False, dtypes: Any = "float32", **keys: Any
+        self,
+        op: str = "add",
+        target: str = "acme:acme1",
+        *,
+        present: bool = False,
+        dtypes: Any = "float32",
+        **keys: Any,
     ) -> Request:
         """A question about ``op``; with ``present``, about the device ``acme:0`` of this machine."""
         found = Target.parse(target)

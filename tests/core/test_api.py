@@ -80,20 +80,16 @@ def test_explains_candidates_are_the_ops_kernels(here):
         ({"target": "acm:acme1"}, UnknownNameError, "unknown vendor 'acm'; did you mean 'acme'?"),
         ({"target": "acme:acm1"}, UnknownNameError, "unknown acme arch 'acm1'; did you mean 'acme1' or 'acme2'?"),
         ({"target": "acme1"}, ArgumentValueError, "target 'acme1' is not of the form vendor:arch, such as nvidia:sm_90 or amd:gfx942"),
-        ({"dtype": "bfloat61"}, UnknownNameError, "unknown dtype 'bfloat61'; did you mean 'bfloat16' or 'float16' or 'float8_e5m2'?"),
+        ({"dtype": "bfloat61"}, UnknownNameError, "unknown dtype 'bfloat61'; did you mean 'bfloat16' or 'float64' or 'float16'?"),
         ({"dtype": "int8"}, ArgumentTypeError, "add: no argument can be int8; known: bfloat16, float16, float32"),
         ({"shape": {"x": (2,), "y": (3,)}}, ArgumentValueError, "add: y has shape (3,), but x has leading dimensions (2,); they must be equal (broadcasting is refused)"),
         ({"phase": "train"}, UnknownNameError, "unknown phase 'train'; did you mean 'training'?"),
-        ({"epz": 1.0}, UnknownNameError, "add: unknown parameter 'epz'; 0 are known, none of them close"),
     ],
 )  # fmt: skip
 def test_explain_refuses_what_does_not_exist(here, arguments, error, message):
     with pytest.raises(error) as caught:
         portakernel.explain(**{"op": "add", "target": "acme:acme1", **arguments})
-    if "epz" in arguments:
-        assert str(caught.value).startswith("add: unknown parameter 'epz'; ")
-    else:
-        assert str(caught.value).partition(" or 'float16'")[0] == message.partition(" or 'float16'")[0]
+    assert str(caught.value) == message
 
 
 @pytest.fixture
@@ -109,7 +105,11 @@ def test_explain_with_tensors_is_about_exactly_that_call(torch):
     assert request.dtypes == {"x": "bfloat16", "weight": "float32"}
     assert request.dims == {"M": 3, "N": 8}
     assert request.features == {"weight_offset": 1.0}
-    assert (request.facts["x.stride_last"], request.facts["x.contiguous"], request.facts["weight.stride_last"]) == (2, False, 2)
+    assert (request.facts["x.stride_last"], request.facts["x.contiguous"], request.facts["weight.stride_last"]) == (
+        2,
+        False,
+        2,
+    )
     assert (request.phase, request.device.torch_device) == ("training", "cpu")
     assert decision.chosen.name == "reference.rms_norm"
 
@@ -252,7 +252,11 @@ def test_require_and_reference_are_part_of_a_policy(here):
         decision = portakernel.explain("add", target="acme:acme1")
     assert decision.chosen is None
     reasons = {c.kernel.name: [str(r.code) for r in c.rejections] for c in decision.candidates}
-    assert reasons == {"a.add": ["not_deterministic"], "b.add": ["not_deterministic"], "reference.add": ["denied_by_policy"]}
+    assert reasons == {
+        "a.add": ["not_deterministic"],
+        "b.add": ["not_deterministic"],
+        "reference.add": ["denied_by_policy"],
+    }
 
 
 # --- targets, plugins, stats -----------------------------------------------------------------------------------------

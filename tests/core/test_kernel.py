@@ -58,7 +58,13 @@ def problems(build: Build, body: str) -> list[str]:
 def test_a_kernel_is_what_its_entry_says(build):
     (kernel,) = build(ADD)
     assert (kernel.name, kernel.op, kernel.plugin, kernel.entry) == ("p.add", "add", "p", "fake_p.add:run")
-    assert (kernel.backward, kernel.saves, kernel.check, kernel.disabled, kernel.ready) == (None, "none", None, None, None)
+    assert (kernel.backward, kernel.saves, kernel.check, kernel.disabled, kernel.ready) == (
+        None,
+        "none",
+        None,
+        None,
+        None,
+    )
     assert not kernel.first_party
     assert not kernel.is_reference
     ((name, capability),) = kernel.variants
@@ -253,7 +259,9 @@ def test_a_priority_of_zero_beats_the_defaults(build):
 
 @pytest.mark.parametrize(("m", "expected"), [(1, 70), (64, 70), (65, 60), (1024, 60), (1025, 50), (None, 50)])
 def test_priority_may_depend_on_dimensions_and_a_rule_over_an_unknown_one_does_not_apply(build, m, expected):
-    rules = "    priority:\n      - {when: {M: {max: 64}}, priority: 70}\n      - {when: {M: {max: 1024}}, priority: 60}\n"
+    rules = (
+        "    priority:\n      - {when: {M: {max: 64}}, priority: 70}\n      - {when: {M: {max: 1024}}, priority: 60}\n"
+    )
     (kernel,) = build(ADD + rules + "      - {priority: 50}\n")
     shapes = None if m is None else {"x": (m,)}
     assert kernel.priority.of(ask(contract("add"), Target("nvidia", "sm_90"), shapes=shapes)) == expected

@@ -97,14 +97,23 @@ kernels:
     assert str(kernel.limits["N"].limit("N")) == "N >= 1 and <= 4 and a multiple of 2 and in 2, 4 and a power of two"
     assert str(kernel.limits["x.contiguous"].limit("x.contiguous")) == "x.contiguous in true"
     assert [rule.priority for rule in kernel.priority] == [70, 50]
-    assert (kernel.saves, kernel.forward_ad, kernel.prebuilt, kernel.disabled) == ("own", True, True, "broken on Tuesdays")
+    assert (kernel.saves, kernel.forward_ad, kernel.prebuilt, kernel.disabled) == (
+        "own",
+        True,
+        True,
+        "broken on Tuesdays",
+    )
 
 
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
         ("plugin: acme", "plugin: acme\nsumary: x", "m.yaml:3: sumary: unknown key; did you mean 'summary'?"),
-        ("    entry: acme:add", "    entri: acme:add", "m.yaml:5: kernels[0].entri: unknown key; did you mean 'entry'?"),
+        (
+            "    entry: acme:add",
+            "    entri: acme:add",
+            "m.yaml:5: kernels[0].entri: unknown key; did you mean 'entry'?",
+        ),
         (
             "    dtypes:",
             "    limits: {M: {maks: 3}}\n    dtypes:",
@@ -186,7 +195,9 @@ def test_a_wrong_value_is_named_with_line_path_and_what_is_accepted(load, old, n
     assert problem in problems(load, PLUGIN.replace(old, new, 1))
 
 
-@pytest.mark.parametrize("entry", ["acme.add", "acme:", ":add", "acme:add.run", "acme add:run", "a-b:add", "acme..x:add", 5, ""])
+@pytest.mark.parametrize(
+    "entry", ["acme.add", "acme:", ":add", "acme:add.run", "acme add:run", "a-b:add", "acme..x:add", 5, ""]
+)
 def test_an_entry_is_module_colon_function(load, entry):
     text = PLUGIN.replace("entry: acme:add", f"entry: {entry!r}")
     (problem,) = problems(load, text)
@@ -196,7 +207,9 @@ def test_an_entry_is_module_colon_function(load, entry):
 @pytest.mark.parametrize("specifier", ["2.11", ">=two", "=> 2", "latest"])
 def test_a_version_is_a_specifier(load, specifier):
     text = PLUGIN.replace("kernels:", f"requires:\n  modules:\n    torch: '{specifier}'\nkernels:")
-    message = f"m.yaml:5: requires.modules.torch: Invalid specifier: '{specifier}'; write a version specifier such as '>=3.6'"
+    message = (
+        f"m.yaml:5: requires.modules.torch: Invalid specifier: '{specifier}'; write a version specifier such as '>=3.6'"
+    )
     assert problems(load, text) == [message]
 
 

@@ -60,7 +60,9 @@ def test_every_broken_plugin_on_disk_is_tested():
 
 
 @pytest.mark.parametrize(("name", "stage", "reason"), [(name, *rest) for name, rest in REASONS.items()])
-def test_a_broken_plugin_is_kept_with_stage_reason_and_traceback_and_the_others_work(broken, world, name, stage, reason):
+def test_a_broken_plugin_is_kept_with_stage_reason_and_traceback_and_the_others_work(
+    broken, world, name, stage, reason
+):
     world.plugin("sound", {"name": "static"})
     manager = PluginManager([broken(name), *world.packages])
     registry = Registry(manager)
@@ -98,7 +100,9 @@ def test_a_hook_that_raises_again_is_kept_once(broken):
 
 def test_a_hook_that_exits_the_program_is_contained(site):
     source = HOOK.format("portakernel_kernels()", "raise SystemExit(3)")
-    manager = PluginManager([site.package("p", plugin=PLUGIN.format("p") + "hooks: [portakernel_kernels]\n", source=source)])
+    manager = PluginManager(
+        [site.package("p", plugin=PLUGIN.format("p") + "hooks: [portakernel_kernels]\n", source=source)]
+    )
     assert manager.call("portakernel_kernels") == []
     assert [fault.reason for fault in manager.broken] == ["portakernel_kernels raised SystemExit: 3"]
 
@@ -140,7 +144,9 @@ def test_a_backends_targets_hook_needs_no_listing(site):
 
 
 def test_both_manifests_may_lie_in_one_folder(site):
-    source = HOOK.format("portakernel_targets()", "return []") + "@hookimpl\ndef portakernel_kernels():\n    return ()\n"
+    source = (
+        HOOK.format("portakernel_targets()", "return []") + "@hookimpl\ndef portakernel_kernels():\n    return ()\n"
+    )
     manifest = PLUGIN.format("b") + "hooks: [portakernel_kernels]\n"
     package = site.package("b", plugin=manifest, backend=BACKEND.format("b"), source=source)
     manager = PluginManager([package])
@@ -179,13 +185,19 @@ def test_the_manifests_name_is_the_entry_points(site, file, key):
 
 
 def named(site, module: str, distribution: str, version: str = "1.0") -> Package:
-    package = site.package("same", module=module, plugin=PLUGIN.format("same"), distribution=distribution, version=version)
+    package = site.package(
+        "same", module=module, plugin=PLUGIN.format("same"), distribution=distribution, version=version
+    )
     return package
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
 def test_a_taken_name_stays_with_the_first_party(site, order):
-    packages = [named(site, "fake_a", "portakernel"), named(site, "fake_b", "bees", "2.0"), named(site, "fake_c", "seas")]
+    packages = [
+        named(site, "fake_a", "portakernel"),
+        named(site, "fake_b", "bees", "2.0"),
+        named(site, "fake_c", "seas"),
+    ]
     manager = PluginManager([packages[i] for i in order])
     assert manager.plugins["same"][0] is packages[0]
     reasons = {fault.package.distribution: (fault.stage, fault.reason) for fault in manager.broken}
@@ -271,14 +283,30 @@ def test_a_hooks_kernels_stand_beside_the_manifests(world):
         ("['add']", ["portakernel_kernels", "'add'"]),
         ("[{'op': 'add'}]", ["portakernel_kernels", "[0]", "required key 'entry' is missing"]),
         (f"[{{{GOOD}}}, {{'op': 5, 'entry': 'fake_p:run'}}]", ["portakernel_kernels", "[1].op", "found 5"]),
-        (f"[{{{GOOD}, 'prioritee': 3}}]", ["portakernel_kernels", "[0].prioritee: unknown key; did you mean 'priority'?"]),
+        (
+            f"[{{{GOOD}, 'prioritee': 3}}]",
+            ["portakernel_kernels", "[0].prioritee: unknown key; did you mean 'priority'?"],
+        ),
         (f"[{{{GOOD}, 'plugin': 'p'}}]", ["portakernel_kernels", "[0].plugin: unknown key; "]),
         ("[{'op': 'nope', 'entry': 'fake_p:run'}]", ["portakernel_kernels[0].op: unknown op 'nope'"]),
         (f"[{{{GOOD}}}, {{{GOOD}}}]", ["portakernel_kernels[1]", "is a second kernel named 'p.add'"]),
         ("[{'op': 'add', 'entry': 'os:system'}]", ["portakernel_kernels[0].entry", "outside the plugin's own package"]),
         ("(1 / 0 for _ in range(1))", ["portakernel_kernels", "ZeroDivisionError"]),
     ],
-    ids=["int", "None", "text", "texts", "missing", "type", "unknown", "manifest key", "op", "twice", "outside", "generator"],
+    ids=[
+        "int",
+        "None",
+        "text",
+        "texts",
+        "missing",
+        "type",
+        "unknown",
+        "manifest key",
+        "op",
+        "twice",
+        "outside",
+        "generator",
+    ],
 )
 def test_what_a_hook_returns_is_checked_and_breaks_its_plugin_alone(world, returned, words):
     registry = hooked(world, returned)
@@ -298,7 +326,12 @@ def test_a_hook_that_repeats_a_kernel_of_the_manifest_is_refused(world):
 
 def test_a_kernel_that_does_not_fit_breaks_its_plugin_alone(world):
     package = world.site.package(
-        "p", plugin={"schema_version": 1, "plugin": "p", "kernels": [world.kernel("p", op="add"), {"op": "x", "entry": "a:b"}]}
+        "p",
+        plugin={
+            "schema_version": 1,
+            "plugin": "p",
+            "kernels": [world.kernel("p", op="add"), {"op": "x", "entry": "a:b"}],
+        },
     )
     world.plugin("sound")
     registry = Registry(PluginManager([package, *world.packages]))
@@ -336,7 +369,8 @@ def test_a_backend_returns_its_devices(world, returned, names):
 
 
 @pytest.mark.parametrize(
-    ("returned", "kind"), [("None", "NoneType"), ("3", "int"), ("'gpu'", "str"), ("['acme:acme1']", "str"), ("{}", "dict")]
+    ("returned", "kind"),
+    [("None", "NoneType"), ("3", "int"), ("'gpu'", "str"), ("['acme:acme1']", "str"), ("{}", "dict")],
 )
 def test_what_is_no_device_is_left_out_and_told(world, returned, kind):
     registry = found_by(world, returned)

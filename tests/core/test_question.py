@@ -50,7 +50,7 @@ def test_one_dtype_goes_only_to_the_arguments_that_may_have_it():
     ("op", "given", "error", "message"),
     [
         ("add", "int8", ArgumentTypeError, "add: no argument can be int8; known: bfloat16, float16, float32"),
-        ("add", "float64", ArgumentTypeError, "add: no argument can be float64; did you mean 'float16' or 'float32' or 'bfloat16'?"),
+        ("add", "float64", ArgumentTypeError, "add: no argument can be float64; did you mean 'float16' or 'bfloat16' or 'float32'?"),
         ("add", {"x": "float64"}, ArgumentTypeError, "add: x is float64; it must be float32 or float16 or bfloat16"),
         ("add", {"x": "float32", "y": "float16"}, ArgumentTypeError, "add: y is float16; it must be float32"),
         ("rms_norm", {"x": "float16", "weight": "bfloat16"}, ArgumentTypeError, "rms_norm: weight is bfloat16; it must be float16 or float32"),

@@ -48,7 +48,9 @@ def test_a_probes_rejection_is_the_reason(world):
     assert told(decision, "p.add") == [("missing_toolchain", "no compiler")]
 
 
-@pytest.mark.parametrize("body", ["return None", "return Rejection(ReasonCode.DRIVER, 'too old')", "raise OSError('x')"])
+@pytest.mark.parametrize(
+    "body", ["return None", "return Rejection(ReasonCode.DRIVER, 'too old')", "raise OSError('x')"]
+)
 def test_a_device_is_probed_once_for_all_of_a_plugins_kernels_and_the_answer_kept(world, body):
     probed(world, body, {}, {"name": "second"}, {"op": "rms_norm"})
     world.plugin("q", {}, {"op": "rms_norm"})
@@ -61,7 +63,11 @@ def test_a_device_is_probed_once_for_all_of_a_plugins_kernels_and_the_answer_kep
 def test_each_device_is_probed_for_itself(world):
     from dataclasses import replace
 
-    probed(world, "return Rejection(ReasonCode.DRIVER, 'too old') if device.torch_device == 'acme:1' else None", {"priority": 9})
+    probed(
+        world,
+        "return Rejection(ReasonCode.DRIVER, 'too old') if device.torch_device == 'acme:1' else None",
+        {"priority": 9},
+    )
     world.plugin("q")
     dispatcher, request = world.dispatcher(), world.request(present=True)
     second = replace(request, device=Device(Target("acme", "acme1"), "Acme 1", "acme:1"))
@@ -70,7 +76,9 @@ def test_each_device_is_probed_for_itself(world):
     assert asked("p") == ["acme:0", "acme:1"]
 
 
-@pytest.mark.parametrize(("body", "words"), [("raise OSError('no driver')", "OSError: no driver"), ("raise SystemExit(3)", "SystemExit: 3")])
+@pytest.mark.parametrize(
+    ("body", "words"), [("raise OSError('no driver')", "OSError: no driver"), ("raise SystemExit(3)", "SystemExit: 3")]
+)
 def test_a_probe_that_raises_is_a_reason_and_keeps_its_traceback(world, body, words):
     probed(world, body, {"priority": 9})
     world.plugin("q")
@@ -141,7 +149,8 @@ def test_what_is_not_installed_is_told_with_the_claims_it_fails(world):
 
 
 @pytest.mark.parametrize(
-    ("module", "distribution"), [("torch", "torch"), ("yaml", "PyYAML"), ("pluggy", "pluggy"), ("portakernel", "portakernel")]
+    ("module", "distribution"),
+    [("torch", "torch"), ("yaml", "PyYAML"), ("pluggy", "pluggy"), ("portakernel", "portakernel")],
 )
 def test_a_modules_version_is_that_of_the_distribution_that_provides_it(module, distribution):
     from importlib.metadata import version

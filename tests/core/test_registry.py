@@ -101,7 +101,9 @@ def test_the_name_of_the_references_is_reserved(world):
     manager = PluginManager([*world.packages, package])
     registry = Registry(manager)
     assert registry.kernels["reference.add"].entry == "portakernel.references.add:forward"
-    assert [fault.reason for fault in manager.broken] == ["the name 'reference' is taken by portakernel's own references"]
+    assert [fault.reason for fault in manager.broken] == [
+        "the name 'reference' is taken by portakernel's own references"
+    ]
 
 
 def test_devices_are_probed_when_first_asked_for_and_then_kept(world):

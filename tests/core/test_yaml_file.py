@@ -33,7 +33,9 @@ def refused(read: Read, content: str | bytes) -> str:
 
 
 def test_scalars_are_what_yaml_1_1_says_and_dates_stay_text(read):
-    text = "a: 1\nb: -2.5\nc: true\nd: null\ne:\nf: '1'\ng: 1e-6\nh: 2026-01-02\ni: 1.0e-6\nj: 0x10\nk: .inf\nl: sm_90\n"
+    text = (
+        "a: 1\nb: -2.5\nc: true\nd: null\ne:\nf: '1'\ng: 1e-6\nh: 2026-01-02\ni: 1.0e-6\nj: 0x10\nk: .inf\nl: sm_90\n"
+    )
     assert read(text).data == {
         "a": 1, "b": -2.5, "c": True, "d": None, "e": None, "f": "1", "g": "1e-6", "h": "2026-01-02", "i": 1e-6, "j": 16,
         "k": float("inf"), "l": "sm_90",
@@ -116,7 +118,10 @@ def test_aliases_are_counted(read):
 
 
 def test_values_are_counted(read):
-    assert refused(read, "- x\n" * (MAX_NODES + 1)) == f"plugin.yaml:{MAX_NODES + 1}: expands to more than {MAX_NODES} values"
+    assert (
+        refused(read, "- x\n" * (MAX_NODES + 1))
+        == f"plugin.yaml:{MAX_NODES + 1}: expands to more than {MAX_NODES} values"
+    )
 
 
 def test_an_alias_that_is_inside_what_it_stands_for_is_refused(read):
@@ -211,7 +216,13 @@ def test_what_looks_like_a_number_and_is_none_is_refused(read, text):
 
 @pytest.mark.parametrize(
     ("content", "line"),
-    [("ok: 1\na: [1, 2\n", 3), ("ok: 1\na: b: c\n", 2), ("ok: 1\n\ta: 1\n", 2), ("ok: 1\na: 'x\n", 3), ("ok: 1\na: @x\n", 2)],
+    [
+        ("ok: 1\na: [1, 2\n", 3),
+        ("ok: 1\na: b: c\n", 2),
+        ("ok: 1\n\ta: 1\n", 2),
+        ("ok: 1\na: 'x\n", 3),
+        ("ok: 1\na: @x\n", 2),
+    ],
     ids=["bracket", "two colons", "tab", "quote", "reserved"],
 )
 def test_what_is_not_yaml_is_refused_with_its_line(read, content, line):
