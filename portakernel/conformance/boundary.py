@@ -117,7 +117,7 @@ class _Boundary:
 
     def _other_targets(self, base: Request) -> Iterator[tuple[str, Request]]:
         for vendor, space in self.spaces.items():
-            selector = self.capability.targets.get(vendor)
+            selector = self.capability.selector(vendor)
             for arch in space.archs:
                 prebuilt = self.capability.prebuilt
                 if selector is None or not space.membership(selector, arch, prebuilt=prebuilt).inside:

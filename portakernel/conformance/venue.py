@@ -83,15 +83,11 @@ def covers(capability: Capability, target: Target, spaces: Mapping[str, ArchSpac
 
 
 def claimed_targets(capability: Capability, spaces: Mapping[str, ArchSpace]) -> Iterator[Target]:
-    """For each claimed vendor with an installed backend, one arch that the claim covers."""
-    for vendor, selector in capability.targets.items():
-        if vendor not in spaces:
-            continue
-        space = spaces[vendor]
-        archs = space.archs or ("unlisted",)
-        inside = (arch for arch in archs if space.membership(selector, arch, prebuilt=capability.prebuilt).inside)
-        if (arch := next(inside, None)) is not None:
-            yield Target(vendor, arch)
+    """For each vendor with an installed backend, one arch that the claim covers."""
+    for vendor, space in spaces.items():
+        targets = (Target(vendor, arch) for arch in space.archs or ("unlisted",))
+        if (inside := next((target for target in targets if covers(capability, target, spaces)), None)) is not None:
+            yield inside
 
 
 def refusals(dispatcher: Dispatcher, kernel: Kernel, venue: Venue, request: Request) -> tuple[Rejection, ...]:

@@ -311,10 +311,13 @@ def input_spoilt(mutant, kernel):
 
 def written_before_read(mutant, kernel):
     def mutated(*tensors, out=None, **keywords):
-        if any(tensor is out for tensor in tensors) and out.numel():
-            mutant.touched = True
-            out.fill_(1.0)
-        return kernel(*tensors, out=out, **keywords)
+        if not any(tensor is out for tensor in tensors) or not out.numel():
+            return kernel(*tensors, out=out, **keywords)
+        want = kernel(*tensors, **keywords).double()
+        out.fill_(1.0)
+        found = kernel(*tensors, out=out, **keywords)
+        mutant.touched |= float(distance_ulp(found, want).max()) > 2 * mutant.tolerance(found.dtype)
+        return found
 
     return mutated
 
@@ -534,7 +537,7 @@ def mutant_of(kernel: str) -> Mutant:
     return Mutant(kernel.partition(".")[2].removesuffix("_cpu"), allowance=1.0 if kernel.startswith("triton") else 0.0)
 
 
-named = {"ids": lambda mutate: mutate.__name__}
+named: Any = {"ids": lambda value: getattr(value, "__name__", value)}
 
 
 @pytest.mark.parametrize("mutate", FORWARD, **named)

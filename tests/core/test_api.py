@@ -20,13 +20,17 @@ def here(world, monkeypatch):
     world.packages.clear()
     devices = [("acme1", "acme:0"), ("acme2", "acme:1")]
     listed = ", ".join(f"Device(Target('acme', {arch!r}), 'Acme', {name!r})" for arch, name in devices)
-    world.backend("acme", lines=[["acme1", "acme2"]], source=f"""\
+    world.backend(
+        "acme",
+        lines=[["acme1", "acme2"]],
+        source=f"""\
 from portakernel.hookspecs import hookimpl
 from portakernel.target import Device, Target
 @hookimpl
 def portakernel_targets():
     return [Device(Target('acme', 'acme1'), 'Unreachable', None, note='torch is a CPU build'), {listed}]
-""")  # fmt: skip
+""",
+    )
     world.plugin("a", {"priority": 20}, {"op": "rms_norm"})
     world.plugin("b", {"priority": 10})
     dispatcher = world.dispatcher()
@@ -79,13 +83,25 @@ def test_explains_candidates_are_the_ops_kernels(here):
         ({"op": "ad"}, UnknownNameError, "unknown op 'ad'; did you mean 'add'?"),
         ({"target": "acm:acme1"}, UnknownNameError, "unknown vendor 'acm'; did you mean 'acme'?"),
         ({"target": "acme:acm1"}, UnknownNameError, "unknown acme arch 'acm1'; did you mean 'acme1' or 'acme2'?"),
-        ({"target": "acme1"}, ArgumentValueError, "target 'acme1' is not of the form vendor:arch, such as nvidia:sm_90 or amd:gfx942"),
-        ({"dtype": "bfloat61"}, UnknownNameError, "unknown dtype 'bfloat61'; did you mean 'bfloat16' or 'float64' or 'float16'?"),
+        (
+            {"target": "acme1"},
+            ArgumentValueError,
+            "target 'acme1' is not of the form vendor:arch, such as nvidia:sm_90 or amd:gfx942",
+        ),
+        (
+            {"dtype": "bfloat61"},
+            UnknownNameError,
+            "unknown dtype 'bfloat61'; did you mean 'bfloat16' or 'float64' or 'float16'?",
+        ),
         ({"dtype": "int8"}, ArgumentTypeError, "add: no argument can be int8; known: bfloat16, float16, float32"),
-        ({"shape": {"x": (2,), "y": (3,)}}, ArgumentValueError, "add: y has shape (3,), but x has leading dimensions (2,); they must be equal (broadcasting is refused)"),
+        (
+            {"shape": {"x": (2,), "y": (3,)}},
+            ArgumentValueError,
+            "add: y has shape (3,), but x has leading dimensions (2,); they must be equal (broadcasting is refused)",
+        ),
         ({"phase": "train"}, UnknownNameError, "unknown phase 'train'; did you mean 'training'?"),
     ],
-)  # fmt: skip
+)
 def test_explain_refuses_what_does_not_exist(here, arguments, error, message):
     with pytest.raises(error) as caught:
         portakernel.explain(**{"op": "add", "target": "acme:acme1", **arguments})
@@ -281,8 +297,11 @@ def test_plugins_lists_what_is_installed_the_broken_and_the_disabled_too(world, 
     states = {state.package.name: state for state in portakernel.plugins()}
     assert list(states) == ["acme", "p", "q", "bad"]
     assert {name: state.kernels for name, state in states.items()} == {
-        "acme": (), "p": ("p.add", "p.rms_norm"), "q": ("q.add",), "bad": (),
-    }  # fmt: skip
+        "acme": (),
+        "p": ("p.add", "p.rms_norm"),
+        "q": ("q.add",),
+        "bad": (),
+    }
     assert [name for name, state in states.items() if state.backend] == ["acme"]
     assert [name for name, state in states.items() if state.disabled] == ["q"]
     assert {name: len(state.broken) for name, state in states.items()} == {"acme": 0, "p": 0, "q": 0, "bad": 1}

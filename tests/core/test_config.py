@@ -88,7 +88,7 @@ def test_a_plugin_that_lists_no_kernels_can_be_disabled_and_is_then_not_imported
     )
     world.packages.append(package)
     dispatcher = world.dispatcher(DISABLE="h")
-    dispatcher.decide(world.request())
+    dispatcher.announce(dispatcher.decide(world.request()))
     assert "fake_h" not in sys.modules
 
 

@@ -92,7 +92,7 @@ def test_a_contract_is_whole(op):
         assert set(described.tolerance.backward) == floats
     cases = [case.name for case in described.cases]
     assert len(set(cases)) == len(cases)
-    dims = {name: 3 for name in described.dims}
+    dims = dict.fromkeys(described.dims, 3)
     cost = described.cost(dims, dict.fromkeys(names, 2))
     assert cost.bytes > 0
     assert cost.flops > 0

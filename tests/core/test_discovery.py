@@ -155,7 +155,8 @@ assert set(manager.plugins) >= {"torch", "triton"}, manager.plugins
 assert set(manager.backends) >= {"amd", "cpu", "nvidia"}, manager.backends
 from portakernel.registry import Registry
 assert "triton.rms_norm" in Registry(manager).kernels
-heavy = [name for name in ("torch", "triton", "numpy", "portakernel_plugins", "portakernel_backends") if name in sys.modules]
+names = ("torch", "triton", "numpy", "portakernel_plugins", "portakernel_backends")
+heavy = [name for name in names if name in sys.modules]
 sys.exit(f"imported: {heavy}" if heavy else 0)
 """
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)

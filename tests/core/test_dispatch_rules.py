@@ -55,9 +55,12 @@ def refused_request(world):
     from portakernel.request import Phase
 
     request = world.request(
-        "rms_norm", dtypes={"x": "float32", "weight": "float32"}, shapes={"x": (3, 9)}, features={"weight_offset": 1.0},
+        "rms_norm",
+        dtypes={"x": "float32", "weight": "float32"},
+        shapes={"x": (3, 9)},
+        features={"weight_offset": 1.0},
         phase=Phase.TRAINING,
-    )  # fmt: skip
+    )
     dtypes = {"x": "float32", "weight": "bfloat16"}
     return replace(request, requires=frozenset({"deterministic"}), dtypes=dtypes)
 
@@ -348,8 +351,12 @@ def test_rule_8_a_third_partys_kernel_wins_where_no_first_party_kernel_serves(wo
 def attached(world):
     """Plugin ``side`` for a device of vendor ``side`` that shares the memory of ``acme:0``."""
     world.backend("side", attach=True, torch_device="acme", lines=[["s1", "s2"]])
-    world.plugin("side_kernels", {"priority": 99, "targets": {"side": "s1+"}}, ready="fake_side_kernels:ready",
-                 source="devices = []\ndef ready(device):\n    devices.append(device)\n")  # fmt: skip
+    world.plugin(
+        "side_kernels",
+        {"priority": 99, "targets": {"side": "s1+"}},
+        ready="fake_side_kernels:ready",
+        source="devices = []\ndef ready(device):\n    devices.append(device)\n",
+    )
     world.plugin("ours", {"priority": 1})
     return Device(Target("side", "s2"), "Side 2", "acme:0", attached=True)
 
@@ -392,11 +399,20 @@ def test_rule_9_each_device_gets_a_decision_of_its_own(world):
 
 
 def test_rule_9_a_kernel_for_a_vendor_without_a_backend_is_told_so(world):
-    world.plugin("p", {"targets": {"nowhere": "any"}})
+    world.plugin("p", {"targets": {"nowhere": "n1"}})
     decision = world.dispatcher().decide(world.request())
     assert told(decision, "p.add") == [("vendor", "serves nowhere, not acme")]
     decision = world.dispatcher().decide(world.request(target="nowhere:n1"))
     assert told(decision, "p.add") == [("vendor", "no backend for vendor nowhere is installed")]
+    assert decision.chosen.name == "reference.add"
+
+
+def test_rule_9_the_reference_does_not_serve_an_attached_target_and_says_so_in_words(world, attached):
+    decision = world.dispatcher().decide(world.request(target="side:s1"))
+    ((code, text),) = told(decision, "reference.add")
+    assert code == "vendor"
+    assert "side" in text
+    assert "*" not in text
 
 
 # --- 10: an arch newer than the list ---------------------------------------------------------------------------------
@@ -486,11 +502,13 @@ def listening(world, then: str):
     return world.dispatcher()
 
 
-def test_portakernel_decided_hears_each_decision_once(world):
+def test_portakernel_decided_hears_each_announced_decision_once(world):
     import importlib
 
     dispatcher = listening(world, "pass")
     decisions = [dispatcher.decide(world.request()), dispatcher.decide(world.request("rms_norm"))]
+    for decision in decisions:
+        dispatcher.announce(decision)
     assert importlib.import_module("fake_ear").seen == decisions
     assert dispatcher.registry.manager.broken == []
 
@@ -499,7 +517,7 @@ def test_portakernel_decided_hears_each_decision_once(world):
 def test_a_portakernel_decided_that_fails_changes_nothing_and_is_kept(world, then):
     dispatcher = listening(world, then)
     for _ in range(2):
-        assert dispatcher.decide(world.request()).chosen.name == "p.add"
+        dispatcher.announce(dispatcher.decide(world.request()))
     (fault,) = dispatcher.registry.manager.broken
     assert fault.package.name == "ear"
     assert fault.reason.startswith("portakernel_decided raised ")

@@ -60,7 +60,7 @@ def test_no_module_shares_its_name_with_a_public_function():
 
 
 def test_another_name_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="^module 'portakernel' has no attribute 'explian'$"):
+    with pytest.raises(AttributeError, match=r"^module 'portakernel' has no attribute 'explian'$"):
         _ = portakernel.explian
 
 

@@ -100,7 +100,12 @@ def test_a_kernel_is_first_party_when_its_distribution_is_portakernel(site):
         ),
         (
             ADD.replace("[float32]", "[float32, float61]"),
-            ["p.yaml:7: kernels[0].dtypes.x[1]: unknown dtype 'float61'; did you mean 'float64' or 'float16' or 'bfloat16'?"],
+            [
+                (
+                    "p.yaml:7: kernels[0].dtypes.x[1]: unknown dtype 'float61'; did you mean 'float64' or"
+                    " 'float16' or 'bfloat16'?"
+                )
+            ],
         ),
         (
             NORM + "    features: [weight_offset, weight_ofset]\n",
@@ -112,13 +117,20 @@ def test_a_kernel_is_first_party_when_its_distribution_is_portakernel(site):
         ),
         (
             ADD + "    limits:\n      N: {max: 3}\n",
-            ["p.yaml:9: kernels[0].limits.N: unknown dimension or layout fact 'N'; known: M, x.alignment, x.contiguous,"
-             " x.flat_rows, x.stride_last, y.alignment, y.contiguous, y.flat_rows, y.stride_last"],
+            [
+                (
+                    "p.yaml:9: kernels[0].limits.N: unknown dimension or layout fact 'N'; known: M,"
+                    " x.alignment, x.contiguous,"
+                    " x.flat_rows, x.stride_last, y.alignment, y.contiguous, y.flat_rows, y.stride_last"
+                )
+            ],
         ),
         (
             ADD + "    limits:\n      x.alignmnt: {min: 16}\n",
-            ["p.yaml:9: kernels[0].limits.x.alignmnt: unknown dimension or layout fact 'x.alignmnt';"
-             " did you mean 'x.alignment' or 'y.alignment'?"],
+            [
+                "p.yaml:9: kernels[0].limits.x.alignmnt: unknown dimension or layout fact 'x.alignmnt';"
+                " did you mean 'x.alignment' or 'y.alignment'?"
+            ],
         ),
         (
             ADD.replace("fake_p.add:run", "fake_q.add:run"),
@@ -142,8 +154,15 @@ def test_a_kernel_is_first_party_when_its_distribution_is_portakernel(site):
         ),
         (
             NORM + "    check: {entry: 'fake_p:check', reads: [N, K]}\n",
-            ["p.yaml:8: kernels[0].check.reads[1]: unknown dimension or layout fact 'K'; known: M, N, weight.alignment,"
-             " weight.contiguous, weight.flat_rows, weight.stride_last, x.alignment, x.contiguous, x.flat_rows, x.stride_last"],
+            [
+                (
+                    "p.yaml:8: kernels[0].check.reads[1]: unknown dimension or layout fact 'K'; known: M, N,"
+                    " weight.alignment,"
+                )(
+                    " weight.contiguous, weight.flat_rows, weight.stride_last, x.alignment, x.contiguous,"
+                    " x.flat_rows, x.stride_last"
+                )
+            ],
         ),
         (
             "ready: os:system\n" + ADD,
@@ -167,7 +186,12 @@ def test_a_kernel_is_first_party_when_its_distribution_is_portakernel(site):
         ),
         (
             ADD.replace("sm_80+", "sm_8+"),
-            ["p.yaml:6: kernels[0].targets.nvidia: unknown nvidia arch 'sm_8'; did you mean 'sm_80' or 'sm_90' or 'sm_100'?"],
+            [
+                (
+                    "p.yaml:6: kernels[0].targets.nvidia: unknown nvidia arch 'sm_8'; did you mean 'sm_80' or"
+                    " 'sm_90' or 'sm_100'?"
+                )
+            ],
         ),
         (
             ADD.replace("sm_80+", "{in: [sm_80+], not: [hoper]}"),
@@ -175,7 +199,12 @@ def test_a_kernel_is_first_party_when_its_distribution_is_portakernel(site):
         ),
         (
             ADD.replace("sm_80+", "sm_90..sm_80"),
-            ["p.yaml:6: kernels[0].targets.nvidia: range 'sm_90..sm_80' is not within one line of nvidia's archs, oldest first"],
+            [
+                (
+                    "p.yaml:6: kernels[0].targets.nvidia: range 'sm_90..sm_80' is not within one line of"
+                    " nvidia's archs, oldest first"
+                )
+            ],
         ),
         (
             ADD + "    priority:\n      - {priority: 3}\n      - {when: {M: {max: 9}}, priority: 4}\n",
@@ -190,7 +219,7 @@ def test_a_kernel_is_first_party_when_its_distribution_is_portakernel(site):
             ["p.yaml:8: kernels[0].formats.z: unknown tensor argument 'z'; known: x, y"],
         ),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_fit_the_contract_is_told_with_line_and_path(build, body, expected):
     assert problems(build, body) == expected
 
@@ -320,7 +349,7 @@ def test_an_entry_is_loaded_on_demand(site):
     assert load_entry("fake_p:run")() == 3
     with pytest.raises(PortakernelError, match=r"^fake_p has no function 'runn'; did you mean 'run'\?$"):
         load_entry("fake_p:runn")
-    with pytest.raises(PortakernelError, match="^fake_p has no function 'number'; "):
+    with pytest.raises(PortakernelError, match=r"^fake_p has no function 'number'; "):
         load_entry("fake_p:number")
-    with pytest.raises(ModuleNotFoundError, match="^No module named 'fake_p.nope'$"):
+    with pytest.raises(ModuleNotFoundError, match=r"^No module named 'fake_p.nope'$"):
         load_entry("fake_p.nope:run")

@@ -170,27 +170,105 @@ def test_a_key_has_one_name(load, key):
     ("old", "new", "problem"),
     [
         ("plugin: acme", "plugin: [acme]", "m.yaml:2: plugin: found ['acme']; input should be a valid string"),
-        ("schema_version: 1", "schema_version: '1'", "m.yaml:1: schema_version: found '1'; input should be a valid integer"),
-        ("schema_version: 1", "schema_version: true", "m.yaml:1: schema_version: found True; input should be a valid integer"),
-        ("{x: [float32], y: [x]}", "{x: float32, y: [x]}", "m.yaml:7: kernels[0].dtypes.x: found 'float32'; input should be a valid list"),
-        ("{x: [float32], y: [x]}", "[float32]", "m.yaml:7: kernels[0].dtypes: found ['float32']; input should be a valid dictionary"),
-        ("    dtypes:", "    priority: high\n    dtypes:", "m.yaml:7: kernels[0].priority: found 'high'; input should be a valid integer; or found 'high'; input should be a valid list"),
-        ("    dtypes:", "    limits: {M: {max: 1e3}}\n    dtypes:", "m.yaml:7: kernels[0].limits.M.max: found '1e3'; input should be a valid integer"),
-        ("    dtypes:", "    limits: {M: {multiple_of: 0}}\n    dtypes:", "m.yaml:7: kernels[0].limits.M.multiple_of: found 0; input should be greater than 0"),
-        ("    dtypes:", "    properties: {deterministic: 'yes'}\n    dtypes:", "m.yaml:7: kernels[0].properties.deterministic: found 'yes'; input should be a valid boolean"),
-        ("    dtypes:", "    forward_ad: 1\n    dtypes:", "m.yaml:7: kernels[0].forward_ad: found 1; input should be a valid boolean"),
-        ("    dtypes:", "    disabled: ''\n    dtypes:", "m.yaml:7: kernels[0].disabled: found ''; string should have at least 1 character"),
-        ("    dtypes:", "    disabled: true\n    dtypes:", "m.yaml:7: kernels[0].disabled: found True; input should be a valid string"),
-        ("    dtypes:", "    check: {entry: acme:check, reads: []}\n    dtypes:", "m.yaml:7: kernels[0].check.reads: found []; list should have at least 1 item after validation, not 0"),
-        ("  - op: add", "  - op: Add", "m.yaml:4: kernels[0].op: found 'Add'; string should match pattern '^[a-z][a-z0-9_]*$'"),
-        ("plugin: acme", "plugin: acme-kernels", "m.yaml:2: plugin: found 'acme-kernels'; string should match pattern '^[a-z][a-z0-9_]*$'"),
-        ("    dtypes:", "    saves: all\n    dtypes:", "m.yaml:7: kernels[0].saves: found 'all'; input should be 'contract', 'own' or 'none'"),
-        ("kernels:", "hooks: [portakernel_target]\nkernels:", "m.yaml:3: hooks[0]: unknown hook 'portakernel_target'; did you mean 'portakernel_targets' or 'portakernel_cli' or 'portakernel_kernels'?"),
-        ("    dtypes:", "    formats: {x: [rows]}\n    dtypes:", "m.yaml:7: kernels[0].formats.x[0]: unknown scale format 'rows'; did you mean 'row'?"),
-        ("kernels:", "modes: {m: {context: 'a:b', torch_device: cpu, allowance_ulp: {bf16: 1}}}\nkernels:", "m.yaml:3: modes.m.allowance_ulp.bf16: unknown dtype 'bf16'; did you mean 'bfloat16'?"),
+        (
+            "schema_version: 1",
+            "schema_version: '1'",
+            "m.yaml:1: schema_version: found '1'; input should be a valid integer",
+        ),
+        (
+            "schema_version: 1",
+            "schema_version: true",
+            "m.yaml:1: schema_version: found True; input should be a valid integer",
+        ),
+        (
+            "{x: [float32], y: [x]}",
+            "{x: float32, y: [x]}",
+            "m.yaml:7: kernels[0].dtypes.x: found 'float32'; input should be a valid list",
+        ),
+        (
+            "{x: [float32], y: [x]}",
+            "[float32]",
+            "m.yaml:7: kernels[0].dtypes: found ['float32']; input should be a valid dictionary",
+        ),
+        (
+            "    dtypes:",
+            "    priority: high\n    dtypes:",
+            (
+                "m.yaml:7: kernels[0].priority: found 'high'; input should be a valid integer; or found 'high';"
+                " input should be a valid list"
+            ),
+        ),
+        (
+            "    dtypes:",
+            "    limits: {M: {max: 1e3}}\n    dtypes:",
+            "m.yaml:7: kernels[0].limits.M.max: found '1e3'; input should be a valid integer",
+        ),
+        (
+            "    dtypes:",
+            "    limits: {M: {multiple_of: 0}}\n    dtypes:",
+            "m.yaml:7: kernels[0].limits.M.multiple_of: found 0; input should be greater than 0",
+        ),
+        (
+            "    dtypes:",
+            "    properties: {deterministic: 'yes'}\n    dtypes:",
+            "m.yaml:7: kernels[0].properties.deterministic: found 'yes'; input should be a valid boolean",
+        ),
+        (
+            "    dtypes:",
+            "    forward_ad: 1\n    dtypes:",
+            "m.yaml:7: kernels[0].forward_ad: found 1; input should be a valid boolean",
+        ),
+        (
+            "    dtypes:",
+            "    disabled: ''\n    dtypes:",
+            "m.yaml:7: kernels[0].disabled: found ''; string should have at least 1 character",
+        ),
+        (
+            "    dtypes:",
+            "    disabled: true\n    dtypes:",
+            "m.yaml:7: kernels[0].disabled: found True; input should be a valid string",
+        ),
+        (
+            "    dtypes:",
+            "    check: {entry: acme:check, reads: []}\n    dtypes:",
+            "m.yaml:7: kernels[0].check.reads: found []; list should have at least 1 item after validation, not 0",
+        ),
+        (
+            "  - op: add",
+            "  - op: Add",
+            "m.yaml:4: kernels[0].op: found 'Add'; string should match pattern '^[a-z][a-z0-9_]*$'",
+        ),
+        (
+            "plugin: acme",
+            "plugin: acme-kernels",
+            "m.yaml:2: plugin: found 'acme-kernels'; string should match pattern '^[a-z][a-z0-9_]*$'",
+        ),
+        (
+            "    dtypes:",
+            "    saves: all\n    dtypes:",
+            "m.yaml:7: kernels[0].saves: found 'all'; input should be 'contract', 'own' or 'none'",
+        ),
+        (
+            "kernels:",
+            "hooks: [portakernel_target]\nkernels:",
+            (
+                "m.yaml:3: hooks[0]: unknown hook 'portakernel_target'; did you mean 'portakernel_targets' or"
+                " 'portakernel_cli' or 'portakernel_kernels'?"
+            ),
+        ),
+        (
+            "    dtypes:",
+            "    formats: {x: [rows]}\n    dtypes:",
+            "m.yaml:7: kernels[0].formats.x[0]: unknown scale format 'rows'; did you mean 'row'?",
+        ),
+        (
+            "kernels:",
+            "modes: {m: {context: 'a:b', torch_device: cpu, allowance_ulp: {bf16: 1}}}\nkernels:",
+            "m.yaml:3: modes.m.allowance_ulp.bf16: unknown dtype 'bf16'; did you mean 'bfloat16'?",
+        ),
         ("kernels:", "kernels: 3\nx:", "m.yaml:3: kernels: found 3; input should be a valid list"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_value_is_named_with_line_path_and_what_is_accepted(load, old, new, problem):
     assert problem in problems(load, PLUGIN.replace(old, new, 1))
 
@@ -341,18 +419,49 @@ def test_the_smallest_backend_is_read(load):
     [
         ("[[a1, a2]]", "[[a1, a2, a3]]", "m.yaml:1: archs lacks a3, which lines or families name"),
         ("all: [a1, a2]", "all: [a1, a4, a3]", "m.yaml:1: archs lacks a3, a4, which lines or families name"),
-        ("[[a1, a2]]", "[[]]", "m.yaml:5: lines[0]: found []; list should have at least 1 item after validation, not 0"),
+        (
+            "[[a1, a2]]",
+            "[[]]",
+            "m.yaml:5: lines[0]: found []; list should have at least 1 item after validation, not 0",
+        ),
         ("[[a1, a2]]", "[a1, a2]", "m.yaml:5: lines[0]: found 'a1'; input should be a valid list"),
         ("One, source: invented", "One", "m.yaml:8: archs.a1: required key 'source' is missing"),
-        ("One, source: invented", "One, source: ''", "m.yaml:8: archs.a1.source: found ''; string should have at least 1 character"),
+        (
+            "One, source: invented",
+            "One, source: ''",
+            "m.yaml:8: archs.a1.source: found ''; string should have at least 1 character",
+        ),
         ("One,", "One, warp_sise: 32,", "m.yaml:8: archs.a1.warp_sise: unknown key; did you mean 'warp_size'?"),
-        ("One,", "One, dtypes: {native: [float23]},", "m.yaml:8: archs.a1.dtypes.native[0]: unknown dtype 'float23'; did you mean 'float32' or 'float64' or 'float16'?"),
-        ("One,", "One, formats: {emulated: [mxfp9]},", "m.yaml:8: archs.a1.formats.emulated[0]: unknown scale format 'mxfp9'; did you mean 'mxfp8' or 'mxfp4'?"),
-        ("One,", "One, dtypes: {nativ: [float32]},", "m.yaml:8: archs.a1.dtypes.nativ: unknown key; did you mean 'native'?"),
-        ("vendor: acme", "vendor: Acme", "m.yaml:3: vendor: found 'Acme'; string should match pattern '^[a-z][a-z0-9_]*$'"),
+        (
+            "One,",
+            "One, dtypes: {native: [float23]},",
+            (
+                "m.yaml:8: archs.a1.dtypes.native[0]: unknown dtype 'float23'; did you mean 'float32' or"
+                " 'float64' or 'float16'?"
+            ),
+        ),
+        (
+            "One,",
+            "One, formats: {emulated: [mxfp9]},",
+            "m.yaml:8: archs.a1.formats.emulated[0]: unknown scale format 'mxfp9'; did you mean 'mxfp8' or 'mxfp4'?",
+        ),
+        (
+            "One,",
+            "One, dtypes: {nativ: [float32]},",
+            "m.yaml:8: archs.a1.dtypes.nativ: unknown key; did you mean 'native'?",
+        ),
+        (
+            "vendor: acme",
+            "vendor: Acme",
+            "m.yaml:3: vendor: found 'Acme'; string should match pattern '^[a-z][a-z0-9_]*$'",
+        ),
         ("torch_device: acme\n", "", "m.yaml:1: required key 'torch_device' is missing"),
-        ("vendor: acme", "vendor: acme\nattach: maybe", "m.yaml:4: attach: found 'maybe'; input should be a valid boolean"),
+        (
+            "vendor: acme",
+            "vendor: acme\nattach: maybe",
+            "m.yaml:4: attach: found 'maybe'; input should be a valid boolean",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_backends_wrong_value_is_named_with_line_and_path(load, old, new, problem):
     assert problem in problems(load, BACKEND.replace(old, new, 1), model=BackendManifest)

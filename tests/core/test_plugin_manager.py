@@ -44,12 +44,17 @@ REASONS = {
     ),
     "hides_a_hook": (
         "import",
-        "importing hides_a_hook raised PluginError: hides_a_hook implements portakernel_decided; list it under `hooks:` in"
-        " plugin.yaml",
+        (
+            "importing hides_a_hook raised PluginError: hides_a_hook implements portakernel_decided; list it"
+            " under `hooks:` in plugin.yaml"
+        ),
     ),
     "lacks_a_hook": (
         "import",
-        "importing lacks_a_hook raised PluginError: lacks_a_hook does not implement portakernel_kernels, as its manifest says",
+        (
+            "importing lacks_a_hook raised PluginError: lacks_a_hook does not implement portakernel_kernels, as"
+            " its manifest says"
+        ),
     ),
     "raises_in_a_hook": ("hook", "portakernel_kernels raised OSError: the list of kernels is not readable"),
 }
@@ -253,7 +258,7 @@ def test_strictness_is_passed_to_the_manifests(site):
     assert fault.reason.endswith(":1: schema_version: is 2; this portakernel knows versions up to 1")
 
 
-# --- portakernel_kernels -----------------------------------------------------------------------------------------------
+# --- portakernel_kernels ---------------------------------------------------------------------------------------------
 
 GOOD = "'op': 'add', 'entry': 'fake_p:run', 'targets': {'acme': 'any'}, 'dtypes': {'x': ['float32'], 'y': ['x']}"
 
@@ -342,7 +347,7 @@ def test_a_kernel_that_does_not_fit_breaks_its_plugin_alone(world):
     assert fault.reason.endswith("kernels[1].op: unknown op 'x'; known: add, rms_norm")
 
 
-# --- portakernel_targets -----------------------------------------------------------------------------------------------
+# --- portakernel_targets ---------------------------------------------------------------------------------------------
 
 DEVICE = "Device(Target('acme', 'acme1'), 'Acme 1', 'acme:0')"
 

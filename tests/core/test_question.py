@@ -50,16 +50,31 @@ def test_one_dtype_goes_only_to_the_arguments_that_may_have_it():
     ("op", "given", "error", "message"),
     [
         ("add", "int8", ArgumentTypeError, "add: no argument can be int8; known: bfloat16, float16, float32"),
-        ("add", "float64", ArgumentTypeError, "add: no argument can be float64; did you mean 'float16' or 'bfloat16' or 'float32'?"),
+        (
+            "add",
+            "float64",
+            ArgumentTypeError,
+            "add: no argument can be float64; did you mean 'float16' or 'bfloat16' or 'float32'?",
+        ),
         ("add", {"x": "float64"}, ArgumentTypeError, "add: x is float64; it must be float32 or float16 or bfloat16"),
         ("add", {"x": "float32", "y": "float16"}, ArgumentTypeError, "add: y is float16; it must be float32"),
-        ("rms_norm", {"x": "float16", "weight": "bfloat16"}, ArgumentTypeError, "rms_norm: weight is bfloat16; it must be float16 or float32"),
+        (
+            "rms_norm",
+            {"x": "float16", "weight": "bfloat16"},
+            ArgumentTypeError,
+            "rms_norm: weight is bfloat16; it must be float16 or float32",
+        ),
         ("add", "bfloat61", UnknownNameError, "unknown dtype 'bfloat61'; did you mean 'bfloat16' or "),
         ("add", {"x": "bf16"}, UnknownNameError, "unknown dtype 'bf16'; did you mean 'bfloat16'?"),
         ("add", {"z": "float16"}, UnknownNameError, "add: unknown tensor argument 'z'; known: x, y"),
-        ("rms_norm", {"wieght": "float16"}, UnknownNameError, "rms_norm: unknown tensor argument 'wieght'; did you mean 'weight'?"),
+        (
+            "rms_norm",
+            {"wieght": "float16"},
+            UnknownNameError,
+            "rms_norm: unknown tensor argument 'wieght'; did you mean 'weight'?",
+        ),
     ],
-)  # fmt: skip
+)
 def test_dtypes_that_the_op_does_not_accept_are_refused(op, given, error, message):
     with pytest.raises(error, match=f"^{re.escape(message)}"):
         question(op, dtypes=given)
@@ -86,13 +101,31 @@ def test_shapes_give_the_dimensions(op, shapes, dims):
     [
         ("rms_norm", {"x": ()}, ArgumentValueError, "rms_norm: x has shape (), but needs (..., N)"),
         ("rms_norm", {"weight": (8, 1)}, ArgumentValueError, "rms_norm: weight has shape (8, 1), but needs (N,)"),
-        ("rms_norm", {"x": (2, 8), "weight": (9,)}, ArgumentValueError, "rms_norm: weight has shape (9,), so N = 9, but x has N = 8"),
-        ("add", {"x": (2, 3), "y": (3, 2)}, ArgumentValueError, "add: y has shape (3, 2), but x has leading dimensions (2, 3); they must be equal (broadcasting is refused)"),
-        ("add", {"x": (2, 3), "y": (1,)}, ArgumentValueError, "add: y has shape (1,), but x has leading dimensions (2, 3); they must be equal (broadcasting is refused)"),
+        (
+            "rms_norm",
+            {"x": (2, 8), "weight": (9,)},
+            ArgumentValueError,
+            "rms_norm: weight has shape (9,), so N = 9, but x has N = 8",
+        ),
+        (
+            "add",
+            {"x": (2, 3), "y": (3, 2)},
+            ArgumentValueError,
+            (
+                "add: y has shape (3, 2), but x has leading dimensions (2, 3); they must be equal (broadcasting"
+                " is refused)"
+            ),
+        ),
+        (
+            "add",
+            {"x": (2, 3), "y": (1,)},
+            ArgumentValueError,
+            "add: y has shape (1,), but x has leading dimensions (2, 3); they must be equal (broadcasting is refused)",
+        ),
         ("add", {"x": (2, -3)}, ArgumentValueError, "add: a dimension is negative in {'x': (2, -3)}"),
         ("add", {"z": (2,)}, UnknownNameError, "add: unknown tensor argument 'z'; known: x, y"),
     ],
-)  # fmt: skip
+)
 def test_shapes_that_the_op_does_not_accept_are_refused(op, shapes, error, message):
     with pytest.raises(error) as caught:
         question(op, shapes=shapes)
@@ -101,7 +134,7 @@ def test_shapes_that_the_op_does_not_accept_are_refused(op, shapes, error, messa
 
 @pytest.mark.parametrize("shapes", [(4, 8), {"x": 5}, {"x": "4x8"}, {"x": (4.5, 8)}, {"x": (None, 8)}, {"x": None}])
 def test_what_is_no_shape_is_refused_in_our_own_words(shapes):
-    with pytest.raises(PortakernelError, match="^add: "):
+    with pytest.raises(PortakernelError, match=r"^add: "):
         question("add", shapes=shapes)
 
 

@@ -71,8 +71,10 @@ def test_the_name_of_a_broken_plugin_says_that_it_is_broken(world, name):
     message = str(caught.value)
     assert message.startswith(f"unknown kernel or plugin {name!r}; ")
     assert "Plugin bad (bad-dist 1.0) is broken: " in message
-    assert message.endswith(f"{package.folder / 'plugin.yaml'}:3: colour: unknown key; "
-                            "known: defaults, hooks, kernels, modes, plugin, ready, requires, schema_version, summary")  # fmt: skip
+    assert message.endswith(
+        f"{package.folder / 'plugin.yaml'}:3: colour: unknown key; "
+        "known: defaults, hooks, kernels, modes, plugin, ready, requires, schema_version, summary"
+    )
 
 
 def test_a_vendor_belongs_to_one_backend(world):
@@ -138,11 +140,12 @@ def test_an_arch_in_no_line_is_a_line_of_its_own(world):
     assert world.registry().spaces["other"].lines == (("b1",), ("b2",))
 
 
-def test_the_reference_serves_every_vendor_that_is_not_attached_with_all_features(world):
+def test_the_reference_serves_every_torch_device_but_attached_ones_with_all_features(world):
     world.backend("side", attach=True, torch_device="cpu", lines=[["s1"]])
     registry = world.registry()
     ((_, capability),) = registry.kernels["reference.rms_norm"].variants
-    assert list(capability.targets) == ["acme"]
+    chosen = [capability.selector(vendor).include for vendor in ("acme", "nowhere", "side")]
+    assert chosen == [("any",), ("any",), ()]
     assert capability.features == {"weight_offset"}
     assert capability.properties == {"deterministic", "graph_capture", "inplace"}
     assert (capability.saves, capability.has_backward, capability.forward_ad) == ("contract", True, True)

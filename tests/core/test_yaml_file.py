@@ -37,9 +37,19 @@ def test_scalars_are_what_yaml_1_1_says_and_dates_stay_text(read):
         "a: 1\nb: -2.5\nc: true\nd: null\ne:\nf: '1'\ng: 1e-6\nh: 2026-01-02\ni: 1.0e-6\nj: 0x10\nk: .inf\nl: sm_90\n"
     )
     assert read(text).data == {
-        "a": 1, "b": -2.5, "c": True, "d": None, "e": None, "f": "1", "g": "1e-6", "h": "2026-01-02", "i": 1e-6, "j": 16,
-        "k": float("inf"), "l": "sm_90",
-    }  # fmt: skip
+        "a": 1,
+        "b": -2.5,
+        "c": True,
+        "d": None,
+        "e": None,
+        "f": "1",
+        "g": "1e-6",
+        "h": "2026-01-02",
+        "i": 1e-6,
+        "j": 16,
+        "k": float("inf"),
+        "l": "sm_90",
+    }
 
 
 def test_data_is_what_the_safe_loader_gives(read):
