@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from portakernel.contracts import contract
-from portakernel.dispatch import Decision
+from portakernel.decision import Decision
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
 from portakernel.plugin_manager import Broken, Package
-from portakernel.policy import Names, Policy, ReferenceMode, make_layer
+from portakernel.policies import Names, Policy, ReferenceMode, make_layer
 from portakernel.question import ask
 from portakernel.request import Phase
 from portakernel.runtime import caller, callers_so_far, dispatcher
@@ -226,13 +226,8 @@ def stats() -> tuple[Served, ...]:
     for asked in callers_so_far():
         for placement in asked.placements():
             request = placement.decision.request
-            key = (
-                request.op,
-                placement.kernel.name,
-                str(request.phase),
-                str(request.target),
-                asked.fallback(placement.decision),
-            )
+            target = str(placement.decision.target)
+            key = (request.op, placement.kernel.name, str(request.phase), target, placement.fallback)
             counts[key] = counts.get(key, 0) + placement.count()
     rows = (
         Served(op, kernel, phase, target, calls, fallback)

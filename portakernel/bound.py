@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from portakernel.call import OpCaller, argument_layer
-from portakernel.dispatch import Decision
+from portakernel.decision import Decision
 from portakernel.errors import ArgumentTypeError, ArgumentValueError
 from portakernel.fast_path import make_bound
 from portakernel.layout import check_out, overwritten

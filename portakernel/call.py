@@ -10,49 +10,46 @@ from __future__ import annotations
 
 import itertools
 import threading
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from portakernel.capability import CannotRun, Limit, ReasonCode, Rejection
+from portakernel.capability import CannotRun, Limit, Rejection
 from portakernel.contract import Contract, Parameter
+from portakernel.decision import Decision
 from portakernel.devices import attached_devices, find_device
-from portakernel.dispatch import TRACE_MARK, Decision, Dispatcher
-from portakernel.errors import ArgumentTypeError, ArgumentValueError, FallbackWarning, ReferenceWarning
-from portakernel.fast_path import define, expressions, make_key, make_public
+from portakernel.dispatch import TRACE_MARK, Dispatcher
+from portakernel.errors import ArgumentTypeError, ArgumentValueError
+from portakernel.fallback import Fallbacks
+from portakernel.fast_path import define, expressions, make_key, make_public, make_value
 from portakernel.kernel import Kernel
+from portakernel.launcher import launcher
 from portakernel.layout import check_out, layout_facts, overwritten
-from portakernel.policy import Layer, Policy, make_layer
+from portakernel.policies import Layer, Policy, make_layer
 from portakernel.request import Phase, Request
-from portakernel.torch_internals import innermost_transform
+from portakernel.torch_internals import innermost_transform, outside_modes
 
 MAX_KEYS = 4096
-_UNREMARKABLE = frozenset(
-    {
-        ReasonCode.VENDOR,
-        ReasonCode.ARCH,
-        ReasonCode.ATTACHED_TARGET,
-        ReasonCode.DENIED_BY_POLICY,
-        ReasonCode.DISABLED,
-        ReasonCode.NOT_INSTALLED,
-        ReasonCode.LOWER_PRIORITY,
-    }
-)
 
 
 @dataclass(slots=True)
 class Placement:
-    """A key's kernel: how to run it, the decision behind it, and how often it was called."""
+    """A key's kernel: how to run it, the decision behind it, and how often it was called.
+
+    ``cannot`` are kernels that declined all calls of this key, ``refused`` sizes that this placement's own kernel
+    declined, ``fallback`` the kernels that were expected to go before it.
+    """
 
     decision: Decision
     kernel: Kernel
     run: Callable[..., Any]
     calls: itertools.count[int] = field(default_factory=itertools.count)
     cannot: dict[str, Rejection] = field(default_factory=dict[str, Rejection])
+    refused: dict[tuple[str, int], Rejection] = field(default_factory=dict[tuple[str, int], Rejection])
+    fallback: tuple[str, ...] = ()
 
     def count(self) -> int:
         """Calls so far. A counter can only be read by its repr without advancing it; its own increment is atomic."""
@@ -66,11 +63,14 @@ class OpCaller:
         self.contract = contract
         self.dispatcher = dispatcher
         self.namespace = namespace
-        kernels = dispatcher.registry.for_op(contract.op)
-        self.limits: tuple[Limit, ...] = tuple(sorted(frozenset().union(*(k.limits() for k in kernels)), key=str))
-        self.reads = tuple(sorted({name for k in kernels if k.check for name in k.check.reads}))
-        self.expressions = expressions(contract, self.limits, self.reads)
+        self._fallbacks = Fallbacks(dispatcher)
+        kernels = [k for k in dispatcher.registry.for_op(contract.op) if not dispatcher.disabled & {k.name, k.plugin}]
+        # Kernels of attached devices compete only where a policy names them: what they read costs other calls nothing.
+        self._attached = [kernel for kernel in kernels if dispatcher.registry.is_attached(kernel)]
+        limits, reads = _read_by(kernel for kernel in kernels if kernel not in self._attached)
+        self.expressions = expressions(contract, limits, reads)
         self._key = make_key(contract, self.expressions)
+        self._attached_key = make_key(contract, expressions(contract, *_read_by(self._attached)))
         self.table: dict[Any, Placement] = {}
         self.retired: list[Placement] = []  # replaced or cleared away, kept for their counts
         # How a call goes through functorch's transforms; the bridge sets it, because torch ops alone do not.
@@ -172,15 +172,27 @@ class OpCaller:
         saved_by: str | None = None,
     ) -> tuple[Any, ...]:
         """The key of a call; a plain forward has the one that the public function computes."""
-        plain = phase is Phase.INFERENCE and not inplace
-        return self.key(tensors, parameters, policy, *(() if plain else (phase, inplace, saved_by)))
+        key = self.key(tensors, parameters, policy)
+        if phase is not Phase.INFERENCE or inplace:
+            key = (*key, phase, inplace, saved_by)
+        if self._attached and self._names_attached(policy):
+            key = (*key, self._attached_key(*tensors, *parameters))
+        return key
+
+    def _names_attached(self, policy: Policy) -> bool:
+        wishes = policy.wishes(self.contract.op, self.dispatcher.registry)
+        return any(kernel.name in wishes.use or kernel.name in wishes.prefer for kernel in self._attached)
 
     def explain(self, tensors: Sequence[Tensor], parameters: Sequence[float], phase: Phase) -> Decision:
         """The decision for a call with these arguments, kernels that said ``CannotRun`` to such calls included."""
         policy = self.dispatcher.policy()
+        request = self.request(tensors, parameters, phase)
         placement = self.table.get(self.run_key(phase, tensors, parameters, policy))
-        cannot = placement.cannot if placement is not None else None
-        return self.dispatcher.decide(self.request(tensors, parameters, phase), policy, cannot)
+        cannot = dict(placement.cannot) if placement is not None else {}
+        for (name, value), rejection in (placement.refused if placement is not None else {}).items():
+            if placement is not None and request.value(name) == value:
+                cannot[placement.kernel.name] = rejection
+        return self.dispatcher.decide(request, policy, cannot)
 
     def place(self, request: Request, policy: Policy, cannot: Mapping[str, Rejection] | None = None) -> Placement:
         """A decision turned into something to run.
@@ -188,19 +200,15 @@ class OpCaller:
         Raises:
             NoKernelError: no kernel can serve.
         """
-        decision = self.dispatcher.decide(request, policy, cannot)
-        self.dispatcher.announce(decision)
+        with outside_modes():
+            decision = self.dispatcher.decide(request, policy, cannot)
+            self.dispatcher.announce(decision)
         if decision.chosen is None:
-            raise self.dispatcher.no_kernel_error(decision)
-        self._warn(decision, policy)
-        run = self.launcher(decision.chosen, request)
-        return Placement(decision, decision.chosen, run, cannot=dict(cannot or {}))
-
-    def launcher(self, kernel: Kernel, request: Request) -> Callable[..., Any]:
-        """``kernel`` under the uniform signature of its phase, on the request's device whichever is current."""
-        names = [p.name for p in self.contract.parameters if not p.feature or p.name in kernel.features]
-        wanted = [i for i, p in enumerate(self.contract.parameters) if p.name in names]
-        return _on_device(request, _adapter(self.contract, kernel, self.dispatcher, request.phase, wanted))
+            raise decision.error()
+        self._fallbacks.warn(decision, policy)
+        run = launcher(self.contract, decision.chosen, request, self.dispatcher)
+        fallback = tuple(dict.fromkeys(name for name, _ in self._fallbacks.reasons(decision, policy)))
+        return Placement(decision, decision.chosen, run, cannot=dict(cannot or {}), fallback=fallback)
 
     def remember(self, key: Any, placement: Placement, replaced: Placement | None = None) -> Placement:
         """What the table holds under ``key`` from now on: ``placement``, unless another thread came first.
@@ -229,32 +237,73 @@ class OpCaller:
         *,
         inplace: bool = False,
         saved_by: str | None = None,
-        key: Any = None,
+        declined: tuple[Placement, CannotRun] | None = None,
     ) -> Any:
         """Runs the op's ``phase`` on ``arguments``, deciding first where no call like it was seen.
 
-        A kernel that says ``CannotRun`` is passed over for all later calls of the same key.
+        A kernel that says ``CannotRun`` (``declined``: it has just done so) is passed over for such calls.
         """
-        if key is None:
-            key = self.run_key(phase, tensors, parameters, policy, inplace=inplace, saved_by=saved_by)
+        key = self.run_key(phase, tensors, parameters, policy, inplace=inplace, saved_by=saved_by)
         placement = self.table.get(key)
         while True:
             if placement is None:
                 requires = frozenset({"inplace"}) if inplace else frozenset[str]()
                 request = self.request(tensors, parameters, phase, saved_by=saved_by, requires=requires)
                 placement = self.remember(key, self.place(request, policy))
-            try:
-                result = placement.run(*arguments)
-            except CannotRun as declared:
-                cannot = {**placement.cannot, placement.kernel.name: declared.rejection}
-                next_one = self.place(placement.decision.request, policy, cannot)
-                placement = self.remember(key, next_one, replaced=placement)
-                continue
-            next(placement.calls)
-            return result
+            if declined is None or declined[0] is not placement:
+                try:
+                    result = placement.run(*arguments)
+                except CannotRun as error:
+                    declined = placement, error
+                else:
+                    next(placement.calls)
+                    return result
+            request = self.request(tensors, parameters, phase, saved_by=saved_by)
+            key, placement = self._passed_over(key, placement, declined[1].rejection, request, policy)
+
+    def _passed_over(
+        self, key: Any, placement: Placement, rejection: Rejection, request: Request, policy: Policy
+    ) -> tuple[Any, Placement]:
+        """The placement for calls that ``placement``'s kernel declined, and its key.
+
+        Where the rejection names a dimension or layout fact, only calls with that value go elsewhere: one row that is
+        too long must not take the kernel from all others.
+        """
+        name = rejection.parameter or ""
+        value = request.value(name)
+        cannot = {**placement.cannot, placement.kernel.name: rejection}
+        replaced: Placement | None = placement
+        if value is not None:
+            key, replaced = (*key, name, value), None
+            if (name, value) not in placement.refused:
+                placement.refused[name, value] = rejection
+                placement.run = self._declining(placement, name, request.phase, placement.run)
+            if (known := self.table.get(key)) is not None:
+                return key, known
+        return key, self.remember(key, self.place(placement.decision.request, policy, cannot), replaced)
+
+    def _declining(self, placement: Placement, name: str, phase: Phase, run: Callable[..., Any]) -> Callable[..., Any]:
+        """``run``, which declines the values of ``name`` in ``placement.refused`` before the kernel is asked again."""
+        value_of = make_value(self.contract, name)
+        first = len(self.contract.outputs) if phase is Phase.BACKWARD else 0
+        last = first + len(self.contract.tensors)
+
+        def declining(*arguments: Any) -> Any:
+            rejection = placement.refused.get((name, value_of(*arguments[first:last])))
+            if rejection is not None:
+                raise CannotRun(rejection)
+            return run(*arguments)
+
+        return declining
 
     def slow(
-        self, tensors: Sequence[Any], parameters: Sequence[Any], out: Any, kernel: str | None, plain: bool, key: Any
+        self,
+        tensors: Sequence[Any],
+        parameters: Sequence[Any],
+        out: Any,
+        kernel: str | None,
+        plain: bool,
+        declined: tuple[Placement, CannotRun] | None,
     ) -> Any:
         """A public call that the key table did not serve: checks it, then decides, or leaves it to torch."""
         if plain:
@@ -270,9 +319,8 @@ class OpCaller:
             call = self.transformed if transformed and self.transformed is not None else self.torch_op()
             return call(*tensors, *numbers, kernel or "")
         policy = self.dispatcher.policy(argument)
-        return self.run(
-            Phase.INFERENCE, tensors, numbers, policy, (*tensors, *numbers, None), key=key if not argument else None
-        )
+        given = (*tensors, *numbers, None)
+        return self.run(Phase.INFERENCE, tensors, numbers, policy, given, declined=declined)
 
     def into(
         self, tensors: Sequence[Tensor], numbers: Sequence[float], out: Any, argument: Layer | None, plain: bool
@@ -302,44 +350,6 @@ class OpCaller:
         """Every placement so far, with its call count."""
         return [*self.table.values(), *self.retired]
 
-    def fallback(self, decision: Decision) -> tuple[str, ...]:
-        """The kernels that would have gone before the chosen one, had they been able to serve this call."""
-        return tuple(dict.fromkeys(name for name, _ in self._passed_over(decision)))
-
-    def _passed_over(self, decision: Decision) -> list[tuple[str, Rejection]]:
-        chosen = decision.chosen
-        free = decision.request.target.vendor in self.dispatcher.reference_is_free
-        if chosen is None or (chosen.is_reference and free):
-            return []
-        priority = decision.candidate(chosen.name).priority
-        found = []
-        for candidate in decision.candidates:
-            better = candidate.kernel.first_party and (chosen.is_reference or candidate.priority > priority)
-            if better and not {rejection.code for rejection in candidate.rejections} & _UNREMARKABLE:
-                found += [(candidate.kernel.name, rejection) for rejection in candidate.rejections]
-        return found
-
-    def _warn(self, decision: Decision, policy: Policy) -> None:
-        chosen, request = decision.chosen, decision.request
-        for name, rejection in self._passed_over(decision):
-            if self._first(name, rejection.code) and chosen is not None:
-                text = f"{request.op}: {name} cannot serve ({rejection.code}: {rejection.text}); {chosen.name} does"
-                warnings.warn(text, FallbackWarning, stacklevel=2)
-        free = request.target.vendor in self.dispatcher.reference_is_free
-        if chosen is None or not chosen.is_reference or free:
-            return
-        wishes = policy.wishes(request.op, self.dispatcher.registry)
-        if wishes.reference == "warn" and chosen.name not in wishes.use and self._first(chosen.name, request.phase):
-            text = f"{request} is served by the reference: correct, but not fast."
-            advice = f"`portakernel explain {request.op}` says why; policy(reference='allow') silences this"
-            warnings.warn(f"{text} {advice}", ReferenceWarning, stacklevel=2)
-
-    def _first(self, name: str, code: str) -> bool:
-        with self._lock:
-            new = (name, code) not in self._warned
-            self._warned.add((name, code))
-        return new
-
 
 def public_function(caller: OpCaller) -> Callable[..., Tensor]:
     """The function that ``portakernel.ops`` offers for the caller's op."""
@@ -367,6 +377,14 @@ def traced({given}, out, kernel):
     )
 
 
+def _read_by(kernels: Iterable[Kernel]) -> tuple[tuple[Limit, ...], tuple[str, ...]]:
+    """The limits and raw values that decide whether, or how early, one of the kernels is chosen."""
+    listed = list(kernels)
+    limits = frozenset[Limit]().union(*(kernel.limits() for kernel in listed))
+    reads = {name for kernel in listed if kernel.check for name in kernel.check.reads}
+    return tuple(sorted(limits, key=str)), tuple(sorted(reads))
+
+
 def argument_layer(dispatcher: Dispatcher, kernel: str | None) -> Layer | None:
     """The policy layer that the call's ``kernel`` argument makes; a traced graph's policy token makes none."""
     if not kernel or kernel.startswith(TRACE_MARK):
@@ -387,43 +405,3 @@ def _number(op: str, parameter: Parameter, value: Any) -> float:
 def _asked_features(contract: Contract, parameters: Sequence[float]) -> dict[str, object]:
     pairs = zip(contract.parameters, parameters, strict=True)
     return {parameter.name: value for parameter, value in pairs if parameter.feature and value != parameter.default}
-
-
-def _adapter(
-    contract: Contract, kernel: Kernel, dispatcher: Dispatcher, phase: Phase, wanted: Sequence[int]
-) -> Callable[..., Any]:
-    """``kernel`` under a uniform positional signature, as generated code: one call, no loops."""
-    tensors = [tensor.name for tensor in contract.tensors]
-    parameters = [parameter.name for parameter in contract.parameters]
-    passed = [f"{parameters[i]}={parameters[i]}" for i in wanted]
-    saves = ["save=True"] if contract.saved else []
-    match phase:
-        case Phase.INFERENCE:
-            signature, call = [*tensors, *parameters, "out"], [*tensors, *passed, "out=out"]
-        case Phase.TRAINING:
-            signature, call = [*tensors, *parameters], [*tensors, *passed, *saves]
-        case Phase.FORWARD_AD:
-            signature, call = [*tensors, *parameters], [*tensors, *passed]
-        case Phase.BACKWARD:
-            given = [*(f"grad_{out.name}" for out in contract.outputs), *tensors, *(s.name for s in contract.saved)]
-            signature, call = [*given, *parameters, "needs"], [*given, *passed, "needs=needs"]
-    entry = kernel.backward if phase is Phase.BACKWARD else kernel.entry
-    source = f"def launch({', '.join(signature)}):\n    return kernel({', '.join(call)})\n"
-    launch: Callable[..., Any] = define(
-        source, "launch", f"{kernel.name} {phase}", {"kernel": dispatcher.entry(entry or kernel.entry)}
-    )
-    return launch
-
-
-def _on_device(request: Request, run: Callable[..., Any]) -> Callable[..., Any]:
-    """``run`` with the request's device current, where there are several: a raw launch goes to the current one."""
-    device = torch.device(request.device.torch_device) if request.device and request.device.torch_device else None
-    if device is None or device.type != "cuda" or torch.cuda.device_count() < 2:
-        return run
-    index = device.index
-
-    def run_there(*arguments: Any) -> Any:
-        with torch.cuda.device(index):
-            return run(*arguments)
-
-    return run_there

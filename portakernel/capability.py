@@ -96,7 +96,8 @@ class Limit:
         if self.multiple_of is not None:
             yield f"a multiple of {self.multiple_of}", value % self.multiple_of == 0
         if self.one_of is not None:
-            yield f"in {_shown(self.one_of)}", value in self.one_of
+            several = len(self.one_of) > 1
+            yield f"{'in' if several else '='} {_shown(self.one_of)}", value in self.one_of
         if self.power_of_two:
             yield "a power of two", value > 0 and value & (value - 1) == 0
 

@@ -37,7 +37,7 @@ def _from_torch(device: torch.device) -> Device:
     if device.type == "cuda":
         index = device.index or 0
         properties = torch.cuda.get_device_properties(index)
-        if getattr(torch.version, "hip", None):
+        if getattr(torch.version, "hip", None) is not None:
             target = Target("amd", normalise(properties.gcnArchName))
         else:
             target = Target("nvidia", f"sm_{properties.major}{properties.minor}")

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from portakernel.dispatch import Decision
+    from portakernel.decision import Decision
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

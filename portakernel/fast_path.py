@@ -130,6 +130,19 @@ def make_key(contract: Contract, parts: Expressions) -> Callable[..., tuple[Any,
     return made
 
 
+def make_value(contract: Contract, name: str) -> Callable[..., int]:
+    """``value(*tensors)``: the dimension or layout fact ``name`` of tensors that fit the contract."""
+    tensors = ", ".join(tensor.name for tensor in contract.tensors)
+    owner, _, fact = name.partition(".")
+    shapes = "; ".join(f"s_{tensor.name} = {tensor.name}.shape" for tensor in contract.tensors)
+    result = f"fact({owner})" if fact else _sizes(contract)[0][name]
+    source = f"def value({tensors}):\n    {shapes}\n    return {result}\n"
+    made: Callable[..., int] = define(
+        source, "value", f"{contract.op}.{name}", {"prod": math.prod, "fact": _FACTS.get(fact)}
+    )
+    return made
+
+
 # What must hold before a kernel may read the arguments' memory itself; everything else goes through torch's dispatcher.
 _NAMES: dict[str, Any] = {
     "Tensor": Tensor,
@@ -174,23 +187,21 @@ def {contract.op}({", ".join([*tensors, "*", *defaults, "out=None", "kernel=None
     plain = (
             {plain(contract)}
     )
-    key = None
-    if plain:
+    declined = None
+    if plain and out is None and kernel is None:
         {"; ".join(parts.shapes)}
         if {parts.fit}:
             policy = dispatcher.policy() if context() else dispatcher.process_policy
-            key = ({", ".join(parts.parts)}, policy)
-            if out is None and kernel is None:
-                placement = table.get(key)
-                if placement is not None:
-                    try:
-                        result = placement.run({given}, None)
-                    except CannotRun:
-                        pass  # declared for this call: `slow` takes the next kernel and remembers
-                    else:
-                        next(placement.calls)
-                        return result
-    return slow({groups}, out, kernel, plain, key)
+            placement = table.get(({", ".join(parts.parts)}, policy))
+            if placement is not None:
+                try:
+                    result = placement.run({given}, None)
+                except CannotRun as error:
+                    declined = placement, error  # `slow` takes the next kernel and remembers
+                else:
+                    next(placement.calls)
+                    return result
+    return slow({groups}, out, kernel, plain, declined)
 """
     made: Callable[..., Tensor] = define(source, contract.op, f"ops.{contract.op}", {**_NAMES, **parts.names, **names})
     made.__doc__ = contract.document()

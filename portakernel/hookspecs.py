@@ -14,7 +14,7 @@ import pluggy
 if TYPE_CHECKING:
     import typer
 
-    from portakernel.dispatch import Decision
+    from portakernel.decision import Decision
     from portakernel.target import Device
 
 PROJECT = "portakernel"

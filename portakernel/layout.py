@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
@@ -57,23 +58,47 @@ def _span(tensor: Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
+def _inner_block(tensor: Tensor) -> tuple[int, list[int]]:
+    """The bytes of the innermost run without gaps, and the strides in bytes of the dimensions around it."""
+    block, outer = 1, list[int]()
+    for size, stride in sorted(zip(tensor.shape, tensor.stride(), strict=True), key=lambda pair: pair[1]):
+        if size == 1:
+            continue
+        if stride == block and not outer:
+            block *= size
+        else:
+            outer.append(stride * tensor.element_size())
+    return block * tensor.element_size(), outer
+
+
+def disjoint(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors surely share no byte; by address, because separate storages can lie in one buffer.
+
+    Tensors that interleave, such as two column ranges of one matrix, are told apart by their place in the common period
+    of their strides.
+    """
+    (a_first, a_end), (b_first, b_end) = _span(a), _span(b)
+    if a_end <= b_first or b_end <= a_first:
+        return True
+    (a_bytes, a_strides), (b_bytes, b_strides) = _inner_block(a), _inner_block(b)
+    period = math.gcd(*a_strides, *b_strides)
+    apart = (b_first - a_first) % period if period else 0
+    return apart >= a_bytes and apart + b_bytes <= period
+
+
 def overwritten(op: str, out: Tensor, inputs: Mapping[str, Tensor], allowed: Sequence[str]) -> str | None:
-    """The input that ``out`` is, or None when it shares memory with none.
+    """The input that ``out`` is, or None when it shares memory with none. All are on one device.
 
     Raises:
         ArgumentValueError: it overlaps an input that it may not be, or overlaps one without being it.
     """
     if out.numel() == 0:
         return None
-    first, last = _span(out)
     found = None
     for name, tensor in inputs.items():
-        if tensor.numel() == 0 or tensor.untyped_storage().data_ptr() != out.untyped_storage().data_ptr():
+        if tensor.numel() == 0 or disjoint(out, tensor):
             continue
-        start, end = _span(tensor)
-        if end <= first or last <= start:
-            continue
-        same = start == first and tensor.shape == out.shape and tensor.stride() == out.stride()
+        same = tensor.data_ptr() == out.data_ptr() and tensor.shape == out.shape and tensor.stride() == out.stride()
         if not same or tensor.dtype != out.dtype or name not in allowed:
             may_be = f"it may be {' or '.join(allowed)} itself" if allowed else "it may be none of the inputs"
             raise ArgumentValueError(f"{op}: out shares memory with {name}; {may_be}, or separate memory")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from pydantic import TypeAdapter, ValidationError
@@ -136,14 +136,22 @@ class Registry:
         """The devices that the backends find on this machine, probed on first use."""
         found: list[Device] = []
         for package, returned in self.manager.call("portakernel_targets"):
+            backend = self.backends.get(package.name)
+            if backend is None:
+                continue
             devices = list(returned) if isinstance(returned, (list, tuple)) else [returned]
             strangers = [device for device in devices if not isinstance(device, Device)]
+            foreign = {d.target.vendor for d in devices if isinstance(d, Device)} - {backend.vendor}
+            if foreign:
+                text = f"portakernel_targets returned devices of {', '.join(sorted(foreign))}; the backend's vendor is"
+                self.manager.report_broken(package, "hook", f"{text} {backend.vendor}")
             if strangers:
                 kind = type(strangers[0]).__name__
                 self.manager.report_broken(
                     package, "hook", f"portakernel_targets returned a {kind}; it must return Devices"
                 )
-            found += [device for device in devices if isinstance(device, Device)]
+            ours = [d for d in devices if isinstance(d, Device) and d.target.vendor == backend.vendor]
+            found += [replace(device, attached=backend.attach) for device in ours]
         return tuple(found)
 
     def for_op(self, op: str) -> tuple[Kernel, ...]:
@@ -158,6 +166,12 @@ class Registry:
     def plugins(self) -> tuple[str, ...]:
         """The names of all plugins with kernels here, the core's references included."""
         return tuple(dict.fromkeys(kernel.plugin for kernel in self.kernels.values()))
+
+    def is_attached(self, kernel: Kernel) -> bool:
+        """Whether a kernel serves nothing but devices that are attached to another's torch device."""
+        attached = {backend.vendor for backend in self.backends.values() if backend.attach}
+        claimed = {vendor for _, capability in kernel.variants for vendor in capability.targets}
+        return not kernel.is_reference and claimed <= attached
 
     def target(self, text: str, *, where: str = "") -> Target:
         """The target written ``vendor:arch``, both known.

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._guards import detect_fake_mode
+from torch.utils._python_dispatch import _disable_current_modes
 
 # The innermost transform of torch.func, or None.
 innermost_transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
@@ -30,6 +31,12 @@ def below_autograd() -> AbstractContextManager[None]:
     """A context in which ops are dispatched to what stands below autograd."""
     guard: AbstractContextManager[None] = torch._C._AutoDispatchBelowAutograd()
     return guard
+
+
+def outside_modes() -> AbstractContextManager[None]:
+    """A context in which tensors are real: a probe must not see a tracer's fake ones."""
+    context: AbstractContextManager[None] = _disable_current_modes()
+    return context
 
 
 def has_tangent(tensors: Sequence[Tensor]) -> bool:

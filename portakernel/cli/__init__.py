@@ -14,7 +14,7 @@ import io
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -25,7 +25,15 @@ from portakernel.errors import PortakernelError
 if TYPE_CHECKING:
     from portakernel.plugin_manager import PluginManager
 
-COMMANDS: tuple[str, ...] = ("list", "doctor", "explain", "validate", "check", "demo")
+# The module of each command, by the command's name; a module called `list` would hide the builtin in here.
+COMMANDS: Mapping[str, str] = {
+    "list": "list_kernels",
+    "doctor": "doctor",
+    "explain": "explain",
+    "validate": "validate",
+    "check": "check",
+    "demo": "demo",
+}
 
 FAILED = 1  # the answer is no: no kernel serves, a manifest has problems, a check fails
 BAD_INPUT = 2  # what was asked cannot be answered
@@ -57,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _flushed(status)
 
 
-def make_app(names: Sequence[str] = COMMANDS, manager: PluginManager | None = None) -> typer.Typer:
+def make_app(names: Iterable[str] = COMMANDS, manager: PluginManager | None = None) -> typer.Typer:
     """The app with the core's commands of these names and, given a manager, those that plugins add."""
     # Without markup, rich is not imported for help and usage errors.
     app = typer.Typer(
@@ -69,7 +77,7 @@ def make_app(names: Sequence[str] = COMMANDS, manager: PluginManager | None = No
         manager.call("portakernel_cli", app=app)
         _keep_first(app)
     for name in names:
-        command = importlib.import_module(f"portakernel.cli.{name}").command
+        command = importlib.import_module(f"portakernel.cli.{COMMANDS[name]}").command
         app.command(name, help=_help(command), short_help=_help(command).partition("\n")[0])(command)
     return app
 
@@ -102,7 +110,7 @@ def _run(arguments: Sequence[str]) -> int:
     named = next((argument for argument in arguments if not argument.startswith("-")), None)
     arguments = arguments or ["--help"]
     # one command is made ready in a third of the time of all
-    app = make_app([named]) if named in COMMANDS else make_app(manager=_manager())
+    app = make_app([named]) if named is not None and named in COMMANDS else make_app(manager=_manager())
     try:
         status = typer.main.get_command(app).main(arguments, prog_name="portakernel", standalone_mode=False)
     except Exception as error:

@@ -45,7 +45,7 @@ def command(
         portakernel check --plugin triton --op rms_norm --device cuda:0
         portakernel check --plugin acme --json
     """
-    from portakernel.cli.list import chosen_kernels
+    from portakernel.cli.list_kernels import chosen_kernels
     from portakernel.cli.output import page, print_json
     from portakernel.conformance import runner
     from portakernel.runtime import dispatcher

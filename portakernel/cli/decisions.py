@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from portakernel.cli.output import Cell, Page, Style
 
 if TYPE_CHECKING:
-    from portakernel.dispatch import Decision, Status
+    from portakernel.decision import Decision, Status
 
 
 def print_decision(page: Page, decision: Decision, *, indent: int = 0) -> None:
@@ -32,8 +32,9 @@ def _rows(decision: Decision) -> Iterator[tuple[Cell, str, str, str]]:
     for candidate in decision.candidates:
         reasons = [f"{rejection.code}: {rejection.text}" for rejection in candidate.rejections]
         if candidate.status == "chosen":
-            variant = f" (variant {candidate.variant})" if candidate.variant else ""
-            reasons = [decision.why + variant]
+            variant = f"; variant {candidate.variant}" if candidate.variant else ""
+            place = f"; on {decision.target}" if decision.target != decision.request.target else ""
+            reasons = [decision.why + variant + place]
         name, priority = candidate.kernel.name, str(candidate.priority)
         status = Cell(candidate.status, styles[candidate.status])
         for i, reason in enumerate(reasons or [""]):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from portakernel.api import Served
     from portakernel.cli.output import Page
     from portakernel.cli.residual_block import Difference, Outcome
-    from portakernel.dispatch import Decision
+    from portakernel.decision import Decision
     from portakernel.target import Device
 
 DEFAULT_FILE = Path("README.md")

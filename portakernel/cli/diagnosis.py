@@ -14,12 +14,13 @@ from portakernel import __version__, torch_build
 from portakernel.capability import ReasonCode, Rejection
 from portakernel.config import VARIABLES, Config, unknown_variables
 from portakernel.contracts import contract
-from portakernel.dispatch import Dispatcher, installed_version
+from portakernel.dispatch import Dispatcher
 from portakernel.errors import ConfigError, PortakernelError
 from portakernel.kernel import Kernel
 from portakernel.plugin_manager import Broken, Package
-from portakernel.policy import intern_policy, make_layer
+from portakernel.policies import intern_policy, make_layer
 from portakernel.question import ask
+from portakernel.readiness import installed_version
 from portakernel.runtime import dispatcher
 from portakernel.target import Device
 
@@ -31,6 +32,7 @@ REMEDIES: Mapping[str, str] = {
     "kernels": "run `portakernel validate`; upgrade {distribution}, or correct the manifest if it is yours",
     "import": "upgrade {distribution}, or install what its import lacks; --verbose shows the traceback",
     "ready": "upgrade {distribution}; --verbose shows the traceback",
+    "check": "upgrade {distribution}; --verbose shows the traceback",
     "hook": "upgrade {distribution}; --verbose shows the traceback",
 }
 _ELSEWHERE = {ReasonCode.VENDOR, ReasonCode.ARCH}
@@ -212,18 +214,12 @@ def _missing(now: Dispatcher, devices: Sequence[Device], compiler: tuple[str, st
         found.append(
             Missing("torch is not installed: nothing can run", "install torch; see pytorch.org for your accelerator")
         )
-    requirements: dict[str, list[str]] = {}
+    needs: dict[tuple[str, str], None] = {}
     for kernel in now.registry.kernels.values():
-        for module, needs in kernel.requires.items():
-            if kernel.plugin not in requirements.setdefault(f"{module} {needs}", []) and not _fits(module, needs):
-                requirements[f"{module} {needs}"].append(kernel.plugin)
-    for requirement, plugins in requirements.items():
-        module = requirement.partition(" ")[0]
-        if plugins and module != "torch":
-            version = installed_version(module)
-            state = f"{version} is installed" if version else "it is not installed"
-            what = f"plugin {', '.join(plugins)} needs {requirement}; {state}"
-            found.append(Missing(what, f"install {requirement.replace(' ', '')}"))
+        for rejection in now.readiness.not_installed(kernel):
+            if rejection.parameter != "torch":
+                needs[f"plugin {kernel.plugin} {rejection.text}", _requirement(kernel, rejection)] = None
+    found += [Missing(what, f"install {requirement}") for what, requirement in needs]
     for device in devices:
         if device.torch_device is None:
             note = device.note or "no reason is given"
@@ -236,11 +232,9 @@ def _missing(now: Dispatcher, devices: Sequence[Device], compiler: tuple[str, st
     return found
 
 
-def _fits(module: str, needs: str) -> bool:
-    from packaging.specifiers import SpecifierSet
-
-    version = installed_version(module)
-    return version is not None and SpecifierSet(needs).contains(version, prereleases=True)
+def _requirement(kernel: Kernel, rejection: Rejection) -> str:
+    module = rejection.parameter or ""
+    return f"{module}{kernel.requires.get(module, '')}"
 
 
 def _package_json(package: Package) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def command(
 
 def _print(out: Page, diagnosis: Diagnosis, *, verbose: bool) -> None:
     from portakernel import __version__, torch_build
-    from portakernel.dispatch import installed_version
+    from portakernel.readiness import installed_version
 
     system = f"{platform.system()} {platform.machine()}"
     out.line(f"portakernel {__version__} on Python {platform.python_version()}, {system}", "strong")
@@ -103,7 +103,7 @@ def _described(device: Device) -> str:
 
 
 def _plugin(diagnosis: Diagnosis, package: Package) -> Iterator[tuple[str, str]]:
-    from portakernel.dispatch import installed_version
+    from portakernel.readiness import installed_version
 
     manager, kernels = diagnosis.dispatcher.registry.manager, diagnosis.kernels(package)
     loaded = manager.plugins[package.name][1]

@@ -60,7 +60,7 @@ def command(
     from portakernel.api import explain
     from portakernel.cli.decisions import print_assumptions, print_decision
     from portakernel.cli.output import page, print_json
-    from portakernel.policy import make_layer
+    from portakernel.policies import make_layer
     from portakernel.runtime import dispatcher
 
     dtypes, shapes, values = read_dtypes(dtype or ()), read_shapes(shape or ()), read_parameters(op, parameters or ())

@@ -97,11 +97,13 @@ def problems_of(subjects: Sequence[Subject]) -> dict[Subject, list[Problem]]:
     """Each subject's problems. Vendors are those of the installed backends and of the backends among the subjects."""
     problems: dict[Subject, list[Problem]] = {subject: [] for subject in subjects}
     spaces: dict[str, ArchSpace] = {}
+    owners: dict[str, Package] = {}
     files = {subject.file.resolve() for subject in subjects}
-    for subject in [*subjects, *(s for s in installed_subjects()[0] if s.file.resolve() not in files)]:
+    # the installed ones first: a new backend cannot take their vendors
+    for subject in (*(s for s in installed_subjects()[0] if s.file.resolve() not in files), *subjects):
         if subject.kind != "backend":
             continue
-        found = _backend(subject, spaces)
+        found = _backend(subject, spaces, owners)
         if subject in problems:
             problems[subject] = found
     for subject in subjects:
@@ -132,8 +134,8 @@ def _guessed_package(file: Path) -> Package:
     return Package(parts[-1], ".".join(parts), "not installed", "", file.parent.resolve())
 
 
-def _backend(subject: Subject, spaces: dict[str, ArchSpace]) -> list[Problem]:
-    """The problems of a ``backend.yaml``; adds its vendor to ``spaces``."""
+def _backend(subject: Subject, spaces: dict[str, ArchSpace], owners: dict[str, Package]) -> list[Problem]:
+    """The problems of a ``backend.yaml``; adds its vendor to ``spaces`` and ``owners``."""
     try:
         loaded = load_manifest(BackendManifest, subject.file, strict=True)
     except ManifestError as error:
@@ -141,8 +143,9 @@ def _backend(subject: Subject, spaces: dict[str, ArchSpace]) -> list[Problem]:
     found = _misnamed(subject, loaded, "backend", loaded.manifest.backend)
     vendor = loaded.manifest.vendor
     if vendor in spaces:
-        found.append(loaded.problem(("vendor",), f"vendor {vendor!r} is taken by another backend"))
+        found.append(loaded.problem(("vendor",), f"vendor {vendor!r} is taken by backend {owners[vendor]}"))
     else:
+        owners[vendor] = subject.package
         spaces[vendor] = Backend.from_manifest(subject.package, loaded.manifest).space
     return _problems(subject, found)
 

@@ -24,6 +24,20 @@ from portakernel.dispatch import Dispatcher
 from portakernel.kernel import Kernel
 from portakernel.request import Phase
 
+# What a claim refuses; whatever else a refusal says is that the kernel cannot be used here at all.
+_CLAIM_CODES = frozenset(
+    {
+        ReasonCode.DTYPE,
+        ReasonCode.SCALE_FORMAT,
+        ReasonCode.LAYOUT,
+        ReasonCode.ALIGNMENT,
+        ReasonCode.LIMIT,
+        ReasonCode.FEATURE,
+        ReasonCode.WORKSPACE,
+        ReasonCode.SHARED_MEMORY,
+        ReasonCode.CANNOT_RUN,
+    }
+)
 # Sizes at a kernel's limits are tried up to here: a check of the kit, not a load test.
 _MAX_ELEMENTS = 1 << 22
 
@@ -63,6 +77,7 @@ class Suite:
         largest = min(_MAX_ELEMENTS, venue.max_elements or _MAX_ELEMENTS)
         self.cases = (*self.contract.cases, *cases_at_limits(self.contract, self.variants, largest))
         self.ran: dict[str, Ran] = {}
+        self.unusable = ""
 
     def units(self) -> tuple[Unit, ...]:
         """Every unit, coverage last; the order and the names are the same in every process."""
@@ -126,6 +141,8 @@ class Suite:
         parameters = ", ".join(sorted({r.parameter for r in rejections if r.parameter}))
         # what it needs is there, and yet it cannot be imported: that is no refusal but a fault
         broken = any(rejection.code is ReasonCode.IMPORT_FAILED for rejection in rejections)
+        if not broken and not {rejection.code for rejection in rejections} & _CLAIM_CODES:
+            self.unusable = text
         return Outcome("claim", "failed" if broken else "skipped", f"refused ({parameters or 'not usable'}): {text}")
 
     def _case(self, unit: Unit) -> Iterator[Outcome]:
@@ -172,7 +189,10 @@ class Suite:
     # --- coverage --------------------------------------------------------------------------------------------------
 
     def _coverage(self, _: Unit) -> Iterator[Outcome]:
-        yield attempt("coverage", self._uncovered)
+        outcome = attempt("coverage", self._uncovered)
+        if self.unusable and not any(ran.forward for ran in self.ran.values()):
+            outcome = Outcome("coverage", "skipped", f"the kernel cannot be used here: {self.unusable}")
+        yield outcome
 
     def _ran(self, unit: Unit) -> Ran:
         """What ran of a case or, when it has not been run yet, what would."""

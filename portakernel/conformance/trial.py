@@ -21,6 +21,7 @@ from portakernel.conformance.venue import Venue, refusals
 from portakernel.contract import Contract
 from portakernel.contract import Result as TensorResult
 from portakernel.kernel import Kernel
+from portakernel.launcher import launcher
 from portakernel.request import Phase
 
 
@@ -102,7 +103,7 @@ class Trial:
         """
         numbers = tuple(self.inputs.parameters.values())
         request = self.caller.request(tensors, numbers, phase)
-        launch = self.caller.launcher(self.kernel, request)
+        launch = launcher(self.caller.contract, self.kernel, request, self.caller.dispatcher)
         named = self._named(tensors, before, after)
         if written is not None and all(tensor is not written for tensor in named.values()):
             named["out"] = written

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from portakernel.config import Config
 from portakernel.conformance.suite import Suite
 from portakernel.conformance.venue import Unavailable, find_venue
-from portakernel.config import Config
 from portakernel.dispatch import Dispatcher
 from portakernel.plugin_manager import PluginManager, installed_packages
 from portakernel.registry import Registry
@@ -23,8 +23,8 @@ Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 class MutatingDispatcher(Dispatcher):
     """Loads kernels through a wrapper where one is given for their entry."""
 
-    def __init__(self, registry: Registry, wrappers: dict[str, Wrap]) -> None:
-        super().__init__(registry, Config())
+    def __init__(self, registry: Registry, wrappers: dict[str, Wrap], config: Config) -> None:
+        super().__init__(registry, config)
         self.wrappers = wrappers
 
     def entry(self, entry: str) -> Any:
@@ -46,14 +46,27 @@ def registry(packages):
 def make_suite(registry):
     """A suite of the kernel, its forward or backward wrapped, its first variant's claims changed."""
 
-    def make(name: str, *, forward: Wrap | None = None, backward: Wrap | None = None, **claims: Any) -> Suite:
+    def make(
+        name: str,
+        *,
+        forward: Wrap | None = None,
+        backward: Wrap | None = None,
+        disable: tuple[str, ...] = (),
+        entry: str | None = None,
+        **claims: Any,
+    ) -> Suite:
         kernel = registry.kernels[name]
+        if entry:
+            kernel = replace(kernel, entry=entry)
         if claims:
             (variant, capability), *others = kernel.variants
             kernel = replace(kernel, variants=((variant, replace(capability, **claims)), *others))
+        if entry or claims:
             registry.kernels = MappingProxyType({**registry.kernels, name: kernel})
-        wrappers = {entry: wrap for entry, wrap in ((kernel.entry, forward), (kernel.backward, backward)) if entry and wrap}
-        dispatcher = MutatingDispatcher(registry, wrappers)
+        wrappers = {
+            entry: wrap for entry, wrap in ((kernel.entry, forward), (kernel.backward, backward)) if entry and wrap
+        }
+        dispatcher = MutatingDispatcher(registry, wrappers, Config(disable=disable))
         venue = find_venue(dispatcher, kernel)
         if isinstance(venue, Unavailable):
             pytest.skip(venue.reason)

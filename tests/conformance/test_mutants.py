@@ -18,7 +18,6 @@ from torch import Tensor
 from portakernel.conformance.comparison import distance_ulp, ulp_at
 from portakernel.conformance.suite import Suite, Unit
 from portakernel.contracts import contract
-from portakernel.dtypes import parse_dtype
 from portakernel.references import rms_norm as reference
 
 KERNELS = ("reference.add", "reference.rms_norm", "torch.add", "torch.rms_norm_cpu")
@@ -291,7 +290,9 @@ def out_overrun(mutant, kernel):
         results = kernel(*tensors, out=out, **keywords)
         if out is not None and out.numel():
             mutant.touched = True
-            end = out.storage_offset() + sum((size - 1) * step for size, step in zip(out.shape, out.stride(), strict=True))
+            end = out.storage_offset() + sum(
+                (size - 1) * step for size, step in zip(out.shape, out.stride(), strict=True)
+            )
             out.as_strided((1,), (1,), end + 1).zero_()
         return results
 
@@ -596,7 +597,14 @@ def test_row_that_depends_on_other_rows_is_killed_where_batch_invariance_is_clai
     suite = make_suite(
         "reference.rms_norm", forward=functools.partial(row_depends_on_the_others, mutant), properties=claims
     )
-    units = [unit for unit in cases(suite) if dict(unit.dtypes)["x"] == "float32" and unit.case and unit.case.leading > (2,)]
+    units = [
+        unit
+        for unit in cases(suite)
+        if dict(unit.dtypes)["x"] == "float32"
+        and unit.case
+        and unit.case.values == "normal"
+        and unit.case.leading[:1] > (2,)
+    ]
     aspects = {(r.aspect, r.status) for unit in units for r in suite.run(unit) if r.aspect != "claim"}
     assert ("batch_invariance", "passed") not in aspects
     assert ("batch_invariance", "failed") in aspects
@@ -604,25 +612,24 @@ def test_row_that_depends_on_other_rows_is_killed_where_batch_invariance_is_clai
 
 
 @pytest.mark.parametrize(
-    ("mutate", "aspect"),
+    ("mutate", "aspects"),
     [
-        (result_beside_input, "view"),
-        (one_buffer_for_all, "view"),
-        (out_overrun, "purity"),
-        (out_copied, "out"),
-        (input_spoilt, "purity"),
-        (every_second_call_differs, "determinism"),
-        (written_before_read, "inplace"),
+        (result_beside_input, {"view", "purity"}),
+        (one_buffer_for_all, {"view"}),
+        (out_overrun, {"purity"}),
+        (out_copied, {"out", "inplace"}),
+        (input_spoilt, {"purity", "determinism"}),
+        (every_second_call_differs, {"determinism"}),
+        (written_before_read, {"inplace"}),
     ],
     **named,
 )
-def test_fault_is_blamed_on_its_aspect(make_suite, mutate, aspect):
+def test_fault_is_blamed_on_its_aspects_alone(make_suite, mutate, aspects):
     mutant = mutant_of("torch.rms_norm_cpu")
     suite = make_suite("torch.rms_norm_cpu", forward=functools.partial(mutate, mutant))
     unit = next(unit for unit in cases(suite) if unit.name == "rms_norm[block and one, x=float32, weight=float32]")
     failed = {result.aspect for result in suite.run(unit) if result.status == "failed"}
-    assert aspect in failed
-    assert failed <= {aspect, "purity"}
+    assert failed == aspects
 
 
 INTERPRETED = ("block and one", "sliced rows", "offset weight", "three dimensions")
@@ -630,7 +637,14 @@ INTERPRETED = ("block and one", "sliced rows", "offset weight", "three dimension
 
 @pytest.mark.parametrize(
     "mutate",
-    [random_element_wrong, smallest_element_wrong, row_tail_wrong, strides_ignored, feature_dropped, saved_element_wrong],
+    [
+        random_element_wrong,
+        smallest_element_wrong,
+        row_tail_wrong,
+        strides_ignored,
+        feature_dropped,
+        saved_element_wrong,
+    ],
     **named,
 )
 def test_mutant_of_a_triton_kernel_is_killed_in_the_interpreter(make_suite, mutate):

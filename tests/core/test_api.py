@@ -9,6 +9,8 @@ import pytest
 
 import portakernel
 from portakernel import runtime
+from portakernel.config import Config
+from portakernel.dispatch import Dispatcher
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
 from portakernel.plugin_manager import PluginManager
 from portakernel.registry import Registry
@@ -285,9 +287,6 @@ def test_targets_are_the_devices_that_the_backends_found(here):
 
 
 def test_plugins_lists_what_is_installed_the_broken_and_the_disabled_too(world, monkeypatch):
-    from portakernel.config import Config
-    from portakernel.dispatch import Dispatcher
-
     world.plugin("p", {}, {"op": "rms_norm"})
     world.plugin("q", distribution="elsewhere")
     bad = world.site.package("bad", plugin="schema_version: 1\nplugin: bad\ncolour: red\n")

@@ -24,6 +24,7 @@ def test_the_reason_codes_are_those_of_the_design():
         (Limit("N", max=8), "N <= 8", [8, 0], [9]),
         (Limit("N", multiple_of=8), "N a multiple of 8", [0, 8, 64], [1, 12]),
         (Limit("N", one_of=(64, 128)), "N in 64, 128", [64, 128], [96]),
+        (Limit("N", one_of=(64,)), "N = 64", [64], [63]),
         (Limit("N", power_of_two=True), "N a power of two", [1, 2, 1024], [0, 3, -4]),
         (Limit("N", min=2, max=8, multiple_of=2), "N >= 2 and <= 8 and a multiple of 2", [2, 8], [0, 3, 10]),
     ],
@@ -41,8 +42,8 @@ def test_a_limit_admits_refuses_and_says_what_it_needs(limit, text, inside, outs
 @pytest.mark.parametrize(
     ("parameter", "limit", "value", "code", "text"),
     [
-        ("x.contiguous", {"one_of": (True,)}, False, "layout", "needs x.contiguous in true; this is false"),
-        ("x.stride_last", {"one_of": (1,)}, 2, "layout", "needs x.stride_last in 1; this is 2"),
+        ("x.contiguous", {"one_of": (True,)}, False, "layout", "needs x.contiguous = true; this is false"),
+        ("x.stride_last", {"one_of": (1,)}, 2, "layout", "needs x.stride_last = 1; this is 2"),
         ("x.alignment", {"min": 16}, 4, "alignment", "needs x.alignment >= 16; this is 4"),
     ],
 )

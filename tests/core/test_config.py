@@ -10,6 +10,8 @@ import pytest
 from portakernel.config import VARIABLES, Config, unknown_variables
 from portakernel.dispatch import Dispatcher
 from portakernel.errors import ConfigError, UnknownNameError
+from portakernel.plugin_manager import PluginManager
+from portakernel.registry import Registry
 
 NAMES = ["USE", "PREFER", "DENY", "REFERENCE", "DISABLE"]
 
@@ -94,9 +96,6 @@ def test_a_plugin_that_lists_no_kernels_can_be_disabled_and_is_then_not_imported
 
 def test_a_broken_plugin_can_be_disabled(world):
     package = world.site.package("bad", plugin="colour: red\n")
-    from portakernel.plugin_manager import PluginManager
-    from portakernel.registry import Registry
-
     disabled = frozenset({"bad"})
     registry = Registry(PluginManager([*world.packages, package], disabled=disabled))
     Dispatcher(registry, Config(disable=("bad",)))

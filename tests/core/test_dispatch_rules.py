@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
+from dataclasses import replace
 
 import pytest
 
 from portakernel.capability import ReasonCode, Rejection
-from portakernel.dispatch import Decision
+from portakernel.decision import Decision
 from portakernel.errors import NoKernelError
-from portakernel.policy import intern_policy, make_layer
+from portakernel.policies import intern_policy, make_layer
+from portakernel.request import Phase
 from portakernel.target import Device, Target
 
 
@@ -41,8 +44,8 @@ REFUSED = [
     ("dtype", "weight needs x's dtype; this is bfloat16", "weight"),
     ("limit", "needs N <= 8; this is 9", "N"),
     ("limit", "needs M >= 4; this is 3", "M"),
-    ("layout", "needs x.contiguous in false; this is true", "x.contiguous"),
-    ("alignment", "needs x.alignment in 4; this is 16", "x.alignment"),
+    ("layout", "needs x.contiguous = false; this is true", "x.contiguous"),
+    ("alignment", "needs x.alignment = 4; this is 16", "x.alignment"),
     ("feature", "does not serve weight_offset=1.0", "weight_offset"),
     ("not_deterministic", "does not promise equal results from run to run", "deterministic"),
     ("requires_grad", "does not save rstd for backward", "requires_grad"),
@@ -50,10 +53,6 @@ REFUSED = [
 
 
 def refused_request(world):
-    from dataclasses import replace
-
-    from portakernel.request import Phase
-
     request = world.request(
         "rms_norm",
         dtypes={"x": "float32", "weight": "float32"},
@@ -284,7 +283,7 @@ def test_rule_7_the_error_lists_the_request_every_kernel_the_references_denial_a
     dispatcher = world.dispatcher(REFERENCE="forbid")
     decision = dispatcher.decide(world.request(shapes={"x": (3, 3)}))
     assert (decision.chosen, decision.why) == (None, "no kernel can serve this request")
-    error = dispatcher.no_kernel_error(decision)
+    error = decision.error()
     assert isinstance(error, NoKernelError)
     assert isinstance(error, NotImplementedError)
     assert error.decision is decision
@@ -300,7 +299,7 @@ def test_rule_7_the_error_lists_the_request_every_kernel_the_references_denial_a
 
 def test_rule_7_the_way_out_leaves_out_a_dtype_that_was_not_given(world):
     dispatcher = world.dispatcher(REFERENCE="forbid")
-    error = dispatcher.no_kernel_error(dispatcher.decide(world.request(dtypes=None)))
+    error = dispatcher.decide(world.request(dtypes=None)).error()
     assert str(error).splitlines()[0] == "no kernel for op add on acme:acme1"
     assert str(error).splitlines()[-1] == "  Run `portakernel explain add --target acme:acme1` for the full decision."
 
@@ -380,8 +379,6 @@ def test_rule_9_without_the_attached_device_its_kernel_is_of_another_vendor(worl
 
 
 def test_rule_9_readiness_is_asked_of_the_attached_device(world, attached):
-    import importlib
-
     dispatcher = world.dispatcher()
     request = world.request(attached=(attached,), present=True)
     assert dispatcher.decide(request, under({"use": "side_kernels"})).chosen.name == "side_kernels.add"
@@ -456,8 +453,6 @@ def test_a_required_property_must_be_declared(world, name, code, text):
 
 
 def test_a_scale_format_must_be_listed(world):
-    from dataclasses import replace
-
     world.plugin("p", {"formats": {"x": ["row", "tensor"]}}, {"name": "none"})
     request = replace(world.request(), formats={"x": "mxfp8"})
     decision = world.dispatcher().decide(request)
@@ -503,8 +498,6 @@ def listening(world, then: str):
 
 
 def test_portakernel_decided_hears_each_announced_decision_once(world):
-    import importlib
-
     dispatcher = listening(world, "pass")
     decisions = [dispatcher.decide(world.request()), dispatcher.decide(world.request("rms_norm"))]
     for decision in decisions:

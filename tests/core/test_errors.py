@@ -100,7 +100,7 @@ def test_where_nothing_is_known_nothing_is_counted():
 def no_kernel(world) -> NoKernelError:
     world.plugin("p")
     dispatcher = world.dispatcher(REFERENCE="forbid", DENY="p")
-    return dispatcher.no_kernel_error(dispatcher.decide(world.request()))
+    return dispatcher.decide(world.request()).error()
 
 
 def test_no_kernel_carries_the_decision(world):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pkgutil
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
@@ -72,6 +73,4 @@ def test_ops_lists_the_ops_and_offers_the_nearest_of_an_unknown_one():
 
 
 def test_the_version_is_that_of_the_distribution():
-    from importlib.metadata import version
-
     assert portakernel.__version__ == version("portakernel")

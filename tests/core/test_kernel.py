@@ -128,8 +128,10 @@ def test_a_kernel_is_first_party_when_its_distribution_is_portakernel(site):
         (
             ADD + "    limits:\n      x.alignmnt: {min: 16}\n",
             [
-                "p.yaml:9: kernels[0].limits.x.alignmnt: unknown dimension or layout fact 'x.alignmnt';"
-                " did you mean 'x.alignment' or 'y.alignment'?"
+                (
+                    "p.yaml:9: kernels[0].limits.x.alignmnt: unknown dimension or layout fact 'x.alignmnt';"
+                    " did you mean 'x.alignment' or 'y.alignment'?"
+                )
             ],
         ),
         (
@@ -158,7 +160,6 @@ def test_a_kernel_is_first_party_when_its_distribution_is_portakernel(site):
                 (
                     "p.yaml:8: kernels[0].check.reads[1]: unknown dimension or layout fact 'K'; known: M, N,"
                     " weight.alignment,"
-                )(
                     " weight.contiguous, weight.flat_rows, weight.stride_last, x.alignment, x.contiguous,"
                     " x.flat_rows, x.stride_last"
                 )

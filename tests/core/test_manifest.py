@@ -95,7 +95,7 @@ kernels:
     assert (manifest.defaults.priority, manifest.defaults.features) == (7, ["weight_offset"])
     assert (kernel.targets["nvidia"].include, kernel.targets["nvidia"].exclude) == ("sm_80+", ["sm_86"])
     assert str(kernel.limits["N"].limit("N")) == "N >= 1 and <= 4 and a multiple of 2 and in 2, 4 and a power of two"
-    assert str(kernel.limits["x.contiguous"].limit("x.contiguous")) == "x.contiguous in true"
+    assert str(kernel.limits["x.contiguous"].limit("x.contiguous")) == "x.contiguous = true"
     assert [rule.priority for rule in kernel.priority] == [70, 50]
     assert (kernel.saves, kernel.forward_ad, kernel.prebuilt, kernel.disabled) == (
         "own",

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from portakernel.policy import intern_policy, make_layer
+from portakernel.policies import intern_policy, make_layer
 from portakernel.request import Phase
 
 

@@ -34,13 +34,17 @@ REASONS = {
     "exits_on_import": ("import", "importing exits_on_import raised SystemExit: this machine is not supported"),
     "misspells_a_hook": (
         "import",
-        "importing misspells_a_hook raised PluginError: hook 'portakernel_kernel' does not exist; did you mean"
-        " 'portakernel_kernels' or 'portakernel_cli' or 'portakernel_targets'?",
+        (
+            "importing misspells_a_hook raised PluginError: hook 'portakernel_kernel' does not exist; did you mean"
+            " 'portakernel_kernels' or 'portakernel_cli' or 'portakernel_targets'?"
+        ),
     ),
     "forgets_the_marker": (
         "import",
-        "importing forgets_the_marker raised PluginError: portakernel_kernels lacks the decorator"
-        " @portakernel.hookspecs.hookimpl",
+        (
+            "importing forgets_the_marker raised PluginError: portakernel_kernels lacks the decorator"
+            " @portakernel.hookspecs.hookimpl"
+        ),
     ),
     "hides_a_hook": (
         "import",
@@ -190,10 +194,8 @@ def test_the_manifests_name_is_the_entry_points(site, file, key):
 
 
 def named(site, module: str, distribution: str, version: str = "1.0") -> Package:
-    package = site.package(
-        "same", module=module, plugin=PLUGIN.format("same"), distribution=distribution, version=version
-    )
-    return package
+    manifest = PLUGIN.format("same")
+    return site.package("same", module=module, plugin=manifest, distribution=distribution, version=version)
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])

@@ -8,7 +8,7 @@ import pytest
 
 from portakernel.capability import ReasonCode
 from portakernel.errors import ConfigError, PortakernelError, UnknownNameError
-from portakernel.policy import Layer, intern_policy, make_layer
+from portakernel.policies import Layer, intern_policy, make_layer
 
 
 @pytest.fixture

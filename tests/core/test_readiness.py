@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import sys
+from dataclasses import replace
+from importlib.metadata import version
 
 import pytest
 
 from portakernel.capability import ReasonCode
-from portakernel.dispatch import installed_version
+from portakernel.readiness import installed_version
 from portakernel.target import Device, Target
 
 READY = """\
@@ -61,8 +63,6 @@ def test_a_device_is_probed_once_for_all_of_a_plugins_kernels_and_the_answer_kep
 
 
 def test_each_device_is_probed_for_itself(world):
-    from dataclasses import replace
-
     probed(
         world,
         "return Rejection(ReasonCode.DRIVER, 'too old') if device.torch_device == 'acme:1' else None",
@@ -153,8 +153,6 @@ def test_what_is_not_installed_is_told_with_the_claims_it_fails(world):
     [("torch", "torch"), ("yaml", "PyYAML"), ("pluggy", "pluggy"), ("portakernel", "portakernel")],
 )
 def test_a_modules_version_is_that_of_the_distribution_that_provides_it(module, distribution):
-    from importlib.metadata import version
-
     assert installed_version(module) == version(distribution)
 
 
@@ -261,6 +259,22 @@ def test_a_check_that_is_not_run_for_a_device_that_is_not_here_is_assumed(world)
     assert decision.chosen.name == "p.rms_norm"
     assert any("check" in text for text in decision.candidate("p.rms_norm").assumed)
     assert "fake_p" not in sys.modules
+
+
+def test_a_check_is_not_run_for_a_kernel_that_is_rejected_already(world):
+    entry = {"entry": "fake_p:check", "reads": ["N"]}
+    rejected = {"op": "rms_norm", "check": entry, "targets": {"acme": "acme2"}}
+    world.plugin("p", rejected, source="raise SystemExit('imported')", requires={"modules": {"fake_absent": ""}})
+    world.plugin("q", {"op": "rms_norm"})
+    decision = world.dispatcher().decide(world.request("rms_norm", present=True, shapes={"x": (3, 16)}))
+    assert [code for code, _ in told(decision, "p.rms_norm")] == ["arch", "not_installed"]
+    assert "fake_p" not in sys.modules
+
+
+def test_nothing_is_assumed_of_a_kernel_that_is_rejected(world):
+    world.plugin("p", {"targets": {"acme": "acme2"}}, requires={"modules": {"fake_absent": ">=1"}})
+    decision = world.dispatcher().decide(world.request())
+    assert decision.candidate("p.add").assumed == ()
 
 
 def test_a_check_that_cannot_be_imported_is_a_reason(world):

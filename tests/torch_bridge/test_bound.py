@@ -7,7 +7,7 @@ import torch
 
 from portakernel.bound import bind_kernel
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, NoKernelError
-from portakernel.policy import make_layer
+from portakernel.policies import make_layer
 
 
 def normal(*shape: int) -> torch.Tensor:

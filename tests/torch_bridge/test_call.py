@@ -11,7 +11,8 @@ import torch
 
 from portakernel.capability import ReasonCode
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, FallbackWarning, NoKernelError
-from portakernel.policy import make_layer
+from portakernel.policies import make_layer
+from portakernel.request import Phase
 
 
 def normal(*shape: int) -> torch.Tensor:
@@ -56,23 +57,42 @@ def test_a_call_outside_a_limit_falls_back_with_one_warning(ops, calls):
         torch.testing.assert_close(ops.add(normal(6000), normal(6000)).shape, torch.Size([6000]))
     assert ops.served("add") == {"torch.add": 2}
     (placement,) = ops.caller("add").table.values()
-    assert ops.caller("add").fallback(placement.decision) == ("raw_kernels.add",)
+    assert placement.fallback == ("raw_kernels.add",)
 
 
-@pytest.mark.filterwarnings("ignore::portakernel.errors.FallbackWarning")
-def test_a_kernel_that_cannot_run_is_passed_over_and_remembered_for_the_key(ops, calls):
+@pytest.fixture
+def picky_first(ops):
+    """A kernel that declines every call, before one that serves."""
     token = ops.dispatcher.context_layers.set((make_layer("context", prefer=("raw_kernels.picky", "torch.add")),))
-    x = normal(4)
-    for _ in range(3):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
+        yield
+    ops.dispatcher.context_layers.reset(token)
+
+
+def test_a_kernel_that_declines_a_size_is_not_asked_for_it_again(ops, calls, picky_first):
+    for size in (4, 4, 4, 8, 8, 4):
+        x = normal(size)
+        torch.testing.assert_close(ops.add(x, x), 2 * x)
+    assert calls == ["picky", "picky"]  # once for each size
+    assert ops.served("add") == {"torch.add": 6}
+
+
+def test_explain_shows_what_a_kernel_declined_for_that_size_alone(ops, picky_first):
+    ops.add(normal(4), normal(4))
+    caller = ops.caller("add")
+    (rejection,) = caller.explain((normal(4), normal(4)), (), Phase.INFERENCE).candidate("raw_kernels.picky").rejections
+    assert (rejection.code, rejection.parameter) == (ReasonCode.SHARED_MEMORY, "M")
+    decision = caller.explain((normal(8), normal(8)), (), Phase.INFERENCE)
+    assert decision.chosen.name == "raw_kernels.picky"
+
+
+def test_a_kernel_that_declines_without_a_parameter_is_passed_over_for_its_key(ops, calls, picky_first):
+    for size in (5000, 6000):
+        x = normal(size)
         torch.testing.assert_close(ops.add(x, x), 2 * x)
     assert calls == ["picky"]
-    assert ops.served("add") == {"torch.add": 3}
-    (placement,) = ops.caller("add").table.values()
-    (rejection,) = placement.decision.candidate("raw_kernels.picky").rejections
-    assert (rejection.code, rejection.parameter) == (ReasonCode.SHARED_MEMORY, "M")
-    ops.add(normal(5000), normal(5000))  # another key: it is asked again
-    assert calls == ["picky", "picky"]
-    ops.dispatcher.context_layers.reset(token)
+    assert ops.served("add") == {"torch.add": 2}
 
 
 def test_a_named_kernel_that_cannot_run_is_an_error_with_its_reason(ops):

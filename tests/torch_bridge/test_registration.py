@@ -11,7 +11,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.library import opcheck
 
 from portakernel.errors import DerivativeError
-from portakernel.policy import make_layer
+from portakernel.policies import make_layer
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::portakernel.errors.FallbackWarning"),

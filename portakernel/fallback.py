@@ -1,0 +1,74 @@
+"""Telling of fallbacks: one warning for each kernel and reason, and for each op that the reference serves."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+
+from portakernel.capability import ReasonCode, Rejection
+from portakernel.decision import Decision
+from portakernel.dispatch import Dispatcher
+from portakernel.errors import FallbackWarning, ReferenceWarning
+from portakernel.policies import Policy
+
+# Reasons for which nobody expects a kernel to serve, unless they asked for it.
+_UNREMARKABLE = frozenset(
+    {
+        ReasonCode.VENDOR,
+        ReasonCode.ARCH,
+        ReasonCode.ATTACHED_TARGET,
+        ReasonCode.DENIED_BY_POLICY,
+        ReasonCode.DISABLED,
+        ReasonCode.NOT_INSTALLED,
+    }
+)
+
+
+class Fallbacks:
+    """What one op's fallbacks were told of already."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+        self._told: set[tuple[str, str]] = set()
+        self._lock = threading.Lock()
+
+    def reasons(self, decision: Decision, policy: Policy) -> list[tuple[str, Rejection]]:
+        """The kernels that were expected to go before the chosen one, each with every reason why it does not."""
+        if decision.chosen is None:
+            return []
+        preferred = policy.wishes(decision.request.op, self._dispatcher.registry).prefer
+        free = decision.chosen.is_reference and self._is_free(decision)
+        found: list[tuple[str, Rejection]] = []
+        for name in decision.passed_over:
+            rejections = decision.candidate(name).rejections
+            expected = not free and not {rejection.code for rejection in rejections} & _UNREMARKABLE
+            if name in preferred or expected:
+                found += [(name, rejection) for rejection in rejections]
+        return found
+
+    def warn(self, decision: Decision, policy: Policy) -> None:
+        """Warns of what was not told yet."""
+        chosen, request = decision.chosen, decision.request
+        if chosen is None:
+            return
+        for name, rejection in self.reasons(decision, policy):
+            if self._is_first(name, rejection.code):
+                text = f"{request.op}: {name} cannot serve ({rejection.code}: {rejection.text}); {chosen.name} does"
+                warnings.warn(text, FallbackWarning, stacklevel=2)
+        if not chosen.is_reference or self._is_free(decision):
+            return
+        wishes = policy.wishes(request.op, self._dispatcher.registry)
+        asked_for = chosen.name in wishes.use or chosen.name in wishes.prefer
+        if wishes.reference == "warn" and not asked_for and self._is_first(chosen.name, request.phase):
+            text = f"{request} is served by the reference: correct, but not fast."
+            advice = f"`portakernel explain {request.op}` says why; policy(reference='allow') silences this"
+            warnings.warn(f"{text} {advice}", ReferenceWarning, stacklevel=2)
+
+    def _is_free(self, decision: Decision) -> bool:
+        return decision.request.target.vendor in self._dispatcher.reference_is_free
+
+    def _is_first(self, name: str, code: str) -> bool:
+        with self._lock:
+            new = (name, code) not in self._told
+            self._told.add((name, code))
+        return new

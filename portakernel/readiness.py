@@ -1,0 +1,118 @@
+"""Whether a kernel is installed and usable here: modules looked up, probes run once per device, entries imported."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion
+
+from portakernel.capability import ReasonCode, Rejection
+from portakernel.errors import PortakernelError
+from portakernel.kernel import Kernel, load_entry
+from portakernel.plugin_manager import PluginManager, find_folder
+from portakernel.target import Device
+
+
+class Readiness:
+    """What was found out about plugins' code in this process; each answer is kept.
+
+    This is the border to plugins' code: whatever it raises becomes a reason, and is kept for ``doctor``.
+    """
+
+    def __init__(self, manager: PluginManager) -> None:
+        self._manager = manager
+        self._lock = threading.RLock()
+        self._probed: dict[tuple[str, Device], Rejection | None] = {}
+        self._loaded: dict[str, Any] = {}
+
+    def entry(self, entry: str) -> Any:
+        """The function that ``module:function`` names, imported once; what the import raises propagates."""
+        with self._lock:
+            if entry not in self._loaded:
+                self._loaded[entry] = load_entry(entry)
+            return self._loaded[entry]
+
+    def not_installed(self, kernel: Kernel) -> list[Rejection]:
+        """The required modules that are missing or of another version."""
+        found = []
+        for module, specifier in kernel.requires.items():
+            version = installed_version(module)
+            needs = f"needs {module} {specifier}".rstrip()
+            if version is None:
+                found.append(Rejection(ReasonCode.NOT_INSTALLED, f"{needs}; it is not installed", module))
+            elif not _admits(specifier, version):
+                found.append(Rejection(ReasonCode.NOT_INSTALLED, f"{needs}; {version} is installed", module))
+        return found
+
+    def probe(self, kernel: Kernel, device: Device) -> Rejection | None:
+        """What the plugin's ``ready`` says of ``device``, asked once."""
+        if kernel.ready is None:
+            return None
+        key = (kernel.plugin, device)
+        with self._lock:
+            if key not in self._probed:
+                self._probed[key] = self._ask(kernel, kernel.ready, "probe", {}, device)
+            return self._probed[key]
+
+    def check(self, kernel: Kernel, values: Mapping[str, int | None]) -> Rejection | None:
+        """What the kernel's own ``check`` says of a request's values."""
+        if kernel.check is None:
+            return None
+        return self._ask(kernel, kernel.check.entry, "check", {n.replace(".", "_"): v for n, v in values.items()})
+
+    def load(self, kernel: Kernel, entry: str) -> Rejection | None:
+        """Why ``entry`` cannot be imported; None where it is."""
+        try:
+            self.entry(entry)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the plugin border: the reason is kept
+            reason = f"importing {entry} raised {type(error).__name__}: {error}"
+            self._report(kernel, "import", reason, error)
+            return Rejection(ReasonCode.IMPORT_FAILED, f"{reason}; see `portakernel doctor`")
+        return None
+
+    def _ask(
+        self, kernel: Kernel, entry: str, what: str, values: Mapping[str, Any], *arguments: Any
+    ) -> Rejection | None:
+        if what == "check" and (failure := self.load(kernel, entry)) is not None:
+            return failure
+        try:
+            answer = self.entry(entry)(*arguments, **values)
+            if answer is not None and not isinstance(answer, Rejection):
+                raise PortakernelError(f"returned {answer!r}; it must return None or a Rejection")
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the plugin border: the reason is kept
+            self._report(kernel, "ready" if what == "probe" else what, _raised(entry, error), error)
+            text = f"its {what} raised {type(error).__name__}: {error}; see `portakernel doctor`"
+            return Rejection(ReasonCode.PROBE_FAILED, text)
+        return answer
+
+    def _report(self, kernel: Kernel, stage: str, reason: str, error: BaseException) -> None:
+        if kernel.package is not None:
+            self._manager.report_broken(kernel.package, stage, reason, error)
+
+
+def _raised(entry: str, error: BaseException) -> str:
+    return f"{entry} raised {type(error).__name__}: {error}"
+
+
+def _admits(specifier: str, version: str) -> bool:
+    try:
+        return SpecifierSet(specifier).contains(version, prereleases=True)
+    except InvalidVersion:
+        return False
+
+
+@functools.lru_cache(maxsize=256)
+def installed_version(module: str) -> str | None:
+    """The version of the distribution that provides the import name ``module``; None when it cannot be imported."""
+    if find_folder(module) is None:
+        return None
+    try:
+        return importlib.metadata.version(module)
+    except importlib.metadata.PackageNotFoundError:
+        providers = importlib.metadata.packages_distributions().get(module, [])
+        return importlib.metadata.version(providers[0]) if providers else "0"

@@ -1,0 +1,130 @@
+"""``portakernel check``: around the conformance kit, which has tests of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from portakernel import conformance
+from portakernel.conformance.result import Result
+
+PASSED = Result("acme.add", "add", "add[odd, x=float32]", "forward", "passed", device="cpu:x86_64 (cpu)")
+FAILED = Result(
+    "acme.add", "add", "add[scalar, x=float32]", "forward", "failed", "2 ulp off", "cpu:x86_64 (cpu)", traceback="Trace"
+)
+SKIPPED = Result("acme.norm", "rms_norm", "rms_norm[*]", "claim", "skipped", "serves amd any; here: cpu:x86_64")
+
+
+@pytest.fixture
+def kit(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any]]]:
+    """Puts a kit with these results in place of the real one; an exception among them is raised. Returns the calls."""
+
+    def replace(results: Sequence[Result | BaseException]) -> list[dict[str, Any]]:
+        calls: list[dict[str, Any]] = []
+
+        def check(_: object, **asked: Any) -> Iterator[Result]:
+            calls.append(asked)
+            for result in results:
+                if isinstance(result, BaseException):
+                    raise result
+                yield result
+
+        fake = SimpleNamespace(check=check, plan=lambda _, **__: len(results), fresh_seed=lambda: 7)
+        monkeypatch.setattr(conformance, "runner", fake, raising=False)
+        return calls
+
+    return replace
+
+
+def test_json_form_key_by_key(run: Callable, kit: Callable) -> None:
+    kit([PASSED, FAILED, SKIPPED])
+    ran = run("check --json")
+    assert ran.status == 1
+    assert list(ran.json) == ["seed", "interrupted", "summary", "results"]
+    assert (ran.json["seed"], ran.json["interrupted"]) == (7, False)
+    assert ran.json["summary"] == [
+        {
+            "kernel": "acme.add",
+            "op": "add",
+            "passed": 1,
+            "failed": 1,
+            "skipped": 0,
+            "reason": "add[scalar, x=float32] forward: 2 ulp off",
+        },
+        {"kernel": "acme.norm", "op": "rms_norm", "passed": 0, "failed": 0, "skipped": 1, "reason": SKIPPED.detail},
+    ]
+    assert ran.json["results"] == [result.to_json() for result in (PASSED, FAILED, SKIPPED)]
+
+
+def test_failures_are_printed_whole_and_the_summary_follows(run: Callable, kit: Callable) -> None:
+    kit([PASSED, FAILED, SKIPPED])
+    ran = run("check --seed 5")
+    assert ran.status == 1
+    assert ran.out.splitlines() == [
+        "failed acme.add add[scalar, x=float32] forward on cpu:x86_64 (cpu)",
+        "    2 ulp off",
+        "",
+        "Conformance, seed 5",
+        "  kernel     passed  failed  skipped  reason",
+        "  acme.add        1       1        0  add[scalar, x=float32] forward: 2 ulp off",
+        "  acme.norm       0       0        1  serves amd any; here: cpu:x86_64",
+    ]
+    assert "Trace" in run("check --verbose").out
+
+
+def test_all_passed_is_success_and_skips_do_not_count(run: Callable, kit: Callable) -> None:
+    kit([PASSED, SKIPPED])
+    assert run("check").status == 0
+
+
+@pytest.mark.parametrize("results", [[], [SKIPPED]])
+def test_nothing_ran_is_a_failure_and_says_so(run: Callable, kit: Callable, results: list[Result]) -> None:
+    kit(results)
+    ran = run("check")
+    assert ran.status == 1
+    assert ran.out.endswith("  nothing ran: `portakernel doctor` says which kernels are ready here\n")
+
+
+def test_an_interrupt_prints_what_was_found_so_far(run: Callable, kit: Callable) -> None:
+    kit([PASSED, KeyboardInterrupt(), FAILED])
+    ran = run("check")
+    assert ran.status == 130
+    assert ran.out.splitlines() == [
+        "",
+        "Interrupted; until then:",
+        "  kernel    passed  failed  skipped  reason",
+        "  acme.add       1       0        0",
+    ]
+    ran = run("check --json")
+    assert (ran.status, ran.json["interrupted"], len(ran.json["results"])) == (130, True, 1)
+
+
+def test_the_question_reaches_the_kit(run: Callable, kit: Callable) -> None:
+    calls = kit([PASSED])
+    run("check --plugin torch --op add --device cpu --seed 3")
+    (asked,) = calls
+    assert (asked["plugin"], asked["op"], asked["seed"]) == ("torch", "add", 3)
+    assert asked["device"].torch_device == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--op ad", "unknown op 'ad'; did you mean 'add'?"),
+        ("--plugin tritn", "unknown plugin 'tritn'; did you mean 'triton'?"),
+        ("--device npu:9", "unknown device 'npu:9'; "),
+    ],
+)
+def test_names_that_nothing_has_are_bad_input(run: Callable, arguments: str, message: str) -> None:
+    ran = run(f"check {arguments}")
+    assert (ran.status, ran.out) == (2, "")
+    assert ran.err.startswith(f"portakernel: {message}")
+
+
+def test_the_real_kit_passes_torchs_add(run: Callable) -> None:
+    ran = run("check --plugin torch --op add --device cpu --json")
+    assert ran.status == 0, ran.json["summary"]
+    assert ran.json["summary"][0]["kernel"] == "torch.add"

@@ -1,0 +1,47 @@
+"""What only a process of its own shows: imports, exit statuses, pipes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+PROGRAM = "import sys; from portakernel.cli import main; sys.exit(main())"
+ASKED = ["explain", "rms_norm", "--target", "amd:gfx942", "--dtype", "bfloat16", "--shape", "x=4096x8192"]
+
+
+def test_list_explain_with_target_and_validate_import_neither_torch_nor_triton_nor_rich() -> None:
+    others = ["list", "list --json", "list --op nothing", "validate", "explain --help"]
+    program = f"""
+import sys
+from portakernel.cli import main
+for words in {[[*ASKED, "--json"], ASKED, *map(str.split, others)]!r}:
+    main(words)
+print(sorted({{"torch", "triton", "rich", "numpy"}} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_exit_status_is_the_commands_own_and_output_is_plain() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *ASKED, "--json"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["chosen"] == "triton.rms_norm"
+    denied = [word for name in ("torch", "triton", "reference") for word in ("--deny", name)]
+    done = subprocess.run([sys.executable, "-c", PROGRAM, *ASKED, *denied], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "\x1b" not in done.stdout
+    assert "\nnone: no kernel can serve this request\n" in done.stdout
+
+
+def test_a_reader_that_stops_early_is_no_error() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, "list", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait() == 1

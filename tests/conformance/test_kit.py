@@ -1,0 +1,217 @@
+"""What the kit reports: conforming kernels pass, faults fail with their reason, what cannot run is skipped with its own."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+
+from portakernel import runtime
+from portakernel.capability import CannotRun, ReasonCode, Rejection
+from portakernel.conformance.runner import check, fresh_seed, plan, run, select_kernels
+from portakernel.conformance.venue import Unavailable, Venue, find_venue
+from portakernel.errors import UnknownNameError
+from portakernel.target import Device, Target
+
+
+def failures(results):
+    return [str(result) for result in results if result.status == "failed"]
+
+
+def results_of(suite, *, only=lambda unit: True):
+    return [result for unit in suite.units() if only(unit) for result in suite.run(unit)]
+
+
+def cpu_device(dispatcher):
+    device = next((d for d in dispatcher.registry.devices if d.torch_device == "cpu" and not d.attached), None)
+    return device or pytest.skip("no backend describes this CPU")
+
+
+@pytest.mark.parametrize("name", ["reference.add", "reference.rms_norm", "torch.add", "torch.rms_norm_cpu"])
+def test_kernel_conforms_on_the_cpu_for_inputs_never_seen_before(name):
+    dispatcher = runtime.dispatcher()
+    kernel = dispatcher.registry.kernels[name]
+    found = list(run(dispatcher, kernel, find_venue(dispatcher, kernel, cpu_device(dispatcher))))
+    assert failures(found) == []
+    passed = Counter(result.aspect for result in found if result.status == "passed")
+    combinations = 5 if name == "reference.rms_norm" else 3
+    skipped = 6 if name == "torch.rms_norm_cpu" else 0  # it does not list weight_offset
+    cases = combinations * (17 if name.endswith("add") else 23) - skipped
+    assert {aspect: passed[aspect] for aspect in ("forward", "out", "determinism", "purity", "view")} == dict.fromkeys(
+        ("forward", "out", "determinism", "purity", "view"), cases
+    )
+    assert passed["autograd"] == combinations
+    assert passed["coverage"] == 1
+    assert passed["saved"] == (0 if name.endswith("add") else cases)
+    assert passed["backward"] == (cases - combinations if name == "reference.rms_norm" else 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtypes"), [("triton.add", {"float32", "bfloat16"}), ("triton.rms_norm", {"bfloat16"})]
+)
+def test_triton_kernel_conforms_in_its_interpreter(make_suite, name, dtypes):
+    pytest.importorskip("triton")
+    suite = make_suite(name)
+    assert (suite.venue.mode, suite.venue.torch_device) == ("interpreter", "cpu")
+    found = results_of(suite, only=lambda unit: not unit.dtypes or {dtype for _, dtype in unit.dtypes} <= dtypes)
+    assert failures(found) == []
+    assert {result.mode for result in found} == {"interpreter"}
+    passed = Counter(result.aspect for result in found if result.status == "passed")
+    assert passed["batch_invariance"] == passed["forward"] >= 20
+    assert (passed["backward"] > 20) == (name == "triton.rms_norm")
+    refused = {result.detail.partition(")")[0] for result in found if result.aspect == "claim"}
+    assert refused == (
+        {"refused (x.stride_last", "refused (x.flat_rows"}
+        if name == "triton.rms_norm"
+        else {"refused (x.contiguous", "refused (y.contiguous", "refused (x.contiguous, y.contiguous"}
+    )
+
+
+def test_the_modes_allowance_is_added_to_the_ops_tolerance_for_its_dtypes_alone(make_suite):
+    suite = make_suite("torch.add", forward=lambda kernel: lambda x, y, **kw: _one_ulp_more(kernel(x, y, **kw)))
+    unit = next(unit for unit in suite.units() if unit.name == "add[odd, x=bfloat16, y=bfloat16]")
+    assert [r.aspect for r in suite.run(unit) if r.status == "failed"] == ["forward", "out", "inplace"]
+    suite.venue = Venue("cpu", suite.venue.targets, suite.venue.device, allowance_ulp={"bfloat16": 1.0})
+    assert failures(suite.run(unit)) == []
+    other = next(unit for unit in suite.units() if unit.name == "add[odd, x=float16, y=float16]")
+    assert failures(suite.run(other)) != []
+
+
+def _one_ulp_more(result):
+    import torch
+
+    bits = result.view(torch.int16) if result.element_size() == 2 else result.view(torch.int32)
+    bits += 1
+    return result
+
+
+def test_kernel_without_a_device_or_mode_is_one_skipped_result():
+    dispatcher = runtime.dispatcher()
+    kernel = dispatcher.registry.kernels["torch.rms_norm"]
+    venue = find_venue(dispatcher, kernel, cpu_device(dispatcher))
+    target = cpu_device(dispatcher).target
+    assert venue == Unavailable(f"serves amd any, nvidia any; here: {target}")
+    (only,) = run(dispatcher, kernel, venue)
+    assert (only.case, only.aspect, only.status, only.detail) == ("rms_norm[*]", "claim", "skipped", venue.reason)
+
+
+def test_mode_stands_in_only_for_the_device_that_its_tensors_lie_on():
+    pytest.importorskip("triton")
+    dispatcher = runtime.dispatcher()
+    kernel = dispatcher.registry.kernels["triton.add"]
+    strange = Device(Target("acme", "npu1"), "NPU", "npu:0")
+    assert isinstance(find_venue(dispatcher, kernel, strange), Unavailable)
+    found = find_venue(dispatcher, kernel, cpu_device(dispatcher))
+    assert isinstance(found, Venue)
+    assert found.mode == "interpreter"
+
+
+def test_plan_counts_the_cases_that_check_reports():
+    dispatcher = runtime.dispatcher()
+    device = cpu_device(dispatcher)
+    found = list(check(dispatcher, plugin="torch", device=device, seed=1))
+    assert plan(dispatcher, plugin="torch", device=device) == len({(r.kernel, r.case) for r in found})
+    assert {r.kernel for r in found} == {"torch.add", "torch.rms_norm", "torch.rms_norm_cpu"}
+    assert {r.op for r in check(dispatcher, plugin="torch", op="add", device=device)} == {"add"}
+
+
+def test_results_are_json():
+    dispatcher = runtime.dispatcher()
+    first = next(check(dispatcher, plugin="torch", op="add", device=cpu_device(dispatcher), seed=1))
+    found = json.loads(json.dumps(first.to_json()))
+    assert found.pop("seconds") > 0
+    assert found == {
+        "kernel": "torch.add",
+        "op": "add",
+        "case": "add[one element, x=float32, y=float32]",
+        "aspect": "forward",
+        "status": "passed",
+        "detail": "",
+        "device": f"{cpu_device(dispatcher).target} (cpu)",
+        "mode": None,
+        "traceback": "",
+    }
+
+
+def test_unknown_names_are_told_with_the_nearest():
+    dispatcher = runtime.dispatcher()
+    with pytest.raises(UnknownNameError) as caught:
+        next(check(dispatcher, plugin="torhc"))
+    assert str(caught.value) == "unknown plugin 'torhc'; did you mean 'torch'?"
+    with pytest.raises(UnknownNameError) as caught:
+        plan(dispatcher, op="ad")
+    assert str(caught.value) == "unknown op 'ad'; did you mean 'add'?"
+    assert [kernel.name for kernel in select_kernels(dispatcher, "reference", "add")] == ["reference.add"]
+
+
+def test_seeds_are_fresh_and_a_seed_gives_the_same_failure_again(make_suite):
+    assert fresh_seed() != fresh_seed()
+
+    def spoil(kernel):
+        def spoilt(x, y, *, out=None):
+            result = kernel(x, y, out=out)
+            result[(0,) * result.dim()] += 1.0
+            return result
+
+        return spoilt
+
+    suite = make_suite("torch.add", forward=spoil)
+    unit = suite.units()[0]
+    details = [[r.detail for r in suite.run(unit) if r.aspect == "forward"] for _ in range(2)]
+    assert details[0] == details[1]
+    assert details[0][0].endswith(f"(seed {suite.seed})")
+    suite.seed += 1
+    assert [r.detail for r in suite.run(unit) if r.aspect == "forward"] != details[0]
+
+
+def test_exception_fails_its_case_with_type_message_and_traceback(make_suite):
+    def raising(kernel):
+        def broken_kernel(x, y, *, out=None):
+            if x.dim() == 3:
+                raise IndexError("no third dimension")
+            return kernel(x, y, out=out)
+
+        return broken_kernel
+
+    suite = make_suite("torch.add", forward=raising)
+    found = results_of(suite, only=lambda unit: unit.kind == "case")
+    failed = [result for result in found if result.status == "failed"]
+    assert {result.case.partition(",")[0] for result in failed} == {"add[three dimensions"}
+    assert {result.detail for result in failed} == {f"IndexError: no third dimension (seed {suite.seed})"}
+    assert all("broken_kernel" in result.traceback for result in failed)
+
+
+def test_declared_refusal_at_run_time_is_skipped_and_leaves_its_claim_uncovered(make_suite):
+    def declining(kernel):
+        def picky(x, y, *, out=None):
+            if x.element_size() == 4:
+                raise CannotRun(Rejection(ReasonCode.SHARED_MEMORY, "needs more than there is", "N"))
+            return kernel(x, y, out=out)
+
+        return picky
+
+    suite = make_suite("torch.add", forward=declining)
+    found = results_of(suite, only=lambda unit: unit.kind in {"case", "coverage"})
+    skipped = {result.detail for result in found if result.status == "skipped"}
+    assert skipped == {"the kernel declared that it cannot run: shared_memory: needs more than there is"}
+    assert failures(found) == [
+        "torch.add add[coverage] coverage: failed: claims x=float32, y=float32, and no case runs in it"
+    ]
+
+
+def test_kernel_that_is_switched_off_is_skipped_with_that_reason(make_suite):
+    found = results_of(make_suite("torch.add", disable=("torch",)), only=lambda u: u.kind in {"case", "coverage"})
+    assert {result.status for result in found} == {"skipped"}
+    assert {result.detail for result in found if result.aspect == "claim"} == {
+        "refused (not usable): disabled: PORTAKERNEL_DISABLE names torch"
+    }
+    assert found[-1].detail == "the kernel cannot be used here: disabled: PORTAKERNEL_DISABLE names torch"
+
+
+def test_kernel_whose_import_fails_is_a_failure_and_no_refusal(make_suite):
+    suite = make_suite("torch.add", entry="portakernel_plugins.torch.add:addition")
+    found = results_of(suite, only=lambda unit: unit.name == "add[odd, x=float32, y=float32]")
+    assert [(result.aspect, result.status) for result in found] == [("claim", "failed")]
+    assert "import_failed" in found[0].detail
+    assert "portakernel_plugins.torch.add has no function 'addition'" in found[0].detail

@@ -1,0 +1,90 @@
+"""``pytest --portakernel-plugin=NAME`` collects the kit's items in any project, and costs nothing without the option."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CONFTEST = """
+import portakernel.runtime
+
+dispatcher = portakernel.runtime.dispatcher()
+load = dispatcher.entry
+
+
+def entry(name):
+    kernel = load(name)
+
+    def off_by_one(x, y, *, out=None):
+        result = kernel(x, y, out=out)
+        if result.dim() == 3:
+            result += 1.0
+        return result
+
+    return off_by_one if name.endswith("torch.add:add") else kernel
+
+
+dispatcher.entry = entry
+"""
+
+
+def run_pytest(folder: Path, *arguments: str) -> tuple[int, str]:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "PORTAKERNEL_"))}
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-W", "error", "--color=no", *arguments]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_kernels_of_a_plugin_are_items_in_every_worker(tmp_path):
+    (tmp_path / "test_own.py").write_text("def test_own(): pass\n")
+    status, text = run_pytest(tmp_path, "-n", "2", "-v", "--portakernel-plugin=torch", "--portakernel-op=rms_norm")
+    assert status == 0, text
+    named = set(re.findall(r"PASSED (\S+::torch\.rms_norm\S*::\S.*\S)", text))
+    assert "portakernel::torch.rms_norm_cpu::rms_norm[sliced rows, x=bfloat16, weight=bfloat16]" in named
+    assert "portakernel::torch.rms_norm_cpu::rms_norm[coverage]" in named
+    assert "portakernel::torch.rms_norm_cpu::rms_norm[boundary]" in named
+    assert re.search(r"PASSED test_own\.py::test_own", text)
+
+
+def test_items_appear_where_there_is_no_test_file_and_failures_name_aspects_and_seed(tmp_path):
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    status, text = run_pytest(
+        tmp_path, "-p", "no:randomly", "--portakernel-plugin=torch", "--portakernel-op=add", "--portakernel-seed=5",
+        "-k", "dimensions or odd or autograd",
+    )  # fmt: skip
+    assert status == 1, text
+    counts = dict((kind, int(count)) for count, kind in re.findall(r"(\d+) (passed|failed|deselected)", text))
+    assert (counts["failed"], counts["passed"]) == (3, 6), text
+    assert "torch.add does not conform on" in text
+    assert re.search(r"add\[three dimensions, x=float32, y=float32\] forward: sum: 105 of 105 elements differ", text)
+    assert re.search(r"add\[three dimensions, x=float32, y=float32\] out: contiguous out: sum: ", text)
+    assert "The same inputs again: pytest --portakernel-plugin=torch --portakernel-seed=5" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--portakernel-plugin=torhc"], "ERROR: --portakernel-plugin: unknown plugin 'torhc'; did you mean 'torch'?"),
+        (
+            ["--portakernel-plugin=torch", "--portakernel-op=ad"],
+            "ERROR: --portakernel-op: unknown op 'ad'; did you mean 'add'?",
+        ),
+    ],
+)
+def test_unknown_name_ends_the_run_before_collection(tmp_path, options, message):
+    status, text = run_pytest(tmp_path, *options)
+    assert (status, text.strip()) == (4, message)
+
+
+def test_plugin_imports_nothing_of_weight_until_it_is_asked():
+    code = (
+        "import sys, portakernel.conformance.pytest_plugin\n"
+        "print(sorted({'torch', 'pydantic', 'yaml', 'portakernel.registry'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "[]"
