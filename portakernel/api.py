@@ -68,7 +68,7 @@ def explain(
     """
     described, now = contract(op), dispatcher()
     if phase is not None and phase not in list(Phase):
-        raise UnknownNameError("phase", phase, list(Phase))
+        raise UnknownNameError("phase", phase, [str(known) for known in Phase])
     if tensors:
         if target is not None or dtype is not None or shape is not None:
             raise ArgumentTypeError("explain takes tensors, or target, dtype and shape, not both")

@@ -30,7 +30,8 @@ def _number(arch: str) -> tuple[str, tuple[int, ...]] | None:
     """The naming scheme of ``arch`` and its place in it, or None for names that carry no number."""
     if gfx := _GFX.fullmatch(arch):
         return "gfx", (int(gfx[1]), int(gfx[2], 16), int(gfx[3], 16))
-    if numbered := _NUMBERED.fullmatch(arch):
+    numbered = _NUMBERED.fullmatch(arch)
+    if numbered and numbered[1] != "gfx":
         return numbered[1], (int(numbered[2]),)
     return None
 
@@ -108,7 +109,7 @@ class ArchSpace:
         An arch newer than the list is inside ``sm_80+`` for kernels compiled from source on the device, and outside
         for ``prebuilt`` ones, which hold no code for it.
         """
-        if any(self._matches(term, arch, prebuilt) for term in selector.exclude):
+        if any(self._matches(term, arch, False) for term in selector.exclude):
             return Membership(False)
         if not any(self._matches(term, arch, prebuilt) for term in selector.include):
             if prebuilt and any(self._matches(term, arch, False) for term in selector.include):
@@ -136,7 +137,9 @@ class ArchSpace:
                     f"{prefix}range {term!r} is not within one line of {self.vendor}'s archs, oldest first"
                 )
             return
-        self.check(normalise(term.removesuffix("+")), where=where)
+        base = term.removesuffix("+")
+        # "sm_90a+" would admit nothing: what is exact has no successors
+        self.check(base if term.endswith("+") else normalise(base), where=where)
 
     def _matches(self, term: str, arch: str, prebuilt: bool) -> bool:
         if term == "any":

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from portakernel.capability import CannotRun, Limit, Rejection
-from portakernel.contract import Contract, Parameter
+from portakernel.contract import Contract
 from portakernel.decision import Decision
 from portakernel.devices import attached_devices, find_device
 from portakernel.dispatch import TRACE_MARK, Dispatcher
@@ -90,7 +90,7 @@ class OpCaller:
         Raises:
             ArgumentTypeError: one of them is not a number.
         """
-        return tuple(_number(self.contract.op, p, v) for p, v in zip(self.contract.parameters, values, strict=True))
+        return tuple(self.contract.number(p.name, v) for p, v in zip(self.contract.parameters, values, strict=True))
 
     def check_are_tensors(self, arguments: Sequence[Any]) -> None:
         """Nothing, when every argument is a tensor.
@@ -394,12 +394,6 @@ def argument_layer(dispatcher: Dispatcher, kernel: str | None) -> Layer | None:
 
 def _dtypes(names: Sequence[str], tensors: Sequence[Tensor]) -> dict[str, str]:
     return {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in zip(names, tensors, strict=True)}
-
-
-def _number(op: str, parameter: Parameter, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ArgumentTypeError(f"{op}: {parameter.name} must be a number; this is {type(value).__name__} {value!r}")
-    return float(value)
 
 
 def _asked_features(contract: Contract, parameters: Sequence[float]) -> dict[str, object]:

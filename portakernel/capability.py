@@ -200,7 +200,8 @@ class Capability:
     def _target_rejections(self, target: Target, spaces: Mapping[str, ArchSpace]) -> list[Rejection]:
         selector = self.selector(target.vendor)
         if selector is None or not selector.include:
-            vendors = ", ".join(self.targets) or "nothing"
+            served = [vendor for vendor, archs in self.targets.items() if archs.include]
+            vendors = ", ".join("torch devices" if vendor == "*" else vendor for vendor in served) or "nothing"
             return [Rejection(ReasonCode.VENDOR, f"serves {vendors}, not {target.vendor}", "target")]
         space = spaces.get(target.vendor)
         if space is None and selector.include == ("any",):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from portakernel.dtypes import DTYPES
-from portakernel.errors import ArgumentTypeError, ArgumentValueError
+from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
 
 # What a manifest may limit about a tensor argument's memory.
 #   contiguous   row-major without gaps
@@ -200,6 +200,20 @@ class Contract:
                 dims[name] = size
                 origin.setdefault(name, tensor.name)
         return dims, leading_shape
+
+    def number(self, name: str, value: object) -> float:
+        """The parameter ``name``'s value as a plain number.
+
+        Raises:
+            UnknownNameError: the op has no such parameter.
+            ArgumentTypeError: the value is no number.
+        """
+        known = [parameter.name for parameter in self.parameters]
+        if name not in known:
+            raise UnknownNameError("parameter", name, known, where=self.op)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ArgumentTypeError(f"{self.op}: {name} must be a number; this is {type(value).__name__} {value!r}")
+        return float(value)
 
     def check_dtypes(self, dtypes: Mapping[str, str]) -> None:
         """Nothing, when the arguments' dtypes are ones that the op accepts together.

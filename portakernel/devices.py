@@ -7,6 +7,7 @@ import torch
 from portakernel.arch import normalise
 from portakernel.registry import Registry
 from portakernel.target import Device, Target
+from portakernel.torch_build import installed
 
 
 def find_device(registry: Registry, device: torch.device) -> Device:
@@ -32,12 +33,17 @@ def attached_devices(registry: Registry, device: Device) -> tuple[Device, ...]:
     return tuple(known for known in registry.devices if known.attached and known.torch_device == device.torch_device)
 
 
+def _is_rocm() -> bool:
+    build = installed()
+    return build is not None and build.hip is not None
+
+
 def _from_torch(device: torch.device) -> Device:
     # The context exists already: there is a tensor on this device.
     if device.type == "cuda":
         index = device.index or 0
         properties = torch.cuda.get_device_properties(index)
-        if getattr(torch.version, "hip", None) is not None:
+        if _is_rocm():
             target = Target("amd", normalise(properties.gcnArchName))
         else:
             target = Target("nvidia", f"sm_{properties.major}{properties.minor}")

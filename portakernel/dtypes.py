@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal, get_args
 
-from portakernel.errors import UnknownNameError
+from portakernel.errors import ArgumentTypeError, UnknownNameError
 
 Kind = Literal["float", "int", "uint", "bool"]
 
@@ -76,14 +76,18 @@ _ABBREVIATIONS = {
 }
 
 
-def parse_dtype(name: str) -> DType:
+def parse_dtype(name: object) -> DType:
     """The dtype called ``name`` (``bfloat16``, also ``torch.bfloat16``).
 
     Raises:
         UnknownNameError: no dtype has that name. Abbreviations are not accepted, but the full name is offered.
     """
-    dtype = DTYPES.get(name.removeprefix("torch."))
+    if not isinstance(name, str):
+        raise ArgumentTypeError(
+            f"a dtype is given by its name, such as 'bfloat16'; this is {type(name).__name__} {name!r}"
+        )
+    short = name.removeprefix("torch.")
+    dtype = DTYPES.get(short)
     if dtype is None:
-        full = _ABBREVIATIONS.get(name.lower())
-        raise UnknownNameError("dtype", name, [full] if full else DTYPES)
+        raise UnknownNameError("dtype", name, DTYPES, meant=_ABBREVIATIONS.get(short.lower()))
     return dtype

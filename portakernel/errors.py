@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from portakernel.decision import Decision
@@ -20,25 +20,48 @@ def nearest(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
     if close:
         return f"did you mean {' or '.join(repr(match) for match in close)}?"
-    if 0 < len(names) <= 12:
+    if not names:
+        return "none is known"
+    if len(names) <= 12:
         return f"known: {', '.join(names)}"
     return f"{len(names)} are known, none of them close"
 
 
 class PortakernelError(Exception):
-    """The root of all errors that portakernel raises on purpose."""
+    """The root of all errors that portakernel raises on purpose. They survive pickling, fields included."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An exception's own way calls the class with the message alone, which these do not all take.
+        return _rebuilt, (type(self), self.args, self.__dict__)
+
+
+def _rebuilt(kind: type[PortakernelError], arguments: tuple[Any, ...], fields: dict[str, Any]) -> PortakernelError:
+    error = kind.__new__(kind)
+    error.args = arguments
+    error.__dict__.update(fields)
+    return error
 
 
 class UnknownNameError(PortakernelError, ValueError, AttributeError):
     """A name (op, kernel, plugin, vendor, arch, dtype, ...) that nothing defines; offers the nearest."""
 
     # ``name`` would collide with AttributeError's own field, which the interpreter uses for suggestions.
-    def __init__(self, kind: str, unknown: str, known: Iterable[str], *, where: str = "", hint: str = "") -> None:
+    def __init__(
+        self,
+        kind: str,
+        unknown: str,
+        known: Iterable[str],
+        *,
+        where: str = "",
+        hint: str = "",
+        meant: str | None = None,
+    ) -> None:
         self.kind = kind
         self.unknown = unknown
         self.known = tuple(sorted(set(known)))
         prefix = f"{where}: " if where else ""
-        message = f"{prefix}unknown {kind} {unknown!r}; {nearest(unknown, self.known)}"
+        offer = f"did you mean {meant!r}?" if meant is not None else nearest(unknown, self.known)
+        message = f"{prefix}unknown {kind} {unknown!r}; {offer}"
         super().__init__(f"{message} {hint}".rstrip())
 
 

@@ -110,35 +110,38 @@ def plugin_kernels(
     Raises:
         ManifestError: something in it does not fit; holds every problem found.
     """
-    builder = _KernelBuilder(package, loaded, spaces)
-    kernels = [builder.kernel(entry, ("kernels", i)) for i, entry in enumerate(loaded.manifest.kernels)]
-    return builder.finished(kernels)
+    return _KernelBuilder(package, loaded, spaces, "kernels").build(loaded.manifest.kernels)
 
 
 def listed_kernels(
     package: Package, loaded: Loaded[PluginManifest], spaces: Mapping[str, ArchSpace], entries: Sequence[KernelEntry]
 ) -> tuple[Kernel, ...]:
     """The kernels that a plugin's ``portakernel_kernels`` hook returned, checked alike."""
-    builder = _KernelBuilder(package, loaded, spaces)
-    return builder.finished([builder.kernel(entry, ("portakernel_kernels", i)) for i, entry in enumerate(entries)])
+    return _KernelBuilder(package, loaded, spaces, "portakernel_kernels").build(entries)
 
 
 class _KernelBuilder:
-    def __init__(self, package: Package, loaded: Loaded[PluginManifest], spaces: Mapping[str, ArchSpace]) -> None:
-        self.package, self.loaded, self.spaces = package, loaded, spaces
+    """Turns entries into kernels; ``base`` is the key under which they stand."""
+
+    def __init__(
+        self, package: Package, loaded: Loaded[PluginManifest], spaces: Mapping[str, ArchSpace], base: str
+    ) -> None:
+        self.package, self.loaded, self.spaces, self.base = package, loaded, spaces, base
         self.problems: list[str] = []
 
-    def finished(self, kernels: Sequence[Kernel | None]) -> tuple[Kernel, ...]:
+    def build(self, entries: Sequence[KernelEntry]) -> tuple[Kernel, ...]:
+        kernels = [self.kernel(entry, (self.base, i)) for i, entry in enumerate(entries)]
         names: dict[str, int] = {}
         for i, kernel in enumerate(kernels):
             if kernel is not None and names.setdefault(kernel.name, i) != i:
-                self.problem(("kernels", i), f"is a second kernel named {kernel.name!r}; give it a `name` of its own")
+                self.problem((self.base, i), f"is a second kernel named {kernel.name!r}; give it a `name` of its own")
         if self.loaded.manifest.ready is not None:
             self.check_entry(self.loaded.manifest.ready, ("ready",))
         for name, mode in self.loaded.manifest.modes.items():
             self.check_entry(mode.context, ("modes", name, "context"))
         if self.problems:
-            raise ManifestError(self.loaded.document.path, self.problems)
+            # what is wrong under `defaults` is wrong for each kernel
+            raise ManifestError(self.loaded.document.path, list(dict.fromkeys(self.problems)))
         return tuple(kernel for kernel in kernels if kernel is not None)
 
     def problem(self, path: KeyPath, text: str) -> None:
@@ -167,14 +170,14 @@ class _KernelBuilder:
                 (*path, "backward"), f"op {entry.op} has no backward kernel (its gradient is: {contract.gradient})"
             )
         saves: Saves = entry.saves or ("contract" if entry.backward and contract.saved else "none")
-        layers: list[Claim] = [self.loaded.manifest.defaults, entry]
+        layers: list[tuple[Claim, KeyPath]] = [(self.loaded.manifest.defaults, ("defaults",)), (entry, path)]
         variants = [
             (
                 variant.name or f"variant {i + 1}",
-                self.capability(contract, [*layers, variant], entry, saves, (*path, "variants", i)),
+                self.capability(contract, [*layers, (variant, (*path, "variants", i))], entry, saves),
             )
             for i, variant in enumerate(entry.variants)
-        ] or [("", self.capability(contract, layers, entry, saves, path))]
+        ] or [("", self.capability(contract, layers, entry, saves))]
         return Kernel(
             name=f"{self.package.name}.{entry.name or entry.op}",
             op=entry.op,
@@ -192,30 +195,41 @@ class _KernelBuilder:
         )
 
     def capability(
-        self, contract: Contract, layers: Sequence[Claim], entry: KernelEntry, saves: Saves, path: KeyPath
+        self, contract: Contract, layers: Sequence[tuple[Claim, KeyPath]], entry: KernelEntry, saves: Saves
     ) -> Capability:
-        def merged(key: str, default: Any) -> Any:
-            return next((value for layer in reversed(layers) if (value := getattr(layer, key)) is not None), default)
+        """The claim that the layers make together, the last one that has a key deciding it."""
 
-        dtypes, limits, features = merged("dtypes", {}), merged("limits", {}), merged("features", [])
+        def merged(key: str, default: Any) -> tuple[Any, KeyPath]:
+            for layer, path in reversed(layers):
+                if (value := getattr(layer, key)) is not None:
+                    return value, (*path, key)
+            return default, (*layers[-1][1], key)
+
+        targets, targets_path = merged("targets", {})
+        dtypes, dtypes_path = merged("dtypes", {})
+        formats, formats_path = merged("formats", {})
+        limits, limits_path = merged("limits", {})
+        features, features_path = merged("features", [])
+        properties, _ = merged("properties", {})
+        prebuilt, _ = merged("prebuilt", False)
         tensors = [tensor.name for tensor in contract.tensors]
         for name in tensors:
             if name not in dtypes:
-                self.problem((*path, "dtypes"), f"lacks {name}: every tensor argument needs its dtypes")
-        self.check_known("tensor argument", dtypes, tensors, (*path, "dtypes"))
+                self.problem(dtypes_path, f"lacks {name}: every tensor argument needs its dtypes")
+        self.check_known("tensor argument", dtypes, tensors, dtypes_path)
         for name, accepted in dtypes.items():
-            self.check_known("dtype", accepted, [*DTYPES, *tensors], (*path, "dtypes", name))
-        self.check_known("dimension or layout fact", limits, contract.limitable(), (*path, "limits"))
-        self.check_known("feature", features, [feature.name for feature in contract.features], (*path, "features"))
-        properties = merged("properties", {})
+            self.check_known("dtype", accepted, [*DTYPES, *tensors], (*dtypes_path, name))
+        self.check_known("tensor argument", formats, tensors, formats_path)
+        self.check_known("dimension or layout fact", limits, contract.limitable(), limits_path)
+        self.check_known("feature", features, [feature.name for feature in contract.features], features_path)
         return Capability(
-            targets=self.targets(merged("targets", {}), path),
+            targets=self.targets(targets, targets_path),
             dtypes={name: tuple(accepted) for name, accepted in dtypes.items()},
-            formats={name: tuple(accepted) for name, accepted in merged("formats", {}).items()},
+            formats={name: tuple(accepted) for name, accepted in formats.items()},
             limits=tuple(limit.limit(parameter) for parameter, limit in limits.items()),
             features=frozenset(features),
             properties=frozenset(name for name, holds in properties.items() if holds),
-            prebuilt=merged("prebuilt", False),
+            prebuilt=prebuilt,
             saves=saves,
             has_backward=entry.backward is not None,
             forward_ad=entry.forward_ad,
@@ -223,7 +237,7 @@ class _KernelBuilder:
 
     def targets(self, terms: Mapping[str, Any], path: KeyPath) -> dict[str, Any]:
         if not terms:
-            self.problem(path, "claims no targets; add `targets:` to it or to `defaults:`")
+            self.problem(path[:-1], "claims no targets; add `targets:` to it or to `defaults:`")
         selectors = {}
         for vendor, value in terms.items():
             exclude = value.exclude if isinstance(value, SelectorModel) else []
@@ -233,7 +247,7 @@ class _KernelBuilder:
             try:
                 selectors[vendor] = space.parse([include] if isinstance(include, str) else include, exclude)
             except ValueError as error:
-                self.problem((*path, "targets", vendor), str(error))
+                self.problem((*path, vendor), str(error))
         return selectors
 
     def priority(self, entry: KernelEntry, contract: Contract, path: KeyPath) -> Priority:

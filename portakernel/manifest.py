@@ -8,7 +8,7 @@ from __future__ import annotations
 import types
 import typing
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeVar
@@ -59,7 +59,7 @@ Specifier = Annotated[str, AfterValidator(_specifier)]
 
 class _Model(BaseModel):
     # built when first used: a model that a command does not need costs it nothing
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, populate_by_name=True, defer_build=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
 
 class LimitModel(_Model):
@@ -73,7 +73,7 @@ class LimitModel(_Model):
 
     @model_validator(mode="after")
     def _bounds_something(self) -> LimitModel:
-        if not self.model_fields_set:
+        if all(value is None or value is False for value in self.model_dump().values()):
             raise ValueError("is empty; give min, max, multiple_of, in or power_of_two")
         if self.min is not None and self.max is not None and self.min > self.max:
             raise ValueError(f"min {self.min} is greater than max {self.max}")
@@ -90,7 +90,7 @@ class LimitModel(_Model):
 class SelectorModel(_Model):
     """Archs with exceptions."""
 
-    include: list[str] | str = Field(alias="in")
+    include: Annotated[list[str], Field(min_length=1)] | str = Field(alias="in")
     exclude: list[str] = Field(default_factory=list, alias="not")
 
 
@@ -111,8 +111,8 @@ class CheckModel(_Model):
 class Claim(_Model):
     """What a kernel serves. Keys under ``defaults`` hold for every kernel, a kernel's own for each of its variants."""
 
-    targets: dict[Name, str | list[str] | SelectorModel] | None = None
-    dtypes: dict[Name, list[str]] | None = None
+    targets: dict[Name, str | Annotated[list[str], Field(min_length=1)] | SelectorModel] | None = None
+    dtypes: dict[Name, Annotated[list[str], Field(min_length=1)]] | None = None
     formats: dict[Name, list[FormatName]] | None = None
     limits: dict[str, LimitModel] | None = None
     features: list[Name] | None = None
@@ -176,7 +176,7 @@ class Mode(_Model):
 class PluginManifest(_Model):
     """``plugin.yaml``."""
 
-    schema_version: int
+    schema_version: Annotated[int, Field(ge=1)]
     plugin: Name
     summary: str = ""
     hooks: list[HookName] = Field(default_factory=list)
@@ -223,7 +223,7 @@ class ArchFacts(_Model):
 class BackendManifest(_Model):
     """``backend.yaml``."""
 
-    schema_version: int
+    schema_version: Annotated[int, Field(ge=1)]
     backend: Name
     vendor: Name
     summary: str = ""
@@ -258,9 +258,10 @@ class Loaded(Generic[M]):
 
 
 def problem(document: Document, path: KeyPath, text: str) -> str:
-    """``text`` with file, line and key path before it."""
+    """``text`` with file, line and key path before it; what was never a file has no lines."""
     dotted = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
-    return f"{document.path}:{document.line(path)}: {dotted + ': ' if dotted else ''}{text}"
+    where = f"{document.path}:{document.line(path)}" if document.lines is not None else document.path
+    return f"{where}: {dotted + ': ' if dotted else ''}{text}"
 
 
 def load_manifest(model: type[M], path: Path, *, strict: bool, shown_as: str | None = None) -> Loaded[M]:
@@ -278,6 +279,9 @@ def load_manifest(model: type[M], path: Path, *, strict: bool, shown_as: str | N
             document.path, [problem(document, (), f"holds {_shown(document.data)}, not a mapping of keys")]
         )
     data = document.data
+    for key in _keys_that_are_no_text(data):
+        text = f"the key {key[-1]!r} is not text for YAML; quote it"
+        raise ManifestError(document.path, [f"{document.path}:{document.line(tuple(map(str, key)))}: {text}"])
     version = data.get("schema_version")
     newer = isinstance(version, int) and not isinstance(version, bool) and version > SCHEMA_VERSION
     if newer and strict:
@@ -298,7 +302,7 @@ def load_manifest(model: type[M], path: Path, *, strict: bool, shown_as: str | N
         raise ManifestError(document.path, describe_errors(model, document, error)) from error
 
 
-def describe_errors(model: type[BaseModel], document: Document, error: ValidationError) -> list[str]:
+def describe_errors(model: Any, document: Document, error: ValidationError) -> list[str]:
     """One sentence for each key at fault: place, what was found, what is accepted."""
     problems: dict[KeyPath, list[str]] = {}
     for found in error.errors():
@@ -313,6 +317,15 @@ def describe_errors(model: type[BaseModel], document: Document, error: Validatio
                 text = f"found {_shown(found['input'])}; {text[0].lower()}{text[1:]}"
         problems.setdefault(path, []).append(text)
     return [problem(document, path, "; or ".join(dict.fromkeys(texts))) for path, texts in problems.items()]
+
+
+def _keys_that_are_no_text(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The paths of keys such as ``no`` or ``1``, which YAML reads as something else than text."""
+    pairs = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    for key, value in pairs:
+        if isinstance(data, dict) and not isinstance(key, str):
+            yield (*path, key)
+        yield from _keys_that_are_no_text(value, (*path, key))
 
 
 def _inside(data: Any, location: tuple[str | int, ...]) -> KeyPath:

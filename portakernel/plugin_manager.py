@@ -61,8 +61,9 @@ def installed_packages() -> tuple[Package, ...]:
     found = []
     for entry_point in importlib.metadata.entry_points(group=GROUP):
         distribution = entry_point.dist
-        name = distribution.name if distribution else "unknown"
-        version = distribution.version if distribution else "unknown"
+        # an interrupted uninstall leaves distributions that do not know their name
+        name = (distribution.name if distribution else None) or "unknown"
+        version = (distribution.version if distribution else None) or "unknown"
         module = entry_point.value.partition(":")[0].strip()
         found.append(Package(entry_point.name, module, name, version, find_folder(module)))
     return tuple(sorted(found, key=lambda package: (not package.first_party, package.distribution, package.name)))
@@ -70,19 +71,27 @@ def installed_packages() -> tuple[Package, ...]:
 
 def find_folder(module: str) -> Path | None:
     """The folder of a package, looked up without importing it or its parents (``importlib.util.find_spec`` would)."""
-    path: Sequence[str] | None = None
-    spec: importlib.machinery.ModuleSpec | None = None
+    path: list[str] | None = None
+    origin: str | None = None
     parts = module.split(".")
-    for depth in range(len(parts)):
-        name = ".".join(parts[: depth + 1])
-        candidates = (finder.find_spec(name, path) for finder in sys.meta_path if hasattr(finder, "find_spec"))
-        spec = next((candidate for candidate in candidates if candidate is not None), None)
+    for depth, part in enumerate(parts):
+        try:
+            spec = _find_spec(".".join(parts[: depth + 1]), path)
+        except KeyError:  # a namespace package inside another looks its parent up among the imported modules
+            inner = [Path(folder, part) for folder in path or ()]
+            path, origin = [str(folder) for folder in inner if folder.is_dir()], None
+            continue
         if spec is None:
             return None
-        path = list(spec.submodule_search_locations or ())
+        path, origin = list(spec.submodule_search_locations or ()), spec.origin
     if path:
         return Path(path[0])
-    return Path(spec.origin).parent if spec is not None and spec.origin else None
+    return Path(origin).parent if origin else None
+
+
+def _find_spec(name: str, path: Sequence[str] | None) -> importlib.machinery.ModuleSpec | None:
+    candidates = (finder.find_spec(name, path) for finder in sys.meta_path if hasattr(finder, "find_spec"))
+    return next((candidate for candidate in candidates if candidate is not None), None)
 
 
 class PluginManager:
@@ -186,7 +195,8 @@ class PluginManager:
                 continue
             others = [registered for registered in self._pluggy.get_plugins() if registered is not module]
             try:
-                results.append((package, self._pluggy.subset_hook_caller(hook, others)(**arguments)[0]))
+                answers = self._pluggy.subset_hook_caller(hook, others)(**arguments)
+                results.append((package, answers[0] if answers else None))  # pluggy leaves a None away
             except (Exception, SystemExit) as error:  # noqa: BLE001 - the plugin border: the reason is kept
                 self.report_broken(package, "hook", f"{hook} raised {type(error).__name__}: {error}", error)
         return results

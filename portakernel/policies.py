@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from portakernel.capability import Property
 from portakernel.config import Config
@@ -118,7 +118,8 @@ def make_layer(
     """
 
     def names(key: str, value: Names) -> tuple[str, ...]:
-        several = (value,) if isinstance(value, str) else tuple(value)
+        given: Any = value
+        several = tuple(given) if isinstance(given, (list, tuple)) else (given,)
         if not all(isinstance(name, str) for name in several):
             raise ConfigError(f"{source}: {key} takes names of kernels or plugins as strings; this is {value!r}")
         return several

@@ -31,15 +31,11 @@ def ask(
         UnknownNameError: an argument, dtype or feature that does not exist.
         ArgumentTypeError, ArgumentValueError: dtypes or shapes that the op does not accept together.
     """
+    shapes = _shapes(contract, shapes)
     found = _dtypes(contract, dtypes)
     contract.check_dtypes(found)
     names = [tensor.name for tensor in contract.tensors]
-    for name in shapes or {}:
-        if name not in names:
-            raise UnknownNameError("tensor argument", name, names, where=contract.op)
-    if shapes and any(size < 0 for shape in shapes.values() for size in shape):
-        raise ArgumentValueError(f"{contract.op}: a dimension is negative in {dict(shapes)}")
-    dims, _ = contract.bind_shapes({name: tuple(shape) for name, shape in (shapes or {}).items()})
+    dims, _ = contract.bind_shapes(shapes)
     facts: dict[str, int] = {}
     for name in names:
         facts |= {
@@ -62,33 +58,55 @@ def ask(
     )
 
 
-def _dtypes(contract: Contract, given: Mapping[str, str] | str | None) -> dict[str, str]:
+def _shapes(contract: Contract, given: object) -> dict[str, tuple[int, ...]]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise ArgumentTypeError(
+            f"{contract.op}: shapes are given by argument, such as {{'x': (4, 8)}}; this is {given!r}"
+        )
+    names = [tensor.name for tensor in contract.tensors]
+    for name, shape in given.items():
+        if name not in names:
+            raise UnknownNameError("tensor argument", name, names, where=contract.op)
+        sizes = isinstance(shape, (tuple, list)) and all(type(size) is int for size in shape)
+        if not sizes:
+            raise ArgumentTypeError(
+                f"{contract.op}: the shape of {name} must be a tuple of integers; this is {shape!r}"
+            )
+    if any(size < 0 for shape in given.values() for size in shape):
+        raise ArgumentValueError(f"{contract.op}: a dimension is negative in {dict(given)}")
+    return {name: tuple(shape) for name, shape in given.items()}
+
+
+def _dtypes(contract: Contract, given: object) -> dict[str, str]:
     if given is None:
         return {}
     names = [tensor.name for tensor in contract.tensors]
-    if not isinstance(given, str):
-        for name in given:
-            if name not in names:
-                raise UnknownNameError("tensor argument", name, names, where=contract.op)
+    for_all = isinstance(given, str)
+    if not for_all and not isinstance(given, Mapping):
+        accepted_forms = "a name for all arguments, or a name for each in a dict"
+        raise ArgumentTypeError(f"{contract.op}: dtype is {accepted_forms}; this is {given!r}")
+    asked: Mapping[str, object] = given if isinstance(given, Mapping) else dict.fromkeys(names, given)
+    for name in asked:
+        if name not in names:
+            raise UnknownNameError("tensor argument", name, names, where=contract.op)
     found: dict[str, str] = {}
     for name in names:
-        text = given if isinstance(given, str) else given.get(name)
         accepted = contract.accepted_dtypes(name, found)
-        if text is not None:
-            dtype = parse_dtype(text).name
-            if not isinstance(given, str) or dtype in accepted:
+        if asked.get(name) is not None:
+            dtype = parse_dtype(asked[name]).name
+            if not for_all or dtype in accepted:
                 found[name] = dtype
         elif accepted and accepted[0] in found.values():
             found[name] = accepted[0]  # it follows another argument's
-    if not found and isinstance(given, str):
+    if not found and for_all:
         known = [dtype for tensor in contract.tensors for dtype in tensor.dtypes if dtype in DTYPES]
-        raise ArgumentTypeError(f"{contract.op}: no argument can be {given}; {nearest(given, known)}")
+        raise ArgumentTypeError(f"{contract.op}: no argument can be {given}; {nearest(str(given), known)}")
     return found
 
 
 def _features(contract: Contract, given: Mapping[str, float]) -> dict[str, object]:
-    known = {parameter.name: parameter for parameter in contract.parameters}
-    for name in given:
-        if name not in known:
-            raise UnknownNameError("parameter", name, known, where=contract.op)
-    return {name: value for name, value in given.items() if known[name].feature and value != known[name].default}
+    numbers = {name: contract.number(name, value) for name, value in given.items()}
+    neutral = {feature.name: feature.default for feature in contract.features}
+    return {name: value for name, value in numbers.items() if name in neutral and value != neutral[name]}

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any, TypeGuard
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -15,9 +16,18 @@ from portakernel.contract import Contract
 from portakernel.contracts import contract, contracts
 from portakernel.errors import ManifestError, UnknownNameError
 from portakernel.kernel import Kernel, Priority, listed_kernels, plugin_kernels
-from portakernel.manifest import ArchFacts, BackendManifest, KernelEntry, Mode, describe_errors
+from portakernel.manifest import (
+    ArchFacts,
+    BackendManifest,
+    KernelEntry,
+    Loaded,
+    Mode,
+    PluginManifest,
+    describe_errors,
+)
 from portakernel.plugin_manager import Package, PluginManager
 from portakernel.target import Device, Target
+from portakernel.yaml_file import Document
 
 REFERENCE = "reference"
 
@@ -90,20 +100,31 @@ class Registry:
             try:
                 kernels = plugin_kernels(package, loaded, self.spaces)
                 if package.name in hooked:
-                    entries = TypeAdapter(list[KernelEntry]).validate_python(list(hooked[package.name]))
-                    kernels += listed_kernels(package, loaded, self.spaces, entries)
+                    kernels += self._listed(package, loaded, hooked[package.name])
                 names = [kernel.name for kernel in kernels]
                 if len(set(names)) < len(names):
-                    raise ManifestError(
-                        package.name, [f"{package}: portakernel_kernels repeats a kernel of plugin.yaml"]
-                    )
+                    text = f"{package}: portakernel_kernels repeats a kernel of plugin.yaml"
+                    raise ManifestError(package.name, [text])
                 found += kernels
-            except ValidationError as error:
-                problems = describe_errors(KernelEntry, loaded.document, error)
-                self.manager.report_broken(package, "hook", f"portakernel_kernels: {'; '.join(problems)}", error)
-            except (ManifestError, TypeError) as error:
+            except ManifestError as error:
                 self.manager.report_broken(package, "kernels", str(error), error)
         return found
+
+    def _listed(self, package: Package, loaded: Loaded[PluginManifest], returned: Any) -> tuple[Kernel, ...]:
+        """The kernels that a hook returned, checked as strictly as a manifest's."""
+        place = f"{package}: portakernel_kernels"
+        try:
+            entries = list(returned)
+        except Exception as error:
+            text = f"{place} returned {returned!r}, which is no list of kernels: {type(error).__name__}: {error}"
+            raise ManifestError(place, [text]) from error
+        document = Document(place, entries, None)
+        try:
+            kernels = TypeAdapter(list[KernelEntry]).validate_python(entries)
+        except ValidationError as error:
+            raise ManifestError(place, describe_errors(list[KernelEntry], document, error)) from error
+        document = Document(str(package), entries, None)
+        return listed_kernels(package, replace(loaded, document=document), self.spaces, kernels)
 
     def _reference(self, contract: Contract) -> Kernel:
         # it runs on every torch device, known to a backend or not; what shares another's tensors is none
@@ -140,8 +161,8 @@ class Registry:
             if backend is None:
                 continue
             devices = list(returned) if isinstance(returned, (list, tuple)) else [returned]
-            strangers = [device for device in devices if not isinstance(device, Device)]
-            foreign = {d.target.vendor for d in devices if isinstance(d, Device)} - {backend.vendor}
+            strangers = [device for device in devices if not _is_device(device)]
+            foreign = {device.target.vendor for device in devices if _is_device(device)} - {backend.vendor}
             if foreign:
                 text = f"portakernel_targets returned devices of {', '.join(sorted(foreign))}; the backend's vendor is"
                 self.manager.report_broken(package, "hook", f"{text} {backend.vendor}")
@@ -150,7 +171,7 @@ class Registry:
                 self.manager.report_broken(
                     package, "hook", f"portakernel_targets returned a {kind}; it must return Devices"
                 )
-            ours = [d for d in devices if isinstance(d, Device) and d.target.vendor == backend.vendor]
+            ours = [device for device in devices if _is_device(device) and device.target.vendor == backend.vendor]
             found += [replace(device, attached=backend.attach) for device in ours]
         return tuple(found)
 
@@ -205,3 +226,12 @@ class Registry:
         broken = next((b for b in self.manager.broken if name.partition(".")[0] == b.package.name), None)
         hint = f"Plugin {broken.package} is broken: {broken.reason}" if broken else ""
         raise UnknownNameError("kernel or plugin", name, [*self.kernels, *self.plugins()], where=where, hint=hint)
+
+
+def _is_device(found: Any) -> TypeGuard[Device]:
+    """Whether a hook's answer is a device whose fields are what they say."""
+    if not isinstance(found, Device):
+        return False
+    target: Any = found.target
+    torch_device: Any = found.torch_device
+    return isinstance(target, Target) and (torch_device is None or isinstance(torch_device, str))

@@ -31,7 +31,7 @@ class Target:
             ArgumentValueError: the text is not of that form.
         """
         vendor, colon, arch = text.strip().partition(":")
-        if not colon or not arch or not _VENDOR.fullmatch(vendor):
+        if not colon or not normalise(arch) or not _VENDOR.fullmatch(vendor):
             raise ArgumentValueError(
                 f"target {text!r} is not of the form vendor:arch, such as nvidia:sm_90 or amd:gfx942"
             )

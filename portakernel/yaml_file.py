@@ -19,6 +19,7 @@ MAX_BYTES = 1 << 20
 MAX_ALIASES = 64
 MAX_NODES = 50_000
 MAX_DEPTH = 24
+MAX_NUMBER = 64
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C parser, six times faster, where PyYAML has it
 _RESOLVER: Any = yaml.SafeLoader("")  # for its implicit types alone
@@ -29,17 +30,18 @@ KeyPath = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A file's data, and the line (from 1) of each key path in it."""
+    """A file's data, and the line (from 1) of each key path in it; None for data that was never in a file."""
 
     path: str
     data: Any
-    lines: Mapping[KeyPath, int]
+    lines: Mapping[KeyPath, int] | None
 
     def line(self, path: KeyPath) -> int:
         """The line of ``path``, or of the nearest enclosing key."""
-        while path and path not in self.lines:
+        lines = self.lines or {}
+        while path and path not in lines:
             path = path[:-1]
-        return self.lines.get(path, 1)
+        return lines.get(path, 1)
 
 
 @dataclass(slots=True)
@@ -49,6 +51,7 @@ class _Frame:
     anchor: str | None
     key: Any = None
     awaits_value: bool = False
+    key_lines: dict[Any, int] = field(default_factory=dict[Any, int])
     nodes: int = 1
 
 
@@ -119,12 +122,14 @@ class _Builder:
         kind = _PLAIN_TAGS.get(tag, "str")  # a date stays the text that it was
         if kind == "str":
             return event.value
+        if len(event.value) > MAX_NUMBER:
+            shown = event.value[:40] + "…"
+            raise self.fail(event.start_mark, f"{shown!r} is not a {kind}: it has {len(event.value)} characters")
         try:
             node = yaml.ScalarNode(tag, event.value)
             return _RESOLVER.yaml_constructors[tag](_RESOLVER, node)
         except ValueError as error:
-            shown = event.value if len(event.value) <= 40 else event.value[:40] + "…"
-            raise self.fail(event.start_mark, f"{shown!r} is not a {kind}: {error}") from error
+            raise self.fail(event.start_mark, f"{event.value!r} is not a {kind}: {error}") from error
 
     def alias(self, event: Any) -> tuple[Any, Any, None, int]:
         self.aliases += 1
@@ -161,9 +166,10 @@ class _Builder:
         if isinstance(key, (list, dict)):
             raise self.fail(mark, "a key must be a plain scalar")
         if key in frame.value:
-            first = self.lines[(*frame.path, str(key))]
+            first = frame.key_lines[key]
             raise self.fail(mark, f"key {key!r} is a duplicate of the one in line {first}")
         frame.key, frame.awaits_value = key, True
+        frame.key_lines[key] = mark.line + 1
         self.lines[(*frame.path, str(key))] = mark.line + 1
 
 
@@ -194,6 +200,9 @@ def read_yaml(path: Path, *, shown_as: str | None = None) -> Document:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         problem = " ".join(filter(None, (error.context, error.problem)))
         raise ManifestError(name, [f"{name}:{line}: is not valid YAML: {problem}"]) from error
+    except yaml.reader.ReaderError as error:
+        line = text[: error.position].count("\n") + 1
+        raise ManifestError(name, [f"{name}:{line}: is not valid YAML: {error.reason}"]) from error
     except yaml.YAMLError as error:
         raise ManifestError(name, [f"{name}: is not valid YAML: {error}"]) from error
     return Document(name, data, builder.lines)

@@ -222,11 +222,9 @@ def _missing(now: Dispatcher, devices: Sequence[Device], compiler: tuple[str, st
     found += [Missing(what, f"install {requirement}") for what, requirement in needs]
     for device in devices:
         if device.torch_device is None:
-            note = device.note or "no reason is given"
-            what, _, advice = note.partition(": ")
-            found.append(
-                Missing(f"torch cannot reach {device.name} ({device.target}): {what}", advice or "see the note")
-            )
+            why, _, advice = device.note.partition(": ")
+            what = f"torch cannot reach {device.name} ({device.target})" + (f": {why}" if why else "")
+            found.append(Missing(what, advice or "install a build of torch that can"))
     if compiler is None:
         found.append(Missing("there is no C compiler, and Triton needs one to launch kernels", "install gcc or clang"))
     return found

@@ -76,7 +76,9 @@ class _Boundary:
             yield "something inside", lambda: [f"no installed backend has an arch of {vendors} that is claimed"]
             return
         capability, spaces = self.capability, self.spaces
-        refused = tuple(str(rejection.text) for rejection in capability.rejections(base, spaces))
+        refused = [rejection.text for rejection in capability.rejections(base, spaces)]
+        contradicted = (limit for limit in capability.limits if base.value(limit.parameter) is None)
+        refused += [f"{limit} contradicts another limit" for limit in contradicted]
         yield "something inside", lambda: [f"no request is inside all claims: {text}" for text in refused]
         for limit in capability.limits:
             outside = {f"{limit.parameter} = {value}": value for value in just_outside(limit)}

@@ -12,9 +12,9 @@ from packaging.specifiers import SpecifierSet
 from portakernel.arch import ArchSpace
 from portakernel.capability import Capability, ReasonCode, Rejection
 from portakernel.dispatch import Dispatcher
-from portakernel.readiness import installed_version
 from portakernel.kernel import Kernel
 from portakernel.policies import intern_policy, make_layer
+from portakernel.readiness import installed_version
 from portakernel.request import Request
 from portakernel.target import Device, Target
 

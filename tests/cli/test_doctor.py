@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 
 from portakernel import __version__
 from portakernel.cli.diagnosis import REMEDIES, find_compiler
+from portakernel.runtime import dispatcher
+from portakernel.target import Device, Target
 
 RAISING = """\
 schema_version: 1
@@ -52,7 +55,7 @@ def test_json_form_key_by_key(run: Callable) -> None:
 def test_people_read_devices_and_what_is_ready_on_them(run: Callable) -> None:
     out = run("doctor").out
     assert out.startswith(f"portakernel {__version__} on Python ")
-    assert "\n    on cpu    torch.add, torch.rms_norm_cpu (cpu:" in out
+    assert re.search(r"\n    on cpu +torch\.add, torch\.rms_norm_cpu \(cpu:", out)
     assert out.endswith("\nNothing is broken.\n")
 
 
@@ -102,6 +105,19 @@ def test_a_requirement_that_is_not_installed_is_missing_not_broken(run: Callable
         "what": "plugin acme needs acme_runtime >=2; it is not installed",
         "remedy": "install acme_runtime>=2",
     } in ran.json["missing"]
+
+
+def test_a_device_that_torch_cannot_reach_is_missing_and_says_what_to_install(run: Callable) -> None:
+    note = "torch 2.11.0 is a CPU build: install a CUDA build to use this device"
+    lonely = Device(Target("nvidia", "sm_90"), "NVIDIA H200", None, uuid="GPU-1", memory_bytes=2**37, note=note)
+    vars(dispatcher().registry)["devices"] = (lonely,)
+    ran = run("doctor")
+    assert ran.status == 0
+    assert f"\n  nvidia  nvidia:sm_90  NVIDIA H200, 128.0 GiB, GPU-1, {note}\n" in ran.out
+    assert (
+        "\nMissing\n  torch cannot reach NVIDIA H200 (nvidia:sm_90): torch 2.11.0 is a CPU build\n"
+        "    -> install a CUDA build to use this device\n"
+    ) in ran.out
 
 
 def test_unknown_variables_are_told(run: Callable, monkeypatch: pytest.MonkeyPatch) -> None:

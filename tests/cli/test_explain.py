@@ -116,7 +116,7 @@ def test_without_a_target_this_machines_first_device_is_probed(run: Callable) ->
             "rms_norm --set weigth_offset=1",
             "--set: rms_norm: unknown parameter 'weigth_offset'; did you mean 'weight_offset'?",
         ),
-        ("add --set target=1", "--set: add: unknown parameter 'target'; 0 are known, none of them close"),
+        ("add --set target=1", "--set: add: unknown parameter 'target'; none is known"),
         ("add --use tritn.add", "command line: use: unknown kernel or plugin 'tritn.add'; did you mean 'triton.add'?"),
     ],
 )

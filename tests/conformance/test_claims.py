@@ -72,7 +72,7 @@ def test_limit_that_is_wider_than_the_kernel_fails_at_its_end(make_suite):
         (Limit("N", min=1), (0,)),
         (Limit("N", min=0), ()),
         (Limit("N", min=2, max=8), (1, 9)),
-        (Limit("N", multiple_of=16), (15, 17, 31, 33)),
+        (Limit("N", multiple_of=16), (15, 17)),
         (Limit("N", multiple_of=16, min=64, max=128), (15, 17, 63, 65, 79, 81, 127, 129)),
         (Limit("x.stride_last", one_of=(1,)), (0, 2)),
         (Limit("x.contiguous", one_of=(True,)), (False,)),
@@ -145,6 +145,6 @@ def test_claim_that_is_not_enforced_fails(make_suite, registry):
 def test_claim_that_contradicts_itself_fails(make_suite):
     suite = make_suite("torch.rms_norm_cpu", limits=(Limit("N", max=3), Limit("N", min=4)))
     found = {r.case: (r.status, r.detail) for r in suite.run(next(u for u in suite.units() if u.kind == "boundary"))}
-    status, detail = found["rms_norm[something inside]"]
-    assert status == "failed"
-    assert detail.startswith("no request is inside all claims: ")
+    contradiction = "no request is inside all claims: N {} contradicts another limit"
+    detail = f"{contradiction.format('<= 3')}; {contradiction.format('>= 4')}"
+    assert found["rms_norm[something inside]"] == ("failed", detail)

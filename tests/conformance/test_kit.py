@@ -1,4 +1,4 @@
-"""What the kit reports: conforming kernels pass, faults fail with their reason, what cannot run is skipped with its own."""
+"""What the kit reports: conforming kernels pass, faults fail, what cannot run is skipped; each with its reason."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_the_modes_allowance_is_added_to_the_ops_tolerance_for_its_dtypes_alone(
     suite = make_suite("torch.add", forward=lambda kernel: lambda x, y, **kw: _one_ulp_more(kernel(x, y, **kw)))
     unit = next(unit for unit in suite.units() if unit.name == "add[odd, x=bfloat16, y=bfloat16]")
     assert [r.aspect for r in suite.run(unit) if r.status == "failed"] == ["forward", "out", "inplace"]
-    suite.venue = Venue("cpu", suite.venue.targets, suite.venue.device, allowance_ulp={"bfloat16": 1.0})
+    suite.venue = Venue("cpu", suite.venue.targets, suite.venue.device, allowance_ulp={"bfloat16": 3.0})
     assert failures(suite.run(unit)) == []
     other = next(unit for unit in suite.units() if unit.name == "add[odd, x=float16, y=float16]")
     assert failures(suite.run(other)) != []

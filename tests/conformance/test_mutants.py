@@ -545,7 +545,8 @@ named: Any = {"ids": lambda value: getattr(value, "__name__", value)}
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_forward_mutant_is_killed_in_every_case_that_it_touches(make_suite, kernel, mutate):
     mutant = mutant_of(kernel)
-    suite = make_suite(kernel, forward=functools.partial(mutate, mutant))
+    # backward is left out: it takes half the time, and these mutants do not touch it
+    suite = make_suite(kernel, forward=functools.partial(mutate, mutant), has_backward=False)
     touched, survived = verdicts(suite, mutant)
     assert touched > 0
     assert survived == []

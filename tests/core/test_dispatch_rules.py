@@ -132,30 +132,22 @@ def test_rule_2_a_decision_is_data_and_text(world):
     as_json = json.loads(json.dumps(decision.to_json()))
     assert as_json["request"]["dims"] == {"M": 3}
     del as_json["request"]
+    here = "acme:acme1"
+    last = {"code": "lower_priority", "text": "the reference comes last; p.add serves", "parameter": None}
+    limit = {"code": "limit", "text": "needs M <= 2; this is 3", "parameter": "M"}
+    assumed = ["torch >=2.11 is installed"]
+    rows = [
+        ("p.add", "chosen", 20, [], here, []),
+        ("reference.add", "eligible", 0, [last], here, assumed),
+        ("p.cannot", "rejected", 0, [limit], None, []),
+    ]
+    keys = ("kernel", "status", "priority", "rejections", "target", "assumed")
     assert as_json == {
         "op": "add",
-        "target": "acme:acme1",
+        "target": here,
         "chosen": "p.add",
         "why": "priority 20; the only one beside the reference",
-        "candidates": [
-            {"kernel": "p.add", "status": "chosen", "priority": 20, "rejections": [], "assumed": []},
-            {
-                "kernel": "reference.add",
-                "status": "eligible",
-                "priority": 0,
-                "rejections": [
-                    {"code": "lower_priority", "text": "the reference comes last; p.add serves", "parameter": None}
-                ],
-                "assumed": ["torch >=2.11 is installed"],
-            },
-            {
-                "kernel": "p.cannot",
-                "status": "rejected",
-                "priority": 0,
-                "rejections": [{"code": "limit", "text": "needs M <= 2; this is 3", "parameter": "M"}],
-                "assumed": [],
-            },
-        ],
+        "candidates": [dict(zip(keys, row, strict=True)) for row in rows],
     }
     assert str(decision) == (
         "add on acme:acme1 with x float32, y float32, M=3\n"
@@ -163,6 +155,16 @@ def test_rule_2_a_decision_is_data_and_text(world):
         "  reference.add  lower_priority: the reference comes last; p.add serves\n"
         "  p.cannot       limit: needs M <= 2; this is 3"
     )
+
+
+def test_rule_2_the_kernels_that_would_have_gone_first_are_named_in_their_order(world):
+    for name, priority in (("a", 9), ("b", 30), ("c", 20)):
+        world.plugin(name, {"priority": priority, "limits": {"M": {"max": priority}}})
+    dispatcher = world.dispatcher()
+    passed_over = {m: dispatcher.decide(world.request(shapes={"x": (m,)})).passed_over for m in (5, 15, 25, 35)}
+    assert passed_over == {5: (), 15: (), 25: (), 35: ("b.add", "c.add", "a.add")}
+    preferred = dispatcher.decide(world.request(shapes={"x": (25,)}), under({"prefer": "c"}))
+    assert (preferred.chosen.name, preferred.passed_over) == ("b.add", ("c.add",))
 
 
 # --- 3: explicit is strict -------------------------------------------------------------------------------------------
@@ -370,6 +372,12 @@ def test_rule_9_an_attached_targets_kernel_competes_only_when_a_policy_names_it(
     for wish in ("use", "prefer"):
         for name in ("side_kernels", "side_kernels.add"):
             assert dispatcher.decide(request, under({wish: name})).chosen.name == "side_kernels.add"
+
+
+def test_rule_9_the_decision_names_the_attached_target_that_it_runs_on(world, attached):
+    decision = world.dispatcher().decide(world.request(attached=(attached,)), under({"use": "side_kernels"}))
+    assert (str(decision.target), str(decision.request.target)) == ("side:s2", "acme:acme1")
+    assert "  chosen: side_kernels.add on side:s2 (context uses it)" in str(decision).splitlines()
 
 
 def test_rule_9_without_the_attached_device_its_kernel_is_of_another_vendor(world, attached):

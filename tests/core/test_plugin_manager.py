@@ -402,6 +402,16 @@ def test_a_device_that_is_not_the_backends_to_offer_is_left_out_and_told(world, 
     assert registry.manager.broken_names() == {"acme"}
 
 
+@pytest.mark.parametrize("attach", [False, True])
+@pytest.mark.parametrize("said", [False, True])
+def test_whether_a_device_is_attached_is_what_the_manifest_says_and_not_the_hook(world, attach, said):
+    source = HOOK.format("portakernel_targets()", f"return [Device(Target('side', 's1'), 'S', 'cpu', attached={said})]")
+    source = f"from portakernel.target import Device, Target\n{source}"
+    world.backend("side", attach=attach, torch_device="cpu", lines=[["s1"]], source=source)
+    (device,) = world.registry().devices
+    assert device.attached is attach
+
+
 def test_devices_of_a_list_with_garbage_in_it_are_kept(world):
     registry = found_by(world, f"[{DEVICE}, 5]")
     assert [device.name for device in registry.devices] == ["Acme 1", "Sound"]

@@ -1,0 +1,50 @@
+"""docs/cli.md and the JSON that commands print have the same keys."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
+# Objects whose keys are names of arguments, dimensions, vendors, modules or variables.
+OPEN = {"dtypes", "dims", "facts", "features", "formats", "targets", "requires", "set"}
+
+
+def _keys(data: Any) -> Iterator[str]:
+    if isinstance(data, list):
+        for item in data:
+            yield from _keys(item)
+    elif isinstance(data, dict):
+        for key, value in data.items():
+            yield key
+            if key not in OPEN or isinstance(value, list):
+                yield from _keys(value)
+
+
+def _section(command: str) -> str:
+    """What the document says of ``command``, and of ``explain``, whose form others contain."""
+    sections = dict(zip(*[iter(re.split(r"^## (.+)\n", DOCUMENT, flags=re.MULTILINE)[1:])] * 2, strict=True))
+    return sections[command] + sections["explain"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["list", "doctor", "explain add --target cpu:x86_64", "validate", "check --plugin torch --op add", "demo {text}"],
+)
+def test_every_key_is_documented(run: Callable, tmp_path: Path, line: str) -> None:
+    text = tmp_path / "text"
+    text.write_text("words", encoding="utf-8")
+    command, *arguments = line.format(text=text).split()
+    section = re.sub(r"```.*?```", "", _section(command), flags=re.DOTALL)
+    written = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", section))))
+    assert set(_keys(run(command, *arguments, "--json").json)) - written == set()
+
+
+@pytest.mark.parametrize("command", ["list", "doctor", "explain", "validate", "check", "demo"])
+def test_every_option_is_documented(run: Callable, command: str) -> None:
+    options = set(re.findall(r"--[a-z]+", run(command, "--help").out)) - {"--help", "--json"}
+    assert options - set(re.findall(r"--[a-z]+", _section(command))) == set()
