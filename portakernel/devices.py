@@ -50,5 +50,4 @@ def _from_torch(device: torch.device) -> Device:
         # On ROCm torch shows the bytes of the id in a form of its own, so that there the index has to do.
         uuid = f"GPU-{properties.uuid}" if target.vendor == "nvidia" else None
         return Device(target, properties.name, f"cuda:{index}", uuid, properties.total_memory)
-    name = device.type if device.index is None else str(device)
-    return Device(Target(device.type, "unknown"), name, name)
+    return Device(Target(device.type, "unknown"), str(device), str(device))

@@ -21,8 +21,7 @@ def forward(
     wide = _wide(x)
     rstd = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     y = (wide * rstd * (_wide(weight) + weight_offset)).to(x.dtype)
-    if out is not None:
-        y = out.copy_(y)
+    y = y.contiguous() if out is None else out.copy_(y)
     return (y, rstd.reshape(-1)) if save else y
 
 
@@ -43,7 +42,7 @@ def backward(
     if needs[0]:
         gw = g * (_wide(weight) + weight_offset)
         mean = (gw * u).mean(-1, keepdim=True)
-        grad_x = (rstd.reshape(*x.shape[:-1], 1) * (gw - u * mean)).to(x.dtype)
+        grad_x = (rstd.reshape(*x.shape[:-1], 1) * (gw - u * mean)).to(x.dtype).contiguous()
     if needs[1]:
         grad_weight = (g * u).reshape(-1, x.shape[-1]).sum(0).to(weight.dtype)
     return grad_x, grad_weight

@@ -1,22 +1,28 @@
-"""Suites over the first-party kernels, in which single kernels can be replaced by mutants or claim something else."""
+"""Suites over the first-party kernels, in which kernels can be replaced by mutants or claim something else."""
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from portakernel.config import Config
-from portakernel.conformance.suite import Suite
+from portakernel.conformance.suite import Suite, Unit
 from portakernel.conformance.venue import Unavailable, find_venue
+from portakernel.contracts import contract
 from portakernel.dispatch import Dispatcher
 from portakernel.plugin_manager import PluginManager, installed_packages
 from portakernel.registry import Registry
 
 SEED = 20261120
+Kernel = Callable[..., Any]
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
@@ -73,3 +79,101 @@ def make_suite(registry):
         return Suite(dispatcher, kernel, venue, SEED)
 
     return make
+
+
+@dataclass
+class Mutant:
+    """What a mutant touched in the case at hand."""
+
+    op: str
+    allowance: float = 0.0
+    touched: bool = False
+    calls: int = 0
+    buffers: dict[Any, Tensor] = field(default_factory=dict)
+
+    def tolerance(self, dtype: torch.dtype, part: str = "forward") -> float:
+        allowed = getattr(contract(self.op).tolerance, part)
+        return allowed[str(dtype).removeprefix("torch.")] + self.allowance
+
+    def nudge(self, tensor: Tensor, place: int, steps: int | None = None) -> None:
+        """Moves one element by the fewest numbers of its dtype that no rounding within the tolerance explains."""
+        index = tuple(int(i) for i in torch.unravel_index(torch.tensor(place), tensor.shape)) if tensor.dim() else ()
+        value = tensor[index].reshape(1)
+        steps = math.ceil(2 * self.tolerance(tensor.dtype)) + 1 if steps is None else steps
+        if not value.isfinite():
+            tensor[index] = 0.0
+        else:
+            tensor[index] = moved(value, steps)[0]
+        self.touched = True
+
+    @staticmethod
+    def smallest(tensor: Tensor) -> int:
+        """The place of the element of smallest magnitude."""
+        return int(torch.where(tensor.isnan(), math.inf, tensor.double().abs()).argmin())
+
+    @staticmethod
+    def output(results: Any) -> Tensor:
+        """The first output among a kernel's results."""
+        return results[0] if isinstance(results, tuple) else results
+
+
+def moved(value: Tensor, steps: int) -> Tensor:
+    """A finite number moved by ``steps`` numbers: away from zero or, where it is large, twice as many towards it."""
+    kind = {2: torch.int16, 4: torch.int32}[value.element_size()]
+    bits = value.view(kind).clone()
+    magnitude = bits & torch.iinfo(kind).max
+    large = bool(value.abs() > 1)
+    return (bits - 2 * steps if large and bool(magnitude > 2 * steps) else bits + steps).view(value.dtype)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """In how many cases a mutant touched something, and those of them that it survived."""
+
+    touched: int
+    survived: tuple[str, ...]
+
+
+@pytest.fixture
+def hunt(make_suite):
+    """The verdict on a mutant of a kernel's forward or backward, over all its cases or those that ``only`` picks."""
+
+    def hunted(
+        name: str,
+        *,
+        forward: Callable[[Mutant, Kernel], Kernel] | None = None,
+        backward: Callable[[Mutant, Kernel], Kernel] | None = None,
+        only: Callable[[Unit], bool] = lambda unit: True,
+        **claims: Any,
+    ) -> Verdict:
+        op = name.partition(".")[2].removesuffix("_cpu")
+        mutant = Mutant(op, allowance=1.0 if name.startswith("triton") else 0.0)
+        wraps = {
+            phase: functools.partial(mutate, mutant)
+            for phase, mutate in (("forward", forward), ("backward", backward))
+            if mutate is not None
+        }
+        suite = make_suite(name, **wraps, **claims)
+        touched, survived = 0, []
+        for unit in suite.units():
+            if unit.kind != "case" or not only(unit):
+                continue
+            mutant.touched = False
+            failed = any(result.status == "failed" for result in suite.run(unit))
+            touched += mutant.touched
+            survived += [unit.name] if mutant.touched and not failed else []
+        return Verdict(touched, tuple(survived))
+
+    return hunted
+
+
+@pytest.fixture
+def failing_aspects(make_suite):
+    """The aspects that fail in one case of a mutant."""
+
+    def aspects(name: str, unit_name: str, mutate: Callable[[Mutant, Kernel], Kernel]) -> set[str]:
+        suite = make_suite(name, forward=functools.partial(mutate, Mutant(name.partition(".")[2].removesuffix("_cpu"))))
+        unit = next(unit for unit in suite.units() if unit.name == unit_name)
+        return {result.aspect for result in suite.run(unit) if result.status == "failed"}
+
+    return aspects
