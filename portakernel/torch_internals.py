@@ -33,9 +33,9 @@ def below_autograd() -> AbstractContextManager[None]:
     return guard
 
 
-def outside_modes() -> AbstractContextManager[None]:
+def outside_modes() -> AbstractContextManager[Any]:
     """A context in which tensors are real: a probe must not see a tracer's fake ones."""
-    context: AbstractContextManager[None] = _disable_current_modes()
+    context: AbstractContextManager[Any] = _disable_current_modes()
     return context
 
 
