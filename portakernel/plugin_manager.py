@@ -61,12 +61,16 @@ def installed_packages() -> tuple[Package, ...]:
     found = []
     for entry_point in importlib.metadata.entry_points(group=GROUP):
         distribution = entry_point.dist
-        # an interrupted uninstall leaves distributions that do not know their name
-        name = (distribution.name if distribution else None) or "unknown"
-        version = (distribution.version if distribution else None) or "unknown"
+        name, version = _named(distribution, "Name"), _named(distribution, "Version")
         module = entry_point.value.partition(":")[0].strip()
         found.append(Package(entry_point.name, module, name, version, find_folder(module)))
     return tuple(sorted(found, key=lambda package: (not package.first_party, package.distribution, package.name)))
+
+
+def _named(distribution: importlib.metadata.Distribution | None, field: str) -> str:
+    """A field of a distribution's metadata; an interrupted uninstall leaves distributions that have none."""
+    known = distribution is not None and field in distribution.metadata
+    return distribution.metadata[field] if distribution is not None and known else "unknown"
 
 
 def find_folder(module: str) -> Path | None:

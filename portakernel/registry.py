@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -69,6 +69,8 @@ class Registry:
 
     def __init__(self, manager: PluginManager | None = None) -> None:
         self.manager = manager if manager is not None else PluginManager()
+        self._devices: tuple[Device, ...] | None = None
+        self._probing = threading.Lock()
         self.backends: Mapping[str, Backend] = MappingProxyType(self._backends())
         self.spaces: Mapping[str, ArchSpace] = MappingProxyType(
             {backend.vendor: backend.space for backend in self.backends.values()}
@@ -152,9 +154,16 @@ class Registry:
             requires={"torch": ">=2.11"},
         )
 
-    @functools.cached_property
+    @property
     def devices(self) -> tuple[Device, ...]:
-        """The devices that the backends find on this machine, probed on first use."""
+        """The devices that the backends find on this machine, probed once, on first use."""
+        if self._devices is None:
+            with self._probing:
+                if self._devices is None:
+                    self._devices = self._probe()
+        return self._devices
+
+    def _probe(self) -> tuple[Device, ...]:
         found: list[Device] = []
         for package, returned in self.manager.call("portakernel_targets"):
             backend = self.backends.get(package.name)

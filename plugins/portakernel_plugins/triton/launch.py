@@ -47,7 +47,7 @@ def processor(device: torch.device) -> Processor:
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, parameter: str | None = None, **meta: Any) -> None:
-    """Launch ``kernel`` on the device of its first argument, a tensor; inside ``interpreting()``, interpret it.
+    """Launch ``kernel`` on the current device, which the dispatcher makes the arguments'; or interpret it.
 
     ``parameter`` is the dimension to name where the kernel needs more than the device has; it is not passed on.
 
@@ -67,10 +67,8 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, parameter: str | None
             " portakernel_plugins.triton.interpreter.interpreting()"
         )
     try:
-        # Triton launches on the current device, wherever the tensors are.
-        with torch.accelerator.device_index(device.index):
-            # Said explicitly, because Triton's default is an environment variable's and changes with 3.10.
-            kernel[grid](*args, enable_fp_fusion=True, **meta)
+        # Said explicitly, because Triton's default is an environment variable's and changes with 3.10.
+        kernel[grid](*args, enable_fp_fusion=True, **meta)
     except OutOfResources as error:
         raise CannotRun(_too_large(kernel, error, parameter)) from error
 

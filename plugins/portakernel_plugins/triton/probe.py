@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sysconfig
+from contextlib import nullcontext
 from pathlib import Path
 
 from portakernel.capability import ReasonCode, Rejection
@@ -81,8 +82,10 @@ def _tiny_launch(device: Device) -> Rejection | None:
 
     if device.torch_device is None:
         return Rejection(ReasonCode.DRIVER, f"torch does not reach {device.target}: {device.note}")
-    x = torch.arange(16, dtype=torch.float32, device=device.torch_device)
-    if torch.equal(add(x, x).cpu(), 2 * x.cpu()):
-        return None
+    where = torch.device(device.torch_device)
+    with torch.accelerator.device_index(where.index) if where.type != "cpu" else nullcontext():
+        x = torch.arange(16, dtype=torch.float32, device=where)
+        if torch.equal(add(x, x).cpu(), 2 * x.cpu()):
+            return None
     text = f"a tiny Triton kernel ran on {device.torch_device} and gave wrong numbers; check the driver's and Triton's"
     return Rejection(ReasonCode.PROBE_FAILED, f"{text} versions")
