@@ -44,7 +44,8 @@ def rms_norm(
     Everything is computed in float32 and rounded once, at the end: libraries that round before the weight differ
     by up to one unit in the last place. weight_offset=1.0 is Gemma's form. Forward saves rstd (M,), the
     reciprocal root, in float32. Not guaranteed: equal bits from different kernels; finite results where the sum
-    of squares exceeds float32.
+    of squares exceeds float32; zeros beside an infinity, where a kernel may give NaN for the whole row; terms of
+    a gradient that are subnormal in float32, which a kernel may flush to zero.
 
     Args:
         x: (..., N), float32 or float16 or bfloat16.

@@ -21,7 +21,8 @@ CONTRACT = Contract(
         "Everything is computed in float32 and rounded once, at the end: libraries that round before the weight differ"
         " by up to one unit in the last place. weight_offset=1.0 is Gemma's form. Forward saves rstd (M,), the"
         " reciprocal root, in float32. Not guaranteed: equal bits from different kernels; finite results where the sum"
-        " of squares exceeds float32."
+        " of squares exceeds float32; zeros beside an infinity, where a kernel may give NaN for the whole row; terms of"
+        " a gradient that are subnormal in float32, which a kernel may flush to zero."
     ),
     tensors=(
         TensorArgument("x", ("*M", "N"), ("float32", "float16", "bfloat16")),
@@ -32,6 +33,8 @@ CONTRACT = Contract(
     saved=(Result("rstd", ("M",), like="x", dtype="float32"),),
     gradient="kernel",
     inplace=("x",),
+    # torch's fused CUDA kernel gives NaN for every element and for rstd (torch 2.11, H200, 2026-11-20)
+    infinite_rows="may_be_nan",
     cases=(
         Case("one element", (1,), {"N": 1}),
         Case("one row", (), {"N": 64}),
@@ -53,7 +56,8 @@ CONTRACT = Contract(
         Case("offset weight", (3,), {"N": 100}, parameters={"weight_offset": 1.0}),
         Case("offset weight and eps", (5,), {"N": 31}, parameters={"weight_offset": -0.5, "eps": 1e-3}),
         Case("large magnitudes", (3,), {"N": 90}, values="large"),
-        Case("tiny magnitudes", (3,), {"N": 90}, values="tiny"),
+        # its gradients are sums of subnormal terms, which torch's CUDA kernel flushes (torch 2.11, H200, 2026-11-20)
+        Case("tiny magnitudes", (3,), {"N": 90}, values="tiny", backward=False),
         Case("NaN, infinities, signed zeros", (6,), {"N": 70}, values="special", backward=False),
         Case("zeros", (3,), {"N": 60}, values="zeros"),
     ),

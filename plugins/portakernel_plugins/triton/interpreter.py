@@ -40,7 +40,7 @@ def run(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: Mapping
     import numpy as np
 
     # A GPU computes with NaN and infinities silently; so does this.
-    with _LANGUAGE_PATCHED, _callable_jit_functions(), np.errstate(all="ignore"):
+    with _LANGUAGE_PATCHED, _callable_jit_functions(), _exact_bfloat16(), np.errstate(all="ignore"):
         _interpreted(kernel.fn)[grid](*args, **meta)
 
 
@@ -58,6 +58,32 @@ def _callable_jit_functions() -> Iterator[None]:
         yield
     finally:
         JITFunction.__call__ = refuse
+
+
+@contextmanager
+def _exact_bfloat16() -> Iterator[None]:
+    """Convert between bfloat16 and float32 as hardware does: triton's own function gets subnormal numbers wrong."""
+    import numpy as np
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    general = interpreter._convert_float
+
+    def convert(input: Any, input_dtype: Any, output_dtype: Any, rounding_mode: Any) -> Any:
+        if (input_dtype, output_dtype) == (tl.bfloat16, tl.float32):
+            return (input.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+        if (input_dtype, output_dtype) == (tl.float32, tl.bfloat16):
+            bits = input.view(np.uint32)
+            # half of what is cut off, less one where the last bit kept is even: rounds to nearest, ties to even
+            rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+            return np.where(np.isnan(input), 0x7FC0, rounded).astype(np.uint16)
+        return general(input, input_dtype, output_dtype, rounding_mode)
+
+    interpreter._convert_float = convert
+    try:
+        yield
+    finally:
+        interpreter._convert_float = general
 
 
 def _range(*bounds: Any) -> range:
