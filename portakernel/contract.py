@@ -119,8 +119,8 @@ class Contract:
     ``gradient`` is ``kernel`` (backward is an op of its own), ``identity`` (each gradient is the output's gradient, no
     kernel runs) or ``none``. ``saved`` is what forward keeps for backward. ``inplace`` names the arguments that ``out``
     may be. ``infinite_rows`` says whether a row of an argument that holds an infinity gives what the formula gives
-    there, or may give NaN throughout. ``autocast`` says what happens to dtypes under autocast: ``keep`` (the op computes
-    in float32 anyhow) or ``promote`` (arguments of different float dtypes are cast to the widest).
+    there, or may give NaN throughout. ``autocast`` says what happens to dtypes under autocast: ``keep`` (the op
+    computes in float32 anyhow) or ``promote`` (arguments of different float dtypes are cast to the widest).
     """
 
     op: str

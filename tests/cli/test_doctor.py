@@ -110,7 +110,7 @@ def test_a_requirement_that_is_not_installed_is_missing_not_broken(run: Callable
 def test_a_device_that_torch_cannot_reach_is_missing_and_says_what_to_install(run: Callable) -> None:
     note = "torch 2.11.0 is a CPU build: install a CUDA build to use this device"
     lonely = Device(Target("nvidia", "sm_90"), "NVIDIA H200", None, uuid="GPU-1", memory_bytes=2**37, note=note)
-    vars(dispatcher().registry)["devices"] = (lonely,)
+    dispatcher().registry._devices = (lonely,)
     ran = run("doctor")
     assert ran.status == 0
     assert f"\n  nvidia  nvidia:sm_90  NVIDIA H200, 128.0 GiB, GPU-1, {note}\n" in ran.out

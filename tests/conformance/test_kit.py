@@ -44,7 +44,7 @@ def test_kernel_conforms_on_the_cpu_for_inputs_never_seen_before(name):
     assert passed["autograd"] == combinations
     assert passed["coverage"] == 1
     assert passed["saved"] == (0 if name.endswith("add") else cases)
-    assert passed["backward"] == (cases - combinations if name == "reference.rms_norm" else 0)
+    assert passed["backward"] == (cases - 2 * combinations if name == "reference.rms_norm" else 0)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_triton_kernel_conforms_in_its_interpreter(make_suite, name, dtypes):
     assert {result.mode for result in found} == {"interpreter"}
     passed = Counter(result.aspect for result in found if result.status == "passed")
     assert passed["batch_invariance"] == passed["forward"] >= 20
-    assert (passed["backward"] > 20) == (name == "triton.rms_norm")
+    assert (passed["backward"] >= 15) == (name == "triton.rms_norm")
     refused = {result.detail.partition(")")[0] for result in found if result.aspect == "claim"}
     assert refused == (
         {"refused (x.stride_last", "refused (x.flat_rows"}

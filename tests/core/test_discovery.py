@@ -98,8 +98,8 @@ def test_a_module_that_is_gone_breaks_its_package_alone(site):
     (broken,) = manager.broken
     reason = "module 'fake_gone.inner' cannot be found; reinstall stranger-kernels"
     assert (broken.package, broken.stage, broken.reason) == (package, "discovery", reason)
-    assert set(manager.plugins) == {"torch", "triton"}
-    assert set(manager.backends) == {"amd", "cpu", "nvidia"}
+    assert {"torch", "triton"} <= set(manager.plugins)
+    assert {"amd", "cpu", "nvidia"} <= set(manager.backends)
 
 
 def test_a_distribution_without_metadata_stops_nobody(site):
