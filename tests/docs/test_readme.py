@@ -1,0 +1,47 @@
+"""What the README shows is what happens."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from portakernel.cli import main
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_quick_start_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    exec(compile(code.replace("4096, 8192", "16, 8192"), "README.md", "exec"), {})
+    shown = capsys.readouterr().out
+    assert shown.startswith("rms_norm on ")
+    assert "Served(op='rms_norm'" in shown
+
+
+def test_the_decision_is_the_one_that_explain_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    (command, shown) = re.findall(r"```console\n\$ portakernel (explain .*?)\n(.*?)```", README, re.DOTALL)[0]
+    assert main(shlex.split(command)) == 0
+    assert capsys.readouterr().out == shown
+
+
+def test_every_link_to_a_file_leads_somewhere() -> None:
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+    links = [
+        (page, link) for page in pages for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8"))
+    ]
+    assert links
+    assert [(page.name, link) for page, link in links if not (page.parent / link).exists()] == []
+
+
+def test_the_manifest_of_the_guide_is_a_valid_one(tmp_path: Path) -> None:
+    from portakernel.manifest import PluginManifest, load_manifest
+
+    guide = (ROOT / "docs" / "writing-a-kernel.md").read_text(encoding="utf-8")
+    (manifest,) = re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL)
+    path = tmp_path / "plugin.yaml"
+    path.write_text(manifest, encoding="utf-8")
+    assert load_manifest(PluginManifest, path, strict=True).manifest.plugin == "acme"
