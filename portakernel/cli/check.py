@@ -21,16 +21,20 @@ STATUSES = ("passed", "failed", "skipped")
 
 
 def command(
-    plugin: Annotated[str | None, typer.Option(metavar="PLUGIN", help="Only this plugin's kernels.")] = None,
-    op: Annotated[str | None, typer.Option(metavar="OP", help="Only kernels of this op.")] = None,
+    plugin: Annotated[
+        str | None, typer.Option("--plugin", metavar="PLUGIN", help="Only this plugin's kernels.")
+    ] = None,
+    op: Annotated[str | None, typer.Option("--op", metavar="OP", help="Only kernels of this op.")] = None,
     device: Annotated[
         str | None,
         typer.Option(
-            metavar="DEVICE", help="Where to run, such as cuda:0 or amd:gfx942 [default: wherever a kernel can]."
+            "--device",
+            metavar="DEVICE",
+            help="Where to run, such as cuda:0 or amd:gfx942 [default: wherever a kernel can].",
         ),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(metavar="N", help="Draws the inputs [default: a fresh one, which is shown].")
+        int | None, typer.Option("--seed", metavar="N", help="Draws the inputs [default: a fresh one, which is shown].")
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print every result, not just failures.")] = False,
     json: Json = False,

@@ -38,11 +38,14 @@ def command(
         Path | None, typer.Argument(metavar="[FILE]", help="Any file to read as text [default: README.md].")
     ] = None,
     device: Annotated[
-        str | None, typer.Option(metavar="cpu|cuda:0", help="Where to run [default: this machine's first device].")
+        str | None,
+        typer.Option("--device", metavar="cpu|cuda:0", help="Where to run [default: this machine's first device]."),
     ] = None,
     fault: Annotated[
         str | None,
-        typer.Option(metavar="rms_norm|add", help="Get one element of this op's result wrong, to see it found."),
+        typer.Option(
+            "--fault", metavar="rms_norm|add", help="Get one element of this op's result wrong, to see it found."
+        ),
     ] = None,
     json: Json = False,
 ) -> None:

@@ -20,29 +20,35 @@ def command(
     target: Annotated[
         str | None,
         typer.Option(
-            metavar="VENDOR:ARCH", help="The hardware, which need not be here [default: this machine's first device]."
+            "--target",
+            metavar="VENDOR:ARCH",
+            help="The hardware, which need not be here [default: this machine's first device].",
         ),
     ] = None,
     dtype: Annotated[
-        list[str] | None, typer.Option(metavar="[ARG=]DTYPE", help="The dtype of all arguments, or of one; repeatable.")
+        list[str] | None,
+        typer.Option("--dtype", metavar="[ARG=]DTYPE", help="The dtype of all arguments, or of one; repeatable."),
     ] = None,
     shape: Annotated[
-        list[str] | None, typer.Option(metavar="ARG=AxBxC", help="The shape of a tensor argument; repeatable.")
+        list[str] | None,
+        typer.Option("--shape", metavar="ARG=AxBxC", help="The shape of a tensor argument; repeatable."),
     ] = None,
     parameters: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=NUMBER", help="A keyword argument of the op; repeatable.")
     ] = None,
     phase: Annotated[
-        str, typer.Option(metavar="inference|training|backward", help="The part of the op.")
+        str, typer.Option("--phase", metavar="inference|training|backward", help="The part of the op.")
     ] = "inference",
     use: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Only this kernel, or this plugin's; repeatable.")
+        list[str] | None, typer.Option("--use", metavar="NAME", help="Only this kernel, or this plugin's; repeatable.")
     ] = None,
     prefer: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="First this kernel, or this plugin's; repeatable.")
+        list[str] | None,
+        typer.Option("--prefer", metavar="NAME", help="First this kernel, or this plugin's; repeatable."),
     ] = None,
     deny: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Never this kernel, or this plugin's; repeatable.")
+        list[str] | None,
+        typer.Option("--deny", metavar="NAME", help="Never this kernel, or this plugin's; repeatable."),
     ] = None,
     json: Json = False,
 ) -> None:

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
 
 def command(
-    op: Annotated[str | None, typer.Option(metavar="OP", help="Only kernels of this op.")] = None,
-    plugin: Annotated[str | None, typer.Option(metavar="PLUGIN", help="Only kernels of this plugin.")] = None,
+    op: Annotated[str | None, typer.Option("--op", metavar="OP", help="Only kernels of this op.")] = None,
+    plugin: Annotated[
+        str | None, typer.Option("--plugin", metavar="PLUGIN", help="Only kernels of this plugin.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """List the kernels that are installed: their targets, dtypes, features, priority, and who ships them.

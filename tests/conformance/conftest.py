@@ -73,7 +73,8 @@ def make_suite(registry):
             entry: wrap for entry, wrap in ((kernel.entry, forward), (kernel.backward, backward)) if entry and wrap
         }
         dispatcher = MutatingDispatcher(registry, wrappers, Config(disable=disable))
-        venue = find_venue(dispatcher, kernel)
+        cpu = next(device for device in registry.devices if device.torch_device == "cpu" and not device.attached)
+        venue = find_venue(dispatcher, kernel, cpu)
         if isinstance(venue, Unavailable):
             pytest.skip(venue.reason)
         return Suite(dispatcher, kernel, venue, SEED)
