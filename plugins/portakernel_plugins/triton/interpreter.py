@@ -5,6 +5,8 @@ inside ``interpreting()`` are interpreted, so that one process can do both. The 
 while a kernel runs: interpreted launches wait for each other, but a kernel that another thread compiles at that moment
 would fail.
 """
+# pyright: reportPrivateUsage=false
+# The conversion that is replaced has no public name (triton 3.6 to 3.9).
 
 from __future__ import annotations
 
