@@ -13,7 +13,8 @@ from portakernel.contract import Contract
 from portakernel.contracts import contracts
 from portakernel.dtypes import DTYPES
 from portakernel.errors import ManifestError, PortakernelError, nearest
-from portakernel.manifest import Claim, KernelEntry, Loaded, PluginManifest, SelectorModel
+from portakernel.manifest import Claim, KernelEntry, PluginManifest, SelectorModel
+from portakernel.manifest_file import Loaded
 from portakernel.plugin_manager import Package
 from portakernel.request import Request
 from portakernel.yaml_file import KeyPath

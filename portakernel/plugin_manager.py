@@ -20,7 +20,8 @@ import pluggy
 
 from portakernel import hookspecs
 from portakernel.errors import ManifestError, PluginError, nearest
-from portakernel.manifest import BackendManifest, Loaded, PluginManifest, load_manifest
+from portakernel.manifest import BackendManifest, PluginManifest
+from portakernel.manifest_file import Loaded, load_manifest
 
 GROUP = "portakernel"
 FIRST_PARTY = "portakernel"

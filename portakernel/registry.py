@@ -16,15 +16,8 @@ from portakernel.contract import Contract
 from portakernel.contracts import contract, contracts
 from portakernel.errors import ManifestError, UnknownNameError
 from portakernel.kernel import Kernel, Priority, listed_kernels, plugin_kernels
-from portakernel.manifest import (
-    ArchFacts,
-    BackendManifest,
-    KernelEntry,
-    Loaded,
-    Mode,
-    PluginManifest,
-    describe_errors,
-)
+from portakernel.manifest import ArchFacts, BackendManifest, KernelEntry, Mode, PluginManifest
+from portakernel.manifest_file import Loaded, describe_errors
 from portakernel.plugin_manager import Package, PluginManager
 from portakernel.target import Device, Target
 from portakernel.yaml_file import Document

@@ -11,7 +11,8 @@ from typing import Any, Literal
 from portakernel.arch import ArchSpace
 from portakernel.errors import ArgumentValueError, ManifestError, nearest
 from portakernel.kernel import plugin_kernels
-from portakernel.manifest import BackendManifest, Claim, Loaded, PluginManifest, load_manifest
+from portakernel.manifest import BackendManifest, Claim, PluginManifest
+from portakernel.manifest_file import Loaded, load_manifest
 from portakernel.plugin_manager import Package, installed_packages
 from portakernel.registry import REFERENCE, Backend
 from portakernel.yaml_file import KeyPath, read_yaml

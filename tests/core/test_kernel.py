@@ -11,7 +11,8 @@ from portakernel.capability import Limit
 from portakernel.contracts import contract
 from portakernel.errors import ManifestError, PortakernelError
 from portakernel.kernel import Kernel, load_entry, plugin_kernels
-from portakernel.manifest import PluginManifest, load_manifest
+from portakernel.manifest import PluginManifest
+from portakernel.manifest_file import load_manifest
 from portakernel.question import ask
 from portakernel.target import Target
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from portakernel.errors import ManifestError, ManifestWarning
-from portakernel.manifest import BackendManifest, Loaded, PluginManifest, load_manifest
+from portakernel.manifest import BackendManifest, PluginManifest
+from portakernel.manifest_file import Loaded, load_manifest
 
 Load = Callable[..., Loaded]
 
