@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from portakernel.contracts import contract
 from portakernel.decision import Decision
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
+from portakernel.key_table import Use
 from portakernel.plugin_manager import Broken, Package
 from portakernel.policies import Names, Policy, ReferenceMode, make_layer
 from portakernel.question import ask
@@ -75,10 +77,10 @@ def explain(
         asked = caller(op)
         values = _values(op, parameters)
         _check_count(op, tensors)
-        asked.check_tensors(tensors)
+        asked.arguments.check(tensors)
         training = any(tensor.requires_grad for tensor in tensors) and _records_gradients()
         inferred = Phase.TRAINING if training else Phase.INFERENCE
-        return asked.explain(tensors, asked.parameters(values), Phase(phase) if phase else inferred)
+        return asked.explain(tensors, asked.arguments.numbers(values), Phase(phase) if phase else inferred)
     found: Target | None = now.registry.target(target) if target is not None else None
     device = attached = None
     if found is None:
@@ -222,15 +224,6 @@ def plugins() -> tuple[PluginState, ...]:
 
 def stats() -> tuple[Served, ...]:
     """How many calls each kernel served since the process began, most first."""
-    counts: dict[tuple[str, str, str, str, tuple[str, ...]], int] = {}
-    for asked in callers_so_far():
-        for placement in asked.placements():
-            request = placement.decision.request
-            target = str(placement.decision.target)
-            key = (request.op, placement.kernel.name, str(request.phase), target, placement.fallback)
-            counts[key] = counts.get(key, 0) + placement.count()
-    rows = (
-        Served(op, kernel, phase, target, calls, fallback)
-        for (op, kernel, phase, target, fallback), calls in counts.items()
-    )
-    return tuple(sorted((row for row in rows if row.calls), key=lambda row: (-row.calls, row.op, row.kernel)))
+    total = sum((asked.table.counts() for asked in callers_so_far()), Counter[Use]())
+    rows = (Served(*use[:4], calls, use.fallback) for use, calls in total.items())
+    return tuple(sorted(rows, key=lambda row: (-row.calls, row.op, row.kernel, row.phase)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Literal
 
 from portakernel.dtypes import DTYPES
@@ -213,9 +214,12 @@ class Contract:
         known = [parameter.name for parameter in self.parameters]
         if name not in known:
             raise UnknownNameError("parameter", name, known, where=self.op)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
+        if isinstance(value, bool) or not isinstance(value, Real):
             raise ArgumentTypeError(f"{self.op}: {name} must be a number; this is {type(value).__name__} {value!r}")
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError as error:
+            raise ArgumentValueError(f"{self.op}: {name} is beyond what a float holds") from error
 
     def check_dtypes(self, dtypes: Mapping[str, str]) -> None:
         """Nothing, when the arguments' dtypes are ones that the op accepts together.

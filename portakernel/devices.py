@@ -8,6 +8,7 @@ from portakernel.arch import normalise
 from portakernel.registry import Registry
 from portakernel.target import Device, Target
 from portakernel.torch_build import installed
+from portakernel.torch_internals import cuda_is_initialised
 
 
 def find_device(registry: Registry, device: torch.device) -> Device:
@@ -39,8 +40,8 @@ def _is_rocm() -> bool:
 
 
 def _from_torch(device: torch.device) -> Device:
-    # The context exists already: there is a tensor on this device.
-    if device.type == "cuda":
+    # A real tensor means that the context exists; a fake one, while tracing, must not make one.
+    if device.type == "cuda" and cuda_is_initialised():
         index = device.index or 0
         properties = torch.cuda.get_device_properties(index)
         if _is_rocm():
@@ -50,4 +51,5 @@ def _from_torch(device: torch.device) -> Device:
         # On ROCm torch shows the bytes of the id in a form of its own, so that there the index has to do.
         uuid = f"GPU-{properties.uuid}" if target.vendor == "nvidia" else None
         return Device(target, properties.name, f"cuda:{index}", uuid, properties.total_memory)
-    return Device(Target(device.type, "unknown"), str(device), str(device))
+    name = "cuda:0" if str(device) == "cuda" else str(device)
+    return Device(Target(device.type, "unknown"), name, name)

@@ -14,14 +14,13 @@ from portakernel.config import Config
 from portakernel.decision import Candidate, Decision, lost, order, why
 from portakernel.errors import ConfigError, nearest
 from portakernel.kernel import Kernel
+from portakernel.naming import TOKEN_MARK
 from portakernel.plugin_manager import PluginManager
 from portakernel.policies import Layer, Policy, Wishes, environment_layer, intern_policy
-from portakernel.readiness import Readiness
+from portakernel.readiness import Readiness, installed_version
 from portakernel.registry import Registry
 from portakernel.request import Phase, Request
 from portakernel.target import Device
-
-TRACE_MARK = "@"  # begins a policy token, which stands where a traced graph may name a kernel
 
 
 class Dispatcher:
@@ -40,7 +39,8 @@ class Dispatcher:
             if name not in known:
                 raise ConfigError(f"PORTAKERNEL_DISABLE names {name!r}, which does not exist; {nearest(name, known)}")
         self._environment = environment_layer(config).check(self.registry)
-        self.set_process_layer(None)
+        self.process_policy = intern_policy((self._environment,))
+        self.trace_token = ""
         self.context_layers: ContextVar[tuple[Layer, ...]] = ContextVar("portakernel_policy", default=())
 
     @functools.cached_property
@@ -52,8 +52,24 @@ class Dispatcher:
         """Puts ``layer`` above the environment for the whole process, or takes it away."""
         layers = (self._environment,) if layer is None else (layer.check(self.registry), self._environment)
         self.process_policy = intern_policy(layers)
-        kernels = sorted(f"{kernel.name} {kernel.package}" for kernel in self.registry.kernels.values())
-        self.trace_token = TRACE_MARK + hashlib.sha256(repr((layers, kernels)).encode()).hexdigest()[:16]
+        if self.trace_token:
+            self.refresh_trace_token()
+
+    def refresh_trace_token(self) -> None:
+        """Names what decisions depend on: a compiled graph, perhaps kept on disk, holds while the token is the same."""
+        claims = [
+            (
+                k.name,
+                k.package,
+                k.variants,
+                k.priority,
+                k.disabled,
+                [installed_version(module) for module in k.requires],
+            )
+            for _, k in sorted(self.registry.kernels.items())
+        ]
+        facts = (self.process_policy.layers, sorted(self.disabled), self.registry.devices, claims)
+        self.trace_token = TOKEN_MARK + hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
     def policy(self, argument: Layer | None = None) -> Policy:
         """The policy in force here and now."""

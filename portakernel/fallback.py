@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 import warnings
 
@@ -29,7 +30,7 @@ class Fallbacks:
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
-        self._told: set[tuple[str, str]] = set()
+        self._told: set[tuple[str, str, str | None]] = set()
         self._lock = threading.Lock()
 
     def reasons(self, decision: Decision, policy: Policy) -> list[tuple[str, Rejection]]:
@@ -52,9 +53,9 @@ class Fallbacks:
         if chosen is None:
             return
         for name, rejection in self.reasons(decision, policy):
-            if self._is_first(name, rejection.code):
+            if self._is_first(name, rejection.code, rejection.parameter):
                 text = f"{request.op}: {name} cannot serve ({rejection.code}: {rejection.text}); {chosen.name} does"
-                warnings.warn(text, FallbackWarning, stacklevel=2)
+                warnings.warn(text, FallbackWarning, stacklevel=_callers_level())
         if not chosen.is_reference or self._is_free(decision):
             return
         wishes = policy.wishes(request.op, self._dispatcher.registry)
@@ -62,13 +63,25 @@ class Fallbacks:
         if wishes.reference == "warn" and not asked_for and self._is_first(chosen.name, request.phase):
             text = f"{request} is served by the reference: correct, but not fast."
             advice = f"`portakernel explain {request.op}` says why; policy(reference='allow') silences this"
-            warnings.warn(f"{text} {advice}", ReferenceWarning, stacklevel=2)
+            warnings.warn(f"{text} {advice}", ReferenceWarning, stacklevel=_callers_level())
 
     def _is_free(self, decision: Decision) -> bool:
         return decision.request.target.vendor in self._dispatcher.reference_is_free
 
-    def _is_first(self, name: str, code: str) -> bool:
+    def _is_first(self, name: str, code: str, parameter: str | None = None) -> bool:
         with self._lock:
-            new = (name, code) not in self._told
-            self._told.add((name, code))
+            new = (name, code, parameter) not in self._told
+            self._told.add((name, code, parameter))
         return new
+
+
+def _callers_level() -> int:
+    """The stack level of the line that called an op: the first one outside portakernel and torch."""
+    level, frame = 1, inspect.currentframe()
+    frame = frame.f_back if frame is not None else None
+    while frame is not None and frame.f_back is not None:
+        name, file = str(frame.f_globals.get("__name__", "")), frame.f_code.co_filename
+        if not file.startswith("<portakernel") and name.partition(".")[0] not in ("portakernel", "torch"):
+            break
+        frame, level = frame.f_back, level + 1
+    return level

@@ -17,7 +17,15 @@ from torch import Tensor
 from portakernel.capability import CannotRun, Limit
 from portakernel.contract import Contract, TensorArgument
 from portakernel.layout import alignment, flat_rows, stride_last
-from portakernel.torch_internals import any_autocast, dispatch_modes, forward_ad, function_modes, innermost_transform
+from portakernel.torch_internals import (
+    any_autocast,
+    dispatch_modes,
+    forward_ad,
+    function_modes,
+    innermost_transform,
+    jit_trace,
+    only_device_contexts,
+)
 
 _FACTS: dict[str, Callable[[Tensor], int]] = {
     "contiguous": Tensor.is_contiguous,
@@ -152,6 +160,9 @@ _NAMES: dict[str, Any] = {
     "transforms": innermost_transform,
     "dispatch_modes": dispatch_modes,
     "function_modes": function_modes,
+    "only_device_contexts": only_device_contexts,
+    "jit_trace": jit_trace,
+    "strided": torch.strided,
     "forward_ad": forward_ad,
     "autocast": any_autocast,
     "compiling": torch.compiler.is_dynamo_compiling,
@@ -162,12 +173,18 @@ def plain(contract: Contract) -> str:
     """An expression that is true when the arguments' memory may be read as it is."""
     tensors = [tensor.name for tensor in contract.tensors]
     terms = [f"(type({name}) is Tensor or type({name}) is Parameter)" for name in tensors]
-    terms += [f"type({parameter.name}) is float" for parameter in contract.parameters]
+    terms += [f"{name}.layout is strided" for name in tensors]
     terms.append(f"not (grad_enabled() and ({' or '.join(f'{name}.requires_grad' for name in tensors)}))")
-    terms += ["transforms() is None", "not dispatch_modes()", "not function_modes()"]
+    terms += ["transforms() is None", "not dispatch_modes()", "jit_trace() is None"]
+    terms.append("(not function_modes() or only_device_contexts())")
     terms += ["forward_ad._current_level < 0", "not autocast()"]
     terms += [f"not {name}.is_neg() and not {name}._is_zerotensor()" for name in tensors]
     return "\n            and ".join(terms)
+
+
+def _floats(contract: Contract) -> str:
+    """A further term: parameters that are plain floats; any other number is converted on the slow path."""
+    return "".join(f" and type({parameter.name}) is float" for parameter in contract.parameters)
 
 
 def make_public(contract: Contract, parts: Expressions, names: dict[str, Any]) -> Callable[..., Tensor]:
@@ -180,6 +197,7 @@ def make_public(contract: Contract, parts: Expressions, names: dict[str, Any]) -
     defaults = [f"{parameter.name}={parameter.default!r}" for parameter in contract.parameters]
     given = ", ".join([*tensors, *parameters])
     groups = f"({', '.join(tensors)},), ({', '.join(parameters)}{',' if parameters else ''})"
+    floats = _floats(contract)
     source = f"""\
 def {contract.op}({", ".join([*tensors, "*", *defaults, "out=None", "kernel=None"])}):
     if compiling():
@@ -188,7 +206,7 @@ def {contract.op}({", ".join([*tensors, "*", *defaults, "out=None", "kernel=None
             {plain(contract)}
     )
     declined = None
-    if plain and out is None and kernel is None:
+    if plain and out is None and kernel is None{floats}:
         {"; ".join(parts.shapes)}
         if {parts.fit}:
             policy = dispatcher.policy() if context() else dispatcher.process_policy
@@ -221,10 +239,11 @@ def make_bound(contract: Contract, parts: Expressions, names: dict[str, Any]) ->
     sizes, _ = _sizes(contract)
     fixed = [sizes[name] for name in dict.fromkeys(name for tensor in contract.tensors for name in tensor.fixed)]
     groups = f"({', '.join(tensors)},), ({', '.join(parameters)}{',' if parameters else ''})"
+    floats = _floats(contract)
     source = f"""\
 def call({", ".join([*tensors, "*", *defaults, "out=None"])}):
     if (
-            {plain(contract)}
+            {plain(contract)}{floats}
     ):
         {"; ".join(parts.shapes)}
         same_sizes = {parts.fit} and ({"".join(f"{size}, " for size in fixed)}) == sizes
@@ -235,4 +254,7 @@ def call({", ".join([*tensors, "*", *defaults, "out=None"])}):
     return refuse({groups}, out)
 """
     made: Callable[..., Tensor] = define(source, "call", f"bound.{contract.op}", {**_NAMES, **parts.names, **names})
+    made.__name__ = made.__qualname__ = f"bound {contract.op}"
+    made.__doc__ = contract.document()
+    made.__module__ = "portakernel.bound"
     return made

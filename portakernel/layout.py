@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -23,8 +25,8 @@ def flat_rows(tensor: Tensor) -> bool:
 
 
 def stride_last(tensor: Tensor) -> int:
-    """Elements between neighbours in the last dimension; 1 where there are none."""
-    return 1 if tensor.dim() == 0 or tensor.shape[-1] <= 1 else tensor.stride()[-1]
+    """Elements between neighbours in the last dimension; 1 where there are none, as in every contiguous tensor."""
+    return 1 if tensor.numel() == 0 or tensor.dim() == 0 or tensor.shape[-1] <= 1 else tensor.stride()[-1]
 
 
 def alignment(tensor: Tensor) -> int:
@@ -106,22 +108,32 @@ def overwritten(op: str, out: Tensor, inputs: Mapping[str, Tensor], allowed: Seq
     return found
 
 
-def check_out(op: str, out: object, shape: Sequence[int], like: Tensor) -> Tensor:
-    """``out`` itself, when the op can write its result there.
+def has_plain_memory(tensor: Tensor) -> bool:
+    """Whether the tensor's memory holds its numbers as they are: no subclass, no lazy negation, no lazy zeros."""
+    exact = type(tensor) is Tensor or type(tensor) is Parameter
+    return exact and not tensor.is_neg() and not tensor._is_zerotensor()
+
+
+def check_out(op: str, out: Any, like: Tensor, inputs: Sequence[Tensor]) -> Tensor:
+    """``out`` itself, when the op can write its result there, which has the form of ``like``.
 
     Raises:
         ArgumentTypeError: it is no tensor, or of another dtype.
-        ArgumentValueError: it has another shape or device, or overlaps itself.
+        ArgumentValueError: it has another shape or device, may overlap itself, or gradients are recorded.
     """
     if not isinstance(out, Tensor):
         raise ArgumentTypeError(f"{op}: out must be a tensor; this is {type(out).__name__}")
     if out.dtype != like.dtype:
         raise ArgumentTypeError(f"{op}: out has dtype {out.dtype}; the result has {like.dtype}")
-    if tuple(out.shape) != tuple(shape):
-        raise ArgumentValueError(f"{op}: out has shape {tuple(out.shape)}; the result has {tuple(shape)}")
+    if out.shape != like.shape:
+        raise ArgumentValueError(f"{op}: out has shape {tuple(out.shape)}; the result has {tuple(like.shape)}")
     if out.device != like.device:
         raise ArgumentValueError(f"{op}: out is on {out.device}; the inputs are on {like.device}")
-    target: Tensor = out
-    if any(stride == 0 and size > 1 for size, stride in zip(target.shape, target.stride(), strict=True)):
-        raise ArgumentValueError(f"{op}: out is expanded: several of its elements share memory")
-    return target
+    if torch.is_grad_enabled() and (out.requires_grad or any(tensor.requires_grad for tensor in inputs)):
+        raise ArgumentValueError(f"{op}: out= does not record gradients; leave out= away or use torch.no_grad()")
+    span = 1
+    for stride, size in sorted(zip(out.stride(), out.shape, strict=True)):
+        if size > 1 and stride < span:
+            raise ArgumentValueError(f"{op}: several elements of out share memory, as after expand()")
+        span += (size - 1) * stride
+    return out

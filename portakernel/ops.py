@@ -17,9 +17,8 @@ def __getattr__(name: str) -> Any:
     from portakernel.call import public_function
     from portakernel.runtime import caller
 
-    function = public_function(caller(name))
-    globals()[name] = function
-    return function
+    # two threads may come first together: all shall have one function
+    return globals().setdefault(name, public_function(caller(name)))
 
 
 def __dir__() -> list[str]:

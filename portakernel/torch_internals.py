@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._guards import detect_fake_mode
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _disable_current_modes
 
 # The innermost transform of torch.func, or None.
@@ -21,10 +23,20 @@ innermost_transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_st
 # How many modes are active.
 dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 function_modes: Callable[[], int] = torch._C._len_torch_function_stack
+# What torch.jit.trace is recording, or None.
+jit_trace: Callable[[], Any] = torch._C._get_tracing_state
+# Whether a CUDA (or ROCm) context exists; asking makes none.
+cuda_is_initialised: Callable[[], bool] = torch.cuda.is_initialized
+_function_mode_stack: Callable[[], list[Any]] = _get_current_function_mode_stack
 # Whether autocast is on for any device type.
 any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
 # `forward_ad._current_level` is the level of forward-mode duals, -1 outside of all; a plain attribute, read as one.
 forward_ad: Any = torch.autograd.forward_ad
+
+
+def only_device_contexts() -> bool:
+    """Whether every active function mode is a default device, which does nothing to ops on existing tensors."""
+    return all(isinstance(mode, DeviceContext) for mode in _function_mode_stack())
 
 
 def below_autograd() -> AbstractContextManager[None]:

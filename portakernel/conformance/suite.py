@@ -126,7 +126,7 @@ class Suite:
 
     def _refusals(self, trial: Trial, phase: Phase = Phase.INFERENCE) -> tuple[Rejection, ...]:
         numbers = tuple(trial.inputs.parameters.values())
-        request = self.caller.request(trial.inputs.tensors, numbers, phase)
+        request = self.caller.arguments.request(trial.inputs.tensors, numbers, phase)
         return refusals(self.dispatcher, self.kernel, self.venue, request)
 
     def _refused(self, case: Case, trial: Trial | None) -> Outcome | None:

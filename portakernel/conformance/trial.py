@@ -85,7 +85,7 @@ class Trial:
         """Whether the kernel claims this call."""
         saved_by = self.kernel.name if self.kernel.saves == "own" and phase is Phase.BACKWARD else None
         numbers = tuple(self.inputs.parameters.values())
-        request = self.caller.request(tensors, numbers, phase, requires=requires, saved_by=saved_by)
+        request = self.caller.arguments.request(tensors, numbers, phase, requires=requires, saved_by=saved_by)
         return not refusals(self.caller.dispatcher, self.kernel, self.venue, request)
 
     def call(
@@ -103,7 +103,7 @@ class Trial:
         Checks that nothing but ``written`` has changed.
         """
         numbers = tuple(self.inputs.parameters.values())
-        request = self.caller.request(tensors, numbers, phase)
+        request = self.caller.arguments.request(tensors, numbers, phase)
         launch = launcher(self.caller.contract, self.kernel, request, self.caller.dispatcher)
         named = self._named(tensors, before, after)
         if written is not None and all(tensor is not written for tensor in named.values()):

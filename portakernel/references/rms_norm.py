@@ -44,7 +44,7 @@ def backward(
         mean = (gw * u).mean(-1, keepdim=True)
         grad_x = (rstd.reshape(*x.shape[:-1], 1) * (gw - u * mean)).to(x.dtype).contiguous()
     if needs[1]:
-        grad_weight = (g * u).reshape(-1, x.shape[-1]).sum(0).to(weight.dtype)
+        grad_weight = (g * u).reshape(rstd.numel(), x.shape[-1]).sum(0).to(weight.dtype)
     return grad_x, grad_weight
 
 
@@ -56,4 +56,4 @@ def magnitudes(
     rstd = rstd.reshape(*x.shape[:-1], 1)
     g, u = _wide(grad_y).abs(), (_wide(x) * rstd).abs()
     gw = g * (_wide(weight) + weight_offset).abs()
-    return rstd * (gw + u * (gw * u).mean(-1, keepdim=True)), (g * u).reshape(-1, x.shape[-1]).sum(0)
+    return rstd * (gw + u * (gw * u).mean(-1, keepdim=True)), (g * u).reshape(rstd.numel(), x.shape[-1]).sum(0)

@@ -15,20 +15,31 @@ def looped(op: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
     """The rule that calls ``op`` once for each element of the batch."""
 
     def rule(info: Any, in_dims: Any, *arguments: Any) -> tuple[Any, Any]:
+        # an empty batch still has results of some shape: that of one element, whatever it holds
+        empty = info.batch_size == 0
         results = [
             op(
                 *(
-                    argument.select(dim, i) if isinstance(argument, Tensor) and dim is not None else argument
+                    argument
+                    if not isinstance(argument, Tensor) or dim is None
+                    else argument.new_zeros(_without(argument.shape, dim))
+                    if empty
+                    else argument.select(dim, i)
                     for argument, dim in zip(arguments, in_dims, strict=True)
                 )
             )
-            for i in range(info.batch_size)
+            for i in range(max(info.batch_size, 1))
         ]
         if isinstance(results[0], Tensor):
-            return torch.stack(results), 0
-        return tuple(torch.stack(parts) for parts in zip(*results, strict=True)), (0,) * len(results[0])
+            return torch.stack(results)[: info.batch_size], 0
+        stacked = tuple(torch.stack(parts)[: info.batch_size] for parts in zip(*results, strict=True))
+        return stacked, (0,) * len(stacked)
 
     return rule
+
+
+def _without(shape: Sequence[int], dim: int) -> list[int]:
+    return [size for place, size in enumerate(shape) if place != dim % len(shape)]
 
 
 class Batching:

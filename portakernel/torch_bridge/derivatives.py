@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from portakernel.call import OpCaller, argument_layer
+from portakernel.call import OpCaller
 from portakernel.errors import DerivativeError, PortakernelError
+from portakernel.naming import STRICT_MARK
 from portakernel.request import Phase
 from portakernel.torch_bridge.batching import Batching, looped
 from portakernel.torch_bridge.signature import Signature
@@ -62,23 +64,32 @@ class Derivatives:
         tensors, numbers, (kernel,) = self.signature.public(arguments)
         training = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
         if has_tangent(tensors):
-            self.caller.check_tensors(tensors)
-            policy = self.caller.dispatcher.policy(argument_layer(self.caller.dispatcher, kernel))
+            self.caller.arguments.check(tensors)
+            policy = self.caller.policy(kernel)
             return self.caller.run(Phase.FORWARD_AD, tensors, numbers, policy, (*tensors, *numbers))
         traced = is_fake(tensors)
         backward = self._backward_kernel(tensors, numbers, kernel, traced) if training else ""
-        if traced or (training and self._some_save_their_own):
+        if traced:
             kernel = self._choose(Phase.TRAINING if training else Phase.INFERENCE, tensors, numbers, kernel)
+        elif training and self._some_save_their_own:
+            kernel = STRICT_MARK + self._name(Phase.TRAINING, tensors, numbers, kernel)
         if training:
             return _first(self.caller.torch_op("_forward")(*tensors, *numbers, kernel, backward))
         with below_autograd():
             return self.caller.torch_op()(*tensors, *numbers, kernel)
 
     def _transformed(self, *arguments: Any) -> Any:
+        """The op under ``torch.func``'s transforms, which reach neither autocast's rule nor the one for autograd."""
         tensors, numbers, (kernel,) = self.signature.public(arguments)
+        if self.contract.autocast == "promote" and torch.is_autocast_enabled(tensors[0].device.type):
+            tensors = promoted(tensors)
         if has_tangent(tensors):
-            return self.above_autograd(*arguments)
-        return _first(self._forward_function.apply(*tensors, *numbers, kernel, ""))
+            return self.above_autograd(*tensors, *numbers, kernel)
+        backward = ""
+        if self._some_save_their_own:
+            backward = self._backward_kernel(tensors, numbers, kernel, traced=False)
+            kernel = STRICT_MARK + self._name(Phase.TRAINING, tensors, numbers, kernel)
+        return _first(self._forward_function.apply(*tensors, *numbers, kernel, backward))
 
     def _choose(
         self,
@@ -88,16 +99,30 @@ class Derivatives:
         kernel: str,
         saved_by: str | None = None,
     ) -> str:
+        """The kernel for ``phase`` as a traced graph names it, by the process's policy: a graph outlives a context."""
         dispatcher = self.caller.dispatcher
-        if is_fake(tensors) and dispatcher.context_layers.get():
+        if dispatcher.context_layers.get():
             raise PortakernelError(
                 f"{self.contract.op} is being traced inside a policy context, which a compiled graph cannot follow;"
                 " use portakernel.set_policy(...) or the argument kernel=..."
             )
-        self.caller.check_tensors(tensors)
-        policy = dispatcher.policy(argument_layer(dispatcher, kernel))
-        request = self.caller.request(tensors, numbers, phase, saved_by=saved_by)
-        return self.caller.place(request, policy).kernel.name
+        self.caller.arguments.check(tensors)
+        request = self.caller.arguments.request(tensors, numbers, phase, saved_by=saved_by)
+        name = self.caller.place(request, self.caller.policy(kernel)).kernel.name
+        strict = kernel.startswith(STRICT_MARK) or saved_by is not None
+        return STRICT_MARK + name if strict and phase is not Phase.BACKWARD else name
+
+    def _name(
+        self,
+        phase: Phase,
+        tensors: Sequence[Tensor],
+        numbers: Sequence[float],
+        kernel: str,
+        saved_by: str | None = None,
+    ) -> str:
+        """The kernel for ``phase`` of a call that is about to run, from the key table where it is known."""
+        self.caller.arguments.check(tensors)
+        return self.caller.placed(phase, tensors, numbers, self.caller.policy(kernel), saved_by).kernel.name
 
     def _backward_kernel(self, tensors: Sequence[Tensor], numbers: Sequence[float], kernel: str, traced: bool) -> str:
         """The backward kernel's name where it has to be chosen now, else an empty one.
@@ -105,16 +130,17 @@ class Derivatives:
         Backward may run in another thread, which does not see this one's context; a traced graph names its kernels; and
         what a kernel saves in its own way no other can read.
         """
-        in_context = kernel or self.caller.dispatcher.context_layers.get()
+        in_context = kernel.startswith(STRICT_MARK) or self.caller.dispatcher.context_layers.get()
         if self.contract.gradient != "kernel" or not (traced or in_context or self._some_save_their_own):
             return ""
+        name = self._choose if traced else self._name
         saved_by = None
         if self._some_save_their_own:
-            forward = self._choose(Phase.TRAINING, tensors, numbers, kernel)
-            saved_by = self._own_saver(forward)
-        return self._choose(Phase.BACKWARD, tensors, numbers, kernel, saved_by)
+            saved_by = self._own_saver(name(Phase.TRAINING, tensors, numbers, kernel).removeprefix(STRICT_MARK))
+        return name(Phase.BACKWARD, tensors, numbers, kernel, saved_by)
 
     def _own_saver(self, kernel: str) -> str | None:
+        kernel = kernel.removeprefix(STRICT_MARK)
         known = self.caller.dispatcher.registry.kernels.get(kernel)
         return kernel if known is not None and known.saves == "own" else None
 
@@ -141,6 +167,14 @@ class Derivatives:
     def _identity_gradient(self, ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
         needs = ctx.needs_input_grad
         return tuple(grad if needed and place < self.signature.tensors else None for place, needed in enumerate(needs))
+
+
+def promoted(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Under autocast: arguments of different float dtypes, cast to the widest of them."""
+    if not all(tensor.is_floating_point() for tensor in tensors):
+        return tuple(tensors)
+    widest = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
+    return tuple(tensor.to(widest) for tensor in tensors)
 
 
 def _keep_nothing(ctx: Any, inputs: Any, output: Any) -> None:

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from portakernel.call import OpCaller, argument_layer
+from portakernel.call import OpCaller
 from portakernel.contract import Result
 from portakernel.request import Phase
-from portakernel.torch_bridge.derivatives import Derivatives
+from portakernel.torch_bridge.derivatives import Derivatives, promoted
 from portakernel.torch_bridge.signature import Signature
 
 _AUTOCAST_KEYS = ("AutocastCPU", "AutocastCUDA", "AutocastXPU", "AutocastMPS")
@@ -52,19 +52,19 @@ class Bridge:
 
     def _inference(self, *arguments: Any) -> Any:
         tensors, numbers, (kernel,) = self.signature.public(arguments)
-        self.caller.check_tensors(tensors)
-        policy = self.caller.dispatcher.policy(argument_layer(self.caller.dispatcher, kernel))
+        self.caller.arguments.check(tensors)
+        policy = self.caller.policy(kernel)
         return self.caller.run(Phase.INFERENCE, tensors, numbers, policy, (*tensors, *numbers, None))
 
     def _training(self, *arguments: Any) -> Any:
         tensors, numbers, (kernel, _) = self.signature.forward(arguments)
-        self.caller.check_tensors(tensors)
-        policy = self.caller.dispatcher.policy(argument_layer(self.caller.dispatcher, kernel))
+        self.caller.arguments.check(tensors)
+        policy = self.caller.policy(kernel)
         return self.caller.run(Phase.TRAINING, tensors, numbers, policy, (*tensors, *numbers))
 
     def _backward(self, *arguments: Any) -> tuple[Tensor, ...]:
         tensors, numbers, (needs, kernel, saved_by) = self.signature.backward(arguments)
-        policy = self.caller.dispatcher.policy(argument_layer(self.caller.dispatcher, kernel))
+        policy = self.caller.policy(kernel)
         given = (*arguments[:-3], tuple(needs))
         found = self.caller.run(Phase.BACKWARD, tensors, numbers, policy, given, saved_by=saved_by or None)
         # a torch op returns tensors only: an unwanted gradient is an empty one
@@ -93,10 +93,6 @@ class Bridge:
         return tuple(t.new_empty(t.shape if needed else 0) for t, needed in zip(tensors, needs, strict=True))
 
     def _promote(self, *arguments: Any) -> Any:
-        """Under autocast, arguments of different float dtypes are cast to the widest of them."""
         tensors, numbers, (kernel,) = self.signature.public(arguments)
-        widest = tensors[0].dtype
-        for tensor in tensors[1:]:
-            widest = torch.promote_types(widest, tensor.dtype)
         with torch.autocast(tensors[0].device.type, enabled=False):
-            return self.caller.torch_op()(*(tensor.to(widest) for tensor in tensors), *numbers, kernel)
+            return self.caller.torch_op()(*promoted(tensors), *numbers, kernel)

@@ -133,6 +133,7 @@ def test_a_policy_cannot_be_changed(dispatcher):
 
 
 def test_another_process_policy_has_another_trace_token_and_the_same_one_the_same(dispatcher):
+    dispatcher.refresh_trace_token()
     without = dispatcher.trace_token
     dispatcher.set_process_layer(make_layer("set_policy", deny="a"))
     assert dispatcher.trace_token != without

@@ -39,9 +39,9 @@ class Ops:
     def served(self, op: str, phase: str = "inference") -> dict[str, int]:
         """Calls by kernel."""
         counts: dict[str, int] = {}
-        for placement in self.caller(op).placements():
-            if placement.decision.request.phase == phase and placement.count():
-                counts[placement.kernel.name] = counts.get(placement.kernel.name, 0) + placement.count()
+        for use, calls in self.caller(op).table.counts().items():
+            if use.phase == phase:
+                counts[use.kernel] = counts.get(use.kernel, 0) + calls
         return counts
 
 

@@ -32,18 +32,18 @@ def test_a_second_call_alike_is_a_hit(ops, calls):
 def test_the_key_holds_limits_as_outcomes_and_does_not_grow_with_sizes(ops):
     for size in range(1, 300):
         ops.add(normal(size), normal(size))
-    assert len(ops.caller("add").table) == 1
+    assert len(ops.caller("add").table.entries) == 1
 
 
 def test_the_key_table_is_bounded(ops, monkeypatch):
-    monkeypatch.setattr("portakernel.call.MAX_KEYS", 3)
+    monkeypatch.setattr("portakernel.key_table.MAX_KEYS", 3)
     x = normal(4)
     for i in range(8):
         layer = make_layer(f"layer {i}", deny="raw_kernels.picky")
         token = ops.dispatcher.context_layers.set((layer,))
         ops.add(x, x)
         ops.dispatcher.context_layers.reset(token)
-        assert len(ops.caller("add").table) <= 3
+        assert len(ops.caller("add").table.entries) <= 3
     assert ops.served("add") == {"raw_kernels.add": 8}
 
 
@@ -56,7 +56,7 @@ def test_a_call_outside_a_limit_falls_back_with_one_warning(ops, calls):
         warnings.simplefilter("error")
         torch.testing.assert_close(ops.add(normal(6000), normal(6000)).shape, torch.Size([6000]))
     assert ops.served("add") == {"torch.add": 2}
-    (placement,) = ops.caller("add").table.values()
+    (placement,) = ops.caller("add").table.entries.values()
     assert placement.fallback == ("raw_kernels.add",)
 
 
@@ -145,7 +145,7 @@ def test_out_may_be_an_input_where_contract_and_kernel_allow_it(ops):
     expected = x + y
     ops.add(x, y, out=x)
     torch.testing.assert_close(x, expected)
-    decision = next(p.decision for p in ops.caller("add").table.values() if p.decision.request.requires)
+    decision = next(p.decision for p in ops.caller("add").table.entries.values() if p.decision.request.requires)
     assert decision.request.requires == {"inplace"}
     (rejection,) = decision.candidate("raw_kernels.picky").rejections
     assert rejection.code is ReasonCode.LOWER_PRIORITY
@@ -166,7 +166,7 @@ def test_out_may_be_an_input_where_contract_and_kernel_allow_it(ops):
         (
             lambda x: torch.empty(4, 1).expand(4, 4),
             ArgumentValueError,
-            "add: out is expanded: several of its elements share memory",
+            r"add: several elements of out share memory, as after expand\(\)",
         ),
     ],
 )

@@ -149,7 +149,7 @@ def test_a_policy_context_is_refused_while_tracing(ops):
 def test_the_kernel_argument_reaches_a_compiled_graph(ops):
     function, graphs = compiled(lambda x: ops.add(x, x, kernel="torch"))
     function(normal(3, 4))
-    assert calls_in(graphs[0], ops.caller("add").namespace) == [("add.default", ("torch.add",))]
+    assert calls_in(graphs[0], ops.caller("add").namespace) == [("add.default", ("!torch.add",))]
 
 
 def test_backward_follows_the_context_of_forward_in_another_thread(ops, calls):
@@ -169,8 +169,7 @@ def test_an_unwanted_gradient_is_not_computed(ops):
     x, weight = normal(3, 4, grad=True), normal(4)
     ops.rms_norm(x, weight).sum().backward()
     assert weight.grad is None
-    placement = next(p for p in ops.caller("rms_norm").placements() if p.decision.request.phase == "backward")
-    assert placement.count() == 1
+    assert ops.served("rms_norm", "backward") == {"raw_kernels.rms_norm": 1}
 
 
 def test_a_second_derivative_is_refused_clearly(ops):

@@ -1,0 +1,91 @@
+"""The key table: for each kind of call its kernel, ready to run, and how often it ran."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from portakernel.capability import Rejection
+from portakernel.decision import Decision
+from portakernel.kernel import Kernel
+
+MAX_KEYS = 4096
+
+
+class Use(NamedTuple):
+    """What ``stats()`` tells calls apart by; ``fallback`` are the kernels that were expected to go before."""
+
+    op: str
+    kernel: str
+    phase: str
+    target: str
+    fallback: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Placement:
+    """A key's kernel: how to run it, the decision behind it, and how often it was called.
+
+    ``cannot`` are kernels that declined all calls of this key, ``refused`` sizes that this placement's own kernel
+    declined, ``fallback`` the kernels that were expected to go before it.
+    """
+
+    decision: Decision
+    kernel: Kernel
+    run: Callable[..., Any]
+    calls: itertools.count[int] = field(default_factory=itertools.count)
+    cannot: dict[str, Rejection] = field(default_factory=dict[str, Rejection])
+    refused: dict[tuple[str, int], Rejection] = field(default_factory=dict[tuple[str, int], Rejection])
+    fallback: tuple[str, ...] = ()
+
+    def count(self) -> int:
+        """Calls so far. A counter can only be read by its repr without advancing it; its own increment is atomic."""
+        return int(repr(self.calls)[len("count(") : -1])
+
+    @property
+    def use(self) -> Use:
+        """What its calls are counted under."""
+        request = self.decision.request
+        return Use(request.op, self.kernel.name, str(request.phase), str(self.decision.target), self.fallback)
+
+
+class KeyTable:
+    """Placements by key. Bounded: cleared when full, which costs each kind of call one more decision.
+
+    ``entries`` is read without a lock on the hot path; everything else takes the lock.
+    """
+
+    def __init__(self) -> None:
+        self.entries: dict[Any, Placement] = {}
+        self._past: Counter[Use] = Counter()
+        self._lock = threading.Lock()
+
+    def remember(self, key: Any, placement: Placement, replaced: Placement | None = None) -> Placement:
+        """What stands under ``key`` from now on: ``placement``, unless another thread came first."""
+        with self._lock:
+            known = self.entries.get(key)
+            if known is not None and known is not replaced:
+                return known
+            if known is not None:
+                self._retire(known)
+            if len(self.entries) >= MAX_KEYS:
+                for old in self.entries.values():
+                    self._retire(old)
+                self.entries.clear()
+            self.entries[key] = placement
+            return placement
+
+    def _retire(self, placement: Placement) -> None:
+        self._past[placement.use] += placement.count()
+
+    def counts(self) -> Counter[Use]:
+        """Calls so far, by use; those that were never called are left out."""
+        with self._lock:
+            total = Counter(self._past)
+            for placement in self.entries.values():
+                total[placement.use] += placement.count()
+        return +total
