@@ -10,16 +10,16 @@ from importlib.metadata import version as _version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from portakernel import ops
+    from portakernel import errors, ops
     from portakernel.api import bind, explain, plugins, policy, set_policy, stats, targets, use
 
 __version__ = _version("portakernel")
-__all__ = ["bind", "explain", "ops", "plugins", "policy", "set_policy", "stats", "targets", "use"]
+__all__ = ["bind", "errors", "explain", "ops", "plugins", "policy", "set_policy", "stats", "targets", "use"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "ops":
-        return importlib.import_module("portakernel.ops")
+    if name in ("errors", "ops"):
+        return importlib.import_module(f"portakernel.{name}")
     if name in __all__:
         return getattr(importlib.import_module("portakernel.api"), name)
     raise AttributeError(f"module 'portakernel' has no attribute {name!r}")

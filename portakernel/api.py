@@ -12,6 +12,7 @@ from portakernel.contracts import contract
 from portakernel.decision import Decision
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
 from portakernel.key_table import Use
+from portakernel.naming import layer_of, strictly
 from portakernel.plugin_manager import Broken, Package
 from portakernel.policies import Names, Policy, ReferenceMode, make_layer
 from portakernel.question import ask
@@ -53,6 +54,7 @@ def explain(
     dtype: Mapping[str, str] | str | None = None,
     shape: Mapping[str, Sequence[int]] | None = None,
     phase: str | None = None,
+    kernel: str | None = None,
     **parameters: Any,
 ) -> Decision:
     """Which kernel serves a call, why, and why each other does not; nothing runs.
@@ -80,7 +82,8 @@ def explain(
         asked.arguments.check(tensors)
         training = any(tensor.requires_grad for tensor in tensors) and _records_gradients()
         inferred = Phase.TRAINING if training else Phase.INFERENCE
-        return asked.explain(tensors, asked.arguments.numbers(values), Phase(phase) if phase else inferred)
+        numbers = asked.arguments.numbers(values)
+        return asked.explain(tensors, numbers, Phase(phase) if phase else inferred, strictly(now.registry, op, kernel))
     found: Target | None = now.registry.target(target) if target is not None else None
     device = attached = None
     if found is None:
@@ -97,7 +100,7 @@ def explain(
         device=device,
         attached=attached or (),
     )
-    return now.decide(request)
+    return now.decide(request, now.policy(layer_of(now.registry, op, strictly(now.registry, op, kernel))))
 
 
 def _records_gradients() -> bool:

@@ -86,9 +86,16 @@ class ArchSpace:
 
         Raises:
             UnknownNameError: neither; offers the nearest.
+            ArgumentValueError: it is a family.
         """
         if self.open_ended or arch in self.archs or self.is_newer(arch):
             return arch
+        if arch in self.families:
+            prefix = f"{where}: " if where else ""
+            members = ", ".join(self.families[arch])
+            raise ArgumentValueError(
+                f"{prefix}{arch!r} is a family of {self.vendor}'s archs; name one of them: {members}"
+            )
         raise UnknownNameError(f"{self.vendor} arch", arch, [*self.archs, *self.families], where=where)
 
     def parse(self, texts: Iterable[str], exclude: Iterable[str] = (), *, where: str = "") -> Selector:

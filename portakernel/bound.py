@@ -47,7 +47,7 @@ def bind_kernel(caller: OpCaller, tensors: Sequence[Any], parameters: Sequence[A
     contract, arguments = caller.contract, caller.arguments
     arguments.check(tensors)
     numbers = arguments.numbers(parameters)
-    policy = caller.policy(strictly(caller.dispatcher.registry, kernel))
+    policy = caller.policy(strictly(caller.dispatcher.registry, contract.op, kernel))
     placement = caller.place(arguments.request(tensors, numbers, Phase.INFERENCE), policy)
     # what this kernel reads, and no other's: an attached one's limits are in no other key
     parts = expressions(contract, *read_by([placement.kernel]))

@@ -25,7 +25,7 @@ from portakernel.kernel import Kernel
 from portakernel.key_table import KeyTable, Placement
 from portakernel.launcher import launcher
 from portakernel.layout import check_out, has_plain_memory, overwritten
-from portakernel.naming import STRICT_MARK, layer_of, strictly
+from portakernel.naming import STRICT_MARK, is_automatic, layer_of, strictly
 from portakernel.policies import Policy
 from portakernel.request import Phase, Request
 from portakernel.torch_internals import innermost_transform, outside_modes
@@ -56,8 +56,14 @@ class OpCaller:
         return getattr(getattr(torch.ops, self.namespace), self.contract.op + suffix)
 
     def policy(self, argument: str = "") -> Policy:
-        """The policy in force, with what a torch op's ``kernel`` argument adds to it."""
-        return self.dispatcher.policy(layer_of(self.dispatcher.registry, argument))
+        """The policy in force, with what a torch op's ``kernel`` argument adds to it.
+
+        A compiled graph follows the policy contexts that it is called in: a name that was chosen automatically while
+        tracing, by the process's policy, yields to them.
+        """
+        if is_automatic(argument) and self.dispatcher.context_layers.get():
+            argument = ""
+        return self.dispatcher.policy(layer_of(self.dispatcher.registry, self.contract.op, argument))
 
     def key(
         self,
@@ -81,9 +87,11 @@ class OpCaller:
         wishes = policy.wishes(self.contract.op, self.dispatcher.registry)
         return any(kernel.name in wishes.use or kernel.name in wishes.prefer for kernel in self._attached)
 
-    def explain(self, tensors: Sequence[Tensor], parameters: Sequence[float], phase: Phase) -> Decision:
+    def explain(
+        self, tensors: Sequence[Tensor], parameters: Sequence[float], phase: Phase, argument: str = ""
+    ) -> Decision:
         """The decision for a call with these arguments, kernels that said ``CannotRun`` to such calls included."""
-        policy = self.dispatcher.policy()
+        policy = self.policy(argument)
         request = self.arguments.request(tensors, parameters, phase)
         placement = self.table.entries.get(self.key(phase, tensors, parameters, policy))
         cannot = dict(placement.cannot) if placement is not None else {}
@@ -208,7 +216,7 @@ class OpCaller:
         else:  # the torch op checks the rest, once autocast, vmap and the like have had their turn
             self.arguments.check_kinds(tensors)
         numbers = self.arguments.numbers(parameters)
-        argument = strictly(self.dispatcher.registry, kernel)
+        argument = strictly(self.dispatcher.registry, self.contract.op, kernel)
         if out is not None:
             return self.into(tensors, numbers, out, argument, plain)
         if not plain or tensors[0].is_meta:

@@ -164,6 +164,14 @@ class Contract:
         """What the argument ``name`` may be, given the dtypes of the arguments before it."""
         return tuple(dict.fromkeys(dtypes.get(dtype, dtype) for dtype in self.tensor(name).dtypes))
 
+    def possible_dtypes(self, name: str) -> tuple[str, ...]:
+        """What the argument ``name`` may be in some call."""
+        tensors = {tensor.name: tensor for tensor in self.tensors}
+        found: list[str] = []
+        for entry in tensors[name].dtypes:
+            found += self.possible_dtypes(entry) if entry in tensors else [entry]
+        return tuple(dict.fromkeys(found))
+
     def bind_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[dict[str, int], tuple[int, ...] | None]:
         """The dimensions that the arguments' shapes give, and the leading dimensions; arguments may be missing.
 

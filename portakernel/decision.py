@@ -10,7 +10,7 @@ from portakernel.capability import ReasonCode, Rejection
 from portakernel.errors import NoKernelError
 from portakernel.kernel import Kernel
 from portakernel.policies import Wishes
-from portakernel.request import Request
+from portakernel.request import Phase, Request
 from portakernel.target import Target
 
 Status = Literal["chosen", "eligible", "rejected"]
@@ -96,6 +96,7 @@ class Decision:
         lines += [f"  {name:<{widths[0]}}  {code:<{widths[1]}}  {text}" for name, code, text in rows]
         dtype = next(iter(request.dtypes.values()), None)
         flags = f" --dtype {dtype}" if dtype else ""
+        flags += f" --phase {request.phase}" if request.phase is not Phase.INFERENCE else ""
         lines.append(
             f"  Run `portakernel explain {request.op} --target {request.target}{flags}` for the full decision."
         )

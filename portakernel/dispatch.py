@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
@@ -77,6 +78,15 @@ class Dispatcher:
         if argument is not None:
             layers = (argument, *layers)
         return intern_policy((*layers, *self.process_policy.layers)) if layers else self.process_policy
+
+    @contextmanager
+    def without_contexts(self) -> Iterator[None]:
+        """Inside, the process's policy alone is in force."""
+        token = self.context_layers.set(())
+        try:
+            yield
+        finally:
+            self.context_layers.reset(token)
 
     def decide(
         self, request: Request, policy: Policy | None = None, cannot: Mapping[str, Rejection] | None = None

@@ -62,7 +62,8 @@ class UnknownNameError(PortakernelError, ValueError, AttributeError):
         prefix = f"{where}: " if where else ""
         offer = f"did you mean {meant!r}?" if meant is not None else nearest(unknown, self.known)
         message = f"{prefix}unknown {kind} {unknown!r}; {offer}"
-        super().__init__(f"{message} {hint}".rstrip())
+        stop = "" if message.endswith("?") else "."
+        super().__init__(f"{message}{stop} {hint}" if hint else message)
 
 
 class ArgumentValueError(PortakernelError, ValueError):
@@ -116,6 +117,10 @@ class ReferenceWarning(UserWarning):
 
 class FallbackWarning(UserWarning):
     """A kernel that would have been chosen cannot run; another serves. Given once per (op, kernel, reason)."""
+
+
+class ConfigWarning(UserWarning):
+    """A ``PORTAKERNEL_*`` variable is set that does not exist."""
 
 
 class ManifestWarning(UserWarning):

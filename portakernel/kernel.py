@@ -96,10 +96,9 @@ def load_entry(entry: str) -> Callable[..., Any]:
     module_name, _, function_name = entry.partition(":")
     module = importlib.import_module(module_name)
     function = getattr(module, function_name, None)
+    public = [name for name, member in vars(module).items() if callable(member) and not name.startswith("_")]
     if not callable(function):
-        raise PortakernelError(
-            f"{module_name} has no function {function_name!r}; {nearest(function_name, vars(module))}"
-        )
+        raise PortakernelError(f"{module_name} has no function {function_name!r}; {nearest(function_name, public)}")
     loaded: Callable[..., Any] = function
     return loaded
 
@@ -221,6 +220,7 @@ class _KernelBuilder:
         self.check_known("tensor argument", dtypes, tensors, dtypes_path)
         for name, accepted in dtypes.items():
             self.check_known("dtype", accepted, [*DTYPES, *tensors], (*dtypes_path, name))
+            self.check_accepted(contract, name, accepted, (*dtypes_path, name))
         self.check_known("tensor argument", formats, tensors, formats_path)
         self.check_known("dimension or layout fact", limits, contract.limitable(), limits_path)
         self.check_known("feature", features, [feature.name for feature in contract.features], features_path)
@@ -236,6 +236,15 @@ class _KernelBuilder:
             has_backward=entry.backward is not None,
             forward_ad=entry.forward_ad,
         )
+
+    def check_accepted(self, contract: Contract, name: str, claimed: Sequence[str], path: KeyPath) -> None:
+        """A dtype that the op refuses before any kernel is asked cannot be claimed."""
+        if name not in [tensor.name for tensor in contract.tensors]:
+            return
+        accepted = contract.possible_dtypes(name)
+        for i, dtype in enumerate(claimed):
+            if dtype in DTYPES and dtype not in accepted:
+                self.problem((*path, i), f"op {contract.op} takes {', '.join(accepted)} for {name}, not {dtype}")
 
     def targets(self, terms: Mapping[str, Any], path: KeyPath) -> dict[str, Any]:
         if not terms:

@@ -76,6 +76,22 @@ def load_manifest(model: type[M], path: Path, *, strict: bool, shown_as: str | N
         raise ManifestError(document.path, describe_errors(model, document, error)) from error
 
 
+def load_what_is_known(model: type[M], path: Path, *, shown_as: str | None = None) -> Loaded[M] | None:
+    """The manifest without its unknown keys, for finding what else is wrong; None where more is wrong with its form."""
+    document = read_yaml(path, shown_as=shown_as)
+    try:
+        model.model_validate(document.data)
+    except ValidationError as error:
+        unknown = [
+            _inside(document.data, found["loc"]) for found in error.errors() if found["type"] == "extra_forbidden"
+        ]
+        try:
+            return Loaded(model.model_validate(_without(document.data, unknown)), document)
+        except ValidationError:
+            return None
+    return None
+
+
 def describe_errors(model: Any, document: Document, error: ValidationError) -> list[str]:
     """One sentence for each key at fault: place, what was found, what is accepted."""
     problems: dict[KeyPath, list[str]] = {}

@@ -7,7 +7,7 @@ under.
 
 from __future__ import annotations
 
-from portakernel.errors import ArgumentTypeError, UnknownNameError
+from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
 from portakernel.policies import Layer, make_layer
 from portakernel.registry import Registry
 
@@ -15,12 +15,27 @@ STRICT_MARK = "!"
 TOKEN_MARK = "@"
 
 
-def strictly(registry: Registry, kernel: object) -> str:
+def check_ships(registry: Registry, op: str, name: str) -> None:
+    """Nothing, when ``name`` is a kernel of ``op``, or a plugin with one.
+
+    Raises:
+        UnknownNameError: no kernel and no plugin is called that.
+        ArgumentValueError: it is of other ops alone, so that naming it would mean nothing.
+    """
+    named = registry.named(name, where="kernel")
+    if all(kernel.op != op for kernel in named):
+        of = ", ".join(sorted({kernel.op for kernel in named}))
+        ours = ", ".join(kernel.name for kernel in registry.for_op(op))
+        raise ArgumentValueError(f"{op}: {name!r} has kernels of {of}, not of {op}; those are {ours}")
+
+
+def strictly(registry: Registry, op: str, kernel: object) -> str:
     """A caller's ``kernel=`` as a torch op takes it; empty for None.
 
     Raises:
         ArgumentTypeError: it is no text.
         UnknownNameError: no kernel and no plugin is called that.
+        ArgumentValueError: it has no kernel of this op.
     """
     if kernel is None:
         return ""
@@ -30,14 +45,20 @@ def strictly(registry: Registry, kernel: object) -> str:
         )
     if kernel[:1] in (STRICT_MARK, TOKEN_MARK):
         raise UnknownNameError("kernel or plugin", kernel, [*registry.kernels, *registry.plugins()])
-    registry.named(kernel, where="kernel")
+    check_ships(registry, op, kernel)
     return STRICT_MARK + kernel
 
 
-def layer_of(registry: Registry, argument: str) -> Layer | None:
+def is_automatic(argument: str) -> bool:
+    """Whether the name was chosen while tracing, by the process's policy of then."""
+    return bool(argument) and argument[0] not in (STRICT_MARK, TOKEN_MARK)
+
+
+def layer_of(registry: Registry, op: str, argument: str) -> Layer | None:
     """The policy layer that a torch op's ``kernel`` argument makes, if any."""
     if not argument or argument.startswith(TOKEN_MARK):
         return None
     if argument.startswith(STRICT_MARK):
+        check_ships(registry, op, argument[1:])
         return make_layer("argument", use=(argument[1:],)).check(registry)
     return make_layer("compiled graph", prefer=(argument,)).check(registry)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 import threading
+import warnings
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from portakernel.config import unknown_variables
 from portakernel.contracts import contracts
 from portakernel.dispatch import Dispatcher
+from portakernel.errors import ConfigWarning
 
 if TYPE_CHECKING:
     from portakernel.call import OpCaller
@@ -20,6 +23,8 @@ _lock = threading.RLock()  # a cache alone would build two when two threads come
 
 @functools.cache
 def _dispatcher() -> Dispatcher:
+    for text in unknown_variables():
+        warnings.warn(text, ConfigWarning, stacklevel=3)
     return Dispatcher()
 
 

@@ -167,7 +167,8 @@ def _flushed(status: int) -> int:
     try:
         sys.stdout.flush()
     except OSError as error:
-        status = FAILED if isinstance(error, BrokenPipeError) else _unwritable(error)  # `| head` has read enough
+        # `| head` has read enough: what a shell says of a command that SIGPIPE ended
+        status = 128 + 13 if isinstance(error, BrokenPipeError) else _unwritable(error)
         # what is left in the buffer has nowhere to go, and Python would try again when it exits
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return status

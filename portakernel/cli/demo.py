@@ -206,7 +206,11 @@ def _device(name: str | None) -> Device:
     from portakernel.runtime import dispatcher
 
     if name is not None:
-        return find_device(dispatcher().registry, name)
+        device = find_device(dispatcher().registry, name)
+        if device.attached:
+            way_out = f"run there, with PORTAKERNEL_PREFER={device.target.vendor}"
+            raise ArgumentValueError(f"--device {name} shares the tensors of {device.torch_device}: {way_out}")
+        return device
     first = explain("add").request.device
     assert first is not None  # without a target, the question is about a device
     return first

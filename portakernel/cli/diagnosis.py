@@ -165,6 +165,8 @@ def examine() -> Diagnosis:
 def remedy(broken: Broken) -> str:
     """What to do about a broken package."""
     text = REMEDIES.get(broken.stage, "upgrade {distribution}").format(distribution=broken.package.distribution)
+    if broken.stage == "name":  # that name is another package's, which switching off would hit
+        return text
     return f"{text}. PORTAKERNEL_DISABLE={broken.package.name} switches it off"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -66,15 +66,18 @@ def command(
     from portakernel.api import explain
     from portakernel.cli.decisions import print_assumptions, print_decision
     from portakernel.cli.output import page, print_json
+    from portakernel.naming import check_ships
     from portakernel.policies import make_layer
     from portakernel.runtime import dispatcher
 
     dtypes, shapes, values = read_dtypes(dtype or ()), read_shapes(shape or ()), read_parameters(op, parameters or ())
     now = dispatcher()
-    layer = make_layer("command line", tuple(use or ()), tuple(prefer or ()), tuple(deny or ()))
-    token = now.context_layers.set((layer.check(now.registry),) if use or prefer or deny else ())
+    layer = make_layer("command line", tuple(use or ()), tuple(prefer or ()), tuple(deny or ())).check(now.registry)
+    for name in use or ():
+        check_ships(now.registry, op, name)
+    token = now.context_layers.set((layer,) if use or prefer or deny else ())
     try:
-        decision = explain(op, target=target, dtype=dtypes, shape=shapes, phase=phase, **values)
+        decision = explain(op, target=target, dtype=dtypes, shape=shapes, phase=phase, **dict[str, Any](values))
     finally:
         now.context_layers.reset(token)
     if json:

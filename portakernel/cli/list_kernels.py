@@ -126,7 +126,10 @@ def _row(kernel: Kernel) -> Sequence[str]:
 
 
 def _targets(targets: Mapping[str, object]) -> str:
-    return "; ".join(f"{vendor}: {selector}" for vendor, selector in targets.items())
+    if "*" not in targets:
+        return "; ".join(f"{vendor}: {selector}" for vendor, selector in targets.items())
+    but = ", ".join(vendor for vendor, selector in targets.items() if not str(selector))
+    return f"any but {but}" if but else "any"
 
 
 def _mapping(names: Mapping[str, Sequence[str]]) -> str:

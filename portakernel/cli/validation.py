@@ -12,7 +12,7 @@ from portakernel.arch import ArchSpace
 from portakernel.errors import ArgumentValueError, ManifestError, nearest
 from portakernel.kernel import plugin_kernels
 from portakernel.manifest import BackendManifest, Claim, PluginManifest
-from portakernel.manifest_file import Loaded, load_manifest
+from portakernel.manifest_file import Loaded, load_manifest, load_what_is_known
 from portakernel.plugin_manager import Package, installed_packages
 from portakernel.registry import REFERENCE, Backend
 from portakernel.yaml_file import KeyPath, read_yaml
@@ -153,11 +153,16 @@ def _backend(subject: Subject, spaces: dict[str, ArchSpace], owners: dict[str, P
 
 def _plugin(subject: Subject, spaces: Mapping[str, ArchSpace]) -> list[Problem]:
     """The problems of a ``plugin.yaml``."""
+    found: list[str] = []
     try:
         loaded = load_manifest(PluginManifest, subject.file, strict=True)
     except ManifestError as error:
-        return _problems(subject, error.problems)
-    found = _misnamed(subject, loaded, "plugin", loaded.manifest.plugin)
+        found += error.problems
+        known = _readable(subject)
+        if known is None:
+            return _problems(subject, found)
+        loaded = known
+    found += _misnamed(subject, loaded, "plugin", loaded.manifest.plugin)
     if loaded.manifest.plugin == REFERENCE:
         found.append(loaded.problem(("plugin",), f"the name {REFERENCE!r} is taken by portakernel's own references"))
     for path, claim in _claims(loaded.manifest):
@@ -173,6 +178,14 @@ def _plugin(subject: Subject, spaces: Mapping[str, ArchSpace]) -> list[Problem]:
         if text := _missing(subject.package, entry):
             found.append(loaded.problem(path, text))
     return _problems(subject, list(dict.fromkeys(found)))
+
+
+def _readable(subject: Subject) -> Loaded[PluginManifest] | None:
+    """What the manifest says beside its unknown keys, so that one misspelling does not hide what else is wrong."""
+    try:
+        return load_what_is_known(PluginManifest, subject.file)
+    except ManifestError:
+        return None
 
 
 def _misnamed(subject: Subject, loaded: Loaded[Any], key: str, name: str) -> list[str]:

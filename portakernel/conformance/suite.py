@@ -139,8 +139,8 @@ class Suite:
             return None
         text = "; ".join(f"{rejection.code}: {rejection.text}" for rejection in rejections)
         parameters = ", ".join(sorted({r.parameter for r in rejections if r.parameter}))
-        # what it needs is there, and yet it cannot be imported: that is no refusal but a fault
-        broken = any(rejection.code is ReasonCode.IMPORT_FAILED for rejection in rejections)
+        # what it needs is there, and yet it cannot be imported or its probe fails: that is no refusal but a fault
+        broken = any(r.code in (ReasonCode.IMPORT_FAILED, ReasonCode.PROBE_FAILED) for r in rejections)
         if not broken and not {rejection.code for rejection in rejections} & _CLAIM_CODES:
             self.unusable = text
         return Outcome("claim", "failed" if broken else "skipped", f"refused ({parameters or 'not usable'}): {text}")

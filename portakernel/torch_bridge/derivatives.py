@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from portakernel.call import OpCaller
-from portakernel.errors import DerivativeError, PortakernelError
+from portakernel.errors import DerivativeError
 from portakernel.naming import STRICT_MARK
 from portakernel.request import Phase
 from portakernel.torch_bridge.batching import Batching, looped
@@ -100,15 +100,10 @@ class Derivatives:
         saved_by: str | None = None,
     ) -> str:
         """The kernel for ``phase`` as a traced graph names it, by the process's policy: a graph outlives a context."""
-        dispatcher = self.caller.dispatcher
-        if dispatcher.context_layers.get():
-            raise PortakernelError(
-                f"{self.contract.op} is being traced inside a policy context, which a compiled graph cannot follow;"
-                " use portakernel.set_policy(...) or the argument kernel=..."
-            )
         self.caller.arguments.check(tensors)
         request = self.caller.arguments.request(tensors, numbers, phase, saved_by=saved_by)
-        name = self.caller.place(request, self.caller.policy(kernel)).kernel.name
+        with self.caller.dispatcher.without_contexts():
+            name = self.caller.place(request, self.caller.policy(kernel)).kernel.name
         strict = kernel.startswith(STRICT_MARK) or saved_by is not None
         return STRICT_MARK + name if strict and phase is not Phase.BACKWARD else name
 

@@ -210,7 +210,7 @@ def test_check_takes_listed_newer_and_open_ended_archs_and_no_family():
     assert NVIDIA.check("sm_90") == "sm_90"
     assert NVIDIA.check("sm_130") == "sm_130"
     assert ANY.check("anything") == "anything"
-    with pytest.raises(UnknownNameError):
+    with pytest.raises(ArgumentValueError, match=r"^'hopper' is a family of nvidia's archs; name one of them: sm_90$"):
         NVIDIA.check("hopper")
 
 

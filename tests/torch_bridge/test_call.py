@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 import threading
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
 
+import portakernel
 from portakernel.capability import ReasonCode
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, FallbackWarning, NoKernelError
 from portakernel.policies import make_layer
@@ -236,7 +238,7 @@ def test_a_hit_makes_three_python_calls_and_asks_whether_it_is_traced(ops):
     x, weight = normal(2, 4), normal(4)
     ops.rms_norm(x, weight)
     entered: list[str] = []
-    files = ("<portakernel", "portakernel/", "raw_kernels/", "torch/compiler/")
+    files = ("<portakernel", str(Path(portakernel.__file__).parent), "raw_kernels/", "torch/compiler/")
 
     def profile(frame, event, _argument):
         if event == "call" and any(file in frame.f_code.co_filename for file in files):

@@ -135,15 +135,19 @@ def test_a_changed_policy_recompiles_once_and_is_followed(ops):
     assert [calls_in(graph, namespace)[0][1] for graph in graphs] == [("raw_kernels.add",), ("torch.add",)]
 
 
-def test_a_policy_context_is_refused_while_tracing(ops):
-    function, _ = compiled(lambda x: ops.add(x, x))
+@pytest.mark.parametrize("first", ["outside", "inside"])
+def test_a_compiled_graph_follows_the_policy_context_that_it_is_called_in(ops, first):
+    function, graphs = compiled(lambda x: ops.add(x, x))
+    x = normal(3, 4)
+    if first == "outside":
+        function(x)
     token = ops.dispatcher.context_layers.set((make_layer("context", use="torch"),))
-    message = (
-        "add is being traced inside a policy context, which a compiled graph cannot follow; use portakernel.set_policy"
-    )
-    with pytest.raises(RuntimeError, match=message):  # torch.compile wraps what tracing raises
-        function(normal(3, 4))
+    torch.testing.assert_close(function(x), 2 * x)
     ops.dispatcher.context_layers.reset(token)
+    function(x)
+    own = 2 if first == "outside" else 1
+    assert ops.served("add") == {"torch.add": 1, "raw_kernels.add": own}
+    assert len(graphs) == 1
 
 
 def test_the_kernel_argument_reaches_a_compiled_graph(ops):

@@ -269,3 +269,15 @@ def test_a_bound_attached_kernel_is_held_to_its_own_limits(tmp_path, monkeypatch
     for other in (x.t(), normal(200, 1)):
         with pytest.raises(ArgumentValueError, match="is not the example's; bind again"):
             handle(other, other)
+
+
+def test_a_kernel_of_another_op_is_an_error_and_not_ignored(ops):
+    message = r"^rms_norm: 'torch\.add' has kernels of add, not of rms_norm; those are raw_kernels\.rms_norm, "
+    with pytest.raises(ArgumentValueError, match=message):
+        ops.rms_norm(normal(3, 4), normal(4), kernel="torch.add")
+    with pytest.raises(ArgumentValueError, match=message):
+        bind_kernel(ops.caller("rms_norm"), (normal(3, 4), normal(4)), (1e-6, 0.0), "torch.add")
+    torch._dynamo.reset()
+    function = torch.compile(lambda x, w: ops.rms_norm(x, w, kernel="torch.add"), backend="aot_eager")
+    with pytest.raises(Exception, match=r"'torch\.add' has kernels of add, not of rms_norm"):
+        function(normal(3, 4), normal(4))
