@@ -16,6 +16,7 @@ from portakernel.naming import layer_of, strictly
 from portakernel.plugin_manager import Broken, Package
 from portakernel.policies import Names, Policy, ReferenceMode, make_layer
 from portakernel.question import ask
+from portakernel.registry import Registry
 from portakernel.request import Phase
 from portakernel.runtime import caller, callers_so_far, dispatcher
 from portakernel.target import Device, Target
@@ -84,12 +85,7 @@ def explain(
         inferred = Phase.TRAINING if training else Phase.INFERENCE
         numbers = asked.arguments.numbers(values)
         return asked.explain(tensors, numbers, Phase(phase) if phase else inferred, strictly(now.registry, op, kernel))
-    found: Target | None = now.registry.target(target) if target is not None else None
-    device = attached = None
-    if found is None:
-        device = _first_device(now.registry.devices)
-        attached = tuple(d for d in now.registry.devices if d.attached and d.torch_device == device.torch_device)
-        found = device.target
+    found, device, attached = _asked_target(now.registry, target)
     request = ask(
         described,
         found,
@@ -98,9 +94,34 @@ def explain(
         features=parameters,
         phase=Phase(phase or "inference"),
         device=device,
-        attached=attached or (),
+        attached=attached,
     )
     return now.decide(request, now.policy(layer_of(now.registry, op, strictly(now.registry, op, kernel))))
+
+
+def _asked_target(registry: Registry, text: str | None) -> tuple[Target, Device | None, tuple[Device, ...]]:
+    """The target that is asked about, its device where readiness shall be probed, and what is attached to it.
+
+    A question about an attached target is one about calls on the torch device that it shares.
+    """
+    if text is None:
+        device = _first_device(registry.devices)
+        return device.target, device, _attached_to(registry, device.torch_device or "")
+    target = registry.target(text)
+    backend = next(backend for backend in registry.backends.values() if backend.vendor == target.vendor)
+    if not backend.attach:
+        return target, None, _attached_to(registry, backend.torch_device)
+    host = next((d for d in registry.devices if not d.attached and d.torch_device == backend.torch_device), None)
+    if host is None:
+        raise ArgumentValueError(f"{target} is attached to torch's {backend.torch_device}, which no backend finds here")
+    return host.target, host, _attached_to(registry, backend.torch_device)
+
+
+def _attached_to(registry: Registry, torch_device: str) -> tuple[Device, ...]:
+    kind = torch_device.partition(":")[0]
+    if not any(backend.attach and backend.torch_device == kind for backend in registry.backends.values()):
+        return ()  # nothing is probed for a question that nothing could answer
+    return tuple(device for device in registry.devices if device.attached and device.torch_device == torch_device)
 
 
 def _records_gradients() -> bool:

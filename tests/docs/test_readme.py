@@ -28,6 +28,15 @@ def test_the_decision_is_the_one_that_explain_prints(capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out == shown
 
 
+def test_the_demo_prints_what_is_shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert main(["demo", "--device", "cpu"]) == 0
+    printed = iter(capsys.readouterr().out.splitlines())
+    (shown,) = re.findall(r"```\n(A pre-norm.*?)```", README, re.DOTALL)
+    lines = [line for line in shown.splitlines() if line not in ("", "...") and not line.startswith("on ")]
+    assert [line for line in lines if line not in printed] == []  # each after the one before it
+
+
 def test_every_link_to_a_file_leads_somewhere() -> None:
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
     links = [
