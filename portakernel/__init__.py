@@ -6,18 +6,22 @@ Importing this package imports neither torch nor any plugin.
 from __future__ import annotations
 
 import importlib
-from importlib.metadata import version as _version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from portakernel import errors, ops
+
+    __version__: str
     from portakernel.api import bind, explain, plugins, policy, set_policy, stats, targets, use
 
-__version__ = _version("portakernel")
 __all__ = ["bind", "errors", "explain", "ops", "plugins", "policy", "set_policy", "stats", "targets", "use"]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("portakernel")
     if name in ("errors", "ops"):
         return importlib.import_module(f"portakernel.{name}")
     if name in __all__:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -58,6 +57,8 @@ class Dispatcher:
 
     def refresh_trace_token(self) -> None:
         """Names what decisions depend on: a compiled graph, perhaps kept on disk, holds while the token is the same."""
+        import hashlib
+
         claims = [
             (
                 k.name,
