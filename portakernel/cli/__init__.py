@@ -35,9 +35,9 @@ COMMANDS: Mapping[str, str] = {
     "demo": "demo",
 }
 
-FAILED = 1  # the answer is no: no kernel serves, a manifest has problems, a check fails
 BAD_INPUT = 2  # what was asked cannot be answered
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+PIPE_CLOSED = 141  # 128 + SIGPIPE
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -167,8 +167,8 @@ def _flushed(status: int) -> int:
     try:
         sys.stdout.flush()
     except OSError as error:
-        # `| head` has read enough: what a shell says of a command that SIGPIPE ended
-        status = 128 + 13 if isinstance(error, BrokenPipeError) else _unwritable(error)
+        # `| head` has read enough
+        status = PIPE_CLOSED if isinstance(error, BrokenPipeError) else _unwritable(error)
         # what is left in the buffer has nowhere to go, and Python would try again when it exits
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return status

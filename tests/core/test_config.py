@@ -80,7 +80,7 @@ def test_what_is_disabled_must_exist(world):
 @pytest.mark.parametrize("name", ["p", "p.add", "acme", "reference", "reference.add"])
 def test_plugins_kernels_and_backends_can_be_disabled(world, name):
     world.plugin("p")
-    world.dispatcher(DISABLE=name)
+    assert world.dispatcher(DISABLE=name).disabled == {name}
 
 
 @pytest.mark.parametrize("hook", ["portakernel_kernels", "portakernel_decided"])
@@ -98,7 +98,7 @@ def test_a_broken_plugin_can_be_disabled(world):
     package = world.site.package("bad", plugin="colour: red\n")
     disabled = frozenset({"bad"})
     registry = Registry(PluginManager([*world.packages, package], disabled=disabled))
-    Dispatcher(registry, Config(disable=("bad",)))
+    assert Dispatcher(registry, Config(disable=("bad",))).disabled == {"bad"}
 
 
 def test_a_disabled_plugin_is_a_reason_and_is_not_imported(world):

@@ -23,7 +23,7 @@ def normal(*shape: int) -> torch.Tensor:
     return torch.randn(*shape)
 
 
-def same(found: torch.Tensor, wanted: torch.Tensor) -> None:
+def assert_same(found: torch.Tensor, wanted: torch.Tensor) -> None:
     torch.testing.assert_close(found, wanted, rtol=2e-6, atol=2e-6)
 
 
@@ -40,7 +40,7 @@ def _warm(ops):
 
 def test_plain_tensors_take_the_fast_path(ops, calls):
     x, y = normal(3, 4), normal(3, 4)
-    same(ops.add(x, y), x + y)
+    assert_same(ops.add(x, y), x + y)
     assert calls == ["add"]
     assert ops.served("add") == {"raw_kernels.add": 2}
 
@@ -50,9 +50,9 @@ def test_a_lazily_negated_view_is_read_as_negated(ops, calls):
     x = torch._neg_view(normal(3, 4))
     assert negated.is_neg()
     assert x.is_neg()
-    same(ops.add(x, x), x + x)
-    same(ops.add(normal(3, 4) * 0, negated.contiguous()), negated)
-    same(ops.add(negated, negated), negated.resolve_neg() * 2)
+    assert_same(ops.add(x, x), x + x)
+    assert_same(ops.add(normal(3, 4) * 0, negated.contiguous()), negated)
+    assert_same(ops.add(negated, negated), negated.resolve_neg() * 2)
 
 
 def test_a_conjugated_complex_view_is_refused_with_its_dtype(ops):
@@ -64,7 +64,7 @@ def test_a_conjugated_complex_view_is_refused_with_its_dtype(ops):
 def test_a_zero_tensor_is_zero_and_not_read(ops):
     zero = torch._efficientzerotensor((3, 4))
     x = normal(3, 4)
-    same(ops.add(x, zero), x)
+    assert_same(ops.add(x, zero), x)
 
 
 def test_a_parameter_takes_the_fast_path_without_grad_mode(ops, monkeypatch):
@@ -72,7 +72,7 @@ def test_a_parameter_takes_the_fast_path_without_grad_mode(ops, monkeypatch):
     weight = torch.nn.Parameter(normal(4))
     x = normal(3, 4)
     with torch.no_grad():
-        same(ops.rms_norm(x, weight), norm(x, weight))
+        assert_same(ops.rms_norm(x, weight), norm(x, weight))
     assert ops.served("rms_norm") == {"raw_kernels.rms_norm": 2}
 
 
@@ -84,7 +84,7 @@ def test_a_parameter_gets_its_gradient_in_grad_mode(ops, calls):
     norm(x, twin).square().sum().backward()
     assert weight.grad is not None
     assert twin.grad is not None
-    same(weight.grad, twin.grad)
+    assert_same(weight.grad, twin.grad)
     assert calls == ["rms_norm", "rms_norm_backward"]
 
 
@@ -93,7 +93,7 @@ def test_a_tensor_that_requires_grad_is_recorded(ops):
     y = ops.add(x, x)
     y.sum().backward()
     assert x.grad is not None
-    same(x.grad, torch.full((3, 4), 2.0))
+    assert_same(x.grad, torch.full((3, 4), 2.0))
 
 
 def test_forward_mode_duals_keep_their_tangents(ops):
@@ -103,8 +103,8 @@ def test_forward_mode_duals_keep_their_tangents(ops):
         wanted = forward_ad.unpack_dual(norm(forward_ad.make_dual(x, tangent), weight))
         assert found.tangent is not None
         assert wanted.tangent is not None
-        same(found.primal, wanted.primal)
-        same(found.tangent, wanted.tangent)
+        assert_same(found.primal, wanted.primal)
+        assert_same(found.tangent, wanted.tangent)
     assert ops.served("rms_norm", "forward_ad") == {"reference.rms_norm": 1}
 
 
@@ -119,17 +119,17 @@ def test_a_named_kernel_without_forward_mode_refuses_duals(ops):
 
 def test_vmap_sees_one_element_of_the_batch(ops):
     x, y = normal(5, 4), normal(5, 4)
-    same(torch.vmap(ops.add)(x, y), x + y)
-    same(torch.vmap(ops.add, in_dims=(0, None))(x, y[0]), x + y[0])
+    assert_same(torch.vmap(ops.add)(x, y), x + y)
+    assert_same(torch.vmap(ops.add, in_dims=(0, None))(x, y[0]), x + y[0])
     weight = normal(4)
-    same(torch.vmap(ops.rms_norm, in_dims=(0, None))(x, weight), norm(x, weight))
+    assert_same(torch.vmap(ops.rms_norm, in_dims=(0, None))(x, weight), norm(x, weight))
     weights = normal(5, 4)
-    same(torch.vmap(ops.rms_norm, in_dims=(0, 0))(x, weights), norm(x, weights))
+    assert_same(torch.vmap(ops.rms_norm, in_dims=(0, 0))(x, weights), norm(x, weights))
 
 
 def test_functional_transforms_differentiate(ops):
     x, weight = normal(3, 4), normal(4)
-    same(
+    assert_same(
         torch.func.grad(lambda x: ops.rms_norm(x, weight).square().sum())(x),
         torch.func.grad(lambda x: norm(x, weight).square().sum())(x),
     )
@@ -138,10 +138,10 @@ def test_functional_transforms_differentiate(ops):
     )
     wanted_per_row = torch.func.vmap(torch.func.grad(lambda x, w: norm(x, w).square().sum(), argnums=(0, 1)), (0, None))
     for found, wanted in zip(per_row(x, weight), wanted_per_row(x, weight), strict=True):
-        same(found, wanted)
+        assert_same(found, wanted)
     _, found = torch.func.jvp(lambda x: ops.rms_norm(x, weight), (x,), (x,))
     _, wanted = torch.func.jvp(lambda x: norm(x, weight), (x,), (x,))
-    same(found, wanted)
+    assert_same(found, wanted)
 
 
 def test_inference_mode_gives_inference_tensors_on_the_fast_path(ops, calls, monkeypatch):
@@ -149,7 +149,7 @@ def test_inference_mode_gives_inference_tensors_on_the_fast_path(ops, calls, mon
     x = normal(3, 4)
     with torch.inference_mode():
         y = ops.add(x, x)
-        same(ops.add(y, x), 3 * x)
+        assert_same(ops.add(y, x), 3 * x)
     assert y.is_inference()
     assert calls == ["add", "add"]
 
@@ -160,7 +160,7 @@ def test_autocast_promotes_what_the_contract_says(ops, calls):
         found = ops.add(x, y)
         unchanged = ops.rms_norm(x.bfloat16(), normal(4))
     assert found.dtype is torch.float32
-    same(found, x + y.float())
+    assert_same(found, x + y.float())
     assert unchanged.dtype is torch.bfloat16
     with pytest.raises(TypeError, match=r"^add: y is bfloat16; it must be float32$"):
         ops.add(x, y)
@@ -190,8 +190,8 @@ def test_a_wrapper_subclass_has_no_memory_of_its_own(ops, calls):
     a, b = normal(3, 4), normal(3, 4)
     y = ops.add(TwoTensor(a, b), TwoTensor(b, b))
     assert type(y) is TwoTensor
-    same(y.a, a + b)
-    same(y.b, b + b)
+    assert_same(y.a, a + b)
+    assert_same(y.b, b + b)
 
 
 def test_a_dispatch_mode_sees_the_op(ops, calls):
@@ -231,7 +231,7 @@ def test_meta_tensors_get_shapes_alone(ops, calls):
 
 def test_a_number_that_is_no_float_takes_the_slow_path_with_the_same_result(ops):
     x, weight = normal(3, 4), normal(4)
-    same(ops.rms_norm(x, weight, eps=0), ops.rms_norm(x, weight, eps=0.0))
+    assert_same(ops.rms_norm(x, weight, eps=0), ops.rms_norm(x, weight, eps=0.0))
 
 
 @pytest.mark.parametrize("eps", [True, "1e-6", None, torch.tensor(1e-6)])
