@@ -15,7 +15,7 @@ from portakernel.capability import ReasonCode, Rejection
 from portakernel.config import VARIABLES, Config, unknown_variables
 from portakernel.contracts import contract
 from portakernel.dispatch import Dispatcher
-from portakernel.errors import ConfigError, PortakernelError
+from portakernel.errors import ConfigError, PortakernelError, nearest
 from portakernel.kernel import Kernel
 from portakernel.plugin_manager import Broken, Package
 from portakernel.policies import intern_policy, make_layer
@@ -222,6 +222,17 @@ def _missing(now: Dispatcher, devices: Sequence[Device], compiler: tuple[str, st
             if rejection.parameter != "torch":
                 needs[f"plugin {kernel.plugin} {rejection.text}", _requirement(kernel, rejection)] = None
     found += [Missing(what, f"install {requirement}") for what, requirement in needs]
+    spaces = now.registry.spaces
+    claimed = {
+        (kernel.plugin, vendor)
+        for kernel in now.registry.kernels.values()
+        for _, capability in kernel.variants
+        for vendor in capability.targets
+        if vendor not in spaces and vendor != "*"
+    }
+    for plugin, vendor in sorted(claimed):
+        what = f"plugin {plugin} claims vendor {vendor!r}, which no installed backend has; {nearest(vendor, spaces)}"
+        found.append(Missing(what, "install its backend, or mend the name"))
     for device in devices:
         if device.torch_device is None:
             why, _, advice = device.note.partition(": ")

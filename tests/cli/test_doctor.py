@@ -120,6 +120,20 @@ def test_a_device_that_torch_cannot_reach_is_missing_and_says_what_to_install(ru
     ) in ran.out
 
 
+def test_a_vendor_that_no_backend_has_is_missing_and_the_nearest_is_offered(run: Callable, install: Callable) -> None:
+    manifest = """
+schema_version: 1
+plugin: acme
+kernels:
+  - {op: add, entry: "acme_for_cli_tests.x:add", targets: {cpuu: any}, dtypes: {x: [float32], y: [x]}}
+"""
+    install("acme", manifest=manifest)
+    assert (
+        "\n  plugin acme claims vendor 'cpuu', which no installed backend has; did you mean 'cpu'?\n"
+        "    -> install its backend, or mend the name\n"
+    ) in run("doctor").out
+
+
 def test_unknown_variables_are_told(run: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PORTAKERNEL_PREFFER", "triton")
     monkeypatch.setenv("PORTAKERNEL_DENY", "triton.add")
