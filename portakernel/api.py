@@ -106,22 +106,15 @@ def _asked_target(registry: Registry, text: str | None) -> tuple[Target, Device 
     """
     if text is None:
         device = _first_device(registry.devices)
-        return device.target, device, _attached_to(registry, device.torch_device or "")
+        return device.target, device, registry.attached_to(device.torch_device or "")
     target = registry.target(text)
     backend = next(backend for backend in registry.backends.values() if backend.vendor == target.vendor)
     if not backend.attach:
-        return target, None, _attached_to(registry, backend.torch_device)
+        return target, None, registry.attached_to(backend.torch_device)
     host = next((d for d in registry.devices if not d.attached and d.torch_device == backend.torch_device), None)
     if host is None:
         raise ArgumentValueError(f"{target} is attached to torch's {backend.torch_device}, which no backend finds here")
-    return host.target, host, _attached_to(registry, backend.torch_device)
-
-
-def _attached_to(registry: Registry, torch_device: str) -> tuple[Device, ...]:
-    kind = torch_device.partition(":")[0]
-    if not any(backend.attach and backend.torch_device == kind for backend in registry.backends.values()):
-        return ()  # nothing is probed for a question that nothing could answer
-    return tuple(device for device in registry.devices if device.attached and device.torch_device == torch_device)
+    return host.target, host, registry.attached_to(backend.torch_device)
 
 
 def _records_gradients() -> bool:
@@ -140,11 +133,9 @@ def _first_device(devices: Sequence[Device]) -> Device:
 
 
 def _values(op: str, parameters: Mapping[str, Any]) -> list[Any]:
-    known = contract(op).parameters
-    for name in parameters:
-        if name not in [parameter.name for parameter in known]:
-            raise UnknownNameError("parameter", name, [parameter.name for parameter in known], where=op)
-    return [parameters.get(parameter.name, parameter.default) for parameter in known]
+    described = contract(op)
+    numbers = {name: described.number(name, value) for name, value in parameters.items()}
+    return [numbers.get(parameter.name, parameter.default) for parameter in described.parameters]
 
 
 def _check_count(op: str, tensors: Sequence[Any]) -> None:
@@ -186,7 +177,7 @@ def policy(
     ``use`` is strict for the ops that it mentions; ``prefer`` goes first where it can; ``deny`` adds up; ``require``
     names properties (``deterministic``, ``batch_invariant``, ``graph_capture``) that a kernel must declare;
     ``reference`` is ``allow``, ``warn`` or ``forbid``. Names are kernels (``triton.rms_norm``) or plugins (``triton``).
-    A compiled graph cannot follow a context: use ``set_policy`` there.
+    Write the block around a compiled function, which then follows it, not inside one.
 
     Raises:
         UnknownNameError: a name that nothing has.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from portakernel.contract import Contract
-from portakernel.devices import attached_devices, find_device
+from portakernel.devices import find_device
 from portakernel.errors import ArgumentTypeError, ArgumentValueError
 from portakernel.layout import layout_facts
 from portakernel.registry import Registry
@@ -62,6 +62,10 @@ class Arguments:
         self.contract.check_dtypes(self.dtypes(tensors))
         self.contract.bind_shapes(self.shapes(tensors))
 
+    def like(self, tensors: Sequence[Tensor]) -> Tensor:
+        """The argument whose form the output has."""
+        return tensors[self.names.index(self.contract.outputs[0].like)]
+
     def dtypes(self, tensors: Sequence[Tensor]) -> dict[str, str]:
         """Each tensor's dtype by name."""
         return {
@@ -100,6 +104,6 @@ class Arguments:
             phase=phase,
             saved=tuple(saved.name for saved in contract.saved),
             saved_by=saved_by,
-            attached=attached_devices(self.registry, device),
+            attached=self.registry.attached_to(device.torch_device or ""),
             device=device,
         )

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol, cast
 
-import torch
 from torch import Tensor
 
 from portakernel.call import OpCaller, read_by
 from portakernel.decision import Decision
 from portakernel.errors import ArgumentTypeError, ArgumentValueError
 from portakernel.fast_path import expressions, make_bound, make_key
-from portakernel.layout import check_out, has_plain_memory, overwritten
+from portakernel.layout import check_out, has_plain_memory, mark_written, overwritten
 from portakernel.naming import strictly
 from portakernel.request import Phase
 
@@ -55,12 +54,10 @@ def bind_kernel(caller: OpCaller, tensors: Sequence[Any], parameters: Sequence[A
     expected = key(*tensors, *numbers)
     forms = tuple((tensor.dtype, tensor.device) for tensor in tensors)
     dims, _ = contract.bind_shapes(arguments.shapes(tensors))
-    fixed = list(dict.fromkeys(name for tensor in contract.tensors for name in tensor.fixed))
     may_overwrite = all("inplace" in capability.properties for _, capability in placement.kernel.variants)
 
     def into(given: Sequence[Tensor], values: Sequence[float], out: Any) -> Tensor:
-        like = given[arguments.names.index(contract.outputs[0].like)]
-        target = check_out(contract.op, out, like, given)
+        target = check_out(contract.op, out, arguments.like(given), given)
         if not has_plain_memory(target):
             raise ArgumentTypeError(
                 f"{contract.op}: a bound kernel writes memory, and out is a subclass or lazily negated"
@@ -69,15 +66,14 @@ def bind_kernel(caller: OpCaller, tensors: Sequence[Any], parameters: Sequence[A
         if over is not None and not may_overwrite:
             raise ArgumentValueError(f"{contract.op}: {placement.kernel.name} cannot write its output over {over}")
         written: Tensor = placement.run(*given, *values, target)
-        if not target.is_inference():
-            torch.autograd.graph.increment_version(target)
+        mark_written(target)
         return written
 
     def refuse(given: Sequence[Any], values: Sequence[Any], out: Any) -> Tensor:
         arguments.check(given)
         found = arguments.numbers(values)
         found_dims, _ = contract.bind_shapes(arguments.shapes(given))
-        for name in fixed:
+        for name in contract.fixed_dims:
             if found_dims[name] != dims[name]:
                 text = f"{contract.op}: bound for {name} = {dims[name]}; this call has {name} = {found_dims[name]}"
                 raise ArgumentValueError(f"{text}; bind again")
@@ -99,7 +95,7 @@ def bind_kernel(caller: OpCaller, tensors: Sequence[Any], parameters: Sequence[A
 
     names = {
         "expected": expected,
-        "sizes": tuple(dims[name] for name in fixed),
+        "sizes": tuple(dims[name] for name in contract.fixed_dims),
         "run": placement.run,
         "into": into,
         "refuse": refuse,

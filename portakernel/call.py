@@ -24,7 +24,7 @@ from portakernel.fast_path import define, expressions, make_key, make_public, ma
 from portakernel.kernel import Kernel
 from portakernel.key_table import KeyTable, Placement
 from portakernel.launcher import launcher
-from portakernel.layout import check_out, has_plain_memory, overwritten
+from portakernel.layout import check_out, has_plain_memory, mark_written, overwritten
 from portakernel.naming import STRICT_MARK, is_automatic, layer_of, strictly
 from portakernel.policies import Policy
 from portakernel.request import Phase, Request
@@ -111,9 +111,8 @@ class OpCaller:
             self.dispatcher.announce(decision)
         if decision.chosen is None:
             raise decision.error()
-        self._fallbacks.warn(decision, policy)
+        fallback = self._fallbacks.warn(decision, policy)
         run = launcher(self.contract, decision.chosen, request, self.dispatcher)
-        fallback = tuple(dict.fromkeys(name for name, _ in self._fallbacks.reasons(decision, policy)))
         return Placement(decision, decision.chosen, run, cannot=dict(cannot or {}), fallback=fallback)
 
     def placed(
@@ -228,16 +227,16 @@ class OpCaller:
 
     def into(self, tensors: Sequence[Tensor], numbers: Sequence[float], out: Any, argument: str, plain: bool) -> Tensor:
         """A call that writes into ``out``, which may be an input where the contract allows it."""
-        names = self.arguments.names
-        like = tensors[names.index(self.contract.outputs[0].like)]
+        like = self.arguments.like(tensors)
         target = check_out(self.contract.op, out, like, tensors)
         if not plain or like.is_meta or not has_plain_memory(target):
             return target.copy_(self.torch_op()(*tensors, *numbers, argument))
-        over = overwritten(self.contract.op, target, dict(zip(names, tensors, strict=True)), self.contract.inplace)
+        over = overwritten(
+            self.contract.op, target, dict(zip(self.arguments.names, tensors, strict=True)), self.contract.inplace
+        )
         policy, given = self.policy(argument), (*tensors, *numbers, target)
         written: Tensor = self.run(Phase.INFERENCE, tensors, numbers, policy, given, inplace=over is not None)
-        if not target.is_inference():
-            torch.autograd.graph.increment_version(target)
+        mark_written(target)
         return written
 
 

@@ -151,6 +151,11 @@ class Contract:
         """The names of the dimensions, in order of first mention."""
         return tuple(dict.fromkeys(name.lstrip("*") for tensor in self.tensors for name in tensor.shape))
 
+    @property
+    def fixed_dims(self) -> tuple[str, ...]:
+        """The names of the dimensions that are not products of leading ones."""
+        return tuple(dict.fromkeys(name for tensor in self.tensors for name in tensor.fixed))
+
     def tensor(self, name: str) -> TensorArgument:
         """The tensor argument called ``name``."""
         return next(tensor for tensor in self.tensors if tensor.name == name)

@@ -29,11 +29,6 @@ def find_device(registry: Registry, device: torch.device) -> Device:
     return described
 
 
-def attached_devices(registry: Registry, device: Device) -> tuple[Device, ...]:
-    """The devices of other vendors that share ``device``'s tensors."""
-    return tuple(known for known in registry.devices if known.attached and known.torch_device == device.torch_device)
-
-
 def _is_rocm() -> bool:
     build = installed()
     return build is not None and build.hip is not None

@@ -28,11 +28,9 @@ class Dispatcher:
 
     def __init__(self, registry: Registry | None = None, config: Config | None = None) -> None:
         config = Config.from_environment() if config is None else config
-        self.registry = (
-            registry if registry is not None else Registry(PluginManager(disabled=frozenset(config.disable)))
-        )
-        self.readiness = Readiness(self.registry.manager)
         self.disabled = frozenset(config.disable)
+        self.registry = registry if registry is not None else Registry(PluginManager(disabled=self.disabled))
+        self.readiness = Readiness(self.registry.manager)
         packages = [package.name for package in self.registry.manager.packages]
         known = [*self.registry.kernels, *self.registry.plugins(), *self.registry.backends, *packages]
         for name in self.disabled:

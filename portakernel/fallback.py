@@ -47,23 +47,26 @@ class Fallbacks:
                 found += [(name, rejection) for rejection in rejections]
         return found
 
-    def warn(self, decision: Decision, policy: Policy) -> None:
-        """Warns of what was not told yet."""
+    def warn(self, decision: Decision, policy: Policy) -> tuple[str, ...]:
+        """Warns of what was not told yet; the kernels that were expected to go before the chosen one."""
         chosen, request = decision.chosen, decision.request
         if chosen is None:
-            return
-        for name, rejection in self.reasons(decision, policy):
+            return ()
+        reasons = self.reasons(decision, policy)
+        passed_over = tuple(dict.fromkeys(name for name, _ in reasons))
+        for name, rejection in reasons:
             if self._is_first(name, rejection.code, rejection.parameter):
                 text = f"{request.op}: {name} cannot serve ({rejection.code}: {rejection.text}); {chosen.name} does"
                 warnings.warn(text, FallbackWarning, stacklevel=_callers_level())
         if not chosen.is_reference or self._is_free(decision):
-            return
+            return passed_over
         wishes = policy.wishes(request.op, self._dispatcher.registry)
         asked_for = chosen.name in wishes.use or chosen.name in wishes.prefer
         if wishes.reference == "warn" and not asked_for and self._is_first(chosen.name, request.phase):
             text = f"{request} is served by the reference: correct, but not fast."
             advice = f"`portakernel explain {request.op}` says why; policy(reference='allow') silences this"
             warnings.warn(f"{text} {advice}", ReferenceWarning, stacklevel=_callers_level())
+        return passed_over
 
     def _is_free(self, decision: Decision) -> bool:
         return decision.request.target.vendor in self._dispatcher.reference_is_free

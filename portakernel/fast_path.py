@@ -237,7 +237,7 @@ def make_bound(contract: Contract, parts: Expressions, names: dict[str, Any]) ->
     defaults = [f"{parameter.name}={parameter.default!r}" for parameter in contract.parameters]
     given = ", ".join([*tensors, *parameters])
     sizes, _ = _sizes(contract)
-    fixed = [sizes[name] for name in dict.fromkeys(name for tensor in contract.tensors for name in tensor.fixed)]
+    fixed = [sizes[name] for name in contract.fixed_dims]
     groups = f"({', '.join(tensors)},), ({', '.join(parameters)}{',' if parameters else ''})"
     floats = _floats(contract)
     source = f"""\

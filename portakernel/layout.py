@@ -114,6 +114,12 @@ def has_plain_memory(tensor: Tensor) -> bool:
     return exact and not tensor.is_neg() and not tensor._is_zerotensor()
 
 
+def mark_written(out: Tensor) -> None:
+    """Lets autograd notice that a kernel wrote into ``out``'s memory."""
+    if not out.is_inference():
+        torch.autograd.graph.increment_version(out)
+
+
 def check_out(op: str, out: Any, like: Tensor, inputs: Sequence[Tensor]) -> Tensor:
     """``out`` itself, when the op can write its result there, which has the form of ``like``.
 

@@ -64,7 +64,7 @@ def load_manifest(model: type[M], path: Path, *, strict: bool, shown_as: str | N
     try:
         return Loaded(model.model_validate(data), document)
     except ValidationError as error:
-        unknown = [_inside(data, found["loc"]) for found in error.errors() if found["type"] == "extra_forbidden"]
+        unknown = _unknown_keys(data, error)
         if not newer or not unknown:
             raise ManifestError(document.path, describe_errors(model, document, error)) from error
     for key in unknown:
@@ -82,14 +82,16 @@ def load_what_is_known(model: type[M], path: Path, *, shown_as: str | None = Non
     try:
         model.model_validate(document.data)
     except ValidationError as error:
-        unknown = [
-            _inside(document.data, found["loc"]) for found in error.errors() if found["type"] == "extra_forbidden"
-        ]
         try:
-            return Loaded(model.model_validate(_without(document.data, unknown)), document)
+            known = _without(document.data, _unknown_keys(document.data, error))
+            return Loaded(model.model_validate(known), document)
         except ValidationError:
             return None
     return None
+
+
+def _unknown_keys(data: Any, error: ValidationError) -> list[KeyPath]:
+    return [_inside(data, found["loc"]) for found in error.errors() if found["type"] == "extra_forbidden"]
 
 
 def describe_errors(model: Any, document: Document, error: ValidationError) -> list[str]:

@@ -69,20 +69,25 @@ class Policy:
 
     def wishes(self, op: str, registry: Registry) -> Wishes:
         """What this policy says of ``op``."""
-        use: dict[str, str] = {}
-        prefer: dict[str, str] = {}
-        for layer in self.layers:
-            use = _named(layer.use, op, registry, layer.source)
-            prefer = _named(layer.prefer, op, registry, layer.source)
-            if use or prefer:
-                break
-        deny: dict[str, str] = {}
-        for layer in reversed(self.layers):
-            deny |= _named(layer.deny, op, registry, layer.source)
-        speaking = next((layer for layer in self.layers if layer.reference is not None), None)
-        if speaking is None or speaking.reference is None:
-            return Wishes(use, prefer, deny, "warn", "default")
-        return Wishes(use, prefer, deny, speaking.reference, speaking.source)
+        return _wishes(self, op, registry)
+
+
+@functools.lru_cache(maxsize=1024)
+def _wishes(policy: Policy, op: str, registry: Registry) -> Wishes:
+    use: dict[str, str] = {}
+    prefer: dict[str, str] = {}
+    for layer in policy.layers:
+        use = _named(layer.use, op, registry, layer.source)
+        prefer = _named(layer.prefer, op, registry, layer.source)
+        if use or prefer:
+            break
+    deny: dict[str, str] = {}
+    for layer in reversed(policy.layers):
+        deny |= _named(layer.deny, op, registry, layer.source)
+    speaking = next((layer for layer in policy.layers if layer.reference is not None), None)
+    if speaking is None or speaking.reference is None:
+        return Wishes(use, prefer, deny, "warn", "default")
+    return Wishes(use, prefer, deny, speaking.reference, speaking.source)
 
 
 def _named(names: tuple[str, ...], op: str, registry: Registry, source: str) -> dict[str, str]:

@@ -107,18 +107,19 @@ class Registry:
 
     def _listed(self, package: Package, loaded: Loaded[PluginManifest], returned: Any) -> tuple[Kernel, ...]:
         """The kernels that a hook returned, checked as strictly as a manifest's."""
-        place = f"{package}: portakernel_kernels"
+        place, base = str(package), "portakernel_kernels"
         try:
             entries = list(returned)
         except Exception as error:
-            text = f"{place} returned {returned!r}, which is no list of kernels: {type(error).__name__}: {error}"
+            text = (
+                f"{place}: {base} returned {returned!r}, which is no list of kernels: {type(error).__name__}: {error}"
+            )
             raise ManifestError(place, [text]) from error
-        document = Document(place, entries, None)
+        document, model = Document(place, {base: entries}, None), dict[str, list[KernelEntry]]
         try:
-            kernels = TypeAdapter(list[KernelEntry]).validate_python(entries)
+            kernels = TypeAdapter(model).validate_python(document.data)[base]
         except ValidationError as error:
-            raise ManifestError(place, describe_errors(list[KernelEntry], document, error)) from error
-        document = Document(str(package), entries, None)
+            raise ManifestError(place, describe_errors(model, document, error)) from error
         return listed_kernels(package, replace(loaded, document=document), self.spaces, kernels)
 
     def _reference(self, contract: Contract) -> Kernel:
@@ -176,6 +177,13 @@ class Registry:
             ours = [device for device in devices if _is_device(device) and device.target.vendor == backend.vendor]
             found += [replace(device, attached=backend.attach) for device in ours]
         return tuple(found)
+
+    def attached_to(self, torch_device: str) -> tuple[Device, ...]:
+        """The devices of other vendors that share the tensors of a torch device; probes only where there can be any."""
+        kind = torch_device.partition(":")[0]
+        if not any(backend.attach and backend.torch_device == kind for backend in self.backends.values()):
+            return ()
+        return tuple(device for device in self.devices if device.attached and device.torch_device == torch_device)
 
     def for_op(self, op: str) -> tuple[Kernel, ...]:
         """Every kernel of ``op``.

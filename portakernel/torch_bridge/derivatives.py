@@ -69,10 +69,9 @@ class Derivatives:
             return self.caller.run(Phase.FORWARD_AD, tensors, numbers, policy, (*tensors, *numbers))
         traced = is_fake(tensors)
         backward = self._backward_kernel(tensors, numbers, kernel, traced) if training else ""
-        if traced:
-            kernel = self._choose(Phase.TRAINING if training else Phase.INFERENCE, tensors, numbers, kernel)
-        elif training and self._some_save_their_own:
-            kernel = STRICT_MARK + self._name(Phase.TRAINING, tensors, numbers, kernel)
+        if traced or (training and self._some_save_their_own):
+            phase = Phase.TRAINING if training else Phase.INFERENCE
+            kernel = self._choose(phase, tensors, numbers, kernel, traced=traced)
         if training:
             return _first(self.caller.torch_op("_forward")(*tensors, *numbers, kernel, backward))
         with below_autograd():
@@ -88,7 +87,7 @@ class Derivatives:
         backward = ""
         if self._some_save_their_own:
             backward = self._backward_kernel(tensors, numbers, kernel, traced=False)
-            kernel = STRICT_MARK + self._name(Phase.TRAINING, tensors, numbers, kernel)
+            kernel = self._choose(Phase.TRAINING, tensors, numbers, kernel, traced=False)
         return _first(self._forward_function.apply(*tensors, *numbers, kernel, backward))
 
     def _choose(
@@ -97,27 +96,26 @@ class Derivatives:
         tensors: Sequence[Tensor],
         numbers: Sequence[float],
         kernel: str,
+        *,
+        traced: bool,
         saved_by: str | None = None,
     ) -> str:
-        """The kernel for ``phase`` as a traced graph names it, by the process's policy: a graph outlives a context."""
-        self.caller.arguments.check(tensors)
-        request = self.caller.arguments.request(tensors, numbers, phase, saved_by=saved_by)
-        with self.caller.dispatcher.without_contexts():
-            name = self.caller.place(request, self.caller.policy(kernel)).kernel.name
-        strict = kernel.startswith(STRICT_MARK) or saved_by is not None
-        return STRICT_MARK + name if strict and phase is not Phase.BACKWARD else name
+        """The kernel for ``phase`` as a torch op's argument names it.
 
-    def _name(
-        self,
-        phase: Phase,
-        tensors: Sequence[Tensor],
-        numbers: Sequence[float],
-        kernel: str,
-        saved_by: str | None = None,
-    ) -> str:
-        """The kernel for ``phase`` of a call that is about to run, from the key table where it is known."""
+        For a traced graph it is chosen by the process's policy, because a graph outlives a context; for a call that is
+        about to run it comes from the key table. Where some kernel saves in its own way, forward's name is strict:
+        backward is chosen to read what that kernel saves, so that no other may run in its place.
+        """
         self.caller.arguments.check(tensors)
-        return self.caller.placed(phase, tensors, numbers, self.caller.policy(kernel), saved_by).kernel.name
+        if traced:
+            request = self.caller.arguments.request(tensors, numbers, phase, saved_by=saved_by)
+            with self.caller.dispatcher.without_contexts():
+                placement = self.caller.place(request, self.caller.policy(kernel))
+        else:
+            placement = self.caller.placed(phase, tensors, numbers, self.caller.policy(kernel), saved_by)
+        paired = phase is Phase.TRAINING and self._some_save_their_own
+        asked_for = phase is not Phase.BACKWARD and kernel.startswith(STRICT_MARK)
+        return (STRICT_MARK if paired or asked_for else "") + placement.kernel.name
 
     def _backward_kernel(self, tensors: Sequence[Tensor], numbers: Sequence[float], kernel: str, traced: bool) -> str:
         """The backward kernel's name where it has to be chosen now, else an empty one.
@@ -128,11 +126,10 @@ class Derivatives:
         in_context = kernel.startswith(STRICT_MARK) or self.caller.dispatcher.context_layers.get()
         if self.contract.gradient != "kernel" or not (traced or in_context or self._some_save_their_own):
             return ""
-        name = self._choose if traced else self._name
         saved_by = None
         if self._some_save_their_own:
-            saved_by = self._own_saver(name(Phase.TRAINING, tensors, numbers, kernel).removeprefix(STRICT_MARK))
-        return name(Phase.BACKWARD, tensors, numbers, kernel, saved_by)
+            saved_by = self._own_saver(self._choose(Phase.TRAINING, tensors, numbers, kernel, traced=traced))
+        return self._choose(Phase.BACKWARD, tensors, numbers, kernel, traced=traced, saved_by=saved_by)
 
     def _own_saver(self, kernel: str) -> str | None:
         kernel = kernel.removeprefix(STRICT_MARK)

@@ -220,6 +220,23 @@ def test_what_a_kernel_saves_in_its_own_way_its_own_backward_reads(ops, calls, h
     assert calls == ["own", "own_backward"]
 
 
+@pytest.mark.parametrize(("traced_for", "called_in"), [("raw_kernels.own", "torch"), ("torch", "raw_kernels.own")])
+def test_a_context_around_a_compiled_graph_does_not_part_what_forward_saves_from_its_backward(
+    ops, traced_for, called_in
+):
+    ops.dispatcher.set_process_layer(make_layer("set_policy", prefer=traced_for))
+    torch._dynamo.reset()
+    function = torch.compile(ops.rms_norm, fullgraph=True, backend="aot_eager")
+    x, weight = normal(3, 4), normal(4)
+    function(x.clone().requires_grad_(), weight)
+    leaf = x.clone().requires_grad_()
+    token = ops.dispatcher.context_layers.set((make_layer("context", use=called_in),))
+    y = function(leaf, weight)
+    ops.dispatcher.context_layers.reset(token)
+    y.square().sum().backward()
+    torch.testing.assert_close(leaf.grad, torch.func.grad(lambda x: norm(x, weight).square().sum())(x))
+
+
 SIDE_BACKEND = """
 schema_version: 1
 backend: side
