@@ -46,7 +46,7 @@ format: setup ## put imports and layout in order
 	@$(VENV_PYTHON) -m ruff check --fix .
 	@$(VENV_PYTHON) -m ruff format .
 
-generate: setup ## write the generated files: the JSON Schemas and ops.pyi
+generate: setup ## write the generated files: the JSON Schemas, ops.pyi and docs/matrix.md
 	@$(VENV_PYTHON) -m portakernel.generate
 
 generate-check: setup ## fail when a generated file is stale

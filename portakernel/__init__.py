@@ -12,9 +12,12 @@ if TYPE_CHECKING:
     from portakernel import errors, ops
 
     __version__: str
-    from portakernel.api import bind, explain, plugins, policy, set_policy, stats, targets, use
+    from portakernel.api import bind, explain, load_policy, plugins, policy, set_policy, stats, targets, use, warmup
 
-__all__ = ["bind", "errors", "explain", "ops", "plugins", "policy", "set_policy", "stats", "targets", "use"]
+__all__ = [
+    "bind", "errors", "explain", "load_policy", "ops", "plugins", "policy", "set_policy", "stats", "targets", "use",
+    "warmup",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from portakernel.contracts import contract
@@ -54,6 +55,7 @@ def explain(
     target: str | None = None,
     dtype: Mapping[str, str] | str | None = None,
     shape: Mapping[str, Sequence[int]] | None = None,
+    format: Mapping[str, str] | str | None = None,
     phase: str | None = None,
     kernel: str | None = None,
     **parameters: Any,
@@ -62,7 +64,7 @@ def explain(
 
     With tensors, for exactly that call on their device (``phase`` is ``training`` where they require gradients).
     Without, for a ``target`` (``"amd:gfx942"``, which need not be here) or this machine's first device, with as much of
-    dtypes and shapes as you give::
+    dtypes, shapes and scale formats as you give::
 
         portakernel.explain("rms_norm", x, weight)
         portakernel.explain("rms_norm", target="amd:gfx942", dtype="bfloat16", shape={"x": (4096, 8192)})
@@ -75,23 +77,22 @@ def explain(
     if phase is not None and phase not in list(Phase):
         raise UnknownNameError("phase", phase, [str(known) for known in Phase])
     if tensors:
-        if target is not None or dtype is not None or shape is not None:
-            raise ArgumentTypeError("explain takes tensors, or target, dtype and shape, not both")
+        if target is not None or dtype is not None or shape is not None or format is not None:
+            raise ArgumentTypeError("explain takes tensors, or target, dtype, shape and format, not both")
         asked = caller(op)
-        values = _values(op, parameters)
-        _check_count(op, tensors)
-        asked.arguments.check(tensors)
-        training = any(tensor.requires_grad for tensor in tensors) and _records_gradients()
+        given, values = _call(op, tensors, parameters)
+        asked.arguments.check(given, values)
+        training = any(tensor.requires_grad for tensor in given if tensor is not None) and _records_gradients()
         inferred = Phase.TRAINING if training else Phase.INFERENCE
-        numbers = asked.arguments.numbers(values)
-        return asked.explain(tensors, numbers, Phase(phase) if phase else inferred, strictly(now.registry, op, kernel))
+        return asked.explain(given, values, Phase(phase) if phase else inferred, strictly(now.registry, op, kernel))
     found, device, attached = _asked_target(now.registry, target)
     request = ask(
         described,
         found,
         dtypes=dtype,
         shapes=shape,
-        features=parameters,
+        formats=format,
+        values=parameters,
         phase=Phase(phase or "inference"),
         device=device,
         attached=attached,
@@ -132,16 +133,19 @@ def _first_device(devices: Sequence[Device]) -> Device:
     return usable[0]
 
 
-def _values(op: str, parameters: Mapping[str, Any]) -> list[Any]:
+def _call(op: str, tensors: Sequence[Any], named: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
+    """A call's tensors and its parameters' values, each in the contract's order."""
     described = contract(op)
-    numbers = {name: described.number(name, value) for name, value in parameters.items()}
-    return [numbers.get(parameter.name, parameter.default) for parameter in described.parameters]
-
-
-def _check_count(op: str, tensors: Sequence[Any]) -> None:
-    names = [tensor.name for tensor in contract(op).tensors]
-    if len(tensors) != len(names):
-        raise ArgumentTypeError(f"{op} takes {len(names)} tensors ({', '.join(names)}); {len(tensors)} were given")
+    positional = [tensor.name for tensor in described.tensors if not tensor.keyword]
+    needed = [tensor.name for tensor in described.tensors if not tensor.optional]
+    if not len(needed) <= len(tensors) <= len(positional):
+        raise ArgumentTypeError(
+            f"{op} takes {len(needed)} tensors ({', '.join(positional)}); {len(tensors)} were given"
+        )
+    held = dict(zip(positional, tensors, strict=False))
+    given = held | {name: value for name, value in named.items() if name in described.names and name not in held}
+    values = {name: described.value(name, value) for name, value in named.items() if name not in given}
+    return [given.get(name) for name in described.names], list(described.values(values).values())
 
 
 def bind(op: str, *tensors: Any, kernel: str | None = None, **parameters: Any) -> BoundKernel:
@@ -158,9 +162,29 @@ def bind(op: str, *tensors: Any, kernel: str | None = None, **parameters: Any) -
     """
     from portakernel.bound import bind_kernel
 
-    contract(op)
-    _check_count(op, tensors)
-    return bind_kernel(caller(op), tensors, _values(op, parameters), kernel)
+    given, values = _call(op, tensors, parameters)
+    return bind_kernel(caller(op), given, values, kernel)
+
+
+def warmup(op: str, *tensors: Any, kernel: str | None = None, **parameters: Any) -> tuple[str, ...]:
+    """Builds the kernels that have to be compiled before they can serve calls like this one; their names.
+
+    Never done on a call: until then such kernels are refused with ``needs_build``. A build is for these dtypes, sizes
+    and values on this device; leading dimensions may differ later. Where tensors require gradients, for training too.
+    What is built here serves this process; compilers keep caches of their own on disk, which make the next one quick::
+
+        portakernel.warmup("rms_norm", x, weight)
+
+    ``kernel`` names one kernel or plugin to build alone. On a terminal the progress is shown.
+
+    Raises:
+        UnknownNameError, ArgumentTypeError, ArgumentValueError: as for the op itself.
+        NoKernelError: ``kernel`` is named, and cannot serve such calls for other reasons than the missing build.
+    """
+    from portakernel.warm import build_for
+
+    given, values = _call(op, tensors, parameters)
+    return build_for(caller(op), given, values, kernel)
 
 
 @contextmanager
@@ -214,6 +238,23 @@ def set_policy(
     layer = make_layer("set_policy", use, prefer, deny, require, reference)
     empty = make_layer("set_policy")
     dispatcher().set_process_layer(None if layer == empty else layer)
+
+
+def load_policy(path: str | Path | None) -> None:
+    """Sets the process's policy file (docs/policy.md), in the place of ``PORTAKERNEL_POLICY``'s; None takes it away.
+
+    It stands under the environment. It is read now: what is written to it later changes nothing.
+
+    Raises:
+        PolicyFileError: it cannot be accepted; the one before it stays in force.
+    """
+    now = dispatcher()
+    if path is None:
+        now.set_policy_file(None)
+        return
+    from portakernel.policy_file import load_policy_file
+
+    now.set_policy_file(load_policy_file(path, now.registry, named_by="load_policy"))
 
 
 def targets() -> tuple[Device, ...]:

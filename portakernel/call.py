@@ -14,18 +14,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from portakernel.arguments import Arguments
+from portakernel.arguments import Arguments, Tensors
+from portakernel.builds import Unit
 from portakernel.capability import CannotRun, Limit, Rejection
-from portakernel.contract import Contract
+from portakernel.contract import Contract, Result
 from portakernel.decision import Decision
 from portakernel.dispatch import Dispatcher
 from portakernel.fallback import Fallbacks
-from portakernel.fast_path import define, expressions, make_key, make_public, make_value
+from portakernel.fast_path import make_public
+from portakernel.guard_key import Expressions, Keys, define, expressions, make_key, make_value
 from portakernel.kernel import Kernel
 from portakernel.key_table import KeyTable, Placement
-from portakernel.launcher import launcher
-from portakernel.layout import check_out, has_plain_memory, mark_written, overwritten
+from portakernel.launcher import launcher, signature
+from portakernel.layout import has_plain_memory, mark_written
 from portakernel.naming import STRICT_MARK, is_automatic, layer_of, strictly
+from portakernel.outputs import check_outs, copy_into, existing, overwritten
 from portakernel.policies import Policy
 from portakernel.request import Phase, Request
 from portakernel.torch_internals import innermost_transform, outside_modes
@@ -44,12 +47,16 @@ class OpCaller:
         self.transformed: Callable[..., Tensor] | None = None
         self._fallbacks = Fallbacks(dispatcher)
         kernels = [k for k in dispatcher.registry.for_op(contract.op) if not dispatcher.disabled & {k.name, k.plugin}]
+        # Whether some kernel is made of torch operators, whose gradient PyTorch records.
+        self.some_are_recorded = any(kernel.saves == "autograd" for kernel in kernels)
         # Kernels of attached devices compete only where a policy names them: what they read costs other calls nothing.
         self._attached = [kernel for kernel in kernels if dispatcher.registry.is_attached(kernel)]
         limits, reads = read_by(kernel for kernel in kernels if kernel not in self._attached)
-        self.expressions = expressions(contract, limits, reads)
-        self._key = make_key(contract, self.expressions)
-        self._attached_key = make_key(contract, expressions(contract, *read_by(self._attached)))
+        # What has to be built is built for given sizes: whether it was for these is part of the key.
+        built = dispatcher.builds.units(contract.op) if any(kernel.build for kernel in kernels) else None
+        self.expressions = _parts(contract, limits, reads, built)
+        self._key = _key_function(contract, self.expressions)
+        self._attached_key = _key_function(contract, _parts(contract, *read_by(self._attached)))
 
     def torch_op(self, suffix: str = "") -> Any:
         """The op, or its part ``_forward`` or ``_backward``, as torch's dispatcher knows it."""
@@ -68,28 +75,27 @@ class OpCaller:
     def key(
         self,
         phase: Phase,
-        tensors: Sequence[Tensor],
-        parameters: Sequence[float],
+        tensors: Tensors,
+        parameters: Sequence[Any],
         policy: Policy,
         *,
         inplace: bool = False,
         saved_by: str | None = None,
+        below_autograd: bool = False,
     ) -> tuple[Any, ...]:
         """What the choice depends on; a plain forward has the key that the public function computes."""
         key = (*self._key(*tensors, *parameters), policy)
         if phase is not Phase.INFERENCE or inplace:
-            key = (*key, phase, inplace, saved_by)
+            key = (*key, phase, inplace, saved_by, below_autograd)
         if self._attached and self._names_attached(policy):
             key = (*key, self._attached_key(*tensors, *parameters))
         return key
 
     def _names_attached(self, policy: Policy) -> bool:
-        wishes = policy.wishes(self.contract.op, self.dispatcher.registry)
-        return any(kernel.name in wishes.use or kernel.name in wishes.prefer for kernel in self._attached)
+        named = policy.named(self.contract.op, self.dispatcher.registry)
+        return any(kernel.name in named for kernel in self._attached)
 
-    def explain(
-        self, tensors: Sequence[Tensor], parameters: Sequence[float], phase: Phase, argument: str = ""
-    ) -> Decision:
+    def explain(self, tensors: Tensors, parameters: Sequence[Any], phase: Phase, argument: str = "") -> Decision:
         """The decision for a call with these arguments, kernels that said ``CannotRun`` to such calls included."""
         policy = self.policy(argument)
         request = self.arguments.request(tensors, parameters, phase)
@@ -118,41 +124,46 @@ class OpCaller:
     def placed(
         self,
         phase: Phase,
-        tensors: Sequence[Tensor],
-        parameters: Sequence[float],
+        tensors: Tensors,
+        parameters: Sequence[Any],
         policy: Policy,
+        *,
         saved_by: str | None = None,
+        below_autograd: bool = False,
     ) -> Placement:
         """What a call with these arguments would run, remembered for it."""
-        key = self.key(phase, tensors, parameters, policy, saved_by=saved_by)
+        asked: dict[str, Any] = {"saved_by": saved_by, "below_autograd": below_autograd}
+        key = self.key(phase, tensors, parameters, policy, **asked)
         known = self.table.entries.get(key)
         if known is not None:
             return known
-        request = self.arguments.request(tensors, parameters, phase, saved_by=saved_by)
+        request = self.arguments.request(tensors, parameters, phase, **asked)
         return self.table.remember(key, self.place(request, policy))
 
     def run(
         self,
         phase: Phase,
-        tensors: Sequence[Tensor],
-        parameters: Sequence[float],
+        tensors: Tensors,
+        parameters: Sequence[Any],
         policy: Policy,
         arguments: Sequence[Any],
         *,
         inplace: bool = False,
         saved_by: str | None = None,
+        below_autograd: bool = False,
         declined: tuple[Placement, CannotRun] | None = None,
     ) -> Any:
         """Runs the op's ``phase`` on ``arguments``, deciding first where no call like it was seen.
 
         A kernel that says ``CannotRun`` (``declined``: it has just done so) is passed over for such calls.
         """
-        key = self.key(phase, tensors, parameters, policy, inplace=inplace, saved_by=saved_by)
-        requires = frozenset({"inplace"}) if inplace else frozenset[str]()
+        asked: dict[str, Any] = {"saved_by": saved_by, "below_autograd": below_autograd}
+        key = self.key(phase, tensors, parameters, policy, inplace=inplace, **asked)
+        asked["requires"] = frozenset({"inplace"}) if inplace else frozenset[str]()
         placement = self.table.entries.get(key)
         while True:
             if placement is None:
-                request = self.arguments.request(tensors, parameters, phase, saved_by=saved_by, requires=requires)
+                request = self.arguments.request(tensors, parameters, phase, **asked)
                 placement = self.table.remember(key, self.place(request, policy))
             if declined is None or declined[0] is not placement:
                 try:
@@ -162,7 +173,7 @@ class OpCaller:
                 else:
                     next(placement.calls)
                     return result
-            request = self.arguments.request(tensors, parameters, phase, saved_by=saved_by, requires=requires)
+            request = self.arguments.request(tensors, parameters, phase, **asked)
             key, placement = self._passed_over(key, placement, declined[1].rejection, request, policy)
 
     def _passed_over(
@@ -180,20 +191,27 @@ class OpCaller:
         if value is not None:
             key, replaced = (*key, name, value), None
             if all(known != name for known, _ in placement.refused):
-                placement.run = self._declining(placement, name, request.phase, placement.run)
+                placement.run = self._declining(placement, name, request, placement.run)
             placement.refused[name, value] = rejection
             if (known := self.table.entries.get(key)) is not None:
                 return key, known
         return key, self.table.remember(key, self.place(request, policy, cannot), replaced)
 
-    def _declining(self, placement: Placement, name: str, phase: Phase, run: Callable[..., Any]) -> Callable[..., Any]:
+    def _declining(
+        self, placement: Placement, name: str, request: Request, run: Callable[..., Any]
+    ) -> Callable[..., Any]:
         """``run``, which declines the values of ``name`` in ``placement.refused`` before the kernel is asked again."""
-        value_of = make_value(self.contract, name)
-        first = len(self.contract.outputs) if phase is Phase.BACKWARD else 0
-        last = first + len(self.contract.tensors)
+        value_of: Callable[..., Any] = make_value(self.contract.at(request.values), name)
+        names = signature(self.contract, request.phase)
+        # backward is not given every argument; another tensor of its form stands for it
+        held = [self.contract.stands_for.get(n, n) if n not in names else n for n in self.contract.names]
+        held += self.arguments.parameters
+        places = [names.index(n) if n in names else None for n in held]
 
         def declining(*arguments: Any) -> Any:
-            rejection = placement.refused.get((name, value_of(*arguments[first:last])))
+            rejection = placement.refused.get(
+                (name, value_of(*(None if place is None else arguments[place] for place in places)))
+            )
             if rejection is not None:
                 raise CannotRun(rejection)
             return run(*arguments)
@@ -210,51 +228,48 @@ class OpCaller:
         declined: tuple[Placement, CannotRun] | None,
     ) -> Any:
         """A public call that the key table did not serve: checks it, then decides, or leaves it to torch."""
+        values = self.arguments.canonical(parameters)
         if plain:
-            self.arguments.check(tensors)
+            self.arguments.check(tensors, values)
         else:  # the torch op checks the rest, once autocast, vmap and the like have had their turn
             self.arguments.check_kinds(tensors)
-        numbers = self.arguments.numbers(parameters)
         argument = strictly(self.dispatcher.registry, self.contract.op, kernel)
         if out is not None:
-            return self.into(tensors, numbers, out, argument, plain)
+            return self.into(tensors, values, out, argument, plain)
         if not plain or tensors[0].is_meta:
             transformed = innermost_transform() is not None
             call = self.transformed if transformed and self.transformed is not None else self.torch_op()
-            return call(*tensors, *numbers, argument)
-        given = (*tensors, *numbers, None)
-        return self.run(Phase.INFERENCE, tensors, numbers, self.policy(argument), given, declined=declined)
+            return self.public(call(*tensors, *values, argument), values)
+        given = (*tensors, *values, None)
+        return self.run(Phase.INFERENCE, tensors, values, self.policy(argument), given, declined=declined)
 
-    def into(self, tensors: Sequence[Tensor], numbers: Sequence[float], out: Any, argument: str, plain: bool) -> Tensor:
+    def public(self, found: Any, values: Sequence[Any]) -> Any:
+        """What the public function returns, of what the torch op did."""
+        return existing(self.contract, self.arguments.named(values), found)
+
+    def into(self, tensors: Tensors, values: Sequence[Any], out: Any, argument: str, plain: bool) -> Any:
         """A call that writes into ``out``, which may be an input where the contract allows it."""
-        like = self.arguments.like(tensors)
-        target = check_out(self.contract.op, out, like, tensors)
-        if not plain or like.is_meta or not has_plain_memory(target):
-            return target.copy_(self.torch_op()(*tensors, *numbers, argument))
-        over = overwritten(
-            self.contract.op, target, dict(zip(self.arguments.names, tensors, strict=True)), self.contract.inplace
-        )
-        policy, given = self.policy(argument), (*tensors, *numbers, target)
-        written: Tensor = self.run(Phase.INFERENCE, tensors, numbers, policy, given, inplace=over is not None)
-        mark_written(target)
+        contract, inputs = self.contract, self.arguments.given(tensors)
+        first = inputs[self.arguments.names[0]]
+        forms = self.arguments.results(tensors, values)
+        targets = check_outs(contract.op, out, forms, first.device, list(inputs.values()))
+        if not plain or first.is_meta or not all(map(has_plain_memory, targets)):
+            found = self.public(self.torch_op()(*tensors, *values, argument), values)
+            for each, result in zip(targets, found if isinstance(found, tuple) else (found,), strict=True):
+                copy_into(each, result)
+            return out
+        over = overwritten(contract.op, targets, inputs, contract.inplace)
+        given = (*tensors, *values, targets[0] if len(targets) == 1 else targets)
+        written = self.run(Phase.INFERENCE, tensors, values, self.policy(argument), given, inplace=over is not None)
+        for each in targets:
+            mark_written(each)
         return written
 
 
-def public_function(caller: OpCaller) -> Callable[..., Tensor]:
+def public_function(caller: OpCaller) -> Callable[..., Any]:
     """The function that ``portakernel.ops`` offers for the caller's op."""
     contract, dispatcher = caller.contract, caller.dispatcher
-    tensors = [tensor.name for tensor in contract.tensors]
-    given = ", ".join([*tensors, *(parameter.name for parameter in contract.parameters)])
-    # Under torch.compile the policy's token is read as a guarded attribute: another policy means another graph.
-    source = f"""\
-def traced({given}, out, kernel):
-    if out is not None:
-        check_out({contract.op!r}, out, {contract.outputs[0].like}, ({", ".join(tensors)},))
-    result = op({given}, dispatcher.trace_token if kernel is None else {STRICT_MARK!r} + kernel)
-    return result if out is None else out.copy_(result)
-"""
     dispatcher.refresh_trace_token()
-    names = {"op": caller.torch_op().default, "dispatcher": dispatcher, "check_out": check_out}
     return make_public(
         contract,
         caller.expressions,
@@ -263,9 +278,70 @@ def traced({given}, out, kernel):
             "context": dispatcher.context_layers.get,
             "dispatcher": dispatcher,
             "slow": caller.slow,
-            "traced": define(source, "traced", f"{contract.op}.traced", names),
+            "traced": _traced(caller),
         },
     )
+
+
+def _traced(caller: OpCaller) -> Callable[..., Any]:
+    """The public function as ``torch.compile`` sees it.
+
+    The policy's token is read as a guarded attribute: another policy means another graph.
+    """
+    contract = caller.contract
+    given = ", ".join([*contract.names, *caller.arguments.parameters])
+    inputs = ", ".join(tensor.name for tensor in contract.tensors if not tensor.optional)
+    exist = ", ".join(_exists(output) for output in contract.outputs)
+    public = ""
+    if any(output.when for output in contract.outputs):
+        public = f"""\
+    found = tuple(result for result, exists in zip(found, ({exist})) if exists)
+    found = found[0] if len(found) == 1 else found
+"""
+    source = f"""\
+def traced({given}, out, kernel):
+    found = op({given}, dispatcher.trace_token if kernel is None else {STRICT_MARK!r} + kernel)
+{public}    return found if out is None else write(out, found, ({inputs},))
+"""
+
+    def write(out: Any, found: Any, inputs: Sequence[Tensor]) -> Any:
+        results = found if isinstance(found, tuple) else (found,)
+        forms = {str(place): (tuple(r.shape), r.dtype) for place, r in enumerate(results)}
+        for target, result in zip(check_outs(contract.op, out, forms, inputs[0].device, inputs), results, strict=True):
+            copy_into(target, result)
+        return out
+
+    names = {
+        "op": caller.torch_op().default,
+        "dispatcher": caller.dispatcher,
+        "write": write,
+    }
+    traced: Callable[..., Any] = define(source, "traced", f"{contract.op}.traced", names)
+    return traced
+
+
+def _exists(result: Result) -> str:
+    """Whether a result exists, as source over the parameters."""
+    if result.when is None:
+        return "True"
+    name, wanted = result.when
+    return f"{name} in {wanted!r}" if isinstance(wanted, tuple) else f"{name} == {wanted!r}"
+
+
+def _parts(
+    contract: Contract, limits: tuple[Limit, ...], reads: tuple[str, ...], built: set[Unit] | None = None
+) -> Expressions | Keys:
+    made = Keys if contract.choosers else expressions
+    return made(contract, limits, reads, built)
+
+
+def _key_function(contract: Contract, parts: Expressions | Keys) -> Callable[..., tuple[Any, ...]]:
+    """``key(*tensors, *parameters)`` of arguments that fit the contract."""
+    if not isinstance(parts, Keys):
+        return make_key(contract, parts)
+    names = [parameter.name for parameter in contract.parameters]
+    places = [len(contract.tensors) + names.index(name) for name in contract.choosers]
+    return lambda *arguments: parts[tuple(arguments[place] for place in places)](*arguments)
 
 
 def read_by(kernels: Iterable[Kernel]) -> tuple[tuple[Limit, ...], tuple[str, ...]]:

@@ -125,7 +125,9 @@ _PROPERTY_REASONS: Mapping[str, tuple[ReasonCode, str]] = {
     "inplace": (ReasonCode.LAYOUT, "cannot write its output over one of its inputs"),
 }
 
-Saves = Literal["contract", "own", "none"]
+# What forward keeps for backward: the contract's tensors, tensors of its own, nothing; or it consists of torch
+# operators, whose gradient PyTorch records by itself.
+Saves = Literal["contract", "own", "none", "autograd"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +241,9 @@ class Capability:
                 if request.saved and self.saves == "none":
                     tensors = ", ".join(request.saved)
                     yield Rejection(ReasonCode.REQUIRES_GRAD, f"does not save {tensors} for backward", "requires_grad")
+                if request.below_autograd and self.saves == "autograd":
+                    text = "PyTorch records its gradient, which comes too late: the gradient is portakernel's"
+                    yield Rejection(ReasonCode.REQUIRES_GRAD, text, "requires_grad")
             case Phase.BACKWARD:
                 if not self.has_backward:
                     yield Rejection(ReasonCode.NO_BACKWARD, "has no backward kernel", "requires_grad")

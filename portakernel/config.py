@@ -25,9 +25,11 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("PORTAKERNEL_PREFER", "Kernels or plugins to try first, best first (comma-separated)."),
     Variable("PORTAKERNEL_DENY", "Kernels or plugins never to use (comma-separated)."),
     Variable("PORTAKERNEL_REFERENCE", "What the references may do on accelerators.", ("allow", "warn", "forbid")),
+    Variable("PORTAKERNEL_POLICY", "The policy file, with wishes for all or single ops and targets (a path)."),
     Variable(
         "PORTAKERNEL_DISABLE", "Plugins, backends or kernels to switch off; they are not imported (comma-separated)."
     ),
+    Variable("PORTAKERNEL_LOG", "What to tell on stderr; summary: at exit, what served how many calls.", ("summary",)),
 )
 
 
@@ -40,6 +42,8 @@ class Config:
     deny: tuple[str, ...] = ()
     reference: str | None = None
     disable: tuple[str, ...] = ()
+    policy: str | None = None
+    log: str | None = None
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Config:
@@ -54,11 +58,16 @@ class Config:
             text = values.get(PREFIX + key, "")
             return tuple(name.strip() for name in text.split(",") if name.strip())
 
-        reference = values.get("PORTAKERNEL_REFERENCE", "").strip() or None
-        choices = next(variable.choices for variable in VARIABLES if variable.name == "PORTAKERNEL_REFERENCE")
-        if reference is not None and reference not in choices:
-            raise ConfigError(f"PORTAKERNEL_REFERENCE is {reference!r}; {nearest(reference, choices)}")
-        return cls(names("USE"), names("PREFER"), names("DENY"), reference, names("DISABLE"))
+        def choice(key: str) -> str | None:
+            value = values.get(PREFIX + key, "").strip() or None
+            choices = next(variable.choices for variable in VARIABLES if variable.name == PREFIX + key)
+            if value is not None and value not in choices:
+                raise ConfigError(f"{PREFIX + key} is {value!r}; {nearest(value, choices)}")
+            return value
+
+        policy = values.get("PORTAKERNEL_POLICY", "").strip() or None
+        wishes = names("USE"), names("PREFER"), names("DENY"), choice("REFERENCE")
+        return cls(*wishes, names("DISABLE"), policy, choice("LOG"))
 
 
 def unknown_variables(environment: Mapping[str, str] | None = None) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from portakernel.errors import NoKernelError
 from portakernel.kernel import Kernel
 from portakernel.policies import Wishes
 from portakernel.request import Phase, Request
+from portakernel.support import Shortfall
 from portakernel.target import Target
 
 Status = Literal["chosen", "eligible", "rejected"]
@@ -48,7 +49,8 @@ class Candidate:
 class Decision:
     """The kernel chosen for a request, why it won, and every other kernel with its reasons; winner first.
 
-    ``passed_over`` names the kernels that would have gone before the chosen one, had nothing spoken against them.
+    ``passed_over`` names the kernels that would have gone before the chosen one, had nothing spoken against them;
+    ``shortfalls`` is what the target's hardware has no instructions for, of what was asked.
     """
 
     request: Request
@@ -56,6 +58,7 @@ class Decision:
     why: str
     candidates: tuple[Candidate, ...]
     passed_over: tuple[str, ...] = ()
+    shortfalls: tuple[Shortfall, ...] = ()
 
     @property
     def target(self) -> Target:
@@ -75,12 +78,14 @@ class Decision:
             "request": self.request.to_json(),
             "chosen": self.chosen.name if self.chosen else None,
             "why": self.why,
+            "shortfalls": [shortfall.to_json() for shortfall in self.shortfalls],
             "candidates": [candidate.to_json() for candidate in self.candidates],
         }
 
     def __str__(self) -> str:
         where = f" on {self.target}" if self.target != self.request.target else ""
         lines = [str(self.request), f"  chosen: {self.chosen.name if self.chosen else 'none'}{where} ({self.why})"]
+        lines += [f"  note: {shortfall.text}" for shortfall in self.shortfalls]
         width = max((len(candidate.kernel.name) for candidate in self.candidates), default=0)
         for candidate in self.candidates:
             name = f"  {candidate.kernel.name:<{width}}  "
@@ -148,4 +153,4 @@ def why(winner: Candidate, losers: Sequence[Candidate], wishes: Wishes) -> str:
         return f"priority {winner.priority}; the only one beside {other}"
     if second.priority == winner.priority:
         return f"priority {winner.priority}, shared with {second.kernel.name}; the first by name"
-    return f"highest priority: {winner.priority}, before {second.priority} of {second.kernel.name}"
+    return f"highest priority {winner.priority}, before {second.priority} of {second.kernel.name}"

@@ -10,6 +10,9 @@ from portakernel.target import Device, Target
 from portakernel.torch_build import installed
 from portakernel.torch_internals import cuda_is_initialised
 
+# What torch names by the way to program it belongs to one vendor.
+_VENDORS = {"xpu": "intel", "mps": "apple"}
+
 
 def find_device(registry: Registry, device: torch.device) -> Device:
     """The registry's device behind a torch device: by the vendor's UUID where torch tells it, else by index.
@@ -46,5 +49,6 @@ def _from_torch(device: torch.device) -> Device:
         # On ROCm torch shows the bytes of the id in a form of its own, so that there the index has to do.
         uuid = f"GPU-{properties.uuid}" if target.vendor == "nvidia" else None
         return Device(target, properties.name, f"cuda:{index}", uuid, properties.total_memory)
-    name = "cuda:0" if str(device) == "cuda" else str(device)
-    return Device(Target(device.type, "unknown"), name, name)
+    # A tensor's device always has its index, but for the CPU's.
+    name = f"{device}:0" if str(device) in ("cuda", *_VENDORS) else str(device)
+    return Device(Target(_VENDORS.get(device.type, device.type), "unknown"), name, name)

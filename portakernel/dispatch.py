@@ -7,10 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from portakernel.builds import Builds
 from portakernel.capability import Capability, ReasonCode, Rejection
 from portakernel.config import Config
+from portakernel.contracts import contract
 from portakernel.decision import Candidate, Decision, lost, order, why
 from portakernel.errors import ConfigError, nearest
 from portakernel.kernel import Kernel
@@ -20,7 +22,11 @@ from portakernel.policies import Layer, Policy, Wishes, environment_layer, inter
 from portakernel.readiness import Readiness, installed_version
 from portakernel.registry import Registry
 from portakernel.request import Phase, Request
+from portakernel.support import shortfalls
 from portakernel.target import Device
+
+if TYPE_CHECKING:
+    from portakernel.policy_file import PolicyFile
 
 
 class Dispatcher:
@@ -31,14 +37,21 @@ class Dispatcher:
         self.disabled = frozenset(config.disable)
         self.registry = registry if registry is not None else Registry(PluginManager(disabled=self.disabled))
         self.readiness = Readiness(self.registry.manager)
+        self.builds = Builds()
         packages = [package.name for package in self.registry.manager.packages]
         known = [*self.registry.kernels, *self.registry.plugins(), *self.registry.backends, *packages]
         for name in self.disabled:
             if name not in known:
                 raise ConfigError(f"PORTAKERNEL_DISABLE names {name!r}, which does not exist; {nearest(name, known)}")
         self._environment = environment_layer(config).check(self.registry)
-        self.process_policy = intern_policy((self._environment,))
+        self._process_layer: Layer | None = None
+        self.policy_file: PolicyFile | None = None
+        if config.policy is not None:
+            from portakernel.policy_file import load_policy_file  # its models cost those who have no such file nothing
+
+            self.policy_file = load_policy_file(config.policy, self.registry, named_by="PORTAKERNEL_POLICY")
         self.trace_token = ""
+        self._renew_process_policy()
         self.context_layers: ContextVar[tuple[Layer, ...]] = ContextVar("portakernel_policy", default=())
 
     @functools.cached_property
@@ -48,8 +61,18 @@ class Dispatcher:
 
     def set_process_layer(self, layer: Layer | None) -> None:
         """Puts ``layer`` above the environment for the whole process, or takes it away."""
-        layers = (self._environment,) if layer is None else (layer.check(self.registry), self._environment)
-        self.process_policy = intern_policy(layers)
+        self._process_layer = None if layer is None else layer.check(self.registry)
+        self._renew_process_policy()
+
+    def set_policy_file(self, file: PolicyFile | None) -> None:
+        """Puts a policy file under the environment for the whole process, in the place of another, or takes it away."""
+        self.policy_file = file
+        self._renew_process_policy()
+
+    def _renew_process_policy(self) -> None:
+        above = () if self._process_layer is None else (self._process_layer,)
+        below = () if self.policy_file is None else self.policy_file.layers
+        self.process_policy = intern_policy((*above, self._environment, *below))
         if self.trace_token:
             self.refresh_trace_token()
 
@@ -96,22 +119,27 @@ class Dispatcher:
         machine, readiness is probed and the winner is imported; otherwise both are assumed.
         """
         policy = self.policy() if policy is None else policy
-        if policy.require:
-            request = replace(request, requires=request.requires | policy.require)
-        wishes = policy.wishes(request.op, self.registry)
+        wishes = policy.wishes(request.op, request.target, self.registry)
+        if wishes.require:
+            request = replace(request, requires=request.requires | wishes.require.keys())
         kernels = self.registry.for_op(request.op)
         candidates = [self._assess(kernel, request, wishes, cannot or {}) for kernel in kernels]
+        if wishes.require:
+            candidates = [replace(c, rejections=tuple(map(wishes.sourced, c.rejections))) for c in candidates]
         eligible = sorted((c for c in candidates if not c.rejections), key=lambda c: order(c, wishes))
         rejected = [candidate for candidate in candidates if candidate.rejections]
         while eligible and (failure := self._load_failure(eligible[0].kernel, request)):
             rejected.append(replace(eligible.pop(0), status="rejected", rejections=(failure,), assumed=()))
+        missing = shortfalls(request, self.registry)
         if not eligible:
-            return Decision(request, None, "no kernel can serve this request", tuple(rejected))
+            return Decision(request, None, "no kernel can serve this request", tuple(rejected), (), missing)
         winner = replace(eligible[0], status="chosen")
         losers = [replace(loser, rejections=(lost(loser, winner, wishes),)) for loser in eligible[1:]]
         before = [c for c in rejected if order(c, wishes) < order(winner, wishes)]
         passed_over = tuple(c.kernel.name for c in sorted(before, key=lambda c: order(c, wishes)))
-        return Decision(request, winner.kernel, why(winner, losers, wishes), (winner, *losers, *rejected), passed_over)
+        return Decision(
+            request, winner.kernel, why(winner, losers, wishes), (winner, *losers, *rejected), passed_over, missing
+        )
 
     def announce(self, decision: Decision) -> None:
         """Tells plugins of a decision that a call will be served by."""
@@ -140,6 +168,8 @@ class Dispatcher:
                 assumed.append(f"its check of {', '.join(values)} passes")
             elif rejection := self.readiness.check(kernel, values):
                 found.append(rejection)
+        if not found and (unbuilt := self.builds.rejection(contract(request.op), kernel, request)):
+            found.append(unbuilt)
         if not found and request.device is not None:
             answers = [self.readiness.probe(kernel, device) for device in devices or (request.device,)]
             found += [] if None in answers else [answer for answer in answers if answer is not None]

@@ -99,6 +99,17 @@ class ConfigError(PortakernelError, ValueError):
     """A ``PORTAKERNEL_*`` variable or a policy with a value that is not accepted."""
 
 
+class PolicyFileError(ConfigError):
+    """A policy file that cannot be accepted: where, what was found, what is accepted, and who named the file."""
+
+    def __init__(self, path: str, problems: Sequence[str], *, named_by: str = "") -> None:
+        self.path = path
+        self.problems = tuple(problems)
+        self.named_by = named_by
+        head = f"{named_by}: this policy file cannot be accepted:\n" if named_by else ""
+        super().__init__(head + "\n".join(self.problems))
+
+
 class NoKernelError(PortakernelError, NotImplementedError):
     """No kernel can serve a request; carries the whole decision."""
 

@@ -10,7 +10,7 @@ from portakernel.capability import ReasonCode, Rejection
 from portakernel.decision import Decision
 from portakernel.dispatch import Dispatcher
 from portakernel.errors import FallbackWarning, ReferenceWarning
-from portakernel.policies import Policy
+from portakernel.policies import Policy, Wishes
 
 # Reasons for which nobody expects a kernel to serve, unless they asked for it.
 _UNREMARKABLE = frozenset(
@@ -21,6 +21,7 @@ _UNREMARKABLE = frozenset(
         ReasonCode.DENIED_BY_POLICY,
         ReasonCode.DISABLED,
         ReasonCode.NOT_INSTALLED,
+        ReasonCode.NEEDS_BUILD,
     }
 )
 
@@ -37,7 +38,7 @@ class Fallbacks:
         """The kernels that were expected to go before the chosen one, each with every reason why it does not."""
         if decision.chosen is None:
             return []
-        preferred = policy.wishes(decision.request.op, self._dispatcher.registry).prefer
+        preferred = self._wishes(decision, policy).prefer
         free = decision.chosen.is_reference and self._is_free(decision)
         found: list[tuple[str, Rejection]] = []
         for name in decision.passed_over:
@@ -60,13 +61,16 @@ class Fallbacks:
                 warnings.warn(text, FallbackWarning, stacklevel=_callers_level())
         if not chosen.is_reference or self._is_free(decision):
             return passed_over
-        wishes = policy.wishes(request.op, self._dispatcher.registry)
+        wishes = self._wishes(decision, policy)
         asked_for = chosen.name in wishes.use or chosen.name in wishes.prefer
         if wishes.reference == "warn" and not asked_for and self._is_first(chosen.name, request.phase):
             text = f"{request} is served by the reference: correct, but not fast."
             advice = f"`portakernel explain {request.op}` says why; policy(reference='allow') silences this"
             warnings.warn(f"{text} {advice}", ReferenceWarning, stacklevel=_callers_level())
         return passed_over
+
+    def _wishes(self, decision: Decision, policy: Policy) -> Wishes:
+        return policy.wishes(decision.request.op, decision.request.target, self._dispatcher.registry)
 
     def _is_free(self, decision: Decision) -> bool:
         return decision.request.target.vendor in self._dispatcher.reference_is_free

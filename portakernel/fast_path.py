@@ -1,4 +1,4 @@
-"""Generates each op's public function, its key function and its bound handle's test from contract and claims.
+"""Generates each op's public function and its bound handle from its contract.
 
 Generated, because a loop over arguments costs more than the whole dispatch may: the code is what one would write by
 hand for each op.
@@ -6,17 +6,17 @@ hand for each op.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from portakernel.capability import CannotRun, Limit
-from portakernel.contract import Contract, TensorArgument
-from portakernel.layout import alignment, flat_rows, stride_last
+from portakernel.capability import CannotRun
+from portakernel.contract import Contract
+from portakernel.document import arguments, document
+from portakernel.dtypes import DTYPES
+from portakernel.guard_key import Expressions, Keys, define, dimension_sources, unless_none
 from portakernel.torch_internals import (
     any_autocast,
     dispatch_modes,
@@ -26,130 +26,6 @@ from portakernel.torch_internals import (
     jit_trace,
     only_device_contexts,
 )
-
-_FACTS: dict[str, Callable[[Tensor], int]] = {
-    "contiguous": Tensor.is_contiguous,
-    "flat_rows": flat_rows,
-    "stride_last": stride_last,
-    "alignment": alignment,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Expressions:
-    """Source text over an op's arguments; ``shapes`` must be run before any of the others."""
-
-    shapes: tuple[str, ...]
-    fit: str
-    parts: tuple[str, ...]
-    names: dict[str, Any]
-
-
-def expressions(contract: Contract, limits: Sequence[Limit], reads: Sequence[str]) -> Expressions:
-    """What tells one call's key from another's: dtypes, devices, each limit's outcome, raw reads, asked features."""
-    names: dict[str, Any] = {"prod": math.prod}
-    shapes = tuple(f"s_{tensor.name} = {tensor.name}.shape" for tensor in contract.tensors)
-    sizes, fit = _sizes(contract)
-    parts = [f"{tensor.name}.dtype" for tensor in contract.tensors]
-    parts += [f"{tensor.name}.device" for tensor in contract.tensors]
-    parts += [_bound(limit, sizes[limit.parameter]) for limit in limits if "." not in limit.parameter]
-    for tensor in contract.tensors:
-        parts += _layout_parts(
-            tensor, [limit for limit in limits if limit.parameter.startswith(f"{tensor.name}.")], names
-        )
-    for i, name in enumerate(reads):
-        owner, _, fact = name.partition(".")
-        names[f"read_{i}"] = _FACTS.get(fact)
-        parts.append(f"read_{i}({owner})" if fact else sizes[name])
-    parts += [f"{feature.name} == {feature.default!r}" for feature in contract.features]
-    return Expressions(shapes, fit, tuple(parts), names)
-
-
-def _sizes(contract: Contract) -> tuple[dict[str, str], str]:
-    """An expression for each dimension, and one that is true when the arguments' shapes fit together."""
-    sizes: dict[str, str] = {}
-    ranks: list[str] = []
-    equal: list[str] = []
-    leading = ""
-    for tensor in contract.tensors:
-        shape, fixed = f"s_{tensor.name}", tensor.fixed
-        if tensor.leading is not None:
-            part = f"{shape}[:-{len(fixed)}]" if fixed else shape
-            ranks += [f"len({shape}) >= {len(fixed)}"] if fixed else []
-            equal += [f"{part} == {leading}"] if leading else []
-            leading = leading or part
-            sizes.setdefault(tensor.leading, f"prod({part})" if fixed else f"{tensor.name}.numel()")
-        else:
-            ranks.append(f"len({shape}) == {len(fixed)}")
-        for place, name in enumerate(fixed):
-            size = f"{shape}[{place - len(fixed)}]"
-            equal += [f"{size} == {sizes[name]}"] if name in sizes else []
-            sizes.setdefault(name, size)
-    return sizes, " and ".join([*ranks, *equal]) or "True"
-
-
-def _bound(limit: Limit, value: str) -> str:
-    terms = []
-    if limit.min is not None:
-        terms.append(f"{value} >= {limit.min}")
-    if limit.max is not None:
-        terms.append(f"{value} <= {limit.max}")
-    if limit.multiple_of is not None:
-        terms.append(f"{value} % {limit.multiple_of} == 0")
-    if limit.one_of is not None:
-        terms.append(f"{value} in {limit.one_of!r}")
-    if limit.power_of_two:
-        terms.append(f"({value} > 0 and {value} & ({value} - 1) == 0)")
-    return f"({' and '.join(terms)})"
-
-
-def _layout_parts(tensor: TensorArgument, limits: Sequence[Limit], names: dict[str, Any]) -> list[str]:
-    """A contiguous tensor needs no more: that fixes its other facts, except the alignment of its address."""
-    strided = [limit for limit in limits if not limit.parameter.endswith(".alignment")]
-    aligned = [limit for limit in limits if limit.parameter.endswith(".alignment")]
-    parts = []
-    if strided:
-        names[f"layout_{tensor.name}"] = _outcomes(strided)
-        parts.append(f"({tensor.name}.is_contiguous() or layout_{tensor.name}({tensor.name}))")
-    if aligned:
-        names[f"aligned_{tensor.name}"] = _outcomes(aligned)
-        parts.append(f"aligned_{tensor.name}({tensor.name})")
-    return parts
-
-
-def _outcomes(limits: Sequence[Limit]) -> Callable[[Tensor], tuple[bool, ...]]:
-    tests = [(limit, _FACTS[limit.parameter.partition(".")[2]]) for limit in limits]
-    return lambda tensor: tuple(limit.admits(fact(tensor)) for limit, fact in tests)
-
-
-def define(source: str, name: str, origin: str, names: dict[str, Any]) -> Any:
-    """The function ``name`` that ``source`` defines, with ``names`` as its globals."""
-    scope = dict(names)  # no __name__: torch.compile would take it for a module that can be imported
-    exec(compile(source, f"<portakernel: {origin}>", "exec"), scope)
-    return scope[name]
-
-
-def make_key(contract: Contract, parts: Expressions) -> Callable[..., tuple[Any, ...]]:
-    """``key(*tensors, *parameters)``; the arguments are known to fit the contract."""
-    arguments = [*(t.name for t in contract.tensors), *(p.name for p in contract.parameters)]
-    body = [*parts.shapes, f"return ({', '.join(parts.parts)},)"]
-    source = f"def key({', '.join(arguments)}):\n" + "".join(f"    {line}\n" for line in body)
-    made: Callable[..., tuple[Any, ...]] = define(source, "key", f"{contract.op}.key", parts.names)
-    return made
-
-
-def make_value(contract: Contract, name: str) -> Callable[..., int]:
-    """``value(*tensors)``: the dimension or layout fact ``name`` of tensors that fit the contract."""
-    tensors = ", ".join(tensor.name for tensor in contract.tensors)
-    owner, _, fact = name.partition(".")
-    shapes = "; ".join(f"s_{tensor.name} = {tensor.name}.shape" for tensor in contract.tensors)
-    result = f"fact({owner})" if fact else _sizes(contract)[0][name]
-    source = f"def value({tensors}):\n    {shapes}\n    return {result}\n"
-    made: Callable[..., int] = define(
-        source, "value", f"{contract.op}.{name}", {"prod": math.prod, "fact": _FACTS.get(fact)}
-    )
-    return made
-
 
 # What must hold before a kernel may read the arguments' memory itself; everything else goes through torch's dispatcher.
 _NAMES: dict[str, Any] = {
@@ -166,51 +42,89 @@ _NAMES: dict[str, Any] = {
     "forward_ad": forward_ad,
     "autocast": any_autocast,
     "compiling": torch.compiler.is_dynamo_compiling,
+    "torch_dtype": torch.dtype,
+    "dtype_names": {getattr(torch, name): name for name in DTYPES if hasattr(torch, name)},
 }
 
 
 def plain(contract: Contract) -> str:
     """An expression that is true when the arguments' memory may be read as it is."""
-    tensors = [tensor.name for tensor in contract.tensors]
-    terms = [f"(type({name}) is Tensor or type({name}) is Parameter)" for name in tensors]
-    terms += [f"{name}.layout is strided" for name in tensors]
-    terms.append(f"not (grad_enabled() and ({' or '.join(f'{name}.requires_grad' for name in tensors)}))")
+
+    def each(condition: str) -> list[str]:
+        # `#` stands for the tensor
+        made = [(tensor, condition.replace("#", tensor.name)) for tensor in contract.tensors]
+        return [f"({t.name} is None or {text})" if t.optional else text for t, text in made]
+
+    requires_grad = [unless_none(tensor, f"{tensor.name}.requires_grad", "False") for tensor in contract.tensors]
+    terms = [*each("(type(#) is Tensor or type(#) is Parameter)"), *each("#.layout is strided")]
+    terms.append(f"not (grad_enabled() and ({' or '.join(requires_grad)}))")
     terms += ["transforms() is None", "not dispatch_modes()", "jit_trace() is None"]
     terms.append("(not function_modes() or only_device_contexts())")
     terms += ["forward_ad._current_level < 0", "not autocast()"]
-    terms += [f"not {name}.is_neg() and not {name}._is_zerotensor()" for name in tensors]
+    terms += each("(not #.is_neg() and not #._is_zerotensor())")
     return "\n            and ".join(terms)
 
 
-def _floats(contract: Contract) -> str:
-    """A further term: parameters that are plain floats; any other number is converted on the slow path."""
-    return "".join(f" and type({parameter.name}) is float" for parameter in contract.parameters)
+def _canonical(contract: Contract) -> tuple[str, dict[str, Any]]:
+    """A further term: parameters in their canonical form; any other is converted on the slow path."""
+    terms, names = list[str](), dict[str, Any]()
+    for parameter in contract.parameters:
+        name, kind = parameter.name, parameter.kind
+        if kind in ("text", "dtype", "format"):
+            names[f"words_{name}"] = frozenset(parameter.choices)
+            term = f"(type({name}) is str and {name} in words_{name})"
+        elif kind == "window":
+            term = f"(type({name}) is tuple and len({name}) == 2 and {name}[0].__class__ is {name}[1].__class__ is int"
+            term += f" and {name}[0] >= -1 and {name}[1] >= -1)"
+        else:
+            term = f"type({name}) is {kind}"
+        terms.append(f"({name} is None or {term})" if parameter.optional else term)
+    return "".join(f" and {term}" for term in terms), names
 
 
-def make_public(contract: Contract, parts: Expressions, names: dict[str, Any]) -> Callable[..., Tensor]:
+def _groups(contract: Contract) -> tuple[str, str]:
+    """All arguments in a row, and as a tuple of tensors and one of parameters."""
+    parameters = [parameter.name for parameter in contract.parameters]
+    tensors = ", ".join(contract.names)
+    return ", ".join(
+        [*contract.names, *parameters]
+    ), f"({tensors},), ({', '.join(parameters)}{',' if parameters else ''})"
+
+
+def _named_dtypes(contract: Contract) -> str:
+    """Lines that put names in the place of torch's dtypes."""
+    holders = [parameter.name for parameter in contract.parameters if parameter.kind == "dtype"]
+    return "".join(
+        f"    if type({name}) is torch_dtype: {name} = dtype_names.get({name}, {name})\n" for name in holders
+    )
+
+
+def make_public(contract: Contract, parts: Expressions | Keys, names: dict[str, Any]) -> Callable[..., Any]:
     """The function that ``portakernel.ops`` offers.
 
     ``names`` supplies ``table``, ``context`` (the context variable's getter), ``dispatcher``, ``slow`` and ``traced``.
     """
-    tensors = [tensor.name for tensor in contract.tensors]
-    parameters = [parameter.name for parameter in contract.parameters]
-    defaults = [f"{parameter.name}={parameter.default!r}" for parameter in contract.parameters]
-    given = ", ".join([*tensors, *parameters])
-    groups = f"({', '.join(tensors)},), ({', '.join(parameters)}{',' if parameters else ''})"
-    floats = _floats(contract)
+    given, groups = _groups(contract)
+    canonical, words = _canonical(contract)
+    if isinstance(parts, Keys):
+        lookup = f"key = keys[{', '.join(contract.choosers)},]({given})"
+        fit, key, found = "key is not None", "*key", {"keys": parts}
+    else:
+        lookup = "; ".join(parts.shapes)
+        fit, key, found = parts.fit, ", ".join(parts.parts), parts.names
     source = f"""\
-def {contract.op}({", ".join([*tensors, "*", *defaults, "out=None", "kernel=None"])}):
-    if compiling():
+def {contract.op}({", ".join(arguments(contract, "out=None", "kernel=None"))}):
+{_named_dtypes(contract)}    if compiling():
         return traced({given}, out, kernel)
     plain = (
             {plain(contract)}
     )
     declined = None
-    if plain and out is None and kernel is None{floats}:
-        {"; ".join(parts.shapes)}
-        if {parts.fit}:
+    if plain and out is None and kernel is None{canonical}:
+        {lookup}
+        if {fit}:
             policy = dispatcher.policy() if context() else dispatcher.process_policy
-            placement = table.get(({", ".join(parts.parts)}, policy))
+            placement = table.get(({key}, policy))
             if placement is not None:
                 try:
                     result = placement.run({given}, None)
@@ -221,29 +135,26 @@ def {contract.op}({", ".join([*tensors, "*", *defaults, "out=None", "kernel=None
                     return result
     return slow({groups}, out, kernel, plain, declined)
 """
-    made: Callable[..., Tensor] = define(source, contract.op, f"ops.{contract.op}", {**_NAMES, **parts.names, **names})
-    made.__doc__ = contract.document()
+    made: Callable[..., Any] = define(source, contract.op, f"ops.{contract.op}", {**_NAMES, **words, **found, **names})
+    made.__doc__ = document(contract)
     made.__module__ = "portakernel.ops"
     return made
 
 
-def make_bound(contract: Contract, parts: Expressions, names: dict[str, Any]) -> Callable[..., Tensor]:
+def make_bound(contract: Contract, parts: Expressions, names: dict[str, Any]) -> Callable[..., Any]:
     """The call of a bound handle: one comparison with the key of the example, then the kernel.
 
-    ``names`` supplies ``expected`` (the key), ``sizes`` (of the fixed dimensions), ``run`` and ``refuse``.
+    ``contract`` is the example's, without open choices. ``names`` supplies ``expected`` (the key), ``sizes`` (of the
+    fixed dimensions), ``run`` and ``refuse``.
     """
-    tensors = [tensor.name for tensor in contract.tensors]
-    parameters = [parameter.name for parameter in contract.parameters]
-    defaults = [f"{parameter.name}={parameter.default!r}" for parameter in contract.parameters]
-    given = ", ".join([*tensors, *parameters])
-    sizes, _ = _sizes(contract)
-    fixed = [sizes[name] for name in contract.fixed_dims]
-    groups = f"({', '.join(tensors)},), ({', '.join(parameters)}{',' if parameters else ''})"
-    floats = _floats(contract)
+    given, groups = _groups(contract)
+    canonical, words = _canonical(contract)
+    sizes, _ = dimension_sources(contract)
+    fixed = [sizes[name] for name in contract.fixed_dims if name in sizes]
     source = f"""\
-def call({", ".join([*tensors, "*", *defaults, "out=None"])}):
-    if (
-            {plain(contract)}{floats}
+def call({", ".join(arguments(contract, "out=None"))}):
+{_named_dtypes(contract)}    if (
+            {plain(contract)}{canonical}
     ):
         {"; ".join(parts.shapes)}
         same_sizes = {parts.fit} and ({"".join(f"{size}, " for size in fixed)}) == sizes
@@ -253,8 +164,10 @@ def call({", ".join([*tensors, "*", *defaults, "out=None"])}):
             return into({groups}, out)
     return refuse({groups}, out)
 """
-    made: Callable[..., Tensor] = define(source, "call", f"bound.{contract.op}", {**_NAMES, **parts.names, **names})
+    made: Callable[..., Any] = define(
+        source, "call", f"bound.{contract.op}", {**_NAMES, **words, **parts.names, **names}
+    )
     made.__name__ = made.__qualname__ = f"bound {contract.op}"
-    made.__doc__ = contract.document()
+    made.__doc__ = document(contract)
     made.__module__ = "portakernel.bound"
     return made

@@ -1,4 +1,6 @@
-"""Writes the files that are made from code: the JSON Schemas of the manifests, and ``ops.pyi`` from the contracts.
+"""Writes the files that are made from code and manifests.
+
+These are the JSON Schemas of YAML files, ``ops.pyi`` from the contracts and, in a checkout, ``docs/matrix.md``.
 
 ``python -m portakernel.generate`` writes them; with ``--check`` it names the stale ones and exits 1.
 """
@@ -14,46 +16,92 @@ from pydantic import BaseModel
 
 from portakernel.contract import Contract
 from portakernel.contracts import contracts
+from portakernel.document import arguments as signature_arguments
+from portakernel.document import document
 from portakernel.manifest import BackendManifest, PluginManifest
+from portakernel.matrix import markdown, support_matrix
+from portakernel.parameter import Parameter
+from portakernel.plugin_manager import PluginManager, installed_packages
+from portakernel.policy_file import PolicyDocument
+from portakernel.registry import Registry
 
 _HERE = Path(__file__).parent
+_DOCS = _HERE.parent / "docs"
 
 
 def generated() -> dict[Path, str]:
     """What each generated file should hold."""
-    schemas: dict[str, type[BaseModel]] = {"plugin": PluginManifest, "backend": BackendManifest}
+    schemas: dict[str, type[BaseModel]] = {
+        "plugin": PluginManifest,
+        "backend": BackendManifest,
+        "policy": PolicyDocument,
+    }
     files = {
         _HERE / "schema" / f"{name}.schema.json": json.dumps(model.model_json_schema(), indent=1) + "\n"
         for name, model in schemas.items()
     }
     files[_HERE / "ops.pyi"] = _stub()
+    if _DOCS.is_dir():
+        files[_DOCS / "matrix.md"] = _matrix()
     return files
 
 
+def _matrix() -> str:
+    """The support matrix of what ships with portakernel, whatever else is installed."""
+    packages = [package for package in installed_packages() if package.first_party]
+    return markdown(support_matrix(Registry(PluginManager(packages))))
+
+
 def _stub() -> str:
-    head = '"""The public ops. Generated from the contracts by `make generate`."""\n\nfrom torch import Tensor\n'
+    head = '"""The public ops. Generated from the contracts by `make generate`."""\n\n'
+    head += "from typing import Literal\n\nfrom torch import Tensor, dtype\n"
     return "\n".join([head, *(_signature(contract) for contract in contracts().values())])
 
 
 def _signature(contract: Contract) -> str:
-    arguments = [*(f"{tensor.name}: Tensor" for tensor in contract.tensors), "*"]
-    arguments += [f"{parameter.name}: float = {parameter.default!r}" for parameter in contract.parameters]
-    arguments += ["out: Tensor | None = None", "kernel: str | None = None"]
+    typed = {tensor.name: "Tensor | None" if tensor.optional else "Tensor" for tensor in contract.tensors}
+    typed |= {parameter.name: _type(parameter) for parameter in contract.parameters}
+    several = len(contract.outputs) > 1
+    written = (
+        "tuple[Tensor, ...]"
+        if all(output.when is None for output in contract.outputs)
+        else "Tensor | tuple[Tensor, ...]"
+    )
+    result = written if several else "Tensor"
+    typed |= {"out": f"{result} | None", "kernel": "str | None"}
+    arguments = []
+    for text in signature_arguments(contract, "out=None", "kernel=None"):
+        name, equals, default = text.partition("=")
+        arguments.append(text if name == "*" else f"{name}: {typed[name]}" + (f" = {default}" if equals else ""))
     body = "".join(f"    {argument},\n" for argument in arguments)
-    docstring = textwrap.indent(f'"""{contract.document()}\n"""', "    ")
-    return f"def {contract.op}(\n{body}) -> Tensor:\n{docstring}\n"
+    docstring = textwrap.indent(f'"""{document(contract)}\n"""', "    ")
+    return f"def {contract.op}(\n{body}) -> {result}:\n{docstring}\n"
+
+
+def _type(parameter: Parameter) -> str:
+    kinds = {
+        "float": "float",
+        "int": "int",
+        "bool": "bool",
+        "dtype": "str | dtype",
+        "window": "tuple[int | None, int | None]",
+    }
+    kind = kinds.get(parameter.kind) or f"Literal[{', '.join(map(repr, parameter.choices))}]"
+    return f"{kind} | None" if parameter.optional else kind
 
 
 def main() -> int:
     """Writes or checks the files; the process's exit status."""
-    stale = [path for path, text in generated().items() if not path.exists() or path.read_text() != text]
+    stale = [
+        path for path, text in generated().items() if not path.exists() or path.read_text(encoding="utf-8") != text
+    ]
     if "--check" in sys.argv[1:]:
         for path in stale:
             print(f"{path.name} is stale: run `make generate`", file=sys.stderr)  # noqa: T201 - what the command says
         return 1 if stale else 0
     for path in stale:
         path.parent.mkdir(exist_ok=True)
-        path.write_text(generated()[path])
+        path.write_text(generated()[path], encoding="utf-8")
     return 0
 
 

@@ -62,6 +62,7 @@ class Kernel:
     backward: str | None = None
     saves: Saves = "none"
     check: Check | None = None
+    build: str | None = None
     disabled: str | None = None
     requires: Mapping[str, str] = field(default_factory=dict[str, str])
     ready: str | None = None
@@ -158,7 +159,7 @@ class _KernelBuilder:
         if contract is None:
             self.problem((*path, "op"), f"unknown op {entry.op!r}; {nearest(entry.op, contracts())}")
             return None
-        for key in ("entry", "backward"):
+        for key in ("entry", "backward", "build"):
             if (value := getattr(entry, key)) is not None:
                 self.check_entry(value, (*path, key))
         if entry.check is not None:
@@ -190,6 +191,7 @@ class _KernelBuilder:
             backward=entry.backward,
             saves=saves,
             check=Check(entry.check.entry, tuple(entry.check.reads)) if entry.check else None,
+            build=entry.build,
             disabled=entry.disabled,
             requires=self.loaded.manifest.requires.modules,
             ready=self.loaded.manifest.ready,
@@ -213,15 +215,18 @@ class _KernelBuilder:
         features, features_path = merged("features", [])
         properties, _ = merged("properties", {})
         prebuilt, _ = merged("prebuilt", False)
-        tensors = [tensor.name for tensor in contract.tensors]
-        for name in tensors:
-            if name not in dtypes:
-                self.problem(dtypes_path, f"lacks {name}: every tensor argument needs its dtypes")
-        self.check_known("tensor argument", dtypes, tensors, dtypes_path)
+        unlisted = {feature.name for feature in contract.features if feature.name not in features}
+        for name in contract.typed:
+            if name not in dtypes and name not in unlisted:
+                self.problem(dtypes_path, f"lacks {name}: {', '.join(contract.typed)} each need their dtypes")
+        self.check_known("tensor argument", dtypes, contract.typed, dtypes_path)
         for name, accepted in dtypes.items():
-            self.check_known("dtype", accepted, [*DTYPES, *tensors], (*dtypes_path, name))
+            self.check_known("dtype", accepted, [*DTYPES, *contract.names], (*dtypes_path, name))
             self.check_accepted(contract, name, accepted, (*dtypes_path, name))
-        self.check_known("tensor argument", formats, tensors, formats_path)
+        for name in contract.formats:
+            if name not in formats:
+                self.problem(formats_path, f"lacks {name}: {', '.join(contract.formats)} each need their scale formats")
+        self.check_known("tensor with a scale format", formats, contract.formats, formats_path)
         self.check_known("dimension or layout fact", limits, contract.limitable(), limits_path)
         self.check_known("feature", features, [feature.name for feature in contract.features], features_path)
         return Capability(
@@ -239,7 +244,7 @@ class _KernelBuilder:
 
     def check_accepted(self, contract: Contract, name: str, claimed: Sequence[str], path: KeyPath) -> None:
         """A dtype that the op refuses before any kernel is asked cannot be claimed."""
-        if name not in [tensor.name for tensor in contract.tensors]:
+        if name not in contract.typed:
             return
         accepted = contract.possible_dtypes(name)
         for i, dtype in enumerate(claimed):

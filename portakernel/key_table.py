@@ -62,7 +62,7 @@ class KeyTable:
     def __init__(self) -> None:
         self.entries: dict[Any, Placement] = {}
         self._past: Counter[Use] = Counter()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def remember(self, key: Any, placement: Placement, replaced: Placement | None = None) -> Placement:
         """What stands under ``key`` from now on: ``placement``, unless another thread came first."""
@@ -73,11 +73,16 @@ class KeyTable:
             if known is not None:
                 self._retire(known)
             if len(self.entries) >= MAX_KEYS:
-                for old in self.entries.values():
-                    self._retire(old)
-                self.entries.clear()
+                self.clear()
             self.entries[key] = placement
             return placement
+
+    def clear(self) -> None:
+        """Forgets every choice, so that each is made anew; the counts stay."""
+        with self._lock:
+            for placement in self.entries.values():
+                self._retire(placement)
+            self.entries.clear()
 
     def _retire(self, placement: Placement) -> None:
         self._past[placement.use] += placement.count()

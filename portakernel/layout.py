@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
-
-from portakernel.errors import ArgumentTypeError, ArgumentValueError
 
 MAX_ALIGNMENT = 16
 
@@ -88,26 +84,6 @@ def disjoint(a: Tensor, b: Tensor) -> bool:
     return apart >= a_bytes and apart + b_bytes <= period
 
 
-def overwritten(op: str, out: Tensor, inputs: Mapping[str, Tensor], allowed: Sequence[str]) -> str | None:
-    """The input that ``out`` is, or None when it shares memory with none. All are on one device.
-
-    Raises:
-        ArgumentValueError: it overlaps an input that it may not be, or overlaps one without being it.
-    """
-    if out.numel() == 0:
-        return None
-    found = None
-    for name, tensor in inputs.items():
-        if tensor.numel() == 0 or disjoint(out, tensor):
-            continue
-        same = tensor.data_ptr() == out.data_ptr() and tensor.shape == out.shape and tensor.stride() == out.stride()
-        if not same or tensor.dtype != out.dtype or name not in allowed:
-            may_be = f"it may be {' or '.join(allowed)} itself" if allowed else "it may be none of the inputs"
-            raise ArgumentValueError(f"{op}: out shares memory with {name}; {may_be}, or separate memory")
-        found = name
-    return found
-
-
 def has_plain_memory(tensor: Tensor) -> bool:
     """Whether the tensor's memory holds its numbers as they are: no subclass, no lazy negation, no lazy zeros."""
     exact = type(tensor) is Tensor or type(tensor) is Parameter
@@ -118,28 +94,3 @@ def mark_written(out: Tensor) -> None:
     """Lets autograd notice that a kernel wrote into ``out``'s memory."""
     if not out.is_inference():
         torch.autograd.graph.increment_version(out)
-
-
-def check_out(op: str, out: Any, like: Tensor, inputs: Sequence[Tensor]) -> Tensor:
-    """``out`` itself, when the op can write its result there, which has the form of ``like``.
-
-    Raises:
-        ArgumentTypeError: it is no tensor, or of another dtype.
-        ArgumentValueError: it has another shape or device, may overlap itself, or gradients are recorded.
-    """
-    if not isinstance(out, Tensor):
-        raise ArgumentTypeError(f"{op}: out must be a tensor; this is {type(out).__name__}")
-    if out.dtype != like.dtype:
-        raise ArgumentTypeError(f"{op}: out has dtype {out.dtype}; the result has {like.dtype}")
-    if out.shape != like.shape:
-        raise ArgumentValueError(f"{op}: out has shape {tuple(out.shape)}; the result has {tuple(like.shape)}")
-    if out.device != like.device:
-        raise ArgumentValueError(f"{op}: out is on {out.device}; the inputs are on {like.device}")
-    if torch.is_grad_enabled() and (out.requires_grad or any(tensor.requires_grad for tensor in inputs)):
-        raise ArgumentValueError(f"{op}: out= does not record gradients; leave out= away or use torch.no_grad()")
-    span = 1
-    for stride, size in sorted(zip(out.stride(), out.shape, strict=True)):
-        if size > 1 and stride < span:
-            raise ArgumentValueError(f"{op}: several elements of out share memory, as after expand()")
-        span += (size - 1) * stride
-    return out

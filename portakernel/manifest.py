@@ -135,12 +135,18 @@ class KernelEntry(Claim):
     name: Name | None = Field(default=None, description="the op's name when left out; the full name is plugin.name")
     entry: Entry
     backward: Entry | None = None
-    saves: Literal["contract", "own", "none"] | None = Field(
+    saves: Literal["contract", "own", "none", "autograd"] | None = Field(
         default=None,
-        description="what forward saves: the contract's tensors (the default beside a backward), its own, none",
+        description="what forward saves: the contract's tensors (the default beside a backward), its own, none;"
+        " autograd: it is made of torch operators, whose gradient PyTorch records",
     )
     forward_ad: bool = Field(default=False, description="differentiable in forward mode, being made of torch operators")
     check: CheckModel | None = None
+    build: Entry | None = Field(
+        default=None,
+        description="compiles the kernel for one request ahead of calls: (request, tensors, values) -> None;"
+        " until portakernel.warmup has called it, the kernel is refused with needs_build",
+    )
     variants: list[Variant] = Field(default_factory=list)
     priority: int | Annotated[list[PriorityRule], Field(min_length=1)] | None = None
     disabled: Annotated[str, Field(min_length=1)] | None = Field(default=None, description="why it is switched off")
@@ -149,6 +155,8 @@ class KernelEntry(Claim):
     def _own_tensors_need_own_backward(self) -> KernelEntry:
         if self.saves == "own" and self.backward is None:
             raise ValueError("saves: own needs a backward, since no other kernel's can read those tensors")
+        if self.saves == "autograd" and self.backward is not None:
+            raise ValueError("saves: autograd has no backward: the gradient is PyTorch's")
         return self
 
 

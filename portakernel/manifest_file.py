@@ -50,7 +50,7 @@ def load_manifest(model: type[M], path: Path, *, strict: bool, shown_as: str | N
     document = read_yaml(path, shown_as=shown_as)
     if not isinstance(document.data, dict):
         raise ManifestError(
-            document.path, [problem(document, (), f"holds {_shown(document.data)}, not a mapping of keys")]
+            document.path, [problem(document, (), f"holds {shown(document.data)}, not a mapping of keys")]
         )
     data = document.data
     for key in _keys_that_are_no_text(data):
@@ -103,10 +103,12 @@ def describe_errors(model: Any, document: Document, error: ValidationError) -> l
             text = f"unknown key; {nearest(str(path[-1]), _keys_at(model, found['loc'][:-1]))}"
         elif found["type"] == "missing":
             text = f"required key {found['loc'][-1]!r} is missing"
+        elif found["type"] in ("dict_type", "model_type"):
+            text = f"found {shown(found['input'])}; input should be a mapping of keys"
         else:
             text = found["msg"].removeprefix("Value error, ")
             if found["type"] != "value_error":
-                text = f"found {_shown(found['input'])}; {text[0].lower()}{text[1:]}"
+                text = f"found {shown(found['input'])}; {text[0].lower()}{text[1:]}"
         problems.setdefault(path, []).append(text)
     return [problem(document, path, "; or ".join(dict.fromkeys(texts))) for path, texts in problems.items()]
 
@@ -176,6 +178,7 @@ def _without(data: Any, paths: list[KeyPath]) -> Any:
     return data
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """``value`` as a message quotes it, of bounded length."""
     text = repr(value) if not isinstance(value, Mapping) else f"a mapping of {', '.join(map(str, value)) or 'nothing'}"
     return text if len(text) <= 60 else f"{text[:57]}..."

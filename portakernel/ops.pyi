@@ -1,6 +1,8 @@
 """The public ops. Generated from the contracts by `make generate`."""
 
-from torch import Tensor
+from typing import Literal
+
+from torch import Tensor, dtype
 
 def add(
     x: Tensor,
@@ -28,6 +30,581 @@ def add(
     Source: IEEE 754-2019, 5.4.1 (addition).
     """
 
+def add_layer_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    eps: float = 1e-05,
+    activation: Literal["none", "relu", "gelu", "gelu_tanh", "silu"] = "none",
+    out: tuple[Tensor, ...] | None = None,
+    kernel: str | None = None,
+) -> tuple[Tensor, ...]:
+    """The sum of x and residual, and its layer normalisation over the last dimension with an activation.
+
+    ``summed = x + residual; y = activation((summed - mean(summed, -1)) * rsqrt(var(summed, -1) + eps) * weight +
+    bias)``
+
+    summed is added in float32 and rounded once to x's dtype, and y is the norm of that rounded sum: the results are
+    those of add and layer_norm one after the other. Everything else, the activation too, is computed in float32 and
+    rounded once, at the end. activation: relu (NaN stays NaN), gelu (by erf), gelu_tanh, silu. out=(x, residual)
+    writes y over x and summed over residual. Forward saves mean (M,) and rstd (M,) in float32; backward computes what
+    the activation was applied to once more, from them. The gradients of x and residual are equal. relu has slope 0 at
+    0. A row of summed that holds an infinity is NaN throughout. Not guaranteed: equal bits of y from different
+    kernels; finite results where the sum of squares exceeds float32; the saved mean of a row that holds an infinity;
+    digits of rstd where the mean is many times the standard deviation, lost in proportion to their ratio; terms of a
+    gradient that are subnormal in float32, which a kernel may flush to zero.
+
+    Args:
+        x: (..., N), float32 or float16 or bfloat16.
+        residual: (..., N), the dtype of x.
+        weight: (N,), the dtype of x or float32.
+        bias: (N,), the dtype of weight; or None.
+        eps: a value; default 1e-05.
+        activation: a feature, neutral at 'none'. Accepted: 'none' or 'relu' or 'gelu' or 'gelu_tanh' or 'silu'.
+        out: where to write, a tensor for each result; may be x or residual itself.
+        kernel: a kernel or plugin to use strictly: that one, or an error.
+
+    Returns:
+        y: (..., N).
+        summed: (..., N).
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: dtypes, ranks, shapes or devices do not fit the op.
+        NoKernelError: no kernel can serve the call; the message has every kernel's reason.
+
+    Source: Ba, Kiros & Hinton 2016, Layer Normalization, arXiv 1607.06450, equation 3, of x + residual; gelu:
+    Hendrycks & Gimpel 2016, arXiv 1606.08415; silu: Elfwing et al. 2017, arXiv 1702.03118.
+    """
+
+def add_rms_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    *,
+    eps: float = 1e-06,
+    weight_offset: float = 0.0,
+    out: tuple[Tensor, ...] | None = None,
+    kernel: str | None = None,
+) -> tuple[Tensor, ...]:
+    """The sum of x and residual, and its root mean square layer normalisation over the last dimension.
+
+    ``summed = x + residual; y = summed * rsqrt(mean(summed**2, -1) + eps) * (weight + weight_offset)``
+
+    summed is added in float32 and rounded once to x's dtype, and y is the norm of that rounded sum: the results are
+    those of add and rms_norm one after the other. Everything else is computed in float32 and rounded once, at the
+    end. weight_offset=1.0 is Gemma's form. out=(x, residual) writes y over x and summed over residual. Forward saves
+    rstd (M,), the reciprocal root, in float32; the gradients of x and residual are equal. Not guaranteed: equal bits
+    of y from different kernels; finite results where the sum of squares exceeds float32; zeros beside an infinity in
+    summed, where a kernel may give NaN for the whole row of y; terms of a gradient that are subnormal in float32,
+    which a kernel may flush to zero.
+
+    Args:
+        x: (..., N), float32 or float16 or bfloat16.
+        residual: (..., N), the dtype of x.
+        weight: (N,), the dtype of x or float32.
+        eps: a value; default 1e-06.
+        weight_offset: a feature, neutral at 0.0.
+        out: where to write, a tensor for each result; may be x or residual itself.
+        kernel: a kernel or plugin to use strictly: that one, or an error.
+
+    Returns:
+        y: (..., N).
+        summed: (..., N).
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: dtypes, ranks, shapes or devices do not fit the op.
+        NoKernelError: no kernel can serve the call; the message has every kernel's reason.
+
+    Source: Zhang & Sennrich 2019, Root Mean Square Layer Normalization, arXiv 1910.07467, equation 4, of x +
+    residual.
+    """
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    window: tuple[int | None, int | None] = (-1, -1),
+    softcap: float = 0.0,
+    return_lse: bool = False,
+    alibi_slopes: Tensor | None = None,
+    bias: Tensor | None = None,
+    sinks: Tensor | None = None,
+    out: Tensor | tuple[Tensor, ...] | None = None,
+    kernel: str | None = None,
+) -> Tensor | tuple[Tensor, ...]:
+    """Scaled dot product attention with grouped heads, masks, score modifications and sinks.
+
+    ``softmax(mask(softcap * tanh(scale * q @ k.T / softcap) - alibi_slopes * |i + T - S - j| + bias)) @ v, with sinks
+    as one more term in the softmax's denominator``
+
+    Query head h reads key head h // (H // G). Query i stands at position i + T - S, so that the last query stands at
+    the last key (bottom right aligned): causal hides keys behind that position, window=(left, right) keys more than
+    left before or right after it, and ALiBi counts the distance from it; causal and window hold together. Scores are
+    changed in the order scale, softcap, ALiBi, bias, mask. scale=None is 1/sqrt(D). softcap=0 is off, a negative one
+    undefined. A bias of -inf masks; it is not broadcast, but may be expanded, with strides of 0. A sink is the score,
+    after all changes, of a key that every query of its head sees and whose value is zero; it counts in lse, the
+    natural logarithm of the denominator. A query that sees no key gives zeros, and lse -inf or its sink. Computed in
+    float32 and rounded once, at the end; kernels may round the softmax's weights to the inputs' dtype before the
+    product with v, as FlashAttention does. alibi_slopes and lse have no gradient. Forward saves lse. Not guaranteed:
+    equal bits from different kernels; outputs of a query that sees a NaN or an infinity; that NaN or infinity in a
+    masked key or value does not reach queries that do not see it, because 0 * NaN is NaN.
+
+    Args:
+        q: (B, S, H, D), float32 or float16 or bfloat16.
+        k: (B, T, G, D), the dtype of q.
+        v: (B, T, G, E), the dtype of q.
+        alibi_slopes: (H,), float32; a feature, neutral at None.
+        bias: (B, H, S, T), the dtype of q or float32; a feature, neutral at None.
+        sinks: (H,), the dtype of q or float32; a feature, neutral at None.
+        causal: a value; default False. hide keys behind the query's position.
+        scale: a value; default None. what q @ k.T is multiplied by; None: 1/sqrt(D). Accepted: a number or None.
+        window: a feature, neutral at (-1, -1). keys seen before and after the position.
+        softcap: a feature, neutral at 0.0. bounds scores smoothly to this magnitude; 0: off.
+        return_lse: a feature, neutral at False. also return the log-sum-exp of the scores.
+        out: where to write, a tensor for each result; may be no input itself.
+        kernel: a kernel or plugin to use strictly: that one, or an error.
+
+    Returns:
+        out: (B, S, H, E).
+        lse: (B, H, S), when return_lse is True.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: dtypes, ranks, shapes or devices do not fit the op.
+        NoKernelError: no kernel can serve the call; the message has every kernel's reason.
+
+    Source: Dao 2023, FlashAttention-2, arXiv 2307.08691; grouped heads: Ainslie et al. 2023, arXiv 2305.13245; ALiBi:
+    Press et al. 2021, arXiv 2108.12409; softcap: Gemma 2, arXiv 2408.00118; window: Mistral 7B, arXiv 2310.06825;
+    sinks: gpt-oss model card, arXiv 2508.10925.
+    """
+
+def attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    window: tuple[int | None, int | None] = (-1, -1),
+    softcap: float = 0.0,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    return_lse: bool = False,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    out: Tensor | tuple[Tensor, ...] | None = None,
+    kernel: str | None = None,
+) -> Tensor | tuple[Tensor, ...]:
+    """Attention over sequences of different lengths that lie one after the other, without padding.
+
+    ``attention(q[a:b], k[c:d], v[c:d]) for each sequence, with a, b from cu_seqlens_q and c, d from cu_seqlens_k``
+
+    Sequence n has the queries from cu_seqlens_q[n] to before cu_seqlens_q[n + 1] and the keys likewise; both ascend
+    from 0, to S and to T; this is not checked. Everything holds within each sequence as it does for attention, with
+    the sequence's own numbers of queries and keys as S and T: alignment at the bottom right, ALiBi distances, zeros
+    and lse -inf (or the sink) for queries without keys. A sequence may be empty, on one side or on both. max_seqlen_q
+    and max_seqlen_k are upper bounds of those numbers, not necessarily reached; they change no result, and spare
+    kernels that need them a wait for the device. Undefined where they are too small. lse is (H, S). Forward saves it.
+    Not guaranteed: what attention does not guarantee; what rows hold that belong to no sequence.
+
+    Args:
+        q: (S, H, D), float32 or float16 or bfloat16.
+        k: (T, G, D), the dtype of q.
+        v: (T, G, E), the dtype of q.
+        cu_seqlens_q: (B+1,), int32.
+        cu_seqlens_k: (B+1,), int32.
+        alibi_slopes: (H,), float32; a feature, neutral at None.
+        sinks: (H,), the dtype of q or float32; a feature, neutral at None.
+        causal: a value; default False. hide keys behind the query's position.
+        scale: a value; default None. what q @ k.T is multiplied by; None: 1/sqrt(D). Accepted: a number or None.
+        window: a feature, neutral at (-1, -1). keys seen before and after the position.
+        softcap: a feature, neutral at 0.0. bounds scores smoothly to this magnitude; 0: off.
+        max_seqlen_q: a value; default None. no sequence has more queries. Accepted: an integer or None.
+        max_seqlen_k: a value; default None. no sequence has more keys. Accepted: an integer or None.
+        return_lse: a feature, neutral at False. also return the log-sum-exp of the scores.
+        out: where to write, a tensor for each result; may be no input itself.
+        kernel: a kernel or plugin to use strictly: that one, or an error.
+
+    Returns:
+        out: (S, H, E).
+        lse: (H, S), when return_lse is True.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: dtypes, ranks, shapes or devices do not fit the op.
+        NoKernelError: no kernel can serve the call; the message has every kernel's reason.
+
+    Source: Dao 2023, FlashAttention-2, arXiv 2307.08691; flash_attn_varlen_func for the form; sources of attention.
+    """
+
+def cross_entropy(
+    logits: Tensor,
+    target: Tensor,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    overwrite_logits: bool = False,
+    return_lse: bool = False,
+    out: Tensor | tuple[Tensor, ...] | None = None,
+    kernel: str | None = None,
+) -> Tensor | tuple[Tensor, ...]:
+    """The cross-entropy between each row's softmax over the last dimension and its target class.
+
+    ``loss = lse - sum(q * logits, -1), 0 where target == ignore_index; lse = log(sum(exp(logits), -1)); q = (1 -
+    label_smoothing) * onehot(target) + label_smoothing / V``
+
+    logits: (*M, V); target: (*M,), classes from 0 to V-1 or ignore_index, which may be one of them; loss and, with
+    return_lse, lse: (*M,), in float32 whatever the logits are. Everything is computed in float32. There is no
+    reduction: torch's mean is loss.sum() / (target != ignore_index).sum(), with label smoothing too. lse is the
+    natural logarithm, of every row, the ignored ones too; it has no gradient. The gradient of logits is grad_loss *
+    (softmax(logits) - q), rounded once, and zeros for an ignored row, whatever the row holds. Forward saves lse (M,)
+    in float32; its last place bounds how exact probabilities in backward can be. A logit of -inf is a class of
+    probability 0: the loss is exact where the target is another, inf where it is the target, and inf with label
+    smoothing, as in torch. A row that holds NaN or +inf has loss and lse NaN. overwrite_logits=True permits backward
+    to write the gradient over logits' memory and return logits: for callers that use them nowhere else, and go
+    backward once. Kernels may ignore it. Not guaranteed: any result, or an error, for a target elsewhere (the
+    reference raises IndexError on the CPU); lse of a row of nothing but -inf (its loss is NaN); finite results where
+    sums of logits exceed float32; equal bits from different kernels; gradients that are subnormal in float32, which a
+    kernel may flush to zero.
+
+    Args:
+        logits: (..., V), float32 or float16 or bfloat16.
+        target: (...,), int64 or int32.
+        ignore_index: a value; default -100. the target of rows that have no loss and no gradient.
+        label_smoothing: a feature, neutral at 0.0. the share of the target spread evenly, from 0 to 1.
+        overwrite_logits: a value; default False. backward may write the gradient over logits.
+        return_lse: a feature, neutral at False. return each row's log-sum-exp as well.
+        out: where to write, a tensor for each result; may be no input itself.
+        kernel: a kernel or plugin to use strictly: that one, or an error.
+
+    Returns:
+        loss: (...,).
+        lse: (...,), when return_lse is True.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: dtypes, ranks, shapes or devices do not fit the op.
+        NoKernelError: no kernel can serve the call; the message has every kernel's reason.
+
+    Source: Bishop 2006, Pattern Recognition and Machine Learning, equation 4.108; label smoothing: Szegedy et al.
+    2015, Rethinking the Inception Architecture, arXiv 1512.00567, section 7.
+    """
+
+def dequantize(
+    q: Tensor,
+    scale: Tensor,
+    global_scale: Tensor | None = None,
+    *,
+    format: Literal["tensor", "row", "block_1x128", "block_128x128", "mxfp8", "mxfp4", "nvfp4"] = "row",
+    dtype: str | dtype = "float32",
+    out: Tensor | None = None,
+    kernel: str | None = None,
+) -> Tensor:
+    """Numbers from quantised elements and their scales.
+
+    ``q * scale * global_scale``
+
+    format says which elements share a scale: all (tensor), those of a row (row), 128 of a row (block_1x128), 128
+    times 128 of a matrix whose rows are the leading dimensions in order (block_128x128), 32 of a row (mxfp8, mxfp4;
+    scales are powers of two) or 16 of a row (nvfp4); a last block may be shorter. K counts elements: a byte of
+    float4_e2m1fn_x2 holds two, the even one in its low four bits. Scales multiply. global_scale, that of nvfp4,
+    multiplies everything, in whatever format. Computed in float32, the factors in any order, and rounded once more;
+    numbers too large for dtype become infinities. A NaN scale makes its block NaN, also where elements are zero. Not
+    guaranteed: equal bits from different kernels; results, scales and products of scales that are subnormal in
+    float32, which a kernel may flush to zero; finite results where a product of two of the three factors exceeds
+    float32.
+
+    Args:
+        q: (..., K) for tensor, (..., K) for row, (..., K) for block_1x128, (..., K) for block_128x128, (..., K) for
+            mxfp8, (..., K/2) for mxfp4, (..., K/2) for nvfp4, float8_e4m3fn or float8_e4m3fnuz or float8_e5m2 or
+            float8_e5m2fnuz or float4_e2m1fn_x2.
+        scale: () for tensor, (..., 1) for row, (..., ceil(K/128)) for block_1x128, (ceil(M/128), ceil(K/128)) for
+            block_128x128, (..., ceil(K/32)) for mxfp8, (..., ceil(K/32)) for mxfp4, (..., ceil(K/16)) for nvfp4,
+            float32 or float8_e8m0fnu or float8_e4m3fn.
+        global_scale: (), float32; or None.
+        format: a value; default 'row'. which elements share a scale. Accepted: 'tensor' or 'row' or 'block_1x128' or
+            'block_128x128' or 'mxfp8' or 'mxfp4' or 'nvfp4'.
+        dtype: a value; default 'float32'. dtype of the result. Accepted: 'float32' or 'float16' or 'bfloat16'.
+        out: where to write; may be no input itself.
+        kernel: a kernel or plugin to use strictly: that one, or an error.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: dtypes, ranks, shapes or devices do not fit the op.
+        NoKernelError: no kernel can serve the call; the message has every kernel's reason.
+
+    Source: OCP Microscaling Formats 1.0, 5.3 and 5.4; DeepSeek-V3, arXiv 2412.19437, 3.3.2 (blocks of 128).
+    """
+
+def embedding_bag(
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    per_sample_weights: Tensor | None = None,
+    *,
+    mode: Literal["sum", "mean"] = "sum",
+    out: Tensor | None = None,
+    kernel: str | None = None,
+) -> Tensor:
+    """The sum or mean of the rows of a table that each bag of indices names.
+
+    ``y[b] = sum(weight[indices[i]] * per_sample_weights[i] for i in bag b), divided by the bag's size for mean``
+
+    weight: (V, N); indices: (I,), from 0 to V-1; offsets: (B,), where each bag begins; y: (B, N). Bag b is
+    indices[offsets[b]:offsets[b + 1]], and the last one ends at I. offsets[0] is 0 and offsets never fall; bags may
+    be empty, and give zeros in both modes. per_sample_weights: (I,) only with mode='sum' (the reference raises
+    ArgumentValueError). Products and sums are in float32 and rounded once. The gradient of weight is dense, zeros
+    where no bag looked; it is summed in float32 over indices sorted stably, without atomics. Not guaranteed: any
+    result, or an error, for indices or offsets elsewhere (on the CPU the reference raises IndexError for indices,
+    ArgumentValueError for offsets); equal bits from different kernels.
+
+    Args:
+        weight: (V, N), float32 or float16 or bfloat16.
+        indices: (I,), int64 or int32.
+        offsets: (B,), the dtype of indices.
+        per_sample_weights: (I,), the dtype of weight; or None.
+        mode: a value; default 'sum'. what becomes of a bag's rows. Accepted: 'sum' or 'mean'.
+        out: where to write; may be no input itself.
+        kernel: a kernel or plugin to use strictly: that one, or an error.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: dtypes, ranks, shapes or devices do not fit the op.
+        NoKernelError: no kernel can serve the call; the message has every kernel's reason.
+
+    Source: torch.nn.EmbeddingBag; Naumov et al. 2019, Deep Learning Recommendation Model, arXiv 1906.00091, section
+    2.
+    """
+
+def gelu_and_mul(
+    x: Tensor,
+    *,
+    approximate: Literal["none", "tanh"] = "none",
+    out: Tensor | None = None,
+    kernel: str | None = None,
+) -> Tensor:
+    """GELU of the first half of the last dimension, times the second half.
+
+    ``gate, up = x[..., :N], x[..., N:]; gate * (1 + erf(gate / sqrt(2))) / 2 * up, or with approximate='tanh' gate *
+    (1 + tanh(sqrt(2 / pi) * (gate + 0.044715 * gate**3))) / 2 * up``
+
+    Everything is computed in float32 and rounded once, at the end: libraries that round gelu before the product
+    differ by up to one unit in the last place. A gate of -inf gives NaN, as the product -inf * 0 does. Not
+    guaranteed: equal bits from different kernels; numbers in a row that holds an infinity, where a kernel may give
+    NaN; digits where 1 and erf (or tanh) cancel, which is why results are measured at the magnitude of gate * up
+    where the gate is negative; results and gradients that are subnormal in float32, which a kernel may flush to zero.
+
+    Args:
+        x: (..., 2N), float32 or float16 or bfloat16.
+        approximate: a value; default 'none'. Accepted: 'none' or 'tanh'.
+        out: where to write; may be no input itself.
+        kernel: a kernel or plugin to use strictly: that one, or an error.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: dtypes, ranks, shapes or devices do not fit the op.
+        NoKernelError: no kernel can serve the call; the message has every kernel's reason.
+
+    Source: Shazeer 2020, GLU Variants Improve Transformer, arXiv 2002.05202 (GEGLU, without its linear layers); both
+    forms of gelu: Hendrycks & Gimpel 2016, Gaussian Error Linear Units, arXiv 1606.08415, section 2.
+    """
+
+def layer_norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    eps: float = 1e-05,
+    out: Tensor | None = None,
+    kernel: str | None = None,
+) -> Tensor:
+    """Layer normalisation over the last dimension.
+
+    ``(x - mean(x, -1)) * rsqrt(var(x, -1) + eps) * weight + bias``
+
+    var is the mean of the squared deviations from the mean, divided by N. Everything is computed in float32 and
+    rounded once, at the end. Without bias nothing is added. Forward saves mean (M,) and rstd (M,), the reciprocal
+    root, in float32. A row that holds an infinity is NaN throughout. Not guaranteed: equal bits from different
+    kernels; finite results where the sum of squares exceeds float32; the mean itself of a row that holds an infinity,
+    which a kernel may give as NaN; digits of rstd where the mean is many times the standard deviation, lost in
+    proportion to their ratio; terms of a gradient that are subnormal in float32, which a kernel may flush to zero.
+
+    Args:
+        x: (..., N), float32 or float16 or bfloat16.
+        weight: (N,), the dtype of x or float32.
+        bias: (N,), the dtype of weight; or None.
+        eps: a value; default 1e-05.
+        out: where to write; may be x itself.
+        kernel: a kernel or plugin to use strictly: that one, or an error.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: dtypes, ranks, shapes or devices do not fit the op.
+        NoKernelError: no kernel can serve the call; the message has every kernel's reason.
+
+    Source: Ba, Kiros & Hinton 2016, Layer Normalization, arXiv 1607.06450, equation 3.
+    """
+
+def linear_act(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    activation: Literal["none", "relu", "gelu", "gelu_tanh", "silu"] = "none",
+    out: Tensor | None = None,
+    kernel: str | None = None,
+) -> Tensor:
+    """A linear layer followed by an activation.
+
+    ``activation(x @ weight.T + bias)``
+
+    x: (*M, K); weight: (N, K); bias: (N,); y: (*M, N), all of one dtype. Products are summed in float32; bias and
+    activation are applied to that, and the result is rounded once. gelu is x/2 * (1 + erf(x / sqrt(2))), gelu_tanh
+    x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 * x**3))), silu x * sigmoid(x). For gelu, gelu_tanh and silu forward
+    saves the preactivation x @ weight.T + bias, (*M, N), rounded to x's dtype, from which backward computes in
+    float32; for relu y tells all that backward needs. Not guaranteed: equal bits from different kernels; the sign of
+    a zero; all 24 bits of float32 products where torch.backends.cuda.matmul allows fewer, which the reference follows
+    too.
+
+    Args:
+        x: (..., K), float32 or float16 or bfloat16.
+        weight: (N, K), the dtype of x.
+        bias: (N,), the dtype of x; or None.
+        activation: a value; default 'none'. what is applied to each element of the linear layer. Accepted: 'none' or
+            'relu' or 'gelu' or 'gelu_tanh' or 'silu'.
+        out: where to write; may be no input itself.
+        kernel: a kernel or plugin to use strictly: that one, or an error.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: dtypes, ranks, shapes or devices do not fit the op.
+        NoKernelError: no kernel can serve the call; the message has every kernel's reason.
+
+    Source: Hendrycks & Gimpel 2016, Gaussian Error Linear Units, arXiv 1606.08415 (gelu, silu); torch.nn.Linear.
+    """
+
+def quantize_fp4(
+    x: Tensor,
+    *,
+    format: Literal["mxfp4", "nvfp4"] = "nvfp4",
+    out: Tensor | tuple[Tensor, ...] | None = None,
+    kernel: str | None = None,
+) -> Tensor | tuple[Tensor, ...]:
+    """Four-bit elements (e2m1), two to a byte, and the scales that give the numbers back.
+
+    ``mxfp4: scale = 2 ** (floor(log2(amax(abs(x)))) - 2); q = round(clamp(x / scale, -6, 6)). nvfp4: global_scale =
+    amax(abs(all of x)) / 2688; scale = e4m3fn(max(amax(abs(x)) / 6 / global_scale, 2**-9)); q = round(clamp(x /
+    (scale * global_scale), -6, 6))``
+
+    e2m1 has the magnitudes 0, 0.5, 1, 1.5, 2, 3, 4 and 6. The even element of each pair is in the low four bits of
+    its byte. mxfp4 is OCP's conversion (Microscaling Formats 1.0, 6.3): a block is 32 elements of a row, scales are
+    at least 2**-127, which they are for zeros, and a block's largest numbers may saturate. nvfp4: a block is 16
+    elements of a row; 2688 is 6 * 448, the largest product of an element and a scale. Each of its operations is
+    rounded to float32 and the divisions are those of IEEE 754, in the order written: amax / 2688; amax / 6, that /
+    global_scale; scale * global_scale; x / that. global_scale is 1 where the quotient is below 2**-100, as it is for
+    zeros, so that no product of scales is subnormal. A block scale that would round to zero is 2**-9, the smallest
+    one, also in a block of zeros. Conversions round to nearest, ties to even. The last block of a row may be shorter.
+    A NaN or an infinity makes the scale of its block NaN, and with nvfp4 all scales; elements of such a block are 0,
+    as e2m1 has no NaN. Not guaranteed: the sign of a zero; the bits of a NaN; with mxfp4, results for a block without
+    a magnitude of 2**-90 or more, where a kernel may flush subnormal numbers to zero.
+
+    Args:
+        x: (..., K), float32 or float16 or bfloat16.
+        format: a value; default 'nvfp4'. block and scales: 32 and powers of two, or 16 and e4m3fn. Accepted: 'mxfp4'
+            or 'nvfp4'.
+        out: where to write, a tensor for each result; may be no input itself.
+        kernel: a kernel or plugin to use strictly: that one, or an error.
+
+    Returns:
+        q: (..., K/2).
+        scale: (..., ceil(K/32)) for mxfp4, (..., ceil(K/16)) for nvfp4.
+        global_scale: (), when format is 'nvfp4'.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: dtypes, ranks, shapes or devices do not fit the op.
+        NoKernelError: no kernel can serve the call; the message has every kernel's reason.
+
+    Source: OCP Microscaling Formats (MX) Specification 1.0, 5.3.3 and 6.3 (mxfp4); NVIDIA 2025, Pretraining Large
+    Language Models with NVFP4, arXiv 2509.25149, 2 and appendix B (nvfp4).
+    """
+
+def quantize_fp8(
+    x: Tensor,
+    *,
+    granularity: Literal["tensor", "row", "block_1x128", "block_128x128"] = "row",
+    dtype: str | dtype = "float8_e4m3fn",
+    out: tuple[Tensor, ...] | None = None,
+    kernel: str | None = None,
+) -> tuple[Tensor, ...]:
+    """Float8 elements and the float32 scales that give the numbers back.
+
+    ``scale = amax(abs(x)) / max(dtype); q = round(clamp(x / scale, -max(dtype), max(dtype)))``
+
+    granularity says which elements share a scale, as formats do in dequantize; block_128x128 counts the leading
+    dimensions in order as rows, and a last block may be shorter. max is 448 for float8_e4m3fn, 240 for
+    float8_e4m3fnuz and 57344 for float8_e5m2 and float8_e5m2fnuz. Scales multiply on dequantisation. Everything is
+    computed in float32: two divisions, not products with a reciprocal, and one rounding to nearest, ties to even.
+    Where amax / max is below 2**-100, as it is for zeros, the scale is 1 and q is 0 throughout: no scale is zero or
+    subnormal, and no result depends on whether subnormal numbers are flushed. A NaN or an infinity makes its scale
+    NaN, and so all elements that share it. Not guaranteed: equal bits from different kernels; the bits of a NaN; the
+    sign of a zero.
+
+    Args:
+        x: (..., K), float32 or float16 or bfloat16.
+        granularity: a value; default 'row'. which elements share a scale. Accepted: 'tensor' or 'row' or
+            'block_1x128' or 'block_128x128'.
+        dtype: a value; default 'float8_e4m3fn'. dtype of q. Accepted: 'float8_e4m3fn' or 'float8_e4m3fnuz' or
+            'float8_e5m2' or 'float8_e5m2fnuz'.
+        out: where to write, a tensor for each result; may be no input itself.
+        kernel: a kernel or plugin to use strictly: that one, or an error.
+
+    Returns:
+        q: (..., K).
+        scale: () for tensor, (..., 1) for row, (..., ceil(K/128)) for block_1x128, (ceil(M/128), ceil(K/128)) for
+            block_128x128.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: dtypes, ranks, shapes or devices do not fit the op.
+        NoKernelError: no kernel can serve the call; the message has every kernel's reason.
+
+    Source: Micikevicius et al. 2022, FP8 Formats for Deep Learning, arXiv 2209.05433, 3; OCP 8-bit Floating Point
+    Specification 1.0; arXiv 2206.02915 for FNUZ; DeepSeek-V3, arXiv 2412.19437, 3.3.2 (blocks of 128).
+    """
+
+def quantize_mxfp8(
+    x: Tensor,
+    *,
+    dtype: str | dtype = "float8_e4m3fn",
+    out: tuple[Tensor, ...] | None = None,
+    kernel: str | None = None,
+) -> tuple[Tensor, ...]:
+    """Float8 elements and, for each 32 of a row, the power of two that gives the numbers back.
+
+    ``scale = 2 ** (floor(log2(amax(abs(x)))) - emax); q = round(clamp(x / scale, -max(dtype), max(dtype)))``
+
+    The conversion of OCP Microscaling Formats 1.0, 6.3. emax is the exponent of dtype's largest number: 8 for
+    float8_e4m3fn (448), 15 for float8_e5m2 (57344). The scale is rounded down, so that a block's largest numbers may
+    saturate. It is at least 2**-127, which it is for zeros. x / scale is exact, and rounded to nearest, ties to even.
+    The last block of a row may be shorter. A NaN or an infinity makes the scale of its block NaN (0xFF) and so all
+    its elements; the specification leaves that open. Not guaranteed: the bits of a NaN element; the sign of a zero;
+    results for a block without a magnitude of 2**-90 or more, where a kernel may flush subnormal numbers to zero.
+
+    Args:
+        x: (..., K), float32 or float16 or bfloat16.
+        dtype: a value; default 'float8_e4m3fn'. dtype of q. Accepted: 'float8_e4m3fn' or 'float8_e5m2'.
+        out: where to write, a tensor for each result; may be no input itself.
+        kernel: a kernel or plugin to use strictly: that one, or an error.
+
+    Returns:
+        q: (..., K).
+        scale: (..., ceil(K/32)).
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: dtypes, ranks, shapes or devices do not fit the op.
+        NoKernelError: no kernel can serve the call; the message has every kernel's reason.
+
+    Source: OCP Microscaling Formats (MX) Specification 1.0, 6.3; Rouhani et al. 2023, arXiv 2310.10537, algorithm 1.
+    """
+
 def rms_norm(
     x: Tensor,
     weight: Tensor,
@@ -41,11 +618,11 @@ def rms_norm(
 
     ``x * rsqrt(mean(x**2, -1) + eps) * (weight + weight_offset)``
 
-    Everything is computed in float32 and rounded once, at the end: libraries that round before the weight differ
-    by up to one unit in the last place. weight_offset=1.0 is Gemma's form. Forward saves rstd (M,), the
-    reciprocal root, in float32. Not guaranteed: equal bits from different kernels; finite results where the sum
-    of squares exceeds float32; zeros beside an infinity, where a kernel may give NaN for the whole row; terms of
-    a gradient that are subnormal in float32, which a kernel may flush to zero.
+    Everything is computed in float32 and rounded once, at the end: libraries that round before the weight differ by
+    up to one unit in the last place. weight_offset=1.0 is Gemma's form. Forward saves rstd (M,), the reciprocal root,
+    in float32. Not guaranteed: equal bits from different kernels; finite results where the sum of squares exceeds
+    float32; zeros beside an infinity, where a kernel may give NaN for the whole row; terms of a gradient that are
+    subnormal in float32, which a kernel may flush to zero.
 
     Args:
         x: (..., N), float32 or float16 or bfloat16.
@@ -60,4 +637,179 @@ def rms_norm(
         NoKernelError: no kernel can serve the call; the message has every kernel's reason.
 
     Source: Zhang & Sennrich 2019, Root Mean Square Layer Normalization, arXiv 1910.07467, equation 4.
+    """
+
+def rotary_embedding(
+    q: Tensor,
+    k: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor | None = None,
+    *,
+    interleaved: bool = False,
+    out: tuple[Tensor, ...] | None = None,
+    kernel: str | None = None,
+) -> tuple[Tensor, ...]:
+    """Rotary position embedding: pairs of each head's first 2C dimensions turned by their position's angles.
+
+    ``a * cos[position] - b * sin[position], b * cos[position] + a * sin[position] where (a, b) is (x[..., :C], x[...,
+    C:2C]) or, interleaved, (x[..., 0:2C:2], x[..., 1:2C:2]), for x = q and x = k; x[..., 2C:] as it is``
+
+    Each result is computed in float32 and rounded once. Halves are GPT-NeoX's pairing, interleaved=True is GPT-J's.
+    Without positions, a token's position is its index in the last leading dimension, so that q: (B, S, H, D) needs
+    none (and a token without leading dimensions is at 0); the tables must cover it: ArgumentValueError where L is
+    less. A position outside 0 ... L - 1 is an IndexError in the reference on the CPU and undefined on accelerators,
+    where positions are not read back. cos and sin are constants: they get no gradient; those of q and k are the
+    outputs' gradients turned by the negative angle. out=(q, k) writes over the inputs. Not guaranteed: equal bits
+    from different kernels, which may fuse a product with the sum; equal results for a token alone and among others
+    without positions, because then its index is its position.
+
+    Args:
+        q: (..., H, D), float32 or float16 or bfloat16.
+        k: (..., G, D), the dtype of q.
+        cos: (L, C), the dtype of q or float32.
+        sin: (L, C), the dtype of cos.
+        positions: (...,), int32 or int64; or None.
+        interleaved: a feature, neutral at False.
+        out: where to write, a tensor for each result; may be q or k itself.
+        kernel: a kernel or plugin to use strictly: that one, or an error.
+
+    Returns:
+        rotated_q: (..., H, D).
+        rotated_k: (..., G, D).
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: dtypes, ranks, shapes or devices do not fit the op.
+        NoKernelError: no kernel can serve the call; the message has every kernel's reason.
+
+    Source: Su et al. 2021, RoFormer, arXiv 2104.09864, equation 34 (interleaved); in halves: Black et al. 2022, GPT-
+    NeoX-20B, arXiv 2204.06745.
+    """
+
+def scaled_mm(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    *,
+    format_a: Literal["tensor", "row", "block_1x128", "block_128x128", "mxfp8", "mxfp4", "nvfp4"] = "row",
+    format_b: Literal["tensor", "row", "block_1x128", "block_128x128", "mxfp8", "mxfp4", "nvfp4"] = "row",
+    swizzle: Literal["none", "32_4_4"] = "none",
+    out_dtype: str | dtype = "bfloat16",
+    use_fast_accum: bool = False,
+    bias: Tensor | None = None,
+    global_scale_a: Tensor | None = None,
+    global_scale_b: Tensor | None = None,
+    out: Tensor | None = None,
+    kernel: str | None = None,
+) -> Tensor:
+    """The product of two quantised matrices, dequantised on the way.
+
+    ``(a * scale_a * global_scale_a) @ (b * scale_b * global_scale_b).T + bias``
+
+    a: (M, K) and b: (N, K), both row-major in what they are summed over, b as a linear layer keeps its weight. The
+    results of quantize_fp8, quantize_mxfp8 and quantize_fp4 are its arguments as they are. Formats are those of
+    dequantize, each operand with its own; kernels claim pairs, such as row and row, tensor and tensor, block_1x128
+    and block_128x128, mxfp8 and mxfp8, nvfp4 and nvfp4. K counts elements: a is (M, K/2) where two share a byte.
+    Scales multiply. A global scale, that of nvfp4, multiplies its operand in whatever format. bias is added before
+    rounding. swizzle='32_4_4' is cuBLAS' layout of block scales, for mxfp8, mxfp4 and nvfp4 (float32 scales keep
+    theirs): with C scales to a row, the scale of row r and block c is element (r // 128 * ceil(C / 4) + c // 4) * 512
+    + r % 32 * 16 + r % 128 // 32 * 4 + c % 4 of a contiguous tensor, whose shape (128*ceil(M/128), 4*ceil(C/4)) says
+    how much there is and nothing about where; what pads it is not used. Sums are kept in float32 and rounded once.
+    use_fast_accum permits to keep them as the tensor cores do, in fewer bits (14 for float8 on Hopper); without it
+    they are promoted to float32 at least every 128 terms. Not guaranteed: equal bits from different kernels; which
+    results are NaN and which infinite where an element or scale is; finite results where a sum, a product of scales
+    or a dequantised element exceeds float32, or is subnormal in it.
+
+    Args:
+        a: (M, K) for tensor, (M, K) for row, (M, K) for block_1x128, (M, K) for block_128x128, (M, K) for mxfp8, (M,
+            K/2) for mxfp4, (M, K/2) for nvfp4, float8_e4m3fn or float8_e4m3fnuz or float8_e5m2 or float8_e5m2fnuz or
+            float4_e2m1fn_x2.
+        b: (N, K) for tensor, (N, K) for row, (N, K) for block_1x128, (N, K) for block_128x128, (N, K) for mxfp8, (N,
+            K/2) for mxfp4, (N, K/2) for nvfp4, float8_e4m3fn or float8_e4m3fnuz or float8_e5m2 or float8_e5m2fnuz or
+            float4_e2m1fn_x2.
+        scale_a: () for tensor, (M, 1) for row, (M, ceil(K/128)) for block_1x128, (ceil(M/128), ceil(K/128)) for
+            block_128x128, (M, ceil(K/32)) for none, (128*ceil(M/128), 4*ceil(K/128)) for 32_4_4 for mxfp8, (M,
+            ceil(K/32)) for none, (128*ceil(M/128), 4*ceil(K/128)) for 32_4_4 for mxfp4, (M, ceil(K/16)) for none,
+            (128*ceil(M/128), 4*ceil(K/64)) for 32_4_4 for nvfp4, float32 or float8_e8m0fnu or float8_e4m3fn.
+        scale_b: () for tensor, (N, 1) for row, (N, ceil(K/128)) for block_1x128, (ceil(N/128), ceil(K/128)) for
+            block_128x128, (N, ceil(K/32)) for none, (128*ceil(N/128), 4*ceil(K/128)) for 32_4_4 for mxfp8, (N,
+            ceil(K/32)) for none, (128*ceil(N/128), 4*ceil(K/128)) for 32_4_4 for mxfp4, (N, ceil(K/16)) for none,
+            (128*ceil(N/128), 4*ceil(K/64)) for 32_4_4 for nvfp4, float32 or float8_e8m0fnu or float8_e4m3fn.
+        bias: (N,), float32 or float16 or bfloat16; a feature, neutral at None.
+        global_scale_a: (), float32; or None.
+        global_scale_b: (), float32; or None.
+        format_a: a value; default 'row'. which of a share a scale. Accepted: 'tensor' or 'row' or 'block_1x128' or
+            'block_128x128' or 'mxfp8' or 'mxfp4' or 'nvfp4'.
+        format_b: a value; default 'row'. which of b share a scale. Accepted: 'tensor' or 'row' or 'block_1x128' or
+            'block_128x128' or 'mxfp8' or 'mxfp4' or 'nvfp4'.
+        swizzle: a feature, neutral at 'none'. how block scales lie in memory. Accepted: 'none' or '32_4_4'.
+        out_dtype: a value; default 'bfloat16'. dtype of the product. Accepted: 'float32' or 'float16' or 'bfloat16'.
+        use_fast_accum: a value; default False. sums may be kept in fewer bits than float32 has.
+        out: where to write; may be no input itself.
+        kernel: a kernel or plugin to use strictly: that one, or an error.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: dtypes, ranks, shapes or devices do not fit the op.
+        NoKernelError: no kernel can serve the call; the message has every kernel's reason.
+
+    Source: OCP Microscaling Formats (MX) Specification 1.0, 6.2 (dot products); NVIDIA cuBLAS, 1D block scaling
+    factors layout; DeepSeek-V3, arXiv 2412.19437, 3.3.2 (blocks of 128, promoted sums).
+    """
+
+def silu_and_mul(
+    x: Tensor,
+    *,
+    out: Tensor | None = None,
+    kernel: str | None = None,
+) -> Tensor:
+    """SiLU of the first half of the last dimension, times the second half.
+
+    ``x[..., :N] * sigmoid(x[..., :N]) * x[..., N:]``
+
+    Everything is computed in float32 and rounded once, at the end: libraries that round silu before the product
+    differ by up to one unit in the last place. A gate of -inf gives NaN, as the product -inf * 0 does. Not
+    guaranteed: equal bits from different kernels; digits lost where the gate is far below zero, about one unit in the
+    last place of float32 for each 2 that it is below, and all of them below -87, where exp leaves float32 and a
+    kernel may give zero; results and gradients that are subnormal in float32, which a kernel may flush to zero.
+
+    Args:
+        x: (..., 2N), float32 or float16 or bfloat16.
+        out: where to write; may be no input itself.
+        kernel: a kernel or plugin to use strictly: that one, or an error.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: dtypes, ranks, shapes or devices do not fit the op.
+        NoKernelError: no kernel can serve the call; the message has every kernel's reason.
+
+    Source: Shazeer 2020, GLU Variants Improve Transformer, arXiv 2002.05202 (SwiGLU, without its linear layers).
+    """
+
+def softmax(
+    x: Tensor,
+    *,
+    out: Tensor | None = None,
+    kernel: str | None = None,
+) -> Tensor:
+    """Softmax over the last dimension.
+
+    ``exp(x - max(x, -1)) / sum(exp(x - max(x, -1)), -1)``
+
+    Everything is computed in float32 and rounded once, at the end; nothing overflows. Infinities are as in torch:
+    -inf beside a finite number gives 0; a row with +inf or NaN, and a row of -inf alone, is NaN throughout. Backward
+    needs y alone, as forward returned it; libraries that round grad * y before they sum it differ there by up to one
+    unit in the last place. Not guaranteed: equal bits from different kernels; digits far below the row's maximum,
+    about two units in the last place of float32 lost for each unit of distance; results and gradients that are
+    subnormal in float32, which a kernel may flush to zero.
+
+    Args:
+        x: (..., N), float32 or float16 or bfloat16.
+        out: where to write; may be x itself.
+        kernel: a kernel or plugin to use strictly: that one, or an error.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: dtypes, ranks, shapes or devices do not fit the op.
+        NoKernelError: no kernel can serve the call; the message has every kernel's reason.
+
+    Source: Bridle 1990, Probabilistic Interpretation of Feedforward Classification Network Outputs.
     """

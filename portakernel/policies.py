@@ -1,30 +1,63 @@
 """What a person prefers, allows or forbids, and which source decides.
 
 Sources, strongest first: an argument of the call, context managers (the innermost first), ``set_policy`` for the
-process, the environment. A policy file, then a plan, then measurements take their place as weaker layers. For each op,
-the strongest layer that mentions it decides between ``use`` and ``prefer``; ``deny`` and ``require`` add up over all.
+process, the environment, the policy file (what it says of a target or an op before what it says of all). A plan, then
+measurements take their place as weaker layers. For each op, the strongest layer that mentions it decides between
+``use`` and ``prefer``; ``deny`` and ``require`` add up over all.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from portakernel.capability import Property
+from portakernel.arch import ArchSpace, Selector
+from portakernel.capability import Property, Rejection
 from portakernel.config import Config
 from portakernel.errors import ConfigError, UnknownNameError
-from portakernel.kernel import Kernel
 from portakernel.registry import Registry
+from portakernel.target import Target
 
 ReferenceMode = Literal["allow", "warn", "forbid"]
 Names = str | tuple[str, ...] | list[str]
+_ANY = Selector(("any",))
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What wishes are about: one op or all, one vendor's archs or every target."""
+
+    op: str | None = None
+    vendor: str | None = None
+    archs: Selector = _ANY
+
+    def covers(self, op: str, target: Target, spaces: Mapping[str, ArchSpace]) -> bool:
+        """Whether calls of ``op`` on ``target`` are among it."""
+        if self.op not in (None, op):
+            return False
+        if self.vendor is None:
+            return True
+        return self.vendor == target.vendor and spaces[self.vendor].membership(self.archs, target.arch).inside
+
+    def __str__(self) -> str:
+        archs = f":{self.archs}" if self.archs != _ANY else ""
+        return " on ".join(filter(None, (self.op, f"{self.vendor}{archs}" if self.vendor else "")))
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one wish stands: ``where`` is how reasons name it (``policy.yaml:7``), ``name`` is empty for the mode."""
+
+    key: str
+    name: str
+    where: str
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One source's wishes. ``source`` is how reasons name it."""
+    """One source's wishes. ``source`` is how reasons name it, where ``places`` do not say more exactly."""
 
     source: str
     use: tuple[str, ...] = ()
@@ -32,6 +65,13 @@ class Layer:
     deny: tuple[str, ...] = ()
     require: frozenset[str] = frozenset()
     reference: ReferenceMode | None = None
+    scope: Scope = Scope()
+    # Not in the repr, which names the policy of a compiled graph: a comment added to a file must not compile it again.
+    places: tuple[Place, ...] = field(default=(), repr=False)
+
+    def place(self, key: str, name: str = "") -> str:
+        """How reasons name the wish ``key`` of ``name``."""
+        return next((place.where for place in self.places if (place.key, place.name) == (key, name)), self.source)
 
     def check(self, registry: Registry) -> Layer:
         """The layer itself, every name in it known.
@@ -47,13 +87,22 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What a policy says of one op: kernels by name, each with the source that named it."""
+    """What a policy says of one op on one target: kernels, and properties, by name, each with the source that named it.
+
+    Every chosen kernel must declare the properties in ``require``.
+    """
 
     use: Mapping[str, str]
     prefer: Mapping[str, str]
     deny: Mapping[str, str]
+    require: Mapping[str, str]
     reference: ReferenceMode
     reference_source: str
+
+    def sourced(self, rejection: Rejection) -> Rejection:
+        """``rejection``, with the source that required the property where it is for lack of one."""
+        source = self.require.get(rejection.parameter or "")
+        return replace(rejection, text=f"{rejection.text} (required by {source})") if source else rejection
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,37 +111,51 @@ class Policy:
 
     layers: tuple[Layer, ...]
 
-    @property
-    def require(self) -> frozenset[str]:
-        """Properties that every chosen kernel must declare."""
-        return frozenset().union(*(layer.require for layer in self.layers))
+    def wishes(self, op: str, target: Target, registry: Registry) -> Wishes:
+        """What this policy says of ``op`` on ``target``."""
+        return _wishes(self, op, target, registry)
 
-    def wishes(self, op: str, registry: Registry) -> Wishes:
-        """What this policy says of ``op``."""
-        return _wishes(self, op, registry)
+    def named(self, op: str, registry: Registry) -> frozenset[str]:
+        """The kernels of ``op`` that some layer uses or prefers, on whatever target."""
+        return _named_anywhere(self, op, registry)
 
 
 @functools.lru_cache(maxsize=1024)
-def _wishes(policy: Policy, op: str, registry: Registry) -> Wishes:
+def _wishes(policy: Policy, op: str, target: Target, registry: Registry) -> Wishes:
+    layers = [layer for layer in policy.layers if layer.scope.covers(op, target, registry.spaces)]
     use: dict[str, str] = {}
     prefer: dict[str, str] = {}
-    for layer in policy.layers:
-        use = _named(layer.use, op, registry, layer.source)
-        prefer = _named(layer.prefer, op, registry, layer.source)
+    for layer in layers:
+        use, prefer = _named(layer, "use", op, registry), _named(layer, "prefer", op, registry)
         if use or prefer:
             break
     deny: dict[str, str] = {}
-    for layer in reversed(policy.layers):
-        deny |= _named(layer.deny, op, registry, layer.source)
-    speaking = next((layer for layer in policy.layers if layer.reference is not None), None)
-    if speaking is None or speaking.reference is None:
-        return Wishes(use, prefer, deny, "warn", "default")
-    return Wishes(use, prefer, deny, speaking.reference, speaking.source)
+    require: dict[str, str] = {}
+    for layer in reversed(layers):
+        deny |= _named(layer, "deny", op, registry)
+        require |= {name: layer.place("require", name) for name in layer.require}
+    mode: ReferenceMode = "warn"
+    source = "default"
+    for layer in reversed(layers):
+        if layer.reference is not None:
+            mode, source = layer.reference, layer.place("reference")
+    return Wishes(use, prefer, deny, require, mode, source)
 
 
-def _named(names: tuple[str, ...], op: str, registry: Registry, source: str) -> dict[str, str]:
-    kernels: list[Kernel] = [kernel for name in names for kernel in registry.named(name) if kernel.op == op]
-    return {kernel.name: source for kernel in kernels}
+@functools.lru_cache(maxsize=1024)
+def _named_anywhere(policy: Policy, op: str, registry: Registry) -> frozenset[str]:
+    layers = [layer for layer in policy.layers if layer.scope.op in (None, op)]
+    return frozenset().union(*(_named(layer, key, op, registry) for layer in layers for key in ("use", "prefer")))
+
+
+def _named(layer: Layer, key: Literal["use", "prefer", "deny"], op: str, registry: Registry) -> dict[str, str]:
+    """The kernels of ``op`` that the layer names under ``key``, in its order, each with its place."""
+    found: dict[str, str] = {}
+    for name in getattr(layer, key):
+        for kernel in registry.named(name):
+            if kernel.op == op:
+                found.setdefault(kernel.name, layer.place(key, name))
+    return found
 
 
 @functools.lru_cache(maxsize=4096)

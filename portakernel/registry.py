@@ -127,7 +127,8 @@ class Registry:
         attached = {backend.vendor: Selector(()) for backend in self.backends.values() if backend.attach}
         capability = Capability(
             targets={"*": Selector(("any",)), **attached},
-            dtypes={tensor.name: tensor.dtypes for tensor in contract.tensors},
+            dtypes={name: contract.accepted_dtypes(name, {}) for name in contract.typed},
+            formats={p.of or p.name: p.choices for p in contract.parameters if p.kind == "format"},
             features=frozenset(feature.name for feature in contract.features),
             properties=frozenset({"deterministic", "graph_capture", "inplace"}),
             saves="contract" if contract.saved else "none",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from portakernel.contract import Contract
 from portakernel.target import Device, Target
 
 
@@ -24,8 +25,9 @@ class Request:
     """An op with what one call, or one question about a call, says of it.
 
     ``dims`` and ``facts`` hold what is known: a question need not give every shape. ``features`` holds only those that
-    differ from their neutral default. ``attached`` are further devices that share the torch device. ``device`` is set
-    when it is in this machine, so that readiness is probed and not assumed.
+    differ from their neutral default, ``values`` every keyword argument that is no tensor. ``below_autograd``: PyTorch
+    is not recording, so that a kernel has to save what backward needs. ``attached`` are further devices that share the
+    torch device. ``device`` is set when it is in this machine, so that readiness is probed and not assumed.
     """
 
     op: str
@@ -35,10 +37,12 @@ class Request:
     facts: Mapping[str, int] = field(default_factory=dict[str, int])
     features: Mapping[str, object] = field(default_factory=dict[str, object])
     formats: Mapping[str, str] = field(default_factory=dict[str, str])
+    values: Mapping[str, object] = field(default_factory=dict[str, object])
     requires: frozenset[str] = frozenset()
     phase: Phase = Phase.INFERENCE
     saved: tuple[str, ...] = ()
     saved_by: str | None = None
+    below_autograd: bool = False
     attached: tuple[Device, ...] = ()
     device: Device | None = None
 
@@ -68,3 +72,19 @@ class Request:
             "attached": [str(device.target) for device in self.attached],
             "device": self.device.torch_device if self.device else None,
         }
+
+
+def typed_values(contract: Contract, values: Mapping[str, Any]) -> dict[str, str]:
+    """The dtypes that parameters hold, by name."""
+    return {p.name: values[p.name] for p in contract.parameters if p.kind == "dtype"}
+
+
+def format_values(contract: Contract, values: Mapping[str, Any]) -> dict[str, str]:
+    """The scale formats that parameters hold, under the names of the tensors that have them."""
+    return {p.of or p.name: values[p.name] for p in contract.parameters if p.kind == "format"}
+
+
+def asked_features(contract: Contract, values: Mapping[str, Any], given: Container[str]) -> dict[str, object]:
+    """The features that are not neutral: parameters off their default, and tensors that are given."""
+    asked = {p.name: values[p.name] for p in contract.parameters if p.feature and values[p.name] != p.default}
+    return asked | {tensor.name: True for tensor in contract.tensors if tensor.feature and tensor.name in given}

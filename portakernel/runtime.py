@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from portakernel.config import unknown_variables
+from portakernel.config import Config, unknown_variables
 from portakernel.contracts import contracts
 from portakernel.dispatch import Dispatcher
 from portakernel.errors import ConfigWarning
@@ -25,7 +25,13 @@ _lock = threading.RLock()  # a cache alone would build two when two threads come
 def _dispatcher() -> Dispatcher:
     for text in unknown_variables():
         warnings.warn(text, ConfigWarning, stacklevel=3)
-    return Dispatcher()
+    config = Config.from_environment()
+    made = Dispatcher(config=config)
+    if config.log == "summary":
+        from portakernel.summary import Summary
+
+        Summary().register()
+    return made
 
 
 def dispatcher() -> Dispatcher:

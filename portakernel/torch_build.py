@@ -1,4 +1,4 @@
-"""What the installed torch was built for (CUDA, ROCm, CPU), read without importing torch."""
+"""What the installed torch was built for (CUDA, ROCm, XPU, CPU), read without importing torch."""
 
 from __future__ import annotations
 
@@ -13,25 +13,29 @@ from typing import Literal
 
 _LOG = logging.getLogger("portakernel")
 
+_PLATFORMS = ("cuda", "hip", "xpu")
+_ARTICLES = {"XPU": "an"}
+
 
 @dataclass(frozen=True, slots=True)
 class TorchBuild:
-    """The installed torch: its version, and the CUDA or HIP version that it was built with, if either."""
+    """The installed torch: its version, and that of CUDA, HIP or the SYCL compiler (xpu) it was built with, if any."""
 
     version: str
     cuda: str | None = None
     hip: str | None = None
+    xpu: str | None = None
 
     def __str__(self) -> str:
-        kind = "CUDA" if self.cuda else "ROCm" if self.hip else "CPU"
-        return f"torch {self.version.partition('+')[0]} is a {kind} build"
+        kind = "CUDA" if self.cuda else "ROCm" if self.hip else "XPU" if self.xpu else "CPU"
+        return f"torch {self.version.partition('+')[0]} is {_ARTICLES.get(kind, 'a')} {kind} build"
 
 
 def installed() -> TorchBuild | None:
     """The torch that ``import torch`` gives, or None where there is none."""
     module = sys.modules.get("torch.version")
     if module is not None:
-        return _from_values({name: getattr(module, name, None) for name in ("__version__", "cuda", "hip")})
+        return _from_values({name: getattr(module, name, None) for name in ("__version__", *_PLATFORMS)})
     path = _version_file()
     if path is None:
         return None
@@ -61,13 +65,14 @@ def parse(source: str) -> TorchBuild | None:
     return _from_values(values)
 
 
-def unreachable(build: TorchBuild | None, platform: Literal["CUDA", "ROCm"]) -> str:
+def unreachable(build: TorchBuild | None, platform: Literal["CUDA", "ROCm", "XPU"]) -> str:
     """Why ``build`` cannot use a device of ``platform``, and what to do; empty when it can."""
+    way_out = f"install {_ARTICLES.get(platform, 'a')} {platform} build to use this device"
     if build is None:
-        return f"torch is not installed: install a {platform} build to use this device"
-    if build.cuda if platform == "CUDA" else build.hip:
+        return f"torch is not installed: {way_out}"
+    if {"CUDA": build.cuda, "ROCm": build.hip, "XPU": build.xpu}[platform]:
         return ""
-    return f"{build}: install a {platform} build to use this device"
+    return f"{build}: {way_out}"
 
 
 def _version_file() -> Path | None:
@@ -83,7 +88,7 @@ def _version_file() -> Path | None:
 
 
 def _from_values(values: dict[str, object]) -> TorchBuild | None:
-    version, cuda, hip = (values.get(name) for name in ("__version__", "cuda", "hip"))
+    version = values.get("__version__")
     if version is None:
         return None
-    return TorchBuild(str(version), cuda=str(cuda) if cuda else None, hip=str(hip) if hip else None)
+    return TorchBuild(str(version), **{name: str(values[name]) for name in _PLATFORMS if values.get(name)})

@@ -75,7 +75,7 @@ class _Builder:
                 case yaml.DocumentStartEvent():
                     documents += 1
                     if documents > 1:
-                        raise self.fail(event.start_mark, "holds several documents; a manifest is one")
+                        raise self.fail(event.start_mark, "holds several documents; one is accepted")
                 case yaml.MappingStartEvent() | yaml.SequenceStartEvent():
                     self.open(event)
                 case yaml.MappingEndEvent() | yaml.SequenceEndEvent():
@@ -118,7 +118,7 @@ class _Builder:
             return event.value
         tag = _RESOLVER.resolve(yaml.ScalarNode, event.value, (True, False))
         if tag == "tag:yaml.org,2002:merge":
-            raise self.fail(event.start_mark, "merge keys (<<) are not accepted; use `defaults:`")
+            raise self.fail(event.start_mark, "merge keys (<<) are not accepted; a plugin.yaml has `defaults:` instead")
         kind = _PLAIN_TAGS.get(tag, "str")  # a date stays the text that it was
         if kind == "str":
             return event.value
@@ -183,7 +183,7 @@ def read_yaml(path: Path, *, shown_as: str | None = None) -> Document:
     try:
         size = path.stat().st_size
         if size > MAX_BYTES:
-            raise ManifestError(name, [f"{name}: has {size} bytes; a manifest has at most {MAX_BYTES}"])
+            raise ManifestError(name, [f"{name}: has {size} bytes; at most {MAX_BYTES} are accepted"])
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The command line: ``portakernel list | doctor | explain | validate | check | demo``.
+"""The command line: ``portakernel list | matrix | doctor | explain | validate | check | demo``.
 
 To add a command, write a module with a function ``command`` whose docstring is its help, and list it in ``COMMANDS``;
 a plugin adds one with the hook ``portakernel_cli``. Commands import what they need when they run, so that those that
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 # The module of each command, by the command's name; a module called `list` would hide the builtin in here.
 COMMANDS: Mapping[str, str] = {
     "list": "list_kernels",
+    "matrix": "matrix",
     "doctor": "doctor",
     "explain": "explain",
     "validate": "validate",

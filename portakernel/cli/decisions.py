@@ -1,4 +1,4 @@
-"""A decision as people read it: the winner and why, each other kernel with its reasons, what was assumed."""
+"""A decision as a table: one among several in a report. ``portakernel explain`` tells one in sentences."""
 
 from __future__ import annotations
 
@@ -12,19 +12,10 @@ if TYPE_CHECKING:
 
 
 def print_decision(page: Page, decision: Decision, *, indent: int = 0) -> None:
-    """Prints every candidate, winner first, with the reasons, and the assumptions below."""
+    """Prints every candidate, winner first, with its reasons."""
     if decision.chosen is None:
         page.line(f"none: {decision.why}", "bad", indent=indent)
     page.table(list(_rows(decision)), indent=indent, right=(2,))
-
-
-def print_assumptions(page: Page, decision: Decision) -> None:
-    """Prints what was taken for granted of the kernels that can serve; nothing when all was checked."""
-    rows = [(candidate.kernel.name, text) for candidate in decision.candidates for text in candidate.assumed]
-    if rows:
-        unprobed = decision.request.device is None
-        page.heading(f"Assumed, because {decision.request.target} was not probed:" if unprobed else "Assumed:")
-        page.table(rows, indent=2)
 
 
 def _rows(decision: Decision) -> Iterator[tuple[Cell, str, str, str]]:

@@ -6,14 +6,16 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from portakernel import __version__, torch_build
 from portakernel.capability import ReasonCode, Rejection
+from portakernel.cli.advice import pip_command
+from portakernel.cli.faults import location, remedy
 from portakernel.config import VARIABLES, Config, unknown_variables
-from portakernel.contracts import contract
+from portakernel.contracts import contract, contracts
 from portakernel.dispatch import Dispatcher
 from portakernel.errors import ConfigError, PortakernelError, nearest
 from portakernel.kernel import Kernel
@@ -24,17 +26,6 @@ from portakernel.readiness import installed_version
 from portakernel.runtime import dispatcher
 from portakernel.target import Device
 
-# What to do about a broken package, by the stage at which it broke.
-REMEDIES: Mapping[str, str] = {
-    "discovery": "reinstall {distribution}, or uninstall it",
-    "name": "uninstall one of the distributions, or ask the maintainers of {distribution} to rename",
-    "manifest": "run `portakernel validate`; upgrade {distribution}, or correct the manifest if it is yours",
-    "kernels": "run `portakernel validate`; upgrade {distribution}, or correct the manifest if it is yours",
-    "import": "upgrade {distribution}, or install what its import lacks; --verbose shows the traceback",
-    "ready": "upgrade {distribution}; --verbose shows the traceback",
-    "check": "upgrade {distribution}; --verbose shows the traceback",
-    "hook": "upgrade {distribution}; --verbose shows the traceback",
-}
 _ELSEWHERE = {ReasonCode.VENDOR, ReasonCode.ARCH}
 _COMPILERS = ("cc", "gcc", "clang")
 
@@ -54,6 +45,20 @@ class Readiness:
     kernel: str
     device: Device
     rejections: tuple[Rejection, ...]
+
+    @property
+    def is_buildable(self) -> bool:
+        """Whether nothing but a build ahead of the calls stands between the kernel and them."""
+        return {rejection.code for rejection in self.rejections} == {ReasonCode.NEEDS_BUILD}
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """The ops with a kernel beside the reference that is ready, or can be built, on one device, and the others."""
+
+    device: Device
+    accelerated: tuple[str, ...]
+    reference_only: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +127,21 @@ class Diagnosis:
                     "stage": broken.stage,
                     "reason": broken.reason,
                     "remedy": remedy(broken),
+                    "location": location(broken) or None,
                     "traceback": broken.traceback,
                 }
                 for broken in self.broken
             ],
             "missing": [{"what": missing.what, "remedy": missing.remedy} for missing in self.missing],
+            "coverage": [
+                {
+                    "target": str(coverage.device.target),
+                    "torch_device": coverage.device.torch_device,
+                    "accelerated": list(coverage.accelerated),
+                    "reference_only": list(coverage.reference_only),
+                }
+                for coverage in self.coverage()
+            ],
             "environment": {
                 "set": environment(),
                 "unknown": list(unknown_variables()),
@@ -137,6 +152,21 @@ class Diagnosis:
     def kernels(self, package: Package) -> tuple[str, ...]:
         """The names of a package's kernels."""
         return tuple(k.name for k in self.dispatcher.registry.kernels.values() if k.package == package)
+
+    def coverage(self) -> list[Coverage]:
+        """Which ops have more than the reference, on each device that torch reaches."""
+        kernels = self.dispatcher.registry.kernels
+        found = []
+        for device in self.devices:
+            if device.torch_device is None:
+                continue
+            able = [r for r in self.readiness if r.device is device and (not r.rejections or r.is_buildable)]
+            ready = [kernels[r.kernel] for r in able]
+            accelerated = {kernel.op for kernel in ready if not kernel.is_reference}
+            referred = {kernel.op for kernel in ready} - accelerated
+            ops = [tuple(op for op in contracts() if op in several) for several in (accelerated, referred)]
+            found.append(Coverage(device, *ops))
+        return found
 
 
 def examine() -> Diagnosis:
@@ -160,14 +190,6 @@ def examine() -> Diagnosis:
     compiler = find_compiler()
     broken = tuple(now.registry.manager.broken)
     return Diagnosis(now, config_error, devices, readiness, broken, tuple(_missing(now, devices, compiler)), compiler)
-
-
-def remedy(broken: Broken) -> str:
-    """What to do about a broken package."""
-    text = REMEDIES.get(broken.stage, "upgrade {distribution}").format(distribution=broken.package.distribution)
-    if broken.stage == "name":  # that name is another package's, which switching off would hit
-        return text
-    return f"{text}. PORTAKERNEL_DISABLE={broken.package.name} switches it off"
 
 
 def environment() -> dict[str, str]:
@@ -213,15 +235,15 @@ def _call_commands(now: Dispatcher) -> None:
 def _missing(now: Dispatcher, devices: Sequence[Device], compiler: tuple[str, str] | None) -> list[Missing]:
     found = []
     if torch_build.installed() is None:
-        found.append(
-            Missing("torch is not installed: nothing can run", "install torch; see pytorch.org for your accelerator")
-        )
-    needs: dict[tuple[str, str], None] = {}
+        found.append(Missing("torch is not installed: nothing can run", pip_command("torch", ">=2.11")))
+    needs: dict[str, str] = {}
     for kernel in now.registry.kernels.values():
         for rejection in now.readiness.not_installed(kernel):
             if rejection.parameter != "torch":
-                needs[f"plugin {kernel.plugin} {rejection.text}", _requirement(kernel, rejection)] = None
-    found += [Missing(what, f"install {requirement}") for what, requirement in needs]
+                module = rejection.parameter or ""
+                command = pip_command(module, kernel.requires.get(module, ""))
+                needs[f"plugin {kernel.plugin} {rejection.text}"] = command
+    found += [Missing(what, command) for what, command in needs.items()]
     spaces = now.registry.spaces
     claimed = {
         (kernel.plugin, vendor)
@@ -241,11 +263,6 @@ def _missing(now: Dispatcher, devices: Sequence[Device], compiler: tuple[str, st
     if compiler is None:
         found.append(Missing("there is no C compiler, and Triton needs one to launch kernels", "install gcc or clang"))
     return found
-
-
-def _requirement(kernel: Kernel, rejection: Rejection) -> str:
-    module = rejection.parameter or ""
-    return f"{module}{kernel.requires.get(module, '')}"
 
 
 def _package_json(package: Package) -> dict[str, Any]:

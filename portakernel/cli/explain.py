@@ -33,8 +33,19 @@ def command(
         list[str] | None,
         typer.Option("--shape", metavar="ARG=AxBxC", help="The shape of a tensor argument; repeatable."),
     ] = None,
+    format: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--format",
+            metavar="[ARG=]FORMAT",
+            help="The scale format of all arguments that have one, or of one; repeatable.",
+        ),
+    ] = None,
     parameters: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=NUMBER", help="A keyword argument of the op; repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="NAME=VALUE", help="A keyword argument of the op, as 1.0, true, none, tanh; repeatable."
+        ),
     ] = None,
     phase: Annotated[
         str, typer.Option("--phase", metavar="inference|training|backward", help="The part of the op.")
@@ -64,37 +75,34 @@ def command(
             --set weight_offset=1.0 --phase training --deny triton --json
     """
     from portakernel.api import explain
-    from portakernel.cli.decisions import print_assumptions, print_decision
+    from portakernel.cli.explanation import print_explanation
     from portakernel.cli.output import page, print_json
     from portakernel.naming import check_ships
     from portakernel.policies import make_layer
     from portakernel.runtime import dispatcher
 
-    dtypes, shapes, values = read_dtypes(dtype or ()), read_shapes(shape or ()), read_parameters(op, parameters or ())
+    dtypes, shapes = read_names("--dtype", dtype or ()), read_shapes(shape or ())
+    values = read_parameters(op, parameters or ())
+    formats = read_names("--format", format or ())
+    asked: dict[str, Any] = {**values, "format": formats} if formats is not None else values
     now = dispatcher()
     layer = make_layer("command line", tuple(use or ()), tuple(prefer or ()), tuple(deny or ())).check(now.registry)
     for name in use or ():
         check_ships(now.registry, op, name)
     token = now.context_layers.set((layer,) if use or prefer or deny else ())
     try:
-        decision = explain(op, target=target, dtype=dtypes, shape=shapes, phase=phase, **dict[str, Any](values))
+        decision = explain(op, target=target, dtype=dtypes, shape=shapes, phase=phase, **asked)
     finally:
         now.context_layers.reset(token)
     if json:
         print_json(decision.to_json())
     else:
-        out, device = page(), decision.request.device
-        out.line(str(decision.request), "strong")
-        if device is not None:
-            out.line(f"on this machine's {device.name} ({device.torch_device})", "faint")
-        out.line()
-        print_decision(out, decision)
-        print_assumptions(out, decision)
+        print_explanation(page(), decision, now.registry)
     raise typer.Exit(0 if decision.chosen else 1)
 
 
-def read_dtypes(texts: Sequence[str]) -> dict[str, str] | str | None:
-    """``["bfloat16"]`` as one dtype for all arguments, ``["x=bfloat16", ...]`` as one for each.
+def read_names(option: str, texts: Sequence[str]) -> dict[str, str] | str | None:
+    """``["bfloat16"]`` as one dtype (or scale format) for all arguments, ``["x=bfloat16", ...]`` as one for each.
 
     Raises:
         ArgumentValueError: both forms, or one argument twice.
@@ -105,15 +113,14 @@ def read_dtypes(texts: Sequence[str]) -> dict[str, str] | str | None:
         return texts[0].strip()
     found: dict[str, str] = {}
     for text in texts:
-        name, equals, dtype = (part.strip() for part in text.partition("="))
+        name, equals, value = (part.strip() for part in text.partition("="))
         if not equals:
             raise ArgumentValueError(
-                f"--dtype {text} says the dtype of every argument, so it stands alone;"
-                f" beside others write ARG=DTYPE, such as x={text}"
+                f"{option} {text} is for every argument, so it stands alone; beside others write ARG={text}"
             )
         if name in found:
-            raise ArgumentValueError(f"--dtype gives {name} twice: {found[name]} and {dtype}")
-        found[name] = dtype
+            raise ArgumentValueError(f"{option} gives {name} twice: {found[name]} and {value}")
+        found[name] = value
     return found
 
 
@@ -134,25 +141,26 @@ def read_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]] | None:
     return found or None
 
 
-def read_parameters(op: str, texts: Sequence[str]) -> dict[str, float]:
-    """``["weight_offset=1.0"]`` as numbers by keyword argument of ``op``.
+def read_parameters(op: str, texts: Sequence[str]) -> dict[str, Any]:
+    """``["weight_offset=1.0"]`` as values by keyword argument of ``op``.
 
     Raises:
         UnknownNameError: there is no such op, or it has no such argument.
-        ArgumentValueError: a text is not of that form, or names an argument twice.
+        ArgumentTypeError, ArgumentValueError: a text is not of that form, names an argument twice, or is no value of
+            it.
     """
     from portakernel.contracts import contract
 
-    known = [parameter.name for parameter in contract(op).parameters]
-    found: dict[str, float] = {}
+    described = contract(op)
+    known = [parameter.name for parameter in described.parameters]
+    found: dict[str, Any] = {}
     for text in texts:
-        name, _, number = (part.strip() for part in text.partition("="))
+        name, equals, value = (part.strip() for part in text.partition("="))
         if name not in known:
             raise UnknownNameError("parameter", name, known, where=f"--set: {op}")
         if name in found:
             raise ArgumentValueError(f"--set gives {name} twice")
-        try:
-            found[name] = float(number)
-        except ValueError as error:
-            raise ArgumentValueError(f"--set {text!r} is not NAME=NUMBER, such as {name}=1.0") from error
+        if not equals:
+            raise ArgumentValueError(f"--set {text!r} is not NAME=VALUE, such as {name}=1.0")
+        found[name] = described.parse_parameter(name, value)
     return found

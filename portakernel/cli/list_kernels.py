@@ -42,8 +42,7 @@ def command(
         return
     headers = ("op", "kernel", "targets", "dtypes", "features", "priority", "source")
     page().table([_row(kernel) for kernel in kernels], headers)
-    if broken := sorted(registry.manager.broken_names()):
-        print(f"left out, being broken: {', '.join(broken)}; `portakernel doctor` says why", file=sys.stderr)
+    tell_broken(registry)
 
 
 def chosen_kernels(registry: Registry, op: str | None, plugin: str | None) -> list[Kernel]:
@@ -62,6 +61,12 @@ def chosen_kernels(registry: Registry, op: str | None, plugin: str | None) -> li
             raise UnknownNameError("plugin", plugin, registry.plugins(), hint=hint)
         kernels = [kernel for kernel in kernels if kernel.plugin == plugin]
     return sorted(kernels, key=lambda kernel: (kernel.op, kernel.is_reference, -_highest(kernel.priority), kernel.name))
+
+
+def tell_broken(registry: Registry) -> None:
+    """Says on stderr what a list of kernels leaves out."""
+    if broken := sorted(registry.manager.broken_names()):
+        print(f"left out, being broken: {', '.join(broken)}; `portakernel doctor` says why", file=sys.stderr)
 
 
 def kernel_json(kernel: Kernel) -> dict[str, Any]:

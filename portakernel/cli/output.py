@@ -32,10 +32,9 @@ class Cell:
 class Page:
     """Standard output as plain text: one line a row, never wrapped, no colour."""
 
-    def line(self, text: str = "", style: Style = "", *, indent: int = 0) -> None:
-        """One line, or several where ``text`` has several."""
-        del style
-        for part in printable(text).split("\n"):
+    def line(self, text: str | Sequence[str | Cell] = "", style: Style = "", *, indent: int = 0) -> None:
+        """One line, or several where ``text`` has several; its parts may have styles of their own."""
+        for part in printable("".join(cell.text for cell in _parts(text, style))).split("\n"):
             print((" " * indent + part).rstrip())
 
     def heading(self, text: str) -> None:
@@ -68,12 +67,13 @@ class Terminal(Page):
         # nothing is guessed from the text: what looks like markup, an emoji or a number is a stranger's
         self.console = Console(markup=False, emoji=False, highlight=False)
 
-    def line(self, text: str = "", style: Style = "", *, indent: int = 0) -> None:
-        """One line, or several where ``text`` has several."""
+    def line(self, text: str | Sequence[str | Cell] = "", style: Style = "", *, indent: int = 0) -> None:
+        """One line, or several where ``text`` has several; its parts may have styles of their own."""
         from rich.padding import Padding
         from rich.text import Text
 
-        content = Text(printable(text), style=_COLOURS.get(style, ""))
+        parts = ((printable(cell.text), _COLOURS.get(cell.style, "")) for cell in _parts(text, style))
+        content = Text.assemble(*parts)
         self.console.print(Padding(content, (0, 0, 0, indent), expand=False) if indent else content)
 
     def table(
@@ -101,6 +101,12 @@ class Terminal(Page):
         for row in cells:
             grid.add_row(*(Text(printable(cell.text), style=_COLOURS.get(cell.style, "")) for cell in row))
         self.console.print(Padding(grid, (0, 0, 0, indent), expand=False))
+
+
+def _parts(text: str | Sequence[str | Cell], style: Style) -> list[Cell]:
+    """A line's parts, each with its style: its own, or that of the line."""
+    several = [text] if isinstance(text, str) else text
+    return [part if isinstance(part, Cell) else Cell(part, style) for part in several]
 
 
 def _texts(rows: Sequence[Sequence[str | Cell]], headers: Sequence[str]) -> list[list[str]]:

@@ -1,4 +1,4 @@
-"""``portakernel validate``: everything that is wrong with manifests."""
+"""``portakernel validate``: everything that is wrong with manifests and policy files."""
 
 from __future__ import annotations
 
@@ -14,43 +14,57 @@ def command(
     paths: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="[PATH]...", help="A plugin.yaml, a backend.yaml or their folder [default: all installed]."
+            metavar="[PATH]...",
+            help="A plugin.yaml, a backend.yaml, their folder, or a policy.yaml [default: all that is in force].",
         ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Check manifests strictly, and say everything that is wrong: file, line, key, what was found, what is accepted.
+    """Check manifests and policy files strictly, and say all that is wrong: file, line, key, found, accepted.
 
-    Nothing of the plugin is imported. Exits with 0 when all is well, 1 when there is a problem.
+    Nothing of a plugin is imported for its manifest. Exits with 0 when all is well, 1 when there is a problem.
 
     For example:
 
         portakernel validate
         portakernel validate src/acme_kernels/plugin.yaml
         portakernel validate src/acme_kernels --json
+        portakernel validate /etc/portakernel/policy.yaml
     """
     from portakernel.cli.output import page, print_json
-    from portakernel.cli.validation import Problem, installed_subjects, problems_of, subjects_at
+    from portakernel.cli.policy_validation import is_policy, policy_in_force, problems_of_policies
+    from portakernel.cli.problems import Problem
+    from portakernel.cli.validation import installed_subjects, problems_of, subjects_at
 
     if paths:
         elsewhere = list[Problem]()
-        subjects = list(dict.fromkeys(subject for path in paths for subject in subjects_at(path)))
+        policies = [path for path in paths if is_policy(path)]
+        others = [path for path in paths if path not in policies]
+        subjects = list(dict.fromkeys(subject for path in others for subject in subjects_at(path)))
     else:
+        policies = policy_in_force()
         subjects, elsewhere = installed_subjects()
-    found = problems_of(subjects)
-    problems = [*elsewhere, *(problem for several in found.values() for problem in several)]
+    manifests, of_policies = problems_of(subjects), problems_of_policies(policies)
+    found = [*manifests.values(), *of_policies.values()]
+    problems = [*elsewhere, *(problem for several in found for problem in several)]
     if json:
         print_json(
             {
                 "ok": not problems,
                 "checked": [
-                    {
-                        "file": str(subject.file),
-                        "kind": subject.kind,
-                        "module": subject.package.module,
-                        "problems": len(several),
-                    }
-                    for subject, several in found.items()
+                    *(
+                        {
+                            "file": str(subject.file),
+                            "kind": subject.kind,
+                            "module": subject.package.module,
+                            "problems": len(several),
+                        }
+                        for subject, several in manifests.items()
+                    ),
+                    *(
+                        {"file": str(file), "kind": "policy", "module": None, "problems": len(several)}
+                        for file, several in of_policies.items()
+                    ),
                 ],
                 "problems": [problem.to_json() for problem in problems],
             }
@@ -59,6 +73,11 @@ def command(
         out = page()
         for problem in problems:
             out.line(str(problem), "bad")
-        counted = f"{len(found)} manifest{'s' * (len(found) != 1)}"
-        out.line(f"{counted}: {f'{len(problems)} problem' + 's' * (len(problems) != 1) if problems else 'no problems'}")
+        counted = [_counted(len(manifests), "manifest")] if manifests or not of_policies else []
+        counted += [_counted(len(of_policies), "policy file")] if of_policies else []
+        out.line(f"{', '.join(counted)}: {_counted(len(problems), 'problem') if problems else 'no problems'}")
     raise typer.Exit(1 if problems else 0)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from portakernel.arch import ArchSpace
+from portakernel.cli.problems import Problem, problems_in
 from portakernel.errors import ArgumentValueError, ManifestError, nearest
 from portakernel.kernel import plugin_kernels
 from portakernel.manifest import BackendManifest, Claim, PluginManifest
@@ -18,25 +19,6 @@ from portakernel.registry import REFERENCE, Backend
 from portakernel.yaml_file import KeyPath, read_yaml
 
 MANIFESTS: Mapping[str, Literal["plugin", "backend"]] = {"plugin.yaml": "plugin", "backend.yaml": "backend"}
-_PLACE = re.compile(r":(\d+)(?:: ([^\s:]+(?=: )))?: (.*)", re.DOTALL)
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """One thing that is wrong, and where; ``line`` and ``key`` are None where it is the whole file, or no file."""
-
-    file: str
-    line: int | None
-    key: str | None
-    text: str
-
-    def __str__(self) -> str:
-        place = f"{self.file}:{self.line}" if self.line is not None else self.file
-        return ": ".join(filter(None, (place, self.key, self.text)))
-
-    def to_json(self) -> dict[str, Any]:
-        """The problem as JSON-ready data; stable."""
-        return {"file": self.file, "line": self.line, "key": self.key, "text": self.text}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +67,8 @@ def subjects_at(path: Path) -> list[Subject]:
     elif path.exists():
         files = [path]
     else:
-        raise ArgumentValueError(f"{path}: no such file or folder; name a plugin.yaml, a backend.yaml or their folder")
+        what = "name a plugin.yaml, a backend.yaml, their folder, or a policy.yaml"
+        raise ArgumentValueError(f"{path}: no such file or folder; {what}")
     folder = files[0].parent.resolve()
     package = next((p for p in installed_packages() if p.folder is not None and p.folder.resolve() == folder), None)
     return [
@@ -140,7 +123,7 @@ def _backend(subject: Subject, spaces: dict[str, ArchSpace], owners: dict[str, P
     try:
         loaded = load_manifest(BackendManifest, subject.file, strict=True)
     except ManifestError as error:
-        return _problems(subject, error.problems)
+        return problems_in(subject.file, error.problems)
     found = _misnamed(subject, loaded, "backend", loaded.manifest.backend)
     vendor = loaded.manifest.vendor
     if vendor in spaces:
@@ -148,7 +131,7 @@ def _backend(subject: Subject, spaces: dict[str, ArchSpace], owners: dict[str, P
     else:
         owners[vendor] = subject.package
         spaces[vendor] = Backend.from_manifest(subject.package, loaded.manifest).space
-    return _problems(subject, found)
+    return problems_in(subject.file, found)
 
 
 def _plugin(subject: Subject, spaces: Mapping[str, ArchSpace]) -> list[Problem]:
@@ -160,7 +143,7 @@ def _plugin(subject: Subject, spaces: Mapping[str, ArchSpace]) -> list[Problem]:
         found += error.problems
         known = _readable(subject)
         if known is None:
-            return _problems(subject, found)
+            return problems_in(subject.file, found)
         loaded = known
     found += _misnamed(subject, loaded, "plugin", loaded.manifest.plugin)
     if loaded.manifest.plugin == REFERENCE:
@@ -177,7 +160,7 @@ def _plugin(subject: Subject, spaces: Mapping[str, ArchSpace]) -> list[Problem]:
     for path, entry in _entries(loaded.manifest):
         if text := _missing(subject.package, entry):
             found.append(loaded.problem(path, text))
-    return _problems(subject, list(dict.fromkeys(found)))
+    return problems_in(subject.file, list(dict.fromkeys(found)))
 
 
 def _readable(subject: Subject) -> Loaded[PluginManifest] | None:
@@ -236,17 +219,3 @@ def _missing(package: Package, entry: str) -> str:
         return ""
     functions: list[str] = re.findall(r"^def (\w+)", text, re.MULTILINE)
     return f"{module} has no function {function!r}; {nearest(function, functions)}"
-
-
-def _problems(subject: Subject, texts: Sequence[str]) -> list[Problem]:
-    """The core's sentences, which begin with the file and line, taken apart."""
-    found = []
-    for text in texts:
-        rest = text.removeprefix(str(subject.file))
-        place = _PLACE.fullmatch(rest)
-        if rest != text and place:
-            key = place[2].lstrip(".") if place[2] else None
-            found.append(Problem(str(subject.file), int(place[1]), key, place[3]))
-        else:
-            found.append(Problem(str(subject.file), None, None, rest.removeprefix(": ")))
-    return found

@@ -25,25 +25,33 @@ class Autograd:
 
         trial = self.trial
         backward = Backward(trial, self.source)
-        tensors = [tensor.detach().requires_grad_() for tensor in trial.inputs.tensors]
         grads = backward.draw("contiguous")
+        truth = trial.truth.gradients(grads)
+        tensors = [
+            tensor.detach().requires_grad_() if tensor is not None and want is not None else tensor
+            for tensor, want in zip(trial.inputs.tensors, truth, strict=True)
+        ]
+        positional, keywords = trial.inputs.keywords(tensors)
         with trial.venue.enter(), warnings.catch_warnings():
             # a backward that others serve is no fault of this kernel
             warnings.simplefilter("ignore", FallbackWarning)
             warnings.simplefilter("ignore", ReferenceWarning)
-            found = getattr(ops, trial.contract.op)(*tensors, **trial.inputs.parameters, kernel=trial.kernel.name)
+            found = getattr(ops, trial.contract.op)(*positional, **keywords, kernel=trial.kernel.name)
             outputs = found if isinstance(found, tuple) else (found,)
-            problems = trial.compare_results(
-                [output.detach() for output in outputs],
-                trial.contract.outputs,
-                trial.truth.outputs,
-                trial.contract.tolerance.forward,
-            )
-            gradients = torch.autograd.grad(outputs, tensors, grads)
-        tolerance = trial.contract.tolerance.backward
-        if trial.contract.gradient == "identity":
-            tolerance = {str(tensor.dtype).removeprefix("torch."): 0.0 for tensor in tensors}
-        named = zip(backward.names, gradients, tensors, trial.truth.gradients(grads), strict=True)
-        for name, gradient, tensor, want in named:
-            problems += trial.compare(gradient, name, tensor.shape, tensor.dtype, want.value, tolerance, want.magnitude)
+            problems = trial.compare_results([output.detach() for output in outputs])
+            pairs = zip(outputs, trial.contract.outputs, strict=True)
+            differentiable = [tensor for tensor, output in pairs if output.differentiable]
+            wanted = [tensor for tensor, want in zip(tensors, truth, strict=True) if want is not None]
+            gradients = iter(torch.autograd.grad(differentiable, [t for t in wanted if t is not None], grads))
+        exactly = {str(tensor.dtype).removeprefix("torch."): 0.0 for tensor in wanted if tensor is not None}
+        for name, tensor, want in zip(backward.names, tensors, truth, strict=True):
+            if tensor is None or want is None:
+                continue
+            gradient = next(gradients)
+            if trial.contract.gradient == "identity":
+                problems += trial.compare(
+                    gradient, name, tensor.shape, tensor.dtype, want.value, exactly, want.magnitude
+                )
+            else:
+                problems += backward.hold(gradient, name, tensor, want)
         return problems

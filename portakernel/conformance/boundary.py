@@ -12,6 +12,7 @@ from portakernel.conformance.claims import dtype_combinations, just_inside, just
 from portakernel.conformance.trial import Outcome, attempt
 from portakernel.conformance.venue import claimed_targets
 from portakernel.contract import Contract
+from portakernel.dtypes import SCALE_FORMATS
 from portakernel.kernel import Kernel
 from portakernel.request import Phase, Request
 from portakernel.target import Target
@@ -85,12 +86,17 @@ class _Boundary:
             requests = {name: _moved(base, limit.parameter, value) for name, value in outside.items()}
             yield f"limit {limit}", self._refused(requests, limit.parameter, *_LIMIT_CODES)
         for argument in capability.dtypes:
-            others = [dtypes for name, dtypes in unclaimed_dtypes(self.contract, capability) if name == argument]
-            requests = {f"{argument} as {dtypes[argument]}": replace(base, dtypes=dtypes) for dtypes in others}
+            wrong = [dtypes for name, dtypes in unclaimed_dtypes(self.contract, capability) if name == argument]
+            requests = {f"{argument} as {dtypes[argument]}": replace(base, dtypes=dtypes) for dtypes in wrong}
             yield f"dtypes of {argument}", self._refused(requests, None, ReasonCode.DTYPE)
+        for name in self.contract.formats:
+            claimed = capability.formats.get(name, ())
+            strangers = [scale_format for scale_format in SCALE_FORMATS if scale_format not in claimed]
+            others = {f"{name} with {f} scales": replace(base, formats={**base.formats, name: f}) for f in strangers}
+            yield f"scale formats of {name}", self._refused(others, name, ReasonCode.SCALE_FORMAT)
         for feature in self.contract.features:
             if feature.name not in capability.features:
-                asked = {feature.name: replace(base, features={feature.name: feature.default + 1.0})}
+                asked = {feature.name: replace(base, features={feature.name: "asked for"})}
                 yield f"without feature {feature.name}", self._refused(asked, feature.name, ReasonCode.FEATURE)
         for name in get_args(Property):
             if name not in capability.properties:
@@ -130,7 +136,7 @@ class _Boundary:
         capability, contract = self.capability, self.contract
         if contract.saved and capability.saves == "none":
             yield Phase.TRAINING
-        if not capability.has_backward:
+        if not capability.has_backward and contract.gradient == "kernel":
             yield Phase.BACKWARD
         if not capability.forward_ad:
             yield Phase.FORWARD_AD

@@ -3,31 +3,75 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from portakernel.capability import Capability, Limit
-from portakernel.contract import Case, Contract
+from portakernel.case import Case
+from portakernel.conformance.inputs import case_parameters, case_shape, is_present
+from portakernel.contract import Contract
 from portakernel.dtypes import DTYPES
-from portakernel.errors import ArgumentTypeError
+from portakernel.errors import ArgumentTypeError, ArgumentValueError
 
 DTypes = Mapping[str, str]
 
 
+# Up to here a case runs in every combination of dtypes that is claimed for it.
+_FULL_PRODUCT = 6
+
+
 def dtype_combinations(contract: Contract, capability: Capability) -> tuple[DTypes, ...]:
-    """Every combination of dtypes that the claim covers, one for each tensor argument; accepted by the op or not."""
+    """Every combination of dtypes that the claim covers, one for each argument; accepted by the op or not."""
+    return _combined(contract, capability, [name for name in contract.typed if name in capability.dtypes])
+
+
+def _combined(contract: Contract, capability: Capability, names: Sequence[str]) -> tuple[DTypes, ...]:
     found: dict[tuple[str, ...], None] = {}
-    names = [tensor.name for tensor in contract.tensors]
     for picked in itertools.product(*(capability.dtypes[name] for name in names)):
         named = dict(zip(names, picked, strict=True))
-        found[tuple(named.get(dtype, dtype) for dtype in picked)] = None
+        found[tuple(_followed(dtype, named) for dtype in picked)] = None
     return tuple(dict(zip(names, dtypes, strict=True)) for dtypes in found)
 
 
-def accepted(contract: Contract, dtypes: DTypes) -> bool:
-    """Whether the op accepts these dtypes together."""
+def _followed(dtype: str, named: DTypes) -> str:
+    """The dtype that an entry means, be it another argument's name, whose entry may be one too."""
+    while dtype in named:
+        dtype = named[dtype]
+    return dtype
+
+
+def case_dtypes(contract: Contract, capability: Capability, case: Case, *, all_of_them: bool) -> tuple[DTypes, ...]:
+    """The combinations of dtypes that a case runs in: those of the arguments that it passes, accepted by the op.
+
+    Where there are many, and not ``all_of_them`` are wanted, as many as it takes for each dtype of each argument.
+    """
+    passed = [t.name for t in contract.tensors if is_present(t, case)]
+    names = [name for name in contract.typed if name in passed or name not in contract.names]
+    if any(name not in capability.dtypes for name in names):
+        return ()
+    # what a case says of a dtype that a parameter holds, it says of itself
+    fixed = {name: str(value) for name, value in case.parameters.items() if name in names}
+    combinations = [
+        dtypes
+        for dtypes in _combined(contract, capability, names)
+        if all(dtypes[name] == value for name, value in fixed.items()) and accepted(contract, case, dtypes)
+    ]
+    if all_of_them or len(combinations) <= _FULL_PRODUCT:
+        return tuple(combinations)
+    missing = {(name, dtype) for dtypes in combinations for name, dtype in dtypes.items()}
+    found: list[DTypes] = []
+    while missing:
+        best = max(combinations, key=lambda dtypes: len(missing & set(dtypes.items())))
+        found.append(best)
+        missing -= set(best.items())
+    return tuple(found)
+
+
+def accepted(contract: Contract, case: Case | None, dtypes: DTypes) -> bool:
+    """Whether the op accepts these dtypes together, with the case's parameters."""
     try:
-        contract.check_dtypes(dtypes)
+        contract.at(case_parameters(contract, case, dtypes) if case is not None else None).check_dtypes(dtypes)
     except ArgumentTypeError:
         return False
     return True
@@ -40,32 +84,34 @@ def cases_at_limits(contract: Contract, variants: Sequence[Capability], max_elem
     """
     bounds = {(limit.parameter, value) for c in variants for limit in c.limits for value in (limit.min, limit.max)}
     sizes = sorted((name, value) for name, value in bounds if value is not None and name in contract.dims)
-    ordinary = (c for c in contract.cases if not c.layouts and c.values == "normal" and 0 not in c.leading)
+    ordinary = (c for c in contract.cases if not (c.layouts or c.given) and c.values == "normal" and 0 not in c.leading)
     plain = next(ordinary, contract.cases[0])
+    leading_names = [tensor.leading for tensor in contract.at().tensors if tensor.leading is not None]
     found = []
     for parameter, value in sizes:
-        leading = (value,) if parameter in _leading(contract) else (1,) * len(plain.leading)
-        dims = {**plain.dims, **({parameter: value} if parameter not in _leading(contract) else {})}
+        leads = parameter in leading_names
+        leading = (value,) if leads else (1,) * len(plain.leading)
+        dims = dict(plain.dims) if leads else {**plain.dims, parameter: value}
         case = replace(plain, name=f"{parameter} = {value}, a limit", leading=leading, dims=dims, parameters={})
-        if elements(contract, case) <= max_elements:
+        if elements(contract, case) <= max_elements and _possible(contract, case):
             found.append(case)
     return tuple(found)
 
 
+def _possible(contract: Contract, case: Case) -> bool:
+    """Whether the op's requirements and shapes admit the case's dimensions."""
+    made = contract.at(contract.values(case.parameters))
+    try:
+        made.bind_shapes({t.name: case_shape(t, case) for t in made.tensors if is_present(t, case)})
+    except ArgumentValueError:
+        return False
+    return True
+
+
 def elements(contract: Contract, case: Case) -> int:
     """The number of elements of the case's largest tensor."""
-    sizes = []
-    for tensor in contract.tensors:
-        size = 1
-        for name in tensor.shape:
-            for part in case.leading if name.startswith("*") else (case.dims[name],):
-                size *= part
-        sizes.append(size)
-    return max(sizes)
-
-
-def _leading(contract: Contract) -> tuple[str, ...]:
-    return tuple(tensor.leading for tensor in contract.tensors if tensor.leading is not None)
+    made = contract.at(contract.values(case.parameters))
+    return max(math.prod(case_shape(tensor, case)) for tensor in made.tensors if is_present(tensor, case))
 
 
 def just_outside(limit: Limit) -> tuple[int, ...]:

@@ -17,6 +17,22 @@ from torch import Tensor
 from portakernel.dtypes import parse_dtype
 
 
+def numbers(tensor: Tensor) -> Tensor:
+    """The numbers that a float tensor holds, in float64; two 4-bit ones from each byte, along the last dimension."""
+    if tensor.dtype.itemsize > 1:
+        return tensor.to(torch.float64)
+    from portakernel.references.scale_formats import numbers as decoded
+
+    found: Tensor = decoded(tensor)
+    return found
+
+
+def _largest(dtype: torch.dtype) -> float:
+    """The largest finite number of a float dtype; torch does not tell it of all."""
+    known = {"torch.float4_e2m1fn_x2": 6.0, "torch.float8_e8m0fnu": 2.0**127}
+    return known.get(str(dtype)) or torch.finfo(dtype).max
+
+
 @dataclass(frozen=True, slots=True)
 class Match:
     """Every element is within the tolerance; ``worst_ulp`` is the largest distance."""
@@ -28,7 +44,8 @@ class Match:
 class Mismatch:
     """At least one element is too far off; ``index``, ``got``, ``want`` and ``ulp`` are of the worst one.
 
-    ``ulp`` is infinite where one of the two is NaN, or where the truth is an infinity that was not given.
+    ``tolerance_ulp`` is NaN where rows were compared with the plain formula. ``ulp`` is infinite where one of the two
+    is NaN, or where the truth is an infinity that was not given.
     """
 
     index: tuple[int, ...]
@@ -41,6 +58,11 @@ class Mismatch:
 
     def __str__(self) -> str:
         far = f"{self.ulp:.4g} ulp off" if math.isfinite(self.ulp) else "not within any distance"
+        if math.isnan(self.tolerance_ulp):
+            return (
+                f"{self.wrong} of {self.elements} elements are in rows further off than twice the plain formula's"
+                f" distance; the worst, at {list(self.index)}: got {self.got!r}, want {self.want!r}, {far}"
+            )
         return (
             f"{self.wrong} of {self.elements} elements differ; the worst, at {list(self.index)}: got {self.got!r},"
             f" want {self.want!r}, {far}, {self.tolerance_ulp:g} ulp allowed"
@@ -53,7 +75,7 @@ Comparison = Match | Mismatch
 def ulp_at(value: Tensor, dtype: torch.dtype) -> Tensor:
     """One unit in the last place of ``dtype`` at each magnitude in ``value`` (float64)."""
     kind = parse_dtype(str(dtype))
-    largest = math.frexp(torch.finfo(dtype).max)[1] - 1
+    largest = math.frexp(_largest(dtype))[1] - 1
     _, exponent = torch.frexp(value)
     # frexp calls the exponent of 0 zero, and that of infinity and NaN whatever it likes
     exponent = torch.where(value == 0, kind.min_exponent, exponent - 1)
@@ -67,12 +89,12 @@ def distance_ulp(got: Tensor, want: Tensor, magnitude: Tensor | None = None) -> 
     Measured at ``want`` or, where given, at ``magnitude``: the sum of the absolute terms that ``want`` is the sum of.
     NaN is at no distance from NaN, whatever its bits; zeros of either sign are equal.
     """
-    _, top = math.frexp(torch.finfo(got.dtype).max)
+    _, top = math.frexp(_largest(got.dtype))
     beyond = math.ldexp(1.0, top)
-    found = got.to(torch.float64)
-    numbers = torch.where(found.isinf(), torch.full_like(found, beyond).copysign(found), found)
+    found = numbers(got)
+    given = torch.where(found.isinf(), torch.full_like(found, beyond).copysign(found), found)
     scale = want.abs() if magnitude is None else torch.where(magnitude.isfinite(), magnitude, want.abs())
-    distance = (numbers - want).abs() / ulp_at(scale, got.dtype)
+    distance = (given - want).abs() / ulp_at(scale, got.dtype)
     # an infinity is right for every truth beyond the largest number, however far
     same_side = found.isinf() & (found.sign() == want.sign()) & (want.abs() >= beyond)
     distance = torch.where(same_side, 0.0, distance)
@@ -90,13 +112,51 @@ def compare(got: Tensor, want: Tensor, tolerance_ulp: float, magnitude: Tensor |
     far = float(distance.reshape(-1)[worst])
     if far <= tolerance_ulp:
         return Match(far)
-    index = tuple(int(place) for place in torch.unravel_index(torch.tensor(worst), got.shape)) if got.dim() else ()
+    index = _place(worst, want)
     return Mismatch(
         index,
-        float(got[index]),
+        float(numbers(got)[index]),
         float(want[index]),
         far,
         tolerance_ulp,
         int((distance > tolerance_ulp).sum()),
         got.numel(),
     )
+
+
+def compare_rows(got: Tensor, want: Tensor, plain: Tensor) -> Comparison:
+    """Whether each row of ``got`` is at most twice as far from ``want`` as ``plain`` is; all on the CPU, of one shape.
+
+    Distances are Euclidean, over the last dimension. To the plain formula's error is added what one rounding of each
+    element may cost, so that a row which the plain formula hits by chance bounds nothing to zero. NaN and infinities
+    have to be where the truth has them.
+    """
+    if got.numel() == 0:
+        return Match(0.0)
+    found, rows = numbers(got), want.reshape(-1, want.shape[-1] if want.dim() else 1)
+    shape = rows.shape
+    found, plain = found.reshape(shape), plain.reshape(shape)
+    known = rows.isfinite()
+    unit = ulp_at(torch.where(known, rows, 0.0), got.dtype)
+
+    def distance(of: Tensor) -> Tensor:
+        apart = torch.where(known, of - rows, 0.0)
+        # a plain formula that overflows bounds nothing
+        return torch.linalg.vector_norm(torch.where(apart.isnan(), math.inf, apart), dim=-1)
+
+    allowed = 2 * distance(plain) + torch.linalg.vector_norm(torch.where(known, unit, 0.0), dim=-1)
+    off = distance(found)
+    wrong = (off > allowed) | ((found != rows) & ~known & ~(found.isnan() & rows.isnan())).any(-1)
+    if not bool(wrong.any()):
+        return Match(float((off / allowed).nan_to_num(0.0).max()))
+    row = int(torch.where(wrong, (off / allowed).nan_to_num(math.inf, math.inf), -1.0).argmax())
+    # of the worst row the worst element is shown
+    column = int(torch.where(known[row] & found[row].isfinite(), (found[row] - rows[row]).abs(), math.inf).argmax())
+    index = _place(row * shape[1] + column, want)
+    far = float(((found[row, column] - rows[row, column]).abs() / unit[row, column]).nan_to_num(math.inf))
+    count = int(wrong.sum()) * shape[1]
+    return Mismatch(index, float(found[row, column]), float(rows[row, column]), far, float("nan"), count, got.numel())
+
+
+def _place(flat: int, of: Tensor) -> tuple[int, ...]:
+    return tuple(int(place) for place in torch.unravel_index(torch.tensor(flat), of.shape)) if of.dim() else ()

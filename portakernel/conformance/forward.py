@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from portakernel.conformance.inputs import place_tensor, twin
+from portakernel.case import Layout
+from portakernel.conformance.memory import place_tensor, twin
 from portakernel.conformance.trial import Outcome, Trial, attempt
-from portakernel.contract import Layout
+from portakernel.contract import Result as TensorResult
 from portakernel.request import Phase
 
 # How an ``out`` of the caller may lie, by its rank: rows apart, columns apart, rows that no single stride serves.
@@ -37,9 +39,13 @@ class Forward:
         if not self.calls:
             return  # it cannot run at all
         yield attempt("out", self.into_out)
-        if self._inplace_arguments():
+        if self._overwritable():
             yield attempt("inplace", self.over_input)
-        if trial.contract.saved and trial.kernel.saves != "none" and trial.serves(trial.inputs.tensors, Phase.TRAINING):
+        if (
+            trial.contract.saved
+            and trial.kernel.saves in ("contract", "own")
+            and trial.serves(trial.inputs.tensors, Phase.TRAINING)
+        ):
             yield attempt("saved", self.saving)
         if "batch_invariant" in trial.properties:
             yield attempt("batch_invariance", self.rows_alone)
@@ -49,16 +55,11 @@ class Forward:
         """The outputs' names."""
         return [output.name for output in self.trial.contract.outputs]
 
-    def run(self, out: Tensor | None = None, label: str = "") -> tuple[Tensor, ...]:
-        """The outputs of one call."""
+    def run(self, outs: Sequence[Tensor] | None = None, label: str = "") -> tuple[Tensor, ...]:
+        """The outputs of one call; into ``outs`` where given."""
         trial = self.trial
-        return trial.call(Phase.INFERENCE, trial.inputs.tensors, out, written=out, label=label or "forward")
-
-    def numbers(self, found: tuple[Tensor, ...]) -> list[str]:
-        """What is wrong with the outputs."""
-        trial = self.trial
-        outputs, tolerance = trial.contract.outputs, trial.contract.tolerance.forward
-        return trial.compare_results(found, outputs, trial.truth.outputs, tolerance)
+        out = None if outs is None else outs[0] if len(outs) == 1 else tuple(outs)
+        return trial.call(Phase.INFERENCE, trial.inputs.tensors, out, written=outs or (), label=label or "forward")
 
     def fresh(self) -> list[str]:
         """Fresh memory: the right numbers, in contiguous tensors that share memory with nothing.
@@ -67,55 +68,75 @@ class Forward:
         """
         first = self.run()
         self.calls = [first]
-        problems = self.numbers(first) + self.trial.own_memory(first, self.trial.argument_memory(), self.names)
+        problems = self.trial.compare_results(first)
+        problems += self.trial.own_memory(first, self.trial.argument_memory(), self.names)
         second = self.run(label="a second forward")
         self.calls.append(second)
         earlier = {f"an earlier call's {name}": tensor for name, tensor in zip(self.names, first, strict=False)}
         self.trial.own_memory(second, earlier, self.names)
         return problems
 
+    def _out(self, layout: Layout, result: TensorResult) -> Tensor:
+        """Memory for one result, filled with NaN; laid out as near to ``layout`` as its rank allows."""
+        shape, dtype = self.trial.inputs.form(result)
+        name, device = str(dtype).removeprefix("torch."), self.trial.venue.torch_device
+        layout = layout if layout in _OUT_LAYOUTS[min(len(shape), 3)] else "contiguous"
+        poison = torch.full(shape, torch.nan if dtype.is_floating_point else 0, dtype=torch.float64)
+        if dtype.itemsize == 1:
+            poison = torch.full(shape, 0x7F, dtype=torch.uint8)
+        return place_tensor(poison, shape, layout, name, device)
+
+    def _written(self, outs: Sequence[Tensor], found: Sequence[Any]) -> list[str]:
+        """What is wrong with results in memory of the caller."""
+        wrong = self.trial.compare_results(outs)
+        if any(tensor is not out for tensor, out in zip(found, outs, strict=False)):
+            wrong.append("another tensor is returned than the one given as out")
+        return wrong
+
     def into_out(self) -> list[str]:
-        """The caller's memory: filled with NaN before, wherever it lies; the same tensor comes back."""
+        """The caller's memory: filled with NaN before, wherever it lies; the same tensors come back."""
         trial, problems = self.trial, list[str]()
-        result = trial.contract.outputs[0]
-        shape, dtype = trial.inputs.shape(result), str(trial.inputs.dtype(result)).removeprefix("torch.")
-        for layout in _OUT_LAYOUTS[min(len(shape), 3)]:
-            poison = torch.full(shape, torch.nan, dtype=torch.float64)
-            out = place_tensor(poison, shape, layout, dtype, trial.venue.torch_device)
-            found = self.run(out, f"forward with {layout} out")
-            wrong = self.numbers((out,))
-            if found[0] is not out:
-                wrong.append("another tensor is returned than the one given as out")
-            problems += [f"{layout} out: {text}" for text in wrong]
+        results = trial.contract.outputs
+        rank = max(len(trial.inputs.shape(result)) for result in results)
+        for layout in _OUT_LAYOUTS[min(rank, 3)]:
+            outs = [self._out(layout, result) for result in results]
+            found = self.run(outs, f"forward with {layout} out")
+            problems += [f"{layout} out: {text}" for text in self._written(outs, found)]
         return problems
 
-    def _inplace_arguments(self) -> list[str]:
+    def _overwritable(self) -> list[dict[str, int]]:
+        """Which arguments may be overwritten in one call, each with the place of the result that does."""
         trial = self.trial
-        result = trial.contract.outputs[0]
+        results, allowed = trial.contract.outputs, trial.contract.inplace
         if "inplace" not in trial.properties:
             return []
-        found = []
-        for name in trial.contract.inplace:
-            tensor = trial.inputs.tensor(name)
-            fits = tuple(tensor.shape) == trial.inputs.shape(result) and tensor.dtype == trial.inputs.dtype(result)
+        places = {name: 0 if len(results) == 1 else place for place, name in enumerate(allowed)}
+        fitting: dict[str, int] = {}
+        for name, place in places.items():
+            tensor = trial.inputs.given.get(name)
+            if tensor is None or (tuple(tensor.shape), tensor.dtype) != trial.inputs.form(results[place]):
+                continue
             expanded = any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-            if fits and not expanded and trial.serves(trial.inputs.tensors, requires=frozenset({"inplace"})):
-                found.append(name)
-        return found
+            if not expanded and trial.serves(trial.inputs.tensors, requires=frozenset({"inplace"})):
+                fitting[name] = place
+        if len(results) == 1:
+            return [{name: place} for name, place in fitting.items()]
+        return [{name: place} for name, place in fitting.items()] + ([fitting] if len(fitting) > 1 else [])
 
     def over_input(self) -> list[str]:
-        """Over an input: a copy of it that lies in memory alike."""
+        """Over inputs: copies of them that lie in memory alike."""
         trial, problems = self.trial, list[str]()
-        for name in self._inplace_arguments():
-            original = trial.inputs.tensor(name)
-            over = twin(original)
-            tensors = [over if tensor is original else tensor for tensor in trial.inputs.tensors]
-            label = f"forward over {name}"
-            found = trial.call(Phase.INFERENCE, tensors, over, written=over, label=label)
-            wrong = self.numbers((over,))
-            if found[0] is not over:
-                wrong.append("another tensor is returned than the one given as out")
-            problems += [f"over {name}: {text}" for text in wrong]
+        for over in self._overwritable():
+            twins = {name: twin(trial.inputs.given[name]) for name in over}
+            pairs = zip(trial.contract.names, trial.inputs.tensors, strict=True)
+            tensors = [twins.get(name, tensor) for name, tensor in pairs]
+            outs = [self._out("contiguous", result) for result in trial.contract.outputs]
+            for name, place in over.items():
+                outs[place] = twins[name]
+            shown = " and ".join(over)
+            out = outs[0] if len(outs) == 1 else tuple(outs)
+            found = trial.call(Phase.INFERENCE, tensors, out, written=outs, label=f"forward over {shown}")
+            problems += [f"over {shown}: {text}" for text in self._written(outs, found)]
         return problems
 
     def train(self, label: str = "") -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
@@ -129,11 +150,10 @@ class Forward:
         """With ``save``: the same outputs, and the tensors that the contract names (or the kernel's own)."""
         trial = self.trial
         outputs, saved = self.train()
-        problems = self.numbers(outputs)
+        problems = trial.compare_results(outputs)
         names = [*self.names, *(result.name for result in trial.contract.saved)]
         if trial.kernel.saves == "contract":
-            tolerance = trial.contract.tolerance.saved
-            problems += trial.compare_results(saved, trial.contract.saved, trial.truth.saved, tolerance)
+            problems += trial.compare_results(saved, saved=True)
         else:
             names = [*self.names, *(f"saved tensor {place}" for place in range(len(saved)))]
         return problems + trial.own_memory((*outputs, *saved), trial.argument_memory(), names)
@@ -148,8 +168,13 @@ class Forward:
         """The first and the last row alone, and the first half of the rows: the bits that they have in the batch."""
         trial, problems = self.trial, list[str]()
         leading = trial.inputs.leading
-        rows = trial.inputs.dims.get(next((t.leading for t in trial.contract.tensors if t.leading), ""), 0)
-        if rows < 2:
+        name = next((t.leading for t in trial.contract.tensors if t.leading), "")
+        results = trial.contract.outputs
+        apart = all(isinstance(o.shape, tuple) and o.shape[:1] == (f"*{name}",) for o in results)
+        # an argument without leading dimensions that is absent (positions) gives rows a meaning by their place
+        placed = any(t is None and a.leading for t, a in zip(trial.inputs.tensors, trial.contract.tensors, strict=True))
+        rows = trial.inputs.dims.get(name, 0)
+        if rows < 2 or not apart or placed:
             return []
         batch = self.calls[0]
         picks = {f"row {row} alone": _unravel(row, leading) for row in (0, rows - 1)}
@@ -157,16 +182,13 @@ class Forward:
         parts["the first half of the rows"] = ((0, (leading[0] + 1) // 2), *((0, size) for size in leading[1:]))
         for name, part in parts.items():
             tensors = tuple(
-                _narrowed(tensor, part) if argument.leading is not None else tensor
+                _narrowed(tensor, part) if argument.leading is not None and tensor is not None else tensor
                 for tensor, argument in zip(trial.inputs.tensors, trial.contract.tensors, strict=True)
             )
             if not trial.serves(tensors):
                 continue
             alone = trial.call(Phase.INFERENCE, tensors, None, label=f"forward of {name}")
-            wanted = tuple(
-                _narrowed(tensor, part) if any(size.startswith("*") for size in output.shape) else tensor
-                for tensor, output in zip(batch, trial.contract.outputs, strict=True)
-            )
+            wanted = tuple(_narrowed(tensor, part) for tensor in batch)
             problems += trial.differing_bits(alone, wanted, self.names, f"from the batch in {name}")
         return problems
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from portakernel.case import Layout
 from portakernel.conformance.forward import Forward
-from portakernel.conformance.inputs import draw_values, place_tensor
+from portakernel.conformance.inputs import draw_values
+from portakernel.conformance.memory import place_tensor
 from portakernel.conformance.trial import Outcome, Trial, attempt
 from portakernel.conformance.truth import Gradient
-from portakernel.contract import Layout
 from portakernel.request import Phase
 
 
@@ -33,63 +35,94 @@ class Backward:
     @property
     def names(self) -> list[str]:
         """The gradients' names."""
-        return [f"gradient of {name}" for name in self.trial.inputs.names]
+        return [f"gradient of {name}" for name in self.trial.contract.names]
 
-    def saved(self) -> tuple[Tensor, ...]:
-        """What backward is given: the contract's tensors, rounded once, or what the kernel's own forward saves."""
-        trial = self.trial
+    def kept(self) -> dict[str, Tensor | None]:
+        """What backward is given beside the gradients: the contract's tensors, rounded once.
+
+        Of a kernel that saves in its own way, what its forward returned.
+        """
+        trial, whole = self.trial, self.trial.caller.contract
+        names = [*whole.backward_inputs, *(saved.name for saved in whole.saved)]
+        kept = dict(zip(names, trial.truth.kept(trial.inputs.device), strict=True))
         if trial.kernel.saves == "own":
-            return Forward(trial).train()[1]
-        return trial.truth.rounded_saved(trial.inputs.tensors[0].device)
+            outputs, saved = Forward(trial).train()
+            kept |= dict(zip((output.name for output in trial.contract.outputs), outputs, strict=True))
+            kept |= dict(zip(names[len(whole.backward_inputs) :], saved, strict=True))
+            kept = {name: kept[name] for name in names}
+        return kept
 
     def draw(self, layout: Layout) -> tuple[Tensor, ...]:
         """Gradients of the outputs; ``expanded`` ones are one number seen everywhere, as from ``sum().backward()``."""
         trial, found = self.trial, []
         for output in trial.contract.outputs:
+            if not output.differentiable:
+                continue
             shape, dtype = trial.inputs.shape(output), str(trial.inputs.dtype(output)).removeprefix("torch.")
-            stored = () if layout == "expanded" else shape
-            values = draw_values(stored, "normal", dtype, self.source)
+            values = draw_values(() if layout == "expanded" else shape, "normal", dtype, self.source)
+            place = trial.venue.torch_device
             if layout == "expanded":
-                found.append(place_tensor(values, (), "contiguous", dtype, trial.venue.torch_device).expand(shape))
+                found.append(place_tensor(values, (), "contiguous", dtype, place).expand(shape))
             else:
-                found.append(place_tensor(values, shape, layout, dtype, trial.venue.torch_device))
+                fitting = layout if len(shape) >= (2 if layout == "transposed" else 1) else "contiguous"
+                found.append(place_tensor(values, shape, fitting, dtype, place))
         return tuple(found)
 
     def run(
-        self, grads: Sequence[Tensor], saved: Sequence[Tensor], needs: tuple[bool, ...], label: str = "backward"
+        self,
+        grads: Sequence[Tensor | None],
+        kept: Mapping[str, Tensor | None],
+        needs: tuple[bool, ...],
+        label: str = "backward",
     ) -> tuple[Tensor | None, ...]:
         """The gradients of one call."""
         trial = self.trial
-        return trial.call(Phase.BACKWARD, trial.inputs.tensors, needs, before=grads, after=saved, label=label)
+        names = [f"grad_{output.name}" for output in trial.contract.outputs if output.differentiable]
+        given = dict(zip(names, grads, strict=True)) | dict(kept)
+        return trial.call(Phase.BACKWARD, trial.inputs.tensors, needs, given=given, label=label)
 
     def gradients(self) -> list[str]:
-        """Every gradient in every combination of needs, and all of them for gradients that lie elsewhere."""
+        """Every gradient in the combinations of needs; all of them where an output's lies elsewhere or is absent."""
         trial, problems = self.trial, list[str]()
-        saved = self.saved()
-        count = len(trial.inputs.tensors)
-        everything = (True,) * count
-        combinations = [needs for needs in itertools.product((True, False), repeat=count) if any(needs)]
-        rank = min(len(trial.inputs.shape(output)) for output in trial.contract.outputs)
-        layouts: dict[Layout, list[tuple[bool, ...]]] = {"contiguous": combinations, "expanded": [everything]}
+        kept = self.kept()
+        grads = self.draw("contiguous")
+        everything = tuple(gradient is not None for gradient in trial.truth.gradients(grads))
+        needed = [place for place, needs in enumerate(everything) if needs]
+        rank = min(len(trial.inputs.shape(output)) for output in trial.contract.outputs if output.differentiable)
+        layouts: dict[Layout, list[tuple[bool, ...]]] = {
+            "contiguous": _combinations(needed, len(everything)),
+            "expanded": [everything],
+        }
         if rank >= 1:
             layouts["transposed" if rank >= 2 else "stepped"] = [everything]
         for layout, asked in layouts.items():
-            grads = self.draw(layout)
-            truth = trial.truth.gradients(grads)
-            memory = {**trial.argument_memory(), **_numbered("grad", grads), **_numbered("saved tensor", saved)}
-            for needs in asked:
-                found = self.run(grads, saved, needs)
-                wrong = self.compare(found, needs, truth, memory)
-                problems += [f"{layout} gradient, needs {_shown(needs)}: {text}" for text in wrong]
-                if not self.calls:
-                    self._again(found, grads, saved, needs)
+            given = grads if layout == "contiguous" else self.draw(layout)
+            problems += [f"{layout} gradient, {text}" for text in self._held(given, kept, asked)]
+        for place in range(len(grads) if len(grads) > 1 else 0):
+            alone = [grad if i == place else None for i, grad in enumerate(grads)]
+            problems += [f"gradient of output {place} alone, {text}" for text in self._held(alone, kept, [everything])]
+        return problems
+
+    def _held(
+        self, grads: Sequence[Tensor | None], kept: Mapping[str, Tensor | None], asked: Sequence[tuple[bool, ...]]
+    ) -> list[str]:
+        """What is wrong with the gradients in each of these combinations of needs."""
+        trial, problems = self.trial, list[str]()
+        truth = trial.truth.gradients(grads)
+        memory = trial.argument_memory() | {name: tensor for name, tensor in kept.items() if tensor is not None}
+        memory |= {f"grad {place}": grad for place, grad in enumerate(grads) if grad is not None}
+        for needs in asked:
+            found = self.run(grads, kept, needs)
+            problems += [f"needs {_shown(needs)}: {text}" for text in self.compare(found, needs, truth, memory)]
+            if not self.calls:
+                self._again(found, grads, kept, needs)
         return problems
 
     def compare(
         self,
         found: Sequence[Tensor | None],
         needs: Sequence[bool],
-        truth: Sequence[Gradient],
+        truth: Sequence[Gradient | None],
         memory: Mapping[str, Tensor],
     ) -> list[str]:
         """What is wrong with one call's gradients."""
@@ -100,20 +133,26 @@ class Backward:
         for name, gradient, needed, want, tensor in arguments:
             if not needed:
                 problems += [] if gradient is None else [f"{name} was not asked for, and is not None"]
-                continue
-            tolerance = trial.contract.tolerance.backward
-            problems += trial.compare(gradient, name, tensor.shape, tensor.dtype, want.value, tolerance, want.magnitude)
+            elif tensor is not None and want is not None:
+                problems += self.hold(gradient, name, tensor, want)
         return problems + trial.own_memory(found, memory, self.names)
+
+    def hold(self, gradient: Any, name: str, tensor: Tensor, want: Gradient) -> list[str]:
+        """What is wrong with one gradient."""
+        tolerance = self.trial.contract.tolerance.backward
+        return self.trial.compare(
+            gradient, name, tensor.shape, tensor.dtype, want.value, tolerance, want.magnitude, want.plain
+        )
 
     def _again(
         self,
         first: tuple[Tensor | None, ...],
-        grads: Sequence[Tensor],
-        saved: Sequence[Tensor],
+        grads: Sequence[Tensor | None],
+        kept: Mapping[str, Tensor | None],
         needs: tuple[bool, ...],
     ) -> None:
         """A second call, whose gradients lie in memory of their own; the bits are compared later."""
-        second = self.run(grads, saved, needs, "a second backward")
+        second = self.run(grads, kept, needs, "a second backward")
         named = zip(self.names, first, strict=False)
         earlier = {f"an earlier call's {name}": memory for name, memory in named if isinstance(memory, Tensor)}
         self.trial.own_memory(second, earlier, self.names)
@@ -126,8 +165,13 @@ class Backward:
         return self.trial.differing_bits(self.calls[0], self.calls[1], self.names, "between two equal calls")
 
 
-def _numbered(name: str, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
-    return {f"{name} {place}": tensor for place, tensor in enumerate(tensors)}
+def _combinations(needed: Sequence[int], count: int) -> list[tuple[bool, ...]]:
+    """Which gradients are asked for: every combination of up to three arguments, of more all, and each alone."""
+    if len(needed) <= 3:
+        picks = [set(p) for n in range(len(needed), 0, -1) for p in itertools.combinations(needed, n)]
+    else:
+        picks = [set(needed), *({place} for place in needed)]
+    return [tuple(place in picked for place in range(count)) for picked in picks]
 
 
 def _shown(needs: Sequence[bool]) -> str:

@@ -1,8 +1,4 @@
-"""The tensors of a case: drawn afresh from a seed, laid out in memory as the case says.
-
-Each tensor lies in a storage that is larger than it, filled with NaN around and between its elements: what is read
-there by mistake spoils the result, and what is written there is seen.
-"""
+"""The tensors of a case: drawn afresh from a seed."""
 
 from __future__ import annotations
 
@@ -10,22 +6,21 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from portakernel.contract import Case, Contract, Layout, Values
+from portakernel.case import Case, Layout, Values
+from portakernel.conformance.memory import place_tensor
+from portakernel.contract import Contract, TensorArgument
 from portakernel.contract import Result as TensorResult
 from portakernel.dtypes import parse_dtype
+from portakernel.sizes import parse_size
 
-# Elements before and after each tensor; a multiple of any alignment that a kernel may ask for.
-_GUARD = 64
-# Elements between the rows of a sliced tensor, half of them before the first.
-_GAP = 16
 # A sum of 2**16 squares of numbers up to 2**55 is finite in float32, where ops accumulate.
 _LARGEST_EXPONENT = 55
 
-_RANK_NEEDED: Mapping[Layout, int] = {"sliced": 1, "transposed": 2, "expanded": 1, "stepped": 1, "split": 3}
 _SPECIALS = (math.nan, math.inf, -math.inf, 0.0, -0.0)
 
 
@@ -37,47 +32,131 @@ def generator(seed: int, *parts: object) -> torch.Generator:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """A case's tensors and keyword arguments, in the contract's order."""
+    """A case's tensors and keyword arguments, in the contract's order; ``contract`` has no choice left open."""
 
-    names: tuple[str, ...]
-    tensors: tuple[Tensor, ...]
-    parameters: Mapping[str, float]
+    contract: Contract
+    tensors: tuple[Tensor | None, ...]
+    parameters: Mapping[str, Any]
     dims: Mapping[str, int]
     leading: tuple[int, ...]
 
+    @property
+    def given(self) -> dict[str, Tensor]:
+        """The tensors that are there, by name."""
+        pairs = zip(self.contract.names, self.tensors, strict=True)
+        return {name: tensor for name, tensor in pairs if tensor is not None}
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        return self.given[self.contract.names[0]].device
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The parameters' values in order."""
+        return tuple(self.parameters.values())
+
+    def form(self, result: TensorResult) -> tuple[tuple[int, ...], torch.dtype]:
+        """The shape and dtype that an output or saved tensor has."""
+        dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in self.given.items()}
+        shape, dtype = self.contract.form(result, self.dims, self.leading, dtypes, self.parameters)
+        return shape, getattr(torch, dtype)
+
     def shape(self, result: TensorResult) -> tuple[int, ...]:
         """The shape that an output or saved tensor has."""
-        sizes = [self.leading if name.startswith("*") else (self.dims[name],) for name in result.shape]
-        return tuple(size for group in sizes for size in group)
+        return self.form(result)[0]
 
     def dtype(self, result: TensorResult) -> torch.dtype:
         """The dtype that an output or saved tensor has."""
-        found: torch.dtype = getattr(torch, result.dtype) if result.dtype else self.tensor(result.like).dtype
-        return found
+        return self.form(result)[1]
 
-    def tensor(self, name: str) -> Tensor:
-        """The argument called ``name``."""
-        return self.tensors[self.names.index(name)]
+    def keywords(self, tensors: Sequence[Tensor | None]) -> tuple[list[Tensor | None], dict[str, Any]]:
+        """``tensors`` and the parameters as a function of the op's own signature takes them."""
+        pairs = list(zip(self.contract.tensors, tensors, strict=True))
+        positional = [tensor for argument, tensor in pairs if not argument.keyword]
+        return positional, {a.name: tensor for a, tensor in pairs if a.keyword} | dict(self.parameters)
+
+
+def case_shape(argument: TensorArgument, case: Case) -> tuple[int, ...]:
+    """The shape that a case's argument has; ``argument`` is of a contract without open choices."""
+    shape: list[int] = []
+    for text in argument.sizes:
+        size = parse_size(text.lstrip("*"))
+        shape += case.leading if text.startswith("*") else [size.of(case.dims[size.name] if size.name else 0)]
+    return tuple(shape)
+
+
+def case_parameters(contract: Contract, case: Case, dtypes: Mapping[str, str]) -> dict[str, Any]:
+    """The parameters' values in a case, dtypes that parameters hold being ``dtypes``' affair."""
+    typed = {name: dtype for name, dtype in dtypes.items() if name not in contract.names}
+    return contract.values({**typed, **case.parameters})
+
+
+def is_present(argument: TensorArgument, case: Case) -> bool:
+    """Whether the case passes the argument."""
+    return not argument.optional or argument.name in case.present or argument.name in case.given
 
 
 def draw_inputs(
     contract: Contract, case: Case, dtypes: Mapping[str, str], device: torch.device | str, source: torch.Generator
 ) -> Inputs:
     """The case's inputs in these dtypes."""
-    tensors = []
-    for place, argument in enumerate(contract.tensors):
-        sizes = [case.leading if name.startswith("*") else (case.dims[name],) for name in argument.shape]
-        shape = tuple(size for group in sizes for size in group)
-        # What every row shares (a weight) stays ordinary where the rows are next to nothing: zeros would hide it.
-        shared = argument.leading is None and case.values in ("tiny", "zeros")
-        values: Values = "normal" if shared else case.values
+    parameters = case_parameters(contract, case, dtypes)
+    made = contract.at(parameters)
+    tensors: list[Tensor | None] = []
+    for place, argument in enumerate(made.tensors):
+        if not is_present(argument, case):
+            tensors.append(None)
+            continue
+        shape = case_shape(argument, case)
         layout = case.layouts.get(argument.name, "contiguous")
-        drawn = draw_values(_stored_shape(shape, layout), values, dtypes[argument.name], source, place)
-        tensors.append(place_tensor(drawn, shape, layout, dtypes[argument.name], device))
-    names = tuple(argument.name for argument in contract.tensors)
-    dims, leading = contract.bind_shapes({n: tuple(t.shape) for n, t in zip(names, tensors, strict=True)})
-    parameters = {p.name: case.parameters.get(p.name, p.default) for p in contract.parameters}
-    return Inputs(names, tuple(tensors), parameters, dims, leading or ())
+        dtype = dtypes[argument.name]
+        drawn = _drawn(argument, case, parameters, _stored_shape(shape, layout), dtype, source, place)
+        tensors.append(place_tensor(drawn, shape, layout, dtype, device))
+    shapes = {n: tuple(t.shape) for n, t in zip(made.names, tensors, strict=True) if t is not None}
+    dims, leading = made.bind_shapes(shapes)
+    return Inputs(made, tuple(tensors), parameters, dims, leading or ())
+
+
+def _drawn(
+    argument: TensorArgument,
+    case: Case,
+    parameters: Mapping[str, Any],
+    shape: tuple[int, ...],
+    dtype: str,
+    source: torch.Generator,
+    place: int,
+) -> Tensor:
+    """The elements of one argument, on the CPU: float64, integers, or the dtype's own bytes."""
+    if argument.name in case.given:
+        return torch.tensor(case.given[argument.name], dtype=torch.int64).reshape(shape)
+    draw = argument.draw
+    bound = case.dims.get(draw.below, math.prod(case.leading))
+    if draw.kind == "index":
+        drawn = torch.randint(max(bound, 1), shape, generator=source)
+        if draw.sometimes:
+            chance = torch.rand(shape, generator=source)
+            drawn = torch.where(chance < 0.2, torch.tensor(parameters[draw.sometimes]), drawn)
+        return drawn
+    if draw.kind in ("segments", "offsets"):
+        # one in four pieces is empty
+        cuts, _ = torch.randint(bound + 1, shape, generator=source).sort()
+        repeated = torch.rand(shape, generator=source) < 0.25
+        for i in range(1, len(cuts)):
+            cuts[i] = cuts[i - 1] if repeated[i] else cuts[i]
+        cuts[:1] = 0
+        if draw.kind == "segments" and len(cuts) > 1:
+            cuts[-1] = bound
+        return cuts
+    if dtype in ("float8_e8m0fnu", "float4_e2m1fn_x2"):
+        # exponents around that of 1; every pair of 4-bit numbers
+        low, high = (120, 135) if dtype == "float8_e8m0fnu" else (0, 256)
+        return torch.randint(low, high, shape, generator=source, dtype=torch.uint8)
+    if draw.kind == "scale":
+        return torch.exp2(4 * torch.rand(shape, dtype=torch.float64, generator=source) - 2)
+    # What every row shares (a weight) stays ordinary where the rows are next to nothing: zeros would hide it.
+    shared = argument.leading is None and case.values in ("tiny", "zeros") and len(shape) < 2
+    return draw_values(shape, "normal" if shared else case.values, dtype, source, place)
 
 
 def draw_values(shape: Sequence[int], values: Values, dtype: str, source: torch.Generator, place: int = 0) -> Tensor:
@@ -136,90 +215,3 @@ def _with_specials(values: Tensor, source: torch.Generator, place: int) -> Tenso
 
 def _stored_shape(shape: Sequence[int], layout: Layout) -> tuple[int, ...]:
     return (1, *shape[1:]) if layout == "expanded" and shape and shape[0] else tuple(shape)
-
-
-def place_tensor(
-    values: Tensor, shape: Sequence[int], layout: Layout, dtype: str, device: torch.device | str
-) -> Tensor:
-    """``values`` in ``dtype`` on ``device``, lying in memory as ``layout`` says, with NaN all around.
-
-    Raises:
-        ValueError: a tensor of this rank cannot lie like that.
-    """
-    shape = tuple(shape)
-    if len(shape) < _RANK_NEEDED.get(layout, 0):
-        needed = _RANK_NEEDED[layout]
-        raise ValueError(f"layout {layout!r} needs a tensor of at least {needed} dimensions; this has shape {shape}")
-    strides, offset = _strides(shape, layout)
-    span = sum((max(size, 1) - 1) * stride for size, stride in zip(shape, strides, strict=True)) + 1
-    torch_dtype: torch.dtype = getattr(torch, dtype)
-    storage = torch.full((_GUARD + offset + span + _GAP + _GUARD,), math.nan, dtype=torch_dtype, device=device)
-    tensor = storage.as_strided(shape, strides, _GUARD + offset)
-    if tensor.numel():
-        # written through the elements that differ: an expanded tensor's share memory
-        stored = tuple(1 if stride == 0 else size for size, stride in zip(shape, strides, strict=True))
-        storage.as_strided(stored, strides, _GUARD + offset).copy_(values.to(torch_dtype))
-    return tensor
-
-
-def _strides(shape: tuple[int, ...], layout: Layout) -> tuple[tuple[int, ...], int]:
-    """Strides and the first element's place."""
-    match layout:
-        case "contiguous":
-            return _row_major(shape), 0
-        case "offset":
-            return _row_major(shape), 1
-        case "sliced":
-            return _row_major((*shape[:-1], shape[-1] + _GAP)), _GAP // 2
-        case "stepped":
-            strides = _row_major((*shape[:-1], 2 * shape[-1]))
-            return (*strides[:-1], 2), 0
-        case "split":
-            return _row_major((*shape[:-2], shape[-2] + 1, shape[-1])), 0
-        case "transposed":
-            strides = _row_major((*shape[:-2], shape[-1], shape[-2]))
-            return (*strides[:-2], strides[-1], strides[-2]), 0
-        case "expanded":
-            return (0, *_row_major(shape[1:])), 0
-
-
-def _row_major(shape: Sequence[int]) -> tuple[int, ...]:
-    strides = []
-    step = 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
-
-
-def footprint(tensor: Tensor) -> Tensor:
-    """A copy of the bytes of the tensor's whole storage."""
-    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage()).clone()
-
-
-def twin(tensor: Tensor) -> Tensor:
-    """A tensor that lies in a copy of the storage as ``tensor`` lies in the storage."""
-    storage = footprint(tensor).view(tensor.dtype)
-    return storage.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-
-
-def changed_around(tensor: Tensor, before: Tensor) -> bool:
-    """Whether the storage holds anything new beside the elements of ``tensor`` itself."""
-    expected = before.clone()
-    if tensor.numel():
-        typed = expected.view(tensor.dtype)
-        typed.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).copy_(tensor)
-    return not torch.equal(expected, footprint(tensor))
-
-
-def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors are equal bit by bit: NaN equals itself, and zeros of different sign differ."""
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    return torch.equal(a.contiguous().reshape(-1).view(torch.uint8), b.contiguous().reshape(-1).view(torch.uint8))
-
-
-def shares_memory(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors lie in one storage."""
-    first = a.untyped_storage().data_ptr()
-    return first != 0 and first == b.untyped_storage().data_ptr()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from portakernel import runtime
@@ -11,18 +10,18 @@ from portakernel.call import OpCaller
 from portakernel.capability import ReasonCode, Rejection
 from portakernel.conformance.autograd import Autograd
 from portakernel.conformance.boundary import boundary_count, boundary_outcomes
-from portakernel.conformance.claims import accepted, cases_at_limits, dtype_combinations, elements
+from portakernel.conformance.claims import accepted, case_dtypes, cases_at_limits, dtype_combinations, elements
 from portakernel.conformance.forward import Forward
 from portakernel.conformance.gradients import Backward
-from portakernel.conformance.inputs import draw_inputs, generator
+from portakernel.conformance.inputs import draw_inputs, generator, is_present
 from portakernel.conformance.result import Result
 from portakernel.conformance.trial import Outcome, Trial, attempt
 from portakernel.conformance.venue import Venue, refusals
-from portakernel.contract import Case
+from portakernel.contract import Case, Parameter, TensorArgument
 from portakernel.contracts import contract
 from portakernel.dispatch import Dispatcher
 from portakernel.kernel import Kernel
-from portakernel.request import Phase
+from portakernel.request import Phase, format_values
 
 # What a claim refuses; whatever else a refusal says is that the kernel cannot be used here at all.
 _CLAIM_CODES = frozenset(
@@ -72,8 +71,6 @@ class Suite:
         self.caller = OpCaller(self.contract, dispatcher)
         self.variants = venue.variants(kernel, dispatcher)
         self.properties = frozenset.intersection(*(variant.properties for variant in self.variants))
-        claimed = itertools.chain.from_iterable(dtype_combinations(self.contract, variant) for variant in self.variants)
-        self.dtypes = tuple(dict.fromkeys(tuple(dtypes.items()) for dtypes in claimed))
         largest = min(_MAX_ELEMENTS, venue.max_elements or _MAX_ELEMENTS)
         self.cases = (*self.contract.cases, *cases_at_limits(self.contract, self.variants, largest))
         self.ran: dict[str, Ran] = {}
@@ -82,15 +79,26 @@ class Suite:
     def units(self) -> tuple[Unit, ...]:
         """Every unit, coverage last; the order and the names are the same in every process."""
         op = self.contract.op
-        combinations = [dtypes for dtypes in self.dtypes if accepted(self.contract, dict(dtypes))]
         found = [
             Unit("case", f"{op}[{case.name}, {_shown(dtypes)}]", case, dtypes)
             for case in self.cases
-            for dtypes in combinations
+            for dtypes in self._dtypes(case)
         ]
         if self.venue.mode is None and self.contract.gradient != "none":
-            found += [Unit("autograd", f"{op}[autograd, {_shown(d)}]", dtypes=d) for d in combinations]
+            plain = self._dtypes(self.contract.cases[0])
+            found += [Unit("autograd", f"{op}[autograd, {_shown(d)}]", dtypes=d) for d in plain]
         return (*found, Unit("boundary", f"{op}[boundary]"), Unit("coverage", f"{op}[coverage]"))
+
+    def _dtypes(self, case: Case) -> tuple[tuple[tuple[str, str], ...], ...]:
+        """The dtypes that a case runs in: all that are claimed in the first case of its choices, else a selection."""
+        values = self.contract.values(case.parameters)
+        chosen = [values[name] for name in self.contract.choosers]
+        alike = (
+            c for c in self.cases if [self.contract.values(c.parameters)[n] for n in self.contract.choosers] == chosen
+        )
+        first = next(alike) is case
+        found = [d for v in self.variants for d in case_dtypes(self.contract, v, case, all_of_them=first)]
+        return tuple(dict.fromkeys(tuple(dtypes.items()) for dtypes in found))
 
     def cases_reported(self) -> int:
         """How many different ``case``s the results of all units have; each claim of the boundary is one."""
@@ -125,8 +133,7 @@ class Suite:
         return Trial(self.caller, self.kernel, self.venue, inputs, self.properties)
 
     def _refusals(self, trial: Trial, phase: Phase = Phase.INFERENCE) -> tuple[Rejection, ...]:
-        numbers = tuple(trial.inputs.parameters.values())
-        request = self.caller.arguments.request(trial.inputs.tensors, numbers, phase)
+        request = self.caller.arguments.request(trial.inputs.tensors, trial.inputs.values, phase)
         return refusals(self.dispatcher, self.kernel, self.venue, request)
 
     def _refused(self, case: Case, trial: Trial | None) -> Outcome | None:
@@ -165,11 +172,19 @@ class Suite:
         for outcome in backward.outcomes() if case.backward else ():
             found.append(outcome)
             yield outcome
+        if self._is_recorded(case, trial):
+            yield attempt("autograd", Autograd(trial, generator(self.seed, unit.name)).gradients)
         if "deterministic" in trial.properties and forward.calls:
             yield attempt("determinism", lambda: forward.repeated() + backward.repeated())
         yield from trial.memory_outcomes()
         done = {outcome.aspect for outcome in found if outcome.status != "skipped"}
         self.ran[unit.name] = Ran("forward" in done, "backward" in done)
+
+    def _is_recorded(self, case: Case, trial: Trial) -> bool:
+        """Whether PyTorch records the kernel's gradient in this case: then it is put to the test in each."""
+        ours = self.dispatcher is runtime.dispatcher() and self.venue.mode is None
+        recorded = ours and case.backward and self.kernel.saves == "autograd" and self.contract.gradient == "kernel"
+        return recorded and not self._refusals(trial, Phase.TRAINING)
 
     def _autograd(self, unit: Unit) -> Iterator[Outcome]:
         if self.dispatcher is not runtime.dispatcher():
@@ -177,7 +192,8 @@ class Suite:
             return
         for case in self.contract.cases:
             plain = case.backward and case.values == "normal" and elements(self.contract, case) > 1
-            if not plain or self._refused(case, None):
+            passed = {t.name for t in self.contract.tensors if is_present(t, case)} - {n for n, _ in unit.dtypes}
+            if not plain or passed or self._refused(case, None) or not accepted(self.contract, case, dict(unit.dtypes)):
                 continue
             trial = self._trial(case, dict(unit.dtypes))
             if not self._refusals(trial, Phase.TRAINING):
@@ -210,21 +226,35 @@ class Suite:
         if not executed:
             return ["no case of the op runs: everything that is claimed goes unchecked"]
         problems = []
-        covered = {unit.dtypes for unit in executed}
-        for dtypes in self.dtypes:
-            if not accepted(self.contract, dict(dtypes)):
-                problems.append(f"claims {_shown(dtypes)}, which {self.contract.op} does not accept")
-            elif dtypes not in covered:
-                problems.append(f"claims {_shown(dtypes)}, and no case runs in it")
-        claimed = frozenset[str]().union(*(variant.features for variant in self.variants))
+        covered = {pair for unit in executed for pair in unit.dtypes}
+        claimed = {(n, d) for v in self.variants for c in dtype_combinations(self.contract, v) for n, d in c.items()}
+        possible = {(name, dtype) for name in self.contract.typed for dtype in self.contract.possible_dtypes(name)}
+        for name, dtype in sorted(claimed - covered):
+            refused = (name, dtype) not in possible
+            fault = f"which {self.contract.op} does not accept" if refused else "and no case runs in it"
+            problems.append(f"claims {name}={dtype}, {fault}")
         cases_run = [unit.case for unit in executed if unit.case is not None]
+        problems += self._uncovered_formats(cases_run)
+        features = frozenset[str]().union(*(variant.features for variant in self.variants))
         for feature in self.contract.features:
-            asked = any(case.parameters.get(feature.name, feature.default) != feature.default for case in cases_run)
-            if feature.name in claimed and not asked:
+            asked = any(self._asks(case, feature) for case in cases_run)
+            if feature.name in features and not asked:
                 problems.append(f"claims feature {feature.name}, and no case that runs asks for it")
         if any(variant.has_backward for variant in self.variants) and not any(ran.backward for _, ran in cases):
             problems.append("claims a backward, and no case runs it")
         return problems
+
+    def _asks(self, case: Case, feature: Parameter | TensorArgument) -> bool:
+        if isinstance(feature, TensorArgument):
+            return is_present(feature, case)
+        return bool(case.parameters.get(feature.name, feature.default) != feature.default)
+
+    def _uncovered_formats(self, cases: Sequence[Case]) -> list[str]:
+        """The scale formats that are claimed, and that no case runs in."""
+        run = [format_values(self.contract, self.contract.values(case.parameters)) for case in cases]
+        claimed = {(name, f) for v in self.variants for name, formats in v.formats.items() for f in formats}
+        missing = sorted(claimed - {pair for formats in run for pair in formats.items()})
+        return [f"claims {name} with {scale_format} scales, and no case runs in it" for name, scale_format in missing]
 
 
 def _shown(dtypes: tuple[tuple[str, str], ...]) -> str:

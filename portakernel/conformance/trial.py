@@ -12,15 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from portakernel.arguments import Tensors
 from portakernel.call import OpCaller
 from portakernel.capability import CannotRun
-from portakernel.conformance.comparison import Mismatch, compare
-from portakernel.conformance.inputs import Inputs, changed_around, footprint, same_bits, shares_memory
+from portakernel.conformance.comparison import Mismatch, compare, compare_rows
+from portakernel.conformance.inputs import Inputs
+from portakernel.conformance.memory import changed_around, footprint, same_bits, shares_memory
 from portakernel.conformance.result import Aspect, Status
 from portakernel.conformance.truth import Truth, exact
 from portakernel.conformance.venue import Venue, refusals
 from portakernel.contract import Contract
-from portakernel.contract import Result as TensorResult
 from portakernel.kernel import Kernel
 from portakernel.launcher import launcher
 from portakernel.request import Phase
@@ -70,89 +71,86 @@ class Trial:
     aliased: dict[str, None] = field(default_factory=dict[str, None])
 
     def __post_init__(self) -> None:
-        self.truth = Truth.of(self.contract, self.inputs)
+        self.truth = Truth.of(self.inputs)
 
     @property
     def contract(self) -> Contract:
-        """The op's contract."""
-        return self.caller.contract
+        """The op's contract, without open choices."""
+        return self.inputs.contract
 
     # --- calling ---------------------------------------------------------------------------------------------------
 
     def serves(
-        self, tensors: Sequence[Tensor], phase: Phase = Phase.INFERENCE, *, requires: frozenset[str] = frozenset()
+        self, tensors: Tensors, phase: Phase = Phase.INFERENCE, *, requires: frozenset[str] = frozenset()
     ) -> bool:
         """Whether the kernel claims this call."""
         saved_by = self.kernel.name if self.kernel.saves == "own" and phase is Phase.BACKWARD else None
-        numbers = tuple(self.inputs.parameters.values())
-        request = self.caller.arguments.request(tensors, numbers, phase, requires=requires, saved_by=saved_by)
+        request = self.caller.arguments.request(
+            tensors, self.inputs.values, phase, requires=requires, saved_by=saved_by
+        )
         return not refusals(self.caller.dispatcher, self.kernel, self.venue, request)
 
     def call(
         self,
         phase: Phase,
-        tensors: Sequence[Tensor],
+        tensors: Tensors,
         *more: Any,
-        before: Sequence[Tensor] = (),
-        after: Sequence[Tensor] = (),
-        written: Tensor | None = None,
+        given: Mapping[str, Tensor | None] | None = None,
+        written: Sequence[Tensor] = (),
         label: str = "",
-    ) -> tuple[Tensor, ...]:
-        """The kernel's results; ``before`` and ``after`` surround the tensor arguments, ``more`` the parameters.
+    ) -> tuple[Any, ...]:
+        """The kernel's results for the arguments ``tensors``, or for ``given``, by name, in their place.
 
-        Checks that nothing but ``written`` has changed.
+        ``more`` comes behind the parameters. Checks that nothing but ``written`` has changed.
         """
-        numbers = tuple(self.inputs.parameters.values())
-        request = self.caller.arguments.request(tensors, numbers, phase)
+        request = self.caller.arguments.request(tensors, self.inputs.values, phase)
         launch = launcher(self.caller.contract, self.kernel, request, self.caller.dispatcher)
-        named = self._named(tensors, before, after)
-        if written is not None and all(tensor is not written for tensor in named.values()):
-            named["out"] = written
+        passed = dict(zip(self.contract.names, tensors, strict=True)) if given is None else dict(given)
+        named = {name: tensor for name, tensor in passed.items() if tensor is not None}
+        for place, tensor in enumerate(written):
+            if all(other is not tensor for other in named.values()):
+                named["out" if len(written) == 1 else f"out {place}"] = tensor
         footprints = {name: footprint(tensor) for name, tensor in named.items()}
         with self.venue.enter(), torch.no_grad():
-            found = launch(*before, *tensors, *after, *numbers, *more)
+            found = launch(*passed.values(), *self.inputs.values, *more)
         synchronise(torch.device(self.venue.torch_device))
         for name, tensor in named.items():
-            if tensor is not written:
+            if all(other is not tensor for other in written):
                 if not torch.equal(footprint(tensor), footprints[name]):
                     self.disturbed[f"{label or phase} changed {name} or memory around it"] = None
             elif changed_around(tensor, footprints[name]):
                 self.disturbed[f"{label or phase} wrote beside {name}"] = None
         return tuple(found) if isinstance(found, (tuple, list)) else (found,)
 
-    def _named(self, tensors: Sequence[Tensor], before: Sequence[Tensor], after: Sequence[Tensor]) -> dict[str, Tensor]:
-        grads = [f"grad_{output.name}" for output in self.contract.outputs]
-        saved = [f"saved tensor {place}" for place in range(len(after))]
-        return dict(zip([*grads[: len(before)], *self.inputs.names, *saved], [*before, *tensors, *after], strict=True))
-
     # --- comparing -------------------------------------------------------------------------------------------------
 
-    def compare_results(
-        self,
-        found: Sequence[Any],
-        specs: Sequence[TensorResult],
-        wants: Sequence[Tensor],
-        tolerance: Mapping[str, float],
-    ) -> list[str]:
-        """What is wrong with outputs or saved tensors, in form or in numbers."""
+    def compare_results(self, found: Sequence[Any], *, saved: bool = False) -> list[str]:
+        """What is wrong with the outputs, or with the saved tensors, in form or in numbers."""
+        specs = self.contract.saved if saved else self.contract.outputs
+        truth = self.truth.saved if saved else self.truth.outputs
         if len(found) != len(specs):
-            return [f"returned {len(found)} tensors; {', '.join(spec.name for spec in specs)} are wanted"]
-        problems = []
-        for tensor, spec, want in zip(found, specs, wants, strict=True):
-            problems += self.compare(
-                tensor, spec.name, self.inputs.shape(spec), self.inputs.dtype(spec), self._allowing_nan(tensor, want),
-                tolerance,
-            )  # fmt: skip
+            return [f"returned {len(found)} tensors; {', '.join(spec.name for spec in specs) or 'none'} are wanted"]
+        problems, tolerance = [], self.contract.tolerance
+        allowed = tolerance.saved if saved else tolerance.forward
+        for tensor, spec in zip(found, specs, strict=True):
+            want = self._allowing_nan(tensor, truth[spec.name])
+            magnitude = None if saved else self.truth.magnitudes.get(spec.name)
+            plain = None if saved else self.truth.plain.get(spec.name)
+            problems += self.compare(tensor, spec.name, *self.inputs.form(spec), want, allowed, magnitude, plain)
         return problems
 
     def _allowing_nan(self, found: Any, want: Tensor) -> Tensor:
         """``want``, with NaN where the kernel gives it and the contract lets a row of an infinity be NaN."""
-        if self.contract.infinite_rows == "exact" or not isinstance(found, Tensor) or found.shape != want.shape:
+        if self.contract.infinite_rows == "exact" or not isinstance(found, Tensor):
             return want
-        rows = [t.isinf().any(-1) for t, a in zip(self.inputs.tensors, self.contract.tensors, strict=True) if a.leading]
+        pairs = zip(self.inputs.tensors, self.contract.tensors, strict=True)
+        rows = [t.isinf().any(-1) for t, a in pairs if t is not None and a.leading and len(a.fixed) == 1]
+        numbers = exact(found)
+        if not rows or numbers.shape != want.shape:
+            return want
         infinite = torch.stack(rows).any(0).cpu()
         infinite = infinite.reshape(want.shape) if infinite.numel() == want.numel() else infinite.unsqueeze(-1)
-        return torch.where(infinite & found.detach().cpu().isnan(), math.nan, want)
+        return torch.where(infinite & numbers.isnan(), math.nan, want)
 
     def compare(
         self,
@@ -163,22 +161,27 @@ class Trial:
         want: Tensor,
         tolerance: Mapping[str, float],
         magnitude: Tensor | None = None,
+        plain: Tensor | None = None,
     ) -> list[str]:
-        """What is wrong with one result."""
+        """What is wrong with one result: in ulp, or where the op's rule says so by the plain formula's distance."""
         if problem := self.form(found, name, shape, dtype):
             return [problem]
         kind = str(dtype).removeprefix("torch.")
-        if kind not in tolerance:
+        got = found.detach().to("cpu")
+        allowed = tolerance.get(f"{name}.{kind}", tolerance.get(kind))
+        if allowed is None and plain is not None:
+            outcome = compare_rows(got, want, plain)
+        elif allowed is None:
             return [f"{name} is {kind}, for which the op's contract gives no tolerance"]
-        allowed = tolerance[kind] + self.venue.allowance_ulp.get(kind, 0.0)
-        outcome = compare(found.detach().to("cpu"), want, allowed, magnitude)
+        else:
+            outcome = compare(got, want, allowed + self.venue.allowance_ulp.get(kind, 0.0), magnitude)
         return [f"{name}: {outcome}"] if isinstance(outcome, Mismatch) else []
 
     def form(self, found: Any, name: str, shape: Sequence[int], dtype: torch.dtype) -> str:
         """What is wrong with a result before its numbers are looked at; empty when nothing is."""
         if not isinstance(found, Tensor):
             return f"{name} is {type(found).__name__}, not a tensor"
-        wanted = {"shape": tuple(shape), "dtype": dtype, "device": self.inputs.tensors[0].device}
+        wanted = {"shape": tuple(shape), "dtype": dtype, "device": self.inputs.device}
         got = {"shape": tuple(found.shape), "dtype": found.dtype, "device": found.device}
         wrong = [f"{key} {got[key]}, not {value}" for key, value in wanted.items() if got[key] != value]
         return f"{name} has {' and '.join(wrong)}" if wrong else ""
@@ -197,7 +200,7 @@ class Trial:
 
     def argument_memory(self) -> dict[str, Tensor]:
         """The inputs by name."""
-        return dict(zip(self.inputs.names, self.inputs.tensors, strict=True))
+        return self.inputs.given
 
     def differing_bits(self, first: Sequence[Any], second: Sequence[Any], names: Sequence[str], when: str) -> list[str]:
         """Which results of two calls are not equal bit by bit."""

@@ -1,68 +1,155 @@
 """What a case's results have to be: the op's reference, evaluated in float64 on exactly the kernel's inputs.
 
 On the CPU whatever the device: not every device has float64, and the device's own arithmetic is what is being checked.
+A reference may say itself what the truth is (``truth``), where the formula on float64 numbers is not: quantised
+results before they are rounded, say.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from portakernel.conformance.comparison import numbers
 from portakernel.conformance.inputs import Inputs
 from portakernel.contract import Contract
 
 
 def exact(tensor: Tensor) -> Tensor:
-    """The same numbers in float64 on the CPU."""
-    return tensor.detach().to("cpu").to(torch.float64)
+    """The same numbers in float64 on the CPU; integers stay integers."""
+    found = tensor.detach().to("cpu")
+    return numbers(found) if found.dtype.is_floating_point else found
 
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """One gradient, and the sum of the absolute terms behind each of its elements."""
+    """One gradient, and how far off it may be.
+
+    ``magnitude`` is the sum of the absolute terms behind each of its elements, ``plain`` what the plain formula gives.
+    """
 
     value: Tensor
-    magnitude: Tensor
+    magnitude: Tensor | None = None
+    plain: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """A case's outputs and saved tensors in float64."""
+    """A case's outputs and saved tensors in float64, by name.
 
-    contract: Contract
+    ``magnitudes`` are those of outputs that can cancel, ``plain`` what the plain formula gives in the inputs' dtype.
+    """
+
     inputs: Inputs
-    outputs: tuple[Tensor, ...]
-    saved: tuple[Tensor, ...]
+    outputs: Mapping[str, Tensor]
+    saved: Mapping[str, Tensor]
+    magnitudes: Mapping[str, Tensor | None]
+    plain: Mapping[str, Tensor]
+
+    @property
+    def contract(self) -> Contract:
+        """The contract, without open choices."""
+        return self.inputs.contract
 
     @classmethod
-    def of(cls, contract: Contract, inputs: Inputs) -> Truth:
+    def of(cls, inputs: Inputs) -> Truth:
         """The truth about these inputs."""
-        forward = importlib.import_module(f"portakernel.references.{contract.op}").forward
-        save = {"save": True} if contract.saved else {}
+        contract, reference = inputs.contract, _reference(inputs.contract)
+        outputs = [output.name for output in contract.outputs]
+        given = [None if tensor is None else exact(tensor) for tensor in inputs.tensors]
+        stored = [None if tensor is None else tensor.detach().to("cpu") for tensor in inputs.tensors]
         with torch.no_grad():
-            found = forward(*map(exact, inputs.tensors), **inputs.parameters, **save)
-        results = found if isinstance(found, tuple) else (found,)
-        count = len(contract.outputs)
-        return cls(contract, inputs, results[:count], results[count:])
+            if hasattr(reference, "truth"):
+                found = _call(reference.truth, inputs, stored)
+            else:
+                # saved tensors as the contract of all values has them
+                found = _call(reference.forward, inputs, given, **({"save": True} if contract.saved else {}))
+            plain: tuple[Tensor, ...] = ()
+            magnitudes: tuple[Tensor | None, ...] = ()
+            if contract.tolerance.rule == "plain":
+                plain = _call(reference.plain, inputs, stored)
+            if hasattr(reference, "output_magnitudes"):
+                magnitudes = _call(reference.output_magnitudes, inputs, given)
+        names = [*outputs, *(saved.name for saved in contract.saved)]
+        named = dict(zip(names, found, strict=True))
+        return cls(
+            inputs,
+            {name: named[name] for name in outputs},
+            {saved.name: named[saved.name] for saved in contract.saved},
+            dict(zip(outputs, magnitudes, strict=False)),
+            {name: exact(tensor) for name, tensor in zip(outputs, plain, strict=False)},
+        )
 
-    def rounded_saved(self, device: torch.device) -> tuple[Tensor, ...]:
-        """The saved tensors as the contract hands them to a backward kernel, on ``device``."""
-        pairs = zip(self.saved, self.contract.saved, strict=True)
-        return tuple(value.to(self.inputs.dtype(result)).to(device) for value, result in pairs)
+    def kept(self, device: torch.device) -> tuple[Tensor | None, ...]:
+        """What the contract hands to a backward kernel beside the gradients, each rounded once, on ``device``."""
+        held: dict[str, Tensor | None] = dict(self.inputs.given)
+        for results, truth in ((self.contract.outputs, self.outputs), (self.contract.saved, self.saved)):
+            for result in results:
+                held[result.name] = truth[result.name].to(self.inputs.dtype(result)).to(device)
+        return tuple(held.get(name) for name in self._kept_names())
 
-    def gradients(self, grads: Sequence[Tensor]) -> tuple[Gradient, ...]:
-        """The gradient for every tensor argument, from those of the outputs."""
+    def _kept_names(self) -> list[str]:
+        whole = _whole(self.contract)
+        return [*whole.backward_inputs, *(saved.name for saved in whole.saved)]
+
+    def gradients(self, grads: Sequence[Tensor | None]) -> tuple[Gradient | None, ...]:
+        """The gradient for every tensor argument, from those of the outputs; None where the op has none."""
         if self.contract.gradient == "identity":
-            return tuple(Gradient(exact(grads[0]), exact(grads[0]).abs()) for _ in self.inputs.tensors)
-        reference = importlib.import_module(f"portakernel.references.{self.contract.op}")
-        given = [exact(tensor) for tensor in (*grads, *self.inputs.tensors)]
+            wide = exact(grads[0]) if grads[0] is not None else None
+            return tuple(None if wide is None else Gradient(wide, wide.abs()) for _ in self.inputs.tensors)
+        if self.contract.tolerance.rule == "plain":
+            return self._plain_gradients(grads)
+        reference, wide_grads = _reference(self.contract), [None if g is None else exact(g) for g in grads]
+        held: dict[str, Tensor | None] = {name: exact(tensor) for name, tensor in self.inputs.given.items()}
+        # outputs as backward is given them, rounded
+        held |= {o.name: exact(self.outputs[o.name].to(self.inputs.dtype(o))) for o in self.contract.outputs}
+        held |= self.saved
+        kept = [held.get(name) for name in self._kept_names()]
+        parameters = self.inputs.parameters
         with torch.no_grad():
-            values = reference.backward(
-                *given, *self.saved, **self.inputs.parameters, needs=(True,) * len(self.inputs.tensors)
-            )
-            magnitudes = reference.magnitudes(*given, *self.saved, **self.inputs.parameters)
-        return tuple(Gradient(value, magnitude) for value, magnitude in zip(values, magnitudes, strict=True))
+            needs = tuple(t is not None and t.dtype.is_floating_point for t in self.inputs.tensors)
+            values = reference.backward(*wide_grads, *kept, **parameters, needs=needs)
+            magnitudes = reference.magnitudes(*wide_grads, *kept, **parameters)
+        pairs = zip(values, magnitudes, strict=True)
+        return tuple(None if value is None else Gradient(value, magnitude) for value, magnitude in pairs)
+
+    def _plain_gradients(self, grads: Sequence[Tensor | None]) -> tuple[Gradient | None, ...]:
+        """Autograd through the plain formula: in float64 for the truth, in the inputs' dtype for the distance."""
+        exact_ones = self._autograd([None if t is None else exact(t) for t in self.inputs.tensors], grads)
+        stored = [None if t is None else t.detach().to("cpu") for t in self.inputs.tensors]
+        rounded = self._autograd(stored, grads)
+        return tuple(
+            None if value is None or plain is None else Gradient(value, plain=exact(plain))
+            for value, plain in zip(exact_ones, rounded, strict=True)
+        )
+
+    def _autograd(self, tensors: Sequence[Tensor | None], grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+        leaves = [t.clone().requires_grad_() if t is not None and t.dtype.is_floating_point else t for t in tensors]
+        outputs = _call(_reference(self.contract).plain, self.inputs, leaves)
+        pairs = zip(outputs, [o for o in self.contract.outputs if o.differentiable], grads, strict=False)
+        used = [(output, grad.detach().to("cpu", output.dtype)) for output, _, grad in pairs if grad is not None]
+        wanted = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
+        found = iter(torch.autograd.grad([o for o, _ in used], wanted, [g for _, g in used], allow_unused=True))
+        return [next(found) if leaf is not None and leaf.requires_grad else None for leaf in leaves]
+
+
+def _reference(contract: Contract) -> Any:
+    return importlib.import_module(f"portakernel.references.{contract.op}")
+
+
+def _whole(contract: Contract) -> Contract:
+    """The contract before choices were made."""
+    from portakernel.contracts import contracts
+
+    return contracts().get(contract.op, contract)
+
+
+def _call(function: Any, inputs: Inputs, tensors: Sequence[Tensor | None], **more: Any) -> tuple[Tensor, ...]:
+    positional, keywords = inputs.keywords(tensors)
+    found = function(*positional, **keywords, **more)
+    return found if isinstance(found, tuple) else (found,)

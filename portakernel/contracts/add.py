@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from portakernel.contract import Case, Contract, Cost, Result, TensorArgument, Tolerance
 
 
-def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int]) -> Cost:
+def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[str, Any]) -> Cost:
     """Both inputs read once, the output written once; one addition an element."""
     return Cost(bytes=3 * dims["M"] * itemsizes["x"], flops=dims["M"])
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from portakernel.contract import Case, Contract, Cost, Parameter, Result, TensorArgument, Tolerance
 
 
-def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int]) -> Cost:
+def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[str, Any]) -> Cost:
     """``x`` read and ``y`` written once, ``weight`` read once; square, sum, scale and weigh each element."""
     elements = dims["M"] * dims["N"]
     return Cost(bytes=2 * elements * itemsizes["x"] + dims["N"] * itemsizes["weight"], flops=4 * elements)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from portakernel.call import OpCaller
+from portakernel.contract import alternatives
 
 
 def looped(op: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
@@ -53,7 +55,10 @@ class Batching:
         """The rule for the op itself."""
         moved = self._moved(info, in_dims, arguments)
         op = self.caller.torch_op()
-        return (op(*moved), 0) if moved is not None else looped(op)(info, in_dims, *arguments)
+        if moved is None:
+            return looped(op)(info, in_dims, *arguments)
+        found = op(*moved)
+        return found, (0,) * len(found) if isinstance(found, tuple) else 0
 
     def of_forward(self, apply: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
         """The rule for the form that also returns saved tensors, applied by ``apply``."""
@@ -68,7 +73,7 @@ class Batching:
                 return returned, 0
             # a plain M counts the batch's rows too
             unfolded = [
-                part if result.shape[0].startswith("*") else part.unflatten(0, (info.batch_size, -1))
+                part if str(alternatives(result.shape)[0][0])[0] == "*" else part.unflatten(0, (info.batch_size, -1))
                 for part, result in zip(returned, results, strict=True)
             ]
             return tuple(unfolded), (0,) * len(unfolded)
@@ -76,12 +81,28 @@ class Batching:
         return rule
 
     def _moved(self, info: Any, in_dims: Any, arguments: Sequence[Any]) -> list[Any] | None:
-        """The arguments with the batch as first leading dimension; None when one without such has a batch."""
+        """The arguments with the batch as first leading dimension; None when one element at a time has to be asked."""
+        if not self._rows_are_apart:
+            return None
         moved = list(arguments)
         for place, tensor in enumerate(self.contract.tensors):
             given, dim = arguments[place], in_dims[place]
+            if given is None:
+                # without positions, rows have them by their place
+                if tensor.leading is not None:
+                    return None
+                continue
             if tensor.leading is not None:
                 moved[place] = given.movedim(dim, 0) if dim is not None else given.expand(info.batch_size, *given.shape)
             elif dim is not None:
                 return None
         return moved
+
+    @functools.cached_property
+    def _rows_are_apart(self) -> bool:
+        """Whether every result has the leading dimensions, whatever the parameters: a batch is then only more rows."""
+        if self.contract.choosers:
+            return False
+        leading = next((tensor.leading for tensor in self.contract.tensors if tensor.leading), None)
+        shapes = [shape for r in (*self.contract.outputs, *self.contract.saved) for shape in alternatives(r.shape)]
+        return all(shape[:1] in ((f"*{leading}",), (leading,)) for shape in shapes)

@@ -7,16 +7,16 @@ compiled graph says what it runs; an empty name, or a policy's token, means: dec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from portakernel.call import OpCaller
-from portakernel.contract import Result
+from portakernel.outputs import completed
 from portakernel.request import Phase
-from portakernel.torch_bridge.derivatives import Derivatives, promoted
+from portakernel.torch_bridge.derivatives import Derivatives, autocast
 from portakernel.torch_bridge.signature import Signature
 
 _AUTOCAST_KEYS = ("AutocastCPU", "AutocastCUDA", "AutocastXPU", "AutocastMPS")
@@ -36,63 +36,79 @@ class Bridge:
         Derivatives(caller, self.signature).register(self.library)
 
     def _implement(self) -> None:
-        op, outputs = self.contract.op, self.contract.outputs
+        op = self.contract.op
         parts: list[tuple[str, Callable[..., Any], Callable[..., Any]]] = [
-            ("", self._inference, self._fake(outputs)),
-            ("_forward", self._training, self._fake((*outputs, *self.contract.saved))),
+            ("", self._inference, self._fake),
+            ("_forward", self._training, self._fake_forward),
         ]
         if self.contract.gradient == "kernel":
             parts.append(("_backward", self._backward, self._fake_backward))
         for suffix, implementation, fake in parts:
             self.library.impl(op + suffix, implementation, "CompositeExplicitAutograd")
             torch.library.register_fake(f"{self.caller.namespace}::{op}{suffix}", fake, lib=self.library)
-        if self.contract.autocast == "promote":
+        if self.contract.autocast != "keep":
             for key in _AUTOCAST_KEYS:
-                self.library.impl(op, self._promote, key)
+                self.library.impl(op, self._autocast, key)
 
     def _inference(self, *arguments: Any) -> Any:
-        tensors, numbers, (kernel,) = self.signature.public(arguments)
-        self.caller.arguments.check(tensors)
+        tensors, values, (kernel,) = self.signature.public(arguments)
+        self.caller.arguments.check(tensors, values)
         policy = self.caller.policy(kernel)
-        return self.caller.run(Phase.INFERENCE, tensors, numbers, policy, (*tensors, *numbers, None))
+        found = self.caller.run(Phase.INFERENCE, tensors, values, policy, (*tensors, *values, None))
+        return self._completed(values, found, tensors[0], saved=False)
 
     def _training(self, *arguments: Any) -> Any:
-        tensors, numbers, (kernel, _) = self.signature.forward(arguments)
-        self.caller.arguments.check(tensors)
-        policy = self.caller.policy(kernel)
-        return self.caller.run(Phase.TRAINING, tensors, numbers, policy, (*tensors, *numbers))
+        tensors, values, (kernel, _) = self.signature.forward(arguments)
+        self.caller.arguments.check(tensors, values)
+        policy, given = self.caller.policy(kernel), (*tensors, *values)
+        found = self.caller.run(
+            Phase.TRAINING, tensors, values, policy, given, below_autograd=self.caller.some_are_recorded
+        )
+        return self._completed(values, found, tensors[0], saved=True)
 
-    def _backward(self, *arguments: Any) -> tuple[Tensor, ...]:
-        tensors, numbers, (needs, kernel, saved_by) = self.signature.backward(arguments)
+    def _completed(self, values: Sequence[Any], found: Any, like: Tensor, *, saved: bool) -> Any:
+        return completed(self.contract, self.caller.arguments.named(values), found, like, saved=saved)
+
+    def _backward(self, *arguments: Any) -> Any:
+        (tensors, values, (_, kernel, saved_by)), given = self.signature.backward(arguments)
         policy = self.caller.policy(kernel)
-        given = (*arguments[:-3], tuple(needs))
-        found = self.caller.run(Phase.BACKWARD, tensors, numbers, policy, given, saved_by=saved_by or None)
+        found = self.caller.run(Phase.BACKWARD, tensors, values, policy, given, saved_by=saved_by or None)
         # a torch op returns tensors only: an unwanted gradient is an empty one
-        return tuple(g if g is not None else t.new_empty(0) for g, t in zip(found, tensors, strict=True))
+        first = tensors[0]
+        return _unwrapped(gradient if gradient is not None else first.new_empty(0) for gradient in found)
 
-    def _fake(self, results: Sequence[Result]) -> Callable[..., Any]:
-        names = [tensor.name for tensor in self.contract.tensors]
+    def _fake(self, *arguments: Any) -> Any:
+        tensors, values, _ = self.signature.public(arguments)
+        return self._forms(tensors, values, saved=False)
 
-        def fake(*arguments: Any) -> Any:
-            tensors = dict(zip(names, arguments[: len(names)], strict=True))
-            self.contract.check_dtypes({name: str(t.dtype).removeprefix("torch.") for name, t in tensors.items()})
-            dims, leading = self.contract.bind_shapes({name: tuple(t.shape) for name, t in tensors.items()})
-            made = []
-            for result in results:
-                like, shape = tensors[result.like], list[int]()
-                for name in result.shape:
-                    shape += (leading or ()) if name.startswith("*") else (dims[name],)
-                dtype = getattr(torch, result.dtype) if result.dtype else like.dtype
-                made.append(like.new_empty(shape, dtype=dtype))
-            return made[0] if len(made) == 1 else tuple(made)
+    def _fake_forward(self, *arguments: Any) -> Any:
+        tensors, values, _ = self.signature.forward(arguments)
+        return self._forms(tensors, values, saved=True)
 
-        return fake
+    def _forms(self, tensors: Sequence[Tensor], values: Sequence[Any], *, saved: bool) -> Any:
+        made = self.caller.arguments.at(values)
+        made.check_dtypes(self.caller.arguments.dtypes(tensors))
+        forms = self.caller.arguments.results(tensors, values, saved=saved)
+        like = tensors[0]
+        found = tuple(like.new_empty(shape, dtype=dtype) for shape, dtype in forms.values())
+        return self._completed(values, found, like, saved=saved)
 
-    def _fake_backward(self, *arguments: Any) -> tuple[Tensor, ...]:
-        tensors, _, (needs, _, _) = self.signature.backward(arguments)
-        return tuple(t.new_empty(t.shape if needed else 0) for t, needed in zip(tensors, needs, strict=True))
+    def _fake_backward(self, *arguments: Any) -> Any:
+        (tensors, _, (needs, _, _)), _ = self.signature.backward(arguments)
+        first = tensors[0]
+        pairs = zip(tensors, needs, strict=True)
+        return _unwrapped(
+            t.new_empty(t.shape) if needed and t is not None else first.new_empty(0) for t, needed in pairs
+        )
 
-    def _promote(self, *arguments: Any) -> Any:
-        tensors, numbers, (kernel,) = self.signature.public(arguments)
-        with torch.autocast(tensors[0].device.type, enabled=False):
-            return self.caller.torch_op()(*promoted(tensors), *numbers, kernel)
+    def _autocast(self, *arguments: Any) -> Any:
+        tensors, values, (kernel,) = self.signature.public(arguments)
+        device = tensors[0].device.type
+        with torch.autocast(device, enabled=False):
+            return self.caller.torch_op()(*autocast(self.contract, tensors), *values, kernel)
+
+
+def _unwrapped(tensors: Iterable[Tensor]) -> Any:
+    """One tensor alone, or several in a tuple, as torch's schemas have them."""
+    found = tuple(tensors)
+    return found[0] if len(found) == 1 else found

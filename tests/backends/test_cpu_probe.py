@@ -19,6 +19,7 @@ __version__ = '{version}'
 debug = False
 cuda: Optional[str] = {cuda!r}
 hip: Optional[str] = {hip!r}
+xpu: Optional[str] = {xpu!r}
 """
 
 
@@ -98,10 +99,11 @@ assert 'torch' not in sys.modules
         (TorchBuild("2.13.0+cpu"), "torch 2.13.0 is a CPU build"),
         (TorchBuild("2.13.0+cu130", cuda="13.0"), "torch 2.13.0 is a CUDA build"),
         (TorchBuild("2.13.0+rocm7.0", hip="7.0.51831"), "torch 2.13.0 is a ROCm build"),
+        (TorchBuild("2.13.0+xpu", xpu="20260100"), "torch 2.13.0 is an XPU build"),
     ],
 )
 def test_a_build_is_read_from_the_source_of_torchs_version_module(build: TorchBuild, text: str) -> None:
-    source = VERSION.format(version=build.version, cuda=build.cuda, hip=build.hip)
+    source = VERSION.format(version=build.version, cuda=build.cuda, hip=build.hip, xpu=build.xpu)
     assert torch_build.parse(source) == build
     assert str(build) == text
 
@@ -116,7 +118,8 @@ def test_the_version_file_of_the_installed_torch_says_what_torch_says(monkeypatc
     loaded = torch_build.installed()
     monkeypatch.delitem(sys.modules, "torch.version")
     read = torch_build.installed()
-    assert read == loaded == TorchBuild(torch.version.__version__, cuda=torch.version.cuda, hip=torch.version.hip)
+    version = torch.version
+    assert read == loaded == TorchBuild(version.__version__, cuda=version.cuda, hip=version.hip, xpu=version.xpu)
 
 
 def test_an_imported_torch_is_asked_itself(monkeypatch: pytest.MonkeyPatch) -> None:

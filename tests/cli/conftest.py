@@ -35,7 +35,7 @@ class Ran:
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """No variable of the machine's enters, and each test has a dispatcher of its own."""
-    for name in ("USE", "PREFER", "DENY", "REFERENCE", "DISABLE"):
+    for name in ("USE", "PREFER", "DENY", "REFERENCE", "POLICY", "DISABLE", "LOG"):
         monkeypatch.delenv(f"PORTAKERNEL_{name}", raising=False)
     monkeypatch.setattr(runtime, "_dispatcher", functools.cache(Dispatcher))
 

@@ -10,7 +10,11 @@ from pathlib import Path
 import pytest
 
 from portakernel import __version__
-from portakernel.cli.diagnosis import REMEDIES, find_compiler
+from portakernel.capability import ReasonCode, Rejection
+from portakernel.cli.diagnosis import Diagnosis, Readiness, find_compiler
+from portakernel.cli.faults import REMEDIES
+from portakernel.cli.findings import findings
+from portakernel.contracts import contracts
 from portakernel.runtime import dispatcher
 from portakernel.target import Device, Target
 
@@ -31,7 +35,7 @@ def test_json_form_key_by_key(run: Callable) -> None:
     assert ran.status == 0, data["broken"]
     assert list(data) == [
         "ok", "portakernel", "python", "torch", "triton", "compiler", "backends", "plugins", "broken", "missing",
-        "environment",
+        "coverage", "environment", "findings",
     ]  # fmt: skip
     assert data["ok"] is True
     assert data["portakernel"] == __version__
@@ -50,13 +54,30 @@ def test_json_form_key_by_key(run: Callable) -> None:
     ready = next(r for r in plugins["torch"]["readiness"] if r["torch_device"] == "cpu")
     assert list(ready) == ["kernel", "target", "torch_device", "ready", "rejections"]
     assert ready["ready"] is True
+    coverage = next(c for c in data["coverage"] if c["torch_device"] == "cpu")
+    assert list(coverage) == ["target", "torch_device", "accelerated", "reference_only"]
+    assert sorted(coverage["accelerated"] + coverage["reference_only"]) == sorted(contracts())
+    assert {"add", "rms_norm"} <= set(coverage["accelerated"])
+    for finding in data["findings"]:
+        assert list(finding) == ["state", "what", "action", "details"]
+        assert finding["state"] in {"healthy", "attention"}
+        assert (finding["action"] is None) == (finding["state"] == "healthy")
 
 
-def test_people_read_devices_and_what_is_ready_on_them(run: Callable) -> None:
+def test_people_read_what_is_healthy_on_each_device_and_how_much_that_is(run: Callable) -> None:
     out = run("doctor").out
     assert out.startswith(f"portakernel {__version__} on Python ")
-    assert re.search(r"\n    on cpu +torch\.add, torch\.rms_norm_cpu \(cpu:", out)
-    assert out.endswith("\nNothing is broken.\n")
+    assert re.search(r"\nHealthy\n  torch \S+, built for ", out)
+    assert re.search(r"\n  cpu: .+ \(cpu:\w+\), .+ GiB; \d+ of \d+ ops have an accelerated kernel", out)
+    assert re.search(r"\n  plugin torch \(portakernel \S+\): \d+ kernels, \d+ ready on cpu \(cpu:\w+\)", out)
+    assert "\nSick\n" not in out
+    assert re.search(r"\n\d+ healthy, \d+ needs? attention, 0 sick\.\n$", out)
+
+
+def test_verbose_names_what_is_ready(run: Callable) -> None:
+    ready = r"\n    ready on cpu \(cpu:\w+\): .*torch\.add.*torch\.rms_norm_cpu"
+    assert re.search(ready, run("doctor --verbose").out)
+    assert not re.search(ready, run("doctor").out)
 
 
 def test_a_kernel_that_cannot_be_imported_is_broken_with_stage_reason_remedy_and_traceback(
@@ -67,7 +88,8 @@ def test_a_kernel_that_cannot_be_imported_is_broken_with_stage_reason_remedy_and
     (broken,) = ran.json["broken"]
     assert (ran.status, ran.json["ok"]) == (1, False)
     assert list(broken) == [
-        "name", "module", "distribution", "version", "first_party", "stage", "reason", "remedy", "traceback",
+        "name", "module", "distribution", "version", "first_party", "stage", "reason", "remedy", "location",
+        "traceback",
     ]  # fmt: skip
     assert (broken["name"], broken["distribution"], broken["version"]) == ("acme", "acme-kernels", "1.2")
     assert broken["stage"] == "import"
@@ -76,6 +98,13 @@ def test_a_kernel_that_cannot_be_imported_is_broken_with_stage_reason_remedy_and
     )
     assert broken["remedy"].endswith("PORTAKERNEL_DISABLE=acme switches it off")
     assert broken["traceback"].startswith("Traceback (most recent call last):")
+    assert broken["location"] is None
+    assert {
+        "state": "sick",
+        "what": f"acme (acme-kernels 1.2) is broken at import: {broken['reason']}",
+        "action": broken["remedy"],
+        "details": [],
+    } in ran.json["findings"]
     acme = next(plugin for plugin in ran.json["plugins"] if plugin["plugin"] == "acme")
     assert acme["readiness"][0]["rejections"][0]["code"] == "import_failed"
 
@@ -84,10 +113,74 @@ def test_tracebacks_are_printed_when_asked_for(run: Callable, install: Callable[
     install("acme", manifest=RAISING)
     assert "Traceback" not in run("doctor").out
     ran = run("doctor --verbose")
-    assert (
-        "\nBroken\n  acme (acme-kernels 1.2), at import:\n    importing acme_for_cli_tests.lost:add raised" in ran.out
-    )
+    sick = "\nSick\n  acme (acme-kernels 1.2) is broken at import: importing acme_for_cli_tests.lost:add raised "
+    assert sick in ran.out
+    assert "\n    -> upgrade acme-kernels, or install what its import lacks; --verbose shows the traceback." in ran.out
     assert "      Traceback (most recent call last):\n" in ran.out
+    assert re.search(r", 1 sick\.\n$", ran.out)
+
+
+def test_what_is_broken_is_told_with_its_place_in_the_plugins_own_files(
+    run: Callable, install: Callable[..., Path]
+) -> None:
+    folder = install("acme", manifest=RAISING)
+    (folder / "lost.py").write_text("def add(x, y): ...\n\nimport no_such_library\n", encoding="utf-8")
+    place = f"{folder / 'lost.py'}:3, in <module>"
+    assert run("doctor --json").json["broken"][0]["location"] == place
+    assert f"\n    at {place}\n" in run("doctor").out
+
+
+def test_a_kernel_that_its_plugins_probe_refuses_needs_attention_with_what_to_do(
+    run: Callable, install: Callable[..., Path]
+) -> None:
+    source = """
+from portakernel.capability import ReasonCode, Rejection
+def ready(target):
+    return Rejection(ReasonCode.MISSING_TOOLCHAIN, "needs acmec; it is not on the path", "acmec")
+"""
+    install("acme", manifest=f"{RAISING}ready: acme_for_cli_tests:ready\n", source=source)
+    ran = run("doctor")
+    assert ran.status == 0
+    assert re.search(
+        r"\nNeeds attention\n(  .+\n)*"
+        r"  acme\.add cannot be used on cpu \(cpu:\w+\): missing_toolchain: needs acmec; it is not on the path\n"
+        r"    -> install the tool that it names\n",
+        ran.out,
+    )
+
+
+def test_ops_that_only_the_reference_serves_need_attention_on_accelerators() -> None:
+    card = Device(Target("nvidia", "sm_90"), "NVIDIA H200", "cuda:0", memory_bytes=2**37, driver="580.1")
+    reference = [Readiness(f"reference.{op}", card, ()) for op in contracts()]
+    ready = (*reference, Readiness("triton.add", card, ()))
+    diagnosis = Diagnosis(dispatcher(), None, (card,), ready, (), (), None)
+    (coverage,) = diagnosis.coverage()
+    assert coverage.accelerated == ("add",)
+    rest = [op for op in contracts() if op != "add"]
+    assert list(coverage.reference_only) == rest
+    finding = next(finding for finding in findings(diagnosis) if finding.what.startswith("cuda:0: "))
+    assert finding.state == "attention"
+    assert finding.what == (
+        "cuda:0: NVIDIA H200 (nvidia:sm_90), 128.0 GiB, driver 580.1;"
+        f" 1 of {len(contracts())} ops have an accelerated kernel, only the reference serves {', '.join(rest)}"
+    )
+
+
+def test_a_kernel_that_only_lacks_a_build_is_healthy_and_counts() -> None:
+    card = Device(Target("nvidia", "sm_90"), "NVIDIA H200", "cuda:0")
+    unbuilt = Rejection(ReasonCode.NEEDS_BUILD, "is not built for these sizes, dtypes and values")
+    diagnosis = Diagnosis(dispatcher(), None, (card,), (Readiness("triton.add", card, (unbuilt,)),), (), (), None)
+    assert diagnosis.coverage()[0].accelerated == ("add",)
+    found = findings(diagnosis)
+    assert "triton.add can serve once portakernel.warmup has built them" in [one.what for one in found]
+    assert {one.state for one in found} == {"healthy"}
+
+
+def test_a_plugin_that_is_switched_off_is_said_to_be(run: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PORTAKERNEL_DISABLE", "triton")
+    out = run("doctor").out
+    assert re.search(r"\n  plugin triton \(portakernel \S+\) is switched off by PORTAKERNEL_DISABLE\n", out)
+    assert "\n  PORTAKERNEL_DISABLE=triton is in force\n" in out
 
 
 def test_a_plugin_that_exits_on_import_for_its_command_is_broken(run: Callable, install: Callable[..., Path]) -> None:
@@ -103,7 +196,7 @@ def test_a_requirement_that_is_not_installed_is_missing_not_broken(run: Callable
     assert ran.status == 0
     assert {
         "what": "plugin acme needs acme_runtime >=2; it is not installed",
-        "remedy": "install acme_runtime>=2",
+        "remedy": "pip install 'acme_runtime>=2'",
     } in ran.json["missing"]
 
 
@@ -113,9 +206,8 @@ def test_a_device_that_torch_cannot_reach_is_missing_and_says_what_to_install(ru
     dispatcher().registry._devices = (lonely,)
     ran = run("doctor")
     assert ran.status == 0
-    assert f"\n  nvidia  nvidia:sm_90  NVIDIA H200, 128.0 GiB, GPU-1, {note}\n" in ran.out
     assert (
-        "\nMissing\n  torch cannot reach NVIDIA H200 (nvidia:sm_90): torch 2.11.0 is a CPU build\n"
+        "\nNeeds attention\n  torch cannot reach NVIDIA H200 (nvidia:sm_90): torch 2.11.0 is a CPU build\n"
         "    -> install a CUDA build to use this device\n"
     ) in ran.out
 
@@ -144,9 +236,10 @@ def test_unknown_variables_are_told(run: Callable, monkeypatch: pytest.MonkeyPat
     assert sentence.startswith(
         "PORTAKERNEL_PREFFER is set, but no such variable exists; did you mean 'PORTAKERNEL_PREFER'"
     )
+    assert f"\n  {sentence}\n    -> correct its name, or unset it\n" in run("doctor").out
 
 
-@pytest.mark.parametrize("variable", ["DISABLE", "USE", "REFERENCE"])
+@pytest.mark.parametrize("variable", ["DISABLE", "USE", "REFERENCE", "LOG"])
 def test_a_variable_with_a_wrong_value_is_told_and_the_rest_is_examined(
     run: Callable, monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
@@ -154,6 +247,9 @@ def test_a_variable_with_a_wrong_value_is_told_and_the_rest_is_examined(
     ran = run("doctor --json")
     assert ran.status == 1
     assert "'nonsense'" in ran.json["environment"]["error"]
+    assert [finding["what"] for finding in ran.json["findings"] if finding["state"] == "sick"] == [
+        ran.json["environment"]["error"]
+    ]
     assert len(ran.json["backends"]) >= 3
 
 

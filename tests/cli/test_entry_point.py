@@ -10,8 +10,8 @@ PROGRAM = "import sys; from portakernel.cli import main; sys.exit(main())"
 ASKED = ["explain", "rms_norm", "--target", "amd:gfx942", "--dtype", "bfloat16", "--shape", "x=4096x8192"]
 
 
-def test_list_explain_with_target_and_validate_import_neither_torch_nor_triton_nor_rich() -> None:
-    others = ["list", "list --json", "list --op nothing", "validate", "explain --help"]
+def test_list_matrix_explain_with_target_and_validate_import_neither_torch_nor_triton_nor_rich() -> None:
+    others = ["list", "list --json", "list --op nothing", "matrix", "matrix --json", "validate", "explain --help"]
     program = f"""
 import sys
 from portakernel.cli import main
@@ -33,7 +33,7 @@ def test_exit_status_is_the_commands_own_and_output_is_plain() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM, *ASKED, *denied], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "")
     assert "\x1b" not in done.stdout
-    assert "\nnone: no kernel can serve this request\n" in done.stdout
+    assert "\nNo kernel can serve it.\n" in done.stdout
 
 
 def test_a_reader_that_stops_early_is_no_error() -> None:

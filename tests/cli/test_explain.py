@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Callable
 
 import pytest
 
 import portakernel
+from portakernel import runtime
+from portakernel.capability import ReasonCode, Rejection
+from portakernel.cli.advice import ADVICE, advice
+from portakernel.cli.explain import read_names
+from portakernel.dispatch import Dispatcher
+from portakernel.plugin_manager import PluginManager, installed_packages
+from portakernel.registry import Registry
+from portakernel.runtime import dispatcher
 
 MI300X = "explain rms_norm --target amd:gfx942 --dtype bfloat16 --shape x=4096x8192"
+
+
+@pytest.fixture
+def _two_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plugins ``torch`` and ``triton`` alone, so that texts can be compared whole."""
+    names = {"torch", "triton", "nvidia", "amd", "cpu"}
+    packages = [package for package in installed_packages() if package.name in names]
+    monkeypatch.setattr(runtime, "_dispatcher", functools.cache(lambda: Dispatcher(Registry(PluginManager(packages)))))
 
 
 def test_json_is_the_decision_key_by_key(run: Callable) -> None:
     ran = run(f"{MI300X} --json")
     data = ran.json
     assert ran.status == 0
-    assert list(data) == ["op", "target", "request", "chosen", "why", "candidates"]
+    assert list(data) == ["op", "target", "request", "chosen", "why", "shortfalls", "candidates"]
     assert list(data["request"]) == [
         "phase", "dtypes", "dims", "facts", "features", "formats", "requires", "attached", "device",
     ]  # fmt: skip
@@ -42,18 +60,92 @@ def test_candidates_are_exactly_those_of_list(run: Callable) -> None:
         assert explained == {kernel["kernel"] for kernel in run(f"list --op {op} --json").json["kernels"]}
 
 
-def test_people_read_the_winner_first_then_each_loser_with_its_reason(run: Callable) -> None:
+@pytest.mark.usefixtures("_two_plugins")
+def test_people_read_what_was_asked_who_serves_it_and_why_then_its_rivals(run: Callable) -> None:
     lines = run(MI300X).out.splitlines()
-    assert lines[:6] == [
-        "rms_norm on amd:gfx942 with x bfloat16, weight bfloat16, M=4096, N=8192",
-        "",
-        "chosen    triton.rms_norm     60  highest priority: 60, before 40 of torch.rms_norm",
-        "eligible  torch.rms_norm      40  lower_priority: priority 40 is below 60 of triton.rms_norm",
-        "eligible  reference.rms_norm   0  lower_priority: the reference comes last; triton.rms_norm serves",
-        "rejected  torch.rms_norm_cpu  40  vendor: serves cpu, not amd",
+    asked = "for inference, with x and weight bfloat16, M=4096, N=8192."
+    assert lines[0] == f"rms_norm on amd:gfx942, CDNA 3 (MI300A, MI300X, MI325X), {asked}"
+    assert lines[2] == "triton.rms_norm serves it: highest priority 60, before 40 of torch.rms_norm."
+    assert lines[3].startswith(
+        "Assumed, because amd:gfx942 was not probed: triton >=3.6 is installed; the device passes"
+    )
+    heading = lines.index("The strongest candidates")
+    assert lines[heading + 1] == "  triton.rms_norm     serves, with priority 60; from plugin triton."
+    assert lines[heading + 2] == (
+        "  torch.rms_norm      could serve too: priority 40 is below 60 of triton.rms_norm."
+        " Assumed: torch >=2.11 is installed."
+    )
+    assert lines[lines.index("The others") + 1 :] == ["  vendor: serves cpu, not amd  torch.rms_norm_cpu"]
+
+
+@pytest.mark.usefixtures("_two_plugins")
+def test_a_better_kernel_that_is_refused_stands_next_to_the_winner_with_what_to_do(run: Callable) -> None:
+    lines = run("explain rms_norm --target nvidia:sm_90 --dtype bfloat16 --shape x=4x100000").out.splitlines()
+    heading = lines.index("The strongest candidates")
+    assert lines[heading + 1].startswith("  torch.rms_norm      serves, with priority 40; ")
+    assert lines[heading + 2] == (
+        "  triton.rms_norm     would go first, with priority 60, but cannot serve: needs N >= 1 and <= 65536; this is"
+        " 100000 (limit)."
+    )
+    assert lines[lines.index("What to do") + 1 :] == [
+        "  For triton.rms_norm: bring N within its bound, by splitting or padding the call."
     ]
-    assert lines[7] == "Assumed, because amd:gfx942 was not probed:"
-    assert "  triton.rms_norm     the device passes the plugin's readiness probe" in lines
+
+
+@pytest.mark.usefixtures("_two_plugins")
+def test_every_reason_of_a_strong_candidate_is_told(run: Callable) -> None:
+    line = "explain rms_norm --target nvidia:sm_90 --dtype x=bfloat16 --dtype weight=float32 --set weight_offset=1"
+    lines = run(f"{line} --deny triton").out.splitlines()
+    assert lines[3] == "It is the reference: correct, but not fast."
+    first = next(i for i, text in enumerate(lines) if text.startswith("  torch.rms_norm  "))
+    assert lines[first].endswith("but cannot serve: weight needs x's dtype; this is float32 (dtype).")
+    assert lines[first + 1].strip() == "also: does not serve weight_offset=1.0 (feature)."
+    todo = "  For torch.rms_norm: give weight in a dtype that it takes; do without weight_offset."
+    assert todo in lines[lines.index("What to do") :]
+
+
+@pytest.mark.usefixtures("_two_plugins")
+def test_what_the_hardware_emulates_is_said(run: Callable) -> None:
+    asked = "explain rms_norm --dtype bfloat16 --target"
+    assert (
+        "\nNote: bfloat16 is emulated on nvidia:sm_75, by conversion to a wider type"
+        in run(f"{asked} nvidia:sm_75").out
+    )
+    assert "Note: " not in run(f"{asked} nvidia:sm_80").out
+
+
+@pytest.mark.usefixtures("_two_plugins")
+def test_when_none_can_serve_people_read_what_to_do(run: Callable) -> None:
+    denied = "--deny torch --deny triton --deny reference"
+    ran = run(f"explain add --target nvidia:sm_90 {denied}")
+    assert (ran.status, ran.err) == (1, "")
+    assert "\nNo kernel can serve it.\n" in ran.out
+    assert "  triton.add     cannot serve: denied by command line (denied_by_policy).\n" in ran.out
+    assert ran.out.endswith(
+        "  For reference.add: take back the wish that stands against it (denied by command line).\n"
+    )
+
+
+@pytest.mark.usefixtures("_two_plugins")
+def test_a_terminal_shows_the_winner_in_colour(run: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("portakernel.cli.output.is_terminal", lambda _: True)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": "60"}.items():
+        monkeypatch.setenv(name, value)
+    out = run(MI300X).out
+    assert "\x1b[32mtriton.rms_norm\x1b[0m serves it: highest priority 60" in out
+    assert max(len(line) for line in re.sub(r"\x1b\[[\d;]*m", "", out).splitlines()) <= 60
+
+
+def test_every_reason_has_advice_and_every_advice_can_be_given() -> None:
+    assert set(ADVICE) == set(ReasonCode)
+    kernel = dispatcher().registry.kernels["triton.rms_norm"]
+    for code in ReasonCode:
+        text = advice(kernel, Rejection(code, "because", "x.stride_last"))
+        assert "{" not in text
+        assert not text.endswith(".")
+    missing = Rejection(ReasonCode.NOT_INSTALLED, "needs triton >=3.6; it is not installed", "triton")
+    assert advice(kernel, missing) == "pip install 'triton>=3.6'"
 
 
 def test_when_none_can_serve_the_decision_is_printed_and_the_status_is_1(run: Callable) -> None:
@@ -87,8 +179,47 @@ def test_dtypes_shapes_parameters_and_phase_reach_the_request(run: Callable) -> 
 def test_without_a_target_this_machines_first_device_is_probed(run: Callable) -> None:
     ran = run("explain add --dtype float32 --shape x=8 --shape y=8")
     assert ran.status == 0
-    assert ran.out.splitlines()[1].startswith("on this machine's ")
+    assert ran.out.startswith("add on this machine's ")
     assert run("explain add --json").json["request"]["device"] is not None
+
+
+@pytest.mark.parametrize(
+    ("words", "formats"),
+    [
+        ("--format row", {"a": "row", "b": "row"}),
+        ("--format a=row --format b=tensor", {"a": "row", "b": "tensor"}),
+        ("--format tensor", {"a": "tensor", "b": "tensor"}),
+    ],
+)
+def test_scale_formats_reach_the_request(run: Callable, words: str, formats: dict[str, str]) -> None:
+    request = run(f"explain scaled_mm --target nvidia:sm_90 {words} --json").json["request"]
+    assert request["formats"] == formats
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (
+            "attention --set causal=true --set window=128,0",
+            "for inference, with causal=True, window=(128, 0), dtypes and",
+        ),
+        ("attention --set scale=none --set softcap=3e1", "for inference, with softcap=30.0, dtypes and"),
+        ("gelu_and_mul --set approximate=tanh", "for inference, with approximate='tanh', dtypes and"),
+        (
+            "scaled_mm --set out_dtype=float32 --format row",
+            "with out_dtype float32, a and b in scale format row, dtypes and",
+        ),
+        ("rms_norm --dtype bfloat16 --set eps=1", "with x and weight bfloat16, eps=1.0, sizes left open."),
+    ],
+)
+def test_keyword_arguments_are_read_as_their_kind_and_told(run: Callable, asked: str, told: str) -> None:
+    assert told in run(f"explain {asked} --target nvidia:sm_90").out.splitlines()[0]
+
+
+def test_names_are_for_all_arguments_or_for_one_each() -> None:
+    assert read_names("--dtype", []) is None
+    assert read_names("--dtype", [" float32 "]) == "float32"
+    assert read_names("--dtype", ["x=float32", "y=float16"]) == {"x": "float32", "y": "float16"}
 
 
 @pytest.mark.parametrize(
@@ -104,13 +235,20 @@ def test_without_a_target_this_machines_first_device_is_probed(run: Callable) ->
         ("rms_norm --dtype bf16", "unknown dtype 'bf16'; did you mean 'bfloat16'?"),
         (
             "rms_norm --dtype bfloat16 --dtype x=float32",
-            "--dtype bfloat16 says the dtype of every argument, so it stands alone; beside others write ARG=DTYPE",
+            "--dtype bfloat16 is for every argument, so it stands alone; beside others write ARG=bfloat16",
         ),
         ("rms_norm --dtype x=float32 --dtype x=float16", "--dtype gives x twice: float32 and float16"),
         ("rms_norm --shape x=4096,8192", "--shape 'x=4096,8192' is not a shape; write ARG=AxBxC, such as x=4096x8192"),
         ("rms_norm --shape x=-1x4", "--shape 'x=-1x4' is not a shape; write ARG=AxBxC, such as x=4096x8192"),
         ("rms_norm --shape x=4x4 --shape x=4x4", "--shape gives x twice"),
-        ("rms_norm --set eps", "--set 'eps' is not NAME=NUMBER, such as eps=1.0"),
+        ("rms_norm --set eps", "--set 'eps' is not NAME=VALUE, such as eps=1.0"),
+        ("rms_norm --set eps=tiny", "rms_norm: eps must be a number; this is str 'tiny'"),
+        ("rms_norm --set eps=true", "rms_norm: eps must be a number; this is "),
+        (
+            "rms_norm --format row --format x=row",
+            "--format row is for every argument, so it stands alone; beside others",
+        ),
+        ("rms_norm --format x=row --format x=tensor", "--format gives x twice: row and tensor"),
         ("rms_norm --set eps=1 --set eps=2", "--set gives eps twice"),
         (
             "rms_norm --set weigth_offset=1",

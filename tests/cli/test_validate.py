@@ -153,6 +153,76 @@ def test_a_file_under_another_name_is_known_by_its_keys(run: Callable, tmp_path:
     assert ran.out.splitlines()[0] == f"{file}:1: required key 'torch_device' is missing"
 
 
+POLICY = """\
+schema_version: 1
+reference: warn
+ops:
+  rms_norm: {reference: forbid, use: triton.rms_norm}
+"""
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a policy file."""
+
+    def write(text: str = POLICY, name: str = "policy.yaml") -> Path:
+        file = tmp_path / name
+        file.write_text(text, encoding="utf-8")
+        return file
+
+    return write
+
+
+@pytest.mark.parametrize("name", ["policy.yaml", "production.yaml"])
+def test_a_policy_file_is_known_by_its_name_or_its_keys(run: Callable, policy: Callable, name: str) -> None:
+    file = policy(name=name)
+    assert run("validate", str(file)).out == "1 policy file: no problems\n"
+    data = run("validate", str(file), "--json").json
+    assert data["checked"] == [{"file": str(file), "kind": "policy", "module": None, "problems": 0}]
+
+
+def test_a_policys_problems_are_told_with_file_line_and_key(run: Callable, policy: Callable) -> None:
+    file = policy(POLICY.replace("warn", "never").replace("triton.rms_norm", "triton.add, depy: x"))
+    ran = run("validate", str(file))
+    assert (ran.status, ran.err) == (1, "")
+    assert ran.out == (
+        f"{file}:2: reference: found 'never'; known: allow, forbid, warn\n"
+        f"{file}:4: ops.rms_norm.depy: unknown key; did you mean 'deny'?\n"
+        "1 policy file: 2 problems\n"
+    )
+
+
+def test_a_policys_problems_as_json(run: Callable, policy: Callable) -> None:
+    file = policy(f"{POLICY}targets: {{nvidia:sm_9: {{deny: triton}}, 'amd:cdna9': {{deny: triton}}}}\n")
+    ran = run("validate", str(file), "--json")
+    assert ran.status == 1
+    assert [(problem["line"], problem["key"]) for problem in ran.json["problems"]] == [
+        (5, "targets.nvidia:sm_9"), (5, "targets.amd:cdna9"),
+    ]  # fmt: skip
+    assert [problem["text"].partition(";")[0] for problem in ran.json["problems"]] == [
+        "unknown nvidia arch 'sm_9'", "unknown amd arch 'cdna9'",
+    ]  # fmt: skip
+
+
+def test_the_policy_file_in_force_is_checked_with_what_is_installed(
+    run: Callable, policy: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = policy("schema_version: 1\ndeny: tritn\n", name="in_force.yaml")
+    monkeypatch.setenv("PORTAKERNEL_POLICY", str(file))
+    ran = run("validate")
+    assert ran.status == 1
+    first, count = ran.out.splitlines()
+    assert first == f"{file}:2: deny: unknown kernel or plugin 'tritn'; did you mean 'triton' or 'triton.add'?"
+    assert count.endswith("manifests, 1 policy file: 1 problem")
+    monkeypatch.setenv("PORTAKERNEL_POLICY", str(file.parent / "none.yaml"))
+    assert run("validate").out.startswith(f"{file.parent / 'none.yaml'}: cannot be read: No such file or directory\n")
+
+
+def test_manifests_and_policies_may_be_named_together(run: Callable, package: Callable, policy: Callable) -> None:
+    ran = run("validate", str(package()), str(policy()))
+    assert (ran.status, ran.out) == (0, "1 manifest, 1 policy file: no problems\n")
+
+
 def test_a_nested_package_is_named_from_its_outermost_init(run: Callable, tmp_path: Path) -> None:
     inner = tmp_path / "outer" / "inner"
     inner.mkdir(parents=True)
@@ -167,7 +237,10 @@ def test_a_nested_package_is_named_from_its_outermost_init(run: Callable, tmp_pa
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nothing", "{path}: no such file or folder; name a plugin.yaml, a backend.yaml or their folder"),
+        (
+            "nothing",
+            "{path}: no such file or folder; name a plugin.yaml, a backend.yaml, their folder, or a policy.yaml",
+        ),
         ("", "{path} holds neither plugin.yaml nor backend.yaml; name the folder that does"),
     ],
 )

@@ -135,9 +135,9 @@ def test_explain_with_tensors_is_about_exactly_that_call(torch):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"target": "cpu:x86_64"}, ArgumentTypeError, "explain takes tensors, or target, dtype and shape, not both"),
-        ({"dtype": "float32"}, ArgumentTypeError, "explain takes tensors, or target, dtype and shape, not both"),
-        ({"shape": {"x": (3,)}}, ArgumentTypeError, "explain takes tensors, or target, dtype and shape, not both"),
+        ({"target": "cpu:x86_64"}, ArgumentTypeError, "explain takes tensors, or target, dtype, shape and format, not both"),
+        ({"dtype": "float32"}, ArgumentTypeError, "explain takes tensors, or target, dtype, shape and format, not both"),
+        ({"shape": {"x": (3,)}}, ArgumentTypeError, "explain takes tensors, or target, dtype, shape and format, not both"),
         ({"phase": "train"}, UnknownNameError, "unknown phase 'train'; did you mean 'training'?"),
         ({"epz": 1.0}, UnknownNameError, "rms_norm: unknown parameter 'epz'; did you mean 'eps'?"),
         ({"eps": "small"}, ArgumentTypeError, "rms_norm: eps must be a number; this is str 'small'"),
@@ -309,10 +309,10 @@ def test_plugins_lists_what_is_installed_the_broken_and_the_disabled_too(world, 
 
 def test_what_is_installed_here_is_whole():
     states = {state.package.name: state for state in portakernel.plugins() if state.package.first_party}
-    assert set(states) == {"torch", "triton", "nvidia", "amd", "cpu"}
+    assert set(states) == {"torch", "triton", "nvidia", "amd", "intel", "apple", "cpu"}
     assert [state.broken for state in states.values() if state.broken] == []
     assert states["triton"].kernels == ("triton.add", "triton.rms_norm")
-    assert {name for name, state in states.items() if state.backend} == {"nvidia", "amd", "cpu"}
+    assert {name for name, state in states.items() if state.backend} == {"nvidia", "amd", "intel", "apple", "cpu"}
 
 
 def test_stats_count_the_calls_that_each_kernel_served(torch):

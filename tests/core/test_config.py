@@ -13,7 +13,7 @@ from portakernel.errors import ConfigError, UnknownNameError
 from portakernel.plugin_manager import PluginManager
 from portakernel.registry import Registry
 
-NAMES = ["USE", "PREFER", "DENY", "REFERENCE", "DISABLE"]
+NAMES = ["USE", "PREFER", "DENY", "REFERENCE", "POLICY", "DISABLE", "LOG"]
 
 
 def test_every_variable_is_in_the_table_with_what_it_does():
@@ -44,6 +44,16 @@ def test_the_reference_has_three_modes(mode):
 def test_another_mode_is_refused(mode, offer):
     with pytest.raises(ConfigError, match=re.escape(f"PORTAKERNEL_REFERENCE is {mode!r}; {offer}")):
         Config.from_environment({"PORTAKERNEL_REFERENCE": mode})
+
+
+def test_the_log_has_one_level_and_another_is_refused():
+    assert Config.from_environment({"PORTAKERNEL_LOG": " summary "}).log == "summary"
+    with pytest.raises(ConfigError, match=r"^PORTAKERNEL_LOG is 'sumary'; did you mean 'summary'\?$"):
+        Config.from_environment({"PORTAKERNEL_LOG": "sumary"})
+
+
+def test_a_policy_file_is_named_by_its_path():
+    assert Config.from_environment({"PORTAKERNEL_POLICY": " /etc/my policy.yaml "}).policy == "/etc/my policy.yaml"
 
 
 def test_a_misspelt_variable_is_told_with_the_nearest():

@@ -73,7 +73,7 @@ def test_first_party_packages_come_first_then_by_distribution_and_name(site):
         site.package(name, plugin=PLUGIN.format(name=name, module=f"fake_{name}"))
     distribute(site.folder, "stranger-two", "[portakernel]\nzeta = fake_zeta\nalpha = fake_alpha\n")
     found = [(package.first_party, package.name) for package in installed_packages()]
-    ours = ["amd", "cpu", "nvidia", "torch", "triton"]
+    ours = ["amd", "apple", "cpu", "intel", "nvidia", "torch", "triton"]
     assert [name for first_party, name in found if first_party] == ours
     assert [package.name for package in strangers()] == ["alpha", "zeta"]
     assert all(first_party for first_party, _ in found[: len(ours)])
@@ -99,7 +99,7 @@ def test_a_module_that_is_gone_breaks_its_package_alone(site):
     reason = "module 'fake_gone.inner' cannot be found; reinstall stranger-kernels"
     assert (broken.package, broken.stage, broken.reason) == (package, "discovery", reason)
     assert {"torch", "triton"} <= set(manager.plugins)
-    assert {"amd", "cpu", "nvidia"} <= set(manager.backends)
+    assert {"amd", "apple", "cpu", "intel", "nvidia"} <= set(manager.backends)
 
 
 def test_a_distribution_without_metadata_stops_nobody(site):
@@ -152,7 +152,7 @@ import sys
 from portakernel.plugin_manager import PluginManager
 manager = PluginManager()
 assert set(manager.plugins) >= {"torch", "triton"}, manager.plugins
-assert set(manager.backends) >= {"amd", "cpu", "nvidia"}, manager.backends
+assert set(manager.backends) >= {"amd", "apple", "cpu", "intel", "nvidia"}, manager.backends
 from portakernel.registry import Registry
 assert "triton.rms_norm" in Registry(manager).kernels
 names = ("torch", "triton", "numpy", "portakernel_plugins", "portakernel_backends")

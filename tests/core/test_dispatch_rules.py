@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from portakernel.capability import ReasonCode, Rejection
+from portakernel.arch import Selector
+from portakernel.capability import Capability, ReasonCode, Rejection
 from portakernel.decision import Decision
 from portakernel.errors import NoKernelError
 from portakernel.policies import intern_policy, make_layer
@@ -57,7 +58,7 @@ def refused_request(world):
         "rms_norm",
         dtypes={"x": "float32", "weight": "float32"},
         shapes={"x": (3, 9)},
-        features={"weight_offset": 1.0},
+        values={"weight_offset": 1.0},
         phase=Phase.TRAINING,
     )
     dtypes = {"x": "float32", "weight": "bfloat16"}
@@ -103,7 +104,7 @@ def test_rule_2_winner_and_losers_keep_their_reasons(world):
     assert names(decision, "chosen") == ["p.add"]
     assert names(decision, "eligible") == ["p.slow", "reference.add"]
     assert names(decision, "rejected") == ["p.cannot"]
-    assert decision.why == "highest priority: 20, before 10 of p.slow"
+    assert decision.why == "highest priority 20, before 10 of p.slow"
     assert told(decision, "p.add") == []
     assert told(decision, "p.slow") == [("lower_priority", "priority 10 is below 20 of p.add")]
     assert told(decision, "p.cannot") == [("dtype", "x needs float16; this is float32")]
@@ -236,9 +237,9 @@ def test_rule_5_a_feature_goes_to_a_kernel_that_lists_it_and_a_value_to_all(worl
     world.plugin("p", {"op": "rms_norm", "priority": 9})
     world.plugin("q", {"op": "rms_norm", "features": ["weight_offset"]})
     dispatcher = world.dispatcher()
-    assert dispatcher.decide(world.request("rms_norm", features={"eps": 0.5})).chosen.name == "p.rms_norm"
-    assert dispatcher.decide(world.request("rms_norm", features={"weight_offset": 0.0})).chosen.name == "p.rms_norm"
-    decision = dispatcher.decide(world.request("rms_norm", features={"weight_offset": 1.0}))
+    assert dispatcher.decide(world.request("rms_norm", values={"eps": 0.5})).chosen.name == "p.rms_norm"
+    assert dispatcher.decide(world.request("rms_norm", values={"weight_offset": 0.0})).chosen.name == "p.rms_norm"
+    decision = dispatcher.decide(world.request("rms_norm", values={"weight_offset": 1.0}))
     assert decision.chosen.name == "q.rms_norm"
     assert told(decision, "p.rms_norm") == [("feature", "does not serve weight_offset=1.0")]
 
@@ -257,7 +258,7 @@ def test_rule_6_the_reference_comes_after_every_kernel_whatever_its_priority(wor
 
 
 def test_rule_6_the_reference_serves_where_nothing_else_does(world):
-    decision = world.dispatcher().decide(world.request("rms_norm", features={"weight_offset": 1.0}))
+    decision = world.dispatcher().decide(world.request("rms_norm", values={"weight_offset": 1.0}))
     assert decision.chosen.name == "reference.rms_norm"
     assert decision.why == "the only kernel that can serve this request"
 
@@ -453,7 +454,7 @@ def test_a_required_property_must_be_declared(world, name, code, text):
     world.plugin("q", {"properties": {name: True}})
     decision = world.dispatcher().decide(world.request(), under({"require": name}))
     assert decision.chosen.name == "q.add"
-    assert told(decision, "p.add") == [(code, text)]
+    assert told(decision, "p.add") == [(code, f"{text} (required by context)")]
     assert world.dispatcher().decide(world.request()).chosen.name == "p.add"
 
 
@@ -461,12 +462,15 @@ def test_a_required_property_must_be_declared(world, name, code, text):
 
 
 def test_a_scale_format_must_be_listed(world):
-    world.plugin("p", {"formats": {"x": ["row", "tensor"]}}, {"name": "none"})
+    capability = Capability({"*": Selector(("any",))}, {}, formats={"x": ("row", "tensor")})
     request = replace(world.request(), formats={"x": "mxfp8"})
-    decision = world.dispatcher().decide(request)
-    assert told(decision, "p.add") == [("scale_format", "x takes row, tensor; this is mxfp8")]
-    assert told(decision, "p.none") == [("scale_format", "x takes no scale format; this is mxfp8")]
-    assert world.dispatcher().decide(replace(request, formats={"x": "row"})).chosen.name == "p.add"
+
+    def told(claim):
+        return [(r.code, r.text, r.parameter) for r in claim.rejections(request, {})]
+
+    assert told(capability) == [("scale_format", "x takes row, tensor; this is mxfp8", "x")]
+    assert told(replace(capability, formats={})) == [("scale_format", "x takes no scale format; this is mxfp8", "x")]
+    assert capability.supports(replace(request, formats={"x": "row"}), {})
 
 
 def test_what_a_question_leaves_open_rejects_nothing_and_is_assumed(world):

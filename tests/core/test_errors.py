@@ -17,6 +17,7 @@ from portakernel.errors import (
     ManifestError,
     NoKernelError,
     PluginError,
+    PolicyFileError,
     PortakernelError,
     UnknownNameError,
     nearest,
@@ -29,6 +30,7 @@ BASES = {
     ManifestError: (ValueError,),
     PluginError: (),
     ConfigError: (ValueError,),
+    PolicyFileError: (ValueError,),
     NoKernelError: (NotImplementedError,),
     DerivativeError: (NotImplementedError,),
     CannotRun: (),
@@ -72,6 +74,15 @@ def test_a_manifest_error_carries_the_file_and_each_problem():
     error = ManifestError("p.yaml", ["p.yaml:1: one", "p.yaml:2: two"])
     assert (error.path, error.problems) == ("p.yaml", ("p.yaml:1: one", "p.yaml:2: two"))
     assert str(error) == "p.yaml:1: one\np.yaml:2: two"
+
+
+def test_a_policy_files_error_carries_the_file_each_problem_and_who_named_it():
+    error = PolicyFileError("p.yaml", ["p.yaml:1: one", "p.yaml:2: two"], named_by="PORTAKERNEL_POLICY")
+    assert isinstance(error, ConfigError)
+    assert (error.path, error.problems) == ("p.yaml", ("p.yaml:1: one", "p.yaml:2: two"))
+    assert error.named_by == "PORTAKERNEL_POLICY"
+    assert str(error) == "PORTAKERNEL_POLICY: this policy file cannot be accepted:\np.yaml:1: one\np.yaml:2: two"
+    assert str(PolicyFileError("p.yaml", ["p.yaml:1: one"])) == "p.yaml:1: one"
 
 
 def test_a_plugin_error_carries_plugin_distribution_and_version():

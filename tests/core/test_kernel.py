@@ -90,13 +90,13 @@ def test_a_kernel_is_first_party_when_its_distribution_is_portakernel(site):
         ),
         (
             ADD.replace(", y: [x]", ""),
-            ["p.yaml:7: kernels[0].dtypes: lacks y: every tensor argument needs its dtypes"],
+            ["p.yaml:7: kernels[0].dtypes: lacks y: x, y each need their dtypes"],
         ),
         (
             ADD.replace("    dtypes: {x: [float32], y: [x]}\n", ""),
             [
-                "p.yaml:4: kernels[0].dtypes: lacks x: every tensor argument needs its dtypes",
-                "p.yaml:4: kernels[0].dtypes: lacks y: every tensor argument needs its dtypes",
+                "p.yaml:4: kernels[0].dtypes: lacks x: x, y each need their dtypes",
+                "p.yaml:4: kernels[0].dtypes: lacks y: x, y each need their dtypes",
             ],
         ),
         (
@@ -218,7 +218,7 @@ def test_a_kernel_is_first_party_when_its_distribution_is_portakernel(site):
         ),
         (
             ADD + "    formats: {z: [row]}\n",
-            ["p.yaml:8: kernels[0].formats.z: unknown tensor argument 'z'; known: x, y"],
+            ["p.yaml:8: kernels[0].formats.z: unknown tensor with a scale format 'z'; none is known"],
         ),
     ],
 )

@@ -189,7 +189,7 @@ def test_a_key_has_one_name(load, key):
         (
             "{x: [float32], y: [x]}",
             "[float32]",
-            "m.yaml:7: kernels[0].dtypes: found ['float32']; input should be a valid dictionary",
+            "m.yaml:7: kernels[0].dtypes: found ['float32']; input should be a mapping of keys",
         ),
         (
             "    dtypes:",
@@ -247,7 +247,7 @@ def test_a_key_has_one_name(load, key):
         (
             "    dtypes:",
             "    saves: all\n    dtypes:",
-            "m.yaml:7: kernels[0].saves: found 'all'; input should be 'contract', 'own' or 'none'",
+            "m.yaml:7: kernels[0].saves: found 'all'; input should be 'contract', 'own', 'none' or 'autograd'",
         ),
         (
             "kernels:",

@@ -120,7 +120,7 @@ def test_the_winner_of_backward_is_imported_by_its_backward(world):
 
 
 def test_the_request_names_its_phase(world):
-    request = world.request("rms_norm", phase=Phase.BACKWARD, shapes={"x": (2, 3)}, features={"weight_offset": 1.0})
+    request = world.request("rms_norm", phase=Phase.BACKWARD, shapes={"x": (2, 3)}, values={"weight_offset": 1.0})
     text = "rms_norm (backward) on acme:acme1 with x float32, weight float32, M=2, N=3, weight_offset=1.0"
     assert str(request) == text
     assert request.to_json()["phase"] == "backward"

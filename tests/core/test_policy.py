@@ -6,9 +6,14 @@ import threading
 
 import pytest
 
+from portakernel.arch import Selector
 from portakernel.capability import ReasonCode
 from portakernel.errors import ConfigError, PortakernelError, UnknownNameError
-from portakernel.policies import Layer, intern_policy, make_layer
+from portakernel.policies import Layer, Place, Scope, intern_policy, make_layer
+from portakernel.target import Target
+
+ACME = Target("acme", "acme1")
+EVERY_CALL = [("add", "acme1"), ("add", "acme2"), ("rms_norm", "acme1"), ("rms_norm", "acme2")]
 
 
 @pytest.fixture
@@ -68,11 +73,17 @@ def test_a_denial_beats_a_use_from_any_layer(world, dispatcher):
 
 def test_requirements_of_all_layers_add_up(world, dispatcher):
     policy = layers({"require": "deterministic"}, {}, {"require": ["batch_invariant", "deterministic"]})
-    assert policy.require == {"deterministic", "batch_invariant"}
+    wishes = policy.wishes("add", ACME, dispatcher.registry)
+    assert wishes.require == {"deterministic": "one", "batch_invariant": "three"}
     decision = dispatcher.decide(world.request(), policy)
-    assert decision.request.requires == policy.require
-    codes = [rejection.code for rejection in decision.candidate("a.add").rejections]
-    assert codes == [ReasonCode.NOT_BATCH_INVARIANT, ReasonCode.NOT_DETERMINISTIC]
+    assert decision.request.requires == {"deterministic", "batch_invariant"}
+    assert [(rejection.code, rejection.text) for rejection in decision.candidate("a.add").rejections] == [
+        (
+            ReasonCode.NOT_BATCH_INVARIANT,
+            "does not promise a row's result independent of the other rows (required by three)",
+        ),
+        (ReasonCode.NOT_DETERMINISTIC, "does not promise equal results from run to run (required by one)"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -85,8 +96,53 @@ def test_requirements_of_all_layers_add_up(world, dispatcher):
     ],
 )
 def test_the_strongest_layer_that_speaks_of_the_reference_decides(dispatcher, named, mode, source):
-    wishes = layers(*named).wishes("add", dispatcher.registry)
+    wishes = layers(*named).wishes("add", ACME, dispatcher.registry)
     assert (wishes.reference, wishes.reference_source) == (mode, source)
+
+
+@pytest.mark.parametrize(
+    ("scope", "shown", "covered"),
+    [
+        (Scope(), "", EVERY_CALL),
+        (Scope("add"), "add", [("add", "acme1"), ("add", "acme2")]),
+        (Scope(vendor="acme"), "acme", EVERY_CALL),
+        (Scope("add", "acme", Selector(("acme2",))), "add on acme:acme2", [("add", "acme2")]),
+        (Scope("add", "acme", Selector(("acme1+",))), "add on acme:acme1+", [("add", "acme1"), ("add", "acme2")]),
+        (Scope(vendor="other"), "other", []),
+    ],
+    ids=str,
+)
+def test_a_layer_may_be_about_one_op_and_some_targets(world, dispatcher, scope, shown, covered):
+    policy = intern_policy((Layer("x", prefer=("b",), scope=scope),))
+    decisions = {call: dispatcher.decide(world.request(call[0], f"acme:{call[1]}"), policy) for call in EVERY_CALL}
+    assert [call for call, decision in decisions.items() if decision.chosen.plugin == "b"] == covered
+    assert str(scope) == shown
+
+
+def test_kernels_named_for_any_target_are_those_of_use_and_prefer(dispatcher):
+    first = Layer("x", use=("a",), deny=("b.second",), scope=Scope(vendor="acme", archs=Selector(("acme2",))))
+    policy = intern_policy((first, Layer("y", prefer=("b.add",), scope=Scope("add"))))
+    assert policy.named("add", dispatcher.registry) == {"a.add", "b.add"}
+    assert policy.named("rms_norm", dispatcher.registry) == {"a.rms_norm"}
+
+
+def test_reasons_name_a_wishs_own_place_before_its_source(world, dispatcher):
+    places = (Place("deny", "a", "file:3"), Place("prefer", "b.second", "file:5"))
+    policy = intern_policy((Layer("file", prefer=("b.second", "b"), deny=("a", "reference"), places=places),))
+    decision = dispatcher.decide(world.request(), policy)
+    assert decision.why == "file:5 prefers it"
+    assert [r.text for r in decision.candidate("a.add").rejections] == ["denied by file:3"]
+    assert [r.text for r in decision.candidate("reference.add").rejections] == ["denied by file"]
+
+
+def test_where_a_wish_stands_is_no_part_of_what_a_compiled_graph_depends_on(dispatcher):
+    tokens = []
+    for line in (3, 4):
+        layer = Layer("file", deny=("a",), places=(Place("deny", "a", f"file:{line}"),))
+        dispatcher.set_process_layer(layer)
+        dispatcher.refresh_trace_token()
+        tokens.append(dispatcher.trace_token)
+    assert tokens[0] == tokens[1]
 
 
 def test_sources_stand_in_their_order(world):

@@ -43,7 +43,7 @@ def test_one_dtype_goes_only_to_the_arguments_that_may_have_it():
     x, y = contract("add").tensors
     mixed = replace(contract("add"), tensors=(x, replace(y, dtypes=("int32",))))
     assert ask(mixed, HERE, dtypes="int32").dtypes == {"y": "int32"}
-    assert ask(mixed, HERE, dtypes="float16").dtypes == {"x": "float16"}
+    assert ask(mixed, HERE, dtypes="float16").dtypes == {"x": "float16", "y": "int32"}
 
 
 @pytest.mark.parametrize(
@@ -155,15 +155,15 @@ def test_what_is_no_dtype_is_refused_in_our_own_words(dtypes):
     ],
 )
 def test_only_a_feature_that_is_not_neutral_is_asked_for(given, features):
-    assert question(features=given).features == features
+    assert question(values=given).features == features
 
 
 def test_an_unknown_parameter_offers_the_nearest():
     with pytest.raises(UnknownNameError) as caught:
-        question(features={"weight_ofset": 1.0})
+        question(values={"weight_ofset": 1.0})
     assert str(caught.value) == "rms_norm: unknown parameter 'weight_ofset'; did you mean 'weight_offset'?"
     with pytest.raises(UnknownNameError) as caught:
-        question("add", features={"eps": 1.0})
+        question("add", values={"eps": 1.0})
     assert str(caught.value).startswith("add: unknown parameter 'eps'; ")
 
 
@@ -171,7 +171,7 @@ def test_an_unknown_parameter_offers_the_nearest():
 def test_a_parameter_is_a_number_in_a_question_as_in_a_call(given):
     (name,) = given
     with pytest.raises(ArgumentTypeError, match=f"^rms_norm: {name} must be a number; this is "):
-        question(features=given)
+        question(values=given)
 
 
 def test_a_question_takes_tensors_to_be_contiguous_and_aligned():

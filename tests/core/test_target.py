@@ -50,7 +50,7 @@ def test_the_registry_knows_the_vendors_archs_and_what_may_come_after_them(insta
     ("text", "message"),
     [
         ("nvida:sm_90", "here: unknown vendor 'nvida'; did you mean 'nvidia'?"),
-        ("intel:xe2", "here: unknown vendor 'intel'; known: amd, cpu, nvidia"),
+        ("qualcomm:x1", "here: unknown vendor 'qualcomm'; known: amd, apple, cpu, intel, nvidia"),
         ("nvidia:sm90", "here: unknown nvidia arch 'sm90'; did you mean 'sm_90' or 'sm_89' or 'sm_80'?"),
         ("nvidia:sm_81", "here: unknown nvidia arch 'sm_81'; did you mean "),
         ("amd:gfx943", "here: unknown amd arch 'gfx943'; did you mean 'gfx942' or "),

@@ -143,14 +143,14 @@ def test_an_alias_without_an_anchor_is_refused(read):
 
 
 def test_merge_keys_are_refused(read):
-    message = "plugin.yaml:3: merge keys (<<) are not accepted; use `defaults:`"
+    message = "plugin.yaml:3: merge keys (<<) are not accepted; a plugin.yaml has `defaults:` instead"
     assert refused(read, "a: &a {x: 1}\nb:\n  <<: *a\n") == message
 
 
 @pytest.mark.parametrize("byte", [b"a: 1\n", b"#", b" "])
 def test_a_file_of_2_mb_is_refused_for_its_size(read, byte):
     content = byte * (2 * MAX_BYTES // len(byte))
-    assert refused(read, content) == f"plugin.yaml: has {len(content)} bytes; a manifest has at most {MAX_BYTES}"
+    assert refused(read, content) == f"plugin.yaml: has {len(content)} bytes; at most {MAX_BYTES} are accepted"
 
 
 def test_a_file_of_the_greatest_size_is_read(read):
@@ -169,7 +169,7 @@ def test_nesting_is_bounded(read, begin, end):
 
 
 def test_several_documents_are_refused(read):
-    assert refused(read, "a: 1\n---\nb: 2\n") == "plugin.yaml:2: holds several documents; a manifest is one"
+    assert refused(read, "a: 1\n---\nb: 2\n") == "plugin.yaml:2: holds several documents; one is accepted"
 
 
 def test_one_document_may_have_its_marks(read):

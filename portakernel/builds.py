@@ -1,0 +1,72 @@
+"""What has been built in this process: kernels that have to be compiled before a call can be served by them.
+
+A kernel whose manifest says ``build`` is compiled by ``portakernel.warmup``, for one combination of dtypes, device,
+values and sizes at a time (leading dimensions excepted), and never on a call.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from portakernel.capability import ReasonCode, Rejection
+from portakernel.contract import Contract
+from portakernel.kernel import Kernel
+from portakernel.request import Phase, Request
+from portakernel.sizes import parse_size
+
+Unit = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """One thing that was built."""
+
+    kernel: str
+    phase: Phase
+    device: str | None
+    dtypes: tuple[tuple[str, str], ...]
+    unit: Unit
+
+
+class Builds:
+    """The kernels that were built, and for what."""
+
+    def __init__(self) -> None:
+        self._done: set[Built] = set()
+        self._units: dict[str, set[Unit]] = {}
+        self._lock = threading.Lock()
+
+    def units(self, op: str) -> set[Unit]:
+        """The sizes and values for which some kernel of ``op`` was built; the set itself, which grows."""
+        with self._lock:
+            return self._units.setdefault(op, set())
+
+    def remember(self, contract: Contract, kernel: Kernel, request: Request) -> None:
+        """``kernel`` is built for calls like ``request``."""
+        made = _built(contract, kernel, request)
+        with self._lock:
+            self._done.add(made)
+            self._units.setdefault(contract.op, set()).add(made.unit)
+
+    def rejection(self, contract: Contract, kernel: Kernel, request: Request) -> Rejection | None:
+        """Why ``kernel`` cannot serve ``request`` for want of a build."""
+        if kernel.build is None or _built(contract, kernel, request) in self._done:
+            return None
+        tensors = ", ".join(tensor.name for tensor in contract.tensors if not tensor.optional)
+        text = f"is not built for these sizes, dtypes and values; portakernel.warmup({contract.op!r}, {tensors}) builds"
+        return Rejection(ReasonCode.NEEDS_BUILD, f"{text} it")
+
+
+def unit_names(contract: Contract) -> tuple[str, ...]:
+    """The dimensions that a build is for; leading ones may differ from call to call."""
+    fixed = {name for tensor in contract.tensors for text in tensor.fixed if (name := parse_size(text).name)}
+    return tuple(name for name in contract.dims if name in fixed)
+
+
+def _built(contract: Contract, kernel: Kernel, request: Request) -> Built:
+    made = contract.at(request.values)
+    unit = (*(request.dims.get(name) for name in unit_names(made)), *request.values.values())
+    device = request.device.torch_device if request.device is not None else None
+    return Built(kernel.name, request.phase, device, tuple(sorted(request.dtypes.items())), unit)

@@ -1,0 +1,46 @@
+"""What the conformance kit draws: cases, how tensors lie in memory, which numbers they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Layout = Literal["contiguous", "sliced", "transposed", "expanded", "stepped", "offset", "split"]
+Values = Literal["normal", "large", "tiny", "special", "zeros"]
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """What the elements of a tensor argument are.
+
+    ``numbers``: as the case's ``values`` says. ``index``: integers from 0 to below the size of dimension ``below``; one
+    in five is the value of the parameter ``sometimes`` instead, where one is named. ``segments``: ends of consecutive
+    pieces of dimension ``below``, from 0 to all of it, some of them empty; ``offsets``: the pieces' starts. ``scale``:
+    positive numbers around 1.
+    """
+
+    kind: Literal["numbers", "index", "segments", "offsets", "scale"] = "numbers"
+    below: str = ""
+    sometimes: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One input for conformance. Dtypes are not part of it: each kernel runs each case in every dtype it claims.
+
+    ``leading`` is the shape of the ``*`` dimensions; ``layouts`` says how each argument lies in memory (contiguous
+    where not named); ``values`` draws the numbers: ``normal``, ``large`` and ``tiny`` magnitudes, ``special`` with NaN,
+    both infinities and signed zeros, ``zeros``. ``present`` names the optional tensors that are passed, ``given`` holds
+    the elements of integer tensors that shall not be drawn.
+    """
+
+    name: str
+    leading: tuple[int, ...] = ()
+    dims: Mapping[str, int] = field(default_factory=dict[str, int])
+    layouts: Mapping[str, Layout] = field(default_factory=dict[str, Layout])
+    parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    values: Values = "normal"
+    backward: bool = True
+    present: tuple[str, ...] = ()
+    given: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])

@@ -1,0 +1,66 @@
+"""``softmax``: exponentials of a row, divided by their sum."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from portakernel.contract import Case, Contract, Cost, Result, TensorArgument, Tolerance
+
+
+def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[str, Any]) -> Cost:
+    """``x`` read and ``y`` written once; maximum, subtract, exp, sum and divide each element."""
+    elements = dims["M"] * dims["N"]
+    return Cost(bytes=2 * elements * itemsizes["x"], flops=5 * elements)
+
+
+CONTRACT = Contract(
+    op="softmax",
+    summary="Softmax over the last dimension.",
+    formula="exp(x - max(x, -1)) / sum(exp(x - max(x, -1)), -1)",
+    notes=(
+        "Everything is computed in float32 and rounded once, at the end; nothing overflows. Infinities are as in torch:"
+        " -inf beside a finite number gives 0; a row with +inf or NaN, and a row of -inf alone, is NaN throughout."
+        " Backward needs y alone, as forward returned it; libraries that round grad * y before they sum it differ there"
+        " by up to one unit in the last place. Not guaranteed: equal bits from different kernels; digits"
+        " far below the row's maximum, about two units in the last place of float32 lost for each unit of distance;"
+        " results and gradients that are subnormal in float32, which a kernel may flush to zero."
+    ),
+    tensors=(TensorArgument("x", ("*M", "N"), ("float32", "float16", "bfloat16")),),
+    outputs=(Result("y", ("*M", "N"), like="x"),),
+    kept=("y",),
+    stands_for={"x": "y"},
+    gradient="kernel",
+    inplace=("x",),
+    cases=(
+        Case("one element", (1,), {"N": 1}),
+        Case("one row", (), {"N": 64}),
+        Case("block", (4,), {"N": 128}),
+        Case("block and one", (3,), {"N": 129}),
+        Case("prime sizes", (7,), {"N": 1009}),
+        Case("three dimensions", (2, 3), {"N": 96}),
+        Case("no rows", (0,), {"N": 48}),
+        Case("many rows", (131,), {"N": 40}),
+        Case("long row", (2,), {"N": 9001}),
+        Case("sliced rows", (5,), {"N": 72}, layouts={"x": "sliced"}),
+        Case("transposed", (6,), {"N": 33}, layouts={"x": "transposed"}),
+        Case("expanded rows", (4,), {"N": 65}, layouts={"x": "expanded"}),
+        Case("every second column", (5,), {"N": 50}, layouts={"x": "stepped"}),
+        Case("rows with two strides", (3, 4), {"N": 56}, layouts={"x": "split"}),
+        Case("offset by one", (3,), {"N": 80}, layouts={"x": "offset"}),
+        Case("large magnitudes", (3,), {"N": 90}, values="large"),
+        Case("tiny magnitudes", (3,), {"N": 90}, values="tiny"),
+        Case("NaN, infinities, signed zeros", (6,), {"N": 70}, values="special"),
+        # among them a row of -inf alone
+        Case("each special value alone", (6,), {"N": 1}, values="special"),
+        Case("zeros", (3,), {"N": 60}, values="zeros"),
+    ),
+    # float32: x - max and its product with log2(e) are rounded, each up to 8 units at a distance of 10; then exp, a sum
+    # in any order, a division. 16-bit results are one rounding of that.
+    tolerance=Tolerance(
+        forward={"float32": 32.0, "float16": 0.51, "bfloat16": 0.51},
+        backward={"float32": 16.0, "float16": 0.51, "bfloat16": 0.51},
+    ),
+    cost=cost,
+    source="Bridle 1990, Probabilistic Interpretation of Feedforward Classification Network Outputs",
+)

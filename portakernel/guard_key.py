@@ -1,0 +1,212 @@
+"""What tells one kind of call from another: each op's key function, generated from its contract and from claims.
+
+Generated, because a loop over arguments costs more than the whole dispatch may: the code is what one would write by
+hand for each op.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from portakernel.builds import Unit, unit_names
+from portakernel.capability import Limit
+from portakernel.contract import Contract, TensorArgument
+from portakernel.layout import alignment, flat_rows, stride_last
+from portakernel.sizes import parse_size
+
+_DIMENSION = re.compile(r"\b[A-Z]\w*\b")
+_FACTS: dict[str, Callable[[Tensor], int]] = {
+    "contiguous": Tensor.is_contiguous,
+    "flat_rows": flat_rows,
+    "stride_last": stride_last,
+    "alignment": alignment,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Expressions:
+    """Source text over an op's arguments; ``shapes`` must be run before any of the others."""
+
+    shapes: tuple[str, ...]
+    fit: str
+    parts: tuple[str, ...]
+    names: dict[str, Any]
+
+
+def expressions(
+    contract: Contract, limits: Sequence[Limit], reads: Sequence[str], built: set[Unit] | None = None
+) -> Expressions:
+    """What tells one call's key from another's: dtypes, devices, each limit's outcome, raw reads, asked features.
+
+    ``contract`` has no choice left open. ``built`` grows as kernels are built for sizes and values.
+    """
+    names: dict[str, Any] = {"prod": math.prod}
+    shapes = tuple(f"s_{t.name} = {unless_none(t, f'{t.name}.shape', 'None')}" for t in contract.tensors)
+    sizes, fit = dimension_sources(contract)
+    parts = [unless_none(tensor, f"{tensor.name}.dtype", "None") for tensor in contract.tensors]
+    parts += [unless_none(tensor, f"{tensor.name}.device", "None") for tensor in contract.tensors]
+    parts += [_bound(limit, sizes[limit.parameter]) for limit in limits if limit.parameter in sizes]
+    for tensor in contract.tensors:
+        parts += _layout_parts(
+            tensor, [limit for limit in limits if limit.parameter.startswith(f"{tensor.name}.")], names
+        )
+    optional = {tensor.name: tensor for tensor in contract.tensors}
+    for i, name in enumerate(reads):
+        owner, _, fact = name.partition(".")
+        names[f"read_{i}"] = _FACTS.get(fact)
+        if fact:
+            parts.append(unless_none(optional[owner], f"read_{i}({owner})", "None"))
+        elif name in sizes:
+            parts.append(sizes[name])
+    for parameter in contract.parameters:
+        if parameter.kind in ("dtype", "format"):
+            parts.append(parameter.name)
+        elif parameter.feature:
+            parts.append(f"{parameter.name} == {parameter.default!r}")
+    if built is not None:
+        names["built"] = built
+        unit = [*(sizes[name] for name in unit_names(contract)), *(p.name for p in contract.parameters)]
+        parts.append(f"(built and ({''.join(f'{part}, ' for part in unit)}) in built)")
+    return Expressions(shapes, fit, tuple(parts), names)
+
+
+def unless_none(tensor: TensorArgument, expression: str, otherwise: str) -> str:
+    """``expression``, or for an optional tensor that is None ``otherwise``."""
+    return f"({otherwise} if {tensor.name} is None else {expression})" if tensor.optional else expression
+
+
+def dimension_sources(contract: Contract) -> tuple[dict[str, str], str]:
+    """An expression for each dimension, and one that is true when the arguments' shapes fit together."""
+    sizes: dict[str, str] = {}
+    ranks: list[str] = []
+    equal: list[str] = []
+    leading = ""
+    for tensor in contract.tensors:
+        shape, fixed = f"s_{tensor.name}", tensor.fixed
+        rank, conditions = "", list[str]()
+        if tensor.leading is not None:
+            part = f"{shape}[:-{len(fixed)}]" if fixed else shape
+            rank = f"len({shape}) >= {len(fixed)}" if fixed else ""
+            conditions += [f"{part} == {leading}"] if leading else []
+            if not tensor.optional:
+                leading = leading or part
+                sizes.setdefault(tensor.leading, f"prod({part})" if fixed else f"{tensor.name}.numel()")
+        else:
+            rank = f"len({shape}) == {len(fixed)}"
+        for place, text in enumerate(fixed):
+            size, found = parse_size(text), f"{shape}[{place - len(fixed)}]"
+            if size.name is None or size.name in sizes:
+                conditions.append(f"{found} == {size.source(sizes.get(size.name or '', ''))}")
+            elif size.solvable and not tensor.optional:
+                sizes[size.name], condition = size.solved(found)
+                conditions += [condition] if condition else []
+        if tensor.optional:
+            terms = [term for term in (rank, *conditions) if term]
+            equal += [f"({tensor.name} is None or ({' and '.join(terms)}))"] if terms else []
+        else:
+            ranks += [rank] if rank else []
+            equal += conditions
+    equal += [_DIMENSION.sub(lambda found: sizes[found[0]], f"({text})") for text in contract.requirements]
+    return sizes, " and ".join([*ranks, *equal]) or "True"
+
+
+def _bound(limit: Limit, value: str) -> str:
+    terms = []
+    if limit.min is not None:
+        terms.append(f"{value} >= {limit.min}")
+    if limit.max is not None:
+        terms.append(f"{value} <= {limit.max}")
+    if limit.multiple_of is not None:
+        terms.append(f"{value} % {limit.multiple_of} == 0")
+    if limit.one_of is not None:
+        terms.append(f"{value} in {limit.one_of!r}")
+    if limit.power_of_two:
+        terms.append(f"({value} > 0 and {value} & ({value} - 1) == 0)")
+    return f"({' and '.join(terms)})"
+
+
+def _layout_parts(tensor: TensorArgument, limits: Sequence[Limit], names: dict[str, Any]) -> list[str]:
+    """A contiguous tensor needs no more: that fixes its other facts, except the alignment of its address."""
+    strided = [limit for limit in limits if not limit.parameter.endswith(".alignment")]
+    aligned = [limit for limit in limits if limit.parameter.endswith(".alignment")]
+    parts = []
+    if strided:
+        names[f"layout_{tensor.name}"] = _outcomes(strided)
+        found = f"({tensor.name}.is_contiguous() or layout_{tensor.name}({tensor.name}))"
+        parts.append(unless_none(tensor, found, "None"))
+    if aligned:
+        names[f"aligned_{tensor.name}"] = _outcomes(aligned)
+        parts.append(unless_none(tensor, f"aligned_{tensor.name}({tensor.name})", "None"))
+    return parts
+
+
+def _outcomes(limits: Sequence[Limit]) -> Callable[[Tensor], tuple[bool, ...]]:
+    tests = [(limit, _FACTS[limit.parameter.partition(".")[2]]) for limit in limits]
+    return lambda tensor: tuple(limit.admits(fact(tensor)) for limit, fact in tests)
+
+
+def define(source: str, name: str, origin: str, names: dict[str, Any]) -> Any:
+    """The function ``name`` that ``source`` defines, with ``names`` as its globals."""
+    scope = dict(names)  # no __name__: torch.compile would take it for a module that can be imported
+    exec(compile(source, f"<portakernel: {origin}>", "exec"), scope)
+    return scope[name]
+
+
+def _body(contract: Contract, body: Sequence[str], name: str, names: dict[str, Any]) -> Callable[..., Any]:
+    """The function ``name(*tensors, *parameters)`` with these lines."""
+    given = [*contract.names, *(parameter.name for parameter in contract.parameters)]
+    source = f"def {name}({', '.join(given)}):\n" + "".join(f"    {line}\n" for line in body)
+    made: Callable[..., Any] = define(source, name, f"{contract.op}.{name}", names)
+    return made
+
+
+def make_key(contract: Contract, parts: Expressions, *, checked: bool = False) -> Callable[..., tuple[Any, ...]]:
+    """``key(*tensors, *parameters)``; where ``checked``, None for arguments that do not fit the contract."""
+    test = [f"if not ({parts.fit}): return None"] if checked else []
+    return _body(contract, [*parts.shapes, *test, f"return ({', '.join(parts.parts)},)"], "key", parts.names)
+
+
+class Keys(dict[Any, Callable[..., tuple[Any, ...]]]):
+    """The key function for each value of an op's choosers, made when first asked for."""
+
+    def __init__(
+        self, contract: Contract, limits: Sequence[Limit], reads: Sequence[str], built: set[Unit] | None = None
+    ) -> None:
+        super().__init__()
+        self.contract, self.limits, self.reads, self.built = contract, limits, reads, built
+
+    def __missing__(self, chosen: tuple[Any, ...]) -> Callable[..., tuple[Any, ...]]:
+        values = dict(zip(self.contract.choosers, chosen, strict=True))
+        parts = chosen_expressions(self.contract, values, self.limits, self.reads, self.built)
+        # of two threads that come first together either's is right
+        return self.setdefault(chosen, make_key(self.contract.at(values), parts, checked=True))
+
+
+def chosen_expressions(
+    contract: Contract,
+    values: Mapping[str, Any],
+    limits: Sequence[Limit],
+    reads: Sequence[str],
+    built: set[Unit] | None = None,
+) -> Expressions:
+    """What tells one call's key from another's where the parameters have these values, choosers included."""
+    parts = expressions(contract.at(values), limits, reads, built)
+    return replace(parts, parts=tuple(dict.fromkeys((*parts.parts, *contract.choosers))))
+
+
+def make_value(contract: Contract, name: str) -> Callable[..., int | None]:
+    """``value(*tensors, *parameters)``: the dimension or layout fact ``name`` of arguments that fit the contract.
+
+    ``contract`` has no choice left open.
+    """
+    owner, _, fact = name.partition(".")
+    shapes = [f"s_{t.name} = {unless_none(t, f'{t.name}.shape', 'None')}" for t in contract.tensors]
+    result = f"None if {owner} is None else fact({owner})" if fact else dimension_sources(contract)[0].get(name, "None")
+    names = {"prod": math.prod, "fact": _FACTS.get(fact)}
+    return _body(contract, [*shapes, f"return {result}"], "value", names)

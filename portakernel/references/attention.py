@@ -1,0 +1,337 @@
+"""``attention`` and its gradient as formulas.
+
+Query ``i`` stands at position ``p = i + T - S`` among the keys. With ``x = scale * q @ k.T``, the scores are
+``s = softcap * tanh(x / softcap) - slope * |p - j| + bias``, and -inf where query ``i`` does not see key ``j``. With
+``lse = log(exp(sink) + sum(exp(s)))`` the weights are ``P = exp(s - lse)`` and the output is ``P @ v``.
+
+For the output's gradient ``g``: ``dv = P.T @ g``, ``dP = g @ v.T``, ``ds = P * (dP - sum(P * dP))``, which is the
+bias's gradient; ``dx = ds * (1 - tanh(x / softcap)**2)``, ``dq = scale * dx @ k`` and ``dk = scale * dx.T @ q``. The
+sink is a score whose value is zero: ``dsink = -exp(sink - lse) * sum(P * dP)``.
+
+In ``einsum``, ``b`` counts batches, ``g`` key heads, ``r`` the heads of one key head, ``s`` queries, ``t`` keys, ``d``
+and ``e`` the dims of keys and values: no key or value is repeated for the heads that share it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# How many scores are computed at once, where a single query has no more: 16 MiB in float32, a few times over.
+_SCORES_AT_ONCE = 1 << 22
+
+Window = tuple[int, int]
+
+
+def _wide_dtype(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.to(_wide_dtype(tensor))
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Queries of some batches and key heads, with all of their keys.
+
+    ``q: (b, s, g, r, d)``, ``k: (b, t, g, d)``, ``v: (b, t, g, e)``, ``alibi_slopes`` and ``sinks: (g, r)``,
+    ``bias: (b, g, r, s, t)``. ``first`` is the position of the first query, ``at`` where they stand in the whole.
+    """
+
+    at: tuple[slice, slice, slice]
+    first: int
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    alibi_slopes: Tensor | None
+    bias: Tensor | None
+    sinks: Tensor | None
+
+    def scores(self, causal: bool, scale: float | None, window: Window, softcap: float) -> tuple[Tensor, Tensor]:
+        """The scores ``(b, g, r, s, t)``, -inf where masked; and what they were after ``softcap``."""
+        capped = torch.einsum("bsgrd,btgd->bgrst", self.q, self.k) * _scale(scale, self.q)
+        if softcap != 0.0:
+            capped = softcap * torch.tanh(capped / softcap)
+        ahead = self.ahead()
+        scores = capped
+        if self.alibi_slopes is not None:
+            scores = scores - self.alibi_slopes[:, :, None, None] * ahead.abs()
+        if self.bias is not None:
+            scores = scores + self.bias
+        hidden = _hidden(ahead, causal, window)
+        return (scores if hidden is None else scores.masked_fill(hidden, -math.inf)), capped
+
+    def ahead(self) -> Tensor:
+        """How far each key is ahead of each query ``(s, t)``, negative for those behind."""
+        queries = torch.arange(self.first, self.first + self.q.shape[1], device=self.q.device)
+        return torch.arange(self.k.shape[1], device=self.q.device) - queries.unsqueeze(1)
+
+
+def _scale(scale: float | None, q: Tensor) -> float:
+    return 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
+
+
+def _hidden(ahead: Tensor, causal: bool, window: Window) -> Tensor | None:
+    """Which keys a query does not see; None where it sees all."""
+    left, right = window[0], 0 if causal else window[1]
+    hidden = None if right < 0 else ahead > right
+    if left >= 0:
+        before = ahead < -left
+        hidden = before if hidden is None else hidden | before
+    return hidden
+
+
+def _pieces(
+    q: Tensor, k: Tensor, v: Tensor, alibi_slopes: Tensor | None, bias: Tensor | None, sinks: Tensor | None
+) -> Iterator[_Piece]:
+    """All of the queries, in pieces whose scores fit into memory, in float32 or float64."""
+    (B, S, H, _), (_, T, G, _) = q.shape, k.shape
+    R = H // G
+    heads = (G, R)
+    q = q.unflatten(2, heads)
+    slopes = None if alibi_slopes is None else alibi_slopes.unflatten(0, heads)
+    sinks = None if sinks is None else sinks.unflatten(0, heads)
+    bias = None if bias is None else bias.unflatten(1, heads)
+    queries = _share(S, R * T)
+    groups = _share(G, queries * R * T)
+    batches = _share(B, groups * queries * R * T)
+    for b in _slices(B, batches):
+        for g in _slices(G, groups):
+            for s in _slices(S, queries):
+                yield _Piece(
+                    at=(b, g, s),
+                    first=s.start + T - S,
+                    q=_wide(q[b, s, g]),
+                    k=_wide(k[b, :, g]),
+                    v=_wide(v[b, :, g]),
+                    alibi_slopes=None if slopes is None else _wide(slopes[g]),
+                    bias=None if bias is None else _wide(bias[b, g, :, s]),
+                    sinks=None if sinks is None else _wide(sinks[g]),
+                )
+
+
+def _share(count: int, scores_each: int) -> int:
+    """How many of ``count`` go into one piece; at least one."""
+    return max(1, min(count, _SCORES_AT_ONCE // max(1, scores_each)))
+
+
+def _slices(count: int, step: int) -> Iterator[slice]:
+    return (slice(start, min(start + step, count)) for start in range(0, count, step))
+
+
+@dataclass(frozen=True, slots=True)
+class _Softmax:
+    """The weights ``(b, g, r, s, t)``, zero where nothing is seen, and one number for each query ``(b, g, r, s)``.
+
+    ``top`` is the largest score, by which all are lowered so that no exponential overflows.
+    """
+
+    weights: Tensor
+    sink_weights: Tensor | None
+    lse: Tensor
+    top: Tensor
+
+
+def _softmax(scores: Tensor, sinks: Tensor | None) -> _Softmax:
+    # amax refuses an empty dimension
+    top = scores.amax(-1) if scores.shape[-1] else scores.new_full(scores.shape[:-1], -math.inf)
+    if sinks is not None:
+        top = torch.maximum(top, sinks.unsqueeze(-1))
+    top = top.masked_fill(top.isneginf(), 0.0)
+    weights = torch.exp(scores - top.unsqueeze(-1))
+    sink_weights = None if sinks is None else torch.exp(sinks.unsqueeze(-1) - top)
+    total = weights.sum(-1) if sink_weights is None else weights.sum(-1) + sink_weights
+    lse = top + total.log()
+    total = total.masked_fill(total == 0.0, 1.0)
+    return _Softmax(weights / total.unsqueeze(-1), None if sink_weights is None else sink_weights / total, lse, top)
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    alibi_slopes: Tensor | None = None,
+    bias: Tensor | None = None,
+    sinks: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    window: Window = (-1, -1),
+    softcap: float = 0.0,
+    return_lse: bool = False,
+    out: Tensor | tuple[Tensor, ...] | None = None,
+    save: bool = False,
+) -> Tensor | tuple[Tensor, ...]:
+    """``out (B, S, H, E)``, rounded once; ``lse (B, H, S)`` too where it is returned, and once more when ``save``."""
+    (B, S, H, _), (_, _, G, E) = q.shape, v.shape
+    given = out if isinstance(out, tuple) else (out,)
+    y = q.new_empty((B, S, H, E)) if given[0] is None else given[0]
+    lse = given[1] if return_lse and len(given) > 1 else q.new_empty((B, H, S), dtype=_wide_dtype(q))
+    y_parts, lse_parts = y.unflatten(2, (G, H // G)), lse.unflatten(1, (G, H // G))
+    for piece in _pieces(q, k, v, alibi_slopes, bias, sinks):
+        b, g, s = piece.at
+        scores, _ = piece.scores(causal, scale, window, softcap)
+        found = _softmax(scores, piece.sinks)
+        y_parts[b, s, g] = torch.einsum("bgrst,btge->bsgre", found.weights, piece.v)
+        lse_parts[b, g, :, s] = found.lse
+    if save:
+        return (y, lse, lse.clone()) if return_lse else (y, lse)
+    fresh = (y, lse) if return_lse else y
+    return fresh if out is None else out
+
+
+def backward(
+    grad_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    alibi_slopes: Tensor | None,
+    bias: Tensor | None,
+    sinks: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    window: Window = (-1, -1),
+    softcap: float = 0.0,
+    return_lse: bool = False,
+    needs: tuple[bool, ...] = (True,) * 6,
+) -> tuple[Tensor | None, ...]:
+    """Gradients for ``q``, ``k``, ``v``, ``bias`` and ``sinks`` from that of ``out``; None for ``alibi_slopes``.
+
+    Kernels compute ``P`` from ``lse``, and take ``sum(g * out)`` for ``sum(P * dP)``. That is equal but for how ``lse``
+    and ``out`` were rounded, which is why neither is used here.
+    """
+    del out, lse, return_lse
+    heads = (k.shape[2], q.shape[2] // k.shape[2])
+    grad_q = q.new_empty(q.shape) if needs[0] else None
+    # sums over queries, and so over pieces
+    grad_k = k.new_zeros(k.shape, dtype=_wide_dtype(k)) if needs[1] else None
+    grad_v = v.new_zeros(v.shape, dtype=_wide_dtype(v)) if needs[2] else None
+    grad_sinks = sinks.new_zeros(sinks.shape, dtype=_wide_dtype(sinks)) if sinks is not None and needs[5] else None
+    grad_bias = bias.new_empty(bias.shape) if bias is not None and needs[4] else None
+    for piece in _pieces(q, k, v, alibi_slopes, bias, sinks):
+        b, g, s = piece.at
+        scores, capped = piece.scores(causal, scale, window, softcap)
+        softmax = _softmax(scores, piece.sinks)
+        weights = softmax.weights
+        grad = _wide(grad_out.unflatten(2, heads)[b, s, g])
+        if grad_v is not None:
+            grad_v[b, :, g] += torch.einsum("bgrst,bsgre->btge", weights, grad)
+        grad_weights = torch.einsum("bsgre,btge->bgrst", grad, piece.v)
+        mean = (weights * grad_weights).sum(-1)
+        if grad_sinks is not None and softmax.sink_weights is not None:
+            grad_sinks.unflatten(0, heads)[g] -= (softmax.sink_weights * mean).sum((0, 3))
+        grad_scores = weights * (grad_weights - mean.unsqueeze(-1))
+        if grad_bias is not None:
+            grad_bias.unflatten(1, heads)[b, g, :, s] = grad_scores
+        if softcap != 0.0:
+            grad_scores = grad_scores * (1.0 - (capped / softcap).square())
+        grad_scores = grad_scores * _scale(scale, q)
+        if grad_q is not None:
+            grad_q.unflatten(2, heads)[b, s, g] = torch.einsum("bgrst,btgd->bsgrd", grad_scores, piece.k)
+        if grad_k is not None:
+            grad_k[b, :, g] += torch.einsum("bgrst,bsgrd->btgd", grad_scores, piece.q)
+    grad_k = None if grad_k is None else grad_k.to(k.dtype)
+    grad_v = None if grad_v is None else grad_v.to(v.dtype)
+    grad_sinks = None if grad_sinks is None or sinks is None else grad_sinks.to(sinks.dtype)
+    return grad_q, grad_k, grad_v, None, grad_bias, grad_sinks
+
+
+def plain(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    alibi_slopes: Tensor | None = None,
+    bias: Tensor | None = None,
+    sinks: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    window: Window = (-1, -1),
+    softcap: float = 0.0,
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """The results as a model without kernels computes them: all scores at once, each step rounded to ``q``'s dtype.
+
+    Keys and values are repeated for their heads, so that the gradients of these copies are rounded before their sum.
+    """
+    (_, S, H, _), (_, T, G, _) = q.shape, k.shape
+
+    def per_head(values: Tensor | None) -> Tensor | None:
+        return None if values is None else values.to(q.dtype).unsqueeze(1)
+
+    piece = _Piece(
+        at=(slice(None), slice(None), slice(None)),
+        first=T - S,
+        q=q.unsqueeze(3),
+        k=k.repeat_interleave(H // G, 2),
+        v=v.repeat_interleave(H // G, 2),
+        alibi_slopes=per_head(None if alibi_slopes is None else alibi_slopes.detach()),
+        bias=None if bias is None else bias.to(q.dtype).unsqueeze(2),
+        sinks=per_head(sinks),
+    )
+    scores, _ = piece.scores(causal, scale, window, softcap)
+    if piece.sinks is not None:
+        column = piece.sinks[:, :, None, None].expand(*scores.shape[:-1], 1)
+        scores = torch.cat([scores, column], -1)
+    # NaN would come back from the softmax of nothing, and reach gradients even where it is replaced afterwards
+    blind = scores.isneginf().all(-1, keepdim=True)
+    scores = scores.masked_fill(blind, 0.0)
+    weights = torch.softmax(scores, -1).masked_fill(blind, 0.0)[..., :T]
+    y = torch.einsum("bgrst,btge->bsgre", weights, piece.v).squeeze(3)
+    if not return_lse:
+        return y
+    lse = torch.logsumexp(scores, -1).masked_fill(blind.squeeze(-1), -math.inf)
+    return y, lse.squeeze(2).to(_wide_dtype(q))
+
+
+def output_magnitudes(*tensors: Tensor, return_lse: bool = False, **more: Any) -> tuple[Tensor | None, ...]:
+    """For ``lse`` what its rounding errors are in proportion to; None for ``out``."""
+    return (None, *saved_magnitudes(*tensors, **more)) if return_lse else (None,)
+
+
+def saved_magnitudes(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    alibi_slopes: Tensor | None = None,
+    bias: Tensor | None = None,
+    sinks: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    window: Window = (-1, -1),
+    softcap: float = 0.0,
+    return_lse: bool = False,
+) -> tuple[Tensor]:
+    """What the rounding errors of ``lse (B, H, S)`` are in proportion to.
+
+    ``lse = top + log(total)`` moves with each score by its weight, and a score is a sum whose terms may cancel; so may
+    the two summands. ``total`` is at least 1, because of the top score, and its rounding moves the logarithm by as much
+    as 1 is rounded.
+    """
+    del return_lse
+    (B, S, H, _), G = q.shape, k.shape[2]
+    magnitude = torch.ones((B, H, S), dtype=torch.float64, device=q.device)
+    parts = magnitude.unflatten(1, (G, H // G))
+    for piece in _pieces(q, k, v, alibi_slopes, bias, sinks):
+        b, g, s = piece.at
+        scores, _ = piece.scores(causal, scale, window, softcap)
+        found = _softmax(scores, piece.sinks)
+        terms = torch.einsum("bsgrd,btgd->bgrst", piece.q.abs(), piece.k.abs()) * abs(_scale(scale, q))
+        if piece.alibi_slopes is not None:
+            terms = terms + piece.alibi_slopes.abs()[:, :, None, None] * piece.ahead().abs()
+        if piece.bias is not None:
+            terms = terms + piece.bias.abs().masked_fill(piece.bias.isinf(), 0.0)
+        summands = found.top.abs() + (found.lse - found.top).abs()
+        moved = (found.weights * terms).sum(-1) + summands.masked_fill(found.lse.isneginf(), 0.0)
+        parts[b, g, :, s] += moved
+    return (magnitude,)

@@ -1,0 +1,96 @@
+"""``scaled_mm`` as a formula: ``dequantize(a) @ dequantize(b).T + bias``."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from portakernel.references.scale_formats import BLOCKS, dequantised, unswizzled, write
+
+
+def forward(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    *,
+    bias: Tensor | None = None,
+    global_scale_a: Tensor | None = None,
+    global_scale_b: Tensor | None = None,
+    format_a: str = "row",
+    format_b: str = "row",
+    swizzle: str = "none",
+    out_dtype: str = "bfloat16",
+    use_fast_accum: bool = False,
+    out: Tensor | None = None,
+) -> Tensor:
+    """``y: (M, N)`` in ``out_dtype``, summed in float32 and rounded once.
+
+    ``a: (M, K)`` and ``b: (N, K)`` in float8, or half as wide in float4_e2m1fn_x2; ``bias: (N,)``; the scales as their
+    formats say.
+    """
+    # what it permits, this does not make use of
+    del use_fast_accum
+    left = _operand(a, scale_a, global_scale_a, format_a, swizzle, torch.float32)
+    right = _operand(b, scale_b, global_scale_b, format_b, swizzle, torch.float32)
+    return write(_product(left, right, bias).to(getattr(torch, out_dtype)), out)
+
+
+def plain(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    *,
+    bias: Tensor | None = None,
+    global_scale_a: Tensor | None = None,
+    global_scale_b: Tensor | None = None,
+    format_a: str = "row",
+    format_b: str = "row",
+    swizzle: str = "none",
+    out_dtype: str = "bfloat16",
+    use_fast_accum: bool = False,
+) -> Tensor:
+    """``y`` as a model without this op computes it: of operands in bfloat16, summed in float32."""
+    del use_fast_accum
+    left = _operand(a, scale_a, global_scale_a, format_a, swizzle, torch.float32).bfloat16()
+    right = _operand(b, scale_b, global_scale_b, format_b, swizzle, torch.float32).bfloat16()
+    found: torch.dtype = getattr(torch, out_dtype)
+    return _product(left.float(), right.float(), bias).to(found)
+
+
+def truth(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    *,
+    bias: Tensor | None = None,
+    global_scale_a: Tensor | None = None,
+    global_scale_b: Tensor | None = None,
+    format_a: str = "row",
+    format_b: str = "row",
+    swizzle: str = "none",
+    out_dtype: str = "bfloat16",
+    use_fast_accum: bool = False,
+) -> tuple[Tensor]:
+    """``y`` in float64."""
+    del out_dtype, use_fast_accum
+    left = _operand(a, scale_a, global_scale_a, format_a, swizzle, torch.float64)
+    right = _operand(b, scale_b, global_scale_b, format_b, swizzle, torch.float64)
+    return (_product(left, right, bias),)
+
+
+def _operand(
+    q: Tensor, scale: Tensor, global_scale: Tensor | None, format: str, swizzle: str, dtype: torch.dtype
+) -> Tensor:
+    """The matrix in ``dtype``; only scales narrower than float32 are ever swizzled."""
+    if swizzle == "32_4_4" and scale.dtype is not torch.float32:
+        columns = q.shape[1] * (2 if q.dtype is torch.float4_e2m1fn_x2 else 1)
+        scale = unswizzled(scale, q.shape[0], -(-columns // BLOCKS[format][1]))
+    return dequantised(q, scale, global_scale, format=format, dtype=dtype)
+
+
+def _product(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
+    y = left @ right.T
+    return y if bias is None else y + bias.to(y.dtype)

@@ -1,0 +1,82 @@
+"""``portakernel matrix``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+MANIFEST = """\
+schema_version: 1
+plugin: acme
+defaults: {dtypes: {x: [float16], y: [x]}}
+kernels:
+  - {op: add, entry: "acme_for_cli_tests:add", targets: {nvidia: sm_120+}, limits: {M: {min: 1}}, priority: 7}
+  - {op: add, name: slow, entry: "acme_for_cli_tests:add", targets: {nvidia: sm_121}, disabled: "too slow"}
+"""
+
+
+def test_people_read_claims_and_where_they_hold_in_markdown(run: Callable, install: Callable[..., Path]) -> None:
+    install("acme", manifest=MANIFEST)
+    out = run("matrix --plugin acme").out
+    assert out.startswith("# Support matrix\n")
+    assert out.split("## add\n", 1)[1] == (
+        "\nThe elementwise sum of two tensors of one shape and dtype.\n\n"
+        "| kernel | dtypes | limits | priority |\n|---|---|---|---|\n"
+        "| `acme.add` | x: float16; y: x | M >= 1 | 7 |\n"
+        "| `acme.slow`, disabled: too slow | x: float16; y: x | – | 0 |\n\n"
+        "| vendor | architectures | `acme.add` | `acme.slow` |\n|---|---|---|---|\n"
+        "| nvidia | blackwell-geforce: sm_120 | native | – |\n"
+        "| nvidia | blackwell-geforce: sm_121 | native | native |\n"
+    )
+
+
+def test_json_form_key_by_key(run: Callable, install: Callable[..., Path]) -> None:
+    install("acme", manifest=MANIFEST)
+    (support,) = run("matrix --op add --plugin acme --vendor nvidia --json").json["ops"]
+    assert list(support) == ["op", "summary", "kernels", "places"]
+    assert support["kernels"] == [
+        {"kernel": "acme.add", "plugin": "acme", "backward": False, "disabled": None},
+        {"kernel": "acme.slow", "plugin": "acme", "backward": False, "disabled": "too slow"},
+    ]
+    marks = {"native": ["float16"], "emulated": [], "absent": []}
+    none = {"native": [], "emulated": [], "absent": []}
+    assert support["places"][0] == {
+        "vendor": "nvidia",
+        "family": "blackwell-geforce",
+        "archs": ["sm_120"],
+        "kernels": [{"kernel": "acme.add", "dtypes": marks, "formats": none, "features": []}],
+    }
+
+
+def test_filters_narrow_it_down(run: Callable) -> None:
+    ops = run("matrix --op rms_norm --vendor cpu --json").json["ops"]
+    assert [op["op"] for op in ops] == ["rms_norm"]
+    assert {place["vendor"] for place in ops[0]["places"]} == {"cpu"}
+    assert "triton.rms_norm" not in [kernel["kernel"] for kernel in ops[0]["kernels"]]
+    assert run("matrix --plugin triton --vendor cpu --json").json == {"ops": []}
+    assert run("matrix --plugin triton --vendor cpu").out.endswith("\nNo kernel claims that.\n")
+
+
+def test_an_overview_stands_before_several_ops(run: Callable) -> None:
+    lines = run("matrix").out.splitlines()
+    header, row = (next(line for line in lines if line.startswith(start)) for start in ("| op |", "| [`add`](#add) |"))
+    plugins = dict(zip(header.strip("| ").split(" | "), row.strip("| ").split(" | "), strict=True))
+    assert plugins["nvidia"].split(", ")[-1] == "reference"
+    assert "triton" in plugins["amd"].split(", ")
+    assert "triton" not in plugins["cpu"].split(", ")
+    assert "Overview" not in run("matrix --op add").out
+
+
+def test_unknown_names_are_told_with_the_nearest(run: Callable) -> None:
+    for arguments, message in {
+        "--op ad": "unknown op 'ad'; did you mean 'add'?",
+        "--vendor amdd": "unknown vendor 'amdd'; did you mean 'amd'?",
+        "--plugin tritn": "unknown plugin 'tritn'; did you mean 'triton'?",
+    }.items():
+        ran = run(f"matrix {arguments}")
+        assert (ran.status, ran.out, ran.err) == (2, "", f"portakernel: {message}\n")
+
+
+def test_broken_packages_are_named_on_stderr(run: Callable, install: Callable[..., Path]) -> None:
+    install("acme", manifest="schema_version: 1\nplugin: other\n")
+    assert run("matrix --op add").err == "left out, being broken: acme; `portakernel doctor` says why\n"
