@@ -31,10 +31,11 @@ class Built:
 
 
 class Builds:
-    """The kernels that were built, and for what."""
+    """The kernels that were built, and for what; and what could not be built, with the reason."""
 
     def __init__(self) -> None:
         self._done: set[Built] = set()
+        self._failed: dict[Built, Rejection] = {}
         self._units: dict[str, set[Unit]] = {}
         self._lock = threading.Lock()
 
@@ -47,26 +48,45 @@ class Builds:
         """``kernel`` is built for calls like ``request``."""
         made = _built(contract, kernel, request)
         with self._lock:
+            self._failed.pop(made, None)
             self._done.add(made)
             self._units.setdefault(contract.op, set()).add(made.unit)
 
+    def remember_failure(self, contract: Contract, kernel: Kernel, request: Request, reason: Rejection) -> None:
+        """``kernel`` cannot be built for calls like ``request``: from now on that is why it is refused."""
+        with self._lock:
+            self._failed[_built(contract, kernel, request)] = reason
+
     def rejection(self, contract: Contract, kernel: Kernel, request: Request) -> Rejection | None:
         """Why ``kernel`` cannot serve ``request`` for want of a build."""
-        if kernel.build is None or _built(contract, kernel, request) in self._done:
+        if kernel.build is None:
             return None
+        made = _built(contract, kernel, request)
+        # a symbol of a traced graph is no size that anything was built for; comparing it would guard the graph
+        if all(type(request.dims.get(name, 0)) is int for name in unit_names(contract.at(request.values))):
+            if made in self._done:
+                return None
+            if made in self._failed:
+                return self._failed[made]
         tensors = ", ".join(tensor.name for tensor in contract.tensors if not tensor.optional)
-        text = f"is not built for these sizes, dtypes and values; portakernel.warmup({contract.op!r}, {tensors}) builds"
-        return Rejection(ReasonCode.NEEDS_BUILD, f"{text} it")
+        text = f'is not built for these sizes, dtypes and values; portakernel.warmup("{contract.op}", {tensors})'
+        return Rejection(ReasonCode.NEEDS_BUILD, f"{text} builds it")
 
 
 def unit_names(contract: Contract) -> tuple[str, ...]:
     """The dimensions that a build is for; leading ones may differ from call to call."""
-    fixed = {name for tensor in contract.tensors for text in tensor.fixed if (name := parse_size(text).name)}
-    return tuple(name for name in contract.dims if name in fixed)
+    always = [tensor for tensor in contract.tensors if not tensor.optional]
+    fixed = {name for tensor in always for text in tensor.fixed if (name := parse_size(text).name)}
+    return tuple(name for name in contract.dims if name in fixed and name in contract.fixed_dims)
 
 
 def _built(contract: Contract, kernel: Kernel, request: Request) -> Built:
     made = contract.at(request.values)
     unit = (*(request.dims.get(name) for name in unit_names(made)), *request.values.values())
     device = request.device.torch_device if request.device is not None else None
-    return Built(kernel.name, request.phase, device, tuple(sorted(request.dtypes.items())), unit)
+    dtypes = request.dtypes
+    if request.phase is Phase.BACKWARD:
+        # backward is not told whether an optional argument that it does not read was there
+        unknown = {tensor.name for tensor in contract.tensors if tensor.optional} - set(contract.backward_inputs)
+        dtypes = {name: dtype for name, dtype in dtypes.items() if name not in unknown}
+    return Built(kernel.name, request.phase, device, tuple(sorted(dtypes.items())), unit)

@@ -348,5 +348,5 @@ def read_by(kernels: Iterable[Kernel]) -> tuple[tuple[Limit, ...], tuple[str, ..
     """The limits and raw values that decide whether, or how early, one of the kernels is chosen."""
     listed = list(kernels)
     limits = frozenset[Limit]().union(*(kernel.limits() for kernel in listed))
-    reads = {name for kernel in listed if kernel.check for name in kernel.check.reads}
+    reads = frozenset[str]().union(*(kernel.reads() for kernel in listed))
     return tuple(sorted(limits, key=str)), tuple(sorted(reads))

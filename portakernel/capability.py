@@ -110,8 +110,8 @@ class Limit:
         return Rejection(code, f"needs {self}; this is {_shown((value,))}", self.parameter)
 
 
-def _shown(values: tuple[int | bool, ...]) -> str:
-    return ", ".join(str(value).lower() for value in values)
+def _shown(values: tuple[int | bool | str, ...]) -> str:
+    return ", ".join(value if isinstance(value, str) else str(value).lower() for value in values)
 
 
 Property = Literal["deterministic", "batch_invariant", "graph_capture", "inplace"]
@@ -135,7 +135,8 @@ class Capability:
     """One whole alternative of what a kernel claims; a kernel has one or several.
 
     ``targets`` maps a vendor to the selected archs, and ``*`` to those of every vendor not named. ``dtypes`` maps a
-    tensor argument to the names it may have, where another argument's name means that one's dtype.
+    tensor argument to the names it may have, where another argument's name means that one's dtype. ``values`` maps a
+    keyword argument to those it may have; one that is not named may have any.
     """
 
     targets: Mapping[str, Selector]
@@ -143,6 +144,7 @@ class Capability:
     formats: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     limits: tuple[Limit, ...] = ()
     features: frozenset[str] = frozenset()
+    values: Mapping[str, tuple[bool | str, ...]] = field(default_factory=dict[str, tuple[bool | str, ...]])
     properties: frozenset[str] = frozenset()
     prebuilt: bool = False
     saves: Saves = "none"
@@ -181,6 +183,7 @@ class Capability:
         for name, asked in request.features.items():
             if name not in self.features:
                 found.append(Rejection(ReasonCode.FEATURE, f"does not serve {name}={asked!r}", name))
+        found += self._value_rejections(request)
         for name in sorted(request.requires - self.properties):
             code, text = _PROPERTY_REASONS[name]
             found.append(Rejection(code, text, name))
@@ -190,6 +193,7 @@ class Capability:
     def assumptions(self, request: Request, spaces: Mapping[str, ArchSpace]) -> tuple[str, ...]:
         """What was taken for granted because the request leaves it open, and notes on an unlisted arch."""
         notes = [str(limit) for limit in self.limits if request.value(limit.parameter) is None]
+        notes += [f"{name} in {_shown(taken)}" for name, taken in self.values.items() if name not in request.values]
         notes += [
             f"{name} in {', '.join(accepted)}" for name, accepted in self.dtypes.items() if name not in request.dtypes
         ]
@@ -232,6 +236,13 @@ class Capability:
             if found not in accepted:
                 shown = ", ".join(accepted) or "no scale format"
                 yield Rejection(ReasonCode.SCALE_FORMAT, f"{name} takes {shown}; this is {found}", name)
+
+    def _value_rejections(self, request: Request) -> Iterator[Rejection]:
+        for name, accepted in self.values.items():
+            if name in request.values and (found := request.values[name]) not in accepted:
+                shown = str(found).lower() if isinstance(found, bool) else repr(found)
+                text = f"{name} takes {_shown(accepted)}; this is {shown}"
+                yield Rejection(ReasonCode.FEATURE, text, name)
 
     def _phase_rejections(self, request: Request) -> Iterator[Rejection]:
         match request.phase:

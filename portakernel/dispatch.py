@@ -168,11 +168,12 @@ class Dispatcher:
                 assumed.append(f"its check of {', '.join(values)} passes")
             elif rejection := self.readiness.check(kernel, values):
                 found.append(rejection)
-        if not found and (unbuilt := self.builds.rejection(contract(request.op), kernel, request)):
-            found.append(unbuilt)
         if not found and request.device is not None:
             answers = [self.readiness.probe(kernel, device) for device in devices or (request.device,)]
             found += [] if None in answers else [answer for answer in answers if answer is not None]
+        # beside other reasons too: of a kernel that nobody built nobody expects anything
+        if kernel.build is not None and (unbuilt := self.builds.rejection(contract(request.op), kernel, request)):
+            found.append(unbuilt)
         if capability is not None:
             assumed += capability.assumptions(request, self.registry.spaces)
         return Candidate(

@@ -57,13 +57,14 @@ def expressions(
             tensor, [limit for limit in limits if limit.parameter.startswith(f"{tensor.name}.")], names
         )
     optional = {tensor.name: tensor for tensor in contract.tensors}
+    parameters = {parameter.name for parameter in contract.parameters}
     for i, name in enumerate(reads):
         owner, _, fact = name.partition(".")
         names[f"read_{i}"] = _FACTS.get(fact)
         if fact:
             parts.append(unless_none(optional[owner], f"read_{i}({owner})", "None"))
-        elif name in sizes:
-            parts.append(sizes[name])
+        elif name in sizes or name in parameters:
+            parts.append(sizes.get(name, name))
     for parameter in contract.parameters:
         if parameter.kind in ("dtype", "format"):
             parts.append(parameter.name)
@@ -72,7 +73,10 @@ def expressions(
     if built is not None:
         names["built"] = built
         unit = [*(sizes[name] for name in unit_names(contract)), *(p.name for p in contract.parameters)]
-        parts.append(f"(built and ({''.join(f'{part}, ' for part in unit)}) in built)")
+        # the unit itself: what is built for one is not built for another
+        parts.append(
+            f"((unit if (unit := ({''.join(f'{part}, ' for part in unit)})) in built else None) if built else None)"
+        )
     return Expressions(shapes, fit, tuple(parts), names)
 
 
@@ -200,13 +204,14 @@ def chosen_expressions(
     return replace(parts, parts=tuple(dict.fromkeys((*parts.parts, *contract.choosers))))
 
 
-def make_value(contract: Contract, name: str) -> Callable[..., int | None]:
-    """``value(*tensors, *parameters)``: the dimension or layout fact ``name`` of arguments that fit the contract.
+def make_value(contract: Contract, name: str) -> Callable[..., Any]:
+    """``value(*tensors, *parameters)``: a dimension, layout fact or parameter of arguments that fit the contract.
 
     ``contract`` has no choice left open.
     """
     owner, _, fact = name.partition(".")
     shapes = [f"s_{t.name} = {unless_none(t, f'{t.name}.shape', 'None')}" for t in contract.tensors]
-    result = f"None if {owner} is None else fact({owner})" if fact else dimension_sources(contract)[0].get(name, "None")
+    sizes = {parameter.name: parameter.name for parameter in contract.parameters} | dimension_sources(contract)[0]
+    result = f"None if {owner} is None else fact({owner})" if fact else sizes.get(name, "None")
     names = {"prod": math.prod, "fact": _FACTS.get(fact)}
     return _body(contract, [*shapes, f"return {result}"], "value", names)

@@ -42,7 +42,7 @@ class Priority:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A plugin's own test of a request; gets the values that ``reads`` names, by keyword, dots as underscores."""
+    """A plugin's own test of a request; gets what ``reads`` names, by keyword, dots as underscores."""
 
     entry: str
     reads: tuple[str, ...]
@@ -86,6 +86,11 @@ class Kernel:
         """Every bound that decides whether, or how early, this kernel is chosen."""
         claimed = frozenset(limit for _, capability in self.variants for limit in capability.limits)
         return claimed | self.priority.limits()
+
+    def reads(self) -> frozenset[str]:
+        """The dimensions, layout facts and parameters on whose value itself it depends whether this kernel serves."""
+        claimed = frozenset(name for _, capability in self.variants for name in capability.values)
+        return claimed | frozenset(self.check.reads if self.check is not None else ())
 
 
 def load_entry(entry: str) -> Callable[..., Any]:
@@ -164,9 +169,8 @@ class _KernelBuilder:
                 self.check_entry(value, (*path, key))
         if entry.check is not None:
             self.check_entry(entry.check.entry, (*path, "check", "entry"))
-            self.check_known(
-                "dimension or layout fact", entry.check.reads, contract.limitable(), (*path, "check", "reads")
-            )
+            known = (*contract.limitable(), *(p.name for p in contract.parameters if not p.optional))
+            self.check_known("dimension, fact or parameter", entry.check.reads, known, (*path, "check", "reads"))
         if entry.backward is not None and contract.gradient != "kernel":
             self.problem(
                 (*path, "backward"), f"op {entry.op} has no backward kernel (its gradient is: {contract.gradient})"
@@ -213,6 +217,7 @@ class _KernelBuilder:
         formats, formats_path = merged("formats", {})
         limits, limits_path = merged("limits", {})
         features, features_path = merged("features", [])
+        values, values_path = merged("values", {})
         properties, _ = merged("properties", {})
         prebuilt, _ = merged("prebuilt", False)
         unlisted = {feature.name for feature in contract.features if feature.name not in features}
@@ -221,7 +226,7 @@ class _KernelBuilder:
                 self.problem(dtypes_path, f"lacks {name}: {', '.join(contract.typed)} each need their dtypes")
         self.check_known("tensor argument", dtypes, contract.typed, dtypes_path)
         for name, accepted in dtypes.items():
-            self.check_known("dtype", accepted, [*DTYPES, *contract.names], (*dtypes_path, name))
+            self.check_known("dtype", accepted, [*DTYPES, *contract.typed], (*dtypes_path, name))
             self.check_accepted(contract, name, accepted, (*dtypes_path, name))
         for name in contract.formats:
             if name not in formats:
@@ -229,12 +234,14 @@ class _KernelBuilder:
         self.check_known("tensor with a scale format", formats, contract.formats, formats_path)
         self.check_known("dimension or layout fact", limits, contract.limitable(), limits_path)
         self.check_known("feature", features, [feature.name for feature in contract.features], features_path)
+        self.check_values(contract, values, values_path)
         return Capability(
             targets=self.targets(targets, targets_path),
             dtypes={name: tuple(accepted) for name, accepted in dtypes.items()},
             formats={name: tuple(accepted) for name, accepted in formats.items()},
             limits=tuple(limit.limit(parameter) for parameter, limit in limits.items()),
             features=frozenset(features),
+            values={name: tuple(accepted) for name, accepted in values.items()},
             properties=frozenset(name for name, holds in properties.items() if holds),
             prebuilt=prebuilt,
             saves=saves,
@@ -250,6 +257,16 @@ class _KernelBuilder:
         for i, dtype in enumerate(claimed):
             if dtype in DTYPES and dtype not in accepted:
                 self.problem((*path, i), f"op {contract.op} takes {', '.join(accepted)} for {name}, not {dtype}")
+
+    def check_values(self, contract: Contract, claimed: Mapping[str, Sequence[object]], path: KeyPath) -> None:
+        """Values are claimed of parameters that have few, and only those that the op takes."""
+        valued = {p.name: p for p in contract.parameters if p.kind in ("bool", "text")}
+        self.check_known("parameter with values to choose from", claimed, tuple(valued), path)
+        for name, parameter in valued.items():
+            if strange := [value for value in claimed.get(name, ()) if value not in parameter.possible()]:
+                self.problem(
+                    (*path, name), f"op {contract.op} takes {parameter.accepted()} for {name}, not {strange[0]!r}"
+                )
 
     def targets(self, terms: Mapping[str, Any], path: KeyPath) -> dict[str, Any]:
         if not terms:

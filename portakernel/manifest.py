@@ -96,7 +96,10 @@ class PriorityRule(_Model):
 
 
 class CheckModel(_Model):
-    """A function for what limits cannot say; it sees exactly what ``reads`` lists, by keyword."""
+    """A function for what limits cannot say; it sees exactly what ``reads`` lists, by keyword.
+
+    That may be dimensions, layout facts and the op's keyword arguments.
+    """
 
     entry: Entry
     reads: Annotated[list[str], Field(min_length=1)]
@@ -110,6 +113,10 @@ class Claim(_Model):
     formats: dict[Name, list[FormatName]] | None = None
     limits: dict[str, LimitModel] | None = None
     features: list[Name] | None = None
+    values: dict[Name, Annotated[list[bool | str], Field(min_length=1)]] | None = Field(
+        default=None,
+        description="of a keyword argument that every kernel honours, the values served; all when left out",
+    )
     properties: dict[Literal["deterministic", "batch_invariant", "graph_capture", "inplace"], bool] | None = None
     prebuilt: bool | None = Field(
         default=None, description="machine code shipped ahead: not for archs newer than listed"

@@ -215,7 +215,17 @@ def _section(support: OpSupport) -> str:
 
 def _claims(support: OpSupport) -> str:
     """A row for each variant of each kernel; columns that would be empty throughout are left out."""
-    headers = ("kernel", "dtypes", "scale formats", "limits", "features", "properties", "gradient", "priority")
+    headers = (
+        "kernel",
+        "dtypes",
+        "scale formats",
+        "limits",
+        "values",
+        "features",
+        "properties",
+        "gradient",
+        "priority",
+    )
     rows = []
     for kernel in support.kernels:
         gradient = "kernel" if kernel.backward is not None else ""
@@ -231,6 +241,7 @@ def _claims(support: OpSupport) -> str:
                     _by_argument(claim.dtypes),
                     _by_argument(claim.formats),
                     "; ".join(map(str, claim.limits)),
+                    _by_argument({name: [str(v).lower() for v in taken] for name, taken in claim.values.items()}),
                     ", ".join(sorted(claim.features)),
                     ", ".join(sorted(claim.properties)),
                     gradient,

@@ -22,7 +22,8 @@ class Parameter:
 
     A feature's default is neutral: passing it changes nothing. ``choices`` are the accepted words of a ``text``,
     ``dtype`` or ``format``. ``optional`` ones may be None. A ``format`` is that of the tensor called ``of``, under
-    whose name requests and manifests have it.
+    whose name requests and manifests have it. A ``permission`` allows what kernels need not do (to overwrite an
+    argument, say); graphs, which could not know of it, are traced without.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Parameter:
     optional: bool = False
     of: str = ""
     summary: str = ""
+    permission: bool = False
 
     def canonical(self, op: str, value: object) -> Any:
         """``value`` in the one form that kernels, keys and torch's schemas have.
@@ -62,6 +64,10 @@ class Parameter:
         if self.kind in ("float", "int", "bool"):
             return self.canonical(op, words.get(text.lower(), _number(text)))
         return self.canonical(op, text)
+
+    def possible(self) -> tuple[Any, ...]:
+        """Every value that it may have, where these can be listed; else none."""
+        return (False, True) if self.kind == "bool" else self.choices
 
     def accepted(self) -> str:
         """What it may be, for people."""

@@ -46,9 +46,10 @@ class Request:
     attached: tuple[Device, ...] = ()
     device: Device | None = None
 
-    def value(self, parameter: str) -> int | None:
-        """The value of a dimension (``N``) or layout fact (``x.alignment``), or None where it is not known."""
-        return self.facts.get(parameter) if "." in parameter else self.dims.get(parameter)
+    def value(self, parameter: str) -> Any:
+        """The value of a dimension (``N``), layout fact (``x.alignment``) or keyword argument; None if not known."""
+        found = self.facts if "." in parameter else self.dims if parameter in self.dims else self.values
+        return found.get(parameter)
 
     def __str__(self) -> str:
         parts = [f"{name} {dtype}" for name, dtype in self.dtypes.items()]

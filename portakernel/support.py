@@ -32,6 +32,8 @@ def shortfalls(request: Request, registry: Registry) -> tuple[Shortfall, ...]:
     facts: ArchFacts | None = backend.archs.get(request.target.arch) if backend is not None else None
     if facts is None:
         return ()
+    if not facts.dtypes.native:
+        return ()  # nothing is known of it
     # an index or a mask is no arithmetic
     dtypes = dict.fromkeys(dtype for dtype in request.dtypes.values() if DTYPES[dtype].kind == "float")
     formats = dict.fromkeys(request.formats.values())

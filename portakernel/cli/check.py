@@ -36,6 +36,12 @@ def command(
     seed: Annotated[
         int | None, typer.Option("--seed", metavar="N", help="Draws the inputs [default: a fresh one, which is shown].")
     ] = None,
+    all_builds: Annotated[
+        bool,
+        typer.Option(
+            "--all-builds", help="Every case of kernels that have to be built, not the few that test each claim once."
+        ),
+    ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print every result, not just failures.")] = False,
     json: Json = False,
 ) -> None:
@@ -58,12 +64,13 @@ def command(
     chosen_kernels(now.registry, op, plugin)  # a name that nothing has is told before torch is loaded
     where = find_device(now.registry, device) if device is not None else None
     seed = runner.fresh_seed() if seed is None else seed
-    cases = runner.plan(now, plugin=plugin, op=op, device=where)
+    asked: dict[str, Any] = {"plugin": plugin, "op": op, "device": where, "all_builds": all_builds}
+    cases = runner.plan(now, **asked)
     results: list[Result] = []
     out = page()
     interrupted = False
     try:
-        for result in progressing(runner.check(now, plugin=plugin, op=op, device=where, seed=seed), cases):
+        for result in progressing(runner.check(now, seed=seed, **asked), cases):
             results.append(result)
             if not json and (verbose or result.status == "failed"):
                 _print_result(out, result, verbose=verbose)

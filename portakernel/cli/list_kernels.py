@@ -94,6 +94,7 @@ def _variant_json(name: str, capability: Capability) -> dict[str, Any]:
         "dtypes": {argument: list(dtypes) for argument, dtypes in capability.dtypes.items()},
         "formats": {argument: list(formats) for argument, formats in capability.formats.items()},
         "limits": [str(limit) for limit in capability.limits],
+        "values": {parameter: list(values) for parameter, values in capability.values.items()},
         "features": sorted(capability.features),
         "properties": sorted(capability.properties),
     }

@@ -66,6 +66,7 @@ class _Boundary:
             {name: value for name, value in values.items() if "." not in name},
             {name: value for name, value in values.items() if "." in name},
             formats={name: formats[0] for name, formats in capability.formats.items() if formats},
+            values=contract.values({name: accepted[0] for name, accepted in capability.values.items()}),
             saved=tuple(saved.name for saved in contract.saved),
         )
 
@@ -98,6 +99,10 @@ class _Boundary:
             if feature.name not in capability.features:
                 asked = {feature.name: replace(base, features={feature.name: "asked for"})}
                 yield f"without feature {feature.name}", self._refused(asked, feature.name, ReasonCode.FEATURE)
+        for name, claimed_values in capability.values.items():
+            strange = [value for value in self.contract.parameter(name).possible() if value not in claimed_values]
+            others = {f"{name}={v!r}": replace(base, values={**base.values, name: v}) for v in strange}
+            yield f"values of {name}", self._refused(others, name, ReasonCode.FEATURE)
         for name in get_args(Property):
             if name not in capability.properties:
                 asked = {f"required {name}": replace(base, requires=frozenset({name}))}

@@ -28,6 +28,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--portakernel-seed", type=int, default=None, metavar="N", help="draw the inputs of an earlier run's seed again"
     )
+    group.addoption(
+        "--portakernel-all-builds",
+        action="store_true",
+        help="run every case of kernels that have to be built, not as few as put each claim to the test",
+    )
 
 
 def _asked(config: pytest.Config) -> bool:

@@ -24,19 +24,22 @@ def check(
     op: str | None = None,
     device: Device | None = None,
     seed: int | None = None,
+    all_builds: bool = False,
 ) -> Iterator[Result]:
     """Every result for the kernels of ``plugin`` and ``op``, as it comes.
 
     Each kernel runs on ``device`` or on the first device of this machine that its claims cover; where there is none, in
     its plugin's execution mode; where there is no such mode, one skipped result says so. The inputs depend on ``seed``,
-    which is fresh when not given, and on nothing that ran before.
+    which is fresh when not given, and on nothing that ran before. Kernels that have to be built run a few cases each,
+    unless ``all_builds``.
 
     Raises:
         UnknownNameError: there is no such plugin or op.
     """
     seed = fresh_seed() if seed is None else seed
     for kernel in select_kernels(dispatcher, plugin, op):
-        yield from run(dispatcher, kernel, find_venue(dispatcher, kernel, device), seed=seed)
+        venue = find_venue(dispatcher, kernel, device)
+        yield from run(dispatcher, kernel, venue, seed=seed, all_builds=all_builds)
 
 
 def plan(
@@ -46,6 +49,7 @@ def plan(
     op: str | None = None,
     device: Device | None = None,
     seed: int | None = None,
+    all_builds: bool = False,
 ) -> int:
     """How many cases ``check`` reports: different pairs of ``Result.kernel`` and ``Result.case``; no kernel runs.
 
@@ -55,19 +59,28 @@ def plan(
     count = 0
     for kernel in select_kernels(dispatcher, plugin, op):
         venue = find_venue(dispatcher, kernel, device)
-        found = None if isinstance(venue, Unavailable) else Suite(dispatcher, kernel, venue, seed or 0)
+        found = (
+            None
+            if isinstance(venue, Unavailable)
+            else Suite(dispatcher, kernel, venue, seed or 0, all_builds=all_builds)
+        )
         count += 1 if found is None else found.cases_reported()
     return count
 
 
 def run(
-    dispatcher: Dispatcher, kernel: Kernel, venue: Venue | Unavailable, *, seed: int | None = None
+    dispatcher: Dispatcher,
+    kernel: Kernel,
+    venue: Venue | Unavailable,
+    *,
+    seed: int | None = None,
+    all_builds: bool = False,
 ) -> Iterator[Result]:
     """Every result for one kernel at one venue, as it comes."""
     if isinstance(venue, Unavailable):
         yield Result(kernel.name, kernel.op, f"{kernel.op}[*]", "claim", "skipped", venue.reason)
         return
-    suite = Suite(dispatcher, kernel, venue, fresh_seed() if seed is None else seed)
+    suite = Suite(dispatcher, kernel, venue, fresh_seed() if seed is None else seed, all_builds=all_builds)
     for unit in suite.units():
         yield from suite.run(unit)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,8 +14,9 @@ from portakernel.conformance.boundary import boundary_count, boundary_outcomes
 from portakernel.conformance.claims import accepted, case_dtypes, cases_at_limits, dtype_combinations, elements
 from portakernel.conformance.forward import Forward
 from portakernel.conformance.gradients import Backward
-from portakernel.conformance.inputs import draw_inputs, generator, is_present
+from portakernel.conformance.inputs import Inputs, draw_inputs, generator, is_present
 from portakernel.conformance.result import Result
+from portakernel.conformance.selection import claims_in, fewest
 from portakernel.conformance.trial import Outcome, Trial, attempt
 from portakernel.conformance.venue import Venue, refusals
 from portakernel.contract import Case, Parameter, TensorArgument
@@ -22,6 +24,7 @@ from portakernel.contracts import contract
 from portakernel.dispatch import Dispatcher
 from portakernel.kernel import Kernel
 from portakernel.request import Phase, format_values
+from portakernel.warm import build
 
 # What a claim refuses; whatever else a refusal says is that the kernel cannot be used here at all.
 _CLAIM_CODES = frozenset(
@@ -45,7 +48,7 @@ _MAX_ELEMENTS = 1 << 22
 class Unit:
     """What is run, counted and reported together: a case in given dtypes, gradients in given dtypes, or all claims.
 
-    ``kind`` is ``case``, ``autograd``, ``boundary`` or ``coverage``.
+    ``kind`` is ``case``, ``autograd``, ``boundary``, ``coverage`` or ``unbuilt``: what a kernel is not built for.
     """
 
     kind: str
@@ -63,10 +66,16 @@ class Ran:
 
 
 class Suite:
-    """The units of one kernel at one venue; each can be run alone and in any order, with the same inputs."""
+    """The units of one kernel at one venue; each can be run alone and in any order, with the same inputs.
 
-    def __init__(self, dispatcher: Dispatcher, kernel: Kernel, venue: Venue, seed: int) -> None:
+    Of a kernel that has to be built, a few (``selection``), unless ``all_builds``.
+    """
+
+    def __init__(
+        self, dispatcher: Dispatcher, kernel: Kernel, venue: Venue, seed: int, *, all_builds: bool = False
+    ) -> None:
         self.dispatcher, self.kernel, self.venue, self.seed = dispatcher, kernel, venue, seed
+        self.some_only = kernel.build is not None and not all_builds
         self.contract = contract(kernel.op)
         self.caller = OpCaller(self.contract, dispatcher)
         self.variants = venue.variants(kernel, dispatcher)
@@ -76,17 +85,46 @@ class Suite:
         self.ran: dict[str, Ran] = {}
         self.unusable = ""
 
-    def units(self) -> tuple[Unit, ...]:
-        """Every unit, coverage last; the order and the names are the same in every process."""
+    @functools.cached_property
+    def _cases(self) -> tuple[Unit, ...]:
+        """Every case in each of its dtypes."""
         op = self.contract.op
-        found = [
+        return tuple(
             Unit("case", f"{op}[{case.name}, {_shown(dtypes)}]", case, dtypes)
             for case in self.cases
             for dtypes in self._dtypes(case)
-        ]
+        )
+
+    @functools.cached_property
+    def _selected(self) -> tuple[Unit, ...]:
+        """The cases that run."""
+        if not self.some_only:
+            return self._cases
+
+        def claims(unit: Unit) -> frozenset[object]:
+            return claims_in(self.contract, self.variants, unit.case, unit.dtypes) if unit.case else frozenset()
+
+        served = [unit for unit in self._cases if unit.case is not None and self._would_run(unit)]
+        return tuple(fewest(served, claims, lambda unit: elements(self.contract, unit.case) if unit.case else 0))
+
+    def _would_run(self, unit: Unit) -> bool:
+        if unit.case is None or self._refused(unit.case, None) is not None:
+            return False
+        return not {r.code for r in self._refusals(self._inputs(unit.case, dict(unit.dtypes)))} - {
+            ReasonCode.NEEDS_BUILD
+        }
+
+    def units(self) -> tuple[Unit, ...]:
+        """Every unit, coverage last; the order and the names are the same in every process."""
+        op, found = self.contract.op, list(self._selected)
         if self.venue.mode is None and self.contract.gradient != "none":
             plain = self._dtypes(self.contract.cases[0])
+            if self.some_only:
+                selected = [unit.dtypes for unit in found if unit.case is not None and _is_plain(unit.case)]
+                plain = tuple(dtypes for dtypes in plain if dtypes in selected)[:1] or plain[:1]
             found += [Unit("autograd", f"{op}[autograd, {_shown(d)}]", dtypes=d) for d in plain]
+        if self.some_only:
+            found.append(Unit("unbuilt", f"{op}[other cases]"))
         return (*found, Unit("boundary", f"{op}[boundary]"), Unit("coverage", f"{op}[coverage]"))
 
     def _dtypes(self, case: Case) -> tuple[tuple[tuple[str, str], ...], ...]:
@@ -111,8 +149,13 @@ class Suite:
             for name, outcome in boundary_outcomes(self.contract, self.kernel, self.dispatcher.registry.spaces):
                 yield self._result(f"{self.contract.op}[{name}]", outcome)
             return
-        outcomes = {"case": self._case, "autograd": self._autograd, "coverage": self._coverage}[unit.kind]
-        for outcome in outcomes(unit):
+        outcomes = {
+            "case": self._case,
+            "autograd": self._autograd,
+            "coverage": self._coverage,
+            "unbuilt": self._unbuilt,
+        }
+        for outcome in outcomes[unit.kind](unit):
             yield self._result(unit.name, outcome)
 
     def _result(self, case: str, outcome: Outcome) -> Result:
@@ -127,21 +170,52 @@ class Suite:
 
     # --- cases -----------------------------------------------------------------------------------------------------
 
-    def _trial(self, case: Case, dtypes: Mapping[str, str]) -> Trial:
+    def _inputs(self, case: Case, dtypes: Mapping[str, str]) -> Inputs:
         source = generator(self.seed, self.contract.op, case.name, *dtypes.values())
-        inputs = draw_inputs(self.contract, case, dtypes, self.venue.torch_device, source)
-        return Trial(self.caller, self.kernel, self.venue, inputs, self.properties)
+        return draw_inputs(self.contract, case, dtypes, self.venue.torch_device, source)
 
-    def _refusals(self, trial: Trial, phase: Phase = Phase.INFERENCE) -> tuple[Rejection, ...]:
-        request = self.caller.arguments.request(trial.inputs.tensors, trial.inputs.values, phase)
+    def _trial(self, case: Case, dtypes: Mapping[str, str]) -> Trial:
+        return Trial(self.caller, self.kernel, self.venue, self._inputs(case, dtypes), self.properties)
+
+    def _refusals(self, inputs: Inputs, phase: Phase = Phase.INFERENCE) -> tuple[Rejection, ...]:
+        request = self.caller.arguments.request(inputs.tensors, inputs.values, phase)
         return refusals(self.dispatcher, self.kernel, self.venue, request)
+
+    def _build(self, case: Case, inputs: Inputs) -> None:
+        """Builds the kernel for each phase of the case that it claims; what it declines to build stays refused."""
+        phases = [Phase.INFERENCE]
+        if case.backward and self.contract.gradient != "none":
+            phases += [Phase.TRAINING, Phase.BACKWARD] if self.contract.gradient == "kernel" else [Phase.TRAINING]
+        elif self.contract.saved:
+            phases.append(Phase.TRAINING)
+        for phase in phases:
+            if {rejection.code for rejection in self._refusals(inputs, phase)} <= {ReasonCode.NEEDS_BUILD}:
+                request = self.caller.arguments.request(inputs.tensors, inputs.values, phase)
+                build(self.dispatcher, self.contract, self.kernel, request, inputs.tensors, inputs.values)
+
+    def _built(self, case: Case, trial: Trial) -> Outcome | None:
+        """What went wrong in building, if anything did."""
+        if self.kernel.build is None:
+            return None
+
+        def checked() -> list[str]:
+            self._build(case, trial.inputs)
+            return []
+
+        outcome = attempt("claim", checked)
+        return outcome if outcome.status == "failed" else None
+
+    def _unbuilt(self, _: Unit) -> Iterator[Outcome]:
+        left = len(self._cases) - len(self._selected)
+        text = f"{left} more cases are left out, each of which is a build; `portakernel check --all-builds` runs them"
+        yield Outcome("claim", "skipped", text)
 
     def _refused(self, case: Case, trial: Trial | None) -> Outcome | None:
         """Why the case does not run here, if it does not: an outcome of the aspect ``claim``."""
         size, limit = elements(self.contract, case), self.venue.max_elements
         if limit is not None and size > limit:
             return Outcome("claim", "skipped", f"{size} elements; mode {self.venue.mode!r} takes up to {limit}")
-        rejections = self._refusals(trial) if trial is not None else ()
+        rejections = self._refusals(trial.inputs) if trial is not None else ()
         if not rejections:
             return None
         text = "; ".join(f"{rejection.code}: {rejection.text}" for rejection in rejections)
@@ -158,7 +232,7 @@ class Suite:
         case, dtypes = unit.case, dict(unit.dtypes)
         refused = self._refused(case, None)
         trial = None if refused else self._trial(case, dtypes)
-        refused = refused or self._refused(case, trial)
+        refused = refused or (self._built(case, trial) if trial else None) or self._refused(case, trial)
         if refused or trial is None:
             self.ran[unit.name] = Ran(False, False)
             yield from [refused] if refused else []
@@ -184,19 +258,23 @@ class Suite:
         """Whether PyTorch records the kernel's gradient in this case: then it is put to the test in each."""
         ours = self.dispatcher is runtime.dispatcher() and self.venue.mode is None
         recorded = ours and case.backward and self.kernel.saves == "autograd" and self.contract.gradient == "kernel"
-        return recorded and not self._refusals(trial, Phase.TRAINING)
+        return recorded and not self._refusals(trial.inputs, Phase.TRAINING)
 
     def _autograd(self, unit: Unit) -> Iterator[Outcome]:
         if self.dispatcher is not runtime.dispatcher():
             yield Outcome("autograd", "skipped", "portakernel.ops belongs to another dispatcher than the one checked")
             return
-        for case in self.contract.cases:
-            plain = case.backward and case.values == "normal" and elements(self.contract, case) > 1
+        ran = [other.case for other in self._selected if other.dtypes == unit.dtypes] if self.some_only else []
+        for case in sorted(self.contract.cases, key=lambda case: case not in ran):  # what is built goes first
+            plain = _is_plain(case) and elements(self.contract, case) > 1
             passed = {t.name for t in self.contract.tensors if is_present(t, case)} - {n for n, _ in unit.dtypes}
             if not plain or passed or self._refused(case, None) or not accepted(self.contract, case, dict(unit.dtypes)):
                 continue
             trial = self._trial(case, dict(unit.dtypes))
-            if not self._refusals(trial, Phase.TRAINING):
+            if (failed := self._built(case, trial)) is not None:
+                yield failed
+                return
+            if not self._refusals(trial.inputs, Phase.TRAINING):
                 autograd = Autograd(trial, generator(self.seed, unit.name))
                 yield attempt("autograd", autograd.gradients)
                 return
@@ -213,10 +291,10 @@ class Suite:
     def _ran(self, unit: Unit) -> Ran:
         """What ran of a case or, when it has not been run yet, what would."""
         if unit.name not in self.ran and unit.case is not None:
-            trial = self._trial(unit.case, dict(unit.dtypes))
-            forward = self._refused(unit.case, trial) is None
-            backward = forward and unit.case.backward and not self._refusals(trial, Phase.BACKWARD)
-            self.ran[unit.name] = Ran(forward, backward)
+            inputs = self._inputs(unit.case, dict(unit.dtypes))
+            forward = self._would_run(unit)
+            refused = {rejection.code for rejection in self._refusals(inputs, Phase.BACKWARD)}
+            self.ran[unit.name] = Ran(forward, forward and unit.case.backward and refused <= {ReasonCode.NEEDS_BUILD})
         return self.ran[unit.name]
 
     def _uncovered(self) -> list[str]:
@@ -234,7 +312,7 @@ class Suite:
             fault = f"which {self.contract.op} does not accept" if refused else "and no case runs in it"
             problems.append(f"claims {name}={dtype}, {fault}")
         cases_run = [unit.case for unit in executed if unit.case is not None]
-        problems += self._uncovered_formats(cases_run)
+        problems += [*self._uncovered_formats(cases_run), *self._uncovered_values(cases_run)]
         features = frozenset[str]().union(*(variant.features for variant in self.variants))
         for feature in self.contract.features:
             asked = any(self._asks(case, feature) for case in cases_run)
@@ -255,6 +333,18 @@ class Suite:
         claimed = {(name, f) for v in self.variants for name, formats in v.formats.items() for f in formats}
         missing = sorted(claimed - {pair for formats in run for pair in formats.items()})
         return [f"claims {name} with {scale_format} scales, and no case runs in it" for name, scale_format in missing]
+
+    def _uncovered_values(self, cases: Sequence[Case]) -> list[str]:
+        """The values of keyword arguments that are claimed, and that no case runs with."""
+        run = [self.contract.values(case.parameters) for case in cases]
+        claimed = {(name, value) for v in self.variants for name, values in v.values.items() for value in values}
+        missing = sorted(f"{name}={v!r}" for name, v in claimed if all(values[name] != v for values in run))
+        return [f"claims {claim}, and no case runs with it" for claim in missing]
+
+
+def _is_plain(case: Case) -> bool:
+    """Whether gradients of the case through autograd can be held to the tolerance."""
+    return case.backward and case.values == "normal"
 
 
 def _shown(dtypes: tuple[tuple[str, str], ...]) -> str:

@@ -134,21 +134,24 @@ class Trial:
         allowed = tolerance.saved if saved else tolerance.forward
         for tensor, spec in zip(found, specs, strict=True):
             want = self._allowing_nan(tensor, truth[spec.name])
-            magnitude = None if saved else self.truth.magnitudes.get(spec.name)
-            plain = None if saved else self.truth.plain.get(spec.name)
+            magnitude, plain = self.truth.magnitudes.get(spec.name), self.truth.plain.get(spec.name)
             problems += self.compare(tensor, spec.name, *self.inputs.form(spec), want, allowed, magnitude, plain)
         return problems
 
     def _allowing_nan(self, found: Any, want: Tensor) -> Tensor:
-        """``want``, with NaN where the kernel gives it and the contract lets a row of an infinity be NaN."""
+        """``want``, with NaN where the kernel gives it and the contract lets a row of an infinity be NaN.
+
+        The infinity may be an argument's or an output's.
+        """
         if self.contract.infinite_rows == "exact" or not isinstance(found, Tensor):
             return want
         pairs = zip(self.inputs.tensors, self.contract.tensors, strict=True)
-        rows = [t.isinf().any(-1) for t, a in pairs if t is not None and a.leading and len(a.fixed) == 1]
+        rows = [t.isinf().any(-1).cpu() for t, a in pairs if t is not None and a.leading and len(a.fixed) == 1]
         numbers = exact(found)
         if not rows or numbers.shape != want.shape:
             return want
-        infinite = torch.stack(rows).any(0).cpu()
+        rows += [o.isinf().any(-1) for o in self.truth.outputs.values() if o.shape[:-1] == rows[0].shape]
+        infinite = torch.stack(rows).any(0)
         infinite = infinite.reshape(want.shape) if infinite.numel() == want.numel() else infinite.unsqueeze(-1)
         return torch.where(infinite & numbers.isnan(), math.nan, want)
 

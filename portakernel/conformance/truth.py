@@ -42,7 +42,7 @@ class Gradient:
 class Truth:
     """A case's outputs and saved tensors in float64, by name.
 
-    ``magnitudes`` are those of outputs that can cancel, ``plain`` what the plain formula gives in the inputs' dtype.
+    ``magnitudes`` are those of results that can cancel, ``plain`` what the plain formula gives in the inputs' dtype.
     """
 
     inputs: Inputs
@@ -75,14 +75,17 @@ class Truth:
                 plain = _call(reference.plain, inputs, stored)
             if hasattr(reference, "output_magnitudes"):
                 magnitudes = _call(reference.output_magnitudes, inputs, given)
-        names = [*outputs, *(saved.name for saved in contract.saved)]
-        named = dict(zip(names, found, strict=True))
+            saved_magnitudes: tuple[Tensor | None, ...] = ()
+            if hasattr(reference, "saved_magnitudes"):
+                saved_magnitudes = _call(reference.saved_magnitudes, inputs, given)
+        saved = [result.name for result in contract.saved]
+        named = dict(zip([*outputs, *saved], found, strict=True))
         return cls(
             inputs,
             {name: named[name] for name in outputs},
-            {saved.name: named[saved.name] for saved in contract.saved},
-            dict(zip(outputs, magnitudes, strict=False)),
-            {name: exact(tensor) for name, tensor in zip(outputs, plain, strict=False)},
+            {name: named[name] for name in saved},
+            dict(zip(outputs, magnitudes, strict=False)) | dict(zip(saved, saved_magnitudes, strict=False)),
+            {name: exact(tensor) for name, tensor in zip([*outputs, *saved], plain, strict=False)},
         )
 
     def kept(self, device: torch.device) -> tuple[Tensor | None, ...]:

@@ -98,7 +98,7 @@ CONTRACT = Contract(
         Result("out", ("B", "S", "H", "E"), like="q"),
         Result("lse", ("B", "H", "S"), like="q", dtype="float32", when=("return_lse", True), differentiable=False),
     ),
-    saved=(Result("lse", ("B", "H", "S"), like="q", dtype="float32"),),
+    saved=(Result("logsumexp", ("B", "H", "S"), like="q", dtype="float32"),),
     kept=("q", "k", "v", "alibi_slopes", "bias", "sinks", "out"),
     # of a division by zero and of no formula at all: in this order
     requirements=("G > 0", "H % G == 0", "D > 0"),
@@ -183,7 +183,7 @@ CONTRACT = Contract(
         ),
     ),
     # lse: a product over D in any order, exponentials and a sum over T in any order, one logarithm; all in float32.
-    tolerance=Tolerance(forward={"lse.float32": 16.0}, saved={"lse.float32": 16.0}, rule="plain"),
+    tolerance=Tolerance(forward={"lse.float32": 16.0}, saved={"logsumexp.float32": 16.0}, rule="plain"),
     cost=cost,
     source=(
         "Dao 2023, FlashAttention-2, arXiv 2307.08691; grouped heads: Ainslie et al. 2023, arXiv 2305.13245; ALiBi:"

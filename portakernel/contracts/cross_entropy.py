@@ -45,14 +45,14 @@ CONTRACT = Contract(
     parameters=(
         Parameter("ignore_index", -100, kind="int", summary="the target of rows that have no loss and no gradient"),
         Parameter("label_smoothing", 0.0, feature=True, summary="the share of the target spread evenly, from 0 to 1"),
-        Parameter("overwrite_logits", False, kind="bool", summary="backward may write the gradient over logits"),
+        Parameter("overwrite_logits", False, kind="bool", summary="backward may write over logits", permission=True),
         Parameter("return_lse", False, feature=True, kind="bool", summary="return each row's log-sum-exp as well"),
     ),
     outputs=(
         Result("loss", ("*M",), like="logits", dtype="float32"),
         Result("lse", ("*M",), like="logits", dtype="float32", when=("return_lse", True), differentiable=False),
     ),
-    saved=(Result("lse", ("M",), like="logits", dtype="float32"),),
+    saved=(Result("logsumexp", ("M",), like="logits", dtype="float32"),),
     requirements=("V >= 1",),
     gradient="kernel",
     cases=(
@@ -81,11 +81,11 @@ CONTRACT = Contract(
         Case("infinities smoothed", (12,), {"V": 70}, {}, {"label_smoothing": 0.1}, values="special", backward=False),
         Case("zeros", (3,), {"V": 60}, values="zeros"),
     ),
-    # Measured at the magnitudes that the reference gives. The reference on the CPU comes to 1.7 ulp for the loss, 1.5 for
-    # lse and 12 for float32 gradients (25 draws of these cases), a Triton kernel to 0.9, 1.0 and 19, and for gradients
-    # over 262144 classes to 48 (H200, Triton 3.6, 2026-11-20). A gradient's share of the exponent is at most 3 units in
-    # 2**24 of |x| + |lse|: lse rounded, the difference rounded, and its product with log2(e). The rest is for other
-    # orders of summation and approximate logarithms (2**-22 on NVIDIA). 16-bit gradients are one rounding of that.
+    # Measured at the magnitudes that the reference gives. The reference on the CPU comes to 1.7 ulp for the loss, 1.5
+    # for lse and 12 for float32 gradients (25 draws of these cases), a Triton kernel to 0.9, 1.0 and 19, its gradients
+    # over 262144 classes to 48 (H200, Triton 3.6, 2026-11-20). Loss and lse have room for other orders of summation and
+    # approximate logarithms (2**-22 on NVIDIA). In a gradient's exponent lse, its difference from x and that times
+    # log2(e) are rounded: that moves p by up to 3 * 2**-24 * p * (|x| + |lse|). A 16-bit gradient is rounded once more.
     tolerance=Tolerance(
         forward={"float32": 8.0},
         saved={"float32": 8.0},

@@ -17,7 +17,7 @@ from torch import Tensor
 # tanh's form of gelu: Hendrycks & Gimpel 2016, arXiv 1606.08415, section 2
 _CUBIC = 0.044715
 _SCALE = math.sqrt(2 / math.pi)
-# Beyond it the function is straight, and the square of a float32 in its slope may overflow.
+# Beyond it the slope is 0 or 1, and powers in its formula might overflow float32.
 _STRAIGHT = 1000.0
 
 
@@ -62,7 +62,7 @@ def _inner(z: Tensor) -> Tensor:
 
 
 def _inner_slope(z: Tensor) -> Tensor:
-    return _SCALE * (1 + 3 * _CUBIC * z.clamp(-_STRAIGHT, _STRAIGHT).square())
+    return _SCALE * (1 + 3 * _CUBIC * z * z)
 
 
 def _gelu_tanh(z: Tensor) -> Tensor:
@@ -70,6 +70,7 @@ def _gelu_tanh(z: Tensor) -> Tensor:
 
 
 def _gelu_tanh_slope(z: Tensor) -> Tensor:
+    z = z.clamp(-_STRAIGHT, _STRAIGHT)
     u = 2 * _inner(z)
     return torch.sigmoid(u) * (1 + z * torch.sigmoid(-u) * 2 * _inner_slope(z))
 

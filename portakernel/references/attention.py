@@ -36,6 +36,12 @@ def _wide(tensor: Tensor) -> Tensor:
     return tensor.to(_wide_dtype(tensor))
 
 
+def _grouped(tensor: Tensor, dim: int, key_heads: int) -> Tensor:
+    """A view in which the dimension ``dim``, of heads, is two: the key heads, and the heads of each."""
+    before, heads, after = tensor.shape[:dim], tensor.shape[dim], tensor.shape[dim + 1 :]
+    return tensor.view(*before, key_heads, heads // key_heads, *after)
+
+
 @dataclass(frozen=True, slots=True)
 class _Piece:
     """Queries of some batches and key heads, with all of their keys.
@@ -93,11 +99,10 @@ def _pieces(
     """All of the queries, in pieces whose scores fit into memory, in float32 or float64."""
     (B, S, H, _), (_, T, G, _) = q.shape, k.shape
     R = H // G
-    heads = (G, R)
-    q = q.unflatten(2, heads)
-    slopes = None if alibi_slopes is None else alibi_slopes.unflatten(0, heads)
-    sinks = None if sinks is None else sinks.unflatten(0, heads)
-    bias = None if bias is None else bias.unflatten(1, heads)
+    q = _grouped(q, 2, G)
+    slopes = None if alibi_slopes is None else _grouped(alibi_slopes, 0, G)
+    sinks = None if sinks is None else _grouped(sinks, 0, G)
+    bias = None if bias is None else _grouped(bias, 1, G)
     queries = _share(S, R * T)
     groups = _share(G, queries * R * T)
     batches = _share(B, groups * queries * R * T)
@@ -173,7 +178,7 @@ def forward(
     given = out if isinstance(out, tuple) else (out,)
     y = q.new_empty((B, S, H, E)) if given[0] is None else given[0]
     lse = given[1] if return_lse and len(given) > 1 else q.new_empty((B, H, S), dtype=_wide_dtype(q))
-    y_parts, lse_parts = y.unflatten(2, (G, H // G)), lse.unflatten(1, (G, H // G))
+    y_parts, lse_parts = _grouped(y, 2, G), _grouped(lse, 1, G)
     for piece in _pieces(q, k, v, alibi_slopes, bias, sinks):
         b, g, s = piece.at
         scores, _ = piece.scores(causal, scale, window, softcap)
@@ -210,7 +215,7 @@ def backward(
     and ``out`` were rounded, which is why neither is used here.
     """
     del out, lse, return_lse
-    heads = (k.shape[2], q.shape[2] // k.shape[2])
+    key_heads = k.shape[2]
     grad_q = q.new_empty(q.shape) if needs[0] else None
     # sums over queries, and so over pieces
     grad_k = k.new_zeros(k.shape, dtype=_wide_dtype(k)) if needs[1] else None
@@ -222,21 +227,21 @@ def backward(
         scores, capped = piece.scores(causal, scale, window, softcap)
         softmax = _softmax(scores, piece.sinks)
         weights = softmax.weights
-        grad = _wide(grad_out.unflatten(2, heads)[b, s, g])
+        grad = _wide(_grouped(grad_out, 2, key_heads)[b, s, g])
         if grad_v is not None:
             grad_v[b, :, g] += torch.einsum("bgrst,bsgre->btge", weights, grad)
         grad_weights = torch.einsum("bsgre,btge->bgrst", grad, piece.v)
         mean = (weights * grad_weights).sum(-1)
         if grad_sinks is not None and softmax.sink_weights is not None:
-            grad_sinks.unflatten(0, heads)[g] -= (softmax.sink_weights * mean).sum((0, 3))
+            _grouped(grad_sinks, 0, key_heads)[g] -= (softmax.sink_weights * mean).sum((0, 3))
         grad_scores = weights * (grad_weights - mean.unsqueeze(-1))
         if grad_bias is not None:
-            grad_bias.unflatten(1, heads)[b, g, :, s] = grad_scores
+            _grouped(grad_bias, 1, key_heads)[b, g, :, s] = grad_scores
         if softcap != 0.0:
             grad_scores = grad_scores * (1.0 - (capped / softcap).square())
         grad_scores = grad_scores * _scale(scale, q)
         if grad_q is not None:
-            grad_q.unflatten(2, heads)[b, s, g] = torch.einsum("bgrst,btgd->bsgrd", grad_scores, piece.k)
+            _grouped(grad_q, 2, key_heads)[b, s, g] = torch.einsum("bgrst,btgd->bsgrd", grad_scores, piece.k)
         if grad_k is not None:
             grad_k[b, :, g] += torch.einsum("bgrst,bsgrd->btgd", grad_scores, piece.q)
     grad_k = None if grad_k is None else grad_k.to(k.dtype)
@@ -321,7 +326,7 @@ def saved_magnitudes(
     del return_lse
     (B, S, H, _), G = q.shape, k.shape[2]
     magnitude = torch.ones((B, H, S), dtype=torch.float64, device=q.device)
-    parts = magnitude.unflatten(1, (G, H // G))
+    parts = _grouped(magnitude, 1, G)
     for piece in _pieces(q, k, v, alibi_slopes, bias, sinks):
         b, g, s = piece.at
         scores, _ = piece.scores(causal, scale, window, softcap)

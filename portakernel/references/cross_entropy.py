@@ -15,8 +15,8 @@ from torch import Tensor
 from portakernel.errors import ArgumentValueError
 
 _BLOCK_ELEMENTS = 1 << 24
-# Rounding in the exponent x - lse moves a probability p by up to 3 * 2**-24 * p * (|x| + |lse|): this much of the 96 ulp
-# that the contract allows a float32 gradient.
+# Rounding in the exponent x - lse moves a probability p by up to 3 * 2**-24 * p * (|x| + |lse|): this much of the
+# 96 ulp that the contract allows a float32 gradient.
 _EXPONENT_SHARE = 1 / 32
 
 

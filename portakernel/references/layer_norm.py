@@ -73,10 +73,11 @@ def magnitudes(
     grad_y: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor, *, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The sums of absolute terms behind each gradient, which bound what rounding can do to it."""
-    del eps
+    # the terms of the mean, which is what they sum up to
+    del mean, eps
     rows, columns = rstd.numel(), x.shape[-1]
     g, rstd = grad_y.double().abs(), _per_row(rstd.double(), x)
-    u = (x.double().abs() + _per_row(mean.double(), x).abs()) * rstd
+    u = (x.double().abs() + x.double().abs().mean(-1, keepdim=True)) * rstd
     gw = g * weight.double().abs()
     grad_x = rstd * (gw + gw.mean(-1, keepdim=True) + u * (gw * u).mean(-1, keepdim=True))
     return grad_x, (g * u).reshape(rows, columns).sum(0), g.reshape(rows, columns).sum(0)

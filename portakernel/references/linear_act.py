@@ -12,45 +12,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from portakernel.references.activations import ACTIVATIONS
+
 Activation = Literal["none", "relu", "gelu", "gelu_tanh", "silu"]
 
-# gelu_tanh is x/2 * (1 + tanh(u)) = x * sigmoid(2 * u) with u = sqrt(2 / pi) * (x + 0.044715 * x**3)
-_SLOPE, _CUBIC = 2 * math.sqrt(2 / math.pi), 0.044715
-# Every derivative is 0 or 1 out there, where its formula would multiply 0 by an overflowed square.
-_FLAT = 1000.0
+# Beyond it every slope is 0 or 1, and where a 16-bit preactivation overflowed, the formula gives NaN.
+_STRAIGHT = 1000.0
 
 
 def _wide(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype is torch.float64 else tensor.float()
-
-
-def _activated(z: Tensor, activation: Activation) -> Tensor:
-    match activation:
-        case "none":
-            return z
-        case "relu":
-            return z.clamp(min=0)
-        case "gelu":
-            # half the complementary error function: 1 + erf cancels for negative z
-            return z * 0.5 * torch.erfc(-z * math.sqrt(0.5))
-        case "gelu_tanh":
-            return z * torch.sigmoid(_SLOPE * (z + _CUBIC * z**3))
-        case "silu":
-            return z * torch.sigmoid(z)
-
-
-def _derivative(z: Tensor, activation: Literal["gelu", "gelu_tanh", "silu"]) -> Tensor:
-    z = z.clamp(-_FLAT, _FLAT)
-    match activation:
-        case "gelu":
-            density = torch.exp(-0.5 * z.square()) / math.sqrt(2 * math.pi)
-            return 0.5 * torch.erfc(-z * math.sqrt(0.5)) + z * density
-        case "gelu_tanh":
-            gate = torch.sigmoid(_SLOPE * (z + _CUBIC * z**3))
-            return gate + z * gate * (1 - gate) * _SLOPE * (1 + 3 * _CUBIC * z.square())
-        case "silu":
-            gate = torch.sigmoid(z)
-            return gate + z * gate * (1 - gate)
 
 
 def forward(
@@ -66,7 +37,7 @@ def forward(
     z = _wide(x) @ _wide(weight).T
     if bias is not None:
         z = z + _wide(bias)
-    y = _activated(z, activation).to(x.dtype)
+    y = ACTIVATIONS[activation].value(z).to(x.dtype)
     y = y.contiguous() if out is None else out.copy_(y)
     if not save:
         return y
@@ -86,11 +57,11 @@ def backward(
     """Gradients for ``x``, ``weight`` and ``bias`` from that of ``y``, in float32 from what is stored."""
     d = _wide(grad_y)
     if activation == "relu":
-        # not y > 0: where y is NaN, so is what it came from, and torch passes the gradient on
+        # y <= 0 where the preactivation is; not a product, which would make NaN of an infinite gradient there
         d = d.masked_fill(y <= 0, 0)
     elif activation != "none":
         assert preactivation is not None
-        d = d * _derivative(_wide(preactivation), activation)
+        d = d * ACTIVATIONS[activation].slope(_wide(preactivation).clamp(-_STRAIGHT, _STRAIGHT))
     count = math.prod(x.shape[:-1])
     rows = d.reshape(count, weight.shape[0])
     grad_x = grad_weight = grad_bias = None
@@ -103,17 +74,19 @@ def backward(
     return grad_x, grad_weight, grad_bias
 
 
-def plain(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: Activation = "none") -> Tensor:
-    """The layer and then the activation, each in the inputs' own dtype."""
+def plain(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: Activation = "none"
+) -> tuple[Tensor, ...]:
+    """The layer and then the activation, each in the inputs' own dtype; the preactivation too, where it is saved."""
     z = torch.nn.functional.linear(x, weight, bias)
     match activation:
         case "none":
-            return z
+            return (z,)
         case "relu":
-            return torch.nn.functional.relu(z)
+            return (torch.nn.functional.relu(z),)
         case "gelu":
-            return torch.nn.functional.gelu(z)
+            return torch.nn.functional.gelu(z), z
         case "gelu_tanh":
-            return torch.nn.functional.gelu(z, approximate="tanh")
+            return torch.nn.functional.gelu(z, approximate="tanh"), z
         case "silu":
-            return torch.nn.functional.silu(z)
+            return torch.nn.functional.silu(z), z

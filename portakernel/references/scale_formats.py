@@ -164,13 +164,11 @@ def float4(x: Tensor) -> Tensor:
 
 def write(result: Tensor, out: Tensor | None) -> Tensor:
     """``result``, contiguous; or ``out`` with the same elements."""
+    # torch does not copy every narrow dtype in every way and on every device; bytes it does
+    elements = result.view(torch.uint8) if result.element_size() == 1 else result
     if out is None:
-        return result.contiguous()
-    if result.element_size() == 1:
-        # torch does not copy every narrow dtype on every device; bytes it does
-        out.view(torch.uint8).copy_(result.view(torch.uint8))
-    else:
-        out.copy_(result)
+        return elements.contiguous().view(result.dtype)
+    (out.view(torch.uint8) if out.element_size() == 1 else out).copy_(elements)
     return out
 
 

@@ -79,6 +79,10 @@ class Derivatives:
             found = self.caller.run(Phase.FORWARD_AD, tensors, values, policy, (*tensors, *values))
             return self._completed(values, found, tensors[0])
         traced = is_fake(given)
+        if traced:
+            values = tuple(
+                p.default if p.permission else v for p, v in zip(self.contract.parameters, values, strict=True)
+            )
         if training and self.caller.some_are_recorded:
             recorded = self._recorded(tensors, values, kernel, traced=traced)
             if recorded is not None:

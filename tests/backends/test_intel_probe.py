@@ -153,13 +153,13 @@ def test_a_device_id_names_the_arch(tree: Tree, device_id: int, arch: str, name:
 
 def test_blocks_of_device_ids_do_not_overlap_and_name_the_archs_that_the_manifest_describes() -> None:
     known = {device_id: found.arch for device_id in range(0x10000) if (found := product(device_id))}
-    blocks = [block for _, blocks in products._ARCHS for block in blocks]
-    blocks += [*products._XE_LP, products._XE_LP_DISCRETE]
+    blocks = [block for _, blocks in products.ARCHS for block in blocks]
+    blocks += [*products.XE_LP, products.XE_LP_DISCRETE]
     assert len(known) == sum(map(len, blocks))
     manifest = Path(portakernel_backends.intel.__file__).with_name("backend.yaml")
     described = yaml.safe_load(manifest.read_text(encoding="utf-8"))["archs"]
     assert set(known.values()) - {None} == set(described)
-    assert {known[device_id] for device_id in products._NAMES} <= set(described)
+    assert {known[device_id] for device_id in products.NAMES} <= set(described)
 
 
 def test_discrete_gpus_are_numbered_before_integrated_ones_and_each_kind_by_pci_address(tree: Tree) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from portakernel.cli import residual_block
-from portakernel.cli.demo import MOST_BYTES, OPS
+from portakernel.cli import decoder, demo_run
+from portakernel.cli.decoder_ops import NAMES
+from portakernel.cli.demo import MOST_BYTES
 
 
 @pytest.fixture
@@ -20,31 +21,40 @@ def text(tmp_path: Path) -> Path:
 
 
 def test_json_form_key_by_key_and_both_sides_agree(run: Callable, text: Path) -> None:
-    ran = run("demo", str(text), "--device", "cpu", "--json")
+    ran = run("demo", str(text), "--device", "cpu", "--precision", "fp8", "--json")
     data = ran.json
     assert ran.status == 0
     assert list(data) == [
-        "agrees", "file", "bytes", "truncated", "device", "dtype", "fault", "loss", "tolerance", "differences",
-        "decisions", "elsewhere", "stats",
+        "agrees", "file", "bytes", "truncated", "device", "dtype", "fault", "losses", "text", "tokens_per_s",
+        "differences", "fp8", "decisions", "elsewhere", "stats",
     ]  # fmt: skip
     assert data["agrees"] is True
     assert (data["file"], data["bytes"], data["truncated"]) == (str(text), 116, False)
     assert list(data["device"]) == ["target", "name", "torch_device"]
-    assert data["loss"]["after"] < data["loss"]["before"]
-    assert all(d["within"] == (d["relative"] <= data["tolerance"]) for d in data["differences"])
+    losses = data["losses"]
+    assert losses["portakernel"] == pytest.approx(losses["torch"], rel=1e-4)
+    assert losses["portakernel"][-1] < losses["portakernel"][0]
+    assert all(d["within"] == (d["relative"] <= d["tolerance"]) for d in data["differences"])
     compared = {d["what"] for d in data["differences"]}
-    assert {"logits", "loss", "gradient of norm_weight", "head after the step"} <= compared
-    decided = {(d["op"], phase) for d in data["decisions"] for phase in d["phases"]}
-    assert decided == {("add", "inference"), ("add", "training")} | {
-        ("rms_norm", phase) for phase in ("inference", "training", "backward")
-    }
+    assert {"logits", "loss", "gradient of 0.attention_norm", "losses while training"} <= compared
+    low_precision = ("quantize_fp8", "scaled_mm")
+    assert {*NAMES, *low_precision} <= {d["op"] for d in data["decisions"]}
     assert [(d["target"], d["op"]) for d in data["elsewhere"]] == [
-        (target, op) for target in ("nvidia:sm_90", "amd:gfx942") for op in OPS
+        (target, op) for target in ("nvidia:sm_90", "amd:gfx942") for op in (*NAMES, *low_precision)
     ]
     assert list(data["stats"][0]) == ["op", "phase", "target", "kernel", "calls", "fallback"]
+    # every operator went through portakernel, forward and backward
+    served = {(row["op"], row["phase"]) for row in data["stats"]}
+    assert {(op, "training") for op in NAMES if op != "softmax"} <= served
+    assert {(op, "inference") for op in NAMES} <= served
+    # what FP8 costs: the loss moves, and not far
+    fp8 = data["fp8"]
+    assert fp8["loss"] != fp8["float32_loss"]
+    assert fp8["loss"] == pytest.approx(fp8["float32_loss"], rel=0.05)
+    assert 0.5 < fp8["same_choice"] <= 1
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", ["rms_norm", "attention"])
 def test_one_wrong_element_is_found(run: Callable, text: Path, op: str) -> None:
     ran = run("demo", str(text), "--device", "cpu", "--fault", op)
     assert ran.status == 1
@@ -58,14 +68,15 @@ def test_one_wrong_element_is_found(run: Callable, text: Path, op: str) -> None:
 def test_people_read_decisions_differences_and_the_same_for_hardware_that_is_not_here(
     run: Callable, text: Path
 ) -> None:
-    out = run("demo", str(text), "--device", "cpu").out
-    assert out.startswith(f"A pre-norm residual block over {text}: 116 bytes, float32\n")
+    out = run("demo", str(text), "--device", "cpu", "--precision", "fp8").out
+    assert out.startswith(f"A byte-level decoder in the shape of Llama over {text}: 116 bytes, float32\n")
     for part in (
-        "\nrms_norm (backward)\n",
-        "\nDifference from the same in plain torch (at most ",
-        "\nrms_norm on an H200 (nvidia:sm_90), asked from here\n",
-        "\nadd on an MI300X (amd:gfx942), asked from here\n",
-        "\nCalls so far (portakernel.stats())\n",
+        "\nWhich kernel served each op, and why\n",
+        "\nTraining and writing on\n",
+        "\nDifference from the same in plain torch, and what float32 rounding explains\n",
+        "\nThe linear layers in FP8 (float8_e4m3fn, a scale for each row of weights and activations)\n",
+        "\nThe same on an H200 (nvidia:sm_90), in bfloat16, asked from here\n",
+        "\nThe same on an MI300X (amd:gfx942), in bfloat16, asked from here\n",
     ):
         assert part in out
     assert out.endswith("\nportakernel and plain torch agree.\n")
@@ -115,23 +126,30 @@ def test_names_that_nothing_has_are_bad_input(run: Callable, text: Path, argumen
     )
 
 
+def test_an_unknown_precision_offers_those_that_there_are(run: Callable, text: Path) -> None:
+    ran = run("demo", str(text), "--precision", "fp4")
+    assert ran.status == 2
+    assert ran.err == "portakernel: --precision: unknown precision 'fp4'; did you mean 'fp8'?\n"
+
+
 def test_of_a_large_binary_file_the_beginning_is_read(run: Callable, tmp_path: Path) -> None:
     file = tmp_path / "binary"
-    file.write_bytes(bytes(range(256)) * 40)
+    file.write_bytes(bytes(range(256)) * (MOST_BYTES // 256 + 1))
     ran = run("demo", str(file), "--device", "cpu")
     assert ran.status == 0
-    assert ran.out.startswith(f"A pre-norm residual block over {file}: the first {MOST_BYTES} bytes, float32\n")
+    assert f"over {file}: the first {MOST_BYTES} bytes, float32\n" in ran.out
 
 
 def test_a_missing_or_infinite_value_is_no_agreement() -> None:
     ones = torch.ones(3)
-    outcome = residual_block.Outcome(ones, ones[0], ones[0], {}, {})
+
+    def outcome(logits: torch.Tensor) -> demo_run.Outcome:
+        return demo_run.Outcome(logits, ones[0], {}, (1.0,), 1.0, b"", 1.0, 1.0, {})
+
     for wrong in (float("nan"), float("inf")):
-        other = residual_block.Outcome(ones * wrong, ones[0], ones[0], {}, {})
-        relative = next(residual_block.differences(other, outcome)).relative
-        assert not relative <= residual_block.tolerance(10)
+        assert not next(demo_run.differences(outcome(ones * wrong), outcome(ones), 10)).within
 
 
 def test_the_tolerance_grows_with_the_longest_sum() -> None:
-    assert residual_block.tolerance(1) == residual_block.tolerance(residual_block.HIDDEN) == 8 * 16 * 2.0**-24
-    assert residual_block.tolerance(4096) == 8 * 64 * 2.0**-24
+    assert demo_run.rounding(1) == demo_run.rounding(decoder.HIDDEN) == 24 * 16 * 2.0**-24
+    assert demo_run.rounding(4096) == 24 * 64 * 2.0**-24

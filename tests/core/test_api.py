@@ -79,6 +79,9 @@ def test_explains_candidates_are_the_ops_kernels(here):
     assert len(decision.candidates) == len(names)
 
 
+NOT_BOTH = "explain takes tensors, or target, dtype, shape and format, not both"
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
@@ -135,9 +138,21 @@ def test_explain_with_tensors_is_about_exactly_that_call(torch):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"target": "cpu:x86_64"}, ArgumentTypeError, "explain takes tensors, or target, dtype, shape and format, not both"),
-        ({"dtype": "float32"}, ArgumentTypeError, "explain takes tensors, or target, dtype, shape and format, not both"),
-        ({"shape": {"x": (3,)}}, ArgumentTypeError, "explain takes tensors, or target, dtype, shape and format, not both"),
+        (
+            {"target": "cpu:x86_64"},
+            ArgumentTypeError,
+            NOT_BOTH,
+        ),
+        (
+            {"dtype": "float32"},
+            ArgumentTypeError,
+            NOT_BOTH,
+        ),
+        (
+            {"shape": {"x": (3,)}},
+            ArgumentTypeError,
+            NOT_BOTH,
+        ),
         ({"phase": "train"}, UnknownNameError, "unknown phase 'train'; did you mean 'training'?"),
         ({"epz": 1.0}, UnknownNameError, "rms_norm: unknown parameter 'epz'; did you mean 'eps'?"),
         ({"eps": "small"}, ArgumentTypeError, "rms_norm: eps must be a number; this is str 'small'"),

@@ -6,21 +6,24 @@ from dataclasses import FrozenInstanceError, replace
 
 import pytest
 
-from portakernel.document import signature as signature_of
+from portakernel.conformance.inputs import case_shape, is_present
+from portakernel.contract import alternatives
 from portakernel.contracts import contract, contracts
+from portakernel.document import signature as signature_of
 from portakernel.dtypes import DTYPES
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
 
 
 def test_there_is_a_contract_for_each_module_named_as_it():
-    assert list(contracts()) == ["add", "rms_norm"]
+    assert {"add", "rms_norm"} <= set(contracts())
+    assert all(described.op == name for name, described in contracts().items())
     assert [described.op for described in contracts().values()] == list(contracts())
 
 
 def test_an_unknown_op_offers_the_nearest():
     with pytest.raises(UnknownNameError) as caught:
         contract("rmsnorm")
-    assert str(caught.value) == "unknown op 'rmsnorm'; did you mean 'rms_norm'?"
+    assert str(caught.value) == "unknown op 'rmsnorm'; did you mean 'rms_norm' or 'add_rms_norm'?"
 
 
 def test_contracts_cannot_be_changed():
@@ -80,23 +83,51 @@ def test_dtypes_that_do_not_go_together_name_what_goes():
 @pytest.mark.parametrize("op", list(contracts()))
 def test_a_contract_is_whole(op):
     described = contract(op)
-    names = {tensor.name for tensor in described.tensors}
-    entries = {dtype for tensor in described.tensors for dtype in tensor.dtypes}
-    assert entries <= {*DTYPES, *names}
-    assert all(result.like in names for result in (*described.outputs, *described.saved))
-    assert set(described.inplace) <= names
+    parameters = {parameter.name: parameter for parameter in described.parameters}
+    results = [*described.outputs, *described.saved]
+    names = [*described.names, *parameters, *(result.name for result in results)]
+    assert len(set(names)) == len(names)
+    assert {dtype for t in described.tensors for d in alternatives(t.dtypes) for dtype in d} <= {
+        *DTYPES,
+        *described.names,
+    }
+    assert all(result.like in described.names for result in results)
+    assert all(result.when is None or result.when[0] in parameters for result in results)
+    assert all(name in parameters for name in described.choosers)
+    assert all(parameter.canonical(op, parameter.default) == parameter.default for parameter in parameters.values())
+    assert set(described.inplace) <= set(described.names)
     assert described.summary.endswith(".")
+    assert described.formula
     assert described.source
-    floats = {dtype for dtype in entries if dtype in DTYPES}
-    assert set(described.tolerance.forward) == floats
-    if described.gradient == "kernel":
-        assert set(described.tolerance.backward) == floats
-    cases = [case.name for case in described.cases]
-    assert len(set(cases)) == len(cases)
-    dims = dict.fromkeys(described.dims, 3)
-    cost = described.cost(dims, dict.fromkeys(names, 2), described.values())
-    assert cost.bytes > 0
-    assert cost.flops > 0
+    # an argument that may be left away comes behind those that may not
+    optional = [tensor.optional for tensor in described.tensors]
+    assert optional == sorted(optional)
+    assert all(tensor.optional and tensor.keyword for tensor in described.tensors if tensor.feature)
+
+
+@pytest.mark.parametrize("op", [op for op in contracts() if contract(op).gradient == "kernel"])
+def test_backward_is_given_every_argument_or_something_of_its_form(op):
+    described = contract(op)
+    outputs = {output.name for output in described.outputs}
+    given = {*described.backward_inputs, *(f"grad_{output.name}" for output in described.outputs)}
+    assert set(described.backward_inputs) <= {*described.names, *outputs}
+    assert set(described.stands_for.values()) <= given
+    missing = [t.name for t in described.tensors if t.name not in described.backward_inputs and not t.optional]
+    assert set(missing) <= described.stands_for.keys()
+
+
+@pytest.mark.parametrize("op", list(contracts()))
+def test_every_case_fits_its_op(op):
+    described = contract(op)
+    names = [case.name for case in described.cases]
+    assert len(set(names)) == len(names)
+    for case in described.cases:
+        values = {name: described.value(name, value) for name, value in case.parameters.items()}
+        made = described.at(values)
+        present = [t for t in made.tensors if is_present(t, case)]
+        dims, _ = made.bind_shapes({tensor.name: case_shape(tensor, case) for tensor in present})
+        cost = made.cost(dims, dict.fromkeys(made.names, 2), made.values(values))
+        assert (cost.bytes > 0 and cost.flops > 0) or 0 in dims.values(), case.name
 
 
 def test_the_cost_of_an_op_counts_each_tensor_once():

@@ -159,10 +159,9 @@ def test_a_kernel_is_first_party_when_its_distribution_is_portakernel(site):
             NORM + "    check: {entry: 'fake_p:check', reads: [N, K]}\n",
             [
                 (
-                    "p.yaml:8: kernels[0].check.reads[1]: unknown dimension or layout fact 'K'; known: M, N,"
-                    " weight.alignment,"
-                    " weight.contiguous, weight.flat_rows, weight.stride_last, x.alignment, x.contiguous,"
-                    " x.flat_rows, x.stride_last"
+                    "p.yaml:8: kernels[0].check.reads[1]: unknown dimension, fact or parameter 'K'; known: M, N,"
+                    " eps, weight.alignment, weight.contiguous, weight.flat_rows, weight.stride_last, weight_offset,"
+                    " x.alignment, x.contiguous, x.flat_rows, x.stride_last"
                 )
             ],
         ),

@@ -13,15 +13,17 @@ import pytest
 
 from portakernel import generate, runtime
 from portakernel.api import load_policy
+from portakernel.contracts import contracts
 from portakernel.dispatch import Dispatcher
-from portakernel.errors import ConfigError, PolicyFileError, ReferenceWarning
+from portakernel.errors import ConfigError, PolicyFileError, ReferenceWarning, nearest
 from portakernel.fallback import Fallbacks
 from portakernel.policies import make_layer
 from portakernel.policy_file import PolicyDocument, load_policy_file
 
 BACKWARDS = "is not within one line of acme's archs, oldest first"
 OF_RMS_NORM = "a.rms_norm, b.rms_norm, reference.rms_norm"
-KNOWN = "known: a, a.add, a.rms_norm, b, b.add, b.rms_norm, b.second, reference, reference.add, reference.rms_norm"
+KERNELS = ["a", "a.add", "a.rms_norm", "b", "b.add", "b.rms_norm", "b.second", "reference"]
+KNOWN = nearest("c", [*KERNELS, *(f"reference.{op}" for op in contracts())])
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from portakernel.contracts import contracts
 from portakernel.errors import UnknownNameError
 from portakernel.plugin_manager import PluginManager
 from portakernel.registry import REFERENCE, Registry
@@ -23,7 +24,8 @@ from pathlib import Path
 def test_it_holds_every_kernel_by_its_full_name_and_the_references(world):
     world.plugin("p", {}, {"op": "rms_norm"}, {"name": "second"})
     registry = world.registry()
-    assert list(registry.kernels) == ["p.add", "p.rms_norm", "p.second", "reference.add", "reference.rms_norm"]
+    references = [f"reference.{op}" for op in contracts()]
+    assert list(registry.kernels) == ["p.add", "p.rms_norm", "p.second", *references]
     assert [kernel.name for kernel in registry.for_op("add")] == ["p.add", "p.second", "reference.add"]
     assert registry.plugins() == ("p", "reference")
     assert list(registry.backends) == ["acme"]
@@ -42,7 +44,7 @@ def test_it_cannot_be_changed(world, mapping):
 
 
 def test_an_unknown_op_offers_the_nearest(world):
-    with pytest.raises(UnknownNameError, match=r"^unknown op 'rmsnorm'; did you mean 'rms_norm'\?$"):
+    with pytest.raises(UnknownNameError, match=r"^unknown op 'rmsnorm'; did you mean 'rms_norm' or 'add_rms_norm'\?$"):
         world.registry().for_op("rmsnorm")
 
 
@@ -51,7 +53,7 @@ def test_a_name_means_a_kernel_or_all_of_a_plugin(world):
     registry = world.registry()
     assert registry.named("p.add") == (registry.kernels["p.add"],)
     assert registry.named("p") == (registry.kernels["p.add"], registry.kernels["p.rms_norm"])
-    assert [kernel.name for kernel in registry.named("reference")] == ["reference.add", "reference.rms_norm"]
+    assert [kernel.name for kernel in registry.named("reference")] == [f"reference.{op}" for op in contracts()]
 
 
 def test_an_unknown_name_offers_the_nearest_and_says_where_it_stands(world):

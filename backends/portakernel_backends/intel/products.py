@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-_ARCHS: tuple[tuple[str, tuple[range, ...]], ...] = (
+ARCHS: tuple[tuple[str, tuple[range, ...]], ...] = (
     ("dg2", (range(0x4F80, 0x4F90), range(0x5690, 0x56D0))),
     ("pvc", (range(0x0B69, 0x0B6A), range(0x0B6E, 0x0B6F), range(0x0BD0, 0x0BF0))),
     ("mtl", tuple(range(at, at + 1) for at in (0x7D40, 0x7D45, 0x7D55, 0x7D60, 0x7DD5))),
@@ -27,8 +27,8 @@ _ARCHS: tuple[tuple[str, tuple[range, ...]], ...] = (
 _DISCRETE = frozenset({"dg2", "pvc", "bmg", "cri"})
 
 # Xe-LP: Level Zero enumerates these GPUs too, so that they have a number, and no kernel here is for them.
-_XE_LP_DISCRETE = range(0x4905, 0x490A)
-_XE_LP = (
+XE_LP_DISCRETE = range(0x4905, 0x490A)
+XE_LP = (
     range(0x4626, 0x462B),
     range(0x4680, 0x46D5),
     range(0x4C80, 0x4C9B),
@@ -37,7 +37,7 @@ _XE_LP = (
     range(0xA780, 0xA7AE),
 )
 
-_NAMES: Mapping[int, str] = MappingProxyType(
+NAMES: Mapping[int, str] = MappingProxyType(
     {
         0x0B69: "Intel Data Center GPU Max 1450",
         0x0B6E: "Intel Data Center GPU Max 1100C",
@@ -102,10 +102,10 @@ class Product:
 
 def product(device_id: int) -> Product | None:
     """The GPU with that PCI device id, or None when it is in none of the blocks."""
-    for arch, blocks in _ARCHS:
+    for arch, blocks in ARCHS:
         if any(device_id in block for block in blocks):
-            name = _NAMES.get(device_id, f"Intel GPU {device_id:04x} ({arch})")
+            name = NAMES.get(device_id, f"Intel GPU {device_id:04x} ({arch})")
             return Product(arch, name, arch in _DISCRETE)
-    if device_id in _XE_LP_DISCRETE or any(device_id in block for block in _XE_LP):
-        return Product(None, f"Intel GPU {device_id:04x}", device_id in _XE_LP_DISCRETE)
+    if device_id in XE_LP_DISCRETE or any(device_id in block for block in XE_LP):
+        return Product(None, f"Intel GPU {device_id:04x}", device_id in XE_LP_DISCRETE)
     return None

@@ -1,0 +1,216 @@
+"""Each op's compiled graphs: made in ``build``, looked up on a call, which compiles nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from portakernel.capability import CannotRun, ReasonCode, Rejection
+from portakernel.contracts import contract
+from portakernel.request import Request
+from portakernel.sizes import parse_size
+from portakernel_plugins.inductor.formula import (
+    Formula,
+    Free,
+    Part,
+    flattened,
+    leads,
+    part_of,
+    torch_dtype,
+    unflattened,
+)
+
+if TYPE_CHECKING:
+    from portakernel_plugins.inductor.graph import Graph
+
+
+class Op:
+    """One op's graphs, and the functions that a manifest entry names."""
+
+    def __init__(self, name: str) -> None:
+        self.contract = contract(name)
+        self.parameters = tuple(parameter.name for parameter in self.contract.parameters)
+        self.keyword = tuple(tensor.name for tensor in self.contract.tensors if tensor.keyword)
+        self._formulas: dict[tuple[Any, ...], tuple[Formula, tuple[tuple[int, ...], ...]]] = {}
+        self._graphs: dict[tuple[Any, ...], list[Graph]] = {}
+        self._lock = threading.Lock()
+
+    # --- calls -----------------------------------------------------------------------------------------------------
+
+    def forward(self, *positional: Tensor | None, out: Any = None, save: bool = False, **named: Any) -> Any:
+        """The outputs, with ``save`` then what backward needs; into ``out`` where it is given."""
+        tensors = (*positional, *(named[name] for name in self.keyword)) if self.keyword else positional
+        for tensor in tensors:
+            if tensor is not None and not tensor.is_contiguous():
+                raise CannotRun(Rejection(ReasonCode.LAYOUT, "takes contiguous tensors"))
+        values = tuple([named[name] for name in self.parameters])
+        found = self._run("saving" if save else "forward", tensors, values)
+        if out is not None:
+            from portakernel.outputs import copy_into
+
+            for target, result in zip(out if isinstance(out, (tuple, list)) else (out,), found, strict=True):
+                copy_into(target, result)
+            return out
+        return found[0] if len(found) == 1 else found
+
+    def backward(self, *tensors: Tensor | None, needs: Sequence[bool], **named: Any) -> tuple[Tensor | None, ...]:
+        """The gradients that ``needs`` asks for; all are computed."""
+        values = tuple([named[name] for name in self.parameters])
+        given = [None if tensor is None else tensor.contiguous() for tensor in tensors]
+        if any(tensor is None for tensor in given[: self._grads]):
+            given = self._completed(values, given)
+        found = self._run("backward", given, values)
+        return tuple(gradient if needed else None for gradient, needed in zip(found, needs, strict=True))
+
+    @property
+    def _grads(self) -> int:
+        return sum(output.differentiable for output in self.contract.outputs)
+
+    def _run(self, part: Part, tensors: Sequence[Tensor | None], values: tuple[Any, ...]) -> tuple[Any, ...]:
+        formula, places = self._formula(part, values)
+        leading = formula.leading(tensors)
+        free = formula.free(tensors, leading)
+        graphs = self._graphs.get(_key(part, values, places, tensors, free), ())
+        graph = next((graph for graph in graphs if graph.admits(free)), None)
+        if graph is None:
+            raise CannotRun(self._unbuilt())
+        found = graph(
+            [
+                flattened(tensor, shape, free)
+                for tensor, shape in zip(tensors, formula.shapes, strict=True)
+                if tensor is not None
+            ]
+        )
+        return tuple(
+            None if result is None else unflattened(result, shape, leading, free)
+            for result, shape in zip(found, formula.results, strict=True)
+        )
+
+    def _formula(self, part: Part, values: tuple[Any, ...]) -> tuple[Formula, tuple[tuple[int, ...], ...]]:
+        known = self._formulas.get((part, values))
+        if known is None:
+            formula = Formula.of(self.contract, part, dict(zip(self.parameters, values, strict=True)))
+            known = self._formulas[part, values] = (formula, formula.static_places())
+        return known
+
+    def _unbuilt(self) -> Rejection:
+        rows = [name for name in self.contract.dims if name not in self.contract.fixed_dims]
+        tensors = ", ".join(tensor.name for tensor in self.contract.tensors if not tensor.optional)
+        text = f'is not built for these sizes; portakernel.warmup("{self.contract.op}", {tensors}) builds it'
+        return Rejection(ReasonCode.NEEDS_BUILD, text, rows[0] if rows else None)
+
+    def _completed(self, values: tuple[Any, ...], tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Zeros in the place of gradients of outputs that nothing depends on."""
+        formula, _ = self._formula("backward", values)
+        dims: dict[str, int] = {}
+        given = [(t, s) for t, s in zip(tensors, formula.shapes, strict=True) if t is not None and s is not None]
+        for tensor, shape in given:
+            sizes = shape[1:] if leads(shape) else shape
+            for text, found in zip(sizes, tensor.shape[tensor.dim() - len(sizes) :], strict=True):
+                size = parse_size(text)
+                if size.name is not None and size.solvable:
+                    dims.setdefault(size.name, size.solve(found) or 0)
+        leading = formula.leading(tensors) or ()
+        sources = formula.dtype_names()
+        dtypes = {source: t.dtype for source, t in zip(sources, tensors, strict=True) if t is not None and source}
+        completed = list(tensors)
+        for place in range(self._grads):
+            shape, source = formula.shapes[place], sources[place]
+            if completed[place] is None and shape is not None and source is not None:
+                stand_in = self.contract.stands_for.get(source, source)
+                dtype = dtypes.get(source) or dtypes.get(stand_in)
+                device = given[0][0].device
+                form = formula.form(shape, dims, leading)
+                completed[place] = torch.zeros(form, dtype=dtype or torch_dtype(source), device=device)
+        return completed
+
+    # --- builds ----------------------------------------------------------------------------------------------------
+
+    def build(self, request: Request, tensors: Sequence[Tensor | None], values: Sequence[Any]) -> None:
+        """Compiles what calls like this one need, unless that was done, and runs it once: launchers are tuned then.
+
+        Raises:
+            CannotRun: Inductor cannot compile it.
+        """
+        part, given = part_of(self.contract, request.phase), tuple(values)
+        formula, places = self._formula(part, given)
+        example = self._example(formula, request, tensors)
+        free = formula.free(example, formula.leading(example))
+        key = _key(part, given, places, example, free)
+        with self._lock:
+            if any(graph.admits(free) for graph in self._graphs.get(key, ())):
+                return
+            graph = self._compiled(formula, request, example, free)
+            present = zip(example, formula.shapes, strict=True)
+            with _on(next(tensor.device for tensor in example if tensor is not None)), torch.no_grad():
+                graph([flattened(tensor, shape, free) for tensor, shape in present if tensor is not None])
+            self._graphs.setdefault(key, []).append(graph)
+
+    def _example(self, formula: Formula, request: Request, tensors: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+        """Tensors like those of the call: for backward zeros, in the form of gradients and of what forward keeps."""
+        if formula.part != "backward":
+            return tensors
+        given = dict(zip(self.contract.names, tensors, strict=True))
+        leading = next(
+            tuple(given[t.name].shape[: given[t.name].dim() - len(t.fixed)])  # type: ignore[union-attr]
+            for t in self.contract.at(formula.values).tensors
+            if given[t.name] is not None and (t.leading or not formula.product_names)
+        )
+        leading = leading if formula.product_names else ()
+        device = next(tensor.device for tensor in tensors if tensor is not None)
+        found: list[Tensor | None] = []
+        for name, shape, source in zip(formula.names, formula.shapes, formula.dtype_names(), strict=True):
+            if name in given or shape is None:
+                found.append(given.get(name))
+            else:
+                dtype = torch_dtype(request.dtypes.get(source or "", source or ""))
+                found.append(torch.zeros(formula.form(shape, request.dims, leading), dtype=dtype, device=device))
+        return found
+
+    def _compiled(self, formula: Formula, request: Request, example: Sequence[Tensor | None], free: Free) -> Graph:
+        # the compiler takes seconds to import, which nobody pays who builds nothing
+        from portakernel_plugins.inductor.graph import CannotCompile, compile_graph
+
+        def computed(*present: Tensor) -> Sequence[Tensor | None]:
+            given = iter(present)
+            return formula([None if tensor is None else next(given) for tensor in example])
+
+        def forms(sizes: Sequence[Any]) -> list[tuple[tuple[Any, ...], torch.dtype]]:
+            return [
+                (formula.form(shape or (), request.dims, sizes), tensor.dtype)
+                for tensor, shape in zip(example, formula.shapes, strict=True)
+                if tensor is not None
+            ]
+
+        device = next(tensor.device for tensor in example if tensor is not None)
+        with _on(device):
+            try:
+                return compile_graph(computed, free, forms, device)
+            except CannotCompile as error:
+                text = f"Inductor cannot compile the reference: {error}"
+                raise CannotRun(Rejection(ReasonCode.CANNOT_RUN, text)) from error
+
+
+def _key(
+    part: Part,
+    values: tuple[Any, ...],
+    places: Sequence[tuple[int, ...]],
+    tensors: Sequence[Tensor | None],
+    free: Free,
+) -> tuple[Any, ...]:
+    """What a graph is compiled for, free sizes excepted."""
+    forms = [
+        None if tensor is None else (tensor.dtype, *[tensor.shape[place] for place in static])
+        for tensor, static in zip(tensors, places, strict=True)
+    ]
+    return (part, values, len(free), next(t.device for t in tensors if t is not None), *forms)
+
+
+def _on(device: torch.device) -> Any:
+    """``device`` as the current one, to which kernels are launched and for which they are compiled."""
+    return torch.get_device_module(device).device(device) if device.type in ("cuda", "xpu") else nullcontext()

@@ -1,0 +1,44 @@
+"""``add_rms_norm`` by ``torch.add`` and PyTorch's fused norm of the sum: two launches, and the sum is rounded between."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from portakernel_plugins.torch import residual as shared
+from portakernel_plugins.torch import rms_norm
+from portakernel_plugins.torch.add import add
+
+
+def add_rms_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    *,
+    eps: float,
+    out: tuple[Tensor, Tensor] | None = None,
+    save: bool = False,
+) -> tuple[Tensor, ...]:
+    """``(y, summed)`` with ``summed = x + residual``: (..., N), weight: (N,) of one dtype; rstd: (M,) float32."""
+    # out may be (x, residual): x is read before y is written
+    summed = add(x, residual, out=None if out is None else out[1])
+    y, rstd = rms_norm.rms_norm(summed, weight, eps=eps, out=None if out is None else out[0], save=True)
+    return (y, summed, rstd) if save else (y, summed)
+
+
+def backward(
+    grad_y: Tensor | None,
+    grad_summed: Tensor | None,
+    weight: Tensor,
+    summed: Tensor,
+    rstd: Tensor,
+    *,
+    eps: float,
+    needs: tuple[bool, bool, bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients for ``x`` and ``residual`` (..., N) and ``weight`` (N,), those that ``needs`` asks for; None is zero."""
+    grad_y, x = shared.before_norm(torch.zeros_like(summed) if grad_y is None else grad_y, grad_summed, summed)
+    norm_needs = (needs[0] or needs[1], needs[2])
+    grad, grad_weight = rms_norm.backward(grad_y, x, weight.to(x.dtype), rstd, eps=eps, needs=norm_needs)
+    grad_x, grad_residual = shared.behind_norm(grad, grad_summed, summed, needs)
+    return grad_x, grad_residual, None if grad_weight is None else grad_weight.to(weight.dtype)

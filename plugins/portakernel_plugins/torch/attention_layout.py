@@ -1,0 +1,78 @@
+"""What PyTorch's attention operators have in common: which queries they are given, how rows lie, where results go.
+
+Their causal mask begins at the first key, that of the contract ends at the last. Both are one mask where there are as
+many queries as keys, and queries that see no key can be left out before, so that a kernel seldom has to tell them apart.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+# PyTorch for AMD calls its devices cuda too, and runs other code behind the same operators.
+HIP = torch.version.hip is not None
+
+Window = tuple[int, int]
+Results = Tensor | tuple[Tensor, ...]
+
+
+def blind_queries(S: int, T: int, *, causal: bool, window: Window = (-1, -1)) -> int:
+    """How many queries, the first ones, see no key because of the mask; there is at least one key."""
+    right = 0 if causal else window[1]
+    return max(0, S - T - right) if right >= 0 else 0
+
+
+def scale_of(q: Tensor, scale: float | None) -> float:
+    """What scores are multiplied by, for ``q (..., D)``."""
+    return 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
+
+
+def aligned(x: Tensor) -> Tensor:
+    """``x`` itself, or a copy, when vector loads of 16 bytes could not read its rows."""
+    step = 16 // x.element_size()
+    strides = (stride for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True) if size > 1)
+    if x.stride(-1) == 1 and x.data_ptr() % 16 == 0 and all(stride % step == 0 for stride in strides):
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def padded(x: Tensor, width: int) -> Tensor:
+    """``x (..., D)`` with zeros up to ``width`` in the last dimension."""
+    return x if x.shape[-1] == width else torch.nn.functional.pad(x, (0, width - x.shape[-1]))
+
+
+def returned(
+    y: Tensor, lse: Tensor | None, blind: int, out: Results | None, *, return_lse: bool, save: bool
+) -> Results:
+    """A kernel's results from those of all queries but the first ``blind`` ones: ``y (B, S, H, E)``, ``lse (B, H, S)``.
+
+    Without ``out`` they are contiguous. ``lse`` is needed where it is returned or saved.
+    """
+    if blind:
+        y = torch.nn.functional.pad(y, (0, 0, 0, 0, blind, 0))
+        lse = None if lse is None else torch.nn.functional.pad(lse, (blind, 0), value=-math.inf)
+    if out is not None:
+        for target, result in zip(out if isinstance(out, tuple) else (out,), (y, lse), strict=False):
+            if result is not None:
+                target.copy_(result)
+        return out
+    results = (y.contiguous(),)
+    if lse is not None and (return_lse or save):
+        lse = lse.contiguous()
+        results += (lse, lse.clone()) if return_lse and save else (lse,)
+    return results if len(results) > 1 else results[0]
+
+
+def gradients(
+    found: tuple[Tensor | None, ...], widths: tuple[int, ...], blind: int, needs: tuple[bool, ...]
+) -> tuple[Tensor | None, ...]:
+    """The gradients of ``q``, ``k`` and ``v`` that are asked for, as wide as these, from those without blind queries."""
+    grads: list[Tensor | None] = []
+    for gradient, width, needed in zip(found, widths, needs, strict=True):
+        narrow = gradient[..., :width] if gradient is not None and needed else None
+        if narrow is not None and blind and not grads:
+            narrow = torch.nn.functional.pad(narrow, (0, 0, 0, 0, blind, 0))
+        grads.append(None if narrow is None else narrow.contiguous())
+    return tuple(grads)

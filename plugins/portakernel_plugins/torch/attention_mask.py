@@ -1,0 +1,79 @@
+"""Masks and biases as one tensor that is added to the scores, for operators that take such a tensor."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Window = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """What is added to the scores.
+
+    ``added: (B, H, S, T)``, -inf where masked, with strides of 0 where batches or heads share it. ``blind: (B, H, S)``
+    are the queries that see no key, which only a bias can bring about here; for them ``added`` is zero instead, because
+    not every operator gives zeros for a row of -inf.
+    """
+
+    added: Tensor
+    blind: Tensor | None
+
+    def cleared(self, y: Tensor) -> Tensor:
+        """``y (B, S, H, E)`` with zeros for blind queries."""
+        return y if self.blind is None else y.masked_fill(self.blind.transpose(1, 2).unsqueeze(-1), 0.0)
+
+    def lowered(self, lse: Tensor) -> Tensor:
+        """``lse (B, H, S)`` with -inf for blind queries."""
+        return lse if self.blind is None else lse.masked_fill(self.blind, -math.inf)
+
+    def raised(self, lse: Tensor) -> Tensor:
+        """``lse (B, H, S)`` with inf for blind queries: their weights become zero in backward."""
+        return lse if self.blind is None else lse.masked_fill(self.blind, math.inf)
+
+
+def hidden_keys(S: int, T: int, *, causal: bool, window: Window, device: torch.device) -> Tensor | None:
+    """Which keys each query does not see ``(S, T)``; the last query stands at the last key. None: it sees all."""
+    left, right = window[0], 0 if causal else window[1]
+    if left < 0 and right < 0:
+        return None
+    ahead = key_distances(S, T, device)
+    hidden = ahead > right if right >= 0 else None
+    if left >= 0:
+        before = ahead < -left
+        hidden = before if hidden is None else hidden | before
+    return hidden
+
+
+def key_distances(S: int, T: int, device: torch.device) -> Tensor:
+    """How far each key is ahead of each query ``(S, T)``, negative for those behind."""
+    return torch.arange(T, device=device) - torch.arange(T - S, T, device=device).unsqueeze(1)
+
+
+def make_mask(
+    shape: tuple[int, int, int, int],
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    causal: bool,
+    window: Window,
+    bias: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+) -> Mask:
+    """The mask of ``shape (B, H, S, T)`` in ``dtype``; some key is in reach of every query but for ``bias``."""
+    S, T = shape[2:]
+    added = torch.zeros((), dtype=dtype, device=device) if bias is None else bias.to(dtype)
+    if alibi_slopes is not None:
+        added = added - alibi_slopes[:, None, None] * key_distances(S, T, device).abs()
+    hidden = hidden_keys(S, T, causal=causal, window=window, device=device)
+    if hidden is not None:
+        added = added.masked_fill(hidden, -math.inf)
+    blind = None
+    if bias is not None:
+        blind = added.amax(-1) == -math.inf
+        added = added.masked_fill(blind.unsqueeze(-1), 0.0)
+    return Mask(added.to(dtype).expand(shape), blind)

@@ -1,0 +1,73 @@
+"""``embedding_bag`` by PyTorch's own kernels: bags summed in float32, gradients over indices sorted by row."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from portakernel.capability import ReasonCode, Rejection
+from portakernel.errors import ArgumentValueError
+
+_forward = torch.ops.aten._embedding_bag_forward_only.default
+_grad_weight = torch.ops.aten._embedding_bag_dense_backward.default
+_grad_samples = torch.ops.aten._embedding_bag_per_sample_weights_backward.default
+_MODES = {"sum": 0, "mean": 1}
+_INT32 = 1 << 31
+
+
+def embedding_bag(
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    per_sample_weights: Tensor | None = None,
+    *,
+    mode: str,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Sums or means of rows of ``weight`` (V, N); indices, per_sample_weights: (I,), offsets: (B,); (B, N)."""
+    if per_sample_weights is not None:
+        if mode != "sum":
+            raise ArgumentValueError(f"embedding_bag: per_sample_weights need mode='sum'; this is {mode!r}")
+        per_sample_weights = per_sample_weights.contiguous()
+    indices, offsets = indices.contiguous(), offsets.contiguous()
+    y: Tensor = _forward(weight, indices, offsets, False, _MODES[mode], False, per_sample_weights)[0]
+    return y if out is None else out.copy_(y)
+
+
+def backward(
+    grad_y: Tensor,
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    per_sample_weights: Tensor | None = None,
+    *,
+    mode: str,
+    needs: tuple[bool, bool, bool, bool],
+) -> tuple[Tensor | None, None, None, Tensor | None]:
+    """Gradients for ``weight``, dense, and for ``per_sample_weights``."""
+    grad_y, indices, offsets = grad_y.contiguous(), indices.contiguous(), offsets.contiguous()
+    places = torch.arange(indices.numel(), device=indices.device, dtype=indices.dtype)
+    # the bag of each index: the last one to begin at or before it
+    bags = torch.searchsorted(offsets, places, right=True, out_int32=indices.dtype is torch.int32) - 1
+    grad_weight = grad_samples = None
+    if needs[0]:
+        samples = None if per_sample_weights is None else per_sample_weights.contiguous()
+        sizes, none = _sizes(indices, offsets), indices.new_empty(0)
+        rows = weight.shape[0]
+        grad_weight = _grad_weight(grad_y, indices, bags, sizes, none, rows, False, _MODES[mode], samples)
+    if needs[3]:
+        grad_samples = _grad_samples(grad_y, weight, indices, offsets, bags, _MODES[mode])
+    return grad_weight, None, None, grad_samples
+
+
+def _sizes(indices: Tensor, offsets: Tensor) -> Tensor:
+    """``(B,)``: how many indices each bag has."""
+    return torch.cat([offsets, offsets.new_full((1,), indices.numel())]).diff()
+
+
+def addressable(V: int, N: int, I: int, B: int) -> Rejection | None:  # noqa: E741
+    """Refuses what the kernels' 32-bit arithmetic cannot reach: elements of gradients per index and of the table."""
+    largest = max(V, I, B) * N
+    if largest < _INT32:
+        return None
+    return Rejection(ReasonCode.LIMIT, f"addresses with 32 bits; this has tensors of {largest} elements")

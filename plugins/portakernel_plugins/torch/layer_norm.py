@@ -1,0 +1,72 @@
+"""``layer_norm`` by PyTorch's fused operators, which compute in float32 and round once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_forward = torch.ops.aten.native_layer_norm.default
+_backward = torch.ops.aten.native_layer_norm_backward.default
+
+
+def layer_norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    eps: float,
+    out: Tensor | None = None,
+    save: bool = False,
+) -> Tensor | tuple[Tensor, Tensor, Tensor]:
+    """``(x - mean) * rstd * weight + bias``; x: (..., N), weight and bias: (N,) of one dtype; mean, rstd: (M,)."""
+    y, mean, rstd = _forward(x, weight.shape, weight, bias, eps)
+    y = y if out is None else out.copy_(y)
+    return (y, mean.reshape(-1), rstd.reshape(-1)) if save else y
+
+
+def backward(
+    grad_y: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    *,
+    eps: float,
+    needs: tuple[bool, bool, bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients for ``x`` (..., N), ``weight`` and ``bias`` (N,), those that ``needs`` asks for."""
+    del eps  # it is in rstd
+    per_row = (*x.shape[:-1], 1)
+    # of bias the operator reads the form alone, which is weight's
+    bias = weight if needs[2] else None
+    grads = _backward(grad_y, x, weight.shape, mean.reshape(per_row), rstd.reshape(per_row), weight, bias, needs)
+    return grads[0], grads[1], grads[2]
+
+
+def layer_norm_cpu(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    eps: float,
+    out: Tensor | None = None,
+    save: bool = False,
+) -> Tensor | tuple[Tensor, Tensor, Tensor]:
+    """The same on CPUs, where mean and rstd have the parameters' dtype: float32 ones make them what the op saves."""
+    return layer_norm(x, weight.float(), None if bias is None else bias.float(), eps=eps, out=out, save=save)
+
+
+def backward_cpu(
+    grad_y: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    *,
+    eps: float,
+    needs: tuple[bool, bool, bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients from what ``layer_norm_cpu`` saves."""
+    grad_x, *shared = backward(grad_y, x, weight.float(), mean, rstd, eps=eps, needs=needs)
+    grad_weight, grad_bias = (None if grad is None else grad.to(weight.dtype) for grad in shared)
+    return grad_x, grad_weight, grad_bias

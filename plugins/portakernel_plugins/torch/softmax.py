@@ -1,0 +1,33 @@
+"""``softmax`` by PyTorch's own kernels, which accumulate in float32."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_forward = torch.ops.aten._softmax.default
+_forward_into = torch.ops.aten._softmax.out
+_backward = torch.ops.aten._softmax_backward_data.default
+
+
+def softmax(x: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """``softmax(x, -1)``, rounded once; x: (..., N)."""
+    if out is None:
+        return _forward(x, -1, False).contiguous()
+    # not every device's kernel writes where strides say
+    return _forward_into(x, -1, False, out=out) if out.is_contiguous() else out.copy_(_forward(x, -1, False))
+
+
+def backward(grad_y: Tensor, y: Tensor, *, needs: tuple[bool]) -> tuple[Tensor | None]:
+    """The gradient for ``x`` (..., N) from that of ``y`` and from ``y`` itself.
+
+    GPUs' operator rounds ``grad_y * y`` to their dtype before it sums: that has to be float32.
+    """
+    if not needs[0]:
+        return (None,)
+    return (_backward(grad_y.float(), y.float(), -1, torch.float32).to(y.dtype).contiguous(),)
+
+
+def backward_cpu(grad_y: Tensor, y: Tensor, *, needs: tuple[bool]) -> tuple[Tensor | None]:
+    """The same on CPUs, whose operator computes in float32 throughout."""
+    return (_backward(grad_y, y, -1, y.dtype).contiguous() if needs[0] else None,)

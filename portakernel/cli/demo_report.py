@@ -1,0 +1,197 @@
+"""What the demo found, for people and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from portakernel.api import explain, stats
+from portakernel.cli import decoder
+from portakernel.cli.demo_run import Difference, Outcome, Quantised, differences
+from portakernel.cli.output import Cell, Page
+from portakernel.decision import Decision
+from portakernel.runtime import callers_so_far
+from portakernel.target import Device
+
+if TYPE_CHECKING:
+    from portakernel.api import Served
+    from portakernel.cli.demo import Text
+
+ELSEWHERE = {"an H200": "nvidia:sm_90", "an MI300X": "amd:gfx942"}
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What the demo found."""
+
+    text: Text
+    device: Device
+    fault: str | None
+    ours: Outcome
+    twin: Outcome
+    differences: tuple[Difference, ...]
+    quantised: Quantised | None
+    decisions: tuple[Decision, ...]
+    elsewhere: tuple[tuple[str, Decision], ...]
+    stats: tuple[Served, ...]
+
+    @property
+    def agrees(self) -> bool:
+        """Whether every difference is within its tolerance."""
+        return all(difference.within for difference in self.differences)
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as JSON-ready data; stable."""
+        device, quantised = self.device, self.quantised
+        return {
+            "agrees": self.agrees,
+            "file": str(self.text.path),
+            "bytes": len(self.text.data),
+            "truncated": self.text.more,
+            "device": {"target": str(device.target), "name": device.name, "torch_device": device.torch_device},
+            "dtype": "float32",
+            "fault": self.fault,
+            "losses": {"portakernel": list(self.ours.losses), "torch": list(self.twin.losses)},
+            "text": {"portakernel": _shown(self.ours.text), "torch": _shown(self.twin.text)},
+            "tokens_per_s": {
+                "training": {"portakernel": self.ours.training_tokens_per_s, "torch": self.twin.training_tokens_per_s},
+                "generation": {
+                    "portakernel": self.ours.generation_tokens_per_s, "torch": self.twin.generation_tokens_per_s
+                },
+            },
+            "differences": [
+                {"what": d.what, "relative": d.relative, "tolerance": d.tolerance, "within": d.within}
+                for d in self.differences
+            ],
+            "fp8": None
+            if quantised is None
+            else {
+                "loss": quantised.loss, "float32_loss": quantised.exact_loss, "same_choice": quantised.same_choice
+            },
+            "decisions": [decision.to_json() for decision in self.decisions],
+            "elsewhere": [decision.to_json() for _, decision in self.elsewhere],
+            "stats": [
+                {
+                    "op": served.op,
+                    "phase": served.phase,
+                    "target": served.target,
+                    "kernel": served.kernel,
+                    "calls": served.calls,
+                    "fallback": list(served.fallback),
+                }
+                for served in self.stats
+            ],
+        }  # fmt: skip
+
+    def print(self, out: Page) -> None:
+        """Prints the report for people."""
+        size = f"the first {len(self.text.data)} bytes" if self.text.more else f"{len(self.text.data)} bytes"
+        out.line(f"A byte-level decoder in the shape of Llama over {self.text.path}: {size}, float32", "strong")
+        out.line(f"on {self.device.name} ({self.device.target}, torch device {self.device.torch_device})")
+        self._print_calls(out)
+        self._print_training(out)
+        self._print_differences(out)
+        if self.quantised is not None:
+            self._print_quantised(out, self.quantised)
+        for place, target in ELSEWHERE.items():
+            out.heading(f"The same on {place} ({target}), in bfloat16, asked from here")
+            rows = [_row(decision, ()) for where, decision in self.elsewhere if where == place]
+            out.table(rows, indent=2)
+        out.line()
+        if self.agrees:
+            out.line("portakernel and plain torch agree.", "good")
+        else:
+            why = f", as --fault {self.fault} asked" if self.fault else ""
+            out.line(
+                f"portakernel and plain torch DISAGREE{why}: the difference is more than rounding explains.", "bad"
+            )
+
+    def _print_calls(self, out: Page) -> None:
+        out.heading("Which kernel served each op, and why")
+        calls = {(served.op, served.phase, served.kernel): served.calls for served in self.stats}
+        rows = []
+        for decision in self.decisions:
+            request, chosen = decision.request, decision.chosen
+            count = calls.get((request.op, str(request.phase), chosen.name if chosen else ""), 0)
+            rows.append(_row(decision, (str(request.phase), f"{count} calls")))
+        out.table(rows, indent=2)
+
+    def _print_training(self, out: Page) -> None:
+        out.heading("Training and writing on")
+        steps = len(self.ours.losses)
+        shown = sorted({0, steps // 2, steps - 1})
+        rows = [("", *(f"loss, step {step + 1}" for step in shown), "tokens/s, training", "tokens/s, writing")]
+        for name, of in (("portakernel", self.ours), ("plain torch", self.twin)):
+            losses = (f"{of.losses[step]:.5f}" for step in shown)
+            rows.append((name, *losses, f"{of.training_tokens_per_s:.0f}", f"{of.generation_tokens_per_s:.0f}"))
+        out.table(rows[1:], rows[0], indent=2, right=tuple(range(1, len(rows[0]))))
+        same = "plain torch writes the same" if self.ours.text == self.twin.text else "plain torch writes otherwise"
+        out.line(f"it writes {_shown(self.ours.text)!r} ({same})", indent=2)
+
+    def _print_differences(self, out: Page) -> None:
+        out.heading("Difference from the same in plain torch, and what float32 rounding explains")
+        rows = []
+        for difference in self.differences:
+            verdict = Cell("ok", "good") if difference.within else Cell("TOO LARGE", "bad")
+            rows.append((difference.what, f"{difference.relative:.1e}", f"{difference.tolerance:.1e}", verdict))
+        out.table(rows, indent=2, right=(1, 2))
+
+    def _print_quantised(self, out: Page, quantised: Quantised) -> None:
+        out.heading("The linear layers in FP8 (float8_e4m3fn, a scale for each row of weights and activations)")
+        change = 100 * (quantised.loss / quantised.exact_loss - 1)
+        out.line(
+            f"loss {quantised.loss:.5f} on text it was not trained on, {quantised.exact_loss:.5f} in float32"
+            f" ({change:+.2f} %); the most likely byte is the same in {100 * quantised.same_choice:.1f} % of places",
+            indent=2,
+        )
+        for decision in self.decisions:
+            if decision.request.op in ("quantize_fp8", "scaled_mm"):
+                out.line(f"{decision.request}: {_name(decision)} ({decision.why})", indent=2)
+                for shortfall in decision.shortfalls:
+                    out.line(shortfall.text, "doubt", indent=4)
+
+
+def report(
+    text: Text, device: Device, fault: str | None, ours: Outcome, twin: Outcome, quantised: Quantised | None
+) -> Report:
+    """What there is to say of both runs."""
+    positions = decoder.BATCH * min(decoder.CONTEXT, len(text.data) - 1)
+    found = tuple(differences(ours, twin, positions))
+    low = () if quantised is None else ("quantize_fp8", "scaled_mm")
+    return Report(
+        text, device, fault, ours, twin, found, quantised, tuple(_decisions()), tuple(_elsewhere(low)), stats()
+    )  # fmt: skip
+
+
+def _decisions() -> Iterator[Decision]:
+    """One decision for each op, phase and kernel that a call came to, in the order of the ops."""
+    known: dict[tuple[str, str, str], Decision] = {}
+    for caller in callers_so_far():
+        for placement in list(caller.table.entries.values()):
+            request = placement.decision.request
+            if placement.count():
+                known.setdefault((request.op, str(request.phase), placement.kernel.name), placement.decision)
+    yield from known.values()
+
+
+def _elsewhere(low_precision: tuple[str, ...]) -> Iterator[tuple[str, Decision]]:
+    """What would run on hardware that is not here."""
+    from portakernel.cli.decoder_ops import NAMES
+
+    for place, target in ELSEWHERE.items():
+        for op in (*NAMES, *low_precision):
+            dtype = "float8_e4m3fn" if op == "scaled_mm" else "bfloat16"
+            yield place, explain(op, target=target, dtype=dtype)
+
+
+def _row(decision: Decision, more: tuple[str, ...]) -> tuple[str | Cell, ...]:
+    return (decision.request.op, Cell(_name(decision), "good"), *more, decision.why)
+
+
+def _name(decision: Decision) -> str:
+    return decision.chosen.name if decision.chosen is not None else "none"
+
+
+def _shown(text: bytes) -> str:
+    return text.decode("utf-8", "replace")

@@ -1,0 +1,44 @@
+"""Which cases a kernel that has to be built runs by default: each costs a compilation for every phase.
+
+As few cases as put every claim to the test once: each dtype of each argument, each scale format, value and feature,
+and backward. Those left out are reported as skipped, with their number; ``portakernel check --all-builds`` runs all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import TypeVar
+
+from portakernel.capability import Capability
+from portakernel.case import Case
+from portakernel.conformance.inputs import is_present
+from portakernel.contract import Contract
+from portakernel.request import format_values
+
+T = TypeVar("T")
+
+
+def claims_in(
+    contract: Contract, variants: Sequence[Capability], case: Case, dtypes: Sequence[tuple[str, str]]
+) -> frozenset[Hashable]:
+    """What of the claims a case puts to the test in these dtypes."""
+    values = contract.values(case.parameters)
+    found: set[Hashable] = {("dtype", *pair) for pair in dtypes}
+    found |= {("format", *pair) for pair in format_values(contract, values).items()}
+    found |= {("value", name, values[name]) for variant in variants for name in variant.values}
+    found |= {("feature", p.name) for p in contract.parameters if p.feature and values[p.name] != p.default}
+    found |= {("feature", tensor.name) for tensor in contract.tensors if tensor.feature and is_present(tensor, case)}
+    if case.backward and any(variant.has_backward for variant in variants):
+        found.add("backward")
+    return frozenset(found)
+
+
+def fewest(items: Sequence[T], claims: Callable[[T], frozenset[Hashable]], size: Callable[[T], int]) -> list[T]:
+    """As few of the items as together have every claim, larger ones first among equals; in their own order."""
+    of = [claims(item) for item in items]
+    missing, picked = frozenset[Hashable]().union(*of), set[int]()
+    while missing:
+        best = max(range(len(items)), key=lambda place: (len(missing & of[place]), size(items[place])))
+        picked.add(best)
+        missing -= of[best]
+    return [item for place, item in enumerate(items) if place in picked]
