@@ -244,6 +244,10 @@ class Contract:
         name = size.name
         if name is None or name in dims:
             wanted = size.of(dims[name] if name is not None else 0)
+            if name is not None and not size.exact(dims[name]):
+                raise ArgumentValueError(
+                    f"{self.op}: {tensor} needs {text}, a whole number, but {origin[name]} has {name} = {dims[name]}"
+                )
             if found != wanted:
                 told = f"{text} = {wanted}" if name is not None and text != name else f"{wanted}"
                 because = f", but {origin[name]} has {name} = {dims[name]}" if name is not None else ""

@@ -106,7 +106,9 @@ def dimension_sources(contract: Contract) -> tuple[dict[str, str], str]:
         for place, text in enumerate(fixed):
             size, found = parse_size(text), f"{shape}[{place - len(fixed)}]"
             if size.name is None or size.name in sizes:
-                conditions.append(f"{found} == {size.source(sizes.get(size.name or '', ''))}")
+                known = sizes.get(size.name or "", "")
+                conditions.append(f"{found} == {size.source(known)}")
+                conditions += [f"{known} % {size.divisor} == 0"] if size.divisor > 1 and not size.rounded else []
             elif size.solvable and not tensor.optional:
                 sizes[size.name], condition = size.solved(found)
                 conditions += [condition] if condition else []

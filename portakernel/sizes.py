@@ -45,6 +45,10 @@ class Size:
         scaled = (value - self.more) * self.divisor
         return scaled // self.factor if scaled >= 0 and scaled % self.factor == 0 else None
 
+    def exact(self, size: int) -> bool:
+        """Whether the dimension ``size`` gives a whole number."""
+        return self.rounded or self.factor * size % self.divisor == 0
+
     @property
     def solvable(self) -> bool:
         """Whether the value fixes the dimension."""

@@ -82,7 +82,9 @@ def case_shape(argument: TensorArgument, case: Case) -> tuple[int, ...]:
     shape: list[int] = []
     for text in argument.sizes:
         size = parse_size(text.lstrip("*"))
-        shape += case.leading if text.startswith("*") else [size.of(case.dims[size.name] if size.name else 0)]
+        # a dimension that no case names is the product of the leading ones
+        known = case.dims.get(size.name or "", math.prod(case.leading))
+        shape += case.leading if text.startswith("*") else [size.of(known)]
     return tuple(shape)
 
 

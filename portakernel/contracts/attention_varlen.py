@@ -98,7 +98,7 @@ CONTRACT = Contract(
         Case(
             "one query each, scale",
             dims=_dims(B=3, S=3, T=100, H=8, G=2, D=128),
-            parameters={"causal": True, "scale": 0.25, "max_seqlen_q": 1, "max_seqlen_k": 59},
+            parameters={"causal": True, "scale": 0.125, "max_seqlen_q": 1, "max_seqlen_k": 59},
             given={"cu_seqlens_q": (0, 1, 2, 3), "cu_seqlens_k": (0, 40, 41, 100)},
         ),
         Case(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -173,9 +174,6 @@ class Op:
         return found
 
     def _compiled(self, formula: Formula, request: Request, example: Sequence[Tensor | None], free: Free) -> Graph:
-        # the compiler takes seconds to import, which nobody pays who builds nothing
-        from portakernel_plugins.inductor.graph import CannotCompile, compile_graph
-
         def computed(*present: Tensor) -> Sequence[Tensor | None]:
             given = iter(present)
             return formula([None if tensor is None else next(given) for tensor in example])
@@ -188,7 +186,12 @@ class Op:
             ]
 
         device = next(tensor.device for tensor in example if tensor is not None)
-        with _on(device):
+        with _on(device), warnings.catch_warnings():
+            # what torch's modules warn of among themselves is not the caller's to mend
+            warnings.simplefilter("ignore")
+            # takes seconds, which nobody pays who builds nothing
+            from portakernel_plugins.inductor.graph import CannotCompile, compile_graph
+
             try:
                 return compile_graph(computed, free, forms, device)
             except CannotCompile as error:

@@ -9,10 +9,12 @@ from typing import Any
 import torch
 import torch._inductor.config as inductor_config
 from torch import Tensor
+from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import TracingContext, tracing
 from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.functional_tensor import dispatch_functionalize
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
@@ -106,7 +108,8 @@ def _compiled(
         inputs = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in forms(symbols or free)]
     try:
         with torch.no_grad(), inductor_config.patch(_settings()), tracing(TracingContext(fake)):
-            traced, exist = _trace(formula, inputs)
+            with fake:
+                traced, exist = _trace(formula, inputs)
             _check_open(environment, symbols)
             compiled: Any = compile_fx_inner(traced, inputs, is_inference=True)
             _check_open(environment, symbols)
@@ -147,7 +150,9 @@ def _trace(
         exist = tuple(result is not None for result in found)
         return [result.contiguous() for result in found if result is not None]
 
-    traced = make_fx(torch.func.functionalize(present), decomposition_table=select_decomp_table())(*inputs)
+    # torch's decompositions in Python keep symbols that those in C++ would ask for their value
+    with enable_python_dispatcher():
+        traced = make_fx(dispatch_functionalize(present), decomposition_table=select_decomp_table())(*inputs)
     traced.graph.eliminate_dead_code()
     nodes = traced.graph.nodes
     if len(nodes) > MAX_NODES:

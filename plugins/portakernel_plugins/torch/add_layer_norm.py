@@ -1,10 +1,9 @@
-"""``add_layer_norm`` by ``torch.add`` and PyTorch's fused norm of the sum: two launches, and the sum is rounded between."""
+"""``add_layer_norm`` by ``torch.add`` and PyTorch's fused norm of the sum, which is rounded in between."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from portakernel_plugins.torch import layer_norm
@@ -89,8 +88,7 @@ def _gradients(
     eps: float,
     needs: tuple[bool, bool, bool, bool],
 ) -> tuple[Tensor | None, ...]:
-    grad_y, x = shared.before_norm(torch.zeros_like(summed) if grad_y is None else grad_y, grad_summed, summed)
-    norm_needs = (needs[0] or needs[1], needs[2], needs[3])
-    grad, *grads = of_norm(grad_y, x, weight.to(x.dtype), mean, rstd, eps=eps, needs=norm_needs)
+    given = shared.before_norm(grad_y, grad_summed, summed, weight)
+    grad, *grads = of_norm(*given, mean, rstd, eps=eps, needs=(needs[0] or needs[1], needs[2], needs[3]))
     grad_weight, grad_bias = (None if grad is None else grad.to(weight.dtype) for grad in grads)
     return (*shared.behind_norm(grad, grad_summed, summed, needs), grad_weight, grad_bias)

@@ -1,8 +1,7 @@
-"""``add_rms_norm`` by ``torch.add`` and PyTorch's fused norm of the sum: two launches, and the sum is rounded between."""
+"""``add_rms_norm`` by ``torch.add`` and PyTorch's fused norm of the sum, which is rounded in between."""
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from portakernel_plugins.torch import residual as shared
@@ -36,9 +35,8 @@ def backward(
     eps: float,
     needs: tuple[bool, bool, bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients for ``x`` and ``residual`` (..., N) and ``weight`` (N,), those that ``needs`` asks for; None is zero."""
-    grad_y, x = shared.before_norm(torch.zeros_like(summed) if grad_y is None else grad_y, grad_summed, summed)
-    norm_needs = (needs[0] or needs[1], needs[2])
-    grad, grad_weight = rms_norm.backward(grad_y, x, weight.to(x.dtype), rstd, eps=eps, needs=norm_needs)
+    """Gradients for ``x`` and ``residual`` (..., N) and ``weight`` (N,), as ``needs`` asks for; None is zero."""
+    given = shared.before_norm(grad_y, grad_summed, summed, weight)
+    grad, grad_weight = rms_norm.backward(*given, rstd, eps=eps, needs=(needs[0] or needs[1], needs[2]))
     grad_x, grad_residual = shared.behind_norm(grad, grad_summed, summed, needs)
     return grad_x, grad_residual, None if grad_weight is None else grad_weight.to(weight.dtype)

@@ -1,4 +1,4 @@
-"""``embedding_bag`` by PyTorch's own kernels: bags summed in float32, gradients over indices sorted by row."""
+"""``embedding_bag`` by PyTorch's own kernels: bags summed in float32, gradients over sorted indices, no atomics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _forward = torch.ops.aten._embedding_bag_forward_only.default
 _grad_weight = torch.ops.aten._embedding_bag_dense_backward.default
 _grad_samples = torch.ops.aten._embedding_bag_per_sample_weights_backward.default
 _MODES = {"sum": 0, "mean": 1}
-_INT32 = 1 << 31
+_WARP = 64
 
 
 def embedding_bag(
@@ -65,9 +65,22 @@ def _sizes(indices: Tensor, offsets: Tensor) -> Tensor:
     return torch.cat([offsets, offsets.new_full((1,), indices.numel())]).diff()
 
 
-def addressable(V: int, N: int, I: int, B: int) -> Rejection | None:  # noqa: E741
-    """Refuses what the kernels' 32-bit arithmetic cannot reach: elements of gradients per index and of the table."""
-    largest = max(V, I, B) * N
-    if largest < _INT32:
+def reachable(B: int | None, I: int | None, N: int | None) -> Rejection | None:  # noqa: E741
+    """Refuses gradients larger than the 32-bit arithmetic of the CUDA kernels behind ``backward``.
+
+    They count threads, a warp's multiple of them for each index, and elements of the bags' gradients in ``int``.
+    """
+    if B is None or I is None or N is None:
         return None
-    return Rejection(ReasonCode.LIMIT, f"addresses with 32 bits; this has tensors of {largest} elements")
+    return _beyond(max(B * N, I * -(-N // _WARP) * _WARP), 31)
+
+
+def reachable_mps(B: int | None, N: int | None, V: int | None) -> Rejection | None:
+    """Refuses tables and results larger than the 32-bit offsets of the Metal kernel."""
+    return None if B is None or N is None or V is None else _beyond(max(B, V) * N, 32)
+
+
+def _beyond(elements: int, bits: int) -> Rejection | None:
+    if elements < 1 << bits:
+        return None
+    return Rejection(ReasonCode.LIMIT, f"counts to 2**{bits}; this has {elements} elements to count")

@@ -66,7 +66,7 @@ def backward_cpu(
     eps: float,
     needs: tuple[bool, bool, bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients from what ``layer_norm_cpu`` saves."""
-    grad_x, *shared = backward(grad_y, x, weight.float(), mean, rstd, eps=eps, needs=needs)
+    """Gradients from what ``layer_norm_cpu`` saves, in float32: 16-bit ones would be summed over the rows in 16 bit."""
+    grad_x, *shared = backward(grad_y.float(), x.float(), weight.float(), mean, rstd, eps=eps, needs=needs)
     grad_weight, grad_bias = (None if grad is None else grad.to(weight.dtype) for grad in shared)
-    return grad_x, grad_weight, grad_bias
+    return None if grad_x is None else grad_x.to(x.dtype), grad_weight, grad_bias

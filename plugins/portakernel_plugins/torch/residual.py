@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 
-def before_norm(grad_y: Tensor, grad_summed: Tensor | None, summed: Tensor) -> tuple[Tensor, Tensor]:
-    """``grad_y`` and ``summed`` as the norm's backward takes them.
+def before_norm(
+    grad_y: Tensor | None, grad_summed: Tensor | None, summed: Tensor, weight: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``grad_y``, ``summed`` and ``weight`` as the norm's backward takes them.
 
     Where ``grad_summed`` is added to what it returns, that has to be float32, for the gradient to be rounded once.
     """
-    return (grad_y, summed) if grad_summed is None else (grad_y.float(), summed.float())
+    grad_y = torch.zeros_like(summed) if grad_y is None else grad_y
+    return (grad_y, summed, weight) if grad_summed is None else (grad_y.float(), summed.float(), weight.float())
 
 
 def behind_norm(

@@ -26,3 +26,9 @@ def backward(
     del eps  # it is in rstd
     grads = _backward(grad_y, x, weight.shape, rstd.reshape(*x.shape[:-1], 1), weight, needs)
     return grads[0], grads[1]
+
+
+def rms_norm_mps(x: Tensor, weight: Tensor, *, eps: float, out: Tensor | None = None) -> Tensor:
+    """The same by Metal's kernel, which reads rows without gaps, and returns no rstd."""
+    y = _forward(x.contiguous(), weight.shape, weight.contiguous(), eps)[0] if x.numel() else torch.empty_like(x)
+    return y if out is None else out.copy_(y)

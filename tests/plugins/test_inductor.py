@@ -1,0 +1,160 @@
+"""References compiled by Inductor: only in a warmup, for what was asked, and never on a call."""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+
+import pytest
+import torch
+
+import portakernel
+from portakernel.contracts import contract
+from portakernel.errors import NoKernelError
+from portakernel_plugins.inductor.formula import Formula
+
+pytestmark = [
+    pytest.mark.skipif(
+        not any(map(shutil.which, ("g++", "c++", "clang++"))), reason="Inductor needs a C++ compiler for the CPU"
+    ),
+    # importing Inductor, torch 2.13
+    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
+]
+COMPILER = "portakernel_plugins.inductor.graph.compile_graph"
+KERNEL = "inductor.silu_and_mul"
+COMMAND = 'portakernel.warmup("silu_and_mul", x) builds it'
+
+
+@pytest.fixture
+def width() -> int:
+    """A size that no other test of this process was built for."""
+    return 16 + uuid.uuid4().int % 4000
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch):
+    def refuse():
+        def compile_graph(*arguments, **keywords):
+            raise AssertionError("compiled on a call")
+
+        monkeypatch.setattr(COMPILER, compile_graph)
+
+    return refuse
+
+
+def explained(x: torch.Tensor, **asked: str):
+    return portakernel.explain("silu_and_mul", x, **asked).candidate(KERNEL)
+
+
+def reference(x: torch.Tensor) -> torch.Tensor:
+    a, b = x.chunk(2, -1)
+    return torch.nn.functional.silu(a) * b
+
+
+def test_until_it_is_built_the_reason_is_the_command(width):
+    (rejection,) = explained(torch.zeros(2, 2 * width)).rejections
+    assert (rejection.code, rejection.text.endswith(COMMAND)) == ("needs_build", True)
+    with pytest.raises(NoKernelError, match="needs_build"):
+        portakernel.ops.silu_and_mul(torch.zeros(2, 2 * width), kernel="inductor")
+
+
+def test_what_was_built_serves_any_leading_dimensions_without_compiling(width, no_compiler):
+    assert portakernel.warmup("silu_and_mul", torch.zeros(3, 2 * width)) == (KERNEL,)
+    no_compiler()
+    for leading in ((1,), (3,), (64,), (2, 5), ()):
+        x = torch.randn(*leading, 2 * width)
+        assert portakernel.explain("silu_and_mul", x).chosen.name == KERNEL
+        torch.testing.assert_close(portakernel.ops.silu_and_mul(x), reference(x))
+        out = torch.empty(*leading, width)
+        assert portakernel.ops.silu_and_mul(x, out=out) is out
+        torch.testing.assert_close(out, reference(x))
+
+
+def test_other_sizes_dtypes_phases_and_layouts_are_refused(width):
+    portakernel.warmup("silu_and_mul", torch.zeros(3, 2 * width))
+    built = torch.zeros(3, 2 * width)
+    others = {
+        "size": torch.zeros(3, 2 * width + 2),
+        "dtype": built.half(),
+        "rows": torch.zeros(0, 2 * width),
+        "layout": torch.zeros(2 * width, 3).T,
+    }
+    codes = {name: {str(r.code) for r in explained(x).rejections} for name, x in others.items()}
+    assert codes == {
+        "size": {"needs_build"},
+        "dtype": {"needs_build"},
+        "rows": {"limit"},
+        "layout": {"layout"},
+    }
+    assert "needs_build" in {r.code for r in explained(built, phase="backward").rejections}
+    assert portakernel.ops.silu_and_mul(others["rows"]).shape == (0, width)
+
+
+def test_a_request_never_compiles_even_where_nothing_was_built(width, no_compiler):
+    no_compiler()
+    x = torch.randn(2, 2 * width)
+    torch.testing.assert_close(portakernel.ops.silu_and_mul(x), reference(x))
+
+
+def test_building_again_compiles_nothing(width, no_compiler):
+    x = torch.zeros(3, 2 * width)
+    portakernel.warmup("silu_and_mul", x)
+    no_compiler()
+    assert portakernel.warmup("silu_and_mul", x) == (KERNEL,)
+
+
+def test_training_goes_through_what_was_built(width, no_compiler):
+    x = torch.randn(3, 2 * width, requires_grad=True)
+    portakernel.warmup("silu_and_mul", x)
+    no_compiler()
+    with portakernel.use("inductor"):
+        portakernel.ops.silu_and_mul(x).square().sum().backward()
+    found, x.grad = x.grad, None
+    reference(x).square().sum().backward()
+    torch.testing.assert_close(found, x.grad)
+    assert portakernel.explain("silu_and_mul", x).chosen.name == KERNEL
+
+
+def test_saved_tensors_are_the_contracts(width):
+    x, weight = torch.randn(3, width), torch.randn(width)
+    x.requires_grad_()
+    portakernel.warmup("rms_norm", x, weight, kernel="inductor")
+    with portakernel.use("inductor"):
+        portakernel.ops.rms_norm(x, weight).sum().backward()
+    found, x.grad = x.grad, None
+    torch.nn.functional.rms_norm(x, (width,), weight, 1e-6).sum().backward()
+    torch.testing.assert_close(found, x.grad)
+
+
+def test_a_policy_denies_and_names_it(width):
+    x = torch.randn(3, 2 * width)
+    portakernel.warmup("silu_and_mul", x)
+    with portakernel.policy(deny="inductor"):
+        assert portakernel.explain("silu_and_mul", x).chosen.name != KERNEL
+        assert portakernel.warmup("silu_and_mul", torch.zeros(1, 2)) == ()
+
+
+def test_what_cannot_be_compiled_says_so_from_then_on(width, monkeypatch):
+    def compile_graph(*arguments, **keywords):
+        from portakernel_plugins.inductor.graph import CannotCompile
+
+        raise CannotCompile("no such instruction")
+
+    monkeypatch.setattr(COMPILER, compile_graph)
+    x = torch.zeros(3, 2 * width)
+    assert portakernel.warmup("silu_and_mul", x) == ()
+    (rejection,) = explained(x).rejections
+    assert (rejection.code, rejection.text) == (
+        "cannot_run",
+        "Inductor cannot compile the reference: no such instruction",
+    )
+    with pytest.raises(NoKernelError, match="no such instruction"):
+        portakernel.warmup("silu_and_mul", x, kernel="inductor")
+
+
+def test_rows_that_have_a_meaning_by_their_place_keep_their_last_dimension_apart():
+    described = contract("rotary_embedding")
+    formula = Formula.of(described, "forward", described.values())
+    q, table, positions = torch.zeros(2, 3, 4, 8), torch.zeros(9, 4), torch.zeros(2, 3, dtype=torch.int64)
+    assert formula.free((q, q, table, table, None), (2, 3)) == (2, 3)
+    assert formula.free((q, q, table, table, positions), (2, 3)) == (6,)

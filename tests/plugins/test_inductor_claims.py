@@ -1,0 +1,58 @@
+"""The Inductor plugin offers every op's reference, as its contract has it, without loading torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from portakernel import runtime
+from portakernel.contracts import contract, contracts
+from portakernel_plugins.inductor.claims import entries
+from portakernel_plugins.inductor.exclusions import EXCLUDED
+
+ENTRIES = {entry["op"]: entry for entry in entries()}
+WHOLLY_EXCLUDED = {e.op for e in EXCLUDED if e.op and not (e.vendors or e.dtypes or e.formats)}
+
+
+def test_every_op_has_a_kernel_but_those_that_are_excluded():
+    assert set(ENTRIES) == set(contracts()) - WHOLLY_EXCLUDED
+    kernels = {kernel.op for kernel in runtime.dispatcher().registry.kernels.values() if kernel.plugin == "inductor"}
+    assert kernels == set(ENTRIES)
+
+
+@pytest.mark.parametrize("exclusion", EXCLUDED, ids=lambda exclusion: exclusion.op or "every op")
+def test_each_exclusion_is_of_something_that_exists_and_says_why(exclusion):
+    assert exclusion.reason
+    assert exclusion.op in ("", *contracts())
+
+
+@pytest.mark.parametrize("op", ENTRIES)
+def test_claims_are_the_contracts_less_the_exclusions(op):
+    entry, described = ENTRIES[op], contract(op)
+    out = {dtype for e in EXCLUDED if e.op in ("", op) for dtype in e.dtypes}
+    for name in described.typed:
+        assert entry["dtypes"][name] == [d for d in described.accepted_dtypes(name, {}) if d not in out]
+    assert entry["features"] == [feature.name for feature in described.features]
+    assert all(entry["limits"][f"{name}.contiguous"] == {"in": [True]} for name in described.names)
+    assert ("backward" in entry) == (described.gradient == "kernel")
+
+
+@pytest.mark.parametrize("module", ["torch", "triton", "numpy"])
+def test_reading_the_claims_loads_nothing_heavy(module):
+    code = (
+        "import sys; from portakernel.registry import Registry; kernels = Registry().kernels;"
+        f" assert 'inductor.rms_norm' in kernels; sys.exit({module!r} in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_every_entry_exists_and_an_unknown_one_does_not():
+    from portakernel.kernel import load_entry
+    from portakernel_plugins.inductor import entries as module
+
+    for entry in ENTRIES.values():
+        assert all(callable(load_entry(entry[key])) for key in ("entry", "build", "backward") if key in entry)
+    with pytest.raises(AttributeError, match="has no attribute 'forward_nothing'"):
+        module.forward_nothing  # noqa: B018
