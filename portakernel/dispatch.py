@@ -187,10 +187,12 @@ class Dispatcher:
         )
 
     def _claim(self, kernel: Kernel, request: Request) -> tuple[str, Capability | None, list[Rejection]]:
-        """The variant that fits, or every variant's rejections."""
+        """The variant that fits, or every variant's rejections: of those for this hardware, where there are any."""
         rejections: list[Rejection] = []
-        for name, capability in kernel.variants:
-            found = capability.rejections(request, self.registry.spaces)
+        spaces = self.registry.spaces
+        here = [variant for variant in kernel.variants if variant[1].serving_target(request, spaces) is not None]
+        for name, capability in here or kernel.variants:
+            found = capability.rejections(request, spaces)
             if not found:
                 return name, capability, []
             prefix = f"{name}: " if name else ""

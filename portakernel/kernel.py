@@ -197,7 +197,7 @@ class _KernelBuilder:
             check=Check(entry.check.entry, tuple(entry.check.reads)) if entry.check else None,
             build=entry.build,
             disabled=entry.disabled,
-            requires=self.loaded.manifest.requires.modules,
+            requires={**self.loaded.manifest.requires.modules, **(entry.requires.modules if entry.requires else {})},
             ready=self.loaded.manifest.ready,
         )
 

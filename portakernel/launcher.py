@@ -42,7 +42,7 @@ def _adapter(contract: Contract, kernel: Kernel, phase: Phase, dispatcher: Dispa
     else:
         by_keyword |= {"out", *(tensor.name for tensor in contract.tensors if tensor.keyword)}
     arguments = {name: f"{name}={name}" if name in by_keyword else name for name in names if name not in left_out}
-    if phase is Phase.TRAINING and contract.saved and kernel.saves != "autograd":
+    if phase is Phase.TRAINING and contract.saved and kernel.saves in ("contract", "own"):
         arguments["save"] = "save=True"
     returned = "{call}"
     if phase is Phase.BACKWARD and left_out & set(contract.names):

@@ -135,6 +135,12 @@ class Variant(Claim):
     name: Name | None = None
 
 
+class Requires(_Model):
+    """What must be installed: import names with versions, looked up without importing."""
+
+    modules: dict[str, Specifier] = Field(default_factory=dict)
+
+
 class KernelEntry(Claim):
     """One implementation of one op."""
 
@@ -149,6 +155,7 @@ class KernelEntry(Claim):
     )
     forward_ad: bool = Field(default=False, description="differentiable in forward mode, being made of torch operators")
     check: CheckModel | None = None
+    requires: Requires | None = Field(default=None, description="beyond what the plugin requires: a newer version, say")
     build: Entry | None = Field(
         default=None,
         description="compiles the kernel for one request ahead of calls: (request, tensors, values) -> None;"
@@ -165,12 +172,6 @@ class KernelEntry(Claim):
         if self.saves == "autograd" and self.backward is not None:
             raise ValueError("saves: autograd has no backward: the gradient is PyTorch's")
         return self
-
-
-class Requires(_Model):
-    """What must be installed: import names with versions, looked up without importing."""
-
-    modules: dict[str, Specifier] = Field(default_factory=dict)
 
 
 class Mode(_Model):

@@ -15,7 +15,8 @@ def add(
 
     ``x + y``
 
-    Computed in float32 and rounded once. Broadcasting is refused. Not guaranteed: the bits of a NaN.
+    Computed in float32 and rounded once. Broadcasting is refused. Not guaranteed: the bits of a NaN; numbers that are
+    subnormal in float32, on devices that take them for zero (Apple GPUs).
 
     Args:
         x: (...,), float32 or float16 or bfloat16.
@@ -37,7 +38,7 @@ def add_layer_norm(
     bias: Tensor | None = None,
     *,
     eps: float = 1e-05,
-    activation: Literal["none", "relu", "gelu", "gelu_tanh", "silu"] = "none",
+    activation: Literal['none', 'relu', 'gelu', 'gelu_tanh', 'silu'] = 'none',
     out: tuple[Tensor, ...] | None = None,
     kernel: str | None = None,
 ) -> tuple[Tensor, ...]:
@@ -299,8 +300,8 @@ def dequantize(
     scale: Tensor,
     global_scale: Tensor | None = None,
     *,
-    format: Literal["tensor", "row", "block_1x128", "block_128x128", "mxfp8", "mxfp4", "nvfp4"] = "row",
-    dtype: str | dtype = "float32",
+    format: Literal['tensor', 'row', 'block_1x128', 'block_128x128', 'mxfp8', 'mxfp4', 'nvfp4'] = 'row',
+    dtype: str | dtype = 'float32',
     out: Tensor | None = None,
     kernel: str | None = None,
 ) -> Tensor:
@@ -345,7 +346,7 @@ def embedding_bag(
     offsets: Tensor,
     per_sample_weights: Tensor | None = None,
     *,
-    mode: Literal["sum", "mean"] = "sum",
+    mode: Literal['sum', 'mean'] = 'sum',
     out: Tensor | None = None,
     kernel: str | None = None,
 ) -> Tensor:
@@ -359,7 +360,8 @@ def embedding_bag(
     ArgumentValueError). Products and sums are in float32 and rounded once. The gradient of weight is dense, zeros
     where no bag looked; it is summed in float32 over indices sorted stably, without atomics. Not guaranteed: any
     result, or an error, for indices or offsets elsewhere (on the CPU the reference raises IndexError for indices,
-    ArgumentValueError for offsets); equal bits from different kernels.
+    ArgumentValueError for offsets); equal bits from different kernels; numbers that are subnormal in float32, on
+    devices that take them for zero (Apple GPUs).
 
     Args:
         weight: (V, N), float32 or float16 or bfloat16.
@@ -381,7 +383,7 @@ def embedding_bag(
 def gelu_and_mul(
     x: Tensor,
     *,
-    approximate: Literal["none", "tanh"] = "none",
+    approximate: Literal['none', 'tanh'] = 'none',
     out: Tensor | None = None,
     kernel: str | None = None,
 ) -> Tensor:
@@ -450,7 +452,7 @@ def linear_act(
     weight: Tensor,
     bias: Tensor | None = None,
     *,
-    activation: Literal["none", "relu", "gelu", "gelu_tanh", "silu"] = "none",
+    activation: Literal['none', 'relu', 'gelu', 'gelu_tanh', 'silu'] = 'none',
     out: Tensor | None = None,
     kernel: str | None = None,
 ) -> Tensor:
@@ -485,7 +487,7 @@ def linear_act(
 def quantize_fp4(
     x: Tensor,
     *,
-    format: Literal["mxfp4", "nvfp4"] = "nvfp4",
+    format: Literal['mxfp4', 'nvfp4'] = 'nvfp4',
     out: Tensor | tuple[Tensor, ...] | None = None,
     kernel: str | None = None,
 ) -> Tensor | tuple[Tensor, ...]:
@@ -530,8 +532,8 @@ def quantize_fp4(
 def quantize_fp8(
     x: Tensor,
     *,
-    granularity: Literal["tensor", "row", "block_1x128", "block_128x128"] = "row",
-    dtype: str | dtype = "float8_e4m3fn",
+    granularity: Literal['tensor', 'row', 'block_1x128', 'block_128x128'] = 'row',
+    dtype: str | dtype = 'float8_e4m3fn',
     out: tuple[Tensor, ...] | None = None,
     kernel: str | None = None,
 ) -> tuple[Tensor, ...]:
@@ -573,7 +575,7 @@ def quantize_fp8(
 def quantize_mxfp8(
     x: Tensor,
     *,
-    dtype: str | dtype = "float8_e4m3fn",
+    dtype: str | dtype = 'float8_e4m3fn',
     out: tuple[Tensor, ...] | None = None,
     kernel: str | None = None,
 ) -> tuple[Tensor, ...]:
@@ -622,7 +624,8 @@ def rms_norm(
     up to one unit in the last place. weight_offset=1.0 is Gemma's form. Forward saves rstd (M,), the reciprocal root,
     in float32. Not guaranteed: equal bits from different kernels; finite results where the sum of squares exceeds
     float32; zeros beside an infinity, where a kernel may give NaN for the whole row; terms of a gradient that are
-    subnormal in float32, which a kernel may flush to zero.
+    subnormal in float32, which a kernel may flush to zero; any numbers that are, on devices that take them for zero
+    (Apple GPUs).
 
     Args:
         x: (..., N), float32 or float16 or bfloat16.
@@ -692,10 +695,10 @@ def scaled_mm(
     scale_a: Tensor,
     scale_b: Tensor,
     *,
-    format_a: Literal["tensor", "row", "block_1x128", "block_128x128", "mxfp8", "mxfp4", "nvfp4"] = "row",
-    format_b: Literal["tensor", "row", "block_1x128", "block_128x128", "mxfp8", "mxfp4", "nvfp4"] = "row",
-    swizzle: Literal["none", "32_4_4"] = "none",
-    out_dtype: str | dtype = "bfloat16",
+    format_a: Literal['tensor', 'row', 'block_1x128', 'block_128x128', 'mxfp8', 'mxfp4', 'nvfp4'] = 'row',
+    format_b: Literal['tensor', 'row', 'block_1x128', 'block_128x128', 'mxfp8', 'mxfp4', 'nvfp4'] = 'row',
+    swizzle: Literal['none', '32_4_4'] = 'none',
+    out_dtype: str | dtype = 'bfloat16',
     use_fast_accum: bool = False,
     bias: Tensor | None = None,
     global_scale_a: Tensor | None = None,

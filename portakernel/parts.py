@@ -91,7 +91,8 @@ class Tolerance:
     every implementation; so are outputs for which the reference has ``output_magnitudes``.
 
     ``plain``: per row, by twice the distance (in float32, eight times) at which the reference's ``plain`` formula,
-    computed in the inputs' own dtype, ends up. Results that have an entry in ``forward`` or ``saved`` under their name are measured in ulp even so.
+    computed in the inputs' own dtype, ends up. Results that have an entry in ``forward`` or ``saved`` under their name
+    are measured in ulp even so.
     """
 
     forward: Mapping[str, float] = field(default_factory=dict[str, float])

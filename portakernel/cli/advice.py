@@ -19,7 +19,7 @@ ADVICE: Mapping[ReasonCode, str] = {
     ReasonCode.PROBE_FAILED: _TRACEBACK,
     ReasonCode.API_VERSION: "install versions of {distribution} and portakernel that go together",
     ReasonCode.DISABLED: "take it out of PORTAKERNEL_DISABLE",
-    ReasonCode.NEEDS_BUILD: "build it ahead, with portakernel.warmup({op!r}, ...)",
+    ReasonCode.NEEDS_BUILD: 'build it ahead, with portakernel.warmup("{op}", ...)',
     ReasonCode.DENIED_BY_POLICY: "take back the wish that stands against it ({text})",
     ReasonCode.NOT_IN_PLAN: "add it to the plan, or ask without one",
     ReasonCode.VENDOR: "",

@@ -141,7 +141,7 @@ class Backward:
         """What is wrong with one gradient."""
         tolerance = self.trial.contract.tolerance.backward
         return self.trial.compare(
-            gradient, name, tensor.shape, tensor.dtype, want.value, tolerance, want.magnitude, want.plain
+            gradient, name, tensor.shape, tensor.dtype, want.value, tolerance, want.magnitude, want.plain, gradient=True
         )
 
     def _again(

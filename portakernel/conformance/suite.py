@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from portakernel import runtime
@@ -11,7 +11,8 @@ from portakernel.call import OpCaller
 from portakernel.capability import ReasonCode, Rejection
 from portakernel.conformance.autograd import Autograd
 from portakernel.conformance.boundary import boundary_count, boundary_outcomes
-from portakernel.conformance.claims import accepted, case_dtypes, cases_at_limits, dtype_combinations, elements
+from portakernel.conformance.claims import accepted, case_dtypes, cases_at_limits, elements
+from portakernel.conformance.coverage import uncovered
 from portakernel.conformance.forward import Forward
 from portakernel.conformance.gradients import Backward
 from portakernel.conformance.inputs import Inputs, draw_inputs, generator, is_present
@@ -19,11 +20,11 @@ from portakernel.conformance.result import Result
 from portakernel.conformance.selection import claims_in, fewest
 from portakernel.conformance.trial import Outcome, Trial, attempt
 from portakernel.conformance.venue import Venue, refusals
-from portakernel.contract import Case, Parameter, TensorArgument
+from portakernel.contract import Case
 from portakernel.contracts import contract
 from portakernel.dispatch import Dispatcher
 from portakernel.kernel import Kernel
-from portakernel.request import Phase, format_values
+from portakernel.request import Phase
 from portakernel.warm import build
 
 # What a claim refuses; whatever else a refusal says is that the kernel cannot be used here at all.
@@ -215,6 +216,8 @@ class Suite:
         size, limit = elements(self.contract, case), self.venue.max_elements
         if limit is not None and size > limit:
             return Outcome("claim", "skipped", f"{size} elements; mode {self.venue.mode!r} takes up to {limit}")
+        if case.values == "tiny" and self.venue.flushes_subnormals:
+            return Outcome("claim", "skipped", f"{self.venue} takes subnormal numbers for zero")
         rejections = self._refusals(trial.inputs) if trial is not None else ()
         if not rejections:
             return None
@@ -300,46 +303,8 @@ class Suite:
     def _uncovered(self) -> list[str]:
         """Every claim that no case puts to the test."""
         cases = [(unit, self._ran(unit)) for unit in self.units() if unit.case is not None]
-        executed = [unit for unit, ran in cases if ran.forward]
-        if not executed:
-            return ["no case of the op runs: everything that is claimed goes unchecked"]
-        problems = []
-        covered = {pair for unit in executed for pair in unit.dtypes}
-        claimed = {(n, d) for v in self.variants for c in dtype_combinations(self.contract, v) for n, d in c.items()}
-        possible = {(name, dtype) for name in self.contract.typed for dtype in self.contract.possible_dtypes(name)}
-        for name, dtype in sorted(claimed - covered):
-            refused = (name, dtype) not in possible
-            fault = f"which {self.contract.op} does not accept" if refused else "and no case runs in it"
-            problems.append(f"claims {name}={dtype}, {fault}")
-        cases_run = [unit.case for unit in executed if unit.case is not None]
-        problems += [*self._uncovered_formats(cases_run), *self._uncovered_values(cases_run)]
-        features = frozenset[str]().union(*(variant.features for variant in self.variants))
-        for feature in self.contract.features:
-            asked = any(self._asks(case, feature) for case in cases_run)
-            if feature.name in features and not asked:
-                problems.append(f"claims feature {feature.name}, and no case that runs asks for it")
-        if any(variant.has_backward for variant in self.variants) and not any(ran.backward for _, ran in cases):
-            problems.append("claims a backward, and no case runs it")
-        return problems
-
-    def _asks(self, case: Case, feature: Parameter | TensorArgument) -> bool:
-        if isinstance(feature, TensorArgument):
-            return is_present(feature, case)
-        return bool(case.parameters.get(feature.name, feature.default) != feature.default)
-
-    def _uncovered_formats(self, cases: Sequence[Case]) -> list[str]:
-        """The scale formats that are claimed, and that no case runs in."""
-        run = [format_values(self.contract, self.contract.values(case.parameters)) for case in cases]
-        claimed = {(name, f) for v in self.variants for name, formats in v.formats.items() for f in formats}
-        missing = sorted(claimed - {pair for formats in run for pair in formats.items()})
-        return [f"claims {name} with {scale_format} scales, and no case runs in it" for name, scale_format in missing]
-
-    def _uncovered_values(self, cases: Sequence[Case]) -> list[str]:
-        """The values of keyword arguments that are claimed, and that no case runs with."""
-        run = [self.contract.values(case.parameters) for case in cases]
-        claimed = {(name, value) for v in self.variants for name, values in v.values.items() for value in values}
-        missing = sorted(f"{name}={v!r}" for name, v in claimed if all(values[name] != v for values in run))
-        return [f"claims {claim}, and no case runs with it" for claim in missing]
+        executed = [(unit.case, unit.dtypes) for unit, ran in cases if ran.forward and unit.case is not None]
+        return uncovered(self.contract, self.variants, executed, backward=any(ran.backward for _, ran in cases))
 
 
 def _is_plain(case: Case) -> bool:

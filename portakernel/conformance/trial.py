@@ -165,6 +165,8 @@ class Trial:
         tolerance: Mapping[str, float],
         magnitude: Tensor | None = None,
         plain: Tensor | None = None,
+        *,
+        gradient: bool = False,
     ) -> list[str]:
         """What is wrong with one result: in ulp, or where the op's rule says so by the plain formula's distance."""
         if problem := self.form(found, name, shape, dtype):
@@ -173,7 +175,7 @@ class Trial:
         got = found.detach().to("cpu")
         allowed = tolerance.get(f"{name}.{kind}", tolerance.get(kind))
         if allowed is None and plain is not None:
-            outcome = compare_rows(got, want, plain)
+            outcome = compare_rows(got, want, plain, gradient=gradient)
         elif allowed is None:
             return [f"{name} is {kind}, for which the op's contract gives no tolerance"]
         else:

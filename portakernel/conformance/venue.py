@@ -38,6 +38,11 @@ class Venue:
     def __str__(self) -> str:
         return f"{self.targets[0]} ({self.torch_device})" if self.mode is None else self.torch_device
 
+    @property
+    def flushes_subnormals(self) -> bool:
+        """Whether numbers that are subnormal in float32 count as zero here in every kernel: on Apple's GPUs."""
+        return self.torch_device.partition(":")[0] == "mps"
+
     def variants(self, kernel: Kernel, dispatcher: Dispatcher) -> tuple[Capability, ...]:
         """The kernel's claims that hold here."""
         spaces = dispatcher.registry.spaces

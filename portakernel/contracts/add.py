@@ -17,7 +17,10 @@ CONTRACT = Contract(
     op="add",
     summary="The elementwise sum of two tensors of one shape and dtype.",
     formula="x + y",
-    notes="Computed in float32 and rounded once. Broadcasting is refused. Not guaranteed: the bits of a NaN.",
+    notes=(
+        "Computed in float32 and rounded once. Broadcasting is refused. Not guaranteed: the bits of a NaN; numbers that"
+        " are subnormal in float32, on devices that take them for zero (Apple GPUs)."
+    ),
     tensors=(
         TensorArgument("x", ("*M",), ("float32", "float16", "bfloat16")),
         TensorArgument("y", ("*M",), ("x",)),

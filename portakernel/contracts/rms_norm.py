@@ -23,7 +23,8 @@ CONTRACT = Contract(
         " by up to one unit in the last place. weight_offset=1.0 is Gemma's form. Forward saves rstd (M,), the"
         " reciprocal root, in float32. Not guaranteed: equal bits from different kernels; finite results where the sum"
         " of squares exceeds float32; zeros beside an infinity, where a kernel may give NaN for the whole row; terms of"
-        " a gradient that are subnormal in float32, which a kernel may flush to zero."
+        " a gradient that are subnormal in float32, which a kernel may flush to zero; any numbers that are, on devices"
+        " that take them for zero (Apple GPUs)."
     ),
     tensors=(
         TensorArgument("x", ("*M", "N"), ("float32", "float16", "bfloat16")),

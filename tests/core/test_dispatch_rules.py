@@ -113,14 +113,21 @@ def test_rule_2_winner_and_losers_keep_their_reasons(world):
 
 
 def test_rule_2_every_variants_reasons_are_told_under_its_name(world):
+    half, small = {"name": "half", "dtypes": {"x": ["float16"], "y": ["x"]}}, {"limits": {"M": {"max": 2}}}
+    world.plugin("p", {"variants": [half, small]})
+    assert told(world.dispatcher().decide(world.request(shapes={"x": (3,)})), "p.add") == [
+        ("dtype", "half: x needs float16; this is float32"),
+        ("limit", "variant 2: needs M <= 2; this is 3"),
+    ]
+
+
+def test_rule_2_variants_for_other_hardware_are_no_reason_where_one_is_for_this(world):
     variants = [{"targets": {"acme": "acme2"}}, {"name": "half", "dtypes": {"x": ["float16"], "y": ["x"]}}]
-    world.plugin("p", {"variants": variants})
+    world.plugin("p", {"variants": variants}, {"name": "elsewhere", "variants": variants[:1]})
     dispatcher = world.dispatcher()
     decision = dispatcher.decide(world.request())
-    assert told(decision, "p.add") == [
-        ("arch", "variant 1: needs acme2; this is acme1"),
-        ("dtype", "half: x needs float16; this is float32"),
-    ]
+    assert told(decision, "p.add") == [("dtype", "half: x needs float16; this is float32")]
+    assert told(decision, "p.elsewhere") == [("arch", "variant 1: needs acme2; this is acme1")]
     assert dispatcher.decide(world.request(target="acme:acme2")).candidate("p.add").variant == "variant 1"
     assert dispatcher.decide(world.request(dtypes="float16")).candidate("p.add").variant == "half"
     both = dispatcher.decide(world.request(target="acme:acme2", dtypes="float16"))

@@ -1,4 +1,4 @@
-"""Importing portakernel, and asking about hardware that is not here, loads neither torch nor any plugin."""
+"""Importing portakernel, and asking about hardware that is not here, loads neither torch nor any plugin's kernels."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from portakernel.contracts import contracts
 QUESTIONS = """\
 import sys
 import portakernel
+assert "portakernel_plugins" not in sys.modules
 def loaded():
-    names = ("torch", "triton", "numpy", "portakernel_plugins", "portakernel_backends")
+    plugins = ("portakernel_plugins.torch", "portakernel_plugins.triton", "portakernel_backends")
+    names = ("torch", "triton", "numpy", *plugins)
     return [name for name in names if name in sys.modules]
 assert loaded() == [], ("import", loaded())
 decision = portakernel.explain("rms_norm", target="amd:gfx942", dtype="bfloat16", shape={"x": (4096, 8192)})
 assert decision.chosen.name == "triton.rms_norm", decision
-assert {candidate.kernel.name for candidate in decision.candidates} == {
+assert {candidate.kernel.name for candidate in decision.candidates} >= {
     "triton.rms_norm", "torch.rms_norm", "torch.rms_norm_cpu", "reference.rms_norm"}
 assert loaded() == [], ("explain", loaded())
 assert portakernel.stats() == ()
@@ -43,7 +45,7 @@ assert "multiprocessing" not in sys.modules
 """
 
 
-def test_importing_and_asking_load_neither_torch_nor_triton_nor_a_plugin():
+def test_importing_and_asking_load_neither_torch_nor_triton_nor_a_kernel():
     done = subprocess.run([sys.executable, "-c", QUESTIONS], check=False, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -13,7 +13,7 @@ from portakernel_plugins.inductor.claims import entries
 from portakernel_plugins.inductor.exclusions import EXCLUDED
 
 ENTRIES = {entry["op"]: entry for entry in entries()}
-WHOLLY_EXCLUDED = {e.op for e in EXCLUDED if e.op and not (e.vendors or e.dtypes or e.formats)}
+WHOLLY_EXCLUDED = {e.op for e in EXCLUDED if e.op and e.is_whole and not e.vendors}
 
 
 def test_every_op_has_a_kernel_but_those_that_are_excluded():
@@ -31,12 +31,23 @@ def test_each_exclusion_is_of_something_that_exists_and_says_why(exclusion):
 @pytest.mark.parametrize("op", ENTRIES)
 def test_claims_are_the_contracts_less_the_exclusions(op):
     entry, described = ENTRIES[op], contract(op)
-    out = {dtype for e in EXCLUDED if e.op in ("", op) for dtype in e.dtypes}
-    for name in described.typed:
-        assert entry["dtypes"][name] == [d for d in described.accepted_dtypes(name, {}) if d not in out]
-    assert entry["features"] == [feature.name for feature in described.features]
+    for claim in entry.get("variants", [entry]):
+        for vendor in claim["targets"]:
+            ours = [e for e in EXCLUDED if e.op in ("", op) and (not e.vendors or vendor in e.vendors)]
+            out = {dtype for e in ours for dtype in e.dtypes}
+            for name in described.typed:
+                accepted = described.accepted_dtypes(name, {})
+                assert claim["dtypes"][name] == [d for d in accepted if d not in out and f"{name}.{d}" not in out]
+            left_out = {feature for e in ours for feature in e.features}
+            assert claim["features"] == [f.name for f in described.features if f.name not in left_out]
     assert all(entry["limits"][f"{name}.contiguous"] == {"in": [True]} for name in described.names)
     assert ("backward" in entry) == (described.gradient == "kernel")
+
+
+def test_a_format_that_is_wrong_on_the_cpu_alone_is_claimed_elsewhere():
+    formats = {v: c["formats"]["q"] for c in ENTRIES["quantize_fp8"]["variants"] for v in c["targets"]}
+    assert "block_1x128" not in formats["cpu"]
+    assert "block_1x128" in formats["nvidia"]
 
 
 @pytest.mark.parametrize("module", ["torch", "triton", "numpy"])

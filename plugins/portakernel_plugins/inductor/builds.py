@@ -14,13 +14,11 @@ from torch import Tensor
 from portakernel.capability import CannotRun, ReasonCode, Rejection
 from portakernel.contracts import contract
 from portakernel.request import Request
-from portakernel.sizes import parse_size
 from portakernel_plugins.inductor.formula import (
     Formula,
     Free,
     Part,
     flattened,
-    leads,
     part_of,
     torch_dtype,
     unflattened,
@@ -106,28 +104,29 @@ class Op:
         return Rejection(ReasonCode.NEEDS_BUILD, text, rows[0] if rows else None)
 
     def _completed(self, values: tuple[Any, ...], tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Zeros in the place of gradients of outputs that nothing depends on."""
-        formula, _ = self._formula("backward", values)
-        dims: dict[str, int] = {}
-        given = [(t, s) for t, s in zip(tensors, formula.shapes, strict=True) if t is not None and s is not None]
-        for tensor, shape in given:
-            sizes = shape[1:] if leads(shape) else shape
-            for text, found in zip(sizes, tensor.shape[tensor.dim() - len(sizes) :], strict=True):
-                size = parse_size(text)
-                if size.name is not None and size.solvable:
-                    dims.setdefault(size.name, size.solve(found) or 0)
-        leading = formula.leading(tensors) or ()
-        sources = formula.dtype_names()
-        dtypes = {source: t.dtype for source, t in zip(sources, tensors, strict=True) if t is not None and source}
+        """Zeros in the place of gradients of outputs that nothing depends on, in the form that was built for.
+
+        Raises:
+            CannotRun: nothing was built for the others, or several things.
+        """
+        formula, places = self._formula("backward", values)
+        leading = formula.leading(tensors)
+        wanted = _key("backward", values, places, tensors, formula.free(tensors, leading))
+        absent = [place for place in range(self._grads) if tensors[place] is None]
+        forms = len(wanted) - len(tensors)
+        open_places = {forms + place for place in absent}
+        fitting = {
+            tuple(key[place] for place in sorted(open_places))
+            for key in list(self._graphs)
+            if len(key) == len(wanted)
+            and all(place in open_places or key[place] == part for place, part in enumerate(wanted))
+        }
+        if len(fitting) != 1:
+            raise CannotRun(self._unbuilt())
+        device = next(tensor.device for tensor in tensors if tensor is not None)
         completed = list(tensors)
-        for place in range(self._grads):
-            shape, source = formula.shapes[place], sources[place]
-            if completed[place] is None and shape is not None and source is not None:
-                stand_in = self.contract.stands_for.get(source, source)
-                dtype = dtypes.get(source) or dtypes.get(stand_in)
-                device = given[0][0].device
-                form = formula.form(shape, dims, leading)
-                completed[place] = torch.zeros(form, dtype=dtype or torch_dtype(source), device=device)
+        for place, (dtype, *sizes) in zip(absent, fitting.pop(), strict=True):
+            completed[place] = torch.zeros((*(leading or ()), *sizes), dtype=dtype, device=device)
         return completed
 
     # --- builds ----------------------------------------------------------------------------------------------------

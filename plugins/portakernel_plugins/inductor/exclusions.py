@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Exclusion:
-    """Dtypes and scale formats of an op (of every op: ``""``), or where none is named the op itself.
+    """Dtypes (``float4_e2m1fn_x2``, of one argument ``scale_a.float8_e4m3fn``), scale formats and features of an op.
 
-    An op may be excluded for some vendors alone.
+    Where none is named, the op itself. ``op=""``: of every op; ``vendors``: for these alone.
     """
 
     op: str
@@ -17,13 +17,33 @@ class Exclusion:
     vendors: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
     formats: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing of the op is left."""
+        return not (self.dtypes or self.formats or self.features)
 
 
 _E8M0 = "float8_e8m0fnu is no dtype of Inductor's C++ (torch 2.13: missing from DTYPE_TO_CPP), and untried elsewhere"
+_FLOAT4 = "float4_e2m1fn_x2 is no dtype of an argument of Inductor's (torch 2.13: KeyError in its C++ codegen)"
+_BLOCKS = (
+    "on the CPU, `q * scale.repeat_interleave(128, -1)[..., :400]` compiles to wrong numbers in the last 16 columns,"
+    " under plain torch.compile too (torch 2.13, x86-64, 2026-11-20)"
+)
 
 EXCLUDED: tuple[Exclusion, ...] = (
     Exclusion("", _E8M0, dtypes=("float8_e8m0fnu",), formats=("mxfp8", "mxfp4")),
+    Exclusion("", _BLOCKS, vendors=("cpu",), formats=("block_1x128", "block_128x128")),
     Exclusion("quantize_mxfp8", _E8M0),
+    Exclusion("dequantize", _FLOAT4, dtypes=("float4_e2m1fn_x2", "scale.float8_e4m3fn"), formats=("nvfp4",)),
+    Exclusion(
+        "scaled_mm",
+        f"{_FLOAT4}; without narrow scales there is nothing to swizzle",
+        dtypes=("float4_e2m1fn_x2", "scale_a.float8_e4m3fn", "scale_b.float8_e4m3fn"),
+        formats=("nvfp4",),
+        features=("swizzle",),
+    ),
     Exclusion("attention_varlen", "the lengths of its sequences are read on the host, which a graph cannot do"),
     Exclusion(
         "cross_entropy",

@@ -94,7 +94,7 @@ def _mask(
     causal: bool,
     window: Window,
 ) -> Mask | None:
-    """What the operator's own causal mask cannot say, for the queries from ``blind`` on; None where there is nothing."""
+    """What the operator's causal mask cannot say of the queries from ``blind`` on; None where there is nothing."""
     (B, S, H, _), T = q.shape, k.shape[1]
     S -= blind
     limited = window[0] >= 0 or (window[1] >= 0 and not causal)

@@ -1,7 +1,7 @@
 """What PyTorch's attention operators have in common: which queries they are given, how rows lie, where results go.
 
 Their causal mask begins at the first key, that of the contract ends at the last. Both are one mask where there are as
-many queries as keys, and queries that see no key can be left out before, so that a kernel seldom has to tell them apart.
+many queries as keys, and queries that see no key can be left out before: a kernel seldom has to tell them apart.
 """
 
 from __future__ import annotations
@@ -46,29 +46,31 @@ def padded(x: Tensor, width: int) -> Tensor:
 def returned(
     y: Tensor, lse: Tensor | None, blind: int, out: Results | None, *, return_lse: bool, save: bool
 ) -> Results:
-    """A kernel's results from those of all queries but the first ``blind`` ones: ``y (B, S, H, E)``, ``lse (B, H, S)``.
-
-    Without ``out`` they are contiguous. ``lse`` is needed where it is returned or saved.
-    """
+    """The results of all queries from ``y (B, S, H, E)`` and ``lse (B, H, S)`` of all but the first ``blind`` ones."""
     if blind:
         y = torch.nn.functional.pad(y, (0, 0, 0, 0, blind, 0))
         lse = None if lse is None else torch.nn.functional.pad(lse, (blind, 0), value=-math.inf)
+    return written(y, lse if return_lse or save else None, out, twice=return_lse and save)
+
+
+def written(y: Tensor, lse: Tensor | None, out: Results | None, *, twice: bool) -> Results:
+    """The results in ``out``, or contiguous: ``y``, and ``lse`` where there is one, for the caller and for backward."""
     if out is not None:
-        for target, result in zip(out if isinstance(out, tuple) else (out,), (y, lse), strict=False):
-            if result is not None:
-                target.copy_(result)
+        targets = out if isinstance(out, tuple) else (out,)
+        targets[0].copy_(y)
+        if lse is not None and len(targets) > 1:
+            targets[1].copy_(lse)
         return out
-    results = (y.contiguous(),)
-    if lse is not None and (return_lse or save):
-        lse = lse.contiguous()
-        results += (lse, lse.clone()) if return_lse and save else (lse,)
-    return results if len(results) > 1 else results[0]
+    if lse is None:
+        return y.contiguous()
+    lse = lse.contiguous()
+    return (y.contiguous(), lse, lse.clone()) if twice else (y.contiguous(), lse)
 
 
 def gradients(
     found: tuple[Tensor | None, ...], widths: tuple[int, ...], blind: int, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of ``q``, ``k`` and ``v`` that are asked for, as wide as these, from those without blind queries."""
+    """The gradients of ``q``, ``k`` and ``v`` that are asked for, in their widths, from those without blind queries."""
     grads: list[Tensor | None] = []
     for gradient, width, needed in zip(found, widths, needs, strict=True):
         narrow = gradient[..., :width] if gradient is not None and needed else None

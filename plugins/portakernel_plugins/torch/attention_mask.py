@@ -77,3 +77,15 @@ def make_mask(
         blind = added.amax(-1) == -math.inf
         added = added.masked_fill(blind.unsqueeze(-1), 0.0)
     return Mask(added.to(dtype).expand(shape), blind)
+
+
+def first_to_last(q: Tensor, k: Tensor, *, causal: bool, window: Window) -> tuple[bool, Tensor | None]:
+    """A causal flag that begins at the first key, and a mask ``(B, H, S, T)`` for what it cannot say.
+
+    ``q (B, S, H, D)`` holds queries of which each sees some key; never both are given.
+    """
+    (B, S, H, _), T = q.shape, k.shape[1]
+    limited = window[0] >= 0 or (window[1] >= 0 and not causal)
+    if not limited and not (causal and 1 < S < T):
+        return causal and S > 1, None
+    return False, make_mask((B, H, S, T), q.dtype, q.device, causal=causal, window=window).added

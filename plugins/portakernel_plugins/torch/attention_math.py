@@ -34,12 +34,12 @@ def attention(
 
     Scores are rounded to q's dtype, unless their lse is returned, and the softmax is float32, its weights rounded.
     """
-    (B, S, H, _), (_, T, G, E) = q.shape, v.shape
+    (B, S, H, D), (_, T, G, E) = q.shape, v.shape
     if B * H * S * T > _MOST_SCORES:
         text = f"holds all scores at once: {B * H * S * T} of them, more than {_MOST_SCORES}"
         raise CannotRun(Rejection(ReasonCode.WORKSPACE, text, "S"))
     # the queries of the heads that share a key, one after the other: no key is repeated
-    queries = q.unflatten(2, (G, H // G)).permute(0, 2, 3, 1, 4).reshape(B, G, H // G * S, q.shape[-1])
+    queries = q.reshape(B, S, G, H // G, D).permute(0, 2, 3, 1, 4).reshape(B, G, H // G * S, D)
     keys, values = k.permute(0, 2, 3, 1), v.transpose(1, 2)
     if return_lse:
         queries, keys = queries.float(), keys.float()

@@ -34,6 +34,21 @@ def embedding_bag(
     return y if out is None else out.copy_(y)
 
 
+def embedding_bag_mps(
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    per_sample_weights: Tensor | None = None,
+    *,
+    mode: str,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The same on Apple's GPUs, where a grid of no threads is an error."""
+    if indices.numel():
+        return embedding_bag(weight, indices, offsets, per_sample_weights, mode=mode, out=out)
+    return weight.new_zeros(offsets.numel(), weight.shape[1]) if out is None else out.zero_()
+
+
 def backward(
     grad_y: Tensor,
     weight: Tensor,

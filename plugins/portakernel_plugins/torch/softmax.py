@@ -12,10 +12,12 @@ _backward = torch.ops.aten._softmax_backward_data.default
 
 def softmax(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """``softmax(x, -1)``, rounded once; x: (..., N)."""
-    if out is None:
-        return _forward(x, -1, False).contiguous()
+    if out is not None and out.is_contiguous():
+        _forward_into(x, -1, False, out=out)
+        return out
+    y: Tensor = _forward(x, -1, False)
     # not every device's kernel writes where strides say
-    return _forward_into(x, -1, False, out=out) if out.is_contiguous() else out.copy_(_forward(x, -1, False))
+    return y.contiguous() if out is None else out.copy_(y)
 
 
 def backward(grad_y: Tensor, y: Tensor, *, needs: tuple[bool]) -> tuple[Tensor | None]:

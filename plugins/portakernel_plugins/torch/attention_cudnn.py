@@ -1,0 +1,111 @@
+"""``attention`` by cuDNN, as ``scaled_dot_product_attention`` calls it.
+
+cuDNN plans each shape when it comes for the first time, which takes longer than many calls: not for decoding, where
+there is one more key each time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from portakernel.capability import CannotRun, ReasonCode, Rejection
+from portakernel_plugins.torch.attention_layout import (
+    Results,
+    aligned,
+    blind_queries,
+    gradients,
+    returned,
+    scale_of,
+)
+
+_forward = torch.ops.aten._scaled_dot_product_cudnn_attention.default
+_backward = torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default
+
+# The first without wrong results where a sequence is no multiple of 128 (pytorch/pytorch#169849).
+_FIRST_RIGHT = 91501
+
+
+def check(causal: bool) -> Rejection | None:
+    """Whether the cuDNN that PyTorch found is one whose results are right."""
+    del causal  # a check reads something; calls are told apart by it, so that what is refused to one is not to others
+    cudnn: Any = torch.backends.cudnn
+    version = cudnn.version() if cudnn.is_available() else None
+    if version is None:
+        return Rejection(ReasonCode.MISSING_LIBRARY, "needs cuDNN, which PyTorch does not find", "cudnn")
+    if version < _FIRST_RIGHT:
+        text = f"needs cuDNN {_shown(_FIRST_RIGHT)} or later; this is {_shown(version)}"
+        return Rejection(ReasonCode.MISSING_LIBRARY, text, "cudnn")
+    return None
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool,
+    scale: float | None,
+    return_lse: bool,
+    out: Results | None = None,
+    save: bool = False,
+) -> Results:
+    """``softmax(scale * q @ k.T) @ v``; q: (B, S, H, D), k: (B, T, G, D), v: (B, T, G, E) in 16 bits."""
+    scale, blind = scale_of(q, scale), blind_queries(q.shape[1], k.shape[1], causal=causal)
+    square = _square(q.shape[1] - blind, k.shape[1], causal)
+    q, k, v = (_dense(x).transpose(1, 2) for x in (q[:, blind:], k, v))
+    y, lse, *_ = _forward(q, k, v, None, return_lse or save, 0.0, square, False, scale=scale)
+    # one number for each query, in three dimensions or in four
+    lse = lse.reshape(q.shape[:3]) if return_lse or save else None
+    return returned(y.transpose(1, 2), lse, blind, out, return_lse=return_lse, save=save)
+
+
+def backward(
+    grad_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    *,
+    causal: bool,
+    scale: float | None,
+    return_lse: bool,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor | None, ...]:
+    """Gradients for ``q``, ``k`` and ``v``, not equal from run to run."""
+    del return_lse
+    scale, blind = scale_of(q, scale), blind_queries(q.shape[1], k.shape[1], causal=causal)
+    square = _square(q.shape[1] - blind, k.shape[1], causal)
+    widths = (q.shape[-1], k.shape[-1], v.shape[-1])
+    lse = logsumexp[:, :, blind:].contiguous().unsqueeze(-1)
+    # all of one layout, as it computes it from that of q
+    parts = (grad_out[:, blind:], q[:, blind:], k, v, out[:, blind:])
+    grad, q, k, v, out = (_dense(x).transpose(1, 2) for x in parts)
+    S, T = q.shape[2], k.shape[2]
+    nothing = torch.zeros((), dtype=torch.int64, device=q.device)  # the seed and offset of a dropout
+    found = _backward(grad, q, k, v, out, lse, nothing, nothing, None, None, None, S, T, 0.0, square, scale=scale)
+    return gradients(tuple(part.transpose(1, 2) for part in found), widths, blind, needs)
+
+
+def _dense(x: Tensor) -> Tensor:
+    """``x (B, S, H, D)`` with the strides that this shape has by itself; others are planned anew, or refused."""
+    return aligned(x.contiguous())
+
+
+def _square(S: int, T: int, causal: bool) -> bool:
+    """The operator's causal flag for queries of which each sees some key.
+
+    Raises:
+        CannotRun: its causal mask is not aligned as the contract's.
+    """
+    if causal and 1 < S < T:
+        text = "its causal mask begins at the first key, and so needs S = 1 or S >= T"
+        raise CannotRun(Rejection(ReasonCode.LIMIT, f"{text}; this is S = {S}, T = {T}", "S"))
+    return causal and S > 1
+
+
+def _shown(version: int) -> str:
+    return f"{version // 10000}.{version // 100 % 100}.{version % 100}"

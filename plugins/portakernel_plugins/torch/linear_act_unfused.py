@@ -1,0 +1,27 @@
+"""``linear_act`` as PyTorch's linear layer and then the activation, each rounded to the inputs' dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from torch import Tensor
+from torch.nn import functional
+
+_ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
+    {
+        "none": lambda z: z,
+        "relu": functional.relu,
+        "gelu": functional.gelu,
+        "gelu_tanh": lambda z: functional.gelu(z, approximate="tanh"),
+        "silu": functional.silu,
+    }
+)
+
+
+def linear_act(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: str, out: Tensor | None = None
+) -> Tensor:
+    """``activation(x @ weight.T + bias)``; x: (..., K), weight: (N, K), bias: (N,)."""
+    y = _ACTIVATIONS[activation](functional.linear(x, weight, bias))
+    return y.contiguous() if out is None else out.copy_(y)

@@ -1,0 +1,43 @@
+"""Scales as PyTorch's scaled matrix products want them in memory, and where their result goes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def outer_major(scale: Tensor) -> Tensor:
+    """``scale (M, C)`` with the rows' scales next to each other: strides ``(1, M)``."""
+    rows, columns = scale.shape
+    return scale.t().contiguous().as_strided((rows, columns), (1, rows))
+
+
+def square_blocks(scale: Tensor) -> Tensor:
+    """Scales of blocks of 128 times 128 ``(R, C)`` as ``(C, R)``, with C padded to 4, strides ``(1, C)``."""
+    columns = scale.shape[1] + -scale.shape[1] % 4
+    wide = torch.nn.functional.pad(scale, (0, -scale.shape[1] % 4)).contiguous()
+    return wide.as_strided((columns, scale.shape[0]), (1, columns))
+
+
+def swizzled(scale: Tensor) -> Tensor:
+    """Block scales ``(R, C)`` in cuBLAS' layout of tiles of 128 rows and 4 columns, 32_4_4; padded with zeros, flat."""
+    codes = scale.view(torch.uint8)
+    codes = torch.nn.functional.pad(codes, (0, -codes.shape[1] % 4, 0, -codes.shape[0] % 128))
+    down, across = codes.shape[0] // 128, codes.shape[1] // 4
+    tiles = codes.reshape(down, 4, 32, across, 4).permute(0, 3, 2, 1, 4)
+    return tiles.reshape(-1).view(scale.dtype)
+
+
+def unswizzled(scale: Tensor, rows: int, columns: int) -> Tensor:
+    """The block scales ``(rows, columns)`` that lie in ``scale`` as 32_4_4 says."""
+    codes = scale.contiguous().view(torch.uint8)
+    down, across = codes.shape[0] // 128, codes.shape[1] // 4
+    tiles = codes.reshape(down, across, 32, 4, 4).permute(0, 3, 2, 1, 4)
+    return tiles.reshape(codes.shape)[:rows, :columns].view(scale.dtype)
+
+
+def written(y: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
+    """``y (M, N)``, fresh, with ``bias (N,)`` added to it; in ``out`` where that is given."""
+    if bias is not None:
+        y += bias
+    return y.contiguous() if out is None else out.copy_(y)

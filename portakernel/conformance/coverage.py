@@ -1,0 +1,61 @@
+"""Which claims of a kernel no case that ran has put to the test."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from portakernel.capability import Capability
+from portakernel.conformance.claims import dtype_combinations
+from portakernel.conformance.inputs import is_present
+from portakernel.contract import Case, Contract, Parameter, TensorArgument
+from portakernel.request import format_values
+
+# a case, and the dtypes that it ran in
+Executed = tuple[Case, Sequence[tuple[str, str]]]
+
+
+def uncovered(
+    contract: Contract, variants: Sequence[Capability], executed: Sequence[Executed], *, backward: bool
+) -> list[str]:
+    """A sentence for each claim of the variants that none of ``executed`` tests; ``backward``: whether one ran it."""
+    if not executed:
+        return ["no case of the op runs: everything that is claimed goes unchecked"]
+    problems = []
+    covered = {pair for _, dtypes in executed for pair in dtypes}
+    claimed = {(n, d) for v in variants for c in dtype_combinations(contract, v) for n, d in c.items()}
+    possible = {(name, dtype) for name in contract.typed for dtype in contract.possible_dtypes(name)}
+    for name, dtype in sorted(claimed - covered):
+        refused = (name, dtype) not in possible
+        fault = f"which {contract.op} does not accept" if refused else "and no case runs in it"
+        problems.append(f"claims {name}={dtype}, {fault}")
+    cases = [case for case, _ in executed]
+    problems += [*_formats(contract, variants, cases), *_values(contract, variants, cases)]
+    features = frozenset[str]().union(*(variant.features for variant in variants))
+    for feature in contract.features:
+        if feature.name in features and not any(_asks(case, feature) for case in cases):
+            problems.append(f"claims feature {feature.name}, and no case that runs asks for it")
+    if any(variant.has_backward for variant in variants) and not backward:
+        problems.append("claims a backward, and no case runs it")
+    return problems
+
+
+def _asks(case: Case, feature: Parameter | TensorArgument) -> bool:
+    if isinstance(feature, TensorArgument):
+        return is_present(feature, case)
+    return bool(case.parameters.get(feature.name, feature.default) != feature.default)
+
+
+def _formats(contract: Contract, variants: Sequence[Capability], cases: Sequence[Case]) -> list[str]:
+    """The scale formats that are claimed, and that no case runs in."""
+    run = [format_values(contract, contract.values(case.parameters)) for case in cases]
+    claimed = {(name, f) for v in variants for name, formats in v.formats.items() for f in formats}
+    missing = sorted(claimed - {pair for formats in run for pair in formats.items()})
+    return [f"claims {name} with {scale_format} scales, and no case runs in it" for name, scale_format in missing]
+
+
+def _values(contract: Contract, variants: Sequence[Capability], cases: Sequence[Case]) -> list[str]:
+    """The values of keyword arguments that are claimed, and that no case runs with."""
+    run = [contract.values(case.parameters) for case in cases]
+    claimed = {(name, value) for v in variants for name, values in v.values.items() for value in values}
+    missing = sorted(f"{name}={v!r}" for name, v in claimed if all(values[name] != v for values in run))
+    return [f"claims {claim}, and no case runs with it" for claim in missing]
