@@ -128,6 +128,7 @@ class Arguments:
             features=asked_features(contract, named, given),
             formats=format_values(contract, named),
             values=named,
+            absent=frozenset(self.names).difference(given),
             requires=requires,
             phase=phase,
             saved=tuple(saved.name for saved in self.at(values).saved),

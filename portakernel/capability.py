@@ -192,10 +192,13 @@ class Capability:
 
     def assumptions(self, request: Request, spaces: Mapping[str, ArchSpace]) -> tuple[str, ...]:
         """What was taken for granted because the request leaves it open, and notes on an unlisted arch."""
-        notes = [str(limit) for limit in self.limits if request.value(limit.parameter) is None]
+        open_limits = [limit for limit in self.limits if request.value(limit.parameter) is None]
+        notes = [str(limit) for limit in open_limits if limit.parameter.partition(".")[0] not in request.absent]
         notes += [f"{name} in {_shown(taken)}" for name, taken in self.values.items() if name not in request.values]
         notes += [
-            f"{name} in {', '.join(accepted)}" for name, accepted in self.dtypes.items() if name not in request.dtypes
+            f"{name} in {', '.join(accepted)}"
+            for name, accepted in self.dtypes.items()
+            if name not in request.dtypes and name not in request.absent
         ]
         target = self.serving_target(request, spaces)
         if target is not None and target.vendor in spaces and (selector := self.selector(target.vendor)) is not None:

@@ -83,7 +83,7 @@ class Contract:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the tensor arguments."""
-        return tuple(tensor.name for tensor in self.tensors)
+        return _names(self)
 
     @property
     def features(self) -> tuple[Parameter | TensorArgument, ...]:
@@ -296,6 +296,11 @@ class Contract:
             return ", ".join(f"{self.describe_shape(shape)} for {key}" for key, shape in shapes.items())
         names = ["..." if name.startswith("*") else name for name in tensor.shape]
         return f"({', '.join(names)}{',' if len(names) == 1 else ''})"
+
+
+@functools.cache
+def _names(contract: Contract) -> tuple[str, ...]:
+    return tuple(tensor.name for tensor in contract.tensors)
 
 
 @functools.cache

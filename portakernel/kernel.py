@@ -263,10 +263,9 @@ class _KernelBuilder:
         valued = {p.name: p for p in contract.parameters if p.kind in ("bool", "text")}
         self.check_known("parameter with values to choose from", claimed, tuple(valued), path)
         for name, parameter in valued.items():
-            if strange := [value for value in claimed.get(name, ()) if value not in parameter.possible()]:
-                self.problem(
-                    (*path, name), f"op {contract.op} takes {parameter.accepted()} for {name}, not {strange[0]!r}"
-                )
+            for value in (value for value in claimed.get(name, ()) if value not in parameter.possible()):
+                text = f"op {contract.op} takes {parameter.accepted()} for {name}, not {value!r}"
+                self.problem((*path, name), text)
 
     def targets(self, terms: Mapping[str, Any], path: KeyPath) -> dict[str, Any]:
         if not terms:

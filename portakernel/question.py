@@ -59,6 +59,7 @@ def ask(
         features=asked_features(contract, known, present),
         formats=format_values(contract, known),
         values=known,
+        absent=frozenset(contract.names).difference(present),
         phase=phase,
         saved=tuple(saved.name for saved in made.saved),
         device=device,

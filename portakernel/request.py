@@ -25,9 +25,10 @@ class Request:
     """An op with what one call, or one question about a call, says of it.
 
     ``dims`` and ``facts`` hold what is known: a question need not give every shape. ``features`` holds only those that
-    differ from their neutral default, ``values`` every keyword argument that is no tensor. ``below_autograd``: PyTorch
-    is not recording, so that a kernel has to save what backward needs. ``attached`` are further devices that share the
-    torch device. ``device`` is set when it is in this machine, so that readiness is probed and not assumed.
+    differ from their neutral default, ``values`` every keyword argument that is no tensor, ``absent`` the optional
+    tensors that are not given. ``below_autograd``: PyTorch is not recording, so that a kernel has to save what backward
+    needs. ``attached`` are further devices that share the torch device. ``device`` is set when it is in this machine,
+    so that readiness is probed and not assumed.
     """
 
     op: str
@@ -38,6 +39,7 @@ class Request:
     features: Mapping[str, object] = field(default_factory=dict[str, object])
     formats: Mapping[str, str] = field(default_factory=dict[str, str])
     values: Mapping[str, object] = field(default_factory=dict[str, object])
+    absent: frozenset[str] = frozenset()
     requires: frozenset[str] = frozenset()
     phase: Phase = Phase.INFERENCE
     saved: tuple[str, ...] = ()

@@ -24,6 +24,10 @@ STRONGEST = 3
 _ELSEWHERE = frozenset({ReasonCode.VENDOR, ReasonCode.ARCH, ReasonCode.ATTACHED_TARGET})
 
 
+# How much of one kernel's reasons people are shown.
+_SHOWN_REASONS, _SHOWN_STEPS = 2, 3
+
+
 def print_explanation(page: Page, decision: Decision, registry: Registry) -> None:
     """Prints the decision for people: every candidate, with all of its reasons if they are about more than hardware."""
     first = strongest(decision)
@@ -107,10 +111,11 @@ def next_steps(decision: Decision) -> Iterator[str]:
     candidates = strongest(decision) if decision.chosen is None else refused(decision)
     found = False
     for candidate in candidates:
-        steps = [advice(candidate.kernel, rejection) for rejection in candidate.rejections]
-        if steps and all(steps):
+        steps = dict.fromkeys(advice(candidate.kernel, rejection) for rejection in candidate.rejections)
+        # what would have to be another call altogether is no advice
+        if steps and all(steps) and len(steps) <= _SHOWN_STEPS:
             found = True
-            yield f"For {candidate.kernel.name}: {'; '.join(dict.fromkeys(steps))}."
+            yield f"For {candidate.kernel.name}: {'; '.join(steps)}."
     if decision.chosen is None and not found:
         yield f"`portakernel matrix --op {decision.request.op}` shows where it is served, and in which dtypes."
 
@@ -145,7 +150,9 @@ def _told(candidate: Candidate, decision: Decision) -> Iterator[tuple[Cell, str]
             better = candidate.kernel.name in decision.passed_over
             lead = f"would go first, with priority {candidate.priority}, but " if better else ""
             first, *further = [f"{rejection.text} ({rejection.code})" for rejection in candidate.rejections]
-            told = [f"{lead}cannot serve: {first}.", *(f"also: {reason}." for reason in further)]
+            told = [f"{lead}cannot serve: {first}.", *(f"also: {reason}." for reason in further[:_SHOWN_REASONS])]
+            if (rest := len(further) - _SHOWN_REASONS) > 0:
+                told.append(f"and {rest} more reason{'s' * (rest > 1)} (--json has them all)")
     for i, sentence in enumerate(told):
         yield (Cell(candidate.kernel.name, styles[candidate.status]) if i == 0 else Cell("")), sentence
 

@@ -1,4 +1,4 @@
-"""Which cases a kernel that has to be built runs by default: each costs a compilation for every phase.
+"""Kernels that have to be built: which cases they run by default, since each costs a compilation for every phase.
 
 As few cases as put every claim to the test once: each dtype of each argument, each scale format, value and feature,
 and backward. Those left out are reported as skipped, with their number; ``portakernel check --all-builds`` runs all.
@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
 
+from portakernel.call import OpCaller
 from portakernel.capability import Capability
 from portakernel.case import Case
-from portakernel.conformance.inputs import is_present
+from portakernel.conformance.inputs import Inputs, is_present
 from portakernel.contract import Contract
-from portakernel.request import format_values
+from portakernel.kernel import Kernel
+from portakernel.request import Phase, format_values
+from portakernel.warm import build
 
 T = TypeVar("T")
 
@@ -42,3 +45,18 @@ def fewest(items: Sequence[T], claims: Callable[[T], frozenset[Hashable]], size:
         picked.add(best)
         missing -= of[best]
     return [item for place, item in enumerate(items) if place in picked]
+
+
+def build_case(
+    caller: OpCaller, kernel: Kernel, case: Case, inputs: Inputs, ready: Callable[[Phase], bool]
+) -> list[str]:
+    """Builds the kernel for each phase of the case that it claims; what it declines to build stays refused."""
+    contract, phases = caller.contract, [Phase.INFERENCE]
+    if contract.saved or (case.backward and contract.gradient != "none"):
+        phases.append(Phase.TRAINING)
+    if case.backward and contract.gradient == "kernel":
+        phases.append(Phase.BACKWARD)
+    for phase in filter(ready, phases):
+        request = caller.arguments.request(inputs.tensors, inputs.values, phase)
+        build(caller.dispatcher, contract, kernel, request, inputs.tensors, inputs.values)
+    return []

@@ -17,7 +17,8 @@ from portakernel.conformance.forward import Forward
 from portakernel.conformance.gradients import Backward
 from portakernel.conformance.inputs import Inputs, draw_inputs, generator, is_present
 from portakernel.conformance.result import Result
-from portakernel.conformance.selection import claims_in, fewest
+from portakernel.conformance.selection import build_case, claims_in, fewest
+from portakernel.conformance.threads import on_one_thread
 from portakernel.conformance.trial import Outcome, Trial, attempt
 from portakernel.conformance.venue import Venue, refusals
 from portakernel.contract import Case
@@ -25,7 +26,6 @@ from portakernel.contracts import contract
 from portakernel.dispatch import Dispatcher
 from portakernel.kernel import Kernel
 from portakernel.request import Phase
-from portakernel.warm import build
 
 # What a claim refuses; whatever else a refusal says is that the kernel cannot be used here at all.
 _CLAIM_CODES = frozenset(
@@ -156,7 +156,9 @@ class Suite:
             "coverage": self._coverage,
             "unbuilt": self._unbuilt,
         }
-        for outcome in outcomes[unit.kind](unit):
+        found = outcomes[unit.kind](unit)
+        # through autograd a case runs as a model runs it, with every thread
+        for outcome in on_one_thread(found) if unit.kind == "case" else found:
             yield self._result(unit.name, outcome)
 
     def _result(self, case: str, outcome: Outcome) -> Result:
@@ -182,28 +184,15 @@ class Suite:
         request = self.caller.arguments.request(inputs.tensors, inputs.values, phase)
         return refusals(self.dispatcher, self.kernel, self.venue, request)
 
-    def _build(self, case: Case, inputs: Inputs) -> None:
-        """Builds the kernel for each phase of the case that it claims; what it declines to build stays refused."""
-        phases = [Phase.INFERENCE]
-        if case.backward and self.contract.gradient != "none":
-            phases += [Phase.TRAINING, Phase.BACKWARD] if self.contract.gradient == "kernel" else [Phase.TRAINING]
-        elif self.contract.saved:
-            phases.append(Phase.TRAINING)
-        for phase in phases:
-            if {rejection.code for rejection in self._refusals(inputs, phase)} <= {ReasonCode.NEEDS_BUILD}:
-                request = self.caller.arguments.request(inputs.tensors, inputs.values, phase)
-                build(self.dispatcher, self.contract, self.kernel, request, inputs.tensors, inputs.values)
-
     def _built(self, case: Case, trial: Trial) -> Outcome | None:
         """What went wrong in building, if anything did."""
         if self.kernel.build is None:
             return None
 
-        def checked() -> list[str]:
-            self._build(case, trial.inputs)
-            return []
+        def ready(phase: Phase) -> bool:
+            return {rejection.code for rejection in self._refusals(trial.inputs, phase)} <= {ReasonCode.NEEDS_BUILD}
 
-        outcome = attempt("claim", checked)
+        outcome = attempt("claim", lambda: build_case(self.caller, self.kernel, case, trial.inputs, ready))
         return outcome if outcome.status == "failed" else None
 
     def _unbuilt(self, _: Unit) -> Iterator[Outcome]:

@@ -69,6 +69,7 @@ class Trial:
     truth: Truth = field(init=False)
     disturbed: dict[str, None] = field(default_factory=dict[str, None])
     aliased: dict[str, None] = field(default_factory=dict[str, None])
+    launchers: dict[Phase, Callable[..., Any]] = field(default_factory=dict[Phase, Callable[..., Any]])
 
     def __post_init__(self) -> None:
         self.truth = Truth.of(self.inputs)
@@ -103,8 +104,11 @@ class Trial:
 
         ``more`` comes behind the parameters. Checks that nothing but ``written`` has changed.
         """
-        request = self.caller.arguments.request(tensors, self.inputs.values, phase)
-        launch = launcher(self.caller.contract, self.kernel, request, self.caller.dispatcher)
+        launch = self.launchers.get(phase)
+        if launch is None:
+            request = self.caller.arguments.request(tensors, self.inputs.values, phase)
+            launch = launcher(self.caller.contract, self.kernel, request, self.caller.dispatcher)
+            self.launchers[phase] = launch
         passed = dict(zip(self.contract.names, tensors, strict=True)) if given is None else dict(given)
         named = {name: tensor for name, tensor in passed.items() if tensor is not None}
         for place, tensor in enumerate(written):

@@ -94,6 +94,7 @@ CONTRACT = Contract(
     ),
     # summed: one float32 addition rounded once has one right answer. y as layer_norm, and twice that for what the
     # activation (its slope is at most 1.13) makes of it and adds; all at the magnitude of what it is applied to.
+    # Gradients as layer_norm's.
     tolerance=Tolerance(
         forward={
             "float32": 16.0,
@@ -104,7 +105,7 @@ CONTRACT = Contract(
             "summed.bfloat16": 0.0,
         },
         saved={"float32": 8.0},
-        backward={"float32": 32.0, "float16": 0.51, "bfloat16": 0.51},
+        backward={"float32": 48.0, "float16": 0.51, "bfloat16": 0.51},
     ),
     cost=cost,
     source=(

@@ -77,11 +77,12 @@ CONTRACT = Contract(
         Case("zeros", (3,), {"N": 60}, values="zeros", present=("bias",)),
     ),
     # float32: two sums over N in any order, a root, products, a sum, at the magnitude of x, its mean and bias; 16-bit
-    # results are one rounding of that.
+    # results are one rounding of that. Gradients of weight and bias are sums over M too: 131 times one number, added one
+    # after the other as torch does on CPUs, come to 32.5 ulp (200000 draws, torch 2.13, 2026-11-20).
     tolerance=Tolerance(
         forward={"float32": 8.0, "float16": 0.51, "bfloat16": 0.51},
         saved={"float32": 8.0},
-        backward={"float32": 16.0, "float16": 0.51, "bfloat16": 0.51},
+        backward={"float32": 48.0, "float16": 0.51, "bfloat16": 0.51},
     ),
     cost=cost,
     source="Ba, Kiros & Hinton 2016, Layer Normalization, arXiv 1607.06450, equation 3",

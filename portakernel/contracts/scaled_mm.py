@@ -119,7 +119,6 @@ CONTRACT = Contract(
         _case("rows", (32, 48, 128)),
         _case("rows of odd sizes", (33, 65, 129), out_dtype="float32"),
         _case("rows, bias", (17, 48, 96), present=("bias",)),
-        _case("rows, global scales", (16, 32, 64), present=("global_scale_a", "global_scale_b")),
         _case("tensors, bias", (16, 48, 64), ("tensor", "tensor"), out_dtype="float16", present=("bias",)),
         _case("rows, many terms, fast sums", (5, 16, 2048), use_fast_accum=True),
         _case("rows, many terms", (5, 16, 2048), out_dtype="float32"),

@@ -75,10 +75,8 @@ def test_people_read_what_was_asked_who_serves_it_and_why_then_its_rivals(run: C
         "  torch.rms_norm      could serve too: priority 40 is below 60 of triton.rms_norm."
         " Assumed: torch >=2.11 is installed."
     )
-    others = [line.split("  ") for line in lines[lines.index("The others") + 1 :]]
-    reasons = {line[-1]: line[1] for line in others}
-    assert reasons["torch.rms_norm_cpu"] == "vendor: serves cpu, not amd"
-    assert reasons["inductor.rms_norm"].endswith('portakernel.warmup("rms_norm", x, weight) builds it')
+    others = {line.split()[-1]: line.strip() for line in lines[lines.index("The others") + 1 :]}
+    assert others["torch.rms_norm_cpu"].startswith("vendor: serves cpu, not amd  ")
 
 
 @pytest.mark.usefixtures("_two_plugins")

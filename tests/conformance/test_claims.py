@@ -42,6 +42,13 @@ def test_backward_that_no_case_runs_fails(make_suite):
     assert coverage(suite) == ("failed", "claims a backward, and no case runs it")
 
 
+def test_value_that_no_case_runs_with_fails(make_suite):
+    claims = {"limits": (Limit("K", one_of=(40,)),), "values": {"activation": ("relu", "silu")}}
+    status, detail = coverage(make_suite("reference.linear_act", **claims))
+    assert status == "failed"
+    assert detail.split("; ")[-1] == "claims activation='silu', and no case runs with it"
+
+
 def test_claims_under_which_nothing_runs_fail(make_suite):
     suite = make_suite("torch.add", limits=(Limit("x.stride_last", one_of=(7,)),))
     assert coverage(suite) == ("failed", "no case of the op runs: everything that is claimed goes unchecked")
@@ -103,6 +110,12 @@ def test_just_outside_every_claim_is_refused(registry, name):
     for _, capability in kernel.variants:
         assert {f"limit {limit}" for limit in capability.limits} <= found.keys()
         assert {f"dtypes of {argument}" for argument in capability.dtypes} <= found.keys()
+
+
+def test_just_outside_claimed_values_is_refused(registry):
+    found = dict(boundary_outcomes(contract("linear_act"), registry.kernels["torch.linear_act"], registry.spaces))
+    assert {name for name in found if "values" in name} == {"gpu: values of activation", "cpu: values of activation"}
+    assert {outcome.status for outcome in found.values()} == {"passed"}
 
 
 def test_variants_are_named_and_each_is_checked(make_suite, registry):

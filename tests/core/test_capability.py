@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from portakernel.capability import CannotRun, Limit, ReasonCode, Rejection
+from portakernel.arch import Selector
+from portakernel.capability import CannotRun, Capability, Limit, ReasonCode, Rejection
+from portakernel.request import Request
+from portakernel.target import Target
 
 CODES = """\
 not_installed import_failed probe_failed api_version disabled needs_build denied_by_policy not_in_plan vendor arch
@@ -55,3 +58,27 @@ def test_cannot_run_carries_its_rejection():
     rejection = Rejection(ReasonCode.SHARED_MEMORY, "needs 200 KiB", "N")
     assert CannotRun(rejection).rejection is rejection
     assert str(CannotRun(rejection)) == "shared_memory: needs 200 KiB"
+
+
+@pytest.mark.parametrize(
+    ("claimed", "asked", "text"),
+    [
+        ({}, {"activation": "silu"}, None),
+        ({"activation": ("none", "relu")}, {"activation": "relu"}, None),
+        ({"activation": ("none", "relu")}, {"activation": "silu"}, "activation takes none, relu; this is 'silu'"),
+        ({"causal": (False,)}, {"causal": False}, None),
+        ({"causal": (False,)}, {"causal": True}, "causal takes false; this is true"),
+    ],
+)
+def test_a_value_that_is_not_claimed_is_refused(claimed, asked, text):
+    capability = Capability({"acme": Selector(("any",))}, {}, values=claimed)
+    (name,) = asked
+    expected = () if text is None else (Rejection(ReasonCode.FEATURE, text, name),)
+    assert capability.rejections(Request("op", Target("acme", "a1"), values=asked), {}) == expected
+
+
+def test_a_value_that_a_question_leaves_open_is_assumed():
+    capability = Capability({"acme": Selector(("any",))}, {}, values={"activation": ("none", "relu")})
+    request = Request("op", Target("acme", "a1"))
+    assert capability.rejections(request, {}) == ()
+    assert capability.assumptions(request, {}) == ("activation in none, relu",)

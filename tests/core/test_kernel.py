@@ -36,6 +36,14 @@ kernels:
     dtypes: {x: [float32, bfloat16], weight: [x, float32]}
 """
 
+LINEAR = """\
+kernels:
+  - op: linear_act
+    entry: fake_p:run
+    targets: {nvidia: sm_80+}
+    dtypes: {x: [float32], weight: [x], bias: [x]}
+"""
+
 Build = Callable[..., tuple[Kernel, ...]]
 
 
@@ -223,6 +231,33 @@ def test_a_kernel_is_first_party_when_its_distribution_is_portakernel(site):
 )
 def test_what_does_not_fit_the_contract_is_told_with_line_and_path(build, body, expected):
     assert problems(build, body) == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (
+            "{activations: [relu]}",
+            "unknown parameter with values to choose from 'activations'; did you mean 'activation'?",
+        ),
+        (
+            "{activation: [relu, tanh]}",
+            "op linear_act takes 'none' or 'relu' or 'gelu' or 'gelu_tanh' or 'silu' for activation, not 'tanh'",
+        ),
+        ("{activation: [true]}", "not True"),
+    ],
+)
+def test_values_are_claimed_of_parameters_as_the_op_takes_them(build, values, expected):
+    (problem,) = problems(build, LINEAR + f"    values: {values}\n")
+    assert problem.startswith("p.yaml:8: kernels[0].values.")
+    assert problem.endswith(expected)
+
+
+def test_values_that_are_claimed_and_what_a_check_reads_tell_calls_apart(build):
+    claims = "    values: {activation: [none, relu]}\n    check: {entry: 'fake_p:check', reads: [K, activation]}\n"
+    (kernel,) = build(LINEAR + claims)
+    assert kernel.variants[0][1].values == {"activation": ("none", "relu")}
+    assert kernel.reads() == {"K", "activation"}
 
 
 def test_every_problem_is_told_at_once(build):

@@ -10,6 +10,7 @@ import pytest
 
 from portakernel.capability import ReasonCode
 from portakernel.contracts import contracts
+from portakernel.errors import nearest
 from portakernel.plugin_manager import Package, PluginManager
 from portakernel.registry import Registry
 
@@ -347,7 +348,7 @@ def test_a_kernel_that_does_not_fit_breaks_its_plugin_alone(world):
     (fault,) = registry.manager.broken
     assert (fault.stage, fault.package) == ("kernels", package)
     assert fault.reason.startswith(f"{package.folder / 'plugin.yaml'}:")
-    assert fault.reason.endswith("kernels[1].op: unknown op 'x'; known: add, rms_norm")
+    assert fault.reason.endswith(f"kernels[1].op: unknown op 'x'; {nearest('x', contracts())}")
 
 
 # --- portakernel_targets ---------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ class Op:
 
     def __init__(self, name: str) -> None:
         self.contract = contract(name)
-        self.parameters = tuple(parameter.name for parameter in self.contract.parameters)
+        self.defaults = tuple((parameter.name, parameter.default) for parameter in self.contract.parameters)
         self.keyword = tuple(tensor.name for tensor in self.contract.tensors if tensor.keyword)
         self._formulas: dict[tuple[Any, ...], tuple[Formula, tuple[tuple[int, ...], ...]]] = {}
         self._graphs: dict[tuple[Any, ...], list[Graph]] = {}
@@ -43,11 +43,12 @@ class Op:
 
     def forward(self, *positional: Tensor | None, out: Any = None, save: bool = False, **named: Any) -> Any:
         """The outputs, with ``save`` then what backward needs; into ``out`` where it is given."""
-        tensors = (*positional, *(named[name] for name in self.keyword)) if self.keyword else positional
+        # a feature that is not claimed is neutral, and not passed
+        tensors = (*positional, *(named.get(name) for name in self.keyword)) if self.keyword else positional
         for tensor in tensors:
             if tensor is not None and not tensor.is_contiguous():
                 raise CannotRun(Rejection(ReasonCode.LAYOUT, "takes contiguous tensors"))
-        values = tuple([named[name] for name in self.parameters])
+        values = tuple([named.get(name, default) for name, default in self.defaults])
         found = self._run("saving" if save else "forward", tensors, values)
         if out is not None:
             from portakernel.outputs import copy_into
@@ -59,7 +60,7 @@ class Op:
 
     def backward(self, *tensors: Tensor | None, needs: Sequence[bool], **named: Any) -> tuple[Tensor | None, ...]:
         """The gradients that ``needs`` asks for; all are computed."""
-        values = tuple([named[name] for name in self.parameters])
+        values = tuple([named.get(name, default) for name, default in self.defaults])
         given = [None if tensor is None else tensor.contiguous() for tensor in tensors]
         if any(tensor is None for tensor in given[: self._grads]):
             given = self._completed(values, given)
@@ -93,7 +94,9 @@ class Op:
     def _formula(self, part: Part, values: tuple[Any, ...]) -> tuple[Formula, tuple[tuple[int, ...], ...]]:
         known = self._formulas.get((part, values))
         if known is None:
-            formula = Formula.of(self.contract, part, dict(zip(self.parameters, values, strict=True)))
+            formula = Formula.of(
+                self.contract, part, dict(zip((name for name, _ in self.defaults), values, strict=True))
+            )
             known = self._formulas[part, values] = (formula, formula.static_places())
         return known
 

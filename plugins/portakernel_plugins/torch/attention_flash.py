@@ -1,7 +1,7 @@
 """``attention`` by the FlashAttention-2 that PyTorch ships, from AOTriton on AMD.
 
 Called below ``scaled_dot_product_attention``, where it keeps its own layout, which is the contract's, and its own
-causal mask, which ends at the last key. AOTriton's begins at the first.
+causal mask, which ends at the last key. AOTriton's begins at the first. PyTorch's CUDA wheels are built without its ALiBi.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ def attention(
     scale: float | None,
     window: Window = (-1, -1),
     return_lse: bool = False,
-    alibi_slopes: Tensor | None = None,
     out: Results | None = None,
     save: bool = False,
 ) -> Results:
@@ -44,29 +43,9 @@ def attention(
     scale, masks = scale_of(q, scale), _masks(q.shape[1] - blind, k.shape[1], causal, window)
     width, E = _width(q, v), v.shape[-1]
     q, k, v = (aligned(padded(x, width)) for x in (q[:, blind:], k, v))
-    # `aligned` may have left slopes of a slice apart; they are few
-    slopes = {} if alibi_slopes is None else {"alibi_slopes": alibi_slopes.contiguous()}
     S, T = q.shape[1], k.shape[1]
-    y, lse, *_ = _forward(q, k, v, None, None, S, T, 0.0, masks[0], False, scale=scale, **masks[1], **slopes)
+    y, lse, *_ = _forward(q, k, v, None, None, S, T, 0.0, masks[0], False, scale=scale, **masks[1])
     return returned(y[..., :E], lse, blind, out, return_lse=return_lse, save=save)
-
-
-def with_alibi(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    alibi_slopes: Tensor | None,
-    causal: bool,
-    scale: float | None,
-    window: Window,
-    out: Results | None = None,
-) -> Results:
-    """``attention`` with ``-slope * distance`` added to the scores; in a kernel of its own, since backward takes none.
-
-    Under a causal mask all scores of a query are shifted alike, which changes its lse and nothing else.
-    """
-    return attention(q, k, v, causal=causal, scale=scale, window=window, alibi_slopes=alibi_slopes, out=out)
 
 
 def backward(

@@ -1,0 +1,325 @@
+"""PyTorch's attention operators behind the contract: whose mask begins where, what is padded, cut off and refused.
+
+The operators for GPUs are stood in for by formulas that keep their conventions.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import portakernel
+from portakernel import ops
+from portakernel.capability import CannotRun, ReasonCode
+from portakernel.references import attention as reference
+from portakernel_plugins.torch import (
+    attention_cudnn,
+    attention_efficient,
+    attention_flash,
+    attention_flash_cpu,
+    attention_math,
+    attention_mps,
+    attention_onednn,
+)
+from portakernel_plugins.torch.attention_layout import aligned, blind_queries
+
+# queries, keys: as many; more; fewer; one
+SIZES = [(5, 5), (9, 4), (3, 8), (1, 7)]
+
+
+def draw(S, T, H=4, G=2, D=16, E=16, B=2):
+    source = torch.Generator().manual_seed(S * 100 + T)
+    shapes = ((B, S, H, D), (B, T, G, D), (B, T, G, E))
+    return [torch.randn(shape, generator=source) for shape in shapes]
+
+
+# --- stand-ins -------------------------------------------------------------------------------------------------------
+
+
+def flash_forward(q, k, v, cu_q, cu_k, S, T, dropout, causal, debug, *, scale, **more):
+    """FlashAttention-2: the mask ends at the last key, all head dims are one."""
+    assert (cu_q, cu_k, S, T, dropout, debug) == (None, None, q.shape[1], k.shape[1], 0.0, False)
+    assert q.shape[-1] == k.shape[-1] == v.shape[-1]
+    window = (more.get("window_size_left", -1), more.get("window_size_right", -1))
+    slopes = more.get("alibi_slopes")
+    asked = {"causal": causal, "scale": scale, "window": window, "alibi_slopes": slopes}
+    return (*reference.forward(q, k, v, **asked, return_lse=True), None, None, None)
+
+
+def flash_backward(grad, q, k, v, out, lse, cu_q, cu_k, S, T, dropout, causal, state, unused, *, scale, **more):
+    assert lse.is_contiguous()
+    assert lse.shape == (q.shape[0], q.shape[2], S)
+    assert bool(lse.isfinite().all())
+    window = (more.get("window_size_left", -1), more.get("window_size_right", -1))
+    asked = {"causal": causal, "scale": scale, "window": window}
+    return reference.backward(grad, q, k, v, None, None, None, out, lse, **asked)[:3]
+
+
+def top_left(S, T, causal):
+    return torch.ones(S, T, dtype=torch.bool).triu(1) if causal else torch.zeros(S, T, dtype=torch.bool)
+
+
+def cudnn_forward(q, k, v, bias, wants_lse, dropout, causal, debug, *, scale):
+    """cuDNN: heads before queries, the mask begins at the first key, lse has a dimension of one more."""
+    repeats = q.shape[1] // k.shape[1]
+    scores = scale * q @ k.repeat_interleave(repeats, 1).transpose(-1, -2)
+    scores = scores.masked_fill(top_left(*scores.shape[-2:], causal), -math.inf)
+    y = scores.softmax(-1) @ v.repeat_interleave(repeats, 1)
+    return y, scores.logsumexp(-1, keepdim=True) if wants_lse else None, *[None] * 7
+
+
+def cudnn_backward(grad, q, k, v, out, lse, seed, offset, bias, cu_q, cu_k, S, T, dropout, causal, *, scale):
+    assert lse.shape == (*q.shape[:3], 1)
+    leaves = [tensor.detach().requires_grad_() for tensor in (q, k, v)]
+    y = cudnn_forward(*leaves, None, False, 0.0, causal, False, scale=scale)[0]
+    return torch.autograd.grad(y, leaves, grad)
+
+
+def efficient_forward(q, k, v, bias, cu_q, cu_k, max_q, max_k, dropout, kind, wants_lse, *, scale):
+    """CUTLASS: a head of keys for each head, NaN for a row that is masked throughout, rows of lse padded to 32."""
+    (_, S, H, _), T = q.shape, k.shape[1]
+    assert k.shape[2] == v.shape[2] == H
+    scores = scale * torch.einsum("bshd,bthd->bhst", q, k)
+    if bias is not None:
+        assert bias.shape == scores.shape
+        assert bias.stride(-2) % 16 == 0 or S == 1
+        scores = scores + bias
+    shift = T - S if kind == 2 else 0
+    if kind:
+        scores = scores.masked_fill(torch.ones(S, T, dtype=torch.bool).triu(1 + shift), -math.inf)
+    y = torch.einsum("bhst,bthe->bshe", scores.softmax(-1), v)
+    lse = torch.nn.functional.pad(scores.logsumexp(-1), (0, -S % 32), value=math.nan)
+    return y, lse if wants_lse else lse[..., :0], None, None, S, T
+
+
+def efficient_backward(grad, q, k, v, bias, out, cu_q, cu_k, max_q, max_k, lse, p, seed, offset, kind, wants, *, scale):
+    assert lse.shape[-1] % 32 == 0
+    leaves = [tensor.detach().requires_grad_() for tensor in (q, k, v)]
+    leaves += [bias.detach().requires_grad_()] if wants else []
+    given = leaves[3] if wants else bias
+    y = efficient_forward(*leaves[:3], given, None, None, None, None, 0.0, kind, False, scale=scale)[0]
+    found = torch.autograd.grad(y, leaves, grad)
+    return found if wants else (*found, None)
+
+
+@pytest.fixture(autouse=True)
+def stand_ins(monkeypatch):
+    monkeypatch.setattr(attention_flash, "_forward", flash_forward)
+    monkeypatch.setattr(attention_flash, "_backward", flash_backward)
+    monkeypatch.setattr(attention_cudnn, "_forward", cudnn_forward)
+    monkeypatch.setattr(attention_cudnn, "_backward", cudnn_backward)
+    monkeypatch.setattr(attention_efficient, "_forward", efficient_forward)
+    monkeypatch.setattr(attention_efficient, "_backward", efficient_backward)
+
+
+# --- numbers ---------------------------------------------------------------------------------------------------------
+
+
+def compare(kernel, tensors, *, bias=None, **asked):
+    """Forward, saved lse and gradients of a module against the reference's."""
+    given = {"bias": bias} if bias is not None or kernel is attention_efficient else {}
+    y, lse = kernel.attention(*tensors, **given, **asked, return_lse=True)
+    want, want_lse = reference.forward(*tensors, bias=bias, **asked, return_lse=True)
+    torch.testing.assert_close(y, want)
+    torch.testing.assert_close(lse, want_lse)
+    saved = kernel.attention(*tensors, **given, **asked, return_lse=True, save=True)
+    assert len(saved) == 3
+    assert len({tensor.data_ptr() for tensor in saved}) == 3
+    grad = torch.randn(y.shape, generator=torch.Generator().manual_seed(1))
+    extra = (bias,) if kernel is attention_efficient else ()
+    needs = (True,) * (3 + len(extra))
+    found = kernel.backward(grad, *tensors, *extra, y, lse, **asked, return_lse=False, needs=needs)
+    wanted = reference.backward(grad, *tensors, None, bias, None, want, want_lse, **asked)
+    for gradient, right in zip(found, (*wanted[:3], wanted[4]), strict=False):
+        torch.testing.assert_close(gradient, right)
+        assert gradient is None or gradient.is_contiguous()
+
+
+@pytest.mark.parametrize(("S", "T"), SIZES)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window", [(-1, -1), (2, 1), (-1, 0), (1, -1)])
+@pytest.mark.parametrize("kernel", [attention_flash, attention_efficient])
+def test_masks_end_at_the_last_key(kernel, S, T, causal, window):
+    compare(kernel, draw(S, T), causal=causal, scale=0.3, window=window)
+
+
+@pytest.mark.parametrize(("S", "T"), [(5, 5), (9, 4), (1, 7)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_cudnn_serves_masks_that_begin_and_end_alike(S, T, causal):
+    compare(attention_cudnn, draw(S, T), causal=causal, scale=None)
+
+
+def test_cudnn_says_before_it_launches_which_causal_masks_it_has_not():
+    for call in (
+        attention_cudnn.attention,
+        lambda *tensors, **asked: attention_cudnn.backward(
+            tensors[0], *tensors, tensors[0], torch.zeros(2, 4, 3), needs=(True,) * 3, **asked
+        ),
+    ):
+        with pytest.raises(CannotRun) as caught:
+            call(*draw(3, 8), causal=True, scale=None, return_lse=False)
+        rejection = caught.value.rejection
+        assert (rejection.code, rejection.parameter) == (ReasonCode.LIMIT, "S")
+        text = "its causal mask begins at the first key, and so needs S = 1 or S >= T; this is S = 3, T = 8"
+        assert rejection.text == text
+    assert attention_cudnn.attention(*draw(3, 8), causal=False, scale=None, return_lse=False).shape == (2, 3, 4, 16)
+
+
+@pytest.mark.parametrize("kernel", [attention_flash, attention_efficient])
+def test_on_amd_causal_masks_begin_at_the_first_key(kernel, monkeypatch):
+    monkeypatch.setattr(kernel, "HIP", True)
+    extra = {"bias": None} if kernel is attention_efficient else {}
+    asked = {"scale": None, "window": (-1, -1), "return_lse": False, **extra}
+    with pytest.raises(CannotRun, match="begins at the first key on AMD"):
+        kernel.attention(*draw(3, 8), causal=True, **asked)
+    assert kernel.attention(*draw(3, 8), causal=False, **asked).shape == (2, 3, 4, 16)
+
+
+@pytest.mark.parametrize(("D", "E"), [(16, 32), (32, 16), (200, 200)])
+def test_flash_is_given_one_head_dim_that_its_backward_takes_everywhere(D, E):
+    tensors = draw(6, 6, D=D, E=E)
+    compare(attention_flash, tensors, causal=True, scale=None, window=(-1, -1))
+    assert attention_flash._width(tensors[0], tensors[2]) == (256 if D == 200 else 32)
+
+
+@pytest.mark.parametrize(("S", "T"), SIZES)
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_bias_may_hide_every_key(S, T, causal):
+    bias = torch.randn(2, 4, S, T, generator=torch.Generator().manual_seed(2))
+    bias[0, 1, -1] = -math.inf
+    bias[1, :, :, 0] = -math.inf
+    compare(attention_efficient, draw(S, T), bias=bias, causal=causal, scale=None, window=(-1, -1))
+
+
+@pytest.mark.parametrize(("S", "T"), SIZES)
+@pytest.mark.parametrize("window", [(-1, -1), (2, 1)])
+@pytest.mark.parametrize("kernel", [attention_onednn, attention_mps])
+def test_operators_that_take_a_flag_or_a_mask_are_given_one(kernel, S, T, window, monkeypatch):
+    def forward(q, k, v, mask, dropout, causal, *more, scale):
+        assert mask is None or not causal
+        repeats = q.shape[1] // k.shape[1]
+        scores = scale * q @ k.repeat_interleave(repeats, 1).transpose(-1, -2)
+        scores = scores.masked_fill(top_left(S if T >= S else T, T, causal), -math.inf) if causal else scores
+        weights = (scores if mask is None else scores + mask).softmax(-1)
+        return weights @ v.repeat_interleave(repeats, 1), None
+
+    monkeypatch.setattr(kernel, "_forward", forward)
+    tensors = draw(S, T)
+    for causal in (False, True):
+        asked = {"causal": causal, "scale": None, "window": window}
+        torch.testing.assert_close(kernel.attention(*tensors, **asked), reference.forward(*tensors, **asked))
+
+
+def test_flash_for_cpus_gives_zeros_and_no_gradient_to_what_a_bias_hides():
+    q, k, v = draw(5, 6)
+    bias = torch.zeros(2, 4, 5, 6)
+    bias[:, :, 2] = -math.inf
+    asked = {"causal": True, "scale": None, "window": (-1, -1)}
+    y, lse = attention_flash_cpu.attention(q, k, v, alibi_slopes=None, bias=bias, return_lse=True, **asked)
+    assert torch.equal(y[:, 2], torch.zeros_like(y[:, 2]))
+    assert bool((lse[:, :, 2] == -math.inf).all())
+    grads = attention_flash_cpu.backward(
+        torch.ones_like(y), q, k, v, None, bias, y, lse, return_lse=True, needs=(True,) * 5, **asked
+    )
+    wanted = reference.backward(torch.ones_like(y), q, k, v, None, bias, None, y, lse, **asked)
+    for found, right in zip(grads, wanted[:5], strict=True):
+        torch.testing.assert_close(found, right)
+
+
+# --- layout ----------------------------------------------------------------------------------------------------------
+
+
+def test_rows_that_vector_loads_cannot_read_are_copied():
+    base = torch.randn(2, 8, 4, 32)
+    assert aligned(base) is base
+    assert aligned(base.expand(2, 8, 4, 32)[:1]).data_ptr() == base.data_ptr()
+    for unfit in (base[..., ::2], base[..., 1:17], base.transpose(1, 3), base.flatten()[1:257].view(1, 2, 4, 32)):
+        copied = aligned(unfit)
+        assert copied.data_ptr() != unfit.data_ptr()
+        assert copied.is_contiguous()
+        assert torch.equal(copied, unfit)
+    assert aligned(base[..., 4:20]).data_ptr() == base[..., 4:20].data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("S", "T", "causal", "window", "blind"),
+    [(9, 4, True, (-1, -1), 5), (9, 4, False, (-1, -1), 0), (9, 4, False, (-1, 2), 3), (9, 4, True, (3, 2), 5),
+     (4, 9, True, (-1, -1), 0), (9, 4, False, (0, 7), 0)],
+)  # fmt: skip
+def test_blind_queries_are_those_before_what_any_key_can_be_seen_from(S, T, causal, window, blind):
+    assert blind_queries(S, T, causal=causal, window=window) == blind
+    lse = reference.forward(*draw(S, T), causal=causal, window=window, return_lse=True)[1]
+    assert int((lse[0, 0] == -math.inf).sum()) == blind
+
+
+def test_math_leaves_scores_that_no_memory_holds_to_others():
+    q = torch.empty(1, 1, 1, 1).expand(4, 1 << 16, 8, 8)
+    with pytest.raises(CannotRun) as caught:
+        attention_math.attention(
+            q, q, q, alibi_slopes=None, bias=None, sinks=None, causal=False, scale=None, window=(-1, -1), softcap=0.0,
+            return_lse=False,
+        )  # fmt: skip
+    rejection = caught.value.rejection
+    assert (rejection.code, rejection.parameter) == (ReasonCode.WORKSPACE, "S")
+    assert rejection.text == "holds all scores at once: 137438953472 of them, more than 2147483648"
+
+
+# --- choosing --------------------------------------------------------------------------------------------------------
+
+
+def serves(target, dtype="bfloat16", S=1024, T=1024, D=128, E=128, **asked):
+    shapes = {"q": (4, S, 32, D), "k": (4, T, 8, D), "v": (4, T, 8, E)}
+    return portakernel.explain("attention", target=target, dtype=dtype, shape=shapes, **asked)
+
+
+@pytest.mark.parametrize(
+    ("target", "asked", "kernel"),
+    [
+        ("nvidia:sm_90", {}, "torch.attention_cudnn"),
+        ("nvidia:sm_90", {"S": 1}, "torch.attention_flash"),
+        ("nvidia:sm_90", {"D": 192, "E": 128}, "torch.attention_cudnn"),
+        ("nvidia:sm_100", {"D": 192, "E": 128}, "torch.attention_flash"),
+        ("nvidia:sm_90", {"window": (128, -1)}, "torch.attention_flash"),
+        ("nvidia:sm_80", {}, "torch.attention_flash"),
+        ("nvidia:sm_120", {"phase": "training"}, "torch.attention_flash"),
+        ("nvidia:sm_75", {"dtype": "float16"}, "torch.attention_efficient"),
+        ("nvidia:sm_90", {"dtype": "float32"}, "torch.attention_efficient"),
+        ("nvidia:sm_90", {"D": 80, "E": 44}, "torch.attention_math"),
+        ("nvidia:sm_90", {"softcap": 30.0}, "torch.attention_math"),
+        ("amd:gfx942", {}, "torch.attention_flash"),
+        ("amd:gfx942", {"window": (128, -1)}, "torch.attention_efficient"),
+        ("amd:gfx1100", {}, "torch.attention_math"),
+        ("intel:pvc", {}, "torch.attention_onednn"),
+        ("apple:m3", {}, "torch.attention_mps"),
+        ("cpu:x86_64", {}, "torch.attention_flash_cpu"),
+        ("cpu:x86_64", {"return_lse": True}, "torch.attention_math"),
+    ],
+)
+def test_which_operator_serves_where(target, asked, kernel):
+    candidates = serves(target, **asked).candidates
+    eligible = [c.kernel.name for c in candidates if c.status != "rejected" and c.kernel.plugin == "torch"]
+    assert eligible[0] == kernel
+
+
+def test_cudnn_is_refused_where_it_is_one_whose_results_are_wrong(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: True)
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91002)
+    rejection = attention_cudnn.check(causal=True)
+    assert (rejection.code, rejection.text) == (
+        ReasonCode.MISSING_LIBRARY,
+        "needs cuDNN 9.15.1 or later; this is 9.10.2",
+    )
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91501)
+    assert attention_cudnn.check(causal=True) is None
+
+
+def test_on_the_cpu_a_16_bit_call_that_wants_lse_goes_elsewhere():
+    q, k, v = (tensor.bfloat16() for tensor in draw(5, 5))
+    with portakernel.policy(use="torch"):
+        assert portakernel.explain("attention", q, k, v).chosen.name == "torch.attention_flash_cpu"
+        assert portakernel.explain("attention", q, k, v, return_lse=True).chosen.name == "torch.attention_math"
+        with pytest.warns(portakernel.FallbackWarning, match="torch.attention_flash_cpu cannot serve"):
+            _, lse = ops.attention(q, k, v, return_lse=True)
+    torch.testing.assert_close(lse, reference.forward(q, k, v, return_lse=True)[1])
