@@ -11,6 +11,7 @@ from portakernel.decision import Decision
 from portakernel.dispatch import Dispatcher
 from portakernel.errors import FallbackWarning, ReferenceWarning
 from portakernel.policies import Policy, Wishes
+from portakernel.request import Request
 
 # Reasons for which nobody expects a kernel to serve, unless they asked for it.
 _UNREMARKABLE = frozenset(
@@ -43,7 +44,7 @@ class Fallbacks:
         found: list[tuple[str, Rejection]] = []
         for name in decision.passed_over:
             rejections = decision.candidate(name).rejections
-            expected = not free and not {rejection.code for rejection in rejections} & _UNREMARKABLE
+            expected = not free and not any(_is_unremarkable(rejection, decision.request) for rejection in rejections)
             if name in preferred or expected:
                 found += [(name, rejection) for rejection in rejections]
         return found
@@ -80,6 +81,13 @@ class Fallbacks:
             new = (name, code, parameter) not in self._told
             self._told.add((name, code, parameter))
         return new
+
+
+def _is_unremarkable(rejection: Rejection, request: Request) -> bool:
+    """Whether it is no news that a kernel does not serve: it is for other hardware, say, or for other activations."""
+    name = rejection.parameter
+    of_value = rejection.code is ReasonCode.FEATURE and name in request.values and name not in request.features
+    return of_value or rejection.code in _UNREMARKABLE
 
 
 def _callers_level() -> int:

@@ -6,6 +6,7 @@ Source: Touvron et al. 2023, Llama 2, arXiv 2307.09288, 2.2.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -42,7 +43,7 @@ def initial_parameters(device: str) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
 
     def normal(rows: int, columns: int) -> Tensor:
-        return torch.randn(rows, columns, generator=generator) * columns**-0.5
+        return torch.randn(rows, columns, generator=generator) / math.sqrt(columns)
 
     made = {"embedding": torch.randn(SYMBOLS, WIDTH, generator=generator)}
     for layer in range(LAYERS):
@@ -60,7 +61,8 @@ def initial_parameters(device: str) -> dict[str, Tensor]:
 
 def rotations(positions: int, device: str) -> tuple[Tensor, Tensor]:
     """Cosines and sines ``(positions, D/2)`` of the rotary angles, base 10000."""
-    frequencies = 10000.0 ** -(torch.arange(0, HEAD_WIDTH, 2, device=device) / HEAD_WIDTH)
+    exponents = torch.arange(0, HEAD_WIDTH, 2, device=device) / HEAD_WIDTH
+    frequencies = torch.full_like(exponents, 10000.0).pow(-exponents)
     angles = torch.arange(positions, device=device).unsqueeze(1) * frequencies
     return angles.cos(), angles.sin()
 
@@ -88,8 +90,8 @@ def forward(
     caches: list[Cache] = []
     h = ops.rms_norm(stream, parameters["0.attention_norm"], EPS)
     for layer in range(LAYERS):
-        heads = apply(h, f"{layer}.qkv").unflatten(-1, (HEADS + 2 * GROUPS, HEAD_WIDTH))
-        q, k, v = (part.contiguous() for part in heads.split([HEADS, GROUPS, GROUPS], dim=-2))
+        heads = apply(h, f"{layer}.qkv").reshape(batch, length, HEADS + 2 * GROUPS, HEAD_WIDTH)
+        q, k, v = (part.contiguous() for part in torch.split(heads, [HEADS, GROUPS, GROUPS], dim=-2))
         q, k = ops.rotary(q, k, cos, sin)
         if cached is not None:
             k, v = torch.cat([cached[layer].keys, k], 1), torch.cat([cached[layer].values, v], 1)

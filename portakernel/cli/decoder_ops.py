@@ -153,8 +153,8 @@ class PlainTorch:
         """Causal, the mask written out: torch's own is aligned at the first key, not at the last."""
         queries, keys = q.shape[1], k.shape[1]
         seen = torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(keys - queries)
-        heads = (x.transpose(1, 2) for x in (q, k, v))
-        return F.scaled_dot_product_attention(*heads, attn_mask=seen, enable_gqa=True).transpose(1, 2)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True).transpose(1, 2)
 
     def silu_and_mul(self, x: Tensor) -> Tensor:
         """A gated product."""

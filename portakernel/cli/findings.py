@@ -24,6 +24,17 @@ from portakernel.target import Device
 # sick       broken: a plugin, a backend or the environment; `portakernel doctor` ends with status 1
 State = Literal["healthy", "attention", "sick"]
 
+# What speaks against the one call that was asked about, in default values, and not against the kernel.
+_OF_ONE_CALL = frozenset(
+    {
+        ReasonCode.DTYPE,
+        ReasonCode.SCALE_FORMAT,
+        ReasonCode.LAYOUT,
+        ReasonCode.ALIGNMENT,
+        ReasonCode.LIMIT,
+        ReasonCode.FEATURE,
+    }
+)
 # What another finding tells with its cause: the missing module, the broken plugin, the variable.
 _TOLD_ELSEWHERE = frozenset(
     {ReasonCode.NOT_INSTALLED, ReasonCode.IMPORT_FAILED, ReasonCode.DISABLED, ReasonCode.NEEDS_BUILD}
@@ -164,7 +175,7 @@ def _unusable(package: Package, diagnosis: Diagnosis, *, ill: bool) -> Iterator[
     grouped: dict[tuple[str, str], tuple[dict[str, None], dict[str, None]]] = {}
     for found in diagnosis.readiness:
         # a probe that raised stands among what is broken
-        told = _TOLD_ELSEWHERE | {ReasonCode.PROBE_FAILED} if ill else _TOLD_ELSEWHERE
+        told = _OF_ONE_CALL | _TOLD_ELSEWHERE | ({ReasonCode.PROBE_FAILED} if ill else set[ReasonCode]())
         rejections = [rejection for rejection in found.rejections if rejection.code not in told]
         if found.kernel not in names or not rejections:
             continue

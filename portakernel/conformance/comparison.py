@@ -136,7 +136,8 @@ def compare_rows(got: Tensor, want: Tensor, plain: Tensor, *, gradient: bool = F
     average, whichever is larger, and one rounding of each element: so that a row which the plain formula hits by chance
     bounds nothing to zero. In float32, where the plain formula differs by its order of summation alone, eight times and
     sixteen roundings. A gradient is measured with the plain formula's worst row: where it cancels to nothing, as for a
-    query that sees one key, the plain formula may hit the zero, and an equally good one the rounding of what cancels.
+    query that sees one key, the plain formula may hit the zero, and an equally good one the rounding of what cancels:
+    some units of its dtype at the largest row.
     NaN and infinities have to be where the truth has them.
     """
     if got.numel() == 0:
@@ -150,7 +151,8 @@ def compare_rows(got: Tensor, want: Tensor, plain: Tensor, *, gradient: bool = F
     def distance(of: Tensor) -> Tensor:
         apart = torch.where(known, of - rows, 0.0)
         # a plain formula that overflows bounds nothing
-        return torch.linalg.vector_norm(torch.where(apart.isnan(), math.inf, apart), dim=-1)
+        norms: Tensor = torch.linalg.vector_norm(torch.where(apart.isnan(), math.inf, apart), dim=-1)
+        return norms
 
     typical = distance(plain)
     finite = typical[typical.isfinite()]
@@ -162,6 +164,10 @@ def compare_rows(got: Tensor, want: Tensor, plain: Tensor, *, gradient: bool = F
     allowed = factor * typical.maximum(average) + roundings * torch.linalg.vector_norm(
         torch.where(known, unit, 0.0), dim=-1
     )
+    if gradient and allowed.numel():
+        # what a zero is the difference of is of the size of other rows
+        norms = torch.linalg.vector_norm(torch.where(known, rows, 0.0), dim=-1)
+        allowed = allowed + (8.0 if single else 1.0) * torch.finfo(got.dtype).eps * norms.max()
     off = distance(found)
     wrong = (off > allowed) | ((found != rows) & ~known & ~(found.isnan() & rows.isnan())).any(-1)
     if not bool(wrong.any()):

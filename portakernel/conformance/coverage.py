@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from portakernel.capability import Capability
-from portakernel.conformance.claims import dtype_combinations
+from portakernel.conformance.claims import accepted, dtype_combinations
 from portakernel.conformance.inputs import is_present
 from portakernel.contract import Case, Contract, Parameter, TensorArgument
 from portakernel.request import format_values
@@ -15,12 +15,23 @@ Executed = tuple[Case, Sequence[tuple[str, str]]]
 
 
 def uncovered(
-    contract: Contract, variants: Sequence[Capability], executed: Sequence[Executed], *, backward: bool
+    contract: Contract,
+    variants: Sequence[Capability],
+    executed: Sequence[Executed],
+    *,
+    backward: bool,
+    together: bool = True,
 ) -> list[str]:
-    """A sentence for each claim of the variants that none of ``executed`` tests; ``backward``: whether one ran it."""
+    """A sentence for each claim of the variants that none of ``executed`` tests.
+
+    ``backward``: whether one ran it. ``together``: whether dtypes have to have run in every combination that is
+    claimed, which holds for ops without scale formats and the like; else each has to have run in some.
+    """
     if not executed:
         return ["no case of the op runs: everything that is claimed goes unchecked"]
-    problems = []
+    problems = _combinations(contract, variants, executed) if together and not contract.choosers else []
+    if problems:
+        return problems
     covered = {pair for _, dtypes in executed for pair in dtypes}
     claimed = {(n, d) for v in variants for c in dtype_combinations(contract, v) for n, d in c.items()}
     possible = {(name, dtype) for name in contract.typed for dtype in contract.possible_dtypes(name)}
@@ -36,6 +47,22 @@ def uncovered(
             problems.append(f"claims feature {feature.name}, and no case that runs asks for it")
     if any(variant.has_backward for variant in variants) and not backward:
         problems.append("claims a backward, and no case runs it")
+    return problems
+
+
+def _combinations(contract: Contract, variants: Sequence[Capability], executed: Sequence[Executed]) -> list[str]:
+    """The combinations of dtypes, of arguments that every call has, that are claimed and in which no case runs."""
+    names = [t.name for t in contract.tensors if not t.optional]
+    covered = {tuple(dict(dtypes)[name] for name in names) for _, dtypes in executed}
+    claimed = {tuple(c[n] for n in names): None for v in variants for c in dtype_combinations(contract, v)}
+    problems = []
+    for picked in claimed:
+        if picked not in covered:
+            known = dict(zip(names, picked, strict=True))
+            fault = (
+                "and no case runs in it" if accepted(contract, None, known) else f"which {contract.op} does not accept"
+            )
+            problems.append(f"claims {', '.join(f'{name}={dtype}' for name, dtype in known.items())}, {fault}")
     return problems
 
 

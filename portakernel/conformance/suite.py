@@ -293,7 +293,10 @@ class Suite:
         """Every claim that no case puts to the test."""
         cases = [(unit, self._ran(unit)) for unit in self.units() if unit.case is not None]
         executed = [(unit.case, unit.dtypes) for unit, ran in cases if ran.forward and unit.case is not None]
-        return uncovered(self.contract, self.variants, executed, backward=any(ran.backward for _, ran in cases))
+        backward = any(ran.backward for _, ran in cases)
+        # of a kernel that has to be built, as few cases run as test each claim once
+        together = self.kernel.build is None
+        return uncovered(self.contract, self.variants, executed, backward=backward, together=together)
 
 
 def _is_plain(case: Case) -> bool:

@@ -137,15 +137,15 @@ class Trial:
         problems, tolerance = [], self.contract.tolerance
         allowed = tolerance.saved if saved else tolerance.forward
         for tensor, spec in zip(found, specs, strict=True):
-            want = self._allowing_nan(tensor, truth[spec.name])
+            want = self._allowing_nan(tensor, truth[spec.name], spec.name)
             magnitude, plain = self.truth.magnitudes.get(spec.name), self.truth.plain.get(spec.name)
             problems += self.compare(tensor, spec.name, *self.inputs.form(spec), want, allowed, magnitude, plain)
         return problems
 
-    def _allowing_nan(self, found: Any, want: Tensor) -> Tensor:
+    def _allowing_nan(self, found: Any, want: Tensor, name: str) -> Tensor:
         """``want``, with NaN where the kernel gives it and the contract lets a row of an infinity be NaN.
 
-        The infinity may be an argument's or an output's.
+        The infinity may be an argument's or another output's.
         """
         if self.contract.infinite_rows == "exact" or not isinstance(found, Tensor):
             return want
@@ -154,7 +154,8 @@ class Trial:
         numbers = exact(found)
         if not rows or numbers.shape != want.shape:
             return want
-        rows += [o.isinf().any(-1) for o in self.truth.outputs.values() if o.shape[:-1] == rows[0].shape]
+        others = [output for other, output in self.truth.outputs.items() if other != name]
+        rows += [output.isinf().any(-1) for output in others if output.shape[:-1] == rows[0].shape]
         infinite = torch.stack(rows).any(0)
         infinite = infinite.reshape(want.shape) if infinite.numel() == want.numel() else infinite.unsqueeze(-1)
         return torch.where(infinite & numbers.isnan(), math.nan, want)

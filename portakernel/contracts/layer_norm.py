@@ -77,8 +77,8 @@ CONTRACT = Contract(
         Case("zeros", (3,), {"N": 60}, values="zeros", present=("bias",)),
     ),
     # float32: two sums over N in any order, a root, products, a sum, at the magnitude of x, its mean and bias; 16-bit
-    # results are one rounding of that. Gradients of weight and bias are sums over M too: 131 times one number, added one
-    # after the other as torch does on CPUs, come to 32.5 ulp (200000 draws, torch 2.13, 2026-11-20).
+    # results are one rounding of that. Gradients of weight and bias are sums over M too: 131 equal terms, added one by
+    # one as torch does on CPUs, come to 32.5 ulp (200000 draws, torch 2.13, 2026-11-20).
     tolerance=Tolerance(
         forward={"float32": 8.0, "float16": 0.51, "bfloat16": 0.51},
         saved={"float32": 8.0},

@@ -32,8 +32,14 @@ class Ran:
         return json.loads(self.out)
 
 
+@pytest.fixture(scope="session")
+def _process_ops() -> None:
+    """Ops are registered in torch once, with the process's own dispatcher: not with one of a test of this folder."""
+    runtime.caller("add")
+
+
 @pytest.fixture(autouse=True)
-def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def _environment(monkeypatch: pytest.MonkeyPatch, _process_ops: None) -> None:
     """No variable of the machine's enters, and each test has a dispatcher of its own."""
     for name in ("USE", "PREFER", "DENY", "REFERENCE", "POLICY", "DISABLE", "LOG"):
         monkeypatch.delenv(f"PORTAKERNEL_{name}", raising=False)

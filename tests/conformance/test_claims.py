@@ -63,7 +63,8 @@ def test_limit_that_is_wider_than_the_kernel_fails_at_its_end(make_suite):
 
         return rows_of_2000
 
-    suite = make_suite("torch.rms_norm_cpu", forward=short, limits=(Limit("N", min=1, max=4096),))
+    dtypes = {"x": ("float32", "float16", "bfloat16"), "weight": ("x",)}
+    suite = make_suite("torch.rms_norm_cpu", forward=short, dtypes=dtypes, limits=(Limit("N", min=1, max=4096),))
     found = [result for unit in suite.units() if unit.kind == "case" for result in suite.run(unit)]
     failed = {result.case for result in found if result.status == "failed"}
     assert failed == {
@@ -140,7 +141,8 @@ class Careless(Capability):
 
 
 def test_claim_that_is_not_enforced_fails(make_suite, registry):
-    kernel = make_suite("torch.rms_norm_cpu", limits=(Limit("N", max=64),)).kernel
+    dtypes = {"x": ("float32",), "weight": ("x",)}
+    kernel = make_suite("torch.rms_norm_cpu", dtypes=dtypes, limits=(Limit("N", max=64),)).kernel
     ((name, capability),) = kernel.variants
     careless = Careless(**{field.name: getattr(capability, field.name) for field in fields(capability)})
     kernel = type(kernel)(

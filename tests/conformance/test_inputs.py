@@ -9,18 +9,16 @@ from collections import Counter
 import pytest
 import torch
 
-from portakernel.conformance.inputs import (
+from portakernel.case import Case
+from portakernel.conformance.inputs import draw_inputs, draw_values, generator
+from portakernel.conformance.memory import (
     changed_around,
-    draw_inputs,
-    draw_values,
     footprint,
-    generator,
     place_tensor,
     same_bits,
     shares_memory,
     twin,
 )
-from portakernel.contract import Case
 from portakernel.contracts import contract, contracts
 from portakernel.layout import alignment, flat_rows, stride_last
 
@@ -151,8 +149,8 @@ def test_every_case_can_be_drawn_in_every_dtype(op):
 def test_what_rows_share_stays_ordinary_where_the_rows_vanish():
     case = Case("tiny", (3,), {"N": 8}, values="tiny")
     inputs = draw_inputs(contract("rms_norm"), case, {"x": "float32", "weight": "float32"}, "cpu", generator(1))
-    assert inputs.tensor("x").abs().max() < 1e-36
-    assert inputs.tensor("weight").abs().max() > 0.1
+    assert inputs.given["x"].abs().max() < 1e-36
+    assert inputs.given["weight"].abs().max() > 0.1
 
 
 def test_footprint_tells_what_changed_around_a_tensor_from_the_tensor_itself():

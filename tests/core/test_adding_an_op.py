@@ -8,7 +8,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-CONTRACT = '''
+CONTRACT = """
 from portakernel.contract import Case, Contract, Cost, Parameter, Result, TensorArgument, Tolerance
 
 
@@ -32,8 +32,8 @@ CONTRACT = Contract(
     cost=cost,
     source="arithmetic",
 )
-'''
-REFERENCE = '''
+"""
+REFERENCE = """
 def forward(x, *, factor, out=None):
     y = x * factor
     return y.contiguous() if out is None else out.copy_(y)
@@ -45,7 +45,7 @@ def backward(grad_y, *, factor, needs=(True,)):
 
 def magnitudes(grad_y, *, factor):
     return ((grad_y * factor).abs(),)
-'''
+"""
 PROGRAM = """
 import sys
 import portakernel.contracts, portakernel.references

@@ -3,6 +3,8 @@
 The operators for GPUs are stood in for by formulas that keep their conventions.
 """
 
+# ruff: noqa: N803, N806 - dimensions have the contract's letters
+
 from __future__ import annotations
 
 import math
@@ -13,6 +15,7 @@ import torch
 import portakernel
 from portakernel import ops
 from portakernel.capability import CannotRun, ReasonCode
+from portakernel.errors import FallbackWarning
 from portakernel.references import attention as reference
 from portakernel_plugins.torch import (
     attention_cudnn,
@@ -43,8 +46,7 @@ def flash_forward(q, k, v, cu_q, cu_k, S, T, dropout, causal, debug, *, scale, *
     assert (cu_q, cu_k, S, T, dropout, debug) == (None, None, q.shape[1], k.shape[1], 0.0, False)
     assert q.shape[-1] == k.shape[-1] == v.shape[-1]
     window = (more.get("window_size_left", -1), more.get("window_size_right", -1))
-    slopes = more.get("alibi_slopes")
-    asked = {"causal": causal, "scale": scale, "window": window, "alibi_slopes": slopes}
+    asked = {"causal": causal, "scale": scale, "window": window}
     return (*reference.forward(q, k, v, **asked, return_lse=True), None, None, None)
 
 
@@ -320,6 +322,6 @@ def test_on_the_cpu_a_16_bit_call_that_wants_lse_goes_elsewhere():
     with portakernel.policy(use="torch"):
         assert portakernel.explain("attention", q, k, v).chosen.name == "torch.attention_flash_cpu"
         assert portakernel.explain("attention", q, k, v, return_lse=True).chosen.name == "torch.attention_math"
-        with pytest.warns(portakernel.FallbackWarning, match="torch.attention_flash_cpu cannot serve"):
+        with pytest.warns(FallbackWarning, match="torch.attention_flash_cpu cannot serve"):
             _, lse = ops.attention(q, k, v, return_lse=True)
     torch.testing.assert_close(lse, reference.forward(q, k, v, return_lse=True)[1])

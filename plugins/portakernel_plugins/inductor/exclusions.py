@@ -47,7 +47,12 @@ EXCLUDED: tuple[Exclusion, ...] = (
     Exclusion("attention_varlen", "the lengths of its sequences are read on the host, which a graph cannot do"),
     Exclusion(
         "cross_entropy",
-        "on the CPU the reference reads the targets on the host, to refuse those out of range",
+        "on the CPU the reference reads the targets on the host, to refuse those out of range; elsewhere its loop over"
+        " rows fixes their number, and lse and logsumexp come out as one tensor (torch 2.11, H200, 2026-11-20)",
+    ),
+    Exclusion(
+        "quantize_fp4",
+        "on the CPU the last, shorter block of a row compiles to wrong numbers (torch 2.11, x86-64, 2026-11-20)",
         vendors=("cpu",),
     ),
     Exclusion(

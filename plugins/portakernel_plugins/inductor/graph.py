@@ -30,7 +30,8 @@ MAX_NODES = 4000
 _MAX_VERDICTS = 4096
 
 # As the references compute: each rounding to 16 bits is made, and divisions are rounded as IEEE says.
-_NUMERICS = {"emulate_precision_casts": True, "emulate_division_rounding": True}
+# Results are contiguous: no row is padded for its alignment.
+_NUMERICS = {"emulate_precision_casts": True, "emulate_division_rounding": True, "comprehensive_padding": False}
 Form = tuple[tuple[int | None, ...], torch.dtype]
 
 

@@ -1,7 +1,8 @@
 """``attention`` by the FlashAttention-2 that PyTorch ships, from AOTriton on AMD.
 
 Called below ``scaled_dot_product_attention``, where it keeps its own layout, which is the contract's, and its own
-causal mask, which ends at the last key. AOTriton's begins at the first. PyTorch's CUDA wheels are built without its ALiBi.
+causal mask, which ends at the last key. AOTriton's begins at the first. PyTorch's CUDA wheels are built without its
+ALiBi.
 """
 
 from __future__ import annotations

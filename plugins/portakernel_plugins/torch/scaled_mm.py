@@ -1,4 +1,4 @@
-"""``scaled_mm`` of float8 with one scale a tensor or one a row, by PyTorch's ``_scaled_mm``."""
+"""``scaled_mm`` of float8 with one scale a tensor or one a row, by PyTorch's ``aten._scaled_mm``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from torch import Tensor
 
 from portakernel_plugins.torch.attention_layout import aligned
 from portakernel_plugins.torch.scale_layout import written
+
+_product = torch.ops.aten._scaled_mm.default
 
 
 def scaled_mm(
@@ -35,7 +37,7 @@ def scaled_mm(
     found: torch.dtype = getattr(torch, out_dtype)
     # the operator adds no float32 bias on GPUs
     fused = bias if found is not torch.float32 or bias is None or bias.device.type == "cpu" else None
-    y = torch._scaled_mm(
+    y = _product(
         aligned(a),
         aligned(b).t(),
         scale_a.contiguous(),

@@ -1,0 +1,67 @@
+"""PyTorch's linear layers with an activation: which operator serves which, and what training takes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import portakernel
+from portakernel import ops
+from portakernel.contracts import contract
+from portakernel.references import linear_act as reference
+
+ACTIVATIONS = contract("linear_act").parameter("activation").choices
+
+
+@pytest.mark.parametrize(
+    ("target", "served"),
+    [
+        ("nvidia:sm_90", {"relu", "gelu_tanh"}),
+        ("amd:gfx942", {"relu", "gelu_tanh"}),
+        ("cpu:x86_64", {"relu", "gelu"}),
+        ("apple:m3", set()),
+        ("intel:pvc", set()),
+    ],
+)
+def test_the_fused_operator_serves_the_activations_that_it_has_there(target, served):
+    for activation in ACTIVATIONS:
+        decision = portakernel.explain("linear_act", target=target, dtype="bfloat16", activation=activation)
+        found = next(c for c in decision.candidates if c.kernel.name == "torch.linear_act")
+        assert (found.status != "rejected") == (activation in served)
+        assert decision.candidate("torch.linear_act_unfused").status != "rejected"
+
+
+def test_the_reason_names_the_activations_that_are_served():
+    decision = portakernel.explain("linear_act", target="nvidia:sm_90", dtype="bfloat16", activation="silu")
+    (rejection,) = decision.candidate("torch.linear_act").rejections
+    assert (rejection.code, rejection.parameter) == ("feature", "activation")
+    assert rejection.text == "gpu: activation takes relu, gelu_tanh; this is 'silu'"
+
+
+def test_calls_that_differ_in_the_activation_alone_go_to_different_kernels():
+    x, weight = torch.randn(4, 8), torch.randn(6, 8)
+    for activation in (*ACTIVATIONS, *ACTIVATIONS):
+        decision = portakernel.explain("linear_act", x, weight, activation=activation)
+        fused = activation in ("relu", "gelu")
+        assert decision.chosen.name == ("torch.linear_act" if fused else "torch.linear_act_unfused")
+        # and in silence: that the fused operator has no silu is nothing to warn of
+        found = ops.linear_act(x, weight, activation=activation)
+        torch.testing.assert_close(found, reference.forward(x, weight, activation=activation))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_gradients_are_those_of_the_formula(activation):
+    tensors = [torch.randn(shape, dtype=torch.float32, requires_grad=True) for shape in ((2, 4, 8), (6, 8), (6,))]
+    y = ops.linear_act(*tensors, activation=activation)
+    grads = torch.autograd.grad(y, tensors, torch.ones_like(y))
+    wanted = torch.autograd.grad(reference.plain(*tensors, activation=activation)[0], tensors, torch.ones_like(y))
+    for found, right in zip(grads, wanted, strict=True):
+        torch.testing.assert_close(found, right)
+
+
+def test_nothing_to_sum_is_left_to_the_layer_before_the_activation():
+    x, weight, bias = torch.empty(3, 0), torch.empty(2, 0), torch.tensor([-1.0, 1.0])
+    decision = portakernel.explain("linear_act", x, weight, bias, activation="relu")
+    assert decision.candidate("torch.linear_act").rejections[0].text.endswith("needs K >= 1; this is 0")
+    with portakernel.policy(use=["torch.linear_act_unfused"]):
+        assert torch.equal(ops.linear_act(x, weight, bias, activation="relu"), torch.tensor([[0.0, 1.0]] * 3))

@@ -1,0 +1,126 @@
+"""PyTorch's scaled matrix products: which serves which formats where, and how scales are laid out for it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import portakernel
+from portakernel.capability import CannotRun, ReasonCode
+from portakernel.references import scale_formats
+from portakernel_plugins.torch import scale_layout, scaled_mm_blocks, scaled_mm_mx
+
+
+def serves(target, scale_format, dtype=None, shape=(64, 512, 1024), **asked):
+    rows, columns, terms = shape
+    packed = 2 if scale_format in ("mxfp4", "nvfp4") else 1
+    shapes = {"a": (rows, terms // packed), "b": (columns, terms // packed)}
+    formats = scale_format if isinstance(scale_format, str) else dict(zip("ab", scale_format, strict=True))
+    found = portakernel.explain("scaled_mm", target=target, dtype=dtype, shape=shapes, format=formats, **asked)
+    return [c.kernel.name for c in found.candidates if c.status != "rejected" and c.kernel.plugin == "torch"]
+
+
+@pytest.mark.parametrize(
+    ("target", "scale_format", "dtype", "kernel"),
+    [
+        ("nvidia:sm_90", "row", "float8_e4m3fn", "torch.scaled_mm"),
+        ("nvidia:sm_90", "tensor", "float8_e4m3fn", "torch.scaled_mm"),
+        ("nvidia:sm_89", ("row", "tensor"), "float8_e4m3fn", "torch.scaled_mm"),
+        ("nvidia:sm_90", "tensor", {"a": "float8_e4m3fn", "b": "float8_e5m2"}, "torch.scaled_mm"),
+        ("nvidia:sm_90", "tensor", "float8_e5m2", "torch.scaled_mm_dequantized"),
+        ("nvidia:sm_80", "row", "float8_e4m3fn", "torch.scaled_mm_dequantized"),
+        ("nvidia:sm_90", "row", "float8_e4m3fnuz", "torch.scaled_mm_dequantized"),
+        ("nvidia:sm_90", ("block_1x128", "block_128x128"), "float8_e4m3fn", "torch.scaled_mm_blocks"),
+        ("nvidia:sm_100", ("block_1x128", "block_128x128"), "float8_e4m3fn", "torch.scaled_mm_dequantized"),
+        ("nvidia:sm_90", "block_128x128", "float8_e4m3fn", "torch.scaled_mm_dequantized"),
+        ("nvidia:sm_90", "nvfp4", None, "torch.scaled_mm_dequantized"),
+        ("nvidia:sm_100", "nvfp4", None, "torch.scaled_mm_mx"),
+        ("nvidia:sm_120", "mxfp8", "float8_e4m3fn", "torch.scaled_mm_mx"),
+        ("nvidia:sm_100", "mxfp4", None, "torch.scaled_mm_dequantized"),
+        ("amd:gfx950", "mxfp4", None, "torch.scaled_mm_mx"),
+        ("amd:gfx942", "row", "float8_e4m3fnuz", "torch.scaled_mm"),
+        ("amd:gfx942", "row", "float8_e4m3fn", "torch.scaled_mm_dequantized"),
+        ("amd:gfx950", "row", "float8_e4m3fn", "torch.scaled_mm"),
+        ("amd:gfx1100", "row", "float8_e4m3fn", "torch.scaled_mm_dequantized"),
+        ("intel:bmg", "row", "float8_e4m3fn", "torch.scaled_mm_dequantized"),
+        ("cpu:x86_64", "row", "float8_e5m2fnuz", "torch.scaled_mm_cpu"),
+        ("cpu:x86_64", "mxfp8", "float8_e4m3fn", "torch.scaled_mm_dequantized"),
+        ("apple:m3", "row", "float8_e4m3fn", None),
+    ],
+)
+def test_which_product_serves_which_format_where(target, scale_format, dtype, kernel):
+    assert serves(target, scale_format, dtype)[:1] == ([] if kernel is None else [kernel])
+
+
+@pytest.mark.parametrize(
+    ("asked", "native"),
+    [
+        ({}, True),
+        ({"shape": (63, 512, 1024)}, True),
+        ({"shape": (64, 520, 1024)}, False),
+        ({"shape": (64, 512, 1000)}, False),
+        ({"out_dtype": "float32"}, False),
+    ],
+)
+def test_rows_want_sixteens_and_bfloat16(asked, native):
+    assert ("torch.scaled_mm" in serves("nvidia:sm_90", "row", "float8_e4m3fn", **asked)) == native
+
+
+def test_a_bias_beside_a_product_in_its_own_dtype_alone_is_fused():
+    shapes = {"a": (64, 128), "b": (32, 128), "bias": (32,)}
+    for bias, text in (("bfloat16", None), ("float32", "bias needs out_dtype's dtype; this is float32")):
+        dtypes = {"a": "float8_e4m3fn", "b": "float8_e4m3fn", "bias": bias}
+        decision = portakernel.explain("scaled_mm", target="nvidia:sm_90", dtype=dtypes, shape=shapes, format="row")
+        found = decision.candidate("torch.scaled_mm")
+        assert (found.status == "rejected") == (text is not None)
+        assert text is None or any(rejection.text == f"row: {text}" for rejection in found.rejections)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (130, 9), (128, 4), (300, 17)])
+def test_swizzled_scales_lie_as_the_contract_says_and_come_back(rows, columns):
+    codes = torch.randint(0, 255, (rows, columns), dtype=torch.uint8, generator=torch.Generator().manual_seed(rows))
+    found = scale_layout.swizzled(codes)
+    assert torch.equal(found, scale_formats.swizzled(codes).flatten())
+    shaped = found.view(-(-rows // 128) * 128, -1)
+    assert torch.equal(scale_layout.unswizzled(shaped, rows, columns), codes)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 3), (4, 1), (5, 3), (2, 8)])
+def test_block_scales_have_the_strides_that_cublas_wants(rows, columns):
+    scale = torch.randn(rows, columns, generator=torch.Generator().manual_seed(columns))
+    outer = scale_layout.outer_major(scale)
+    assert torch.equal(outer, scale)
+    assert outer.stride() == (1, rows)
+    square = scale_layout.square_blocks(scale)
+    padded = -(-columns // 4) * 4
+    assert (square.shape, square.stride()) == ((padded, rows), (1, padded))
+    assert torch.equal(square[:columns].t(), scale)
+
+
+def test_global_scales_beside_other_formats_than_nvfp4_are_declined():
+    code = torch.zeros(32, 64, dtype=torch.uint8)
+    quantised, scale = code.view(torch.float8_e4m3fn), code[:, :2].clone().view(torch.float8_e8m0fnu)
+    with pytest.raises(CannotRun) as caught:
+        scaled_mm_mx.scaled_mm(
+            quantised,
+            quantised,
+            scale,
+            scale,
+            global_scale_a=None,
+            global_scale_b=torch.ones(()),
+            format_a="mxfp8",
+            format_b="mxfp8",
+            out_dtype="bfloat16",
+            use_fast_accum=False,
+        )
+    rejection = caught.value.rejection
+    assert (rejection.code, rejection.parameter) == (ReasonCode.SCALE_FORMAT, "global_scale_b")
+    assert rejection.text == "takes global scales beside nvfp4 alone; this is mxfp8"
+
+
+@pytest.mark.parametrize(("version", "serves"), [("12.6", False), ("12.8", False), ("12.9", True), ("13.0", True)])
+def test_blocks_of_128_need_the_cublas_of_cuda_12_9(version, serves, monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", version)
+    rejection = scaled_mm_blocks.check(use_fast_accum=False)
+    assert (rejection is None) == serves
+    assert rejection is None or rejection.text.endswith(f"this one is for {version}")
