@@ -83,7 +83,7 @@ class Contract:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the tensor arguments."""
-        return _names(self)
+        return tuple(tensor.name for tensor in self.tensors)
 
     @property
     def features(self) -> tuple[Parameter | TensorArgument, ...]:
@@ -299,11 +299,6 @@ class Contract:
 
 
 @functools.cache
-def _names(contract: Contract) -> tuple[str, ...]:
-    return tuple(tensor.name for tensor in contract.tensors)
-
-
-@functools.cache
 def _choosers(contract: Contract) -> tuple[str, ...]:
     results = (*contract.outputs, *contract.saved)
     parts: list[object] = [part for tensor in contract.tensors for part in (tensor.shape, tensor.dtypes)]
@@ -351,9 +346,10 @@ def _dtype(result: Result, values: Mapping[str, Any]) -> str | None:
 
 def _made(part: T | Choice[T], values: Mapping[str, Any]) -> T:
     """``part``, its choices made."""
-    while isinstance(part, Choice):
-        part = part.of[values[part.by]]
-    return part
+    if not isinstance(part, Choice):
+        return part
+    inner: T | Choice[T] = part.of[values[part.by]]
+    return _made(inner, values)
 
 
 def alternatives(part: T | Choice[T]) -> list[T]:

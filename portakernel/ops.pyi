@@ -38,7 +38,7 @@ def add_layer_norm(
     bias: Tensor | None = None,
     *,
     eps: float = 1e-05,
-    activation: Literal['none', 'relu', 'gelu', 'gelu_tanh', 'silu'] = 'none',
+    activation: Literal["none", "relu", "gelu", "gelu_tanh", "silu"] = "none",
     out: tuple[Tensor, ...] | None = None,
     kernel: str | None = None,
 ) -> tuple[Tensor, ...]:
@@ -300,8 +300,8 @@ def dequantize(
     scale: Tensor,
     global_scale: Tensor | None = None,
     *,
-    format: Literal['tensor', 'row', 'block_1x128', 'block_128x128', 'mxfp8', 'mxfp4', 'nvfp4'] = 'row',
-    dtype: str | dtype = 'float32',
+    format: Literal["tensor", "row", "block_1x128", "block_128x128", "mxfp8", "mxfp4", "nvfp4"] = "row",
+    dtype: str | dtype = "float32",
     out: Tensor | None = None,
     kernel: str | None = None,
 ) -> Tensor:
@@ -346,7 +346,7 @@ def embedding_bag(
     offsets: Tensor,
     per_sample_weights: Tensor | None = None,
     *,
-    mode: Literal['sum', 'mean'] = 'sum',
+    mode: Literal["sum", "mean"] = "sum",
     out: Tensor | None = None,
     kernel: str | None = None,
 ) -> Tensor:
@@ -383,7 +383,7 @@ def embedding_bag(
 def gelu_and_mul(
     x: Tensor,
     *,
-    approximate: Literal['none', 'tanh'] = 'none',
+    approximate: Literal["none", "tanh"] = "none",
     out: Tensor | None = None,
     kernel: str | None = None,
 ) -> Tensor:
@@ -452,7 +452,7 @@ def linear_act(
     weight: Tensor,
     bias: Tensor | None = None,
     *,
-    activation: Literal['none', 'relu', 'gelu', 'gelu_tanh', 'silu'] = 'none',
+    activation: Literal["none", "relu", "gelu", "gelu_tanh", "silu"] = "none",
     out: Tensor | None = None,
     kernel: str | None = None,
 ) -> Tensor:
@@ -487,7 +487,7 @@ def linear_act(
 def quantize_fp4(
     x: Tensor,
     *,
-    format: Literal['mxfp4', 'nvfp4'] = 'nvfp4',
+    format: Literal["mxfp4", "nvfp4"] = "nvfp4",
     out: Tensor | tuple[Tensor, ...] | None = None,
     kernel: str | None = None,
 ) -> Tensor | tuple[Tensor, ...]:
@@ -532,8 +532,8 @@ def quantize_fp4(
 def quantize_fp8(
     x: Tensor,
     *,
-    granularity: Literal['tensor', 'row', 'block_1x128', 'block_128x128'] = 'row',
-    dtype: str | dtype = 'float8_e4m3fn',
+    granularity: Literal["tensor", "row", "block_1x128", "block_128x128"] = "row",
+    dtype: str | dtype = "float8_e4m3fn",
     out: tuple[Tensor, ...] | None = None,
     kernel: str | None = None,
 ) -> tuple[Tensor, ...]:
@@ -575,7 +575,7 @@ def quantize_fp8(
 def quantize_mxfp8(
     x: Tensor,
     *,
-    dtype: str | dtype = 'float8_e4m3fn',
+    dtype: str | dtype = "float8_e4m3fn",
     out: tuple[Tensor, ...] | None = None,
     kernel: str | None = None,
 ) -> tuple[Tensor, ...]:
@@ -695,10 +695,10 @@ def scaled_mm(
     scale_a: Tensor,
     scale_b: Tensor,
     *,
-    format_a: Literal['tensor', 'row', 'block_1x128', 'block_128x128', 'mxfp8', 'mxfp4', 'nvfp4'] = 'row',
-    format_b: Literal['tensor', 'row', 'block_1x128', 'block_128x128', 'mxfp8', 'mxfp4', 'nvfp4'] = 'row',
-    swizzle: Literal['none', '32_4_4'] = 'none',
-    out_dtype: str | dtype = 'bfloat16',
+    format_a: Literal["tensor", "row", "block_1x128", "block_128x128", "mxfp8", "mxfp4", "nvfp4"] = "row",
+    format_b: Literal["tensor", "row", "block_1x128", "block_128x128", "mxfp8", "mxfp4", "nvfp4"] = "row",
+    swizzle: Literal["none", "32_4_4"] = "none",
+    out_dtype: str | dtype = "bfloat16",
     use_fast_accum: bool = False,
     bias: Tensor | None = None,
     global_scale_a: Tensor | None = None,

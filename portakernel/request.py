@@ -89,5 +89,7 @@ def format_values(contract: Contract, values: Mapping[str, Any]) -> dict[str, st
 
 def asked_features(contract: Contract, values: Mapping[str, Any], given: Container[str]) -> dict[str, object]:
     """The features that are not neutral: parameters off their default, and tensors that are given."""
-    asked = {p.name: values[p.name] for p in contract.parameters if p.feature and values[p.name] != p.default}
+    asked: dict[str, object] = {
+        p.name: values[p.name] for p in contract.parameters if p.feature and values[p.name] != p.default
+    }
     return asked | {tensor.name: True for tensor in contract.tensors if tensor.feature and tensor.name in given}

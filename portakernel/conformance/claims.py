@@ -13,10 +13,12 @@ from portakernel.conformance.inputs import case_parameters, case_shape, is_prese
 from portakernel.contract import Contract
 from portakernel.dtypes import DTYPES
 from portakernel.errors import ArgumentTypeError, ArgumentValueError
+from portakernel.sizes import parse_size
 
 DTypes = Mapping[str, str]
 
 
+_MOST_PIECES = 1024
 # Up to here a case runs in every combination of dtypes that is claimed for it.
 _FULL_PRODUCT = 6
 
@@ -87,8 +89,13 @@ def cases_at_limits(contract: Contract, variants: Sequence[Capability], max_elem
     ordinary = (c for c in contract.cases if not (c.layouts or c.given) and c.values == "normal" and 0 not in c.leading)
     plain = next(ordinary, contract.cases[0])
     leading_names = [tensor.leading for tensor in contract.at().tensors if tensor.leading is not None]
+    # pieces of a tensor are drawn, and looped over by references, one by one
+    cut = [t for t in contract.tensors if t.draw.kind in ("segments", "offsets")]
+    pieces = {parse_size(text).name for tensor in cut for text in tensor.sizes}
     found = []
     for parameter, value in sizes:
+        if parameter in pieces and value > _MOST_PIECES:
+            continue
         leads = parameter in leading_names
         leading = (value,) if leads else (1,) * len(plain.leading)
         dims = dict(plain.dims) if leads else {**plain.dims, parameter: value}

@@ -39,7 +39,7 @@ class KernelNode(pytest.Collector):
         if isinstance(venue, Unavailable):
             yield UnavailableItem.from_parent(self, name=f"{self.kernel.op}[*]", reason=venue.reason)
             return
-        all_builds = self.config.getoption("portakernel_all_builds")
+        all_builds = bool(self.config.getoption("portakernel_all_builds"))
         suite = Suite(runtime.dispatcher(), self.kernel, venue, self.seed, all_builds=all_builds)
         for unit in suite.units():
             yield UnitItem.from_parent(self, name=unit.name, suite=suite, unit=unit)

@@ -45,6 +45,7 @@ def test_json_form_key_by_key(run: Callable, install: Callable[..., Path]) -> No
                     "dtypes": {"x": ["float16"], "y": ["x"]},
                     "formats": {},
                     "limits": ["M >= 1"],
+                    "values": {},
                     "features": [],
                     "properties": [],
                 }

@@ -32,7 +32,7 @@ def test_the_demo_prints_what_is_shown(capsys: pytest.CaptureFixture[str], monke
     monkeypatch.chdir(ROOT)
     assert main(["demo", "--device", "cpu"]) == 0
     printed = iter(capsys.readouterr().out.splitlines())
-    (shown,) = re.findall(r"```\n(A pre-norm.*?)```", README, re.DOTALL)
+    (shown,) = re.findall(r"```\n(Which kernel served.*?)```", README, re.DOTALL)
     lines = [line for line in shown.splitlines() if line not in ("", "...") and not line.startswith("on ")]
     assert [line for line in lines if line not in printed] == []  # each after the one before it
 

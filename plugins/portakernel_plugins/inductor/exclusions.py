@@ -34,6 +34,12 @@ _BLOCKS = (
 
 EXCLUDED: tuple[Exclusion, ...] = (
     Exclusion("", _E8M0, dtypes=("float8_e8m0fnu",), formats=("mxfp8", "mxfp4")),
+    Exclusion(
+        "",
+        "Triton has no FNUZ conversions for NVIDIA (triton 3.6, H200, 2026-11-20)",
+        vendors=("nvidia",),
+        dtypes=("float8_e4m3fnuz", "float8_e5m2fnuz"),
+    ),
     Exclusion("", _BLOCKS, vendors=("cpu",), formats=("block_1x128", "block_128x128")),
     Exclusion("quantize_mxfp8", _E8M0),
     Exclusion("dequantize", _FLOAT4, dtypes=("float4_e2m1fn_x2", "scale.float8_e4m3fn"), formats=("nvfp4",)),
