@@ -71,7 +71,7 @@ def _signature(contract: Contract) -> str:
     typed |= {"out": f"{result} | None", "kernel": "str | None"}
     arguments = []
     for text in signature_arguments(contract, "out=None", "kernel=None"):
-        name, equals, default = text.partition("=")
+        name, equals, default = text.replace("'", '"').partition("=")
         arguments.append(text if name == "*" else f"{name}: {typed[name]}" + (f" = {default}" if equals else ""))
     body = "".join(f"    {argument},\n" for argument in arguments)
     docstring = textwrap.indent(f'"""{document(contract)}\n"""', "    ")
@@ -86,7 +86,8 @@ def _type(parameter: Parameter) -> str:
         "dtype": "str | dtype",
         "window": "tuple[int | None, int | None]",
     }
-    kind = kinds.get(parameter.kind) or f"Literal[{', '.join(map(repr, parameter.choices))}]"
+    words = ", ".join(f'"{choice}"' for choice in parameter.choices)
+    kind = kinds.get(parameter.kind) or f"Literal[{words}]"
     return f"{kind} | None" if parameter.optional else kind
 
 
