@@ -23,6 +23,7 @@ _UNREMARKABLE = frozenset(
         ReasonCode.DISABLED,
         ReasonCode.NOT_INSTALLED,
         ReasonCode.NEEDS_BUILD,
+        ReasonCode.SCALE_FORMAT,  # a kernel for other formats was not meant
     }
 )
 
