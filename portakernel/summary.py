@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 from collections import Counter
@@ -39,14 +40,16 @@ class Summary:
         if self._told_by == pid or sys.stderr is None:
             return
         self._told_by = pid
+        who = "portakernel" if pid == self._main else f"portakernel (process {pid})"
         try:
             calls = _lines(stats()) - self._inherited
-            if calls:
-                who = "portakernel" if pid == self._main else f"portakernel (process {pid})"
-                sys.stderr.write(f"{who}: {sentence(calls, reasons())}\n")
-                sys.stderr.flush()
-        except Exception:  # noqa: BLE001 - a log line is not worth a traceback at exit
-            pass
+            told = sentence(calls, reasons()) if calls else ""
+        except Exception as error:  # noqa: BLE001 - a log line is not worth a traceback at exit
+            told = f"no summary: {type(error).__name__}: {error}"
+        # a stream that is closed by now takes no line
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(f"{who}: {told}\n" if told else "")
+            sys.stderr.flush()
 
     def _before_fork(self) -> None:
         self._at_fork = _lines(stats())

@@ -124,13 +124,13 @@ def test_a_process_without_stderr_ends_in_peace(stream):
     assert told(f"add(1)\n{put}\n") == (0, "")
 
 
-def test_what_goes_wrong_while_telling_is_kept_from_a_process_that_ends(monkeypatch, capsys):
+def test_what_goes_wrong_while_telling_is_told_in_a_line_to_a_process_that_ends(monkeypatch, capsys):
     def fail():
         raise RuntimeError("no counts")
 
     monkeypatch.setattr(summary, "stats", fail)
     Summary().tell()
-    assert capsys.readouterr().err == ""
+    assert capsys.readouterr().err == "portakernel: no summary: RuntimeError: no counts\n"
 
 
 def test_it_is_told_once(monkeypatch, capsys):
