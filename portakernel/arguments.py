@@ -83,7 +83,7 @@ class Arguments:
 
     def dtypes(self, tensors: Tensors) -> dict[str, str]:
         """Each tensor's dtype by name."""
-        return {name: dtype_name(tensor) for name, tensor in self.given(tensors).items()}
+        return {name: dtype_name(tensor.dtype) for name, tensor in self.given(tensors).items()}
 
     def shapes(self, tensors: Tensors) -> dict[str, tuple[int, ...]]:
         """Each tensor's shape by name."""
@@ -114,7 +114,8 @@ class Arguments:
     ) -> Request:
         """The request that this call makes."""
         contract, named, given = self.contract, self.named(values), self.given(tensors)
-        dims, _ = self.at(values).bind_shapes(self.shapes(tensors))
+        made = self.at(values)
+        dims, _ = made.bind_shapes(self.shapes(tensors))
         facts: dict[str, int] = {}
         for name, tensor in given.items():
             facts |= layout_facts(name, tensor)
@@ -131,7 +132,7 @@ class Arguments:
             absent=frozenset(self.names).difference(given),
             requires=requires,
             phase=phase,
-            saved=tuple(saved.name for saved in self.at(values).saved),
+            saved=tuple(saved.name for saved in made.saved),
             saved_by=saved_by,
             below_autograd=below_autograd,
             attached=self.registry.attached_to(device.torch_device or ""),
@@ -139,6 +140,6 @@ class Arguments:
         )
 
 
-def dtype_name(tensor: Tensor) -> str:
-    """A tensor's dtype as contracts name it."""
-    return str(tensor.dtype).removeprefix("torch.")
+def dtype_name(dtype: torch.dtype) -> str:
+    """A dtype as contracts name it."""
+    return str(dtype).removeprefix("torch.")

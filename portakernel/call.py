@@ -28,7 +28,7 @@ from portakernel.key_table import KeyTable, Placement
 from portakernel.launcher import launcher, signature
 from portakernel.layout import has_plain_memory, mark_written
 from portakernel.naming import STRICT_MARK, is_automatic, layer_of, strictly
-from portakernel.outputs import check_outs, copy_into, existing, overwritten
+from portakernel.outputs import check_outs, completed, copy_into, existing, overwritten
 from portakernel.policies import Policy
 from portakernel.request import Phase, Request
 from portakernel.torch_internals import innermost_transform, outside_modes
@@ -246,6 +246,10 @@ class OpCaller:
     def public(self, found: Any, values: Sequence[Any]) -> Any:
         """What the public function returns, of what the torch op did."""
         return existing(self.contract, self.arguments.named(values), found)
+
+    def completed(self, found: Any, values: Sequence[Any], like: Any, *, saved: bool = False) -> Any:
+        """What the torch op returns, of what a kernel did."""
+        return completed(self.contract, self.arguments.named(values), found, like, saved=saved)
 
     def into(self, tensors: Tensors, values: Sequence[Any], out: Any, argument: str, plain: bool) -> Any:
         """A call that writes into ``out``, which may be an input where the contract allows it."""

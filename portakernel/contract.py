@@ -7,7 +7,6 @@ To add an op, write ``contracts/<op>.py`` with a ``CONTRACT`` and ``references/<
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
@@ -17,7 +16,7 @@ from portakernel.dtypes import DTYPES
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
 from portakernel.parameter import Parameter
 from portakernel.parts import Choice, Cost, Result, Shape, TensorArgument, Tolerance
-from portakernel.sizes import parse_size
+from portakernel.sizes import DIMENSION, parse_size
 
 # What a manifest may limit about a tensor argument's memory.
 #   contiguous   row-major without gaps
@@ -26,7 +25,6 @@ from portakernel.sizes import parse_size
 #   alignment    the largest power of two, up to 16, that divides the address in bytes
 LAYOUT_FACTS: tuple[str, ...] = ("contiguous", "flat_rows", "stride_last", "alignment")
 
-_DIMENSION = re.compile(r"\b[A-Z]\w*\b")
 T = TypeVar("T")
 __all__ = [
     "LAYOUT_FACTS",
@@ -267,7 +265,7 @@ class Contract:
             ArgumentValueError: one does not hold.
         """
         for condition in self.requirements:
-            names = sorted(set(_DIMENSION.findall(condition)))
+            names = sorted(set(DIMENSION.findall(condition)))
             known = {name: dims[name] for name in names if name in dims}
             if len(known) == len(names) and not eval(condition, {"__builtins__": {}}, known):
                 found = ", ".join(f"{name} = {size}" for name, size in known.items())

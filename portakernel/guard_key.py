@@ -7,7 +7,6 @@ hand for each op.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,9 +17,8 @@ from portakernel.builds import Unit, unit_names
 from portakernel.capability import Limit
 from portakernel.contract import Contract, TensorArgument
 from portakernel.layout import alignment, flat_rows, stride_last
-from portakernel.sizes import parse_size
+from portakernel.sizes import DIMENSION, parse_size
 
-_DIMENSION = re.compile(r"\b[A-Z]\w*\b")
 _FACTS: dict[str, Callable[[Tensor], int]] = {
     "contiguous": Tensor.is_contiguous,
     "flat_rows": flat_rows,
@@ -118,7 +116,7 @@ def dimension_sources(contract: Contract) -> tuple[dict[str, str], str]:
         else:
             ranks += [rank] if rank else []
             equal += conditions
-    equal += [_DIMENSION.sub(lambda found: sizes[found[0]], f"({text})") for text in contract.requirements]
+    equal += [DIMENSION.sub(lambda found: sizes[found[0]], f"({text})") for text in contract.requirements]
     return sizes, " and ".join([*ranks, *equal]) or "True"
 
 

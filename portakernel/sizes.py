@@ -14,6 +14,8 @@ _FORM = re.compile(
     r"|(?:(?P<times>\d+)\*)?ceil\((?P<rounded>[A-Za-z]\w*)/(?P<group>\d+)\)"
     r"|(?P<factor>\d+)?(?P<name>[A-Za-z]\w*)(?:/(?P<divisor>\d+)|\+(?P<more>\d+))?"
 )
+# A dimension's name inside a requirement.
+DIMENSION = re.compile(r"\b[A-Z]\w*\b")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from portakernel.cli.options import Json
+from portakernel.cli.options import DTypes, Formats, Json, Op, Shapes, Values
 from portakernel.errors import ArgumentValueError, UnknownNameError
 
 _SIZES = re.compile(r"[0-9]{1,18}(x[0-9]{1,18})*")
@@ -16,7 +16,7 @@ _SHAPE_FORM = "write ARG=AxBxC, such as x=4096x8192"
 
 
 def command(
-    op: Annotated[str, typer.Argument(metavar="OP", help="The op, as `portakernel list` names it.")],
+    op: Op,
     target: Annotated[
         str | None,
         typer.Option(
@@ -25,28 +25,10 @@ def command(
             help="The hardware, which need not be here [default: this machine's first device].",
         ),
     ] = None,
-    dtype: Annotated[
-        list[str] | None,
-        typer.Option("--dtype", metavar="[ARG=]DTYPE", help="The dtype of all arguments, or of one; repeatable."),
-    ] = None,
-    shape: Annotated[
-        list[str] | None,
-        typer.Option("--shape", metavar="ARG=AxBxC", help="The shape of a tensor argument; repeatable."),
-    ] = None,
-    format: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--format",
-            metavar="[ARG=]FORMAT",
-            help="The scale format of all arguments that have one, or of one; repeatable.",
-        ),
-    ] = None,
-    parameters: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="NAME=VALUE", help="A keyword argument of the op, as 1.0, true, none, tanh; repeatable."
-        ),
-    ] = None,
+    dtype: DTypes = None,
+    shape: Shapes = None,
+    format: Formats = None,
+    parameters: Values = None,
     phase: Annotated[
         str, typer.Option("--phase", metavar="inference|training|backward", help="The part of the op.")
     ] = "inference",

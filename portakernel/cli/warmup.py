@@ -9,7 +9,7 @@ import typer
 
 from portakernel.cli.check import find_device
 from portakernel.cli.explain import read_names, read_parameters, read_shapes
-from portakernel.cli.options import Json
+from portakernel.cli.options import DTypes, Formats, Json, Op, Shapes, Values
 from portakernel.contracts import contract
 from portakernel.errors import ArgumentValueError
 from portakernel.question import ask
@@ -24,29 +24,11 @@ if TYPE_CHECKING:
 
 
 def command(
-    op: Annotated[str, typer.Argument(metavar="OP", help="The op, as `portakernel list` names it.")],
-    dtype: Annotated[
-        list[str] | None,
-        typer.Option("--dtype", metavar="[ARG=]DTYPE", help="The dtype of all arguments, or of one; repeatable."),
-    ] = None,
-    shape: Annotated[
-        list[str] | None,
-        typer.Option("--shape", metavar="ARG=AxBxC", help="The shape of a tensor argument; repeatable."),
-    ] = None,
-    format: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--format",
-            metavar="[ARG=]FORMAT",
-            help="The scale format of all arguments that have one, or of one; repeatable.",
-        ),
-    ] = None,
-    parameters: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="NAME=VALUE", help="A keyword argument of the op, as 1.0, true, none, tanh; repeatable."
-        ),
-    ] = None,
+    op: Op,
+    dtype: DTypes = None,
+    shape: Shapes = None,
+    format: Formats = None,
+    parameters: Values = None,
     device: Annotated[
         str | None,
         typer.Option(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from portakernel.arguments import dtype_name
 from portakernel.conformance.gradients import Backward
 from portakernel.conformance.trial import Trial
 from portakernel.errors import FallbackWarning, ReferenceWarning
@@ -43,7 +44,7 @@ class Autograd:
             differentiable = [tensor for tensor, output in pairs if output.differentiable]
             wanted = [tensor for tensor, want in zip(tensors, truth, strict=True) if want is not None]
             gradients = iter(torch.autograd.grad(differentiable, [t for t in wanted if t is not None], grads))
-        exactly = {str(tensor.dtype).removeprefix("torch."): 0.0 for tensor in wanted if tensor is not None}
+        exactly = {dtype_name(tensor.dtype): 0.0 for tensor in wanted if tensor is not None}
         for name, tensor, want in zip(backward.names, tensors, truth, strict=True):
             if tensor is None or want is None:
                 continue

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from portakernel.arguments import dtype_name
 from portakernel.case import Layout
 from portakernel.conformance.memory import place_tensor, twin
 from portakernel.conformance.trial import Outcome, Trial, attempt
@@ -79,7 +80,7 @@ class Forward:
     def _out(self, layout: Layout, result: TensorResult) -> Tensor:
         """Memory for one result, filled with NaN; laid out as near to ``layout`` as its rank allows."""
         shape, dtype = self.trial.inputs.form(result)
-        name, device = str(dtype).removeprefix("torch."), self.trial.venue.torch_device
+        name, device = dtype_name(dtype), self.trial.venue.torch_device
         layout = layout if layout in _OUT_LAYOUTS[min(len(shape), 3)] else "contiguous"
         poison = torch.full(shape, torch.nan if dtype.is_floating_point else 0, dtype=torch.float64)
         if dtype.itemsize == 1:

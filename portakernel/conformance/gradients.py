@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from portakernel.arguments import dtype_name
 from portakernel.case import Layout
 from portakernel.conformance.forward import Forward
 from portakernel.conformance.inputs import draw_values
@@ -58,7 +59,7 @@ class Backward:
         for output in trial.contract.outputs:
             if not output.differentiable:
                 continue
-            shape, dtype = trial.inputs.shape(output), str(trial.inputs.dtype(output)).removeprefix("torch.")
+            shape, dtype = trial.inputs.shape(output), dtype_name(trial.inputs.dtype(output))
             values = draw_values(() if layout == "expanded" else shape, "normal", dtype, self.source)
             place = trial.venue.torch_device
             if layout == "expanded":

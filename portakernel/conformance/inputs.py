@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from portakernel.arguments import dtype_name
 from portakernel.case import Case, Layout, Values
 from portakernel.conformance.memory import place_tensor
 from portakernel.contract import Contract, TensorArgument
@@ -58,7 +59,7 @@ class Inputs:
 
     def form(self, result: TensorResult) -> tuple[tuple[int, ...], torch.dtype]:
         """The shape and dtype that an output or saved tensor has."""
-        dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in self.given.items()}
+        dtypes = {name: dtype_name(tensor.dtype) for name, tensor in self.given.items()}
         shape, dtype = self.contract.form(result, self.dims, self.leading, dtypes, self.parameters)
         return shape, getattr(torch, dtype)
 

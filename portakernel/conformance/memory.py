@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from portakernel.arguments import dtype_name
 from portakernel.case import Layout
 
 # Elements before and after each tensor; a multiple of any alignment that a kernel may ask for.
@@ -59,7 +60,7 @@ def _is_byte_float(dtype: torch.dtype) -> bool:
 def _poisoned(elements: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
     """Memory full of NaN; of zeros for integers, which may be used as indices."""
     if _is_byte_float(dtype):
-        byte = _NAN_BYTES.get(str(dtype).removeprefix("torch."), 0x7F)
+        byte = _NAN_BYTES.get(dtype_name(dtype), 0x7F)
         return torch.full((elements,), byte, dtype=torch.uint8, device=device).view(dtype)
     return torch.full((elements,), math.nan if dtype.is_floating_point else 0, dtype=dtype, device=device)
 

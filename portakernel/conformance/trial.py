@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from portakernel.arguments import Tensors
+from portakernel.arguments import Tensors, dtype_name
 from portakernel.call import OpCaller
 from portakernel.capability import CannotRun
 from portakernel.conformance.comparison import Mismatch, compare, compare_rows
@@ -176,7 +176,7 @@ class Trial:
         """What is wrong with one result: in ulp, or where the op's rule says so by the plain formula's distance."""
         if problem := self.form(found, name, shape, dtype):
             return [problem]
-        kind = str(dtype).removeprefix("torch.")
+        kind = dtype_name(dtype)
         got = found.detach().to("cpu")
         allowed = tolerance.get(f"{name}.{kind}", tolerance.get(kind))
         if allowed is None and plain is not None:

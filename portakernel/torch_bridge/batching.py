@@ -73,7 +73,7 @@ class Batching:
                 return returned, 0
             # a plain M counts the batch's rows too
             unfolded = [
-                part if str(alternatives(result.shape)[0][0])[0] == "*" else part.unflatten(0, (info.batch_size, -1))
+                part if alternatives(result.shape)[0][0].startswith("*") else part.unflatten(0, (info.batch_size, -1))
                 for part, result in zip(returned, results, strict=True)
             ]
             return tuple(unfolded), (0,) * len(unfolded)

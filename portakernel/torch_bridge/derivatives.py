@@ -16,7 +16,6 @@ from portakernel.contract import Contract
 from portakernel.errors import DerivativeError
 from portakernel.key_table import Placement
 from portakernel.naming import STRICT_MARK
-from portakernel.outputs import completed
 from portakernel.request import Phase
 from portakernel.torch_bridge.batching import Batching, looped
 from portakernel.torch_bridge.signature import Signature
@@ -77,7 +76,7 @@ class Derivatives:
             self.caller.arguments.check(tensors, values)
             policy = self.caller.policy(kernel)
             found = self.caller.run(Phase.FORWARD_AD, tensors, values, policy, (*tensors, *values))
-            return self._completed(values, found, tensors[0])
+            return self.caller.completed(found, values, tensors[0])
         traced = is_fake(given)
         if traced:
             values = tuple(
@@ -109,10 +108,7 @@ class Derivatives:
         except CannotRun:
             return None
         next(placement.calls)
-        return self._completed(values, found, tensors[0])
-
-    def _completed(self, values: Sequence[Any], found: Any, like: Any) -> Any:
-        return completed(self.contract, self.caller.arguments.named(values), found, like, saved=False)
+        return self.caller.completed(found, values, tensors[0])
 
     def _outputs(self, returned: Any) -> Any:
         """The outputs of the form that returns saved tensors too."""

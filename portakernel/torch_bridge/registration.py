@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from portakernel.call import OpCaller
-from portakernel.outputs import completed
 from portakernel.request import Phase
 from portakernel.torch_bridge.derivatives import Derivatives, autocast
 from portakernel.torch_bridge.signature import Signature
@@ -55,7 +54,7 @@ class Bridge:
         self.caller.arguments.check(tensors, values)
         policy = self.caller.policy(kernel)
         found = self.caller.run(Phase.INFERENCE, tensors, values, policy, (*tensors, *values, None))
-        return self._completed(values, found, tensors[0], saved=False)
+        return self.caller.completed(found, values, tensors[0])
 
     def _training(self, *arguments: Any) -> Any:
         tensors, values, (kernel, _) = self.signature.forward(arguments)
@@ -64,10 +63,7 @@ class Bridge:
         found = self.caller.run(
             Phase.TRAINING, tensors, values, policy, given, below_autograd=self.caller.some_are_recorded
         )
-        return self._completed(values, found, tensors[0], saved=True)
-
-    def _completed(self, values: Sequence[Any], found: Any, like: Tensor, *, saved: bool) -> Any:
-        return completed(self.contract, self.caller.arguments.named(values), found, like, saved=saved)
+        return self.caller.completed(found, values, tensors[0], saved=True)
 
     def _backward(self, *arguments: Any) -> Any:
         (tensors, values, (_, kernel, saved_by)), given = self.signature.backward(arguments)
@@ -91,7 +87,7 @@ class Bridge:
         forms = self.caller.arguments.results(tensors, values, saved=saved)
         like = tensors[0]
         found = tuple(like.new_empty(shape, dtype=dtype) for shape, dtype in forms.values())
-        return self._completed(values, found, like, saved=saved)
+        return self.caller.completed(found, values, like, saved=saved)
 
     def _fake_backward(self, *arguments: Any) -> Any:
         (tensors, _, (needs, _, _)), _ = self.signature.backward(arguments)
