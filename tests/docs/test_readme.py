@@ -17,11 +17,21 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_quick_start_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    code, _ = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     exec(compile(code.replace("4096, 8192", "16, 8192"), "README.md", "exec"), {})
     shown = capsys.readouterr().out
     assert shown.startswith("rms_norm on ")
     assert "Served(op='rms_norm'" in shown
+
+
+@pytest.mark.filterwarnings("ignore::portakernel.errors.FallbackWarning")  # which kernels there are is not told here
+def test_the_example_in_transformers_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers")
+    _, code = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    exec(compile(code, "README.md", "exec"), {})
+    shown = capsys.readouterr().out
+    assert shown.startswith('attention         attn_implementation="portakernel", before: "sdpa"\n')
+    assert re.search(r"^rms_norm +\d+ calls +\d+ traces  served$", shown, re.MULTILINE)
 
 
 def test_the_decision_is_the_one_that_explain_prints(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,52 @@
+"""What ``enable`` did and did not do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """Something of transformers that an op serves from now on."""
+
+    op: str
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Something of transformers that stays as it is, and why."""
+
+    op: str
+    what: str
+    reason: str
+
+
+class Outcome:
+    """What is replaced, and what is left as it is; each as often as it was found."""
+
+    __slots__ = ("left", "replaced")
+
+    def __init__(self, replaced: tuple[Replaced, ...] = (), left: tuple[Left, ...] = ()) -> None:
+        self.replaced = replaced
+        self.left = left
+
+    def __add__(self, other: Outcome | Replaced | Left) -> Outcome:
+        if isinstance(other, Replaced):
+            return Outcome((*self.replaced, other), self.left)
+        if isinstance(other, Left):
+            return Outcome(self.replaced, (*self.left, other))
+        return Outcome(self.replaced + other.replaced, self.left + other.left)
+
+    def __str__(self) -> str:
+        lines = [f"{found.op:<17} {found.what}{_times(count)}" for found, count in Counter(self.replaced).items()]
+        lines += [
+            f"{found.op:<17} not in {found.what}{_times(count)}: {found.reason}"
+            for found, count in Counter(self.left).items()
+        ]
+        return "\n".join(lines)
+
+
+def _times(count: int) -> str:
+    return "" if count == 1 else f" ({count} times)"
