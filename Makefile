@@ -18,7 +18,7 @@ OPENCL_STAMP := $(if $(OPENCL_EXAMPLE),$(VENV)/.installed-opencl-example)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup test demo lint format generate generate-check clean
+.PHONY: help setup test demo lint format generate generate-check modes clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r target text; do \
@@ -48,6 +48,9 @@ format: setup ## put imports and layout in order
 
 generate: setup ## write the generated files: the JSON Schemas, ops.pyi and docs/matrix.md
 	@$(VENV_PYTHON) -m portakernel.generate
+
+modes: setup ## run every op in every mode of PyTorch, and write docs/modes.md (a minute or two)
+	@$(VENV_PYTHON) -m portakernel.conformance.modes --write docs/modes.md
 
 generate-check: setup ## fail when a generated file is stale
 	@echo "generated files" && $(VENV_PYTHON) -m portakernel.generate --check

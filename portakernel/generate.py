@@ -1,6 +1,7 @@
 """Writes the files that are made from code and manifests.
 
-These are the JSON Schemas of YAML files, ``ops.pyi`` from the contracts and, in a checkout, ``docs/matrix.md``.
+These are the JSON Schemas of YAML files, ``ops.pyi`` from the contracts and, in a checkout, ``docs/matrix.md`` and
+``docs/sharding.md``.
 
 ``python -m portakernel.generate`` writes them; with ``--check`` it names the stale ones and exits 1.
 """
@@ -24,6 +25,7 @@ from portakernel.parameter import Parameter
 from portakernel.plugin_manager import PluginManager, installed_packages
 from portakernel.policy_file import PolicyDocument
 from portakernel.registry import Registry
+from portakernel.torch_bridge.sharding_page import sharding_page
 
 _HERE = Path(__file__).parent
 _DOCS = _HERE.parent / "docs"
@@ -43,6 +45,7 @@ def generated() -> dict[Path, str]:
     files[_HERE / "ops.pyi"] = _stub()
     if _DOCS.is_dir():
         files[_DOCS / "matrix.md"] = _matrix()
+        files[_DOCS / "sharding.md"] = sharding_page()
     return files
 
 

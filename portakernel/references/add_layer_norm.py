@@ -96,6 +96,14 @@ def _normalised(summed: Tensor, weight: Tensor, bias: Tensor | None, mean: Tenso
     return z if bias is None else z + _wide(bias)
 
 
+def saved(
+    weight: Tensor, bias: Tensor | None, summed: Tensor, *, eps: float, activation: str = "none"
+) -> tuple[Tensor, ...]:
+    """``mean (M,)`` and ``rstd (M,)`` of the sum."""
+    del bias, activation
+    return layer_norm.saved(summed, weight, eps=eps)
+
+
 def magnitudes(
     grad_y: Tensor | None,
     grad_summed: Tensor | None,

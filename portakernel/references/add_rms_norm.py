@@ -71,6 +71,11 @@ def backward(
     )
 
 
+def saved(weight: Tensor, summed: Tensor, *, eps: float, weight_offset: float = 0.0) -> tuple[Tensor, ...]:
+    """``rstd (M,)`` of the sum."""
+    return tuple(rms_norm.forward(summed, weight, eps=eps, weight_offset=weight_offset, save=True)[1:])
+
+
 def magnitudes(
     grad_y: Tensor | None,
     grad_summed: Tensor | None,

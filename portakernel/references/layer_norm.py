@@ -69,6 +69,11 @@ def backward(
     return grad_x, grad_weight, grad_bias
 
 
+def saved(x: Tensor, weight: Tensor, *, eps: float) -> tuple[Tensor, ...]:
+    """``mean (M,)`` and ``rstd (M,)``, of which the bias is no part."""
+    return tuple(forward(x, weight, eps=eps, save=True)[1:])
+
+
 def magnitudes(
     grad_y: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor, *, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:

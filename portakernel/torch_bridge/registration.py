@@ -14,8 +14,13 @@ import torch
 from torch import Tensor
 
 from portakernel.call import OpCaller
+from portakernel.contract import Result, alternatives
+from portakernel.errors import DerivativeError
 from portakernel.request import Phase
-from portakernel.torch_bridge.derivatives import Derivatives, autocast
+from portakernel.torch_bridge.autocast import autocast
+from portakernel.torch_bridge.derivatives import Derivatives
+from portakernel.torch_bridge.eager_training import EagerTraining, has_eager_training
+from portakernel.torch_bridge.sharding import Sharding
 from portakernel.torch_bridge.signature import Signature
 
 _AUTOCAST_KEYS = ("AutocastCPU", "AutocastCUDA", "AutocastXPU", "AutocastMPS")
@@ -28,11 +33,16 @@ class Bridge:
         self.caller = caller
         self.contract = caller.contract
         self.signature = Signature(caller.contract)
+        self._inference_hit, self._training_hit = caller.hit(Phase.INFERENCE), caller.hit(Phase.TRAINING)
         self.library = torch.library.Library(caller.namespace, "FRAGMENT")
         for schema in self.signature.schemas():
             self.library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         self._implement()
-        Derivatives(caller, self.signature).register(self.library)
+        derivatives = Derivatives(caller, self.signature)
+        derivatives.register(self.library)
+        if has_eager_training(self.contract):
+            caller.train = EagerTraining(derivatives).apply
+        caller.distributed = Sharding(caller, self.signature).applying
 
     def _implement(self) -> None:
         op = self.contract.op
@@ -50,6 +60,8 @@ class Bridge:
                 self.library.impl(op, self._autocast, key)
 
     def _inference(self, *arguments: Any) -> Any:
+        if (found := self._inference_hit(*arguments)) is not None:
+            return found
         tensors, values, (kernel,) = self.signature.public(arguments)
         self.caller.arguments.check(tensors, values)
         policy = self.caller.policy(kernel)
@@ -57,6 +69,8 @@ class Bridge:
         return self.caller.completed(found, values, tensors[0])
 
     def _training(self, *arguments: Any) -> Any:
+        if (found := self._training_hit(*arguments)) is not None:
+            return found
         tensors, values, (kernel, _) = self.signature.forward(arguments)
         self.caller.arguments.check(tensors, values)
         policy, given = self.caller.policy(kernel), (*tensors, *values)
@@ -69,6 +83,9 @@ class Bridge:
         (tensors, values, (_, kernel, saved_by)), given = self.signature.backward(arguments)
         policy = self.caller.policy(kernel)
         found = self.caller.run(Phase.BACKWARD, tensors, values, policy, given, saved_by=saved_by or None)
+        for name, gradient, needed in zip(self.contract.names, found, arguments[-3], strict=True):
+            if needed and gradient is None:
+                raise DerivativeError(f"{self.contract.op} has no gradient for {name}; pass {name}.detach()")
         # a torch op returns tensors only: an unwanted gradient is an empty one
         first = tensors[0]
         return _unwrapped(gradient if gradient is not None else first.new_empty(0) for gradient in found)
@@ -90,12 +107,21 @@ class Bridge:
         return self.caller.completed(found, values, like, saved=saved)
 
     def _fake_backward(self, *arguments: Any) -> Any:
-        (tensors, _, (needs, _, _)), _ = self.signature.backward(arguments)
-        first = tensors[0]
-        pairs = zip(tensors, needs, strict=True)
-        return _unwrapped(
-            t.new_empty(t.shape) if needed and t is not None else first.new_empty(0) for t, needed in pairs
-        )
+        (tensors, values, (needs, _, _)), _ = self.signature.backward(arguments)
+        made, first, empty = self.caller.arguments.at(values), tensors[0], (0,)
+        dims, leading = made.bind_shapes(self.caller.arguments.shapes(tensors))
+        dtypes, named = self.caller.arguments.dtypes(tensors), self.caller.arguments.named(values)
+        found = []
+        for argument, tensor, needed in zip(made.tensors, tensors, needs, strict=True):
+            if not needed:
+                found.append(first.new_empty(empty))
+            elif tensor is not None:
+                found.append(tensor.new_empty(tensor.shape))
+            else:  # neither kept nor stood for: its form follows from the others'
+                like = Result(argument.name, argument.sizes, like=alternatives(argument.dtypes)[0][0])
+                shape, dtype = made.form(like, dims, leading or (), dtypes, named)
+                found.append(first.new_empty(shape, dtype=getattr(torch, dtype)))
+        return _unwrapped(found)
 
     def _autocast(self, *arguments: Any) -> Any:
         tensors, values, (kernel,) = self.signature.public(arguments)

@@ -9,12 +9,18 @@ import torch
 from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 from torch.library import opcheck
+from torch.utils.checkpoint import checkpoint
 
+import portakernel
+import portakernel.ops
+import portakernel.runtime
+from portakernel.capability import CannotRun, ReasonCode, Rejection
 from portakernel.errors import DerivativeError
 from portakernel.policies import make_layer
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::portakernel.errors.FallbackWarning"),
+    pytest.mark.filterwarnings("ignore::portakernel.errors.ReferenceWarning"),
     # torch 2.13's own compiler, on importing its parts
     pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning"),
 ]
@@ -176,11 +182,119 @@ def test_an_unwanted_gradient_is_not_computed(ops):
     assert ops.served("rms_norm", "backward") == {"raw_kernels.rms_norm": 1}
 
 
-def test_a_second_derivative_is_refused_clearly(ops):
-    x, weight = normal(3, 4, grad=True), normal(4, grad=True)
-    (first,) = torch.autograd.grad(ops.rms_norm(x, weight).square().sum(), x, create_graph=True)
-    with pytest.raises(DerivativeError, match=r"^rms_norm has a gradient, but no gradient of its gradient; "):
+def second_gradients(function, x, weight):
+    """Gradients of a function of the gradient of a function of ``function``'s result."""
+    x, weight = (t.detach().clone().requires_grad_() for t in (x, weight))
+    (first,) = torch.autograd.grad(function(x, weight).square().sum(), x, create_graph=True)
+    return torch.autograd.grad(first.sin().sum(), (x, weight))
+
+
+def test_a_second_derivative_is_the_formulas_whichever_kernel_ran(ops):
+    x, weight = normal(3, 4), normal(4)
+    found, wanted = second_gradients(ops.rms_norm, x, weight), second_gradients(norm, x, weight)
+    torch.testing.assert_close(found, wanted)
+    assert ops.served("rms_norm", "backward") == {"raw_kernels.rms_norm": 2}
+
+
+def test_what_cannot_be_computed_again_has_no_second_derivative():
+    x, weight = normal(3, 4, grad=True), normal(5, 4, grad=True)
+    y = portakernel.ops.linear_act(x, weight, activation="silu", kernel="reference")
+    (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    message = (
+        r"^linear_act has a gradient, but no gradient of its gradient where forward saves preactivation, which cannot"
+        r" be computed again from what backward is given; portakernel\.references\.linear_act\.forward has one$"
+    )
+    with pytest.raises(DerivativeError, match=message):
         first.sum().backward()
+
+
+def test_a_second_derivative_takes_back_the_permission_to_overwrite():
+    logits, target = normal(3, 7, grad=True), torch.tensor([1, 0, 6])
+    before = logits.detach().clone()
+    for overwrite in (False, True):
+        loss = portakernel.ops.cross_entropy(logits, target, overwrite_logits=overwrite)
+        (first,) = torch.autograd.grad(loss.sum(), logits, create_graph=True)
+        (second,) = torch.autograd.grad(first.square().sum(), logits)
+        assert torch.equal(logits.detach(), before)
+        wanted = torch.func.grad(
+            lambda x: (
+                torch.func.grad(lambda y: torch.nn.functional.cross_entropy(y, target, reduction="sum"))(x)
+                .square()
+                .sum()
+            )
+        )(before)
+        torch.testing.assert_close(second, wanted)
+
+
+def test_an_argument_without_a_gradient_is_named():
+    q, k, angles = normal(4, 2, 8, grad=True), normal(4, 2, 8), normal(4, 4, grad=True)
+    rotated, _ = portakernel.ops.rotary_embedding(q, k, angles, angles.detach())
+    with pytest.raises(DerivativeError, match=r"^rotary_embedding has no gradient for cos; pass cos\.detach\(\)$"):
+        rotated.sum().backward()
+
+
+def test_a_gradient_that_nothing_kept_tells_the_form_of_is_traced_in_its_form():
+    x, weight, bias = (normal(*shape, grad=True) for shape in ((3, 4), (5, 4), (5,)))
+    function, _ = compiled(lambda *given: portakernel.ops.linear_act(*given, kernel="reference").square().sum())
+    function(x, weight, bias).backward()
+    twins = [t.detach().clone().requires_grad_() for t in (x, weight, bias)]
+    torch.nn.functional.linear(*twins).square().sum().backward()
+    torch.testing.assert_close([t.grad for t in (x, weight, bias)], [t.grad for t in twins])
+
+
+def test_a_transform_reaches_the_torch_op_itself(ops):
+    x, weight = normal(3, 4), normal(4)
+    op = ops.caller("rms_norm").torch_op().default
+    found = torch.func.grad(lambda x: op(x, weight).square().sum())(x)
+    torch.testing.assert_close(found, torch.func.grad(lambda x: norm(x, weight).square().sum())(x))
+
+
+def test_a_batch_without_gradients_trains_nothing(ops):
+    x, weight = normal(2, 3, 4), normal(4)
+    torch.testing.assert_close(torch.vmap(ops.rms_norm, in_dims=(0, None))(x, weight), norm(x, weight))
+    assert ops.served("rms_norm", "training") == {}
+    leaf = x.clone().requires_grad_()
+    torch.vmap(ops.rms_norm, in_dims=(0, None))(leaf, weight).sum().backward()
+    torch.testing.assert_close(leaf.grad, torch.func.grad(lambda x: norm(x, weight).sum())(x))
+
+
+def test_a_second_forward_by_another_kernel_that_saves_in_its_own_way_is_refused(ops):
+    x, weight = normal(3, 4, grad=True), normal(4, grad=True)
+    token = ops.dispatcher.context_layers.set((make_layer("context", use="raw_kernels.own"),))
+    y = checkpoint(ops.rms_norm, x, weight, use_reentrant=False, determinism_check="none")
+    ops.dispatcher.context_layers.reset(token)
+    message = (
+        r"^rms_norm ran as raw_kernels\.own, and in activation checkpointing's second forward as raw_kernels\.rms_norm,"
+        r" under another policy; what they save differs\. Put the policy's `with` block inside the checkpointed"
+        r" function, or use portakernel\.set_policy$"
+    )
+    with pytest.raises(DerivativeError, match=message):
+        y.sum().backward()
+
+
+def test_a_recorded_kernel_that_declines_is_asked_once(monkeypatch):
+    caller = portakernel.runtime.caller("linear_act")
+    x, weight = normal(3, 4, grad=True), normal(5, 4)
+    rejection, asked = Rejection(ReasonCode.CANNOT_RUN, "not today"), []
+
+    def declining(*arguments):
+        asked.append(arguments)
+        raise CannotRun(rejection)
+
+    def place(request, policy, cannot=None):
+        placement = original(request, policy, cannot)
+        if placement.kernel.name == "torch.linear_act_unfused":
+            placement.run = declining
+        return placement
+
+    original = caller.place
+    monkeypatch.setattr(caller, "place", place)
+    caller.table.clear()
+    for _ in range(3):
+        y = portakernel.ops.linear_act(x, weight)
+        torch.testing.assert_close(y, torch.nn.functional.linear(x, weight))
+    caller.table.clear()
+    assert len(asked) == 1
 
 
 def test_an_input_changed_after_forward_is_noticed(ops):

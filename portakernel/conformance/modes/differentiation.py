@@ -1,0 +1,219 @@
+"""Derivatives: of the formulas in float64, of the kernels against them, twice, and forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from portakernel.conformance.modes.outcome import Outcome, observe, require
+from portakernel.conformance.modes.subject import Subject, far
+from portakernel.conformance.truth import exact
+from portakernel.torch_internals import forward_ad
+
+# Central differences in float64: the step's square and the unit's share of it are both beyond float32.
+_STEP = 1e-5
+# What is left of float32 after a few sums, in the size of the largest element.
+_RELATIVE = 2e-4
+
+
+def gradients_of_op(op: str) -> Outcome:
+    """The gradients of a call, from the kernels that serve it."""
+
+    def run() -> None:
+        subject = Subject(op)
+        leaves = subject.leaves()
+        torch.autograd.backward(subject.weighted(subject.of_floats(*leaves)))
+        require(subject.wrong_gradients([leaf.grad for leaf in leaves]))
+
+    return observe(run)
+
+
+def gradcheck(op: str) -> Outcome:
+    """``torch.autograd.gradcheck`` of the reference's forward with the reference's backward, in float64."""
+    subject = Subject(op)
+    if subject.contract.gradient == "none":
+        return gradients_of_op(op)
+
+    def run() -> None:
+        leaves = [tensor.clone().requires_grad_() for tensor in subject.exact_floats()]
+        formula: Callable[..., Any] = subject.formula
+        if subject.contract.gradient == "kernel":
+            formula = _with_reference_backward(subject)
+        torch.autograd.gradcheck(formula, leaves, fast_mode=True)
+
+    return observe(run)
+
+
+def _with_reference_backward(subject: Subject) -> Callable[..., Any]:
+    """The formula as a function whose gradient is the reference's ``backward``."""
+    contract, inputs, reference = subject.contract, subject.inputs, subject.reference
+    made = inputs.contract
+    needs = tuple(place in subject.floats for place in range(len(contract.tensors)))
+
+    class Formula(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *floats: Tensor) -> Any:
+            tensors = [None if t is None else exact(t) if t.dtype.is_floating_point else t for t in subject.tensors]
+            for place, tensor in zip(subject.floats, floats, strict=True):
+                tensors[place] = tensor
+            positional, keywords = inputs.keywords(tensors)
+            saving = {"save": True} if made.saved else {}
+            found = reference.forward(*positional, **keywords, **saving)
+            results = found if isinstance(found, tuple) else (found,)
+            named = dict(zip(contract.names, tensors, strict=True))
+            named |= {r.name: t for r, t in zip((*made.outputs, *made.saved), results, strict=True)}
+            ctx.save_for_backward(*(named.get(name) for name in contract.backward_inputs))
+            ctx.saved = [named.get(result.name) for result in contract.saved]
+            return tuple(subject.differentiable(tuple(results[: len(made.outputs)])))
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> Any:
+            found = reference.backward(*grads, *ctx.saved_tensors, *ctx.saved, **inputs.parameters, needs=needs)
+            return tuple(found[place] for place in subject.floats)
+
+    function: Callable[..., Any] = Formula.apply
+    return function
+
+
+def double_backward(op: str) -> Outcome:
+    """Gradients of a function of the gradients, for the arguments and for the results' gradients."""
+
+    def run() -> None:
+        subject = Subject(op)
+        leaves = subject.leaves()
+        grads = [grad.clone().requires_grad_() for grad in subject.cotangents]
+        loss = subject.weighted(subject.of_floats(*leaves), grads)
+        first = torch.autograd.grad(loss, leaves, create_graph=True)
+        along = subject.tangents("first")
+        total = _dot(first, along)
+        found = torch.autograd.grad(total, [*leaves, *grads], allow_unused=True)
+        require(_wrong_second(subject, found, along))
+        plain, given = subject.plain(), subject.cotangents
+        places = tuple(range(len(plain)))
+
+        def slope(*varied: Tensor) -> Tensor:
+            floats, weights = varied[: len(plain)], varied[len(plain) :]
+
+            def loss(*varied: Any) -> Tensor:
+                return subject.weighted(subject.of_floats(*varied), weights)
+
+            return _dot(torch.func.grad(loss, argnums=places)(*floats), along)
+
+        everything = tuple(range(len(plain) + len(given)))
+        require(_wrong_second(subject, torch.func.grad(slope, argnums=everything)(*plain, *given), along))
+
+    return observe(run)
+
+
+def _wrong_second(subject: Subject, found: Sequence[Tensor | None], along: Sequence[Tensor]) -> list[str]:
+    """What is wrong with second derivatives, in two drawn directions each."""
+    points = subject.exact_floats()
+    grads = [exact(grad) for grad in subject.cotangents]
+    slopes = [exact(tensor) for tensor in along]
+
+    def total(floats: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
+        return _gradient_along(subject, floats, weights, slopes)
+
+    problems: list[str] = []
+    for label in ("second", "third"):
+        moved = [exact(tensor) for tensor in subject.tangents(label)]
+        turned = [exact(grad) for grad in subject.drawn_cotangents(label)]
+        for name, directions, function, gradients in (
+            ("the second derivative by the arguments", moved, lambda ps: total(ps, grads), found[: len(points)]),
+            ("the second derivative by the gradients", turned, lambda ws: total(points, ws), found[len(points) :]),
+        ):
+            at = points if directions is moved else grads
+            want = _quotient(function, at, directions)
+            got = sum((exact(g) * d).sum() for g, d in zip(gradients, directions, strict=True) if g is not None)
+            problems += far(name, torch.as_tensor(got, dtype=torch.float64), want, _RELATIVE)
+    return problems
+
+
+def _gradient_along(
+    subject: Subject, floats: Sequence[Tensor], weights: Sequence[Tensor], slopes: Sequence[Tensor]
+) -> Tensor:
+    """The product with ``slopes`` of the formula's gradient for ``weights``, by autograd in float64."""
+    leaves = [tensor.clone().requires_grad_() for tensor in floats]
+    loss = _dot(subject.formula(*leaves), weights)
+    return _dot(torch.autograd.grad(loss, leaves), slopes).detach()
+
+
+def _quotient(
+    function: Callable[[Sequence[Tensor]], Tensor], at: Sequence[Tensor], directions: Sequence[Tensor]
+) -> Tensor:
+    """The central difference quotient of ``function`` at ``at`` along ``directions``."""
+    ahead = function([point + _STEP * d for point, d in zip(at, directions, strict=True)])
+    behind = function([point - _STEP * d for point, d in zip(at, directions, strict=True)])
+    return (ahead - behind) / (2 * _STEP)
+
+
+def _dot(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
+    """The sum of all products."""
+    products = [(tensor * other).sum() for tensor, other in zip(tensors, others, strict=True)]
+    return torch.stack([product.double() for product in products]).sum()
+
+
+def forward_derivative(op: str) -> Outcome:
+    """``torch.func.jvp`` and forward-mode duals: the directional derivative of the results."""
+
+    def run() -> None:
+        subject = Subject(op)
+        along = subject.tangents("jvp")
+        pushed: Any = torch.func.jvp(subject.of_floats, tuple(subject.plain()), tuple(along))
+        found, tangents = pushed
+        require(subject.wrong_results(found))
+        require(wrong_tangents(subject, subject.differentiable(tangents), along))
+        with forward_ad.dual_level():
+            pairs = zip(subject.plain(), along, strict=True)
+            duals = [forward_ad.make_dual(tensor, tangent) for tensor, tangent in pairs]
+            results = subject.differentiable(subject.of_floats(*duals))
+            unpacked = [forward_ad.unpack_dual(result).tangent for result in results]
+        require(wrong_tangents(subject, unpacked, along))
+
+    return observe(run)
+
+
+def forward_over_reverse(op: str) -> Outcome:
+    """``torch.func.jvp`` of ``torch.func.grad``, by the arguments."""
+
+    def run() -> None:
+        subject = Subject(op)
+        plain, along = subject.plain(), subject.tangents("first")
+        places = tuple(range(len(plain)))
+        gradient = torch.func.grad(subject.loss, argnums=places)
+        moved = subject.tangents("second")
+        found = torch.func.jvp(gradient, tuple(plain), tuple(moved))[1]
+        want = _slope_along(subject, along, moved)
+        got = sum((exact(g) * exact(d)).sum() for g, d in zip(found, along, strict=True))
+        require(far("the second derivative", torch.as_tensor(got, dtype=torch.float64), want, _RELATIVE))
+
+    return observe(run)
+
+
+def _slope_along(subject: Subject, along: Sequence[Tensor], moved: Sequence[Tensor]) -> Tensor:
+    """How fast the gradient's product with ``along`` grows as the arguments move, in float64."""
+    grads, slopes = [exact(grad) for grad in subject.cotangents], [exact(tensor) for tensor in along]
+    return _quotient(
+        lambda points: _gradient_along(subject, points, grads, slopes),
+        subject.exact_floats(),
+        [exact(tensor) for tensor in moved],
+    )
+
+
+def wrong_tangents(subject: Subject, found: Sequence[Tensor | None], along: Sequence[Tensor]) -> list[str]:
+    """What is wrong with the results' directional derivatives."""
+    directions, problems = [exact(tensor) for tensor in along], list[str]()
+    for place, tangent in enumerate(found):
+
+        def result(points: Sequence[Tensor], place: int = place) -> Tensor:
+            return subject.formula(*points)[place]
+
+        name = f"the directional derivative of {subject.contract.outputs[place].name}"
+        if tangent is None:
+            problems.append(f"{name} is None")
+        else:
+            problems += far(name, tangent, _quotient(result, subject.exact_floats(), directions), _RELATIVE)
+    return problems

@@ -1,0 +1,256 @@
+"""The table of modes: each with its name, what is done in it, and the page that shows every op's outcome."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from portakernel.conformance.modes import compilation, contexts, differentiation, registration, transforms
+from portakernel.conformance.modes.outcome import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """One way to use an op in PyTorch; ``run`` gives an op's outcome, ``text`` says what it does and what to know."""
+
+    family: str
+    name: str
+    run: Callable[[str], Outcome]
+    text: str
+
+
+MODES: tuple[Mode, ...] = (
+    Mode(
+        "Registration and compilation",
+        "opcheck",
+        registration.check_registration,
+        "`torch.library.opcheck` of the op, of `<op>_forward` and of `<op>_backward`: schema and fake on every case of"
+        " the contract; autograd registration and dynamic tracing, which cost a hundred times as much and depend on no"
+        " numbers, on the smallest case and, for the two parts, on the one that passes most tensors. `test_schema` is"
+        " left out for arguments in 8-bit floats, which torch's own comparison cannot multiply.",
+    ),
+    Mode(
+        "Registration and compilation",
+        "compile",
+        compilation.compile_static,
+        "`torch.compile(fullgraph=True, dynamic=False)`: one graph without a break, and the results of the contract.",
+    ),
+    Mode(
+        "Registration and compilation",
+        "compile, dynamic",
+        compilation.compile_dynamic,
+        "Three sizes run in one graph, with `dynamic=True` and with `torch._dynamo.mark_dynamic`. A graph holds guards"
+        " where a kernel's claims ask something of a size (`M >= 32`, `N % 16 == 0`): a size on the other side of one"
+        " compiles again, and another kernel may serve it. Sizes that only steer speed are no guards.",
+    ),
+    Mode(
+        "Registration and compilation",
+        "compile, kernel named",
+        compilation.compile_names_kernel,
+        "The graph's node is `torch.ops.portakernel.<op>`, and its last argument the full name of the kernel that an"
+        " eager call would run, so that a compiled graph says what it runs.",
+    ),
+    Mode(
+        "Registration and compilation",
+        "compile, policy changed",
+        compilation.compile_policy_change,
+        "`portakernel.set_policy` between calls compiles exactly once more, the new kernel is in the new graph, and a"
+        " return to the first policy compiles nothing. A `with portakernel.policy(…)` block around a compiled function"
+        " is followed without compiling.",
+    ),
+    Mode(
+        "Registration and compilation",
+        "compile, backward",
+        compilation.compile_backward,
+        "Forward and backward both compiled, with the gradients of the contract. torch's AOTAutograd supports no double"
+        " backward through a compiled function, and says so.",
+    ),
+    Mode(
+        "Registration and compilation",
+        "compile, `func.grad`",
+        compilation.compile_func_grad,
+        "`torch.compile` of `torch.func.grad`: the transform is traced into the graph.",
+    ),
+    Mode(
+        "Registration and compilation",
+        "export",
+        compilation.export,
+        "`torch.export`, strict and not, and the exported program's results. Strict export names the kernel as"
+        " compilation does; otherwise the program leaves the choice to the machine that it runs on.",
+    ),
+    Mode(
+        "Derivatives",
+        "gradcheck",
+        differentiation.gradcheck,
+        "`torch.autograd.gradcheck` in float64 of the reference's `forward` with the reference's `backward`: the"
+        " formulas"
+        " that every kernel is held to.",
+    ),
+    Mode(
+        "Derivatives",
+        "gradients",
+        differentiation.gradients_of_op,
+        "The gradients that the serving kernels compute, against the formulas in float64, within the contract's"
+        " tolerance. `portakernel check` does it for every kernel, case and dtype. An op without a gradient says so in"
+        " backward, not in forward. So does an op of which one argument has none (`cos` of `rotary_embedding`,"
+        " `alibi_slopes` of `attention`) where that argument requires one.",
+    ),
+    Mode(
+        "Derivatives",
+        "double backward",
+        differentiation.double_backward,
+        "Gradients of gradients, by `create_graph=True` and by nested `torch.func` transforms, against difference"
+        " quotients in float64. Whichever kernels ran, the second derivative is PyTorch's own of the reference's"
+        " backward:"
+        " right, and not fast. `linear_act` refuses where its forward saved the preactivation (GELU and SiLU, with"
+        " kernels whose gradient is not PyTorch's), because `bias` is not kept and the preactivation cannot be computed"
+        " again. Permission to overwrite an argument in backward is not used with `create_graph=True`.",
+    ),
+    Mode(
+        "Derivatives",
+        "forward AD",
+        differentiation.forward_derivative,
+        "`torch.func.jvp` and `torch.autograd.forward_ad` duals. The reference computes results and tangents, whatever"
+        " the policy prefers; `stats()` counts the phase `forward_ad`. Of results without a gradient (`lse`) there are"
+        " tangents all the same.",
+    ),
+    Mode(
+        "Derivatives",
+        "forward over reverse",
+        differentiation.forward_over_reverse,
+        "`torch.func.jvp` of `torch.func.grad`, which is what `torch.func.hessian` is made of. As in forward AD the"
+        " reference computes everything.",
+    ),
+    Mode(
+        "Transforms",
+        "vmap",
+        transforms.vmap,
+        "`torch.vmap` over all tensors and over the first alone. A batch is one more leading dimension where rows are"
+        " independent, and one call for each element where they are not. Kernels are asked to train only where"
+        " something is differentiated.",
+    ),
+    Mode("Transforms", "vmap of grad", transforms.per_sample_gradients, "Gradients for each sample: `vmap(grad(…))`."),
+    Mode("Transforms", "func.grad", transforms.func_grad, "`torch.func.grad` by every argument that has a gradient."),
+    Mode(
+        "Transforms",
+        "func.vjp",
+        transforms.func_vjp,
+        "`torch.func.vjp`: the results, and drawn cotangents pulled back.",
+    ),
+    Mode("Transforms", "func.jacrev", transforms.func_jacrev, "`torch.func.jacrev`: vmap over backward."),
+    Mode(
+        "Transforms",
+        "functional_call",
+        transforms.functional_call,
+        "`torch.func.functional_call` of a module with other parameters: their results and gradients, and none for the"
+        " module's own.",
+    ),
+    Mode(
+        "Contexts",
+        "autocast",
+        contexts.autocast,
+        "`torch.autocast` in bfloat16. Each contract says what it does: matrix products and attention are cast to"
+        " autocast's dtype, `add` promotes arguments of different dtypes, and the others keep theirs, since they"
+        " compute"
+        " in float32 anyhow.",
+    ),
+    Mode(
+        "Contexts",
+        "inference mode",
+        contexts.inference_mode,
+        "`torch.inference_mode`, on tensors from outside and inside.",
+    ),
+    Mode(
+        "Contexts",
+        "checkpoint, reentrant",
+        contexts.checkpoint_reentrant,
+        "`torch.utils.checkpoint(…, use_reentrant=True)`: forward runs again in backward.",
+    ),
+    Mode(
+        "Contexts",
+        "checkpoint",
+        contexts.checkpoint_nonreentrant,
+        "`torch.utils.checkpoint(…, use_reentrant=False)`. The second forward runs under the policy that holds where"
+        " `backward()` is called (on accelerators in a thread that sees no `with` block at all): put"
+        " `with portakernel.policy(…)` inside the checkpointed function, or use `portakernel.set_policy`. Where another"
+        " kernel then runs the second time, results agree within the tolerance; where it saves something else than the"
+        " first one did, backward raises `DerivativeError`, and torch's own check of what is saved may come first."
+        " `add`"
+        " needs nothing from forward, which does not run again.",
+    ),
+)
+
+
+def page(outcomes: Mapping[str, Mapping[str, object]]) -> str:
+    """The Markdown page of these outcomes, by mode and op; each kind of refusal is a numbered note."""
+    notes: dict[str, int] = {}
+    tables: list[str] = []
+    for family in dict.fromkeys(mode.family for mode in MODES):
+        modes = [mode for mode in MODES if mode.family == family]
+        lines = ["| op | " + " | ".join(mode.name for mode in modes) + " |", "|---" * (len(modes) + 1) + "|"]
+        for op in sorted(outcomes[modes[0].name]):
+            cells = [_cell(str(outcomes[mode.name][op]), op, notes) for mode in modes]
+            lines.append(f"| `{op}` | " + " | ".join(cells) + " |")
+        tables.append(f"## {family}\n\n" + "\n".join(lines))
+    told = "\n".join(f"{number}. {text}" for text, number in notes.items())
+    paragraphs = [f"- **{mode.name}**: {mode.text}" for mode in MODES]
+    parts = [_HEAD, *tables, f"## Refusals\n\n{told}", "## What each mode does", "\n".join(paragraphs), _TAIL]
+    return "\n\n".join(_wrapped(part) for part in parts) + "\n"
+
+
+def _wrapped(text: str) -> str:
+    lines = (line if line.startswith("|") else _fill(line) for line in text.split("\n"))
+    return "\n".join(lines)
+
+
+def _fill(line: str) -> str:
+    indent = "  " if line.startswith("- ") else ""
+    return textwrap.fill(line, 140, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def _cell(text: str, op: str, notes: dict[str, int]) -> str:
+    if text == "works":
+        return text
+    return f"refuses ({notes.setdefault(text.replace(op, _OP), len(notes) + 1)})"
+
+
+# What stands for the op's name in notes.
+_OP = "*op*"
+_HEAD = """\
+# Modes of PyTorch
+
+What each op does in each mode of PyTorch, as observed on a CPU: it *works*, with the numbers of its contract, or it\
+ *refuses* with an error that says so. There is no third outcome: wrong numbers, graph breaks and crashes fail the\
+ tests. Written by `make modes` (`python -m portakernel.conformance.modes --write docs/modes.md`); `tests/modes` runs\
+ every cell again and holds it to this page. Each mode runs on the smallest ordinary case of the op's contract, in\
+ float32 where the op takes it, with the kernels that the policy in force chooses here."""
+_TAIL = """\
+## Elsewhere
+
+CUDA graphs and stream capture are no column, because this page is written on a CPU: a kernel that cannot be captured\
+ is not chosen inside a capture, and where none can, the error names `portakernel.warmup`. DTensor and FSDP2 have a\
+ page of their own: [sharding.md](sharding.md)."""
+
+
+def observed(ops: list[str], modes: tuple[Mode, ...] = MODES) -> dict[str, dict[str, Outcome]]:
+    """The outcome of every mode for every op, by running them."""
+    return {mode.name: {op: mode.run(op) for op in ops} for mode in modes}
+
+
+def read_cells(text: str) -> dict[tuple[str, str], str]:
+    """The outcomes that a page holds, by mode and op."""
+    notes = dict(re.findall(r"^(\d+)\. (.*(?:\n[^\d\n#].*)*)", text, re.MULTILINE))
+    found: dict[tuple[str, str], str] = {}
+    names: list[str] = []
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("| op |"):
+            names = cells[1:]
+        elif line.startswith("| `"):
+            op = cells[0].strip("`")
+            for name, cell in zip(names, cells[1:], strict=True):
+                note = notes.get(cell.removeprefix("refuses (").removesuffix(")"), "")
+                found[name, op] = cell if cell == "works" else note.replace("\n", " ").replace(_OP, op)
+    return found

@@ -1,0 +1,105 @@
+"""Recording a gradient without torch's dispatcher, for calls of a kind that was seen before.
+
+A public call on plain tensors of which some require gradients needs of autograd nothing but a node. Everything else
+(modes, transforms, subclasses, policy blocks) takes the registered op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from portakernel.call import OpCaller
+from portakernel.capability import CannotRun
+from portakernel.contract import Contract
+from portakernel.errors import DerivativeError
+from portakernel.key_table import Placement
+from portakernel.layout import has_plain_memory
+from portakernel.request import Phase
+from portakernel.torch_bridge.derivatives import Derivatives
+from portakernel.torch_internals import dispatch_modes, innermost_transform, is_batched_gradient
+
+
+def has_eager_training(contract: Contract) -> bool:
+    """Whether the op has a gradient, and every result that has one exists whatever the parameters."""
+    return contract.gradient != "none" and all(r.when is None for r in contract.outputs if r.differentiable)
+
+
+class EagerTraining:
+    """One op's node in eager autograd graphs."""
+
+    def __init__(self, derivatives: Derivatives) -> None:
+        self._derivatives = derivatives
+        self.caller: OpCaller = derivatives.caller
+        self.contract: Contract = derivatives.contract
+        members = {"forward": staticmethod(self._forward), "backward": staticmethod(self._backward)}
+        self._node: Any = type(f"Portakernel_{self.contract.op}", (torch.autograd.Function,), members)
+        signature = derivatives.signature
+        self._materialised = any(name in signature.grads for name in self.contract.stands_for.values())
+        choice = derivatives.choice
+        self._own = frozenset(name for name in choice.kernels if choice.own_saver(name))
+        # where kernels save in ways of their own, which one it was is kept beside what it saved
+        self._marks = {name: choice.mark(name) for name in choice.kernels} if self._own else {}
+
+    def apply(self, placement: Placement, tensors: Sequence[Tensor | None], values: Sequence[Any]) -> Any:
+        """The op's results with their gradient recorded, by ``placement``'s kernel; None when it declines the call."""
+        try:
+            if placement.kernel.saves == "autograd":
+                return placement.launch(*tensors, *values)
+            return self._node.apply(*tensors, placement, values)
+        except CannotRun:
+            return None
+
+    def _forward(self, ctx: Any, *arguments: Any) -> Any:
+        *tensors, placement, values = arguments
+        returned = placement.launch(*tensors, *values)
+        if self.contract.gradient == "identity":
+            return returned
+        made = self.caller.arguments.at(values)
+        found = returned if isinstance(returned, tuple) else (returned,)
+        outputs = found[: len(made.outputs)]
+        held: dict[str, Tensor | None] = dict(zip(self.contract.names, tensors, strict=True))
+        held |= {result.name: tensor for result, tensor in zip((*made.outputs, *made.saved), found, strict=True)}
+        kept = [*self.contract.backward_inputs, *(saved.name for saved in self.contract.saved)]
+        kernel: str = placement.kernel.name
+        mark = self._marks.get(kernel)
+        ctx.save_for_backward(*(held.get(name) for name in kept), *(() if mark is None else (mark,)))
+        # `Derivatives` reads the same where the backward itself is differentiated or transformed
+        ctx.values, ctx.kernel, ctx.backward_kernel, ctx.marked = values, kernel, "", mark is not None
+        ctx.saved_by = kernel if kernel in self._own else ""
+        constant = [tensor for result, tensor in zip(made.outputs, outputs, strict=True) if not result.differentiable]
+        if constant:
+            ctx.mark_non_differentiable(*constant)
+        ctx.set_materialize_grads(self._materialised)
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def _backward(self, ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        derivatives, count = self._derivatives, len(ctx.needs_input_grad)
+        if self.contract.gradient == "identity":
+            return derivatives.identity_gradient(ctx, *grads)
+        if torch.is_grad_enabled() or not _is_plain(grads):
+            return derivatives.kernel_gradient(ctx, *grads)
+        pairs = zip(grads, self.contract.outputs, strict=False)
+        given = [grad for grad, output in pairs if output.differentiable]
+        if all(grad is None for grad in given):
+            return (None,) * count
+        needs = list(ctx.needs_input_grad[: derivatives.signature.tensors])
+        flat = (*given, *derivatives.kept(ctx), *ctx.values, needs, "", "")
+        (tensors, values, _), arguments = derivatives.signature.backward(flat)
+        policy, saved_by = self.caller.policy(), ctx.saved_by or None
+        found = self.caller.run(Phase.BACKWARD, tensors, values, policy, arguments, saved_by=saved_by)
+        for name, gradient, needed in zip(self.contract.names, found, needs, strict=True):
+            if needed and gradient is None:
+                raise DerivativeError(f"{self.contract.op} has no gradient for {name}; pass {name}.detach()")
+        gradients = [gradient if needed else None for gradient, needed in zip(found, needs, strict=True)]
+        return (*gradients, *(None,) * (count - len(gradients)))
+
+
+def _is_plain(grads: Sequence[Tensor | None]) -> bool:
+    """Whether a kernel may read the gradients' memory."""
+    if innermost_transform() is not None or dispatch_modes():
+        return False
+    return all(grad is None or (has_plain_memory(grad) and not is_batched_gradient(grad)) for grad in grads)

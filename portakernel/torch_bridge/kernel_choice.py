@@ -1,0 +1,113 @@
+"""Which kernels run where a call is differentiated or traced, chosen before torch's dispatcher goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from portakernel.arguments import Tensors
+from portakernel.call import OpCaller
+from portakernel.capability import CannotRun, ReasonCode
+from portakernel.key_table import Placement
+from portakernel.naming import STRICT_MARK
+from portakernel.request import Phase
+
+
+class KernelChoice:
+    """One op's choices above autograd."""
+
+    def __init__(self, caller: OpCaller) -> None:
+        self.caller = caller
+        self.contract = caller.contract
+        kernels = caller.dispatcher.registry.for_op(self.contract.op)
+        self.kernels = [kernel.name for kernel in kernels]
+        self.some_save_their_own = any(kernel.saves == "own" for kernel in kernels)
+
+    def recorded(self, tensors: Tensors, values: Sequence[Any], kernel: str, *, traced: bool) -> Any:
+        """The results of the chosen kernel, when it is one whose gradient PyTorch records; else None.
+
+        One that declines the call at the last moment is passed over for such calls.
+        """
+        placement, key = self._placed(Phase.TRAINING, tensors, values, kernel, traced=traced), None
+        while placement.kernel.saves == "autograd":
+            try:
+                found = placement.launch(*tensors, *values)
+            except CannotRun as error:
+                # a traced graph and a stream capture are no calls that others are like
+                if traced or error.rejection.code is ReasonCode.NOT_CAPTURABLE:
+                    return None
+                policy = self.caller.policy(kernel)
+                key = self.caller.key(Phase.TRAINING, tensors, values, policy) if key is None else key
+                request = self.caller.arguments.request(tensors, values, Phase.TRAINING)
+                key, placement = self.caller.passed_over(key, placement, error.rejection, request, policy)
+            else:
+                return self.caller.completed(found, values, tensors[0])
+        return None
+
+    def _placed(
+        self,
+        phase: Phase,
+        tensors: Tensors,
+        values: Sequence[Any],
+        kernel: str,
+        *,
+        traced: bool,
+        saved_by: str | None = None,
+        below_autograd: bool = False,
+    ) -> Placement:
+        """What would run: for a traced graph by the process's policy, because a graph outlives a context."""
+        asked: dict[str, Any] = {"saved_by": saved_by, "below_autograd": below_autograd}
+        self.caller.arguments.check(tensors, values)
+        if not traced:
+            return self.caller.placed(phase, tensors, values, self.caller.policy(kernel), **asked)
+        request = self.caller.arguments.request(tensors, values, phase, **asked)
+        with self.caller.dispatcher.without_contexts():
+            return self.caller.place(request, self.caller.policy(kernel))
+
+    def name(
+        self,
+        phase: Phase,
+        tensors: Tensors,
+        values: Sequence[Any],
+        kernel: str,
+        *,
+        traced: bool,
+        saved_by: str | None = None,
+    ) -> str:
+        """The kernel for ``phase`` as a torch op's argument names it.
+
+        Where some kernel saves in its own way, forward's name is strict: backward is chosen to read what that kernel
+        saves, so that no other may run in its place.
+        """
+        below = phase is Phase.TRAINING and self.caller.some_are_recorded
+        placement = self._placed(phase, tensors, values, kernel, traced=traced, saved_by=saved_by, below_autograd=below)
+        paired = phase is Phase.TRAINING and self.some_save_their_own
+        asked_for = phase is not Phase.BACKWARD and kernel.startswith(STRICT_MARK)
+        return (STRICT_MARK if paired or asked_for else "") + placement.kernel.name
+
+    def backward(self, tensors: Tensors, values: Sequence[Any], kernel: str, traced: bool) -> str:
+        """The backward kernel's name where it has to be chosen now, else an empty one.
+
+        Backward may run in another thread, which does not see this one's context; a traced graph names its kernels; and
+        what a kernel saves in its own way no other can read.
+        """
+        in_context = kernel.startswith(STRICT_MARK) or self.caller.dispatcher.context_layers.get()
+        if self.contract.gradient != "kernel" or not (traced or in_context or self.some_save_their_own):
+            return ""
+        saved_by = None
+        if self.some_save_their_own:
+            saved_by = self.own_saver(self.name(Phase.TRAINING, tensors, values, kernel, traced=traced))
+        return self.name(Phase.BACKWARD, tensors, values, kernel, traced=traced, saved_by=saved_by)
+
+    def mark(self, kernel: str) -> Tensor:
+        """What is kept beside the saved tensors to say which kernel saved them."""
+        return torch.tensor(self.kernels.index(kernel), device="cpu")
+
+    def own_saver(self, kernel: str) -> str | None:
+        """``kernel``'s full name, when it saves in its own way."""
+        kernel = kernel.removeprefix(STRICT_MARK)
+        known = self.caller.dispatcher.registry.kernels.get(kernel)
+        return kernel if known is not None and known.saves == "own" else None
