@@ -13,10 +13,11 @@ if TYPE_CHECKING:
 
     __version__: str
     from portakernel.api import bind, explain, load_policy, plugins, policy, set_policy, stats, targets, use, warmup
+    from portakernel.warmth import Call
 
 __all__ = [
-    "bind", "errors", "explain", "load_policy", "ops", "plugins", "policy", "set_policy", "stats", "targets", "use",
-    "warmup",
+    "Call", "bind", "errors", "explain", "load_policy", "ops", "plugins", "policy", "set_policy", "stats", "targets",
+    "use", "warmup",
 ]  # fmt: skip
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from portakernel.contracts import contract
-from portakernel.decision import Decision
+from portakernel.decision import Decision, Use
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
-from portakernel.key_table import Use
 from portakernel.naming import layer_of, strictly
 from portakernel.plugin_manager import Broken, Package
 from portakernel.policies import Names, Policy, ReferenceMode, make_layer
@@ -21,6 +20,7 @@ from portakernel.registry import Registry
 from portakernel.request import Phase
 from portakernel.runtime import caller, callers_so_far, dispatcher
 from portakernel.target import Device, Target
+from portakernel.warmth import Call, Warmup
 
 if TYPE_CHECKING:
     from portakernel.bound import BoundKernel
@@ -166,25 +166,73 @@ def bind(op: str, *tensors: Any, kernel: str | None = None, **parameters: Any) -
     return bind_kernel(caller(op), given, values, kernel)
 
 
-def warmup(op: str, *tensors: Any, kernel: str | None = None, **parameters: Any) -> tuple[str, ...]:
-    """Builds the kernels that have to be compiled before they can serve calls like this one; their names.
+@overload
+def warmup(op: str, tensor: Any, /, *tensors: Any, kernel: str | None = None, **parameters: Any) -> Warmup: ...
+@overload
+def warmup(
+    op: str,
+    /,
+    *,
+    dtype: Mapping[str, str] | str,
+    shape: Mapping[str, Sequence[int]],
+    format: Mapping[str, str] | str | None = None,
+    device: str | None = None,
+    training: bool = False,
+    kernel: str | None = None,
+    **parameters: Any,
+) -> Warmup: ...
+@overload
+def warmup(calls: Sequence[Call], /) -> Warmup: ...
+@overload
+def warmup(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Warmup: ...
+def warmup(what: Any, /, *args: Any, **kwargs: Any) -> Warmup:
+    """Builds, loads and compiles what calls need, and runs them until a run brings nothing new; what came of it.
 
-    Never done on a call: until then such kernels are refused with ``needs_build``. A build is for these dtypes, sizes
-    and values on this device; leading dimensions may differ later. Where tensors require gradients, for training too.
-    What is built here serves this process; compilers keep caches of their own on disk, which make the next one quick::
+    ::
 
-        portakernel.warmup("rms_norm", x, weight)
+        portakernel.warmup("rms_norm", x, weight)  # a call like this one
+        portakernel.warmup("rms_norm", dtype="bfloat16", shape={"x": (4096, 8192)}, device="cuda:0")  # one in words
+        portakernel.warmup([portakernel.Call("rms_norm", "bfloat16", {"x": (4096, 8192)}), ...])  # several
+        portakernel.warmup(step, model, tokens)  # every call that step(model, tokens) makes, backward included
 
-    ``kernel`` names one kernel or plugin to build alone. On a terminal the progress is shown.
+    A function is run as it is, at least twice; single calls run on copies of their tensors, or on zeros. Afterwards
+    calls like these neither decide, probe, import nor compile, so that they can be captured in a CUDA graph. A build is
+    for these dtypes, sizes and values on this device; leading dimensions may differ later. Where tensors require
+    gradients (or ``training``), backward is warmed up too. All of it serves this process; compilers keep caches of
+    their own on disk, which make the next one quick. ``kernel`` names one kernel or plugin to warm up alone. On a
+    terminal the progress is shown.
 
     Raises:
         UnknownNameError, ArgumentTypeError, ArgumentValueError: as for the op itself.
-        NoKernelError: ``kernel`` is named, and cannot serve such calls for other reasons than the missing build.
+        NoKernelError: no kernel can serve such calls, or none of ``kernel`` can.
+        CaptureError: a stream is being captured.
     """
-    from portakernel.warm import build_for
+    from portakernel.rehearsal import rehearse_calls, rehearse_described, rehearse_function
 
-    given, values = _call(op, tensors, parameters)
-    return build_for(caller(op), given, values, kernel)
+    if callable(what):
+        return rehearse_function(what, args, kwargs)
+    if not isinstance(what, str):
+        listed = list(what) if isinstance(what, Iterable) else [what]
+        if args or kwargs or not all(isinstance(call, Call) for call in listed):
+            text = "an op's name with tensors or with dtype and shape, a list of portakernel.Call alone, or a function"
+            raise ArgumentTypeError(f"warmup takes {text} with its arguments; its first argument is {what!r}")
+        return rehearse_described(listed, lambda: _first_device(dispatcher().registry.devices))
+    contract(what)
+    if args:
+        if words := sorted(_WORDS & kwargs.keys()):
+            raise ArgumentTypeError(f"warmup takes tensors, or {', '.join(words)}, not both")
+        kernel = kwargs.pop("kernel", None)
+        given, values = _call(what, args, kwargs)
+        return rehearse_calls([(caller(what), given, values, kernel)])
+    if missing := [word for word in ("dtype", "shape") if word not in kwargs]:
+        text = f"{what}: warmup takes the call's tensors, or dtype and shape; {' and '.join(missing)} is not given"
+        raise ArgumentTypeError(text)
+    known = {name: kwargs.pop(name) for name in (*_WORDS, "kernel") if name in kwargs}
+    return warmup([Call(what, **known, parameters=kwargs)])
+
+
+# What describes a call, beside the op's own parameters.
+_WORDS = frozenset({"dtype", "shape", "format", "device", "training"})
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from portakernel.errors import ArgumentTypeError, ArgumentValueError
 from portakernel.layout import layout_facts
 from portakernel.registry import Registry
 from portakernel.request import Phase, Request, asked_features, format_values, typed_values
+from portakernel.torch_internals import some_are_distributed
 
 Tensors = Sequence[Tensor | None]
 
@@ -114,6 +115,10 @@ class Arguments:
     ) -> Request:
         """The request that this call makes."""
         contract, named, given = self.contract, self.named(values), self.given(tensors)
+        if some_are_distributed(tensors):
+            raise ArgumentTypeError(
+                f"{contract.op}: each rank decides on its own part of a DTensor; ask about the part (to_local())"
+            )
         made = self.at(values)
         dims, _ = made.bind_shapes(self.shapes(tensors))
         facts: dict[str, int] = {}

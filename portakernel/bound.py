@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, cast
+from typing import Any, NoReturn, Protocol, cast
 
+import torch
 from torch import Tensor
 
-from portakernel.call import OpCaller, read_by
+from portakernel.call import OpCaller, traced
+from portakernel.call_form import Forms
+from portakernel.claim_reads import reads_of
 from portakernel.decision import Decision
 from portakernel.errors import ArgumentTypeError, ArgumentValueError
-from portakernel.fast_path import make_bound
-from portakernel.guard_key import chosen_expressions, make_key
+from portakernel.fast_out import has_fast_out, make_into_bound
+from portakernel.fast_path import make_bound, make_plain
+from portakernel.guard_key import chosen_expressions, make_open, make_steady
+from portakernel.launcher import call_source, entry_of, is_bare
 from portakernel.layout import has_plain_memory, mark_written
 from portakernel.naming import strictly
 from portakernel.outputs import check_outs, overwritten
@@ -21,8 +26,9 @@ from portakernel.request import Phase
 class BoundKernel(Protocol):
     """A kernel fixed for arguments like an example's; later policy does not move it, and ``stats()`` does not count it.
 
-    It takes the op's own arguments. Leading dimensions may change from call to call; dtypes, device, the other
-    dimensions, the outcome of every declared limit and the asked features must be the example's.
+    It takes the op's own arguments. Leading dimensions may change from call to call, sizes that were seen lately cost
+    least; dtypes, device, the other dimensions, the outcome of every declared limit and the asked features must be the
+    example's. Inside ``torch.compile`` the graph names the kernel.
 
     Raises (on a call):
         ArgumentTypeError, ArgumentValueError: the arguments differ from the example's, or need one of torch's
@@ -52,12 +58,28 @@ def bind_kernel(caller: OpCaller, tensors: Sequence[Any], parameters: Sequence[A
     policy = caller.policy(strictly(caller.dispatcher.registry, caller.contract.op, kernel))
     placement = caller.place(arguments.request(tensors, numbers, Phase.INFERENCE), policy)
     # what this kernel reads, and no other's: an attached one's limits are in no other key
-    parts = chosen_expressions(caller.contract, named, *read_by([placement.kernel]))
-    key = make_key(contract, parts)
-    expected = key(*tensors, *numbers)
-    forms = tuple(None if tensor is None else (tensor.dtype, tensor.device) for tensor in tensors)
+    reads = reads_of(caller.contract, [placement.kernel], caller.dispatcher.readiness)
+    parts = chosen_expressions(caller.contract, named, reads)
+    plain, steady, opened = make_plain(contract), make_steady(contract, parts), make_open(contract, parts)
+    expected_steady, expected_open = steady(*tensors, *numbers), opened(*tensors, *numbers)
+    signature = caller.signatures.of(tensors)
+    like = tuple(None if tensor is None else (tensor.dtype, tensor.device) for tensor in tensors)
     dims, _ = contract.bind_shapes(arguments.shapes(tensors))
+
+    def fits(*given: Any) -> bool:
+        alike = plain(*given) and caller.signatures.of(given) is signature
+        return alike and steady(*given, *numbers) == expected_steady
+
+    forms = Forms(fits, caller.signatures, exact=True)
     may_overwrite = all("inplace" in capability.properties for _, capability in placement.kernel.variants)
+
+    def otherwise(given: Sequence[Any], values: Sequence[Any], out: Any) -> Any:
+        found = arguments.canonical(values)
+        form = forms.find(*given)
+        recorded = form is not None and form.leaf and torch.is_grad_enabled()
+        if form is None or recorded or not plain(*given) or opened(*given, *found) != expected_open:
+            refuse(given, found)
+        return placement.launch(*given, *found, None) if out is None else into(given, found, out)
 
     def into(given: Sequence[Tensor], values: Sequence[Any], out: Any) -> Any:
         inputs = arguments.given(given)
@@ -70,52 +92,58 @@ def bind_kernel(caller: OpCaller, tensors: Sequence[Any], parameters: Sequence[A
         over = overwritten(contract.op, targets, inputs, contract.inplace)
         if over is not None and not may_overwrite:
             raise ArgumentValueError(f"{contract.op}: {placement.kernel.name} cannot write its output over {over}")
-        written = placement.run(*given, *values, targets[0] if len(targets) == 1 else targets)
+        written = placement.launch(*given, *values, targets[0] if len(targets) == 1 else targets)
         for target in targets:
             mark_written(target)
         return written
 
-    def refuse(given: Sequence[Any], values: Sequence[Any], out: Any) -> Any:
-        found = arguments.canonical(values)
+    def refuse(given: Sequence[Any], found: Sequence[Any]) -> NoReturn:
+        op = contract.op
         arguments.check(given, found)
         for name in caller.contract.choosers:
             if (asked := arguments.named(found)[name]) != named[name]:
-                text = f"{contract.op}: bound for {name}={named[name]!r}; this call has {name}={asked!r}"
+                text = f"{op}: bound for {name}={named[name]!r}; this call has {name}={asked!r}"
                 raise ArgumentValueError(f"{text}; bind again")
         found_dims, _ = contract.bind_shapes(arguments.shapes(given))
         for name in dims:
             if name in contract.fixed_dims and found_dims[name] != dims[name]:
-                text = f"{contract.op}: bound for {name} = {dims[name]}; this call has {name} = {found_dims[name]}"
+                text = f"{op}: bound for {name} = {dims[name]}; this call has {name} = {found_dims[name]}"
                 raise ArgumentValueError(f"{text}; bind again")
-        for tensor, form, name in zip(given, forms, arguments.names, strict=True):
+        for tensor, form, name in zip(given, like, arguments.names, strict=True):
             if (tensor is None) != (form is None):
-                raise ArgumentValueError(
-                    f"{contract.op}: bound {'without' if form is None else 'with'} {name}; bind again"
-                )
+                raise ArgumentValueError(f"{op}: bound {'without' if form is None else 'with'} {name}; bind again")
             if form is not None and (tensor.dtype, tensor.device) != form:
-                text = f"{contract.op}: bound for {name} of {form[0]} on {form[1]}; this call has {tensor.dtype} on"
+                text = f"{op}: bound for {name} of {form[0]} on {form[1]}; this call has {tensor.dtype} on"
                 raise ArgumentTypeError(f"{text} {tensor.device}; bind again")
-        if key(*given, *found) != expected:
+        if steady(*given, *found) != expected_steady or opened(*given, *found) != expected_open:
             raise ArgumentValueError(
-                f"{contract.op}: the layout, a limit or a feature of this call is not the example's; bind again, or"
-                f" call portakernel.ops.{contract.op}"
+                f"{op}: the layout, a limit or a feature of this call is not the example's; bind again, or"
+                f" call portakernel.ops.{op}"
             )
-        if tuple(values) != found or any(type(a) is not type(b) for a, b in zip(values, found, strict=True)):
-            positional = [t for t, a in zip(given, contract.tensors, strict=True) if not a.keyword]
-            keyword = {a.name: t for t, a in zip(given, contract.tensors, strict=True) if a.keyword}
-            return bound(*positional, **keyword, **arguments.named(found), out=out)
         raise ArgumentTypeError(
-            f"{contract.op}: a bound kernel does not go through autograd, modes, transforms, autocast or subclasses,"
-            f" which this call needs; call portakernel.ops.{contract.op}, or use torch.no_grad()"
+            f"{op}: a bound kernel does not go through autograd, modes, transforms, autocast or subclasses,"
+            f" which this call needs; call portakernel.ops.{op}, or use torch.no_grad()"
         )
 
+    # where the launcher has nothing else to do, its own frame is saved
+    bare = is_bare(placement.kernel, placement.decision.request, caller.dispatcher)
+    direct = call_source(caller.contract, placement.kernel, Phase.INFERENCE)
+    given = ", ".join([*arguments.names, *arguments.parameters])
     names = {
-        "expected": expected,
-        "sizes": tuple(dims[name] for name in contract.fixed_dims if name in dims),
+        "kernel": entry_of(placement.kernel, Phase.INFERENCE, caller.dispatcher),
         "run": placement.run,
-        "into": into,
-        "refuse": refuse,
+        "recorded": placement.profiled,
+        "forms": forms,
+        "into": lambda *_: None,
+        "otherwise": otherwise,
+        "traced": traced(caller),
+        "name": placement.kernel.name,
     }
-    bound = cast(BoundKernel, make_bound(contract, parts, names))
+    if has_fast_out(caller.contract):
+        example = {"signature": signature, "steady": expected_steady, "opened": expected_open}
+        writing = {**example, "placement": placement, "may_overwrite": may_overwrite}
+        names["into"] = make_into_bound(contract, parts, caller.signatures, writing)
+    launch = direct if bare else f"run({given}, out)"
+    bound = cast(BoundKernel, make_bound(contract, parts, expected_open, launch, names))
     bound.kernel, bound.decision = placement.kernel.name, placement.decision
     return bound

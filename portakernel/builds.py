@@ -6,13 +6,13 @@ values and sizes at a time (leading dimensions excepted), and never on a call.
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
 from typing import Any
 
 from portakernel.capability import ReasonCode, Rejection
 from portakernel.contract import Contract
 from portakernel.kernel import Kernel
+from portakernel.locks import make_lock
 from portakernel.request import Phase, Request
 from portakernel.sizes import parse_size
 
@@ -37,7 +37,7 @@ class Builds:
         self._done: set[Built] = set()
         self._failed: dict[Built, Rejection] = {}
         self._units: dict[str, set[Unit]] = {}
-        self._lock = threading.Lock()
+        self._lock = make_lock()
 
     def units(self, op: str) -> set[Unit]:
         """The sizes and values for which some kernel of ``op`` was built; the set itself, which grows."""

@@ -8,7 +8,7 @@ duals, autocast, lazy negation) goes through ``torch.ops.portakernel`` instead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,14 +16,17 @@ from torch import Tensor
 
 from portakernel.arguments import Arguments, Tensors
 from portakernel.builds import Unit
-from portakernel.capability import CannotRun, Limit, Rejection
+from portakernel.call_form import Signatures
+from portakernel.capability import CannotRun, ReasonCode, Rejection
+from portakernel.capture import is_capturing
+from portakernel.claim_reads import Reads, reads_of
 from portakernel.contract import Contract, Result
 from portakernel.decision import Decision
 from portakernel.dispatch import Dispatcher
 from portakernel.fallback import Fallbacks
-from portakernel.fast_path import make_public
+from portakernel.fast_out import has_fast_out, make_into
+from portakernel.fast_path import Lookup, make_hit, make_public
 from portakernel.guard_key import Expressions, Keys, define, expressions, make_key, make_value
-from portakernel.kernel import Kernel
 from portakernel.key_table import KeyTable, Placement
 from portakernel.launcher import launcher, signature
 from portakernel.layout import has_plain_memory, mark_written
@@ -32,6 +35,9 @@ from portakernel.outputs import check_outs, completed, copy_into, existing, over
 from portakernel.policies import Policy
 from portakernel.request import Phase, Request
 from portakernel.torch_internals import innermost_transform, outside_modes
+
+# What a choice made during a stream capture requires, and what marks its key.
+_CAPTURED = frozenset({"graph_capture"})
 
 
 class OpCaller:
@@ -43,20 +49,30 @@ class OpCaller:
         self.namespace = namespace
         self.arguments = Arguments(contract, dispatcher.registry)
         self.table = KeyTable()
+        # The policy for a strict `kernel=`, or for a torch op's `kernel`, under another policy; both keys are few.
+        self.pinned: dict[tuple[str, Policy], Policy] = {}
+        self.named: dict[tuple[str, Policy], Policy] = {}
+        # How a call whose gradient is recorded is made without torch's dispatcher; the bridge sets it where it can be.
+        self.train: Callable[..., Any] = lambda *_: None
         # How a call goes through functorch's transforms; the bridge sets it, because torch ops alone do not.
         self.transformed: Callable[..., Tensor] | None = None
+        # How a call is made on DTensors, where one of the tensors is; the bridge sets it too.
+        self.distributed: Callable[[Sequence[Any]], Callable[..., Any] | None] | None = None
         self._fallbacks = Fallbacks(dispatcher)
-        kernels = [k for k in dispatcher.registry.for_op(contract.op) if not dispatcher.disabled & {k.name, k.plugin}]
+        kernels = dispatcher.kernels_here(contract.op)
         # Whether some kernel is made of torch operators, whose gradient PyTorch records.
         self.some_are_recorded = any(kernel.saves == "autograd" for kernel in kernels)
         # Kernels of attached devices compete only where a policy names them: what they read costs other calls nothing.
         self._attached = [kernel for kernel in kernels if dispatcher.registry.is_attached(kernel)]
-        limits, reads = read_by(kernel for kernel in kernels if kernel not in self._attached)
+        reads = reads_of(contract, (k for k in kernels if k not in self._attached), dispatcher.readiness)
         # What has to be built is built for given sizes: whether it was for these is part of the key.
         built = dispatcher.builds.units(contract.op) if any(kernel.build for kernel in kernels) else None
-        self.expressions = _parts(contract, limits, reads, built)
+        self.expressions = _parts(contract, reads, built)
+        self.signatures = Signatures()
+        self.lookup = Lookup.of(contract, self.expressions, self.signatures)
         self._key = _key_function(contract, self.expressions)
-        self._attached_key = _key_function(contract, _parts(contract, *read_by(self._attached)))
+        of_attached = reads_of(contract, self._attached, dispatcher.readiness)
+        self._attached_key = _key_function(contract, _parts(contract, of_attached))
 
     def torch_op(self, suffix: str = "") -> Any:
         """The op, or its part ``_forward`` or ``_backward``, as torch's dispatcher knows it."""
@@ -68,9 +84,28 @@ class OpCaller:
         A compiled graph follows the policy contexts that it is called in: a name that was chosen automatically while
         tracing, by the process's policy, yields to them.
         """
-        if is_automatic(argument) and self.dispatcher.context_layers.get():
-            argument = ""
-        return self.dispatcher.policy(layer_of(self.dispatcher.registry, self.contract.op, argument))
+        above = self.dispatcher.policy()
+        if not argument:
+            return above
+        known = self.named.get((argument, above))
+        if known is None:
+            yields = is_automatic(argument) and self.dispatcher.context_layers.get()
+            layer = None if yields else layer_of(self.dispatcher.registry, self.contract.op, argument)
+            known = self.named[argument, above] = self.dispatcher.policy(layer)
+        return known
+
+    def hit(self, phase: Phase) -> Callable[..., Any]:
+        """``hit`` for a torch op of ``phase`` (``fast_path.make_hit``)."""
+        if phase is Phase.TRAINING and self.some_are_recorded:
+            return lambda *_: None
+        names = {
+            "table": self.table.entries,
+            "context": self.dispatcher.context_layers.get,
+            "dispatcher": self.dispatcher,
+            "named": self.named,
+            "completed": self.completed,
+        }
+        return make_hit(self.contract, self.lookup, phase, names)
 
     def key(
         self,
@@ -84,7 +119,7 @@ class OpCaller:
         below_autograd: bool = False,
     ) -> tuple[Any, ...]:
         """What the choice depends on; a plain forward has the key that the public function computes."""
-        key = (*self._key(*tensors, *parameters), policy)
+        key = (self.signatures.of(tensors), *self._key(*tensors, *parameters), policy)
         if phase is not Phase.INFERENCE or inplace:
             key = (*key, phase, inplace, saved_by, below_autograd)
         if self._attached and self._names_attached(policy):
@@ -135,6 +170,9 @@ class OpCaller:
         asked: dict[str, Any] = {"saved_by": saved_by, "below_autograd": below_autograd}
         key = self.key(phase, tensors, parameters, policy, **asked)
         known = self.table.entries.get(key)
+        if known is None and is_capturing():
+            key, asked["requires"] = (*key, _CAPTURED), _CAPTURED
+            known = self.table.entries.get(key)
         if known is not None:
             return known
         request = self.arguments.request(tensors, parameters, phase, **asked)
@@ -161,22 +199,27 @@ class OpCaller:
         key = self.key(phase, tensors, parameters, policy, inplace=inplace, **asked)
         asked["requires"] = frozenset({"inplace"}) if inplace else frozenset[str]()
         placement = self.table.entries.get(key)
+        if placement is None and is_capturing():
+            key, asked["requires"] = (*key, _CAPTURED), asked["requires"] | _CAPTURED
+            placement = self.table.entries.get(key)
         while True:
             if placement is None:
                 request = self.arguments.request(tensors, parameters, phase, **asked)
                 placement = self.table.remember(key, self.place(request, policy))
             if declined is None or declined[0] is not placement:
                 try:
-                    result = placement.run(*arguments)
+                    return placement.launch(*arguments)
                 except CannotRun as error:
                     declined = placement, error
-                else:
-                    next(placement.calls)
-                    return result
+            if declined[1].rejection.code is ReasonCode.NOT_CAPTURABLE and not asked["requires"] >= _CAPTURED:
+                # another serves while the stream is captured, and this one again thereafter
+                key, asked["requires"] = (*key, _CAPTURED), asked["requires"] | _CAPTURED
+                placement = self.table.entries.get(key)
+                continue
             request = self.arguments.request(tensors, parameters, phase, **asked)
-            key, placement = self._passed_over(key, placement, declined[1].rejection, request, policy)
+            key, placement = self.passed_over(key, placement, declined[1].rejection, request, policy)
 
-    def _passed_over(
+    def passed_over(
         self, key: Any, placement: Placement, rejection: Rejection, request: Request, policy: Policy
     ) -> tuple[Any, Placement]:
         """The placement for calls that ``placement``'s kernel declined, and its key.
@@ -237,11 +280,20 @@ class OpCaller:
         if out is not None:
             return self.into(tensors, values, out, argument, plain)
         if not plain or tensors[0].is_meta:
-            transformed = innermost_transform() is not None
-            call = self.transformed if transformed and self.transformed is not None else self.torch_op()
-            return self.public(call(*tensors, *values, argument), values)
-        given = (*tensors, *values, None)
-        return self.run(Phase.INFERENCE, tensors, values, self.policy(argument), given, declined=declined)
+            return self.public(self._composed(tensors)(*tensors, *values, argument), values)
+        policy = self.policy(argument)
+        if isinstance(kernel, str):
+            self.pinned[kernel, self.dispatcher.policy()] = policy
+        return self.run(Phase.INFERENCE, tensors, values, policy, (*tensors, *values, None), declined=declined)
+
+    def _composed(self, tensors: Sequence[Any]) -> Callable[..., Any]:
+        """The op for arguments whose memory no kernel may read as it is."""
+        distributed = self.distributed(tensors) if self.distributed is not None else None
+        if distributed is not None:
+            return distributed
+        transformed = innermost_transform() is not None
+        op: Callable[..., Any] = self.torch_op()
+        return self.transformed if transformed and self.transformed is not None else op
 
     def public(self, found: Any, values: Sequence[Any]) -> Any:
         """What the public function returns, of what the torch op did."""
@@ -258,7 +310,7 @@ class OpCaller:
         forms = self.arguments.results(tensors, values)
         targets = check_outs(contract.op, out, forms, first.device, list(inputs.values()))
         if not plain or first.is_meta or not all(map(has_plain_memory, targets)):
-            found = self.public(self.torch_op()(*tensors, *values, argument), values)
+            found = self.public(self._composed(tensors)(*tensors, *values, argument), values)
             for each, result in zip(targets, found if isinstance(found, tuple) else (found,), strict=True):
                 copy_into(each, result)
             return out
@@ -272,22 +324,24 @@ class OpCaller:
 
 def public_function(caller: OpCaller) -> Callable[..., Any]:
     """The function that ``portakernel.ops`` offers for the caller's op."""
-    contract, dispatcher = caller.contract, caller.dispatcher
+    contract, dispatcher, parts = caller.contract, caller.dispatcher, caller.expressions
     dispatcher.refresh_trace_token()
-    return make_public(
-        contract,
-        caller.expressions,
-        {
-            "table": caller.table.entries,
-            "context": dispatcher.context_layers.get,
-            "dispatcher": dispatcher,
-            "slow": caller.slow,
-            "traced": _traced(caller),
-        },
-    )
+    names = {
+        "table": caller.table.entries,
+        "context": dispatcher.context_layers.get,
+        "dispatcher": dispatcher,
+        "pinned": caller.pinned,
+        "slow": caller.slow,
+        "traced": traced(caller),
+        "into": lambda *_: None,
+        "train": caller.train,
+    }
+    if isinstance(parts, Expressions) and has_fast_out(contract):
+        names["into"] = make_into(contract, parts, caller.signatures, names)
+    return make_public(contract, caller.lookup, names)
 
 
-def _traced(caller: OpCaller) -> Callable[..., Any]:
+def traced(caller: OpCaller) -> Callable[..., Any]:
     """The public function as ``torch.compile`` sees it.
 
     The policy's token is read as a guarded attribute: another policy means another graph.
@@ -320,8 +374,8 @@ def traced({given}, out, kernel):
         "dispatcher": caller.dispatcher,
         "write": write,
     }
-    traced: Callable[..., Any] = define(source, "traced", f"{contract.op}.traced", names)
-    return traced
+    made: Callable[..., Any] = define(source, "traced", f"{contract.op}.traced", names)
+    return made
 
 
 def _exists(result: Result) -> str:
@@ -332,11 +386,8 @@ def _exists(result: Result) -> str:
     return f"{name} in {wanted!r}" if isinstance(wanted, tuple) else f"{name} == {wanted!r}"
 
 
-def _parts(
-    contract: Contract, limits: tuple[Limit, ...], reads: tuple[str, ...], built: set[Unit] | None = None
-) -> Expressions | Keys:
-    made = Keys if contract.choosers else expressions
-    return made(contract, limits, reads, built)
+def _parts(contract: Contract, reads: Reads, built: set[Unit] | None = None) -> Expressions | Keys:
+    return Keys(contract, reads, built) if contract.choosers else expressions(contract, reads, built)
 
 
 def _key_function(contract: Contract, parts: Expressions | Keys) -> Callable[..., tuple[Any, ...]]:
@@ -346,11 +397,3 @@ def _key_function(contract: Contract, parts: Expressions | Keys) -> Callable[...
     names = [parameter.name for parameter in contract.parameters]
     places = [len(contract.tensors) + names.index(name) for name in contract.choosers]
     return lambda *arguments: parts[tuple(arguments[place] for place in places)](*arguments)
-
-
-def read_by(kernels: Iterable[Kernel]) -> tuple[tuple[Limit, ...], tuple[str, ...]]:
-    """The limits and raw values that decide whether, or how early, one of the kernels is chosen."""
-    listed = list(kernels)
-    limits = frozenset[Limit]().union(*(kernel.limits() for kernel in listed))
-    reads = frozenset[str]().union(*(kernel.reads() for kernel in listed))
-    return tuple(sorted(limits, key=str)), tuple(sorted(reads))

@@ -53,7 +53,8 @@ class Contract:
     ``infinite_rows`` says whether a row of an argument that holds an infinity gives what the formula gives there, or
     may give NaN throughout. ``autocast`` says what happens to dtypes under autocast: ``keep`` (the op computes in
     float32 anyhow), ``promote`` (arguments of different float dtypes are cast to the widest) or ``cast`` (to autocast's
-    own dtype, as matrix products are).
+    own dtype, as matrix products are). ``host_reads`` names arguments whose values the reference reads on the host, for
+    which it waits for the device.
     """
 
     op: str
@@ -75,6 +76,7 @@ class Contract:
     inplace: tuple[str, ...] = ()
     infinite_rows: Literal["exact", "may_be_nan"] = "exact"
     autocast: Literal["keep", "promote", "cast"] = "keep"
+    host_reads: tuple[str, ...] = ()
 
     # --- names -----------------------------------------------------------------------------------------------------
 

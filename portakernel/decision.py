@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from portakernel.capability import ReasonCode, Rejection
 from portakernel.errors import NoKernelError
@@ -15,6 +15,16 @@ from portakernel.support import Shortfall
 from portakernel.target import Target
 
 Status = Literal["chosen", "eligible", "rejected"]
+
+
+class Use(NamedTuple):
+    """What ``stats()`` tells calls apart by; ``fallback`` are the kernels that were expected to go before."""
+
+    op: str
+    kernel: str
+    phase: str
+    target: str
+    fallback: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

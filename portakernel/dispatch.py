@@ -110,6 +110,16 @@ class Dispatcher:
         finally:
             self.context_layers.reset(token)
 
+    def kernels_here(self, op: str) -> list[Kernel]:
+        """The kernels of ``op`` that some device of this machine could be served by, those switched off left out."""
+        vendors = {"*", *(device.target.vendor for device in self.registry.devices)}
+        return [
+            kernel
+            for kernel in self.registry.for_op(op)
+            if not self.disabled & {kernel.name, kernel.plugin}
+            and any(not vendors.isdisjoint(capability.targets) for _, capability in kernel.variants)
+        ]
+
     def decide(
         self, request: Request, policy: Policy | None = None, cannot: Mapping[str, Rejection] | None = None
     ) -> Decision:

@@ -118,6 +118,18 @@ class NoKernelError(PortakernelError, NotImplementedError):
         super().__init__(message)
 
 
+class CaptureError(PortakernelError, RuntimeError):
+    """While a stream is captured, something would have to be probed, loaded or compiled; ``what`` says what."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        super().__init__(
+            f"{what}, but a stream is being captured: until that ends nothing is probed, loaded or compiled."
+            " Before the capture run portakernel.warmup(function, *args) with the function that is captured, or"
+            " portakernel.warmup(op, *tensors) for a single call"
+        )
+
+
 class DerivativeError(PortakernelError, NotImplementedError):
     """A derivative that the op does not define (a second backward, say)."""
 
@@ -128,6 +140,10 @@ class ReferenceWarning(UserWarning):
 
 class FallbackWarning(UserWarning):
     """A kernel that would have been chosen cannot run; another serves. Given once per (op, kernel, reason)."""
+
+
+class RedistributionWarning(UserWarning):
+    """A DTensor is placed so that each call moves its shards between ranks. Given once per op and placement."""
 
 
 class ConfigWarning(UserWarning):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import threading
 import warnings
 
 from portakernel.capability import ReasonCode, Rejection
 from portakernel.decision import Decision
 from portakernel.dispatch import Dispatcher
 from portakernel.errors import FallbackWarning, ReferenceWarning
+from portakernel.locks import make_lock
 from portakernel.policies import Policy, Wishes
 from portakernel.request import Request
 
@@ -34,7 +34,7 @@ class Fallbacks:
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
         self._told: set[tuple[str, str, str | None]] = set()
-        self._lock = threading.Lock()
+        self._lock = make_lock()
 
     def reasons(self, decision: Decision, policy: Policy) -> list[tuple[str, Rejection]]:
         """The kernels that were expected to go before the chosen one, each with every reason why it does not."""
@@ -60,7 +60,7 @@ class Fallbacks:
         for name, rejection in reasons:
             if self._is_first(name, rejection.code, rejection.parameter):
                 text = f"{request.op}: {name} cannot serve ({rejection.code}: {rejection.text}); {chosen.name} does"
-                warnings.warn(text, FallbackWarning, stacklevel=_callers_level())
+                warnings.warn(text, FallbackWarning, stacklevel=callers_level())
         if not chosen.is_reference or self._is_free(decision):
             return passed_over
         wishes = self._wishes(decision, policy)
@@ -68,7 +68,7 @@ class Fallbacks:
         if wishes.reference == "warn" and not asked_for and self._is_first(chosen.name, request.phase):
             text = f"{request} is served by the reference: correct, but not fast."
             advice = f"`portakernel explain {request.op}` says why; policy(reference='allow') silences this"
-            warnings.warn(f"{text} {advice}", ReferenceWarning, stacklevel=_callers_level())
+            warnings.warn(f"{text} {advice}", ReferenceWarning, stacklevel=callers_level())
         return passed_over
 
     def _wishes(self, decision: Decision, policy: Policy) -> Wishes:
@@ -91,7 +91,7 @@ def _is_unremarkable(rejection: Rejection, request: Request) -> bool:
     return of_value or rejection.code in _UNREMARKABLE
 
 
-def _callers_level() -> int:
+def callers_level() -> int:
     """The stack level of the line that called an op: the first one outside portakernel and torch."""
     level, frame = 1, inspect.currentframe()
     frame = frame.f_back if frame is not None else None

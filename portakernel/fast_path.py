@@ -7,16 +7,19 @@ hand for each op.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from portakernel.call_form import Forms, Signatures
 from portakernel.capability import CannotRun
 from portakernel.contract import Contract
 from portakernel.document import arguments, document
 from portakernel.dtypes import DTYPES
-from portakernel.guard_key import Expressions, Keys, define, dimension_sources, unless_none
+from portakernel.guard_key import Expressions, Keys, define, unless_none
+from portakernel.request import Phase
 from portakernel.torch_internals import (
     any_autocast,
     dispatch_modes,
@@ -25,13 +28,15 @@ from portakernel.torch_internals import (
     innermost_transform,
     jit_trace,
     only_device_contexts,
+    profiler,
 )
 
-# What must hold before a kernel may read the arguments' memory itself; everything else goes through torch's dispatcher.
-_NAMES: dict[str, Any] = {
+# What generated code calls.
+GLOBALS: dict[str, Any] = {
     "Tensor": Tensor,
     "Parameter": torch.nn.Parameter,
     "CannotRun": CannotRun,
+    "TRAINING": Phase.TRAINING,
     "grad_enabled": torch.is_grad_enabled,
     "transforms": innermost_transform,
     "dispatch_modes": dispatch_modes,
@@ -40,32 +45,47 @@ _NAMES: dict[str, Any] = {
     "jit_trace": jit_trace,
     "strided": torch.strided,
     "forward_ad": forward_ad,
+    "profiler": profiler,
     "autocast": any_autocast,
     "compiling": torch.compiler.is_dynamo_compiling,
     "torch_dtype": torch.dtype,
     "dtype_names": {getattr(torch, name): name for name in DTYPES if hasattr(torch, name)},
 }
 
+# What a form's check does not see: modes, and the level of forward-mode duals.
+OUTSIDE = "not dispatch_modes() and (not function_modes() or only_device_contexts()) and forward_ad._current_level < 0"
 
-def plain(contract: Contract) -> str:
-    """An expression that is true when the arguments' memory may be read as it is."""
+
+def make_plain(contract: Contract, ranks: str = "True") -> Callable[..., bool]:
+    """``plain(*tensors)``: whether the arguments' memory may be read as it is, and their ranks are right.
+
+    Everything else goes through torch's dispatcher: a kernel that reads memory would lose a tangent, or read what is
+    not there. Gradients are another question, which a form's ``leaf`` answers.
+    """
 
     def each(condition: str) -> list[str]:
         # `#` stands for the tensor
         made = [(tensor, condition.replace("#", tensor.name)) for tensor in contract.tensors]
         return [f"({t.name} is None or {text})" if t.optional else text for t, text in made]
 
-    requires_grad = [unless_none(tensor, f"{tensor.name}.requires_grad", "False") for tensor in contract.tensors]
     terms = [*each("(type(#) is Tensor or type(#) is Parameter)"), *each("#.layout is strided")]
-    terms.append(f"not (grad_enabled() and ({' or '.join(requires_grad)}))")
-    terms += ["transforms() is None", "not dispatch_modes()", "jit_trace() is None"]
-    terms.append("(not function_modes() or only_device_contexts())")
-    terms += ["forward_ad._current_level < 0", "not autocast()"]
+    terms += ["transforms() is None", "jit_trace() is None", "not autocast()", OUTSIDE]
     terms += each("(not #.is_neg() and not #._is_zerotensor())")
-    return "\n            and ".join(terms)
+    shapes = "; ".join(f"s_{t.name} = {unless_none(t, f'{t.name}.shape', 'None')}" for t in contract.tensors)
+    source = f"""\
+def plain({", ".join(contract.names)}):
+    if not (
+            {(chr(10) + " " * 12 + "and ").join(terms)}
+    ):
+        return False
+    {shapes}
+    return {ranks}
+"""
+    made: Callable[..., bool] = define(source, "plain", f"{contract.op}.plain", GLOBALS)
+    return made
 
 
-def _canonical(contract: Contract) -> tuple[str, dict[str, Any]]:
+def canonical_terms(contract: Contract) -> tuple[str, dict[str, Any]]:
     """A further term: parameters in their canonical form; any other is converted on the slow path."""
     terms, names = list[str](), dict[str, Any]()
     for parameter in contract.parameters:
@@ -77,9 +97,17 @@ def _canonical(contract: Contract) -> tuple[str, dict[str, Any]]:
             term = f"(type({name}) is tuple and len({name}) == 2 and {name}[0].__class__ is {name}[1].__class__ is int"
             term += f" and {name}[0] >= -1 and {name}[1] >= -1)"
         else:
-            term = f"type({name}) is {kind}"
+            # most calls leave a parameter out: then it is the default itself, which `_know_defaults` makes quick to see
+            names[f"default_{name}"] = parameter.default
+            term = f"({name} is default_{name} or type({name}) is {kind})"
         terms.append(f"({name} is None or {term})" if parameter.optional else term)
     return "".join(f" and {term}" for term in terms), names
+
+
+def _know_defaults(made: Callable[..., Any]) -> None:
+    """Puts the generated function's own default objects where ``canonical_terms`` compares with them."""
+    function: Any = made
+    function.__globals__.update({f"default_{name}": value for name, value in function.__kwdefaults__.items()})
 
 
 def _groups(contract: Contract) -> tuple[str, str]:
@@ -99,74 +127,164 @@ def _named_dtypes(contract: Contract) -> str:
     )
 
 
-def make_public(contract: Contract, parts: Expressions | Keys, names: dict[str, Any]) -> Callable[..., Any]:
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """How generated code makes a call's key: ``lines`` to run, whether the arguments ``fit``, the ``key``'s parts."""
+
+    lines: str
+    fit: str
+    key: str
+    names: dict[str, Any]
+    forms: Forms
+
+    @classmethod
+    def of(cls, contract: Contract, parts: Expressions | Keys, signatures: Signatures) -> Lookup:
+        """The look-up for an op's calls; its forms are shared by all code that is made with it."""
+        if not isinstance(parts, Keys):
+            key = "".join(f"{part}, " for part in parts.parts)
+            forms = Forms(make_plain(contract, parts.ranks), signatures)
+            return cls("; ".join(parts.shapes), parts.fit, key, parts.names, forms)
+        lines = f"key = keys[{', '.join(contract.choosers)},]({_groups(contract)[0]})"
+        return cls(lines, "key is not None", "*key, ", {"keys": parts}, Forms(make_plain(contract), signatures))
+
+
+def make_public(contract: Contract, lookup: Lookup, names: dict[str, Any]) -> Callable[..., Any]:
     """The function that ``portakernel.ops`` offers.
 
-    ``names`` supplies ``table``, ``context`` (the context variable's getter), ``dispatcher``, ``slow`` and ``traced``.
+    ``names`` supplies ``table``, ``context`` (the context variable's getter), ``dispatcher``, ``pinned`` (policies with
+    a strict ``kernel``), ``into``, ``train``, ``slow`` and ``traced``.
     """
     given, groups = _groups(contract)
-    canonical, words = _canonical(contract)
-    if isinstance(parts, Keys):
-        lookup = f"key = keys[{', '.join(contract.choosers)},]({given})"
-        fit, key, found = "key is not None", "*key", {"keys": parts}
-    else:
-        lookup = "; ".join(parts.shapes)
-        fit, key, found = parts.fit, ", ".join(parts.parts), parts.names
+    canonical, words = canonical_terms(contract)
+    tensors = ", ".join(contract.names)
     source = f"""\
 def {contract.op}({", ".join(arguments(contract, "out=None", "kernel=None"))}):
 {_named_dtypes(contract)}    if compiling():
         return traced({given}, out, kernel)
-    plain = (
-            {plain(contract)}
-    )
-    declined = None
-    if plain and out is None and kernel is None{canonical}:
-        {lookup}
-        if {fit}:
-            policy = dispatcher.policy() if context() else dispatcher.process_policy
-            placement = table.get(({key}, policy))
-            if placement is not None:
-                try:
-                    result = placement.run({given}, None)
-                except CannotRun as error:
-                    declined = placement, error  # `slow` takes the next kernel and remembers
-                else:
-                    next(placement.calls)
-                    return result
+    if out is not None and (written := into({given}, out, kernel)) is not None:
+        return written
+    form, declined, plain = forms.latest, None, False
+    if (form.check({tensors}) or (form := forms.find({tensors})) is not None) and {OUTSIDE}:
+        plain = not (form.leaf and grad_enabled())
+        if out is None{canonical}:
+            {lookup.lines}
+            if {lookup.fit}:
+                policy = dispatcher.policy() if context() else dispatcher.process_policy
+                if plain:
+                    if kernel is not None:
+                        policy = pinned.get((kernel, policy)) if type(kernel) is str else None
+                    placement = table.get((form.signature, {lookup.key}policy))
+                    if placement is not None:
+                        try:
+                            if profiler._is_profiler_enabled:
+                                result = placement.profiled({given}, None)
+                            else:
+                                result = placement.run({given}, None)
+                        except CannotRun as error:
+                            declined = placement, error  # `slow` takes the next kernel and remembers
+                        else:
+                            next(placement.calls)
+                            return result
+                elif kernel is None and policy is dispatcher.process_policy:
+                    placement = table.get((form.signature, {lookup.key}policy, TRAINING, False, None, False))
+                    if placement is not None and (result := train(placement, {groups})) is not None:
+                        return result
     return slow({groups}, out, kernel, plain, declined)
 """
-    made: Callable[..., Any] = define(source, contract.op, f"ops.{contract.op}", {**_NAMES, **words, **found, **names})
+    names = {**GLOBALS, **words, **lookup.names, **names, "forms": lookup.forms}
+    made: Callable[..., Any] = define(source, contract.op, f"ops.{contract.op}", names)
+    _know_defaults(made)
     made.__doc__ = document(contract)
     made.__module__ = "portakernel.ops"
     return made
 
 
-def make_bound(contract: Contract, parts: Expressions, names: dict[str, Any]) -> Callable[..., Any]:
-    """The call of a bound handle: one comparison with the key of the example, then the kernel.
+def make_hit(contract: Contract, lookup: Lookup, phase: Phase, names: dict[str, Any]) -> Callable[..., Any]:
+    """``hit(*tensors, *parameters, kernel, *rest)`` of a torch op: what it returns; None on a miss.
 
-    ``contract`` is the example's, without open choices. ``names`` supplies ``expected`` (the key), ``sizes`` (of the
-    fixed dimensions), ``run`` and ``refuse``.
+    ``kernel`` and the rest are the op's own arguments (``naming``). ``names`` supplies ``table``, ``context``,
+    ``dispatcher``, ``named`` (policies with such a ``kernel``) and ``completed``, for results that do not exist.
+    """
+    given, _ = _groups(contract)
+    canonical, words = canonical_terms(contract)
+    tensors = ", ".join(contract.names)
+    # torch hands windows over as lists
+    windows = [parameter.name for parameter in contract.parameters if parameter.kind == "window"]
+    listed = "".join(f"    {name} = tuple({name}) if type({name}) is list else {name}\n" for name in windows)
+    values = "".join(f"{parameter.name}, " for parameter in contract.parameters)
+    returned = "found"
+    if any(result.when is not None for result in (*contract.outputs, *contract.saved)):
+        returned = f"completed(found, ({values}), {contract.names[0]}, saved={phase is Phase.TRAINING})"
+    defaults = [f"{parameter.name}={parameter.default!r}" for parameter in contract.parameters]
+    optional = [f"{tensor.name}=None" if tensor.optional else tensor.name for tensor in contract.tensors]
+    accepted = ", ".join([*optional, *defaults, "kernel=''", "*rest"])
+    beyond = {Phase.INFERENCE: "", Phase.TRAINING: ", TRAINING, False, None, False"}[phase]
+    out = ", None" if phase is Phase.INFERENCE else ""
+    # in an op's implementation autograd has had its turn
+    recording = "form.leaf and grad_enabled()" if phase is Phase.INFERENCE else "False"
+    source = f"""\
+def hit({accepted}):
+{listed}    form = forms.latest
+    if not (
+            (form.check({tensors}) or (form := forms.find({tensors})) is not None) and {OUTSIDE}
+            and not ({recording}){canonical}
+    ):
+        return None
+    {lookup.lines}
+    if not ({lookup.fit}):
+        return None
+    policy = dispatcher.policy() if context() else dispatcher.process_policy
+    if kernel:
+        policy = named.get((kernel, policy))
+    placement = table.get((form.signature, {lookup.key}policy{beyond}))
+    if placement is None:
+        return None
+    try:
+        found = placement.launch({given}{out})
+    except CannotRun:
+        return None
+    return {returned}
+"""
+    names = {**GLOBALS, **words, **lookup.names, **names, "forms": lookup.forms}
+    made: Callable[..., Any] = define(source, "hit", f"{contract.op}.hit", names)
+    return made
+
+
+def make_bound(
+    contract: Contract, parts: Expressions, expected: tuple[Any, ...], launch: str, names: dict[str, Any]
+) -> Callable[..., Any]:
+    """The call of a bound handle: for tensors like a known form's, sizes and strides included, at once the kernel.
+
+    ``contract`` is the example's, without open choices; ``expected`` are the open parts of the example's key and
+    ``launch`` is the call of the kernel. ``names`` supplies what that calls, ``forms`` (exact ones, each checked when
+    it was first seen), ``recorded``, ``into``, ``otherwise``, and ``traced`` with the kernel's
+    ``name``.
     """
     given, groups = _groups(contract)
-    canonical, words = _canonical(contract)
-    sizes, _ = dimension_sources(contract)
-    fixed = [sizes[name] for name in contract.fixed_dims if name in sizes]
+    canonical, words = canonical_terms(contract)
+    tensors = ", ".join(contract.names)
+    compared = "".join(
+        f" and {part}" if value is True else f" and not {part}" if value is False else f" and {part} == expected[{i}]"
+        for i, (part, value) in enumerate(zip(parts.open, expected, strict=True))
+    )
+    shapes = f"    {'; '.join(parts.shapes)}\n" if any("s_" in part for part in parts.open) else ""
     source = f"""\
 def call({", ".join(arguments(contract, "out=None"))}):
-{_named_dtypes(contract)}    if (
-            {plain(contract)}{canonical}
+{_named_dtypes(contract)}    if compiling():
+        return traced({given}, out, name)
+{shapes}    form = forms.latest
+    if (
+            form.check({tensors}) and not (form.leaf and grad_enabled()) and {OUTSIDE}
+            and out is None{canonical}{compared}
     ):
-        {"; ".join(parts.shapes)}
-        same_sizes = {parts.fit} and ({"".join(f"{size}, " for size in fixed)}) == sizes
-        if same_sizes and ({", ".join(parts.parts)},) == expected:
-            if out is None:
-                return run({given}, None)
-            return into({groups}, out)
-    return refuse({groups}, out)
+        return recorded({given}, None) if profiler._is_profiler_enabled else {launch}
+    if out is not None and (written := into({given}, out)) is not None:
+        return written
+    return otherwise({groups}, out)
 """
-    made: Callable[..., Any] = define(
-        source, "call", f"bound.{contract.op}", {**_NAMES, **words, **parts.names, **names}
-    )
+    names = {**GLOBALS, **words, **parts.names, **names, "expected": expected}
+    made: Callable[..., Any] = define(source, "call", f"bound.{contract.op}", names)
+    _know_defaults(made)
     made.__name__ = made.__qualname__ = f"bound {contract.op}"
     made.__doc__ = document(contract)
     made.__module__ = "portakernel.bound"

@@ -1,4 +1,4 @@
-"""What tells one kind of call from another: each op's key function, generated from its contract and from claims.
+"""What tells calls of one form apart: each op's key function, generated from its contract and from claims.
 
 Generated, because a loop over arguments costs more than the whole dispatch may: the code is what one would write by
 hand for each op.
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from portakernel.builds import Unit, unit_names
 from portakernel.capability import Limit
+from portakernel.claim_reads import Reads
 from portakernel.contract import Contract, TensorArgument
 from portakernel.layout import alignment, flat_rows, stride_last
 from portakernel.sizes import DIMENSION, parse_size
@@ -29,53 +30,63 @@ _FACTS: dict[str, Callable[[Tensor], int]] = {
 
 @dataclass(frozen=True, slots=True)
 class Expressions:
-    """Source text over an op's arguments; ``shapes`` must be run before any of the others."""
+    """Source text over an op's arguments; ``shapes`` must be run before any of the others.
+
+    ``ranks`` is true when the arguments have as many dimensions as the contract says, and ``fit`` then when their
+    sizes go together. The key's parts are ``steady`` where sizes and strides decide them, else ``open``.
+    """
 
     shapes: tuple[str, ...]
+    ranks: str
     fit: str
-    parts: tuple[str, ...]
+    steady: tuple[str, ...]
+    open: tuple[str, ...]
     names: dict[str, Any]
 
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The key, but for the dtypes and devices that the call's form stands for."""
+        return (*self.steady, *self.open)
 
-def expressions(
-    contract: Contract, limits: Sequence[Limit], reads: Sequence[str], built: set[Unit] | None = None
-) -> Expressions:
-    """What tells one call's key from another's: dtypes, devices, each limit's outcome, raw reads, asked features.
+
+def expressions(contract: Contract, reads: Reads, built: set[Unit] | None = None) -> Expressions:
+    """What tells one call's key from another's of its form: each limit's outcome, raw reads, asked features.
 
     ``contract`` has no choice left open. ``built`` grows as kernels are built for sizes and values.
     """
     names: dict[str, Any] = {"prod": math.prod}
     shapes = tuple(f"s_{t.name} = {unless_none(t, f'{t.name}.shape', 'None')}" for t in contract.tensors)
-    sizes, fit = dimension_sources(contract)
-    parts = [unless_none(tensor, f"{tensor.name}.dtype", "None") for tensor in contract.tensors]
-    parts += [unless_none(tensor, f"{tensor.name}.device", "None") for tensor in contract.tensors]
-    parts += [_bound(limit, sizes[limit.parameter]) for limit in limits if limit.parameter in sizes]
+    sizes, ranks, fit = dimension_sources(contract)
+    steady = [_bound(limit, sizes[limit.parameter]) for limit in reads.limits if limit.parameter in sizes]
+    opened: list[str] = []
     for tensor in contract.tensors:
-        parts += _layout_parts(
-            tensor, [limit for limit in limits if limit.parameter.startswith(f"{tensor.name}.")], names
-        )
-    optional = {tensor.name: tensor for tensor in contract.tensors}
-    parameters = {parameter.name for parameter in contract.parameters}
-    for i, name in enumerate(reads):
-        owner, _, fact = name.partition(".")
-        names[f"read_{i}"] = _FACTS.get(fact)
-        if fact:
-            parts.append(unless_none(optional[owner], f"read_{i}({owner})", "None"))
-        elif name in sizes or name in parameters:
-            parts.append(sizes.get(name, name))
+        of_tensor = [limit for limit in reads.limits if limit.parameter.startswith(f"{tensor.name}.")]
+        strided, aligned = _layout_parts(tensor, of_tensor, names)
+        steady += strided
+        opened += aligned
+    sources = {parameter.name: parameter.name for parameter in contract.parameters} | sizes
+    for tensor in contract.tensors:
+        for fact, function in _FACTS.items():
+            names[f"{tensor.name}_{fact}"] = function
+            sources[f"{tensor.name}.{fact}"] = unless_none(tensor, f"{tensor.name}_{fact}({tensor.name})", "None")
+    for i, (values, check) in enumerate((*(((name,), None) for name in reads.values), *reads.checks)):
+        names[f"check_{i}"] = check
+        given = ", ".join(sources.get(name, "None") for name in values)
+        fixed = all(name in sizes or ("." in name and not name.endswith(".alignment")) for name in values)
+        (steady if fixed else opened).append(f"check_{i}({given})" if check is not None else given)
     for parameter in contract.parameters:
         if parameter.kind in ("dtype", "format"):
-            parts.append(parameter.name)
+            opened.append(parameter.name)
         elif parameter.feature:
-            parts.append(f"{parameter.name} == {parameter.default!r}")
+            opened.append(f"{parameter.name} == {parameter.default!r}")
     if built is not None:
         names["built"] = built
         unit = [*(sizes[name] for name in unit_names(contract)), *(p.name for p in contract.parameters)]
         # the unit itself: what is built for one is not built for another
-        parts.append(
+        opened.append(
             f"((unit if (unit := ({''.join(f'{part}, ' for part in unit)})) in built else None) if built else None)"
         )
-    return Expressions(shapes, fit, tuple(parts), names)
+    return Expressions(shapes, ranks, fit, tuple(steady), tuple(opened), names)
 
 
 def unless_none(tensor: TensorArgument, expression: str, otherwise: str) -> str:
@@ -83,8 +94,8 @@ def unless_none(tensor: TensorArgument, expression: str, otherwise: str) -> str:
     return f"({otherwise} if {tensor.name} is None else {expression})" if tensor.optional else expression
 
 
-def dimension_sources(contract: Contract) -> tuple[dict[str, str], str]:
-    """An expression for each dimension, and one that is true when the arguments' shapes fit together."""
+def dimension_sources(contract: Contract) -> tuple[dict[str, str], str, str]:
+    """An expression for each dimension, one that is true when the ranks are right, and one when then the sizes are."""
     sizes: dict[str, str] = {}
     ranks: list[str] = []
     equal: list[str] = []
@@ -117,7 +128,13 @@ def dimension_sources(contract: Contract) -> tuple[dict[str, str], str]:
             ranks += [rank] if rank else []
             equal += conditions
     equal += [DIMENSION.sub(lambda found: sizes[found[0]], f"({text})") for text in contract.requirements]
-    return sizes, " and ".join([*ranks, *equal]) or "True"
+    return sizes, " and ".join(ranks) or "True", " and ".join(equal) or "True"
+
+
+def leading_source(contract: Contract) -> str:
+    """An expression for the shape of the leading dimensions; there is a tensor that has some."""
+    tensor = next(t for t in contract.tensors if t.leading is not None and not t.optional)
+    return f"s_{tensor.name}[:-{len(tensor.fixed)}]" if tensor.fixed else f"s_{tensor.name}"
 
 
 def _bound(limit: Limit, value: str) -> str:
@@ -135,19 +152,24 @@ def _bound(limit: Limit, value: str) -> str:
     return f"({' and '.join(terms)})"
 
 
-def _layout_parts(tensor: TensorArgument, limits: Sequence[Limit], names: dict[str, Any]) -> list[str]:
-    """A contiguous tensor needs no more: that fixes its other facts, except the alignment of its address."""
+def _layout_parts(
+    tensor: TensorArgument, limits: Sequence[Limit], names: dict[str, Any]
+) -> tuple[list[str], list[str]]:
+    """What limits on strides ask, and what those on the address do.
+
+    A contiguous tensor needs no more for the first: that fixes its other facts.
+    """
     strided = [limit for limit in limits if not limit.parameter.endswith(".alignment")]
     aligned = [limit for limit in limits if limit.parameter.endswith(".alignment")]
-    parts = []
+    of_strides, of_address = list[str](), list[str]()
     if strided:
         names[f"layout_{tensor.name}"] = _outcomes(strided)
         found = f"({tensor.name}.is_contiguous() or layout_{tensor.name}({tensor.name}))"
-        parts.append(unless_none(tensor, found, "None"))
+        of_strides.append(unless_none(tensor, found, "None"))
     if aligned:
         names[f"aligned_{tensor.name}"] = _outcomes(aligned)
-        parts.append(unless_none(tensor, f"aligned_{tensor.name}({tensor.name})", "None"))
-    return parts
+        of_address.append(unless_none(tensor, f"aligned_{tensor.name}({tensor.name})", "None"))
+    return of_strides, of_address
 
 
 def _outcomes(limits: Sequence[Limit]) -> Callable[[Tensor], tuple[bool, ...]]:
@@ -172,36 +194,49 @@ def _body(contract: Contract, body: Sequence[str], name: str, names: dict[str, A
 
 def make_key(contract: Contract, parts: Expressions, *, checked: bool = False) -> Callable[..., tuple[Any, ...]]:
     """``key(*tensors, *parameters)``; where ``checked``, None for arguments that do not fit the contract."""
-    test = [f"if not ({parts.fit}): return None"] if checked else []
-    return _body(contract, [*parts.shapes, *test, f"return ({', '.join(parts.parts)},)"], "key", parts.names)
+    test = [f"if not ({parts.ranks} and {parts.fit}): return None"] if checked else []
+    returned = f"return ({''.join(f'{part}, ' for part in parts.parts)})"
+    return _body(contract, [*parts.shapes, *test, returned], "key", parts.names)
+
+
+def make_steady(contract: Contract, parts: Expressions) -> Callable[..., tuple[Any, ...] | None]:
+    """``steady(*tensors, *parameters)``: what sizes and strides decide of the key, and the sizes that are not leading.
+
+    None for arguments that do not fit the contract.
+    """
+    sizes, _, _ = dimension_sources(contract)
+    values = [*parts.steady, *(sizes[name] for name in contract.fixed_dims if name in sizes)]
+    test = f"if not ({parts.ranks} and {parts.fit}): return None"
+    returned = f"return ({''.join(f'{value}, ' for value in values)})"
+    return _body(contract, [*parts.shapes, test, returned], "steady", parts.names)
+
+
+def make_open(contract: Contract, parts: Expressions) -> Callable[..., tuple[Any, ...]]:
+    """``open(*tensors, *parameters)``: the rest of the key."""
+    returned = f"return ({''.join(f'{part}, ' for part in parts.open)})"
+    return _body(contract, [*parts.shapes, returned], "open", parts.names)
 
 
 class Keys(dict[Any, Callable[..., tuple[Any, ...]]]):
     """The key function for each value of an op's choosers, made when first asked for."""
 
-    def __init__(
-        self, contract: Contract, limits: Sequence[Limit], reads: Sequence[str], built: set[Unit] | None = None
-    ) -> None:
+    def __init__(self, contract: Contract, reads: Reads, built: set[Unit] | None = None) -> None:
         super().__init__()
-        self.contract, self.limits, self.reads, self.built = contract, limits, reads, built
+        self.contract, self.reads, self.built = contract, reads, built
 
     def __missing__(self, chosen: tuple[Any, ...]) -> Callable[..., tuple[Any, ...]]:
         values = dict(zip(self.contract.choosers, chosen, strict=True))
-        parts = chosen_expressions(self.contract, values, self.limits, self.reads, self.built)
+        parts = chosen_expressions(self.contract, values, self.reads, self.built)
         # of two threads that come first together either's is right
         return self.setdefault(chosen, make_key(self.contract.at(values), parts, checked=True))
 
 
 def chosen_expressions(
-    contract: Contract,
-    values: Mapping[str, Any],
-    limits: Sequence[Limit],
-    reads: Sequence[str],
-    built: set[Unit] | None = None,
+    contract: Contract, values: Mapping[str, Any], reads: Reads, built: set[Unit] | None = None
 ) -> Expressions:
     """What tells one call's key from another's where the parameters have these values, choosers included."""
-    parts = expressions(contract.at(values), limits, reads, built)
-    return replace(parts, parts=tuple(dict.fromkeys((*parts.parts, *contract.choosers))))
+    parts = expressions(contract.at(values), reads, built)
+    return replace(parts, open=tuple(dict.fromkeys((*parts.open, *contract.choosers))))
 
 
 def make_value(contract: Contract, name: str) -> Callable[..., Any]:

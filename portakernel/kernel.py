@@ -88,9 +88,8 @@ class Kernel:
         return claimed | self.priority.limits()
 
     def reads(self) -> frozenset[str]:
-        """The dimensions, layout facts and parameters on whose value itself it depends whether this kernel serves."""
-        claimed = frozenset(name for _, capability in self.variants for name in capability.values)
-        return claimed | frozenset(self.check.reads if self.check is not None else ())
+        """The parameters whose values the claims name."""
+        return frozenset(name for _, capability in self.variants for name in capability.values)
 
 
 def load_entry(entry: str) -> Callable[..., Any]:

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
+
+import torch
 
 from portakernel.capability import Rejection
-from portakernel.decision import Decision
+from portakernel.decision import Decision, Use
 from portakernel.kernel import Kernel
+from portakernel.locks import make_lock
+from portakernel.request import Phase
+from portakernel.torch_internals import profiler
 
 MAX_KEYS = 4096
-
-
-class Use(NamedTuple):
-    """What ``stats()`` tells calls apart by; ``fallback`` are the kernels that were expected to go before."""
-
-    op: str
-    kernel: str
-    phase: str
-    target: str
-    fallback: tuple[str, ...]
 
 
 @dataclass(slots=True)
@@ -46,6 +40,28 @@ class Placement:
         """Calls so far. A counter can only be read by its repr without advancing it; its own increment is atomic."""
         return int(repr(self.calls)[len("count(") : -1])
 
+    def launch(self, *arguments: Any) -> Any:
+        """Runs the kernel and counts the call; while a profiler records, as an event with the op's and its name.
+
+        Raises:
+            CannotRun: the kernel declines the call; it is not counted.
+        """
+        result = self.profiled(*arguments) if profiler._is_profiler_enabled else self.run(*arguments)
+        next(self.calls)
+        return result
+
+    def profiled(self, *arguments: Any) -> Any:
+        """Runs the kernel as an event of its own, not counted."""
+        with torch.profiler.record_function(self.label):
+            return self.run(*arguments)
+
+    @property
+    def label(self) -> str:
+        """What a profiler shows: ``portakernel.rms_norm [triton.rms_norm]``, the phase where it is not inference."""
+        request = self.decision.request
+        phase = "" if request.phase is Phase.INFERENCE else f" {request.phase}"
+        return f"portakernel.{request.op}{phase} [{self.kernel.name}]"
+
     @property
     def use(self) -> Use:
         """What its calls are counted under."""
@@ -62,7 +78,7 @@ class KeyTable:
     def __init__(self) -> None:
         self.entries: dict[Any, Placement] = {}
         self._past: Counter[Use] = Counter()
-        self._lock = threading.RLock()
+        self._lock = make_lock()
 
     def remember(self, key: Any, placement: Placement, replaced: Placement | None = None) -> Placement:
         """What stands under ``key`` from now on: ``placement``, unless another thread came first."""

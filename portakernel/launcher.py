@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from portakernel.capability import CannotRun, ReasonCode, Rejection
+from portakernel.capture import is_capturing
 from portakernel.contract import Contract
 from portakernel.dispatch import Dispatcher
 from portakernel.guard_key import define
@@ -16,7 +18,44 @@ from portakernel.request import Phase, Request
 
 def launcher(contract: Contract, kernel: Kernel, request: Request, dispatcher: Dispatcher) -> Callable[..., Any]:
     """``kernel`` for the request's phase, taking all arguments by position, on its device whichever is current."""
-    return _on_device(request, _adapter(contract, kernel, request.phase, dispatcher))
+    names = signature(contract, request.phase)
+    source = f"def launch({', '.join(names)}):\n    return {call_source(contract, kernel, request.phase)}\n"
+    scope = {"kernel": entry_of(kernel, request.phase, dispatcher)}
+    run = _on_device(request, define(source, "launch", f"{kernel.name} {request.phase}", scope))
+    return run if _can_be_captured(kernel, request, dispatcher) else _outside_captures(run)
+
+
+def entry_of(kernel: Kernel, phase: Phase, dispatcher: Dispatcher) -> Callable[..., Any]:
+    """The plugin's function for ``phase``."""
+    entry = kernel.backward if phase is Phase.BACKWARD else None
+    function: Callable[..., Any] = dispatcher.entry(entry or kernel.entry)
+    return function
+
+
+def is_bare(kernel: Kernel, request: Request, dispatcher: Dispatcher) -> bool:
+    """Whether a launcher does no more than ``call_source`` says."""
+    return _device_to_enter(request) is None and _can_be_captured(kernel, request, dispatcher)
+
+
+def _can_be_captured(kernel: Kernel, request: Request, dispatcher: Dispatcher) -> bool:
+    """Whether every claim of the kernel for the request's target has the property; elsewhere nothing is captured."""
+    if request.device is None or not (request.device.torch_device or "").startswith("cuda"):
+        return True
+    spaces = dispatcher.registry.spaces
+    here = [capability for _, capability in kernel.variants if capability.serving_target(request, spaces) is not None]
+    return all("graph_capture" in capability.properties for capability in here)
+
+
+def _outside_captures(run: Callable[..., Any]) -> Callable[..., Any]:
+    """``run``, declining while a stream is captured: that the choice fell before costs a kernel that can be nothing."""
+
+    def run_now(*arguments: Any) -> Any:
+        if is_capturing():
+            text = "cannot be launched while a stream is captured"
+            raise CannotRun(Rejection(ReasonCode.NOT_CAPTURABLE, text, "graph_capture"))
+        return run(*arguments)
+
+    return run_now
 
 
 def signature(contract: Contract, phase: Phase) -> list[str]:
@@ -32,8 +71,11 @@ def signature(contract: Contract, phase: Phase) -> list[str]:
             return [*grads, *contract.backward_inputs, *(saved.name for saved in contract.saved), *parameters, "needs"]
 
 
-def _adapter(contract: Contract, kernel: Kernel, phase: Phase, dispatcher: Dispatcher) -> Callable[..., Any]:
-    """Generated code: one call, no loops. Features that the kernel does not list are neutral, and not passed."""
+def call_source(contract: Contract, kernel: Kernel, phase: Phase) -> str:
+    """The call of ``kernel`` with a launcher's arguments, as source: one call, no loops.
+
+    Features that the kernel does not list are neutral, and not passed.
+    """
     names = signature(contract, phase)
     left_out = {feature.name for feature in contract.features if feature.name not in kernel.features}
     by_keyword = {parameter.name for parameter in contract.parameters}
@@ -53,22 +95,29 @@ def _adapter(contract: Contract, kernel: Kernel, phase: Phase, dispatcher: Dispa
         returned = f"(lambda g: ({', '.join(spread)}))({{call}})"
     positional = [text for text in arguments.values() if "=" not in text]
     call = f"kernel({', '.join([*positional, *(text for text in arguments.values() if '=' in text)])})"
-    entry = kernel.backward if phase is Phase.BACKWARD else kernel.entry
-    source = f"def launch({', '.join(names)}):\n    return {returned.format(call=call)}\n"
-    function = dispatcher.entry(entry or kernel.entry)
-    launch: Callable[..., Any] = define(source, "launch", f"{kernel.name} {phase}", {"kernel": function})
-    return launch
+    return returned.format(call=call)
 
 
 def _on_device(request: Request, run: Callable[..., Any]) -> Callable[..., Any]:
-    """``run`` with the request's device current, where there are several: a raw launch goes to the current one."""
-    device = torch.device(request.device.torch_device) if request.device and request.device.torch_device else None
-    if device is None or device.type not in ("cuda", "xpu") or torch.get_device_module(device).device_count() < 2:
+    """``run`` with the request's device current: a raw launch goes to the current one."""
+    device = _device_to_enter(request)
+    if device is None:
         return run
     index, module = device.index, torch.get_device_module(device)
+    current: Callable[[], int] = module.current_device
 
     def run_there(*arguments: Any) -> Any:
+        if current() == index:
+            return run(*arguments)
         with module.device(index):
             return run(*arguments)
 
     return run_there
+
+
+def _device_to_enter(request: Request) -> torch.device | None:
+    """The device that has to be made current for the request; None where there is one alone."""
+    device = torch.device(request.device.torch_device) if request.device and request.device.torch_device else None
+    if device is None or device.type not in ("cuda", "xpu") or torch.get_device_module(device).device_count() < 2:
+        return None
+    return device

@@ -8,7 +8,6 @@ import importlib.metadata
 import inspect
 import logging
 import sys
-import threading
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import pluggy
 
 from portakernel import hookspecs
 from portakernel.errors import ManifestError, PluginError, nearest
+from portakernel.locks import make_lock
 from portakernel.manifest import BackendManifest, PluginManifest
 from portakernel.manifest_file import Loaded, load_manifest
 
@@ -113,7 +113,7 @@ class PluginManager:
         self.plugins: dict[str, tuple[Package, Loaded[PluginManifest]]] = {}
         self.backends: dict[str, tuple[Package, Loaded[BackendManifest]]] = {}
         self.broken: list[Broken] = []
-        self._lock = threading.RLock()
+        self._lock = make_lock()
         self._modules: dict[str, ModuleType | None] = {}
         self._pluggy = pluggy.PluginManager(hookspecs.PROJECT)
         self._pluggy.add_hookspecs(hookspecs)

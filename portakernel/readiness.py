@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
-import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,8 +11,10 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion
 
 from portakernel.capability import ReasonCode, Rejection
-from portakernel.errors import PortakernelError
+from portakernel.capture import is_capturing
+from portakernel.errors import CaptureError, PortakernelError
 from portakernel.kernel import Kernel, load_entry
+from portakernel.locks import make_lock
 from portakernel.plugin_manager import PluginManager, find_folder
 from portakernel.target import Device
 
@@ -21,21 +22,28 @@ from portakernel.target import Device
 class Readiness:
     """What was found out about plugins' code in this process; each answer is kept.
 
-    This is the border to plugins' code: whatever it raises becomes a reason, and is kept for ``doctor``.
+    This is the border to plugins' code: whatever it raises becomes a reason, and is kept for ``doctor``. While a stream
+    is captured only what is known already is answered; anything else is a ``CaptureError``.
     """
 
     def __init__(self, manager: PluginManager) -> None:
         self._manager = manager
-        self._lock = threading.RLock()
+        self._lock = make_lock()
         self._probed: dict[tuple[str, Device], Rejection | None] = {}
         self._loaded: dict[str, Any] = {}
 
     def entry(self, entry: str) -> Any:
         """The function that ``module:function`` names, imported once; what the import raises propagates."""
         with self._lock:
+            self._known_in_capture(entry in self._loaded, f"{entry} would have to be imported")
             if entry not in self._loaded:
                 self._loaded[entry] = load_entry(entry)
             return self._loaded[entry]
+
+    def _known_in_capture(self, known: bool, otherwise: str) -> None:
+        """Nothing, unless an answer is not known and a stream is being captured."""
+        if not known and is_capturing():
+            raise CaptureError(otherwise)
 
     def not_installed(self, kernel: Kernel) -> list[Rejection]:
         """The required modules that are missing or of another version."""
@@ -55,6 +63,7 @@ class Readiness:
             return None
         key = (kernel.plugin, device)
         with self._lock:
+            self._known_in_capture(key in self._probed, f"{kernel.name} would have to be probed on {device.name}")
             if key not in self._probed:
                 self._probed[key] = self._ask(kernel, kernel.ready, "probe", {}, device)
             return self._probed[key]
@@ -67,6 +76,7 @@ class Readiness:
 
     def load(self, kernel: Kernel, entry: str) -> Rejection | None:
         """Why ``entry`` cannot be imported; None where it is."""
+        self._known_in_capture(entry in self._loaded, f"{kernel.name} would have to be imported ({entry})")
         try:
             self.entry(entry)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the plugin border: the reason is kept

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -16,6 +15,7 @@ from portakernel.contract import Contract
 from portakernel.contracts import contract, contracts
 from portakernel.errors import ManifestError, UnknownNameError
 from portakernel.kernel import Kernel, Priority, listed_kernels, plugin_kernels
+from portakernel.locks import make_lock
 from portakernel.manifest import ArchFacts, BackendManifest, KernelEntry, Mode, PluginManifest
 from portakernel.manifest_file import Loaded, describe_errors
 from portakernel.plugin_manager import Package, PluginManager
@@ -63,7 +63,7 @@ class Registry:
     def __init__(self, manager: PluginManager | None = None) -> None:
         self.manager = manager if manager is not None else PluginManager()
         self._devices: tuple[Device, ...] | None = None
-        self._probing = threading.Lock()
+        self._probing = make_lock()
         self.backends: Mapping[str, Backend] = MappingProxyType(self._backends())
         self.spaces: Mapping[str, ArchSpace] = MappingProxyType(
             {backend.vendor: backend.space for backend in self.backends.values()}
@@ -130,7 +130,7 @@ class Registry:
             dtypes={name: contract.accepted_dtypes(name, {}) for name in contract.typed},
             formats={p.of or p.name: p.choices for p in contract.parameters if p.kind == "format"},
             features=frozenset(feature.name for feature in contract.features),
-            properties=frozenset({"deterministic", "graph_capture", "inplace"}),
+            properties=frozenset({"deterministic", "inplace", *(() if contract.host_reads else ("graph_capture",))}),
             saves="contract" if contract.saved else "none",
             has_backward=contract.gradient == "kernel",
             forward_ad=True,

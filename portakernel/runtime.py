@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 import warnings
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -13,12 +12,13 @@ from portakernel.config import Config, unknown_variables
 from portakernel.contracts import contracts
 from portakernel.dispatch import Dispatcher
 from portakernel.errors import ConfigWarning
+from portakernel.locks import make_lock
 
 if TYPE_CHECKING:
     from portakernel.call import OpCaller
     from portakernel.torch_bridge.registration import Bridge
 
-_lock = threading.RLock()  # a cache alone would build two when two threads come first
+_lock = make_lock()  # a cache alone would build two when two threads come first
 
 
 @functools.cache

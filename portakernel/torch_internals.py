@@ -7,12 +7,15 @@ Seen in torch 2.11 and 2.13. Each is what torch's own Python code uses for the s
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._dynamo.guards import TensorGuards
+from torch._functorch.utils import enable_single_level_autograd_function
 from torch._guards import detect_fake_mode
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
@@ -20,9 +23,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 # The innermost transform of torch.func, or None.
 innermost_transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
+# The base of functions that are recorded on torch.func's innermost level alone, as each step of its own is.
+SingleLevelFunction: Any = torch.autograd.function._SingleLevelFunction
+on_this_level: Callable[[], AbstractContextManager[None]] = enable_single_level_autograd_function
 # How many modes are active.
 dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 function_modes: Callable[[], int] = torch._C._len_torch_function_stack
+# Whether a tensor is batched as `is_grads_batched` does it, by the vmap of before torch.func.
+is_batched_gradient: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
 # What torch.jit.trace is recording, or None.
 jit_trace: Callable[[], Any] = torch._C._get_tracing_state
 # Whether a CUDA (or ROCm) context exists; asking makes none.
@@ -30,13 +38,43 @@ cuda_is_initialised: Callable[[], bool] = torch.cuda.is_initialized
 _function_mode_stack: Callable[[], list[Any]] = _get_current_function_mode_stack
 # Whether autocast is on for any device type.
 any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
+# `profiler._is_profiler_enabled` is true while torch.profiler records; a plain attribute, read as one.
+profiler: Any = torch.autograd.profiler
 # `forward_ad._current_level` is the level of forward-mode duals, -1 outside of all; a plain attribute, read as one.
 forward_ad: Any = torch.autograd.forward_ad
+
+
+def only_vmap() -> bool:
+    """Whether every active transform of torch.func is vmap: none of them differentiates."""
+    return _transforms() <= {torch._C._functorch.TransformType.Vmap}
+
+
+def some_forward_mode() -> bool:
+    """Whether one of torch.func's active transforms is forward-mode differentiation, be it around others."""
+    return torch._C._functorch.TransformType.Jvp in _transforms()
+
+
+def _transforms() -> set[Any]:
+    return {level.key() for level in torch._C._functorch.get_interpreter_stack() or ()}
 
 
 def only_device_contexts() -> bool:
     """Whether every active function mode is a default device, which does nothing to ops on existing tensors."""
     return all(isinstance(mode, DeviceContext) for mode in _function_mode_stack())
+
+
+def tensor_guard(
+    tensors: Sequence[Tensor], sizes: Sequence[Sequence[int | None]], strides: Sequence[Sequence[int | None]]
+) -> Callable[..., bool]:
+    """A check in C++ whether tensors are like these, in a fraction of what the same questions cost from Python.
+
+    Compared are exact type, dtype, device, ``requires_grad``, rank, the given sizes and strides (None admits any), and
+    the dispatch keys that torch would act on here and now: those hold lazy negation, transforms, autocast, inference
+    mode and most dispatch modes. Forward-mode duals and function modes it does not see.
+    """
+    guards: Any = TensorGuards  # its stub has flat lists, and torch's own code passes one for each tensor
+    check: Callable[..., bool] = guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+    return check
 
 
 def below_autograd() -> AbstractContextManager[None]:
@@ -54,6 +92,12 @@ def outside_modes() -> AbstractContextManager[Any]:
 def has_tangent(tensors: Sequence[Tensor]) -> bool:
     """Whether one of the tensors is a forward-mode dual."""
     return forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(t).tangent is not None for t in tensors)
+
+
+def some_are_distributed(tensors: Sequence[Any]) -> bool:
+    """Whether one of the tensors is a DTensor; where nothing imported DTensors there are none."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and any(isinstance(tensor, module.DTensor) for tensor in tensors)
 
 
 def is_fake(tensors: Sequence[Tensor]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,11 +17,25 @@ from portakernel.contract import Contract
 from portakernel.dispatch import Dispatcher
 from portakernel.kernel import Kernel
 from portakernel.naming import strictly
+from portakernel.policies import Policy
 from portakernel.request import Phase, Request
 
+Advance = Callable[[str], None]
 
-def build_for(caller: OpCaller, tensors: Sequence[Any], parameters: Sequence[Any], name: str | None) -> tuple[str, ...]:
-    """Builds what calls like this one need, and makes the next call choose anew; the kernels that are built for it.
+
+@dataclass(slots=True)
+class Progress:
+    """What was built so far, each kernel once, and what could not be; ``advance`` is told of each build before it."""
+
+    advance: Advance
+    built: dict[str, None] = field(default_factory=dict[str, None])
+    declined: dict[str, str] = field(default_factory=dict[str, str])
+
+
+def build_for(
+    caller: OpCaller, tensors: Sequence[Any], parameters: Sequence[Any], name: str | None, progress: Progress
+) -> None:
+    """Builds what calls like this one need, and makes the next call choose anew.
 
     Raises:
         ArgumentTypeError, ArgumentValueError: the arguments do not fit the contract.
@@ -30,27 +45,45 @@ def build_for(caller: OpCaller, tensors: Sequence[Any], parameters: Sequence[Any
     values = arguments.canonical(parameters)
     arguments.check(tensors, values)
     policy = caller.policy(strictly(dispatcher.registry, caller.contract.op, name))
+    build_phases(caller, tensors, values, phases_of(caller.contract, tensors), policy, progress)
+    for phase in phases_of(caller.contract, tensors) if name is not None else ():
+        decision = dispatcher.decide(arguments.request(tensors, values, phase), policy)
+        if decision.chosen is None:
+            raise decision.error()
+
+
+def build_phases(
+    caller: OpCaller,
+    tensors: Sequence[Any],
+    values: Sequence[Any],
+    phases: Sequence[Phase],
+    policy: Policy,
+    progress: Progress,
+    *,
+    winners_only: bool = False,
+) -> None:
+    """Builds, for each phase of a call that fits the contract, the kernels that only lack that.
+
+    ``winners_only``: those alone that would then serve it, not those that a policy might prefer one day.
+    """
     todo: list[tuple[Kernel, Request]] = []
-    for phase in phases_of(caller.contract, tensors):
-        request = arguments.request(tensors, values, phase)
-        decision = dispatcher.decide(request, policy)
+    for phase in phases:
+        request = caller.arguments.request(tensors, values, phase)
+        decision = caller.dispatcher.decide(request, policy)
         # what was built before is asked again: it may have been for other leading dimensions
         waiting = [c.kernel for c in decision.candidates if c.kernel.build and _waits(c.rejections)]
-        if name is not None and decision.chosen is None and not waiting:
-            raise decision.error()
+        if winners_only and decision.chosen is not None:
+            waiting = [k for k in waiting if k is decision.chosen or k.name in decision.passed_over]
         todo += [(kernel, request) for kernel in waiting]
-    built: dict[str, None] = {}
-    with _progress(len(todo)) as advance:
-        for kernel, request in todo:
-            advance(f"{kernel.name} ({request.phase})")
-            if build(dispatcher, caller.contract, kernel, request, tensors, values) is None:
-                built[kernel.name] = None
-            elif name is not None:
-                caller.table.clear()
-                raise dispatcher.decide(request, policy).error()
+    for kernel, request in todo:
+        progress.advance(f"{kernel.name} ({request.phase})")
+        declined = build(caller.dispatcher, caller.contract, kernel, request, tensors, values)
+        if declined is None:
+            progress.built[kernel.name] = None
+        else:
+            progress.declined[kernel.name] = declined.text
     if todo:
         caller.table.clear()
-    return tuple(built)
 
 
 def build(
@@ -80,8 +113,11 @@ def build(
 def phases_of(contract: Contract, tensors: Sequence[Tensor | None]) -> tuple[Phase, ...]:
     """The phases that a call with these tensors goes through."""
     training = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
-    if not training:
-        return (Phase.INFERENCE,)
+    return training_phases(contract) if training else (Phase.INFERENCE,)
+
+
+def training_phases(contract: Contract) -> tuple[Phase, ...]:
+    """The phases of a call that needs gradients."""
     return (Phase.TRAINING, Phase.BACKWARD) if contract.gradient == "kernel" else (Phase.TRAINING,)
 
 
@@ -91,22 +127,16 @@ def _waits(rejections: Sequence[Rejection]) -> bool:
 
 
 @contextmanager
-def _progress(total: int) -> Iterator[Callable[[str], None]]:
-    """A bar on a terminal's standard error; silent elsewhere, and where there is nothing to do."""
-    if total == 0 or not sys.stderr.isatty():
-        yield lambda text: None
+def progressing() -> Iterator[Progress]:
+    """Progress that a terminal's standard error shows as it comes; silent elsewhere."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield Progress(lambda text: None)
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("building", total=total)
-        begun = 0
-
-        def advance(text: str) -> None:
-            nonlocal begun
-            progress.update(task, description=text, completed=begun)
-            begun += 1
-
-        yield advance
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("warming up", total=None)
+        yield Progress(lambda text: bar.update(task, description=text))

@@ -15,6 +15,7 @@ Aspect = Literal[
     "backward",  # gradients
     "autograd",  # gradients through portakernel.ops
     "determinism",  # equal bits for equal calls
+    "graph",  # captured in a CUDA graph, and replayed on other numbers
     "batch_invariance",  # equal bits for a row alone
     "purity",  # inputs, and the memory around them, as they were
     "view",  # results in memory of their own

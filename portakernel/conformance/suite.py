@@ -15,6 +15,7 @@ from portakernel.conformance.claims import accepted, case_dtypes, cases_at_limit
 from portakernel.conformance.coverage import uncovered
 from portakernel.conformance.forward import Forward
 from portakernel.conformance.gradients import Backward
+from portakernel.conformance.graph import Graph, capture_cuda
 from portakernel.conformance.inputs import Inputs, draw_inputs, generator, is_present
 from portakernel.conformance.result import Result
 from portakernel.conformance.selection import build_case, claims_in, fewest
@@ -173,12 +174,12 @@ class Suite:
 
     # --- cases -----------------------------------------------------------------------------------------------------
 
-    def _inputs(self, case: Case, dtypes: Mapping[str, str]) -> Inputs:
-        source = generator(self.seed, self.contract.op, case.name, *dtypes.values())
+    def _inputs(self, case: Case, dtypes: Mapping[str, str], *again: str) -> Inputs:
+        source = generator(self.seed, self.contract.op, case.name, *dtypes.values(), *again)
         return draw_inputs(self.contract, case, dtypes, self.venue.torch_device, source)
 
-    def _trial(self, case: Case, dtypes: Mapping[str, str]) -> Trial:
-        return Trial(self.caller, self.kernel, self.venue, self._inputs(case, dtypes), self.properties)
+    def _trial(self, case: Case, dtypes: Mapping[str, str], *again: str) -> Trial:
+        return Trial(self.caller, self.kernel, self.venue, self._inputs(case, dtypes, *again), self.properties)
 
     def _refusals(self, inputs: Inputs, phase: Phase = Phase.INFERENCE) -> tuple[Rejection, ...]:
         request = self.caller.arguments.request(inputs.tensors, inputs.values, phase)
@@ -242,6 +243,10 @@ class Suite:
             yield attempt("autograd", Autograd(trial, generator(self.seed, unit.name)).gradients)
         if "deterministic" in trial.properties and forward.calls:
             yield attempt("determinism", lambda: forward.repeated() + backward.repeated())
+        # tiny numbers, of which a device may flush some, say nothing about graphs
+        if forward.calls and self.venue.captures and case.values != "tiny":
+            fresh = self._trial(case, dtypes, "graph")
+            yield from Graph(trial, fresh, generator(self.seed, unit.name, "graph"), capture_cuda).outcomes()
         yield from trial.memory_outcomes()
         done = {outcome.aspect for outcome in found if outcome.status != "skipped"}
         self.ran[unit.name] = Ran("forward" in done, "backward" in done)

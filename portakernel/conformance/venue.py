@@ -43,6 +43,11 @@ class Venue:
         """Whether numbers that are subnormal in float32 count as zero here in every kernel: on Apple's GPUs."""
         return self.torch_device.partition(":")[0] == "mps"
 
+    @property
+    def captures(self) -> bool:
+        """Whether calls can be captured in a graph here: on CUDA and HIP devices."""
+        return self.mode is None and self.torch_device.partition(":")[0] == "cuda"
+
     def variants(self, kernel: Kernel, dispatcher: Dispatcher) -> tuple[Capability, ...]:
         """The kernel's claims that hold here."""
         spaces = dispatcher.registry.spaces

@@ -158,6 +158,7 @@ CONTRACT = Contract(
             parameters={"causal": True},
         ),
     ),
+    host_reads=("cu_seqlens_q", "cu_seqlens_k"),
     # as for attention
     tolerance=Tolerance(forward={"lse.float32": 16.0}, saved={"logsumexp.float32": 16.0}, rule="plain"),
     cost=cost,

@@ -80,11 +80,12 @@ def test_the_dimensions_of_a_build_are_those_that_every_call_has(op):
 
 
 def test_what_is_built_for_one_size_is_in_no_other_sizes_key():
+    from portakernel.claim_reads import Reads
     from portakernel.guard_key import expressions, make_key
 
     torch = pytest.importorskip("torch")
     units = {(64, 1e-5)}
-    key = make_key(LAYER_NORM, expressions(LAYER_NORM, (), (), units))
+    key = make_key(LAYER_NORM, expressions(LAYER_NORM, Reads(), units))
     parts = {n: key(torch.zeros(2, n), torch.zeros(n), None, 1e-5)[-1] for n in (64, 65, 66)}
     assert parts == {64: (64, 1e-5), 65: None, 66: None}
     units.add((65, 1e-5))

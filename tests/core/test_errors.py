@@ -12,6 +12,7 @@ from portakernel.capability import CannotRun, ReasonCode, Rejection
 from portakernel.errors import (
     ArgumentTypeError,
     ArgumentValueError,
+    CaptureError,
     ConfigError,
     DerivativeError,
     ManifestError,
@@ -32,6 +33,7 @@ BASES = {
     ConfigError: (ValueError,),
     PolicyFileError: (ValueError,),
     NoKernelError: (NotImplementedError,),
+    CaptureError: (),
     DerivativeError: (NotImplementedError,),
     CannotRun: (),
 }

@@ -253,11 +253,10 @@ def test_values_are_claimed_of_parameters_as_the_op_takes_them(build, values, ex
     assert problem.endswith(expected)
 
 
-def test_values_that_are_claimed_and_what_a_check_reads_tell_calls_apart(build):
-    claims = "    values: {activation: [none, relu]}\n    check: {entry: 'fake_p:check', reads: [K, activation]}\n"
-    (kernel,) = build(LINEAR + claims)
+def test_values_that_are_claimed_tell_calls_apart(build):
+    (kernel,) = build(LINEAR + "    values: {activation: [none, relu]}\n")
     assert kernel.variants[0][1].values == {"activation": ("none", "relu")}
-    assert kernel.reads() == {"K", "activation"}
+    assert kernel.reads() == {"activation"}
 
 
 def test_every_problem_is_told_at_once(build):

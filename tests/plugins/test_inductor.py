@@ -59,7 +59,7 @@ def test_until_it_is_built_the_reason_is_the_command(width):
 
 
 def test_what_was_built_serves_any_leading_dimensions_without_compiling(width, no_compiler):
-    assert portakernel.warmup("silu_and_mul", torch.zeros(3, 2 * width)) == (KERNEL,)
+    assert portakernel.warmup("silu_and_mul", torch.zeros(3, 2 * width)).built == (KERNEL,)
     no_compiler()
     for leading in ((1,), (3,), (64,), (2, 5), ()):
         x = torch.randn(*leading, 2 * width)
@@ -100,7 +100,7 @@ def test_building_again_compiles_nothing(width, no_compiler):
     x = torch.zeros(3, 2 * width)
     portakernel.warmup("silu_and_mul", x)
     no_compiler()
-    assert portakernel.warmup("silu_and_mul", x) == (KERNEL,)
+    assert portakernel.warmup("silu_and_mul", x).built == (KERNEL,)
 
 
 def test_training_goes_through_what_was_built(width, no_compiler):
@@ -131,7 +131,7 @@ def test_a_policy_denies_and_names_it(width):
     portakernel.warmup("silu_and_mul", x)
     with portakernel.policy(deny="inductor"):
         assert portakernel.explain("silu_and_mul", x).chosen.name != KERNEL
-        assert portakernel.warmup("silu_and_mul", torch.zeros(1, 2)) == ()
+        assert portakernel.warmup("silu_and_mul", torch.zeros(1, 2)).built == ()
 
 
 def test_what_cannot_be_compiled_says_so_from_then_on(width, monkeypatch):
@@ -142,7 +142,7 @@ def test_what_cannot_be_compiled_says_so_from_then_on(width, monkeypatch):
 
     monkeypatch.setattr(COMPILER, compile_graph)
     x = torch.zeros(3, 2 * width)
-    assert portakernel.warmup("silu_and_mul", x) == ()
+    assert portakernel.warmup("silu_and_mul", x).built == ()
     (rejection,) = explained(x).rejections
     assert (rejection.code, rejection.text) == (
         "cannot_run",

@@ -23,7 +23,8 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 
 from portakernel.capability import CannotRun, ReasonCode, Rejection
-from portakernel.errors import ArgumentValueError
+from portakernel.compilation import compilations
+from portakernel.errors import ArgumentValueError, CaptureError
 from portakernel_plugins.triton import launch, rms_norm
 from portakernel_plugins.triton.add import add
 from portakernel_plugins.triton.interpreter import interpreting, is_interpreting
@@ -179,6 +180,29 @@ def test_the_number_of_rows_does_not_recompile(fake_driver, monkeypatch):
     for rows in (1, 2, 16, 37, 4096):
         rms_norm.rms_norm(meta(rows, 128), meta(128), eps=1e-6)
     assert len(compiled) == 1
+
+
+def test_what_a_launch_compiles_is_announced_once_for_each_specialisation(fake_driver):
+    fake_driver()
+    mark = len(compilations())
+    for n in (64, 64, 128, 64):
+        rms_norm.rms_norm(meta(4, n), meta(n), eps=1e-6)
+    assert compilations().since(mark) == ("Triton kernel portakernel_plugins.triton.rms_norm._forward",) * 2
+
+
+def test_in_a_capture_compiled_kernels_launch_and_others_are_refused(fake_driver, monkeypatch):
+    driver = fake_driver()
+    rms_norm.rms_norm(meta(4, 64), meta(64), eps=1e-6)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    rms_norm.rms_norm(meta(7, 64), meta(64), eps=1e-6)
+    assert driver.launched == [(1, 1, 1), (1, 1, 1)]
+    for _ in range(2):
+        with pytest.raises(CaptureError) as caught:
+            rms_norm.rms_norm(meta(4, 128), meta(128), eps=1e-6)
+    what = "Triton kernel portakernel_plugins.triton.rms_norm._forward would have to be compiled for these arguments"
+    assert caught.value.what == what
+    assert len(driver.launched) == 2
 
 
 def test_a_kernel_that_exceeds_shared_memory_cannot_run_and_launches_nothing(fake_driver):

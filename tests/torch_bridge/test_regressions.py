@@ -17,6 +17,7 @@ from portakernel.errors import ArgumentTypeError, ArgumentValueError, FallbackWa
 from portakernel.plugin_manager import FIRST_PARTY, Package, PluginManager, find_folder
 from portakernel.policies import make_layer
 from portakernel.registry import Registry
+from portakernel.torch_bridge.registration import Bridge
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::portakernel.errors.FallbackWarning"),
@@ -278,8 +279,8 @@ def test_a_bound_attached_kernel_is_held_to_its_own_limits(tmp_path, monkeypatch
         for name, module in (("side", "side"), ("cpu", "portakernel_backends.cpu"))
     ]
     dispatcher = Dispatcher(Registry(PluginManager(packages)), Config())
-    caller = OpCaller(contract("add"), dispatcher, "portakernel_side")
-    x = normal(4, 4)
+    bridge = Bridge(OpCaller(contract("add"), dispatcher, "portakernel_side"))
+    caller, x = bridge.caller, normal(4, 4)
     handle = bind_kernel(caller, (x, x), (), "side")
     assert (handle.kernel, str(handle.decision.target)) == ("side.add", "side:s1")
     torch.testing.assert_close(handle(x, x), 2 * x)

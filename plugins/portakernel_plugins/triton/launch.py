@@ -14,6 +14,7 @@ from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
 from portakernel.capability import CannotRun, ReasonCode, Rejection
+from portakernel.compilation import compilations
 from portakernel.errors import ArgumentValueError
 from portakernel_plugins.triton import interpreter
 
@@ -53,6 +54,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, parameter: str | None
 
     Raises:
         CannotRun: the compiled kernel exceeds a resource of the device; nothing was launched.
+        CaptureError: it is not compiled for such arguments, and a stream is being captured.
         ArgumentValueError: CPU tensors, outside ``interpreting()``.
     """
     if interpreter.is_interpreting():
@@ -66,11 +68,28 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, parameter: str | None
             " Move the tensors to a GPU, or run it in Triton's interpreter, inside"
             " portakernel_plugins.triton.interpreter.interpreting()"
         )
+    if "_do_compile" not in vars(kernel) and isinstance(kernel, triton.JITFunction):
+        _announce_compilations(kernel)
     try:
         # Said explicitly, because Triton's default is an environment variable's and changes with 3.10.
         kernel[grid](*args, enable_fp_fusion=True, **meta)
     except OutOfResources as error:
         raise CannotRun(_too_large(kernel, error, parameter)) from error
+
+
+def _announce_compilations(kernel: Any) -> None:
+    """From now on ``kernel`` says when a call makes it compile; a launch that finds it compiled pays nothing for that.
+
+    Triton calls this method of a JITFunction where its cache has no fitting kernel (3.6 to 3.9). Its own hook for that
+    is one for the whole process, and the user's.
+    """
+    compile_for = kernel._do_compile
+
+    def announced(*args: Any, **options: Any) -> Any:
+        compilations().announce(f"Triton kernel {kernel.__module__}.{kernel.__name__}")
+        return compile_for(*args, **options)
+
+    kernel._do_compile = announced
 
 
 def _too_large(kernel: Any, error: OutOfResources, parameter: str | None) -> Rejection:

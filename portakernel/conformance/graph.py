@@ -1,0 +1,118 @@
+"""The aspect of CUDA graphs: a captured call, replayed on other numbers, gives what an eager call gives for them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from portakernel.conformance.gradients import Backward
+from portakernel.conformance.trial import Outcome, Trial, attempt
+from portakernel.launcher import launcher
+from portakernel.request import Phase
+from portakernel.scratch import like, refill
+
+# What a capture returns: the results, whose memory the replay writes, and the replay.
+Captured = tuple[tuple[Any, ...], Callable[[], None]]
+Capture = Callable[[Callable[[], tuple[Any, ...]], torch.device], Captured]
+
+
+@dataclass(slots=True)
+class Graph:
+    """Capture's aspect of one trial.
+
+    ``fresh`` is a trial of the same case with other numbers, ``source`` draws gradients for it. ``capture`` takes a
+    call into a graph.
+    """
+
+    trial: Trial
+    fresh: Trial
+    source: torch.Generator
+    capture: Capture
+
+    def outcomes(self) -> Iterator[Outcome]:
+        """One outcome, where the kernel claims the property and the case computes something."""
+        if "graph_capture" in self.trial.properties and any(map(self._computes, self.trial.contract.outputs)):
+            yield attempt("graph", self.replayed)
+
+    def _computes(self, output: Any) -> bool:
+        return all(self.trial.inputs.shape(output))
+
+    def replayed(self) -> list[str]:
+        """What is wrong with the replay of forward, and of backward where the kernel has one for this case."""
+        problems = [f"forward, {text}" for text in self._forward()]
+        if self.trial.serves(self.trial.inputs.tensors, Phase.BACKWARD):
+            problems += [f"backward, {text}" for text in self._backward()]
+        return problems
+
+    def _forward(self) -> list[str]:
+        names = [output.name for output in self.trial.contract.outputs]
+        own = dict(zip(self.trial.contract.names, self.trial.inputs.tensors, strict=True))
+        other = dict(zip(self.trial.contract.names, self.fresh.inputs.tensors, strict=True))
+        eager, found = self._results(Phase.INFERENCE, own, other, None)
+        return self.fresh.compare_results(found) + self._differing(eager, found, names)
+
+    def _backward(self) -> list[str]:
+        of_own, of_other = Backward(self.trial, self.source), Backward(self.fresh, self.source)
+        own_grads, other_grads = of_own.draw("contiguous"), of_other.draw("contiguous")
+        truth = self.fresh.truth.gradients(other_grads)
+        needs = tuple(gradient is not None for gradient in truth)
+        own = dict(enumerate(own_grads)) | of_own.kept()
+        other = dict(enumerate(other_grads)) | of_other.kept()
+        eager, found = self._results(Phase.BACKWARD, own, other, needs)
+        return of_other.compare(found, needs, truth, {}) + self._differing(eager, found, of_other.names)
+
+    def _results(
+        self, phase: Phase, own: Mapping[Any, Tensor | None], other: Mapping[Any, Tensor | None], last: Any
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Results for the ``other`` arguments: eager, and replayed where the graph was captured with ``own``."""
+        trial = self.trial
+        request = trial.caller.arguments.request(trial.inputs.tensors, trial.inputs.values, phase)
+        launch = launcher(trial.caller.contract, trial.kernel, request, trial.caller.dispatcher)
+
+        def run(tensors: Mapping[Any, Tensor | None]) -> tuple[Any, ...]:
+            with torch.no_grad():
+                found = launch(*tensors.values(), *trial.inputs.values, last)
+            return tuple(found) if isinstance(found, (tuple, list)) else (found,)
+
+        eager = run({name: None if tensor is None else like(tensor) for name, tensor in other.items()})
+        static = {name: None if tensor is None else like(tensor) for name, tensor in own.items()}
+        results, replay = self.capture(lambda: run(static), trial.inputs.device)
+        for name, tensor in static.items():
+            if tensor is not None and (fresh := other[name]) is not None:
+                refill(tensor, fresh)
+        replay()
+        return eager, tuple(result.clone() if isinstance(result, Tensor) else result for result in results)
+
+    def _differing(self, eager: Sequence[Any], found: Sequence[Any], names: Sequence[str]) -> list[str]:
+        if "deterministic" not in self.trial.properties:
+            return []
+        return self.trial.differing_bits(eager, found, names, "between the eager call and the replay")
+
+
+def capture_cuda(run: Callable[[], tuple[Any, ...]], device: torch.device) -> Captured:
+    """``run`` captured on a CUDA or HIP device, after one run outside of the capture."""
+    with torch.cuda.device(device):
+        side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's constructors are not typed
+        side.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(side):
+            run()
+        torch.cuda.current_stream(device).wait_stream(side)
+        torch.cuda.synchronize(device)
+        graph = torch.cuda.CUDAGraph()
+        with warnings.catch_warnings():
+            # sums over nothing, say: there is nothing to launch, and nothing wrong with that
+            warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
+            with torch.cuda.graph(graph):
+                results = run()
+
+    def replay() -> None:
+        with torch.cuda.device(device):
+            graph.replay()
+            torch.cuda.synchronize(device)
+
+    return results, replay

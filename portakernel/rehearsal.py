@@ -1,0 +1,163 @@
+"""Running calls ahead of time, until a run decides, loads, builds and compiles nothing new."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from portakernel import runtime
+from portakernel.call import OpCaller
+from portakernel.capture import is_capturing
+from portakernel.compilation import compilations
+from portakernel.contracts import contracts
+from portakernel.devices import find_device
+from portakernel.errors import CaptureError
+from portakernel.key_table import Placement
+from portakernel.question import ask
+from portakernel.recording import Recording
+from portakernel.request import Phase, Request
+from portakernel.scratch import described, like
+from portakernel.target import Device
+from portakernel.warm import Progress, build_for, phases_of, progressing
+from portakernel.warmth import Call, WarmCall, Warmup
+
+# A function whose runs still bring something new then (a cache that grows with each) makes other calls each time.
+MAX_RUNS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """Something to run; ``requests`` is what it makes of the op's phases, where it is a call of one op."""
+
+    run: Callable[[], object]
+    requests: Mapping[Phase, Request] = field(default_factory=dict[Phase, Request])
+
+
+Prepare = Callable[[Progress], Sequence[_Step]]
+
+
+def rehearse_function(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Warmup:
+    """Warms up what ``function(*args, **kwargs)`` calls, backward included where it runs one."""
+    callers = [runtime.caller(op) for op in contracts()]
+
+    def recorded(progress: Progress) -> AbstractContextManager[object]:
+        return Recording(callers, progress)
+
+    return _rehearsed(lambda progress: [_Step(lambda: function(*args, **kwargs))], recorded)
+
+
+def rehearse_calls(calls: Sequence[tuple[OpCaller, Sequence[Any], Sequence[Any], str | None]]) -> Warmup:
+    """Warms up calls, each an op's caller, its tensors, its parameters, and the kernel to name or None.
+
+    They run on scratch copies of their tensors.
+    """
+
+    def prepare(progress: Progress) -> Sequence[_Step]:
+        for caller, tensors, parameters, kernel in calls:
+            build_for(caller, tensors, parameters, kernel, progress)
+        return [_on_scratch(*call) for call in calls]
+
+    return _rehearsed(prepare, lambda progress: nullcontext())
+
+
+def rehearse_described(calls: Sequence[Call], default: Callable[[], Device]) -> Warmup:
+    """Warms up calls in words, on zeros; ``default`` finds the device of those that name none.
+
+    Raises:
+        UnknownNameError, ArgumentTypeError, ArgumentValueError: the words make no call of the op.
+    """
+    with torch.enable_grad():  # whether there are gradients is what `training` says, wherever this is called
+        return rehearse_calls([_described(call, call.device or default().torch_device or "cpu") for call in calls])
+
+
+def _described(call: Call, device: str) -> tuple[OpCaller, list[Tensor | None], list[Any], str | None]:
+    caller = runtime.caller(call.op)
+    place = torch.empty(0, device=device).device
+    request = ask(
+        caller.contract,
+        find_device(caller.dispatcher.registry, place).target,
+        dtypes=call.dtype,
+        shapes=call.shape,
+        formats=call.format,
+        values=call.parameters,
+    )
+    tensors = described(request, call.shape, place, training=call.training)
+    given = [tensors.get(name) for name in caller.contract.names]
+    return caller, given, list(request.values.values()), call.kernel
+
+
+def _rehearsed(prepare: Prepare, first_run: Callable[[Progress], AbstractContextManager[object]]) -> Warmup:
+    """Prepares, then runs until a run brings nothing new; the first run inside ``first_run``."""
+    if is_capturing():
+        raise CaptureError("portakernel.warmup runs and compiles kernels")
+    start, compiled_before = time.perf_counter(), len(compilations())
+    with progressing() as progress:
+        steps = prepare(progress)
+        progress.advance("run 1")
+        with first_run(progress):
+            for step in steps:
+                step.run()
+        runs, settled = 1, False
+        calls: list[WarmCall] = []
+        while not settled and runs < MAX_RUNS:
+            runs += 1
+            progress.advance(f"run {runs}")
+            known, compiled = _placements(), len(compilations())
+            calls = [call for step in steps for call in _run_and_count(step)]
+            settled = _placements().keys() == known.keys() and len(compilations()) == compiled
+    for name in {call.request.device.torch_device for call in calls if call.request.device is not None}:
+        # an error of what was launched belongs to the warm-up
+        if name is not None and not name.startswith("cpu"):
+            torch.get_device_module(name).synchronize(name)
+    seconds = time.perf_counter() - start
+    declined, compiled_now = tuple(progress.declined.items()), compilations().since(compiled_before)
+    return Warmup(tuple(calls), tuple(progress.built), declined, compiled_now, runs, settled, seconds)
+
+
+def _run_and_count(step: _Step) -> Iterator[WarmCall]:
+    """Runs it; what served its calls."""
+    before = _placements()  # kept, so that none of the new ones gets the number of one that went
+    counts = {key: placement.count() for key, placement in before.items()}
+    step.run()
+    for key, placement in _placements().items():
+        if count := placement.count() - counts.get(key, 0):
+            request = placement.decision.request
+            request = step.requests.get(request.phase, request)
+            yield WarmCall(request, placement.kernel.name, count, placement.fallback)
+
+
+def _placements() -> dict[int, Placement]:
+    """What stands in the key tables, each by what tells it from any other that is kept."""
+    return {id(p): p for caller in runtime.callers_so_far() for p in list(caller.table.entries.values())}
+
+
+def _on_scratch(
+    caller: OpCaller, tensors: Sequence[Tensor | None], parameters: Sequence[Any], kernel: str | None
+) -> _Step:
+    """The public call on copies of ``tensors``, and the gradients of what it returns where they need some."""
+    from portakernel import ops
+
+    function, contract = getattr(ops, caller.contract.op), caller.contract
+    phases = phases_of(contract, tensors)
+    copies = {name: like(t) for name, t in zip(contract.names, tensors, strict=True) if t is not None}
+    positional = [copies.get(tensor.name) for tensor in contract.tensors if not tensor.keyword]
+    named = {
+        tensor.name: copies[tensor.name] for tensor in contract.tensors if tensor.keyword and tensor.name in copies
+    }
+    named |= caller.arguments.named(parameters)
+
+    def run() -> None:
+        found = function(*positional, **named, kernel=kernel)
+        results = [result for result in (found if isinstance(found, tuple) else (found,)) if result.requires_grad]
+        if Phase.INFERENCE not in phases and results and contract.gradient != "none":
+            leaves = [copy for copy in copies.values() if copy.requires_grad]
+            torch.autograd.grad(results, leaves, [torch.ones_like(r) for r in results], allow_unused=True)
+
+    values = caller.arguments.canonical(parameters)
+    return _Step(run, {phase: caller.arguments.request(tensors, values, phase) for phase in phases})

@@ -1,0 +1,202 @@
+"""``portakernel.warmup``: afterwards calls decide nothing; and what it says of them."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+
+import pytest
+import torch
+
+import portakernel
+from portakernel import ops, runtime
+from portakernel.errors import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    CaptureError,
+    NoKernelError,
+    UnknownNameError,
+)
+
+
+@pytest.fixture(autouse=True)
+def quick():
+    """Kernels of torch operators, which nothing has to be built for."""
+    with portakernel.policy(use=("torch.add", "torch.rms_norm_cpu"), deny="inductor"):
+        yield
+
+
+@pytest.fixture
+def warm(monkeypatch: pytest.MonkeyPatch):
+    """A context in which nothing may be decided."""
+
+    @contextlib.contextmanager
+    def nothing_new():
+        def decide(request, *_arguments):
+            raise AssertionError(f"decided anew: {request}")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(runtime.dispatcher(), "decide", decide)
+            yield
+
+    return nothing_new
+
+
+def served(found) -> list[tuple[str, str, str, int]]:
+    return sorted((c.request.op, str(c.request.phase), c.kernel, c.calls) for c in found.calls)
+
+
+def test_a_call_like_the_example_decides_nothing_any_more(warm):
+    x = torch.randn(3, 4)
+    found = portakernel.warmup("add", x, x)
+    assert served(found) == [("add", "inference", "torch.add", 1)]
+    assert (found.settled, found.built, found.declined, found.compiled) == (True, (), (), ())
+    with warm():
+        assert torch.equal(ops.add(x, x), 2 * x)
+
+
+def test_training_is_warm_with_its_backward(warm):
+    x, weight = torch.randn(5, 8, requires_grad=True), torch.ones(8, requires_grad=True)
+    with portakernel.use("reference.rms_norm"):
+        found = portakernel.warmup("rms_norm", x, weight)
+        assert served(found) == [
+            ("rms_norm", "backward", "reference.rms_norm", 1),
+            ("rms_norm", "training", "reference.rms_norm", 1),
+        ]
+        assert x.grad is None
+        with warm():
+            ops.rms_norm(x, weight).sum().backward()
+
+
+def test_a_call_in_words_is_the_same_as_one_by_example(warm):
+    found = portakernel.warmup("add", dtype="float16", shape={"x": (2, 3)}, device="cpu", kernel="reference")
+    assert served(found) == [("add", "inference", "reference.add", 1)]
+    x = torch.randn(2, 3, dtype=torch.float16)
+    with warm():
+        assert torch.equal(ops.add(x, x, kernel="reference"), 2 * x)
+
+
+def test_several_calls_in_words_with_training_even_without_gradients_here():
+    with torch.no_grad():
+        found = portakernel.warmup(
+            [
+                portakernel.Call("add", "float32", {"x": (2, 3)}, device="cpu"),
+                portakernel.Call(
+                    "rms_norm",
+                    {"x": "bfloat16", "weight": "float32"},
+                    {"x": (2, 8)},
+                    device="cpu",
+                    training=True,
+                    kernel="reference",
+                    parameters={"eps": 1e-3},
+                ),
+            ]
+        )
+    assert served(found) == [
+        ("add", "inference", "torch.add", 1),
+        ("rms_norm", "backward", "reference.rms_norm", 1),
+        ("rms_norm", "training", "reference.rms_norm", 1),
+    ]
+    (training,) = (call.request for call in found.calls if call.request.phase == "training")
+    assert training.dtypes == {"x": "bfloat16", "weight": "float32"}
+    assert training.values["eps"] == 1e-3
+
+
+def test_every_call_of_a_function_is_warm_backward_included(warm):
+    weight = torch.ones(8)
+
+    def step(x: torch.Tensor, *, times: int) -> torch.Tensor:
+        for _ in range(times):
+            x = ops.add(x, ops.rms_norm(x, weight, kernel="reference"))
+        x.sum().backward()
+        return x
+
+    x = torch.randn(2, 8, requires_grad=True)
+    found = portakernel.warmup(step, x, times=3)
+    assert found.settled
+    assert served(found) == [
+        ("add", "training", "torch.add", 3),
+        ("rms_norm", "backward", "reference.rms_norm", 3),
+        ("rms_norm", "training", "reference.rms_norm", 3),
+    ]
+    x = x.detach().requires_grad_()
+    with warm():
+        step(x, times=3)
+    assert x.grad is not None
+
+
+def test_a_plain_call_inside_a_function_is_a_hit_of_the_public_key(warm):
+    x = torch.randn(2, 8, dtype=torch.bfloat16)
+    portakernel.warmup(lambda: ops.add(x, x))
+    with warm():
+        ops.add(x, x)
+
+
+def test_a_compiled_function_is_compiled_while_it_is_warmed_up(warm):
+    weight, x = torch.ones(24), torch.randn(3, 24)
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return ops.rms_norm(x, weight) * 2
+
+    found = portakernel.warmup(step, x)
+    assert served(found) == [("rms_norm", "inference", "torch.rms_norm_cpu", 1)]
+    with warm():
+        torch.testing.assert_close(step(x), torch.nn.functional.rms_norm(x, (24,), weight, 1e-6) * 2)
+
+
+def test_a_function_that_makes_other_calls_each_time_is_told_of():
+    x, table = torch.randn(2, 8), runtime.caller("add").table
+
+    def forgetful() -> None:
+        table.clear()
+        ops.add(x, x)
+
+    found = portakernel.warmup(forgetful)
+    assert (found.settled, found.runs) == (False, 5)
+    assert str(found).startswith("1 kind of call is warm after 5 runs in ")
+    assert "; the last run still decided or compiled something new\n" in str(found)
+
+
+def test_the_report_reads():
+    x = torch.randn(3, 4)
+    head = r"1 kind of call is warm after 2 runs in \d+\.\d s\n"
+    assert re.fullmatch(
+        head + r"  torch\.add  add on cpu:\w+ with x float32, y float32, M=12", str(portakernel.warmup("add", x, x))
+    )
+    answer = portakernel.warmup("add", x, x).to_json()
+    (call,) = answer["calls"]
+    assert (call["phase"], call["kernel"], call["calls"]) == ("inference", "torch.add", 1)
+
+
+@pytest.mark.parametrize(
+    ("args", "named", "error", "message"),
+    [
+        (("ad",), {}, UnknownNameError, "unknown op 'ad'"),
+        (("add",), {}, ArgumentTypeError, "takes the call's tensors, or dtype and shape; dtype and shape is not given"),
+        (("add",), {"dtype": "float32"}, ArgumentTypeError, "shape is not given"),
+        (("add", 1, 2), {"shape": {}}, ArgumentTypeError, "warmup takes tensors, or shape, not both"),
+        ((["add"],), {}, ArgumentTypeError, "a list of portakernel.Call alone"),
+        ((3,), {}, ArgumentTypeError, "its first argument is 3"),
+        (([], 3), {}, ArgumentTypeError, "a list of portakernel.Call alone"),
+        (
+            ("rms_norm",),
+            {"dtype": "float32", "shape": {"weight": (8,)}, "device": "cpu"},
+            ArgumentValueError,
+            re.escape('rms_norm: give the shape of x: shape={"x": (A, B)}, or --shape x=AxB'),
+        ),
+    ],
+)
+def test_what_makes_no_call_is_refused(args, named, error, message):
+    with pytest.raises(error, match=message):
+        portakernel.warmup(*args, **named)
+
+
+def test_a_named_kernel_that_cannot_serve_is_an_error():
+    with pytest.raises(NoKernelError):
+        portakernel.warmup("rms_norm", torch.ones(2, 8), torch.ones(8), kernel="triton")
+
+
+def test_in_a_capture_warming_up_is_too_late(stream):
+    with stream.capturing(), pytest.raises(CaptureError, match=r"^portakernel\.warmup runs and compiles kernels, but"):
+        portakernel.warmup("add", torch.ones(2), torch.ones(2))

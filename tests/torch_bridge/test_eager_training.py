@@ -1,0 +1,168 @@
+"""A recorded call of a kind seen before: one autograd node without torch's dispatcher, and all autograd promises."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from portakernel.policies import make_layer
+
+pytestmark = pytest.mark.filterwarnings("ignore::portakernel.errors.FallbackWarning")
+
+
+def normal(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape)
+
+
+def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * weight
+
+
+def assert_same(found, wanted) -> None:
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def gradients(function, x: torch.Tensor, weight: torch.Tensor, **more) -> tuple[torch.Tensor, ...]:
+    return torch.autograd.grad(function(x, weight).square().sum(), (x, weight), **more)
+
+
+@pytest.fixture
+def arguments(ops):
+    """Arguments that need gradients, for calls that were seen before."""
+    x, weight = normal(3, 4).requires_grad_(), normal(4).requires_grad_()
+    ops.rms_norm(x, weight).sum().backward()
+    x.grad = weight.grad = None
+    return x, weight
+
+
+@pytest.fixture
+def eager(ops, monkeypatch):
+    """From now on calls must not go through torch's dispatcher."""
+    refuse = lambda *_: pytest.fail("went through torch's dispatcher")  # noqa: E731 - a stand-in
+    monkeypatch.setattr(ops.caller("rms_norm"), "torch_op", refuse)
+
+
+def test_gradients_are_those_of_the_formula(ops, arguments, eager, calls):
+    assert_same(gradients(ops.rms_norm, *arguments), gradients(norm, *arguments))
+    assert calls == ["rms_norm", "rms_norm_backward"]
+    assert ops.served("rms_norm", "training") == {"raw_kernels.rms_norm": 2}
+    assert ops.served("rms_norm", "backward") == {"raw_kernels.rms_norm": 2}
+
+
+def test_only_what_needs_a_gradient_gets_one(ops, arguments):
+    x, weight = arguments
+    y = ops.rms_norm(x.detach(), weight)
+    y.sum().backward()
+    assert x.grad is None
+    wanted = torch.autograd.grad(norm(x.detach(), weight).sum(), weight)
+    assert_same((weight.grad,), wanted)
+
+
+def test_without_grad_mode_nothing_is_recorded(ops, arguments, eager):
+    with torch.no_grad():
+        assert not ops.rms_norm(*arguments).requires_grad
+    assert ops.rms_norm(*arguments).requires_grad
+
+
+def test_an_identity_gradient_is_passed_on(ops):
+    x, y = normal(3, 4).requires_grad_(), normal(3, 4).requires_grad_()
+    for _ in range(2):
+        x.grad = y.grad = None
+        (ops.add(x, y) * 3).sum().backward()
+        assert_same((x.grad, y.grad), (torch.full((3, 4), 3.0), torch.full((3, 4), 3.0)))
+
+
+def test_a_kernel_that_saves_in_its_own_way_gets_back_what_it_saved(ops, calls):
+    ops.dispatcher.set_process_layer(make_layer("set_policy", use="raw_kernels.own"))
+    x, weight = normal(3, 4).requires_grad_(), normal(4).requires_grad_()
+    for _ in range(2):
+        assert_same(gradients(ops.rms_norm, x, weight), gradients(norm, x, weight))
+    assert calls == ["own", "own_backward"] * 2
+
+
+def test_a_policy_that_changes_before_backward_leaves_it_to_what_can_read_what_was_saved(ops, calls):
+    ops.dispatcher.set_process_layer(make_layer("set_policy", use="raw_kernels.own"))
+    x, weight = normal(3, 4).requires_grad_(), normal(4).requires_grad_()
+    ops.rms_norm(x, weight).sum().backward()
+    y = ops.rms_norm(x, weight)
+    ops.dispatcher.set_process_layer(make_layer("set_policy", deny="torch"))
+    found = torch.autograd.grad(y.square().sum(), (x, weight))
+    assert_same(found, gradients(norm, x, weight))
+    assert calls[-1] == "own_backward"
+
+
+def test_a_second_derivative_is_that_of_the_formula(ops, arguments):
+    x, weight = arguments
+
+    def twice(function):
+        first = gradients(function, x, weight, create_graph=True)
+        return torch.autograd.grad(first[0].square().sum() + first[1].sum(), (x, weight))
+
+    assert_same(twice(ops.rms_norm), twice(norm))
+
+
+def test_checkpointing_computes_again_and_agrees(ops, arguments, calls):
+    x, weight = arguments
+    found = gradients(lambda x, w: checkpoint(ops.rms_norm, x, w, use_reentrant=False), x, weight)
+    assert_same(found, gradients(norm, x, weight))
+    assert calls == ["rms_norm", "rms_norm", "rms_norm_backward"]
+
+
+def test_saved_tensors_go_through_their_hooks(ops, arguments):
+    packed: list[torch.Size] = []
+    x, weight = arguments
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (packed.append(t.shape), t.clone())[1], lambda t: t):
+        y = ops.rms_norm(x, weight)
+    assert torch.Size((3,)) in packed  # rstd
+    assert_same(torch.autograd.grad(y.sum(), (x, weight)), torch.autograd.grad(norm(x, weight).sum(), (x, weight)))
+
+
+def test_an_input_that_is_overwritten_before_backward_is_noticed(ops, arguments):
+    x, weight = arguments
+    y = ops.rms_norm(x, weight)
+    with torch.no_grad():
+        x.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_batched_gradients_are_those_of_each(ops, arguments):
+    x, weight = arguments
+    y = ops.rms_norm(x, weight)
+    many = normal(5, 3, 4)
+    found = torch.autograd.grad(y, x, many, is_grads_batched=True, retain_graph=True)[0]
+    wanted = torch.stack([torch.autograd.grad(y, x, each, retain_graph=True)[0] for each in many])
+    torch.testing.assert_close(found, wanted)
+
+
+def test_lazily_negated_and_expanded_gradients_are_read_as_they_are(ops, arguments):
+    x, weight = arguments
+    wanted = torch.autograd.grad(norm(x, weight), (x, weight), torch.full((3, 4), -2.0))
+    for grad in (torch._neg_view(torch.full((3, 4), 2.0)), torch.tensor(-2.0).expand(3, 4)):
+        y = ops.rms_norm(x, weight)
+        assert_same(torch.autograd.grad(y, (x, weight), grad), wanted)
+
+
+def test_a_kernel_that_declines_leaves_the_call_to_the_next(ops):
+    from raw_kernels import kernels
+
+    ops.dispatcher.set_process_layer(make_layer("set_policy", prefer=("raw_kernels.picky", "torch.add")))
+    x = normal(3, 4).requires_grad_()
+    for _ in range(3):
+        x.grad = None
+        ops.add(x, x).sum().backward()
+        assert_same((x.grad,), (torch.full((3, 4), 2.0),))
+    assert kernels.CALLS.count("picky") >= 1
+    assert ops.served("add", "training") == {"torch.add": 3}
+
+
+def test_a_policy_block_moves_a_recorded_call_too(ops, arguments):
+    token = ops.dispatcher.context_layers.set((make_layer("context", prefer="torch"),))
+    try:
+        x, weight = arguments
+        assert_same(gradients(ops.rms_norm, x, weight), gradients(norm, x, weight))
+    finally:
+        ops.dispatcher.context_layers.reset(token)
+    assert ops.served("rms_norm", "training")["torch.rms_norm_cpu"] == 1
