@@ -28,12 +28,13 @@ import record
 from empty_kernel.kernels import rms_norm as empty
 
 from portakernel.bound import bind_kernel
-from portakernel.call import OpCaller, public_function
+from portakernel.call import OpCaller
 from portakernel.config import Config
 from portakernel.contracts import contract
 from portakernel.dispatch import Dispatcher
 from portakernel.plugin_manager import FIRST_PARTY, Package, PluginManager, find_folder, installed_packages
 from portakernel.policies import make_layer
+from portakernel.public import public_function
 from portakernel.registry import Registry
 from portakernel.torch_bridge.registration import Bridge
 
@@ -85,6 +86,13 @@ def ours(caller: OpCaller, x: torch.Tensor, weight: torch.Tensor, direct: Call) 
         raise SystemExit(f"{bound.kernel} was chosen, not the empty kernel")
     yield Way("portakernel.bind(...)", lambda: bound(x, weight), direct, 0.5)
     yield Way("portakernel.ops", lambda: rms_norm(x, weight), direct, 2.0)
+    out = torch.empty_like(x)
+
+    def direct_into() -> Any:
+        return empty(x, weight, eps=1e-6, out=out)
+
+    yield Way("portakernel.bind(...), out=", lambda: bound(x, weight, out=out), direct_into)
+    yield Way("portakernel.ops, out=", lambda: rms_norm(x, weight, out=out), direct_into)
     yield Way("portakernel.ops, kernel=", lambda: rms_norm(x, weight, kernel="empty_kernel"), direct)
     layers, layer = caller.dispatcher.context_layers, make_layer("context", deny="reference")
 

@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NoReturn, Protocol, cast
 
 import torch
 from torch import Tensor
 
-from portakernel.call import OpCaller, traced
+from portakernel.call import OpCaller
 from portakernel.call_form import Forms
 from portakernel.claim_reads import reads_of
 from portakernel.decision import Decision
 from portakernel.errors import ArgumentTypeError, ArgumentValueError
+from portakernel.fast_bound import make_bound
 from portakernel.fast_out import has_fast_out, make_into_bound
-from portakernel.fast_path import make_bound, make_plain
+from portakernel.fast_path import make_plain
 from portakernel.guard_key import chosen_expressions, make_open, make_steady
 from portakernel.launcher import call_source, entry_of, is_bare
 from portakernel.layout import has_plain_memory, mark_written
 from portakernel.naming import strictly
 from portakernel.outputs import check_outs, overwritten
+from portakernel.public import traced
 from portakernel.request import Phase
 
 
 class BoundKernel(Protocol):
     """A kernel fixed for arguments like an example's; later policy does not move it, and ``stats()`` does not count it.
 
-    It takes the op's own arguments. Leading dimensions may change from call to call, sizes that were seen lately cost
-    least; dtypes, device, the other dimensions, the outcome of every declared limit and the asked features must be the
-    example's. Inside ``torch.compile`` the graph names the kernel.
+    It takes the op's own arguments; parameters that a call leaves out are the example's. Leading dimensions may change
+    from call to call, sizes that were seen lately cost least; dtypes, device, the other dimensions, the outcome of
+    every declared limit and the asked features must be the example's. Inside ``torch.compile`` the graph names the
+    kernel.
 
     Raises (on a call):
         ArgumentTypeError, ArgumentValueError: the arguments differ from the example's, or need one of torch's
@@ -144,6 +148,8 @@ def bind_kernel(caller: OpCaller, tensors: Sequence[Any], parameters: Sequence[A
         writing = {**example, "placement": placement, "may_overwrite": may_overwrite}
         names["into"] = make_into_bound(contract, parts, caller.signatures, writing)
     launch = direct if bare else f"run({given}, out)"
-    bound = cast(BoundKernel, make_bound(contract, parts, expected_open, launch, names))
+    fixed = tuple(replace(p, default=value) for p, value in zip(contract.parameters, numbers, strict=True))
+    made = make_bound(replace(contract, parameters=fixed), parts, expected_open, launch, names)
+    bound = cast(BoundKernel, made)
     bound.kernel, bound.decision = placement.kernel.name, placement.decision
     return bound

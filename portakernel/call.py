@@ -20,17 +20,16 @@ from portakernel.call_form import Signatures
 from portakernel.capability import CannotRun, ReasonCode, Rejection
 from portakernel.capture import is_capturing
 from portakernel.claim_reads import Reads, reads_of
-from portakernel.contract import Contract, Result
+from portakernel.contract import Contract
 from portakernel.decision import Decision
 from portakernel.dispatch import Dispatcher
 from portakernel.fallback import Fallbacks
-from portakernel.fast_out import has_fast_out, make_into
-from portakernel.fast_path import Lookup, make_hit, make_public
-from portakernel.guard_key import Expressions, Keys, define, expressions, make_key, make_value
+from portakernel.fast_path import Lookup, make_hit
+from portakernel.guard_key import Expressions, Keys, expressions, make_key, make_value
 from portakernel.key_table import KeyTable, Placement
 from portakernel.launcher import launcher, signature
 from portakernel.layout import has_plain_memory, mark_written
-from portakernel.naming import STRICT_MARK, is_automatic, layer_of, strictly
+from portakernel.naming import is_automatic, layer_of, strictly
 from portakernel.outputs import check_outs, completed, copy_into, existing, overwritten
 from portakernel.policies import Policy
 from portakernel.request import Phase, Request
@@ -320,70 +319,6 @@ class OpCaller:
         for each in targets:
             mark_written(each)
         return written
-
-
-def public_function(caller: OpCaller) -> Callable[..., Any]:
-    """The function that ``portakernel.ops`` offers for the caller's op."""
-    contract, dispatcher, parts = caller.contract, caller.dispatcher, caller.expressions
-    dispatcher.refresh_trace_token()
-    names = {
-        "table": caller.table.entries,
-        "context": dispatcher.context_layers.get,
-        "dispatcher": dispatcher,
-        "pinned": caller.pinned,
-        "slow": caller.slow,
-        "traced": traced(caller),
-        "into": lambda *_: None,
-        "train": caller.train,
-    }
-    if isinstance(parts, Expressions) and has_fast_out(contract):
-        names["into"] = make_into(contract, parts, caller.signatures, names)
-    return make_public(contract, caller.lookup, names)
-
-
-def traced(caller: OpCaller) -> Callable[..., Any]:
-    """The public function as ``torch.compile`` sees it.
-
-    The policy's token is read as a guarded attribute: another policy means another graph.
-    """
-    contract = caller.contract
-    given = ", ".join([*contract.names, *caller.arguments.parameters])
-    inputs = ", ".join(tensor.name for tensor in contract.tensors if not tensor.optional)
-    exist = ", ".join(_exists(output) for output in contract.outputs)
-    public = ""
-    if any(output.when for output in contract.outputs):
-        public = f"""\
-    found = tuple(result for result, exists in zip(found, ({exist})) if exists)
-    found = found[0] if len(found) == 1 else found
-"""
-    source = f"""\
-def traced({given}, out, kernel):
-    found = op({given}, dispatcher.trace_token if kernel is None else {STRICT_MARK!r} + kernel)
-{public}    return found if out is None else write(out, found, ({inputs},))
-"""
-
-    def write(out: Any, found: Any, inputs: Sequence[Tensor]) -> Any:
-        results = found if isinstance(found, tuple) else (found,)
-        forms = {str(place): (tuple(r.shape), r.dtype) for place, r in enumerate(results)}
-        for target, result in zip(check_outs(contract.op, out, forms, inputs[0].device, inputs), results, strict=True):
-            copy_into(target, result)
-        return out
-
-    names = {
-        "op": caller.torch_op().default,
-        "dispatcher": caller.dispatcher,
-        "write": write,
-    }
-    made: Callable[..., Any] = define(source, "traced", f"{contract.op}.traced", names)
-    return made
-
-
-def _exists(result: Result) -> str:
-    """Whether a result exists, as source over the parameters."""
-    if result.when is None:
-        return "True"
-    name, wanted = result.when
-    return f"{name} in {wanted!r}" if isinstance(wanted, tuple) else f"{name} == {wanted!r}"
 
 
 def _parts(contract: Contract, reads: Reads, built: set[Unit] | None = None) -> Expressions | Keys:

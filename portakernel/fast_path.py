@@ -1,4 +1,4 @@
-"""Generates each op's public function and its bound handle from its contract.
+"""Generates each op's public function from its contract, and how a torch op looks a call up.
 
 Generated, because a loop over arguments costs more than the whole dispatch may: the code is what one would write by
 hand for each op.
@@ -6,6 +6,7 @@ hand for each op.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -49,6 +50,8 @@ GLOBALS: dict[str, Any] = {
     "autocast": any_autocast,
     "compiling": torch.compiler.is_dynamo_compiling,
     "torch_dtype": torch.dtype,
+    "inf": math.inf,
+    "nan": math.nan,
     "dtype_names": {getattr(torch, name): name for name in DTYPES if hasattr(torch, name)},
 }
 
@@ -97,20 +100,20 @@ def canonical_terms(contract: Contract) -> tuple[str, dict[str, Any]]:
             term = f"(type({name}) is tuple and len({name}) == 2 and {name}[0].__class__ is {name}[1].__class__ is int"
             term += f" and {name}[0] >= -1 and {name}[1] >= -1)"
         else:
-            # most calls leave a parameter out: then it is the default itself, which `_know_defaults` makes quick to see
+            # most calls leave a parameter out: then it is the default itself, which `know_defaults` makes quick to see
             names[f"default_{name}"] = parameter.default
             term = f"({name} is default_{name} or type({name}) is {kind})"
         terms.append(f"({name} is None or {term})" if parameter.optional else term)
     return "".join(f" and {term}" for term in terms), names
 
 
-def _know_defaults(made: Callable[..., Any]) -> None:
+def know_defaults(made: Callable[..., Any]) -> None:
     """Puts the generated function's own default objects where ``canonical_terms`` compares with them."""
     function: Any = made
     function.__globals__.update({f"default_{name}": value for name, value in function.__kwdefaults__.items()})
 
 
-def _groups(contract: Contract) -> tuple[str, str]:
+def groups_of(contract: Contract) -> tuple[str, str]:
     """All arguments in a row, and as a tuple of tensors and one of parameters."""
     parameters = [parameter.name for parameter in contract.parameters]
     tensors = ", ".join(contract.names)
@@ -119,7 +122,7 @@ def _groups(contract: Contract) -> tuple[str, str]:
     ), f"({tensors},), ({', '.join(parameters)}{',' if parameters else ''})"
 
 
-def _named_dtypes(contract: Contract) -> str:
+def named_dtypes(contract: Contract) -> str:
     """Lines that put names in the place of torch's dtypes."""
     holders = [parameter.name for parameter in contract.parameters if parameter.kind == "dtype"]
     return "".join(
@@ -144,7 +147,7 @@ class Lookup:
             key = "".join(f"{part}, " for part in parts.parts)
             forms = Forms(make_plain(contract, parts.ranks), signatures)
             return cls("; ".join(parts.shapes), parts.fit, key, parts.names, forms)
-        lines = f"key = keys[{', '.join(contract.choosers)},]({_groups(contract)[0]})"
+        lines = f"key = keys[{', '.join(contract.choosers)},]({groups_of(contract)[0]})"
         return cls(lines, "key is not None", "*key, ", {"keys": parts}, Forms(make_plain(contract), signatures))
 
 
@@ -154,12 +157,12 @@ def make_public(contract: Contract, lookup: Lookup, names: dict[str, Any]) -> Ca
     ``names`` supplies ``table``, ``context`` (the context variable's getter), ``dispatcher``, ``pinned`` (policies with
     a strict ``kernel``), ``into``, ``train``, ``slow`` and ``traced``.
     """
-    given, groups = _groups(contract)
+    given, groups = groups_of(contract)
     canonical, words = canonical_terms(contract)
     tensors = ", ".join(contract.names)
     source = f"""\
 def {contract.op}({", ".join(arguments(contract, "out=None", "kernel=None"))}):
-{_named_dtypes(contract)}    if compiling():
+{named_dtypes(contract)}    if compiling():
         return traced({given}, out, kernel)
     if out is not None and (written := into({given}, out, kernel)) is not None:
         return written
@@ -193,7 +196,7 @@ def {contract.op}({", ".join(arguments(contract, "out=None", "kernel=None"))}):
 """
     names = {**GLOBALS, **words, **lookup.names, **names, "forms": lookup.forms}
     made: Callable[..., Any] = define(source, contract.op, f"ops.{contract.op}", names)
-    _know_defaults(made)
+    know_defaults(made)
     made.__doc__ = document(contract)
     made.__module__ = "portakernel.ops"
     return made
@@ -205,7 +208,7 @@ def make_hit(contract: Contract, lookup: Lookup, phase: Phase, names: dict[str, 
     ``kernel`` and the rest are the op's own arguments (``naming``). ``names`` supplies ``table``, ``context``,
     ``dispatcher``, ``named`` (policies with such a ``kernel``) and ``completed``, for results that do not exist.
     """
-    given, _ = _groups(contract)
+    given, _ = groups_of(contract)
     canonical, words = canonical_terms(contract)
     tensors = ", ".join(contract.names)
     # torch hands windows over as lists
@@ -247,45 +250,4 @@ def hit({accepted}):
 """
     names = {**GLOBALS, **words, **lookup.names, **names, "forms": lookup.forms}
     made: Callable[..., Any] = define(source, "hit", f"{contract.op}.hit", names)
-    return made
-
-
-def make_bound(
-    contract: Contract, parts: Expressions, expected: tuple[Any, ...], launch: str, names: dict[str, Any]
-) -> Callable[..., Any]:
-    """The call of a bound handle: for tensors like a known form's, sizes and strides included, at once the kernel.
-
-    ``contract`` is the example's, without open choices; ``expected`` are the open parts of the example's key and
-    ``launch`` is the call of the kernel. ``names`` supplies what that calls, ``forms`` (exact ones, each checked when
-    it was first seen), ``recorded``, ``into``, ``otherwise``, and ``traced`` with the kernel's
-    ``name``.
-    """
-    given, groups = _groups(contract)
-    canonical, words = canonical_terms(contract)
-    tensors = ", ".join(contract.names)
-    compared = "".join(
-        f" and {part}" if value is True else f" and not {part}" if value is False else f" and {part} == expected[{i}]"
-        for i, (part, value) in enumerate(zip(parts.open, expected, strict=True))
-    )
-    shapes = f"    {'; '.join(parts.shapes)}\n" if any("s_" in part for part in parts.open) else ""
-    source = f"""\
-def call({", ".join(arguments(contract, "out=None"))}):
-{_named_dtypes(contract)}    if compiling():
-        return traced({given}, out, name)
-{shapes}    form = forms.latest
-    if (
-            form.check({tensors}) and not (form.leaf and grad_enabled()) and {OUTSIDE}
-            and out is None{canonical}{compared}
-    ):
-        return recorded({given}, None) if profiler._is_profiler_enabled else {launch}
-    if out is not None and (written := into({given}, out)) is not None:
-        return written
-    return otherwise({groups}, out)
-"""
-    names = {**GLOBALS, **words, **parts.names, **names, "expected": expected}
-    made: Callable[..., Any] = define(source, "call", f"bound.{contract.op}", names)
-    _know_defaults(made)
-    made.__name__ = made.__qualname__ = f"bound {contract.op}"
-    made.__doc__ = document(contract)
-    made.__module__ = "portakernel.bound"
     return made

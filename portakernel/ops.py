@@ -14,7 +14,7 @@ def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     contract(name)  # an unknown op is told so before torch is imported
-    from portakernel.call import public_function
+    from portakernel.public import public_function
     from portakernel.runtime import caller
 
     # two threads may come first together: all shall have one function

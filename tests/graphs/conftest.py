@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from portakernel.call import OpCaller, public_function
+from portakernel.call import OpCaller
 from portakernel.config import Config
 from portakernel.contracts import contract
 from portakernel.dispatch import Dispatcher
 from portakernel.plugin_manager import FIRST_PARTY, Package, PluginManager, find_folder
+from portakernel.public import public_function
 from portakernel.registry import Registry
 from portakernel.torch_bridge.registration import Bridge
 

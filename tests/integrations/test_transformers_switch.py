@@ -211,8 +211,8 @@ def test_without_a_model_sdpa_attention_and_models_to_come_are_served(
         again = born(ids).logits
     assert counted()["rms_norm", ""] == 5
     assert counted()["gelu_and_mul", ""] == 2
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(again, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=5e-5)
+    torch.testing.assert_close(again, expected, rtol=1e-5, atol=5e-5)
     assert type(born.model.norm) is type(existing.model.norm)
     integration.disable()
     before = counted()

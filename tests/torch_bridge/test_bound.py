@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 
+import portakernel
 from portakernel.bound import bind_kernel
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, NoKernelError
 from portakernel.policies import make_layer
@@ -28,6 +31,51 @@ def test_rows_and_values_may_change(norm):
     x, weight = normal(7, 2, 4), normal(4)
     expected = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 0.5) * weight
     torch.testing.assert_close(norm(x, weight, eps=0.5), expected)
+
+
+def test_parameters_that_a_call_leaves_out_are_the_examples(ops):
+    x, weight = normal(3, 4), normal(4)
+    handle = bind_kernel(ops.caller("rms_norm"), (x, weight), (0.5, 0.0), None)
+    expected = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 0.5) * weight
+    torch.testing.assert_close(handle(x, weight), expected)
+    torch.testing.assert_close(handle(x, weight, weight_offset=0), expected)
+    assert str(inspect.signature(handle)) == "(x, weight, *, eps=0.5, weight_offset=0.0, out=None)"
+    with pytest.raises(TypeError, match="positional"):
+        handle(x, weight, 0.5)
+
+
+def test_a_features_value_is_the_examples_too():
+    x, weight = normal(3, 4), normal(4)
+    handle = portakernel.bind("rms_norm", x, weight, weight_offset=1.0)
+    torch.testing.assert_close(handle(x, weight), portakernel.ops.rms_norm(x, weight, weight_offset=1.0))
+    with pytest.raises(ArgumentValueError, match="a feature of this call is not the example's"):
+        handle(x, weight, weight_offset=0.0)
+
+
+def test_in_a_compiled_graph_a_handle_is_the_op_with_its_kernel_named(norm):
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph, _inputs):
+        graphs.append(graph)
+        return graph
+
+    torch._dynamo.reset()
+    x, weight = normal(3, 4), normal(4)
+    found = torch.compile(lambda x, weight: norm(x, weight) + 1, backend=keep, fullgraph=True)(x, weight)
+    torch.testing.assert_close(found, norm(x, weight) + 1)
+    assert "!raw_kernels.rms_norm" in str(graphs[0].graph)
+
+
+def test_inference_mode_and_parameters_are_served(norm, calls):
+    x, weight = normal(3, 4), torch.nn.Parameter(normal(4))
+    with torch.no_grad():
+        wanted = norm(x, weight.detach())
+        torch.testing.assert_close(norm(x, weight), wanted)
+    with torch.inference_mode():
+        torch.testing.assert_close(norm(x, weight), wanted)
+    with pytest.raises(ArgumentTypeError, match="does not go through autograd"):
+        norm(x, weight)
+    assert calls == ["rms_norm"] * 3
 
 
 def test_later_policy_does_not_move_it(ops, norm, calls):

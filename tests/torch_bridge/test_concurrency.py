@@ -93,7 +93,8 @@ kernels:
 """
 FIRST_CALLS = """
 import sys, threading, torch
-from portakernel.call import OpCaller, public_function
+from portakernel.call import OpCaller
+from portakernel.public import public_function
 from portakernel.config import Config
 from portakernel.contracts import contract
 from portakernel.dispatch import Dispatcher

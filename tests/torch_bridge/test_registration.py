@@ -192,7 +192,7 @@ def second_gradients(function, x, weight):
 def test_a_second_derivative_is_the_formulas_whichever_kernel_ran(ops):
     x, weight = normal(3, 4), normal(4)
     found, wanted = second_gradients(ops.rms_norm, x, weight), second_gradients(norm, x, weight)
-    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)  # of two roundings of cancelling sums
     assert ops.served("rms_norm", "backward") == {"raw_kernels.rms_norm": 2}
 
 

@@ -1,0 +1,75 @@
+"""Generates the call of a bound handle: guards, then the kernel itself."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from portakernel.contract import Contract
+from portakernel.document import arguments, document
+from portakernel.fast_path import GLOBALS, OUTSIDE, canonical_terms, groups_of, know_defaults, named_dtypes
+from portakernel.guard_key import Expressions, define
+
+
+def make_bound(
+    contract: Contract, parts: Expressions, expected: tuple[Any, ...], launch: str, names: dict[str, Any]
+) -> Callable[..., Any]:
+    """The call of a bound handle: for tensors like a known form's, sizes and strides included, at once the kernel.
+
+    ``contract`` is the example's, without open choices, its values for defaults; ``expected`` are the open parts of the
+    example's key and ``launch`` is the call of the kernel. ``names`` supplies what that calls, ``forms`` (exact ones,
+    each checked when it was first seen), ``recorded``, ``into``, ``otherwise``, and ``traced`` with the kernel's
+    ``name``. What is called with tensors alone spares Python the keywords, which cost as much as a guard.
+    """
+    given, groups = groups_of(contract)
+    canonical, words = canonical_terms(contract)
+    tensors = ", ".join(contract.names)
+    parameters = {parameter.name: parameter.default for parameter in contract.parameters}
+    terms = dict(zip(parts.open, expected, strict=True))
+    # parts of an address; the rest are the parameters', which are the example's where none is given
+    of_tensors = {part: value for part, value in terms.items() if "aligned_" in part or "_alignment(" in part}
+    positional = [tensor.name for tensor in contract.tensors if not tensor.keyword]
+    optional = [f"{t.name}=None" if t.optional else t.name for t in contract.tensors if not t.keyword]
+    absent = "".join(f"    {tensor.name} = None\n" for tensor in contract.tensors if tensor.keyword)
+    alike = f"form.check({tensors}) and not (form.leaf and grad_enabled()) and {OUTSIDE}"
+    shapes = f"    {'; '.join(parts.shapes)}\n" if any("s_" in part for part in parts.open) else ""
+    run = f"recorded({given}, None) if profiler._is_profiler_enabled else {launch}"
+    source = f"""\
+def full({", ".join(arguments(contract, "out=None"))}):
+{named_dtypes(contract)}    if compiling():
+        return traced({given}, out, name)
+{shapes}    form = forms.latest
+    if {alike} and out is None{canonical}{_compared(terms)}:
+        return {run}
+    if out is not None and (written := into({given}, out)) is not None:
+        return written
+    return otherwise({groups}, out)
+
+def call({", ".join(optional)}, **changed):
+    if changed or compiling():
+        return full({", ".join(positional)}, **changed)
+{absent}{shapes}    form = forms.latest
+    if {alike}{_compared(of_tensors)}:
+        return {run}
+    return full({", ".join(positional)})
+"""
+    scope = {**GLOBALS, **words, **parameters, **parts.names, **names, "out": None}
+    full: Callable[..., Any] = define(source, "full", f"bound.{contract.op}", scope)
+    know_defaults(full)
+    made: Any = full.__globals__["call"]
+    made.__signature__ = inspect.signature(full)
+    made.__name__ = made.__qualname__ = f"bound {contract.op}"
+    made.__doc__ = document(contract)
+    made.__module__ = "portakernel.bound"
+    function: Callable[..., Any] = made
+    return function
+
+
+def _compared(terms: Mapping[str, Any]) -> str:
+    """Further terms: parts of a key are what they were."""
+    found = []
+    for part, value in terms.items():
+        plain = part if value is True else f"not {part}" if value is False else f"{part} == {value!r}"
+        found.append(f" and {plain}")
+    return "".join(found)
