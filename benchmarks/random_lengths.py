@@ -143,9 +143,12 @@ def main(
         "kept_by_portakernel_bytes": _kept_bytes(),
     }
     Console().print(table)
-    print(summary)
+    grown = sum(row["grown_in_second_half_bytes"] for row in results)
+    note = f"portakernel's lines hold {summary['kept_by_portakernel_bytes'] / 1e6:.1f} MB; {grown / 1e3:.0f} kB of that"
+    note += " came in the second halves of the ops' calls."
+    print(note)
     if output is not None:
-        record.write(output, "random_lengths", device, {"ops": results, **summary}, table)
+        record.write(output, "random_lengths", device, {"ops": results, **summary}, table, note)
 
 
 def _kept_bytes() -> int:

@@ -45,8 +45,8 @@ def _processor() -> str:
     return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.processor())
 
 
-def write(folder: Path, name: str, device: str, results: Mapping[str, Any], table: Table) -> None:
-    """``folder/name-device.json`` and ``.md``."""
+def write(folder: Path, name: str, device: str, results: Mapping[str, Any], table: Table, note: str = "") -> None:
+    """``folder/name-device.json`` and ``.md``, with ``note`` under the table."""
     folder.mkdir(parents=True, exist_ok=True)
     found = circumstances(device)
     stem = f"{name}-{found['device'].lower().replace(' ', '-')}"
@@ -64,5 +64,6 @@ def write(folder: Path, name: str, device: str, results: Mapping[str, Any], tabl
         "| " + " | ".join(heads) + " |",
         "|" + "---|" * len(heads),
         *("| " + " | ".join(str(cell) for cell in row) + " |" for row in rows),
+        *(("", note) if note else ()),
     ]
     (folder / f"{stem}.md").write_text("\n".join(text) + "\n", encoding="utf-8")

@@ -15,8 +15,6 @@ _BLOCKS = {
     "mxfp4": (1, 32),
     "nvfp4": (1, 16),
 }
-# The sixteen numbers of e2m1 by their codes.
-_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 
 
 def scaled_mm(
@@ -65,7 +63,7 @@ def _decoded(q: Tensor, scale: Tensor, global_scale: Tensor | None, scale_format
     if q.dtype is torch.float4_e2m1fn_x2:
         codes = q.view(torch.uint8)
         both = torch.stack((codes & 0xF, codes >> 4), -1).flatten(-2)
-        numbers = torch.tensor(_E2M1, device=q.device)[both.int()]
+        numbers = _e2m1(both)
     else:
         numbers = q.float()
     if scale_format in _BLOCKS:
@@ -79,6 +77,17 @@ def _decoded(q: Tensor, scale: Tensor, global_scale: Tensor | None, scale_format
         factor = scale
     numbers = numbers * factor
     return numbers if global_scale is None else numbers * global_scale
+
+
+def _e2m1(code: Tensor) -> Tensor:
+    """The numbers that four bits stand for: a sign, two bits of exponent, one of mantissa.
+
+    Computed, because a table would have to be copied to the device, which no CUDA graph can capture.
+    """
+    exponent, mantissa = (code >> 1 & 3).int(), (code & 1).int()
+    # below exponent 1 the leading bit is missing, and the exponent is that of 1
+    magnitude = (mantissa + 2 * (exponent > 0)).float() * torch.exp2((exponent.clamp(min=1) - 2).float())
+    return torch.where(code >= 8, -magnitude, magnitude)
 
 
 def _powers(scale: Tensor) -> Tensor:

@@ -223,6 +223,12 @@ def backward(
 
 
 def _with_row_stride(tensor: Tensor) -> tuple[Tensor, int]:
-    """``tensor`` and the stride of its rows; a contiguous copy where no single stride serves."""
-    stride = row_stride(tensor)
-    return (tensor.contiguous(), tensor.shape[-1]) if stride is None else (tensor, stride)
+    """``tensor`` and the stride of its rows; a contiguous copy where no single stride serves.
+
+    Also where expanded rows, whose stride of 0 counts as divisible by 16, would be read by wider loads than one of them
+    alone: another layout of registers is another order of its sum.
+    """
+    stride, columns = row_stride(tensor), tensor.shape[-1]
+    if stride is None or (stride == 0 and columns % 16):
+        return tensor.contiguous(), columns
+    return tensor, stride
