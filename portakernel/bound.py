@@ -18,7 +18,7 @@ from portakernel.fast_bound import make_bound
 from portakernel.fast_out import has_fast_out, make_into_bound
 from portakernel.fast_path import make_plain
 from portakernel.guard_key import chosen_expressions, make_open, make_steady
-from portakernel.launcher import call_source, entry_of, is_bare
+from portakernel.launcher import can_be_captured, launch_source
 from portakernel.layout import has_plain_memory, mark_written
 from portakernel.naming import strictly
 from portakernel.outputs import check_outs, overwritten
@@ -129,12 +129,12 @@ def bind_kernel(caller: OpCaller, tensors: Sequence[Any], parameters: Sequence[A
             f" which this call needs; call portakernel.ops.{op}, or use torch.no_grad()"
         )
 
-    # where the launcher has nothing else to do, its own frame is saved
-    bare = is_bare(placement.kernel, placement.decision.request, caller.dispatcher)
-    direct = call_source(caller.contract, placement.kernel, Phase.INFERENCE)
-    given = ", ".join([*arguments.names, *arguments.parameters])
+    # the launcher's own frame is spared, unless it has to look for a capture
+    request, given = placement.decision.request, ", ".join([*arguments.names, *arguments.parameters])
+    capturable = can_be_captured(placement.kernel, request, caller.dispatcher)
+    launch, called = launch_source(caller.contract, placement.kernel, request, caller.dispatcher)
     names = {
-        "kernel": entry_of(placement.kernel, Phase.INFERENCE, caller.dispatcher),
+        **called,
         "run": placement.run,
         "recorded": placement.profiled,
         "forms": forms,
@@ -147,7 +147,7 @@ def bind_kernel(caller: OpCaller, tensors: Sequence[Any], parameters: Sequence[A
         example = {"signature": signature, "steady": expected_steady, "opened": expected_open}
         writing = {**example, "placement": placement, "may_overwrite": may_overwrite}
         names["into"] = make_into_bound(contract, parts, caller.signatures, writing)
-    launch = direct if bare else f"run({given}, out)"
+    launch = launch if capturable else f"run({given}, out)"
     fixed = tuple(replace(p, default=value) for p, value in zip(contract.parameters, numbers, strict=True))
     made = make_bound(replace(contract, parameters=fixed), parts, expected_open, launch, names)
     bound = cast(BoundKernel, made)

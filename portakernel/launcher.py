@@ -14,30 +14,40 @@ from portakernel.dispatch import Dispatcher
 from portakernel.guard_key import define
 from portakernel.kernel import Kernel
 from portakernel.request import Phase, Request
+from portakernel.torch_internals import current_device
 
 
 def launcher(contract: Contract, kernel: Kernel, request: Request, dispatcher: Dispatcher) -> Callable[..., Any]:
     """``kernel`` for the request's phase, taking all arguments by position, on its device whichever is current."""
-    names = signature(contract, request.phase)
-    source = f"def launch({', '.join(names)}):\n    return {call_source(contract, kernel, request.phase)}\n"
-    scope = {"kernel": entry_of(kernel, request.phase, dispatcher)}
-    run = _on_device(request, define(source, "launch", f"{kernel.name} {request.phase}", scope))
-    return run if _can_be_captured(kernel, request, dispatcher) else _outside_captures(run)
+    call, names = launch_source(contract, kernel, request, dispatcher)
+    source = f"def launch({', '.join(signature(contract, request.phase))}):\n    return {call}\n"
+    run: Callable[..., Any] = define(source, "launch", f"{kernel.name} {request.phase}", names)
+    return run if can_be_captured(kernel, request, dispatcher) else _outside_captures(run)
 
 
-def entry_of(kernel: Kernel, phase: Phase, dispatcher: Dispatcher) -> Callable[..., Any]:
-    """The plugin's function for ``phase``."""
-    entry = kernel.backward if phase is Phase.BACKWARD else None
-    function: Callable[..., Any] = dispatcher.entry(entry or kernel.entry)
-    return function
+def launch_source(
+    contract: Contract, kernel: Kernel, request: Request, dispatcher: Dispatcher
+) -> tuple[str, dict[str, Any]]:
+    """The launch of ``kernel`` with a launcher's arguments, as source, and what that calls.
+
+    A raw launch goes to the current device: where there are several, the request's is made current.
+    """
+    call, phase = call_source(contract, kernel, request.phase), request.phase
+    entry = (kernel.backward if phase is Phase.BACKWARD else None) or kernel.entry
+    names: dict[str, Any] = {"kernel": dispatcher.entry(entry)}
+    device = request.device
+    place = torch.device(device.torch_device) if device is not None and device.torch_device else torch.device("cpu")
+    if place.type not in ("cuda", "xpu") or torch.get_device_module(place).device_count() < 2:
+        return call, names
+    given = ", ".join(signature(contract, phase))
+    source = f"def elsewhere({given}):\n    with entered(place):\n        return {call}\n"
+    scope = {**names, "entered": torch.get_device_module(place).device, "place": place}
+    names["elsewhere"] = define(source, "elsewhere", f"{kernel.name} {phase}", scope)
+    names["current_index"], names["index_here"] = current_device(place.type), place.index
+    return f"({call} if current_index() == index_here else elsewhere({given}))", names
 
 
-def is_bare(kernel: Kernel, request: Request, dispatcher: Dispatcher) -> bool:
-    """Whether a launcher does no more than ``call_source`` says."""
-    return _device_to_enter(request) is None and _can_be_captured(kernel, request, dispatcher)
-
-
-def _can_be_captured(kernel: Kernel, request: Request, dispatcher: Dispatcher) -> bool:
+def can_be_captured(kernel: Kernel, request: Request, dispatcher: Dispatcher) -> bool:
     """Whether every claim of the kernel for the request's target has the property; elsewhere nothing is captured."""
     if request.device is None or not (request.device.torch_device or "").startswith("cuda"):
         return True
@@ -96,28 +106,3 @@ def call_source(contract: Contract, kernel: Kernel, phase: Phase) -> str:
     positional = [text for text in arguments.values() if "=" not in text]
     call = f"kernel({', '.join([*positional, *(text for text in arguments.values() if '=' in text)])})"
     return returned.format(call=call)
-
-
-def _on_device(request: Request, run: Callable[..., Any]) -> Callable[..., Any]:
-    """``run`` with the request's device current: a raw launch goes to the current one."""
-    device = _device_to_enter(request)
-    if device is None:
-        return run
-    index, module = device.index, torch.get_device_module(device)
-    current: Callable[[], int] = module.current_device
-
-    def run_there(*arguments: Any) -> Any:
-        if current() == index:
-            return run(*arguments)
-        with module.device(index):
-            return run(*arguments)
-
-    return run_there
-
-
-def _device_to_enter(request: Request) -> torch.device | None:
-    """The device that has to be made current for the request; None where there is one alone."""
-    device = torch.device(request.device.torch_device) if request.device and request.device.torch_device else None
-    if device is None or device.type not in ("cuda", "xpu") or torch.get_device_module(device).device_count() < 2:
-        return None
-    return device

@@ -63,6 +63,12 @@ def only_device_contexts() -> bool:
     return all(isinstance(mode, DeviceContext) for mode in _function_mode_stack())
 
 
+def current_device(device_type: str) -> Callable[[], int]:
+    """What tells the index of the current device of a type, without what the public function does around it."""
+    found: Callable[[], int] = getattr(torch._C, f"_{device_type}_getDevice")
+    return found
+
+
 def tensor_guard(
     tensors: Sequence[Tensor], sizes: Sequence[Sequence[int | None]], strides: Sequence[Sequence[int | None]]
 ) -> Callable[..., bool]:
