@@ -14,7 +14,7 @@ from portakernel.dispatch import Dispatcher
 from portakernel.guard_key import define
 from portakernel.kernel import Kernel
 from portakernel.request import Phase, Request
-from portakernel.torch_internals import current_device
+from portakernel.torch_internals import device_switch
 
 
 def launcher(contract: Contract, kernel: Kernel, request: Request, dispatcher: Dispatcher) -> Callable[..., Any]:
@@ -40,10 +40,17 @@ def launch_source(
     if place.type not in ("cuda", "xpu") or torch.get_device_module(place).device_count() < 2:
         return call, names
     given = ", ".join(signature(contract, phase))
-    source = f"def elsewhere({given}):\n    with entered(place):\n        return {call}\n"
-    scope = {**names, "entered": torch.get_device_module(place).device, "place": place}
-    names["elsewhere"] = define(source, "elsewhere", f"{kernel.name} {phase}", scope)
-    names["current_index"], names["index_here"] = current_device(place.type), place.index
+    source = f"""\
+def elsewhere({given}):
+    before = exchange(index_here)
+    try:
+        return {call}
+    finally:
+        exchange(before)
+"""
+    names["index_here"] = place.index
+    names["current_index"], exchange = device_switch(place.type)
+    names["elsewhere"] = define(source, "elsewhere", f"{kernel.name} {phase}", {**names, "exchange": exchange})
     return f"({call} if current_index() == index_here else elsewhere({given}))", names
 
 

@@ -63,10 +63,12 @@ def only_device_contexts() -> bool:
     return all(isinstance(mode, DeviceContext) for mode in _function_mode_stack())
 
 
-def current_device(device_type: str) -> Callable[[], int]:
-    """What tells the index of the current device of a type, without what the public function does around it."""
-    found: Callable[[], int] = getattr(torch._C, f"_{device_type}_getDevice")
-    return found
+def device_switch(device_type: str) -> tuple[Callable[[], int], Callable[[int], int]]:
+    """What tells the index of a type's current device, and what makes another one current and tells which was before.
+
+    The public functions and ``torch.cuda.device`` take some microseconds around these.
+    """
+    return getattr(torch._C, f"_{device_type}_getDevice"), getattr(torch._C, f"_{device_type}_exchangeDevice")
 
 
 def tensor_guard(
