@@ -138,12 +138,10 @@ def _call(op: str, tensors: Sequence[Any], named: Mapping[str, Any]) -> tuple[li
     described = contract(op)
     positional = [tensor.name for tensor in described.tensors if not tensor.keyword]
     needed = [tensor.name for tensor in described.tensors if not tensor.optional]
-    if not len(needed) <= len(tensors) <= len(positional):
-        raise ArgumentTypeError(
-            f"{op} takes {len(needed)} tensors ({', '.join(positional)}); {len(tensors)} were given"
-        )
     held = dict(zip(positional, tensors, strict=False))
     given = held | {name: value for name, value in named.items() if name in described.names and name not in held}
+    if len(tensors) > len(positional) or not given.keys() >= set(needed):
+        raise ArgumentTypeError(f"{op} takes {len(needed)} tensors ({', '.join(positional)}); {len(given)} were given")
     values = {name: described.value(name, value) for name, value in named.items() if name not in given}
     return [given.get(name) for name in described.names], list(described.values(values).values())
 

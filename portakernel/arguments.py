@@ -49,7 +49,7 @@ class Arguments:
         return self.contract.at(self.named(values)) if self.choosers else self.contract
 
     def check_kinds(self, arguments: Sequence[Any]) -> None:
-        """Nothing, when every argument is a tensor, or None where it may be.
+        """Nothing, when every argument is a tensor that has strides or is a wrapper of such, or None where it may be.
 
         Raises:
             ArgumentTypeError: one is neither.
@@ -58,6 +58,10 @@ class Arguments:
             if not isinstance(argument, Tensor) and not (tensor.optional and argument is None):
                 found, none = type(argument).__name__, " or None" if tensor.optional else ""
                 raise ArgumentTypeError(f"{self.contract.op}: {tensor.name} must be a tensor{none}; this is {found}")
+            # a subclass may be whatever it says; of the plain type a nested one has no strides to ask for
+            if type(argument) is Tensor and argument.is_nested:
+                text = f"{self.contract.op}: {tensor.name} is nested; dense (torch.strided) tensors are accepted"
+                raise ArgumentTypeError(text)
 
     def check(self, tensors: Sequence[Any], values: Sequence[Any]) -> None:
         """Nothing, when the arguments are tensors on one device that fit the contract together.

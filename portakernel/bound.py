@@ -23,7 +23,9 @@ from portakernel.layout import has_plain_memory, mark_written
 from portakernel.naming import strictly
 from portakernel.outputs import check_outs, overwritten
 from portakernel.public import traced
+from portakernel.recording import Recording
 from portakernel.request import Phase
+from portakernel.torch_internals import outside_modes
 
 
 class BoundKernel(Protocol):
@@ -78,6 +80,9 @@ def bind_kernel(caller: OpCaller, tensors: Sequence[Any], parameters: Sequence[A
     may_overwrite = all("inplace" in capability.properties for _, capability in placement.kernel.variants)
 
     def otherwise(given: Sequence[Any], values: Sequence[Any], out: Any) -> Any:
+        if Recording.is_active():  # `warmup` looks for choices, and here there is none to make
+            with outside_modes():
+                return otherwise(given, values, out)
         found = arguments.canonical(values)
         form = forms.find(*given)
         recorded = form is not None and form.leaf and torch.is_grad_enabled()

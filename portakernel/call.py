@@ -26,12 +26,12 @@ from portakernel.dispatch import Dispatcher
 from portakernel.fallback import Fallbacks
 from portakernel.fast_path import Lookup, make_hit
 from portakernel.guard_key import Expressions, Keys, expressions, make_key, make_value
-from portakernel.key_table import KeyTable, Placement
+from portakernel.key_table import KeyTable, Placement, remember_few
 from portakernel.launcher import launcher, signature
 from portakernel.layout import has_plain_memory, mark_written
-from portakernel.naming import is_automatic, layer_of, strictly
+from portakernel.naming import TOKEN_MARK, is_automatic, layer_of, strictly
 from portakernel.outputs import check_outs, completed, copy_into, existing, overwritten
-from portakernel.policies import Policy
+from portakernel.policies import Policy, intern_policy
 from portakernel.request import Phase, Request
 from portakernel.torch_internals import innermost_transform, outside_modes
 
@@ -83,14 +83,18 @@ class OpCaller:
         A compiled graph follows the policy contexts that it is called in: a name that was chosen automatically while
         tracing, by the process's policy, yields to them.
         """
-        above = self.dispatcher.policy()
-        if not argument:
+        return self._with_argument(self.dispatcher.policy(), argument)
+
+    def _with_argument(self, above: Policy, argument: str) -> Policy:
+        """``above``, read once by the caller: another thread may set another policy meanwhile."""
+        if not argument or argument.startswith(TOKEN_MARK):
             return above
         known = self.named.get((argument, above))
         if known is None:
             yields = is_automatic(argument) and self.dispatcher.context_layers.get()
             layer = None if yields else layer_of(self.dispatcher.registry, self.contract.op, argument)
-            known = self.named[argument, above] = self.dispatcher.policy(layer)
+            known = above if layer is None else intern_policy((layer, *above.layers))
+            remember_few(self.named, (argument, above), known)
         return known
 
     def hit(self, phase: Phase) -> Callable[..., Any]:
@@ -135,7 +139,7 @@ class OpCaller:
         request = self.arguments.request(tensors, parameters, phase)
         placement = self.table.entries.get(self.key(phase, tensors, parameters, policy))
         cannot = dict(placement.cannot) if placement is not None else {}
-        for (name, value), rejection in (placement.refused if placement is not None else {}).items():
+        for (name, value), rejection in list(placement.refused.items()) if placement is not None else ():
             if placement is not None and request.value(name) == value:
                 cannot[placement.kernel.name] = rejection
         return self.dispatcher.decide(request, policy, cannot)
@@ -280,9 +284,10 @@ class OpCaller:
             return self.into(tensors, values, out, argument, plain)
         if not plain or tensors[0].is_meta:
             return self.public(self._composed(tensors)(*tensors, *values, argument), values)
-        policy = self.policy(argument)
+        above = self.dispatcher.policy()
+        policy = self._with_argument(above, argument)
         if isinstance(kernel, str):
-            self.pinned[kernel, self.dispatcher.policy()] = policy
+            remember_few(self.pinned, (kernel, above), policy)
         return self.run(Phase.INFERENCE, tensors, values, policy, (*tensors, *values, None), declined=declined)
 
     def _composed(self, tensors: Sequence[Any]) -> Callable[..., Any]:

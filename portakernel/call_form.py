@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from portakernel.guard_key import define
-from portakernel.torch_internals import tensor_guard
+from portakernel.torch_internals import autograd_is_excluded, tensor_guard
 
 # More than a process mixes in one op: dtypes, ranks, devices, inference mode. The oldest makes place.
-MAX_FORMS = 16
+MAX_FORMS = 64
 # Of exact forms few are worth looking through: a check costs as much as a few of the questions that make a new one.
 MAX_EXACT_FORMS = 4
 
@@ -25,7 +25,7 @@ Signature = tuple[Any, ...]
 
 
 class Form:
-    """Calls alike: ``check`` recognises them; ``leaf`` says that some tensor requires gradients.
+    """Calls alike: ``check`` recognises them; ``leaf`` says that some tensor requires gradients, and autograd is here.
 
     ``signature`` stands for their dtypes and devices in a key; by identity, which costs no hashing of its parts.
     """
@@ -56,13 +56,17 @@ class Forms:
         """The form of these tensors, from now on the latest; None when their memory may not be read as it is."""
         if torch.compiler.is_dynamo_compiling():
             return None  # torch.compile gave up on the call's frame and traces this one, where no guard can be made
+        if any(isinstance(tensor, Tensor) and tensor.is_nested for tensor in tensors):
+            return None
         for form in self._known:
             if form.check(*tensors):
                 self.latest = form
                 return form
         if not self._plain(*tensors):
             return None
-        leaf = any(tensor is not None and tensor.requires_grad for tensor in tensors)
+        # where autograd is passed by, which the check tells too, nothing is recorded whatever grad mode says
+        requires_grad = any(tensor is not None and tensor.requires_grad for tensor in tensors)
+        leaf = requires_grad and not autograd_is_excluded()
         form = Form(self._check(tensors), leaf, self._signatures.of(tensors))
         # another thread's form may be lost here: it is found again when it is next needed
         most = MAX_EXACT_FORMS if self._exact else MAX_FORMS

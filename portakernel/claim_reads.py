@@ -24,14 +24,14 @@ class Reads:
 
     limits: tuple[Limit, ...] = ()
     values: tuple[str, ...] = ()
-    checks: tuple[tuple[tuple[str, ...], Callable[..., bool]], ...] = ()
+    checks: tuple[tuple[tuple[str, ...], Callable[..., bool | None]], ...] = ()
 
 
 def reads_of(contract: Contract, kernels: Iterable[Kernel], readiness: Readiness) -> Reads:
     """What decides whether, or how early, one of the kernels is chosen."""
     few = {parameter.name for parameter in contract.parameters if parameter.kind in _FEW}
     limits, values = set[Limit](), set[str]()
-    checks: list[tuple[tuple[str, ...], Callable[..., bool]]] = []
+    checks: list[tuple[tuple[str, ...], Callable[..., bool | None]]] = []
     for kernel in kernels:
         limits |= kernel.limits()
         values |= kernel.reads()
@@ -44,8 +44,20 @@ def reads_of(contract: Contract, kernels: Iterable[Kernel], readiness: Readiness
     return Reads(tuple(sorted(limits, key=str)), tuple(sorted(values)), tuple(checks))
 
 
-def _admits(kernel: Kernel, names: Sequence[str], readiness: Readiness) -> Callable[..., bool]:
-    def admits(*values: Any) -> bool:
-        return readiness.check(kernel, dict(zip(names, values, strict=True))) is None
+def _admits(kernel: Kernel, names: Sequence[str], readiness: Readiness) -> Callable[..., bool | None]:
+    """The check's answer for a key: calls of which it says another thing are decided apart."""
+    places = [name.replace(".", "_") for name in names]
+    entry = kernel.check.entry if kernel.check is not None else ""
+    held: list[Callable[..., Any]] = []
+
+    def admits(*values: Any) -> bool | None:
+        if None in values:
+            return None  # nor is it asked by dispatch about what is not there
+        try:
+            if not held:
+                held.append(readiness.entry(entry))
+            return held[0](**dict(zip(places, values, strict=True))) is None
+        except Exception:  # noqa: BLE001 - the plugin border: a decision asks again, and keeps the reason
+            return None
 
     return admits

@@ -16,6 +16,7 @@ from portakernel.contracts import contract
 from portakernel.decision import Candidate, Decision, lost, order, why
 from portakernel.errors import ConfigError, nearest
 from portakernel.kernel import Kernel
+from portakernel.locks import make_lock
 from portakernel.naming import TOKEN_MARK
 from portakernel.plugin_manager import PluginManager
 from portakernel.policies import Layer, Policy, Wishes, environment_layer, intern_policy
@@ -51,6 +52,7 @@ class Dispatcher:
 
             self.policy_file = load_policy_file(config.policy, self.registry, named_by="PORTAKERNEL_POLICY")
         self.trace_token = ""
+        self._renewing = make_lock()
         self._renew_process_policy()
         self.context_layers: ContextVar[tuple[Layer, ...]] = ContextVar("portakernel_policy", default=())
 
@@ -70,11 +72,13 @@ class Dispatcher:
         self._renew_process_policy()
 
     def _renew_process_policy(self) -> None:
-        above = () if self._process_layer is None else (self._process_layer,)
-        below = () if self.policy_file is None else self.policy_file.layers
-        self.process_policy = intern_policy((*above, self._environment, *below))
-        if self.trace_token:
-            self.refresh_trace_token()
+        # policy and token are of one making, whichever thread's is the last
+        with self._renewing:
+            above = () if self._process_layer is None else (self._process_layer,)
+            below = () if self.policy_file is None else self.policy_file.layers
+            self.process_policy = intern_policy((*above, self._environment, *below))
+            if self.trace_token:
+                self.refresh_trace_token()
 
     def refresh_trace_token(self) -> None:
         """Names what decisions depend on: a compiled graph, perhaps kept on disk, holds while the token is the same."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from portakernel.contract import Contract
 from portakernel.document import arguments, document
-from portakernel.fast_path import GLOBALS, OUTSIDE, canonical_terms, groups_of, know_defaults, named_dtypes
+from portakernel.fast_path import GLOBALS, OUTSIDE, canonical_terms, groups_of, know_defaults, named_dtypes, ours
 from portakernel.guard_key import Expressions, define
 
 
@@ -33,14 +33,20 @@ def make_bound(
     optional = [f"{t.name}=None" if t.optional else t.name for t in contract.tensors if not t.keyword]
     absent = "".join(f"    {tensor.name} = None\n" for tensor in contract.tensors if tensor.keyword)
     alike = f"form.check({tensors}) and not (form.leaf and grad_enabled()) and {OUTSIDE}"
+    guarded = f"""\
+    try:
+        alike = {ours(contract)} and {alike}
+    except AttributeError:
+        alike = False  # no tensor: `otherwise` tells
+"""
     shapes = f"    {'; '.join(parts.shapes)}\n" if any("s_" in part for part in parts.open) else ""
     run = f"recorded({given}, None) if profiler._is_profiler_enabled else {launch}"
     source = f"""\
-def full({", ".join(arguments(contract, "out=None"))}):
+def {contract.op}({", ".join(arguments(contract, "out=None"))}):
 {named_dtypes(contract)}    if compiling():
         return traced({given}, out, name)
 {shapes}    form = forms.latest
-    if {alike} and out is None{canonical}{_compared(terms)}:
+{guarded}    if alike and out is None{canonical}{_compared(terms)}:
         return {run}
     if out is not None and (written := into({given}, out)) is not None:
         return written
@@ -48,14 +54,14 @@ def full({", ".join(arguments(contract, "out=None"))}):
 
 def call({", ".join(optional)}, **changed):
     if changed or compiling():
-        return full({", ".join(positional)}, **changed)
+        return {contract.op}({", ".join(positional)}, **changed)
 {absent}{shapes}    form = forms.latest
-    if {alike}{_compared(of_tensors)}:
+{guarded}    if alike{_compared(of_tensors)}:
         return {run}
-    return full({", ".join(positional)})
+    return {contract.op}({", ".join(positional)})
 """
     scope = {**GLOBALS, **words, **parameters, **parts.names, **names, "out": None}
-    full: Callable[..., Any] = define(source, "full", f"bound.{contract.op}", scope)
+    full: Callable[..., Any] = define(source, contract.op, f"bound.{contract.op}", scope)
     know_defaults(full)
     made: Any = full.__globals__["call"]
     made.__signature__ = inspect.signature(full)

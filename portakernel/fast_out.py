@@ -14,7 +14,7 @@ from torch import Tensor
 
 from portakernel.call_form import Forms, Signatures
 from portakernel.contract import Contract, Result
-from portakernel.fast_path import GLOBALS, OUTSIDE, canonical_terms, make_plain
+from portakernel.fast_path import GLOBALS, OUTSIDE, canonical_terms, make_plain, ours
 from portakernel.guard_key import Expressions, define, dimension_sources, leading_source
 from portakernel.layout import has_plain_memory, mark_written
 from portakernel.request import Phase
@@ -44,7 +44,8 @@ def make_into(
     if placement is None:
         return None
 """
-    return _make(contract, parts, signatures, "out, kernel", tail, {**names, "INFERENCE": Phase.INFERENCE})
+    names = {**names, "INFERENCE": Phase.INFERENCE}
+    return _make(contract, parts, signatures, "out, kernel", tail, names, falls_back=True)
 
 
 def make_into_bound(
@@ -64,11 +65,18 @@ def make_into_bound(
     if ({steady}{sizes}) != steady or ({opened}) != opened:
         return None
 """
-    return _make(contract, parts, signatures, "out", tail, names)
+    return _make(contract, parts, signatures, "out", tail, names, falls_back=False)
 
 
 def _make(
-    contract: Contract, parts: Expressions, signatures: Signatures, more: str, tail: str, names: dict[str, Any]
+    contract: Contract,
+    parts: Expressions,
+    signatures: Signatures,
+    more: str,
+    tail: str,
+    names: dict[str, Any],
+    *,
+    falls_back: bool,
 ) -> Callable[..., Any]:
     outs = [f"out{place}" for place in range(len(contract.outputs))]
     tensors, parameters = list(contract.names), [parameter.name for parameter in contract.parameters]
@@ -77,13 +85,21 @@ def _make(
     unpacked = "out0 = out" if single else f"if type(out) is not tuple or len(out) != {len(outs)}: return None\n"
     unpacked += "" if single else f"    {', '.join(outs)} = out"
     canonical, words = canonical_terms(contract)
+    launch = f"result = placement.launch({', '.join([*tensors, *parameters])}, out)"
+    if falls_back:
+        launch = f"try: {launch}\n    except CannotRun: return None"
     fits = [parts.fit, *(_fits(contract, result, out) for result, out in zip(contract.outputs, outs, strict=True))]
     source = f"""\
 def into({", ".join([*tensors, *parameters])}, {more}):
     {unpacked}
     form = forms.latest
+    try:
+        ours = {ours(contract, *outs)}
+    except AttributeError:
+        return None
     if not (
-            (form.check({every}) or (form := forms.find({every})) is not None)
+            ours
+            and (form.check({every}) or (form := forms.find({every})) is not None)
             and not (form.leaf and grad_enabled()) and {OUTSIDE}
             {canonical.removeprefix(" ")}
     ):
@@ -92,7 +108,7 @@ def into({", ".join([*tensors, *parameters])}, {more}):
     if not ({" and ".join(fits)}):
         return None
     over = False
-{_apart(contract, outs)}{tail}    result = placement.launch({", ".join([*tensors, *parameters])}, out)
+{_apart(contract, outs)}{tail}    {launch}
     {"; ".join(f"mark_written({out})" for out in outs)}
     return result
 """
@@ -110,7 +126,8 @@ def _fits(contract: Contract, result: Result, out: str) -> str:
     leads = bool(result.shape) and result.shape[0].startswith("*")
     fixed = result.shape[1:] if leads else result.shape
     leading = f"s_{out}[:-{len(fixed)}]" if fixed else f"s_{out}"
-    terms = [f"{leading} == {leading_source(contract)}" if leads else f"len(s_{out}) == {len(fixed)}"]
+    rank = f"len({leading_source(contract)}) + {len(fixed)}" if leads else str(len(fixed))
+    terms = [f"len(s_{out}) == {rank}", *([f"{leading} == {leading_source(contract)}"] if leads else [])]
     for place, text in enumerate(fixed):
         size = parse_size(text)
         terms.append(f"s_{out}[{place - len(fixed)}] == {size.source(sizes.get(size.name or '', ''))}")

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from portakernel.call_form import Forms, Signatures
 from portakernel.capability import CannotRun
@@ -20,12 +19,15 @@ from portakernel.contract import Contract
 from portakernel.document import arguments, document
 from portakernel.dtypes import DTYPES
 from portakernel.guard_key import Expressions, Keys, define, unless_none
+from portakernel.layout import has_plain_memory
+from portakernel.naming import TOKEN_MARK
 from portakernel.request import Phase
 from portakernel.torch_internals import (
     any_autocast,
     dispatch_modes,
     forward_ad,
     function_modes,
+    has_torch_function,
     innermost_transform,
     jit_trace,
     only_device_contexts,
@@ -34,17 +36,16 @@ from portakernel.torch_internals import (
 
 # What generated code calls.
 GLOBALS: dict[str, Any] = {
-    "Tensor": Tensor,
-    "Parameter": torch.nn.Parameter,
+    "has_plain_memory": has_plain_memory,
     "CannotRun": CannotRun,
     "TRAINING": Phase.TRAINING,
     "grad_enabled": torch.is_grad_enabled,
     "transforms": innermost_transform,
     "dispatch_modes": dispatch_modes,
     "function_modes": function_modes,
+    "has_torch_function": has_torch_function,
     "only_device_contexts": only_device_contexts,
     "jit_trace": jit_trace,
-    "strided": torch.strided,
     "forward_ad": forward_ad,
     "profiler": profiler,
     "autocast": any_autocast,
@@ -55,8 +56,8 @@ GLOBALS: dict[str, Any] = {
     "dtype_names": {getattr(torch, name): name for name in DTYPES if hasattr(torch, name)},
 }
 
-# What a form's check does not see: modes, and the level of forward-mode duals.
-OUTSIDE = "not dispatch_modes() and (not function_modes() or only_device_contexts()) and forward_ad._current_level < 0"
+# What a form's check does not see: some dispatch modes, and the level of forward-mode duals.
+OUTSIDE = "not dispatch_modes() and forward_ad._current_level < 0"
 
 
 def make_plain(contract: Contract, ranks: str = "True") -> Callable[..., bool]:
@@ -71,9 +72,9 @@ def make_plain(contract: Contract, ranks: str = "True") -> Callable[..., bool]:
         made = [(tensor, condition.replace("#", tensor.name)) for tensor in contract.tensors]
         return [f"({t.name} is None or {text})" if t.optional else text for t, text in made]
 
-    terms = [*each("(type(#) is Tensor or type(#) is Parameter)"), *each("#.layout is strided")]
+    terms = each("has_plain_memory(#)")
     terms += ["transforms() is None", "jit_trace() is None", "not autocast()", OUTSIDE]
-    terms += each("(not #.is_neg() and not #._is_zerotensor())")
+    terms.append("(not function_modes() or only_device_contexts())")
     shapes = "; ".join(f"s_{t.name} = {unless_none(t, f'{t.name}.shape', 'None')}" for t in contract.tensors)
     source = f"""\
 def plain({", ".join(contract.names)}):
@@ -86,6 +87,20 @@ def plain({", ".join(contract.names)}):
 """
     made: Callable[..., bool] = define(source, "plain", f"{contract.op}.plain", GLOBALS)
     return made
+
+
+def ours(contract: Contract, *more: str) -> str:
+    """An expression that is true when torch's functions are not overridden, and no tensor is nested.
+
+    A nested one must not meet a form's check; an overridden one would see that it is asked.
+    """
+    required = [tensor.name for tensor in contract.tensors if not tensor.optional]
+    optional = [tensor.name for tensor in contract.tensors if tensor.optional]
+    terms = [f"{name}.is_nested" for name in (*required, *more)]
+    terms += [f"({name} is not None and {name}.is_nested)" for name in optional]
+    overridden = f"has_torch_function({', '.join([*contract.names, *more])})"
+    plain = f"(not {overridden} or (function_modes() and only_device_contexts()))"
+    return f"{plain} and not ({' or '.join(terms)})"
 
 
 def canonical_terms(contract: Contract) -> tuple[str, dict[str, Any]]:
@@ -167,7 +182,11 @@ def {contract.op}({", ".join(arguments(contract, "out=None", "kernel=None"))}):
     if out is not None and (written := into({given}, out, kernel)) is not None:
         return written
     form, declined, plain = forms.latest, None, False
-    if (form.check({tensors}) or (form := forms.find({tensors})) is not None) and {OUTSIDE}:
+    try:
+        ours = {ours(contract)}
+    except AttributeError:
+        ours = False  # no tensor: `slow` tells
+    if ours and (form.check({tensors}) or (form := forms.find({tensors})) is not None) and {OUTSIDE}:
         plain = not (form.leaf and grad_enabled())
         if out is None{canonical}:
             {lookup.lines}
@@ -229,15 +248,15 @@ def make_hit(contract: Contract, lookup: Lookup, phase: Phase, names: dict[str, 
 def hit({accepted}):
 {listed}    form = forms.latest
     if not (
-            (form.check({tensors}) or (form := forms.find({tensors})) is not None) and {OUTSIDE}
-            and not ({recording}){canonical}
+            {ours(contract)} and (form.check({tensors}) or (form := forms.find({tensors})) is not None)
+            and {OUTSIDE} and not ({recording}){canonical}
     ):
         return None
     {lookup.lines}
     if not ({lookup.fit}):
         return None
     policy = dispatcher.policy() if context() else dispatcher.process_policy
-    if kernel:
+    if kernel and kernel[0] != {TOKEN_MARK!r}:
         policy = named.get((kernel, policy))
     placement = table.get((form.signature, {lookup.key}policy{beyond}))
     if placement is None:

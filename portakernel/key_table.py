@@ -18,6 +18,7 @@ from portakernel.request import Phase
 from portakernel.torch_internals import profiler
 
 MAX_KEYS = 4096
+MAX_FEW = 1024
 
 
 @dataclass(slots=True)
@@ -69,6 +70,13 @@ class Placement:
         return Use(request.op, self.kernel.name, str(request.phase), str(self.decision.target), self.fallback)
 
 
+def remember_few(held: dict[Any, Any], key: Any, value: Any) -> None:
+    """Puts a value into a dictionary that is expected to stay small, and is emptied where it does not."""
+    if len(held) >= MAX_FEW:
+        held.clear()
+    held[key] = value
+
+
 class KeyTable:
     """Placements by key. Bounded: cleared when full, which costs each kind of call one more decision.
 
@@ -88,6 +96,7 @@ class KeyTable:
                 return known
             if known is not None:
                 self._retire(known)
+                del self.entries[key]
             if len(self.entries) >= MAX_KEYS:
                 self.clear()
             self.entries[key] = placement

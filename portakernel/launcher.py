@@ -46,11 +46,12 @@ def elsewhere({given}):
     try:
         return {call}
     finally:
-        exchange(before)
+        restore(before)
 """
     names["index_here"] = place.index
-    names["current_index"], exchange = device_switch(place.type)
-    names["elsewhere"] = define(source, "elsewhere", f"{kernel.name} {phase}", {**names, "exchange": exchange})
+    names["current_index"], exchange, restore = device_switch(place.type)
+    scope = {**names, "exchange": exchange, "restore": restore}
+    names["elsewhere"] = define(source, "elsewhere", f"{kernel.name} {phase}", scope)
     return f"({call} if current_index() == index_here else elsewhere({given}))", names
 
 

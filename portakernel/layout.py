@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from portakernel.torch_internals import is_dense
+
 MAX_ALIGNMENT = 16
 
 
@@ -85,9 +87,8 @@ def disjoint(a: Tensor, b: Tensor) -> bool:
 
 
 def has_plain_memory(tensor: Tensor) -> bool:
-    """Whether the tensor's memory holds its numbers as they are: no subclass, no lazy negation, no lazy zeros."""
-    exact = type(tensor) is Tensor or type(tensor) is Parameter
-    return exact and not tensor.is_neg() and not tensor._is_zerotensor()
+    """Whether the tensor's memory holds its numbers as they are: no subclass, no wrapper, nothing lazy."""
+    return (type(tensor) is Tensor or type(tensor) is Parameter) and is_dense(tensor)
 
 
 def mark_written(out: Tensor) -> None:

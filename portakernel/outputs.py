@@ -41,6 +41,9 @@ def check_outs(
 def _check_out(op: str, where: str, out: Any, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
     if not isinstance(out, Tensor):
         raise ArgumentTypeError(f"{op}: {where} must be a tensor; this is {type(out).__name__}")
+    if out.layout is not torch.strided or out.is_nested:
+        found = "nested" if out.is_nested else str(out.layout)
+        raise ArgumentTypeError(f"{op}: {where} is {found}; dense (torch.strided) tensors are accepted")
     if out.dtype != dtype:
         raise ArgumentTypeError(f"{op}: {where} has dtype {out.dtype}; the result has {dtype}")
     if tuple(out.shape) != tuple(shape):

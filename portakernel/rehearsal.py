@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -17,7 +18,7 @@ from portakernel.capture import is_capturing
 from portakernel.compilation import compilations
 from portakernel.contracts import contracts
 from portakernel.devices import find_device
-from portakernel.errors import CaptureError
+from portakernel.errors import ArgumentTypeError, ArgumentValueError, CaptureError
 from portakernel.key_table import Placement
 from portakernel.question import ask
 from portakernel.recording import Recording
@@ -43,7 +44,14 @@ Prepare = Callable[[Progress], Sequence[_Step]]
 
 
 def rehearse_function(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Warmup:
-    """Warms up what ``function(*args, **kwargs)`` calls, backward included where it runs one."""
+    """Warms up what ``function(*args, **kwargs)`` calls, backward included where it runs one.
+
+    Raises:
+        ArgumentTypeError: calling it would not run it.
+    """
+    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+        name = getattr(function, "__qualname__", repr(function))
+        raise ArgumentTypeError(f"warmup runs a function, and a call of {name} only makes what runs later; wrap it")
     callers = [runtime.caller(op) for op in contracts()]
 
     def recorded(progress: Progress) -> AbstractContextManager[object]:
@@ -60,6 +68,10 @@ def rehearse_calls(calls: Sequence[tuple[OpCaller, Sequence[Any], Sequence[Any],
 
     def prepare(progress: Progress) -> Sequence[_Step]:
         for caller, tensors, parameters, kernel in calls:
+            if any(tensor is not None and tensor.is_meta for tensor in tensors):
+                raise ArgumentValueError(
+                    f"{caller.contract.op}: on meta tensors nothing runs; give tensors of a device"
+                )
             build_for(caller, tensors, parameters, kernel, progress)
         return [_on_scratch(*call) for call in calls]
 
@@ -78,7 +90,11 @@ def rehearse_described(calls: Sequence[Call], default: Callable[[], Device]) -> 
 
 def _described(call: Call, device: str) -> tuple[OpCaller, list[Tensor | None], list[Any], str | None]:
     caller = runtime.caller(call.op)
-    place = torch.empty(0, device=device).device
+    try:
+        place = torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:  # what torch raises for a device that is not there, or is none
+        known = ", ".join(sorted({d.torch_device for d in caller.dispatcher.registry.devices if d.torch_device}))
+        raise ArgumentValueError(f"{call.op}: device {device!r} cannot be used here; known: {known}") from error
     request = ask(
         caller.contract,
         find_device(caller.dispatcher.registry, place).target,

@@ -19,7 +19,7 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch._guards import detect_fake_mode
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 # The innermost transform of torch.func, or None.
 innermost_transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
@@ -29,12 +29,13 @@ on_this_level: Callable[[], AbstractContextManager[None]] = enable_single_level_
 # How many modes are active.
 dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 function_modes: Callable[[], int] = torch._C._len_torch_function_stack
-# Whether a tensor is batched as `is_grads_batched` does it, by the vmap of before torch.func.
-is_batched_gradient: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
+# Whether an argument is a subclass that overrides functions, or a function mode is active: one question for both.
+has_torch_function: Callable[..., bool] = torch._C._has_torch_function_variadic
 # What torch.jit.trace is recording, or None.
 jit_trace: Callable[[], Any] = torch._C._get_tracing_state
 # Whether a CUDA (or ROCm) context exists; asking makes none.
 cuda_is_initialised: Callable[[], bool] = torch.cuda.is_initialized
+active_dispatch_modes: Callable[[], list[Any]] = _get_current_dispatch_mode_stack
 _function_mode_stack: Callable[[], list[Any]] = _get_current_function_mode_stack
 # Whether autocast is on for any device type.
 any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
@@ -63,12 +64,46 @@ def only_device_contexts() -> bool:
     return all(isinstance(mode, DeviceContext) for mode in _function_mode_stack())
 
 
-def device_switch(device_type: str) -> tuple[Callable[[], int], Callable[[int], int]]:
-    """What tells the index of a type's current device, and what makes another one current and tells which was before.
+def device_switch(device_type: str) -> tuple[Callable[[], int], Callable[[int], int], Callable[[int], int]]:
+    """What tells the index of a type's current device, what changes it, telling what it was, and what changes it back.
 
+    The last makes no context on a device that has none.
     The public functions and ``torch.cuda.device`` take some microseconds around these.
     """
-    return getattr(torch._C, f"_{device_type}_getDevice"), getattr(torch._C, f"_{device_type}_exchangeDevice")
+    return (
+        getattr(torch._C, f"_{device_type}_getDevice"),
+        getattr(torch._C, f"_{device_type}_exchangeDevice"),
+        getattr(torch._C, f"_{device_type}_maybeExchangeDevice"),
+    )
+
+
+def _key_bits(*names: str) -> int:
+    bits = 0
+    for name in names:
+        key = getattr(torch._C.DispatchKey, name, None)
+        bits |= torch._C.DispatchKeySet(key).raw_repr() if key is not None else 0
+    return bits
+
+
+# What a dense tensor that is nothing else has: a device, autograd, autocast, views.
+_BACKENDS = ("CPU", "CUDA", "HIP", "XPU", "MPS", "Meta", "PrivateUse1")
+_DENSE = _key_bits("ADInplaceOrView", *(prefix + name for name in _BACKENDS for prefix in ("", "Autograd", "Autocast")))
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether the tensor is nothing but numbers in strided memory.
+
+    Sparse, nested and quantised tensors are more, lazily negated, conjugated and zero ones less, and batched and
+    functional ones are wrappers of the plain type.
+    """
+    keys: int = torch._C._dispatch_keys(tensor).raw_repr()
+    return not keys & ~_DENSE
+
+
+def autograd_is_excluded() -> bool:
+    """Whether torch's dispatcher passes autograd by here, whatever grad mode says: inference mode, its own insides."""
+    excluded: bool = torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.AutogradFunctionality)
+    return excluded
 
 
 def tensor_guard(
@@ -78,7 +113,8 @@ def tensor_guard(
 
     Compared are exact type, dtype, device, ``requires_grad``, rank, the given sizes and strides (None admits any), and
     the dispatch keys that torch would act on here and now: those hold lazy negation, transforms, autocast, inference
-    mode and most dispatch modes. Forward-mode duals and function modes it does not see.
+    mode and most dispatch modes. Forward-mode duals and function modes it does not see. It must not be given a nested
+    tensor, which has no strides: asking for them ends the process.
     """
     guards: Any = TensorGuards  # its stub has flat lists, and torch's own code passes one for each tensor
     check: Callable[..., bool] = guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check

@@ -46,7 +46,8 @@ def build_for(
     arguments.check(tensors, values)
     policy = caller.policy(strictly(dispatcher.registry, caller.contract.op, name))
     build_phases(caller, tensors, values, phases_of(caller.contract, tensors), policy, progress)
-    for phase in phases_of(caller.contract, tensors) if name is not None else ():
+    # a strict name is forward's: whoever has a backward may serve the gradient, as in the call itself
+    for phase in phases_of(caller.contract, tensors)[:1] if name is not None else ():
         decision = dispatcher.decide(arguments.request(tensors, values, phase), policy)
         if decision.chosen is None:
             raise decision.error()

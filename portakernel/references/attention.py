@@ -233,7 +233,10 @@ def backward(
         grad_weights = torch.einsum("bsgre,btge->bgrst", grad, piece.v)
         mean = (weights * grad_weights).sum(-1)
         if grad_sinks is not None and softmax.sink_weights is not None:
-            _grouped(grad_sinks, 0, key_heads)[g] -= (softmax.sink_weights * mean).sum((0, 3))
+            # not in place: where the formula itself is differentiated, zeros may be a leaf of that
+            grouped = _grouped(grad_sinks, 0, key_heads).clone()
+            grouped[g] = grouped[g] - (softmax.sink_weights * mean).sum((0, 3))
+            grad_sinks = grouped.reshape(grad_sinks.shape)
         grad_scores = weights * (grad_weights - mean.unsqueeze(-1))
         if grad_bias is not None:
             _grouped(grad_bias, 1, key_heads)[b, g, :, s] = grad_scores

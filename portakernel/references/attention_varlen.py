@@ -126,7 +126,7 @@ def backward(
             if gradient is not None and part is not None:
                 gradient[tokens] = part.squeeze(0)
         if grad_sinks is not None and found[5] is not None:
-            grad_sinks += found[5]
+            grad_sinks = grad_sinks + found[5]
     rounded = None if grad_sinks is None or sinks is None else grad_sinks.to(sinks.dtype)
     return grad_q, grad_k, grad_v, None, None, None, rounded
 

@@ -191,19 +191,30 @@ class Derivatives:
         # where a gradient stands for an argument's form, there has to be one
         ctx.set_materialize_grads(any(name in self.signature.grads for name in self.contract.stands_for.values()))
 
-    def kernel_gradient(self, ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        """The gradients by the op's backward part, which itself can be differentiated, traced and transformed."""
+    def kernel_gradient(
+        self, ctx: Any, *grads: Tensor | None, kept: tuple[Tensor | None, ...] | None = None
+    ) -> tuple[Tensor | None, ...]:
+        """The gradients by the op's backward part, which itself can be differentiated, traced and transformed.
+
+        ``kept`` is what forward kept, where that was unpacked already.
+        """
         pairs = zip(grads, self.contract.outputs, strict=False)
         given, count = [grad for grad, output in pairs if output.differentiable], len(ctx.needs_input_grad)
         if all(grad is None for grad in given):
             return (None,) * count
+        kept = self.kept(ctx) if kept is None else kept
+        if has_tangent([tensor for tensor in (*given, *kept) if tensor is not None]):
+            raise DerivativeError(
+                f"{self.contract.op}'s gradient has no forward-mode derivative at a dual level; torch.func.jvp of"
+                " torch.func.grad has one"
+            )
         needs = list(ctx.needs_input_grad[: self.signature.tensors])
         backward = (
             self._backward_function.apply if innermost_transform() is not None else self.caller.torch_op("_backward")
         )
         # a second derivative needs the arguments as they were
         values = self._without_permissions(ctx.values) if torch.is_grad_enabled() else ctx.values
-        found = backward(*given, *self.kept(ctx), *values, needs, ctx.backward_kernel, ctx.saved_by)
+        found = backward(*given, *kept, *values, needs, ctx.backward_kernel, ctx.saved_by)
         found = found if isinstance(found, tuple) else (found,)
         gradients = [gradient if needed else None for gradient, needed in zip(found, needs, strict=True)]
         return (*gradients, *(None,) * (count - len(gradients)))

@@ -20,7 +20,7 @@ from portakernel.key_table import Placement
 from portakernel.layout import has_plain_memory
 from portakernel.request import Phase
 from portakernel.torch_bridge.derivatives import Derivatives
-from portakernel.torch_internals import dispatch_modes, innermost_transform, is_batched_gradient
+from portakernel.torch_internals import dispatch_modes, forward_ad, innermost_transform
 
 
 def has_eager_training(contract: Contract) -> bool:
@@ -35,7 +35,15 @@ class EagerTraining:
         self._derivatives = derivatives
         self.caller: OpCaller = derivatives.caller
         self.contract: Contract = derivatives.contract
-        members = {"forward": staticmethod(self._forward), "backward": staticmethod(self._backward)}
+
+        def forward(ctx: Any, *arguments: Any) -> Any:
+            return self._forward(ctx, *arguments)
+
+        def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+            return self._backward(ctx, *grads)
+
+        # functions, because compiled autograd traces no methods
+        members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
         self._node: Any = type(f"Portakernel_{self.contract.op}", (torch.autograd.Function,), members)
         signature = derivatives.signature
         self._materialised = any(name in signature.grads for name in self.contract.stands_for.values())
@@ -80,14 +88,17 @@ class EagerTraining:
         derivatives, count = self._derivatives, len(ctx.needs_input_grad)
         if self.contract.gradient == "identity":
             return derivatives.identity_gradient(ctx, *grads)
-        if torch.is_grad_enabled() or not _is_plain(grads):
+        if torch.is_grad_enabled() or torch.compiler.is_dynamo_compiling():
             return derivatives.kernel_gradient(ctx, *grads)
         pairs = zip(grads, self.contract.outputs, strict=False)
         given = [grad for grad, output in pairs if output.differentiable]
         if all(grad is None for grad in given):
             return (None,) * count
+        kept = derivatives.kept(ctx)
+        if not _is_plain((*given, *kept)):
+            return derivatives.kernel_gradient(ctx, *grads, kept=kept)
         needs = list(ctx.needs_input_grad[: derivatives.signature.tensors])
-        flat = (*given, *derivatives.kept(ctx), *ctx.values, needs, "", "")
+        flat = (*given, *kept, *ctx.values, needs, "", "")
         (tensors, values, _), arguments = derivatives.signature.backward(flat)
         policy, saved_by = self.caller.policy(), ctx.saved_by or None
         found = self.caller.run(Phase.BACKWARD, tensors, values, policy, arguments, saved_by=saved_by)
@@ -98,8 +109,8 @@ class EagerTraining:
         return (*gradients, *(None,) * (count - len(gradients)))
 
 
-def _is_plain(grads: Sequence[Tensor | None]) -> bool:
-    """Whether a kernel may read the gradients' memory."""
-    if innermost_transform() is not None or dispatch_modes():
+def _is_plain(tensors: Sequence[Tensor | None]) -> bool:
+    """Whether a kernel may read the memory of gradients and of what was kept, which hooks may have replaced."""
+    if innermost_transform() is not None or dispatch_modes() or forward_ad._current_level >= 0:
         return False
-    return all(grad is None or (has_plain_memory(grad) and not is_batched_gradient(grad)) for grad in grads)
+    return all(tensor is None or has_plain_memory(tensor) for tensor in tensors)

@@ -104,7 +104,8 @@ class KernelChoice:
 
     def mark(self, kernel: str) -> Tensor:
         """What is kept beside the saved tensors to say which kernel saved them."""
-        return torch.tensor(self.kernels.index(kernel), device="cpu")
+        with torch.inference_mode(False):  # autograd keeps none of inference mode's tensors
+            return torch.tensor(self.kernels.index(kernel), device="cpu")
 
     def own_saver(self, kernel: str) -> str | None:
         """``kernel``'s full name, when it saves in its own way."""

@@ -23,7 +23,7 @@ def current(monkeypatch) -> list[int]:
         return before
 
     monkeypatch.setattr(torch, "get_device_module", lambda _device: SimpleNamespace(device_count=lambda: 2))
-    monkeypatch.setattr(launcher_module, "device_switch", lambda _type: (lambda: held[0], exchange))
+    monkeypatch.setattr(launcher_module, "device_switch", lambda _type: (lambda: held[0], exchange, exchange))
     return held
 
 

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 from types import TracebackType
+from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from torch import nn
@@ -74,6 +75,8 @@ class Switch:
 
     def disable(self, model: PreTrainedModel | None) -> None:
         """As ``portakernel.integrations.transformers.disable``."""
+        if model is not None and not isinstance(model, nn.Module):
+            raise ArgumentTypeError(f"disable takes a model, or nothing for all; this is {model!r}")
         with self._lock:
             if model is not None:
                 self._disable_model(model)
@@ -234,6 +237,9 @@ def _checked_ops(ops: Iterable[str] | None) -> frozenset[str] | None:
         return None
     if isinstance(ops, str):
         raise ArgumentTypeError(f"ops is a sequence of names, such as ({ops!r},); a text was given")
+    given: Any = ops
+    if not isinstance(given, Iterable) or not all(isinstance(name, str) for name in given):
+        raise ArgumentTypeError(f"ops is a sequence of names, such as ('attention',); this is {ops!r}")
     wanted = frozenset(ops)
     for name in sorted(wanted - OPS):
         raise UnknownNameError("op of transformers", name, OPS, where="enable")

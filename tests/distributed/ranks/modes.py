@@ -139,7 +139,9 @@ def _outcome(call: Callable[[], Any]) -> dict[str, str]:
     if returned is None:
         return {"outcome": "works", "text": ""}
     found, right = (part if isinstance(part, tuple) else (part,) for part in returned)
-    for one, other in zip(found, right, strict=True):
+    for place, (one, other) in enumerate(zip(found, right, strict=True)):
+        if one is None:
+            return {"outcome": "fails", "text": f"result {place} is None"}
         torch.testing.assert_close(one.full_tensor(), other)
     return {"outcome": "works", "text": ""}
 
