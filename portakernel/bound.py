@@ -34,7 +34,7 @@ class BoundKernel(Protocol):
     It takes the op's own arguments; parameters that a call leaves out are the example's. Leading dimensions may change
     from call to call, sizes that were seen lately cost least; dtypes, device, the other dimensions, the outcome of
     every declared limit and the asked features must be the example's. Inside ``torch.compile`` the graph names the
-    kernel.
+    kernel. It is no function of torch's API: a ``TorchFunctionMode`` does not see it.
 
     Raises (on a call):
         ArgumentTypeError, ArgumentValueError: the arguments differ from the example's, or need one of torch's

@@ -8,7 +8,7 @@ from typing import Any
 
 from portakernel.contract import Contract
 from portakernel.document import arguments, document
-from portakernel.fast_path import GLOBALS, OUTSIDE, canonical_terms, groups_of, know_defaults, named_dtypes, ours
+from portakernel.fast_path import GLOBALS, OUTSIDE, canonical_terms, groups_of, know_defaults, named_dtypes, nested
 from portakernel.guard_key import Expressions, define
 
 
@@ -35,7 +35,7 @@ def make_bound(
     alike = f"form.check({tensors}) and not (form.leaf and grad_enabled()) and {OUTSIDE}"
     guarded = f"""\
     try:
-        alike = {ours(contract)} and {alike}
+        alike = not ({nested(contract)}) and {alike}
     except AttributeError:
         alike = False  # no tensor: `otherwise` tells
 """

@@ -94,13 +94,18 @@ def ours(contract: Contract, *more: str) -> str:
 
     A nested one must not meet a form's check; an overridden one would see that it is asked.
     """
+    overridden = f"has_torch_function({', '.join([*contract.names, *more])})"
+    plain = f"(not {overridden} or (function_modes() and only_device_contexts()))"
+    return f"{plain} and not ({nested(contract, *more)})"
+
+
+def nested(contract: Contract, *more: str) -> str:
+    """An expression that is true when some tensor is nested; it raises AttributeError for what is no tensor."""
     required = [tensor.name for tensor in contract.tensors if not tensor.optional]
     optional = [tensor.name for tensor in contract.tensors if tensor.optional]
     terms = [f"{name}.is_nested" for name in (*required, *more)]
     terms += [f"({name} is not None and {name}.is_nested)" for name in optional]
-    overridden = f"has_torch_function({', '.join([*contract.names, *more])})"
-    plain = f"(not {overridden} or (function_modes() and only_device_contexts()))"
-    return f"{plain} and not ({' or '.join(terms)})"
+    return " or ".join(terms)
 
 
 def canonical_terms(contract: Contract) -> tuple[str, dict[str, Any]]:
