@@ -124,6 +124,11 @@ CONTRACT = Contract(
             parameters={"causal": True, "scale": 0.125},
         ),
         Case("no keys", dims=_dims(B=2, S=5, T=0, H=2, D=64), parameters={"return_lse": True}),
+        Case(
+            "no batch, causal, queries without keys",
+            dims=_dims(B=0, S=50, T=20, H=2, D=64),
+            parameters={"causal": True, "return_lse": True},
+        ),
         Case("no queries", dims=_dims(B=2, S=0, T=7, H=4, G=2, D=64)),
         Case("window on both sides", dims=_dims(S=40, H=2, D=64), parameters={"window": (6, 3)}),
         Case("window after", dims=_dims(S=20, T=33, H=2, D=32), parameters={"window": (-1, 3)}),

@@ -22,7 +22,10 @@ MODES: Mapping[str, tuple[str, str]] = {
     "autocast": ("works", "each rank casts its part"),
     "torch.compile": ("works", "`fullgraph=True`, gradients included; the graph names kernels for the local sizes"),
     "FSDP2": ("works", "`fully_shard` gathers parameters before a module's forward: ops see plain tensors"),
-    "second derivatives": ("works", "by differentiating the reference on each part, as without DTensors"),
+    "second derivatives": (
+        "works",
+        "PyTorch 2.13 (2.11 leaves None): the reference is differentiated on each part",
+    ),
     "torch.func": ("refuses with ArgumentTypeError", "transform a function of the local tensors"),
     "DTensors beside plain tensors": (
         "refuses with ArgumentTypeError",
