@@ -174,7 +174,7 @@ class OpCaller:
         key = self.key(phase, tensors, parameters, policy, **asked)
         known = self.table.entries.get(key)
         if known is None and is_capturing():
-            key, asked["requires"] = (*key, _CAPTURED), _CAPTURED
+            key = _in_capture(key, asked)
             known = self.table.entries.get(key)
         if known is not None:
             return known
@@ -203,7 +203,7 @@ class OpCaller:
         asked["requires"] = frozenset({"inplace"}) if inplace else frozenset[str]()
         placement = self.table.entries.get(key)
         if placement is None and is_capturing():
-            key, asked["requires"] = (*key, _CAPTURED), asked["requires"] | _CAPTURED
+            key = _in_capture(key, asked)
             placement = self.table.entries.get(key)
         while True:
             if placement is None:
@@ -216,7 +216,7 @@ class OpCaller:
                     declined = placement, error
             if declined[1].rejection.code is ReasonCode.NOT_CAPTURABLE and not asked["requires"] >= _CAPTURED:
                 # another serves while the stream is captured, and this one again thereafter
-                key, asked["requires"] = (*key, _CAPTURED), asked["requires"] | _CAPTURED
+                key = _in_capture(key, asked)
                 placement = self.table.entries.get(key)
                 continue
             request = self.arguments.request(tensors, parameters, phase, **asked)
@@ -324,6 +324,12 @@ class OpCaller:
         for each in targets:
             mark_written(each)
         return written
+
+
+def _in_capture(key: tuple[Any, ...], asked: dict[str, Any]) -> tuple[Any, ...]:
+    """The key of a choice made during a capture; ``asked`` requires from now on what such a choice does."""
+    asked["requires"] = asked.get("requires", frozenset()) | _CAPTURED
+    return (*key, _CAPTURED)
 
 
 def _parts(contract: Contract, reads: Reads, built: set[Unit] | None = None) -> Expressions | Keys:

@@ -18,7 +18,7 @@ from portakernel.torch_bridge.autocast import autocast
 from portakernel.torch_bridge.batching import Batching, looped
 from portakernel.torch_bridge.kernel_choice import KernelChoice
 from portakernel.torch_bridge.second_derivatives import SecondDerivatives
-from portakernel.torch_bridge.signature import Signature
+from portakernel.torch_bridge.signature import Parts, Signature
 from portakernel.torch_internals import (
     SingleLevelFunction,
     below_autograd,
@@ -215,9 +215,7 @@ class Derivatives:
         # a second derivative needs the arguments as they were
         values = self._without_permissions(ctx.values) if torch.is_grad_enabled() else ctx.values
         found = backward(*given, *kept, *values, needs, ctx.backward_kernel, ctx.saved_by)
-        found = found if isinstance(found, tuple) else (found,)
-        gradients = [gradient if needed else None for gradient, needed in zip(found, needs, strict=True)]
-        return (*gradients, *(None,) * (count - len(gradients)))
+        return for_each_input(found if isinstance(found, tuple) else (found,), needs, count)
 
     def kept(self, ctx: Any) -> tuple[Tensor | None, ...]:
         """What forward kept for backward.
@@ -242,6 +240,29 @@ class Derivatives:
         """The result's gradient, for each argument that needs one."""
         needs = ctx.needs_input_grad
         return tuple(grad if needed and place < self.signature.tensors else None for place, needed in enumerate(needs))
+
+
+def run_backward(caller: OpCaller, parts: Parts, given: Sequence[Any]) -> Sequence[Tensor | None]:
+    """A gradient for each tensor argument, by the kernel for what ``Signature.backward`` took apart.
+
+    Raises:
+        DerivativeError: one is needed that the op does not have.
+    """
+    tensors, values, (needs, kernel, saved_by) = parts
+    policy = caller.policy(kernel)
+    found: Sequence[Tensor | None] = caller.run(
+        Phase.BACKWARD, tensors, values, policy, given, saved_by=saved_by or None
+    )
+    for name, gradient, needed in zip(caller.contract.names, found, needs, strict=True):
+        if needed and gradient is None:
+            raise DerivativeError(f"{caller.contract.op} has no gradient for {name}; pass {name}.detach()")
+    return found
+
+
+def for_each_input(found: Sequence[Tensor | None], needs: Sequence[bool], count: int) -> tuple[Tensor | None, ...]:
+    """What an autograd node of ``count`` inputs returns: the needed gradients, and None for all else."""
+    gradients = [gradient if needed else None for gradient, needed in zip(found, needs, strict=True)]
+    return (*gradients, *(None,) * (count - len(gradients)))
 
 
 def keep_nothing(ctx: Any, inputs: Any, output: Any) -> None:

@@ -15,11 +15,9 @@ from torch import Tensor
 from portakernel.call import OpCaller
 from portakernel.capability import CannotRun
 from portakernel.contract import Contract
-from portakernel.errors import DerivativeError
 from portakernel.key_table import Placement
 from portakernel.layout import has_plain_memory
-from portakernel.request import Phase
-from portakernel.torch_bridge.derivatives import Derivatives
+from portakernel.torch_bridge.derivatives import Derivatives, for_each_input, run_backward
 from portakernel.torch_internals import dispatch_modes, forward_ad, innermost_transform
 
 
@@ -98,15 +96,9 @@ class EagerTraining:
         if not _is_plain((*given, *kept)):
             return derivatives.kernel_gradient(ctx, *grads, kept=kept)
         needs = list(ctx.needs_input_grad[: derivatives.signature.tensors])
-        flat = (*given, *kept, *ctx.values, needs, "", "")
-        (tensors, values, _), arguments = derivatives.signature.backward(flat)
-        policy, saved_by = self.caller.policy(), ctx.saved_by or None
-        found = self.caller.run(Phase.BACKWARD, tensors, values, policy, arguments, saved_by=saved_by)
-        for name, gradient, needed in zip(self.contract.names, found, needs, strict=True):
-            if needed and gradient is None:
-                raise DerivativeError(f"{self.contract.op} has no gradient for {name}; pass {name}.detach()")
-        gradients = [gradient if needed else None for gradient, needed in zip(found, needs, strict=True)]
-        return (*gradients, *(None,) * (count - len(gradients)))
+        arguments = (*given, *kept, *ctx.values, needs, ctx.backward_kernel, ctx.saved_by)
+        found = run_backward(self.caller, *derivatives.signature.backward(arguments))
+        return for_each_input(found, needs, count)
 
 
 def _is_plain(tensors: Sequence[Tensor | None]) -> bool:

@@ -15,10 +15,9 @@ from torch import Tensor
 
 from portakernel.call import OpCaller
 from portakernel.contract import Result, alternatives
-from portakernel.errors import DerivativeError
 from portakernel.request import Phase
 from portakernel.torch_bridge.autocast import autocast
-from portakernel.torch_bridge.derivatives import Derivatives
+from portakernel.torch_bridge.derivatives import Derivatives, run_backward
 from portakernel.torch_bridge.eager_training import EagerTraining, has_eager_training
 from portakernel.torch_bridge.sharding import Sharding
 from portakernel.torch_bridge.signature import Signature
@@ -80,14 +79,10 @@ class Bridge:
         return self.caller.completed(found, values, tensors[0], saved=True)
 
     def _backward(self, *arguments: Any) -> Any:
-        (tensors, values, (_, kernel, saved_by)), given = self.signature.backward(arguments)
-        policy = self.caller.policy(kernel)
-        found = self.caller.run(Phase.BACKWARD, tensors, values, policy, given, saved_by=saved_by or None)
-        for name, gradient, needed in zip(self.contract.names, found, arguments[-3], strict=True):
-            if needed and gradient is None:
-                raise DerivativeError(f"{self.contract.op} has no gradient for {name}; pass {name}.detach()")
+        parts, given = self.signature.backward(arguments)
+        found = run_backward(self.caller, parts, given)
         # a torch op returns tensors only: an unwanted gradient is an empty one
-        first = tensors[0]
+        first = parts[0][0]
         return _unwrapped(gradient if gradient is not None else first.new_empty(0) for gradient in found)
 
     def _fake(self, *arguments: Any) -> Any:
