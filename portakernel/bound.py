@@ -148,6 +148,8 @@ def bind_kernel(caller: OpCaller, tensors: Sequence[Any], parameters: Sequence[A
         "traced": traced(caller),
         "name": placement.kernel.name,
     }
+    pairs = zip(contract.tensors, tensors, strict=True)
+    names |= {f"held_{t.name}": example for t, example in pairs if t.leading is None and example is not None}
     if has_fast_out(caller.contract):
         example = {"signature": signature, "steady": expected_steady, "opened": expected_open}
         writing = {**example, "placement": placement, "may_overwrite": may_overwrite}

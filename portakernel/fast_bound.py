@@ -19,8 +19,9 @@ def make_bound(
 
     ``contract`` is the example's, without open choices, its values for defaults; ``expected`` are the open parts of the
     example's key and ``launch`` is the call of the kernel. ``names`` supplies what that calls, ``forms`` (exact ones,
-    each checked when it was first seen), ``recorded``, ``into``, ``otherwise``, and ``traced`` with the kernel's
-    ``name``. What is called with tensors alone spares Python the keywords, which cost as much as a guard.
+    each checked when it was first seen), the tensors that are ``held_<name>``, ``recorded``, ``into``, ``otherwise``,
+    and ``traced`` with the kernel's ``name``. What is called with tensors alone spares Python the keywords, which cost
+    as much as a guard.
     """
     given, groups = groups_of(contract)
     canonical, words = canonical_terms(contract)
@@ -32,10 +33,11 @@ def make_bound(
     positional = [tensor.name for tensor in contract.tensors if not tensor.keyword]
     optional = [f"{t.name}=None" if t.optional else t.name for t in contract.tensors if not t.keyword]
     absent = "".join(f"    {tensor.name} = None\n" for tensor in contract.tensors if tensor.keyword)
+    held = [tensor.name for tensor in contract.tensors if f"held_{tensor.name}" in names]
     alike = f"form.check({tensors}) and not (form.leaf and grad_enabled()) and {OUTSIDE}"
     guarded = f"""\
     try:
-        alike = not ({nested(contract)}) and {alike}
+        alike = not ({nested(contract, held=held)}) and {alike}
     except AttributeError:
         alike = False  # no tensor: `otherwise` tells
 """

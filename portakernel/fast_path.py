@@ -7,7 +7,7 @@ hand for each op.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,12 +99,16 @@ def ours(contract: Contract, *more: str) -> str:
     return f"{plain} and not ({nested(contract, *more)})"
 
 
-def nested(contract: Contract, *more: str) -> str:
-    """An expression that is true when some tensor is nested; it raises AttributeError for what is no tensor."""
-    required = [tensor.name for tensor in contract.tensors if not tensor.optional]
-    optional = [tensor.name for tensor in contract.tensors if tensor.optional]
-    terms = [f"{name}.is_nested" for name in (*required, *more)]
-    terms += [f"({name} is not None and {name}.is_nested)" for name in optional]
+def nested(contract: Contract, *more: str, held: Collection[str] = ()) -> str:
+    """An expression that is true when some tensor is nested; it raises AttributeError for what is no tensor.
+
+    Of each in ``held`` there is a dense tensor known by the name ``held_<name>``: that one need not be asked.
+    """
+    terms = [f"{name}.is_nested" for name in more]
+    for tensor in contract.tensors:
+        asked = [f"{tensor.name} is not None"] if tensor.optional else []
+        asked += [f"{tensor.name} is not held_{tensor.name}"] if tensor.name in held else []
+        terms.append(f"({' and '.join([*asked, f'{tensor.name}.is_nested'])})")
     return " or ".join(terms)
 
 
