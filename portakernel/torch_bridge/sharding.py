@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -135,7 +135,10 @@ class Sharding:
         if tuple(tensor.placements) != tuple(wanted):
             self._tell(place, tensor, tuple(wanted), possible)
             tensor = self._redistributed(self.contract.names[place], tensor, wanted)
-        local: Tensor = tensor.to_local(grad_placements=gradient) if torch.is_grad_enabled() else tensor.to_local()
+        if not (torch.is_grad_enabled() and tensor.requires_grad):
+            return cast(Tensor, tensor.to_local())
+        local: Tensor = tensor.to_local(grad_placements=gradient)
+        local.register_hook(_in_strides(torch.empty_like(local, device="meta").stride()))
         return local
 
     def _redistributed(self, name: str, tensor: Any, wanted: Sequence[Placement]) -> Any:
@@ -180,6 +183,21 @@ class Sharding:
             RedistributionWarning,
             stacklevel=callers_level(),
         )
+
+
+def _in_strides(strides: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
+    """A hook that gives a gradient these strides.
+
+    Autograd copies a gradient whose strides are not its argument's, and of a DTensor the copy is an exchange between
+    ranks (torch 2.11), in which a rank with an empty part, whose strides are never wrong, does not take part.
+    """
+
+    def hook(gradient: Tensor) -> Tensor:
+        if gradient.stride() == strides:
+            return gradient
+        return gradient.new_empty_strided(gradient.shape, strides).copy_(gradient)
+
+    return hook
 
 
 def _divides(axis: Axis, split: Sequence[Axis | None], tensors: Tensors, mesh: DeviceMesh) -> bool:
