@@ -37,6 +37,9 @@ from portakernel.torch_internals import innermost_transform, outside_modes
 
 # What a choice made during a stream capture requires, and what marks its key.
 _CAPTURED = frozenset({"graph_capture"})
+# ... of one that writes over an argument, and of any other. Made here, because torch 2.11's compiled autograd, which
+# may trace a backward's run, knows no ``frozenset[str]``.
+_INPLACE, _NOTHING = frozenset({"inplace"}), frozenset[str]()
 
 
 class OpCaller:
@@ -200,7 +203,7 @@ class OpCaller:
         """
         asked: dict[str, Any] = {"saved_by": saved_by, "below_autograd": below_autograd}
         key = self.key(phase, tensors, parameters, policy, inplace=inplace, **asked)
-        asked["requires"] = frozenset({"inplace"}) if inplace else frozenset[str]()
+        asked["requires"] = _INPLACE if inplace else _NOTHING
         placement = self.table.entries.get(key)
         if placement is None and is_capturing():
             key = _in_capture(key, asked)

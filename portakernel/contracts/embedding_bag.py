@@ -54,6 +54,7 @@ CONTRACT = Contract(
         Case("one long bag's mean", dims={"V": 17, "N": 33, "I": 300, "B": 1}, parameters={"mode": "mean"}),
         Case("nothing but empty bags", dims={"V": 6, "N": 20, "I": 0, "B": 5}, given={"offsets": (0, 0, 0, 0, 0)}),
         Case("no bags", dims={"V": 6, "N": 20, "I": 0, "B": 0}),
+        Case("no columns", dims={"V": 6, "N": 0, "I": 9, "B": 3}),
         Case(
             "empty ends, first and last row",
             dims={"V": 11, "N": 40, "I": 7, "B": 6},

@@ -55,6 +55,7 @@ CONTRACT = Contract(
         Case("prime sizes", (37,), {"K": 61, "N": 53}, present=("bias",)),
         Case("no rows", (0,), {"K": 32, "N": 24}, present=("bias",)),
         Case("nothing to sum", (5,), {"K": 0, "N": 24}, present=("bias",)),
+        Case("no columns", (5,), {"K": 16, "N": 0}, present=("bias",)),
         # not longer: one by one in float32, 500 products are further off than twice a sum in the blocks of a CPU
         Case("long sum", (4,), {"K": 225, "N": 64}),
         Case("relu", (131,), {"K": 40, "N": 24}, parameters={"activation": "relu"}),
