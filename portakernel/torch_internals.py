@@ -43,6 +43,8 @@ any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
 profiler: Any = torch.autograd.profiler
 # `forward_ad._current_level` is the level of forward-mode duals, -1 outside of all; a plain attribute, read as one.
 forward_ad: Any = torch.autograd.forward_ad
+# Whether a gradient that reaches a DTensor through ``to_local`` has itself none: torch 2.11 leaves None, 2.13 does not.
+dtensors_lose_second_derivatives: bool = torch.__version__ < "2.13"
 
 
 def only_vmap() -> bool:

@@ -18,12 +18,12 @@ from torch import Tensor
 
 from portakernel.arguments import Tensors
 from portakernel.call import OpCaller
-from portakernel.errors import ArgumentTypeError, ArgumentValueError, RedistributionWarning
+from portakernel.errors import ArgumentTypeError, ArgumentValueError, DerivativeError, RedistributionWarning
 from portakernel.fallback import callers_level
 from portakernel.locks import make_lock
 from portakernel.torch_bridge.sharding_rules import Axis, axes
 from portakernel.torch_bridge.signature import Signature
-from portakernel.torch_internals import innermost_transform, some_are_distributed
+from portakernel.torch_internals import dtensors_lose_second_derivatives, innermost_transform, some_are_distributed
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -138,7 +138,7 @@ class Sharding:
         if not (torch.is_grad_enabled() and tensor.requires_grad):
             return cast(Tensor, tensor.to_local())
         local: Tensor = tensor.to_local(grad_placements=gradient)
-        local.register_hook(_in_strides(torch.empty_like(local, device="meta").stride()))
+        local.register_hook(_returning(self.contract.op, torch.empty_like(local, device="meta").stride()))
         return local
 
     def _redistributed(self, name: str, tensor: Any, wanted: Sequence[Placement]) -> Any:
@@ -185,14 +185,22 @@ class Sharding:
         )
 
 
-def _in_strides(strides: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
-    """A hook that gives a gradient these strides.
+def _returning(op: str, strides: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
+    """A hook that gives a part's gradient these strides, on its way to the DTensor.
 
     Autograd copies a gradient whose strides are not its argument's, and of a DTensor the copy is an exchange between
     ranks (torch 2.11), in which a rank with an empty part, whose strides are never wrong, does not take part.
+
+    Raises (from the hook):
+        DerivativeError: the gradient is to be differentiated, which this torch forgets.
     """
 
     def hook(gradient: Tensor) -> Tensor:
+        if dtensors_lose_second_derivatives and torch.is_grad_enabled():
+            raise DerivativeError(
+                f"{op}: torch {torch.__version__} loses the second derivatives of DTensors (they come out None), and"
+                " create_graph=True asks for them; torch 2.13 has them, and so do the local tensors (to_local())"
+            )
         if gradient.stride() == strides:
             return gradient
         return gradient.new_empty_strided(gradient.shape, strides).copy_(gradient)

@@ -24,7 +24,7 @@ MODES: Mapping[str, tuple[str, str]] = {
     "FSDP2": ("works", "`fully_shard` gathers parameters before a module's forward: ops see plain tensors"),
     "second derivatives": (
         "works",
-        "PyTorch 2.13 (2.11 leaves None): the reference is differentiated on each part",
+        "PyTorch 2.13 (on 2.11: DerivativeError): the reference is differentiated on each part",
     ),
     "torch.func": ("refuses with ArgumentTypeError", "transform a function of the local tensors"),
     "DTensors beside plain tensors": (
