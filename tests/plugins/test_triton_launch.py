@@ -29,6 +29,7 @@ from portakernel_plugins.triton import launch, rms_norm
 from portakernel_plugins.triton.add import add
 from portakernel_plugins.triton.interpreter import interpreting, is_interpreting
 from portakernel_plugins.triton.launch import program_index
+from portakernel_plugins.triton.rows import row_stride
 
 # Triton keeps compiled kernels per device number: each fake device has a number of its own, far from real ones.
 _DEVICE_NUMBERS = count(1000)
@@ -274,7 +275,7 @@ def test_programs_are_numbered_without_gaps():
 )
 def test_rows_have_one_stride_or_none(shape, strides, expected):
     tensor = torch.empty_strided(shape, strides)
-    assert launch.row_stride(tensor) == expected
+    assert row_stride(tensor) == expected
 
 
 def test_offsets_reach_beyond_two_to_the_31_elements():

@@ -69,10 +69,10 @@ def test_claimed_archs_are_those_that_the_readme_saw_compile(vendor):
 @pytest.mark.parametrize("n", [1, 65536])
 def test_the_limits_of_a_row_are_those_of_its_blocks(n):
     pytest.importorskip("triton")
-    rms_norm = importlib.import_module("portakernel_plugins.triton.rms_norm")
-    launch = importlib.import_module("portakernel_plugins.triton.launch")
+    configurations = importlib.import_module("portakernel_plugins.triton.configurations")
     assert (KERNELS["rms_norm"].limits["N"].min, KERNELS["rms_norm"].limits["N"].max) == (1, 65536)
     for warp_size in (32, 64):
-        blocking = rms_norm._Blocking.of(n, launch.Processor(100, warp_size))
-        assert blocking.columns == n
-        assert blocking.warps * warp_size <= 1024
+        processor = configurations.Processor("gfx90a" if warp_size == 64 else "sm_90", 100, warp_size)
+        how = configurations.configured("rms_norm.forward", processor, n)
+        assert how.columns == n
+        assert how.warps * warp_size <= 1024

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from portakernel.dtypes import parse_dtype
-from portakernel_plugins.triton import launch, rms_norm
+from portakernel_plugins.triton import rms_norm, rows
 from portakernel_plugins.triton.interpreter import interpreting
 
 # One rounding, and what float32 adds before it; the interpreter truncates bfloat16, which is one ulp more.
@@ -101,7 +101,7 @@ LAYOUTS = {
 def test_reads_rows_where_they_lie(layout):
     x = LAYOUTS[layout]()
     weight = draw(x.shape[-1], dtype=torch.float32, seed=1)
-    assert launch.row_stride(x) is not None
+    assert rows.row_stride(x) is not None
     y = rms_norm.rms_norm(x, weight, eps=EPS)
     assert ulps(y, formula(x, weight)[0]) <= FORWARD_ULP[torch.float32]
 

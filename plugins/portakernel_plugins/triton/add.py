@@ -7,11 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from portakernel_plugins.triton.configurations import configuration
 from portakernel_plugins.triton.launch import grid_of, launch, program_index
-
-# Elements per program: two 16-byte accesses to each tensor of 16-bit elements for each of the four warps' threads.
-_BLOCK = 2048
-_WARPS = 4
 
 
 @triton.jit
@@ -39,6 +36,7 @@ def add(x: Tensor, y: Tensor, *, out: Tensor | None = None) -> Tensor:
     result = torch.empty_like(x, memory_format=torch.contiguous_format) if in_place is None else in_place
     elements = x.numel()
     if elements:
-        grid = grid_of(triton.cdiv(elements, _BLOCK))
-        launch(_add, grid, x, y, result, elements, BLOCK=_BLOCK, num_warps=_WARPS)
+        how = configuration("add", x.device, elements)
+        grid = grid_of(triton.cdiv(elements, how.elements))
+        launch(_add, grid, x, y, result, elements, BLOCK=how.elements, **how.options)
     return result if out is None or result is out else out.copy_(result)

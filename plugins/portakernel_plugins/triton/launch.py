@@ -1,16 +1,12 @@
-"""How this plugin launches: one way in, for compiled and interpreted kernels, and what a launch needs to know."""
+"""How this plugin launches: one way in, for compiled and interpreted kernels."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
 from portakernel.capability import CannotRun, ReasonCode, Rejection
@@ -21,30 +17,6 @@ from portakernel_plugins.triton import interpreter
 # Programs along a grid's first dimension before the second is used. HIP bounds programs times threads to 2**32 in each
 # dimension, and CUDA the second dimension to 65535: both leave room for 2**35 programs of 1024 threads.
 _GRID_WIDTH = 1 << 20
-
-# The most threads that CUDA and HIP admit in one program.
-_MAX_THREADS = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Processor:
-    """What a launch's shape depends on: how many programs run side by side, and the threads of a warp."""
-
-    multiprocessors: int
-    warp_size: int
-
-    def warps(self, wanted: int) -> int:
-        """``wanted`` warps, or as many as one program may have."""
-        return min(wanted, _MAX_THREADS // self.warp_size)
-
-
-@cache
-def processor(device: torch.device) -> Processor:
-    """The processor behind ``device``; for a CPU, where kernels are interpreted, a small one."""
-    if device.type != "cuda":
-        return Processor(multiprocessors=1, warp_size=32)
-    properties = torch.cuda.get_device_properties(device)
-    return Processor(properties.multi_processor_count, properties.warp_size)
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, parameter: str | None = None, **meta: Any) -> None:
@@ -109,28 +81,3 @@ def grid_of(programs: int) -> tuple[int, int]:
 def program_index():
     """This program's number in a ``grid_of`` grid, int64: offsets made from it reach beyond 2**31 elements."""
     return tl.program_id(1).to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
-
-
-def row_stride(tensor: Tensor) -> int | None:
-    """Elements between neighbouring rows of ``tensor`` ``(..., N)`` seen as ``(M, N)``, rows being contiguous.
-
-    None where no single stride serves. One row, or none, counts as contiguous, so that a row's launch, and with it its
-    bits, is not decided by a stride that nothing follows.
-    """
-    columns = tensor.shape[-1]
-    if columns > 1 and tensor.stride(-1) != 1:
-        return None
-    stride: int | None = None
-    span = 0
-    for size, step in zip(reversed(tensor.shape[:-1]), reversed(tensor.stride()[:-1]), strict=True):
-        if size == 0:
-            return columns
-        if size == 1:
-            continue
-        if stride is None:
-            stride, span = step, step * size
-        elif step == span:
-            span = step * size
-        else:
-            return None
-    return columns if stride is None else stride

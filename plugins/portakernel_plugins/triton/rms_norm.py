@@ -12,38 +12,14 @@ Everything is computed in float32 and rounded once, when it is stored. A whole r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from portakernel_plugins.triton.launch import Processor, grid_of, launch, processor, program_index, row_stride
-
-# Warps by row length: (up to this many columns, warps). From the ladder that the fastest norm kernels share.
-_WARPS = ((2048, 4), (8192, 8), (16384, 16), (65536, 32))
-
-# Elements that a program takes at least: shorter rows share one, at 16 bytes of 16-bit elements for each thread.
-_BLOCK = 1024
-
-# Backward's programs stay, and take row after row. So many warps of them share a multiprocessor.
-_RESIDENT_WARPS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class _Blocking:
-    """How rows are cut into programs: by N and the processor, never by M, so that no row's bits depend on others."""
-
-    rows: int  # per program, or per step of a program that stays
-    columns: int  # the power of two that holds N
-    warps: int
-
-    @classmethod
-    def of(cls, n: int, device: Processor) -> _Blocking:
-        columns = triton.next_power_of_2(n)
-        wanted = next(warps for limit, warps in _WARPS if columns <= limit)
-        return cls(max(1, _BLOCK // columns), columns, device.warps(wanted))
+from portakernel_plugins.triton.configurations import configuration
+from portakernel_plugins.triton.launch import grid_of, launch, program_index
+from portakernel_plugins.triton.rows import row_stride, with_row_stride
 
 
 # ``rows`` is not specialised: M being 1, or divisible by 16, must neither recompile the kernel nor change its layout.
@@ -97,11 +73,11 @@ def rms_norm(
     y = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None or out_stride is None else out
     rstd = torch.empty(rows, dtype=torch.float32, device=x.device) if save else None
     if rows:
-        x, x_stride = _with_row_stride(x)
-        blocking = _Blocking.of(n, processor(x.device))
+        x, x_stride = with_row_stride(x)
+        how = configuration("rms_norm.forward", x.device, n)
         launch(
             _forward,
-            grid_of(triton.cdiv(rows, blocking.rows)),
+            grid_of(triton.cdiv(rows, how.rows)),
             x,
             weight,
             y,
@@ -113,10 +89,10 @@ def rms_norm(
             n if out_stride is None else out_stride,
             float(eps),
             float(weight_offset),
-            BLOCK_M=blocking.rows,
-            BLOCK_N=blocking.columns,
-            num_warps=blocking.warps,
+            BLOCK_M=how.rows,
+            BLOCK_N=how.columns,
             parameter="N",
+            **how.options,
         )
     if out is not None and y is not out:
         y = out.copy_(y)
@@ -190,15 +166,14 @@ def backward(
     if not (needs_x or needs_weight):
         return None, None
 
-    device = processor(x.device)
-    blocking = _Blocking.of(n, device)
-    resident = device.multiprocessors * max(1, _RESIDENT_WARPS // blocking.warps)
-    programs = min(triton.cdiv(rows, blocking.rows), resident)
+    # programs stay, and take row after row
+    how = configuration("rms_norm.backward", x.device, n)
+    programs = min(triton.cdiv(rows, how.rows), how.programs)
     grad_x = torch.empty_like(x, memory_format=torch.contiguous_format) if needs_x else None
     partial = torch.empty(programs, n, dtype=torch.float32, device=x.device) if needs_weight else None
     if rows:
-        x, x_stride = _with_row_stride(x)
-        grad_y, grad_y_stride = _with_row_stride(grad_y)
+        x, x_stride = with_row_stride(x)
+        grad_y, grad_y_stride = with_row_stride(grad_y)
         launch(
             _backward,
             (programs,),
@@ -214,21 +189,9 @@ def backward(
             x_stride,
             weight.stride(0),
             float(weight_offset),
-            BLOCK_M=blocking.rows,
-            BLOCK_N=blocking.columns,
-            num_warps=blocking.warps,
+            BLOCK_M=how.rows,
+            BLOCK_N=how.columns,
             parameter="N",
+            **how.options,
         )
     return grad_x, None if partial is None else partial.sum(0).to(weight.dtype)
-
-
-def _with_row_stride(tensor: Tensor) -> tuple[Tensor, int]:
-    """``tensor`` and the stride of its rows; a contiguous copy where no single stride serves.
-
-    Also where expanded rows, whose stride of 0 counts as divisible by 16, would be read by wider loads than one of them
-    alone: another layout of registers is another order of its sum.
-    """
-    stride, columns = row_stride(tensor), tensor.shape[-1]
-    if stride is None or (stride == 0 and columns % 16):
-        return tensor.contiguous(), columns
-    return tensor, stride

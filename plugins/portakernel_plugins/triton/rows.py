@@ -1,0 +1,44 @@
+"""Rows in memory: where the neighbouring ones of a tensor lie."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def row_stride(tensor: Tensor) -> int | None:
+    """Elements between neighbouring rows of ``tensor`` ``(..., N)`` seen as ``(M, N)``, rows being contiguous.
+
+    None where no single stride serves. One row, or none, counts as contiguous, so that a row's launch, and with it its
+    bits, is not decided by a stride that nothing follows.
+    """
+    columns = tensor.shape[-1]
+    if tensor.is_contiguous():
+        return columns
+    if columns > 1 and tensor.stride(-1) != 1:
+        return None
+    stride: int | None = None
+    span = 0
+    for size, step in zip(reversed(tensor.shape[:-1]), reversed(tensor.stride()[:-1]), strict=True):
+        if size == 0:
+            return columns
+        if size == 1:
+            continue
+        if stride is None:
+            stride, span = step, step * size
+        elif step == span:
+            span = step * size
+        else:
+            return None
+    return columns if stride is None else stride
+
+
+def with_row_stride(tensor: Tensor) -> tuple[Tensor, int]:
+    """``tensor`` and the stride of its rows; a contiguous copy where no single stride serves.
+
+    Also where expanded rows, whose stride of 0 counts as divisible by 16, would be read by wider loads than one of them
+    alone: another layout of registers is another order of its sum.
+    """
+    stride, columns = row_stride(tensor), tensor.shape[-1]
+    if stride is None or (stride == 0 and columns % 16):
+        return tensor.contiguous(), columns
+    return tensor, stride
