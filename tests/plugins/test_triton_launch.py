@@ -25,7 +25,7 @@ from triton.backends.compiler import GPUTarget
 from portakernel.capability import CannotRun, ReasonCode, Rejection
 from portakernel.compilation import compilations
 from portakernel.errors import ArgumentValueError, CaptureError
-from portakernel_plugins.triton import launch, rms_norm
+from portakernel_plugins.triton import direct, launch, rms_norm
 from portakernel_plugins.triton.add import add
 from portakernel_plugins.triton.interpreter import interpreting, is_interpreting
 from portakernel_plugins.triton.launch import program_index
@@ -57,6 +57,20 @@ class FakeDriver:
 
     def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
         return lambda *args: self.launched.append(args[:3])
+
+
+class CudaLauncher:
+    """A launcher by the name of Triton's own, which a held kernel is called through."""
+
+    def __init__(self, calls: list[tuple[Any, ...]]) -> None:
+        self.calls = calls
+        self.launch_cooperative_grid = self.launch_pdl = False
+
+    def __call__(self, *args: Any) -> None:
+        self.calls.append(args)
+
+    def launch(self, x: int, y: int, z: int, stream: int, function: Any, *args: Any) -> None:
+        self.calls.append((x, y, z, stream, function, *args[4:]))
 
 
 @pytest.fixture
@@ -290,3 +304,116 @@ def test_offsets_reach_beyond_two_to_the_31_elements():
     with interpreting():
         y = rms_norm.rms_norm(x, torch.ones(8, dtype=torch.float16), eps=0.0)
     assert torch.equal(y, torch.nn.functional.rms_norm(x.float(), (8,), eps=0.0).half())
+
+
+@pytest.fixture
+def direct_calls(fake_driver, monkeypatch):
+    """What reaches the launcher of a driver whose launchers look like Triton's, with a stream of number 7."""
+    calls: list[tuple[Any, ...]] = []
+    driver = fake_driver()
+    monkeypatch.setattr(driver, "launcher_cls", lambda source, metadata: CudaLauncher(calls))
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
+    monkeypatch.setattr(launch, "_HELD", {})
+    return calls
+
+
+def bound_of(monkeypatch) -> list[int]:
+    """Grows by one with each launch that goes through Triton's binder."""
+    seen: list[int] = []
+    monkeypatch.setattr(rms_norm._forward, "pre_run_hooks", [])
+    real = rms_norm._forward.run
+    monkeypatch.setattr(rms_norm._forward, "run", lambda *args, **more: seen.append(1) or real(*args, **more))
+    return seen
+
+
+def test_a_kernel_that_triton_launched_once_is_launched_without_it(direct_calls, monkeypatch):
+    bound = bound_of(monkeypatch)
+    x, weight = meta(40, 128), meta(128)
+    for _ in range(3):
+        rms_norm.rms_norm(x, weight, eps=1e-6)
+    assert len(bound) == 1
+    assert len(direct_calls) == 3
+    first, *others = direct_calls
+    # the grid and the kernel; Triton passes tensors, a held kernel addresses, and on the current stream
+    assert [call[:3] for call in others] == [first[:3]] * 2
+    assert [call[3] for call in direct_calls] == [0, 7, 7]
+    assert others[0][9:13] == (0, 0, 0, None)
+
+
+def test_with_a_launch_hook_every_launch_is_tritons(direct_calls, monkeypatch):
+    bound = bound_of(monkeypatch)
+    rms_norm.rms_norm(meta(40, 128), meta(128), eps=1e-6)
+    seen: list[Any] = []
+    triton.knobs.runtime.launch_enter_hook.add(seen.append)
+    try:
+        rms_norm.rms_norm(meta(40, 128), meta(128), eps=1e-6)
+    finally:
+        triton.knobs.runtime.launch_enter_hook.remove(seen.append)
+    assert len(bound) == 2
+    rms_norm.rms_norm(meta(40, 128), meta(128), eps=1e-6)
+    assert len(bound) == 2
+
+
+@pytest.mark.parametrize(
+    ("launcher", "version"), [("SomeLauncher", None), ("CudaLauncher", "3.5"), ("CudaLauncher", "4.0")]
+)
+def test_an_unknown_triton_launches_for_itself(direct_calls, monkeypatch, launcher, version):
+    bound = bound_of(monkeypatch)
+    if version is not None:
+        monkeypatch.setattr(direct, "_VERSION", version)
+    if launcher != "CudaLauncher":
+        other = type(launcher, (CudaLauncher,), {})
+        monkeypatch.setattr(triton.runtime.driver.active, "launcher_cls", lambda source, metadata: other(direct_calls))
+    for _ in range(2):
+        rms_norm.rms_norm(meta(40, 128), meta(128), eps=1e-6)
+    assert len(bound) == 2
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _many_arguments(x, y, n, rows, eps, BLOCK: tl.constexpr):  # noqa: N803 - as Triton writes constexprs
+    pass
+
+
+# each differs from the first in one fact that may change what is compiled
+VARIED = [
+    (1, 2, 32, 5, 0.5, 64),
+    (1, 2, 32, 16, 0.5, 64),
+    (1, 2, 32, 1, 0.5, 64),
+    (1, 2, 32, 2**31, 0.5, 64),
+    (1, 2, 33, 5, 0.5, 64),
+    (1, 2, 35, 5, 0.5, 64),
+    (1, 2, 1, 5, 0.5, 64),
+    (1, 2, -16, 5, 0.5, 64),
+    (1, 2, 2**31, 5, 0.5, 64),
+    (1, 2, 2**31 - 1, 5, 0.5, 64),
+    (1, 2, -(2**31) - 1, 5, 0.5, 64),
+    (1, 2, 32, 5, 1.0, 64),
+    (1, 2, 32, 5, 0.5, 128),
+    (1, None, 32, 5, 0.5, 64),
+    (3, 2, 32, 5, 0.5, 64),
+    (4, 2, 32, 5, 0.5, 64),
+]
+
+
+def test_calls_that_share_a_held_kernel_are_one_specialisation_of_tritons(fake_driver):
+    fake_driver()
+    memory = torch.zeros(64, dtype=torch.float32)
+    aligned = (-memory.data_ptr() % 16) // 4
+    tensors = {
+        1: memory[aligned:],
+        2: memory[aligned + 4 :],
+        3: memory[aligned + 1 :],
+        4: memory[aligned:].view(torch.int32),
+        None: None,
+    }
+    held = direct.Held(_many_arguments)
+    found: dict[Any, set[str]] = {}
+    binder = _many_arguments.create_binder()[-1]
+    for x, y, n, rows, eps, block in VARIED:
+        args = (tensors[x], tensors[y], n, rows, eps)
+        assert not held.launch((1, 1), args, {"BLOCK": block})
+        key = held._keys[tuple(map(type, args))]({"BLOCK": block}, *args)
+        found.setdefault((tuple(map(type, args)), key), set()).add(str(binder(*args, BLOCK=block)[1]))
+    assert all(len(specialisations) == 1 for specialisations in found.values())
+    # and no fact is in a key for nothing: sizes would fill the table
+    assert len(found) == len(set.union(*found.values()))

@@ -13,6 +13,10 @@ from portakernel.capability import CannotRun, ReasonCode, Rejection
 from portakernel.compilation import compilations
 from portakernel.errors import ArgumentValueError
 from portakernel_plugins.triton import interpreter
+from portakernel_plugins.triton.direct import Held, hooks_are_set
+
+# By the jit function's identity: to hash one, Triton reads its source. They live as long as their module.
+_HELD: dict[int, Held] = {}
 
 # Programs along a grid's first dimension before the second is used. HIP bounds programs times threads to 2**32 in each
 # dimension, and CUDA the second dimension to 65535: both leave room for 2**35 programs of 1024 threads.
@@ -32,21 +36,29 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, parameter: str | None
     if interpreter.is_interpreting():
         interpreter.run(kernel, grid, args, meta)
         return
-    device = args[0].device
+    held = _HELD.get(id(kernel))
+    if held is None:
+        held = _HELD.setdefault(id(kernel), Held(kernel))
+    watched = hooks_are_set(kernel)
+    if not watched and held.launch(grid, args, meta):
+        return
     # Under TRITON_INTERPRET=1 the kernel is no JITFunction, and CPU tensors are what it takes.
-    if device.type == "cpu" and isinstance(kernel, triton.JITFunction):
+    jitted = isinstance(kernel, triton.JITFunction)
+    if jitted and args[0].device.type == "cpu":
         raise ArgumentValueError(
             f"Triton kernel {kernel.__name__} was given tensors on cpu; it is compiled for GPUs (torch device cuda)."
             " Move the tensors to a GPU, or run it in Triton's interpreter, inside"
             " portakernel_plugins.triton.interpreter.interpreting()"
         )
-    if "_do_compile" not in vars(kernel) and isinstance(kernel, triton.JITFunction):
+    if jitted and "_do_compile" not in vars(kernel):
         _announce_compilations(kernel)
     try:
         # Said explicitly, because Triton's default is an environment variable's and changes with 3.10.
-        kernel[grid](*args, enable_fp_fusion=True, **meta)
+        compiled = kernel[grid](*args, enable_fp_fusion=True, **meta)
     except OutOfResources as error:
         raise CannotRun(_too_large(kernel, error, parameter)) from error
+    if jitted and not watched:
+        held.hold(compiled, args, meta)
 
 
 def _announce_compilations(kernel: Any) -> None:
