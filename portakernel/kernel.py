@@ -66,6 +66,7 @@ class Kernel:
     disabled: str | None = None
     requires: Mapping[str, str] = field(default_factory=dict[str, str])
     ready: str | None = None
+    evidence: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def first_party(self) -> bool:
@@ -145,6 +146,8 @@ class _KernelBuilder:
             self.check_entry(self.loaded.manifest.ready, ("ready",))
         for name, mode in self.loaded.manifest.modes.items():
             self.check_entry(mode.context, ("modes", name, "context"))
+        if self.loaded.manifest.offline is not None:
+            self.check_entry(self.loaded.manifest.offline, ("offline",))
         if self.problems:
             # what is wrong under `defaults` is wrong for each kernel
             raise ManifestError(self.loaded.document.path, list(dict.fromkeys(self.problems)))
@@ -198,6 +201,7 @@ class _KernelBuilder:
             disabled=entry.disabled,
             requires={**self.loaded.manifest.requires.modules, **(entry.requires.modules if entry.requires else {})},
             ready=self.loaded.manifest.ready,
+            evidence=entry.evidence,
         )
 
     def capability(

@@ -5,6 +5,7 @@ They are the one description of both files: the JSON Schemas in ``schema/`` are 
 
 from __future__ import annotations
 
+import re
 import typing
 from typing import Annotated, Literal
 
@@ -38,6 +39,14 @@ def _specifier(value: str) -> str:
     return value
 
 
+def _pattern(value: str) -> str:
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise ValueError(f"is no regular expression: {error}") from error
+    return value
+
+
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 Entry = Annotated[
     str,
@@ -49,6 +58,7 @@ DTypeName = Annotated[str, _known("dtype", DTYPES)]
 FormatName = Annotated[str, _known("scale format", SCALE_FORMATS)]
 HookName = Annotated[str, _known("hook", HOOKS)]
 Specifier = Annotated[str, AfterValidator(_specifier)]
+Pattern = Annotated[str, AfterValidator(_pattern)]
 
 
 class _Model(BaseModel):
@@ -161,6 +171,11 @@ class KernelEntry(Claim):
         description="compiles the kernel for one request ahead of calls: (request, tensors, values) -> None;"
         " until portakernel.warmup has called it, the kernel is refused with needs_build",
     )
+    evidence: dict[Name, Pattern] = Field(
+        default_factory=dict,
+        description="by vendor, a regular expression over the assembly: the instruction that the claim implies,"
+        " which `portakernel compile` looks for",
+    )
     variants: list[Variant] = Field(default_factory=list)
     priority: int | Annotated[list[PriorityRule], Field(min_length=1)] | None = None
     disabled: Annotated[str, Field(min_length=1)] | None = Field(default=None, description="why it is switched off")
@@ -193,6 +208,11 @@ class PluginManifest(_Model):
     requires: Requires = Requires()
     ready: Entry | None = None
     modes: dict[Name, Mode] = Field(default_factory=dict)
+    offline: Entry | None = Field(
+        default=None,
+        description="compiles for a target that is not here: a context manager (target) -> list of"
+        " portakernel.offline.compiled.Compiled; inside, a kernel called on meta tensors adds what it would launch",
+    )
     defaults: Defaults = Defaults()
     kernels: list[KernelEntry] = Field(default_factory=list)
 

@@ -223,6 +223,11 @@ class Registry:
         entry = self.manager.plugins.get(plugin)
         return entry[1].manifest.modes.get(name) if entry else None
 
+    def offline(self, plugin: str) -> str | None:
+        """A plugin's way to compile for targets that are not here."""
+        entry = self.manager.plugins.get(plugin)
+        return entry[1].manifest.offline if entry else None
+
     def named(self, name: str, *, where: str = "") -> tuple[Kernel, ...]:
         """The kernels that ``name`` means: one by its full name, or all of a plugin.
 

@@ -193,6 +193,8 @@ def _entries(manifest: PluginManifest) -> Iterator[tuple[KeyPath, str]]:
         yield ("ready",), manifest.ready
     for name, mode in manifest.modes.items():
         yield ("modes", name, "context"), mode.context
+    if manifest.offline is not None:
+        yield ("offline",), manifest.offline
     for i, kernel in enumerate(manifest.kernels):
         yield ("kernels", i, "entry"), kernel.entry
         if kernel.backward is not None:

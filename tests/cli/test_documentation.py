@@ -40,6 +40,7 @@ def _section(command: str) -> str:
         "explain add --target cpu:x86_64",
         "validate",
         "check --plugin torch --op add",
+        "compile --plugin triton --op add --target nvidia:sm_90",
         "demo {text}",
     ],
 )
@@ -52,7 +53,7 @@ def test_every_key_is_documented(run: Callable, tmp_path: Path, line: str) -> No
     assert set(_keys(run(command, *arguments, "--json").json)) - written == set()
 
 
-@pytest.mark.parametrize("command", ["list", "matrix", "doctor", "explain", "validate", "check", "demo"])
+@pytest.mark.parametrize("command", ["list", "matrix", "doctor", "explain", "validate", "check", "compile", "demo"])
 def test_every_option_is_documented(run: Callable, command: str) -> None:
     options = set(re.findall(r"--[a-z]+", run(command, "--help").out)) - {"--help", "--json"}
     assert options - set(re.findall(r"--[a-z]+", _section(command))) == set()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -31,12 +33,13 @@ class Configuration:
     rows: int
     elements: int
     programs: int
-    options: Mapping[str, int] = field(default_factory=dict[str, int])
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
     def warps(self) -> int:
         """Warps of a program."""
-        return self.options["num_warps"]
+        found: int = self.options["num_warps"]
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +51,39 @@ class Processor:
     warp_size: int
 
 
-@cache
 def processor(device: torch.device) -> Processor:
-    """The processor behind ``device``; for a CPU, where kernels are interpreted, a small one."""
+    """The processor behind ``device``: a small one where kernels are interpreted, or the one that is pretended."""
     if device.type != "cuda":
-        return Processor("interpreter", multiprocessors=1, warp_size=32)
+        pretence = _PRETENCE.get()
+        return pretence[0] if pretence is not None else Processor("interpreter", multiprocessors=1, warp_size=32)
+    return _found(device)
+
+
+@cache
+def _found(device: torch.device) -> Processor:
     properties = torch.cuda.get_device_properties(device)
     arch = getattr(properties, "gcnArchName", None) if torch.version.hip else f"sm_{properties.major}{properties.minor}"
     return Processor(str(arch).partition(":")[0], properties.multi_processor_count, properties.warp_size)
+
+
+# What stands in for a GPU, and what takes the launches that it would get.
+_PRETENCE: ContextVar[tuple[Processor, Callable[..., None]] | None] = ContextVar("triton_pretence", default=None)
+
+
+@contextmanager
+def pretending(processor: Processor, launched: Callable[..., None]) -> Iterator[None]:
+    """Within this context, meta tensors count as that processor's, and launches on them go to ``launched``."""
+    token = _PRETENCE.set((processor, launched))
+    try:
+        yield
+    finally:
+        _PRETENCE.reset(token)
+
+
+def pretended_launch() -> Callable[..., None] | None:
+    """What takes launches on meta tensors now."""
+    pretence = _PRETENCE.get()
+    return pretence[1] if pretence is not None else None
 
 
 @cache

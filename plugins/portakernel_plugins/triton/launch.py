@@ -13,6 +13,7 @@ from portakernel.capability import CannotRun, ReasonCode, Rejection
 from portakernel.compilation import compilations
 from portakernel.errors import ArgumentValueError
 from portakernel_plugins.triton import interpreter
+from portakernel_plugins.triton.configurations import pretended_launch
 from portakernel_plugins.triton.direct import Held, hooks_are_set
 
 # By the jit function's identity: to hash one, Triton reads its source. They live as long as their module.
@@ -41,6 +42,9 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, parameter: str | None
         held = _HELD.setdefault(id(kernel), Held(kernel))
     watched = hooks_are_set(kernel)
     if not watched and held.launch(grid, args, meta):
+        return
+    if args[0].is_meta and (pretended := pretended_launch()) is not None:
+        pretended(kernel, grid, args, meta)
         return
     # Under TRITON_INTERPRET=1 the kernel is no JITFunction, and CPU tensors are what it takes.
     jitted = isinstance(kernel, triton.JITFunction)

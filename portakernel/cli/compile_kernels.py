@@ -1,0 +1,153 @@
+"""``portakernel compile``: kernels compiled for targets that are not in this machine, and what the compiler made."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from portakernel.cli.options import Json
+
+if TYPE_CHECKING:
+    from portakernel.cli.output import Cell, Page
+    from portakernel.dispatch import Dispatcher
+    from portakernel.kernel import Kernel
+    from portakernel.offline.jobs import Job
+    from portakernel.offline.outcome import Outcome
+    from portakernel.target import Target
+
+
+def command(
+    plugin: Annotated[
+        str | None, typer.Option("--plugin", metavar="PLUGIN", help="Only this plugin's kernels.")
+    ] = None,
+    op: Annotated[str | None, typer.Option("--op", metavar="OP", help="Only kernels of this op.")] = None,
+    target: Annotated[
+        list[str] | None,
+        typer.Option("--target", metavar="VENDOR:ARCH", help="For this target, be it absent; repeatable."),
+    ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Every case of the op in each of its dtypes, not one for each kernel.")
+    ] = False,
+    workers: Annotated[
+        int | None, typer.Option("--workers", metavar="N", min=1, help="Processes side by side [default: one a core].")
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print every function, not just failures.")] = False,
+    json: Json = False,
+) -> None:
+    """Compile kernels for targets that are not here, and read what the compiler did.
+
+    Nothing is run: that a kernel compiles, or holds the instruction that its claim implies (native), says nothing of
+    its numbers. Exits with 0 when all that is claimed compiles, 1 on any failure or when nothing is claimed, 130 when
+    interrupted.
+
+    For example:
+
+        portakernel compile --plugin triton --target amd:gfx942
+        portakernel compile --op rms_norm --target nvidia:sm_90 --target nvidia:sm_100 --all
+        portakernel compile --plugin triton --target amd:gfx1201 --json
+    """
+    from portakernel.cli.list_kernels import chosen_kernels
+    from portakernel.cli.output import page, print_json
+    from portakernel.errors import ArgumentValueError
+    from portakernel.runtime import dispatcher
+
+    now = dispatcher()
+    if not target:
+        text = "compile: give one --target or more, such as --target amd:gfx942; `portakernel list` names the vendors'"
+        raise ArgumentValueError(f"{text} architectures")
+    kernels = [k for k in chosen_kernels(now.registry, op, plugin) if now.registry.offline(k.plugin) is not None]
+    if not kernels:
+        raise ArgumentValueError(_nothing_compiles(now))
+    targets = [now.registry.target(text) for text in dict.fromkeys(target)]
+    found: list[Outcome] = []
+    interrupted = False
+    try:
+        for outcome in _outcomes(now, kernels, targets, every=every, workers=workers):
+            found.append(outcome)
+            if not json and (verbose or outcome.verdict == "fails"):
+                _print_outcome(page(), outcome)
+    except KeyboardInterrupt:
+        interrupted = True
+    if json:
+        print_json({"interrupted": interrupted, "outcomes": [outcome.to_json() for outcome in found]})
+    else:
+        _print_summary(page(), found, interrupted=interrupted)
+    if interrupted:
+        raise typer.Exit(130)
+    claimed = [outcome for outcome in found if outcome.verdict != "unclaimed"]
+    raise typer.Exit(0 if claimed and all(outcome.verdict != "fails" for outcome in claimed) else 1)
+
+
+def _nothing_compiles(now: Dispatcher) -> str:
+    able = [name for name in now.registry.plugins() if now.registry.offline(name) is not None]
+    text = "compile: no such kernel is from a plugin that compiles for targets that are not here (`offline:`)"
+    return f"{text}; these are: {', '.join(able) or 'none of the installed ones'}"
+
+
+def _outcomes(
+    now: Dispatcher, kernels: Sequence[Kernel], targets: Sequence[Target], *, every: bool, workers: int | None
+) -> Iterator[Outcome]:
+    """What comes of each kernel and target, as it comes, with a progress bar on stderr where that is a terminal."""
+    from portakernel.offline.jobs import jobs
+    from portakernel.offline.outcome import Outcome
+    from portakernel.offline.workers import compile_all
+
+    planned: list[Job] = []
+    for kernel in kernels:
+        for target in targets:
+            made = jobs(now, kernel, target, every=every)
+            planned += made
+            if not made:
+                yield Outcome(kernel.name, str(target), "")
+    yield from _progressing(compile_all(planned, workers), len(planned))
+
+
+def _progressing(outcomes: Iterable[Outcome], count: int) -> Iterator[Outcome]:
+    from portakernel.cli.output import is_terminal
+
+    if not is_terminal(sys.stderr):
+        yield from outcomes
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("compiling", total=count)
+        for outcome in outcomes:
+            bar.update(task, advance=1, description=f"{outcome.kernel} for {outcome.target}")
+            yield outcome
+
+
+def _print_outcome(out: Page, outcome: Outcome) -> None:
+    style: Any = {"fails": "bad", "unclaimed": "faint"}.get(outcome.verdict, "good")
+    out.line(f"{outcome.verdict} {outcome.call or f'{outcome.kernel} for {outcome.target}'}", style)
+    if outcome.reason:
+        out.line(outcome.reason, indent=4)
+    for f in outcome.functions:
+        text = f"{f.function}: {f.registers} registers, {f.spilled_bytes} bytes spilled, {f.shared_bytes} shared"
+        out.line(text, "faint", indent=4)
+
+
+def _print_summary(out: Page, outcomes: Sequence[Outcome], *, interrupted: bool) -> None:
+    """For each kernel and target the worst verdict, and the most of each resource."""
+    from portakernel.cli.output import Cell
+
+    out.heading("Interrupted; until then:" if interrupted else "Compiled, not run")
+    by_pair: dict[tuple[str, str], list[Outcome]] = {}
+    for outcome in outcomes:
+        by_pair.setdefault((outcome.kernel, outcome.target), []).append(outcome)
+    rows: list[tuple[str | Cell, ...]] = []
+    for (kernel, target), found in sorted(by_pair.items()):
+        failed = [outcome for outcome in found if outcome.verdict == "fails"]
+        verdict = f"fails {len(failed)} of {len(found)}" if failed else found[0].verdict
+        style: Any = "bad" if failed else "faint" if verdict == "unclaimed" else "good"
+        resources = [str(max(o.most(name) for o in found)) for name in ("registers", "spilled_bytes", "shared_bytes")]
+        seconds = f"{sum(outcome.seconds for outcome in found):.1f}"
+        rows.append((kernel, target, Cell(verdict, style), *resources, seconds))
+    if rows:
+        columns = ("kernel", "target", "verdict", "registers", "spilled bytes", "shared bytes", "seconds")
+        out.table(rows, columns, indent=2, right=(3, 4, 5, 6))

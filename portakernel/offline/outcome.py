@@ -1,0 +1,72 @@
+"""What came of compiling one kernel for one target."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from portakernel.offline.compiled import Compiled
+
+Verdict = Literal["native", "compiles", "fails", "unclaimed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A job's functions, or why there are none.
+
+    ``evidence`` is what the manifest wants to see in the assembly, ``missing`` says that no function holds it.
+    """
+
+    kernel: str
+    target: str
+    call: str
+    functions: tuple[Compiled, ...] = ()
+    evidence: str = ""
+    error: str = ""
+    seconds: float = 0.0
+    missing: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        found = any(re.search(self.evidence, function.assembly) for function in self.functions)
+        object.__setattr__(self, "missing", bool(self.evidence) and not self.error and not found)
+
+    @property
+    def verdict(self) -> Verdict:
+        """``native``: the instruction that the claim implies is there; ``compiles``: none is named."""
+        if self.error or self.missing:
+            return "fails"
+        if not self.call:
+            return "unclaimed"
+        return "native" if self.evidence else "compiles"
+
+    @property
+    def reason(self) -> str:
+        """Why it fails."""
+        return self.error or (f"no function has {self.evidence!r} in its assembly" if self.missing else "")
+
+    def most(self, name: str) -> int:
+        """The largest of a resource over the functions."""
+        return max((getattr(function, name) for function in self.functions), default=0)
+
+    def to_json(self) -> dict[str, Any]:
+        """The outcome as JSON-ready data; stable."""
+        return {
+            "kernel": self.kernel,
+            "target": self.target,
+            "call": self.call,
+            "verdict": self.verdict,
+            "reason": self.reason,
+            "evidence": self.evidence,
+            "seconds": round(self.seconds, 3),
+            "functions": [
+                {name: getattr(f, name) for name in ("function", "registers", "spilled_bytes", "shared_bytes")}
+                for f in self.functions
+            ],
+        }
+
+
+def failures(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Those that fail."""
+    return [outcome for outcome in outcomes if outcome.verdict == "fails"]
