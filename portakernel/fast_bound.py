@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,7 +22,7 @@ def make_bound(
     example's key and ``launch`` is the call of the kernel. ``names`` supplies what that calls, ``forms`` (exact ones,
     each checked when it was first seen), the tensors that are ``held_<name>``, ``recorded``, ``into``, ``otherwise``,
     and ``traced`` with the kernel's ``name``. What is called with tensors alone spares Python the keywords, which cost
-    as much as a guard.
+    as much as a guard: there, each has a default, and one in between refuses what is given by position.
     """
     given, groups = groups_of(contract)
     canonical, words = canonical_terms(contract)
@@ -33,6 +34,8 @@ def make_bound(
     positional = [tensor.name for tensor in contract.tensors if not tensor.keyword]
     optional = [f"{t.name}=None" if t.optional else t.name for t in contract.tensors if not t.keyword]
     absent = "".join(f"    {tensor.name} = None\n" for tensor in contract.tensors if tensor.keyword)
+    changing = [*(t.name for t in contract.tensors if t.keyword), *parameters, "out"]
+    values = {**{name: repr(value) for name, value in parameters.items()}, "out": "None"}
     held = [tensor.name for tensor in contract.tensors if f"held_{tensor.name}" in names]
     alike = f"form.check({tensors}) and not (form.leaf and grad_enabled()) and {OUTSIDE}"
     guarded = f"""\
@@ -54,12 +57,16 @@ def {contract.op}({", ".join(arguments(contract, "out=None"))}):
         return written
     return otherwise({groups}, out)
 
-def call({", ".join(optional)}, **changed):
-    if changed or compiling():
+def call({", ".join([*optional, "keywords_only=...", *(f"{name}=..." for name in changing)])}):
+    if keywords_only is not ... or compiling() or {" or ".join(f"{name} is not ..." for name in changing)}:
+        if keywords_only is not ...:
+            return {contract.op}({", ".join(positional)}, keywords_only)  # refused
+        changed = {{{", ".join(f"{name!r}: {name}" for name in changing)}}}
+        changed = {{name: value for name, value in changed.items() if value is not ...}}
         return {contract.op}({", ".join(positional)}, **changed)
 {absent}{shapes}    form = forms.latest
 {guarded}    if alike{_compared(of_tensors)}:
-        return {run}
+        return {_with_values(run, given, values)}
     return {contract.op}({", ".join(positional)})
 """
     scope = {**GLOBALS, **words, **parameters, **parts.names, **names, "out": None}
@@ -72,6 +79,13 @@ def call({", ".join(optional)}, **changed):
     made.__module__ = "portakernel.bound"
     function: Callable[..., Any] = made
     return function
+
+
+def _with_values(run: str, given: str, values: Mapping[str, str]) -> str:
+    """``run`` with the example's values in the place of parameters."""
+    literal = ", ".join(values.get(name, name) for name in given.split(", "))
+    run = run.replace(f"({given},", f"({literal},")
+    return re.sub(r"\b(\w+)=\1\b", lambda found: f"{found[1]}={values.get(found[1], found[1])}", run)
 
 
 def _compared(terms: Mapping[str, Any]) -> str:

@@ -253,5 +253,11 @@ def test_required_tensors_may_be_named():
 
 def test_an_unknown_keyword_of_a_handle_is_told_with_the_ops_name(ops):
     handle = bind_kernel(ops.caller("rms_norm"), (normal(3, 4), normal(4)), (1e-6, 0.0), None)
-    with pytest.raises(TypeError, match=r"^rms_norm\(\) got an unexpected keyword argument 'foo'$"):
+    with pytest.raises(TypeError, match=r"^bound rms_norm\(\) got an unexpected keyword argument 'foo'$"):
         handle(normal(3, 4), normal(4), foo=1)
+
+
+def test_a_handle_takes_parameters_by_keyword_alone(ops):
+    handle = bind_kernel(ops.caller("rms_norm"), (normal(3, 4), normal(4)), (1e-6, 0.0), None)
+    with pytest.raises(TypeError, match=r"^rms_norm\(\) takes 2 positional arguments but 3 were given$"):
+        handle(normal(3, 4), normal(4), 0.5)
