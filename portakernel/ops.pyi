@@ -484,6 +484,51 @@ def linear_act(
     Source: Hendrycks & Gimpel 2016, Gaussian Error Linear Units, arXiv 1606.08415 (gelu, silu); torch.nn.Linear.
     """
 
+def linear_cross_entropy(
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    out: Tensor | None = None,
+    kernel: str | None = None,
+) -> Tensor:
+    """The cross-entropy between the softmax of a linear layer's outputs and each row's target class.
+
+    ``loss = lse - sum(q * z, -1), 0 where target == ignore_index; z = x @ weight.T; lse = log(sum(exp(z), -1)); q =
+    (1 - label_smoothing) * onehot(target) + label_smoothing / V``
+
+    x: (*M, K); weight: (V, K), of x's dtype; target: (*M,), classes from 0 to V-1 or ignore_index, which may be one
+    of them; loss: (*M,), float32. It is cross_entropy of the logits z, which take M * V elements and are never in
+    memory as a whole: kernels go through them in parts, and again in backward. There is no reduction: torch's mean is
+    loss.sum() / (target != ignore_index).sum(). Products are summed in float32, and logits are not rounded to 16
+    bits. With d = grad_loss * (softmax(z) - q), zeros in ignored rows, the gradients are d @ weight for x and d.T @ x
+    for weight, rounded to their dtype; a kernel may round d once to that dtype's precision, for tensor cores, but not
+    to float16's range: probabilities below 2**-14 are what most of a gradient consists of. Forward saves lse (M,) in
+    float32, of every row. A logit of -inf is a class of probability 0. A row with a logit that is NaN or +inf has
+    loss NaN. Not guaranteed: any result, or an error, for a target elsewhere (the reference raises IndexError on the
+    CPU); finite results where logits exceed float32; equal bits from different kernels; gradients that are subnormal
+    in float32; all 24 bits of float32 products where torch.backends.cuda.matmul allows fewer, which the reference
+    follows too.
+
+    Args:
+        x: (..., K), float32 or float16 or bfloat16.
+        weight: (V, K), the dtype of x.
+        target: (...,), int64 or int32.
+        ignore_index: a value; default -100. the target of rows that have no loss and no gradient.
+        label_smoothing: a feature, neutral at 0.0. the share of the target spread evenly, from 0 to 1.
+        out: where to write; may be no input itself.
+        kernel: a kernel or plugin to use strictly: that one, or an error.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: dtypes, ranks, shapes or devices do not fit the op.
+        NoKernelError: no kernel can serve the call; the message has every kernel's reason.
+
+    Source: Bishop 2006, Pattern Recognition and Machine Learning, equations 4.104 to 4.109; without all logits:
+    Wijmans et al. 2024, Cut Your Losses in Large-Vocabulary Language Models, arXiv 2411.09009.
+    """
+
 def quantize_fp4(
     x: Tensor,
     *,
