@@ -81,12 +81,12 @@ def test_people_read_what_was_asked_who_serves_it_and_why_then_its_rivals(run: C
 
 @pytest.mark.usefixtures("_two_plugins")
 def test_a_better_kernel_that_is_refused_stands_next_to_the_winner_with_what_to_do(run: Callable) -> None:
-    lines = run("explain rms_norm --target nvidia:sm_90 --dtype bfloat16 --shape x=4x100000").out.splitlines()
+    lines = run("explain rms_norm --target nvidia:sm_90 --dtype bfloat16 --shape x=4x1073741825").out.splitlines()
     heading = lines.index("The strongest candidates")
     assert lines[heading + 1].startswith("  torch.rms_norm      serves, with priority 40; ")
     assert lines[heading + 2] == (
-        "  triton.rms_norm     would go first, with priority 60, but cannot serve: needs N >= 1 and <= 65536; this is"
-        " 100000 (limit)."
+        "  triton.rms_norm     would go first, with priority 60, but cannot serve: needs N >= 1 and <= 1073741824;"
+        " this is 1073741825 (limit)."
     )
     assert lines[lines.index("What to do") + 1 :] == [
         "  For triton.rms_norm: bring N within its bound, by splitting or padding the call."

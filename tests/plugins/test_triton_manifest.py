@@ -18,6 +18,7 @@ from portakernel.manifest_file import load_manifest
 
 PATH = Path(portakernel_plugins.triton.__file__).with_name("plugin.yaml")
 MANIFEST = load_manifest(PluginManifest, PATH, strict=True).manifest
+KEYS = {"archs", "up_to", "elements", "warps", "resident_warps", "options"}
 KERNELS = {kernel.op: kernel for kernel in MANIFEST.kernels}
 
 
@@ -35,15 +36,21 @@ def test_importing_the_package_loads_nothing_heavy(module):
 @pytest.mark.parametrize("op", KERNELS)
 def test_entries_take_what_their_contract_and_manifest_say(op):
     pytest.importorskip("triton")
-    kernel, tensors = KERNELS[op], [tensor.name for tensor in contract(op).tensors]
-    values = [parameter.name for parameter in contract(op).parameters if not parameter.feature]
-    forward = inspect.signature(resolve(kernel.entry)).parameters
-    saves = ["save"] if contract(op).saved else []
-    assert list(forward) == [*tensors, *values, *(kernel.features or []), "out", *saves]
+    kernel, described = KERNELS[op], contract(op)
+    features = set(kernel.features or [])
+    parameters = [p.name for p in described.parameters if not p.feature or p.name in features]
+    tensors = [t.name for t in described.tensors if not t.feature or t.name in features]
+    forward = list(inspect.signature(resolve(kernel.entry)).parameters)
+    positional = [t.name for t in described.tensors if not t.keyword and t.name in tensors]
+    assert forward[: len(positional)] == positional
+    saves = ["save"] if described.saved and kernel.backward is not None else []
+    assert sorted(forward) == sorted([*tensors, *parameters, "out", *saves])
     if kernel.backward is not None:
-        saved = [result.name for result in contract(op).saved]
-        backward = inspect.signature(resolve(kernel.backward)).parameters
-        assert list(backward) == ["grad_y", *tensors, *saved, *values, *(kernel.features or []), "needs"]
+        given = [f"grad_{output.name}" for output in described.outputs if output.differentiable]
+        given += [*described.backward_inputs, *(result.name for result in described.saved)]
+        backward = list(inspect.signature(resolve(kernel.backward)).parameters)
+        assert len(backward) == len(given) + len(parameters) + 1
+        assert set(backward[len(given) :]) == {*parameters, "needs"}
 
 
 def test_the_probe_and_the_mode_resolve():
@@ -66,13 +73,15 @@ def test_claimed_archs_are_those_that_the_readme_saw_compile(vendor):
     assert claimed == {arch for row in rows for arch in row[1].replace(",", " ").split() if arch in space.archs}
 
 
-@pytest.mark.parametrize("n", [1, 65536])
-def test_the_limits_of_a_row_are_those_of_its_blocks(n):
+@pytest.mark.parametrize("warp_size", [32, 64])
+@pytest.mark.parametrize("arch", ["sm_75", "sm_90", "gfx90a", "gfx1201", "interpreter"])
+def test_every_kernel_is_configured_for_every_size_and_architecture(arch, warp_size):
     pytest.importorskip("triton")
     configurations = importlib.import_module("portakernel_plugins.triton.configurations")
-    assert (KERNELS["rms_norm"].limits["N"].min, KERNELS["rms_norm"].limits["N"].max) == (1, 65536)
-    for warp_size in (32, 64):
-        processor = configurations.Processor("gfx90a" if warp_size == 64 else "sm_90", 100, warp_size)
-        how = configurations.configured("rms_norm.forward", processor, n)
-        assert how.columns == n
-        assert how.warps * warp_size <= 1024
+    processor = configurations.Processor(arch, 100, warp_size)
+    for kernel, entries in configurations.entries().items():
+        assert {key for entry in entries for key in entry} <= KEYS
+        for columns in (1, 64, 1024, 4096, 8192, 16384, 65536, 1 << 20):
+            how = configurations.configured(kernel, processor, columns)
+            assert (how.columns, how.rows >= 1, how.programs >= 100) == (columns, True, True)
+            assert how.warps * warp_size <= 1024

@@ -158,8 +158,8 @@ def test_special_values_stay_in_their_row():
 def test_a_row_has_the_same_bits_in_any_batch(n):
     x, weight = draw(37, n, dtype=torch.float32), draw(n, dtype=torch.float32, seed=1)
     together = rms_norm.rms_norm(x, weight, eps=EPS)
-    for rows in (slice(0, 1), slice(5, 6), slice(3, 20)):
-        assert torch.equal(rms_norm.rms_norm(x[rows], weight, eps=EPS), together[rows])
+    for some in (slice(0, 1), slice(5, 6), slice(3, 20)):
+        assert torch.equal(rms_norm.rms_norm(x[some], weight, eps=EPS), together[some])
 
 
 def exact_gradients(grad_y: Tensor, x: Tensor, weight: Tensor, weight_offset: float) -> tuple[Tensor, Tensor]:

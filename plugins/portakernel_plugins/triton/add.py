@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from portakernel_plugins.triton.configurations import configuration
-from portakernel_plugins.triton.launch import grid_of, launch, program_index
+from portakernel_plugins.triton.launch import cdiv, grid_of, launch, program_index
 
 
 @triton.jit
@@ -37,6 +37,6 @@ def add(x: Tensor, y: Tensor, *, out: Tensor | None = None) -> Tensor:
     elements = x.numel()
     if elements:
         how = configuration("add", x.device, elements)
-        grid = grid_of(triton.cdiv(elements, how.elements))
+        grid = grid_of(cdiv(elements, how.elements))
         launch(_add, grid, x, y, result, elements, BLOCK=how.elements, **how.options)
     return result if out is None or result is out else out.copy_(result)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import triton
 import yaml
 
 PATH = Path(__file__).with_name("configurations.yaml")
@@ -95,13 +94,23 @@ def entries() -> Mapping[str, list[dict[str, Any]]]:
 
 def configuration(kernel: str, device: torch.device, size: int) -> Configuration:
     """The entry of ``kernel`` for ``size`` on ``device``; by nothing else, so that no row's bits depend on others."""
-    return configured(kernel, processor(device), triton.next_power_of_2(max(size, 1)))
+    bits = (size - 1).bit_length() if size > 1 else 0
+    found = _CONFIGURATIONS.get((kernel, device, bits))
+    if found is None:
+        found = configured(kernel, processor(device), 1 << bits)
+        if device.type == "cuda":  # elsewhere a processor may be pretended
+            _CONFIGURATIONS[kernel, device, bits] = found
+    return found
+
+
+# What was looked up so far, by kernel, device and the size's bits: hashing a processor costs more than the look-up may.
+_CONFIGURATIONS: dict[tuple[str, torch.device, int], Configuration] = {}
 
 
 @cache
 def configured(kernel: str, processor: Processor, columns: int) -> Configuration:
     """The entry of ``kernel`` for ``columns``, a power of two, on a processor that need not be here."""
-    here = [entry for entry in entries()[kernel] if processor.arch.startswith(tuple(entry.get("on", ("",))))]
+    here = [entry for entry in entries()[kernel] if processor.arch.startswith(tuple(entry.get("archs", ("",))))]
     entry = next((entry for entry in here if columns <= entry.get("up_to", columns)), here[-1])
     warps = min(entry["warps"], _MAX_THREADS // processor.warp_size)
     elements = max(entry.get("elements", 1), 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import triton
@@ -14,7 +13,7 @@ from portakernel.compilation import compilations
 from portakernel.errors import ArgumentValueError
 from portakernel_plugins.triton import interpreter
 from portakernel_plugins.triton.configurations import pretended_launch
-from portakernel_plugins.triton.direct import Held, hooks_are_set
+from portakernel_plugins.triton.direct import Held
 
 # By the jit function's identity: to hash one, Triton reads its source. They live as long as their module.
 _HELD: dict[int, Held] = {}
@@ -38,10 +37,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, parameter: str | None
         interpreter.run(kernel, grid, args, meta)
         return
     held = _HELD.get(id(kernel))
-    if held is None:
-        held = _HELD.setdefault(id(kernel), Held(kernel))
-    watched = hooks_are_set(kernel)
-    if not watched and held.launch(grid, args, meta):
+    if held is not None and held.launch(grid, args, meta):
         return
     if args[0].is_meta and (pretended := pretended_launch()) is not None:
         pretended(kernel, grid, args, meta)
@@ -61,8 +57,10 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, parameter: str | None
         compiled = kernel[grid](*args, enable_fp_fusion=True, **meta)
     except OutOfResources as error:
         raise CannotRun(_too_large(kernel, error, parameter)) from error
-    if jitted and not watched:
-        held.hold(compiled, args, meta)
+    if jitted:
+        held = held or _HELD.setdefault(id(kernel), Held(kernel))
+        if not held.watched():
+            held.hold(compiled, args, meta)
 
 
 def _announce_compilations(kernel: Any) -> None:
@@ -87,10 +85,15 @@ def _too_large(kernel: Any, error: OutOfResources, parameter: str | None) -> Rej
     return Rejection(code, text, parameter)
 
 
+def cdiv(numerator: int, denominator: int) -> int:
+    """The quotient rounded up; ``triton.cdiv`` takes microseconds."""
+    return -(-numerator // denominator)
+
+
 def grid_of(programs: int) -> tuple[int, int]:
     """A grid of at least ``programs`` programs, for kernels that number theirs with ``program_index``."""
-    height = math.ceil(programs / _GRID_WIDTH)
-    return math.ceil(programs / height), height
+    height = cdiv(programs, _GRID_WIDTH)
+    return cdiv(programs, height), height
 
 
 @triton.jit

@@ -38,7 +38,10 @@ def with_row_stride(tensor: Tensor) -> tuple[Tensor, int]:
     Also where expanded rows, whose stride of 0 counts as divisible by 16, would be read by wider loads than one of them
     alone: another layout of registers is another order of its sum.
     """
-    stride, columns = row_stride(tensor), tensor.shape[-1]
+    columns = tensor.shape[-1]
+    if tensor.is_contiguous():
+        return tensor, columns
+    stride = row_stride(tensor)
     if stride is None or (stride == 0 and columns % 16):
         return tensor.contiguous(), columns
     return tensor, stride

@@ -1,0 +1,217 @@
+"""Gated activations in Triton: ``y = f(gate) * up``, where a row of ``x`` is ``gate`` and then ``up``.
+
+With ``s = sigmoid(z)`` and ``c = sqrt(2 / pi)``:
+
+    silu        f(z) = z * s                                f'(z) = s * (1 + z * (1 - s))
+    gelu        f(z) = z * (1 + erf(z / sqrt(2))) / 2       f'(z) = (1 + erf(z / sqrt(2))) / 2 + z * bell(z)
+    gelu_tanh   f(z) = z * sigmoid(2 * u(z))                f'(z) = t * (1 + z * (1 - t) * 2 * u'(z)), t: that sigmoid
+                u(z) = c * (z + 0.044715 * z**3)            u'(z) = c * (1 + 3 * 0.044715 * z**2)
+    bell(z) = exp(-z**2 / 2) / sqrt(2 * pi)
+
+``(1 + tanh(u)) / 2`` is ``sigmoid(2 * u)``, which cancels nowhere. Everything is computed in float32 and rounded once,
+when it is stored.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from portakernel_plugins.triton.configurations import Configuration, configuration
+from portakernel_plugins.triton.launch import grid_of, launch, program_index
+from portakernel_plugins.triton.rows import row_stride, with_row_stride
+
+_SQRT_HALF = tl.constexpr(math.sqrt(0.5))
+_BELL_PEAK = tl.constexpr(1 / math.sqrt(2 * math.pi))
+_TWICE_SCALE = tl.constexpr(2 * math.sqrt(2 / math.pi))
+_CUBIC = tl.constexpr(0.044715)
+_CUBIC_SLOPE = tl.constexpr(3 * 0.044715)
+
+
+@triton.jit
+def _block(columns, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The rows, int64, and the columns of this program; neighbouring programs read neighbouring memory."""
+    # 32 bits hold the number of any program, and dividing 64 bits would cost as much as the rest
+    index = program_index().to(tl.int32)
+    blocks = tl.cdiv(columns, BLOCK_N)
+    rows_before = index // blocks
+    row = rows_before.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    return row, (index - rows_before * blocks) * BLOCK_N + tl.arange(0, BLOCK_N)
+
+
+@triton.jit
+def _sigmoids(z):
+    """``sigmoid(z)`` and ``1 - sigmoid(z)``, neither of which cancels or overflows."""
+    e = tl.exp(-tl.abs(z))
+    large = 1.0 / (1.0 + e)
+    small = e * large
+    positive = z >= 0
+    return tl.where(positive, large, small), tl.where(positive, small, large)
+
+
+@triton.jit
+def _square(z):
+    """``z**2``, bounded: beyond 1000 the tanh is 1, and a larger factor of ``z`` might overflow."""
+    return tl.minimum(z * z, 1e6)
+
+
+@triton.jit
+def _twice_u(z, square):
+    # constants stand to the right: on the left, the interpreter would make a constant of the product
+    return z * (1.0 + square * _CUBIC) * _TWICE_SCALE
+
+
+@triton.jit
+def _value(z, ACTIVATION: tl.constexpr):
+    if ACTIVATION == "silu":
+        value = z / (1.0 + tl.exp(-z))
+    elif ACTIVATION == "gelu":
+        value = 0.5 * z * (1.0 + tl.erf(z * _SQRT_HALF))
+    else:
+        value = z / (1.0 + tl.exp(-_twice_u(z, _square(z))))
+    return value
+
+
+@triton.jit
+def _value_and_slope(z, ACTIVATION: tl.constexpr):
+    """``f(z)`` and ``f'(z)``, whose terms are products with ``f(z)``: it is 0 where a factor might overflow."""
+    if ACTIVATION == "silu":
+        s, rest = _sigmoids(z)
+        value = z * s
+        slope = s + value * rest
+    elif ACTIVATION == "gelu":
+        s = 0.5 + 0.5 * tl.erf(z * _SQRT_HALF)
+        value = z * s
+        slope = s + z * (tl.exp(-0.5 * z * z) * _BELL_PEAK)
+    else:
+        square = _square(z)
+        s, rest = _sigmoids(_twice_u(z, square))
+        value = z * s
+        # where the sigmoid is 1 or 0 the slope is too, be the value infinite
+        bend = tl.where((rest == 0) | (s == 0), 0.0, value * rest * ((1.0 + square * _CUBIC_SLOPE) * _TWICE_SCALE))
+        slope = s + bend
+    return value, slope
+
+
+# ``rows`` is not specialised: M being 1, or divisible by 16, must not recompile the kernel.
+@triton.jit(do_not_specialize=["rows"])
+def _forward(
+    x: tl.tensor,
+    y: tl.tensor,
+    rows: tl.tensor,
+    columns: tl.tensor,
+    x_stride: tl.tensor,
+    y_stride: tl.tensor,
+    ACTIVATION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+) -> None:
+    row, column = _block(columns, BLOCK_M, BLOCK_N)
+    inside = (row < rows)[:, None] & (column < columns)[None, :]
+
+    gate_at = x + row[:, None] * x_stride + column[None, :]
+    gate = tl.load(gate_at, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_at + columns, mask=inside, other=0.0).to(tl.float32)
+    y_block = _value(gate, ACTIVATION) * up
+    tl.store(y + row[:, None] * y_stride + column[None, :], y_block.to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _backward(
+    grad_y: tl.tensor,
+    x: tl.tensor,
+    grad_x: tl.tensor,
+    rows: tl.tensor,
+    columns: tl.tensor,
+    grad_y_stride: tl.tensor,
+    x_stride: tl.tensor,
+    ACTIVATION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+) -> None:
+    row, column = _block(columns, BLOCK_M, BLOCK_N)
+    inside = (row < rows)[:, None] & (column < columns)[None, :]
+
+    gate_at = x + row[:, None] * x_stride + column[None, :]
+    gate = tl.load(gate_at, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_at + columns, mask=inside, other=0.0).to(tl.float32)
+    g = tl.load(grad_y + row[:, None] * grad_y_stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    value, slope = _value_and_slope(gate, ACTIVATION)
+
+    grad_gate_at = grad_x + row[:, None] * (2 * columns) + column[None, :]
+    tl.store(grad_gate_at, (g * up * slope).to(grad_x.dtype.element_ty), mask=inside)
+    tl.store(grad_gate_at + columns, (g * value).to(grad_x.dtype.element_ty), mask=inside)
+
+
+def _shape(rows: int, columns: int, how: Configuration) -> tuple[tuple[int, int], int, int]:
+    """The grid, and a program's rows and columns: whole rows, or a part of one up to the configured elements."""
+    block = min(how.columns, how.elements)
+    # not triton.cdiv, which on the host costs as much as a launch
+    return grid_of(-(-rows // how.rows) * -(-columns // block)), how.rows, block
+
+
+def forward(op: str, activation: str, x: Tensor, out: Tensor | None) -> Tensor:
+    """``activation(x[..., :N]) * x[..., N:]``, launched as ``op`` is configured.
+
+    ``x``: ``(..., 2N)``, any strides, read where it lies if its rows are contiguous and at one stride; float32, float16
+    or bfloat16. ``out``: any strides.
+    """
+    n = x.shape[-1] // 2
+    out_stride = None if out is None else row_stride(out)
+    in_place = out is not None and out_stride is not None
+    y = out if in_place else torch.empty((*x.shape[:-1], n), dtype=x.dtype, device=x.device)
+    assert y is not None
+    elements = y.numel()
+    if elements:
+        x, x_stride = with_row_stride(x)
+        how = configuration(f"{op}.forward", x.device, n)
+        rows = elements // n
+        grid, block_m, block_n = _shape(rows, n, how)
+        launch(
+            _forward,
+            grid,
+            x,
+            y,
+            rows,
+            n,
+            x_stride,
+            n if out_stride is None else out_stride,
+            ACTIVATION=activation,
+            BLOCK_M=block_m,
+            BLOCK_N=block_n,
+            **how.options,
+        )
+    return y if out is None or in_place else out.copy_(y)
+
+
+def backward(op: str, activation: str, grad_y: Tensor, x: Tensor) -> Tensor:
+    """The gradient for ``x`` from that of ``y``; any strides, as in forward."""
+    n = x.shape[-1] // 2
+    grad_x = torch.empty_like(x, memory_format=torch.contiguous_format)
+    elements = grad_y.numel()
+    if elements:
+        x, x_stride = with_row_stride(x)
+        grad_y, grad_y_stride = with_row_stride(grad_y)
+        how = configuration(f"{op}.backward", x.device, n)
+        rows = elements // n
+        grid, block_m, block_n = _shape(rows, n, how)
+        launch(
+            _backward,
+            grid,
+            grad_y,
+            x,
+            grad_x,
+            rows,
+            n,
+            grad_y_stride,
+            x_stride,
+            ACTIVATION=activation,
+            BLOCK_M=block_m,
+            BLOCK_N=block_n,
+            **how.options,
+        )
+    return grad_x

@@ -1,0 +1,245 @@
+"""Normalised rows: what ``rms_norm``, ``layer_norm`` and both after an addition have in common, in Triton.
+
+Of each row, with ``s = x + residual`` rounded to its dtype, or ``s = x`` where nothing is added:
+
+    mean = mean(s), or 0 where the norm does not centre
+    rstd = 1 / sqrt(mean((s - mean)**2) + eps)
+    y    = activation((s - mean) * rstd * (weight + weight_offset) + bias)
+
+Everything is computed in float32 and rounded once, when it is stored. A row is one block of registers while the
+configuration says so. A longer one is read twice, block by block: for its statistics, where each lane keeps those of
+its own columns, and, from the end, because its end is what caches still hold, for its results.
+"""
+# pyright: reportPossiblyUnboundVariable=false
+# What branches of compile-time values bind, Triton sees bound.
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from portakernel_plugins.triton.activations import activated
+from portakernel_plugins.triton.configurations import Configuration, configuration
+from portakernel_plugins.triton.launch import cdiv, grid_of, launch, program_index
+from portakernel_plugins.triton.rows import with_row_stride
+
+
+@triton.jit
+def _reciprocal_root(mean_square, eps):
+    # Correctly rounded root and quotient: one per row costs nothing, and the vendors' approximations differ.
+    return tl.div_rn(1.0, tl.sqrt_rn(mean_square + eps))
+
+
+# ``rows`` is not specialised: M being 1, or divisible by 16, must neither recompile the kernel nor change its layout.
+@triton.jit(do_not_specialize=["rows"])
+def _forward(
+    x: tl.tensor,
+    residual: tl.tensor,  # None: nothing is added
+    weight: tl.tensor,
+    bias: tl.tensor,  # None: nothing is added
+    y: tl.tensor,
+    summed: tl.tensor,  # None where nothing is added
+    mean: tl.tensor,  # None: not wanted
+    rstd: tl.tensor,  # None: not wanted
+    rows: tl.tensor,
+    columns: tl.tensor,
+    x_stride: tl.tensor,
+    residual_stride: tl.tensor,
+    weight_stride: tl.tensor,
+    bias_stride: tl.tensor,
+    y_stride: tl.tensor,
+    summed_stride: tl.tensor,
+    eps: tl.tensor,
+    weight_offset: tl.tensor,  # None: nothing is added
+    CENTRED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+) -> None:
+    row = program_index() * BLOCK_M + tl.arange(0, BLOCK_M)
+    column = tl.arange(0, BLOCK_N)
+    in_row = column < columns
+    inside = (row < rows)[:, None] & in_row[None, :]
+
+    # All is read before anything is written: ``y`` may be ``x``, and ``summed`` ``residual``.
+    s = tl.load(x + row[:, None] * x_stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    if residual is not None:
+        added = tl.load(residual + row[:, None] * residual_stride + column[None, :], mask=inside, other=0.0)
+        s_rounded = (s + added.to(tl.float32)).to(summed.dtype.element_ty)
+        s = s_rounded.to(tl.float32)
+    if not CENTRED:  # Read early, and kept as narrow as it is until it is needed.
+        w = tl.load(weight + column.to(tl.int64) * weight_stride, mask=in_row, other=0.0)
+    if residual is not None:
+        tl.store(summed + row[:, None] * summed_stride + column[None, :], s_rounded, mask=inside)
+
+    if CENTRED:
+        m = tl.sum(s, axis=1) / columns
+        s = tl.where(in_row[None, :], s - m[:, None], 0.0)
+        # Read late: two sums leave no registers for it, on which depends how many rows are on their way.
+        w = tl.load(weight + column.to(tl.int64) * weight_stride, mask=in_row, other=0.0)
+    r = _reciprocal_root(tl.sum(s * s, axis=1) / columns, eps)
+    w = w.to(tl.float32)
+    if weight_offset is not None:
+        w = w + weight_offset
+    z = s * r[:, None] * w[None, :]
+    if bias is not None:
+        z += tl.load(bias + column.to(tl.int64) * bias_stride, mask=in_row, other=0.0).to(tl.float32)[None, :]
+    y_block = activated(z, ACTIVATION).to(y.dtype.element_ty)
+
+    tl.store(y + row[:, None] * y_stride + column[None, :], y_block, mask=inside)
+    if rstd is not None:
+        tl.store(rstd + row, r, mask=row < rows)
+    if mean is not None:
+        tl.store(mean + row, m, mask=row < rows)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _forward_long(
+    x: tl.tensor,
+    residual: tl.tensor,
+    weight: tl.tensor,
+    bias: tl.tensor,
+    y: tl.tensor,
+    summed: tl.tensor,
+    mean: tl.tensor,
+    rstd: tl.tensor,
+    rows: tl.tensor,
+    columns: tl.tensor,
+    x_stride: tl.tensor,
+    residual_stride: tl.tensor,
+    weight_stride: tl.tensor,
+    bias_stride: tl.tensor,
+    y_stride: tl.tensor,
+    summed_stride: tl.tensor,
+    eps: tl.tensor,
+    weight_offset: tl.tensor,
+    CENTRED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+) -> None:
+    row = program_index()
+    if row >= rows:
+        return
+    x_row, y_row = x + row * x_stride, y + row * y_stride
+    lane = tl.arange(0, BLOCK_N)
+
+    lane_mean = tl.full((BLOCK_N,), 0.0, tl.float32)
+    lane_squares = tl.full((BLOCK_N,), 0.0, tl.float32)
+    seen = 0.0
+    for start in range(0, columns, BLOCK_N):
+        column = start + lane
+        inside = column < columns
+        s = tl.load(x_row + column, mask=inside, other=0.0).to(tl.float32)
+        if residual is not None:
+            added = tl.load(residual + row * residual_stride + column, mask=inside, other=0.0).to(tl.float32)
+            s_rounded = (s + added).to(summed.dtype.element_ty)
+            tl.store(summed + row * summed_stride + column, s_rounded, mask=inside)
+            s = s_rounded.to(tl.float32)
+        if CENTRED:  # Welford's updates, of all lanes that have a column here
+            seen += 1.0
+            step = tl.where(inside, s - lane_mean, 0.0)
+            lane_mean += step / seen
+            lane_squares += step * (s - lane_mean)
+        else:
+            lane_squares += s * s
+
+    if CENTRED:  # the lanes' statistics merged (Chan, Golub & LeVeque 1979)
+        count = ((columns - lane + BLOCK_N - 1) // BLOCK_N).to(tl.float32)
+        m = tl.sum(lane_mean * count, axis=0) / columns
+        lane_squares += count * (lane_mean - m) * (lane_mean - m)
+    r = _reciprocal_root(tl.sum(lane_squares, axis=0) / columns, eps)
+
+    # What other threads of this program stored is read again.
+    tl.debug_barrier()
+    blocks = tl.cdiv(columns, BLOCK_N)
+    for index in range(blocks):
+        column = (blocks - 1 - index) * BLOCK_N + lane
+        inside = column < columns
+        if residual is not None:
+            s = tl.load(summed + row * summed_stride + column, mask=inside, other=0.0).to(tl.float32)
+        else:
+            s = tl.load(x_row + column, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
+        w = tl.load(weight + column.to(tl.int64) * weight_stride, mask=inside, other=0.0).to(tl.float32)
+        if weight_offset is not None:
+            w = w + weight_offset
+        if CENTRED:
+            s = s - m
+        z = s * r * w
+        if bias is not None:
+            z += tl.load(bias + column.to(tl.int64) * bias_stride, mask=inside, other=0.0).to(tl.float32)
+        y_block = activated(z, ACTIVATION).to(y.dtype.element_ty)
+        tl.store(y_row + column, y_block, mask=inside, eviction_policy="evict_first")
+
+    if rstd is not None:
+        tl.store(rstd + row, r)
+    if mean is not None:
+        tl.store(mean + row, m)
+
+
+def is_long(how: Configuration) -> bool:
+    """Whether a row is taken in blocks of ``elements``; where the entry says none, it is one block."""
+    return 1 < how.elements < how.columns
+
+
+def forward(
+    kernel: str,
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    y: Tensor,
+    summed: Tensor | None,
+    mean: Tensor | None,
+    rstd: Tensor | None,
+    *,
+    y_stride: int,
+    summed_stride: int | None = None,
+    eps: float,
+    weight_offset: float | None = None,
+    centred: bool,
+    activation: str = "none",
+) -> None:
+    """Fill ``y``, and ``summed``, ``mean``, ``rstd`` where given, as ``kernel`` is configured.
+
+    ``x``, ``residual``: ``(..., N)``, any strides, read where they lie if their rows are contiguous and at one stride.
+    """
+    n = x.shape[-1]
+    rows = x.numel() // n
+    if not rows:
+        return
+    x, x_stride = with_row_stride(x)
+    residual_stride = None
+    if residual is not None:
+        residual, residual_stride = with_row_stride(residual)
+    how = configuration(kernel, x.device, n)
+    long = is_long(how)
+    grid = grid_of(rows if long else cdiv(rows, how.rows))
+    blocks = {"BLOCK_N": how.elements} if long else {"BLOCK_M": how.rows, "BLOCK_N": how.columns}
+    launch(
+        _forward_long if long else _forward,
+        grid,
+        x,
+        residual,
+        weight,
+        bias,
+        y,
+        summed,
+        mean,
+        rstd,
+        rows,
+        n,
+        x_stride,
+        residual_stride,
+        weight.stride(0),
+        None if bias is None else bias.stride(0),
+        y_stride,
+        summed_stride,
+        eps,
+        weight_offset,
+        parameter="N",
+        CENTRED=centred,
+        ACTIVATION=activation,
+        **blocks,
+        **how.options,
+    )

@@ -1,0 +1,51 @@
+"""A residual connection before a norm: its two results, and gradients that do not go through the norm."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from portakernel_plugins.triton.rows import row_stride
+
+
+def _target(x: Tensor, out: Tensor | None) -> tuple[Tensor, int]:
+    """Where a kernel writes what belongs into ``out``, and the stride of its rows."""
+    stride = None if out is None else row_stride(out)
+    if out is None or stride is None:
+        return torch.empty_like(x, memory_format=torch.contiguous_format), x.shape[-1]
+    return out, stride
+
+
+class Results:
+    """Where ``y`` and ``summed`` are written: ``out``, where its rows have one stride, else new memory."""
+
+    __slots__ = ("summed", "summed_stride", "y", "y_stride")
+
+    def __init__(self, x: Tensor, out: tuple[Tensor, Tensor] | None) -> None:
+        self.y, self.y_stride = _target(x, None if out is None else out[0])
+        self.summed, self.summed_stride = _target(x, None if out is None else out[1])
+
+    def returned(self, out: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
+        """Both, copied into ``out`` where they are not there yet."""
+        if out is None:
+            return self.y, self.summed
+        return (
+            out[0] if self.y is out[0] else out[0].copy_(self.y),
+            out[1] if self.summed is out[1] else out[1].copy_(self.summed),
+        )
+
+
+def past_the_norm(
+    grad_summed: Tensor | None, summed: Tensor, weight: Tensor, needs: tuple[bool, ...]
+) -> tuple[Tensor | None, ...]:
+    """The gradients for ``x``, ``residual``, ``weight`` and ``bias`` where ``y`` has none."""
+
+    def copied() -> Tensor:
+        grad = torch.zeros((), dtype=summed.dtype, device=summed.device) if grad_summed is None else grad_summed
+        return torch.empty_like(summed, memory_format=torch.contiguous_format).copy_(grad)
+
+    n = weight.shape[0]
+    return (
+        *(copied() if need else None for need in needs[:2]),
+        *(torch.zeros(n, dtype=weight.dtype, device=weight.device) if need else None for need in needs[2:]),
+    )
