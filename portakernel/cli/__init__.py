@@ -1,4 +1,4 @@
-"""The command line: ``portakernel list | matrix | doctor | explain | validate | check | compile | warmup | demo``.
+"""The command line: ``portakernel list``, ``explain``, ``check`` and the others of ``COMMANDS``.
 
 To add a command, write a module with a function ``command`` whose docstring is its help, and list it in ``COMMANDS``;
 a plugin adds one with the hook ``portakernel_cli``. Commands import what they need when they run, so that those that
@@ -35,6 +35,7 @@ COMMANDS: Mapping[str, str] = {
     "check": "check",
     "compile": "compile_kernels",
     "warmup": "warmup",
+    "bench": "bench",
     "demo": "demo",
 }
 

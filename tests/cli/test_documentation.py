@@ -12,6 +12,7 @@ import pytest
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
 # Objects whose keys are names of arguments, dimensions, vendors, modules or variables.
 OPEN = {"dtypes", "dims", "facts", "features", "formats", "targets", "requires", "set"}
+OPEN |= {"shapes", "values", "versions", "clocks"}
 
 
 def _keys(data: Any) -> Iterator[str]:
@@ -41,6 +42,8 @@ def _section(command: str) -> str:
         "validate",
         "check --plugin torch --op add",
         "compile --plugin triton --op add --target nvidia:sm_90",
+        "bench rms_norm softmax --device cpu --seconds 0 --quick",
+        "bench rms_norm --device cpu --seconds 0 --launch",
         "demo {text}",
     ],
 )
@@ -53,7 +56,9 @@ def test_every_key_is_documented(run: Callable, tmp_path: Path, line: str) -> No
     assert set(_keys(run(command, *arguments, "--json").json)) - written == set()
 
 
-@pytest.mark.parametrize("command", ["list", "matrix", "doctor", "explain", "validate", "check", "compile", "demo"])
+@pytest.mark.parametrize(
+    "command", ["list", "matrix", "doctor", "explain", "validate", "check", "compile", "bench", "demo"]
+)
 def test_every_option_is_documented(run: Callable, command: str) -> None:
     options = set(re.findall(r"--[a-z]+", run(command, "--help").out)) - {"--help", "--json"}
     assert options - set(re.findall(r"--[a-z]+", _section(command))) == set()

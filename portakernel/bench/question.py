@@ -1,0 +1,127 @@
+"""The requests that are measured: an op's rows, or sizes in words, in each dtype; no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from portakernel.bench.grids import Row, grid
+from portakernel.bench.traffic import forward_cost
+from portakernel.contract import Contract, Cost
+from portakernel.contracts import contract
+from portakernel.dtypes import DTYPES, parse_dtype
+from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
+from portakernel.question import ask
+from portakernel.request import Request
+from portakernel.target import Target
+
+# What a CPU does in about a tenth of a second; larger rows are for accelerators.
+_CPU_BYTES, _CPU_FLOPS = 1 << 27, 10_000_000_000
+# Inputs, results, what they are compared with, and workspaces.
+_MEMORY_FACTOR = 6
+# One for all arguments, or by argument.
+DType = str | Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One request to measure: a row in one dtype."""
+
+    op: str
+    row: Row
+    dtypes: Mapping[str, str]
+    request: Request
+
+    @property
+    def cost(self) -> Cost:
+        """What forward has to move and compute."""
+        return forward_cost(contract(self.op), self.request)
+
+
+def questions(op: str, rows: Sequence[Row], dtypes: Sequence[DType], target: Target) -> list[Question]:
+    """Every row in every dtype.
+
+    Raises:
+        UnknownNameError, ArgumentTypeError, ArgumentValueError: a row or dtype does not fit the op.
+    """
+    found = []
+    for row in rows:
+        for dtype in dtypes:
+            named, values = _typed(contract(op), row, dtype)
+            request = ask(contract(op), target, dtypes=named, shapes=row.shapes, values=values)
+            held = [parameter.name for parameter in contract(op).parameters if parameter.kind == "dtype"]
+            shown = {name: request.dtypes[name] for name in (*named, *held)}
+            found.append(Question(op, Row(row.name, row.shapes, values, row.core), shown, request))
+    return found
+
+
+def rows_of(op: str, *, core_only: bool) -> tuple[Row, ...]:
+    """The rows of ``op`` that are measured where no shape is given.
+
+    Raises:
+        ArgumentValueError: nobody has chosen any.
+    """
+    known = grid(op)
+    if known is None:
+        name = contract(op).names[0]
+        raise ArgumentValueError(
+            f"{op}: no sizes are chosen for it; give a shape, such as --shape {name}=4096x4096, or add its rows to"
+            " portakernel/bench/grids.py"
+        )
+    core = tuple(row for row in known.rows if row.core)
+    return (core or known.rows[:1]) if core_only else known.rows
+
+
+def launch_row(op: str) -> Row:
+    """The small row on which a launch is timed; raises what ``rows_of`` does."""
+    known = grid(op)
+    return known.launch if known is not None else rows_of(op, core_only=True)[0]
+
+
+def too_large(cost: Cost, *, on_cpu: bool, free_bytes: int | None) -> str:
+    """Why a row that nobody asked for is left out; empty where it is not."""
+    if on_cpu and (cost.bytes > _CPU_BYTES or cost.flops > _CPU_FLOPS):
+        work = f"moves {cost.bytes / 1e6:.0f} MB and computes {cost.flops / 1e9:.3g} GFLOP"
+        return f"{work}, which is a size for accelerators; --shape measures what it names"
+    if free_bytes is not None and _MEMORY_FACTOR * cost.bytes > free_bytes:
+        return (
+            f"needs about {_MEMORY_FACTOR * cost.bytes / 1e9:.1f} GB of device memory; {free_bytes / 1e9:.1f} are free"
+        )
+    return ""
+
+
+def _typed(contract: Contract, row: Row, dtype: DType) -> tuple[dict[str, str], dict[str, Any]]:
+    """A dtype for each argument that is passed, and the row's values with the dtype that a parameter may hold.
+
+    Arguments that cannot have the dtype (indices, quantised elements) have the first one that they may have.
+    """
+    values = dict(row.values)
+    made = contract.at({name: contract.value(name, value) for name, value in values.items()})
+    named = {} if isinstance(dtype, str) else {name: parse_dtype(text).name for name, text in dtype.items()}
+    if unknown := next((name for name in named if name not in contract.typed), None):
+        raise UnknownNameError("tensor argument", unknown, contract.typed, where=contract.op)
+    for_all = parse_dtype(dtype).name if isinstance(dtype, str) else None
+    found: dict[str, str] = {}
+    fitted = for_all is None
+    for tensor in made.tensors:
+        if tensor.optional and tensor.name not in row.shapes and tensor.name not in named:
+            continue
+        accepted = made.accepted_dtypes(tensor.name, found)
+        if tensor.name in named:
+            found[tensor.name] = named[tensor.name]
+        elif for_all in accepted:
+            found[tensor.name], fitted = str(for_all), True
+        elif accepted and accepted[0] in DTYPES:
+            found[tensor.name] = accepted[0]
+    for parameter in contract.parameters:
+        if parameter.kind != "dtype" or parameter.name in values:
+            continue
+        if parameter.name in named:
+            values[parameter.name] = named[parameter.name]
+        elif not fitted and for_all in parameter.choices:
+            values[parameter.name], fitted = for_all, True
+    if not fitted:
+        known = sorted({dtype for name in contract.typed for dtype in contract.possible_dtypes(name)})
+        raise ArgumentTypeError(f"{contract.op}: nothing of it can be {for_all}; known: {', '.join(known)}")
+    return found, values

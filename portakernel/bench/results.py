@@ -1,0 +1,174 @@
+"""What was measured, as data: each kernel's time on each request, and what it is compared with; no torch."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from portakernel.bench.traffic import bytes_per_us_in_tb_per_s, flops_per_us_in_tflop_per_s
+
+# `timed`; `wrong`: differs from the reference; `failed`: raised, or could not be imported; `slow`: the reference, of
+# which one call takes too much of the time that there is.
+Status = Literal["timed", "wrong", "failed", "slow"]
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """The time of a launch: of the medians of all rounds the median, and the 20th and 80th percentile."""
+
+    median_us: float
+    p20_us: float
+    p80_us: float
+    rounds: int
+    launches: int
+
+    @classmethod
+    def of(cls, rounds: Sequence[Sequence[float]]) -> Latency:
+        """From the times of each round's launches."""
+        medians = sorted(statistics.median(launches) for launches in rounds)
+        return cls(
+            statistics.median(medians),
+            _percentile(medians, 0.2),
+            _percentile(medians, 0.8),
+            len(rounds),
+            sum(map(len, rounds)),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The latency as JSON-ready data; stable."""
+        return {
+            "latency_us": self.median_us,
+            "p20_us": self.p20_us,
+            "p80_us": self.p80_us,
+            "rounds": self.rounds,
+            "launches": self.launches,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One kernel on one request: its time, or why there is none."""
+
+    kernel: str
+    status: Status
+    latency: Latency | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One request with every kernel that can serve it.
+
+    ``copy`` is the time of a plain copy of as many bytes; ``chosen`` the kernel that dispatch picks; ``rejected`` why
+    others cannot serve, by kernel; ``checked_against`` whose results the kernels' were compared with.
+    """
+
+    op: str
+    case: str
+    phase: str
+    dtypes: Mapping[str, str]
+    shapes: Mapping[str, Sequence[int]]
+    values: Mapping[str, Any]
+    bytes: int
+    flops: int
+    bound: Literal["memory", "compute"]
+    chosen: str | None
+    checked_against: str | None
+    copy: Latency | None
+    kernels: tuple[Measured, ...]
+    rejected: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict[str, Sequence[Mapping[str, Any]]])
+
+    @property
+    def best_us(self) -> float | None:
+        """The time of the fastest kernel that is right."""
+        times = [m.latency.median_us for m in self.kernels if m.latency is not None and m.status == "timed"]
+        return min(times, default=None)
+
+    @property
+    def chosen_ratio(self) -> float | None:
+        """The time of the kernel that dispatch picks over that of the best one."""
+        found = next((m.latency for m in self.kernels if m.kernel == self.chosen and m.status == "timed"), None)
+        return found.median_us / self.best_us if found is not None and self.best_us else None
+
+    def to_json(self) -> dict[str, Any]:
+        """The cell as JSON-ready data; stable. Faster kernels first, those without a time last."""
+        order = sorted(self.kernels, key=lambda m: m.latency.median_us if m.latency else math.inf)
+        return {
+            "op": self.op,
+            "case": self.case,
+            "phase": self.phase,
+            "dtypes": dict(self.dtypes),
+            "shapes": {name: list(shape) for name, shape in self.shapes.items()},
+            "values": dict(self.values),
+            "bytes": self.bytes,
+            "flops": self.flops,
+            "bound": self.bound,
+            "copy_us": self.copy.median_us if self.copy else None,
+            "chosen": self.chosen,
+            "chosen_ratio": self.chosen_ratio,
+            "best_us": self.best_us,
+            "checked_against": self.checked_against,
+            "kernels": [self._kernel_json(measured) for measured in order],
+            "rejected": [{"kernel": name, "rejections": list(found)} for name, found in self.rejected.items()],
+        }
+
+    def _kernel_json(self, measured: Measured) -> dict[str, Any]:
+        found = measured.latency
+        latency: dict[str, Any] = {"latency_us": None, "p20_us": None, "p80_us": None, "rounds": 0, "launches": 0}
+        rates: dict[str, Any] = {"tb_per_s": None, "tflop_per_s": None, "copy_percent": None, "ratio_to_best": None}
+        if found is not None:
+            latency = found.to_json()
+            rates["tb_per_s"] = bytes_per_us_in_tb_per_s(self.bytes, found.median_us)
+            rates["tflop_per_s"] = flops_per_us_in_tflop_per_s(self.flops, found.median_us)
+            if self.copy is not None:
+                rates["copy_percent"] = 100 * self.copy.median_us / found.median_us
+            if self.best_us:
+                rates["ratio_to_best"] = found.median_us / self.best_us
+        return {
+            "kernel": measured.kernel,
+            "status": measured.status,
+            "reason": measured.reason,
+            "chosen": measured.kernel == self.chosen,
+            **latency,
+            **rates,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A request that was not measured, and why."""
+
+    op: str
+    case: str
+    phase: str
+    reason: str
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON-ready data; stable."""
+        return {"op": self.op, "case": self.case, "phase": self.phase, "reason": self.reason}
+
+
+def routing(cells: Sequence[Cell]) -> dict[str, Any]:
+    """How far the kernels that dispatch picks are behind the best ones: geometric mean, worst, and where that is."""
+    known = [(cell.chosen_ratio, cell) for cell in cells if cell.chosen_ratio is not None]
+    if not known:
+        return {"cells": 0, "geometric_mean": None, "worst": None, "worst_case": None}
+    ratios = [ratio for ratio, _ in known]
+    worst, where = max(known, key=lambda pair: pair[0])
+    return {
+        "cells": len(known),
+        "geometric_mean": math.exp(statistics.fmean(map(math.log, ratios))),
+        "worst": worst,
+        "worst_case": f"{where.op} {where.case} {where.phase}",
+    }
+
+
+def _percentile(ordered: Sequence[float], share: float) -> float:
+    """Between the two nearest of the ordered numbers, in proportion."""
+    place = share * (len(ordered) - 1)
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])

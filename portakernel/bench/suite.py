@@ -1,0 +1,206 @@
+"""The run: for each request its operands, what is expected, who competes, and the times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from portakernel.arguments import Arguments
+from portakernel.bench.contenders import (
+    Contender,
+    Field,
+    Filter,
+    backward_field,
+    build_waiting,
+    described_error,
+    forward_field,
+    training_results,
+)
+from portakernel.bench.measurement import Expected, measure, results_of
+from portakernel.bench.operands import Operands, draw, memory_bytes
+from portakernel.bench.question import Question, too_large
+from portakernel.bench.results import Cell, LeftOut
+from portakernel.bench.stopwatch import Stopwatch, stopwatch
+from portakernel.bench.traffic import backward_cost, is_compute_bound
+from portakernel.contract import Contract, Cost
+from portakernel.contracts import contract
+from portakernel.dispatch import Dispatcher
+from portakernel.launcher import launcher
+from portakernel.request import Phase
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is measured: requests, and phases of each; ``chosen_sizes`` where somebody asked for exactly these."""
+
+    questions: tuple[Question, ...]
+    forward: bool = True
+    backward: bool = False
+    chosen_sizes: bool = False
+
+    def phases(self, op: Contract) -> tuple[Phase, ...]:
+        """The phases of ``op``; backward only of ops that have kernels for it."""
+        has_backward = self.backward and op.gradient == "kernel"
+        return (*((Phase.INFERENCE,) if self.forward else ()), *((Phase.BACKWARD,) if has_backward else ()))
+
+    def cells(self) -> int:
+        """How many pairs of a request and a phase there are, those without kernels included."""
+        return (self.forward + self.backward) * len(self.questions)
+
+
+@dataclass(slots=True)
+class Suite:
+    """Measures requests on one device with the kernels of one dispatcher."""
+
+    dispatcher: Dispatcher
+    device: torch.device
+    admitted: Filter
+    seconds: float
+    seed: int = 0
+    builds: bool = False
+    advance: Progress = lambda _: None
+    _watch: Stopwatch | None = field(default=None, init=False)
+
+    def run(self, plan: Plan) -> Iterator[Cell | LeftOut]:
+        """Each cell as it is measured, and what is left out with its reason."""
+        for question in plan.questions:
+            op = contract(question.op)
+            phases = plan.phases(op)
+            if plan.backward and Phase.BACKWARD not in phases:
+                reason = f"{op.op} has no backward kernels (its gradient is: {op.gradient})"
+                yield LeftOut(op.op, question.row.name, str(Phase.BACKWARD), reason)
+            reason = "" if plan.chosen_sizes else self._too_large(question)
+            for phase in phases:
+                if reason:
+                    yield LeftOut(op.op, question.row.name, phase_name(phase), reason)
+                    continue
+                self.advance(f"{op.op} {question.row.name} {phase_name(phase)}")
+                try:
+                    yield self._cell(question, phase)
+                except RuntimeError as error:
+                    # torch's own, of the reference: no memory left, or a device that broke
+                    yield LeftOut(op.op, question.row.name, phase_name(phase), described_error(error))
+            self._release()
+
+    @property
+    def watch(self) -> Stopwatch:
+        """The stopwatch, made on first use: its buffer is the device's memory."""
+        if self._watch is None:
+            self._watch = stopwatch(self.device)
+        return self._watch
+
+    def _too_large(self, question: Question) -> str:
+        free_bytes: int | None = None
+        if self.device.type == "cuda":
+            free_bytes = torch.cuda.mem_get_info(self.device)[0]
+        return too_large(question.cost, on_cpu=self.device.type == "cpu", free_bytes=free_bytes)
+
+    def _release(self) -> None:
+        """Gives back what the allocator keeps, so that what is free is known before the next request."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    # --- one cell --------------------------------------------------------------------------------------------------
+
+    def _cell(self, question: Question, phase: Phase) -> Cell:
+        op = contract(question.op)
+        arguments = Arguments(op, self.dispatcher.registry)
+        first = draw(question, arguments, self.device, self.seed)
+        count = self.watch.sets(first.bytes())
+        sets = [first, *(draw(question, arguments, self.device, self.seed + i) for i in range(1, count))]
+        cost = question.cost
+        if phase is Phase.BACKWARD:
+            self._prepare_backward(sets)
+            read = {name: memory_bytes(tensor) for name, tensor in (first.grads | first.kept).items()}
+            needed = [t for t, need in zip(first.tensors, first.needs, strict=True) if need]
+            cost = backward_cost(op, cost, read, [memory_bytes(tensor) for tensor in needed])
+        if self.builds:
+            for name, text in build_waiting(self.dispatcher, first, [phase]).items():
+                self.advance(f"not built {name}: {text}")
+        competing = self._field(first, phase)
+        expected = self._expected(first, phase, competing)
+        kernels, copy = measure(
+            competing,
+            sets,
+            expected,
+            self.watch,
+            moved_bytes=cost.bytes,
+            seconds=self.seconds,
+            advance=lambda text: self.advance(f"{op.op} {question.row.name} {phase_name(phase)}: {text}"),
+        )
+        return self._result(question, phase, cost, competing, expected.source if expected else None, (kernels, copy))
+
+    def _field(self, operands: Operands, phase: Phase) -> Field:
+        make = backward_field if phase is Phase.BACKWARD else forward_field
+        return make(self.dispatcher, operands, self.admitted)
+
+    def _prepare_backward(self, sets: Sequence[Operands]) -> None:
+        """Draws gradients, and runs the reference's forward for what backward is given.
+
+        Of which arguments there are gradients, the reference says: an op may have none of a table.
+        """
+        saver = self.dispatcher.registry.kernels[f"reference.{sets[0].contract.op}"]
+        for place, operands in enumerate(sets):
+            operands.draw_grads(self.seed + 1000 + place)
+            operands.kept = operands.keep(training_results(self.dispatcher, operands, saver))
+        first = sets[0]
+        run = launcher(first.contract, saver, first.request(Phase.BACKWARD), self.dispatcher)
+        with torch.no_grad():
+            grads = run(*first.call(Phase.BACKWARD))
+        needs = tuple(need and grad is not None for need, grad in zip(first.needs, grads, strict=True))
+        for operands in sets:
+            operands.needs = needs
+
+    def _expected(self, operands: Operands, phase: Phase, competing: Field) -> Expected | None:
+        """The reference's results; where it cannot run, those of the kernel that is picked, or else of any."""
+        made = operands.arguments.at(operands.values)
+        names = tuple(output.name for output in made.outputs)
+        if phase is Phase.BACKWARD:
+            names = tuple(f"gradient of {name}" for name in operands.contract.names)
+        others = sorted(competing.contenders, key=lambda contender: contender.kernel.name != competing.chosen)
+        for judge in (self._reference(operands, phase), *others):
+            try:
+                return Expected(results_of(judge, operands, self.watch), judge.kernel.name, names)
+            except Exception:  # noqa: BLE001 - the plugin border: it is shown when its turn comes
+                continue
+        return None
+
+    def _reference(self, operands: Operands, phase: Phase) -> Contender:
+        """The reference as something to call, whatever policies say of it."""
+        kernel = self.dispatcher.registry.kernels[f"reference.{operands.contract.op}"]
+        run = launcher(operands.contract, kernel, operands.request(phase), self.dispatcher)
+        return Contender(kernel, lambda given: run(*given.call(phase)))
+
+    def _result(
+        self, question: Question, phase: Phase, cost: Cost, competing: Field, source: str | None, times: Any
+    ) -> Cell:
+        kernels, copy = times
+        return Cell(
+            op=question.op,
+            case=question.row.name,
+            phase=phase_name(phase),
+            dtypes=question.dtypes,
+            shapes=question.row.shapes,
+            values=question.row.values,
+            bytes=cost.bytes,
+            flops=cost.flops,
+            bound="compute" if is_compute_bound(cost) else "memory",
+            chosen=competing.chosen,
+            checked_against=source,
+            copy=copy,
+            kernels=kernels,
+            rejected={
+                name: [{"code": str(r.code), "text": r.text, "parameter": r.parameter} for r in rejections]
+                for name, rejections in competing.rejected.items()
+            },
+        )
+
+
+def phase_name(phase: Phase) -> str:
+    """A phase as results name it: ``forward``, which is timed without a gradient, or ``backward``."""
+    return "forward" if phase is Phase.INFERENCE else str(phase)

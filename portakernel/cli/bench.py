@@ -1,0 +1,255 @@
+"""``portakernel bench``: every kernel that can serve a request, timed side by side."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from portakernel.cli.check import find_device
+from portakernel.cli.options import DTypes, Json, Shapes, Values
+
+if TYPE_CHECKING:
+    from portakernel.bench.contenders import Filter
+    from portakernel.bench.question import Question
+    from portakernel.bench.report import Report
+    from portakernel.registry import Registry
+    from portakernel.target import Device
+
+Names = list[str] | None
+
+
+def command(
+    ops: Annotated[Names, typer.Argument(metavar="OP", help="The ops to measure [default: every op].")] = None,
+    dtype: DTypes = None,
+    shape: Shapes = None,
+    parameters: Values = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            "--device", metavar="DEVICE", help="Where, such as cuda:0 [default: this machine's first device]."
+        ),
+    ] = None,
+    kernel: Annotated[Names, typer.Option("--kernel", metavar="NAME", help="Only this kernel; repeatable.")] = None,
+    plugin: Annotated[
+        Names, typer.Option("--plugin", metavar="PLUGIN", help="Only this plugin's kernels; repeatable.")
+    ] = None,
+    deny: Annotated[
+        Names, typer.Option("--deny", metavar="NAME", help="Never this kernel, or this plugin's; repeatable.")
+    ] = None,
+    no_reference: Annotated[bool, typer.Option("--no-reference", help="Do not time the reference.")] = False,
+    backward: Annotated[bool, typer.Option("--backward", help="Measure gradients too.")] = False,
+    no_forward: Annotated[bool, typer.Option("--no-forward", help="Measure gradients alone.")] = False,
+    build: Annotated[bool, typer.Option("--build", help="Build the kernels that lack nothing else.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Only each op's few main sizes.")] = False,
+    launch: Annotated[
+        bool, typer.Option("--launch", help="Time what a launch costs the host, on a small size.")
+    ] = False,
+    seconds: Annotated[
+        float, typer.Option("--seconds", metavar="S", min=0.0, help="How long to time each request.")
+    ] = 1.0,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Draws the inputs.")] = 0,
+    output: Annotated[
+        Path | None, typer.Option("--output", metavar="DIR", help="Write the results there as JSON, as they come.")
+    ] = None,
+    plot: Annotated[bool, typer.Option("--plot", help="Draw them there too, as PNG and SVG (matplotlib).")] = False,
+    compare: Annotated[
+        Path | None, typer.Option("--compare", metavar="FILE", help="Print ratios to an earlier result.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Time every kernel that can serve a request, side by side, beside a plain copy of as many bytes.
+
+    Each kernel's result is compared with the reference's first; one that differs or raises is shown and not timed. An
+    argument given again by --shape begins another request; several --dtype are measured each.
+
+    Exits with 0 when all that ran was right, 1 when a kernel was wrong or raised, or none was timed, 130 when
+    interrupted.
+
+    For example:
+
+        portakernel bench rms_norm --quick
+        portakernel bench rms_norm --shape x=8192x4096 --dtype bfloat16 --backward
+        portakernel bench attention linear_act --no-reference --output results --plot
+        portakernel bench rms_norm --launch --plugin triton --json
+    """
+    from portakernel.bench.grids import grid
+    from portakernel.bench.report import read_report
+    from portakernel.cli.bench_words import Words
+    from portakernel.cli.list_kernels import chosen_kernels
+    from portakernel.contracts import contracts
+    from portakernel.errors import ArgumentValueError
+    from portakernel.policies import make_layer
+    from portakernel.runtime import dispatcher
+
+    now = dispatcher()
+    asked = list(dict.fromkeys(ops or (op for op in contracts() if grid(op) is not None)))
+    if no_forward and not backward:
+        raise ArgumentValueError("--no-forward leaves nothing to measure; add --backward")
+    if plot and output is None:
+        raise ArgumentValueError("--plot draws into the folder of the results; add --output DIR")
+    for op in asked:
+        chosen_kernels(now.registry, op, None)  # a name that nothing has is told before torch is loaded
+    admitted = _filter(now.registry, kernel or (), plugin or (), reference=not no_reference)
+    before = read_report(compare) if compare is not None else None
+    where = find_device(now.registry, device) if device is not None else _first_device(now.registry)
+    asked_for = Words(tuple(shape or ()), tuple(dtype or ()), tuple(parameters or ()), launch=launch, quick=quick)
+    questions = asked_for.questions(asked, where)
+    if plot:
+        from portakernel.bench.plots import check_plots
+
+        check_plots()
+    layer = make_layer("command line", (), (), tuple(deny or ())).check(now.registry)
+    token = now.context_layers.set((layer,) if deny else ())
+    run = _Run(where, admitted, seconds, seed, output, shows=not json)
+    try:
+        if launch:
+            run.launches(questions)
+        else:
+            run.cells(questions, forward=not no_forward, backward=backward, builds=build, chosen_sizes=bool(shape))
+    except KeyboardInterrupt:
+        pass
+    finally:
+        now.context_layers.reset(token)
+    raise typer.Exit(run.end(before, plot=plot))
+
+
+class _Run:
+    """A run of the command: measures, shows and writes what comes."""
+
+    def __init__(
+        self, where: Device, admitted: Filter, seconds: float, seed: int, output: Path | None, *, shows: bool
+    ) -> None:
+        import torch
+
+        from portakernel.bench.circumstances import circumstances
+        from portakernel.bench.report import Report, file_name
+        from portakernel.cli.output import page
+        from portakernel.runtime import dispatcher
+
+        self.dispatcher, self.where, self.admitted = dispatcher(), where, admitted
+        self.seconds, self.seed, self.shows, self.out = seconds, seed, shows, page()
+        self.device = torch.device(where.torch_device or "cpu")
+        known = circumstances(self.dispatcher.registry, where)
+        self.report: Report = Report(known, {"seconds": seconds, "seed": seed})
+        self.path = output / file_name(where.name, known["date"]) if output is not None else None
+
+    def cells(
+        self, questions: Sequence[Question], *, forward: bool, backward: bool, builds: bool, chosen_sizes: bool
+    ) -> None:
+        """Measures every request."""
+        from portakernel.bench.results import Cell
+        from portakernel.bench.suite import Plan, Suite
+        from portakernel.cli.bench_report import print_cell
+
+        plan = Plan(tuple(questions), forward, backward, chosen_sizes)
+        suite = Suite(self.dispatcher, self.device, self.admitted, self.seconds, self.seed, builds)
+        with _progress(plan.cells()) as (describe, advance):
+            suite.advance = describe
+            for found in suite.run(plan):
+                self.report.add(found)
+                self._write()
+                advance()
+                if self.shows and isinstance(found, Cell):
+                    print_cell(self.out, found)
+        self.report.interrupted = False
+
+    def launches(self, questions: Sequence[Question]) -> None:
+        """Times the host's part of every op."""
+        from portakernel.bench.launches import time_launches
+        from portakernel.bench.stopwatch import stopwatch
+        from portakernel.cli.bench_report import print_launches
+
+        watch = stopwatch(self.device)
+        with _progress(len(questions)) as (describe, advance):
+            for question in questions:
+                describe(f"{question.op} {question.row.name}")
+                found = time_launches(
+                    self.dispatcher, question, self.device, watch, self.admitted, seconds=self.seconds, seed=self.seed
+                )
+                self.report.launches.append(found)
+                self._write()
+                advance()
+                if self.shows:
+                    print_launches(self.out, found, on_cpu=self.device.type == "cpu")
+        self.report.interrupted = False
+
+    def end(self, before: dict[str, Any] | None, *, plot: bool) -> int:
+        """Prints what comes last, and draws; the exit status."""
+        from portakernel.bench.circumstances import clocks
+        from portakernel.bench.report import compare
+        from portakernel.cli.bench_report import print_comparison, print_end
+        from portakernel.cli.output import print_json
+
+        self.report.circumstances["clocks"] = clocks(self.where)  # of a device that is still warm
+        self._write()
+        report = self.report.to_json()
+        comparison = compare(report["cells"], before["cells"]) if before is not None else None
+        drawn: list[Path] = []
+        if plot and self.path is not None:
+            from portakernel.bench.plots import draw
+
+            drawn = draw(report, self.path.with_suffix(""))
+        files = [str(path) for path in ([self.path] if self.path is not None else []) + drawn]
+        if self.shows:
+            print_end(self.out, self.report, files)
+            if comparison is not None:
+                print_comparison(self.out, comparison)
+        else:
+            print_json({**report, "comparison": comparison, "files": files})
+        return self.report.status()
+
+    def _write(self) -> None:
+        if self.path is not None:
+            self.report.write(self.path)
+
+
+def _filter(registry: Registry, kernels: Sequence[str], plugins: Sequence[str], *, reference: bool) -> Filter:
+    """Raises UnknownNameError for a name that nothing has."""
+    from portakernel.errors import UnknownNameError
+
+    for kind, names, known in (("kernel", kernels, registry.kernels), ("plugin", plugins, registry.plugins())):
+        if unknown := next((name for name in names if name not in known), None):
+            raise UnknownNameError(kind, unknown, known)
+    from portakernel.bench.contenders import Filter
+
+    return Filter(tuple(kernels), tuple(plugins), reference)
+
+
+def _first_device(registry: Registry) -> Device:
+    """An accelerator goes before the CPU."""
+    from portakernel.errors import ArgumentValueError
+
+    usable = [device for device in registry.devices if device.torch_device is not None and not device.attached]
+    if not usable:
+        raise ArgumentValueError("no backend found a device that torch reaches; `portakernel doctor` says why")
+    return min(usable, key=lambda device: device.torch_device == "cpu")
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[tuple[Any, Any]]:
+    """What describes the work in hand, and what says that a part of it is done; shown where stderr is a terminal."""
+    from portakernel.cli.output import is_terminal
+
+    with ExitStack() as stack:
+        if not is_terminal(sys.stderr):
+            yield (lambda _: None), (lambda: None)
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}", markup=False),
+        )
+        # lines for stdout pass through the bar only where both are the terminal
+        bar = Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=is_terminal(sys.stdout))
+        stack.enter_context(bar)
+        task = bar.add_task("measuring", total=total)
+        yield (lambda text: bar.update(task, description=text)), (lambda: bar.advance(task))

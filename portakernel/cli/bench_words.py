@@ -1,0 +1,70 @@
+"""The requests that a command line of ``portakernel bench`` asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from portakernel.bench.grids import Row, case_name
+from portakernel.bench.question import DType, Question, launch_row, questions, rows_of, too_large
+from portakernel.cli.explain import read_names, read_parameters, read_shapes
+from portakernel.errors import ArgumentValueError
+from portakernel.target import Device
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """Options as they were given; where there are no shapes, an op's own rows are meant."""
+
+    shapes: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    parameters: tuple[str, ...] = ()
+    launch: bool = False
+    quick: bool = False
+
+    def questions(self, ops: Sequence[str], where: Device) -> list[Question]:
+        """The requests, op by op.
+
+        Raises:
+            UnknownNameError, ArgumentTypeError, ArgumentValueError: the words make no request of an op.
+        """
+        if (self.shapes or self.parameters) and len(ops) != 1:
+            raise ArgumentValueError(f"--shape and --set are of one op; name it alone ({len(ops)} are asked for)")
+        default = "float32" if where.torch_device == "cpu" else "bfloat16"
+        dtypes = dtype_sets(self.dtypes) or [default]
+        found: list[Question] = []
+        for op in ops:
+            asked = questions(op, self.rows(op), dtypes, where.target)
+            on_cpu = where.torch_device == "cpu" and not self.shapes
+            if on_cpu and all(too_large(question.cost, on_cpu=True, free_bytes=None) for question in asked):
+                asked += questions(op, [launch_row(op)], dtypes, where.target)
+            found += asked
+        return found
+
+    def rows(self, op: str) -> list[Row]:
+        """The sizes of ``op`` to measure."""
+        values = read_parameters(op, self.parameters)
+        if self.shapes:
+            return [Row(case_name(shapes, values), shapes, values) for shapes in shape_sets(self.shapes)]
+        known = (launch_row(op),) if self.launch else rows_of(op, core_only=self.quick)
+        suffix = "".join(f" {name}={value}" for name, value in values.items())
+        return [Row(row.name + suffix, row.shapes, {**row.values, **values}, row.core) for row in known]
+
+
+def shape_sets(texts: Sequence[str]) -> list[dict[str, tuple[int, ...]]]:
+    """Shapes by argument; an argument that is given again begins another request."""
+    groups: list[dict[str, str]] = [{}]
+    for text in texts:
+        name = text.partition("=")[0].strip()
+        if name in groups[-1]:
+            groups.append({})
+        groups[-1][name] = text
+    return [read_shapes(list(group.values())) or {} for group in groups]
+
+
+def dtype_sets(texts: Sequence[str]) -> list[DType]:
+    """Several for all arguments, each of which is measured, or those of one request by argument."""
+    if texts and all("=" not in text for text in texts):
+        return [text.strip() for text in dict.fromkeys(texts)]
+    found = read_names("--dtype", texts)
+    return [found] if found is not None else []

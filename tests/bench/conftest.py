@@ -1,0 +1,70 @@
+"""A dispatcher of each test's own, over the installed packages and one that is made for it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from portakernel.dispatch import Dispatcher
+from portakernel.plugin_manager import Package, PluginManager, installed_packages
+from portakernel.registry import Registry
+
+MANIFEST = """
+schema_version: 1
+plugin: acme
+summary: Kernels of a test.
+requires: {modules: {torch: ">=2.0"}}
+defaults:
+  targets: {cpu: any}
+kernels:
+"""
+KERNEL = """\
+  - op: rms_norm
+    name: %(name)s
+    entry: acme_for_bench_tests:%(name)s
+    dtypes: {x: [float32, bfloat16], weight: [float32, bfloat16]}
+"""
+SOURCE = """
+import torch
+
+def right(x, weight, *, eps, out=None):
+    y = torch.nn.functional.rms_norm(x, (x.shape[-1],), weight, eps)
+    return y if out is None else out.copy_(y)
+
+def wrong(x, weight, *, eps, out=None):
+    y = right(x, weight, eps=eps)
+    y[1] = 0
+    return y
+
+def broken(x, weight, *, eps, out=None):
+    raise RuntimeError("no such luck\\nand more")
+
+later = []
+
+def sometimes(x, weight, *, eps, out=None):
+    later.append(1)
+    if len(later) > 3:
+        raise ValueError("enough")
+    return right(x, weight, eps=eps)
+"""
+
+
+@pytest.fixture
+def acme(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Dispatcher]:
+    """Makes a plugin with some of SOURCE's functions as kernels of rms_norm; a dispatcher that knows it."""
+
+    def make(*names: str) -> Dispatcher:
+        folder = tmp_path / "acme_for_bench_tests"
+        folder.mkdir()
+        (folder / "__init__.py").write_text(SOURCE, encoding="utf-8")
+        manifest = MANIFEST + "".join(KERNEL % {"name": name} for name in names)
+        (folder / "plugin.yaml").write_text(manifest, encoding="utf-8")
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, folder.name, raising=False)
+        package = Package("acme", folder.name, "acme-kernels", "1.2", folder)
+        return Dispatcher(Registry(PluginManager((*installed_packages(), package))))
+
+    return make

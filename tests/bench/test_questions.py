@@ -1,0 +1,93 @@
+"""Which requests are measured: every op has sizes, and each makes a request in each dtype."""
+
+from __future__ import annotations
+
+import pytest
+
+from portakernel.bench.grids import GRIDS, Row, grid
+from portakernel.bench.question import launch_row, questions, rows_of, too_large
+from portakernel.bench.traffic import backward_cost, forward_cost, is_compute_bound
+from portakernel.contract import Cost
+from portakernel.contracts import contract, contracts
+from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
+from portakernel.target import Target
+
+HERE = Target("cpu", "x86_64")
+
+
+def test_every_op_has_sizes() -> None:
+    assert set(contracts()) <= set(GRIDS)
+
+
+@pytest.mark.parametrize("op", contracts())
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_every_row_makes_a_request_that_costs_something(op: str, dtype: str) -> None:
+    found = grid(op)
+    assert found is not None
+    asked = questions(op, (*found.rows, found.launch), [dtype], HERE)
+    assert len({question.row.name for question in asked}) == len(found.rows) + 1
+    assert all(question.cost.bytes > 0 and question.cost.flops > 0 for question in asked)
+    assert all(dtype in question.dtypes.values() for question in asked)
+
+
+def test_the_table_of_one_h200_gives_the_bytes_that_its_rates_are_of() -> None:
+    row = next(row for row in rows_of("silu_and_mul", core_only=True) if row.name == "8192×14336")
+    (question,) = questions("silu_and_mul", [row], ["bfloat16"], HERE)
+    # 166.6 µs at 4.23 TB/s, 2026-11-20
+    assert question.cost.bytes / 166.6e-6 == pytest.approx(4.23e12, rel=0.01)
+    wide, narrow = 8192 * 28672 * 2, 8192 * 14336 * 2
+    backward = backward_cost(contract("silu_and_mul"), question.cost, {"grad_y": narrow, "x": wide}, [wide])
+    # 277 µs at 4.24 TB/s
+    assert backward.bytes / 277e-6 == pytest.approx(4.24e12, rel=0.01)
+
+
+def test_attention_computes_two_and_a_half_times_as_much_backward() -> None:
+    row = next(row for row in rows_of("attention", core_only=True) if row.name.startswith("B1 S16384"))
+    (question,) = questions("attention", [row], ["bfloat16"], HERE)
+    assert is_compute_bound(question.cost)
+    backward = backward_cost(contract("attention"), question.cost, {}, [])
+    # 9.28 ms at 592 TFLOP/s
+    assert backward.flops / 9.28e-3 == pytest.approx(592e12, rel=0.01)
+
+
+def test_norms_are_bound_by_memory_and_large_products_by_arithmetic() -> None:
+    bound = {
+        row.name: is_compute_bound(questions(op, [row], ["bfloat16"], HERE)[0].cost)
+        for op in ("rms_norm", "linear_act")
+        for row in rows_of(op, core_only=True)
+    }
+    assert bound["16384×8192"] is False
+    assert bound["8192×14336×4096 gelu"] is True
+    assert bound["64×14336×4096 gelu"] is False
+
+
+def test_dtypes_by_argument_and_in_parameters() -> None:
+    (question,) = questions("rms_norm", [launch_row("rms_norm")], [{"x": "float16", "weight": "float32"}], HERE)
+    assert question.dtypes == {"x": "float16", "weight": "float32"}
+    (question,) = questions("scaled_mm", [launch_row("scaled_mm")], ["float16"], HERE)
+    assert question.dtypes["out_dtype"] == "float16"
+    assert question.dtypes["a"] == "float8_e4m3fn"
+
+
+def test_a_dtype_or_an_argument_that_the_op_does_not_have_is_refused() -> None:
+    row = launch_row("rms_norm")
+    with pytest.raises(ArgumentTypeError, match=r"^rms_norm: nothing of it can be int64; known: bfloat16, float16, fl"):
+        questions("rms_norm", [row], ["int64"], HERE)
+    with pytest.raises(UnknownNameError, match=r"^rms_norm: unknown tensor argument 'y'; known: weight, x$"):
+        questions("rms_norm", [row], [{"y": "float32"}], HERE)
+    with pytest.raises(ArgumentValueError, match="rms_norm: weight has shape"):
+        questions("rms_norm", [Row("", {"x": (4, 8), "weight": (9,)})], ["float32"], HERE)
+
+
+def test_sizes_for_accelerators_are_left_out_on_a_cpu_and_those_that_do_not_fit_anywhere() -> None:
+    large = Cost(bytes=1 << 30, flops=1 << 30)
+    assert too_large(large, on_cpu=True, free_bytes=None) == (
+        "moves 1074 MB and computes 1.07 GFLOP, which is a size for accelerators; --shape measures what it names"
+    )
+    assert too_large(large, on_cpu=False, free_bytes=None) == ""
+    assert too_large(large, on_cpu=False, free_bytes=1 << 31) == "needs about 6.4 GB of device memory; 2.1 are free"
+
+
+def test_forward_costs_are_the_contracts() -> None:
+    (question,) = questions("rms_norm", [Row("", {"x": (3, 8)})], ["float32"], HERE)
+    assert forward_cost(contract("rms_norm"), question.request) == Cost(bytes=2 * 24 * 4 + 8 * 4, flops=96)

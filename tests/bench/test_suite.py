@@ -1,0 +1,208 @@
+"""A run on this machine's CPU: what is timed, what is not and why, and that the numbers go together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+
+from portakernel.bench.contenders import Filter
+from portakernel.bench.grids import Row
+from portakernel.bench.launches import time_launches
+from portakernel.bench.question import launch_row, questions
+from portakernel.bench.results import Cell, Latency, LeftOut, routing
+from portakernel.bench.stopwatch import Clock, stopwatch
+from portakernel.bench.suite import Plan, Suite
+from portakernel.bench.verification import difference
+from portakernel.contracts import contracts
+from portakernel.dispatch import Dispatcher
+from portakernel.policies import make_layer
+from portakernel.target import Target
+
+HERE = Target("cpu", "x86_64")
+CPU = torch.device("cpu")
+
+
+def measured(
+    dispatcher: Dispatcher,
+    op: str,
+    *,
+    rows: Sequence[Row] = (),
+    dtypes: Sequence[str] = ("float32",),
+    admitted: Filter | None = None,
+    forward: bool = True,
+    backward: bool = False,
+    chosen_sizes: bool = True,
+    seconds: float = 0.0,
+) -> list[Cell | LeftOut]:
+    plan = Plan(tuple(questions(op, rows or [launch_row(op)], dtypes, HERE)), forward, backward, chosen_sizes)
+    return list(Suite(dispatcher, CPU, admitted or Filter(), seconds).run(plan))
+
+
+def one(found: Sequence[Cell | LeftOut]) -> Cell:
+    (cell,) = found
+    assert isinstance(cell, Cell)
+    return cell
+
+
+@pytest.mark.parametrize("op", contracts())
+def test_every_kernel_that_serves_here_is_timed_forward_and_backward(op: str) -> None:
+    found = measured(Dispatcher(), op, dtypes=["float32", "bfloat16"], backward=True)
+    cells = [cell for cell in found if isinstance(cell, Cell)]
+    has_backward = contracts()[op].gradient == "kernel"
+    assert [cell.phase for cell in cells] == (["forward", "backward"] if has_backward else ["forward"]) * 2
+    assert len(found) == 4
+    for cell in cells:
+        assert cell.chosen in [m.kernel for m in cell.kernels]
+        assert {(m.kernel, m.status, m.reason) for m in cell.kernels} == {(m.kernel, "timed", "") for m in cell.kernels}
+        assert cell.checked_against == f"reference.{op}"
+
+
+def test_the_numbers_of_a_cell_go_together() -> None:
+    cell = one(measured(Dispatcher(), "rms_norm", rows=[Row("small", {"x": (64, 256)})], seconds=0.02))
+    found = cell.to_json()
+    assert (found["case"], found["bytes"], found["bound"]) == ("small", 2 * 64 * 256 * 4 + 1024, "memory")
+    times = [row["latency_us"] for row in found["kernels"]]
+    assert times == sorted(times)
+    assert found["best_us"] == times[0]
+    for row in found["kernels"]:
+        assert row["p20_us"] <= row["latency_us"] <= row["p80_us"]
+        assert row["rounds"] >= 3
+        assert row["launches"] >= row["rounds"]
+        assert row["tb_per_s"] == pytest.approx(found["bytes"] / row["latency_us"] / 1e6)
+        assert row["tflop_per_s"] == pytest.approx(found["flops"] / row["latency_us"] / 1e6)
+        assert row["copy_percent"] == pytest.approx(100 * found["copy_us"] / row["latency_us"])
+        assert row["ratio_to_best"] == pytest.approx(row["latency_us"] / found["best_us"])
+        assert row["chosen"] is (row["kernel"] == found["chosen"])
+    (picked,) = (row for row in found["kernels"] if row["chosen"])
+    assert found["chosen_ratio"] == picked["ratio_to_best"]
+
+
+def test_a_wrong_kernel_is_shown_and_not_timed_and_one_that_raises_with_its_reason(acme: Callable) -> None:
+    cell = one(measured(acme("right", "wrong", "broken", "sometimes"), "rms_norm"))
+    found = {m.kernel: (m.status, m.reason, m.latency is None) for m in cell.kernels}
+    assert found["acme.right"] == ("timed", "", False)
+    text = "y differs from the reference's in row 1, by 1 of its size (at most 0.01)"
+    assert found["acme.wrong"] == ("wrong", text, True)
+    assert found["acme.broken"] == ("failed", "RuntimeError: no such luck", True)
+    assert found["acme.sometimes"] == ("failed", "ValueError: enough", True)
+    assert found["reference.rms_norm"][0] == "timed"
+
+
+def test_filters_say_who_takes_part_and_not_who_is_picked(acme: Callable) -> None:
+    dispatcher = acme("right", "wrong")
+    names = {
+        "all": Filter(reference=False),
+        "plugin": Filter(plugins=("acme",)),
+        "kernel": Filter(kernels=("acme.right", "reference.rms_norm")),
+    }
+    found = {key: one(measured(dispatcher, "rms_norm", admitted=admitted)) for key, admitted in names.items()}
+    assert {key: {m.kernel for m in cell.kernels} for key, cell in found.items()} == {
+        "all": {"torch.rms_norm_cpu", "acme.right", "acme.wrong"},
+        "plugin": {"acme.right", "acme.wrong"},
+        "kernel": {"acme.right", "reference.rms_norm"},
+    }
+    assert {cell.chosen for cell in found.values()} == {"torch.rms_norm_cpu"}
+    assert found["plugin"].chosen_ratio is None
+
+
+def test_a_policy_takes_kernels_out_and_says_so() -> None:
+    dispatcher = Dispatcher()
+    token = dispatcher.context_layers.set((make_layer("command line", (), (), ("torch",)),))
+    try:
+        cell = one(measured(dispatcher, "rms_norm"))
+    finally:
+        dispatcher.context_layers.reset(token)
+    assert [m.kernel for m in cell.kernels] == ["reference.rms_norm"]
+    assert [r["code"] for r in cell.rejected["torch.rms_norm_cpu"]] == ["denied_by_policy"]
+
+
+def test_ops_without_backward_kernels_and_sizes_for_accelerators_are_left_out() -> None:
+    large = Row("large", {"x": (1 << 15, 1 << 14)})
+    found = measured(Dispatcher(), "quantize_fp8", rows=[large], backward=True, chosen_sizes=False)
+    assert [(entry.op, entry.case, entry.phase) for entry in found if isinstance(entry, LeftOut)] == [
+        ("quantize_fp8", "large", "backward"),
+        ("quantize_fp8", "large", "forward"),
+    ]
+
+
+def test_the_gradient_of_a_kernel_that_saves_its_own_is_timed_with_what_it_saved(acme: Callable) -> None:
+    cell = one(measured(Dispatcher(), "attention", forward=False, backward=True))
+    kernels = {m.kernel: m.status for m in cell.kernels}
+    # torch.attention_flash_cpu saves its own log-sum-exp, PyTorch records the gradient of torch.attention_math
+    assert kernels["torch.attention_flash_cpu"] == "timed"
+    assert kernels["torch.attention_math"] == "timed"
+    assert cell.chosen == "torch.attention_flash_cpu"
+
+
+def test_host_times_of_launches() -> None:
+    (question,) = questions("rms_norm", [launch_row("rms_norm")], ["float32"], HERE)
+    cell = time_launches(Dispatcher(), question, CPU, stopwatch(CPU), Filter(), seconds=0.0, seed=0)
+    rows = cell.to_json()["kernels"]
+    assert {row["kernel"] for row in rows} == {"torch.rms_norm_cpu", "reference.rms_norm"}
+    assert all(row["host_us"] > 0 and row["calls"] == 100 and row["reason"] == "" for row in rows)
+
+
+def test_a_launch_that_raises_has_its_reason(acme: Callable) -> None:
+    (question,) = questions("rms_norm", [launch_row("rms_norm")], ["float32"], HERE)
+    admitted = Filter(kernels=("acme.broken",))
+    cell = time_launches(acme("broken"), question, CPU, stopwatch(CPU), admitted, seconds=0.0, seed=0)
+    (row,) = cell.to_json()["kernels"]
+    assert (row["host_us"], row["reason"]) == (None, "RuntimeError: no such luck")
+
+
+def test_a_clock_rotates_among_more_inputs_where_they_are_small() -> None:
+    assert [Clock().sets(size) for size in (0, 1 << 10, 1 << 25, 1 << 30)] == [8, 8, 4, 2]
+
+
+def test_a_latency_is_the_median_of_the_rounds_medians() -> None:
+    found = Latency.of([[1.0, 9.0, 2.0], [4.0], [3.0, 3.0]])
+    assert (found.median_us, found.rounds, found.launches) == (3.0, 3, 6)
+    assert (found.p20_us, found.p80_us) == (pytest.approx(2.4), pytest.approx(3.6))
+
+
+def test_routing_is_the_geometric_mean_and_the_worst() -> None:
+    cells = [
+        cell for cell in measured(Dispatcher(), "rms_norm", dtypes=["float32", "bfloat16"]) if isinstance(cell, Cell)
+    ]
+    found = routing(cells)
+    ratios = [cell.chosen_ratio for cell in cells]
+    assert found["cells"] == 2
+    assert found["worst"] == max(ratios)
+    assert found["geometric_mean"] == pytest.approx((ratios[0] * ratios[1]) ** 0.5)
+    assert routing([])["worst"] is None
+
+
+@pytest.mark.parametrize(
+    ("got", "want", "text"),
+    [
+        (torch.ones(3, 4), torch.ones(3, 4) * 1.001, ""),
+        (torch.tensor([[1.0, torch.inf]]), torch.tensor([[1.0, torch.inf]]), ""),
+        (torch.tensor([[1.0, torch.nan]]), torch.tensor([[1.0, torch.nan]]), ""),
+        (torch.zeros(2, 2), torch.zeros(2, 2), ""),
+        (None, None, ""),
+        (torch.ones(2, dtype=torch.float16), torch.ones(2), "y is float16 of shape (2,), not float32 of shape (2,)"),
+        (None, torch.ones(2), "y is missing"),
+        (
+            torch.tensor([[1.0, 1.0], [1.0, torch.nan]]),
+            torch.ones(2, 2),
+            "y differs from the reference's in row 1, where one of them is not a finite number (at most 0.01)",
+        ),
+        (
+            torch.tensor([1.0, 1.0, 2.0]),
+            torch.ones(3),
+            "y differs from the reference's in row 2, by 1 of its size (at most 0.01)",
+        ),
+    ],
+)
+def test_results_are_near_or_it_is_said_where_not(got: object, want: object, text: str) -> None:
+    assert difference(got, want, "y") == text
+
+
+def test_narrow_formats_are_compared_as_numbers() -> None:
+    want = torch.randn(8, 32).to(torch.float8_e4m3fn)
+    assert difference(want.clone(), want, "q") == ""
+    turned = want.view(torch.uint8).clone()
+    turned[3] ^= 0x80
+    assert difference(turned.view(torch.float8_e4m3fn), want, "q").startswith("q differs from the reference's in row 3")
