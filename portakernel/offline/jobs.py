@@ -58,7 +58,7 @@ def jobs(dispatcher: Dispatcher, kernel: Kernel, target: Target, *, every: bool 
             phases = tuple(phase for phase in _phases(described, case) if _serves(caller, kernel, venue, inputs, phase))
             if phases:
                 job = Job(kernel.name, str(target), case.name, tuple(dtypes.items()), phases)
-                even = all(size % _ROUND == 0 for name, size in inputs.dims.items() if name != "M")
+                even = inputs.given[described.names[0]].shape[-1:].numel() % _ROUND == 0
                 rank = (len(phases) > 1, even and not case.layouts, "bfloat16" in dtypes.values())
                 found.append((rank, elements(described, case), job))
     if every or not found:

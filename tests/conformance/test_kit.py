@@ -11,6 +11,7 @@ import pytest
 from portakernel import runtime
 from portakernel.capability import CannotRun, ReasonCode, Rejection
 from portakernel.conformance.runner import check, fresh_seed, plan, run, select_kernels
+from portakernel.conformance.suite import Unit
 from portakernel.conformance.venue import Unavailable, Venue, covers, find_venue
 from portakernel.contracts import contract
 from portakernel.errors import UnknownNameError
@@ -36,6 +37,11 @@ def kernels_for_the_cpu():
     cpus = [device for device in registry.devices if device.torch_device == "cpu" and not device.attached]
     found = [kernel for kernel in registry.kernels.values() if kernel.first_party and cpus]
     return [k.name for k in found if any(covers(c, cpus[0].target, registry.spaces) for _, c in k.variants)]
+
+
+def triton_kernels():
+    """Those of the Triton plugin."""
+    return [kernel.name for kernel in runtime.dispatcher().registry.kernels.values() if kernel.plugin == "triton"]
 
 
 @pytest.mark.parametrize("name", kernels_for_the_cpu())
@@ -70,25 +76,23 @@ def test_every_case_runs_in_every_combination_of_dtypes_that_is_claimed(name, co
     assert passed["autograd"] == combinations
 
 
-@pytest.mark.parametrize(
-    ("name", "dtypes"), [("triton.add", {"float32", "bfloat16"}), ("triton.rms_norm", {"bfloat16"})]
-)
-def test_triton_kernel_conforms_in_its_interpreter(make_suite, name, dtypes):
+@pytest.mark.parametrize("name", triton_kernels())
+def test_triton_kernel_conforms_in_its_interpreter(make_suite, name):
     pytest.importorskip("triton")
     suite = make_suite(name)
     assert (suite.venue.mode, suite.venue.torch_device) == ("interpreter", "cpu")
-    found = results_of(suite, only=lambda unit: not unit.dtypes or {dtype for _, dtype in unit.dtypes} <= dtypes)
+
+    def narrow(unit: Unit) -> bool:
+        """In the first argument's dtype that engines use: the others take the interpreter minutes."""
+        first = dict(unit.dtypes).get(suite.contract.names[0])
+        return first in (None, "bfloat16", "float8_e4m3fn", "float4_e2m1fn_x2")
+
+    found = results_of(suite, only=narrow)
     assert failures(found) == []
     assert {result.mode for result in found} == {"interpreter"}
     passed = Counter(result.aspect for result in found if result.status == "passed")
-    assert passed["batch_invariance"] == passed["forward"] >= 20
-    assert (passed["backward"] >= 15) == (name == "triton.rms_norm")
-    refused = {result.detail.partition(")")[0] for result in found if result.aspect == "claim"}
-    assert refused == (
-        {"refused (x.stride_last", "refused (x.flat_rows"}
-        if name == "triton.rms_norm"
-        else {"refused (x.contiguous", "refused (y.contiguous", "refused (x.contiguous, y.contiguous"}
-    )
+    assert passed["forward"] >= 10
+    assert (passed["backward"] >= 10) == (suite.kernel.backward is not None)
 
 
 def test_the_modes_allowance_is_added_to_the_ops_tolerance_for_its_dtypes_alone(make_suite):

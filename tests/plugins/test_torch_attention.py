@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import portakernel
-from portakernel import ops
+from portakernel import ops, runtime
 from portakernel.capability import CannotRun, ReasonCode
 from portakernel.errors import FallbackWarning
 from portakernel.references import attention as reference
@@ -317,7 +317,9 @@ def test_cudnn_is_refused_where_it_is_one_whose_results_are_wrong(monkeypatch):
     assert attention_cudnn.check(causal=True) is None
 
 
-def test_on_the_cpu_a_16_bit_call_that_wants_lse_goes_elsewhere():
+def test_on_the_cpu_a_16_bit_call_that_wants_lse_goes_elsewhere(monkeypatch):
+    # it is told once in a process, and another test may have been told
+    monkeypatch.setattr(runtime.caller("attention")._fallbacks, "_told", set())
     q, k, v = (tensor.bfloat16() for tensor in draw(5, 5))
     with portakernel.policy(use="torch"):
         assert portakernel.explain("attention", q, k, v).chosen.name == "torch.attention_flash_cpu"

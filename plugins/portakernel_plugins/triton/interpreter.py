@@ -11,6 +11,7 @@ would fail.
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -39,11 +40,18 @@ def is_interpreting() -> bool:
 
 def run(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: Mapping[str, Any]) -> None:
     """Run a ``@triton.jit`` kernel's programs in order; launch options in ``meta`` (``num_warps``) have no effect."""
+    with _LANGUAGE_PATCHED, _callable_jit_functions(), _exact_bfloat16(), _silence():
+        _interpreted(kernel.fn)[grid](*args, **meta)
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """A GPU computes with NaN and infinities silently; so does this."""
     import numpy as np
 
-    # A GPU computes with NaN and infinities silently; so does this.
-    with _LANGUAGE_PATCHED, _callable_jit_functions(), _exact_bfloat16(), np.errstate(all="ignore"):
-        _interpreted(kernel.fn)[grid](*args, **meta)
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "All-NaN slice encountered", RuntimeWarning)  # tl.max of nothing but NaN
+        yield
 
 
 @contextmanager
