@@ -162,3 +162,20 @@ def test_rows_may_lie_further_apart_than_32_bits_reach():
     loss, *_ = forward(logits, target)
     torch.testing.assert_close(loss, reference.forward(logits.contiguous(), target))
     assert_gradient(backward(grad_loss, logits, target), exact_gradient(grad_loss, logits.contiguous(), target))
+
+
+def test_a_rows_sum_does_not_depend_on_the_matrix_that_it_lies_in(monkeypatch):
+    wide = torch.randn(2, 4097, generator=torch.Generator().manual_seed(3)).bfloat16()
+    target, seen = torch.tensor([1, 2]), []
+    real = cross_entropy.launch
+
+    def watched(kernel, grid, *args, **meta):
+        seen.append({name: meta[name] for name in ("STEPS", "PACKS", "PACK")})
+        real(kernel, grid, *args, **meta)
+
+    monkeypatch.setattr(cross_entropy, "launch", watched)
+    with interpreting():
+        together = cross_entropy.cross_entropy(wide[:, :4096], target, ignore_index=-100)
+        alone = cross_entropy.cross_entropy(wide[1:, :4096], target[1:], ignore_index=-100)
+    assert seen[0] == seen[1]
+    assert torch.equal(together[1:], alone)

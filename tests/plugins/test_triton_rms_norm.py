@@ -239,3 +239,13 @@ def test_backward_of_no_rows_is_a_zero_weight_gradient():
     grad_x, grad_weight = rms_norm.backward(torch.empty(0, 3, 40), x, weight, rstd, eps=EPS, needs=(True, True))
     assert grad_x.shape == (0, 3, 40)
     assert torch.equal(grad_weight, torch.zeros(40))
+
+
+@pytest.mark.parametrize(
+    ("columns", "stride", "copied"), [(4100, 4112, True), (4096, 4112, False), (4100, 4101, False)]
+)
+def test_rows_that_lie_better_than_one_alone_are_copied(columns, stride, copied):
+    x = torch.zeros(2, stride)[:, :columns]
+    found, found_stride = rows.with_row_stride(x)
+    assert (found is not x) == copied
+    assert found_stride == (columns if copied else stride)

@@ -113,13 +113,19 @@ def _forward(
         tl.store(saved + row, highest + rest, mask=in_rows)
 
 
-def _pack(logits: Tensor, stride: int) -> int:
-    """Elements that a thread can read at once in every row: as many as one access takes, or one.
+def _in_packs(logits: Tensor) -> tuple[Tensor, int, int]:
+    """``logits``, the stride of its rows, and the elements that a thread reads at once: of one access, or one.
 
-    Nothing between, so that how a row's sum is grouped does not depend on where it stands among other rows.
+    V alone decides, so that how a row's sum is grouped does not depend on where it lies, or among how many others:
+    rows that could be read in packs and do not begin at one are copied.
     """
     pack = _ACCESS // logits.element_size()
-    return 1 if (logits.shape[-1] | stride) % pack or logits.data_ptr() % _ACCESS else pack
+    logits, stride = with_row_stride(logits)
+    if logits.shape[-1] % pack:
+        return logits, stride, 1
+    if stride % pack or logits.data_ptr() % _ACCESS:
+        return logits.clone(memory_format=torch.contiguous_format), logits.shape[-1], pack
+    return logits, stride, pack
 
 
 def _row_values(like: Tensor, out: Tensor | None) -> Tensor:
@@ -153,9 +159,8 @@ def cross_entropy(
     v, rows = logits.shape[-1], target.numel()
     saved = torch.empty(rows, dtype=torch.float32, device=logits.device) if save else None
     if rows:
-        logits, stride = with_row_stride(logits)
+        logits, stride, pack = _in_packs(logits)
         targets = target if target.dim() == 1 else target.reshape(-1)
-        pack = _pack(logits, stride)
         how = configuration("cross_entropy.forward", logits.device, v)
         tile = _tile(how, logits.device, pack)
         launch(

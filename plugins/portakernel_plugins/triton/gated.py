@@ -142,7 +142,7 @@ def _backward(
     g = tl.load(grad_y + row[:, None] * grad_y_stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
     value, slope = _value_and_slope(gate, ACTIVATION)
 
-    grad_gate_at = grad_x + row[:, None] * (2 * columns) + column[None, :]
+    grad_gate_at = grad_x + row[:, None] * 2 * columns + column[None, :]
     tl.store(grad_gate_at, (g * up * slope).to(grad_x.dtype.element_ty), mask=inside)
     tl.store(grad_gate_at + columns, (g * value).to(grad_x.dtype.element_ty), mask=inside)
 

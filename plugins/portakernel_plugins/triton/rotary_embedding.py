@@ -90,8 +90,8 @@ def _turn(
         rest_inside = there[:, None] & (beyond < REST)[None, :]
         rest = tl.load(x_row + (2 * PAIRS + beyond)[None, :], mask=rest_inside, other=0.0)
         tl.store(y_row + (2 * PAIRS + beyond)[None, :], rest, mask=rest_inside)
-    cos_at = cos + (position * cos_stride)[:, None] + (pair * cos_pair_stride)[None, :]
-    sin_at = sin + (position * sin_stride)[:, None] + (pair * sin_pair_stride)[None, :]
+    cos_at = cos + (position * cos_stride)[:, None] + (pair.to(tl.int64) * cos_pair_stride)[None, :]
+    sin_at = sin + (position * sin_stride)[:, None] + (pair.to(tl.int64) * sin_pair_stride)[None, :]
     c = tl.load(cos_at, mask=inside, other=0.0).to(tl.float32)
     s = tl.load(sin_at, mask=inside, other=0.0).to(tl.float32)
 

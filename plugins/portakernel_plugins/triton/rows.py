@@ -35,13 +35,13 @@ def row_stride(tensor: Tensor) -> int | None:
 def with_row_stride(tensor: Tensor) -> tuple[Tensor, int]:
     """``tensor`` and the stride of its rows; a contiguous copy where no single stride serves.
 
-    Also where expanded rows, whose stride of 0 counts as divisible by 16, would be read by wider loads than one of them
-    alone: another layout of registers is another order of its sum.
+    Also where a stride that is divisible by 16 (that of expanded rows, 0, is too) lets rows be read by wider loads than
+    one of them alone: another layout of registers is another order of its sum.
     """
     columns = tensor.shape[-1]
     if tensor.is_contiguous():
         return tensor, columns
     stride = row_stride(tensor)
-    if stride is None or (stride == 0 and columns % 16):
+    if stride is None or (columns % 16 and stride % 16 == 0):
         return tensor.contiguous(), columns
     return tensor, stride
