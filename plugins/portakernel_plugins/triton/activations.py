@@ -1,11 +1,15 @@
 """Activation functions of float32 blocks, and their slopes.
 
-With ``s = sigmoid(z)``, ``c = sqrt(2 / pi)`` and ``u(z) = c * (z + 0.044715 * z**3)``:
+With ``s = sigmoid(z)`` and ``c = sqrt(2 / pi)``:
 
-    relu        z where z > 0, else 0; NaN stays NaN        slope 0 at 0
-    gelu        z * (1 + erf(z / sqrt(2))) / 2
-    gelu_tanh   z * sigmoid(2 * u(z))                       which is z * (1 + tanh(u(z))) / 2
-    silu        z * s
+    relu        f(z) = z where z > 0, else 0; NaN stays     f'(z) = 1 where z > 0, else 0
+    silu        f(z) = z * s                                f'(z) = s * (1 + z * (1 - s))
+    gelu        f(z) = z * (1 + erf(z / sqrt(2))) / 2       f'(z) = (1 + erf(z / sqrt(2))) / 2 + z * bell(z)
+    gelu_tanh   f(z) = z * sigmoid(2 * u(z))                f'(z) = t * (1 + z * (1 - t) * 2 * u'(z)), t: that sigmoid
+                u(z) = c * (z + 0.044715 * z**3)            u'(z) = c * (1 + 3 * 0.044715 * z**2)
+    bell(z) = exp(-z**2 / 2) / sqrt(2 * pi)
+
+``(1 + tanh(u)) / 2`` is ``sigmoid(2 * u)``, which cancels nowhere.
 """
 
 from __future__ import annotations
@@ -19,18 +23,29 @@ _SQRT_HALF = tl.constexpr(math.sqrt(0.5))
 _BELL_PEAK = tl.constexpr(1 / math.sqrt(2 * math.pi))
 _TWICE_SCALE = tl.constexpr(2 * math.sqrt(2 / math.pi))
 _CUBIC = tl.constexpr(0.044715)
+_CUBIC_SLOPE = tl.constexpr(3 * 0.044715)
 
 
 @triton.jit
-def _bounded_square(z):
-    """``z**2``, at most 1e6: beyond, the tanh is 1, and a larger factor of ``z`` might overflow."""
+def _sigmoids(z):
+    """``sigmoid(z)`` and ``1 - sigmoid(z)``, neither of which cancels or overflows."""
+    e = tl.exp(-tl.abs(z))
+    large = 1.0 / (1.0 + e)
+    small = e * large
+    positive = z >= 0
+    return tl.where(positive, large, small), tl.where(positive, small, large)
+
+
+@triton.jit
+def _square(z):
+    """``z**2``, bounded: beyond 1000 the tanh is 1, and a larger factor of ``z`` might overflow."""
     return tl.minimum(z * z, 1e6)
 
 
 @triton.jit
-def _twice_inner(z, square):
-    """``2 * u(z)``; constants stand behind blocks, because the interpreter cannot take them the other way round."""
-    return z * _TWICE_SCALE * (square * _CUBIC + 1.0)
+def _twice_u(z, square):
+    # constants stand to the right: on the left, the interpreter would make a constant of the product
+    return z * (1.0 + square * _CUBIC) * _TWICE_SCALE
 
 
 @triton.jit
@@ -41,7 +56,7 @@ def activated(z, ACTIVATION: tl.constexpr):
     elif ACTIVATION == "gelu":
         z = 0.5 * z * (1.0 + tl.erf(z * _SQRT_HALF))
     elif ACTIVATION == "gelu_tanh":
-        z = z / (1.0 + tl.exp(-_twice_inner(z, _bounded_square(z))))
+        z = z / (1.0 + tl.exp(-_twice_u(z, _square(z))))
     elif ACTIVATION == "silu":
         z = z / (1.0 + tl.exp(-z))
     else:
@@ -50,18 +65,25 @@ def activated(z, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def slope(z, ACTIVATION: tl.constexpr):
-    """The activation's derivative at ``z``. ``1 - sigmoid(u)`` is ``sigmoid(-u)``, which does not cancel."""
+def value_and_slope(z, ACTIVATION: tl.constexpr):
+    """The activation of ``z`` and its derivative, whose terms are products with it: 0 where a factor might overflow."""
     if ACTIVATION == "relu":
-        found = tl.where(z <= 0.0, 0.0, 1.0)
+        value = tl.where(z <= 0.0, 0.0, z)
+        slope = tl.where(z <= 0.0, 0.0, 1.0)
+    elif ACTIVATION == "silu":
+        s, rest = _sigmoids(z)
+        value = z * s
+        slope = s + value * rest
     elif ACTIVATION == "gelu":
-        found = 0.5 + 0.5 * tl.erf(z * _SQRT_HALF) + z * (tl.exp(-0.5 * z * z) * _BELL_PEAK)
-    elif ACTIVATION == "gelu_tanh":
-        square = _bounded_square(z)
-        u = _twice_inner(z, square)
-        u_slope = (square * (3.0 * _CUBIC) + 1.0) * _TWICE_SCALE
-        found = (1.0 + z * u_slope / (1.0 + tl.exp(u))) / (1.0 + tl.exp(-u))
+        s = 0.5 + 0.5 * tl.erf(z * _SQRT_HALF)
+        value = z * s
+        slope = s + z * (tl.exp(-0.5 * z * z) * _BELL_PEAK)
     else:
-        tl.static_assert(ACTIVATION == "silu")
-        found = (1.0 + z / (1.0 + tl.exp(z))) / (1.0 + tl.exp(-z))
-    return found
+        tl.static_assert(ACTIVATION == "gelu_tanh")
+        square = _square(z)
+        s, rest = _sigmoids(_twice_u(z, square))
+        value = z * s
+        # where the sigmoid is 1 or 0 the slope is too, be the value infinite
+        bend = tl.where((rest == 0) | (s == 0), 0.0, value * rest * ((1.0 + square * _CUBIC_SLOPE) * _TWICE_SCALE))
+        slope = s + bend
+    return value, slope

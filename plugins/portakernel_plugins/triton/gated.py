@@ -1,35 +1,19 @@
 """Gated activations in Triton: ``y = f(gate) * up``, where a row of ``x`` is ``gate`` and then ``up``.
 
-With ``s = sigmoid(z)`` and ``c = sqrt(2 / pi)``:
-
-    silu        f(z) = z * s                                f'(z) = s * (1 + z * (1 - s))
-    gelu        f(z) = z * (1 + erf(z / sqrt(2))) / 2       f'(z) = (1 + erf(z / sqrt(2))) / 2 + z * bell(z)
-    gelu_tanh   f(z) = z * sigmoid(2 * u(z))                f'(z) = t * (1 + z * (1 - t) * 2 * u'(z)), t: that sigmoid
-                u(z) = c * (z + 0.044715 * z**3)            u'(z) = c * (1 + 3 * 0.044715 * z**2)
-    bell(z) = exp(-z**2 / 2) / sqrt(2 * pi)
-
-``(1 + tanh(u)) / 2`` is ``sigmoid(2 * u)``, which cancels nowhere. Everything is computed in float32 and rounded once,
-when it is stored.
+``activations`` has the functions. Everything is computed in float32 and rounded once, when it is stored.
 """
 
 from __future__ import annotations
-
-import math
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from portakernel_plugins.triton.activations import activated, value_and_slope
 from portakernel_plugins.triton.configurations import Configuration, configuration
 from portakernel_plugins.triton.launch import grid_of, launch, program_index
 from portakernel_plugins.triton.rows import row_stride, with_row_stride
-
-_SQRT_HALF = tl.constexpr(math.sqrt(0.5))
-_BELL_PEAK = tl.constexpr(1 / math.sqrt(2 * math.pi))
-_TWICE_SCALE = tl.constexpr(2 * math.sqrt(2 / math.pi))
-_CUBIC = tl.constexpr(0.044715)
-_CUBIC_SLOPE = tl.constexpr(3 * 0.044715)
 
 
 @triton.jit
@@ -41,60 +25,6 @@ def _block(columns, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     rows_before = index // blocks
     row = rows_before.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     return row, (index - rows_before * blocks) * BLOCK_N + tl.arange(0, BLOCK_N)
-
-
-@triton.jit
-def _sigmoids(z):
-    """``sigmoid(z)`` and ``1 - sigmoid(z)``, neither of which cancels or overflows."""
-    e = tl.exp(-tl.abs(z))
-    large = 1.0 / (1.0 + e)
-    small = e * large
-    positive = z >= 0
-    return tl.where(positive, large, small), tl.where(positive, small, large)
-
-
-@triton.jit
-def _square(z):
-    """``z**2``, bounded: beyond 1000 the tanh is 1, and a larger factor of ``z`` might overflow."""
-    return tl.minimum(z * z, 1e6)
-
-
-@triton.jit
-def _twice_u(z, square):
-    # constants stand to the right: on the left, the interpreter would make a constant of the product
-    return z * (1.0 + square * _CUBIC) * _TWICE_SCALE
-
-
-@triton.jit
-def _value(z, ACTIVATION: tl.constexpr):
-    if ACTIVATION == "silu":
-        value = z / (1.0 + tl.exp(-z))
-    elif ACTIVATION == "gelu":
-        value = 0.5 * z * (1.0 + tl.erf(z * _SQRT_HALF))
-    else:
-        value = z / (1.0 + tl.exp(-_twice_u(z, _square(z))))
-    return value
-
-
-@triton.jit
-def _value_and_slope(z, ACTIVATION: tl.constexpr):
-    """``f(z)`` and ``f'(z)``, whose terms are products with ``f(z)``: it is 0 where a factor might overflow."""
-    if ACTIVATION == "silu":
-        s, rest = _sigmoids(z)
-        value = z * s
-        slope = s + value * rest
-    elif ACTIVATION == "gelu":
-        s = 0.5 + 0.5 * tl.erf(z * _SQRT_HALF)
-        value = z * s
-        slope = s + z * (tl.exp(-0.5 * z * z) * _BELL_PEAK)
-    else:
-        square = _square(z)
-        s, rest = _sigmoids(_twice_u(z, square))
-        value = z * s
-        # where the sigmoid is 1 or 0 the slope is too, be the value infinite
-        bend = tl.where((rest == 0) | (s == 0), 0.0, value * rest * ((1.0 + square * _CUBIC_SLOPE) * _TWICE_SCALE))
-        slope = s + bend
-    return value, slope
 
 
 # ``rows`` is not specialised: M being 1, or divisible by 16, must not recompile the kernel.
@@ -116,7 +46,7 @@ def _forward(
     gate_at = x + row[:, None] * x_stride + column[None, :]
     gate = tl.load(gate_at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_at + columns, mask=inside, other=0.0).to(tl.float32)
-    y_block = _value(gate, ACTIVATION) * up
+    y_block = activated(gate, ACTIVATION) * up
     tl.store(y + row[:, None] * y_stride + column[None, :], y_block.to(y.dtype.element_ty), mask=inside)
 
 
@@ -140,7 +70,7 @@ def _backward(
     gate = tl.load(gate_at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_at + columns, mask=inside, other=0.0).to(tl.float32)
     g = tl.load(grad_y + row[:, None] * grad_y_stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
-    value, slope = _value_and_slope(gate, ACTIVATION)
+    value, slope = value_and_slope(gate, ACTIVATION)
 
     grad_gate_at = grad_x + row[:, None] * 2 * columns + column[None, :]
     tl.store(grad_gate_at, (g * up * slope).to(grad_x.dtype.element_ty), mask=inside)

@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from portakernel_plugins.triton.activations import slope
+from portakernel_plugins.triton.activations import value_and_slope
 from portakernel_plugins.triton.configurations import configuration
 from portakernel_plugins.triton.launch import cdiv, grid_of, launch, program_index
 from portakernel_plugins.triton.norm_forward import is_long
@@ -107,7 +107,8 @@ def _backward(
             z = u * w[None, :]
             if bias is not None:
                 z += b[None, :]
-            g = g * slope(z, ACTIVATION)
+            _value, slope = value_and_slope(z, ACTIVATION)
+            g = g * slope
         if grad_x is not None:
             gw = g * w[None, :]
             # outside of the row ``g`` is 0, and with it ``gw``
@@ -165,7 +166,8 @@ def _of_block(
         z = u * w
         if bias is not None:
             z += _parameter(bias, bias_stride, column, inside)
-        h = h * slope(z, ACTIVATION)
+        _value, slope = value_and_slope(z, ACTIVATION)
+        h = h * slope
     return u, h, w
 
 
