@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -145,15 +143,16 @@ class _Run:
         from portakernel.bench.results import Cell
         from portakernel.bench.suite import Plan, Suite
         from portakernel.cli.bench_report import print_cell
+        from portakernel.cli.progress import progress
 
         plan = Plan(tuple(questions), forward, backward, chosen_sizes)
         suite = Suite(self.dispatcher, self.device, self.admitted, self.seconds, self.seed, builds)
-        with _progress(plan.cells()) as (describe, advance):
-            suite.advance = describe
+        with progress("measuring", plan.cells()) as tell:
+            suite.advance = lambda text: tell(description=text)
             for found in suite.run(plan):
                 self.report.add(found)
                 self._write()
-                advance()
+                tell(advance=1)
                 if self.shows and isinstance(found, Cell):
                     print_cell(self.out, found)
         self.report.interrupted = False
@@ -163,17 +162,18 @@ class _Run:
         from portakernel.bench.launches import time_launches
         from portakernel.bench.stopwatch import stopwatch
         from portakernel.cli.bench_report import print_launches
+        from portakernel.cli.progress import progress
 
         watch = stopwatch(self.device)
-        with _progress(len(questions)) as (describe, advance):
+        with progress("measuring", len(questions)) as tell:
             for question in questions:
-                describe(f"{question.op} {question.row.name}")
+                tell(description=f"{question.op} {question.row.name}")
                 found = time_launches(
                     self.dispatcher, question, self.device, watch, self.admitted, seconds=self.seconds, seed=self.seed
                 )
                 self.report.launches.append(found)
                 self._write()
-                advance()
+                tell(advance=1)
                 if self.shows:
                     print_launches(self.out, found, on_cpu=self.device.type == "cpu")
         self.report.interrupted = False
@@ -228,28 +228,3 @@ def _first_device(registry: Registry) -> Device:
     if not usable:
         raise ArgumentValueError("no backend found a device that torch reaches; `portakernel doctor` says why")
     return min(usable, key=lambda device: device.torch_device == "cpu")
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[tuple[Any, Any]]:
-    """What describes the work in hand, and what says that a part of it is done; shown where stderr is a terminal."""
-    from portakernel.cli.output import is_terminal
-
-    with ExitStack() as stack:
-        if not is_terminal(sys.stderr):
-            yield (lambda _: None), (lambda: None)
-            return
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-        columns = (
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.description}", markup=False),
-        )
-        # lines for stdout pass through the bar only where both are the terminal
-        bar = Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=is_terminal(sys.stdout))
-        stack.enter_context(bar)
-        task = bar.add_task("measuring", total=total)
-        yield (lambda text: bar.update(task, description=text)), (lambda: bar.advance(task))

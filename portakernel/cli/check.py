@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -109,41 +107,15 @@ def find_device(registry: Registry, name: str) -> Device:
 
 def progressing(results: Iterable[Result], cases: int) -> Iterator[Result]:
     """The results as they come, with a progress bar on stderr where that is a terminal."""
-    with _progress(cases) as advance:
+    from portakernel.cli.progress import progress
+
+    seen: set[tuple[str, str]] = set()
+    with progress("checking", cases) as tell:
         for result in results:
-            advance(result)
-            yield result
-
-
-@contextmanager
-def _progress(cases: int) -> Iterator[Any]:
-    from portakernel.cli.output import is_terminal
-
-    with ExitStack() as stack:
-        if not is_terminal(sys.stderr):
-            yield lambda _: None
-            return
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-        )
-        # lines for stdout pass through the bar only where both are the terminal
-        bar = Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=is_terminal(sys.stdout))
-        stack.enter_context(bar)
-        task = bar.add_task("checking", total=cases)
-        seen: set[tuple[str, str]] = set()
-
-        def advance(result: Result) -> None:
             if result.aspect != "boundary":  # whose cases the plan does not count
                 seen.add((result.kernel, result.case))
-            bar.update(task, completed=len(seen), description=result.kernel)
-
-        yield advance
+            tell(completed=len(seen), description=result.kernel)
+            yield result
 
 
 def summarise(results: Sequence[Result]) -> list[dict[str, Any]]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -91,6 +90,7 @@ def _outcomes(
     now: Dispatcher, kernels: Sequence[Kernel], targets: Sequence[Target], *, every: bool, workers: int | None
 ) -> Iterator[Outcome]:
     """What comes of each kernel and target, as it comes, with a progress bar on stderr where that is a terminal."""
+    from portakernel.cli.progress import progress
     from portakernel.offline.jobs import jobs
     from portakernel.offline.outcome import Outcome
     from portakernel.offline.workers import compile_all
@@ -102,23 +102,9 @@ def _outcomes(
             planned += made
             if not made:
                 yield Outcome(kernel.name, str(target), "")
-    yield from _progressing(compile_all(planned, workers), len(planned))
-
-
-def _progressing(outcomes: Iterable[Outcome], count: int) -> Iterator[Outcome]:
-    from portakernel.cli.output import is_terminal
-
-    if not is_terminal(sys.stderr):
-        yield from outcomes
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("compiling", total=count)
-        for outcome in outcomes:
-            bar.update(task, advance=1, description=f"{outcome.kernel} for {outcome.target}")
+    with progress("compiling", len(planned)) as tell:
+        for outcome in compile_all(planned, workers):
+            tell(advance=1, description=f"{outcome.kernel} for {outcome.target}")
             yield outcome
 
 

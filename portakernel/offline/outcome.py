@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -65,8 +64,3 @@ class Outcome:
                 for f in self.functions
             ],
         }
-
-
-def failures(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Those that fail."""
-    return [outcome for outcome in outcomes if outcome.verdict == "fails"]

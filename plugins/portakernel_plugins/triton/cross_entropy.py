@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from portakernel_plugins.triton.configurations import Configuration, configuration, processor
-from portakernel_plugins.triton.launch import grid_of, launch, program_index
+from portakernel_plugins.triton.launch import cdiv, grid_of, launch, program_index
 from portakernel_plugins.triton.rows import with_row_stride
 
 _LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
@@ -42,7 +42,7 @@ class _Tile:
 def _tile(how: Configuration, device: torch.device, pack: int) -> _Tile:
     """A tile of ``how.elements``. Whole rows where they are short; else a row's next packs, one a thread and step."""
     threads = how.warps * processor(device).warp_size
-    packs = -(-how.columns // pack)
+    packs = cdiv(how.columns, pack)
     if packs <= threads:
         return _Tile(how.rows, 1, packs)
     return _Tile(1, max(1, min(how.elements, how.columns) // (threads * pack)), threads)
@@ -165,7 +165,7 @@ def cross_entropy(
         tile = _tile(how, logits.device, pack)
         launch(
             _forward,
-            grid_of(-(-rows // tile.rows)),
+            grid_of(cdiv(rows, tile.rows)),
             logits,
             targets,
             loss,
@@ -296,10 +296,10 @@ def backward(
             pack = 1
         how = configuration("cross_entropy.backward", logits.device, v)
         block = min(how.columns, how.elements)
-        blocks = -(-v // block)
+        blocks = cdiv(v, block)
         launch(
             _backward,
-            grid_of(-(-rows // how.rows) * blocks),
+            grid_of(cdiv(rows, how.rows) * blocks),
             scales,
             logits,
             targets,

@@ -14,16 +14,14 @@ from torch import Tensor
 
 from portakernel_plugins.triton.configurations import configuration
 from portakernel_plugins.triton.float8 import (
-    as_bytes,
     conversion,
-    delivered,
     group_places,
     memory,
     widened,
     widened_power,
 )
 from portakernel_plugins.triton.launch import cdiv, grid_of, launch
-from portakernel_plugins.triton.rows import with_row_stride
+from portakernel_plugins.triton.rows import as_bytes, delivered, with_row_stride
 
 # Elements of a row that share a scale.
 _BLOCKS = {"block_1x128": 128, "block_128x128": 128, "mxfp8": 32, "mxfp4": 32, "nvfp4": 16}

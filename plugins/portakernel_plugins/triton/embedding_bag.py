@@ -14,7 +14,8 @@ from torch import Tensor
 
 from portakernel.errors import ArgumentValueError
 from portakernel_plugins.triton.configurations import Configuration, configuration, processor
-from portakernel_plugins.triton.launch import grid_of, launch, program_index
+from portakernel_plugins.triton.launch import cdiv, grid_of, launch, program_index
+from portakernel_plugins.triton.rows import delivered
 
 # The widest access of a thread, in bytes.
 _ACCESS = 16
@@ -149,7 +150,7 @@ def embedding_bag(
         pack = pack_of(n, stride)
         launch(
             _forward,
-            grid_of(-(-bags // runs) * -(-n // block)),
+            grid_of(cdiv(bags, runs) * cdiv(n, block)),
             weight,
             indices.contiguous(),
             offsets.contiguous(),
@@ -168,4 +169,4 @@ def embedding_bag(
             parameter="N",
             **how.options,
         )
-    return y if out is None or y is out else out.copy_(y)
+    return delivered(y, out)

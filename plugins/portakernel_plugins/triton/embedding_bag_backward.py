@@ -17,7 +17,7 @@ from torch import Tensor
 
 from portakernel_plugins.triton.configurations import configuration
 from portakernel_plugins.triton.embedding_bag import add_rows, pack_of, tile_of
-from portakernel_plugins.triton.launch import grid_of, launch, program_index
+from portakernel_plugins.triton.launch import cdiv, grid_of, launch, program_index
 from portakernel_plugins.triton.rows import with_row_stride
 
 # Sorted indices of a piece. A run of n takes n / _PIECE partial sums, and as many rows as two pieces beside them.
@@ -256,7 +256,7 @@ def _weight_gradient(
     how = configuration("embedding_bag.plan", device, count)
     launch(
         _plan,
-        grid_of(-(-count // how.elements)),
+        grid_of(cdiv(count, how.elements)),
         keys,
         order,
         offsets,
@@ -274,13 +274,13 @@ def _weight_gradient(
 
     how, pack = configuration("embedding_bag.backward", device, n), pack_of(n, stride)
     width, depth, block = tile_of(how, grad_y)
-    blocks, pieces, partial = -(-n // block), count // _PIECE, None
+    blocks, pieces, partial = cdiv(n, block), count // _PIECE, None
     shape = {"LENGTH": _PIECE, "BLOCK_N": block, "PACK": pack, **how.options}
     if pieces:
         partial = torch.empty(pieces, n, dtype=torch.float32, device=device)
         launch(
             _pieces_sums,
-            grid_of(-(-pieces // width) * blocks),
+            grid_of(cdiv(pieces, width) * blocks),
             grad_y,
             keys,
             bag_at,
@@ -301,7 +301,7 @@ def _weight_gradient(
     width *= depth // shallow
     launch(
         _grad_weight,
-        grid_of(-(-(count if by_place else v) // width) * blocks),
+        grid_of(cdiv(count if by_place else v, width) * blocks),
         grad_y,
         keys,
         bag_at,
@@ -334,7 +334,7 @@ def _samples_gradient(
         pack = pack_of(n, stride | weight.stride(0))
         launch(
             _grad_samples,
-            grid_of(-(-samples.numel() // (how.elements // block))),
+            grid_of(cdiv(samples.numel(), how.elements // block)),
             grad_y,
             weight,
             indices,

@@ -296,19 +296,6 @@ def flattened(rows: int, columns: int, stride: int, group: int) -> tuple[int, in
 # --- tensors ---------------------------------------------------------------------------------------------------------
 
 
-def as_bytes(tensor: Tensor) -> Tensor:
-    """``tensor`` as a kernel takes it: uint8 where its elements are one byte."""
-    return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
-
-
 def memory(out: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Contiguous memory for a result: ``out`` where that is contiguous."""
     return out if out is not None and out.is_contiguous() else torch.empty(shape, dtype=dtype, device=device)
-
-
-def delivered(found: Tensor, out: Tensor | None) -> Tensor:
-    """``found``, or ``out`` with the same elements."""
-    if out is None or found is out:
-        return found
-    as_bytes(out).copy_(as_bytes(found))
-    return out

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from portakernel_plugins.triton.activations import activated, value_and_slope
 from portakernel_plugins.triton.configurations import Configuration, configuration
-from portakernel_plugins.triton.launch import grid_of, launch, program_index
-from portakernel_plugins.triton.rows import row_stride, with_row_stride
+from portakernel_plugins.triton.launch import cdiv, grid_of, launch, program_index
+from portakernel_plugins.triton.rows import delivered, row_stride, with_row_stride
 
 
 @triton.jit
@@ -80,8 +80,7 @@ def _backward(
 def _shape(rows: int, columns: int, how: Configuration) -> tuple[tuple[int, int], int, int]:
     """The grid, and a program's rows and columns: whole rows, or a part of one up to the configured elements."""
     block = min(how.columns, how.elements)
-    # not triton.cdiv, which on the host costs as much as a launch
-    return grid_of(-(-rows // how.rows) * -(-columns // block)), how.rows, block
+    return grid_of(cdiv(rows, how.rows) * cdiv(columns, block)), how.rows, block
 
 
 def forward(op: str, activation: str, x: Tensor, out: Tensor | None) -> Tensor:
@@ -115,7 +114,7 @@ def forward(op: str, activation: str, x: Tensor, out: Tensor | None) -> Tensor:
             BLOCK_N=block_n,
             **how.options,
         )
-    return y if out is None or in_place else out.copy_(y)
+    return delivered(y, out)
 
 
 def backward(op: str, activation: str, grad_y: Tensor, x: Tensor) -> Tensor:

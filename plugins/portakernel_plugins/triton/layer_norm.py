@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from portakernel_plugins.triton import norm_backward, norm_forward
-from portakernel_plugins.triton.rows import row_stride
+from portakernel_plugins.triton.rows import delivered, row_target
 
 
 def layer_norm(
@@ -30,8 +30,7 @@ def layer_norm(
     or float32. ``mean``, ``rstd``: ``(M,)`` float32. ``out``: any strides; may be ``x`` itself.
     """
     n = x.shape[-1]
-    out_stride = None if out is None else row_stride(out)
-    y = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None or out_stride is None else out
+    y, y_stride = row_target(x, out)
     mean = rstd = None
     if save:
         mean = torch.empty(x.numel() // n, dtype=torch.float32, device=x.device)
@@ -46,12 +45,11 @@ def layer_norm(
         None,
         mean,
         rstd,
-        y_stride=n if out_stride is None else out_stride,
+        y_stride=y_stride,
         eps=float(eps),
         centred=True,
     )
-    if out is not None and y is not out:
-        y = out.copy_(y)
+    y = delivered(y, out)
     return y if mean is None or rstd is None else (y, mean, rstd)
 
 

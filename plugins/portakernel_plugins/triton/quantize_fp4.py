@@ -23,9 +23,7 @@ from torch import Tensor
 
 from portakernel_plugins.triton.configurations import configuration
 from portakernel_plugins.triton.float8 import (
-    as_bytes,
     conversion,
-    delivered,
     divided,
     flattened,
     group_places,
@@ -39,7 +37,7 @@ from portakernel_plugins.triton.float8 import (
     widened,
 )
 from portakernel_plugins.triton.launch import cdiv, grid_of, launch, program_index
-from portakernel_plugins.triton.rows import with_row_stride
+from portakernel_plugins.triton.rows import as_bytes, delivered, with_row_stride
 
 _BLOCKS = {"mxfp4": 32, "nvfp4": 16}
 _SCALES = {"mxfp4": torch.float8_e8m0fnu, "nvfp4": torch.float8_e4m3fn}

@@ -20,9 +20,7 @@ from torch import Tensor
 
 from portakernel_plugins.triton.configurations import configuration
 from portakernel_plugins.triton.float8 import (
-    as_bytes,
     conversion,
-    delivered,
     divided,
     flattened,
     group_places,
@@ -35,7 +33,7 @@ from portakernel_plugins.triton.float8 import (
     narrowed,
 )
 from portakernel_plugins.triton.launch import cdiv, grid_of, launch, program_index
-from portakernel_plugins.triton.rows import with_row_stride
+from portakernel_plugins.triton.rows import as_bytes, delivered, with_row_stride
 
 # A longer row is read twice.
 _LONGEST_BLOCK = 65536

@@ -17,9 +17,7 @@ from torch import Tensor
 
 from portakernel_plugins.triton.configurations import configuration
 from portakernel_plugins.triton.float8 import (
-    as_bytes,
     conversion,
-    delivered,
     flattened,
     group_places,
     magnitude,
@@ -28,7 +26,7 @@ from portakernel_plugins.triton.float8 import (
     power_scale,
 )
 from portakernel_plugins.triton.launch import cdiv, grid_of, launch
-from portakernel_plugins.triton.rows import with_row_stride
+from portakernel_plugins.triton.rows import as_bytes, delivered, with_row_stride
 
 _BLOCK = 32
 

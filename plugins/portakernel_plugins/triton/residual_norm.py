@@ -5,15 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from portakernel_plugins.triton.rows import row_stride
-
-
-def _target(x: Tensor, out: Tensor | None) -> tuple[Tensor, int]:
-    """Where a kernel writes what belongs into ``out``, and the stride of its rows."""
-    stride = None if out is None else row_stride(out)
-    if out is None or stride is None:
-        return torch.empty_like(x, memory_format=torch.contiguous_format), x.shape[-1]
-    return out, stride
+from portakernel_plugins.triton.rows import delivered, row_target
 
 
 class Results:
@@ -22,17 +14,13 @@ class Results:
     __slots__ = ("summed", "summed_stride", "y", "y_stride")
 
     def __init__(self, x: Tensor, out: tuple[Tensor, Tensor] | None) -> None:
-        self.y, self.y_stride = _target(x, None if out is None else out[0])
-        self.summed, self.summed_stride = _target(x, None if out is None else out[1])
+        self.y, self.y_stride = row_target(x, None if out is None else out[0])
+        self.summed, self.summed_stride = row_target(x, None if out is None else out[1])
 
     def returned(self, out: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
         """Both, copied into ``out`` where they are not there yet."""
-        if out is None:
-            return self.y, self.summed
-        return (
-            out[0] if self.y is out[0] else out[0].copy_(self.y),
-            out[1] if self.summed is out[1] else out[1].copy_(self.summed),
-        )
+        y_out, summed_out = (None, None) if out is None else out
+        return delivered(self.y, y_out), delivered(self.summed, summed_out)
 
 
 def past_the_norm(

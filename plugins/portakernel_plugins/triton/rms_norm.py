@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from portakernel_plugins.triton import norm_backward, norm_forward
-from portakernel_plugins.triton.rows import row_stride
+from portakernel_plugins.triton.rows import delivered, row_target
 
 
 def rms_norm(
@@ -29,8 +29,7 @@ def rms_norm(
     ``x`` or float32. ``rstd``: ``(M,)`` float32. ``out``: any strides; may be ``x`` itself.
     """
     n = x.shape[-1]
-    out_stride = None if out is None else row_stride(out)
-    y = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None or out_stride is None else out
+    y, y_stride = row_target(x, out)
     rstd = torch.empty(x.numel() // n, dtype=torch.float32, device=x.device) if save else None
     norm_forward.forward(
         "rms_norm.forward",
@@ -42,13 +41,12 @@ def rms_norm(
         None,
         None,
         rstd,
-        y_stride=n if out_stride is None else out_stride,
+        y_stride=y_stride,
         eps=float(eps),
         weight_offset=float(weight_offset),
         centred=False,
     )
-    if out is not None and y is not out:
-        y = out.copy_(y)
+    y = delivered(y, out)
     return y if rstd is None else (y, rstd)
 
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from portakernel.errors import ArgumentValueError
 from portakernel_plugins.triton.configurations import configuration
-from portakernel_plugins.triton.launch import grid_of, launch, program_index
+from portakernel_plugins.triton.launch import cdiv, grid_of, launch, program_index
 
 
 @triton.jit
@@ -285,10 +285,9 @@ def _rotate(
         positions, position_stride = (positions.contiguous(), 1) if stride is None else (positions, stride)
     rest = max(q.rest, k.rest)
     how = configuration("rotary_embedding", cos.device, max(pairs, rest))
-    # not triton.cdiv and next_power_of_2: each costs as much on the host as a launch
     launch(
         _rotary,
-        grid_of(-(-tokens * q.heads // how.rows) - (-tokens * k.heads // how.rows)),
+        grid_of(cdiv(tokens * q.heads, how.rows) + cdiv(tokens * k.heads, how.rows)),
         cos,
         sin,
         q.x,

@@ -1,7 +1,8 @@
-"""Rows in memory: where the neighbouring ones of a tensor lie."""
+"""Rows in memory: where the neighbouring ones of a tensor lie, and where those of a result go."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 
@@ -45,3 +46,24 @@ def with_row_stride(tensor: Tensor) -> tuple[Tensor, int]:
     if stride is None or (columns % 16 and stride % 16 == 0):
         return tensor.contiguous(), columns
     return tensor, stride
+
+
+def row_target(x: Tensor, out: Tensor | None) -> tuple[Tensor, int]:
+    """Where a kernel writes rows like those of ``x``, and their stride: ``out``, or where it has no such new memory."""
+    stride = None if out is None else row_stride(out)
+    if out is None or stride is None:
+        return torch.empty_like(x, memory_format=torch.contiguous_format), x.shape[-1]
+    return out, stride
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """``tensor`` as a kernel takes it: uint8 where its elements are one byte."""
+    return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
+
+
+def delivered(found: Tensor, out: Tensor | None) -> Tensor:
+    """``found``, or ``out`` with the same elements."""
+    if out is None or found is out:
+        return found
+    as_bytes(out).copy_(as_bytes(found))
+    return out

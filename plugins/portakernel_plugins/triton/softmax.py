@@ -19,8 +19,8 @@ import triton.language as tl
 from torch import Tensor
 
 from portakernel_plugins.triton.configurations import Configuration, configuration
-from portakernel_plugins.triton.launch import grid_of, launch, program_index
-from portakernel_plugins.triton.rows import row_stride, with_row_stride
+from portakernel_plugins.triton.launch import cdiv, grid_of, launch, program_index
+from portakernel_plugins.triton.rows import delivered, row_target, with_row_stride
 
 # Bytes that a thread reads at once.
 _ACCESS_BYTES = 16
@@ -167,23 +167,21 @@ def softmax(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     or bfloat16. ``out``: any strides; may be ``x`` itself.
     """
     n = x.shape[-1]
-    out_stride = None if out is None else row_stride(out)
-    y = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None or out_stride is None else out
+    y, y_stride = row_target(x, out)
     elements = x.numel()
     if elements:
         rows = elements // n
         x, x_stride = with_row_stride(x)
-        y_stride = n if out_stride is None else out_stride
         how = configuration("softmax.forward", x.device, n)
         block = _long_row(how, x)
         if block is None:
-            grid, sizes = grid_of(-(-rows // how.rows)), {"BLOCK_M": how.rows, "BLOCK_N": how.columns}
+            grid, sizes = grid_of(cdiv(rows, how.rows)), {"BLOCK_M": how.rows, "BLOCK_N": how.columns}
             launch(_forward, grid, x, y, rows, n, x_stride, y_stride, parameter="N", **sizes, **how.options)
         else:
             launch(
                 _forward_long, grid_of(rows), x, y, rows, n, x_stride, y_stride, parameter="N", **block, **how.options
             )
-    return y if out is None or y is out else out.copy_(y)
+    return delivered(y, out)
 
 
 def backward(grad_y: Tensor, y: Tensor, *, needs: tuple[bool] = (True,)) -> tuple[Tensor | None]:
@@ -200,7 +198,7 @@ def backward(grad_y: Tensor, y: Tensor, *, needs: tuple[bool] = (True,)) -> tupl
         how = configuration("softmax.backward", y.device, n)
         block = _long_row(how, y)
         if block is None:
-            grid, sizes = grid_of(-(-rows // how.rows)), {"BLOCK_M": how.rows, "BLOCK_N": how.columns}
+            grid, sizes = grid_of(cdiv(rows, how.rows)), {"BLOCK_M": how.rows, "BLOCK_N": how.columns}
             launch(
                 _backward, grid, grad_y, y, grad_x, rows, n, g_stride, y_stride, parameter="N", **sizes, **how.options
             )
