@@ -36,6 +36,7 @@ def make_bound(
     absent = "".join(f"    {tensor.name} = None\n" for tensor in contract.tensors if tensor.keyword)
     changing = [*(t.name for t in contract.tensors if t.keyword), *parameters, "out"]
     values = {**{name: repr(value) for name, value in parameters.items()}, "out": "None"}
+    usual = _defaults(names["kernel"]) if "kernel" in names else {}
     held = [tensor.name for tensor in contract.tensors if f"held_{tensor.name}" in names]
     alike = f"form.check({tensors}) and not (form.leaf and grad_enabled()) and {OUTSIDE}"
     guarded = f"""\
@@ -66,7 +67,7 @@ def call({", ".join([*optional, "keywords_only=...", *(f"{name}=..." for name in
         return {contract.op}({", ".join(positional)}, **changed)
 {absent}{shapes}    form = forms.latest
 {guarded}    if alike{_compared(of_tensors)}:
-        return {_with_values(run, given, values)}
+        return {_with_values(run, given, values, usual)}
     return {contract.op}({", ".join(positional)})
 """
     scope = {**GLOBALS, **words, **parameters, **parts.names, **names, "out": None}
@@ -81,11 +82,26 @@ def call({", ".join([*optional, "keywords_only=...", *(f"{name}=..." for name in
     return function
 
 
-def _with_values(run: str, given: str, values: Mapping[str, str]) -> str:
-    """``run`` with the example's values in the place of parameters."""
+def _defaults(kernel: Callable[..., Any]) -> dict[str, str]:
+    """What a kernel takes for arguments that it is not given, as source."""
+    try:
+        parameters = inspect.signature(kernel, follow_wrapped=False).parameters.values()
+    except (TypeError, ValueError):
+        return {}  # not a Python function, which may be one without a signature
+    return {each.name: repr(each.default) for each in parameters if each.default is not each.empty}
+
+
+def _with_values(run: str, given: str, values: Mapping[str, str], usual: Mapping[str, str]) -> str:
+    """``run`` with the example's values in the place of parameters; what a kernel takes anyway need not be passed."""
     literal = ", ".join(values.get(name, name) for name in given.split(", "))
     run = run.replace(f"({given},", f"({literal},")
-    return re.sub(r"\b(\w+)=\1\b", lambda found: f"{found[1]}={values.get(found[1], found[1])}", run)
+
+    def passed(found: re.Match[str]) -> str:
+        name = found[1]
+        value = values.get(name, name)
+        return "" if value == usual.get(name) else f", {name}={value}"
+
+    return re.sub(r", (\w+)=\1\b", passed, run)
 
 
 def _compared(terms: Mapping[str, Any]) -> str:
