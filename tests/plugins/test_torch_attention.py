@@ -233,6 +233,27 @@ def test_flash_for_cpus_gives_zeros_and_no_gradient_to_what_a_bias_hides():
 # --- layout ----------------------------------------------------------------------------------------------------------
 
 
+def test_cudnn_reads_heads_before_queries_where_they_lie(monkeypatch):
+    given = []
+
+    def forward(*arguments, **more):
+        given.extend(tensor.data_ptr() for tensor in arguments[:3])
+        return cudnn_forward(*arguments, **more)
+
+    monkeypatch.setattr(attention_cudnn, "_forward", forward)
+    tensors = draw(5, 5)
+    heads_first = [tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in tensors]
+    asked = {"causal": True, "scale": None, "return_lse": False}
+    y = attention_cudnn.attention(*heads_first, **asked)
+    assert given == [tensor.data_ptr() for tensor in heads_first]
+    assert y.is_contiguous()
+    torch.testing.assert_close(y, attention_cudnn.attention(*tensors, **asked))
+    compare(attention_cudnn, heads_first, causal=True, scale=None)
+    strange = [tensor.transpose(0, 1).contiguous().transpose(0, 1) for tensor in tensors]
+    torch.testing.assert_close(attention_cudnn.attention(*strange, **asked), y)
+    assert not set(given[-3:]) & {tensor.data_ptr() for tensor in strange}
+
+
 def test_rows_that_vector_loads_cannot_read_are_copied():
     base = torch.randn(2, 8, 4, 32)
     assert aligned(base) is base

@@ -55,7 +55,7 @@ def attention(
     """``softmax(scale * q @ k.T) @ v``; q: (B, S, H, D), k: (B, T, G, D), v: (B, T, G, E) in 16 bits."""
     scale, blind = scale_of(q, scale), blind_queries(q.shape[1], k.shape[1], causal=causal)
     square = _square(q.shape[1] - blind, k.shape[1], causal)
-    q, k, v = (_dense(x).transpose(1, 2) for x in (q[:, blind:], k, v))
+    q, k, v = (aligned(x if _is_dense(x) else x.contiguous()).transpose(1, 2) for x in (q[:, blind:], k, v))
     y, lse, *_ = _forward(q, k, v, None, return_lse or save, 0.0, square, False, scale=scale)
     # one number for each query, in three dimensions or in four
     lse = lse.reshape(q.shape[:3]) if return_lse or save else None
@@ -83,16 +83,19 @@ def backward(
     lse = logsumexp[:, :, blind:].contiguous().unsqueeze(-1)
     # all of one layout, as it computes it from that of q
     parts = (grad_out[:, blind:], q[:, blind:], k, v, out[:, blind:])
-    grad, q, k, v, out = (_dense(x).transpose(1, 2) for x in parts)
+    grad, q, k, v, out = (aligned(x.contiguous()).transpose(1, 2) for x in parts)
     S, T = q.shape[2], k.shape[2]
     nothing = torch.zeros((), dtype=torch.int64, device=q.device)  # the seed and offset of a dropout
     found = _backward(grad, q, k, v, out, lse, nothing, nothing, None, None, None, S, T, 0.0, square, scale=scale)
     return gradients(tuple(part.transpose(1, 2) for part in found), widths, blind, needs)
 
 
-def _dense(x: Tensor) -> Tensor:
-    """``x (B, S, H, D)`` with the strides that this shape has by itself; others are planned anew, or refused."""
-    return aligned(x.contiguous())
+def _is_dense(x: Tensor) -> bool:
+    """Whether ``x (B, S, H, D)`` has the strides of its shape, or of heads before queries, as models keep theirs.
+
+    Other strides are planned anew, or refused.
+    """
+    return x.is_contiguous() or x.transpose(1, 2).is_contiguous()
 
 
 def _square(S: int, T: int, causal: bool) -> bool:
