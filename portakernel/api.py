@@ -203,6 +203,7 @@ def warmup(what: Any, /, *args: Any, **kwargs: Any) -> Warmup:
     Raises:
         UnknownNameError, ArgumentTypeError, ArgumentValueError: as for the op itself.
         NoKernelError: no kernel can serve such calls, or none of ``kernel`` can.
+        WarmupError: single calls could not be compiled, or run; all others were.
         CaptureError: a stream is being captured.
     """
     from portakernel.rehearsal import rehearse_calls, rehearse_described, rehearse_function

@@ -42,3 +42,13 @@ class Compilations:
 def compilations() -> Compilations:
     """This process's compilations."""
     return Compilations()
+
+
+@functools.cache
+def announce_once(what: str, *details: object) -> None:
+    """Announces what the first call with these arguments compiles; each later one finds it compiled, and is free.
+
+    Raises:
+        CaptureError: a stream is being captured; nothing may be compiled now.
+    """
+    compilations().announce(f"{what} for {', '.join(map(str, details))}" if details else what)

@@ -60,7 +60,8 @@ class Decision:
     """The kernel chosen for a request, why it won, and every other kernel with its reasons; winner first.
 
     ``passed_over`` names the kernels that would have gone before the chosen one, had nothing spoken against them;
-    ``shortfalls`` is what the target's hardware has no instructions for, of what was asked.
+    ``shortfalls`` is what the target's hardware has no instructions for, of what was asked; ``notes`` is what the
+    chosen kernel's plugin has to say of the device.
     """
 
     request: Request
@@ -69,6 +70,7 @@ class Decision:
     candidates: tuple[Candidate, ...]
     passed_over: tuple[str, ...] = ()
     shortfalls: tuple[Shortfall, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def target(self) -> Target:
@@ -89,13 +91,14 @@ class Decision:
             "chosen": self.chosen.name if self.chosen else None,
             "why": self.why,
             "shortfalls": [shortfall.to_json() for shortfall in self.shortfalls],
+            "notes": list(self.notes),
             "candidates": [candidate.to_json() for candidate in self.candidates],
         }
 
     def __str__(self) -> str:
         where = f" on {self.target}" if self.target != self.request.target else ""
         lines = [str(self.request), f"  chosen: {self.chosen.name if self.chosen else 'none'}{where} ({self.why})"]
-        lines += [f"  note: {shortfall.text}" for shortfall in self.shortfalls]
+        lines += [f"  note: {text}" for text in (*(shortfall.text for shortfall in self.shortfalls), *self.notes)]
         width = max((len(candidate.kernel.name) for candidate in self.candidates), default=0)
         for candidate in self.candidates:
             name = f"  {candidate.kernel.name:<{width}}  "

@@ -115,12 +115,17 @@ class Dispatcher:
             self.context_layers.reset(token)
 
     def kernels_here(self, op: str) -> list[Kernel]:
-        """The kernels of ``op`` that some device of this machine could be served by, those switched off left out."""
+        """The kernels of ``op`` that some device of this machine could be served by.
+
+        Those that are switched off, or lack a module, are left out: what they would ask of a call costs none.
+        """
         vendors = {"*", *(device.target.vendor for device in self.registry.devices)}
         return [
             kernel
             for kernel in self.registry.for_op(op)
-            if not self.disabled & {kernel.name, kernel.plugin}
+            if kernel.disabled is None
+            and not self.disabled & {kernel.name, kernel.plugin}
+            and not self.readiness.not_installed(kernel)
             and any(not vendors.isdisjoint(capability.targets) for _, capability in kernel.variants)
         ]
 
@@ -151,9 +156,9 @@ class Dispatcher:
         losers = [replace(loser, rejections=(lost(loser, winner, wishes),)) for loser in eligible[1:]]
         before = [c for c in rejected if order(c, wishes) < order(winner, wishes)]
         passed_over = tuple(c.kernel.name for c in sorted(before, key=lambda c: order(c, wishes)))
-        return Decision(
-            request, winner.kernel, why(winner, losers, wishes), (winner, *losers, *rejected), passed_over, missing
-        )
+        notes = self.readiness.notes(winner.kernel, request.device) if request.device is not None else ()
+        reason = why(winner, losers, wishes)
+        return Decision(request, winner.kernel, reason, (winner, *losers, *rejected), passed_over, missing, notes)
 
     def announce(self, decision: Decision) -> None:
         """Tells plugins of a decision that a call will be served by."""

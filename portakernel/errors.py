@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from portakernel.decision import Decision
+    from portakernel.warmth import Warmup
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -128,6 +129,17 @@ class CaptureError(PortakernelError, RuntimeError):
             " Before the capture run portakernel.warmup(function, *args) with the function that is captured, or"
             " portakernel.warmup(op, *tensors) for a single call"
         )
+
+
+class WarmupError(PortakernelError, RuntimeError):
+    """Some calls could not be made ahead; the others were, and ``warmup`` says what came of all."""
+
+    def __init__(self, warmup: Warmup) -> None:
+        self.warmup = warmup
+        count = len(warmup.failed)
+        calls = "1 call" if count == 1 else f"{count} calls"
+        reasons = "\n".join(f"  {call}: {error}" for call, error in warmup.failed)
+        super().__init__(f"{calls} could not be warmed up, and would fail when made:\n{reasons}")
 
 
 class DerivativeError(PortakernelError, NotImplementedError):

@@ -65,6 +65,7 @@ class Kernel:
     build: str | None = None
     disabled: str | None = None
     requires: Mapping[str, str] = field(default_factory=dict[str, str])
+    distributions: Mapping[str, str] = field(default_factory=dict[str, str])
     ready: str | None = None
     evidence: Mapping[str, str] = field(default_factory=dict[str, str])
 
@@ -186,6 +187,7 @@ class _KernelBuilder:
             )
             for i, variant in enumerate(entry.variants)
         ] or [("", self.capability(contract, layers, entry, saves))]
+        required = [self.loaded.manifest.requires, *([entry.requires] if entry.requires else [])]
         return Kernel(
             name=f"{self.package.name}.{entry.name or entry.op}",
             op=entry.op,
@@ -199,7 +201,8 @@ class _KernelBuilder:
             check=Check(entry.check.entry, tuple(entry.check.reads)) if entry.check else None,
             build=entry.build,
             disabled=entry.disabled,
-            requires={**self.loaded.manifest.requires.modules, **(entry.requires.modules if entry.requires else {})},
+            requires={module: needs for requires in required for module, needs in requires.modules.items()},
+            distributions={module: name for requires in required for module, name in requires.distributions.items()},
             ready=self.loaded.manifest.ready,
             evidence=entry.evidence,
         )

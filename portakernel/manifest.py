@@ -149,6 +149,18 @@ class Requires(_Model):
     """What must be installed: import names with versions, looked up without importing."""
 
     modules: dict[str, Specifier] = Field(default_factory=dict)
+    distributions: dict[str, str] = Field(
+        default_factory=dict, description="what to install for a module that its distribution is not named after"
+    )
+    optional: bool = Field(
+        default=False, description="nobody has to have them: until they are installed the plugin rests, and all is well"
+    )
+
+    @model_validator(mode="after")
+    def _distributions_are_of_modules(self) -> Requires:
+        if strangers := sorted(self.distributions.keys() - self.modules.keys()):
+            raise ValueError(f"modules lacks {', '.join(strangers)}, which distributions names")
+        return self
 
 
 class KernelEntry(Claim):

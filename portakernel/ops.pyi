@@ -122,6 +122,52 @@ def add_rms_norm(
     residual.
     """
 
+def add_rms_norm_quantize(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    *,
+    eps: float = 1e-06,
+    weight_offset: float = 0.0,
+    granularity: Literal["row", "block_1x128"] = "row",
+    dtype: str | dtype = "float8_e4m3fn",
+    out: tuple[Tensor, ...] | None = None,
+    kernel: str | None = None,
+) -> tuple[Tensor, ...]:
+    """The sum of x and residual, and its root mean square layer normalisation in float8 with float32 scales.
+
+    ``summed = x + residual; y = summed * rsqrt(mean(summed**2, -1) + eps) * (weight + weight_offset); scale =
+    amax(abs(y)) / max(dtype); q = round(clamp(y / scale, -max(dtype), max(dtype)))``
+
+    summed is added in float32 and rounded once to x's dtype, and q and scale are those of that rounded sum: the
+    results are those of add and rms_norm_quantize one after the other, whose notes hold here.
+
+    Args:
+        x: (..., N), float32 or float16 or bfloat16.
+        residual: (..., N), the dtype of x.
+        weight: (N,), the dtype of x or float32.
+        eps: a value; default 1e-06.
+        weight_offset: a feature, neutral at 0.0.
+        granularity: a value; default 'row'. which elements share a scale. Accepted: 'row' or 'block_1x128'.
+        dtype: a value; default 'float8_e4m3fn'. dtype of q. Accepted: 'float8_e4m3fn' or 'float8_e4m3fnuz' or
+            'float8_e5m2' or 'float8_e5m2fnuz'.
+        out: where to write, a tensor for each result; may be no input itself.
+        kernel: a kernel or plugin to use strictly: that one, or an error.
+
+    Returns:
+        q: (..., N).
+        scale: (..., 1) for row, (..., ceil(N/128)) for block_1x128.
+        summed: (..., N).
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: dtypes, ranks, shapes or devices do not fit the op.
+        NoKernelError: no kernel can serve the call; the message has every kernel's reason.
+
+    Source: Zhang & Sennrich 2019, Root Mean Square Layer Normalization, arXiv 1910.07467, equation 4, of x +
+    residual; fused in vLLM (rms_norm_dynamic_per_token_quant with a residual) and FlashInfer
+    (fused_add_rmsnorm_fp8_block_quant, which quantises the norm rounded to x's dtype).
+    """
+
 def attention(
     q: Tensor,
     k: Tensor,
@@ -687,6 +733,53 @@ def rms_norm(
     Source: Zhang & Sennrich 2019, Root Mean Square Layer Normalization, arXiv 1910.07467, equation 4.
     """
 
+def rms_norm_quantize(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    eps: float = 1e-06,
+    weight_offset: float = 0.0,
+    granularity: Literal["row", "block_1x128"] = "row",
+    dtype: str | dtype = "float8_e4m3fn",
+    out: tuple[Tensor, ...] | None = None,
+    kernel: str | None = None,
+) -> tuple[Tensor, ...]:
+    """Root mean square layer normalisation over the last dimension, in float8 elements and float32 scales.
+
+    ``y = x * rsqrt(mean(x**2, -1) + eps) * (weight + weight_offset); scale = amax(abs(y)) / max(dtype); q =
+    round(clamp(y / scale, -max(dtype), max(dtype)))``
+
+    y stays in float32 and is not rounded to x's dtype before it is quantised: q has one rounding, and is nearer to
+    the norm than what rms_norm and quantize_fp8 give one after the other, from which elements of 16-bit tensors may
+    differ by one step and scales by one rounding. granularity, max, the scale of next to nothing and that of NaN are
+    as in quantize_fp8, and what it gives scaled_mm takes. weight_offset=1.0 is Gemma's form. Not guaranteed: equal
+    bits from different kernels; finite results where the sum of squares or x * weight exceeds float32; digits of x *
+    weight that are subnormal there; zeros beside an infinity, where a kernel may give NaN for the whole row; the bits
+    of a NaN; the sign of a zero.
+
+    Args:
+        x: (..., N), float32 or float16 or bfloat16.
+        weight: (N,), the dtype of x or float32.
+        eps: a value; default 1e-06.
+        weight_offset: a feature, neutral at 0.0.
+        granularity: a value; default 'row'. which elements share a scale. Accepted: 'row' or 'block_1x128'.
+        dtype: a value; default 'float8_e4m3fn'. dtype of q. Accepted: 'float8_e4m3fn' or 'float8_e4m3fnuz' or
+            'float8_e5m2' or 'float8_e5m2fnuz'.
+        out: where to write, a tensor for each result; may be no input itself.
+        kernel: a kernel or plugin to use strictly: that one, or an error.
+
+    Returns:
+        q: (..., N).
+        scale: (..., 1) for row, (..., ceil(N/128)) for block_1x128.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: dtypes, ranks, shapes or devices do not fit the op.
+        NoKernelError: no kernel can serve the call; the message has every kernel's reason.
+
+    Source: Zhang & Sennrich 2019, Root Mean Square Layer Normalization, arXiv 1910.07467, equation 4; quantize_fp8
+    for what follows it; fused in vLLM (rms_norm_dynamic_per_token_quant, rms_norm_per_block_quant).
+    """
+
 def rotary_embedding(
     q: Tensor,
     k: Tensor,
@@ -831,6 +924,46 @@ def silu_and_mul(
         NoKernelError: no kernel can serve the call; the message has every kernel's reason.
 
     Source: Shazeer 2020, GLU Variants Improve Transformer, arXiv 2002.05202 (SwiGLU, without its linear layers).
+    """
+
+def silu_and_mul_quantize(
+    x: Tensor,
+    *,
+    granularity: Literal["row", "block_1x128"] = "row",
+    dtype: str | dtype = "float8_e4m3fn",
+    out: tuple[Tensor, ...] | None = None,
+    kernel: str | None = None,
+) -> tuple[Tensor, ...]:
+    """SiLU of the first half of the last dimension, times the second half, in float8 with float32 scales.
+
+    ``y = x[..., :N] * sigmoid(x[..., :N]) * x[..., N:]; scale = amax(abs(y)) / max(dtype); q = round(clamp(y / scale,
+    -max(dtype), max(dtype)))``
+
+    y stays in float32 and is not rounded to x's dtype before it is quantised: q has one rounding, is nearer to y than
+    what silu_and_mul and quantize_fp8 give one after the other, and finite where a float16 would overflow.
+    granularity, max, the scale of next to nothing and that of NaN are as in quantize_fp8, and what it gives scaled_mm
+    takes. A gate of -inf gives NaN, as the product -inf * 0 does. Not guaranteed: equal bits from different kernels;
+    finite results where y exceeds float32; where all gates that share a scale are far below zero, digits of it as in
+    silu_and_mul; the bits of a NaN; the sign of a zero.
+
+    Args:
+        x: (..., 2N), float32 or float16 or bfloat16.
+        granularity: a value; default 'row'. which elements share a scale. Accepted: 'row' or 'block_1x128'.
+        dtype: a value; default 'float8_e4m3fn'. dtype of q. Accepted: 'float8_e4m3fn' or 'float8_e4m3fnuz' or
+            'float8_e5m2' or 'float8_e5m2fnuz'.
+        out: where to write, a tensor for each result; may be no input itself.
+        kernel: a kernel or plugin to use strictly: that one, or an error.
+
+    Returns:
+        q: (..., N).
+        scale: (..., 1) for row, (..., ceil(N/128)) for block_1x128.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: dtypes, ranks, shapes or devices do not fit the op.
+        NoKernelError: no kernel can serve the call; the message has every kernel's reason.
+
+    Source: Shazeer 2020, GLU Variants Improve Transformer, arXiv 2002.05202 (SwiGLU, without its linear layers);
+    quantize_fp8 for what follows it; fused in vLLM (silu_and_mul_per_block_quant).
     """
 
 def softmax(

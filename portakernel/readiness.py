@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from packaging.specifiers import SpecifierSet
@@ -19,6 +20,17 @@ from portakernel.plugin_manager import PluginManager, find_folder
 from portakernel.target import Device
 
 
+@dataclass(frozen=True, slots=True)
+class Usable:
+    """A probe's answer for a device that can be used, where something has to be said of that.
+
+    ``notes`` are sentences for decisions and ``doctor``, what to do standing after the last semicolon. The plugin may
+    add to them later.
+    """
+
+    notes: Sequence[str] = ()
+
+
 class Readiness:
     """What was found out about plugins' code in this process; each answer is kept.
 
@@ -29,7 +41,7 @@ class Readiness:
     def __init__(self, manager: PluginManager) -> None:
         self._manager = manager
         self._lock = make_lock()
-        self._probed: dict[tuple[str, Device], Rejection | None] = {}
+        self._probed: dict[tuple[str, Device], Rejection | Usable] = {}
         self._loaded: dict[str, Any] = {}
 
     def entry(self, entry: str) -> Any:
@@ -66,13 +78,21 @@ class Readiness:
             self._known_in_capture(key in self._probed, f"{kernel.name} would have to be probed on {device.name}")
             if key not in self._probed:
                 self._probed[key] = self._ask(kernel, kernel.ready, "probe", {}, device)
-            return self._probed[key]
+            answer = self._probed[key]
+        return answer if isinstance(answer, Rejection) else None
+
+    def notes(self, kernel: Kernel, device: Device) -> tuple[str, ...]:
+        """What the plugin's probe, or the plugin since, has to say of ``device``; nothing where it was not asked."""
+        answer = self._probed.get((kernel.plugin, device))
+        return tuple(answer.notes) if isinstance(answer, Usable) else ()
 
     def check(self, kernel: Kernel, values: Mapping[str, int | None]) -> Rejection | None:
         """What the kernel's own ``check`` says of a request's values."""
         if kernel.check is None:
             return None
-        return self._ask(kernel, kernel.check.entry, "check", {n.replace(".", "_"): v for n, v in values.items()})
+        named = {name.replace(".", "_"): value for name, value in values.items()}
+        answer = self._ask(kernel, kernel.check.entry, "check", named)
+        return answer if isinstance(answer, Rejection) else None
 
     def load(self, kernel: Kernel, entry: str) -> Rejection | None:
         """Why ``entry`` cannot be imported; None where it is."""
@@ -87,18 +107,18 @@ class Readiness:
 
     def _ask(
         self, kernel: Kernel, entry: str, what: str, values: Mapping[str, Any], *arguments: Any
-    ) -> Rejection | None:
+    ) -> Rejection | Usable:
         if what == "check" and (failure := self.load(kernel, entry)) is not None:
             return failure
         try:
             answer = self.entry(entry)(*arguments, **values)
-            if answer is not None and not isinstance(answer, Rejection):
+            if answer is not None and not isinstance(answer, (Rejection, Usable) if what == "probe" else Rejection):
                 raise PortakernelError(f"returned {answer!r}; it must return None or a Rejection")
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the plugin border: the reason is kept
             self._report(kernel, "ready" if what == "probe" else what, _raised(entry, error), error)
             text = f"its {what} raised {type(error).__name__}: {error}; see `portakernel doctor`"
             return Rejection(ReasonCode.PROBE_FAILED, text)
-        return answer
+        return Usable() if answer is None else answer
 
     def _report(self, kernel: Kernel, stage: str, reason: str, error: BaseException) -> None:
         if kernel.package is not None:

@@ -1,4 +1,7 @@
-"""Running calls ahead of time, until a run decides, loads, builds and compiles nothing new."""
+"""Running calls ahead of time, until a run decides, loads, builds and compiles nothing new.
+
+What several calls have to compile is compiled before the first of them, side by side in other processes.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,11 @@ from portakernel.capture import is_capturing
 from portakernel.compilation import compilations
 from portakernel.contracts import contracts
 from portakernel.devices import find_device
-from portakernel.errors import ArgumentTypeError, ArgumentValueError, CaptureError
+from portakernel.errors import ArgumentTypeError, ArgumentValueError, CaptureError, PortakernelError, WarmupError
 from portakernel.key_table import Placement
+from portakernel.naming import strictly
+from portakernel.offline.ahead import compile_ahead, serving_jobs
+from portakernel.offline.job import Job
 from portakernel.question import ask
 from portakernel.recording import Recording
 from portakernel.request import Phase, Request
@@ -34,10 +40,19 @@ MAX_RUNS = 5
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """Something to run; ``requests`` is what it makes of the op's phases, where it is a call of one op."""
+    """Something to run; ``requests`` is what it makes of the op's phases, where it is a call of one op.
+
+    ``jobs`` is what such a call may have to compile.
+    """
 
     run: Callable[[], object]
     requests: Mapping[Phase, Request] = field(default_factory=dict[Phase, Request])
+    jobs: tuple[tuple[Job, Device], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The call in words."""
+        return str(next(iter(self.requests.values())))
 
 
 Prepare = Callable[[Progress], Sequence[_Step]]
@@ -60,10 +75,18 @@ def rehearse_function(function: Callable[..., Any], args: Sequence[Any], kwargs:
     return _rehearsed(lambda progress: [_Step(lambda: function(*args, **kwargs))], recorded)
 
 
-def rehearse_calls(calls: Sequence[tuple[OpCaller, Sequence[Any], Sequence[Any], str | None]]) -> Warmup:
+def rehearse_calls(
+    calls: Sequence[tuple[OpCaller, Sequence[Any], Sequence[Any], str | None]],
+    shown: Progress | None = None,
+    workers: int | None = None,
+) -> Warmup:
     """Warms up calls, each an op's caller, its tensors, its parameters, and the kernel to name or None.
 
-    They run on scratch copies of their tensors.
+    They run on scratch copies of their tensors. ``shown`` is told of the progress, or a terminal; ``workers`` bounds
+    the processes that compile, of which there is else one a core.
+
+    Raises:
+        WarmupError: some could not be compiled, or run; the others were.
     """
 
     def prepare(progress: Progress) -> Sequence[_Step]:
@@ -75,17 +98,22 @@ def rehearse_calls(calls: Sequence[tuple[OpCaller, Sequence[Any], Sequence[Any],
             build_for(caller, tensors, parameters, kernel, progress)
         return [_on_scratch(*call) for call in calls]
 
-    return _rehearsed(prepare, lambda progress: nullcontext())
+    return _rehearsed(prepare, lambda progress: nullcontext(), shown, workers)
 
 
-def rehearse_described(calls: Sequence[Call], default: Callable[[], Device]) -> Warmup:
+def rehearse_described(
+    calls: Sequence[Call], default: Callable[[], Device], shown: Progress | None = None, workers: int | None = None
+) -> Warmup:
     """Warms up calls in words, on zeros; ``default`` finds the device of those that name none.
+
+    ``shown`` and ``workers`` are as for ``rehearse_calls``, and so is what it raises.
 
     Raises:
         UnknownNameError, ArgumentTypeError, ArgumentValueError: the words make no call of the op.
     """
     with torch.enable_grad():  # whether there are gradients is what `training` says, wherever this is called
-        return rehearse_calls([_described(call, call.device or default().torch_device or "cpu") for call in calls])
+        described = [_described(call, call.device or default().torch_device or "cpu") for call in calls]
+        return rehearse_calls(described, shown, workers)
 
 
 def _described(call: Call, device: str) -> tuple[OpCaller, list[Tensor | None], list[Any], str | None]:
@@ -108,17 +136,35 @@ def _described(call: Call, device: str) -> tuple[OpCaller, list[Tensor | None], 
     return caller, given, list(request.values.values()), call.kernel
 
 
-def _rehearsed(prepare: Prepare, first_run: Callable[[Progress], AbstractContextManager[object]]) -> Warmup:
+def _rehearsed(
+    prepare: Prepare,
+    first_run: Callable[[Progress], AbstractContextManager[object]],
+    shown: Progress | None = None,
+    workers: int | None = None,
+) -> Warmup:
     """Prepares, then runs until a run brings nothing new; the first run inside ``first_run``."""
     if is_capturing():
         raise CaptureError("portakernel.warmup runs and compiles kernels")
     start, compiled_before = time.perf_counter(), len(compilations())
-    with progressing() as progress:
+    with progressing() if shown is None else nullcontext(shown) as progress:
         steps = prepare(progress)
-        progress.advance("run 1")
+        ahead, failed = _compile_ahead(steps, progress, workers)
+        able = [step for step in steps if not any(str(job) in failed for job, _ in step.jobs)]
+        first_error: Exception | None = None
+        steps = []
         with first_run(progress):
-            for step in steps:
-                step.run()
+            for place, step in enumerate(able):
+                progress.advance("run 1")
+                progress.count(place, len(able))
+                try:
+                    step.run()
+                except Exception as error:  # the plugin border: what a kernel raises stops no other call
+                    if isinstance(error, PortakernelError) or not step.requests:
+                        raise
+                    failed[step.name] = f"{type(error).__name__}: {error}"
+                    first_error = first_error or error
+                else:
+                    steps.append(step)
         runs, settled = 1, False
         calls: list[WarmCall] = []
         while not settled and runs < MAX_RUNS:
@@ -133,7 +179,32 @@ def _rehearsed(prepare: Prepare, first_run: Callable[[Progress], AbstractContext
             torch.get_device_module(name).synchronize(name)
     seconds = time.perf_counter() - start
     declined, compiled_now = tuple(progress.declined.items()), compilations().since(compiled_before)
-    return Warmup(tuple(calls), tuple(progress.built), declined, compiled_now, runs, settled, seconds)
+    found = Warmup(
+        tuple(calls),
+        tuple(progress.built),
+        declined,
+        compiled_now,
+        runs,
+        settled,
+        seconds,
+        ahead=ahead,
+        failed=tuple(failed.items()),
+    )
+    if failed:
+        raise WarmupError(found) from first_error
+    return found
+
+
+def _compile_ahead(
+    steps: Sequence[_Step], progress: Progress, workers: int | None
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Compiles side by side what the caches lack; what was compiled, and what could not be, with its diagnosis."""
+    jobs = [job for step in steps for job in step.jobs]
+    if not jobs:
+        return (), {}
+    outcomes = compile_ahead(runtime.dispatcher(), jobs, progress, workers)
+    compiled = tuple(outcome.call for outcome in outcomes if not outcome.error)
+    return compiled, {outcome.call: outcome.error for outcome in outcomes if outcome.error}
 
 
 def _run_and_count(step: _Step) -> Iterator[WarmCall]:
@@ -176,4 +247,7 @@ def _on_scratch(
             torch.autograd.grad(results, leaves, [torch.ones_like(r) for r in results], allow_unused=True)
 
     values = caller.arguments.canonical(parameters)
-    return _Step(run, {phase: caller.arguments.request(tensors, values, phase) for phase in phases})
+    policy = caller.policy(strictly(caller.dispatcher.registry, contract.op, kernel))
+    jobs = serving_jobs(caller, [copies.get(name) for name in contract.names], values, phases, policy)
+    requests = {phase: caller.arguments.request(tensors, values, phase) for phase in phases}
+    return _Step(run, requests, tuple(jobs))

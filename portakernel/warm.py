@@ -21,13 +21,18 @@ from portakernel.policies import Policy
 from portakernel.request import Phase, Request
 
 Advance = Callable[[str], None]
+Count = Callable[[int, int], None]
 
 
 @dataclass(slots=True)
 class Progress:
-    """What was built so far, each kernel once, and what could not be; ``advance`` is told of each build before it."""
+    """What was built so far, each kernel once, and what could not be.
+
+    ``advance`` is told of what comes next, ``count`` how much of how much of it is done.
+    """
 
     advance: Advance
+    count: Count = lambda done, total: None
     built: dict[str, None] = field(default_factory=dict[str, None])
     declined: dict[str, str] = field(default_factory=dict[str, str])
 
@@ -134,10 +139,18 @@ def progressing() -> Iterator[Progress]:
         yield Progress(lambda text: None)
         return
     from rich.console import Console
+    from rich.progress import MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
-    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("warming up", total=None)
-        yield Progress(lambda text: bar.update(task, description=text))
+        yield Progress(
+            lambda text: bar.update(task, description=text),
+            lambda done, total: bar.update(task, completed=done, total=total),
+        )

@@ -46,8 +46,10 @@ class Warmup:
     """What a warm-up came to.
 
     ``calls`` says which kernel serves what; ``built`` are kernels that are built now, ``declined`` those that could not
-    be, with the reason; ``compiled`` is what calls made compile. ``settled`` is true when the last of ``runs`` runs
-    decided and compiled nothing: then neither does the next one, if it makes the same calls.
+    be, with the reason; ``ahead`` is what was compiled side by side before the first call, ``compiled`` what calls made
+    compile, or load. ``failed`` are the calls that could not be made, with the compiler's diagnosis or the error.
+    ``settled`` is true when the last of ``runs`` runs decided and compiled nothing: then neither does the next one, if
+    it makes the same calls.
     """
 
     calls: tuple[WarmCall, ...]
@@ -57,6 +59,8 @@ class Warmup:
     runs: int
     settled: bool
     seconds: float
+    ahead: tuple[str, ...] = ()
+    failed: tuple[tuple[str, str], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The warm-up as JSON-ready data; stable."""
@@ -73,7 +77,9 @@ class Warmup:
             ],
             "built": list(self.built),
             "declined": dict(self.declined),
+            "ahead": list(self.ahead),
             "compiled": list(dict.fromkeys(self.compiled)),
+            "failed": dict(self.failed),
             "runs": self.runs,
             "settled": self.settled,
             "seconds": round(self.seconds, 3),
@@ -92,5 +98,7 @@ class Warmup:
         ]
         lines += [f"  built {name}" for name in self.built]
         lines += [f"  not built {name}: {reason}" for name, reason in self.declined]
+        lines += [f"  compiled ahead {call}" for call in self.ahead]
         lines += [f"  compiled {name}" for name in dict.fromkeys(self.compiled)]
+        lines += [f"  failed {call}: {error}" for call, error in self.failed]
         return "\n".join(lines)

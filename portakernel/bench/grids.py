@@ -144,8 +144,22 @@ def _dequantize(rows: int, columns: int, format: str) -> Row:
     return Row(f"{rows}×{columns} {format}", {"q": (rows, columns // packed)}, {"format": format})
 
 
+def _quantising(sizes: Sequence[Matrix], *, names: Sequence[str] = ("x",), width: int = 1) -> Grid:
+    """The grid of an op that quantises what it computes; the first of ``sizes`` is the core row."""
+
+    def rows(sizes: Sequence[Matrix], granularity: str, *, core: bool = False) -> tuple[Row, ...]:
+        return _matrices(sizes, core=core, names=names, width=width, granularity=granularity)
+
+    return Grid(
+        rows(sizes[:1], "row", core=True) + rows(sizes[1:], "row") + rows(sizes, "block_1x128"),
+        rows(((4, 256),), "row")[0],
+    )
+
+
 _QUANTISED: tuple[Matrix, ...] = ((8192, 8192),)
 _SMALLER: tuple[Matrix, ...] = ((64, 4096), (8192, 14336))
+_NORMALISED: tuple[Matrix, ...] = ((16384, 8192), (64, 4096), (4096, 4096), (8192, 5120), (4096, 32768))
+_GATED: tuple[Matrix, ...] = ((8192, 14336), (64, 14336), (16384, 4096), (8192, 28672))
 
 GRIDS: Mapping[str, Grid] = MappingProxyType(
     {
@@ -192,6 +206,9 @@ GRIDS: Mapping[str, Grid] = MappingProxyType(
             ),
             _matrices(((4, 256),), core=False, granularity="row")[0],
         ),
+        "rms_norm_quantize": _quantising(_NORMALISED),
+        "add_rms_norm_quantize": _quantising(_NORMALISED, names=("x", "residual")),
+        "silu_and_mul_quantize": _quantising(_GATED, width=2),
         "quantize_fp4": Grid(
             (
                 *_matrices(_QUANTISED, core=False, format="nvfp4"),

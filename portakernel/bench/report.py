@@ -63,19 +63,24 @@ class Report:
 
     def write(self, path: Path) -> None:
         """Puts the whole document in the place of the one before it, never a part of one."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            unfinished.write_text(json.dumps(finite(self.to_json()), indent=1) + "\n", encoding="utf-8")
-            os.replace(unfinished, path)
-        finally:
-            unfinished.unlink(missing_ok=True)
+        write_whole(self.to_json(), path)
 
 
-def file_name(device: str, date: str) -> str:
-    """``bench-<device>-<date>.json``, of letters, digits and hyphens."""
+def write_whole(document: Mapping[str, Any], path: Path) -> None:
+    """Puts a JSON document in the place of the one before it, never a part of one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        unfinished.write_text(json.dumps(finite(document), indent=1) + "\n", encoding="utf-8")
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def file_name(device: str, date: str, command: str = "bench") -> str:
+    """``<command>-<device>-<date>.json``, of letters, digits and hyphens."""
     words = re.sub(r"[^a-z0-9]+", "-", f"{device} {date[:19]}".lower()).strip("-")
-    return f"bench-{words}.json"
+    return f"{command}-{words}.json"
 
 
 def read_report(path: Path) -> dict[str, Any]:

@@ -33,6 +33,7 @@ COMMANDS: Mapping[str, str] = {
     "explain": "explain",
     "validate": "validate",
     "check": "check",
+    "lint": "lint",
     "compile": "compile_kernels",
     "warmup": "warmup",
     "bench": "bench",

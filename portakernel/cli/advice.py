@@ -64,11 +64,16 @@ def advice(kernel: Kernel, rejection: Rejection) -> str:
         text=rejection.text,
         parameter=parameter,
         argument=parameter.partition(".")[0],
-        install=pip_command(parameter, kernel.requires.get(parameter, "")),
+        install=install_command(kernel, parameter),
     )
 
 
-def pip_command(module: str, specifier: str = "") -> str:
-    """How to install what provides the import name ``module``, in a version that ``specifier`` admits."""
-    command = f"pip install {shlex.quote(module + specifier.replace(' ', ''))}"
-    return f"{command}, in the build for your accelerator (see pytorch.org)" if module == "torch" else command
+def install_command(kernel: Kernel, module: str) -> str:
+    """How to install what provides ``module``, as ``kernel`` needs it."""
+    return pip_command(kernel.distributions.get(module, module), kernel.requires.get(module, ""))
+
+
+def pip_command(distribution: str, specifier: str = "") -> str:
+    """How to install a distribution in a version that ``specifier`` admits."""
+    command = f"pip install {shlex.quote(distribution + specifier.replace(' ', ''))}"
+    return f"{command}, in the build for your accelerator (see pytorch.org)" if distribution == "torch" else command

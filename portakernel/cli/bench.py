@@ -94,7 +94,7 @@ def command(
         chosen_kernels(now.registry, op, None)  # a name that nothing has is told before torch is loaded
     admitted = _filter(now.registry, kernel or (), plugin or (), reference=not no_reference)
     before = read_report(compare) if compare is not None else None
-    where = find_device(now.registry, device) if device is not None else _first_device(now.registry)
+    where = find_device(now.registry, device) if device is not None else first_device(now.registry)
     asked_for = Words(tuple(shape or ()), tuple(dtype or ()), tuple(parameters or ()), launch=launch, quick=quick)
     questions = asked_for.questions(asked, where)
     if plot:
@@ -220,8 +220,12 @@ def _filter(registry: Registry, kernels: Sequence[str], plugins: Sequence[str], 
     return Filter(tuple(kernels), tuple(plugins), reference)
 
 
-def _first_device(registry: Registry) -> Device:
-    """An accelerator goes before the CPU."""
+def first_device(registry: Registry) -> Device:
+    """This machine's first device; an accelerator goes before the CPU.
+
+    Raises:
+        ArgumentValueError: there is none that torch reaches.
+    """
     from portakernel.errors import ArgumentValueError
 
     usable = [device for device in registry.devices if device.torch_device is not None and not device.attached]

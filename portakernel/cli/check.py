@@ -40,6 +40,10 @@ def command(
             "--all-builds", help="Every case of kernels that have to be built, not the few that test each claim once."
         ),
     ] = False,
+    huge: Annotated[
+        bool,
+        typer.Option("--huge", help="Calls with more than 2**31 elements, which take tens of GB, and not the cases."),
+    ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print every result, not just failures.")] = False,
     json: Json = False,
 ) -> None:
@@ -52,6 +56,7 @@ def command(
         portakernel check
         portakernel check --plugin triton --op rms_norm --device cuda:0
         portakernel check --plugin acme --json
+        portakernel check --device cuda:0 --huge
     """
     from portakernel.cli.list_kernels import chosen_kernels
     from portakernel.cli.output import page, print_json
@@ -62,7 +67,7 @@ def command(
     chosen_kernels(now.registry, op, plugin)  # a name that nothing has is told before torch is loaded
     where = find_device(now.registry, device) if device is not None else None
     seed = runner.fresh_seed() if seed is None else seed
-    asked: dict[str, Any] = {"plugin": plugin, "op": op, "device": where, "all_builds": all_builds}
+    asked: dict[str, Any] = {"plugin": plugin, "op": op, "device": where, "all_builds": all_builds, "huge": huge}
     cases = runner.plan(now, **asked)
     results: list[Result] = []
     out = page()
@@ -71,7 +76,7 @@ def command(
         for result in progressing(runner.check(now, seed=seed, **asked), cases):
             results.append(result)
             if not json and (verbose or result.status == "failed"):
-                _print_result(out, result, verbose=verbose)
+                print_result(out, result, verbose=verbose)
     except KeyboardInterrupt:
         interrupted = True
     summary = summarise(results)
@@ -138,7 +143,8 @@ def shortened(reason: str) -> str:
     return first if len(first) <= 100 else f"{first[:97]}..."
 
 
-def _print_result(out: Page, result: Result, *, verbose: bool) -> None:
+def print_result(out: Page, result: Result, *, verbose: bool) -> None:
+    """One result, with what is wrong; ``verbose``: with the traceback, where something was raised."""
     styles: dict[str, Style] = {"passed": "good", "failed": "bad", "skipped": "faint"}
     place = ", ".join(filter(None, (result.device, result.mode)))
     text = f"{result.status} {result.kernel} {result.case} {result.aspect}" + (f" on {place}" if place else "")

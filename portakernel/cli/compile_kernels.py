@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from portakernel.cli.output import Cell, Page
     from portakernel.dispatch import Dispatcher
     from portakernel.kernel import Kernel
-    from portakernel.offline.jobs import Job
+    from portakernel.offline.job import Job
     from portakernel.offline.outcome import Outcome
     from portakernel.target import Target
 
@@ -91,7 +91,7 @@ def _outcomes(
 ) -> Iterator[Outcome]:
     """What comes of each kernel and target, as it comes, with a progress bar on stderr where that is a terminal."""
     from portakernel.cli.progress import progress
-    from portakernel.offline.jobs import jobs
+    from portakernel.conformance.offline_jobs import jobs
     from portakernel.offline.outcome import Outcome
     from portakernel.offline.workers import compile_all
 

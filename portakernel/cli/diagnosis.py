@@ -12,13 +12,14 @@ from typing import Any
 
 from portakernel import __version__, torch_build
 from portakernel.capability import ReasonCode, Rejection
-from portakernel.cli.advice import pip_command
+from portakernel.cli.advice import install_command, pip_command
 from portakernel.cli.faults import location, remedy
 from portakernel.config import VARIABLES, Config, unknown_variables
 from portakernel.contracts import contract, contracts
 from portakernel.dispatch import Dispatcher
 from portakernel.errors import ConfigError, PortakernelError, nearest
 from portakernel.kernel import Kernel
+from portakernel.manifest import PluginManifest
 from portakernel.plugin_manager import Broken, Package
 from portakernel.policies import intern_policy, make_layer
 from portakernel.question import ask
@@ -232,17 +233,25 @@ def _call_commands(now: Dispatcher) -> None:
     now.registry.manager.call("portakernel_cli", app=typer.Typer())
 
 
+def resting_for(manifest: PluginManifest) -> tuple[str, ...]:
+    """The modules that a plugin rests without, which nobody has to have; none where it does not rest."""
+    wanted = manifest.requires.modules if manifest.requires.optional else ()
+    return tuple(module for module in wanted if installed_version(module) is None)
+
+
 def _missing(now: Dispatcher, devices: Sequence[Device], compiler: tuple[str, str] | None) -> list[Missing]:
     found = []
     if torch_build.installed() is None:
         found.append(Missing("torch is not installed: nothing can run", pip_command("torch", ">=2.11")))
     needs: dict[str, str] = {}
-    for kernel in now.registry.kernels.values():
+    resting = {
+        package.name for package, loaded in now.registry.manager.plugins.values() if resting_for(loaded.manifest)
+    }
+    for kernel in (kernel for kernel in now.registry.kernels.values() if kernel.plugin not in resting):
         for rejection in now.readiness.not_installed(kernel):
             if rejection.parameter != "torch":
                 module = rejection.parameter or ""
-                command = pip_command(module, kernel.requires.get(module, ""))
-                needs[f"plugin {kernel.plugin} {rejection.text}"] = command
+                needs[f"plugin {kernel.plugin} {rejection.text}"] = install_command(kernel, module)
     found += [Missing(what, command) for what, command in needs.items()]
     spaces = now.registry.spaces
     claimed = {

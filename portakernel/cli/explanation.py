@@ -44,6 +44,8 @@ def print_explanation(page: Page, decision: Decision, registry: Registry) -> Non
         page.line(sentence, "faint")
     for shortfall in decision.shortfalls:
         page.line(f"Note: {shortfall.text}.", "doubt" if shortfall.state == "absent" else "faint")
+    for note in decision.notes:
+        page.line(f"Note: {note}.", "doubt")
     if first:
         page.heading("The strongest candidates")
         page.table([row for candidate in first for row in _told(candidate, decision)], indent=2)

@@ -5,16 +5,17 @@ To examine something else, write a function that yields findings, and list it in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from portakernel import torch_build
 from portakernel.capability import ReasonCode
-from portakernel.cli.advice import advice
-from portakernel.cli.diagnosis import Coverage, Diagnosis, environment
+from portakernel.cli.advice import advice, pip_command
+from portakernel.cli.diagnosis import Coverage, Diagnosis, environment, resting_for
 from portakernel.cli.faults import location, remedy
 from portakernel.config import VARIABLES, unknown_variables
+from portakernel.manifest import Requires
 from portakernel.plugin_manager import Package
 from portakernel.readiness import installed_version
 from portakernel.target import Device
@@ -98,9 +99,12 @@ def plugins(diagnosis: Diagnosis) -> Iterator[Finding]:
         lacks = [module for module in loaded.manifest.requires.modules if installed_version(module) is None]
         if package.name in manager.disabled:
             yield Finding("healthy", f"plugin {package} is switched off by PORTAKERNEL_DISABLE")
+        elif package not in ill and (modules := resting_for(loaded.manifest)):
+            yield _resting(package, loaded.manifest.requires, modules)
         elif package not in ill and not lacks:
             yield _plugin(package, diagnosis)
         yield from _unusable(package, diagnosis, ill=package in ill)
+        yield from _noted(package, diagnosis)
 
 
 def variables(diagnosis: Diagnosis) -> Iterator[Finding]:
@@ -167,6 +171,23 @@ def _plugin(package: Package, diagnosis: Diagnosis) -> Finding:
     here = ", ".join(f"{len(several)} ready on {place}" for place, several in ready.items())
     details = tuple(f"ready on {place}: {', '.join(several)}" for place, several in ready.items())
     return Finding("healthy", f"plugin {package}: {counted}, {here or 'none for a device here'}", details=details)
+
+
+def _resting(package: Package, requires: Requires, modules: Sequence[str]) -> Finding:
+    """That the package waits for a library, and how to install that."""
+    names = {module: requires.distributions.get(module, module) for module in modules}
+    commands = " and ".join(pip_command(name, requires.modules[module]) for module, name in names.items())
+    return Finding("healthy", f"plugin {package} rests until its library is there: {commands}")
+
+
+def _noted(package: Package, diagnosis: Diagnosis) -> Iterator[Finding]:
+    """What the package's probe says of devices that can be used; the sentences' second half is what to do."""
+    now, names = diagnosis.dispatcher, diagnosis.kernels(package)
+    probed = ((now.registry.kernels[name], device) for name in names for device in diagnosis.devices)
+    for note in dict.fromkeys(note for kernel, device in probed for note in now.readiness.notes(kernel, device)):
+        what, _, action = note.rpartition("; ") if "; " in note else (note, "", "")
+        action = action or f"see the README of plugin {package.name}"
+        yield Finding("attention", f"plugin {package.name}: {what}", action)
 
 
 def _unusable(package: Package, diagnosis: Diagnosis, *, ill: bool) -> Iterator[Finding]:

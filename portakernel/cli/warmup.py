@@ -1,22 +1,33 @@
-"""``portakernel warmup``: builds and compiles ahead what a call needs, and fills the compilers' caches on disk."""
+"""``portakernel warmup``: builds and compiles ahead what calls need, and fills the compilers' caches on disk."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from portakernel.cli.check import find_device
 from portakernel.cli.explain import read_names, read_parameters, read_shapes
-from portakernel.cli.options import DTypes, Formats, Json, Op, Shapes, Values
+from portakernel.cli.options import DTypes, Formats, Json, Shapes, Values
+
+if TYPE_CHECKING:
+    from portakernel.warmth import Call, Warmup
 
 
 def command(
-    op: Op,
+    op: Annotated[
+        str | None, typer.Argument(metavar="[OP]", help="The op, as `portakernel list` names it; or --calls.")
+    ] = None,
     dtype: DTypes = None,
     shape: Shapes = None,
     format: Formats = None,
     parameters: Values = None,
+    calls: Annotated[
+        Path | None, typer.Option("--calls", metavar="FILE", help="A YAML file that lists calls, in place of one.")
+    ] = None,
     device: Annotated[
         str | None,
         typer.Option(
@@ -27,46 +38,69 @@ def command(
     kernel: Annotated[
         str | None, typer.Option("--kernel", metavar="NAME", help="Only this kernel, or this plugin's.")
     ] = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", metavar="N", min=1, help="Processes side by side [default: one a core].")
+    ] = None,
     json: Json = False,
 ) -> None:
-    r"""Build and compile what calls like this one need, run them, and fill the compilers' caches on disk.
+    r"""Build and compile what calls like these need, run them, and fill the compilers' caches on disk.
 
-    It serves the process that made it. In a new one, portakernel.warmup with the same arguments finds the caches and
-    is quick: run this where an image is made. Optional tensors are passed where --shape names them.
+    What several calls have to compile is compiled side by side before the first of them. It serves the process that
+    made it. In a new one, portakernel.warmup with the same arguments finds the caches and is quick: run this where an
+    image is made. Optional tensors are passed where --shape names them.
 
-    Exits with 0 when something was built or compiled, 1 when nothing was, 2 when the call does not fit the op.
+    Exits with 0 when something was built or compiled, 1 when nothing was or a call failed, 2 when a call does not fit
+    its op, 130 when interrupted; what was compiled until then stays in the caches.
 
     For example:
 
         portakernel warmup rms_norm --dtype bfloat16 --shape x=4096x8192
         portakernel warmup layer_norm --dtype x=float16 --dtype weight=float32 --shape x=64x1024 --shape bias=1024 \
             --training
+        portakernel warmup --calls service.yaml --device cuda:0 --workers 8
     """
-    from portakernel.api import warmup
+    from portakernel.cli.calls_file import load_calls
     from portakernel.cli.output import page, print_json
-    from portakernel.contracts import contract
-    from portakernel.runtime import dispatcher
+    from portakernel.errors import ArgumentValueError
     from portakernel.warmth import Call
 
-    contract(op)
-    where = find_device(dispatcher().registry, device).torch_device if device is not None else None
-    found = warmup(
-        [
-            Call(
-                op,
-                read_names("--dtype", dtype or ()) or {},
-                read_shapes(shape or ()) or {},
-                read_names("--format", format or ()) or None,
-                where,
-                training,
-                kernel,
-                read_parameters(op, parameters or ()),
-            )
-        ]
-    )
+    if calls is not None:
+        if op or dtype or shape or format or parameters or training or kernel:
+            text = "lists whole calls: beside it --device, --workers and --json are accepted, and no other"
+            raise ArgumentValueError(f"warmup: {calls} {text}")
+        given = load_calls(calls)
+    elif op is None:
+        raise ArgumentValueError("warmup: give an op, or with --calls a file that lists calls")
+    else:
+        values = read_parameters(op, parameters or ())
+        dtypes, formats = (read_names("--dtype", dtype or ()), read_names("--format", format or ()))
+        given = [Call(op, dtypes or {}, read_shapes(shape or ()) or {}, formats, None, training, kernel, values)]
+    found = _warm_up(given, device, workers)
     if json:
         device_of_call = next((call.request.device for call in found.calls), None)
         print_json({"op": op, "device": device_of_call and device_of_call.torch_device, **found.to_json()})
     else:
         page().line(str(found))
-    raise typer.Exit(0 if found.built or found.compiled else 1)
+    raise typer.Exit(0 if (found.built or found.ahead or found.compiled) and not found.failed else 1)
+
+
+def _warm_up(calls: Sequence[Call], device: str | None, workers: int | None) -> Warmup:
+    """What came of the calls, ``device`` being that of those that name none; with a progress bar."""
+    from portakernel.cli.bench import first_device
+    from portakernel.cli.progress import progress
+    from portakernel.errors import WarmupError
+    from portakernel.rehearsal import rehearse_described
+    from portakernel.runtime import dispatcher
+    from portakernel.warm import Progress
+
+    registry = dispatcher().registry
+    where = find_device(registry, device) if device else None
+    placed = [
+        replace(call, device=find_device(registry, call.device).torch_device) if call.device else call for call in calls
+    ]
+    with progress("warming up", len(calls)) as tell:
+        shown = Progress(lambda text: tell(description=text), lambda done, total: tell(completed=done, total=total))
+        try:
+            return rehearse_described(placed, lambda: where or first_device(registry), shown, workers)
+        except WarmupError as error:
+            return error.warmup

@@ -88,23 +88,25 @@ def cases_at_limits(contract: Contract, variants: Sequence[Capability], max_elem
     sizes = sorted((name, value) for name, value in bounds if value is not None and name in contract.dims)
     ordinary = (c for c in contract.cases if not (c.layouts or c.given) and c.values == "normal" and 0 not in c.leading)
     plain = next(ordinary, contract.cases[0])
-    leading_names = [tensor.leading for tensor in contract.at().tensors if tensor.leading is not None]
+    # in default values, and with one row, so that most of a large size is the size
+    plain = replace(plain, leading=(1,) * len(plain.leading), parameters={})
+    found = (resized(contract, plain, n, v, f"{n} = {v}, a limit", max_elements) for n, v in sizes)
+    return tuple(case for case in found if case is not None)
+
+
+def resized(contract: Contract, case: Case, dimension: str, size: int, name: str, max_elements: int) -> Case | None:
+    """``case`` with another size of one dimension; None where its tensors cannot be, or are not worth drawing."""
     # pieces of a tensor are drawn, and looped over by references, one by one
     cut = [t for t in contract.tensors if t.draw.kind in ("segments", "offsets")]
     pieces = {parse_size(text).name for tensor in cut for text in tensor.sizes}
     # and of one or two elements every piece is trivial: gradients that are nothing but the rounding of what cancels
     whole = {t.draw.below for t in cut}
-    found = []
-    for parameter, value in sizes:
-        if (parameter in pieces and value > _MOST_PIECES) or parameter in whole:
-            continue
-        leads = parameter in leading_names
-        leading = (value,) if leads else (1,) * len(plain.leading)
-        dims = dict(plain.dims) if leads else {**plain.dims, parameter: value}
-        case = replace(plain, name=f"{parameter} = {value}, a limit", leading=leading, dims=dims, parameters={})
-        if elements(contract, case) <= max_elements and _possible(contract, case):
-            found.append(case)
-    return tuple(found)
+    if (dimension in pieces and size > _MOST_PIECES) or dimension in whole:
+        return None
+    leads = any(tensor.leading == dimension for tensor in contract.at(contract.values(case.parameters)).tensors)
+    leading = (size,) if leads else case.leading
+    made = replace(case, name=name, leading=leading, dims=case.dims if leads else {**case.dims, dimension: size})
+    return made if elements(contract, made) <= max_elements and _possible(contract, made) else None
 
 
 def _possible(contract: Contract, case: Case) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -23,6 +24,12 @@ _GAP = 16
 _RANK_NEEDED: Mapping[Layout, int] = {"sliced": 1, "transposed": 2, "expanded": 1, "stepped": 1, "split": 3}
 # What is NaN where all bits but the sign are not; 4-bit floats have none.
 _NAN_BYTES = {"float8_e4m3fnuz": 0x80, "float8_e5m2fnuz": 0x80, "float8_e8m0fnu": 0xFF}
+
+
+def layouts_of(rank: int) -> tuple[Layout, ...]:
+    """How a tensor of so many dimensions can lie, other than contiguous."""
+    others: tuple[Layout, ...] = get_args(Layout)
+    return tuple(layout for layout in others if layout != "contiguous" and rank >= _RANK_NEEDED.get(layout, 0))
 
 
 def place_tensor(

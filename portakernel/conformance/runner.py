@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator
 
+from portakernel.conformance import huge as huge_calls
 from portakernel.conformance.result import Result
 from portakernel.conformance.suite import Suite
 from portakernel.conformance.venue import Unavailable, Venue, find_venue
@@ -25,13 +26,14 @@ def check(
     device: Device | None = None,
     seed: int | None = None,
     all_builds: bool = False,
+    huge: bool = False,
 ) -> Iterator[Result]:
     """Every result for the kernels of ``plugin`` and ``op``, as it comes.
 
     Each kernel runs on ``device`` or on the first device of this machine that its claims cover; where there is none, in
     its plugin's execution mode; where there is no such mode, one skipped result says so. The inputs depend on ``seed``,
     which is fresh when not given, and on nothing that ran before. Kernels that have to be built run a few cases each,
-    unless ``all_builds``.
+    unless ``all_builds``. With ``huge``, calls with more than 2**31 elements take the place of the ops' cases.
 
     Raises:
         UnknownNameError: there is no such plugin or op.
@@ -39,7 +41,7 @@ def check(
     seed = fresh_seed() if seed is None else seed
     for kernel in select_kernels(dispatcher, plugin, op):
         venue = find_venue(dispatcher, kernel, device)
-        yield from run(dispatcher, kernel, venue, seed=seed, all_builds=all_builds)
+        yield from run(dispatcher, kernel, venue, seed=seed, all_builds=all_builds, huge=huge)
 
 
 def plan(
@@ -50,6 +52,7 @@ def plan(
     device: Device | None = None,
     seed: int | None = None,
     all_builds: bool = False,
+    huge: bool = False,
 ) -> int:
     """How many cases ``check`` reports: different pairs of ``Result.kernel`` and ``Result.case``; no kernel runs.
 
@@ -59,12 +62,12 @@ def plan(
     count = 0
     for kernel in select_kernels(dispatcher, plugin, op):
         venue = find_venue(dispatcher, kernel, device)
-        found = (
-            None
-            if isinstance(venue, Unavailable)
-            else Suite(dispatcher, kernel, venue, seed or 0, all_builds=all_builds)
-        )
-        count += 1 if found is None else found.cases_reported()
+        if isinstance(venue, Unavailable):
+            count += 1
+        elif huge:
+            count += huge_calls.cases_reported(kernel, venue)
+        else:
+            count += Suite(dispatcher, kernel, venue, seed or 0, all_builds=all_builds).cases_reported()
     return count
 
 
@@ -75,12 +78,17 @@ def run(
     *,
     seed: int | None = None,
     all_builds: bool = False,
+    huge: bool = False,
 ) -> Iterator[Result]:
     """Every result for one kernel at one venue, as it comes."""
     if isinstance(venue, Unavailable):
         yield Result(kernel.name, kernel.op, f"{kernel.op}[*]", "claim", "skipped", venue.reason)
         return
-    suite = Suite(dispatcher, kernel, venue, fresh_seed() if seed is None else seed, all_builds=all_builds)
+    seed = fresh_seed() if seed is None else seed
+    if huge:
+        yield from huge_calls.results(dispatcher, kernel, venue, seed)
+        return
+    suite = Suite(dispatcher, kernel, venue, seed, all_builds=all_builds)
     for unit in suite.units():
         yield from suite.run(unit)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from portakernel import runtime
@@ -29,7 +29,7 @@ from portakernel.kernel import Kernel
 from portakernel.request import Phase
 
 # What a claim refuses; whatever else a refusal says is that the kernel cannot be used here at all.
-_CLAIM_CODES = frozenset(
+CLAIM_CODES = frozenset(
     {
         ReasonCode.DTYPE,
         ReasonCode.SCALE_FORMAT,
@@ -44,6 +44,11 @@ _CLAIM_CODES = frozenset(
 )
 # Sizes at a kernel's limits are tried up to here: a check of the kit, not a load test.
 _MAX_ELEMENTS = 1 << 22
+
+
+def most_elements(venue: Venue) -> int:
+    """Up to how many elements a tensor of a case that the kit makes has."""
+    return min(_MAX_ELEMENTS, venue.max_elements or _MAX_ELEMENTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,25 +75,30 @@ class Ran:
 class Suite:
     """The units of one kernel at one venue; each can be run alone and in any order, with the same inputs.
 
-    Of a kernel that has to be built, a few (``selection``), unless ``all_builds``.
+    Of a kernel that has to be built, a few (``selection``), unless ``all_builds``. ``more`` are cases beside the op's.
     """
 
     def __init__(
-        self, dispatcher: Dispatcher, kernel: Kernel, venue: Venue, seed: int, *, all_builds: bool = False
+        self,
+        dispatcher: Dispatcher,
+        kernel: Kernel,
+        venue: Venue,
+        seed: int,
+        *,
+        all_builds: bool = False,
+        more: Sequence[Case] = (),
     ) -> None:
         self.dispatcher, self.kernel, self.venue, self.seed = dispatcher, kernel, venue, seed
         self.some_only = kernel.build is not None and not all_builds
         self.contract = contract(kernel.op)
         self.caller = OpCaller(self.contract, dispatcher)
         self.variants = venue.variants(kernel, dispatcher)
-        self.properties = frozenset.intersection(*(variant.properties for variant in self.variants))
-        largest = min(_MAX_ELEMENTS, venue.max_elements or _MAX_ELEMENTS)
-        self.cases = (*self.contract.cases, *cases_at_limits(self.contract, self.variants, largest))
+        self.cases = (*self.contract.cases, *cases_at_limits(self.contract, self.variants, most_elements(venue)), *more)
         self.ran: dict[str, Ran] = {}
         self.unusable = ""
 
     @functools.cached_property
-    def _cases(self) -> tuple[Unit, ...]:
+    def case_units(self) -> tuple[Unit, ...]:
         """Every case in each of its dtypes."""
         op = self.contract.op
         return tuple(
@@ -101,20 +111,24 @@ class Suite:
     def _selected(self) -> tuple[Unit, ...]:
         """The cases that run."""
         if not self.some_only:
-            return self._cases
+            return self.case_units
 
         def claims(unit: Unit) -> frozenset[object]:
             return claims_in(self.contract, self.variants, unit.case, unit.dtypes) if unit.case else frozenset()
 
-        served = [unit for unit in self._cases if unit.case is not None and self._would_run(unit)]
+        served = [unit for unit in self.case_units if unit.case is not None and self.would_run(unit)]
         return tuple(fewest(served, claims, lambda unit: elements(self.contract, unit.case) if unit.case else 0))
 
-    def _would_run(self, unit: Unit) -> bool:
-        if unit.case is None or self._refused(unit.case, None) is not None:
-            return False
-        return not {r.code for r in self._refusals(self._inputs(unit.case, dict(unit.dtypes)))} - {
-            ReasonCode.NEEDS_BUILD
-        }
+    def would_run(self, unit: Unit) -> bool:
+        """Whether the kernel serves a case in these dtypes, or would once it is built."""
+        small_enough = unit.case is not None and self._refused(unit.case, None) is None
+        return small_enough and {r.code for r in self.rejections(unit)} <= {ReasonCode.NEEDS_BUILD}
+
+    def rejections(self, unit: Unit, *, requires: frozenset[str] = frozenset()) -> tuple[Rejection, ...]:
+        """Why the kernel does not serve a case in these dtypes."""
+        if unit.case is None:
+            return ()
+        return self._refusals(self._inputs(unit.case, dict(unit.dtypes)), requires=requires)
 
     def units(self) -> tuple[Unit, ...]:
         """Every unit, coverage last; the order and the names are the same in every process."""
@@ -179,10 +193,19 @@ class Suite:
         return draw_inputs(self.contract, case, dtypes, self.venue.torch_device, source)
 
     def _trial(self, case: Case, dtypes: Mapping[str, str], *again: str) -> Trial:
-        return Trial(self.caller, self.kernel, self.venue, self._inputs(case, dtypes, *again), self.properties)
+        inputs = self._inputs(case, dtypes, *again)
+        return Trial(self.caller, self.kernel, self.venue, inputs, self._properties(inputs))
 
-    def _refusals(self, inputs: Inputs, phase: Phase = Phase.INFERENCE) -> tuple[Rejection, ...]:
-        request = self.caller.arguments.request(inputs.tensors, inputs.values, phase)
+    def _properties(self, inputs: Inputs) -> frozenset[str]:
+        """The properties that the kernel claims for a case that it serves; one variant may claim more than another."""
+        claimed = frozenset[str]().union(*(variant.properties for variant in self.variants))
+        refused = {r.parameter for name in claimed for r in self._refusals(inputs, requires=frozenset({name}))}
+        return claimed - refused
+
+    def _refusals(
+        self, inputs: Inputs, phase: Phase = Phase.INFERENCE, *, requires: frozenset[str] = frozenset()
+    ) -> tuple[Rejection, ...]:
+        request = self.caller.arguments.request(inputs.tensors, inputs.values, phase, requires=requires)
         return refusals(self.dispatcher, self.kernel, self.venue, request)
 
     def _built(self, case: Case, trial: Trial) -> Outcome | None:
@@ -197,7 +220,7 @@ class Suite:
         return outcome if outcome.status == "failed" else None
 
     def _unbuilt(self, _: Unit) -> Iterator[Outcome]:
-        left = len(self._cases) - len(self._selected)
+        left = len(self.case_units) - len(self._selected)
         text = f"{left} more cases are left out, each of which is a build; `portakernel check --all-builds` runs them"
         yield Outcome("claim", "skipped", text)
 
@@ -215,7 +238,7 @@ class Suite:
         parameters = ", ".join(sorted({r.parameter for r in rejections if r.parameter}))
         # what it needs is there, and yet it cannot be imported or its probe fails: that is no refusal but a fault
         broken = any(r.code in (ReasonCode.IMPORT_FAILED, ReasonCode.PROBE_FAILED) for r in rejections)
-        if not broken and not {rejection.code for rejection in rejections} & _CLAIM_CODES:
+        if not broken and not {rejection.code for rejection in rejections} & CLAIM_CODES:
             self.unusable = text
         return Outcome("claim", "failed" if broken else "skipped", f"refused ({parameters or 'not usable'}): {text}")
 
@@ -289,7 +312,7 @@ class Suite:
         """What ran of a case or, when it has not been run yet, what would."""
         if unit.name not in self.ran and unit.case is not None:
             inputs = self._inputs(unit.case, dict(unit.dtypes))
-            forward = self._would_run(unit)
+            forward = self.would_run(unit)
             refused = {rejection.code for rejection in self._refusals(inputs, Phase.BACKWARD)}
             self.ran[unit.name] = Ran(forward, forward and unit.case.backward and refused <= {ReasonCode.NEEDS_BUILD})
         return self.ran[unit.name]

@@ -26,6 +26,9 @@ from portakernel.kernel import Kernel
 from portakernel.launcher import launcher
 from portakernel.request import Phase
 
+# How the detail of a ``CannotRun`` begins.
+DECLARED = "the kernel declared that it cannot run"
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -47,7 +50,7 @@ def attempt(aspect: Aspect, check: Callable[[], Sequence[str]]) -> Outcome:
         problems = check()
         status, detail = ("failed" if problems else "passed"), "; ".join(problems)
     except CannotRun as declared:
-        status, detail = "skipped", f"the kernel declared that it cannot run: {declared}"
+        status, detail = "skipped", f"{DECLARED}: {declared}"
     except Exception as error:  # noqa: BLE001 - the plugin border: a kernel that raises fails its case, not the kit
         detail, trace = f"{type(error).__name__}: {error}", traceback.format_exc()
     return Outcome(aspect, status, detail, time.perf_counter() - start, trace)

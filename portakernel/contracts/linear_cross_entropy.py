@@ -80,12 +80,13 @@ CONTRACT = Contract(
         Case("zeros", (6,), {"K": 40, "V": 24}, values="zeros"),
     ),
     # Measured at the magnitudes that the reference gives. On the CPU it comes to 1.8 ulp for the loss, 3.1 for lse and
-    # 60 for float32 gradients (1024 products in a logit, lse of 300: rounding it moves every probability); with d
-    # rounded to 16 bits, gradients come to 1.05. Logits rounded to 16 bits put the loss thousands of ulp off.
+    # 60 for float32 gradients (1024 products in a logit, lse of 300: rounding it moves every probability). With d
+    # rounded to 16 bits gradients come to 1.4: 1 from d, where all terms round alike, and half from the result. Logits
+    # rounded to 16 bits put the loss thousands of ulp off.
     tolerance=Tolerance(
         forward={"float32": 16.0},
         saved={"float32": 16.0},
-        backward={"float32": 96.0, "float16": 1.1, "bfloat16": 1.1},
+        backward={"float32": 96.0, "float16": 1.51, "bfloat16": 1.51},
     ),
     cost=cost,
     source=(

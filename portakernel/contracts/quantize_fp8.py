@@ -9,6 +9,32 @@ from portakernel.contract import Case, Choice, Contract, Cost, Parameter, Result
 from portakernel.contracts.dequantize import FLOAT8, SCALE_SHAPES, scale_count
 
 GRANULARITIES = ("tensor", "row", "block_1x128", "block_128x128")
+# Those whose scales a row knows without any other: what makes the row can quantise it at once.
+OF_ROWS = ("row", "block_1x128")
+
+
+def parameters(granularities: tuple[str, ...]) -> tuple[Parameter, ...]:
+    """How to quantise: which elements share a scale, in one of these ways, and what they become."""
+    return (
+        Parameter(
+            "granularity",
+            "row",
+            kind="format",
+            choices=granularities,
+            of="q",
+            summary="which elements share a scale",
+        ),
+        Parameter("dtype", "float8_e4m3fn", kind="dtype", choices=FLOAT8, summary="dtype of q"),
+    )
+
+
+def results(granularities: tuple[str, ...], columns: str) -> tuple[Result, ...]:
+    """``q`` and ``scale`` of rows with as many elements as the dimension ``columns`` says."""
+    scales = {name: tuple(size.replace("K", columns) for size in SCALE_SHAPES[name]) for name in granularities}
+    return (
+        Result("q", ("*M", columns), like="x", dtype="dtype", differentiable=False),
+        Result("scale", Choice("granularity", scales), like="x", dtype="float32", differentiable=False),
+    )
 
 
 def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[str, Any]) -> Cost:
@@ -33,27 +59,8 @@ CONTRACT = Contract(
         " the bits of a NaN; the sign of a zero."
     ),
     tensors=(TensorArgument("x", ("*M", "K"), ("float32", "float16", "bfloat16")),),
-    parameters=(
-        Parameter(
-            "granularity",
-            "row",
-            kind="format",
-            choices=GRANULARITIES,
-            of="q",
-            summary="which elements share a scale",
-        ),
-        Parameter("dtype", "float8_e4m3fn", kind="dtype", choices=FLOAT8, summary="dtype of q"),
-    ),
-    outputs=(
-        Result("q", ("*M", "K"), like="x", dtype="dtype", differentiable=False),
-        Result(
-            "scale",
-            Choice("granularity", {name: SCALE_SHAPES[name] for name in GRANULARITIES}),
-            like="x",
-            dtype="float32",
-            differentiable=False,
-        ),
-    ),
+    parameters=parameters(GRANULARITIES),
+    outputs=results(GRANULARITIES, "K"),
     cases=(
         Case("one element", (1,), {"K": 1}),
         Case("one row, no leading dimension", (), {"K": 64}),

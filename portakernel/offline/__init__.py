@@ -1,1 +1,1 @@
-"""Compiling kernels for targets that are not in this machine, and reading what the compiler did."""
+"""Compiling kernels without running them: for targets that are not in this machine, and ahead of calls on this one."""

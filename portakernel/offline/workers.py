@@ -3,95 +3,175 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager, contextmanager
-from multiprocessing import get_context
+from collections import deque
+from collections.abc import Generator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from typing import Any
 
 from portakernel.dispatch import Dispatcher
 from portakernel.kernel import Kernel
-from portakernel.offline.compiled import Compiled
-from portakernel.offline.jobs import Job, call_on_meta
+from portakernel.offline.compiled import Compiling
+from portakernel.offline.job import Job, call_on_meta
 from portakernel.offline.outcome import Outcome
 from portakernel.target import Target
+
+# Where no job ends for so long, those that are being compiled are given up; the slowest known takes 90 seconds.
+PATIENCE_S = 900.0
 
 # The end of what a compiler wrote is where its diagnosis stands.
 _MOST_DIAGNOSIS = 4000
 
+# What a worker runs. The program's main module is not imported there, as multiprocessing would: it may be a script
+# that calls ``warmup`` as it is read.
+_WORKER = (
+    "import sys; from multiprocessing.connection import Connection; parent = Connection(int(sys.argv[1]));"
+    " sys.path[:] = parent.recv(); from portakernel.offline.workers import serve; serve(parent)"
+)
 
-def compile_all(jobs: Sequence[Job], workers: int | None = None) -> Iterator[Outcome]:
-    """Each job's outcome, as they come."""
-    waiting = list(jobs)
-    alone: set[Job] = set()
-    while waiting:
-        waiting = yield from _round(waiting, alone, workers)
+
+def compile_all(jobs: Sequence[Job], workers: int | None = None) -> Generator[Outcome, None, None]:
+    """Each job's outcome, as they come, from as many processes (one a core).
+
+    They end with the iteration: when it is done, or is given up, or an exception passes.
+    """
+    waiting, count = deque(jobs), min(workers or _cores(), len(jobs))
+    idle: list[_Worker] = []
+    busy: dict[Connection, tuple[_Worker, Job]] = {}
+    try:
+        while waiting or busy:
+            while waiting and len(busy) < count:
+                worker, job = idle.pop() if idle else _Worker(), waiting.popleft()
+                busy[worker.connection] = worker, job
+                worker.begin(job)
+            ready = wait(list(busy), PATIENCE_S)
+            for connection in list(busy) if not ready else [known for known in busy if known in ready]:
+                worker, job = busy[connection]
+                outcome = worker.outcome(job) if ready else worker.give_up(job)
+                del busy[connection]
+                if worker.is_alive:
+                    idle.append(worker)
+                yield outcome
+    finally:
+        for worker in (*idle, *(worker for worker, _ in busy.values())):
+            worker.end()
 
 
-def _round(jobs: Sequence[Job], alone: set[Job], workers: int | None) -> Generator[Outcome, None, list[Job]]:
-    """Compiles side by side; where a process died, what it held runs again, one at a time, to tell which it was."""
-    suspects = [job for job in jobs if job in alone]
-    batch = suspects[:1] or list(jobs)
-    count = 1 if suspects else min(workers or os.cpu_count() or 1, len(batch))
-    again: list[Job] = [job for job in jobs if job not in batch]
-    with ProcessPoolExecutor(count, mp_context=get_context("spawn")) as pool:
-        futures: dict[Future[Outcome], Job] = {pool.submit(compile_job, job): job for job in batch}
-        for future in as_completed(futures):
-            job = futures[future]
-            try:
-                outcome = future.result()
-            except BrokenProcessPool:
-                if count == 1 and len(batch) == 1:
-                    yield Outcome(job.kernel, job.target, str(job), error="the compiler ended its process")
-                else:
-                    alone.add(job)
-                    again.append(job)
-                continue
-            yield outcome
-    return again
+def _cores() -> int:
+    """How many processes can run side by side here: a container may have fewer cores, and the ranks of a host share."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, cores // int(ranks)) if ranks.isdecimal() and int(ranks) else cores
+
+
+class _Worker:
+    """A process that compiles one job after the other, and a file that takes what it writes to stdout and stderr."""
+
+    def __init__(self) -> None:
+        self.connection, theirs = Pipe()
+        self.is_alive = True
+        self._told = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
+        self._begun = 0
+        command = [sys.executable, "-c", _WORKER, str(theirs.fileno())]
+        # a group of its own: the terminal's interrupt is the parent's to act on, and ends compilers' processes too
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=self._told,
+            stderr=self._told,
+            pass_fds=[theirs.fileno()],
+            process_group=0,
+        )
+        theirs.close()
+        self.connection.send(sys.path)
+
+    def begin(self, job: Job) -> None:
+        """Hands it a job."""
+        self._begun = os.fstat(self._told.fileno()).st_size
+        with suppress(BrokenPipeError):  # its end is found when its outcome is asked for
+            self.connection.send(job)
+
+    def outcome(self, job: Job) -> Outcome:
+        """What came of the job that it has; where it fails, with what its compiler wrote."""
+        try:
+            found: Outcome = self.connection.recv()
+        except (EOFError, ConnectionResetError):
+            told = self._diagnosis()
+            found = _failed(job, f"the compiler ended its process{self._how()}")
+            self.end()
+        else:
+            told = self._diagnosis() if found.error else ""
+        return replace(found, error=f"{found.error}\n{told}") if told else found
+
+    def give_up(self, job: Job) -> Outcome:
+        """Ends the process over a job that takes too long."""
+        told = self._diagnosis()
+        self.end()
+        return _failed(job, "\n".join(filter(None, [f"the compiler did not end in {PATIENCE_S:.0f} seconds", told])))
+
+    def _how(self) -> str:
+        """How the process ended."""
+        with suppress(subprocess.TimeoutExpired):
+            status = self._process.wait(timeout=10)
+            return f" ({signal.Signals(-status).name})" if status < 0 else f" (status {status})"
+        return ""
+
+    def _diagnosis(self) -> str:
+        """The end of what was written since the job began."""
+        size = os.fstat(self._told.fileno()).st_size
+        begin = max(self._begun, size - _MOST_DIAGNOSIS)
+        return os.pread(self._told.fileno(), size - begin, begin).decode(errors="replace").strip()
+
+    def end(self) -> None:
+        """Ends the process, and what it started."""
+        self.is_alive = False
+        self.connection.close()
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._told.close()
+
+
+def serve(parent: Connection) -> None:
+    """Compiles jobs for the parent process, until it ends."""
+    with suppress(EOFError):
+        while True:
+            parent.send(compile_job(parent.recv()))
 
 
 def compile_job(job: Job) -> Outcome:
     """Compiles one job in this process."""
     from portakernel.runtime import dispatcher
 
-    now = dispatcher()
-    kernel = next(kernel for kernel in now.registry.named(job.kernel) if kernel.name == job.kernel)
-    evidence = kernel.evidence.get(Target.parse(job.target).vendor, "")
     begin = time.perf_counter()
-    compiling = offline_context(now, kernel)
-    told: list[str] = []
     try:
-        with _diagnosis(told), compiling(Target.parse(job.target)) as found:
+        now = dispatcher()
+        kernel = now.registry.kernels[job.kernel]
+        how: dict[str, Any] = {} if job.multiprocessors is None else {"multiprocessors": job.multiprocessors}
+        target = Target.parse(job.target)
+        with offline_context(now, kernel)(target, **how) as found:
             call_on_meta(now, kernel, job)
     except Exception as error:  # noqa: BLE001 - the plugin border: whatever a compiler raises is the outcome
-        text = "\n".join(filter(None, [f"{type(error).__name__}: {error}".strip(), *told]))
-        return Outcome(job.kernel, job.target, str(job), error=text, seconds=time.perf_counter() - begin)
-    seconds = time.perf_counter() - begin
-    return Outcome(job.kernel, job.target, str(job), tuple(found), evidence, seconds=seconds)
+        return _failed(job, f"{type(error).__name__}: {error}".strip(), time.perf_counter() - begin)
+    evidence = kernel.evidence.get(target.vendor, "") if job.multiprocessors is None else ""
+    return Outcome(job.kernel, job.target, str(job), tuple(found), evidence, seconds=time.perf_counter() - begin)
 
 
-def offline_context(dispatcher: Dispatcher, kernel: Kernel) -> Callable[..., AbstractContextManager[list[Compiled]]]:
+def _failed(job: Job, error: str, seconds: float = 0.0) -> Outcome:
+    return Outcome(job.kernel, job.target, str(job), error=error, seconds=seconds)
+
+
+def offline_context(dispatcher: Dispatcher, kernel: Kernel) -> Compiling:
     """The plugin's context for compiling for a target."""
     entry = dispatcher.registry.offline(kernel.plugin)
     if entry is None:
         raise LookupError(f"{kernel.plugin} does not compile for targets that are not here")
-    context: Callable[..., AbstractContextManager[list[Compiled]]] = dispatcher.entry(entry)
+    context: Compiling = dispatcher.entry(entry)
     return context
-
-
-@contextmanager
-def _diagnosis(told: list[str]) -> Iterator[None]:
-    """Takes what is written to the process's stderr, below Python too: compilers tell their reasons there."""
-    with tempfile.TemporaryFile() as file:
-        before = os.dup(2)
-        os.dup2(file.fileno(), 2)
-        try:
-            yield
-        finally:
-            os.dup2(before, 2)
-            os.close(before)
-            file.seek(0)
-            told.append(file.read().decode(errors="replace").strip()[-_MOST_DIAGNOSIS:])

@@ -149,6 +149,27 @@ def ready(target):
     )
 
 
+@pytest.mark.parametrize(
+    ("note", "told"),
+    [
+        ("its cache is full: another serves; make room", "its cache is full: another serves\n    -> make room\n"),
+        ("its cache is full", "its cache is full\n    -> see the README of plugin acme\n"),
+    ],
+)
+def test_what_a_probe_has_to_say_of_a_device_needs_attention(
+    run: Callable, install: Callable[..., Path], note: str, told: str
+) -> None:
+    source = f"""
+from portakernel.readiness import Usable
+def ready(device):
+    return Usable(["{note}"])
+"""
+    install("acme", manifest=f"{RAISING}ready: acme_for_cli_tests:ready\n", source=source)
+    ran = run("doctor")
+    assert f"  plugin acme: {told}" in ran.out.partition("\nNeeds attention\n")[2]
+    assert ran.out.count("its cache is full") == 1
+
+
 def test_ops_that_only_the_reference_serves_need_attention_on_accelerators() -> None:
     card = Device(Target("nvidia", "sm_90"), "NVIDIA H200", "cuda:0", memory_bytes=2**37, driver="580.1")
     reference = [Readiness(f"reference.{op}", card, ()) for op in contracts()]
@@ -198,6 +219,18 @@ def test_a_requirement_that_is_not_installed_is_missing_not_broken(run: Callable
         "what": "plugin acme needs acme_runtime >=2; it is not installed",
         "remedy": "pip install 'acme_runtime>=2'",
     } in ran.json["missing"]
+
+
+def test_a_plugin_whose_library_nobody_has_to_have_rests(run: Callable, install: Callable[..., Path]) -> None:
+    requires = "{optional: true, modules: {acme_runtime: '>=2'}, distributions: {acme_runtime: acme-gpu}}"
+    install("acme", manifest=f"{RAISING}requires: {requires}\n")
+    ran = run("doctor --json")
+    (finding,) = (finding for finding in ran.json["findings"] if "acme" in finding["what"])
+    assert (ran.status, finding["state"]) == (0, "healthy")
+    assert finding["what"] == (
+        "plugin acme (acme-kernels 1.2) rests until its library is there: pip install 'acme-gpu>=2'"
+    )
+    assert not [missing for missing in ran.json["missing"] if "acme" in missing["what"]]
 
 
 def test_a_device_that_torch_cannot_reach_is_missing_and_says_what_to_install(run: Callable) -> None:

@@ -41,6 +41,7 @@ def _section(command: str) -> str:
         "explain add --target cpu:x86_64",
         "validate",
         "check --plugin torch --op add",
+        "lint --kernel torch.add --kernel torch.rms_norm_cpu --seconds 1",
         "compile --plugin triton --op add --target nvidia:sm_90",
         "bench rms_norm softmax --device cpu --seconds 0 --quick",
         "bench rms_norm --device cpu --seconds 0 --launch",
@@ -57,7 +58,7 @@ def test_every_key_is_documented(run: Callable, tmp_path: Path, line: str) -> No
 
 
 @pytest.mark.parametrize(
-    "command", ["list", "matrix", "doctor", "explain", "validate", "check", "compile", "bench", "demo"]
+    "command", ["list", "matrix", "doctor", "explain", "validate", "check", "lint", "compile", "bench", "demo"]
 )
 def test_every_option_is_documented(run: Callable, command: str) -> None:
     options = set(re.findall(r"--[a-z]+", run(command, "--help").out)) - {"--help", "--json"}

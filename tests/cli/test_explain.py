@@ -33,7 +33,7 @@ def test_json_is_the_decision_key_by_key(run: Callable) -> None:
     ran = run(f"{MI300X} --json")
     data = ran.json
     assert ran.status == 0
-    assert list(data) == ["op", "target", "request", "chosen", "why", "shortfalls", "candidates"]
+    assert list(data) == ["op", "target", "request", "chosen", "why", "shortfalls", "notes", "candidates"]
     assert list(data["request"]) == [
         "phase", "dtypes", "dims", "facts", "features", "formats", "requires", "attached", "device",
     ]  # fmt: skip

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import nullcontext
 
 import pytest
 import torch
 
+from portakernel import ops
 from portakernel.cli import main
 from portakernel.contracts import contract
 from portakernel.question import ask
@@ -37,7 +39,9 @@ def test_it_builds_runs_and_says_what_serves(capsys):
         "device": "cpu",
         "built": ["inductor.silu_and_mul"],
         "declined": {},
+        "ahead": [],
         "compiled": [],
+        "failed": {},
         "runs": 2,
         "settled": True,
     }
@@ -56,9 +60,90 @@ def test_it_ends_with_1_where_there_is_nothing_to_build_or_compile(capsys):
     assert lines[1].endswith(" with x float32, y float32, M=15")
 
 
+CALLS = """\
+calls:
+  - {op: add, dtype: float32, shape: {x: [3, 5]}, kernel: torch}
+  - op: rms_norm
+    dtype: {x: bfloat16, weight: float32}
+    shape: {x: [2, 8]}
+    device: cpu
+    kernel: reference
+    training: true
+    parameters: {eps: 1.0e-3}
+"""
+
+
+def test_a_file_lists_calls(tmp_path, capsys):
+    file = tmp_path / "calls.yaml"
+    file.write_text(CALLS, encoding="utf-8")
+    assert main(["warmup", "--calls", str(file), "--device", "cpu", "--json"]) == 1
+    answer = json.loads(capsys.readouterr().out)
+    assert [(call["phase"], call["kernel"]) for call in answer["calls"]] == [
+        ("inference", "torch.add"),
+        ("training", "reference.rms_norm"),
+        ("backward", "reference.rms_norm"),
+    ]
+    assert answer["calls"][1]["request"]["dtypes"] == {"x": "bfloat16", "weight": "float32"}
+    assert (answer["op"], answer["device"], answer["failed"]) == (None, "cpu", {})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("calls:\n  - {op: ad, dtype: float32, shape: {}}", ":2: calls[0].op: unknown op 'ad'; did you mean 'add'?"),
+        ("calls:\n  - {op: add, dtyp: float32, shape: {}}", ":2: calls[0].dtyp: unknown key; did you mean 'dtype'?"),
+        ("calls:\n  - {op: add, dtype: x, shape: {x: [-1]}}", ":2: calls[0].shape.x[0]: found -1; input should be"),
+        ("calls: []", ":1: calls: "),
+        ("- add", ":1: holds"),
+    ],
+)
+def test_a_file_that_lists_no_calls_is_refused_with_its_line(tmp_path, capsys, text, message):
+    file = tmp_path / "calls.yaml"
+    file.write_text(text, encoding="utf-8")
+    assert main(["warmup", "--calls", str(file)]) == 2
+    assert f"{file}{message}" in capsys.readouterr().err
+
+
+def test_a_call_that_fails_does_not_stop_the_others_and_ends_with_1(tmp_path, capsys, monkeypatch):
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("PassManager::run failed")
+
+    monkeypatch.setattr(ops, "add", fail, raising=False)
+    file = tmp_path / "calls.yaml"
+    file.write_text(CALLS, encoding="utf-8")
+    assert main(["warmup", "--calls", str(file), "--device", "cpu"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("2 kinds of calls are warm after 2 runs in ")
+    assert lines[-1].startswith("  failed add on cpu:")
+    assert lines[-1].endswith(": RuntimeError: PassManager::run failed")
+
+
+def test_progress_is_told_and_processes_are_bounded(monkeypatch):
+    told: list[dict[str, object]] = []
+    bounds: list[object] = []
+    monkeypatch.setattr(
+        "portakernel.cli.progress.progress", lambda doing, total: nullcontext(lambda **how: told.append(how))
+    )
+
+    def compile_ahead(now: object, jobs: object, shown: object, workers: object) -> list[object]:
+        bounds.append(workers)
+        return []
+
+    monkeypatch.setattr("portakernel.rehearsal.compile_ahead", compile_ahead)
+    monkeypatch.setattr("portakernel.rehearsal.serving_jobs", lambda *_: [("a job", None)])
+    given = ["warmup", "add", "--dtype=float32", "--shape=x=3x5", "--device=cpu", "--kernel=torch", "--workers=3"]
+    assert main(given) == 1
+    assert bounds == [3]
+    assert told == [{"description": "run 1"}, {"completed": 0, "total": 1}, {"description": "run 2"}]
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
+        ([], "warmup: give an op, or with --calls a file that lists calls"),
+        (["add", "--calls", "f.yaml"], "warmup: f.yaml lists whole calls: beside it --device, --workers and --json"),
+        (["--training", "--calls", "f.yaml"], "warmup: f.yaml lists whole calls"),
+        (["--calls", "f.yaml"], "f.yaml: cannot be read: No such file or directory"),
         (["rms_norm", "--dtype", "float32"], 'rms_norm: give the shape of x: shape={"x": (A, B)}, or --shape x=AxB'),
         (["rms_norm", "--shape", "x=2x8"], 'rms_norm: give the dtype of x: dtype={"x": DTYPE}, or --dtype x=DTYPE'),
         (["nothing"], "unknown op 'nothing'"),

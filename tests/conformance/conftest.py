@@ -18,7 +18,7 @@ from portakernel.conformance.suite import Suite, Unit
 from portakernel.conformance.venue import Unavailable, find_venue
 from portakernel.contracts import contract
 from portakernel.dispatch import Dispatcher
-from portakernel.plugin_manager import PluginManager, installed_packages
+from portakernel.plugin_manager import Package, PluginManager, installed_packages
 from portakernel.registry import Registry
 
 SEED = 20261120
@@ -78,6 +78,54 @@ def make_suite(registry):
         if isinstance(venue, Unavailable):
             pytest.skip(venue.reason)
         return Suite(dispatcher, kernel, venue, SEED)
+
+    return make
+
+
+ACME_MANIFEST = """\
+schema_version: 1
+plugin: acme
+defaults:
+  targets: {cpu: any}
+  properties: {deterministic: true, inplace: true, graph_capture: true}
+kernels:
+"""
+ACME_SOURCE = """\
+import os
+import threading
+
+import torch
+
+from portakernel.capability import CannotRun, ReasonCode, Rejection
+
+
+def add(x, y, *, out=None):
+    out = torch.empty(x.shape, dtype=x.dtype) if out is None else out
+    return torch.add(x, y, out=out)
+"""
+
+
+@pytest.fixture
+def acme(packages, tmp_path, monkeypatch):
+    """A dispatcher with a kernel ``acme.<op>`` beside those of portakernel.
+
+    ``claims`` are its entry's in plugin.yaml, where HERE is its module; ``source`` comes behind an ``add`` that works.
+    """
+
+    def make(claims: str, source: str = "", *, op: str = "add") -> Dispatcher:
+        module = f"acme_{tmp_path.name}"
+        folder = tmp_path / module
+        folder.mkdir()
+        (folder / "__init__.py").write_text(ACME_SOURCE + source, encoding="utf-8")
+        entry = f"  - {{op: {op}, entry: 'HERE:{op}', {claims}}}\n"
+        (folder / "plugin.yaml").write_text(ACME_MANIFEST + entry.replace("HERE", module), encoding="utf-8")
+        monkeypatch.syspath_prepend(tmp_path)
+        package = Package("acme", module, "acme-kernels", "1", folder)
+        dispatcher = Dispatcher(Registry(PluginManager((*packages, package))), Config())
+        assert dispatcher.registry.manager.broken == []
+        if not any(device.torch_device == "cpu" and not device.attached for device in dispatcher.registry.devices):
+            pytest.skip("no backend describes this CPU")
+        return dispatcher
 
     return make
 

@@ -163,3 +163,10 @@ def test_claim_that_contradicts_itself_fails(make_suite):
     contradiction = "no request is inside all claims: N {} contradicts another limit"
     detail = f"{contradiction.format('<= 3')}; {contradiction.format('>= 4')}"
     assert found["rms_norm[something inside]"] == ("failed", detail)
+
+
+def test_properties_are_those_of_the_variant_that_serves_a_case(make_suite):
+    suite = make_suite("torch.attention_flash_cpu", properties=frozenset())
+    found = {unit.dtypes[0][1]: [r.aspect for r in suite.run(unit)] for unit in suite.units() if unit.kind == "case"}
+    assert "determinism" not in found["float32"]
+    assert "determinism" in found["bfloat16"]

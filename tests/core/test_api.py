@@ -324,10 +324,11 @@ def test_plugins_lists_what_is_installed_the_broken_and_the_disabled_too(world, 
 
 def test_what_is_installed_here_is_whole():
     states = {state.package.name: state for state in portakernel.plugins() if state.package.first_party}
-    assert set(states) == {"inductor", "torch", "triton", "nvidia", "amd", "intel", "apple", "cpu"}
+    plugins = {"conch", "flashinfer", "inductor", "liger", "quack", "torch", "triton"}
+    assert set(states) == plugins | {"nvidia", "amd", "intel", "apple", "cpu"}
     assert [state.broken for state in states.values() if state.broken] == []
     assert states["triton"].kernels[:2] == ("triton.add", "triton.rms_norm")
-    assert len(states["triton"].kernels) == 15
+    assert len(states["triton"].kernels) == 19
     assert {name for name, state in states.items() if state.backend} == {"nvidia", "amd", "intel", "apple", "cpu"}
 
 

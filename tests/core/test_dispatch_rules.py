@@ -156,6 +156,7 @@ def test_rule_2_a_decision_is_data_and_text(world):
         "chosen": "p.add",
         "why": "priority 20; the only one beside the reference",
         "shortfalls": [],
+        "notes": [],
         "candidates": [dict(zip(keys, row, strict=True)) for row in rows],
     }
     assert str(decision) == (

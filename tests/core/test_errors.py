@@ -21,6 +21,7 @@ from portakernel.errors import (
     PolicyFileError,
     PortakernelError,
     UnknownNameError,
+    WarmupError,
     nearest,
 )
 
@@ -34,6 +35,7 @@ BASES = {
     PolicyFileError: (ValueError,),
     NoKernelError: (NotImplementedError,),
     CaptureError: (),
+    WarmupError: (),
     DerivativeError: (NotImplementedError,),
     CannotRun: (),
 }

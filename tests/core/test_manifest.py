@@ -292,6 +292,13 @@ def test_a_version_is_a_specifier(load, specifier):
     assert problems(load, text) == [message]
 
 
+def test_a_distribution_is_of_a_module_that_is_required(load):
+    lines = "requires:\n  modules: {acme: ''}\n  distributions: {acme: acme-kernels, yaml: PyYAML}\nkernels:"
+    assert problems(load, PLUGIN.replace("kernels:", lines)) == [
+        "m.yaml:3: requires: modules lacks yaml, which distributions names"
+    ]
+
+
 def test_a_missing_key_is_named_where_it_belongs(load):
     assert problems(load, "schema_version: 1\nkernels:\n\n  - op: add\n") == [
         "m.yaml:1: required key 'plugin' is missing",

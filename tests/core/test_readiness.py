@@ -13,9 +13,15 @@ from portakernel.capability import ReasonCode
 from portakernel.readiness import installed_version
 from portakernel.target import Device, Target
 
+USABLE_CHECK = """\
+from portakernel.readiness import Usable
+def check(M):
+    return Usable()
+"""
 READY = """\
 from portakernel.capability import ReasonCode, Rejection
-asked = []
+from portakernel.readiness import Usable
+asked, notes = [], ['the cache is full; make room']
 def ready(device):
     asked.append(device.torch_device)
     {}
@@ -48,6 +54,27 @@ def test_a_probes_rejection_is_the_reason(world):
     decision = world.dispatcher().decide(world.request(present=True))
     assert decision.chosen.name == "q.add"
     assert told(decision, "p.add") == [("missing_toolchain", "no compiler")]
+
+
+def test_what_a_probe_has_to_say_is_noted_with_the_decision_and_may_grow(world):
+    probed(world, "return Usable(notes)")
+    dispatcher = world.dispatcher()
+    decision = dispatcher.decide(world.request(present=True))
+    assert decision.chosen.name == "p.add"
+    assert decision.notes == ("the cache is full; make room",)
+    assert decision.to_json()["notes"] == ["the cache is full; make room"]
+    assert "  note: the cache is full; make room\n" in str(decision)
+    importlib.import_module("fake_p").notes.append("and so is the other")
+    assert dispatcher.decide(world.request(present=True)).notes[1:] == ("and so is the other",)
+    assert dispatcher.decide(world.request(present=False)).notes == ()
+
+
+def test_a_check_has_nothing_to_note(world):
+    world.plugin("p", {"check": {"entry": "fake_p:check", "reads": ["M"]}}, source=USABLE_CHECK)
+    decision = world.dispatcher().decide(world.request(present=True, shapes={"x": (4,), "y": (4,)}))
+    ((code, text),) = told(decision, "p.add")
+    assert code == "probe_failed"
+    assert text.startswith("its check raised PortakernelError: returned Usable(notes=()); it must return None or a")
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,18 @@ import pytest
 import torch
 
 import portakernel
-from portakernel import ops, runtime
+from portakernel import ops, rehearsal, runtime
 from portakernel.errors import (
     ArgumentTypeError,
     ArgumentValueError,
     CaptureError,
     NoKernelError,
     UnknownNameError,
+    WarmupError,
 )
+from portakernel.offline.job import Job
+from portakernel.offline.outcome import Outcome
+from portakernel.request import Phase
 
 
 @pytest.fixture(autouse=True)
@@ -195,6 +199,64 @@ def test_what_makes_no_call_is_refused(args, named, error, message):
 def test_a_named_kernel_that_cannot_serve_is_an_error():
     with pytest.raises(NoKernelError):
         portakernel.warmup("rms_norm", torch.ones(2, 8), torch.ones(8), kernel="triton")
+
+
+def failing(monkeypatch, name: str) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("PassManager::run failed")
+
+    monkeypatch.setattr(ops, name, fail, raising=False)
+
+
+SEVERAL = [portakernel.Call(op, "float32", {"x": (2, 8)}, device="cpu") for op in ("add", "rms_norm")]
+
+
+def test_a_call_that_fails_is_an_error_once_the_others_are_warm(warm, monkeypatch):
+    failing(monkeypatch, "add")
+    with pytest.raises(WarmupError) as caught:
+        portakernel.warmup(SEVERAL)
+    assert re.fullmatch(
+        r"1 call could not be warmed up, and would fail when made:\n"
+        r"  add on cpu:\w+ with x float32, y float32, M=16: RuntimeError: PassManager::run failed",
+        str(caught.value),
+    )
+    assert str(caught.value.__cause__) == "PassManager::run failed"
+    found = caught.value.warmup
+    assert served(found) == [("rms_norm", "inference", "torch.rms_norm_cpu", 1)]
+    assert (found.settled, len(found.failed)) == (True, 1)
+    assert str(found).endswith(": RuntimeError: PassManager::run failed")
+    with warm():
+        ops.rms_norm(torch.ones(2, 8), torch.ones(8))
+
+
+def test_a_functions_own_error_is_its_callers():
+    def step() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        portakernel.warmup(step)
+
+
+def test_what_cannot_be_compiled_ahead_is_not_called_and_the_rest_is(monkeypatch):
+    """Calls are not made whose compiler failed: it would fail again, and might take this process with it."""
+    jobs = {
+        call.op: Job(f"triton.{call.op}", "nvidia:sm_90", call.op, (Phase.INFERENCE,), (), (), 132) for call in SEVERAL
+    }
+    outcomes = [
+        Outcome("triton.add", "nvidia:sm_90", str(jobs["add"]), error="the compiler ended its process (SIGABRT)\nno"),
+        Outcome("triton.rms_norm", "nvidia:sm_90", str(jobs["rms_norm"])),
+    ]
+    monkeypatch.setattr(rehearsal, "serving_jobs", lambda caller, *_: [(jobs[caller.contract.op], None)])
+    monkeypatch.setattr(rehearsal, "compile_ahead", lambda now, asked, shown, workers: outcomes)
+    failing(monkeypatch, "add")
+    with pytest.raises(WarmupError) as caught:
+        portakernel.warmup(SEVERAL)
+    found = caught.value.warmup
+    assert found.failed == ((str(jobs["add"]), "the compiler ended its process (SIGABRT)\nno"),)
+    assert found.ahead == (str(jobs["rms_norm"]),)
+    assert found.to_json()["failed"] == dict(found.failed)
+    assert f"  compiled ahead {jobs['rms_norm']}\n" in str(found)
+    assert served(found) == [("rms_norm", "inference", "torch.rms_norm_cpu", 1)]
 
 
 def test_in_a_capture_warming_up_is_too_late(stream):

@@ -1,10 +1,8 @@
-"""Kernels are compiled for targets that are not here, each in a process that may die, and the assembly is read."""
+"""Kernels are compiled for targets that are not here, and the assembly is read."""
 
 from __future__ import annotations
 
-import os
 import re
-from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -13,11 +11,9 @@ pytest.importorskip("triton")
 
 import torch
 
-from portakernel.offline import workers
+from portakernel.conformance.offline_jobs import jobs
 from portakernel.offline.compiled import Compiled
-from portakernel.offline.jobs import jobs
 from portakernel.offline.outcome import Outcome
-from portakernel.offline.workers import compile_all, compile_job
 from portakernel.request import Phase
 from portakernel.runtime import dispatcher
 from portakernel.target import Target
@@ -36,10 +32,13 @@ def function(**changed) -> Compiled:
 def test_a_kernel_has_one_job_for_a_target_that_it_claims_with_backward_and_even_sizes():
     (job,) = jobs(dispatcher(), kernel("triton.rms_norm"), Target.parse("amd:gfx942"))
     assert job.phases == (Phase.INFERENCE, Phase.TRAINING, Phase.BACKWARD)
-    assert dict(job.dtypes)["x"] == "bfloat16"
+    x, weight = job.tensors
+    assert (x.dtype, x.shape[-1] % 16, x.offset, x.requires_grad) == (torch.bfloat16, 0, 0, True)
+    assert weight.requires_grad
+    assert job.multiprocessors is None
     every = jobs(dispatcher(), kernel("triton.rms_norm"), Target.parse("amd:gfx942"), every=True)
     assert job in every
-    assert {dict(one.dtypes)["x"] for one in every} == {"float32", "float16", "bfloat16"}
+    assert {one.tensors[0].dtype for one in every} == {torch.float32, torch.float16, torch.bfloat16}
 
 
 def test_what_is_not_claimed_is_no_job():
@@ -80,40 +79,3 @@ def test_an_outcome_is_native_with_its_evidence_and_fails_without():
     assert replace(found, evidence="").verdict == "compiles"
     assert replace(found, error="ptxas says no").verdict == "fails"
     assert Outcome("p.k", "nvidia:sm_90", "").verdict == "unclaimed"
-
-
-def test_a_compilers_diagnosis_on_stderr_is_in_the_error(monkeypatch):
-    @contextmanager
-    def failing(target):
-        os.write(2, b"ptxas: line 7: unknown instruction\n")
-        raise RuntimeError("PassManager::run failed")
-        yield []
-
-    monkeypatch.setattr(workers, "offline_context", lambda now, kernel: failing)
-    (job,) = jobs(dispatcher(), kernel("triton.add"), Target.parse("nvidia:sm_90"))
-    outcome = compile_job(job)
-    assert outcome.error == "RuntimeError: PassManager::run failed\nptxas: line 7: unknown instruction"
-
-
-def test_a_compiler_that_ends_its_process_is_told_and_the_others_go_on(tmp_path, monkeypatch):
-    """The workers import this package's stand-in for the plugin's context, which kills the process for one arch."""
-    (tmp_path / "sitecustomize.py").write_text(
-        "import os\n"
-        "if os.environ.get('KILL_FOR'):\n"
-        "    import portakernel.offline.workers as workers\n"
-        "    real = workers.offline_context\n"
-        "    def context(now, kernel):\n"
-        "        made = real(now, kernel)\n"
-        "        return lambda target: os._exit(9) if target.arch == os.environ['KILL_FOR'] else made(target)\n"
-        "    workers.offline_context = context\n",
-        encoding="utf-8",
-    )
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]))
-    monkeypatch.setenv("KILL_FOR", "sm_89")
-    asked = [
-        job for arch in ("sm_89", "sm_90") for job in jobs(dispatcher(), kernel("triton.add"), Target("nvidia", arch))
-    ]
-    outcomes = {outcome.target: outcome for outcome in compile_all(asked, workers=2)}
-    assert outcomes["nvidia:sm_89"].error == "the compiler ended its process"
-    assert outcomes["nvidia:sm_90"].verdict in ("native", "compiles"), outcomes["nvidia:sm_90"].error
-    assert len(outcomes["nvidia:sm_90"].functions) == 1

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from portakernel.offline.jobs import jobs
+from portakernel.conformance.offline_jobs import jobs
 from portakernel.offline.workers import compile_job
 from portakernel.runtime import dispatcher
 from portakernel.target import Target

@@ -14,7 +14,7 @@ from portakernel_plugins.triton import add_layer_norm
 from portakernel_plugins.triton.interpreter import interpreting
 
 EPS = 1e-5
-LONG = 20001
+LONG = 33001
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from portakernel.references import add_rms_norm as reference
 from portakernel_plugins.triton import add_rms_norm
 from portakernel_plugins.triton.configurations import configuration
 from portakernel_plugins.triton.interpreter import interpreting
-from portakernel_plugins.triton.norm_forward import is_long
+from portakernel_plugins.triton.row_blocks import is_long
 
 EPS = 1e-6
 LONG = 33001

@@ -6,8 +6,11 @@ the code.
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from contextvars import copy_context
 from itertools import count, permutations
 from types import SimpleNamespace
@@ -21,15 +24,19 @@ import torch
 import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
+from triton.runtime.cache import FileCacheManager
 
 from portakernel.capability import CannotRun, ReasonCode, Rejection
 from portakernel.compilation import compilations
 from portakernel.errors import ArgumentValueError, CaptureError
 from portakernel_plugins.triton import direct, launch, norm_forward, rms_norm
 from portakernel_plugins.triton.add import add
+from portakernel_plugins.triton.cache_folder import CacheFolder, CacheWarning
 from portakernel_plugins.triton.interpreter import interpreting, is_interpreting
 from portakernel_plugins.triton.launch import program_index
 from portakernel_plugins.triton.rows import row_stride
+
+_A_GLOBAL = tl.constexpr(3.0)
 
 # Triton keeps compiled kernels per device number: each fake device has a number of its own, far from real ones.
 _DEVICE_NUMBERS = count(1000)
@@ -225,6 +232,68 @@ def test_in_a_capture_compiled_kernels_launch_and_others_are_refused(fake_driver
     )
     assert caught.value.what == what
     assert len(driver.launched) == 2
+
+
+def failing(monkeypatch, code: int, times: int = 1) -> list[int]:
+    """Triton's cache cannot keep what it is given, so many times; how often it was given something."""
+    asked: list[int] = []
+    real = FileCacheManager.put
+
+    def put(manager: FileCacheManager, data: Any, filename: str, binary: bool = True) -> str:
+        asked.append(1)
+        if len(asked) <= times:
+            raise OSError(code, os.strerror(code), manager.cache_dir)
+        return real(manager, data, filename, binary)
+
+    monkeypatch.setattr(FileCacheManager, "put", put)
+    return asked
+
+
+def test_a_cache_that_becomes_full_while_a_kernel_is_compiled_is_left_for_another(fake_driver, monkeypatch, tmp_path):
+    driver, asked = fake_driver(), failing(monkeypatch, errno.ENOSPC)
+    monkeypatch.setattr(launch, "FOLDER", CacheFolder())
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    with triton.knobs.cache.scope():
+        with pytest.warns(CacheWarning, match="is full"):
+            add(meta(8), meta(8))
+        assert triton.knobs.cache.dir != str(tmp_path)
+    assert len(asked) > 1
+    assert driver.launched == [(1, 1, 1)]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_what_another_process_did_to_the_cache_is_tried_again_once(fake_driver, monkeypatch, tmp_path, times):
+    driver, asked = fake_driver(), failing(monkeypatch, errno.EBUSY, times)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    with pytest.raises(OSError, match="busy") if times == 2 else nullcontext():
+        add(meta(8), meta(8))
+    assert len(asked) >= 2
+    assert driver.launched == [(1, 1, 1)] * (2 - times)
+
+
+@triton.jit
+def _with_a_global(value):
+    return value * _A_GLOBAL
+
+
+@triton.jit
+def _between(value):
+    return _with_a_global(value)
+
+
+@triton.jit
+def _calls_through(x):
+    tl.store(x, tl.sum(_between(tl.load(x + tl.arange(0, 4))), axis=0))
+
+
+def test_what_a_kernel_calls_is_hashed_before_it():
+    """Triton 3.6 makes another cache key of it else, by whether another kernel that calls the same came before."""
+    helpers = [_between, _with_a_global]
+    assert [helper.hash for helper in (*helpers, _calls_through)] == [None] * 3
+    launch.hash_helpers(_calls_through)
+    assert all(helper.hash for helper in (*helpers, tl.sum))
+    assert _calls_through.hash is None
+    assert [name for name, _ in _between.used_global_vals] == ["_A_GLOBAL"]
 
 
 def test_a_kernel_that_exceeds_shared_memory_cannot_run_and_launches_nothing(fake_driver):

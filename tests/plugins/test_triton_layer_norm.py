@@ -13,11 +13,11 @@ from portakernel.references import layer_norm as reference
 from portakernel_plugins.triton import layer_norm
 from portakernel_plugins.triton.configurations import configuration
 from portakernel_plugins.triton.interpreter import interpreting
-from portakernel_plugins.triton.norm_forward import is_long
+from portakernel_plugins.triton.row_blocks import is_long
 from portakernel_plugins.triton.weight_gradients import summed_shares
 
 EPS = 1e-5
-LONG = 20001
+LONG = 33001
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +33,19 @@ def draw(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tens
 def test_long_rows_are_normalised_block_by_block():
     assert is_long(configuration("layer_norm.forward", torch.device("cpu"), LONG))
     x, weight, bias = draw(3, LONG), draw(LONG, seed=1), draw(LONG, seed=2)
+    exact = reference.forward(x.double(), weight.double(), bias.double(), eps=EPS, save=True)
+    found = layer_norm.layer_norm(x, weight, bias, eps=EPS, save=True)
+    for tensor, truth, tolerance in zip(found, exact, (2e-6, 1e-7, 1e-6), strict=True):
+        torch.testing.assert_close(tensor.double(), truth, rtol=0, atol=tolerance)
+    assert torch.equal(layer_norm.layer_norm(x[1:2], weight, bias, eps=EPS), found[0][1:2])
+    assert torch.equal(layer_norm.layer_norm(x, weight, bias, eps=EPS, out=x), found[0])
+
+
+@pytest.mark.parametrize("columns", [1025, 5000, 9001])
+def test_a_row_of_several_blocks_is_read_once(columns):
+    how = configuration("layer_norm.forward", torch.device("cpu"), columns)
+    assert how.elements < columns <= how.elements * how.blocks
+    x, weight, bias = draw(3, columns), draw(columns, seed=1), draw(columns, seed=2)
     exact = reference.forward(x.double(), weight.double(), bias.double(), eps=EPS, save=True)
     found = layer_norm.layer_norm(x, weight, bias, eps=EPS, save=True)
     for tensor, truth, tolerance in zip(found, exact, (2e-6, 1e-7, 1e-6), strict=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from types import SimpleNamespace
 
 import pytest
@@ -15,8 +16,10 @@ import torch
 import triton
 
 from portakernel.capability import ReasonCode, Rejection
+from portakernel.readiness import Usable
 from portakernel.target import Device, Target
 from portakernel_plugins.triton import probe
+from portakernel_plugins.triton.cache_folder import CacheFolder, CacheWarning
 from portakernel_plugins.triton.interpreter import interpreting
 
 # CPU tensors stand in for the device's; the kernel is interpreted.
@@ -25,7 +28,7 @@ HOPPER = Device(Target("nvidia", "sm_90"), "H200", "cpu")
 
 @pytest.fixture(autouse=True)
 def _toolchain(monkeypatch: pytest.MonkeyPatch, tmp_path):
-    """A compiler and Python's headers, whatever this machine has."""
+    """A compiler, Python's headers and a directory for the cache, whatever this machine has."""
     compiler = tmp_path / "bin" / "gcc"
     compiler.parent.mkdir()
     compiler.touch(mode=0o755)
@@ -33,6 +36,8 @@ def _toolchain(monkeypatch: pytest.MonkeyPatch, tmp_path):
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("PATH", str(compiler.parent))
     monkeypatch.setattr(sysconfig, "get_paths", lambda scheme: {"include": str(tmp_path)})
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache_of_this_test"))
+    monkeypatch.setattr(probe, "FOLDER", CacheFolder())
 
 
 def use_driver(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
@@ -53,7 +58,32 @@ def refuse_driver(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
 def test_usable_where_the_kernel_gives_the_sum(monkeypatch):
     use_driver(monkeypatch, "cuda")
     with interpreting():
-        assert probe.ready(HOPPER) is None
+        assert probe.ready(HOPPER) == Usable([])
+
+
+def test_a_cache_directory_that_cannot_be_used_is_a_note_and_the_rest_is_asked(monkeypatch, tmp_path):
+    use_driver(monkeypatch, "cuda")
+    (tmp_path / "cache").touch()
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    with interpreting(), triton.knobs.cache.scope():
+        with pytest.warns(CacheWarning, match="is no directory") as warned:
+            answer = probe.ready(HOPPER)
+        assert triton.knobs.cache.dir in str(warned[0].message)
+    assert answer == Usable([str(warned[0].message)])
+
+
+def test_without_any_directory_for_the_cache_triton_is_refused(monkeypatch, tmp_path):
+    (tmp_path / "cache").touch()
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(tempfile, "mkdtemp", lambda **_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with triton.knobs.cache.scope():
+        rejection = probe.ready(HOPPER)
+    assert rejection == Rejection(
+        ReasonCode.PROBE_FAILED,
+        f"Triton's cache directory {tmp_path / 'cache'} is no directory (File exists), and {tempfile.gettempdir()},"
+        " which would take its place, is full (No space left on device); make room, or set TRITON_CACHE_DIR to a"
+        " directory on a local disk that can be written",
+    )
 
 
 def test_no_compiler(monkeypatch, tmp_path):

@@ -23,7 +23,8 @@ _MAX_THREADS = 1024
 class Configuration:
     """How one kernel is launched for sizes up to a bucket's end.
 
-    ``elements`` are the fewest that a program takes, ``rows`` of ``columns`` (the size's power of two) each;
+    ``elements`` are the fewest that a program takes, ``rows`` of ``columns`` (the size's power of two) each; ``blocks``
+    of ``elements`` are the most that a program keeps of a row, for kernels that read what does not fit again;
     ``programs`` as many as run side by side, for kernels whose programs stay and take row after row. ``options`` are
     those of the compiler: ``num_warps``, and what the entry says of ``num_stages`` or ``waves_per_eu``.
     """
@@ -32,6 +33,7 @@ class Configuration:
     rows: int
     elements: int
     programs: int
+    blocks: int = 1
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
@@ -88,7 +90,8 @@ def pretended_launch() -> Callable[..., None] | None:
 @cache
 def entries() -> Mapping[str, list[dict[str, Any]]]:
     """What the file says, by kernel."""
-    found: dict[str, list[dict[str, Any]]] = yaml.safe_load(PATH.read_text(encoding="utf-8"))
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a first call waits for it, and the other takes 50 ms more
+    found: dict[str, list[dict[str, Any]]] = yaml.load(PATH.read_text(encoding="utf-8"), Loader=loader)
     return found
 
 
@@ -116,4 +119,4 @@ def configured(kernel: str, processor: Processor, columns: int) -> Configuration
     elements = max(entry.get("elements", 1), 1)
     options = {"num_warps": warps, **entry.get("options", {})}
     programs = processor.multiprocessors * max(1, entry.get("resident_warps", warps) // warps)
-    return Configuration(columns, max(1, elements // columns), elements, programs, options)
+    return Configuration(columns, max(1, elements // columns), elements, programs, entry.get("blocks", 1), options)

@@ -148,9 +148,9 @@ def cross_entropy(
 ) -> Tensor | tuple[Tensor, ...]:
     """The loss of each row, ``lse`` with ``return_lse``, and ``lse (M,)`` once more with ``save``.
 
-    ``logits``: ``(..., V)`` with contiguous rows at one stride (0 too); float32, float16 or bfloat16. ``target``:
-    ``(...)``, any strides; int64 or int32. Results: ``(...)`` float32; ``out``: any strides, a tuple of both with
-    ``return_lse``.
+    ``logits``: ``(..., V)``, any strides, read where they lie if rows are contiguous, at one stride (0 too); float32,
+    float16 or bfloat16. ``target``: ``(...)``, any strides; int64 or int32. Results: ``(...)`` float32; ``out``: any
+    strides, a tuple of both with ``return_lse``.
     """
     del overwrite_logits  # permits backward to
     given = out if isinstance(out, tuple) else (out, None)

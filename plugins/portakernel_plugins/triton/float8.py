@@ -195,6 +195,14 @@ def largest_scale(largest_magnitude: tl.tensor, LARGEST: tl.constexpr):
 
 
 @triton.jit
+def quantized(x: tl.tensor, FORMAT: tl.constexpr, CAST: tl.constexpr, FUSED: tl.constexpr):
+    """The float8 codes, uint8, of float32 rows ``(groups, elements)``, and the scale that each row shares."""
+    s = largest_scale(tl.max(magnitude(x), axis=1), largest_number(FORMAT))
+    quotient = divided(x, s[:, None], tl.div_rn(1.0, s)[:, None], FUSED)
+    return narrowed(quotient, FORMAT, CAST), s
+
+
+@triton.jit
 def power_scale(largest_magnitude: tl.tensor, FORMAT: tl.constexpr):
     """``2 ** (floor(log2(amax)) - emax(FORMAT))``: its code in float8_e8m0fnu, and its reciprocal in float32."""
     exponent = largest_magnitude >> 23

@@ -40,7 +40,7 @@ def is_interpreting() -> bool:
 
 def run(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: Mapping[str, Any]) -> None:
     """Run a ``@triton.jit`` kernel's programs in order; launch options in ``meta`` (``num_warps``) have no effect."""
-    with _LANGUAGE_PATCHED, _callable_jit_functions(), _exact_bfloat16(), _silence():
+    with _LANGUAGE_PATCHED, _callable_jit_functions(), _exact_bfloat16(), _scalar_ranges(), _silence():
         _interpreted(kernel.fn)[grid](*args, **meta)
 
 
@@ -99,6 +99,19 @@ def _exact_bfloat16() -> Iterator[None]:
 def _range(*bounds: Any) -> range:
     """``range`` over interpreted scalars: arrays of one element, which triton 3.6 converts as NumPy 2.4 forbids."""
     return range(*(bound.handle.data.item() if hasattr(bound, "handle") else int(bound) for bound in bounds))
+
+
+@contextmanager
+def _scalar_ranges() -> Iterator[None]:
+    """Let ``tl.range``, which is made of the interpreter's own ``range``, take interpreted scalars too."""
+    from triton.runtime import interpreter
+
+    names = vars(interpreter)
+    names["range"] = _range
+    try:
+        yield
+    finally:
+        del names["range"]
 
 
 @cache

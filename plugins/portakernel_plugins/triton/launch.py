@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 import triton
@@ -12,8 +13,13 @@ from portakernel.capability import CannotRun, ReasonCode, Rejection
 from portakernel.compilation import compilations
 from portakernel.errors import ArgumentValueError
 from portakernel_plugins.triton import interpreter
+from portakernel_plugins.triton.cache_folder import FOLDER
 from portakernel_plugins.triton.configurations import pretended_launch
 from portakernel_plugins.triton.direct import Held
+
+# The options of every launch. Contraction is said explicitly: its default is an environment variable's, and changes
+# with triton 3.10.
+OPTIONS = {"enable_fp_fusion": True}
 
 # By the jit function's identity: to hash one, Triton reads its source. They live as long as their module.
 _HELD: dict[int, Held] = {}
@@ -51,16 +57,42 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, parameter: str | None
             " portakernel_plugins.triton.interpreter.interpreting()"
         )
     if jitted and "_do_compile" not in vars(kernel):
+        hash_helpers(kernel)
         _announce_compilations(kernel)
     try:
-        # Said explicitly, because Triton's default is an environment variable's and changes with 3.10.
-        compiled = kernel[grid](*args, enable_fp_fusion=True, **meta)
+        compiled = _launched(kernel, grid, args, meta)
     except OutOfResources as error:
         raise CannotRun(_too_large(kernel, error, parameter)) from error
     if jitted:
         held = held or _HELD.setdefault(id(kernel), Held(kernel))
         if not held.watched():
             held.hold(compiled, args, meta)
+
+
+def _launched(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]) -> Any:
+    """Triton's own launch, which compiles what its cache lacks; the compiled kernel."""
+    try:
+        return kernel[grid](*args, **OPTIONS, **meta)
+    except OSError as error:
+        if not FOLDER.recover(error):
+            raise
+        return kernel[grid](*args, **OPTIONS, **meta)
+
+
+def hash_helpers(kernel: Any) -> None:
+    """Has Triton hash the functions that ``kernel`` calls before the kernel itself.
+
+    In 3.6 the name of a kernel in Triton's cache depends on whether a function with compile-time globals that it calls
+    was hashed before, as for another kernel: what one process compiled, others would not find that make their calls in
+    another order.
+    """
+    names, scope = kernel.fn.__code__.co_names, kernel.__globals__
+    for value in [scope.get(name) for name in names]:
+        values = [getattr(value, name, None) for name in names] if isinstance(value, ModuleType) else [value]
+        for helper in values:
+            if isinstance(helper, triton.runtime.jit.JITCallable) and helper.hash is None and helper is not kernel:
+                hash_helpers(helper)
+                helper.cache_key  # noqa: B018 - a property that keeps what it computes
 
 
 def _announce_compilations(kernel: Any) -> None:

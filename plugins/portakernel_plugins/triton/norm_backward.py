@@ -25,7 +25,7 @@ from torch import Tensor
 from portakernel_plugins.triton.activations import value_and_slope
 from portakernel_plugins.triton.configurations import configuration
 from portakernel_plugins.triton.launch import cdiv, grid_of, launch, program_index
-from portakernel_plugins.triton.norm_forward import is_long
+from portakernel_plugins.triton.row_blocks import is_long
 from portakernel_plugins.triton.rows import with_row_stride
 from portakernel_plugins.triton.weight_gradients import summed_shares
 

@@ -6,12 +6,15 @@ Of each row, with ``s = x + residual`` rounded to its dtype, or ``s = x`` where 
     rstd = 1 / sqrt(mean((s - mean)**2) + eps)
     y    = activation((s - mean) * rstd * (weight + weight_offset) + bias)
 
-Everything is computed in float32 and rounded once, when it is stored. A row is one block of registers while the
-configuration says so. A longer one is read twice, block by block: for its statistics, where each lane keeps those of
-its own columns, and, from the end, because its end is what caches still hold, for its results.
+Everything is computed in float32 and rounded once, when it is stored. A row stays in registers, in one block or
+several, while the configuration says so: several, because a power of two may be much more than a row has. A longer one
+is read twice, block by block: for its statistics, where each lane keeps those of its own columns, and, from the end,
+because its end is what caches still hold, for its results.
 """
-# pyright: reportPossiblyUnboundVariable=false
-# What branches of compile-time values bind, Triton sees bound.
+# pyright: reportPossiblyUnboundVariable=false, reportGeneralTypeIssues=false
+# What branches of compile-time values bind, Triton sees bound. Tuples grow by concatenation, the one way it knows.
+# ruff: noqa: RUF005
+# mypy: disable-error-code="assignment, misc, unreachable, var-annotated"
 
 from __future__ import annotations
 
@@ -20,13 +23,15 @@ import triton.language as tl
 from torch import Tensor
 
 from portakernel_plugins.triton.activations import activated
-from portakernel_plugins.triton.configurations import Configuration, configuration
+from portakernel_plugins.triton.configurations import configuration
 from portakernel_plugins.triton.launch import cdiv, grid_of, launch, program_index
+from portakernel_plugins.triton.row_blocks import held_shape, is_long, load_block, store_block
 from portakernel_plugins.triton.rows import with_row_stride
 
 
 @triton.jit
-def _reciprocal_root(mean_square, eps):
+def reciprocal_root(mean_square, eps):
+    """``1 / sqrt(mean_square + eps)``."""
     # Correctly rounded root and quotient: one per row costs nothing, and the vendors' approximations differ.
     return tl.div_rn(1.0, tl.sqrt_rn(mean_square + eps))
 
@@ -56,38 +61,62 @@ def _forward(
     ACTIVATION: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    BLOCKS: tl.constexpr,  # of BLOCK_N columns, in a row
 ) -> None:
     row = program_index() * BLOCK_M + tl.arange(0, BLOCK_M)
-    column = tl.arange(0, BLOCK_N)
-    in_row = column < columns
-    inside = (row < rows)[:, None] & in_row[None, :]
+    lane = tl.arange(0, BLOCK_N)
 
-    # All is read before anything is written: ``y`` may be ``x``, and ``summed`` ``residual``.
-    s = tl.load(x + row[:, None] * x_stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    # All is read before anything is written: ``y`` may be ``x``, and ``summed`` ``residual``. What waits is as narrow
+    # as it is in memory.
+    parts = ()
+    for i in tl.static_range(BLOCKS):
+        parts = parts + (load_block(x, row, x_stride, rows, i * BLOCK_N + lane, columns),)
     if residual is not None:
-        added = tl.load(residual + row[:, None] * residual_stride + column[None, :], mask=inside, other=0.0)
-        s_rounded = (s + added.to(tl.float32)).to(summed.dtype.element_ty)
-        s = s_rounded.to(tl.float32)
-    if not CENTRED:  # Read early, and kept as narrow as it is until it is needed.
-        w = tl.load(weight + column.to(tl.int64) * weight_stride, mask=in_row, other=0.0)
+        added = ()
+        for i in tl.static_range(BLOCKS):
+            added = added + (load_block(residual, row, residual_stride, rows, i * BLOCK_N + lane, columns),)
+        sums = ()
+        for i in tl.static_range(BLOCKS):
+            sums = sums + ((parts[i].to(tl.float32) + added[i].to(tl.float32)).to(summed.dtype.element_ty),)
+        parts = sums
+    weights = ()
+    if not CENTRED:  # Read early; two sums leave no registers for it, on which depends how many rows are on their way.
+        for i in tl.static_range(BLOCKS):
+            column = i * BLOCK_N + lane
+            w = tl.load(weight + column.to(tl.int64) * weight_stride, mask=column < columns, other=0.0)
+            weights = weights + (w,)
     if residual is not None:
-        tl.store(summed + row[:, None] * summed_stride + column[None, :], s_rounded, mask=inside)
+        for i in tl.static_range(BLOCKS):
+            store_block(summed, row, summed_stride, rows, i * BLOCK_N + lane, columns, parts[i])
 
     if CENTRED:
-        m = tl.sum(s, axis=1) / columns
-        s = tl.where(in_row[None, :], s - m[:, None], 0.0)
-        # Read late: two sums leave no registers for it, on which depends how many rows are on their way.
-        w = tl.load(weight + column.to(tl.int64) * weight_stride, mask=in_row, other=0.0)
-    r = _reciprocal_root(tl.sum(s * s, axis=1) / columns, eps)
-    w = w.to(tl.float32)
-    if weight_offset is not None:
-        w = w + weight_offset
-    z = s * r[:, None] * w[None, :]
-    if bias is not None:
-        z += tl.load(bias + column.to(tl.int64) * bias_stride, mask=in_row, other=0.0).to(tl.float32)[None, :]
-    y_block = activated(z, ACTIVATION).to(y.dtype.element_ty)
+        total = parts[0].to(tl.float32)
+        for i in tl.static_range(1, BLOCKS):
+            total += parts[i].to(tl.float32)
+        m = tl.sum(total, axis=1) / columns
+    squares = tl.full((BLOCK_M, BLOCK_N), 0.0, tl.float32)
+    for i in tl.static_range(BLOCKS):
+        s = parts[i].to(tl.float32)
+        if CENTRED:
+            s = tl.where((i * BLOCK_N + lane < columns)[None, :], s - m[:, None], 0.0)
+        squares += s * s
+    r = reciprocal_root(tl.sum(squares, axis=1) / columns, eps)
 
-    tl.store(y + row[:, None] * y_stride + column[None, :], y_block, mask=inside)
+    for i in tl.static_range(BLOCKS):
+        column = i * BLOCK_N + lane
+        s = parts[i].to(tl.float32)
+        if CENTRED:
+            s = s - m[:, None]
+            w = tl.load(weight + column.to(tl.int64) * weight_stride, mask=column < columns, other=0.0).to(tl.float32)
+        else:
+            w = weights[i].to(tl.float32)
+        if weight_offset is not None:
+            w = w + weight_offset
+        z = s * r[:, None] * w[None, :]
+        if bias is not None:
+            shift = tl.load(bias + column.to(tl.int64) * bias_stride, mask=column < columns, other=0.0)
+            z += shift.to(tl.float32)[None, :]
+        store_block(y, row, y_stride, rows, column, columns, activated(z, ACTIVATION))
     if rstd is not None:
         tl.store(rstd + row, r, mask=row < rows)
     if mean is not None:
@@ -148,7 +177,7 @@ def _forward_long(
         count = ((columns - lane + BLOCK_N - 1) // BLOCK_N).to(tl.float32)
         m = tl.sum(lane_mean * count, axis=0) / columns
         lane_squares += count * (lane_mean - m) * (lane_mean - m)
-    r = _reciprocal_root(tl.sum(lane_squares, axis=0) / columns, eps)
+    r = reciprocal_root(tl.sum(lane_squares, axis=0) / columns, eps)
 
     # What other threads of this program stored is read again.
     tl.debug_barrier()
@@ -175,11 +204,6 @@ def _forward_long(
         tl.store(rstd + row, r)
     if mean is not None:
         tl.store(mean + row, m)
-
-
-def is_long(how: Configuration) -> bool:
-    """Whether a row is taken in blocks of ``elements``; where the entry says none, it is one block."""
-    return 1 < how.elements < how.columns
 
 
 def forward(
@@ -215,7 +239,7 @@ def forward(
     how = configuration(kernel, x.device, n)
     long = is_long(how)
     grid = grid_of(rows if long else cdiv(rows, how.rows))
-    blocks = {"BLOCK_N": how.elements} if long else {"BLOCK_M": how.rows, "BLOCK_N": how.columns}
+    shape = {"BLOCK_N": how.elements} if long else held_shape(how, n)
     launch(
         _forward_long if long else _forward,
         grid,
@@ -240,6 +264,6 @@ def forward(
         parameter="N",
         CENTRED=centred,
         ACTIVATION=activation,
-        **blocks,
+        **shape,
         **how.options,
     )

@@ -1,4 +1,8 @@
-"""Whether Triton works on a device of this machine: host toolchain, driver, and one tiny kernel, its result checked."""
+"""Whether Triton works on a device of this machine: toolchain, cache, driver, and one tiny kernel, its result checked.
+
+The answer is not kept on disk. What it costs a second process is a launch of a kernel that Triton's cache has, and
+what a file said of another driver, another container or a device that has failed since would be worth less.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +14,19 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from portakernel.capability import ReasonCode, Rejection
+from portakernel.readiness import Usable
 from portakernel.target import Device, Target
+from portakernel_plugins.triton import fingerprint
+from portakernel_plugins.triton.cache_folder import FOLDER
 
 # Triton's name for each vendor's driver, and the vendor's tool that lists devices.
 _DRIVERS = {"nvidia": ("cuda", "nvidia-smi"), "amd": ("hip", "rocm-smi")}
 
 
-def ready(device: Device) -> Rejection | None:
-    """Why Triton cannot be used on ``device``, which is in this machine; None where it can. Never raises."""
+def ready(device: Device) -> Rejection | Usable:
+    """Why Triton cannot be used on ``device``, which is in this machine, or what has to be said of it. Never raises."""
     try:
-        return _toolchain() or _driver(device.target) or _tiny_launch(device)
+        return _toolchain() or _cache() or _driver(device.target) or _tiny_launch(device) or Usable(FOLDER.notes)
     except subprocess.CalledProcessError as error:
         command = " ".join(map(str, error.cmd)) if isinstance(error.cmd, list) else str(error.cmd)
         text = f"the C compiler failed on Triton's launcher (status {error.returncode}): run `{command}` to see why"
@@ -50,6 +57,14 @@ def _toolchain() -> Rejection | None:
         text = f"Triton's launchers include Python.h, which is not in {headers}; install Python's headers (python3-dev)"
         return Rejection(ReasonCode.MISSING_TOOLCHAIN, text)
     return None
+
+
+def _cache() -> Rejection | None:
+    """Whether Triton has a directory for what it compiles; from then on its names there cost little."""
+    rejection = FOLDER.settle()
+    if rejection is None:
+        fingerprint.remember()
+    return rejection
 
 
 def _driver(target: Target) -> Rejection | None:

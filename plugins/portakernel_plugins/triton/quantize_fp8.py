@@ -31,6 +31,7 @@ from portakernel_plugins.triton.float8 import (
     maxima,
     memory,
     narrowed,
+    quantized,
 )
 from portakernel_plugins.triton.launch import cdiv, grid_of, launch, program_index
 from portakernel_plugins.triton.rows import as_bytes, delivered, with_row_stride
@@ -59,10 +60,9 @@ def _rows(
     inside = (row < rows)[:, None] & (column < columns)[None, :]
     block = tl.load(x + row[:, None] * stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
 
-    s = largest_scale(tl.max(magnitude(block), axis=1), largest_number(FORMAT))
-    quotient = divided(block, s[:, None], tl.div_rn(1.0, s)[:, None], FUSED)
+    code, s = quantized(block, FORMAT, CAST, FUSED)
 
-    tl.store(q + row[:, None] * columns + column[None, :], narrowed(quotient, FORMAT, CAST), mask=inside)
+    tl.store(q + row[:, None] * columns + column[None, :], code, mask=inside)
     tl.store(scale + row, s, mask=row < rows)
 
 
@@ -123,11 +123,9 @@ def _groups(
     inside = inner[None, :] < left[:, None]
     block = tl.load(x + (row * stride + first)[:, None] + inner[None, :], mask=inside, other=0.0).to(tl.float32)
 
-    s = largest_scale(tl.max(magnitude(block), axis=1), largest_number(FORMAT))
-    quotient = divided(block, s[:, None], tl.div_rn(1.0, s)[:, None], FUSED)
+    code, s = quantized(block, FORMAT, CAST, FUSED)
 
-    place = (row * columns + first)[:, None] + inner[None, :]
-    tl.store(q + place, narrowed(quotient, FORMAT, CAST), mask=inside)
+    tl.store(q + (row * columns + first)[:, None] + inner[None, :], code, mask=inside)
     tl.store(scale + number, s, mask=left > 0)
 
 

@@ -5,11 +5,15 @@ With ``m = max(x)`` and ``e = exp(x - m)`` of a row:
     y      = e / sum(e)
     grad_x = y * (g - sum(g * y))                              g: gradient of y
 
-Everything is computed in float32 and rounded once, when it is stored. A row is one block of registers while the
-configuration says so. A longer one is read twice, block by block: the first time for its sums, where each lane keeps a
-maximum of its own and the sum of exponentials below it (Milakov & Gimelshein 2018, arXiv 1805.02867), the second time,
-from the end, because its end is what caches still hold, for its results.
+Everything is computed in float32 and rounded once, when it is stored. A row stays in registers, in one block or
+several, while the configuration says so. A longer one is read twice, block by block: the first time for its sums, where
+each lane keeps a maximum of its own and the sum of exponentials below it (Milakov & Gimelshein 2018, arXiv 1805.02867),
+the second time, from the end, because its end is what caches still hold, for its results.
 """
+# pyright: reportGeneralTypeIssues=false
+# Tuples grow by concatenation, the one way that Triton knows.
+# ruff: noqa: RUF005
+# mypy: disable-error-code="assignment, misc, unreachable, var-annotated"
 
 from __future__ import annotations
 
@@ -20,6 +24,7 @@ from torch import Tensor
 
 from portakernel_plugins.triton.configurations import Configuration, configuration
 from portakernel_plugins.triton.launch import cdiv, grid_of, launch, program_index
+from portakernel_plugins.triton.row_blocks import held_shape, is_long, load_block, store_block
 from portakernel_plugins.triton.rows import delivered, row_target, with_row_stride
 
 # Bytes that a thread reads at once.
@@ -41,16 +46,26 @@ def _forward(
     y_stride: tl.tensor,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    BLOCKS: tl.constexpr,  # of BLOCK_N columns, in a row
 ) -> None:
     row = program_index() * BLOCK_M + tl.arange(0, BLOCK_M)
-    column = tl.arange(0, BLOCK_N)
-    inside = (row < rows)[:, None] & (column < columns)[None, :]
+    lane = tl.arange(0, BLOCK_N)
 
-    # All is read before anything is written: ``y`` may be ``x``.
-    x_block = tl.load(x + row[:, None] * x_stride + column[None, :], mask=inside, other=float("-inf")).to(tl.float32)
-    e = tl.exp(x_block - tl.max(tl.maximum(x_block, _LOWEST), axis=1)[:, None])
-    y_block = e * (1.0 / tl.sum(e, axis=1))[:, None]
-    tl.store(y + row[:, None] * y_stride + column[None, :], y_block.to(y.dtype.element_ty), mask=inside)
+    # All is read before anything is written: ``y`` may be ``x``. What waits is as narrow as it is in memory.
+    parts = ()
+    for i in tl.static_range(BLOCKS):
+        parts = parts + (load_block(x, row, x_stride, rows, i * BLOCK_N + lane, columns, float("-inf")),)
+    largest = tl.maximum(parts[0].to(tl.float32), _LOWEST)
+    for i in tl.static_range(1, BLOCKS):
+        largest = tl.maximum(largest, parts[i].to(tl.float32))
+    row_max = tl.max(largest, axis=1)[:, None]
+    total = tl.exp(parts[0].to(tl.float32) - row_max)
+    for i in tl.static_range(1, BLOCKS):
+        total += tl.exp(parts[i].to(tl.float32) - row_max)
+    scale = (1.0 / tl.sum(total, axis=1))[:, None]
+    for i in tl.static_range(BLOCKS):
+        e = tl.exp(parts[i].to(tl.float32) - row_max)
+        store_block(y, row, y_stride, rows, i * BLOCK_N + lane, columns, e * scale)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -153,8 +168,8 @@ def _backward_long(
 
 
 def _long_row(how: Configuration, tensor: Tensor) -> dict[str, int] | None:
-    """How a row is cut into blocks of ``elements``; None where it is one block, as it is where none are said."""
-    if how.elements == 1 or how.elements >= how.columns:
+    """How a row that is read twice is cut into blocks of ``elements``; None where it stays in registers."""
+    if not is_long(how):
         return None
     vector = min(_ACCESS_BYTES // tensor.element_size(), how.elements)
     return {"LANES": how.elements // vector, "VECTOR": vector}
@@ -175,7 +190,7 @@ def softmax(x: Tensor, *, out: Tensor | None = None) -> Tensor:
         how = configuration("softmax.forward", x.device, n)
         block = _long_row(how, x)
         if block is None:
-            grid, sizes = grid_of(cdiv(rows, how.rows)), {"BLOCK_M": how.rows, "BLOCK_N": how.columns}
+            grid, sizes = grid_of(cdiv(rows, how.rows)), held_shape(how, n)
             launch(_forward, grid, x, y, rows, n, x_stride, y_stride, parameter="N", **sizes, **how.options)
         else:
             launch(

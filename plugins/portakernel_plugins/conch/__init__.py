@@ -1,0 +1,1 @@
+"""Plugin ``conch``: the inference kernels of Conch (Stack AV), in Triton."""

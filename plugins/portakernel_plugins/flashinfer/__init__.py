@@ -1,0 +1,1 @@
+"""Plugin ``flashinfer``: the serving kernels of FlashInfer, in CUDA and CuTe DSL."""

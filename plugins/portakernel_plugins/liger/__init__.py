@@ -1,0 +1,1 @@
+"""Plugin ``liger``: the training kernels of Liger-Kernel (LinkedIn), in Triton."""

@@ -1,0 +1,107 @@
+"""Triton's fingerprint of itself, kept on disk.
+
+Every name in Triton's cache of compiled kernels depends on a digest of Triton's own files. One of them, libtriton.so,
+has 400 MB and more, and each process reads it before its first kernel, be that compiled or not: 0.3 s from memory,
+seconds from a disk (triton#2008). The digest is kept beside the cache, under the names, sizes and times of those files
+and the wheel's own list of their digests: what changes an installation changes one of these.
+"""
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import triton
+import triton.runtime.cache
+from triton import knobs
+
+_FOLDER = "portakernel"
+
+
+def remember() -> None:
+    """From now on Triton takes its fingerprint from disk, where it is known, and else keeps it there."""
+    cache: Any = sys.modules["triton.runtime.cache"]
+    compute: Any = getattr(cache, "triton_key", None)
+    # an lru_cache (3.6 to 3.9), which has not been asked; what is anything else stays
+    if not hasattr(compute, "cache_info") or compute.cache_info().currsize:
+        return
+    stamp = _stamp(Path(triton.__file__).parent)
+    if stamp is not None:
+        cache.triton_key = _Kept(compute, stamp)
+
+
+class _Kept:
+    """Triton's fingerprint, in the place of the function that computes it."""
+
+    def __init__(self, compute: Callable[[], str], stamp: str) -> None:
+        functools.update_wrapper(self, compute)
+        self._compute, self._stamp = compute, stamp
+        self._found = ""
+
+    def __call__(self) -> str:
+        if not self._found:
+            path = Path(knobs.cache.dir, _FOLDER, f"fingerprint-{self._stamp}")
+            self._found = _read(path) or _write(path, self._compute())
+        return self._found
+
+
+def _read(path: Path) -> str:
+    """What is kept there; empty where nothing is, or what Triton's fingerprints do not look like."""
+    with suppress(OSError, UnicodeDecodeError):
+        text = path.read_text(encoding="ascii")
+        return text if text.startswith(triton.__version__) and len(text) > 2 * hashlib.sha256().digest_size else ""
+    return ""
+
+
+def _write(path: Path, text: str) -> str:
+    """Keeps ``text``, whole or not at all; a cache that cannot be written keeps nothing."""
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=path.parent)
+        try:
+            with open(descriptor, "w", encoding="ascii") as file:
+                file.write(text)
+            os.replace(name, path)
+        except OSError:
+            os.unlink(name)
+            raise
+    return text
+
+
+def _stamp(package: Path) -> str | None:
+    """What tells this installation from any other; None where its wheel does not vouch for the library."""
+    record = _record(package)
+    if record is None:
+        return None
+    facts = [triton.__version__, hashlib.sha256(record).hexdigest()]
+    for path in _fingerprinted(package):
+        status = path.stat()
+        facts.append(f"{path.relative_to(package)} {status.st_size} {status.st_mtime_ns}")
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:32]
+
+
+def _record(package: Path) -> bytes | None:
+    """The list of files that the wheel was installed with, where the library and its digest are on it."""
+    library = f"{package.name}/_C/libtriton.".encode()
+    for path in sorted(package.parent.glob("*triton*.dist-info/RECORD")):
+        with suppress(OSError):
+            record = path.read_bytes()
+            if any(line.startswith(library) and b",sha256=" in line for line in record.splitlines()):
+                return record
+    return None
+
+
+def _fingerprinted(package: Path) -> Iterator[Path]:
+    """The files of which ``triton_key`` makes its digest (3.6 to 3.9)."""
+    yield from sorted(package.glob("_C/libtriton.*"))
+    yield package / "runtime" / "cache.py"
+    for folder in ("compiler", "backends", "language"):
+        yield from sorted((package / folder).rglob("*.py"))

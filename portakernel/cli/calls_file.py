@@ -1,0 +1,52 @@
+"""Calls in words, listed in a file: what ``portakernel warmup --calls`` warms up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from portakernel.contracts import contracts
+from portakernel.errors import nearest
+from portakernel.manifest_file import load_manifest
+from portakernel.warmth import Call
+
+
+def _op(name: str) -> str:
+    if name not in contracts():
+        raise ValueError(f"unknown op {name!r}; {nearest(name, contracts())}")
+    return name
+
+
+class CallEntry(BaseModel):
+    """One call; the keys are those of ``portakernel.Call``."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    op: Annotated[str, AfterValidator(_op)]
+    dtype: str | dict[str, str]
+    shape: dict[str, list[Annotated[int, Field(ge=0)]]]
+    format: str | dict[str, str] | None = None
+    device: str | None = None
+    training: bool = False
+    kernel: str | None = None
+    parameters: dict[str, Any] = {}
+
+
+class CallsFile(BaseModel):
+    """A YAML file with the one key ``calls``."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    calls: Annotated[list[CallEntry], Field(min_length=1)]
+
+
+def load_calls(path: Path) -> list[Call]:
+    """The calls that the file lists.
+
+    Raises:
+        ManifestError: it cannot be accepted; holds every problem, with its line.
+    """
+    entries = load_manifest(CallsFile, path, strict=True).manifest.calls
+    return [Call(**{name: getattr(entry, name) for name in CallEntry.model_fields}) for entry in entries]

@@ -1,0 +1,148 @@
+"""A kernel observed in a process of its own, which may die: abort, hang, or leave its device without a context."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Literal
+
+from portakernel import runtime
+from portakernel.config import Config
+from portakernel.conformance.observation import Event, Finished
+from portakernel.conformance.observer import Known, Observer
+from portakernel.conformance.venue import Unavailable, find_venue
+from portakernel.dispatch import Dispatcher
+from portakernel.plugin_manager import Package, PluginManager
+from portakernel.registry import Registry
+from portakernel.target import Device
+
+# Of what a process wrote, the end is where the reason for its death stands.
+_MOST_WRITTEN = 4000
+# How long a process may take to load torch and to plan: no kernel runs meanwhile.
+_START_S = 300.0
+# How long a process may take to be gone: to end, or to be killed inside a driver.
+_GONE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a process runs: one kernel of these packages, as whoever asks sees them, where ``check`` would run it.
+
+    Refused cases are tried for ``seconds``. ``known`` is what processes before this one have found out.
+    """
+
+    packages: tuple[Package, ...]
+    disabled: frozenset[str]
+    kernel: str
+    device: Device | None
+    seed: int
+    seconds: float
+    claims: bool
+    known: Known
+
+    def events(self) -> Iterator[Event]:
+        """Runs it in this process."""
+        now = runtime.dispatcher()
+        if now.registry.manager.packages != self.packages or now.disabled != self.disabled:
+            registry = Registry(PluginManager(self.packages, disabled=self.disabled))
+            now = Dispatcher(registry, Config(disable=tuple(self.disabled)))
+        kernel = now.registry.kernels[self.kernel]
+        venue = find_venue(now, kernel, self.device)
+        if isinstance(venue, Unavailable):
+            raise LookupError(venue.reason)
+        observer = Observer(now, kernel, venue, self.seed)
+        yield from observer.events(self.seconds, claims=self.claims, known=self.known)
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """How a process ended before it was done, or that it did not, and the end of what it wrote."""
+
+    outcome: Literal["ended", "hung"]
+    text: str
+    written: str
+
+
+def run_apart(job: Job, patience_s: float) -> Iterator[Event | Death]:
+    """The job's events from a process of its own, as they come; the last is ``Finished`` or the process's death.
+
+    It is killed when, once it has begun, nothing comes for ``patience_s`` seconds, and when nobody listens any more.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder, "written")
+        log.touch()
+        context = get_context("spawn")  # a forked child could not use the devices that its parent has used
+        ours, theirs = context.Pipe(duplex=False)
+        process = context.Process(target=_work, args=(theirs, job, log))
+        try:
+            with _interrupts_blocked():
+                process.start()
+            theirs.close()
+            yield from _received(ours, process, log, patience_s)
+        finally:
+            if process.pid is not None:
+                process.kill()
+                process.join(_GONE_S)
+            if process.exitcode is not None:
+                process.close()
+            ours.close()
+
+
+@contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Inside, Ctrl-C waits; a process that starts there never hears of it, which is its parent's to answer."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _received(pipe: Connection, process: BaseProcess, log: Path, patience_s: float) -> Iterator[Event | Death]:
+    begun = False
+    while pipe.poll(patience_s if begun else max(patience_s, _START_S)):
+        try:
+            event: Event = pipe.recv()
+        except (EOFError, OSError):
+            process.join()
+            written = _written(log)
+            yield Death("ended", f"it ended its process: {_ending(process.exitcode, written)}", written)
+            return
+        yield event
+        begun = True
+        if isinstance(event, Finished):
+            process.join(_GONE_S)  # what it has to put in order at its end, it may
+            return
+    yield Death("hung", f"it did not end within {patience_s:g} seconds", _written(log))
+
+
+def _work(pipe: Connection, job: Job, log: Path) -> None:
+    """What the process does. What is written, below Python too, goes to ``log``: a library that aborts says why."""
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    faulthandler.enable()
+    for event in job.events():
+        pipe.send(event)
+
+
+def _ending(status: int | None, written: str) -> str:
+    if status is None or status >= 0:
+        return f"exit status {status}: {written.splitlines()[-1]}" if written else f"exit status {status}"
+    try:
+        return f"signal {-status} ({signal.Signals(-status).name})"
+    except ValueError:
+        return f"signal {-status}"
+
+
+def _written(log: Path) -> str:
+    return log.read_text(encoding="utf-8", errors="replace").strip()[-_MOST_WRITTEN:]

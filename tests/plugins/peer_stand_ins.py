@@ -1,0 +1,484 @@
+"""Stand-ins for the functions of other libraries that the adapters call: their arguments, their habits, in plain torch.
+
+They read tensors as those kernels do (without gaps, from aligned addresses, and no other way), write over what those
+write over, and round where those round; a test holds their arguments to the real functions' where a library is
+installed. ``install`` puts them in the libraries' places.
+"""
+# ruff: noqa: N803
+# The arguments' names are the libraries'.
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+# What stands for which function: (module, name) -> function.
+STAND_INS: dict[tuple[str, str], Callable[..., Any]] = {}
+# Modules that are imported as such.
+NAMESPACES = {"flashinfer.jit.env": {"FLASHINFER_CSRC_DIR": Path("csrc")}}
+
+
+def stands_in(module: str, name: str | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Lists the function as that one of ``module``."""
+
+    def listed(function: Callable[..., Any]) -> Callable[..., Any]:
+        STAND_INS[module, name or function.__name__] = function
+        return function
+
+    return listed
+
+
+def install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Puts the stand-ins in their places; adapters that were loaded with others are forgotten."""
+    libraries = {module.partition(".")[0] for module, _ in STAND_INS}
+    adapters = tuple(f"portakernel_plugins.{name}." for name in ("conch", "flashinfer", "liger", "quack"))
+    for loaded in list(sys.modules):
+        if loaded.partition(".")[0] in libraries or loaded.startswith(adapters):
+            monkeypatch.delitem(sys.modules, loaded)
+    for (module, name), function in STAND_INS.items():
+        setattr(_module(monkeypatch, module), name, function)
+    for module, names in NAMESPACES.items():
+        vars(_module(monkeypatch, module)).update(names)
+
+
+def _module(monkeypatch: pytest.MonkeyPatch, name: str) -> ModuleType:
+    if name not in sys.modules:
+        made = ModuleType(name)
+        made.__path__ = []
+        monkeypatch.setitem(sys.modules, name, made)
+        parent, _, child = name.rpartition(".")
+        if parent:
+            setattr(_module(monkeypatch, parent), child, made)
+    return sys.modules[name]
+
+
+def _dense(*tensors: Tensor | None, alignment: int = 1) -> None:
+    for tensor in tensors:
+        assert tensor is None or (tensor.is_contiguous() and tensor.data_ptr() % alignment == 0)
+
+
+def _rows(*tensors: Tensor | None, alignment: int = 1) -> None:
+    """What a kernel that is told one stride for all, the row's length, can read."""
+    _dense(*tensors, alignment=alignment)
+    assert all(tensor is None or (tensor.dim() == 2 and tensor.stride() == (tensor.shape[1], 1)) for tensor in tensors)
+
+
+def _rms(x: Tensor, weight: Tensor, eps: float, offset: float) -> tuple[Tensor, Tensor]:
+    rstd = torch.rsqrt(x.square().mean(-1) + eps)
+    return x * rstd[:, None] * (offset + weight.float()), rstd
+
+
+def _layer(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    mean = x.mean(-1)
+    rstd = torch.rsqrt((x - mean[:, None]).square().mean(-1) + eps)
+    y = (x - mean[:, None]) * rstd[:, None] * weight.float()
+    return y if bias is None else y + bias.float(), mean, rstd
+
+
+def _slopes(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, mean: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of a norm for x, weight and bias, all in float32."""
+    hat = (x if mean is None else x - mean[:, None]) * rstd[:, None]
+    weighed = dy * weight
+    shift = 0.0 if mean is None else weighed.mean(-1, keepdim=True)
+    dx = (weighed - shift - hat * (hat * weighed).mean(-1, keepdim=True)) * rstd[:, None]
+    return dx, (dy * hat).sum(0), dy.sum(0)
+
+
+# --- liger ----------------------------------------------------------------------------------------------------------
+
+
+@stands_in("liger_kernel.ops.utils")
+def calculate_settings(n):
+    return 1 << max(n - 1, 0).bit_length(), 4
+
+
+@stands_in("liger_kernel.ops.rms_norm")
+def rms_norm_forward(X, W, eps, offset, casting_mode, row_mode):
+    _dense(X, W)
+    assert casting_mode == 1  # "gemma": the others round in between
+    y, rstd = _rms(X.view(-1, X.shape[-1]).float(), W, eps, offset)
+    return y.to(X.dtype).view(X.shape), X, rstd, *calculate_settings(X.shape[-1]), casting_mode
+
+
+@stands_in("liger_kernel.ops.rms_norm")
+def rms_norm_backward(dY, X, W, RSTD, offset, casting_mode, BLOCK_SIZE, num_warps, in_place, row_mode, needs_dw=None):
+    _dense(dY, W)
+    _rows(X)
+    assert casting_mode == 1
+    assert (BLOCK_SIZE, num_warps) == calculate_settings(X.shape[-1])
+    dx, dw, _ = _slopes(dY.view(X.shape).float(), X.float(), W.float() + offset, RSTD, None)
+    dx = dx.to(dY.dtype).view(dY.shape)
+    return dY.copy_(dx) if in_place else dx, dw.to(W.dtype) if needs_dw is None or needs_dw else None
+
+
+@stands_in("liger_kernel.ops.fused_add_rms_norm")
+def fused_add_rms_norm_forward(X, R, W, eps, offset, casting_mode):
+    _dense(X, R, W)
+    assert casting_mode == 1
+    summed = X + R
+    y, rstd = _rms(summed.view(-1, X.shape[-1]).float(), W, eps, offset)
+    return y.to(X.dtype).view(X.shape), summed, rstd, *calculate_settings(X.shape[-1]), 2, casting_mode
+
+
+@stands_in("liger_kernel.ops.fused_add_rms_norm")
+def fused_add_rms_norm_backward(
+    dY, dS_out, S, W, RSTD, offset, casting_mode, BLOCK_SIZE, num_warps, num_stages, in_place, needs_dw=None
+):
+    _dense(dY, dS_out, S, W)
+    assert (casting_mode, num_stages) == (1, 2)
+    rows = -1, S.shape[-1]
+    dx, dw, _ = _slopes(dY.view(rows).float(), S.view(rows).float(), W.float() + offset, RSTD, None)
+    dx = (dx + dS_out.view(rows)).to(dY.dtype).view(dY.shape)
+    dx = dY.copy_(dx) if in_place else dx
+    return dx, dx, dw.to(W.dtype) if needs_dw is None or needs_dw else None
+
+
+@stands_in("liger_kernel.ops.layer_norm")
+def layer_norm_forward(X, W, B, eps):
+    _dense(X, W, B)
+    y, mean, rstd = _layer(X.view(-1, X.shape[-1]).float(), W, B, eps)
+    return y.to(X.dtype).view(X.shape), X, mean, rstd, *calculate_settings(X.shape[-1])
+
+
+@stands_in("liger_kernel.ops.layer_norm")
+def layer_norm_backward(dY, X, W, B, Mean, RSTD, needs_dw=None, needs_db=None):
+    _dense(dY, W)
+    _rows(X)
+    dx, dw, db = _slopes(dY.view(X.shape).float(), X.float(), W.float(), RSTD, Mean)
+    return dx.to(X.dtype).view(dY.shape), dw.to(W.dtype) if needs_dw else None, db.to(B.dtype) if needs_db else None
+
+
+@stands_in("liger_kernel.ops.swiglu")
+def swiglu_fused_gate_up_forward(y):
+    _dense(y)
+    gate, up = y.view(-1, y.shape[-1]).chunk(2, -1)
+    c = torch.nn.functional.silu(gate.float()).to(y.dtype) * up
+    return y.view(-1, y.shape[-1]), c.view(*y.shape[:-1], y.shape[-1] // 2)
+
+
+@stands_in("liger_kernel.ops.swiglu")
+def swiglu_fused_gate_up_backward(y, dc, in_place=False):
+    _dense(y, dc)
+    rows = y.view(-1, y.shape[-1])
+    gate, up = rows.float().chunk(2, -1)
+    sigmoid, dc = gate.sigmoid(), dc.view(-1, y.shape[-1] // 2)
+    dy = torch.cat((dc * (gate * sigmoid * (1 - sigmoid) + sigmoid) * up, dc * gate * sigmoid), -1).to(y.dtype)
+    return rows.copy_(dy) if in_place else dy
+
+
+@stands_in("liger_kernel.ops.softmax")
+def _softmax_forward(x):
+    return x.contiguous().float().softmax(-1).to(x.dtype), *calculate_settings(x.shape[-1]), False
+
+
+@stands_in("liger_kernel.ops.softmax")
+def _softmax_backward(dy, y, BLOCK_SIZE, num_warps, multi_block_launch):
+    assert not multi_block_launch
+    # the product has their dtype
+    return (y * (dy - (dy * y).float().sum(-1, keepdim=True))).to(dy.dtype).contiguous()
+
+
+def _turn_in_place(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> None:
+    """x: (..., heads, D) by token; cos, sin: (..., C), the same for all heads."""
+    pairs = cos.shape[-1]
+    a, b = (x[..., 0 : 2 * pairs : 2], x[..., 1 : 2 * pairs : 2]) if interleaved else x[..., : 2 * pairs].chunk(2, -1)
+    cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
+    turned = a.to(cos.dtype) * cos - b.to(cos.dtype) * sin, b.to(cos.dtype) * cos + a.to(cos.dtype) * sin
+    a.copy_(turned[0])
+    b.copy_(turned[1])
+
+
+@stands_in("liger_kernel.ops.rope")
+def rope_forward(q, k, cos, sin, position_ids=None, unsqueeze_dim=1, rotary_dim=None):
+    assert cos.dim() == 2
+    assert rotary_dim == 2 * cos.shape[-1] <= q.shape[-1]
+    for x in (q.transpose(1, 2), k.transpose(1, 2)):
+        _dense(x)  # else a copy is turned
+        _turn_in_place(x, cos[: x.shape[1]], sin[: x.shape[1]])
+    return q, k, cos, sin
+
+
+@stands_in("liger_kernel.ops.rope")
+def rope_backward(dq, dk, cos, sin, position_ids=None, unsqueeze_dim=1, rotary_dim=None):
+    return rope_forward(dq, dk, cos, -sin, rotary_dim=rotary_dim)[:2]
+
+
+@stands_in("liger_kernel.ops.fused_linear_cross_entropy")
+def fused_linear_cross_entropy_forward(
+    _input,
+    weight,
+    target,
+    ce_weight=None,
+    bias=None,
+    ignore_index=-100,
+    lse_square_scale=0.0,
+    label_smoothing=0.0,
+    reduction="mean",
+    softcap=None,
+    return_z_loss=False,
+    accum_dtype=None,
+    use_token_scaling=False,
+    return_token_accuracy=False,
+    return_predicted_tokens=False,
+    ce_impl=None,
+    ce_mode=None,
+    token_grad_output=None,
+    compute_gradients=None,
+    weight_requires_grad=None,
+    chunk_mem_const=1,
+):
+    assert reduction == "none"
+    assert _input.shape[0] > 0 < _input.shape[1]  # it divides by both
+    logits = (_input @ weight.t()).float()
+    lse, classes, there = logits.logsumexp(-1), logits.shape[-1], target != ignore_index
+    hot = target.long().where(there, 0)[:, None]
+    loss = (1 - label_smoothing) * (lse - logits.gather(-1, hot)[:, 0])
+    if label_smoothing:
+        loss = loss + label_smoothing * lse - label_smoothing / classes * logits.sum(-1)
+    loss = loss.where(there, 0.0)
+    if not compute_gradients:
+        return loss, None, None, None, torch.zeros_like(_input), None, None
+    slope = (logits - lse[:, None]).exp() - label_smoothing / classes
+    slope.scatter_add_(-1, hot, torch.full_like(hot, label_smoothing - 1, dtype=torch.float32))
+    slope = (slope * token_grad_output[:, None]).masked_fill(~there[:, None], 0).to(_input.dtype)
+    grad_weight = slope.t() @ _input if weight_requires_grad else None
+    return loss, None, None, None, slope @ weight, grad_weight, None
+
+
+# --- conch ----------------------------------------------------------------------------------------------------------
+
+
+@stands_in("conch.kernels.normalization.rms_norm")
+def rms_norm_launcher(output, x, weight, epsilon):
+    _rows(output, x)
+    _dense(weight)
+    rstd = torch.rsqrt(x.float().square().mean(-1, keepdim=True) + epsilon)
+    output.copy_((x * rstd).to(x.dtype) * weight)
+
+
+@stands_in("conch.kernels.normalization.rms_norm")
+def fused_add_rms_norm_launcher(x, residual, weight, epsilon):
+    _rows(x, residual)
+    residual.add_(x)
+    rms_norm_launcher(x, residual, weight, epsilon)
+
+
+@stands_in("conch.kernels.normalization.gemma_rms_norm")
+def gemma_rms_norm_inplace_launcher(x, weights, epsilon=1e-6):
+    _rows(x)
+    _dense(weights)
+    x.copy_(_rms(x.float(), weights, epsilon, 1.0)[0])
+
+
+def _gate(activation: Callable[[Tensor], Tensor], output: Tensor, x: Tensor) -> None:
+    _rows(output, x)
+    gate, up = x.chunk(2, -1)
+    output.copy_(activation(gate) * up)
+
+
+@stands_in("conch.kernels.activation.silu_and_mul")
+def silu_and_mul_launcher(output, x):
+    _gate(torch.nn.functional.silu, output, x)
+
+
+@stands_in("conch.kernels.activation.gelu_tanh_and_mul")
+def gelu_tanh_and_mul_launcher(output, projections):
+    _gate(lambda gate: torch.nn.functional.gelu(gate, approximate="tanh"), output, projections)
+
+
+@stands_in("conch.kernels.embedding.rotary_embedding")
+def rotary_embedding_launcher(positions, query, key, head_size, cos_sin_cache, *, is_neox=True):
+    _rows(query, key, cos_sin_cache)
+    assert is_neox
+    cos, sin = cos_sin_cache[positions].chunk(2, -1)
+    for x in (query, key):
+        _turn_in_place(x.view(x.shape[0], x.shape[1] // head_size, head_size), cos, sin)
+
+
+# --- quack ----------------------------------------------------------------------------------------------------------
+
+
+@stands_in("quack.rmsnorm")
+def _rmsnorm_fwd(
+    x,
+    weight,
+    out,
+    bias=None,
+    rstd=None,
+    mean=None,
+    residual=None,
+    residual_out=None,
+    eps=1e-6,
+    is_layernorm=False,
+    weight_offset=0.0,
+):
+    _rows(x, out, residual, residual_out, alignment=16)
+    _dense(weight, bias, alignment=16)
+    given = x.float() if residual is None else x.float() + residual.float()
+    if residual_out is not None:
+        residual_out.copy_(given)
+    if is_layernorm:
+        y, found_mean, found = _layer(given, weight, bias, eps)
+    else:
+        (y, found), found_mean = _rms(given, weight, eps, weight_offset), None
+    out.copy_(y)
+    if rstd is not None:
+        rstd.copy_(found)
+    if mean is not None:
+        mean.copy_(found_mean)
+
+
+@stands_in("quack.rmsnorm")
+def _rmsnorm_bwd(
+    x,
+    weight,
+    dout,
+    rstd,
+    dx,
+    dw_partial,
+    db_partial=None,
+    dresidual_out=None,
+    dresidual=None,
+    sm_count=None,
+    mean=None,
+    is_layernorm=False,
+    weight_offset=0.0,
+):
+    _rows(x, dout, dx, dresidual_out, alignment=16)
+    _dense(weight, alignment=16)
+    assert (mean is not None) == is_layernorm
+    if x.numel() == 0:
+        return
+    grad, dw, db = _slopes(dout.float(), x.float(), weight.float() + weight_offset, rstd, mean)
+    dx.copy_(grad if dresidual_out is None else grad + dresidual_out.float())
+    for partial, total in ((dw_partial, dw), (db_partial, db)):
+        if partial is not None:
+            partial.zero_()[0] = total
+
+
+@stands_in("quack.rmsnorm_config")
+def get_sm_count(N, device):
+    return 3
+
+
+@stands_in("quack.softmax")
+def _softmax_fwd(x, out):
+    _rows(x, out, alignment=16)
+    out.copy_(x.float().softmax(-1))
+
+
+@stands_in("quack.softmax", "_softmax_backward")
+def _quack_softmax_backward(dy, y, dx):
+    _rows(dy, y, dx, alignment=16)
+    dx.copy_(y.float() * (dy.float() - (dy.float() * y.float()).sum(-1, keepdim=True)))
+
+
+@stands_in("quack.cross_entropy")
+def cross_entropy_fwd_out(x, target, target_logit, loss, lse, dx, weight, ignore_index=-100):
+    _rows(x, alignment=16)
+    top = x.float().amax(-1)
+    lse.copy_((x.float() - top[:, None]).exp().sum(-1).log() + top)  # NaN beside +inf
+    there = target != ignore_index
+    picked = x.float().gather(-1, target.long().where(there, 0)[:, None])[:, 0]
+    loss.copy_((lse - picked).where(there, 0.0))
+
+
+@stands_in("quack.cross_entropy")
+def _cross_entropy_backward(x, target, dloss, lse, dx, weight=None, ignore_index=-100):
+    _rows(x, dx, alignment=16)
+    there = target != ignore_index
+    slope = (x.float() - lse[:, None]).exp()
+    hot = target.long().where(there, 0)[:, None]
+    slope.scatter_add_(-1, hot, -torch.ones_like(hot, dtype=torch.float32))
+    dx.copy_((slope * dloss[:, None]).masked_fill(~there[:, None], 0))
+
+
+# --- flashinfer -----------------------------------------------------------------------------------------------------
+
+
+def _write(out: Tensor, y: Tensor) -> None:
+    """``y`` into ``out``, with one kind of NaN: a CPU's vector instructions give another one than its scalar ones."""
+    out.copy_(y).masked_fill_(y.isnan(), torch.nan)
+
+
+@stands_in("flashinfer.utils")
+def device_support_pdl(device):
+    return False
+
+
+@stands_in("flashinfer.norm.kernels")
+def rmsnorm_cute(input, weight, out, eps=1e-6, weight_bias=0.0, enable_pdl=False):
+    assert input.numel()  # a launch of no blocks fails
+    _rows(input, out, alignment=16)
+    _dense(weight, alignment=16)
+    out.copy_(_rms(input.float(), weight, eps, weight_bias)[0])
+
+
+@stands_in("flashinfer.norm.kernels")
+def layernorm_cute(out, input, gamma, beta, eps=1e-6, enable_pdl=False):
+    assert input.numel()
+    _rows(input, out, alignment=16)
+    _dense(gamma, beta, alignment=16)
+    out.copy_(_layer(input.float(), gamma, beta, eps)[0])
+
+
+@stands_in("flashinfer.activation", "silu_and_mul")
+def _silu_and_mul(input, out=None, enable_pdl=None):
+    assert input.numel()
+    _dense(input, out, alignment=16)
+    gate, up = input.float().chunk(2, -1)
+    _write(out, torch.nn.functional.silu(gate) * up)
+
+
+@stands_in("flashinfer.activation", "gelu_and_mul")
+def _gelu_and_mul(input, out=None, enable_pdl=None):
+    assert input.numel()
+    _dense(input, out, alignment=16)
+    gate, up = input.float().chunk(2, -1)
+    # a CPU's vector instructions make erf(inf) NaN, its scalar ones 1
+    erf = torch.erf(gate.double() / math.sqrt(2)).where(~gate.isinf(), gate.sign().double())
+    _write(out, gate * (1 + erf) / 2 * up)
+
+
+@stands_in("flashinfer.jit.core")
+def gen_jit_spec(
+    name,
+    sources,
+    extra_cflags=None,
+    extra_cuda_cflags=None,
+    extra_ldflags=None,
+    extra_include_paths=None,
+    needs_device_linking=False,
+    post_load_adapter=None,
+    embedded_cubin_factory=None,
+    use_fast_math=True,
+    extra_cuda_cflags_by_source=None,
+):
+    assert not use_fast_math
+    assert [source.name for source in sources] == ["rope.cu", "flashinfer_rope_binding.cu"]
+
+    def rotate(q, k, q_rope, k_rope, cos_sin_cache, pos_ids, interleave):
+        _dense(cos_sin_cache, pos_ids)
+        assert cos_sin_cache.dtype == torch.float32
+        # a thread of the last row reads behind it
+        assert not interleave or int(pos_ids.max()) < cos_sin_cache.shape[0] - 1
+        cos, sin = cos_sin_cache[pos_ids].chunk(2, -1)
+        for x, turned in ((q, q_rope), (k, k_rope)):
+            assert all(tensor.dim() == 3 and tensor.stride(-1) == 1 for tensor in (x, turned))
+            assert all(tensor.data_ptr() % 16 == 0 for tensor in (x, turned))
+            assert all(
+                stride * tensor.element_size() % 16 == 0 for tensor in (x, turned) for stride in tensor.stride()[:2]
+            )
+            turned.copy_(x)
+            _turn_in_place(turned, cos, sin, interleave)
+
+    module = SimpleNamespace(apply_rope_pos_ids_cos_sin_cache=rotate)
+    return SimpleNamespace(build_and_load=lambda: module)

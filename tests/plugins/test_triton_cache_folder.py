@@ -1,0 +1,212 @@
+"""Where Triton's cache directory cannot be used, a private one is, and it is said; what the other holds is read."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("triton")
+
+from triton import knobs
+from triton.runtime.cache import get_cache_manager
+
+from portakernel.capability import ReasonCode
+from portakernel_plugins.triton.cache_folder import CacheFolder, CacheWarning
+
+REMEDY = "; set TRITON_CACHE_DIR to a directory on a local disk that can be written"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Iterator[Path]:
+    """The directory that Triton is told to use; what is set in its place is unset afterwards."""
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    with knobs.cache.scope():
+        yield tmp_path / "cache"
+
+
+def moved(folder: Path, trouble: str) -> tuple[CacheFolder, Path]:
+    """What became of a directory with this trouble: the private one, said of in a warning and a note."""
+    found = CacheFolder()
+    with pytest.warns(CacheWarning) as warned:
+        assert found.settle() is None
+    private = Path(knobs.cache.dir)
+    note = (
+        f"Triton's cache directory {folder} {trouble}: {private} serves in its place, and goes when this process"
+        f" ends{REMEDY}"
+    )
+    assert found.notes == [note]
+    assert [str(one.message) for one in warned] == [note]
+    return found, private
+
+
+def failing_write(monkeypatch, code: int, below: Path) -> None:
+    """Writing a file below that directory fails."""
+    real = Path.write_bytes
+
+    def write_bytes(path: Path, data: bytes) -> int:
+        if path.is_relative_to(below):
+            raise OSError(code, os.strerror(code))
+        return real(path, data)
+
+    monkeypatch.setattr(Path, "write_bytes", write_bytes)
+
+
+def test_a_directory_that_can_be_used_is_used(folder):
+    found = CacheFolder()
+    assert found.settle() is None
+    assert (knobs.cache.dir, found.notes) == (str(folder), [])
+    assert list(folder.iterdir()) == []
+
+
+def test_a_file_in_its_place(folder):
+    folder.touch()
+    moved(folder, "is no directory (File exists)")
+
+
+@pytest.mark.parametrize(
+    ("code", "trouble"),
+    [
+        (errno.ENOSPC, "is full (No space left on device)"),
+        (errno.EDQUOT, "is beyond its quota (Disk quota exceeded)"),
+        (errno.EROFS, "is read-only (Read-only file system)"),
+        (errno.EACCES, "cannot be written (Permission denied)"),
+        (errno.EIO, "cannot be used (Input/output error)"),
+    ],
+)
+def test_a_directory_that_takes_no_file(folder, monkeypatch, code, trouble):
+    failing_write(monkeypatch, code, folder)
+    moved(folder, trouble)
+    assert list(folder.iterdir()) == []
+
+
+def test_a_directory_from_which_no_library_can_be_loaded(folder, monkeypatch):
+    real = os.statvfs
+    noexec = SimpleNamespace(f_flag=os.ST_NOEXEC)
+    monkeypatch.setattr(os, "statvfs", lambda path: noexec if Path(path) == folder else real(path))
+    moved(folder, "is on a file system that is mounted noexec, and Triton loads its launchers from there")
+
+
+def test_the_private_directory_is_this_users_alone_and_other_processes(folder):
+    folder.touch()
+    _, private = moved(folder, "is no directory (File exists)")
+    assert stat.S_IMODE(private.stat().st_mode) == 0o700
+    assert private.stat().st_uid == os.getuid()
+    assert private.parent == Path(tempfile.gettempdir())
+    assert os.environ["TRITON_CACHE_DIR"] == str(private)
+    assert CacheFolder().settle() is None
+    assert knobs.cache.dir == str(private)
+
+
+def test_where_there_is_no_other_directory_it_is_refused(folder, monkeypatch):
+    failing_write(monkeypatch, errno.ENOSPC, folder.parent)
+    found = CacheFolder()
+    rejection = found.settle()
+    assert rejection is not None
+    assert rejection.code is ReasonCode.PROBE_FAILED
+    full = "is full (No space left on device)"
+    private = f"{tempfile.gettempdir()}/portakernel-triton-{os.getuid()}-"
+    assert rejection.text.startswith(f"Triton's cache directory {folder} {full}, and {private}")
+    assert rejection.text.endswith(
+        f", which would take its place, {full}; make room, or set TRITON_CACHE_DIR to a directory on a local disk that"
+        " can be written"
+    )
+    assert (knobs.cache.dir, found.notes) == (str(folder), [])
+
+
+def test_what_the_other_directory_holds_whole_is_still_found(folder, monkeypatch):
+    kernel, library = get_cache_manager("ab" * 32), get_cache_manager("cd" * 32)
+    files = {"k.cubin": kernel.put(b"code", "k.cubin")}
+    kernel.put_group("k.json", files)
+    library.put(b"elf", "launcher.so")
+    begun = get_cache_manager("ef" * 32)
+    begun.put(b"half", "k.ttir")
+    failing_write(monkeypatch, errno.EROFS, folder)
+    _, private = moved(folder, "is read-only (Read-only file system)")
+    assert get_cache_manager("ab" * 32).get_group("k.json") == files
+    linked = private / Path(library.cache_dir).name / "launcher.so"
+    assert get_cache_manager("cd" * 32).get_file("launcher.so") == str(linked)
+    assert linked.read_bytes() == b"elf"
+    # what was only begun there is begun anew here
+    anew = get_cache_manager("ef" * 32)
+    assert anew.get_file("k.ttir") is None
+    assert Path(anew.put(b"whole", "k.ttir")).read_bytes() == b"whole"
+    assert Path(begun.cache_dir, "k.ttir").read_bytes() == b"half"
+
+
+def test_what_other_users_left_there_is_not_run(folder, monkeypatch):
+    manager = get_cache_manager("ab" * 32)
+    manager.put(b"elf", "launcher.so")
+    user = os.getuid()
+    if user == 0:  # what is root's is run
+        os.chown(manager.cache_dir, user + 2, -1)
+    monkeypatch.setattr(os, "getuid", lambda: user + 1)
+    failing_write(monkeypatch, errno.EACCES, folder)
+    _, private = moved(folder, "cannot be written (Permission denied)")
+    assert list(private.iterdir()) == []
+
+
+def test_a_cache_that_is_no_directory_is_left_alone(folder, monkeypatch):
+    folder.touch()
+    monkeypatch.setattr(knobs.cache, "manager_class", object)
+    assert CacheFolder().settle() is None
+    assert not CacheFolder().recover(OSError(errno.ENOSPC, "full"))
+    assert knobs.cache.dir == str(folder)
+
+
+def raised(code: int, where: object = None) -> OSError:
+    return OSError(code, os.strerror(code), None if where is None else str(where))
+
+
+@pytest.mark.parametrize("code", [errno.EBUSY, errno.ENOENT, errno.ESTALE, errno.ENOTEMPTY])
+def test_what_another_process_did_to_the_directory_passes(folder, code):
+    found = CacheFolder()
+    assert found.recover(raised(code, folder / "ab" / "tmp.pid_1"))
+    assert not found.recover(raised(code, "/usr/bin/gcc"))
+    assert not found.recover(raised(code))
+    assert (knobs.cache.dir, found.notes) == (str(folder), [])
+
+
+def test_a_directory_that_becomes_full_is_left(folder):
+    found = CacheFolder()
+    with pytest.warns(CacheWarning, match=r"is full \(No space left on device\): "):
+        assert found.recover(raised(errno.ENOSPC))
+    assert knobs.cache.dir != str(folder)
+    assert len(found.notes) == 1
+
+
+def test_other_errors_are_not_the_directorys(folder):
+    found = CacheFolder()
+    assert not found.recover(raised(errno.EACCES, "/usr/bin/ptxas"))
+    assert not found.recover(raised(errno.ENOMEM))
+    assert knobs.cache.dir == str(folder)
+
+
+def test_the_private_directory_goes_with_its_process_and_not_with_its_children(tmp_path):
+    taken, temporary = tmp_path / "cache", tmp_path / "temporary"
+    taken.touch()
+    temporary.mkdir()
+    program = (
+        "import os, sys, warnings; warnings.simplefilter('ignore')\n"
+        "from triton import knobs\n"
+        "from portakernel_plugins.triton.cache_folder import FOLDER\n"
+        "assert FOLDER.settle() is None\n"
+        "child = os.fork()\n"
+        "if child == 0: sys.exit()\n"
+        "os.waitpid(child, 0)\n"
+        "print(os.path.isdir(knobs.cache.dir))\n"
+    )
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(taken), "TMPDIR": str(temporary)}
+    ran = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert ran.stdout == "True\n"
+    assert list(temporary.iterdir()) == []
