@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from portakernel.guard_key import define
+from portakernel.generated import define
 from portakernel.torch_internals import autograd_is_excluded, tensor_guard
 
 # More than a process mixes in one op: dtypes, ranks, devices, inference mode. The oldest makes place.

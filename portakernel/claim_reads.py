@@ -8,6 +8,7 @@ from typing import Any
 
 from portakernel.capability import Limit
 from portakernel.contract import Contract
+from portakernel.generated import define
 from portakernel.kernel import Kernel
 from portakernel.readiness import Readiness
 
@@ -45,19 +46,26 @@ def reads_of(contract: Contract, kernels: Iterable[Kernel], readiness: Readiness
 
 
 def _admits(kernel: Kernel, names: Sequence[str], readiness: Readiness) -> Callable[..., bool | None]:
-    """The check's answer for a key: calls of which it says another thing are decided apart."""
-    places = [name.replace(".", "_") for name in names]
+    """The check's answer for a key: calls of which it says another thing are decided apart.
+
+    Generated, with the check's own names: a call waits for it. What is not there dispatch does not ask about either.
+    """
+    given = [name.replace(".", "_") for name in names]
     entry = kernel.check.entry if kernel.check is not None else ""
-    held: list[Callable[..., Any]] = []
+    source = f"""\
+def admits({", ".join(given)}):
+    if {" or ".join(f"{name} is None" for name in given)}:
+        return None
+    try:
+        return check({", ".join(f"{name}={name}" for name in given)}) is None
+    except Exception:
+        return None  # a decision asks again, and keeps the reason
+"""
 
-    def admits(*values: Any) -> bool | None:
-        if None in values:
-            return None  # nor is it asked by dispatch about what is not there
-        try:
-            if not held:
-                held.append(readiness.entry(entry))
-            return held[0](**dict(zip(places, values, strict=True))) is None
-        except Exception:  # noqa: BLE001 - the plugin border: a decision asks again, and keeps the reason
-            return None
+    def first(**values: Any) -> Any:
+        admits.__globals__["check"] = readiness.entry(entry)
+        return admits.__globals__["check"](**values)
 
-    return admits
+    admits: Any = define(source, "admits", f"{kernel.name} check", {"check": first})
+    made: Callable[..., bool | None] = admits
+    return made

@@ -10,7 +10,8 @@ from typing import Any
 from portakernel.contract import Contract
 from portakernel.document import arguments, document
 from portakernel.fast_path import GLOBALS, OUTSIDE, canonical_terms, groups_of, know_defaults, named_dtypes, nested
-from portakernel.guard_key import Expressions, define
+from portakernel.generated import define
+from portakernel.guard_key import Expressions
 
 
 def make_bound(

@@ -15,7 +15,8 @@ from torch import Tensor
 from portakernel.call_form import Forms, Signatures
 from portakernel.contract import Contract, Result
 from portakernel.fast_path import GLOBALS, OUTSIDE, canonical_terms, make_plain, ours
-from portakernel.guard_key import Expressions, define, dimension_sources, leading_source
+from portakernel.generated import define
+from portakernel.guard_key import Expressions, dimension_sources, leading_source
 from portakernel.layout import has_plain_memory, mark_written
 from portakernel.request import Phase
 from portakernel.sizes import parse_size

@@ -18,7 +18,8 @@ from portakernel.capability import CannotRun
 from portakernel.contract import Contract
 from portakernel.document import arguments, document
 from portakernel.dtypes import DTYPES
-from portakernel.guard_key import Expressions, Keys, define, unless_none
+from portakernel.generated import define
+from portakernel.guard_key import Expressions, Keys, unless_none
 from portakernel.layout import has_plain_memory
 from portakernel.naming import TOKEN_MARK
 from portakernel.request import Phase

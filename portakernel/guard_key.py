@@ -17,6 +17,7 @@ from portakernel.builds import Unit, unit_names
 from portakernel.capability import Limit
 from portakernel.claim_reads import Reads
 from portakernel.contract import Contract, TensorArgument
+from portakernel.generated import define
 from portakernel.layout import alignment, flat_rows, stride_last
 from portakernel.sizes import DIMENSION, parse_size
 
@@ -57,6 +58,11 @@ def expressions(contract: Contract, reads: Reads, built: set[Unit] | None = None
     names: dict[str, Any] = {"prod": math.prod}
     shapes = tuple(f"s_{t.name} = {unless_none(t, f'{t.name}.shape', 'None')}" for t in contract.tensors)
     sizes, ranks, fit = dimension_sources(contract)
+    asked = {limit.parameter for limit in reads.limits} | {name for read, _ in reads.checks for name in read}
+    for rows in {tensor.leading for tensor in contract.tensors if tensor.leading in asked}:
+        # a product, made once for all that asks for it
+        shapes += (f"s__{rows} = {sizes[rows]}",)
+        sizes[rows] = f"s__{rows}"
     steady = [_bound(limit, sizes[limit.parameter]) for limit in reads.limits if limit.parameter in sizes]
     opened: list[str] = []
     for tensor in contract.tensors:
@@ -175,13 +181,6 @@ def _layout_parts(
 def _outcomes(limits: Sequence[Limit]) -> Callable[[Tensor], tuple[bool, ...]]:
     tests = [(limit, _FACTS[limit.parameter.partition(".")[2]]) for limit in limits]
     return lambda tensor: tuple(limit.admits(fact(tensor)) for limit, fact in tests)
-
-
-def define(source: str, name: str, origin: str, names: dict[str, Any]) -> Any:
-    """The function ``name`` that ``source`` defines, with ``names`` as its globals."""
-    scope = dict(names)  # no __name__: torch.compile would take it for a module that can be imported
-    exec(compile(source, f"<portakernel: {origin}>", "exec"), scope)
-    return scope[name]
 
 
 def _body(contract: Contract, body: Sequence[str], name: str, names: dict[str, Any]) -> Callable[..., Any]:

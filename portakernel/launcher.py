@@ -11,7 +11,7 @@ from portakernel.capability import CannotRun, ReasonCode, Rejection
 from portakernel.capture import is_capturing
 from portakernel.contract import Contract
 from portakernel.dispatch import Dispatcher
-from portakernel.guard_key import define
+from portakernel.generated import define
 from portakernel.kernel import Kernel
 from portakernel.request import Phase, Request
 from portakernel.torch_internals import device_switch

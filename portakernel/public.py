@@ -11,7 +11,8 @@ from portakernel.call import OpCaller
 from portakernel.contract import Result
 from portakernel.fast_out import has_fast_out, make_into
 from portakernel.fast_path import make_public
-from portakernel.guard_key import Expressions, define
+from portakernel.generated import define
+from portakernel.guard_key import Expressions
 from portakernel.naming import STRICT_MARK
 from portakernel.outputs import check_outs, copy_into
 
