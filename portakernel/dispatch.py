@@ -91,7 +91,7 @@ class Dispatcher:
                 k.variants,
                 k.priority,
                 k.disabled,
-                [installed_version(module) for module in k.requires],
+                [installed_version(module, k.distributions.get(module, "")) for module in k.requires],
             )
             for _, k in sorted(self.registry.kernels.items())
         ]

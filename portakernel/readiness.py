@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 from collections.abc import Mapping, Sequence
@@ -61,7 +62,7 @@ class Readiness:
         """The required modules that are missing or of another version."""
         found = []
         for module, specifier in kernel.requires.items():
-            version = installed_version(module)
+            version = installed_version(module, kernel.distributions.get(module, ""))
             needs = f"needs {module} {specifier}".rstrip()
             if version is None:
                 found.append(Rejection(ReasonCode.NOT_INSTALLED, f"{needs}; it is not installed", module))
@@ -137,12 +138,21 @@ def _admits(specifier: str, version: str) -> bool:
 
 
 @functools.lru_cache(maxsize=256)
-def installed_version(module: str) -> str | None:
-    """The version of the distribution that provides the import name ``module``; None when it cannot be imported."""
+def installed_version(module: str, distribution: str = "") -> str | None:
+    """The version of the distribution that provides the import name ``module``; None when it cannot be imported.
+
+    ``distribution`` is its name where it is known to be another: to find that out reads the files of all that is
+    installed.
+    """
     if find_folder(module) is None:
         return None
-    try:
-        return importlib.metadata.version(module)
-    except importlib.metadata.PackageNotFoundError:
-        providers = importlib.metadata.packages_distributions().get(module, [])
-        return importlib.metadata.version(providers[0]) if providers else "0"
+    for name in (distribution or module, module):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(name)
+    providers = _providers().get(module, [])
+    return importlib.metadata.version(providers[0]) if providers else "0"
+
+
+@functools.cache
+def _providers() -> Mapping[str, list[str]]:
+    return importlib.metadata.packages_distributions()

@@ -135,7 +135,7 @@ def _checked(dispatcher: Dispatcher, kernel: Kernel, request: Request) -> tuple[
 
 def _missing(kernel: Kernel) -> str:
     for module, specifier in kernel.requires.items():
-        version = installed_version(module)
+        version = installed_version(module, kernel.distributions.get(module, ""))
         if version is None:
             return f"needs {module} {specifier}, which is not installed"
         if not SpecifierSet(specifier).contains(version, prereleases=True):

@@ -319,3 +319,11 @@ def test_a_check_that_returns_no_rejection_does_not_break_the_decision(world, re
     assert decision.chosen.name == "q.rms_norm"
     assert decision.to_json()["chosen"] == "q.rms_norm"
     assert "p" in dispatcher.registry.manager.broken_names()
+
+
+def test_a_distribution_that_is_named_is_found_without_reading_all_that_is_installed(monkeypatch):
+    monkeypatch.setattr("portakernel.readiness._providers", lambda: pytest.fail("reads all that is installed"))
+    installed_version.cache_clear()
+    assert installed_version("yaml", "PyYAML") == version("PyYAML")
+    assert installed_version("packaging", "no-such-distribution") == version("packaging")
+    installed_version.cache_clear()

@@ -82,7 +82,7 @@ def test_a_plugin_s_package_is_imported_without_its_library_torch_or_triton(plug
 def test_a_library_that_is_not_there_is_told_with_the_line_that_installs_it(name, monkeypatch):
     kernel = KERNELS[name]
     module, specifier = next(iter(kernel.requires.items()))
-    monkeypatch.setattr("portakernel.readiness.installed_version", lambda module: None)
+    monkeypatch.setattr("portakernel.readiness.installed_version", lambda module, _="": None)
     (rejection, *_) = Dispatcher(REGISTRY, Config()).readiness.not_installed(kernel)
     assert rejection.code is ReasonCode.NOT_INSTALLED
     assert rejection.text == f"needs {module} {specifier}; it is not installed"
@@ -91,7 +91,9 @@ def test_a_library_that_is_not_there_is_told_with_the_line_that_installs_it(name
 
 def test_what_is_not_installed_costs_calls_nothing(monkeypatch):
     monkeypatch.setattr(REGISTRY, "_devices", (HOPPER,))
-    monkeypatch.setattr("portakernel.readiness.installed_version", lambda module: "3.9" if module == "triton" else None)
+    monkeypatch.setattr(
+        "portakernel.readiness.installed_version", lambda module, _="": "3.9" if module == "triton" else None
+    )
     here = {kernel.plugin for kernel in Dispatcher(REGISTRY, Config()).kernels_here("rms_norm")}
     assert here == {"triton"}
 
