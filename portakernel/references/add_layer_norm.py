@@ -132,7 +132,9 @@ def magnitudes(
 def _slope_magnitude(activation: str, z: Tensor, terms: Tensor) -> Tensor:
     """The terms behind the slope at ``z``, and what an error in ``z``, a sum of ``terms``, makes of it."""
     chosen = ACTIVATIONS[activation]
-    slope = chosen.slope_magnitude(z) + chosen.curvature * terms
+    slope = chosen.slope_magnitude(z)
+    if chosen.curvature:  # a slope that is the same everywhere does not mind where z is infinite
+        slope = slope + chosen.curvature * terms
     if activation == "relu":
         slope = torch.where((z != 0) & (z.abs() <= _NEAR_ZERO * terms), _EITHER_WAY, slope)
     return slope

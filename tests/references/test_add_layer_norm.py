@@ -179,6 +179,15 @@ def test_relu_has_no_slope_at_zero():
     assert add_layer_norm.backward(*kept, eps=EPS, activation="relu")[3].tolist() == [0.0]
 
 
+def test_without_an_activation_the_sum_of_gradients_is_as_large_beside_an_infinite_row():
+    x, weight = drawn(3, 8, seed=1), drawn(8, seed=2)
+    x[1, 2] = math.inf
+    _, summed, mean, rstd = add_layer_norm.forward(x, torch.zeros_like(x), weight, weight, eps=EPS, save=True)
+    grad = drawn(3, 8, seed=3)
+    *_, of_bias = add_layer_norm.magnitudes(grad, None, weight, weight, summed, mean, rstd, eps=EPS)
+    torch.testing.assert_close(of_bias, grad.abs().sum(0))
+
+
 def test_magnitudes_allow_either_side_where_relu_is_within_rounding_of_zero():
     x = torch.tensor([[-1.0, 1e-7, 1.0], [-1.0, 0.5, 1.0]], dtype=torch.float64)
     weight, ones = torch.ones(3, dtype=torch.float64), torch.ones(2, 3, dtype=torch.float64)
