@@ -20,7 +20,7 @@ from portakernel.locks import make_lock
 from portakernel.naming import TOKEN_MARK
 from portakernel.plugin_manager import PluginManager
 from portakernel.policies import Layer, Policy, Wishes, environment_layer, intern_policy
-from portakernel.readiness import Readiness, installed_version
+from portakernel.readiness import Readiness, required
 from portakernel.registry import Registry
 from portakernel.request import Phase, Request
 from portakernel.support import shortfalls
@@ -91,7 +91,7 @@ class Dispatcher:
                 k.variants,
                 k.priority,
                 k.disabled,
-                [installed_version(module, k.distributions.get(module, "")) for module in k.requires],
+                [version for _, _, version in required(k)],
             )
             for _, k in sorted(self.registry.kernels.items())
         ]

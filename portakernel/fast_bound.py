@@ -37,7 +37,7 @@ def make_bound(
     absent = "".join(f"    {tensor.name} = None\n" for tensor in contract.tensors if tensor.keyword)
     changing = [*(t.name for t in contract.tensors if t.keyword), *parameters, "out"]
     values = {**{name: repr(value) for name, value in parameters.items()}, "out": "None"}
-    usual = _defaults(names["kernel"]) if "kernel" in names else {}
+    usual = _defaults(names["kernel"])
     held = [tensor.name for tensor in contract.tensors if f"held_{tensor.name}" in names]
     alike = f"form.check({tensors}) and not (form.leaf and grad_enabled()) and {OUTSIDE}"
     guarded = f"""\

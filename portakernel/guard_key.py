@@ -59,7 +59,7 @@ def expressions(contract: Contract, reads: Reads, built: set[Unit] | None = None
     shapes = tuple(f"s_{t.name} = {unless_none(t, f'{t.name}.shape', 'None')}" for t in contract.tensors)
     sizes, ranks, fit = dimension_sources(contract)
     asked = {limit.parameter for limit in reads.limits} | {name for read, _ in reads.checks for name in read}
-    for rows in {tensor.leading for tensor in contract.tensors if tensor.leading in asked}:
+    for rows in dict.fromkeys(tensor.leading for tensor in contract.tensors if tensor.leading in asked):
         # a product, made once for all that asks for it
         shapes += (f"s__{rows} = {sizes[rows]}",)
         sizes[rows] = f"s__{rows}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.metadata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,8 +61,7 @@ class Readiness:
     def not_installed(self, kernel: Kernel) -> list[Rejection]:
         """The required modules that are missing or of another version."""
         found = []
-        for module, specifier in kernel.requires.items():
-            version = installed_version(module, kernel.distributions.get(module, ""))
+        for module, specifier, version in required(kernel):
             needs = f"needs {module} {specifier}".rstrip()
             if version is None:
                 found.append(Rejection(ReasonCode.NOT_INSTALLED, f"{needs}; it is not installed", module))
@@ -135,6 +134,12 @@ def _admits(specifier: str, version: str) -> bool:
         return SpecifierSet(specifier).contains(version, prereleases=True)
     except InvalidVersion:
         return False
+
+
+def required(kernel: Kernel) -> Iterator[tuple[str, str, str | None]]:
+    """The modules that ``kernel`` needs, in which versions, and the version that is installed, if any."""
+    for module, specifier in kernel.requires.items():
+        yield module, specifier, installed_version(module, kernel.distributions.get(module, ""))
 
 
 @functools.lru_cache(maxsize=256)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -67,8 +67,9 @@ def repetitions(of: Contract, elements: int = ELEMENTS) -> tuple[Repetition, ...
             if growth <= 0:
                 continue
             times = elements // growth + 1
-            whole = replace(part, **_size(part, dimension, made, times * PART))
-            found.append(Repetition(part, whole, dimension, times))
+            whole = resized(of, part, dimension, times * PART, "", _UNLIMITED)
+            if whole is not None:
+                found.append(Repetition(part, whole, dimension, times))
     return tuple(found)
 
 
@@ -102,12 +103,6 @@ def _tables(made: Contract, case: Case) -> Iterator[str]:
             for table in made.tensors:
                 if table.leading is None and len(table.sizes) > 1 and _first(made, table.name) == index.draw.below:
                     yield index.draw.below
-
-
-def _size(case: Case, dimension: str, made: Contract, size: int) -> dict[str, Any]:
-    if any(tensor.leading == dimension for tensor in made.tensors):
-        return {"leading": (size,)}
-    return {"dims": {**case.dims, dimension: size}}
 
 
 def _shapes(made: Contract, case: Case) -> list[tuple[int, ...]]:
@@ -226,11 +221,9 @@ class _Huge:
 
     def _whole(self, times: int) -> Inputs:
         """The part's inputs, so many times."""
-        part, made = self.trial.inputs, self.trial.contract
-        case = replace(
-            self.repetition.part,
-            **_size(self.repetition.part, self.repetition.dimension, made, times * PART),
-        )
+        part, made, of = self.trial.inputs, self.trial.contract, self.repetition
+        case = resized(self.trial.caller.contract, of.part, of.dimension, times * PART, "", _UNLIMITED)
+        assert case is not None  # nor was it when the repetition was made
         tensors = tuple(
             None
             if tensor is None

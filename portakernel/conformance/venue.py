@@ -14,7 +14,7 @@ from portakernel.capability import Capability, ReasonCode, Rejection
 from portakernel.dispatch import Dispatcher
 from portakernel.kernel import Kernel
 from portakernel.policies import intern_policy, make_layer
-from portakernel.readiness import installed_version
+from portakernel.readiness import required
 from portakernel.request import Request
 from portakernel.target import Device, Target
 
@@ -134,8 +134,7 @@ def _checked(dispatcher: Dispatcher, kernel: Kernel, request: Request) -> tuple[
 
 
 def _missing(kernel: Kernel) -> str:
-    for module, specifier in kernel.requires.items():
-        version = installed_version(module, kernel.distributions.get(module, ""))
+    for module, specifier, version in required(kernel):
         if version is None:
             return f"needs {module} {specifier}, which is not installed"
         if not SpecifierSet(specifier).contains(version, prereleases=True):

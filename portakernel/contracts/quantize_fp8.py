@@ -13,6 +13,25 @@ GRANULARITIES = ("tensor", "row", "block_1x128", "block_128x128")
 OF_ROWS = ("row", "block_1x128")
 
 
+# Cases of any op that quantises rows which it makes itself; N is their length.
+CASES_OF_ROWS = (
+    Case("one element", (1,), {"N": 1}),
+    Case("one row, no leading dimension", (), {"N": 64}),
+    Case("rows of odd size", (7,), {"N": 1009}),
+    Case("rows of three dimensions, e5m2", (2, 3), {"N": 96}, parameters={"dtype": "float8_e5m2"}),
+    Case("rows, e4m3fnuz", (5,), {"N": 100}, parameters={"dtype": "float8_e4m3fnuz"}),
+    Case("rows, e5m2fnuz", (5,), {"N": 100}, parameters={"dtype": "float8_e5m2fnuz"}),
+    Case("many rows", (131,), {"N": 40}),
+    Case("long row", (2,), {"N": 5120}),
+    Case("no rows", (0,), {"N": 48}),
+    Case("no rows, blocks", (0,), {"N": 48}, parameters={"granularity": "block_1x128"}),
+    Case("blocks of 128", (4,), {"N": 256}, parameters={"granularity": "block_1x128"}),
+    Case("blocks of 128, a short one last", (2, 3), {"N": 300}, parameters={"granularity": "block_1x128"}),
+    Case("less than a block", (5,), {"N": 48}, parameters={"granularity": "block_1x128"}),
+    Case("blocks, long rows, e5m2", (2,), {"N": 5000}, {}, {"granularity": "block_1x128", "dtype": "float8_e5m2"}),
+)
+
+
 def parameters(granularities: tuple[str, ...]) -> tuple[Parameter, ...]:
     """How to quantise: which elements share a scale, in one of these ways, and what they become."""
     return (

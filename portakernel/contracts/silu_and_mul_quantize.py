@@ -7,7 +7,7 @@ from typing import Any
 
 from portakernel.contract import Case, Contract, Cost, TensorArgument, Tolerance
 from portakernel.contracts.dequantize import FLOAT8, scale_count
-from portakernel.contracts.quantize_fp8 import OF_ROWS, parameters, results
+from portakernel.contracts.quantize_fp8 import CASES_OF_ROWS, OF_ROWS, parameters, results
 
 
 def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[str, Any]) -> Cost:
@@ -35,20 +35,7 @@ CONTRACT = Contract(
     parameters=parameters(OF_ROWS),
     outputs=results(OF_ROWS, "N"),
     cases=(
-        Case("one element", (1,), {"N": 1}),
-        Case("one row, no leading dimension", (), {"N": 64}),
-        Case("rows of odd size", (7,), {"N": 1009}),
-        Case("rows of three dimensions, e5m2", (2, 3), {"N": 96}, parameters={"dtype": "float8_e5m2"}),
-        Case("rows, e4m3fnuz", (5,), {"N": 100}, parameters={"dtype": "float8_e4m3fnuz"}),
-        Case("rows, e5m2fnuz", (5,), {"N": 100}, parameters={"dtype": "float8_e5m2fnuz"}),
-        Case("many rows", (131,), {"N": 40}),
-        Case("long row", (2,), {"N": 5120}),
-        Case("no rows", (0,), {"N": 48}),
-        Case("no rows, blocks", (0,), {"N": 48}, parameters={"granularity": "block_1x128"}),
-        Case("blocks of 128", (4,), {"N": 256}, parameters={"granularity": "block_1x128"}),
-        Case("blocks of 128, a short one last", (2, 3), {"N": 300}, parameters={"granularity": "block_1x128"}),
-        Case("less than a block", (5,), {"N": 48}, parameters={"granularity": "block_1x128"}),
-        Case("blocks, long rows, e5m2", (2,), {"N": 5000}, {}, {"granularity": "block_1x128", "dtype": "float8_e5m2"}),
+        *CASES_OF_ROWS,
         Case("sliced rows", (5,), {"N": 260}, {"x": "sliced"}, {"granularity": "block_1x128"}),
         Case("transposed", (6,), {"N": 33}, layouts={"x": "transposed"}),
         Case("expanded rows", (4,), {"N": 65}, layouts={"x": "expanded"}),
