@@ -9,6 +9,7 @@ of a direct call of the same kernel in the same round. Peers take part where the
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import sys
 import time
@@ -37,6 +38,7 @@ from portakernel.policies import make_layer
 from portakernel.public import public_function
 from portakernel.registry import Registry
 from portakernel.torch_bridge.registration import Bridge
+from portakernel.verdicts import MAX_SHAPES
 
 Call = Callable[[], Any]
 DTYPE = torch.bfloat16
@@ -87,6 +89,14 @@ def ours(caller: OpCaller, x: torch.Tensor, weight: torch.Tensor, direct: Call) 
         raise SystemExit(f"{bound.kernel} was chosen, not the empty kernel")
     yield Way("portakernel.bind(...)", lambda: bound(x, weight), direct, 0.5)
     yield Way("portakernel.ops", lambda: rms_norm(x, weight), direct, 2.0)
+    # more sizes than are remembered: none is met again
+    several = x.new_empty(2 * MAX_SHAPES, COLUMNS)
+    lengths = itertools.cycle([several[:rows] for rows in range(1, 2 * MAX_SHAPES + 1)])
+
+    def direct_changing() -> Any:
+        return empty(next(lengths), weight, eps=1e-6)
+
+    yield Way("portakernel.ops, sizes new with every call", lambda: rms_norm(next(lengths), weight), direct_changing)
     out = torch.empty_like(x)
 
     def direct_into() -> Any:

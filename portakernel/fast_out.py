@@ -37,6 +37,7 @@ def make_into(
     """
     key = "".join(f"{part}, " for part in parts.parts)
     tail = f"""\
+    {parts.judged}
     policy = dispatcher.policy() if context() else dispatcher.process_policy
     if kernel is not None:
         policy = pinned.get((kernel, policy)) if type(kernel) is str else None
@@ -61,6 +62,7 @@ def make_into_bound(
     found, _, _ = dimension_sources(contract)
     sizes = "".join(f"{found[name]}, " for name in contract.fixed_dims if name in found)
     tail = f"""\
+    {"; ".join(parts.products)}
     if (over and not may_overwrite) or form.signature is not signature:
         return None
     if ({steady}{sizes}) != steady or ({opened}) != opened:

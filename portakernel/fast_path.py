@@ -171,7 +171,7 @@ class Lookup:
         if not isinstance(parts, Keys):
             key = "".join(f"{part}, " for part in parts.parts)
             forms = Forms(make_plain(contract, parts.ranks), signatures)
-            return cls("; ".join(parts.shapes), parts.fit, key, parts.names, forms)
+            return cls("; ".join([*parts.shapes, parts.judged]), "sized", key, parts.names, forms)
         lines = f"key = keys[{', '.join(contract.choosers)},]({groups_of(contract)[0]})"
         return cls(lines, "key is not None", "*key, ", {"keys": parts}, Forms(make_plain(contract), signatures))
 

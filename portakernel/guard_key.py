@@ -20,6 +20,7 @@ from portakernel.contract import Contract, TensorArgument
 from portakernel.generated import define
 from portakernel.layout import alignment, flat_rows, stride_last
 from portakernel.sizes import DIMENSION, parse_size
+from portakernel.verdicts import Verdicts
 
 _FACTS: dict[str, Callable[[Tensor], int]] = {
     "contiguous": Tensor.is_contiguous,
@@ -31,23 +32,38 @@ _FACTS: dict[str, Callable[[Tensor], int]] = {
 
 @dataclass(frozen=True, slots=True)
 class Expressions:
-    """Source text over an op's arguments; ``shapes`` must be run before any of the others.
+    """Source text over an op's arguments; ``shapes`` must be run before any of the others, ``products`` before some.
 
     ``ranks`` is true when the arguments have as many dimensions as the contract says, and ``fit`` then when their
-    sizes go together. The key's parts are ``steady`` where sizes and strides decide them, else ``open``.
+    sizes go together. Of the key's parts ``sized`` follow from the shapes and the parameters ``sized_by``, ``strided``
+    from strides as well, ``open`` from all the rest.
     """
 
     shapes: tuple[str, ...]
+    products: tuple[str, ...]
     ranks: str
     fit: str
-    steady: tuple[str, ...]
+    sized: tuple[str, ...]
+    sized_by: tuple[str, ...]
+    strided: tuple[str, ...]
     open: tuple[str, ...]
     names: dict[str, Any]
 
     @property
+    def steady(self) -> tuple[str, ...]:
+        """What sizes and strides decide of the key."""
+        return (*self.sized, *self.strided)
+
+    @property
+    def judged(self) -> str:
+        """A line that looks ``sized`` up as one number, which is 0 where the sizes do not fit."""
+        given = "".join(f"{name}, " for name in self.sized_by)
+        return f"sized = judged(({given})) or judge({given})"
+
+    @property
     def parts(self) -> tuple[str, ...]:
-        """The key, but for the dtypes and devices that the call's form stands for."""
-        return (*self.steady, *self.open)
+        """The key after ``judged``, but for the dtypes and devices that the call's form stands for."""
+        return ("sized", *self.strided, *self.open)
 
 
 def expressions(contract: Contract, reads: Reads, built: set[Unit] | None = None) -> Expressions:
@@ -58,28 +74,35 @@ def expressions(contract: Contract, reads: Reads, built: set[Unit] | None = None
     names: dict[str, Any] = {"prod": math.prod}
     shapes = tuple(f"s_{t.name} = {unless_none(t, f'{t.name}.shape', 'None')}" for t in contract.tensors)
     sizes, ranks, fit = dimension_sources(contract)
+    plain_sizes, products = dict(sizes), list[str]()
     asked = {limit.parameter for limit in reads.limits} | {name for read, _ in reads.checks for name in read}
     for rows in dict.fromkeys(tensor.leading for tensor in contract.tensors if tensor.leading in asked):
         # a product, made once for all that asks for it
-        shapes += (f"s__{rows} = {sizes[rows]}",)
+        products.append(f"s__{rows} = {sizes[rows]}")
         sizes[rows] = f"s__{rows}"
-    steady = [_bound(limit, sizes[limit.parameter]) for limit in reads.limits if limit.parameter in sizes]
-    opened: list[str] = []
+    sized = [_bound(limit, sizes[limit.parameter]) for limit in reads.limits if limit.parameter in sizes]
+    strided, opened = list[str](), list[str]()
     for tensor in contract.tensors:
         of_tensor = [limit for limit in reads.limits if limit.parameter.startswith(f"{tensor.name}.")]
-        strided, aligned = _layout_parts(tensor, of_tensor, names)
-        steady += strided
-        opened += aligned
-    sources = {parameter.name: parameter.name for parameter in contract.parameters} | sizes
+        of_strides, of_address = _layout_parts(tensor, of_tensor, names)
+        strided += of_strides
+        opened += of_address
+    parameters = {parameter.name: parameter.name for parameter in contract.parameters}
+    facts: dict[str, str] = {}
     for tensor in contract.tensors:
         for fact, function in _FACTS.items():
             names[f"{tensor.name}_{fact}"] = function
-            sources[f"{tensor.name}.{fact}"] = unless_none(tensor, f"{tensor.name}_{fact}({tensor.name})", "None")
-    for i, (values, check) in enumerate((*(((name,), None) for name in reads.values), *reads.checks)):
+            facts[f"{tensor.name}.{fact}"] = unless_none(tensor, f"{tensor.name}_{fact}({tensor.name})", "None")
+    opened += [name if name in parameters else "None" for name in reads.values]
+    sized_by = [f"s_{tensor.name}" for tensor in contract.tensors]
+    for i, (read, check) in enumerate(reads.checks):
         names[f"check_{i}"] = check
-        given = ", ".join(sources.get(name, "None") for name in values)
-        fixed = all(name in sizes or ("." in name and not name.endswith(".alignment")) for name in values)
-        (steady if fixed else opened).append(f"check_{i}({given})" if check is not None else given)
+        if facts.keys().isdisjoint(read):
+            sized.append(_call(f"check_{i}", read, parameters | sizes))
+            sized_by += [name for name in read if name in parameters and name not in sized_by]
+        else:
+            addressed = any(name.endswith(".alignment") for name in read) or not parameters.keys().isdisjoint(read)
+            (opened if addressed else strided).append(_call(f"check_{i}", read, parameters | plain_sizes | facts))
     for parameter in contract.parameters:
         if parameter.kind in ("dtype", "format"):
             opened.append(parameter.name)
@@ -87,12 +110,21 @@ def expressions(contract: Contract, reads: Reads, built: set[Unit] | None = None
             opened.append(f"{parameter.name} == {parameter.default!r}")
     if built is not None:
         names["built"] = built
-        unit = [*(sizes[name] for name in unit_names(contract)), *(p.name for p in contract.parameters)]
+        unit = [*(plain_sizes[name] for name in unit_names(contract)), *(p.name for p in contract.parameters)]
         # the unit itself: what is built for one is not built for another
         opened.append(
             f"((unit if (unit := ({''.join(f'{part}, ' for part in unit)})) in built else None) if built else None)"
         )
-    return Expressions(shapes, ranks, fit, tuple(steady), tuple(opened), names)
+    found = Expressions(
+        shapes, tuple(products), ranks, fit, tuple(sized), tuple(sized_by), tuple(strided), tuple(opened), names
+    )
+    verdicts = Verdicts(_make_judge(contract, found))
+    names |= {"judged": verdicts.known.get, "judge": verdicts.judge}
+    return found
+
+
+def _call(function: str, names: Sequence[str], sources: Mapping[str, str]) -> str:
+    return f"{function}({', '.join(sources.get(name, 'None') for name in names)})"
 
 
 def unless_none(tensor: TensorArgument, expression: str, otherwise: str) -> str:
@@ -115,7 +147,7 @@ def dimension_sources(contract: Contract) -> tuple[dict[str, str], str, str]:
             conditions += [f"{part} == {leading}"] if leading else []
             if not tensor.optional:
                 leading = leading or part
-                sizes.setdefault(tensor.leading, f"prod({part})" if fixed else f"{tensor.name}.numel()")
+                sizes.setdefault(tensor.leading, f"prod({part})")
         else:
             rank = f"len({shape}) == {len(fixed)}"
         for place, text in enumerate(fixed):
@@ -129,7 +161,7 @@ def dimension_sources(contract: Contract) -> tuple[dict[str, str], str, str]:
                 conditions += [condition] if condition else []
         if tensor.optional:
             terms = [term for term in (rank, *conditions) if term]
-            equal += [f"({tensor.name} is None or ({' and '.join(terms)}))"] if terms else []
+            equal += [f"({shape} is None or ({' and '.join(terms)}))"] if terms else []
         else:
             ranks += [rank] if rank else []
             equal += conditions
@@ -186,16 +218,31 @@ def _outcomes(limits: Sequence[Limit]) -> Callable[[Tensor], tuple[bool, ...]]:
 def _body(contract: Contract, body: Sequence[str], name: str, names: dict[str, Any]) -> Callable[..., Any]:
     """The function ``name(*tensors, *parameters)`` with these lines."""
     given = [*contract.names, *(parameter.name for parameter in contract.parameters)]
+    return _function(contract, given, body, name, names)
+
+
+def _function(
+    contract: Contract, given: Sequence[str], body: Sequence[str], name: str, names: dict[str, Any]
+) -> Callable[..., Any]:
     source = f"def {name}({', '.join(given)}):\n" + "".join(f"    {line}\n" for line in body)
     made: Callable[..., Any] = define(source, name, f"{contract.op}.{name}", names)
     return made
 
 
+def _returned(parts: Sequence[str]) -> str:
+    return f"return ({''.join(f'{part}, ' for part in parts)})"
+
+
+def _make_judge(contract: Contract, parts: Expressions) -> Callable[..., tuple[Any, ...] | None]:
+    """``decide(*sized_by)``: what shapes decide of the key; None for shapes that do not fit the contract."""
+    body = [f"if not ({parts.ranks} and {parts.fit}): return None", *parts.products, _returned(parts.sized)]
+    return _function(contract, parts.sized_by, body, "decide", parts.names)
+
+
 def make_key(contract: Contract, parts: Expressions, *, checked: bool = False) -> Callable[..., tuple[Any, ...]]:
     """``key(*tensors, *parameters)``; where ``checked``, None for arguments that do not fit the contract."""
-    test = [f"if not ({parts.ranks} and {parts.fit}): return None"] if checked else []
-    returned = f"return ({''.join(f'{part}, ' for part in parts.parts)})"
-    return _body(contract, [*parts.shapes, *test, returned], "key", parts.names)
+    test = ["if not sized: return None"] if checked else []
+    return _body(contract, [*parts.shapes, parts.judged, *test, _returned(parts.parts)], "key", parts.names)
 
 
 def make_steady(contract: Contract, parts: Expressions) -> Callable[..., tuple[Any, ...] | None]:
@@ -206,14 +253,12 @@ def make_steady(contract: Contract, parts: Expressions) -> Callable[..., tuple[A
     sizes, _, _ = dimension_sources(contract)
     values = [*parts.steady, *(sizes[name] for name in contract.fixed_dims if name in sizes)]
     test = f"if not ({parts.ranks} and {parts.fit}): return None"
-    returned = f"return ({''.join(f'{value}, ' for value in values)})"
-    return _body(contract, [*parts.shapes, test, returned], "steady", parts.names)
+    return _body(contract, [*parts.shapes, test, *parts.products, _returned(values)], "steady", parts.names)
 
 
 def make_open(contract: Contract, parts: Expressions) -> Callable[..., tuple[Any, ...]]:
     """``open(*tensors, *parameters)``: the rest of the key."""
-    returned = f"return ({''.join(f'{part}, ' for part in parts.open)})"
-    return _body(contract, [*parts.shapes, returned], "open", parts.names)
+    return _body(contract, [*parts.shapes, _returned(parts.open)], "open", parts.names)
 
 
 class Keys(dict[Any, Callable[..., tuple[Any, ...]]]):
