@@ -97,24 +97,33 @@ def entries() -> Mapping[str, list[dict[str, Any]]]:
 
 def configuration(kernel: str, device: torch.device, size: int) -> Configuration:
     """The entry of ``kernel`` for ``size`` on ``device``; by nothing else, so that no row's bits depend on others."""
-    bits = (size - 1).bit_length() if size > 1 else 0
-    found = _CONFIGURATIONS.get((kernel, device, bits))
+    size = bucket(size)
+    found = _CONFIGURATIONS.get((kernel, device, size))
     if found is None:
-        found = configured(kernel, processor(device), 1 << bits)
+        found = configured(kernel, processor(device), size)
         if device.type == "cuda":  # elsewhere a processor may be pretended
-            _CONFIGURATIONS[kernel, device, bits] = found
+            _CONFIGURATIONS[kernel, device, size] = found
     return found
 
 
-# What was looked up so far, by kernel, device and the size's bits: hashing a processor costs more than the look-up may.
+def bucket(size: int) -> int:
+    """``size`` rounded up to a power of two, or to one of three steps below it: 5120, 6144, 7168, 8192."""
+    if size <= 4:
+        return max(size, 1)
+    bits = (size - 1).bit_length() - 3
+    return -(-size >> bits) << bits
+
+
+# What was looked up so far, by kernel, device and bucket: hashing a processor costs more than the look-up may.
 _CONFIGURATIONS: dict[tuple[str, torch.device, int], Configuration] = {}
 
 
 @cache
-def configured(kernel: str, processor: Processor, columns: int) -> Configuration:
-    """The entry of ``kernel`` for ``columns``, a power of two, on a processor that need not be here."""
+def configured(kernel: str, processor: Processor, size: int) -> Configuration:
+    """The entry of ``kernel`` for ``size``, a ``bucket``, on a processor that need not be here."""
     here = [entry for entry in entries()[kernel] if processor.arch.startswith(tuple(entry.get("archs", ("",))))]
-    entry = next((entry for entry in here if columns <= entry.get("up_to", columns)), here[-1])
+    entry = next((entry for entry in here if size <= entry.get("up_to", size)), here[-1])
+    columns = 1 << (size - 1).bit_length()
     warps = min(entry["warps"], _MAX_THREADS // processor.warp_size)
     elements = max(entry.get("elements", 1), 1)
     options = {"num_warps": warps, **entry.get("options", {})}

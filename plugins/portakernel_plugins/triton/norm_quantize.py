@@ -8,12 +8,14 @@ Of each row, with ``s = x + residual`` rounded to its dtype, or ``s = x`` where 
     q     = y / scale                               rounded to nearest, ties to even
 
 Everything is computed in float32. ``rstd`` comes last in ``y``: a rounded product with it keeps the order, so
-that the largest ``y`` is known from the largest ``s * (weight + weight_offset)``. A row is one block of registers while
-the configuration says so. A longer one is read twice, block by block: for its sum and its largest number and, from the
-end, because its end is what caches still hold, for its results.
+that the largest ``y`` is known from the largest ``s * (weight + weight_offset)``. A row stays in registers, in one
+block or several, while the configuration says so. A longer one is read twice, block by block: for its sum and its
+largest number and, from the end, because its end is what caches still hold, for its results.
 """
-# pyright: reportPossiblyUnboundVariable=false
-# What branches of compile-time values bind, Triton sees bound.
+# pyright: reportPossiblyUnboundVariable=false, reportGeneralTypeIssues=false
+# What branches of compile-time values bind, Triton sees bound. Tuples grow by concatenation, the one way it knows.
+# ruff: noqa: RUF005
+# mypy: disable-error-code="assignment, misc, unreachable, var-annotated"
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ from portakernel_plugins.triton.float8 import (
 )
 from portakernel_plugins.triton.launch import cdiv, grid_of, launch, program_index
 from portakernel_plugins.triton.norm_forward import reciprocal_root
-from portakernel_plugins.triton.row_blocks import is_long
+from portakernel_plugins.triton.row_blocks import held_shape, is_long, load_block, store_block
 from portakernel_plugins.triton.rows import as_bytes, delivered, with_row_stride
 
 _BLOCK = 128
@@ -59,6 +61,13 @@ def _summed(s, residual, place, summed, summed_place, inside):
     return s
 
 
+@triton.jit
+def _row_scale(largest, r, FORMAT: tl.constexpr):
+    """The scale of rows and its reciprocal, from ``r`` and the largest magnitude of what ``r`` multiplies."""
+    scale = largest_scale(magnitude(largest.to(tl.float32, bitcast=True) * r), largest_number(FORMAT))
+    return scale, tl.div_rn(1.0, scale)
+
+
 # ``rows`` is not specialised: M being 1, or divisible by 16, must neither recompile the kernel nor change its layout.
 @triton.jit(do_not_specialize=["rows"])
 def _forward(
@@ -77,7 +86,8 @@ def _forward(
     weight_offset: tl.tensor,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    GROUP: tl.constexpr,  # the elements that share a scale
+    BLOCKS: tl.constexpr,  # of BLOCK_N columns, in a row
+    GROUP: tl.constexpr,  # the elements that share a scale; 0: all of a row
     FORMAT: tl.constexpr,
     CAST: tl.constexpr,
     FUSED: tl.constexpr,
@@ -85,25 +95,51 @@ def _forward(
     row = program_index() * BLOCK_M + tl.arange(0, BLOCK_M)
     # No more columns side by side than a load of 16 bytes takes, though the store of ``q`` could take more: else the
     # weight, whose registers its own loads lay out, would have to go through shared memory.
-    column = tl.max_contiguous(tl.arange(0, BLOCK_N), 128 // x.dtype.element_ty.primitive_bitwidth)
-    in_row = column < columns
-    inside = (row < rows)[:, None] & in_row[None, :]
-    place = row[:, None] * columns + column[None, :]
+    lane = tl.max_contiguous(tl.arange(0, BLOCK_N), 128 // x.dtype.element_ty.primitive_bitwidth)
 
-    s = tl.load(x + row[:, None] * x_stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
-    # Read early, and kept as narrow as it is until it is needed.
-    w = tl.load(weight + column.to(tl.int64) * weight_stride, mask=in_row, other=0.0)
-    s = _summed(s, residual, row[:, None] * residual_stride + column[None, :], summed, place, inside)
-    r = reciprocal_root(tl.sum(s * s, axis=1) / columns, eps)
-    y = s * (w.to(tl.float32) + weight_offset)[None, :] * r[:, None]
+    # All is read early, and kept as narrow as it is until it is needed.
+    parts = ()
+    for i in tl.static_range(BLOCKS):
+        parts = parts + (load_block(x, row, x_stride, rows, i * BLOCK_N + lane, columns),)
+    weights = ()
+    for i in tl.static_range(BLOCKS):
+        column = i * BLOCK_N + lane
+        w = tl.load(weight + column.to(tl.int64) * weight_stride, mask=column < columns, other=0.0)
+        weights = weights + (w,)
+    if residual is not None:
+        added = ()
+        for i in tl.static_range(BLOCKS):
+            added = added + (load_block(residual, row, residual_stride, rows, i * BLOCK_N + lane, columns),)
+        sums = ()
+        for i in tl.static_range(BLOCKS):
+            sums = sums + ((parts[i].to(tl.float32) + added[i].to(tl.float32)).to(summed.dtype.element_ty),)
+            store_block(summed, row, columns, rows, i * BLOCK_N + lane, columns, sums[i])
+        parts = sums
+    squares = tl.full((BLOCK_M, BLOCK_N), 0.0, tl.float32)
+    for i in tl.static_range(BLOCKS):
+        s = parts[i].to(tl.float32)
+        squares += s * s
+    r = reciprocal_root(tl.sum(squares, axis=1) / columns, eps)
 
-    GROUPS: tl.constexpr = BLOCK_N // GROUP
-    code, scales = quantized(tl.reshape(y, (BLOCK_M * GROUPS, GROUP)), FORMAT, CAST, FUSED)
-    tl.store(q + place, tl.reshape(code, (BLOCK_M, BLOCK_N)), mask=inside)
-    group = tl.arange(0, GROUPS)
-    groups = tl.cdiv(columns, GROUP)
-    inside = (row < rows)[:, None] & (group < groups)[None, :]
-    tl.store(scale + row[:, None] * groups + group[None, :], tl.reshape(scales, (BLOCK_M, GROUPS)), mask=inside)
+    if GROUP == 0:
+        largest = tl.full((BLOCK_M, BLOCK_N), 0, tl.int32)
+        for i in tl.static_range(BLOCKS):
+            y = parts[i].to(tl.float32) * (weights[i].to(tl.float32) + weight_offset)[None, :]
+            largest = tl.maximum(largest, magnitude(y))
+        row_scale, reciprocal = _row_scale(tl.max(largest, axis=1), r, FORMAT)
+        tl.store(scale + row, row_scale, mask=row < rows)
+    for i in tl.static_range(BLOCKS):
+        y = parts[i].to(tl.float32) * (weights[i].to(tl.float32) + weight_offset)[None, :] * r[:, None]
+        if GROUP == 0:
+            code = narrowed(divided(y, row_scale[:, None], reciprocal[:, None], FUSED), FORMAT, CAST)
+        else:
+            GROUPS: tl.constexpr = BLOCK_N // GROUP
+            code, scales = quantized(tl.reshape(y, (BLOCK_M * GROUPS, GROUP)), FORMAT, CAST, FUSED)
+            code = tl.reshape(code, (BLOCK_M, BLOCK_N))
+            groups = tl.cdiv(columns, GROUP)
+            group = i * GROUPS + tl.arange(0, GROUPS)
+            store_block(scale, row, groups, rows, group, groups, tl.reshape(scales, (BLOCK_M, GROUPS)))
+        store_block(q, row, columns, rows, i * BLOCK_N + lane, columns, code)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -148,9 +184,7 @@ def _forward_long(
     # What other threads of this program stored is read again.
     tl.debug_barrier()
     if GROUP == 0:
-        amax = tl.max(largest, axis=0).to(tl.float32, bitcast=True) * r
-        row_scale = largest_scale(magnitude(amax), largest_number(FORMAT))
-        reciprocal = tl.div_rn(1.0, row_scale)
+        row_scale, reciprocal = _row_scale(tl.max(largest, axis=0), r, FORMAT)
         tl.store(scale + row, row_scale)
     blocks = tl.cdiv(columns, BLOCK_N)
     for index in range(blocks):
@@ -208,11 +242,7 @@ def forward(
         residual, residual_stride = (None, 0) if residual is None else with_row_stride(residual)
         how = configuration(kernel, x.device, n)
         long = is_long(how)
-        if long:
-            shape = {"BLOCK_N": how.elements, "GROUP": 0 if by_row else _BLOCK}
-        else:
-            group = how.columns if by_row else min(_BLOCK, how.columns)
-            shape = {"BLOCK_M": how.rows, "BLOCK_N": how.columns, "GROUP": group}
+        shape = {"BLOCK_N": how.elements} if long else held_shape(how, n)
         launch(
             _forward_long if long else _forward,
             grid_of(rows if long else cdiv(rows, how.rows)),
@@ -230,6 +260,7 @@ def forward(
             eps,
             weight_offset,
             parameter="N",
+            GROUP=0 if by_row else min(_BLOCK, shape["BLOCK_N"]),
             **shape,
             **conversion(dtype, x.device),
             **how.options,
