@@ -2,7 +2,8 @@
 
     python benchmarks/transformers_client.py --device cuda:0 --output benchmarks/results
 
-Both run in turns on one set of weights in one process; the numbers of their logits are compared first.
+Both run in turns on one set of weights in one process, the prefill also under torch.compile; the numbers of their
+logits are compared first.
 """
 
 from __future__ import annotations
@@ -65,6 +66,11 @@ def main(
     def prefill() -> Any:
         return model(ids, use_cache=True).logits
 
+    compiled = torch.compile(model, dynamic=False)
+
+    def prefill_compiled() -> Any:
+        return compiled(ids, use_cache=False).logits
+
     def write() -> Any:
         return model.generate(
             ids, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, pad_token_id=0, use_cache=True
@@ -84,7 +90,10 @@ def main(
         for turn in range(rounds + 1):
             for name, wanted in ops.items():
                 enabled = None if wanted == () else integration.enable(model, wanted)
-                for what, call in (("prefill", prefill), ("writing", write)):
+                calls = {"prefill": prefill, "writing": write}
+                if wanted in ((), None):
+                    calls["compiled"] = prefill_compiled
+                for what, call in calls.items():
                     took = seconds(call, device)
                     if turn:  # the first is for caches and compilers
                         times.setdefault((name, what), []).append(took)
@@ -92,7 +101,16 @@ def main(
                 if enabled is not None:
                     integration.disable()
     own = next(iter(ops))
-    heads = ("operators", "prefill ms", "ratio", "writing tokens/s", "ratio", "logits differ by")
+    heads = (
+        "operators",
+        "prefill ms",
+        "ratio",
+        "writing tokens/s",
+        "ratio",
+        "compiled prefill ms",
+        "ratio",
+        "logits differ by",
+    )
     table = Table(
         *heads,
         title="A Llama of transformers, operators by portakernel",
@@ -110,9 +128,14 @@ def main(
             "tokens_ratio": rest_own / rest,
             "relative_difference": difference.item(),
         }
+        if (name, "compiled") in times:
+            row["compiled_prefill_ms"] = statistics.median(times[name, "compiled"]) * 1e3
+            row["compiled_prefill_ratio"] = statistics.median(times[own, "compiled"]) * 1e3 / row["compiled_prefill_ms"]
         results.append(row)
-        cells = (row["prefill_ms"], row["prefill_ratio"], row["tokens_per_s"], row["tokens_ratio"])
-        table.add_row(name, *(f"{cell:.2f}" for cell in cells), f"{row['relative_difference']:.1e}")
+        keys = ("prefill_ms", "prefill_ratio", "tokens_per_s", "tokens_ratio")
+        keys += ("compiled_prefill_ms", "compiled_prefill_ratio")
+        cells = [f"{row[key]:.2f}" if key in row else "" for key in keys]
+        table.add_row(name, *cells, f"{row['relative_difference']:.1e}")
     Console().print(table)
     if output is not None:
         shape = {"layers": layers, "hidden": hidden, "prompt": prompt, "tokens": tokens}
