@@ -119,7 +119,7 @@ def _print_outcome(out: Page, outcome: Outcome) -> None:
 
 
 def _print_summary(out: Page, outcomes: Sequence[Outcome], *, interrupted: bool) -> None:
-    """For each kernel and target the worst verdict, and the most of each resource."""
+    """For each kernel and target what failed, or the best that was found, and the most of each resource."""
     from portakernel.cli.output import Cell
 
     out.heading("Interrupted; until then:" if interrupted else "Compiled, not run")
@@ -129,7 +129,8 @@ def _print_summary(out: Page, outcomes: Sequence[Outcome], *, interrupted: bool)
     rows: list[tuple[str | Cell, ...]] = []
     for (kernel, target), found in sorted(by_pair.items()):
         failed = [outcome for outcome in found if outcome.verdict == "fails"]
-        verdict = f"fails {len(failed)} of {len(found)}" if failed else found[0].verdict
+        native = any(outcome.verdict == "native" for outcome in found)
+        verdict = f"fails {len(failed)} of {len(found)}" if failed else "native" if native else found[0].verdict
         style: Any = "bad" if failed else "faint" if verdict == "unclaimed" else "good"
         resources = [str(max(o.most(name) for o in found)) for name in ("registers", "spilled_bytes", "shared_bytes")]
         seconds = f"{sum(outcome.seconds for outcome in found):.1f}"

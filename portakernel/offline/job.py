@@ -23,7 +23,8 @@ from portakernel.target import Device, Target
 class Job:
     """One kernel to compile for one target, as it is called on ``tensors`` with ``values`` in each of ``phases``.
 
-    ``call`` says in words what that is. ``multiprocessors`` are those of the device of this machine whose calls are to
+    ``call`` says in words what that is. With ``evidence`` its assembly has to hold what the manifest names; the size of
+    another call may be too odd for it. ``multiprocessors`` are those of the device of this machine whose calls are to
     find it compiled; None where all that counts is what the compiler makes of it.
     """
 
@@ -33,6 +34,7 @@ class Job:
     phases: tuple[Phase, ...]
     tensors: tuple[Form | None, ...]
     values: tuple[Any, ...]
+    evidence: bool = False
     multiprocessors: int | None = None
 
     def __str__(self) -> str:

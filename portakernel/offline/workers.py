@@ -160,7 +160,7 @@ def compile_job(job: Job) -> Outcome:
             call_on_meta(now, kernel, job)
     except Exception as error:  # noqa: BLE001 - the plugin border: whatever a compiler raises is the outcome
         return _failed(job, f"{type(error).__name__}: {error}".strip(), time.perf_counter() - begin)
-    evidence = kernel.evidence.get(target.vendor, "") if job.multiprocessors is None else ""
+    evidence = kernel.evidence.get(target.vendor, "") if job.evidence else ""
     return Outcome(job.kernel, job.target, str(job), tuple(found), evidence, seconds=time.perf_counter() - begin)
 
 

@@ -38,6 +38,7 @@ def test_a_kernel_has_one_job_for_a_target_that_it_claims_with_backward_and_even
     assert job.multiprocessors is None
     every = jobs(dispatcher(), kernel("triton.rms_norm"), Target.parse("amd:gfx942"), every=True)
     assert job in every
+    assert [one for one in every if one.evidence] == [job]
     assert {one.tensors[0].dtype for one in every} == {torch.float32, torch.float16, torch.bfloat16}
 
 

@@ -128,12 +128,12 @@ def _forward(
             largest = tl.maximum(largest, magnitude(y))
         row_scale, reciprocal = _row_scale(tl.max(largest, axis=1), r, FORMAT)
         tl.store(scale + row, row_scale, mask=row < rows)
+    GROUPS: tl.constexpr = BLOCK_N // GROUP if GROUP > 0 else 1
     for i in tl.static_range(BLOCKS):
         y = parts[i].to(tl.float32) * (weights[i].to(tl.float32) + weight_offset)[None, :] * r[:, None]
         if GROUP == 0:
             code = narrowed(divided(y, row_scale[:, None], reciprocal[:, None], FUSED), FORMAT, CAST)
         else:
-            GROUPS: tl.constexpr = BLOCK_N // GROUP
             code, scales = quantized(tl.reshape(y, (BLOCK_M * GROUPS, GROUP)), FORMAT, CAST, FUSED)
             code = tl.reshape(code, (BLOCK_M, BLOCK_N))
             groups = tl.cdiv(columns, GROUP)

@@ -90,7 +90,8 @@ def _forward_long(
     lane_sum = tl.full((LANES,), 0.0, tl.float32)
     for start in range(0, columns, BLOCK_N):
         inside = start + column < columns
-        x_block = tl.load(x_row + start + column, mask=inside, other=float("-inf")).to(tl.float32)
+        x_block = tl.load(x_row + start + column, mask=inside, other=float("-inf"), eviction_policy="evict_last")
+        x_block = x_block.to(tl.float32)
         new_max = tl.maximum(lane_max, tl.max(tl.maximum(x_block, _LOWEST), axis=1))
         lane_sum = lane_sum * tl.exp(lane_max - new_max) + tl.sum(tl.exp(x_block - new_max[:, None]), axis=1)
         lane_max = new_max
