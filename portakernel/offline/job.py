@@ -23,9 +23,9 @@ from portakernel.target import Device, Target
 class Job:
     """One kernel to compile for one target, as it is called on ``tensors`` with ``values`` in each of ``phases``.
 
-    ``call`` says in words what that is. With ``evidence`` its assembly has to hold what the manifest names; the size of
-    another call may be too odd for it. ``multiprocessors`` are those of the device of this machine whose calls are to
-    find it compiled; None where all that counts is what the compiler makes of it.
+    ``call`` says in words what that is. ``multiprocessors`` are those of the device of this machine whose calls are to
+    find it compiled; None where all that counts is what the compiler makes of it. With ``evidence`` its assembly has to
+    hold what the manifest names; the size of another call may be too odd for it.
     """
 
     kernel: str
@@ -34,8 +34,8 @@ class Job:
     phases: tuple[Phase, ...]
     tensors: tuple[Form | None, ...]
     values: tuple[Any, ...]
-    evidence: bool = False
     multiprocessors: int | None = None
+    evidence: bool = False
 
     def __str__(self) -> str:
         return f"{self.kernel} for {self.target} ({self.call})"
