@@ -93,7 +93,8 @@ def where(results: Sequence[Mapping[str, Any]]) -> str:
         versions |= result["circumstances"]["versions"]
     days = sorted({result["circumstances"]["date"][:10] for result in results})
     shown = ", ".join(f"{name} {version}" for name, version in versions.items())
-    return f"{newest['device']}, driver {newest['driver']}, Python {newest['python']}; {shown}; {' and '.join(days)}."
+    driver = f", driver {newest['driver']}" if newest["driver"] else ""
+    return f"{newest['device']}{driver}, Python {newest['python']}; {shown}; {' and '.join(days)}."
 
 
 def main(files: Annotated[list[Path], typer.Argument(help="Results of `portakernel bench --output`.")]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -68,7 +69,6 @@ class Report:
 
 def write_whole(document: Mapping[str, Any], path: Path) -> None:
     """Puts a JSON document in the place of the one before it, never a part of one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         unfinished.write_text(json.dumps(finite(document), indent=1) + "\n", encoding="utf-8")
@@ -77,10 +77,21 @@ def write_whole(document: Mapping[str, Any], path: Path) -> None:
         unfinished.unlink(missing_ok=True)
 
 
-def file_name(device: str, date: str, command: str = "bench") -> str:
-    """``<command>-<device>-<date>.json``, of letters, digits and hyphens."""
-    words = re.sub(r"[^a-z0-9]+", "-", f"{device} {date[:19]}".lower()).strip("-")
-    return f"{command}-{words}.json"
+def new_file(folder: Path, device: str, date: str, command: str = "bench") -> Path:
+    """``<command>-<device>-<date>.json`` in ``folder``, of letters, digits and hyphens; empty, and this process's own.
+
+    A number tells it from that of another run which began in the same second.
+    """
+    words = re.sub(r"[^a-z0-9]+", "-", f"{command} {device} {date[:19]}".lower()).strip("-")
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        path = folder / (f"{words}.json" if number == 1 else f"{words}-{number}.json")
+        try:
+            path.touch(exist_ok=False)
+        except FileExistsError:
+            continue
+        return path
+    raise AssertionError("counting ends")
 
 
 def read_report(path: Path) -> dict[str, Any]:

@@ -125,7 +125,7 @@ class _Run:
         import torch
 
         from portakernel.bench.circumstances import circumstances
-        from portakernel.bench.report import Report, file_name
+        from portakernel.bench.report import Report, new_file
         from portakernel.cli.output import page
         from portakernel.runtime import dispatcher
 
@@ -134,7 +134,8 @@ class _Run:
         self.device = torch.device(where.torch_device or "cpu")
         known = circumstances(self.dispatcher.registry, where)
         self.report: Report = Report(known, {"seconds": seconds, "seed": seed})
-        self.path = output / file_name(where.name, known["date"]) if output is not None else None
+        self.path = new_file(output, where.name, known["date"]) if output is not None else None
+        self._write()
 
     def cells(
         self, questions: Sequence[Question], *, forward: bool, backward: bool, builds: bool, chosen_sizes: bool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -82,10 +83,8 @@ def command(
     asked = [chosen for chosen in kernels if not kernel or chosen.name in kernel]
     where = find_device(now.registry, device) if device is not None else None
     run = _Run(now, where, seed, output, shows=not json)
-    try:
+    with suppress(KeyboardInterrupt):
         run.lint(asked, where, seconds=seconds, patience_s=patience, claims=not no_claims)
-    except KeyboardInterrupt:
-        run.interrupted = True
     raise typer.Exit(run.end(strict=strict))
 
 
@@ -96,18 +95,19 @@ class _Run:
         self, dispatcher: Dispatcher, where: Device | None, seed: int | None, output: Path | None, *, shows: bool
     ) -> None:
         from portakernel.bench.circumstances import circumstances
-        from portakernel.bench.report import file_name
+        from portakernel.bench.report import new_file
         from portakernel.cli.output import page
         from portakernel.conformance.runner import fresh_seed
 
         self.dispatcher, self.shows, self.out = dispatcher, shows, page()
         self.seed = fresh_seed() if seed is None else seed
         self.found: list[Findings] = []
-        self.interrupted = False
+        self.interrupted = True  # until the last kernel is done
         device = where if where is not None else first_device(dispatcher.registry)
         self.circumstances = circumstances(dispatcher.registry, device)
-        name = file_name(device.name, self.circumstances["date"], "lint")
-        self.path = output / name if output is not None else None
+        date = self.circumstances["date"]
+        self.path = new_file(output, device.name, date, "lint") if output is not None else None
+        self._write()
 
     def lint(self, kernels: Sequence[Kernel], where: Device | None, **how: Any) -> None:
         """Asks each kernel, with a progress bar on stderr where that is a terminal."""
@@ -137,6 +137,7 @@ class _Run:
                             print_findings(self.out, findings)
                     case _:
                         pass
+        self.interrupted = False
 
     def end(self, *, strict: bool) -> int:
         """Prints what comes last; the exit status."""

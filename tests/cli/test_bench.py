@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from portakernel.bench import suite
-from portakernel.bench.report import compare, file_name, read_report
+from portakernel.bench.report import compare, new_file, read_report
 
 SMALL = "--device cpu --seconds 0 --shape x=4x64"
 MATPLOTLIB = "--plot draws with matplotlib, which cannot be imported"
@@ -185,6 +185,6 @@ def test_plots_are_drawn_as_png_and_svg(run: Callable, tmp_path: Path) -> None:
     assert sorted(ran.json["files"]) == sorted(str(path) for path in tmp_path.iterdir())
 
 
-def test_files_are_named_by_device_and_time() -> None:
-    name = file_name("NVIDIA H200 (SXM)", "2026-11-22T03:26:13+00:00")
-    assert name == "bench-nvidia-h200-sxm-2026-11-22t03-26-13.json"
+def test_files_are_named_by_device_and_time_and_never_another_runs(tmp_path: Path) -> None:
+    names = [new_file(tmp_path, "NVIDIA H200 (SXM)", "2026-11-22T03:26:13+00:00").name for _ in range(2)]
+    assert names == [f"bench-nvidia-h200-sxm-2026-11-22t03-26-13{end}.json" for end in ("", "-2")]

@@ -81,6 +81,8 @@ def test_every_kernel_is_configured_for_every_size_and_architecture(arch, warp_s
     processor = configurations.Processor(arch, 100, warp_size)
     for kernel, entries in configurations.entries().items():
         assert {key for entry in entries for key in entry} <= KEYS
+        for entry in (entry for entry in entries if "blocks" in entry):  # a row of the bucket's end is held
+            assert entry["elements"] * entry["blocks"] >= entry["up_to"]
         for columns in (1, 64, 1024, 4096, 8192, 16384, 65536, 1 << 20):
             how = configurations.configured(kernel, processor, columns)
             assert (how.columns, how.rows >= 1, how.programs >= 100) == (columns, True, True)

@@ -21,7 +21,7 @@ _MAX_THREADS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """How one kernel is launched for sizes up to a bucket's end.
+    """How one kernel is launched for sizes up to ``size``, a bucket's end.
 
     ``elements`` are the fewest that a program takes, ``rows`` of ``columns`` (the size's power of two) each; ``blocks``
     of ``elements`` are the most that a program keeps of a row, for kernels that read what does not fit again;
@@ -29,6 +29,7 @@ class Configuration:
     those of the compiler: ``num_warps``, and what the entry says of ``num_stages`` or ``waves_per_eu``.
     """
 
+    size: int
     columns: int
     rows: int
     elements: int
@@ -128,4 +129,5 @@ def configured(kernel: str, processor: Processor, size: int) -> Configuration:
     elements = max(entry.get("elements", 1), 1)
     options = {"num_warps": warps, **entry.get("options", {})}
     programs = processor.multiprocessors * max(1, entry.get("resident_warps", warps) // warps)
-    return Configuration(columns, max(1, elements // columns), elements, programs, entry.get("blocks", 1), options)
+    rows = max(1, elements // columns)
+    return Configuration(size, columns, rows, elements, programs, entry.get("blocks", 1), options)

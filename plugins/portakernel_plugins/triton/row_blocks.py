@@ -25,7 +25,7 @@ def store_block(pointer, row, stride, rows, column, columns, values):
 
 def is_long(how: Configuration) -> bool:
     """Whether a row is read in blocks of ``elements``, twice; where the entry says none, it is one block."""
-    return 1 < how.elements * how.blocks < how.columns
+    return 1 < how.elements * how.blocks < how.size
 
 
 def held_shape(how: Configuration, columns: int) -> dict[str, int]:
