@@ -7,7 +7,7 @@ hand for each op.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 
 from portakernel.call_form import Forms, Signatures
 from portakernel.capability import CannotRun
-from portakernel.contract import Contract
+from portakernel.contract import Contract, Result
 from portakernel.document import arguments, document
 from portakernel.dtypes import DTYPES
 from portakernel.generated import define
@@ -231,6 +231,20 @@ def {contract.op}({", ".join(arguments(contract, "out=None", "kernel=None"))}):
     return made
 
 
+def _returned(contract: Contract, results: Sequence[Result], values: str) -> str:
+    """What a torch op returns of what a kernel ``found``: an empty tensor for each result that does not exist."""
+    terms = list[str]()
+    for name, wanted in (result.when for result in results if result.when is not None):
+        terms.append(f"{name} {'in' if isinstance(wanted, tuple) else '=='} {wanted!r}")
+    if not terms:
+        return "found"
+    like = contract.names[0]
+    otherwise = f"completed(found, ({values}), {like}, saved={len(results) > len(contract.outputs)})"
+    if len(results) == 2 and results[0].when is None:
+        otherwise = f"(found, {like}.new_empty(0))"
+    return f"found if {' and '.join(terms)} else {otherwise}"
+
+
 def make_hit(contract: Contract, lookup: Lookup, phase: Phase, names: dict[str, Any]) -> Callable[..., Any]:
     """``hit(*tensors, *parameters, kernel, *rest)`` of a torch op: what it returns; None on a miss.
 
@@ -244,9 +258,7 @@ def make_hit(contract: Contract, lookup: Lookup, phase: Phase, names: dict[str, 
     windows = [parameter.name for parameter in contract.parameters if parameter.kind == "window"]
     listed = "".join(f"    {name} = tuple({name}) if type({name}) is list else {name}\n" for name in windows)
     values = "".join(f"{parameter.name}, " for parameter in contract.parameters)
-    returned = "found"
-    if any(result.when is not None for result in (*contract.outputs, *contract.saved)):
-        returned = f"completed(found, ({values}), {contract.names[0]}, saved={phase is Phase.TRAINING})"
+    returned = _returned(contract, (*contract.outputs, *(contract.saved if phase is Phase.TRAINING else ())), values)
     defaults = [f"{parameter.name}={parameter.default!r}" for parameter in contract.parameters]
     optional = [f"{tensor.name}=None" if tensor.optional else tensor.name for tensor in contract.tensors]
     accepted = ", ".join([*optional, *defaults, "kernel=''", "*rest"])
