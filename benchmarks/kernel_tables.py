@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from portakernel.bench.grids import grid
+from portakernel.bench.plots import draw
 
 ROOT = Path(__file__).parent.parent
 BEGIN, END = "<!-- kernels: benchmarks/kernel_tables.py writes these lines -->", "<!-- kernels end -->"
@@ -97,7 +98,10 @@ def where(results: Sequence[Mapping[str, Any]]) -> str:
     return f"{newest['device']}{driver}, Python {newest['python']}; {shown}; {' and '.join(days)}."
 
 
-def main(files: Annotated[list[Path], typer.Argument(help="Results of `portakernel bench --output`.")]) -> None:
+def main(
+    files: Annotated[list[Path], typer.Argument(help="Results of `portakernel bench --output`.")],
+    plots: Annotated[Path | None, typer.Option(help="Draw every op there too, as PNG and SVG (matplotlib).")] = None,
+) -> None:
     """Write the README's table and the whole one."""
     results = [json.loads(path.read_text()) for path in files]
     devices = {result["circumstances"]["device"] for result in results}
@@ -113,6 +117,10 @@ def main(files: Annotated[list[Path], typer.Argument(help="Results of `portakern
         raise typer.BadParameter(f"README.md has to hold {BEGIN} and {END} once each")
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
+    if plots is not None:
+        newest = max(results, key=lambda result: result["circumstances"]["date"])
+        plots.mkdir(parents=True, exist_ok=True)
+        draw({"circumstances": newest["circumstances"], "cells": cells}, plots / slug)
     core = table([cell for cell in cells if is_core(cell)])
     readme.write_text("\n".join([before + BEGIN, where(results), "", *core, END]) + after)
 
