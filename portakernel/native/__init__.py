@@ -1,4 +1,4 @@
-"""Kernels written in CUDA or HIP C++: compiled at run time or ahead, kept in a cache on disk, launched on torch tensors.
+"""Kernels in CUDA or HIP C++: compiled at run time or ahead, kept in a cache on disk, launched on torch tensors.
 
 A plugin keeps its sources beside its Python modules, and needs four words:
 
@@ -39,9 +39,9 @@ not know it, or the code is for another), ``needs_build`` (not built, and calls 
 source does not compile: the text has the compiler's file and line; it crashed, or ran out of memory or time),
 ``shared_memory``, ``probe_failed`` (it could not be loaded).
 
-In a plugin's manifest, ``offline`` names a function of the plugin's own that is ``portakernel.native.offline.compiling``
-(``portakernel compile`` calls kernels on meta tensors then: ``target_of`` says for which target), and ``units`` one that
-lists the units to build ahead for a target (``portakernel build``).
+In a plugin's manifest, ``offline`` names a function of the plugin's own, which can be ``compiling`` itself, imported:
+``portakernel compile`` calls kernels on meta tensors then, and ``target_of`` says for which target. ``units`` names one
+that lists, for a target, the units to build ahead: ``(Target) -> Iterable[Unit]``, for ``portakernel build``.
 
 Importing this loads neither torch nor CuPy, and looks for no compiler.
 """
@@ -50,18 +50,21 @@ from __future__ import annotations
 
 from portakernel.native.cache import Cache, cache
 from portakernel.native.code_object import CodeObject, KernelFacts
-from portakernel.native.kernel import Kernel, target_of
+from portakernel.native.compiler import Compiler
+from portakernel.native.kernel import Kernel
 from portakernel.native.library import load_library
-from portakernel.native.module import Function, Module, load
+from portakernel.native.module import Function, Module, Parameter, load
 from portakernel.native.offline import compiling
 from portakernel.native.options import Limits, Options
+from portakernel.native.place import target_of
 from portakernel.native.source import HeaderPackage, Source
 from portakernel.native.toolchain import compiler_for
-from portakernel.native.unit import Unit, build, kept
+from portakernel.native.unit import Unit, build, kept, needs_build
 
 __all__ = [
     "Cache",
     "CodeObject",
+    "Compiler",
     "Function",
     "HeaderPackage",
     "Kernel",
@@ -69,6 +72,7 @@ __all__ = [
     "Limits",
     "Module",
     "Options",
+    "Parameter",
     "Source",
     "Unit",
     "build",
@@ -78,5 +82,6 @@ __all__ = [
     "kept",
     "load",
     "load_library",
+    "needs_build",
     "target_of",
 ]

@@ -8,7 +8,7 @@ from typing import Literal
 
 from portakernel.target import Target
 
-# `code object`: a cubin or hsaco, launched by the driver; `library`: a shared library with host code, called by address.
+# `code object`: a cubin or hsaco, which the driver launches; `library`: host code too, called by address.
 Form = Literal["code object", "library"]
 
 
@@ -33,7 +33,7 @@ class KernelFacts:
 class CodeObject:
     """Machine code for ``target``, and where it came from.
 
-    ``key`` is its name in the cache; ``path`` lies there, or, where nothing can be kept, in a folder of this process.
+    ``key`` is its name in the cache; ``path`` lies there, None where nothing can be kept.
     ``compiler`` is the compiler's name and version, ``log`` its warnings, ``seconds`` what it took: 0 where the
     cache had it. ``assembly`` is PTX or AMD's assembly, empty where the compiler gives none.
     """
@@ -43,7 +43,7 @@ class CodeObject:
     target: Target
     compiler: str
     kernels: tuple[KernelFacts, ...]
-    path: Path
+    path: Path | None
     code: bytes = field(repr=False)
     log: str = field(default="", repr=False)
     seconds: float = 0.0
@@ -58,4 +58,6 @@ class CodeObject:
         for facts in self.kernels:
             if name in (facts.name, facts.symbol):
                 return facts
-        raise KeyError(f"no kernel {name!r} in {self.path}; it has {', '.join(facts.name for facts in self.kernels)}")
+        raise KeyError(
+            f"no kernel {name!r} was compiled; these were: {', '.join(facts.name for facts in self.kernels)}"
+        )

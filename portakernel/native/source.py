@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from portakernel.capability import CannotRun, ReasonCode, Rejection
+from portakernel.errors import ArgumentValueError
 
 Language = Literal["cuda", "hip"]
 _LANGUAGES: dict[str, Language] = {".cu": "cuda", ".hip": "hip"}
@@ -52,13 +53,20 @@ class Source:
 
         Raises:
             CannotRun: one is not there or cannot be read.
+            ArgumentValueError: one is named outside the folder.
         """
         found: dict[str, bytes] = {}
         for name in (self.file, *self.headers):
+            if Path(name).is_absolute() or ".." in Path(name).parts:
+                raise ArgumentValueError(
+                    f"{name!r} is not below {self.folder}: a source's files are named relative to it"
+                )
             try:
                 found[name] = (self.folder / name).read_bytes()
             except OSError as error:
-                text = f"{self.folder / name} cannot be read ({error.strerror}): the package that ships it is incomplete"
+                text = (
+                    f"{self.folder / name} cannot be read ({error.strerror}): the package that ships it is incomplete"
+                )
                 raise CannotRun(Rejection(ReasonCode.MISSING_LIBRARY, f"{text}; reinstall it", name)) from error
         return found
 
@@ -87,5 +95,7 @@ class HeaderPackage:
         for file in found.files or ():
             if file.as_posix().endswith(f"/{header}") and (path := Path(str(found.locate_file(file)))).is_file():
                 return cls(distribution, found.version, path.parents[header.count("/")].resolve())
-        text = f"needs {header} of {distribution}; {found.version} is installed and has no such file; {remedy} --upgrade"
+        text = (
+            f"needs {header} of {distribution}; {found.version} is installed and has no such file; {remedy} --upgrade"
+        )
         raise CannotRun(Rejection(ReasonCode.MISSING_LIBRARY, text, header))

@@ -2,16 +2,64 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
-from portakernel.capability import Rejection
-from portakernel.native.options import Options
+from portakernel.capability import ReasonCode, Rejection
+from portakernel.native import clang, nvcc, rtc
+from portakernel.native.code_object import Form
+from portakernel.native.compiler import Compiler
+from portakernel.native.options import CompilerName, Options
 from portakernel.target import Target
 
 
-def compiler_for(target: Target, options: Options = Options(), form: str = "code object") -> Any | Rejection:  # noqa: B008
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A compiler as it is looked for."""
+
+    vendor: str
+    forms: tuple[Form, ...]
+    find: Callable[[], Compiler | Rejection]
+
+
+_COMPILERS: Mapping[CompilerName, _Known] = {
+    "nvrtc": _Known("nvidia", ("code object",), rtc.find_nvrtc),
+    "nvcc": _Known("nvidia", ("code object", "library"), nvcc.find),
+    "clang": _Known("amd", ("code object",), clang.find),
+    "hiprtc": _Known("amd", ("code object",), rtc.find_hiprtc),
+}
+
+# What decides which compilers are found; asked anew when one of them changes.
+_VARIABLES = ("PATH", "CUDA_HOME", "CUDA_PATH", "ROCM_PATH", "LD_LIBRARY_PATH")
+
+
+def compiler_for(
+    target: Target,
+    options: Options = Options(),  # noqa: B008 - frozen
+    form: Form = "code object",
+) -> Compiler | Rejection:
     """The compiler that would be used, with ``name``, ``version`` and ``path``; or why there is none.
 
     A plugin's ``ready`` asks it: ``isinstance(found, Rejection)``.
     """
-    raise NotImplementedError
+    able = [name for name, known in _COMPILERS.items() if known.vendor == target.vendor and form in known.forms]
+    names = [name for name in options.compilers if name in able] if options.compilers else able
+    reasons: list[str] = []
+    for name in names:
+        found = _found(name, *(os.environ.get(variable, "") for variable in _VARIABLES))
+        if not isinstance(found, Rejection):
+            return found
+        reasons.append(found.text)
+    if not names:
+        asked = f"{form} for {target}"
+        text = f"no compiler makes a {asked} of {', '.join(options.compilers) or 'those known here'}"
+        return Rejection(ReasonCode.MISSING_TOOLCHAIN, text, "target")
+    return Rejection(ReasonCode.MISSING_TOOLCHAIN, "; ".join(reasons))
+
+
+@functools.lru_cache(maxsize=64)
+def _found(name: CompilerName, *environment: str) -> Compiler | Rejection:
+    del environment  # it is part of what the answer is kept for
+    return _COMPILERS[name].find()
