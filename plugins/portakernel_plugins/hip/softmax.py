@@ -1,0 +1,36 @@
+"""``softmax`` in HIP C++: ``exp(x - max) / sum(exp(x - max))`` over the last dimension."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from portakernel.placement import delivered
+from portakernel_plugins.hip.configurations import configuration
+from portakernel_plugins.hip.launch import arch_of, cdiv, launch, name_of, program
+from portakernel_plugins.hip.rows import are_whole, in_rows, packs_of, room_in_rows
+
+_SOFTMAX = program("softmax", "reduction.h", pointers=2, integers=4)
+
+
+def softmax(x: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """``exp(x - max) / sum(exp(x - max))``, computed in float32 and rounded once.
+
+    ``x``: ``(..., N)``, any strides, read where it lies if its rows are contiguous and at one stride; float32, float16
+    or bfloat16. ``out``: any strides; may be ``x`` itself.
+    """
+    columns = x.shape[-1]
+    y, y_stride = room_in_rows(x, out)
+    elements = x.numel()
+    if elements:
+        x, x_stride = in_rows(x)
+        rows = elements // columns
+        how = configuration("softmax", arch_of(x), packs_of(columns, x))
+        defines = (
+            ("ELEMENT", name_of(x)),
+            ("THREADS", how.threads),
+            ("ROW_THREADS", how.row_threads),
+            ("PACKS", how.packs),
+            ("WHOLE", int(are_whole(columns, (x, x_stride), (y, y_stride)))),
+        )
+        launch(_SOFTMAX, defines, cdiv(rows, how.rows), how.threads, x, y, rows, columns, x_stride, y_stride)
+    return delivered(y, out)
