@@ -6,9 +6,11 @@ import os
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +22,11 @@ _MOST_TOLD = 64 << 10
 # A shell sets the limit before the compiler runs, for whatever that starts too; between fork and exec a process with
 # threads may not. Where the system knows no such limit (macOS) there is none.
 _LIMITED = 'ulimit -v "$0" 2>/dev/null; exec "$@"'
+
+
+# Set by whoever runs compilers in threads, for these: once the event is, what runs is ended.
+GIVEN_UP: ContextVar[threading.Event | None] = ContextVar("GIVEN_UP", default=None)
+_GLANCE_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +68,7 @@ def run(command: Sequence[str], limits: Limits, *, folder: Path, given: bytes = 
             limited, stdin=stdin, stdout=told, stderr=told, cwd=folder, env=environment, process_group=0
         )
         try:
-            status, timed_out = process.wait(limits.seconds), False
+            status, timed_out = _wait(process, limits.seconds), False
         except subprocess.TimeoutExpired:
             status, timed_out = -signal.SIGKILL, True
         finally:
@@ -69,6 +76,20 @@ def run(command: Sequence[str], limits: Limits, *, folder: Path, given: bytes = 
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         return Ran(status, _read(told.fileno()), time.perf_counter() - begin, timed_out)
+
+
+def _wait(process: subprocess.Popen[bytes], seconds: float) -> int:
+    """The status of a process when it ends; of one that nobody waits for any more, that of being killed."""
+    given_up = GIVEN_UP.get()
+    if given_up is None:
+        return process.wait(seconds)
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        if given_up.is_set():
+            return -signal.SIGKILL
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(_GLANCE_S)
+    raise subprocess.TimeoutExpired(process.args, seconds)
 
 
 def _read(file: int) -> str:
