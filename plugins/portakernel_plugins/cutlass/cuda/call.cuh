@@ -1,7 +1,7 @@
 // What Python and a built library tell each other: one structure of plain C types, and four functions.
 //
 // Nothing of torch or Python is in here: pointers, sizes, strides in elements, and a stream. The fields are those of
-// `Call` in launch.py, in the same order.
+// `Call` in calls.py, in the same order.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +10,14 @@
 
 #include "cutlass/cutlass.h"
 
-extern "C" struct Call {
+struct Call {
   void const* a;        // (M, K), row-major
   void const* b;        // (N, K), row-major
   void const* scale_a;  // of a quantised product
   void const* scale_b;
-  void const* bias;  // (N,), or null
-  void* y;           // (M, N), row-major
+  void const* factor;  // of the whole product, one float32, or null
+  void const* bias;    // (N,), or null
+  void* y;             // (M, N), row-major
   int64_t stride_a;  // from row to row
   int64_t stride_b;
   int64_t stride_y;
@@ -36,7 +37,32 @@ extern "C" struct Call {
 // The size of `Call` as this library was compiled: Python compares it with its own.
 PORTAKERNEL_EXPORT int64_t portakernel_call_bytes() { return sizeof(Call); }
 
-// Why a status that `portakernel_launch` returned is not success.
-PORTAKERNEL_EXPORT char const* portakernel_status_text(int status) {
-  return cutlass::cutlassGetStatusString(static_cast<cutlass::Status>(status));
+namespace portakernel {
+
+// Launches `Gemm` with its own form of the call's arguments. Returns 0; a negative status where it cannot serve them and
+// nothing was launched; a positive one where the launch failed.
+template <class Gemm>
+int launch(typename Gemm::Arguments const& arguments, void* workspace, void* stream) {
+  cutlass::Status status = Gemm::can_implement(arguments);
+  if (status != cutlass::Status::kSuccess) {
+    return -static_cast<int>(status);
+  }
+  Gemm gemm;
+  return static_cast<int>(gemm(arguments, workspace, static_cast<cudaStream_t>(stream)));
 }
+
+}  // namespace portakernel
+
+// What a status that `portakernel_launch` returned means.
+PORTAKERNEL_EXPORT char const* portakernel_status_text(int status) {
+  return cutlass::cutlassGetStatusString(static_cast<cutlass::Status>(status < 0 ? -status : status));
+}
+
+// The two functions that a call goes through, for a `Gemm` and `arguments(Call const&)`.
+#define PORTAKERNEL_PRODUCT(GEMM, ARGUMENTS)                                                    \
+  PORTAKERNEL_EXPORT int64_t portakernel_workspace_bytes(Call const* call) {                    \
+    return static_cast<int64_t>(GEMM::get_workspace_size(ARGUMENTS(*call)));                    \
+  }                                                                                             \
+  PORTAKERNEL_EXPORT int portakernel_launch(Call const* call, void* workspace, void* stream) {  \
+    return portakernel::launch<GEMM>(ARGUMENTS(*call), workspace, stream);                      \
+  }

@@ -4,19 +4,13 @@
 // PINGPONG (0: cooperative), STREAM_K and SWAPPED (0 or 1).
 #pragma once
 
-#include "call.cuh"
+#include "tma.cuh"
 
-#include "cute/tensor.hpp"
-#include "cutlass/epilogue/collective/collective_builder.hpp"
 #include "cutlass/epilogue/fusion/operations.hpp"
-#include "cutlass/gemm/collective/collective_builder.hpp"
-#include "cutlass/gemm/device/gemm_universal_adapter.h"
-#include "cutlass/gemm/kernel/gemm_universal.hpp"
 #include "cutlass/gemm/kernel/tile_scheduler.hpp"
 
 namespace portakernel {
 
-using namespace cute;
 namespace fusion = cutlass::epilogue::fusion;
 
 using Tile = Shape<Int<TILE_M>, Int<TILE_N>, Int<TILE_K>>;
@@ -26,10 +20,6 @@ using EpilogueSchedule = std::conditional_t<PINGPONG, cutlass::epilogue::TmaWarp
                                             cutlass::epilogue::TmaWarpSpecializedCooperative>;
 using TileScheduler =
     std::conditional_t<STREAM_K, cutlass::gemm::StreamKScheduler, cutlass::gemm::PersistentScheduler>;
-
-// The tensor memory accelerator moves 16 bytes at a time, and wants them aligned.
-template <class Element>
-constexpr int kAlignment = 128 / cutlass::sizeof_bits_v<Element>;
 
 // Swapped, the product is that of b and a, so that b's many rows fill the tile's M, which has at least 64, and a's few
 // its N; what it writes is y.T, and y.T column-major is y row-major.
@@ -62,20 +52,7 @@ template <class Mainloop, class EpilogueOp>
 using Gemm = cutlass::gemm::device::GemmUniversalAdapter<
     cutlass::gemm::kernel::GemmUniversal<Shape<int, int, int, int>, Mainloop, EpilogueOp, TileScheduler>>;
 
-// From row to row of a matrix that is contiguous along the other dimension.
-template <class Stride>
-Stride stride_of(int64_t rows) {
-  Stride stride{};
-  if constexpr (std::is_same_v<std::decay_t<decltype(get<0>(stride))>, int64_t>) {
-    get<0>(stride) = rows;
-  } else {
-    get<1>(stride) = rows;
-  }
-  return stride;
-}
-
-template <class Gemm>
-cute::tuple<int, int, int, int> problem(Call const& call) {
+inline cute::tuple<int, int, int, int> problem(Call const& call) {
   return kSwapped ? cute::tuple<int, int, int, int>{call.n, call.m, call.k, 1}
                   : cute::tuple<int, int, int, int>{call.m, call.n, call.k, 1};
 }
@@ -91,27 +68,4 @@ typename Gemm::GemmKernel::TileScheduler::Arguments schedule(Call const& call) {
   return arguments;
 }
 
-template <class Gemm>
-cutlass::KernelHardwareInfo hardware(Call const& call) {
-  cutlass::KernelHardwareInfo info{};
-  info.device_id = call.device;
-  info.sm_count = call.multiprocessors;
-  return info;
-}
-
 }  // namespace portakernel
-
-// The two functions that a call goes through, for a `Gemm` and `arguments(Call const&)` in namespace portakernel.
-#define PORTAKERNEL_PRODUCT(GEMM, ARGUMENTS)                                                                  \
-  PORTAKERNEL_EXPORT int64_t portakernel_workspace_bytes(Call const* call) {                                  \
-    return static_cast<int64_t>(GEMM::get_workspace_size(ARGUMENTS(*call)));                                  \
-  }                                                                                                           \
-  PORTAKERNEL_EXPORT int portakernel_launch(Call const* call, void* workspace, void* stream) {                \
-    auto arguments = ARGUMENTS(*call);                                                                        \
-    cutlass::Status status = GEMM::can_implement(arguments);                                                  \
-    if (status != cutlass::Status::kSuccess) {                                                                \
-      return static_cast<int>(status);                                                                        \
-    }                                                                                                         \
-    GEMM gemm;                                                                                                \
-    return static_cast<int>(gemm.run(arguments, workspace, static_cast<cudaStream_t>(stream)));               \
-  }

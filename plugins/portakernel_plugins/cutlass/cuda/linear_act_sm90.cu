@@ -38,11 +38,11 @@ typename Product::Arguments arguments(Call const& call) {
   };
   return {
       cutlass::gemm::GemmUniversalMode::kGemm,
-      problem<Product>(call),
+      problem(call),
       {static_cast<Element const*>(first), stride_of<typename Kernel::StrideA>(kSwapped ? call.stride_b : call.stride_a),
        static_cast<Element const*>(second), stride_of<typename Kernel::StrideB>(kSwapped ? call.stride_a : call.stride_b)},
       {fused, nullptr, {}, static_cast<Element*>(call.y), stride_of<typename Kernel::StrideD>(call.stride_y)},
-      hardware<Product>(call),
+      hardware(call),
       schedule<Product>(call),
   };
 }
