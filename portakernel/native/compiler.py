@@ -19,9 +19,13 @@ BRIEF = Limits(seconds=60.0, memory_bytes=16 << 30)
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What a compiler made: machine code, assembly, and the symbols of what was named, where it tells."""
+    """What a compiler made: machine code, assembly, and the symbols of what was named, where it tells.
+
+    ``device_code`` is the machine code that the GPU runs: of a library, what is inside it.
+    """
 
     code: bytes
+    device_code: tuple[bytes, ...]
     assembly: str
     lowered: dict[str, str]
     log: str
@@ -71,7 +75,9 @@ class Compiler:
         assembly = "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in parts)
         names = task.made / "names.json"
         lowered = json.loads(names.read_bytes()) if names.is_file() else {}
-        return Made(content, assembly, lowered, task.put_back(ran.told).strip(), ran.seconds)
+        inside = [path.read_bytes() for path in sorted(task.made.glob("*.cubin"))]
+        device_code = (content,) if task.form == "code object" else tuple(inside)
+        return Made(content, device_code, assembly, lowered, task.put_back(ran.told).strip(), ran.seconds)
 
 
 def version_of(path: Path) -> str:

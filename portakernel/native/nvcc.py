@@ -13,13 +13,14 @@ from portakernel.native.staging import Task
 
 # The first that compiles C++20 and knows sm_90a.
 _OLDEST = (12, 0)
+_USUAL = Path("/usr/local/cuda/bin/nvcc")
 _VERSION = re.compile(r"release (\d+)\.(\d+), V([\d.]+)")
 
 
 def find() -> Compiler | Rejection:
     """The first nvcc that is new enough: of CUDA_HOME, along PATH, of NVIDIA's packages, of the usual place."""
     named = [Path(os.environ[name], "bin", "nvcc") for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
-    places = [*named, *on_path("nvcc"), *(path / "nvcc" for path in packaged("bin")), Path("/usr/local/cuda/bin/nvcc")]
+    places = [*named, *on_path("nvcc"), *(path / "nvcc" for path in packaged("bin")), _USUAL]
     seen: list[str] = []
     for path in dict.fromkeys(places):
         if not (path.is_file() and os.access(path, os.X_OK)):

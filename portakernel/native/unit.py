@@ -145,29 +145,31 @@ def _compiled(
     code = CodeObject(
         key, form, target, compiler.identity, kernels, None, made.code, made.log, made.seconds, made.assembly
     )
-    return cache().store(code, str(source.file))
+    label = " ".join([source.file, *(f"{name}={value}" for name, value in options.defines)])
+    return cache().store(code, label)
 
 
 def _kernels(
     made: Made, compiler: Compiler, source: Source, target: Target, names: tuple[str, ...], form: Form
 ) -> tuple[KernelFacts, ...]:
-    """What is known of the kernels in what was made, once it is what was asked for.
+    """What is known of the kernels in what was made, once it is what was asked for; of a library, of all in it.
 
     Raises:
         CannotRun: it is no machine code, or for another architecture, or lacks a kernel.
     """
-    if form == "library":
-        return ()
+    kernels: dict[str, KernelFacts] = {}
+    for code in made.device_code:
+        try:
+            found_target, found = read_code(code)
+        except NotReadableError as error:
+            text = f"what {compiler} made of {source.path} {error}; use another version of it"
+            raise CannotRun(Rejection(ReasonCode.CANNOT_RUN, text)) from error
+        if found_target != target:
+            text = f"{compiler} made code for {found_target} when asked for {target}; use another version of it"
+            raise CannotRun(Rejection(ReasonCode.ARCH, text, "target"))
+        kernels |= found
     try:
-        found_target, kernels = read_code(made.code)
-    except NotReadableError as error:
-        text = f"what {compiler} made of {source.path} {error}; use another version of it"
-        raise CannotRun(Rejection(ReasonCode.CANNOT_RUN, text)) from error
-    if found_target != target:
-        text = f"{compiler} made code for {found_target} when asked for {target}; use another version of it"
-        raise CannotRun(Rejection(ReasonCode.ARCH, text, "target"))
-    try:
-        return named(kernels, names, made.lowered)
+        return named(kernels, names if form == "code object" else (), made.lowered)
     except KeyError as error:
         text = f"{source.path} has no kernel {error.args[0]!r} for {target}; it has {', '.join(kernels) or 'none'}"
         remedy = 'declare it extern "C" __global__, or name an instance of a template as C++ does'
