@@ -11,7 +11,7 @@ from portakernel.cli.options import Json
 
 if TYPE_CHECKING:
     from portakernel.cli.output import Cell, Page
-    from portakernel.native.cache import Cache
+    from portakernel.native.code_cache import Cache
     from portakernel.native.entry import Found
 
 
@@ -45,7 +45,7 @@ def command(
         portakernel cache clear
     """
     from portakernel.cli.output import page, print_json
-    from portakernel.native.cache import cache
+    from portakernel.native.code_cache import cache
 
     kept = cache()
     found = [one for one in kept.entries() if target is None or one.broken or one.target == target]

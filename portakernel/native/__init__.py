@@ -48,7 +48,7 @@ Importing this loads neither torch nor CuPy, and looks for no compiler.
 
 from __future__ import annotations
 
-from portakernel.native.cache import Cache, cache
+from portakernel.native.code_cache import Cache, cache
 from portakernel.native.code_object import CodeObject, KernelFacts
 from portakernel.native.compiler import Compiler
 from portakernel.native.kernel import Kernel

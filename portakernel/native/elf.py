@@ -46,7 +46,7 @@ class Elf:
             raise NotReadableError("is no 64-bit ELF file")
         try:
             return cls._read(data)
-        except (struct.error, IndexError, ValueError) as error:
+        except (struct.error, IndexError, OverflowError, ValueError) as error:
             raise NotReadableError(f"is a broken ELF file ({error})") from error
 
     @classmethod

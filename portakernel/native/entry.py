@@ -100,7 +100,7 @@ def describe(folder: Path) -> Found:
     try:
         for path in folder.iterdir():
             size += path.stat().st_size
-        used = (folder / _HEAD).stat().st_mtime
+        used = use_of(folder)[0]
         head, _ = _checked(folder, key)
         names = tuple(str(facts["name"]) for facts in head["kernels"])
         texts = (str(head[name]) for name in ("target", "compiler", "form"))
@@ -121,7 +121,9 @@ def use_of(folder: Path) -> tuple[float, int, Path]:
     Raises:
         OSError: it is not there any more.
     """
-    return (folder / _HEAD).stat().st_mtime, sum(path.stat().st_size for path in folder.iterdir()), folder
+    head = folder / _HEAD
+    used = (head if head.exists() else folder).stat().st_mtime
+    return used, sum(path.stat().st_size for path in folder.iterdir()), folder
 
 
 def touch(folder: Path) -> None:
@@ -130,7 +132,7 @@ def touch(folder: Path) -> None:
 
 
 def _checked(folder: Path, key: str) -> tuple[dict[str, Any], dict[str, bytes]]:
-    text = (folder / _HEAD).read_bytes()
+    text = _content(folder / _HEAD)
     try:
         head = json.loads(text)
         digest = head.pop("digest")
@@ -143,10 +145,17 @@ def _checked(folder: Path, key: str) -> tuple[dict[str, Any], dict[str, bytes]]:
         raise BrokenEntryError(f"{_HEAD} is of another entry or version")
     contents: dict[str, bytes] = {}
     for name, expected in files.items():
-        contents[name] = (folder / name).read_bytes()
+        contents[name] = _content(folder / name)
         if _digest(contents[name]) != expected:
             raise BrokenEntryError(f"{name} was cut short or altered: its digest is another")
     return head, contents
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        raise BrokenEntryError(f"{path.name} is missing") from error
 
 
 def _digest(content: bytes) -> str:

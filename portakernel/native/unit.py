@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from portakernel.capability import CannotRun, ReasonCode, Rejection
-from portakernel.native.cache import cache
+from portakernel.native.code_cache import cache
 from portakernel.native.code_object import CodeObject, Form, KernelFacts
 from portakernel.native.compiler import Compiler, Made
 from portakernel.native.diagnosis import failure
