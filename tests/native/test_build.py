@@ -160,9 +160,21 @@ def test_an_error_has_the_file_and_line_of_our_source(source, nvcc):
 @pytest.mark.parametrize(
     ("told", "header", "remedy"),
     [
-        ('$main(1): catastrophic error: cannot open source file \\"types.h\\"', "types.h", "it is there: list it among"),
-        ("$main:1:10: fatal error: 'cutlass/cutlass.h' file not found", "cutlass/cutlass.h", "list it among the source"),
-        ("$main:1:10: fatal error: cuda_fp16.h: No such file or directory", "cuda_fp16.h", "install the vendor's headers"),
+        (
+            '$main(1): catastrophic error: cannot open source file \\"types.h\\"',
+            "types.h",
+            "it is there: list it among",
+        ),
+        (
+            "$main:1:10: fatal error: 'cutlass/cutlass.h' file not found",
+            "cutlass/cutlass.h",
+            "list it among the source",
+        ),
+        (
+            "$main:1:10: fatal error: cuda_fp16.h: No such file or directory",
+            "cuda_fp16.h",
+            "install the vendor's headers",
+        ),
     ],
 )
 def test_headers_that_are_missing(source, nvcc, told, header, remedy):
@@ -181,9 +193,13 @@ def test_a_header_that_the_package_lacks(source, nvcc):
 
 
 def test_a_package_of_headers_that_is_not_installed():
-    with pytest.raises(CannotRun, match=r"^missing_library: needs the headers of no-such-thing, which is not installed"):
+    with pytest.raises(
+        CannotRun, match=r"^missing_library: needs the headers of no-such-thing, which is not installed"
+    ):
         HeaderPackage.installed("no-such-thing", "x/x.h")
-    with pytest.raises(CannotRun, match=r"^missing_library: needs x/x.h of torch; .* has no such file; pip install torch"):
+    with pytest.raises(
+        CannotRun, match=r"^missing_library: needs x/x.h of torch; .* has no such file; pip install torch"
+    ):
         HeaderPackage.installed("torch", "x/x.h")
 
 

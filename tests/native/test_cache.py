@@ -81,7 +81,9 @@ def test_an_altered_entry_is_discarded_and_built_anew(source, nvcc, runs, name, 
     folder = first.path.parent
     (folder / name).write_bytes(alter((folder / name).read_bytes()))
     assert [found.broken for found in cache().entries()] == [says]
-    with pytest.warns(CacheWarning, match=f"^{re.escape(str(folder))} is discarded, to be built anew: {re.escape(says)}$"):
+    with pytest.warns(
+        CacheWarning, match=f"^{re.escape(str(folder))} is discarded, to be built anew: {re.escape(says)}$"
+    ):
         again = build(source, HOPPER, options, ("scale",))
     assert runs() == 2
     assert (again.code, again.path) == (first.code, first.path)
@@ -179,10 +181,14 @@ def test_a_private_folder_takes_the_place_of_one_that_cannot_be_written(
     private = stored.path.parents[1]
     assert private.parent == temporary
     assert private.stat().st_mode & 0o777 == 0o700
-    assert [str(warning.message) for warning in told] == kept.notes == [
-        f"the cache of compiled kernels {cache_folder} {reason}: {private} serves in its place, and goes when this"
-        " process ends; set PORTAKERNEL_CACHE_DIR to a folder on a local disk that can be written"
-    ]
+    assert (
+        [str(warning.message) for warning in told]
+        == kept.notes
+        == [
+            f"the cache of compiled kernels {cache_folder} {reason}: {private} serves in its place, and goes when this"
+            " process ends; set PORTAKERNEL_CACHE_DIR to a folder on a local disk that can be written"
+        ]
+    )
     assert stored.path.read_bytes() == made(1).code
     assert kept.find(made(1).key) is not None
     assert kept.find(made(0).key) is not None  # what the other holds is read on

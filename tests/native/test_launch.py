@@ -242,7 +242,9 @@ def test_without_cupy_nothing_is_launched(monkeypatch):
     with pytest.raises(CannotRun) as caught:
         Driver()
     assert caught.value.rejection.code is ReasonCode.MISSING_LIBRARY
-    assert caught.value.rejection.text.startswith("compiled kernels are launched through CuPy, which cannot be imported")
+    assert caught.value.rejection.text.startswith(
+        "compiled kernels are launched through CuPy, which cannot be imported"
+    )
     assert caught.value.rejection.text.endswith("pip install cupy-cuda13x (or 12x, as torch's CUDA)")
 
 
