@@ -22,7 +22,8 @@ from portakernel.plugin_manager import find_folder
 from portakernel.torch_build import installed
 
 Kind = Literal["nvrtc", "hiprtc"]
-_OLDEST: dict[Kind, tuple[int, int]] = {"nvrtc": (12, 0), "hiprtc": (5, 2)}
+# HIPRTC tells the version of its interface, which ROCm 5.2's calls 9.0.
+_OLDEST: dict[Kind, tuple[int, int]] = {"nvrtc": (12, 0), "hiprtc": (5, 0)}
 # Isolated from the environment's Python settings and without site: it starts in 10 ms.
 _PROCESS = [sys.executable, "-I", "-S", str(Path(__file__).with_name("rtc_process.py"))]
 
@@ -44,8 +45,13 @@ def find_hiprtc() -> Compiler | Rejection:
     torch = find_folder("torch")
     folders = [torch / "lib"] if torch is not None else []
     folders += [Path(root, "lib") for root in (os.environ.get("ROCM_PATH"), "/opt/rocm") if root]
-    found = [path for folder in folders for path in sorted(folder.glob("libhiprtc.so*"))]
-    return _first("hiprtc", [*found, *_of_the_system("hiprtc")], "install ROCm, or torch's ROCm build")
+    # until ROCm 6 it is part of HIP's runtime
+    found = [path for name in ("hiprtc", "amdhip64") for f in folders for path in sorted(f.glob(f"lib{name}.so*"))]
+    return _first(
+        "hiprtc",
+        [*found, *_of_the_system("hiprtc"), *_of_the_system("amdhip64")],
+        "install ROCm, or torch's ROCm build",
+    )
 
 
 def _of_the_system(name: str) -> list[Path]:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from portakernel.capability import ReasonCode, Rejection
+from portakernel.capability import CannotRun, ReasonCode, Rejection
 from portakernel.native import clang, nvcc, rtc
 from portakernel.native.code_object import Form
 from portakernel.native.compiler import Compiler
@@ -48,10 +48,10 @@ def compiler_for(
     names = [name for name in options.compilers if name in able] if options.compilers else able
     reasons: list[str] = []
     for name in names:
-        found = _found(name, *(os.environ.get(variable, "") for variable in _VARIABLES))
-        if not isinstance(found, Rejection):
-            return found
-        reasons.append(found.text)
+        try:
+            return _found(name, *(os.environ.get(variable, "") for variable in _VARIABLES))
+        except CannotRun as declared:
+            reasons.append(declared.rejection.text)
     if not names:
         asked = f"{form} for {target}"
         text = f"no compiler makes a {asked} of {', '.join(options.compilers) or 'those known here'}"
@@ -60,6 +60,10 @@ def compiler_for(
 
 
 @functools.lru_cache(maxsize=64)
-def _found(name: CompilerName, *environment: str) -> Compiler | Rejection:
+def _found(name: CompilerName, *environment: str) -> Compiler:
+    """The compiler, kept; that there is none is not, for one may be installed."""
     del environment  # it is part of what the answer is kept for
-    return _COMPILERS[name].find()
+    found = _COMPILERS[name].find()
+    if isinstance(found, Rejection):
+        raise CannotRun(found)
+    return found

@@ -12,7 +12,8 @@ import pytest
 
 from portakernel.capability import CannotRun, ReasonCode
 from portakernel.errors import ArgumentValueError
-from portakernel.native import HeaderPackage, Limits, Options, Unit, build, kept, nvcc as real_nvcc, toolchain
+from portakernel.native import HeaderPackage, Limits, Options, Unit, build, kept, toolchain
+from portakernel.native import nvcc as real_nvcc
 from portakernel.native.code_cache import cache
 from portakernel.target import Target
 
@@ -123,6 +124,18 @@ def test_no_compiler(source, nvcc, monkeypatch, tmp_path):
         "needs nvcc 12.0 or later; none was found; install the CUDA toolkit (or pip install nvidia-cuda-nvcc) and set"
         " CUDA_HOME"
     )
+
+
+def test_a_compiler_that_is_installed_later_is_found(source, nvcc, monkeypatch, tmp_path):
+    options = nvcc('/bin/cp "$good" "$code"')
+    installed = tmp_path / "bin" / "nvcc"
+    installed.rename(tmp_path / "away")
+    monkeypatch.setattr(real_nvcc, "_USUAL", tmp_path / "none")
+    monkeypatch.setattr(real_nvcc, "packaged", lambda folder: [])
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert rejection(source, options).code is ReasonCode.MISSING_TOOLCHAIN
+    (tmp_path / "away").rename(installed)
+    assert build(source, HOPPER, options, ("scale",)).kernel("scale").registers == 8
 
 
 def test_a_compiler_of_the_wrong_version(source, nvcc, monkeypatch, tmp_path):
@@ -362,12 +375,15 @@ def test_who_waits_too_long_builds_by_himself(source, nvcc, runs):
 
 def test_two_processes_build_the_same_thing_once(source, nvcc, runs, cache_folder):
     nvcc()
-    program = (
-        "import sys; from pathlib import Path; from portakernel.native import *; from portakernel.target import Target\n"
-        "made = build(Source(Path(sys.argv[1]), 'scale.cu', ('types.h',)), Target('nvidia', 'sm_90'),"
-        " Options(compilers=('nvcc',)), ('scale',))\n"
-        "print(made.key, len(made.code))"
-    )
+    program = """\
+import sys
+from pathlib import Path
+from portakernel.native import Options, Source, build
+from portakernel.target import Target
+source, target = Source(Path(sys.argv[1]), "scale.cu", ("types.h",)), Target("nvidia", "sm_90")
+made = build(source, target, Options(compilers=("nvcc",)), ("scale",))
+print(made.key, len(made.code))
+"""
     command = [sys.executable, "-c", program, str(source.folder)]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     told = [process.communicate()[0] for process in both]

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from portakernel.native import CodeObject, KernelFacts, build
-from portakernel.native import code_cache, entry
+from portakernel.native import CodeObject, KernelFacts, build, code_cache, entry
 from portakernel.native.code_cache import Cache, CacheWarning, cache
 from portakernel.target import Target
 
@@ -181,14 +180,10 @@ def test_a_private_folder_takes_the_place_of_one_that_cannot_be_written(
     private = stored.path.parents[1]
     assert private.parent == temporary
     assert private.stat().st_mode & 0o777 == 0o700
-    assert (
-        [str(warning.message) for warning in told]
-        == kept.notes
-        == [
-            f"the cache of compiled kernels {cache_folder} {reason}: {private} serves in its place, and goes when this"
-            " process ends; set PORTAKERNEL_CACHE_DIR to a folder on a local disk that can be written"
-        ]
-    )
+    text = f"the cache of compiled kernels {cache_folder} {reason}: {private} serves in its place, and goes when this"
+    text += " process ends; set PORTAKERNEL_CACHE_DIR to a folder on a local disk that can be written"
+    assert [str(warning.message) for warning in told] == [text]
+    assert kept.notes == [text]
     assert stored.path.read_bytes() == made(1).code
     assert kept.find(made(1).key) is not None
     assert kept.find(made(0).key) is not None  # what the other holds is read on

@@ -222,7 +222,7 @@ def test_code_for_another_architecture_is_not_loaded(driver):
     assert caught.value.rejection.text == (
         "the code is for nvidia:sm_80, and device 3 is nvidia:sm_90; build it for nvidia:sm_90"
     )
-    with pytest.raises(CannotRun, match="^arch: "):
+    with pytest.raises(CannotRun, match=r"^arch: "):
         load_library(code(target=Target("nvidia", "sm_80")), 3)
 
 
@@ -292,7 +292,7 @@ def test_a_kernel_that_compiles_ahead_says_how_until_it_is_built(driver, source,
 def test_what_does_not_compile_is_tried_once(driver, source, nvcc, runs):
     kernel = Kernel(Unit(source, ("scale",), nvcc('echo "$main(1): error: no"; exit 1')), ("pointer",))
     for _ in range(3):
-        with pytest.raises(CannotRun, match="^cannot_run: "):
+        with pytest.raises(CannotRun, match=r"^cannot_run: "):
             kernel((1,), (1,), 0, tensor(5))
     assert runs() == 1
 
@@ -302,7 +302,7 @@ def test_what_is_missing_is_looked_for_again(driver, source, nvcc, runs):
     options = nvcc()
     (source.folder / "types.h").rename(source.folder / "gone.h")
     kernel = Kernel(Unit(source, ("scale",), options), ("pointer",))
-    with pytest.raises(CannotRun, match="^missing_library: "):
+    with pytest.raises(CannotRun, match=r"^missing_library: "):
         kernel((1,), (1,), 0, tensor(5))
     (source.folder / "gone.h").rename(source.folder / "types.h")
     kernel((1,), (1,), 0, tensor(5))
