@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from functools import cache
+
+import torch
 from torch import Tensor
 
 from portakernel.placement import delivered, room
 from portakernel_plugins.hip.configurations import PACK_BYTES, fixed
-from portakernel_plugins.hip.launch import arch_of, cdiv, launch, name_of, program
+from portakernel_plugins.hip.launch import Launch, arch_of, cdiv, name_of, program
+from portakernel_plugins.hip.rows import are_whole
 
 _ADD = program("add", pointers=3, integers=1)
+
+
+@cache
+def _launch(arch: str, dtype: torch.dtype, whole: bool) -> Launch:
+    how = fixed("add", arch)
+    defines = (("ELEMENT", name_of(dtype)), ("THREADS", how.threads), ("PACKS", how.packs), ("WHOLE", int(whole)))
+    return Launch(_ADD, how, defines)
 
 
 def add(x: Tensor, y: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -20,9 +31,7 @@ def add(x: Tensor, y: Tensor, *, out: Tensor | None = None) -> Tensor:
     result = room(x, out)
     elements = x.numel()
     if elements:
-        how = fixed("add", arch_of(x))
-        whole = not (x.data_ptr() | y.data_ptr() | result.data_ptr()) % PACK_BYTES
-        defines = (("ELEMENT", name_of(x)), ("THREADS", how.threads), ("PACKS", how.packs), ("WHOLE", int(whole)))
-        blocks = cdiv(elements * x.element_size(), PACK_BYTES * how.threads * how.packs)
-        launch(_ADD, defines, blocks, how.threads, x, y, result, elements)
+        launch = _launch(arch_of(x), x.dtype, are_whole(0, 0, x, y, result))
+        how = launch.how
+        launch(cdiv(elements * x.element_size(), PACK_BYTES * how.threads * how.packs), x, y, result, elements)
     return delivered(result, out)

@@ -7,11 +7,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from portakernel.errors import ArgumentValueError
 from portakernel.native import Kernel, Options, Source, Unit, target_of
 from portakernel_plugins.hip import emulator
+from portakernel_plugins.hip.configurations import Configuration
 
 FOLDER = Path(__file__).with_name("sources")
 
@@ -42,38 +44,51 @@ class Program:
 
 def program(name: str, *headers: str, pointers: int, integers: int, floats: int = 0) -> Program:
     """The program of ``name``, whose kernel takes so many pointers, then integers, then numbers."""
-    parameters: tuple[Parameter, ...] = (
-        *("pointer" for _ in range(pointers)),
-        *("int64" for _ in range(integers)),
-        *("float32" for _ in range(floats)),
-    )
-    return Program(name, headers, parameters)
+    kinds: tuple[tuple[Parameter, int], ...] = (("pointer", pointers), ("int64", integers), ("float32", floats))
+    return Program(name, headers, tuple(kind for kind, count in kinds for _ in range(count)))
 
 
-@cache
-def kernel(of: Program, defines: Defines) -> Kernel:
-    """The kernel that the program becomes with these macros."""
-    return Kernel(Unit(of.source, (of.name,), Options(defines=defines)), of.parameters)
+class Launch:
+    """A program with its macros, and how it is launched: called, it is.
 
-
-def launch(of: Program, defines: Defines, blocks: int, threads: int, *args: Any) -> None:
-    """Launch ``blocks`` blocks of the kernel on the current device, which the dispatcher makes the arguments'.
-
-    Raises:
-        CannotRun: it cannot be compiled or loaded here; nothing was launched.
-        ArgumentValueError: CPU tensors, outside ``emulating()``.
+    It is kept under what its macros and configuration depend on, because finding these costs as much as the launch.
     """
-    height = cdiv(blocks, _GRID_WIDTH)
-    grid = (min(blocks, _GRID_WIDTH), height)
-    warp_size = emulator.warp_size()
-    if warp_size is not None:
-        emulator.run(of, defines, warp_size, grid, threads, args)
-        return
-    kernel(of, defines)(grid, (threads,), 0, *args)
+
+    __slots__ = ("block", "defines", "how", "kernel", "program")
+
+    def __init__(self, program: Program, how: Configuration, defines: Defines) -> None:
+        self.program, self.how, self.defines, self.block = program, how, defines, (how.threads,)
+        self.kernel = Kernel(Unit(program.source, (program.name,), Options(defines=defines)), program.parameters)
+
+    def __call__(self, blocks: int, *args: Any) -> None:
+        """Launch ``blocks`` blocks on the current device, which the dispatcher makes the arguments'.
+
+        Raises:
+            CannotRun: it cannot be compiled or loaded here; nothing was launched.
+        """
+        grid = (blocks, 1) if blocks <= _GRID_WIDTH else (_GRID_WIDTH, cdiv(blocks, _GRID_WIDTH))
+        if args[0].get_device() < 0 and (warp_size := emulator.warp_size()) is not None:
+            emulator.run(self.program, self.defines, warp_size, grid, self.block[0], args)
+        else:
+            self.kernel(grid, self.block, 0, *args)
 
 
 def arch_of(x: Tensor) -> str:
-    """The architecture that a launch on ``x`` is for."""
+    """The architecture that a launch on ``x`` is for.
+
+    Raises:
+        ArgumentValueError: CPU tensors, outside ``emulating()``.
+    """
+    index = x.get_device()
+    return _arch_of_device(index) if index >= 0 else _arch_without_device(x)
+
+
+@cache
+def _arch_of_device(index: int) -> str:
+    return target_of(torch.empty(0, device=torch.device("cuda", index))).arch
+
+
+def _arch_without_device(x: Tensor) -> str:
     warp_size = emulator.warp_size()
     if warp_size is not None:
         return emulator.ARCHS[warp_size]
@@ -85,9 +100,9 @@ def arch_of(x: Tensor) -> str:
     return target_of(x).arch
 
 
-def name_of(x: Tensor) -> str:
-    """The dtype of ``x`` as sources name it."""
-    return str(x.dtype).removeprefix("torch.")
+def name_of(dtype: torch.dtype) -> str:
+    """The dtype as sources name it."""
+    return str(dtype).removeprefix("torch.")
 
 
 def cdiv(numerator: int, denominator: int) -> int:

@@ -1,14 +1,42 @@
-"""Normalised rows: what ``rms_norm``, ``add_rms_norm`` and ``layer_norm`` launch. ``sources/norm.h`` has the formula."""
+"""Normalised rows: what the norms launch. ``sources/norm.h`` has the formula."""
 
 from __future__ import annotations
 
+from functools import lru_cache
+
+import torch
 from torch import Tensor
 
 from portakernel_plugins.hip.configurations import configuration
-from portakernel_plugins.hip.launch import arch_of, cdiv, launch, name_of, program
+from portakernel_plugins.hip.launch import Launch, arch_of, cdiv, name_of, program
 from portakernel_plugins.hip.rows import are_whole, in_line, in_rows, packs_of
 
 _NORMS = program("norms", "norm.h", "reduction.h", pointers=8, integers=6, floats=2)
+
+
+@lru_cache(maxsize=4096)
+def _launch(
+    kernel: str,
+    arch: str,
+    dtype: torch.dtype,
+    weight_dtype: torch.dtype,
+    size: int,
+    whole: bool,
+    added: bool,
+    centred: bool,
+) -> Launch:
+    how = configuration(kernel, arch, size)
+    defines = (
+        ("ELEMENT", name_of(dtype)),
+        ("WEIGHT", name_of(weight_dtype)),
+        ("THREADS", how.threads),
+        ("ROW_THREADS", how.row_threads),
+        ("PACKS", how.packs),
+        ("WHOLE", int(whole)),
+        ("ADDED", int(added)),
+        ("CENTRED", int(centred)),
+    )
+    return Launch(_NORMS, how, defines)
 
 
 def normalise(
@@ -40,19 +68,10 @@ def normalise(
     if residual is not None:
         residual, residual_stride = in_rows(residual)
     weight, bias = in_line(weight), None if bias is None else in_line(bias)
-    placed = ((x, x_stride), (residual, residual_stride), y, summed, (weight, 0), (bias, 0))
-    how = configuration(kernel, arch_of(x), packs_of(columns, x))
-    defines = (
-        ("ELEMENT", name_of(x)),
-        ("WEIGHT", name_of(weight)),
-        ("THREADS", how.threads),
-        ("ROW_THREADS", how.row_threads),
-        ("PACKS", how.packs),
-        ("WHOLE", int(are_whole(columns, *placed))),
-        ("ADDED", int(residual is not None)),
-        ("CENTRED", int(centred)),
-    )
-    tensors = (x, residual, weight, bias, y[0], summed[0], mean, rstd)
+    tensors = (x, residual, weight, bias, y[0], summed[0])
     strides = (x_stride, residual_stride, y[1], summed[1])
-    blocks = cdiv(rows, how.rows)
-    launch(_NORMS, defines, blocks, how.threads, *tensors, rows, columns, *strides, float(eps), float(weight_offset))
+    lengths = columns | x_stride | residual_stride | y[1] | summed[1]
+    whole, size = are_whole(lengths, x.element_size(), *tensors), packs_of(columns, x)
+    launch = _launch(kernel, arch_of(x), x.dtype, weight.dtype, size, whole, residual is not None, centred)
+    scalars = (rows, columns, *strides, float(eps), float(weight_offset))
+    launch(cdiv(rows, launch.how.rows), *tensors, mean, rstd, *scalars)

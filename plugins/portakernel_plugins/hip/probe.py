@@ -1,4 +1,4 @@
-"""Whether these kernels work on a device of this machine: a compiler, CuPy, a driver, and one addition, its sum checked."""
+"""Whether these kernels work on a device of this machine: compiler, CuPy, driver, and one addition, its sum checked."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ def _tiny_launch(device: Device) -> Rejection | None:
         x = torch.arange(16, dtype=torch.float32, device=where)
         if torch.equal(add(x, x).cpu(), 2 * x.cpu()):
             return None
-    text = f"a tiny HIP kernel ran on {device.torch_device} and gave wrong numbers; check the driver's and the compiler's"
-    return Rejection(ReasonCode.PROBE_FAILED, f"{text} versions")
+    text = f"a tiny HIP kernel ran on {device.torch_device} and gave wrong numbers; check the versions of driver and"
+    return Rejection(ReasonCode.PROBE_FAILED, f"{text} compiler")

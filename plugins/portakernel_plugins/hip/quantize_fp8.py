@@ -9,12 +9,14 @@
 from __future__ import annotations
 
 import math
+from functools import cache, lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from portakernel_plugins.hip.configurations import PACK_BYTES, configuration, fixed
-from portakernel_plugins.hip.launch import Defines, arch_of, cdiv, launch, name_of, program
+from portakernel_plugins.hip.launch import Launch, Program, arch_of, cdiv, name_of, program
 from portakernel_plugins.hip.rows import are_whole, in_rows, packs_of
 
 _HEADERS = ("float8.h", "reduction.h")
@@ -25,6 +27,33 @@ _TENSOR = program("quantize_fp8_tensor", *_HEADERS, pointers=4, integers=6)
 
 # Elements that share a scale along a row, and rows of a square that does.
 _BLOCK = 128
+
+
+class _Kind(NamedTuple):
+    """What all kernels of a call are compiled for."""
+
+    arch: str
+    element: torch.dtype
+    format: str
+    whole: bool
+
+    @property
+    def defines(self) -> tuple[tuple[str, str | int], ...]:
+        """Its macros."""
+        return (("ELEMENT", name_of(self.element)), ("FORMAT", self.format), ("WHOLE", int(self.whole)))
+
+
+@lru_cache(maxsize=4096)
+def _launch_groups(kind: _Kind, size: int) -> Launch:
+    how = configuration("quantize_fp8.groups", kind.arch, size)
+    shape = (("THREADS", how.threads), ("ROW_THREADS", how.row_threads), ("PACKS", how.packs))
+    return Launch(_GROUPS, how, (*kind.defines, *shape))
+
+
+@cache
+def _launch(of: Program, kernel: str, kind: _Kind) -> Launch:
+    how = fixed(kernel, kind.arch)
+    return Launch(of, how, (*kind.defines, ("THREADS", how.threads), ("PACKS", how.packs)))
 
 
 def quantize_fp8(
@@ -42,8 +71,10 @@ def quantize_fp8(
     scale = _memory(scale_out, _scale_shape(x, rows, granularity), torch.float32, x.device)
     if scale.numel():
         x, stride = in_rows(x)
-        defines = (("ELEMENT", name_of(x)), ("FORMAT", dtype), ("WHOLE", int(_are_whole(x, q, columns, stride))))
-        _QUANTIZE[granularity](x, _as_bytes(q), scale, rows, columns, stride, defines)
+        # as many codes as a pack has elements are aligned to their number
+        whole = are_whole(columns | stride, x.element_size(), x) and not q.data_ptr() * x.element_size() % PACK_BYTES
+        kind = _Kind(arch_of(x), x.dtype, dtype, whole)
+        _QUANTIZE[granularity](x, _as_bytes(q), scale, rows, columns, stride, kind)
     return _delivered(q, q_out), _delivered(scale, scale_out)
 
 
@@ -64,11 +95,6 @@ def _delivered(found: Tensor, out: Tensor | None) -> Tensor:
     return out
 
 
-def _are_whole(x: Tensor, q: Tensor, columns: int, stride: int) -> bool:
-    """Whether packs of ``x`` cover its rows, and as many codes are aligned to their number in ``q``."""
-    return are_whole(columns, (x, stride)) and q.data_ptr() % (PACK_BYTES // x.element_size()) == 0
-
-
 def _scale_shape(x: Tensor, rows: int, granularity: str) -> tuple[int, ...]:
     across = cdiv(x.shape[-1], _BLOCK)
     if granularity == "block_1x128":
@@ -78,49 +104,42 @@ def _scale_shape(x: Tensor, rows: int, granularity: str) -> tuple[int, ...]:
     return (*x.shape[:-1], 1) if granularity == "row" else ()
 
 
-def _rows(x: Tensor, q: Tensor, scale: Tensor, rows: int, columns: int, stride: int, defines: Defines) -> None:
-    _groups(x, q, scale, rows, columns, stride, defines, group=max(columns, 1))
+def _rows(x: Tensor, q: Tensor, scale: Tensor, rows: int, columns: int, stride: int, kind: _Kind) -> None:
+    _groups(x, q, scale, rows, columns, stride, kind, group=max(columns, 1))
 
 
-def _blocks(x: Tensor, q: Tensor, scale: Tensor, rows: int, columns: int, stride: int, defines: Defines) -> None:
-    _groups(x, q, scale, rows, columns, stride, defines, group=_BLOCK)
+def _blocks(x: Tensor, q: Tensor, scale: Tensor, rows: int, columns: int, stride: int, kind: _Kind) -> None:
+    _groups(x, q, scale, rows, columns, stride, kind, group=_BLOCK)
 
 
 def _groups(
-    x: Tensor, q: Tensor, scale: Tensor, rows: int, columns: int, stride: int, defines: Defines, *, group: int
+    x: Tensor, q: Tensor, scale: Tensor, rows: int, columns: int, stride: int, kind: _Kind, *, group: int
 ) -> None:
-    how = configuration("quantize_fp8.groups", arch_of(x), packs_of(group, x))
-    shape = (("THREADS", how.threads), ("ROW_THREADS", how.row_threads), ("PACKS", how.packs))
+    launch = _launch_groups(kind, packs_of(group, x))
     groups_of_row = max(1, cdiv(columns, group))
     groups = rows * groups_of_row
-    args = (x, q, scale, groups, groups_of_row, group, columns, stride)
-    launch(_GROUPS, (*defines, *shape), cdiv(groups, how.rows), how.threads, *args)
+    launch(cdiv(groups, launch.how.rows), x, q, scale, groups, groups_of_row, group, columns, stride)
 
 
-def _squares(x: Tensor, q: Tensor, scale: Tensor, rows: int, columns: int, stride: int, defines: Defines) -> None:
-    how = fixed("quantize_fp8.squares", arch_of(x))
+def _squares(x: Tensor, q: Tensor, scale: Tensor, rows: int, columns: int, stride: int, kind: _Kind) -> None:
     across = cdiv(columns, _BLOCK)
-    args = (x, q, scale, rows, columns, stride, across)
-    launch(_SQUARES, (*defines, ("THREADS", how.threads)), cdiv(rows, _BLOCK) * across, how.threads, *args)
+    launch = _launch(_SQUARES, "quantize_fp8.squares", kind)
+    launch(cdiv(rows, _BLOCK) * across, x, q, scale, rows, columns, stride, across)
 
 
-def _tensor(x: Tensor, q: Tensor, scale: Tensor, rows: int, columns: int, stride: int, defines: Defines) -> None:
+def _tensor(x: Tensor, q: Tensor, scale: Tensor, rows: int, columns: int, stride: int, kind: _Kind) -> None:
     if stride == columns:
         rows, columns, stride = 1, rows * columns, rows * columns
-    arch, packs_of_row = arch_of(x), max(1, packs_of(columns, x))
+    packs_of_row = max(1, packs_of(columns, x))
     packs = rows * packs_of_row
-    how = fixed("quantize_fp8.magnitudes", arch)
-    blocks = max(1, min(how.blocks, cdiv(packs, how.threads * how.packs)))
+    launch = _launch(_MAGNITUDES, "quantize_fp8.magnitudes", kind)
+    blocks = max(1, min(launch.how.blocks, cdiv(packs, launch.how.threads * launch.how.packs)))
     parts = torch.empty(blocks, dtype=torch.int32, device=x.device)
-    shape = (("THREADS", how.threads), ("PACKS", how.packs))
-    args = (x, parts, rows, columns, stride, packs_of_row, blocks)
-    launch(_MAGNITUDES, (*defines, *shape), blocks, how.threads, *args)
+    launch(blocks, x, parts, rows, columns, stride, packs_of_row, blocks)
 
-    how = fixed("quantize_fp8.tensor", arch)
-    shape = (("THREADS", how.threads), ("PACKS", how.packs))
-    writers = max(1, cdiv(packs, how.threads * how.packs))
-    write_args = (x, q, scale, parts, blocks, rows, columns, stride, packs_of_row, writers)
-    launch(_TENSOR, (*defines, *shape), writers, how.threads, *write_args)
+    launch = _launch(_TENSOR, "quantize_fp8.tensor", kind)
+    writers = max(1, cdiv(packs, launch.how.threads * launch.how.packs))
+    launch(writers, x, q, scale, parts, blocks, rows, columns, stride, packs_of_row, writers)
 
 
 _QUANTIZE = {"row": _rows, "block_1x128": _blocks, "block_128x128": _squares, "tensor": _tensor}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from portakernel.errors import ArgumentValueError
 from portakernel.placement import delivered
 from portakernel_plugins.hip.configurations import configuration
-from portakernel_plugins.hip.launch import arch_of, cdiv, launch, name_of, program
+from portakernel_plugins.hip.launch import Launch, arch_of, cdiv, name_of, program
 from portakernel_plugins.hip.rows import are_whole, packs_of, single_stride
 
 _ROTARY = program("rotary_embedding", pointers=7, integers=18)
@@ -57,13 +58,27 @@ def _table(table: Tensor) -> tuple[Tensor, int]:
     return table, table.stride(0)
 
 
-def _are_whole(pairs: int, cos: tuple[Tensor, int], sin: tuple[Tensor, int], q: _Heads, k: _Heads) -> bool:
-    placed = [cos, sin]
-    for heads in (q, k):
-        placed += [(heads.x, stride) for stride in heads.x_strides]
-        placed += [(heads.y, stride) for stride in heads.y_strides]
-    rests = math.gcd(q.rest, k.rest)
-    return are_whole(math.gcd(pairs, rests), (q.x, 0), *placed)
+@lru_cache(maxsize=4096)
+def _launch(
+    arch: str,
+    dtype: torch.dtype,
+    table_dtype: torch.dtype,
+    position_dtype: torch.dtype | None,
+    size: int,
+    whole: bool,
+    interleaved: bool,
+) -> Launch:
+    how = configuration("rotary_embedding", arch, size)
+    defines = (
+        ("ELEMENT", name_of(dtype)),
+        ("TABLE", name_of(table_dtype)),
+        ("POSITION", "int" if position_dtype is torch.int32 else "int64"),
+        ("THREADS", how.threads),
+        ("ROW_THREADS", how.row_threads),
+        ("WHOLE", int(whole)),
+        ("INTERLEAVED", int(interleaved)),
+    )
+    return Launch(_ROTARY, how, defines)
 
 
 def rotary_embedding(
@@ -78,9 +93,9 @@ def rotary_embedding(
 ) -> tuple[Tensor, Tensor]:
     """``q: (*S, H, D)`` and ``k: (*S, G, D)`` turned by ``cos, sin: (L, C)`` at ``positions: (*S,)``.
 
-    Any strides: ``q`` and ``k`` are read where they lie if a head is contiguous and all tokens have one stride, tables if
-    their rows are. ``q``, ``k``: float32, float16 or bfloat16; tables of that dtype or float32. ``out``: any strides; may
-    be ``(q, k)`` itself.
+    Any strides: ``q`` and ``k`` are read where they lie if a head is contiguous and all tokens have one stride, tables
+    if their rows are. ``q``, ``k``: float32, float16 or bfloat16; tables of that dtype or float32. ``out``: any
+    strides; may be ``(q, k)`` itself.
 
     Raises:
         ArgumentValueError: there are no positions, and more tokens than the tables have.
@@ -115,20 +130,18 @@ def _turn(
     if positions is not None:
         stride = single_stride(positions.shape, positions.stride())
         positions, position_stride = (positions.contiguous(), 1) if stride is None else (positions, stride)
-    cosines, sines = _table(cos), _table(sin)
+    (cos, cos_stride), (sin, sin_stride) = _table(cos), _table(sin)
     q_heads, k_heads = q.x.shape[-2], k.x.shape[-2]
-    how = configuration("rotary_embedding", arch_of(cos), packs_of(max(pairs, q.rest, k.rest), q.x))
-    defines = (
-        ("ELEMENT", name_of(q.x)),
-        ("TABLE", name_of(cos)),
-        ("POSITION", "int" if positions is not None and positions.dtype is torch.int32 else "int64"),
-        ("THREADS", how.threads),
-        ("ROW_THREADS", how.row_threads),
-        ("WHOLE", int(_are_whole(pairs, cosines, sines, q, k))),
-        ("INTERLEAVED", int(interleaved)),
-    )
-    tensors = (cosines[0], sines[0], positions, q.x, k.x, q.y, k.y)
+    strides = (*q.x_strides, *k.x_strides, *q.y_strides, *k.y_strides)
+    lengths = pairs | q.rest | k.rest
+    for stride in strides:
+        lengths |= stride
+    whole = are_whole(lengths, q.x.element_size(), q.x, k.x, q.y, k.y)
+    whole = whole and are_whole(cos_stride | sin_stride, cos.element_size(), cos, sin)
+    size = packs_of(max(pairs, q.rest, k.rest), q.x)
+    position_dtype = None if positions is None else positions.dtype
+    launch = _launch(arch_of(cos), q.x.dtype, cos.dtype, position_dtype, size, whole, interleaved)
+    tensors = (cos, sin, positions, q.x, k.x, q.y, k.y)
     sizes = (tokens, length, q_heads, k_heads, pairs, q.rest, k.rest)
-    strides = (*q.x_strides, *k.x_strides, *q.y_strides, *k.y_strides, cosines[1], sines[1], position_stride)
-    blocks = cdiv(tokens * (q_heads + k_heads), how.rows)
-    launch(_ROTARY, defines, blocks, how.threads, *tensors, *sizes, *strides)
+    blocks = cdiv(tokens * (q_heads + k_heads), launch.how.rows)
+    launch(blocks, *tensors, *sizes, *strides, cos_stride, sin_stride, position_stride)

@@ -41,7 +41,7 @@ def in_rows(x: Tensor) -> tuple[Tensor, int]:
 
 
 def room_in_rows(x: Tensor, out: Tensor | None) -> tuple[Tensor, int]:
-    """Where rows like those of ``x`` are written, and their stride: ``out``, or where its rows have several, new memory."""
+    """Where rows like those of ``x`` are written, and their stride: ``out``, or new memory where its have several."""
     stride = None if out is None else row_stride(out)
     if out is None or stride is None:
         return torch.empty_like(x, memory_format=torch.contiguous_format), x.shape[-1]
@@ -53,19 +53,17 @@ def in_line(x: Tensor) -> Tensor:
     return x if x.is_contiguous() else x.contiguous()
 
 
-def are_whole(columns: int, *placed: tuple[Tensor | None, int]) -> bool:
-    """Whether packs of 16 bytes cover rows of ``columns`` elements, in all of these tensors with their strides.
+def are_whole(lengths: int, size: int, *tensors: Tensor | None) -> bool:
+    """Whether packs of 16 bytes cover rows, and are aligned in all of these tensors.
 
-    The first tensor's elements are the narrowest: a pack is as many of them as 16 bytes hold.
+    ``lengths``: the rows' elements, of ``size`` bytes, and their strides, joined by ``|``: a power of two divides that
+    where it divides each.
     """
-    first = placed[0][0]
-    assert first is not None
-    if columns % (PACK_BYTES // first.element_size()):
-        return False
-    for tensor, stride in placed:
-        if tensor is not None and (tensor.data_ptr() % PACK_BYTES or stride * tensor.element_size() % PACK_BYTES):
-            return False
-    return True
+    bits = lengths * size
+    for tensor in tensors:
+        if tensor is not None:
+            bits |= tensor.data_ptr()
+    return not bits % PACK_BYTES
 
 
 def packs_of(columns: int, x: Tensor) -> int:

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
+import torch
 from torch import Tensor
 
 from portakernel.placement import delivered
 from portakernel_plugins.hip.configurations import configuration
-from portakernel_plugins.hip.launch import arch_of, cdiv, launch, name_of, program
+from portakernel_plugins.hip.launch import Launch, arch_of, cdiv, name_of, program
 from portakernel_plugins.hip.rows import are_whole, in_rows, packs_of, room_in_rows
 
 _SOFTMAX = program("softmax", "reduction.h", pointers=2, integers=4)
+
+
+@lru_cache(maxsize=4096)
+def _launch(arch: str, dtype: torch.dtype, size: int, whole: bool) -> Launch:
+    how = configuration("softmax", arch, size)
+    defines = (
+        ("ELEMENT", name_of(dtype)),
+        ("THREADS", how.threads),
+        ("ROW_THREADS", how.row_threads),
+        ("PACKS", how.packs),
+        ("WHOLE", int(whole)),
+    )
+    return Launch(_SOFTMAX, how, defines)
 
 
 def softmax(x: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -24,13 +40,7 @@ def softmax(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     if elements:
         x, x_stride = in_rows(x)
         rows = elements // columns
-        how = configuration("softmax", arch_of(x), packs_of(columns, x))
-        defines = (
-            ("ELEMENT", name_of(x)),
-            ("THREADS", how.threads),
-            ("ROW_THREADS", how.row_threads),
-            ("PACKS", how.packs),
-            ("WHOLE", int(are_whole(columns, (x, x_stride), (y, y_stride)))),
-        )
-        launch(_SOFTMAX, defines, cdiv(rows, how.rows), how.threads, x, y, rows, columns, x_stride, y_stride)
+        whole = are_whole(columns | x_stride | y_stride, x.element_size(), x, y)
+        launch = _launch(arch_of(x), x.dtype, packs_of(columns, x), whole)
+        launch(cdiv(rows, launch.how.rows), x, y, rows, columns, x_stride, y_stride)
     return delivered(y, out)

@@ -1,7 +1,7 @@
 // add: x + y, computed in float32 and rounded once.
 //
-// ELEMENT: float32, float16 or bfloat16. THREADS of a block, PACKS that each of them adds. WHOLE: all three tensors begin
-// at a multiple of 16 bytes.
+// ELEMENT: float32, float16 or bfloat16. THREADS of a block, PACKS that each of them adds. WHOLE: all three tensors
+// begin at a multiple of 16 bytes.
 #include "numbers.h"
 
 constexpr int COUNT = ELEMENTS<ELEMENT>;

@@ -1,17 +1,15 @@
-// A block on a CPU: its threads are fibers, of which each runs until the next barrier, one after the other. It serves to
-// compare numbers where there is no GPU; its speed is that of a CPU's one core.
+// A block on a CPU: its threads are fibers, of which each runs until the next barrier, one after the other. It serves
+// to compare numbers where there is no GPU; its speed is that of a CPU's one core.
 //
-// An exchange between lanes is a barrier too. Where threads of a block disagree on barriers the program ends: on a GPU it
-// would hang, or read what is not there yet.
+// An exchange between lanes is a barrier too. Where threads of a block disagree on barriers the program ends: on a GPU
+// it would hang, or read what is not there yet.
 #pragma once
 
-#include <cmath>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <memory>
+// C's headers alone: C++'s would take a compiler as long as the kernel.
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <ucontext.h>
-#include <utility>
 
 #define __global__
 #define __device__
@@ -26,11 +24,12 @@ struct alignas(8) Words2 { unsigned x, y; };
 namespace emulator {
 
 constexpr unsigned MOST_THREADS = 1024;
-constexpr size_t STACK_BYTES = 64 << 10;
+constexpr unsigned STACK_BYTES = 64 << 10;
 
 inline ucontext_t scheduler, fibers[MOST_THREADS];
 inline bool ended[MOST_THREADS];
 inline unsigned current, here_x, here_y, slots[MOST_THREADS];
+inline char stacks[MOST_THREADS][STACK_BYTES];
 inline void (*body)();
 
 inline void barrier() { swapcontext(&fibers[current], &scheduler); }
@@ -42,11 +41,10 @@ inline void begin() {
 }
 
 inline void run_block(unsigned threads) {
-    static std::unique_ptr<char[]> stacks(new char[MOST_THREADS * STACK_BYTES]);
     for (unsigned thread = 0; thread < threads; ++thread) {
         ended[thread] = false;
         getcontext(&fibers[thread]);
-        fibers[thread].uc_stack.ss_sp = stacks.get() + thread * STACK_BYTES;
+        fibers[thread].uc_stack.ss_sp = stacks[thread];
         fibers[thread].uc_stack.ss_size = STACK_BYTES;
         makecontext(&fibers[thread], begin, 0);
     }
@@ -55,16 +53,23 @@ inline void run_block(unsigned threads) {
         running = 0;
         for (unsigned thread = 0; thread < threads; ++thread) running += !ended[thread];
         if (running != 0 && running != threads) {
-            std::fprintf(stderr, "%u of a block's %u threads wait at a barrier that the others never reach\n", running,
+            fprintf(stderr, "%u of a block's %u threads wait at a barrier that the others never reach\n", running,
                          threads);
-            std::abort();
+            abort();
         }
     }
 }
 
-template <typename... Arguments, std::size_t... PLACES>
+// The numbers 0 to COUNT - 1.
+template <unsigned... PLACES> struct Places {};
+template <unsigned COUNT, unsigned... PLACES> struct PlacesTo : PlacesTo<COUNT - 1, COUNT - 1, PLACES...> {};
+template <unsigned... PLACES> struct PlacesTo<0, PLACES...> {
+    typedef Places<PLACES...> Type;
+};
+
+template <typename... Arguments, unsigned... PLACES>
 void run(void (*kernel)(Arguments...), unsigned width, unsigned height, unsigned threads, void** arguments,
-         std::index_sequence<PLACES...>) {
+         Places<PLACES...>) {
     static void (*called)(Arguments...);
     static void** given;
     called = kernel, given = arguments;
@@ -76,7 +81,7 @@ void run(void (*kernel)(Arguments...), unsigned width, unsigned height, unsigned
 
 template <typename... Arguments>
 void run(void (*kernel)(Arguments...), unsigned width, unsigned height, unsigned threads, void** arguments) {
-    run(kernel, width, height, threads, arguments, std::index_sequence_for<Arguments...>());
+    run(kernel, width, height, threads, arguments, typename PlacesTo<sizeof...(Arguments)>::Type());
 }
 
 }  // namespace emulator
@@ -97,10 +102,10 @@ template <int MASK> inline unsigned exchanged_bits(unsigned x) {
 
 inline void opaque(unsigned& word) { asm volatile("" : "+r"(word)); }
 
-inline float fused(float a, float b, float c) { return std::fma(a, b, c); }
-inline float maximum(float a, float b) { return std::fmax(a, b); }
-inline float square_root(float x) { return std::sqrt(x); }
-inline float power_of_two(float x) { return std::exp2(x); }
+inline float fused(float a, float b, float c) { return fmaf(a, b, c); }
+inline float maximum(float a, float b) { return fmaxf(a, b); }
+inline float square_root(float x) { return sqrtf(x); }
+inline float power_of_two(float x) { return exp2f(x); }
 inline float reciprocal(float x) { return 1.0f / x; }
 
 inline unsigned emulated_bits(float x) { return __builtin_bit_cast(unsigned, x); }

@@ -79,8 +79,8 @@ template <Float8 Format> DEVICE unsigned pair_of_codes(float low, float high) {
 
 // A pack's elements divided by `scale`, as codes: COUNT bytes.
 //
-// The quotient is IEEE 754's (Markstein's theorem): the remainder of the approximate quotient is exact, and corrects it,
-// where neither underflows; tiny quotients are zero in all formats.
+// The quotient is IEEE 754's (Markstein's theorem): the remainder of the approximate quotient is exact, and corrects
+// it, where neither underflows; tiny quotients are zero in all formats.
 template <Float8 Format, typename T, int COUNT>
 DEVICE Pack<unsigned char, COUNT> quantized(const Pack<T, COUNT>& x, float scale) {
     const float inverse = 1.0f / scale;

@@ -182,7 +182,8 @@ template <typename T, typename W> struct NormRows {
             const int left = width - column;
             const Pack<W, COUNT> weights = load<Whole, COUNT>(weight + column, left);
             const Pack<T, COUNT> found = load<Whole, COUNT>(s + column, left);
-            store<Whole>(y + row * y_stride + column, left, normalised<Whole, Centred>(found, weights, m, r, column, left));
+            const Pack<T, COUNT> given = normalised<Whole, Centred>(found, weights, m, r, column, left);
+            store<Whole>(y + row * y_stride + column, left, given);
         }
         keep<Centred>(row, lane, m, r);
     }

@@ -1,7 +1,7 @@
 // rms_norm, add_rms_norm and layer_norm: norm.h for one dtype and one shape of a launch, which the macros say.
 //
-// ELEMENT, WEIGHT: float32, float16 or bfloat16. THREADS of a block, ROW_THREADS of a row, PACKS a thread holds of it (0:
-// the row is read again instead). WHOLE: packs are aligned, and no row ends within one. ADDED, CENTRED: see norm.h.
+// ELEMENT, WEIGHT: float32, float16 or bfloat16. THREADS of a block, ROW_THREADS of a row, PACKS a thread holds of it
+// (0: the row is read again instead). WHOLE: packs are aligned, and no row ends within one. ADDED, CENTRED: see norm.h.
 #include "norm.h"
 
 extern "C" __global__ BLOCK_OF(THREADS) void norms(

@@ -40,7 +40,8 @@ template <int MASK> __device__ inline unsigned exchanged_bits(unsigned x) {
     static_assert(MASK < WARP_SIZE, "lanes of one wavefront");
     constexpr int QUAD_1032 = 0xB1, QUAD_2301 = 0x4E, ROW_MIRROR = 0x140, ROW_HALF_MIRROR = 0x141;
     if constexpr (MASK <= 8) {
-        constexpr int PATTERN = MASK == 1 ? QUAD_1032 : MASK == 2 ? QUAD_2301 : MASK == 4 ? ROW_HALF_MIRROR : ROW_MIRROR;
+        constexpr int QUAD = MASK == 1 ? QUAD_1032 : QUAD_2301;
+        constexpr int PATTERN = MASK <= 2 ? QUAD : MASK == 4 ? ROW_HALF_MIRROR : ROW_MIRROR;
         return unsigned(__builtin_amdgcn_mov_dpp(int(x), PATTERN, 0xF, 0xF, true));
     } else if constexpr (MASK == 16) {
         return unsigned(__builtin_amdgcn_ds_swizzle(int(x), MASK << 10 | 0x1F));

@@ -1,7 +1,8 @@
 // quantize_fp8 where the elements that share a scale are neighbours in a row: all of it, or GROUP of them.
 //
-// ELEMENT: float32, float16 or bfloat16. FORMAT: a float8 dtype. THREADS of a block, ROW_THREADS of a group, PACKS a thread
-// holds of it (0: the group, a row, is read again instead). WHOLE: packs are aligned, and no row ends within one.
+// ELEMENT: float32, float16 or bfloat16. FORMAT: a float8 dtype. THREADS of a block, ROW_THREADS of a group, PACKS a
+// thread holds of it (0: the group, a row, is read again instead). WHOLE: packs are aligned, and no row ends within
+// one.
 #include "float8.h"
 #include "reduction.h"
 

@@ -7,7 +7,7 @@ constexpr int COUNT = ELEMENTS<ELEMENT>;
 constexpr int SIDE = 128;
 constexpr int ACROSS = SIDE / COUNT;                   // threads along a square's row
 constexpr int DOWN = THREADS / ACROSS;                 // rows at once
-constexpr int PACKS = SIDE / DOWN;
+constexpr int HELD = SIDE / DOWN;
 static_assert(THREADS % ACROSS == 0 && SIDE % DOWN == 0, "threads take whole rows of a square");
 
 extern "C" __global__ BLOCK_OF(THREADS) void quantize_fp8_squares(
@@ -19,21 +19,21 @@ extern "C" __global__ BLOCK_OF(THREADS) void quantize_fp8_squares(
     // Blocks beyond the last square have no rows.
     const int64 left = columns - column;
 
-    Pack<ELEMENT, COUNT> held[PACKS];
+    Pack<ELEMENT, COUNT> held[HELD];
     unsigned largest = 0;
 #pragma unroll
-    for (int p = 0; p < PACKS; ++p) {
+    for (int p = 0; p < HELD; ++p) {
         const int64 row = first_row + p * DOWN;
         held[p] = load<WHOLE, COUNT>(x + row * x_stride + column, row < rows ? left : 0);
     }
 #pragma unroll
-    for (int p = 0; p < PACKS; ++p) {
+    for (int p = 0; p < HELD; ++p) {
         const unsigned here = largest_magnitude(held[p]);
         largest = here > largest ? here : largest;
     }
     const float s = scale_of<FORMAT>(over_row<THREADS, 0>(largest, Larger()));
 #pragma unroll
-    for (int p = 0; p < PACKS; ++p) {
+    for (int p = 0; p < HELD; ++p) {
         const int64 row = first_row + p * DOWN;
         forget(held[p].words);
         store_codes<WHOLE>(q + row * columns + column, row < rows ? left : 0, quantized<FORMAT>(held[p], s));

@@ -54,8 +54,8 @@ template <int COUNT> DEVICE float pairwise_sum(const float (&numbers)[COUNT]) {
     return sums[0];
 }
 
-// A sum that keeps what rounding takes off (Kahan 1965): rows that are read in many steps lose no digits by it. Beside an
-// infinite total nothing is kept, or NaN would follow from it.
+// A sum that keeps what rounding takes off (Kahan 1965): rows that are read in many steps lose no digits by it. Beside
+// an infinite total nothing is kept, or NaN would follow from it.
 struct LongSum {
     float total = 0.0f, lost = 0.0f;
 

@@ -1,9 +1,11 @@
-// rotary_embedding: pairs (a, b) of a head's first 2 * PAIRS elements are turned by the angles of their token's position.
+// rotary_embedding: pairs (a, b) of a head's first 2 * PAIRS elements are turned by the angles of their token's
+// position.
 //
 //     a * cos - b * sin, b * cos + a * sin
 //
 // A pair is (x[i], x[PAIRS + i]) or, INTERLEAVED, (x[2i], x[2i + 1]); what lies beyond the pairs is copied. One launch
-// serves queries and keys: a token's rows are its query heads, then its key heads, and neighbouring rows share its angles.
+// serves queries and keys: a token's rows are its query heads, then its key heads, and neighbouring rows share its
+// angles.
 //
 // ELEMENT of queries and keys, TABLE of cos and sin: float32, float16 or bfloat16. POSITION: int or int64; THREADS of a
 // block, ROW_THREADS of a row. WHOLE: packs of elements are aligned, and neither the pairs nor the rest end within one.
@@ -61,11 +63,11 @@ DEVICE void turn_neighbours(const ELEMENT* x, ELEMENT* y, int pair, int left, co
 }
 
 extern "C" __global__ BLOCK_OF(THREADS) void rotary_embedding(
-    const TABLE* cos, const TABLE* sin, const POSITION* positions, const ELEMENT* q, const ELEMENT* k, ELEMENT* turned_q,
-    ELEMENT* turned_k, int64 tokens, int64 length, int64 q_heads, int64 k_heads, int64 pairs, int64 q_rest, int64 k_rest,
-    int64 q_token_stride, int64 q_head_stride, int64 k_token_stride, int64 k_head_stride, int64 turned_q_token_stride,
-    int64 turned_q_head_stride, int64 turned_k_token_stride, int64 turned_k_head_stride, int64 cos_stride,
-    int64 sin_stride, int64 position_stride) {
+    const TABLE* cos, const TABLE* sin, const POSITION* positions, const ELEMENT* q, const ELEMENT* k,
+    ELEMENT* turned_q, ELEMENT* turned_k, int64 tokens, int64 length, int64 q_heads, int64 k_heads, int64 pairs,
+    int64 q_rest, int64 k_rest, int64 q_token_stride, int64 q_head_stride, int64 k_token_stride, int64 k_head_stride,
+    int64 turned_q_token_stride, int64 turned_q_head_stride, int64 turned_k_token_stride, int64 turned_k_head_stride,
+    int64 cos_stride, int64 sin_stride, int64 position_stride) {
     const int lane = thread_number() % ROW_THREADS;
     const unsigned heads = static_cast<unsigned>(q_heads + k_heads);
     const int64 row = block_number() * (THREADS / ROW_THREADS) + thread_number() / ROW_THREADS;

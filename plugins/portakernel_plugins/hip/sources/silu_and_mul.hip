@@ -1,7 +1,7 @@
 // silu_and_mul: y = gate * sigmoid(gate) * up, where a row of x is gate and then up.
 //
-// ELEMENT: float32, float16 or bfloat16. THREADS of a block; of shorter rows, ROW_THREADS take one each, of a longer one a
-// block takes a part of THREADS * PACKS packs. WHOLE: packs are aligned, and neither half ends within one.
+// ELEMENT: float32, float16 or bfloat16. THREADS of a block; of shorter rows, ROW_THREADS take one each, of a longer
+// one a block takes a part of THREADS * PACKS packs. WHOLE: packs are aligned, and neither half ends within one.
 #include "numbers.h"
 
 constexpr int COUNT = ELEMENTS<ELEMENT>;
