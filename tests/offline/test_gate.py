@@ -25,7 +25,7 @@ MOST_SPILLED = 64
 def test_every_claimed_kernel_compiles_to_what_its_manifest_names(target):
     registry = dispatcher().registry
     offline = [k for k in registry.kernels.values() if k.first_party and registry.offline(k.plugin) is not None]
-    able = [k for k in offline if k.plugin != SLOW]
+    able = [k for k in offline if k.plugin != SLOW and not dispatcher().readiness.not_installed(k)]
     found = [compile_job(job) for kernel in able for job in jobs(dispatcher(), kernel, Target.parse(target))]
     assert len(found) >= 15
     assert [(outcome.call, outcome.reason) for outcome in found if outcome.verdict != "native"] == []

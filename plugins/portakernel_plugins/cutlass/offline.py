@@ -42,9 +42,11 @@ def target(tensor: Tensor) -> Target:
 
 
 def add(recipe: Recipe) -> None:
-    """Compiles a library, from the cache where it has it, and adds it to the context's list."""
+    """Compiles a library, from the cache where it has it, and adds it to the context's list, once."""
     target, found = _context()
     code = recipe.unit().build(target)
+    if code.key in [known.key for known in found]:
+        return
     registers, spilled_bytes, shared_bytes = (
         max((getattr(facts, name) for facts in code.kernels), default=0)
         for name in ("registers", "spilled_bytes", "shared_bytes")
