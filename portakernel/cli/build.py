@@ -104,16 +104,14 @@ def _print(out: Page, found: Sequence[Built], *, interrupted: bool, verbose: boo
 
     out.heading("Interrupted; until then:" if interrupted else "Built ahead")
     rows: list[tuple[str | Cell, ...]] = []
-    for built in sorted(found, key=lambda one: (one.unit.source.file, one.unit.names, one.target)):
+    for built in sorted(found, key=lambda one: (one.label, one.unit.names, one.target)):
         style: Any = "bad" if built.verdict == "fails" else "good"
         size = "" if isinstance(built.outcome, Rejection) else f"{len(built.outcome.code) / 1024:.0f}"
-        name = ", ".join(built.unit.names)
-        rows.append(
-            (built.unit.source.file, name, str(built.target), Cell(built.verdict, style), size, f"{built.seconds:.1f}")
-        )
+        name = ", ".join(built.unit.names) if built.unit.form == "code object" else built.unit.form
+        rows.append((built.label, name, str(built.target), Cell(built.verdict, style), size, f"{built.seconds:.1f}"))
     if rows:
         out.table(rows, ("source", "kernels", "target", "verdict", "KiB", "seconds"), indent=2, right=(4, 5))
     for built in found:
         if isinstance(built.outcome, Rejection):
-            out.line(f"{built.unit} for {built.target}: {built.outcome.code}", "bad")
+            out.line(f"{built.label} for {built.target}: {built.outcome.code}", "bad")
             out.line(built.told if verbose and built.told else built.outcome.text, indent=4)

@@ -15,7 +15,7 @@ from portakernel.capability import CannotRun, Rejection
 from portakernel.native.code_object import CodeObject
 from portakernel.native.diagnosis import CompilerOutputError
 from portakernel.native.process import GIVEN_UP
-from portakernel.native.unit import Unit
+from portakernel.native.unit import Unit, label
 from portakernel.offline.workers import cores
 from portakernel.target import Target
 
@@ -34,6 +34,11 @@ class Built:
     told: str = ""
 
     @property
+    def label(self) -> str:
+        """The unit in words: its source, and what is defined in it."""
+        return label(self.unit.source, self.unit.for_target(self.target))
+
+    @property
     def verdict(self) -> str:
         """``built``, ``kept`` where the cache had it, ``fails``."""
         if isinstance(self.outcome, Rejection):
@@ -45,7 +50,7 @@ class Built:
         failed = self.outcome if isinstance(self.outcome, Rejection) else None
         made = self.outcome if isinstance(self.outcome, CodeObject) else None
         return {
-            "source": self.unit.source.file,
+            "source": self.label,
             "names": list(self.unit.names),
             "target": str(self.target),
             "verdict": self.verdict,

@@ -102,7 +102,9 @@ def describe(folder: Path) -> Found:
             size += path.stat().st_size
         used = use_of(folder)[0]
         head, _ = _checked(folder, key)
-        names = tuple(str(facts["name"]) for facts in head["kernels"])
+        # a library's kernels have only the names that compilers make up
+        named = head["kernels"] if head["form"] == "code object" else ()
+        names = tuple(str(facts["name"]) for facts in named)
         texts = (str(head[name]) for name in ("target", "compiler", "form"))
         return Found(key, folder, size, used, str(head["source"]), names, *texts)
     except (BrokenEntryError, OSError, KeyError, TypeError) as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from portakernel.capability import CannotRun, ReasonCode, Rejection
 from portakernel.native import clang, nvcc, rtc
@@ -46,17 +46,19 @@ def compiler_for(
     """
     able = [name for name, known in _COMPILERS.items() if known.vendor == target.vendor and form in known.forms]
     names = [name for name in options.compilers if name in able] if options.compilers else able
-    reasons: list[str] = []
+    reasons: list[Rejection] = []
     for name in names:
         try:
             return _found(name, *(os.environ.get(variable, "") for variable in _VARIABLES))
         except CannotRun as declared:
-            reasons.append(declared.rejection.text)
+            reasons.append(declared.rejection)
     if not names:
         asked = f"{form} for {target}"
         text = f"no compiler makes a {asked} of {', '.join(options.compilers) or 'those known here'}"
         return Rejection(ReasonCode.MISSING_TOOLCHAIN, text, "target")
-    return Rejection(ReasonCode.MISSING_TOOLCHAIN, "; ".join(reasons))
+    # a compiler that lacks its headers is nearer than one that is not there
+    nearest = min(reasons, key=lambda reason: reason.code is ReasonCode.MISSING_TOOLCHAIN)
+    return replace(nearest, text="; ".join(reason.text for reason in reasons))
 
 
 @functools.lru_cache(maxsize=64)

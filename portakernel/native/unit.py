@@ -108,6 +108,11 @@ def kept(
     return kept_here.alike(digest)
 
 
+def label(source: Source, options: Options) -> str:
+    """A source in words, which is compiled several times: ``norms.hip T=float V=4``."""
+    return " ".join([source.file, *(f"{name}={value}" for name, value in options.defines)])
+
+
 def needs_build(unit: Unit, target: Target) -> Rejection:
     """Why a unit that calls do not compile cannot serve yet, and the command that builds it."""
     plugin = next((name for folder in unit.source.path.parents if (name := _plugin(folder))), "PLUGIN")
@@ -145,8 +150,7 @@ def _compiled(
     code = CodeObject(
         key, form, target, compiler.identity, kernels, None, made.code, made.log, made.seconds, made.assembly
     )
-    label = " ".join([source.file, *(f"{name}={value}" for name, value in options.defines)])
-    return cache().store(code, label)
+    return cache().store(code, label(source, options))
 
 
 def _kernels(

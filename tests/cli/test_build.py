@@ -63,8 +63,8 @@ def test_it_builds_what_the_plugin_lists_and_keeps_it(run, acme):
     assert (first.status, first.err) == (0, "")
     assert first.out.splitlines()[1] == "Built ahead"
     assert rows(first.out) == [
-        ["first.cu", "first", "nvidia:sm_90", "built"],
-        ["second.cu", "second", "nvidia:sm_90", "built"],
+        ["first.cu", "library", "nvidia:sm_90", "built"],
+        ["second.cu", "library", "nvidia:sm_90", "built"],
     ]
     again = run("build acme --target nvidia:sm_90 --target nvidia:sm_80")
     assert [row[2:] for row in rows(again.out)] == [["nvidia:sm_80", "built"], ["nvidia:sm_90", "kept"]] * 2
@@ -77,7 +77,7 @@ def test_what_fails_is_told_with_file_and_line_and_the_rest_is_built(run, acme):
     assert [row[3] for row in rows(ran.out)[:2]] == ["built", "fails"]
     path = acme / "second.cu"
     assert ran.out.splitlines()[-2:] == [
-        "second.cu (second) for nvidia:sm_90: cannot_run",
+        "second.cu for nvidia:sm_90: cannot_run",
         f"    nvcc 13.0.88 cannot compile {path} for nvidia:sm_90: {path}:1: wrong",
     ]
     assert run("build acme --target nvidia:sm_90 --verbose").out.splitlines()[-1] == f"    {path}(1): error: wrong"
@@ -108,7 +108,7 @@ def test_an_interrupt_ends_the_compilers_and_keeps_what_was_built(run, acme, mon
     ran = run("build acme --target nvidia:sm_90 --workers 2")
     assert ran.status == 130
     assert ran.out.splitlines()[1] == "Interrupted; until then:"
-    assert rows(ran.out) == [["first.cu", "first", "nvidia:sm_90", "built"]]
+    assert rows(ran.out) == [["first.cu", "library", "nvidia:sm_90", "built"]]
 
 
 @pytest.mark.parametrize(
