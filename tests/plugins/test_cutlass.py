@@ -125,12 +125,15 @@ def test_activations_have_the_numbers_that_the_kernels_read():
 
 def test_rows_that_16_byte_loads_can_read_are_taken_as_they_are():
     x = torch.zeros(6, 32, dtype=torch.bfloat16)
-    for matrix in (x, x[:, :16], x[::2], x[:1], x[:0]):
-        assert launch.rows(matrix, matrix.shape[1]) is matrix
-    assert launch.rows(x.view(2, 3, 32), 32).data_ptr() == x.data_ptr()
+    for matrix, stride in ((x, 32), (x[:, :16], 32), (x[::2], 64), (x[:1], 32), (x[:0], 32), (x[0], 32)):
+        taken, found = launch.rows(matrix, matrix.shape[-1])
+        assert (taken.data_ptr(), found) == (matrix.data_ptr(), stride)
+    parts = x.view(2, 3, 32)[..., :8]
+    taken, stride = launch.rows(parts, 8)
+    assert (taken.data_ptr(), tuple(taken.shape), stride) == (x.data_ptr(), (6, 8), 32)
 
 
-@pytest.mark.parametrize("name", ["shifted", "narrow steps", "transposed", "stepped", "expanded"])
+@pytest.mark.parametrize("name", ["shifted", "narrow steps", "transposed", "stepped", "expanded", "two strides"])
 def test_other_rows_are_copied(name):
     x = torch.arange(6 * 36.0).to(torch.bfloat16).view(6, 36)
     matrix = {
@@ -139,15 +142,18 @@ def test_other_rows_are_copied(name):
         "transposed": x[:, :8].t(),
         "stepped": x[:, ::2],
         "expanded": x[:1, :16].expand(6, 16),
+        "two strides": x.view(2, 3, 36)[:, :2, :16],
     }[name]
-    copied = launch.rows(matrix, matrix.shape[1])
+    copied, stride = launch.rows(matrix, matrix.shape[-1])
     assert copied.is_contiguous()
-    torch.testing.assert_close(copied, matrix, rtol=0, atol=0)
+    assert stride == matrix.shape[-1]
+    torch.testing.assert_close(copied.view(matrix.shape), matrix, rtol=0, atol=0)
 
 
 def test_one_row_has_a_stride_that_is_valid_whatever_it_was():
-    assert launch.stride_of(torch.zeros(1, 32).as_strided((1, 32), (7, 1))) == 32
-    assert launch.stride_of(torch.zeros(4, 64)[:, :32]) == 64
+    row = torch.zeros(64, dtype=torch.bfloat16).as_strided((1, 32), (7, 2))
+    assert launch.rows(torch.zeros(1, 32).as_strided((1, 32), (7, 1)), 32)[1] == 32
+    assert launch.rows(row, 32)[1] == 32
 
 
 class Recorded:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -16,8 +16,8 @@ from portakernel.errors import nearest
 PATH = Path(__file__).with_name("configurations.yaml")
 
 SCHEDULES = ("cooperative", "pingpong")
-# Their places are the numbers that call.cuh gives them.
-RASTERS = ("heuristic", "along_m", "along_n")
+# With the numbers that call.cuh gives them.
+RASTERS: Mapping[str, int] = MappingProxyType({"heuristic": 0, "along_m": 1, "along_n": 2})
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Configuration:
             text = f"a {self.schedule} tile has {least} rows or a multiple, not {self.tile[0]}"
             raise ValueError(f"{PATH}: {self.name}: {text}")
 
-    def _problem(self, key: str, value: str, known: tuple[str, ...]) -> str:
+    def _problem(self, key: str, value: str, known: Iterable[str]) -> str:
         return f"{PATH}: {self.name}: unknown {key} {value!r}; {nearest(value, known)}"
 
     def serves(self, M: int, K: int) -> bool:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
@@ -22,16 +21,17 @@ ALIGNMENT = 16
 _MISALIGNED = 1
 
 
-def run(library: Any, call: Call, device: torch.device) -> None:
+def launch(library: Any, call: Call, device: torch.device, workspace_bytes: int) -> None:
     """Launches ``call`` on the current stream of ``device``, which is the current device.
 
     Raises:
         CannotRun: CUTLASS cannot serve it; nothing was launched.
         RuntimeError: the launch failed.
     """
-    needed = library.portakernel_workspace_bytes(call)
-    # torch's allocator orders its next use after this launch, on the same stream
-    workspace = torch.empty(needed, dtype=torch.uint8, device=device).data_ptr() if needed else None
+    workspace = None
+    if workspace_bytes:
+        # torch's allocator orders its next use after this launch, on the same stream
+        workspace = torch.empty(workspace_bytes, dtype=torch.uint8, device=device).data_ptr()
     status = library.portakernel_launch(call, workspace, _stream(device.index or 0))
     if status:
         raise failure(library, status, call)
@@ -54,40 +54,29 @@ def room(x: Tensor, columns: int, dtype: torch.dtype, out: Tensor | None) -> Ten
     return torch.empty((*x.shape[:-1], columns), dtype=dtype, device=x.device)
 
 
-def rows(x: Tensor, width: int) -> Tensor:
-    """``x`` (..., width) as (M, width) in rows that 16-byte loads can read: itself, or a copy."""
-    matrix = x if x.dim() == 2 else x.reshape(-1, width)
-    return matrix if has_rows(matrix) else matrix.clone(memory_format=torch.contiguous_format)
+def rows(x: Tensor, width: int) -> tuple[Tensor, int]:
+    """``x`` (..., width) in rows that 16-byte loads can read, itself or a copy; and the stride from row to row."""
+    if x.is_contiguous() and x.data_ptr() % ALIGNMENT == 0:  # most calls end here: what follows takes microseconds
+        return x, width
+    matrix = x.reshape(-1, width)
+    if not _has_rows(matrix):
+        matrix = matrix.clone(memory_format=torch.contiguous_format)
+    # of a single row as if more followed: a descriptor wants a stride that is valid in any case
+    return matrix, matrix.stride(0) if matrix.shape[0] > 1 else width
 
 
-def has_rows(matrix: Tensor) -> bool:
+def _has_rows(matrix: Tensor) -> bool:
     """Whether a matrix's rows lie apart, without gaps inside, each at an address that 16 divides."""
-    if matrix.stride(1) != 1 and matrix.shape[1] > 1:
-        return False
-    if matrix.data_ptr() % ALIGNMENT:
+    if (matrix.stride(1) != 1 and matrix.shape[1] > 1) or matrix.data_ptr() % ALIGNMENT:
         return False
     stride = matrix.stride(0)
     return matrix.shape[0] <= 1 or (stride >= matrix.shape[1] and stride * matrix.element_size() % ALIGNMENT == 0)
-
-
-def stride_of(matrix: Tensor) -> int:
-    """From row to row; of a single one as if more followed: a descriptor wants a stride that is valid in any case."""
-    return matrix.stride(0) if matrix.shape[0] > 1 else matrix.shape[1]
 
 
 def vector(x: Tensor) -> Tensor:
     """``x`` without gaps at an address that 16 divides: itself, or a copy."""
     fits = x.is_contiguous() and x.data_ptr() % ALIGNMENT == 0
     return x if fits else x.clone(memory_format=torch.contiguous_format)
-
-
-@cache
-def multiprocessors(device: torch.device) -> int:
-    """How many there are on the device; none on meta tensors'."""
-    if device.type != "cuda":
-        return 0
-    found: int = torch.cuda.get_device_properties(device).multi_processor_count
-    return found
 
 
 def _public_stream(index: int) -> int:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from portakernel_plugins.cutlass.calls import Call
-from portakernel_plugins.cutlass.launch import multiprocessors, room, rows, stride_of, vector
+from portakernel_plugins.cutlass.launch import room, rows, vector
 from portakernel_plugins.cutlass.libraries import ELEMENTS, Macros, element_macros
 from portakernel_plugins.cutlass.products import Product
 
@@ -43,23 +43,11 @@ def _linear_act(
 ) -> Tensor:
     N, K = weight.shape
     y = room(x, N, x.dtype, out)
-    a, b, c = rows(x, K), rows(weight, K), rows(y, N)
-    if a.shape[0]:
+    if M := x.numel() // K:
+        (a, stride_a), (b, stride_b) = rows(x, K), rows(weight, K)
         held = None if bias is None else vector(bias)
-        call = Call(
-            a=a.data_ptr(),
-            b=b.data_ptr(),
-            bias=None if held is None else held.data_ptr(),
-            y=c.data_ptr(),
-            stride_a=stride_of(a),
-            stride_b=stride_of(b),
-            stride_y=stride_of(c),
-            m=a.shape[0],
-            n=N,
-            k=K,
-            activation=_ACTIVATIONS[activation],
-            device=x.device.index or 0,
-            multiprocessors=multiprocessors(x.device),
-        )
+        added = None if held is None else held.data_ptr()
+        addresses = a.data_ptr(), b.data_ptr(), None, None, None, added, y.data_ptr()
+        call = Call(*addresses, stride_a, stride_b, N, M, N, K, _ACTIVATIONS[activation])
         product(call, y, _MACROS[x.dtype])
     return y if out is None or out is y else out.copy_(y)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from portakernel_plugins.cutlass.calls import Call
-from portakernel_plugins.cutlass.launch import multiprocessors, room, rows, stride_of, vector
+from portakernel_plugins.cutlass.launch import room, rows, vector
 from portakernel_plugins.cutlass.libraries import ELEMENTS, FAST, PROMOTED, Macros, output_macros
 from portakernel_plugins.cutlass.products import Product
 
@@ -84,25 +84,12 @@ def _scaled_mm(
     (M, K), N = a.shape, b.shape[0]
     y = room(a, N, getattr(torch, out_dtype), out)
     if M:
-        left, right = rows(a, K), rows(b, K)
+        (left, stride_a), (right, stride_b) = rows(a, K), rows(b, K)
         held = None if bias is None else vector(bias)
-        call = Call(
-            a=left.data_ptr(),
-            b=right.data_ptr(),
-            scale_a=scales[0].data_ptr(),
-            scale_b=scales[1].data_ptr(),
-            bias=None if held is None else held.data_ptr(),
-            y=y.data_ptr(),
-            stride_a=stride_of(left),
-            stride_b=stride_of(right),
-            stride_y=N,
-            m=M,
-            n=N,
-            k=K,
-            rows_of_scales=by_row,
-            device=a.device.index or 0,
-            multiprocessors=multiprocessors(a.device),
-        )
+        added = None if held is None else held.data_ptr()
+        scale_a, scale_b = scales[0].data_ptr(), scales[1].data_ptr()
+        addresses = left.data_ptr(), right.data_ptr(), scale_a, scale_b, None, added, y.data_ptr()
+        call = Call(*addresses, stride_a, stride_b, N, M, N, K, 0, by_row)
         product(call, y, macros)
     return y if out is None or out is y else out.copy_(y)
 

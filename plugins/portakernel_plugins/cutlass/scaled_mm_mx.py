@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from portakernel_plugins.cutlass.calls import Call
-from portakernel_plugins.cutlass.launch import multiprocessors, room, rows, stride_of, vector
+from portakernel_plugins.cutlass.launch import room, rows, vector
 from portakernel_plugins.cutlass.libraries import ELEMENTS, OPERANDS, Macros, operand_macros, output_macros
 from portakernel_plugins.cutlass.products import Product
 
@@ -45,28 +45,14 @@ def scaled_mm_mx(
     y = room(a, N, getattr(torch, out_dtype), out)
     if M:
         # bytes: of float4, two elements each, torch copies nothing else
-        left, right = rows(a.view(torch.uint8), held), rows(b.view(torch.uint8), held)
+        (left, stride_a), (right, stride_b) = rows(a.view(torch.uint8), held), rows(b.view(torch.uint8), held)
         scales = [vector(scale if swizzle == "32_4_4" else in_tiles(scale)) for scale in (scale_a, scale_b)]
         factor = _product(global_scale_a, global_scale_b)
         added = None if bias is None else vector(bias)
+        given = left, right, *scales, factor, added, y
+        addresses = [None if tensor is None else tensor.data_ptr() for tensor in given]
         per_byte = 2 if format_a == "nvfp4" else 1
-        call = Call(
-            a=left.data_ptr(),
-            b=right.data_ptr(),
-            scale_a=scales[0].data_ptr(),
-            scale_b=scales[1].data_ptr(),
-            factor=None if factor is None else factor.data_ptr(),
-            bias=None if added is None else added.data_ptr(),
-            y=y.data_ptr(),
-            stride_a=stride_of(left) * per_byte,
-            stride_b=stride_of(right) * per_byte,
-            stride_y=N,
-            m=M,
-            n=N,
-            k=held * per_byte,
-            device=a.device.index or 0,
-            multiprocessors=multiprocessors(a.device),
-        )
+        call = Call(*addresses, stride_a * per_byte, stride_b * per_byte, N, M, N, held * per_byte)
         _PRODUCTS[format_a](call, y, _MACROS[format_a, out_dtype])
     return y if out is None or out is y else out.copy_(y)
 
