@@ -78,8 +78,10 @@ template <typename T, typename W> struct NormRows {
     // Rows that stay in registers, Packs packs a thread; several to a block where RowThreads is less than Threads.
     template <int Threads, int RowThreads, int Packs, bool Whole, bool Added, bool Centred> DEVICE void held() const {
         static_assert(RowThreads == Threads || RowThreads <= WARP_SIZE, "a row is within a warp, or the block's");
-        // Read early, weights come beside the row, if there are registers for them: a centred norm has two sums.
-        constexpr bool EARLY = !Centred && Packs * Pack<W, COUNT>::WORDS <= 32;
+        // Read early, weights come beside the row, if there are registers for them: a centred norm has two sums, and a
+        // large block's threads have 64 each.
+        constexpr int HELD_WORDS = Packs * (Pack<T, COUNT>::WORDS * (Added ? 2 : 1) + Pack<W, COUNT>::WORDS);
+        constexpr bool EARLY = !Centred && Packs * Pack<W, COUNT>::WORDS <= 32 && HELD_WORDS * Threads <= 32768;
         const int lane = thread_number() % RowThreads;
         const int64 row = block_number() * (Threads / RowThreads) + thread_number() / RowThreads;
         const int width = row < rows ? static_cast<int>(columns) : 0;
