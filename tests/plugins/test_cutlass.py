@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,9 @@ import torch
 import portakernel
 from portakernel.capability import CannotRun, Rejection
 from portakernel.contracts import contract
-from portakernel.native import Options, compiler_for
+from portakernel.native import Options, Unit, compiler_for
 from portakernel.references import scale_formats
+from portakernel.request import Request
 from portakernel.runtime import dispatcher
 from portakernel.target import Target
 from portakernel_plugins.cutlass import (
@@ -283,6 +285,36 @@ def test_explain_names_the_command_that_builds_a_kernel(op, target, kernel):
     candidate = portakernel.explain(op, target=target).candidate(f"cutlass.{kernel}")
     said = [*candidate.assumed, *(rejection.text for rejection in candidate.rejections)]
     assert any(f"portakernel build cutlass --target {target}" in text for text in said), said
+
+
+def test_what_is_not_built_is_named_with_the_command(monkeypatch):
+    monkeypatch.setattr(ahead, "is_built", lambda recipe, target: recipe.configuration.name != "fp8")
+    target = Target.parse("nvidia:sm_90")
+    asked = Request("scaled_mm", target, {"out_dtype": "bfloat16"}, values={"use_fast_accum": False})
+    rejection = ahead.built_scaled_mm(asked)
+    assert rejection.code == "needs_build"
+    assert rejection.text == (
+        "fp8 (bfloat16) is not built for nvidia:sm_90; `portakernel build cutlass --target nvidia:sm_90` or"
+        " portakernel.warmup builds it"
+    )
+    assert ahead.built_scaled_mm(replace(asked, values={"use_fast_accum": True})) is None
+    monkeypatch.setattr(ahead, "is_built", lambda recipe, target: recipe.macros == libraries.element_macros("float16"))
+    assert ahead.built_linear_act(Request("linear_act", target, {"x": "float16"})) is None
+    assert ahead.built_linear_act(Request("linear_act", target)) is None  # one of the dtypes that are left open
+    missing = ahead.built_linear_act(Request("linear_act", target, {"x": "bfloat16"}))
+    assert missing.text.startswith(
+        "sm90_few_rows (bfloat16), sm90_short_sums (bfloat16), sm90 (bfloat16) are not built"
+    )
+
+
+def test_a_build_makes_what_is_lacking_for_the_dtypes_of_the_call(monkeypatch):
+    made = []
+    monkeypatch.setattr(ahead, "is_built", lambda recipe, target: recipe.configuration.name == "sm90")
+    monkeypatch.setattr(Unit, "build", lambda unit, target: made.append((unit.options.__self__, target)))
+    target = Target.parse("nvidia:sm_90")
+    ahead.build_linear_act(Request("linear_act", target, {"x": "float16"}), (), ())
+    names = {str(recipe) for recipe, _ in made}
+    assert names == {"sm90_few_rows (float16)", "sm90_short_sums (float16)"}
 
 
 def test_the_units_of_a_target_are_the_tables_entries_in_each_dtype():

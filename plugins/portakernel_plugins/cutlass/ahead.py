@@ -86,7 +86,7 @@ class Ahead:
                 missing += lacking
         except CannotRun as declared:
             return declared.rejection
-        return needs_build(self.kernel, request.target, missing)
+        return needs_build(request.target, missing)
 
     def _choices(self, request: Request) -> Sequence[tuple[Recipe, ...]]:
         """The libraries for a request's dtypes: one choice, or one for each that it leaves open."""

@@ -59,9 +59,6 @@ OPERANDS: Mapping[str, str] = MappingProxyType(
 PROMOTED: Macros = (("FAST_SUMS", 0),)
 FAST: Macros = (("FAST_SUMS", 1),)
 
-# What tells libraries of one entry of the table apart.
-_SAID = ("ELEMENT", "OUTPUT")
-
 _FLAGS = ("-O3", "-DNDEBUG", "--expt-relaxed-constexpr", "-Xcompiler", "-fvisibility=hidden")
 
 # A product for Hopper took 48 to 101 s on two busy cores (nvcc 13.0, 2026-11-22), one for Ampere 13 to 16.
@@ -77,7 +74,8 @@ class Recipe:
     macros: Macros
 
     def __str__(self) -> str:
-        said = [str(value).removeprefix("cutlass::").removesuffix("_t") for name, value in self.macros if name in _SAID]
+        defined = [value for _, value in self.macros]
+        said = [dtype for dtype, element in ELEMENTS.items() if element in defined]
         return f"{self.configuration.name} ({', '.join(said)})"
 
     def unit(self) -> Unit:
@@ -151,7 +149,7 @@ def load(recipe: Recipe, target: Target) -> ctypes.CDLL:
     code = recipe.unit().kept(target)
     if code is None:
         _BUILT.discard((recipe, target))
-        raise CannotRun(needs_build(recipe.kernel, target, (recipe,)))
+        raise CannotRun(needs_build(target, (recipe,)))
     library = load_library(code)
     for name, (result, arguments) in _EXPORTS.items():
         function = getattr(library, name)
@@ -162,11 +160,11 @@ def load(recipe: Recipe, target: Target) -> ctypes.CDLL:
     return library
 
 
-def needs_build(kernel: str, target: Target, missing: Sequence[Recipe]) -> Rejection:
+def needs_build(target: Target, missing: Sequence[Recipe]) -> Rejection:
     """The reason of a kernel whose libraries are not built, with the command."""
-    names = ", ".join(map(str, missing))
-    text = f"{names} of cutlass.{kernel} is not built for {target}; `portakernel build cutlass --target {target}`"
-    return Rejection(ReasonCode.NEEDS_BUILD, f"{text} or portakernel.warmup builds it")
+    names = f"{', '.join(map(str, missing))} {'is' if len(missing) == 1 else 'are'}"
+    text = f"{names} not built for {target}; `portakernel build cutlass --target {target}` or portakernel.warmup builds"
+    return Rejection(ReasonCode.NEEDS_BUILD, f"{text} {'it' if len(missing) == 1 else 'them'}")
 
 
 @cache
