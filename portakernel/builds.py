@@ -57,6 +57,11 @@ class Builds:
         with self._lock:
             self._failed[_built(contract, kernel, request)] = reason
 
+    def failure(self, contract: Contract, kernel: Kernel, request: Request) -> Rejection | None:
+        """Why ``kernel`` could not be built for calls like ``request``, where that was tried in this process."""
+        with self._lock:
+            return self._failed.get(_built(contract, kernel, request))
+
     def rejection(self, contract: Contract, kernel: Kernel, request: Request) -> Rejection | None:
         """Why ``kernel`` cannot serve ``request`` for want of a build."""
         if kernel.build is None:

@@ -68,7 +68,8 @@ class OpCaller:
         self._attached = [kernel for kernel in kernels if dispatcher.registry.is_attached(kernel)]
         reads = reads_of(contract, (k for k in kernels if k not in self._attached), dispatcher.readiness)
         # What has to be built is built for given sizes: whether it was for these is part of the key.
-        built = dispatcher.builds.units(contract.op) if any(kernel.build for kernel in kernels) else None
+        sized = any(kernel.build and not kernel.built for kernel in kernels)
+        built = dispatcher.builds.units(contract.op) if sized else None
         self.expressions = _parts(contract, reads, built)
         self.signatures = Signatures()
         self.lookup = Lookup.of(contract, self.expressions, self.signatures)

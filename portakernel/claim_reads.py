@@ -36,6 +36,8 @@ def reads_of(contract: Contract, kernels: Iterable[Kernel], readiness: Readiness
     for kernel in kernels:
         limits |= kernel.limits()
         values |= kernel.reads()
+        # what outlives processes was built for some dtypes, formats and values, and for all sizes
+        values |= few if kernel.built is not None else set()
         if kernel.check is None:
             continue
         if few.issuperset(kernel.check.reads):

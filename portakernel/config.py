@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from portakernel.errors import ConfigError, nearest
 
 PREFIX = "PORTAKERNEL_"
+# Of compiled kernels: a CUTLASS kernel takes one to three MiB, one of the HIP plugin's 20 KiB.
+_CACHE_MIB = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,8 @@ VARIABLES: tuple[Variable, ...] = (
         "PORTAKERNEL_DISABLE", "Plugins, backends or kernels to switch off; they are not imported (comma-separated)."
     ),
     Variable("PORTAKERNEL_LOG", "What to tell on stderr; summary: at exit, what served how many calls.", ("summary",)),
+    Variable("PORTAKERNEL_CACHE_DIR", "The folder that keeps kernels compiled from C++ (a path)."),
+    Variable("PORTAKERNEL_CACHE_MIB", "How much it keeps, in MiB; what was used longest ago goes first."),
 )
 
 
@@ -44,6 +48,8 @@ class Config:
     disable: tuple[str, ...] = ()
     policy: str | None = None
     log: str | None = None
+    cache_dir: str | None = None
+    cache_mib: int = _CACHE_MIB
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Config:
@@ -65,9 +71,16 @@ class Config:
                 raise ConfigError(f"{PREFIX + key} is {value!r}; {nearest(value, choices)}")
             return value
 
+        def number(key: str, default: int) -> int:
+            text = values.get(PREFIX + key, "").strip()
+            if text and not text.isdecimal():
+                raise ConfigError(f"{PREFIX + key} is {text!r}; give a whole number, 0 or more")
+            return int(text) if text else default
+
         policy = values.get("PORTAKERNEL_POLICY", "").strip() or None
         wishes = names("USE"), names("PREFER"), names("DENY"), choice("REFERENCE")
-        return cls(*wishes, names("DISABLE"), policy, choice("LOG"))
+        folder = values.get("PORTAKERNEL_CACHE_DIR", "").strip() or None
+        return cls(*wishes, names("DISABLE"), policy, choice("LOG"), folder, number("CACHE_MIB", _CACHE_MIB))
 
 
 def unknown_variables(environment: Mapping[str, str] | None = None) -> tuple[str, ...]:

@@ -190,8 +190,14 @@ class Dispatcher:
         if not found and request.device is not None:
             answers = [self.readiness.probe(kernel, device) for device in devices or (request.device,)]
             found += [] if None in answers else [answer for answer in answers if answer is not None]
+        if kernel.built is not None:
+            if request.device is None:
+                assumed.append(f"it is built: `portakernel build {kernel.plugin} --target {request.target}`")
+            elif not found and (unbuilt := self.readiness.built(kernel, request)):
+                failed = self.builds.failure(contract(request.op), kernel, request)
+                found.append(failed or unbuilt)
         # beside other reasons too: of a kernel that nobody built nobody expects anything
-        if kernel.build is not None and (unbuilt := self.builds.rejection(contract(request.op), kernel, request)):
+        elif kernel.build is not None and (unbuilt := self.builds.rejection(contract(request.op), kernel, request)):
             found.append(unbuilt)
         if capability is not None:
             assumed += capability.assumptions(request, self.registry.spaces)

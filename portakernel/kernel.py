@@ -63,6 +63,7 @@ class Kernel:
     saves: Saves = "none"
     check: Check | None = None
     build: str | None = None
+    built: str | None = None
     disabled: str | None = None
     requires: Mapping[str, str] = field(default_factory=dict[str, str])
     distributions: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -149,6 +150,8 @@ class _KernelBuilder:
             self.check_entry(mode.context, ("modes", name, "context"))
         if self.loaded.manifest.offline is not None:
             self.check_entry(self.loaded.manifest.offline, ("offline",))
+        if self.loaded.manifest.units is not None:
+            self.check_entry(self.loaded.manifest.units, ("units",))
         if self.problems:
             # what is wrong under `defaults` is wrong for each kernel
             raise ManifestError(self.loaded.document.path, list(dict.fromkeys(self.problems)))
@@ -167,7 +170,7 @@ class _KernelBuilder:
         if contract is None:
             self.problem((*path, "op"), f"unknown op {entry.op!r}; {nearest(entry.op, contracts())}")
             return None
-        for key in ("entry", "backward", "build"):
+        for key in ("entry", "backward", "build", "built"):
             if (value := getattr(entry, key)) is not None:
                 self.check_entry(value, (*path, key))
         if entry.check is not None:
@@ -200,6 +203,7 @@ class _KernelBuilder:
             saves=saves,
             check=Check(entry.check.entry, tuple(entry.check.reads)) if entry.check else None,
             build=entry.build,
+            built=entry.built,
             disabled=entry.disabled,
             requires={module: needs for requires in required for module, needs in requires.modules.items()},
             distributions={module: name for requires in required for module, name in requires.distributions.items()},

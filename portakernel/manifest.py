@@ -183,6 +183,11 @@ class KernelEntry(Claim):
         description="compiles the kernel for one request ahead of calls: (request, tensors, values) -> None;"
         " until portakernel.warmup has called it, the kernel is refused with needs_build",
     )
+    built: Entry | None = Field(
+        default=None,
+        description="where what `build` makes outlives the process: whether it was made for calls of such dtypes,"
+        " formats and values, on this request's target: (request) -> None or a Rejection (needs_build)",
+    )
     evidence: dict[Name, Pattern] = Field(
         default_factory=dict,
         description="by vendor, a regular expression over the assembly: the instruction that the claim implies,"
@@ -198,6 +203,12 @@ class KernelEntry(Claim):
             raise ValueError("saves: own needs a backward, since no other kernel's can read those tensors")
         if self.saves == "autograd" and self.backward is not None:
             raise ValueError("saves: autograd has no backward: the gradient is PyTorch's")
+        return self
+
+    @model_validator(mode="after")
+    def _what_is_built_has_a_build(self) -> KernelEntry:
+        if self.built is not None and self.build is None:
+            raise ValueError("built needs a build, which makes what it looks for")
         return self
 
 
@@ -224,6 +235,10 @@ class PluginManifest(_Model):
         default=None,
         description="compiles for a target that is not here: a context manager (target) -> list of"
         " portakernel.offline.compiled.Compiled; inside, a kernel called on meta tensors adds what it would launch",
+    )
+    units: Entry | None = Field(
+        default=None,
+        description="what `portakernel build` compiles for a target: (target) -> portakernel.native.Unit, several",
     )
     defaults: Defaults = Defaults()
     kernels: list[KernelEntry] = Field(default_factory=list)

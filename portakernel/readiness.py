@@ -18,6 +18,7 @@ from portakernel.errors import CaptureError, PortakernelError
 from portakernel.kernel import Kernel, load_entry
 from portakernel.locks import make_lock
 from portakernel.plugin_manager import PluginManager, find_folder
+from portakernel.request import Request
 from portakernel.target import Device
 
 
@@ -92,6 +93,15 @@ class Readiness:
             return None
         named = {name.replace(".", "_"): value for name, value in values.items()}
         answer = self._ask(kernel, kernel.check.entry, "check", named)
+        return answer if isinstance(answer, Rejection) else None
+
+    def built(self, kernel: Kernel, request: Request) -> Rejection | None:
+        """Why what the kernel's ``build`` makes does not serve ``request``, whichever process it was to make it."""
+        if kernel.built is None:
+            return None
+        if (failure := self.load(kernel, kernel.built)) is not None:
+            return failure
+        answer = self._ask(kernel, kernel.built, "built", {}, request)
         return answer if isinstance(answer, Rejection) else None
 
     def load(self, kernel: Kernel, entry: str) -> Rejection | None:

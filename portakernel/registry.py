@@ -228,6 +228,11 @@ class Registry:
         entry = self.manager.plugins.get(plugin)
         return entry[1].manifest.offline if entry else None
 
+    def units(self, plugin: str) -> str | None:
+        """A plugin's list of what can be built ahead for a target."""
+        entry = self.manager.plugins.get(plugin)
+        return entry[1].manifest.units if entry else None
+
     def named(self, name: str, *, where: str = "") -> tuple[Kernel, ...]:
         """The kernels that ``name`` means: one by its full name, or all of a plugin.
 

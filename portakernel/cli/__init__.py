@@ -35,8 +35,10 @@ COMMANDS: Mapping[str, str] = {
     "check": "check",
     "lint": "lint",
     "compile": "compile_kernels",
+    "build": "build",
     "warmup": "warmup",
     "bench": "bench",
+    "cache": "cache",
     "demo": "demo",
 }
 

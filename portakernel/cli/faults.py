@@ -17,6 +17,7 @@ REMEDIES: Mapping[str, str] = {
     "import": "upgrade {distribution}, or install what its import lacks; --verbose shows the traceback",
     "ready": "upgrade {distribution}; --verbose shows the traceback",
     "check": "upgrade {distribution}; --verbose shows the traceback",
+    "built": "upgrade {distribution}; --verbose shows the traceback",
     "hook": "upgrade {distribution}; --verbose shows the traceback",
 }
 _FRAME = re.compile(r'^ *File "(.+?)", line (\d+)(?:, in (.+))?$', re.MULTILINE)

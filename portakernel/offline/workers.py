@@ -42,7 +42,7 @@ def compile_all(jobs: Sequence[Job], workers: int | None = None) -> Generator[Ou
 
     They end with the iteration: when it is done, or is given up, or an exception passes.
     """
-    waiting, count = deque(jobs), min(workers or _cores(), len(jobs))
+    waiting, count = deque(jobs), min(workers or cores(), len(jobs))
     idle: list[_Worker] = []
     busy: dict[Connection, tuple[_Worker, Job]] = {}
     try:
@@ -64,7 +64,7 @@ def compile_all(jobs: Sequence[Job], workers: int | None = None) -> Generator[Ou
             worker.end()
 
 
-def _cores() -> int:
+def cores() -> int:
     """How many processes can run side by side here: a container may have fewer cores, and the ranks of a host share."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "")

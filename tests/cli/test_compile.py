@@ -40,7 +40,7 @@ def test_it_ends_with_1_where_nothing_is_claimed(capsys):
     [
         (["--op", "add"], "compile: give one --target or more, such as --target amd:gfx942"),
         (["--target", "acme:gfx9999"], "unknown vendor 'acme'"),
-        (["--plugin", "torch", "--target", "nvidia:sm_90"], "these are: triton"),
+        (["--plugin", "torch", "--target", "nvidia:sm_90"], "these are: cutlass, "),
     ],
 )
 def test_bad_input_is_refused_with_what_to_do(capsys, given, message):

@@ -43,6 +43,7 @@ def _section(command: str) -> str:
         "check --plugin torch --op add",
         "lint --kernel torch.add --kernel torch.rms_norm_cpu --seconds 1",
         "compile --plugin triton --op add --target nvidia:sm_90",
+        "cache list",
         "bench rms_norm softmax --device cpu --seconds 0 --quick",
         "bench rms_norm --device cpu --seconds 0 --launch",
         "demo {text}",

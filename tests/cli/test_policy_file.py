@@ -60,4 +60,4 @@ def test_doctor_says_what_is_wrong_with_the_file_and_examines_the_rest(run: Call
         "PORTAKERNEL_POLICY: this policy file cannot be accepted:\n"
         f"{file}:2: reference: found 'never'; known: allow, forbid, warn"
     )
-    assert [plugin["plugin"] for plugin in ran.json["plugins"]][:3] == ["conch", "flashinfer", "inductor"]
+    assert [plugin["plugin"] for plugin in ran.json["plugins"]][:3] == ["conch", "cutlass", "cutlass_dsl"]

@@ -105,7 +105,7 @@ class World:
 
     def kernel(self, plugin: str, *, op: str = "add", **keys: Any) -> dict[str, Any]:
         """One entry of ``kernels:``."""
-        default = {"op": op, "entry": f"{PREFIX}{plugin}:run", "targets": {"acme": "any"}, "dtypes": DTYPES[op]}
+        default = {"op": op, "entry": f"{PREFIX}{plugin}:run", "targets": {"acme": "any"}, "dtypes": DTYPES.get(op, {})}
         return {**default, **keys}
 
     def registry(self, *, disabled: frozenset[str] = frozenset()) -> Registry:

@@ -13,7 +13,7 @@ from portakernel.errors import ConfigError, UnknownNameError
 from portakernel.plugin_manager import PluginManager
 from portakernel.registry import Registry
 
-NAMES = ["USE", "PREFER", "DENY", "REFERENCE", "POLICY", "DISABLE", "LOG"]
+NAMES = ["USE", "PREFER", "DENY", "REFERENCE", "POLICY", "DISABLE", "LOG", "CACHE_DIR", "CACHE_MIB"]
 
 
 def test_every_variable_is_in_the_table_with_what_it_does():
@@ -50,6 +50,13 @@ def test_the_log_has_one_level_and_another_is_refused():
     assert Config.from_environment({"PORTAKERNEL_LOG": " summary "}).log == "summary"
     with pytest.raises(ConfigError, match=r"^PORTAKERNEL_LOG is 'sumary'; did you mean 'summary'\?$"):
         Config.from_environment({"PORTAKERNEL_LOG": "sumary"})
+
+
+def test_the_cache_has_a_folder_and_a_size():
+    config = Config.from_environment({"PORTAKERNEL_CACHE_DIR": " /var/cache/kernels ", "PORTAKERNEL_CACHE_MIB": "64"})
+    assert (config.cache_dir, config.cache_mib) == ("/var/cache/kernels", 64)
+    with pytest.raises(ConfigError, match=r"^PORTAKERNEL_CACHE_MIB is '2 GiB'; give a whole number, 0 or more$"):
+        Config.from_environment({"PORTAKERNEL_CACHE_MIB": "2 GiB"})
 
 
 def test_a_policy_file_is_named_by_its_path():

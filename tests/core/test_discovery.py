@@ -73,7 +73,7 @@ def test_first_party_packages_come_first_then_by_distribution_and_name(site):
         site.package(name, plugin=PLUGIN.format(name=name, module=f"fake_{name}"))
     distribute(site.folder, "stranger-two", "[portakernel]\nzeta = fake_zeta\nalpha = fake_alpha\n")
     found = [(package.first_party, package.name) for package in installed_packages()]
-    plugins = ["conch", "flashinfer", "inductor", "liger", "quack", "torch", "triton"]
+    plugins = ["conch", "cutlass", "cutlass_dsl", "flashinfer", "hip", "inductor", "liger", "quack", "torch", "triton"]
     ours = sorted(["amd", "apple", "cpu", "intel", "nvidia", *plugins])
     assert [name for first_party, name in found if first_party] == ours
     assert [package.name for package in strangers()] == ["alpha", "zeta"]

@@ -348,6 +348,11 @@ def test_tensors_of_its_own_need_a_backward_of_its_own(load):
     assert problems(load, text) == [f"m.yaml:4: kernels[0]: {message}"]
 
 
+def test_what_was_built_needs_something_that_builds(load):
+    text = PLUGIN.replace("    dtypes:", "    built: acme.a:built\n    dtypes:")
+    assert problems(load, text) == ["m.yaml:4: kernels[0]: built needs a build, which makes what it looks for"]
+
+
 @pytest.mark.parametrize(("text", "shown"), [("", "None"), ("- a\n", "['a']"), ("acme\n", "'acme'")])
 def test_a_manifest_is_a_mapping(load, text, shown):
     assert problems(load, text) == [f"m.yaml:1: holds {shown}, not a mapping of keys"]

@@ -327,3 +327,80 @@ def test_a_distribution_that_is_named_is_found_without_reading_all_that_is_insta
     assert installed_version("yaml", "PyYAML") == version("PyYAML")
     assert installed_version("packaging", "no-such-distribution") == version("packaging")
     installed_version.cache_clear()
+
+
+# --- what was built, by whichever process --------------------------------------------------------------------------
+
+LINEAR_ACT = {"x": ["float16"], "weight": ["x"], "bias": ["x"]}
+BUILT = """\
+from portakernel.capability import ReasonCode, Rejection
+asked, kept = [], set()
+def built(request):
+    asked.append(request)
+    if request.dtypes['x'] not in kept:
+        return Rejection(ReasonCode.NEEDS_BUILD, f'is not built; `portakernel build p --target {request.target}`')
+def build(request, tensors, values):
+    kept.add(request.dtypes['x'])
+"""
+
+
+def kept_on_disk(world, source: str = BUILT):
+    entries = {"build": "fake_p:build", "built": "fake_p:built"}
+    world.plugin("p", {**entries, "priority": 9, "targets": {"acme": "acme1"}}, source=source)
+    world.plugin("q")
+
+
+def test_a_kernel_says_for_itself_whether_an_earlier_process_built_it(world):
+    kept_on_disk(world)
+    dispatcher = world.dispatcher()
+    decision = dispatcher.decide(world.request(present=True))
+    assert decision.chosen.name == "q.add"
+    assert told(decision, "p.add") == [("needs_build", "is not built; `portakernel build p --target acme:acme1`")]
+    importlib.import_module("fake_p").kept.add("float32")
+    assert dispatcher.decide(world.request(present=True)).chosen.name == "p.add"
+    assert dispatcher.decide(world.request(present=True, dtypes="float16")).chosen.name == "q.add"
+
+
+def test_it_is_asked_of_no_request_that_it_does_not_claim_and_of_no_device_that_is_not_here(world):
+    kept_on_disk(world)
+    dispatcher = world.dispatcher()
+    decision = dispatcher.decide(world.request())
+    assert decision.chosen.name == "p.add"
+    assert decision.candidate("p.add").assumed == ("it is built: `portakernel build p --target acme:acme1`",)
+    assert "fake_p" not in sys.modules
+    dispatcher.decide(world.request(present=True, target="acme:acme2"))
+    assert "fake_p" not in sys.modules
+
+
+def test_what_raises_when_asked_is_broken_and_the_next_kernel_serves(world):
+    kept_on_disk(world, "def build(*a): ...\ndef built(request): raise OSError('no disk')\n")
+    dispatcher = world.dispatcher()
+    decision = dispatcher.decide(world.request(present=True))
+    assert decision.chosen.name == "q.add"
+    assert told(decision, "p.add") == [("probe_failed", "its built raised OSError: no disk; see `portakernel doctor`")]
+    assert [(broken.stage, broken.package.name) for broken in dispatcher.registry.manager.broken] == [("built", "p")]
+
+
+def test_why_its_build_failed_is_told_in_the_place_of_the_command(world):
+    from portakernel.capability import Rejection
+    from portakernel.contracts import contract
+
+    kept_on_disk(world)
+    dispatcher, request = world.dispatcher(), world.request(present=True)
+    kernel = dispatcher.registry.kernels["p.add"]
+    dispatcher.builds.remember_failure(contract("add"), kernel, request, Rejection(ReasonCode.CANNOT_RUN, "no nvcc"))
+    assert told(dispatcher.decide(request), "p.add") == [("cannot_run", "no nvcc")]
+
+
+def test_what_is_built_for_dtypes_formats_and_values_has_them_in_the_key(world):
+    from portakernel.claim_reads import reads_of
+    from portakernel.contracts import contract
+
+    kernel = {"op": "linear_act", "build": "fake_r:build", "built": "fake_r:built", "dtypes": LINEAR_ACT}
+    world.plugin("r", kernel, source="def build(*a): ...\ndef built(request): ...\n")
+    dispatcher = world.dispatcher()
+    described = contract("linear_act")
+    few = {p.name for p in described.parameters if p.kind in ("bool", "text", "dtype", "format")}
+    assert few
+    kernel = dispatcher.registry.kernels["r.linear_act"]
+    assert set(reads_of(described, [kernel], dispatcher.readiness).values) == few

@@ -84,7 +84,7 @@ def test_a_compiler_that_does_not_end_is_given_up(stand_in, monkeypatch):
 def test_the_ranks_of_a_host_share_its_cores(monkeypatch, ranks, processes):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
-    assert workers._cores() == processes
+    assert workers.cores() == processes
 
 
 def test_what_a_worker_compiles_is_what_this_process_compiles():

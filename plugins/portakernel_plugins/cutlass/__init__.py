@@ -1,0 +1,1 @@
+"""Plugin ``cutlass``: NVIDIA's template library for matrix products, compiled by nvcc ahead of calls."""

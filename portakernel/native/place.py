@@ -1,0 +1,65 @@
+"""Where a launch goes: torch's devices, and inside ``compiling(target)`` a target that is not here."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+from portakernel.errors import ArgumentValueError
+from portakernel.target import Target
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from portakernel.native.module import Driver
+    from portakernel.native.unit import Unit
+
+# Within `compiling`: the target, and what takes a unit and the name of a kernel of it, in the place of its launch.
+PRETENDED: ContextVar[tuple[Target, Callable[[Unit, str], None]] | None] = ContextVar("PRETENDED", default=None)
+
+
+def target_of(tensor: Tensor) -> Target:
+    """The target that a launch on ``tensor`` is for: of its device, or inside ``compiling(target)`` that one.
+
+    Raises:
+        ArgumentValueError: the tensor is on no GPU.
+    """
+    if tensor.is_meta and (pretended := PRETENDED.get()) is not None:
+        return pretended[0]
+    if tensor.device.type != "cuda":
+        raise ArgumentValueError(
+            f"kernels in CUDA and HIP C++ take tensors on GPUs (torch device cuda); this one is on {tensor.device}"
+        )
+    return device_target(tensor.get_device())
+
+
+@functools.cache
+def device_target(index: int) -> Target:
+    """The target of torch's device ``cuda:index``, whose context exists."""
+    import torch
+
+    from portakernel.devices import find_device
+    from portakernel.runtime import dispatcher
+
+    return find_device(dispatcher().registry, torch.device("cuda", index)).target
+
+
+def current_device() -> int:
+    """The index of torch's current device."""
+    import torch
+
+    return torch.cuda.current_device()
+
+
+@functools.cache
+def driver() -> Driver:
+    """This process's way to the driver.
+
+    Raises:
+        CannotRun: CuPy is not installed, or does not go with this torch.
+    """
+    from portakernel.native.module import Driver
+
+    return Driver()

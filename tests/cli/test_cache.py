@@ -1,0 +1,98 @@
+"""``portakernel cache``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from portakernel.native import CodeObject, KernelFacts, cache
+from portakernel.target import Target
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PORTAKERNEL_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def entries() -> list[Path]:
+    """Two entries, for two targets."""
+    found = []
+    for number, target in enumerate(("nvidia:sm_90", "amd:gfx942")):
+        key = f"{number:040x}-{0:012x}"
+        facts = (KernelFacts("rms_norm", "rms_norm"),)
+        made = CodeObject(key, "code object", Target.parse(target), "clang 22.1.8", facts, None, bytes(2000))
+        stored = cache().store(made, "rms_norm.hip T=float").path
+        assert stored is not None
+        found.append(stored.parent)
+    return found
+
+
+def test_an_empty_cache_is_told_with_its_folder_and_limit(run, folder):
+    assert (run("cache list").status, run("cache list").out) == (0, f"{folder}: 0 entries, 0.0 MiB of 4096\n")
+
+
+def test_entries_are_listed_with_what_they_are(run, entries, folder):
+    lines = run("cache list").out.splitlines()
+    assert lines[0] == f"{folder}: 2 entries, 0.0 MiB of 4096"
+    assert lines[1].split() == ["key", "source", "kernels", "target", "compiler", "KiB", "used"]
+    rows = sorted(line.split()[:7] for line in lines[2:])
+    assert rows[0] == ["000000000000", "rms_norm.hip", "T=float", "rms_norm", "amd:gfx942", "clang", "22.1.8"]
+    assert rows[1][4] == "nvidia:sm_90"
+    assert len(run("cache list --target amd:gfx942").out.splitlines()) == 3
+
+
+def test_verify_discards_what_was_altered_and_says_so(run, entries, folder):
+    assert run("cache verify").status == 0
+    assert run("cache verify").out.splitlines()[-1] == "2 whole, 0 broken"
+    (entries[0] / "code").write_bytes(b"altered")
+    listed = run("cache list")
+    assert listed.status == 0
+    assert listed.out.splitlines()[-1] == (f"{entries[0].name}: code was cut short or altered: its digest is another")
+    verified = run("cache verify")
+    assert verified.status == 1
+    assert verified.out.splitlines()[1:] == [
+        f"{entries[0].name}: code was cut short or altered: its digest is another; discarded",
+        "1 whole, 1 broken",
+    ]
+    assert not entries[0].exists()
+    assert run("cache verify").status == 0
+
+
+def test_clear_discards_all_or_one_targets(run, entries):
+    cleared = run("cache clear --target amd:gfx942")
+    assert (cleared.status, cleared.out.splitlines()[-1]) == (0, "1 discarded")
+    assert [path.exists() for path in entries] == [True, False]
+    assert run("cache clear").status == 0
+    assert cache().entries() == []
+
+
+def test_json_holds_the_same(run, entries, folder):
+    answer = run("cache", "list", "--json").json
+    assert (answer["folder"], answer["limit_bytes"], answer["discarded"]) == (str(folder), 4096 << 20, [])
+    assert [entry["target"] for entry in sorted(answer["entries"], key=lambda one: one["key"])] == [
+        "nvidia:sm_90",
+        "amd:gfx942",
+    ]
+    assert run("cache", "clear", "--json").json["discarded"] == sorted(
+        (path.name for path in entries), key=[one["key"] for one in answer["entries"]].index
+    )
+
+
+def test_bad_input_is_refused(run, monkeypatch):
+    assert run("cache empty").status == 2
+    monkeypatch.setenv("PORTAKERNEL_CACHE_MIB", "much")
+    assert run("cache list").err == "portakernel: PORTAKERNEL_CACHE_MIB is 'much'; give a whole number, 0 or more\n"
+
+
+def test_it_needs_no_torch():
+    import subprocess
+
+    program = (
+        "import sys; from portakernel.cli import main; status = main(['cache', 'list']);"
+        " sys.exit(status or bool({'torch', 'triton', 'cupy'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False, capture_output=True).returncode == 0

@@ -1,0 +1,247 @@
+"""The HIP kernels' numbers, in the emulator: with warps of both sizes, however a row is shared among threads."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+
+from portakernel import runtime
+from portakernel.capability import CannotRun
+from portakernel.conformance.runner import fresh_seed
+from portakernel.conformance.suite import Suite
+from portakernel.conformance.venue import find_venue
+from portakernel.references import add_rms_norm as add_rms_norm_reference
+from portakernel.references import layer_norm as layer_norm_reference
+from portakernel.references import quantize_fp8 as quantize_fp8_reference
+from portakernel.references import rms_norm as rms_norm_reference
+from portakernel_plugins.hip import configurations, norms
+from portakernel_plugins.hip.add import add
+from portakernel_plugins.hip.add_rms_norm import add_rms_norm
+from portakernel_plugins.hip.emulator import emulating
+from portakernel_plugins.hip.layer_norm import layer_norm
+from portakernel_plugins.hip.quantize_fp8 import quantize_fp8
+from portakernel_plugins.hip.rms_norm import rms_norm
+from portakernel_plugins.hip.rotary_embedding import rotary_embedding
+from portakernel_plugins.hip.silu_and_mul import silu_and_mul
+from portakernel_plugins.hip.softmax import softmax
+
+pytestmark = pytest.mark.skipif(
+    not any(map(shutil.which, ("g++", "clang++", "c++"))), reason="the emulator needs a C++ compiler"
+)
+
+FUNCTIONS = (add, add_rms_norm, layer_norm, quantize_fp8, rms_norm, rotary_embedding, silu_and_mul, softmax)
+OPS = sorted({kernel.op for kernel in runtime.dispatcher().registry.kernels.values() if kernel.plugin == "hip"})
+
+# How a row is shared: within a warp, by a block of several warps, and read again. (threads, row_threads, packs)
+SHAPES = {"in a warp": (128, 16, 8), "in a block": (128, 128, 2), "read again": (128, 128, 0)}
+
+
+@pytest.fixture(params=[32, 64])
+def warp_size(request):
+    with emulating(request.param):
+        yield request.param
+
+
+@pytest.fixture
+def configured(monkeypatch):
+    """Launches every kernel in one way."""
+
+    def configure(threads: int, row_threads: int, packs: int, blocks: int = 3) -> None:
+        entry = {"threads": threads, "row_threads": row_threads, "packs": packs, "blocks": blocks}
+        if row_threads == threads:
+            del entry["row_threads"]
+        monkeypatch.setattr(configurations, "entries", lambda: {kernel: [entry] for kernel in known})
+        forget()
+
+    def forget() -> None:
+        """What was found by the size before: configurations, and the launches made of them."""
+        for module in (configurations, *(sys.modules[f.__module__] for f in FUNCTIONS), norms):
+            for function in vars(module).values():
+                if hasattr(function, "cache_clear") and function is not configurations.entries:
+                    function.cache_clear()
+
+    known = configurations.entries()
+    yield configure
+    forget()
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def assert_near(found: Tensor, exact: Tensor) -> None:
+    """Within a few units in the last place of the dtype."""
+    ulps = {torch.float32: 16, torch.float16: 1, torch.bfloat16: 1}[found.dtype]
+    near = ulps * torch.finfo(found.dtype).eps
+    torch.testing.assert_close(found.double(), exact, rtol=near, atol=near * exact.abs().max().item() / 16)
+
+
+# --- the kit ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_kernel_conforms_in_the_emulator(op):
+    dispatcher = runtime.dispatcher()
+    kernel = dispatcher.registry.kernels[f"hip.{op}"]
+    cpu = next(d for d in dispatcher.registry.devices if d.torch_device == "cpu" and not d.attached)
+    venue = find_venue(dispatcher, kernel, cpu)
+    assert (venue.mode, venue.torch_device) == ("emulator", "cpu")
+    suite = Suite(dispatcher, kernel, venue, fresh_seed())
+    # the other dtypes differ in their conversions alone, and each combination is compiled
+    first = suite.contract.names[0]
+    units = [unit for unit in suite.units() if dict(unit.dtypes).get(first) in (None, "bfloat16")]
+    found = [result for unit in units for result in suite.run(unit)]
+    assert [str(result) for result in found if result.status == "failed"] == []
+    assert sum(result.aspect == "forward" and result.status == "passed" for result in found) >= 10
+
+
+# --- rows, however they are shared -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("columns", "dtype"), [(1000, torch.float16), (509, torch.float32)])
+def test_norms_are_right_however_a_row_is_shared(warp_size, configured, shape, columns, dtype):
+    configured(*SHAPES[shape])
+    x, residual = draw(5, columns, dtype=dtype), draw(5, columns, dtype=dtype, seed=1)
+    weight, bias = draw(columns, seed=2), draw(columns, seed=3)
+    y, rstd = rms_norm(x, weight, eps=1e-6, weight_offset=1.0, save=True)
+    exact = rms_norm_reference.forward(x.double(), weight.double(), eps=1e-6, weight_offset=1.0, save=True)
+    assert_near(y, exact[0])
+    assert_near(rstd, exact[1])
+    y, summed, rstd = add_rms_norm(x, residual, weight, eps=1e-6, save=True)
+    assert torch.equal(summed, x + residual)
+    exact = add_rms_norm_reference.forward(
+        summed.double(), torch.zeros_like(summed).double(), weight.double(), eps=1e-6, save=True
+    )
+    assert_near(y, exact[0])
+    y, mean, rstd = layer_norm(x + 3, weight, bias, eps=1e-5, save=True)
+    exact = layer_norm_reference.forward((x + 3).double(), weight.double(), bias.double(), eps=1e-5, save=True)
+    for found, wanted in zip((y, mean, rstd), exact, strict=True):
+        assert_near(found, wanted)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("columns", "dtype"), [(1024, torch.bfloat16), (509, torch.float32)])
+def test_softmax_is_right_however_a_row_is_shared(warp_size, configured, shape, columns, dtype):
+    configured(*SHAPES[shape])
+    x = draw(6, columns, dtype=dtype) * 4
+    x[1] = float("-inf")
+    x[2, 3] = float("inf")
+    x[3, 5] = float("nan")
+    x[4, : columns // 2] = float("-inf")
+    x[5, 0] = 90.0
+    found, exact = softmax(x), torch.softmax(x.double(), -1)
+    torch.testing.assert_close(found.isnan(), exact.isnan())
+    assert_near(found.nan_to_num(), exact.nan_to_num())
+
+
+@pytest.mark.parametrize(
+    ("granularity", "shape", "dtype"),
+    [
+        *(("row", shape, "float8_e4m3fn") for shape in SHAPES),
+        *(("row", "in a warp", dtype) for dtype in ("float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")),
+        *((granularity, "in a block", "float8_e4m3fnuz") for granularity in ("tensor", "block_128x128")),
+    ],
+)
+def test_codes_and_scales_are_the_references_however_a_row_is_shared(warp_size, configured, granularity, shape, dtype):
+    configured(*SHAPES[shape])
+    x = draw(130, 512, dtype=torch.bfloat16)
+    x[0, :7] = torch.tensor([0.0, -0.0, 1e-4, -1e-4, 2.0**-9, -(2.0**-10), 17.0])
+    if granularity == "row":
+        x[1, 9] = float("nan")
+        x[2] = 0.0
+    q, scale = quantize_fp8(x, granularity=granularity, dtype=dtype)
+    expected, expected_scale = quantize_fp8_reference.forward(x, granularity=granularity, dtype=dtype)
+    torch.testing.assert_close(scale, expected_scale, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(q.float(), expected.float(), rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_rows_bits_depend_on_no_other_row_and_not_on_where_it_begins(warp_size):
+    x, weight = draw(9, 1024, dtype=torch.bfloat16), draw(1024)
+    alone = torch.cat([rms_norm(row, weight, eps=1e-6) for row in x.split(1)])
+    memory = torch.empty(9 * 1031 + 1, dtype=torch.bfloat16)
+    unaligned = memory.as_strided(x.shape, (1031, 1), 1).copy_(x)
+    assert torch.equal(rms_norm(x, weight, eps=1e-6), alone)
+    assert torch.equal(rms_norm(unaligned, weight, eps=1e-6), alone)
+    assert torch.equal(softmax(x), softmax(unaligned))
+
+
+def test_silu_and_mul_and_rotary_embedding_are_right_where_a_row_is_several_blocks_or_rounds(warp_size, configured):
+    configured(32, 32, 1)
+    x = draw(3, 2 * 1001)
+    gate, up = x.double().chunk(2, -1)
+    assert_near(silu_and_mul(x), torch.nn.functional.silu(gate) * up)
+    q, k, angles = draw(4, 2, 600), draw(4, 1, 600, seed=1), draw(4, 256, seed=2)
+    cos, sin = angles.cos(), angles.sin()
+    a, b, rest = q.double()[..., :256], q.double()[..., 256:512], q.double()[..., 512:]
+    c, s = cos.double()[:, None], sin.double()[:, None]
+    turned, _ = rotary_embedding(q, k, cos, sin)
+    assert_near(turned, torch.cat([a * c - b * s, b * c + a * s, rest], -1))
+
+
+# --- large offsets, large grids --------------------------------------------------------------------------------------
+
+
+def test_rows_may_lie_more_than_two_to_the_31_elements_apart(warp_size):
+    far = torch.empty(2**31 + 4096, dtype=torch.bfloat16)  # pages that nobody touches cost nothing
+    x = far.as_strided((2, 256), (2**31, 1))
+    x.copy_(draw(2, 256))
+    near, weight = x.clone(), draw(256)
+    assert torch.equal(rms_norm(x, weight, eps=1e-6), rms_norm(near, weight, eps=1e-6))
+    assert torch.equal(softmax(x, out=x), softmax(near))
+    x.copy_(near)
+    assert torch.equal(silu_and_mul(x), silu_and_mul(near))
+    for granularity in ("row", "tensor"):
+        q, scale = quantize_fp8(x, granularity=granularity, dtype="float8_e4m3fn")
+        expected, expected_scale = quantize_fp8(near, granularity=granularity, dtype="float8_e4m3fn")
+        assert torch.equal(q.float(), expected.float())
+        assert torch.equal(scale, expected_scale)
+
+
+def test_blocks_beyond_a_grids_width_go_into_its_second_dimension(configured):
+    configured(1, 1, 1)
+    x = draw((1 << 22) + 5)
+    with emulating():
+        assert torch.equal(add(x, x), x + x)
+
+
+# --- what goes wrong -------------------------------------------------------------------------------------------------
+
+
+def test_without_a_cpp_compiler_the_emulator_says_what_to_install(monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    wanted = "missing_toolchain: the emulator compiles kernels with a C\\+\\+ compiler and finds no-such-compiler"
+    with emulating(), pytest.raises(CannotRun, match=wanted):
+        softmax(draw(3, 11 * 8 * 13))
+
+
+def test_threads_that_disagree_on_a_barrier_end_the_program_with_the_reason(tmp_path):
+    (tmp_path / "torn.hip").write_text("""\
+#include "portability.h"
+extern "C" __global__ void torn(float* x) {
+    if (thread_number() < 3) synchronize_block();
+}
+""")
+    code = f"""
+from pathlib import Path
+import torch
+from portakernel_plugins.hip import launch
+from portakernel_plugins.hip.configurations import Configuration
+from portakernel_plugins.hip.emulator import emulating
+sources = launch.FOLDER
+for header in sources.iterdir():
+    if header.suffix in (".h", ".cpp"):
+        Path({str(tmp_path)!r}, header.name).write_text(header.read_text())
+launch.FOLDER = Path({str(tmp_path)!r})
+with emulating():
+    how = Configuration(threads=8, row_threads=8, packs=1, most_packs=1)
+    launch.Launch(launch.program("torn", pointers=1, integers=0), how, ())(1, torch.zeros(1))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "3 of a block's 8 threads wait at a barrier that the others never reach" in done.stderr
