@@ -18,7 +18,7 @@ from typing import Any
 import pluggy
 
 from portakernel import hookspecs
-from portakernel.errors import ManifestError, PluginError, nearest
+from portakernel.errors import ManifestError, PluginApiError, PluginError, nearest
 from portakernel.locks import make_lock
 from portakernel.manifest import BackendManifest, PluginManifest
 from portakernel.manifest_file import Loaded, load_manifest
@@ -158,7 +158,8 @@ class PluginManager:
                 self.backends[package.name] = package, backend
         except (ManifestError, OSError) as error:
             self.plugins.pop(package.name, None)
-            self._break(package, "manifest", str(error), error)
+            stage = "api_version" if isinstance(error, PluginApiError) else "manifest"
+            self._break(package, stage, str(error), error)
 
     def _check_name(self, package: Package, loaded: Loaded[Any], key: str, name: str) -> None:
         if name != package.name:
