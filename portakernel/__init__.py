@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from portakernel.warmth import Call
 
 __all__ = [
-    "Call", "PLUGIN_API", "bind", "errors", "explain", "load_policy", "ops", "plugins", "policy", "set_policy", "stats", "targets",
-    "use", "warmup",
+    "PLUGIN_API", "Call", "bind", "errors", "explain", "load_policy", "ops", "plugins", "policy", "set_policy", "stats",
+    "targets", "use", "warmup",
 ]  # fmt: skip
 
 

@@ -31,6 +31,7 @@ COMMANDS: Mapping[str, str] = {
     "matrix": "matrix",
     "doctor": "doctor",
     "explain": "explain",
+    "new": "new",
     "validate": "validate",
     "check": "check",
     "lint": "lint",

@@ -239,9 +239,12 @@ def test_a_nested_package_is_named_from_its_outermost_init(run: Callable, tmp_pa
     [
         (
             "nothing",
-            "{path}: no such file or folder; name a plugin.yaml, a backend.yaml, their folder, or a policy.yaml",
+            (
+                "{path}: no such file or folder; name a plugin.yaml, a backend.yaml, their folder, their project's,"
+                " or a policy.yaml"
+            ),
         ),
-        ("", "{path} holds neither plugin.yaml nor backend.yaml; name the folder that does"),
+        ("", "{path} holds neither plugin.yaml, backend.yaml nor pyproject.toml; name a folder that does"),
     ],
 )
 def test_a_path_without_a_manifest_is_bad_input(run: Callable, tmp_path: Path, name: str, message: str) -> None:

@@ -28,8 +28,10 @@ def test_this_portakernels_version_is_public_and_fits():
         (9, f"is 9; portakernel {HERE} runs packages written for plugin API 3 to 4: upgrade portakernel"),
         (
             2,
-            f"is 2; portakernel {HERE} runs packages written for plugin API 3 to 4: upgrade the package, or install an"
-            " older portakernel with it",
+            (
+                f"is 2; portakernel {HERE} runs packages written for plugin API 3 to 4: upgrade the package, or install"
+                " an older portakernel with it"
+            ),
         ),
     ],
 )
