@@ -154,6 +154,8 @@ def _backend(subject: Subject, spaces: dict[str, ArchSpace], owners: dict[str, P
     try:
         loaded = load_manifest(BackendManifest, subject.file, strict=True)
     except ManifestError as error:
+        for vendor in _vendor_meant(subject.file) - spaces.keys():  # that it is known is not what is wrong with kernels
+            spaces[vendor], owners[vendor] = ArchSpace(vendor, (), {}, open_ended=True), subject.package
         return problems_in(subject.file, error.problems)
     found = _misnamed(subject, loaded, "backend", loaded.manifest.backend)
     vendor = loaded.manifest.vendor
@@ -163,6 +165,16 @@ def _backend(subject: Subject, spaces: dict[str, ArchSpace], owners: dict[str, P
         owners[vendor] = subject.package
         spaces[vendor] = Backend.from_manifest(subject.package, loaded.manifest).space
     return problems_in(subject.file, found)
+
+
+def _vendor_meant(file: Path) -> set[str]:
+    """The vendor of a ``backend.yaml`` that cannot be accepted, where it can be read at all."""
+    try:
+        data = read_yaml(file).data
+    except ManifestError:
+        return set()
+    vendor = data.get("vendor") if isinstance(data, dict) else None
+    return {vendor} if isinstance(vendor, str) else set()
 
 
 def _plugin(subject: Subject, spaces: Mapping[str, ArchSpace], *, imports: bool) -> list[Problem]:

@@ -137,6 +137,13 @@ def test_a_vendor_of_the_same_package_is_known(run: Callable, package: Callable)
     assert run("validate", str(folder / "plugin.yaml")).status == 1
 
 
+def test_a_wrong_backend_does_not_make_its_vendor_unknown(run: Callable, package: Callable) -> None:
+    folder = package(GOOD.replace("nvidia: sm_80+", "acme: any"), "schema_version: 1\nbackend: acme\nvendor: acme\n")
+    ran = run("validate", str(folder))
+    assert ran.out.splitlines()[1:] == ["2 manifests: 1 problem"]
+    assert "backend.yaml:1: required key 'torch_device' is missing" in ran.out
+
+
 def test_a_backend_cannot_take_an_installed_ones_vendor(run: Callable, package: Callable) -> None:
     folder = package(None, "schema_version: 1\nbackend: acme\nvendor: nvidia\ntorch_device: npu\nopen_ended: true\n")
     ran = run("validate", str(folder))
