@@ -26,7 +26,7 @@ def test_json_form_key_by_key_and_both_sides_agree(run: Callable, text: Path) ->
     assert ran.status == 0
     assert list(data) == [
         "agrees", "file", "bytes", "truncated", "device", "dtype", "fault", "losses", "text", "tokens_per_s",
-        "differences", "fp8", "decisions", "elsewhere", "stats",
+        "differences", "fp8", "prefer", "left_out", "decisions", "elsewhere", "stats",
     ]  # fmt: skip
     assert data["agrees"] is True
     assert (data["file"], data["bytes"], data["truncated"]) == (str(text), 116, False)

@@ -43,9 +43,10 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """What a kernel takes, in this order: by rows ``given`` and ``written``, as wholes ``whole`` and ``summed``, scalars.
+    """What a kernel takes, in this order; behind the scalars comes the number of rows.
 
-    Behind them comes the number of rows. ``summed`` is read and written by every part.
+    Of ``given`` and ``written`` each part of a launch gets its rows; of ``whole`` and ``summed``, which every part
+    reads and writes, all.
     """
 
     given: Sequence[Bytes] = ()
@@ -88,7 +89,7 @@ def launch(
         buffers.read([*written, *arguments.summed])
 
 
-def _run(program: Program, kernel: str, arguments: Sequence[object], items: int, group: int) -> None:
+def _run(program: Program, kernel: str, arguments: Sequence[cl.Buffer | Scalar], items: int, group: int) -> None:
     now = queue()
     local = min(group, now.device.max_work_group_size)
     with _LAUNCHING:
