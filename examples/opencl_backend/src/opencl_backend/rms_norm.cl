@@ -89,7 +89,15 @@ kernel void rms_norm_backward(global const STORED(X) *grad_y, global const STORE
         rest += g * (LOAD(X, first + i, x) * scale);
     }
     float mean = (sum + rest) / columns;
-    for (i = 0; i < columns; i++) {
+    for (i = 0; i + 8 <= columns; i += 8) {
+        float8 g = LOAD8(X, first + i, grad_y) * (LOAD8(W, i, weight) + weight_offset);
+        float8 found = scale * (g - LOAD8(X, first + i, x) * scale * mean);
+#ifdef SUMMED
+        found += LOAD8(X, first + i, grad_summed);
+#endif
+        STORE8(X, found, first + i, grad_x);
+    }
+    for (; i < columns; i++) {
         float g = LOAD(X, first + i, grad_y) * (LOAD(W, i, weight) + weight_offset);
         float found = scale * (g - LOAD(X, first + i, x) * scale * mean);
 #ifdef SUMMED
