@@ -18,7 +18,9 @@ OPENCL_STAMP := $(if $(OPENCL_EXAMPLE),$(VENV)/.installed-opencl-example)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup test demo lint format generate generate-check modes clean
+# What `make outside` makes and tests; its name is nobody's.
+OUTSIDER := outsider_for_make
+.PHONY: help setup test outside demo lint format generate generate-check modes clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r target text; do \
@@ -30,6 +32,18 @@ setup: $(STAMP) $(OPENCL_STAMP) ## create .venv and install portakernel with its
 
 test: setup ## run the tests: make test PYTEST_ARGS="-k rms_norm"
 	@$(VENV_PYTHON) -m pytest $(PYTEST_ARGS)
+
+# An environment of its own over .venv, so that neither this repository nor .venv is touched.
+outside: setup ## make a plugin and a backend in an empty folder elsewhere, install them and run their tests
+	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && ours="$(CURDIR)/$(VENV_PYTHON)" && cd "$$folder" && \
+	"$$ours" -m venv --without-pip environment && theirs="$$folder/environment/bin/python" && \
+	"$$ours" -c 'import site; print("import site;", *(f"site.addsitedir({path!r});" for path in site.getsitepackages()))' \
+		> "$$("$$theirs" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/ours.pth" && \
+	for kind in plugin backend; do \
+		"$$theirs" -m portakernel new $$kind $(OUTSIDER)_$$kind && cd $(OUTSIDER)_$$kind && \
+		"$$ours" -m pip --python "$$theirs" install -qq --disable-pip-version-check --no-build-isolation --no-deps --no-index -e . && \
+		"$$theirs" -m portakernel validate . --imports && "$$theirs" -m pytest -q && cd .. || exit 1; \
+	done
 
 demo: setup ## show what portakernel does on this machine
 	@$(VENV)/bin/portakernel demo

@@ -13,11 +13,12 @@ if TYPE_CHECKING:
 
     __version__: str
     from portakernel.api import bind, explain, load_policy, plugins, policy, set_policy, stats, targets, use, warmup
+    from portakernel.plugin_api import PLUGIN_API
     from portakernel.warmth import Call
 
 __all__ = [
-    "Call", "bind", "errors", "explain", "load_policy", "ops", "plugins", "policy", "set_policy", "stats", "targets",
-    "use", "warmup",
+    "PLUGIN_API", "Call", "bind", "errors", "explain", "load_policy", "ops", "plugins", "policy", "set_policy", "stats",
+    "targets", "use", "warmup",
 ]  # fmt: skip
 
 
@@ -28,6 +29,10 @@ def __getattr__(name: str) -> Any:
         return version("portakernel")
     if name in ("errors", "ops"):
         return importlib.import_module(f"portakernel.{name}")
+    if name == "PLUGIN_API":
+        from portakernel.plugin_api import PLUGIN_API
+
+        return PLUGIN_API
     if name in __all__:
         return getattr(importlib.import_module("portakernel.api"), name)
     raise AttributeError(f"module 'portakernel' has no attribute {name!r}")

@@ -84,6 +84,10 @@ class ManifestError(PortakernelError, ValueError):
         super().__init__("\n".join(self.problems))
 
 
+class PluginApiError(ManifestError):
+    """A manifest of a package that is written for a plugin API which this portakernel does not run."""
+
+
 class PluginError(PortakernelError):
     """A plugin or backend that cannot be used; blames its name, distribution and version."""
 

@@ -122,6 +122,16 @@ def plugin_kernels(
     return _KernelBuilder(package, loaded, spaces, "kernels").build(loaded.manifest.kernels)
 
 
+def judged_kernels(
+    package: Package, loaded: Loaded[PluginManifest], spaces: Mapping[str, ArchSpace]
+) -> tuple[tuple[Kernel | None, ...], tuple[str, ...]]:
+    """The kernels of a manifest, None for those with which something is wrong, and every problem found."""
+    builder = _KernelBuilder(package, loaded, spaces, "kernels")
+    kernels = builder.judge(loaded.manifest.kernels)
+    sound = (None if i in builder.faulty else kernel for i, kernel in enumerate(kernels))
+    return tuple(sound), tuple(dict.fromkeys(builder.problems))
+
+
 def listed_kernels(
     package: Package, loaded: Loaded[PluginManifest], spaces: Mapping[str, ArchSpace], entries: Sequence[KernelEntry]
 ) -> tuple[Kernel, ...]:
@@ -137,9 +147,21 @@ class _KernelBuilder:
     ) -> None:
         self.package, self.loaded, self.spaces, self.base = package, loaded, spaces, base
         self.problems: list[str] = []
+        self.faulty: set[int] = set()
+        self._now = -1  # the entry that is being judged
 
     def build(self, entries: Sequence[KernelEntry]) -> tuple[Kernel, ...]:
-        kernels = [self.kernel(entry, (self.base, i)) for i, entry in enumerate(entries)]
+        kernels = self.judge(entries)
+        if self.problems:
+            # what is wrong under `defaults` is wrong for each kernel
+            raise ManifestError(self.loaded.document.path, list(dict.fromkeys(self.problems)))
+        return tuple(kernel for kernel in kernels if kernel is not None)
+
+    def judge(self, entries: Sequence[KernelEntry]) -> list[Kernel | None]:
+        kernels: list[Kernel | None] = []
+        for self._now, entry in enumerate(entries):
+            kernels.append(self.kernel(entry, (self.base, self._now)))
+        self._now = -1
         names: dict[str, int] = {}
         for i, kernel in enumerate(kernels):
             if kernel is not None and names.setdefault(kernel.name, i) != i:
@@ -152,13 +174,11 @@ class _KernelBuilder:
             self.check_entry(self.loaded.manifest.offline, ("offline",))
         if self.loaded.manifest.units is not None:
             self.check_entry(self.loaded.manifest.units, ("units",))
-        if self.problems:
-            # what is wrong under `defaults` is wrong for each kernel
-            raise ManifestError(self.loaded.document.path, list(dict.fromkeys(self.problems)))
-        return tuple(kernel for kernel in kernels if kernel is not None)
+        return kernels
 
     def problem(self, path: KeyPath, text: str) -> None:
         self.problems.append(self.loaded.problem(path, text))
+        self.faulty.add(self._now)
 
     def check_entry(self, entry: str, path: KeyPath) -> None:
         module = entry.partition(":")[0]

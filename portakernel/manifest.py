@@ -59,6 +59,10 @@ FormatName = Annotated[str, _known("scale format", SCALE_FORMATS)]
 HookName = Annotated[str, _known("hook", HOOKS)]
 Specifier = Annotated[str, AfterValidator(_specifier)]
 Pattern = Annotated[str, AfterValidator(_pattern)]
+# Checked before the rest of a manifest, which another version may write otherwise (manifest_file.load_manifest).
+PluginApi = Annotated[
+    int, Field(ge=1, description="the plugin API that the package is written for; version 1 when left out")
+]
 
 
 class _Model(BaseModel):
@@ -225,6 +229,7 @@ class PluginManifest(_Model):
     """``plugin.yaml``."""
 
     schema_version: Annotated[int, Field(ge=1)]
+    plugin_api: PluginApi = 1
     plugin: Name
     summary: str = ""
     hooks: list[HookName] = Field(default_factory=list)
@@ -281,6 +286,7 @@ class BackendManifest(_Model):
     """``backend.yaml``."""
 
     schema_version: Annotated[int, Field(ge=1)]
+    plugin_api: PluginApi = 1
     backend: Name
     vendor: Name
     summary: str = ""

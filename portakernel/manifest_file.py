@@ -12,8 +12,9 @@ from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from portakernel.errors import ManifestError, ManifestWarning, nearest
+from portakernel.errors import ManifestError, ManifestWarning, PluginApiError, nearest
 from portakernel.manifest import SCHEMA_VERSION
+from portakernel.plugin_api import fits, misfit
 from portakernel.yaml_file import Document, KeyPath, read_yaml
 
 M = TypeVar("M", bound=BaseModel)
@@ -45,6 +46,7 @@ def load_manifest(model: type[M], path: Path, *, strict: bool, shown_as: str | N
     warned about and left out.
 
     Raises:
+        PluginApiError: it is written for another plugin API, so that nothing else in it can be judged.
         ManifestError: the file cannot be accepted; holds every problem found.
     """
     document = read_yaml(path, shown_as=shown_as)
@@ -56,6 +58,9 @@ def load_manifest(model: type[M], path: Path, *, strict: bool, shown_as: str | N
     for key in _keys_that_are_no_text(data):
         text = f"the key {key[-1]!r} is not text for YAML; quote it"
         raise ManifestError(document.path, [f"{document.path}:{document.line(tuple(map(str, key)))}: {text}"])
+    api = data.get("plugin_api")
+    if isinstance(api, int) and not isinstance(api, bool) and api >= 1 and not fits(api):
+        raise PluginApiError(document.path, [problem(document, ("plugin_api",), misfit(api))])
     version = data.get("schema_version")
     newer = isinstance(version, int) and not isinstance(version, bool) and version > SCHEMA_VERSION
     if newer and strict:

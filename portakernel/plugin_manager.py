@@ -8,6 +8,7 @@ import importlib.metadata
 import inspect
 import logging
 import sys
+import time
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,13 +19,15 @@ from typing import Any
 import pluggy
 
 from portakernel import hookspecs
-from portakernel.errors import ManifestError, PluginError, nearest
+from portakernel.errors import ManifestError, PluginApiError, PluginError, nearest
 from portakernel.locks import make_lock
 from portakernel.manifest import BackendManifest, PluginManifest
 from portakernel.manifest_file import Loaded, load_manifest
 
 GROUP = "portakernel"
 FIRST_PARTY = "portakernel"
+# How long a hook may take, the import of its module included, before `portakernel doctor` speaks of it.
+SLOW_HOOK_S = 5.0
 _log = logging.getLogger("portakernel")
 
 
@@ -55,6 +58,15 @@ class Broken:
     stage: str
     reason: str
     traceback: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """A hook that took longer than hooks may: everybody waits for it who asks what is there."""
+
+    package: Package
+    hook: str
+    seconds: float
 
 
 def installed_packages() -> tuple[Package, ...]:
@@ -113,6 +125,7 @@ class PluginManager:
         self.plugins: dict[str, tuple[Package, Loaded[PluginManifest]]] = {}
         self.backends: dict[str, tuple[Package, Loaded[BackendManifest]]] = {}
         self.broken: list[Broken] = []
+        self.slow: list[Slow] = []
         self._lock = make_lock()
         self._modules: dict[str, ModuleType | None] = {}
         self._pluggy = pluggy.PluginManager(hookspecs.PROJECT)
@@ -158,7 +171,8 @@ class PluginManager:
                 self.backends[package.name] = package, backend
         except (ManifestError, OSError) as error:
             self.plugins.pop(package.name, None)
-            self._break(package, "manifest", str(error), error)
+            stage = "api_version" if isinstance(error, PluginApiError) else "manifest"
+            self._break(package, stage, str(error), error)
 
     def _check_name(self, package: Package, loaded: Loaded[Any], key: str, name: str) -> None:
         if name != package.name:
@@ -195,6 +209,7 @@ class PluginManager:
             if not owned or package.name in self.disabled or hook not in self._hooks(package):
                 continue
             entry = self.plugins.get(package.name) or self.backends[package.name]
+            start = time.perf_counter()
             module = self._module(package) if entry[0] is package else None
             if module is None:
                 continue
@@ -204,6 +219,8 @@ class PluginManager:
                 results.append((package, answers[0] if answers else None))  # pluggy leaves a None away
             except (Exception, SystemExit) as error:  # noqa: BLE001 - the plugin border: the reason is kept
                 self.report_broken(package, "hook", f"{hook} raised {type(error).__name__}: {error}", error)
+            if (seconds := time.perf_counter() - start) > SLOW_HOOK_S:
+                self.slow.append(Slow(package, hook, seconds))
         return results
 
     def _module(self, package: Package) -> ModuleType | None:

@@ -35,6 +35,10 @@ class Filter:
             return kernel.name in self.kernels or kernel.plugin in self.plugins
         return self.reference or not kernel.is_reference
 
+    def names(self, kernel: Kernel) -> bool:
+        """Whether somebody asked for the kernel, as is needed of those of attached devices."""
+        return kernel.name in self.kernels or kernel.plugin in self.plugins
+
 
 @dataclass(slots=True)
 class Contender:
@@ -79,7 +83,7 @@ def build_waiting(dispatcher: Dispatcher, operands: Operands, phases: Sequence[P
 def forward_field(dispatcher: Dispatcher, operands: Operands, admitted: Filter) -> Field:
     """The kernels for forward without a gradient."""
     decision = dispatcher.decide(operands.request(Phase.INFERENCE))
-    eligible = [c.kernel for c in decision.candidates if _serves(c) and admitted.admits(c.kernel)]
+    eligible = [c.kernel for c in decision.candidates if _serves(c, admitted) and admitted.admits(c.kernel)]
     contenders = tuple(_contender(dispatcher, operands, kernel, Phase.INFERENCE) for kernel in eligible)
     return Field(decision.chosen.name if decision.chosen else None, contenders, _rejections(decision, admitted))
 
@@ -99,9 +103,9 @@ def backward_field(dispatcher: Dispatcher, operands: Operands, admitted: Filter)
             continue
         if kernel.saves == "autograd":
             decision = training
-        elif kernel.saves == "own" and _serves(training.candidate(kernel.name)):
+        elif kernel.saves == "own" and _serves(training.candidate(kernel.name), admitted):
             decision = dispatcher.decide(operands.request(Phase.BACKWARD, saved_by=kernel.name))
-        if _serves(decision.candidate(kernel.name)):
+        if _serves(decision.candidate(kernel.name), admitted):
             rejected.pop(kernel.name, None)
             contenders.append(_gradient_contender(dispatcher, operands, kernel))
         elif _is_for_here(decision.candidate(kernel.name)):
@@ -136,8 +140,11 @@ def _backward_choice(dispatcher: Dispatcher, operands: Operands, training: Decis
     return shared.chosen.name if shared.chosen else None
 
 
-def _serves(candidate: Candidate) -> bool:
-    return candidate.status in ("chosen", "eligible")
+def _serves(candidate: Candidate, admitted: Filter) -> bool:
+    """Whether the kernel could be used; one of an attached device where it is named, as a policy would."""
+    codes = {rejection.code for rejection in candidate.rejections}
+    attached = codes == {ReasonCode.ATTACHED_TARGET} and admitted.names(candidate.kernel)
+    return candidate.status in ("chosen", "eligible") or attached
 
 
 def _is_for_here(candidate: Candidate) -> bool:
@@ -150,7 +157,7 @@ def _rejections(decision: Decision, admitted: Filter) -> dict[str, tuple[Rejecti
     return {
         candidate.kernel.name: candidate.rejections
         for candidate in decision.candidates
-        if not _serves(candidate) and admitted.admits(candidate.kernel) and _is_for_here(candidate)
+        if not _serves(candidate, admitted) and admitted.admits(candidate.kernel) and _is_for_here(candidate)
     }
 
 

@@ -7,6 +7,7 @@ answer from manifests alone load neither torch nor rich.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import inspect
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from portakernel.cli.output import json_error, printable
+from portakernel.cli.output import answers_alone, json_error, printable
 from portakernel.errors import PortakernelError
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ COMMANDS: Mapping[str, str] = {
     "matrix": "matrix",
     "doctor": "doctor",
     "explain": "explain",
+    "new": "new",
     "validate": "validate",
     "check": "check",
     "lint": "lint",
@@ -118,8 +120,11 @@ def _run(arguments: Sequence[str]) -> int:
     arguments = arguments or ["--help"]
     # one command is made ready in a third of the time of all
     app = make_app([named]) if named is not None and named in COMMANDS else make_app(manager=_manager())
+    # a program reads the answer: what plugins print is none of it
+    alone = answers_alone() if "--json" in arguments and named in COMMANDS else contextlib.nullcontext()
     try:
-        status = typer.main.get_command(app).main(arguments, prog_name="portakernel", standalone_mode=False)
+        with alone:
+            status = typer.main.get_command(app).main(arguments, prog_name="portakernel", standalone_mode=False)
     except Exception as error:
         # click's usage errors, told by their method: their class lives elsewhere in each version of typer
         message: Callable[[], str] | None = getattr(error, "format_message", None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -42,6 +44,10 @@ def command(
             "--precision", metavar="float32|fp8", help="fp8: the trained model's linear layers once more in FP8."
         ),
     ] = "float32",
+    prefer: Annotated[
+        list[str] | None,
+        typer.Option("--prefer", metavar="NAME", help="First this kernel, or this plugin's, where it can; repeatable."),
+    ] = None,
     fault: Annotated[
         str | None,
         typer.Option("--fault", metavar="OP", help="Get one element of this op's result wrong, to see it found."),
@@ -52,13 +58,14 @@ def command(
 
     A byte-level decoder in the shape of Llama learns from the text for some steps and writes on. Exits with 0 when
     portakernel and plain torch agree as closely as float32 rounding lets them, 1 when they do not. Then what would run
-    on an H200 and an MI300X, which need not be here.
+    on an H200 and an MI300X, which need not be here. With --prefer, also where that could not serve, and why.
 
     For example:
 
         portakernel demo
         portakernel demo --precision fp8
         portakernel demo notes.txt --device cpu --json
+        portakernel demo --prefer opencl
         portakernel demo --fault rms_norm
     """
     from portakernel.cli.decoder_ops import NAMES
@@ -74,14 +81,32 @@ def command(
 
     where = _device(device)
     name = where.torch_device or "cpu"
-    ours, twin = demo_run.run(text.data, name, fault)
-    quantised = demo_run.quantise(text.data, name, ours) if precision == "fp8" else None
-    found = report(text, where, fault, ours, twin, quantised)
+    with _preferring(tuple(prefer or ())):
+        ours, twin = demo_run.run(text.data, name, fault)
+        quantised = demo_run.quantise(text.data, name, ours) if precision == "fp8" else None
+    found = report(text, where, fault, ours, twin, quantised, tuple(prefer or ()))
     if json:
         print_json(found.to_json())
     else:
         found.print(page())
     raise typer.Exit(0 if found.agrees else 1)
+
+
+@contextlib.contextmanager
+def _preferring(names: tuple[str, ...]) -> Iterator[None]:
+    """The process prefers these: gradients may be computed in threads of torch's, which no context reaches."""
+    from portakernel.policies import make_layer
+    from portakernel.runtime import dispatcher
+
+    now = dispatcher()
+    if not names:
+        yield
+        return
+    now.set_process_layer(make_layer("command line", (), names))
+    try:
+        yield
+    finally:
+        now.set_process_layer(None)
 
 
 def read_text(path: Path | None) -> Text:

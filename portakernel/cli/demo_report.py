@@ -35,6 +35,7 @@ class Report:
     decisions: tuple[Decision, ...]
     elsewhere: tuple[tuple[str, Decision], ...]
     stats: tuple[Served, ...]
+    prefer: tuple[str, ...] = ()
 
     @property
     def agrees(self) -> bool:
@@ -69,6 +70,11 @@ class Report:
             else {
                 "loss": quantised.loss, "float32_loss": quantised.exact_loss, "same_choice": quantised.same_choice
             },
+            "prefer": list(self.prefer),
+            "left_out": [
+                {"op": decision.request.op, "phase": str(decision.request.phase), "reasons": reasons}
+                for decision, reasons in self.left_out()
+            ],
             "decisions": [decision.to_json() for decision in self.decisions],
             "elsewhere": [decision.to_json() for _, decision in self.elsewhere],
             "stats": [
@@ -84,12 +90,20 @@ class Report:
             ],
         }  # fmt: skip
 
+    def left_out(self) -> Iterator[tuple[Decision, list[str]]]:
+        """The decisions that did not go to what was preferred, and why."""
+        for decision in self.decisions if self.prefer else ():
+            chosen = decision.chosen
+            if chosen is None or not {chosen.name, chosen.plugin} & set(self.prefer):
+                yield decision, list(_reasons(decision, self.prefer))
+
     def print(self, out: Page) -> None:
         """Prints the report for people."""
         size = f"the first {len(self.text.data)} bytes" if self.text.more else f"{len(self.text.data)} bytes"
         out.line(f"A byte-level decoder in the shape of Llama over {self.text.path}: {size}, float32", "strong")
         out.line(f"on {self.device.name} ({self.device.target}, torch device {self.device.torch_device})")
         self._print_calls(out)
+        self._print_left_out(out)
         self._print_training(out)
         self._print_differences(out)
         if self.quantised is not None:
@@ -116,6 +130,14 @@ class Report:
             count = calls.get((request.op, str(request.phase), chosen.name if chosen else ""), 0)
             rows.append(_row(decision, (str(request.phase), f"{count} calls")))
         out.table(rows, indent=2)
+
+    def _print_left_out(self, out: Page) -> None:
+        if self.prefer:
+            rows = [(d.request.op, str(d.request.phase), _name(d), "; ".join(why)) for d, why in self.left_out()]
+            names = " and ".join(self.prefer)
+            out.heading(f"Where {names} could not serve, and why" if rows else f"{names} served all of it")
+            if rows:
+                out.table(rows, indent=2)
 
     def _print_training(self, out: Page) -> None:
         out.heading("Training and writing on")
@@ -153,14 +175,20 @@ class Report:
 
 
 def report(
-    text: Text, device: Device, fault: str | None, ours: Outcome, twin: Outcome, quantised: Quantised | None
+    text: Text,
+    device: Device,
+    fault: str | None,
+    ours: Outcome,
+    twin: Outcome,
+    quantised: Quantised | None,
+    prefer: tuple[str, ...] = (),
 ) -> Report:
     """What there is to say of both runs."""
     positions = decoder.BATCH * min(decoder.CONTEXT, len(text.data) - 1)
     found = tuple(differences(ours, twin, positions))
     low = () if quantised is None else ("quantize_fp8", "scaled_mm")
     return Report(
-        text, device, fault, ours, twin, found, quantised, tuple(_decisions()), tuple(_elsewhere(low)), stats()
+        text, device, fault, ours, twin, found, quantised, tuple(_decisions()), tuple(_elsewhere(low)), stats(), prefer
     )  # fmt: skip
 
 
@@ -183,6 +211,17 @@ def _elsewhere(low_precision: tuple[str, ...]) -> Iterator[tuple[str, Decision]]
         for op in (*NAMES, *low_precision):
             dtype = "float8_e4m3fn" if op == "scaled_mm" else "bfloat16"
             yield place, explain(op, target=target, dtype=dtype)
+
+
+def _reasons(decision: Decision, names: tuple[str, ...]) -> Iterator[str]:
+    """Why the kernels and plugins of these names did not serve, each in a sentence."""
+    for name in names:
+        of_name = [c for c in decision.candidates if name in (c.kernel.name, c.kernel.plugin)]
+        if not of_name:
+            yield f"{name} has no kernel for {decision.request.op}"
+        for candidate in of_name:
+            for rejection in candidate.rejections:
+                yield f"{candidate.kernel.name}: {rejection.code}: {rejection.text}"
 
 
 def _row(decision: Decision, more: tuple[str, ...]) -> tuple[str | Cell, ...]:

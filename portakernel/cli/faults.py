@@ -12,6 +12,7 @@ from portakernel.plugin_manager import Broken
 REMEDIES: Mapping[str, str] = {
     "discovery": "reinstall {distribution}, or uninstall it",
     "name": "uninstall one of the distributions, or ask the maintainers of {distribution} to rename",
+    "api_version": "install versions of {distribution} and portakernel that go together",
     "manifest": "run `portakernel validate`; upgrade {distribution}, or correct the manifest if it is yours",
     "kernels": "run `portakernel validate`; upgrade {distribution}, or correct the manifest if it is yours",
     "import": "upgrade {distribution}, or install what its import lacks; --verbose shows the traceback",

@@ -120,6 +120,14 @@ def variables(diagnosis: Diagnosis) -> Iterator[Finding]:
         yield Finding("attention", sentence, "correct its name, or unset it")
 
 
+def slow(diagnosis: Diagnosis) -> Iterator[Finding]:
+    """The hooks for which everybody waits who asks what is there."""
+    for found in diagnosis.dispatcher.registry.manager.slow:
+        what = f"{found.package}: {found.hook} took {found.seconds:.1f} s, for which every process waits"
+        action = f"upgrade {found.package.distribution}, or do without: PORTAKERNEL_DISABLE={found.package.name}"
+        yield Finding("attention", what, action)
+
+
 def broken(diagnosis: Diagnosis) -> Iterator[Finding]:
     """What failed, where, and how to go on."""
     for fault in diagnosis.broken:
@@ -135,6 +143,7 @@ EXAMINATIONS: tuple[Callable[[Diagnosis], Iterator[Finding]], ...] = (
     plugins,
     missing,
     variables,
+    slow,
     broken,
 )
 

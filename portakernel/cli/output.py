@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal, TextIO
 
 Style = Literal["", "good", "bad", "doubt", "faint", "strong"]
 _COLOURS = {"good": "green", "bad": "red", "doubt": "yellow", "faint": "dim", "strong": "bold"}
 _LONGEST_NAME = 24
+# Where a command's JSON goes; None means standard output.
+_ANSWERS: ContextVar[TextIO | None] = ContextVar("portakernel_answers", default=None)
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and line feed
 
 
@@ -129,7 +133,18 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 def print_json(data: Any) -> None:
     """Prints ``data`` as JSON. A number that JSON does not have (NaN, an infinity) becomes null."""
-    print(json.dumps(_finite(data), indent=2))
+    print(json.dumps(_finite(data), indent=2), file=_ANSWERS.get())
+
+
+@contextlib.contextmanager
+def answers_alone() -> Iterator[None]:
+    """Keeps standard output for what ``print_json`` prints; what plugins print meanwhile goes to standard error."""
+    token = _ANSWERS.set(sys.stdout)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _ANSWERS.reset(token)
 
 
 def json_error(kind: str, message: str) -> str:

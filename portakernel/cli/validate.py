@@ -15,18 +15,24 @@ def command(
         list[Path] | None,
         typer.Argument(
             metavar="[PATH]...",
-            help="A plugin.yaml, a backend.yaml, their folder, or a policy.yaml [default: all that is in force].",
+            help="A plugin.yaml, a backend.yaml, their folder, the folder of their pyproject.toml, or a policy.yaml"
+            " [default: all that is in force].",
         ),
     ] = None,
+    imports: Annotated[
+        bool, typer.Option("--imports", help="Import every entry too, in a process of its own.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Check manifests and policy files strictly, and say all that is wrong: file, line, key, found, accepted.
 
-    Nothing of a plugin is imported for its manifest. Exits with 0 when all is well, 1 when there is a problem.
+    Nothing of a plugin is imported for its manifest, unless --imports asks for it. Exits with 0 when all is well, 1
+    when there is a problem.
 
     For example:
 
         portakernel validate
+        portakernel validate .
         portakernel validate src/acme_kernels/plugin.yaml
         portakernel validate src/acme_kernels --json
         portakernel validate /etc/portakernel/policy.yaml
@@ -34,17 +40,20 @@ def command(
     from portakernel.cli.output import page, print_json
     from portakernel.cli.policy_validation import is_policy, policy_in_force, problems_of_policies
     from portakernel.cli.problems import Problem
-    from portakernel.cli.validation import installed_subjects, problems_of, subjects_at
+    from portakernel.cli.validation import Subject, installed_subjects, problems_of, subjects_at
 
     if paths:
-        elsewhere = list[Problem]()
+        elsewhere, named = list[Problem](), list[Subject]()
         policies = [path for path in paths if is_policy(path)]
         others = [path for path in paths if path not in policies]
-        subjects = list(dict.fromkeys(subject for path in others for subject in subjects_at(path)))
+        for path in others:
+            at_path, of_project = subjects_at(path)
+            named, elsewhere = [*named, *at_path], [*elsewhere, *of_project]
+        subjects = list(dict.fromkeys(named))
     else:
         policies = policy_in_force()
         subjects, elsewhere = installed_subjects()
-    manifests, of_policies = problems_of(subjects), problems_of_policies(policies)
+    manifests, of_policies = problems_of(subjects, imports=imports), problems_of_policies(policies)
     found = [*manifests.values(), *of_policies.values()]
     problems = [*elsewhere, *(problem for several in found for problem in several)]
     if json:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from portakernel.arch import ArchSpace
+from portakernel.cli.claims import claim_problems
+from portakernel.cli.entries import misfit, missing, source_problems
+from portakernel.cli.imports import import_problems
 from portakernel.cli.problems import Problem, problems_in
+from portakernel.cli.projects import FILE, Project, read_project
+from portakernel.contracts import contracts
 from portakernel.errors import ArgumentValueError, ManifestError, nearest
-from portakernel.kernel import plugin_kernels
+from portakernel.kernel import judged_kernels
 from portakernel.manifest import BackendManifest, Claim, PluginManifest
 from portakernel.manifest_file import Loaded, load_manifest, load_what_is_known
 from portakernel.plugin_manager import Package, installed_packages
@@ -54,31 +58,58 @@ def installed_subjects() -> tuple[list[Subject], list[Problem]]:
     return subjects, problems
 
 
-def subjects_at(path: Path) -> list[Subject]:
-    """The manifests that ``path`` names: a file, or a package's folder.
+def subjects_at(path: Path) -> tuple[list[Subject], list[Problem]]:
+    """The manifests that ``path`` names: a file, a package's folder, or that of its ``pyproject.toml``.
+
+    Also what is wrong with how the project registers them.
 
     Raises:
-        ArgumentValueError: there is no such file or folder, or the folder holds no manifest.
+        ArgumentValueError: there is no such file or folder, or the folder holds no manifest and no project.
     """
     if path.is_dir():
         files = _in_folder(path)
+        if not files and (path / FILE).is_file():
+            return _registered(path, read_project(path))
         if not files:
-            raise ArgumentValueError(f"{path} holds neither plugin.yaml nor backend.yaml; name the folder that does")
+            raise ArgumentValueError(
+                f"{path} holds neither plugin.yaml, backend.yaml nor {FILE}; name a folder that does"
+            )
     elif path.exists():
         files = [path]
     else:
-        what = "name a plugin.yaml, a backend.yaml, their folder, or a policy.yaml"
+        what = "name a plugin.yaml, a backend.yaml, their folder, their project's, or a policy.yaml"
         raise ArgumentValueError(f"{path}: no such file or folder; {what}")
     folder = files[0].parent.resolve()
     package = next((p for p in installed_packages() if p.folder is not None and p.folder.resolve() == folder), None)
-    return [
+    subjects = [
         Subject(file, MANIFESTS.get(file.name) or _kind(file), package or _guessed_package(file), package is not None)
         for file in files
     ]
+    return subjects, []
 
 
-def problems_of(subjects: Sequence[Subject]) -> dict[Subject, list[Problem]]:
-    """Each subject's problems. Vendors are those of the installed backends and of the backends among the subjects."""
+def _registered(path: Path, project: Project) -> tuple[list[Subject], list[Problem]]:
+    """The manifests of a project that may not be installed, and what is wrong with its names."""
+    subjects, problems = list[Subject](), list(project.problems)
+    for package in project.packages:
+        place = (str(path / FILE), None, f"project.entry-points.portakernel.{package.name}")
+        folder = package.folder.resolve() if package.folder is not None else None
+        for other in installed_packages():
+            if other.name == package.name and (other.folder is None or other.folder.resolve() != folder):
+                text = f"the name {package.name!r} is taken by {other}; choose another, in the manifests too"
+                problems.append(Problem(*place, text))
+        files = _in_folder(package.folder) if package.folder is not None else []
+        if not files:
+            problems.append(Problem(*place, f"{package.folder} holds neither plugin.yaml nor backend.yaml; add one"))
+        subjects += [Subject(file, MANIFESTS[file.name], package, True) for file in files]
+    return subjects, problems
+
+
+def problems_of(subjects: Sequence[Subject], *, imports: bool = False) -> dict[Subject, list[Problem]]:
+    """Each subject's problems; with ``imports`` those of importing its entries too.
+
+    Vendors are those of the installed backends and of the backends among the subjects.
+    """
     problems: dict[Subject, list[Problem]] = {subject: [] for subject in subjects}
     spaces: dict[str, ArchSpace] = {}
     owners: dict[str, Package] = {}
@@ -92,7 +123,7 @@ def problems_of(subjects: Sequence[Subject]) -> dict[Subject, list[Problem]]:
             problems[subject] = found
     for subject in subjects:
         if subject.kind == "plugin":
-            problems[subject] = _plugin(subject, spaces)
+            problems[subject] = _plugin(subject, spaces, imports=imports)
     return problems
 
 
@@ -123,6 +154,8 @@ def _backend(subject: Subject, spaces: dict[str, ArchSpace], owners: dict[str, P
     try:
         loaded = load_manifest(BackendManifest, subject.file, strict=True)
     except ManifestError as error:
+        for vendor in _vendor_meant(subject.file) - spaces.keys():  # that it is known is not what is wrong with kernels
+            spaces[vendor], owners[vendor] = ArchSpace(vendor, (), {}, open_ended=True), subject.package
         return problems_in(subject.file, error.problems)
     found = _misnamed(subject, loaded, "backend", loaded.manifest.backend)
     vendor = loaded.manifest.vendor
@@ -134,7 +167,17 @@ def _backend(subject: Subject, spaces: dict[str, ArchSpace], owners: dict[str, P
     return problems_in(subject.file, found)
 
 
-def _plugin(subject: Subject, spaces: Mapping[str, ArchSpace]) -> list[Problem]:
+def _vendor_meant(file: Path) -> set[str]:
+    """The vendor of a ``backend.yaml`` that cannot be accepted, where it can be read at all."""
+    try:
+        data = read_yaml(file).data
+    except ManifestError:
+        return set()
+    vendor = data.get("vendor") if isinstance(data, dict) else None
+    return {vendor} if isinstance(vendor, str) else set()
+
+
+def _plugin(subject: Subject, spaces: Mapping[str, ArchSpace], *, imports: bool) -> list[Problem]:
     """The problems of a ``plugin.yaml``."""
     found: list[str] = []
     try:
@@ -153,14 +196,19 @@ def _plugin(subject: Subject, spaces: Mapping[str, ArchSpace]) -> list[Problem]:
             if vendor not in spaces:
                 text = f"unknown vendor {vendor!r}; {nearest(vendor, spaces)}"
                 found.append(loaded.problem((*path, "targets", vendor), text))
-    try:
-        plugin_kernels(subject.package, loaded, spaces)
-    except ManifestError as error:
-        found += error.problems
-    for path, entry in _entries(loaded.manifest):
-        if text := _missing(subject.package, entry):
-            found.append(loaded.problem(path, text))
-    return problems_in(subject.file, list(dict.fromkeys(found)))
+    kernels, faults = judged_kernels(subject.package, loaded, spaces)
+    found += faults
+    found += [loaded.problem(path, text) for path, text in claim_problems(kernels, spaces)]
+    entries = list(_entries(loaded.manifest))
+    found += [loaded.problem(path, text) for path, entry in entries if (text := missing(subject.package, entry))]
+    for i, kernel in enumerate(kernels):
+        if kernel is not None and (text := misfit(subject.package, kernel, contracts()[kernel.op])):
+            found.append(loaded.problem(("kernels", i, "entry"), text))
+    named = list(dict.fromkeys(entry for _, entry in entries))
+    in_sources = list(source_problems(subject.package, named))
+    if imports and not in_sources:
+        in_sources += import_problems(subject.package, named)
+    return [*problems_in(subject.file, list(dict.fromkeys(found))), *in_sources]
 
 
 def _readable(subject: Subject) -> Loaded[PluginManifest] | None:
@@ -199,25 +247,7 @@ def _entries(manifest: PluginManifest) -> Iterator[tuple[KeyPath, str]]:
         yield ("kernels", i, "entry"), kernel.entry
         if kernel.backward is not None:
             yield ("kernels", i, "backward"), kernel.backward
+        if kernel.build is not None:
+            yield ("kernels", i, "build"), kernel.build
         if kernel.check is not None:
             yield ("kernels", i, "check", "entry"), kernel.check.entry
-
-
-def _missing(package: Package, entry: str) -> str:
-    """Why ``entry`` leads nowhere, as far as files tell; empty when it does not, or is not this package's."""
-    module, _, function = entry.partition(":")
-    if package.folder is None or not f"{module}.".startswith(f"{package.module}."):
-        return ""
-    parts = module.removeprefix(package.module).strip(".").split(".")
-    place = package.folder.joinpath(*filter(None, parts))
-    sources = [place.with_suffix(".py")] if any(parts) else []
-    source = next((file for file in (*sources, place / "__init__.py") if file.is_file()), None)
-    if source is None:
-        compiled = place.is_dir() or any(place.parent.glob(f"{place.name}.*"))  # a namespace, or an extension module
-        return "" if compiled else f"there is no module {module!r}"
-    text = source.read_text(encoding="utf-8", errors="replace")
-    # a name that the source never spells can only come from elsewhere
-    if re.search(rf"\b{re.escape(function)}\b", text) or "import *" in text or "__getattr__" in text:
-        return ""
-    functions: list[str] = re.findall(r"^def (\w+)", text, re.MULTILINE)
-    return f"{module} has no function {function!r}; {nearest(function, functions)}"

@@ -19,6 +19,8 @@ Aspect = Literal[
     "batch_invariance",  # equal bits for a row alone
     "purity",  # inputs, and the memory around them, as they were
     "view",  # results in memory of their own
+    "threads",  # equal bits for calls from several threads at once
+    "memory",  # nothing kept of calls whose results are dropped
     "boundary",  # just outside a claim is refused
     "coverage",  # no claim without a case
 ]

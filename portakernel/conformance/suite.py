@@ -17,6 +17,8 @@ from portakernel.conformance.forward import Forward
 from portakernel.conformance.gradients import Backward
 from portakernel.conformance.graph import Graph, capture_cuda
 from portakernel.conformance.inputs import Inputs, draw_inputs, generator, is_present
+from portakernel.conformance.repetition import THREADS as REPEATING_THREADS
+from portakernel.conformance.repetition import Repetition
 from portakernel.conformance.result import Result
 from portakernel.conformance.selection import build_case, claims_in, fewest
 from portakernel.conformance.threads import on_one_thread
@@ -44,6 +46,8 @@ CLAIM_CODES = frozenset(
 )
 # Sizes at a kernel's limits are tried up to here: a check of the kit, not a load test.
 _MAX_ELEMENTS = 1 << 22
+# Calls that are made a hundred times are of up to so many.
+_REPEATED_ELEMENTS = 1 << 14
 
 
 def most_elements(venue: Venue) -> int:
@@ -55,7 +59,8 @@ def most_elements(venue: Venue) -> int:
 class Unit:
     """What is run, counted and reported together: a case in given dtypes, gradients in given dtypes, or all claims.
 
-    ``kind`` is ``case``, ``autograd``, ``boundary``, ``coverage`` or ``unbuilt``: what a kernel is not built for.
+    ``kind`` is ``case``, ``autograd``, ``repetition``, ``boundary``, ``coverage`` or ``unbuilt``: what a kernel is not
+    built for.
     """
 
     kind: str
@@ -139,6 +144,8 @@ class Suite:
                 selected = [unit.dtypes for unit in found if unit.case is not None and _is_plain(unit.case)]
                 plain = tuple(dtypes for dtypes in plain if dtypes in selected)[:1] or plain[:1]
             found += [Unit("autograd", f"{op}[autograd, {_shown(d)}]", dtypes=d) for d in plain]
+        if self.venue.mode is None and self.kernel.build is None:
+            found.append(Unit("repetition", f"{op}[repeated calls]"))
         if self.some_only:
             found.append(Unit("unbuilt", f"{op}[other cases]"))
         return (*found, Unit("boundary", f"{op}[boundary]"), Unit("coverage", f"{op}[coverage]"))
@@ -169,6 +176,7 @@ class Suite:
             "case": self._case,
             "autograd": self._autograd,
             "coverage": self._coverage,
+            "repetition": self._repetition,
             "unbuilt": self._unbuilt,
         }
         found = outcomes[unit.kind](unit)
@@ -300,6 +308,27 @@ class Suite:
                 return
         yield Outcome("autograd", "skipped", "the kernel claims no case that training could run")
 
+    # --- repetition ------------------------------------------------------------------------------------------------
+
+    def _repetition(self, _: Unit) -> Iterator[Outcome]:
+        """The largest of the ordinary cases that are small and served, over and over."""
+
+        def size(unit: Unit) -> int:
+            return elements(self.contract, unit.case) if unit.case is not None and _is_plain(unit.case) else 0
+
+        small = (unit for unit in self._selected if 1 < size(unit) <= _REPEATED_ELEMENTS)
+        served = (unit for unit in sorted(small, key=size, reverse=True) if self.would_run(unit))
+        unit = next(served, None)
+        if unit is None or unit.case is None:
+            yield Outcome("claim", "skipped", "the kernel serves no ordinary case that is small enough to be repeated")
+            return
+        case, dtypes = unit.case, dict(unit.dtypes)
+        trials = [self._trial(case, dtypes, "thread", str(number)) for number in range(REPEATING_THREADS)]
+        repetition = Repetition(trials)
+        if "deterministic" in trials[0].properties:
+            yield attempt("threads", repetition.threads)
+        yield attempt("memory", repetition.memory)
+
     # --- coverage --------------------------------------------------------------------------------------------------
 
     def _coverage(self, _: Unit) -> Iterator[Outcome]:
@@ -319,7 +348,7 @@ class Suite:
 
     def _uncovered(self) -> list[str]:
         """Every claim that no case puts to the test."""
-        cases = [(unit, self._ran(unit)) for unit in self.units() if unit.case is not None]
+        cases = [(unit, self._ran(unit)) for unit in self._selected]
         executed = [(unit.case, unit.dtypes) for unit, ran in cases if ran.forward and unit.case is not None]
         backward = any(ran.backward for _, ran in cases)
         # of a kernel that has to be built, as few cases run as test each claim once

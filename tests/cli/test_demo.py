@@ -26,7 +26,7 @@ def test_json_form_key_by_key_and_both_sides_agree(run: Callable, text: Path) ->
     assert ran.status == 0
     assert list(data) == [
         "agrees", "file", "bytes", "truncated", "device", "dtype", "fault", "losses", "text", "tokens_per_s",
-        "differences", "fp8", "decisions", "elsewhere", "stats",
+        "differences", "fp8", "prefer", "left_out", "decisions", "elsewhere", "stats",
     ]  # fmt: skip
     assert data["agrees"] is True
     assert (data["file"], data["bytes"], data["truncated"]) == (str(text), 116, False)
@@ -153,3 +153,21 @@ def test_a_missing_or_infinite_value_is_no_agreement() -> None:
 def test_the_tolerance_grows_with_the_longest_sum() -> None:
     assert demo_run.rounding(1) == demo_run.rounding(decoder.HIDDEN) == 24 * 16 * 2.0**-24
     assert demo_run.rounding(4096) == 24 * 64 * 2.0**-24
+
+
+def test_what_is_preferred_runs_where_it_can_and_elsewhere_the_reasons_are_told(run: Callable, text: Path) -> None:
+    ran = run("demo", str(text), "--device", "cpu", "--prefer", "torch.softmax_cpu", "--json")
+    data = ran.json
+    assert (ran.status, data["prefer"]) == (0, ["torch.softmax_cpu"])
+    left_out = {row["op"]: row["reasons"] for row in data["left_out"]}
+    assert "softmax" not in left_out
+    assert left_out["rms_norm"] == ["torch.softmax_cpu has no kernel for rms_norm"]
+    out = run("demo", str(text), "--device", "cpu", "--prefer", "triton").out
+    assert "\nWhere triton could not serve, and why\n" in out
+    assert "triton.rms_norm: vendor: serves nvidia, amd, not cpu" in out
+
+
+def test_a_preference_that_nothing_has_is_bad_input(run: Callable, text: Path) -> None:
+    ran = run("demo", str(text), "--prefer", "trito")
+    assert (ran.status, ran.out) == (2, "")
+    assert "unknown kernel or plugin 'trito'; did you mean 'triton'" in ran.err

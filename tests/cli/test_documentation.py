@@ -39,6 +39,7 @@ def _section(command: str) -> str:
         "matrix",
         "doctor",
         "explain add --target cpu:x86_64",
+        "new plugin documented --directory {folder}",
         "validate",
         "check --plugin torch --op add",
         "lint --kernel torch.add --kernel torch.rms_norm_cpu --seconds 1",
@@ -52,14 +53,14 @@ def _section(command: str) -> str:
 def test_every_key_is_documented(run: Callable, tmp_path: Path, line: str) -> None:
     text = tmp_path / "text"
     text.write_text("words", encoding="utf-8")
-    command, *arguments = line.format(text=text).split()
+    command, *arguments = line.format(text=text, folder=tmp_path).split()
     section = re.sub(r"```.*?```", "", _section(command), flags=re.DOTALL)
     written = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", section))))
     assert set(_keys(run(command, *arguments, "--json").json)) - written == set()
 
 
 @pytest.mark.parametrize(
-    "command", ["list", "matrix", "doctor", "explain", "validate", "check", "lint", "compile", "bench", "demo"]
+    "command", ["list", "matrix", "doctor", "explain", "new", "validate", "check", "lint", "compile", "bench", "demo"]
 )
 def test_every_option_is_documented(run: Callable, command: str) -> None:
     options = set(re.findall(r"--[a-z]+", run(command, "--help").out)) - {"--help", "--json"}

@@ -137,6 +137,13 @@ def test_a_vendor_of_the_same_package_is_known(run: Callable, package: Callable)
     assert run("validate", str(folder / "plugin.yaml")).status == 1
 
 
+def test_a_wrong_backend_does_not_make_its_vendor_unknown(run: Callable, package: Callable) -> None:
+    folder = package(GOOD.replace("nvidia: sm_80+", "acme: any"), "schema_version: 1\nbackend: acme\nvendor: acme\n")
+    ran = run("validate", str(folder))
+    assert ran.out.splitlines()[1:] == ["2 manifests: 1 problem"]
+    assert "backend.yaml:1: required key 'torch_device' is missing" in ran.out
+
+
 def test_a_backend_cannot_take_an_installed_ones_vendor(run: Callable, package: Callable) -> None:
     folder = package(None, "schema_version: 1\nbackend: acme\nvendor: nvidia\ntorch_device: npu\nopen_ended: true\n")
     ran = run("validate", str(folder))
@@ -239,9 +246,12 @@ def test_a_nested_package_is_named_from_its_outermost_init(run: Callable, tmp_pa
     [
         (
             "nothing",
-            "{path}: no such file or folder; name a plugin.yaml, a backend.yaml, their folder, or a policy.yaml",
+            (
+                "{path}: no such file or folder; name a plugin.yaml, a backend.yaml, their folder, their project's,"
+                " or a policy.yaml"
+            ),
         ),
-        ("", "{path} holds neither plugin.yaml nor backend.yaml; name the folder that does"),
+        ("", "{path} holds neither plugin.yaml, backend.yaml nor pyproject.toml; name a folder that does"),
     ],
 )
 def test_a_path_without_a_manifest_is_bad_input(run: Callable, tmp_path: Path, name: str, message: str) -> None:

@@ -37,7 +37,9 @@ def test_the_example_in_transformers_runs(capsys: pytest.CaptureFixture[str]) ->
 def test_the_decision_is_the_one_that_explain_prints(capsys: pytest.CaptureFixture[str]) -> None:
     (command, shown) = re.findall(r"```console\n\$ portakernel (explain .*?)\n(.*?)```", README, re.DOTALL)[0]
     assert main(shlex.split(command)) == 0
-    assert capsys.readouterr().out == shown
+    # of what ships here: the OpenCL example may be installed beside it
+    lines = [line for line in capsys.readouterr().out.splitlines() if not line.endswith(" opencl.rms_norm")]
+    assert lines == shown.splitlines()
 
 
 def test_the_demo_prints_what_is_shown() -> None:

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import opencl_backend.add as implementation
+import opencl_backend.launch
 import pytest
 import torch
+from opencl_backend.launch import Arguments, Program
 from torch import Tensor
 
 import portakernel
@@ -19,6 +21,7 @@ from portakernel.errors import NoKernelError
 from portakernel.target import Device
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+OPS = ("add", "rms_norm", "add_rms_norm", "silu_and_mul", "rotary_embedding", "softmax", "quantize_fp8")
 _BITS = {4: torch.int32, 2: torch.int16}
 
 
@@ -42,9 +45,9 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     addresses: list[int] = []
     launch = implementation.launch
 
-    def recording(dtype: str, *arrays: implementation.Bytes) -> None:
-        addresses.extend(array.ctypes.data for array in arrays)
-        launch(dtype, *arrays)
+    def recording(program: Program, kernel: str, rows: int, arguments: Arguments, **how: int) -> None:
+        addresses.extend(array.ctypes.data for array in (*arguments.given, *arguments.written))
+        launch(program, kernel, rows, arguments, **how)
 
     monkeypatch.setattr(implementation, "launch", recording)
     return addresses
@@ -96,7 +99,7 @@ def test_16_bit_sums_round_to_nearest_even_and_overflow_to_infinity() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_tensors_larger_than_a_buffer_are_added_in_parts(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(implementation, "_PART_BYTES", 4096)
+    monkeypatch.setattr(opencl_backend.launch, "_PART_BYTES", 4096)
     x, y = torch.randn(10_001).to(dtype), torch.randn(10_001).to(dtype)
     wanted = x + y
     assert_same_bits(add(x, y), wanted)
@@ -199,7 +202,8 @@ def x() -> Tensor:
 def test_the_device_is_attached_to_the_cpu() -> None:
     assert {(device.torch_device, device.attached) for device in opencl_devices()} == {("cpu", True)}
     [state] = [state for state in portakernel.plugins() if state.package.name == "opencl"]
-    assert (state.kernels, state.backend, state.broken) == (("opencl.add",), True, ())
+    assert (state.backend, state.broken) == (True, ())
+    assert state.kernels == tuple(f"opencl.{op}" for op in OPS)
 
 
 def test_without_a_policy_it_is_not_chosen_and_says_why(x: Tensor) -> None:

@@ -96,13 +96,14 @@ def ready(device: Device) -> Rejection | None:
         import numpy as np
         import pyopencl as cl
 
-        from opencl_backend.add import launch
+        from opencl_backend.launch import Arguments, Program, launch
     except ImportError as error:
         return Rejection(ReasonCode.MISSING_LIBRARY, f"{error}; reinstall pyopencl and an OpenCL driver (pocl)")
     x = np.array([1.5, -2.0, 2.0**-140], dtype=np.float32)  # the last one is subnormal
     found = np.empty_like(x)
     try:
-        launch("float32", x.view(np.uint8), x.view(np.uint8), found.view(np.uint8))
+        arguments = Arguments(given=[x.view(np.uint8), x.view(np.uint8)], written=[found.view(np.uint8)])
+        launch(Program("add", ("X=f32",)), "add", x.size, arguments)
     except CannotRun as declared:
         return declared.rejection
     except cl.Error as error:

@@ -1,0 +1,1 @@
+"""A plugin that does wrong: claims dtypes that the op does not take."""
