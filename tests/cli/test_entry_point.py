@@ -29,7 +29,7 @@ def test_exit_status_is_the_commands_own_and_output_is_plain() -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["chosen"] == "triton.rms_norm"
-    serving = ("torch", "triton", "liger", "conch", "reference")
+    serving = ("torch", "triton", "hip", "liger", "conch", "reference")
     denied = [word for name in serving for word in ("--deny", name)]
     done = subprocess.run([sys.executable, "-c", PROGRAM, *ASKED, *denied], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "")
