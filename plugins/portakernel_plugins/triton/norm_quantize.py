@@ -128,7 +128,8 @@ def _forward(
             largest = tl.maximum(largest, magnitude(y))
         row_scale, reciprocal = _row_scale(tl.max(largest, axis=1), r, FORMAT)
         tl.store(scale + row, row_scale, mask=row < rows)
-    GROUPS: tl.constexpr = BLOCK_N // GROUP if GROUP > 0 else 1
+    else:
+        GROUPS: tl.constexpr = BLOCK_N // GROUP
     for i in tl.static_range(BLOCKS):
         y = parts[i].to(tl.float32) * (weights[i].to(tl.float32) + weight_offset)[None, :] * r[:, None]
         if GROUP == 0:
