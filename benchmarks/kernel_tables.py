@@ -86,9 +86,15 @@ def is_core(cell: Cell) -> bool:
     return rows is not None and any(row.core and row.name == cell["case"] for row in rows.rows)
 
 
+def newest_of(results: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The circumstances of the latest run."""
+    found: Mapping[str, Any] = max(results, key=lambda result: result["circumstances"]["date"])["circumstances"]
+    return found
+
+
 def where(results: Sequence[Mapping[str, Any]]) -> str:
     """Device, versions and dates, in a sentence."""
-    newest = max(results, key=lambda result: result["circumstances"]["date"])["circumstances"]
+    newest = newest_of(results)
     versions: dict[str, str] = {}
     for result in results:
         versions |= result["circumstances"]["versions"]
@@ -118,9 +124,8 @@ def main(
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     if plots is not None:
-        newest = max(results, key=lambda result: result["circumstances"]["date"])
         plots.mkdir(parents=True, exist_ok=True)
-        draw({"circumstances": newest["circumstances"], "cells": cells}, plots / slug)
+        draw({"circumstances": newest_of(results), "cells": cells}, plots / slug)
     core = table([cell for cell in cells if is_core(cell)])
     readme.write_text("\n".join([before + BEGIN, where(results), "", *core, END]) + after)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import os
@@ -84,14 +83,15 @@ def new_file(folder: Path, device: str, date: str, command: str = "bench") -> Pa
     """
     words = re.sub(r"[^a-z0-9]+", "-", f"{command} {device} {date[:19]}".lower()).strip("-")
     folder.mkdir(parents=True, exist_ok=True)
-    for number in itertools.count(1):
-        path = folder / (f"{words}.json" if number == 1 else f"{words}-{number}.json")
+    path, number = folder / f"{words}.json", 1
+    while True:
         try:
             path.touch(exist_ok=False)
         except FileExistsError:
-            continue
-        return path
-    raise AssertionError("counting ends")
+            number += 1
+            path = folder / f"{words}-{number}.json"
+        else:
+            return path
 
 
 def read_report(path: Path) -> dict[str, Any]:

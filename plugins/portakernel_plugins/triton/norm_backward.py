@@ -29,18 +29,9 @@ from portakernel_plugins.triton.activations import value_and_slope
 from portakernel_plugins.triton.configurations import configuration
 from portakernel_plugins.triton.launch import cdiv, grid_of, launch
 from portakernel_plugins.triton.norm_backward_long import backward_long, parameter, row_shares
-from portakernel_plugins.triton.row_blocks import held_shape, is_long, load_block, store_block
+from portakernel_plugins.triton.row_blocks import held_shape, is_long, load_blocks, store_block
 from portakernel_plugins.triton.rows import with_row_stride
 from portakernel_plugins.triton.weight_gradients import summed_shares
-
-
-@triton.jit
-def _row_blocks(pointer, row, stride, rows, columns, BLOCK_N: tl.constexpr, BLOCKS: tl.constexpr):
-    """All blocks of these rows, as narrow as they are in memory."""
-    parts = ()
-    for i in tl.static_range(BLOCKS):
-        parts = parts + (load_block(pointer, row, stride, rows, i * BLOCK_N + tl.arange(0, BLOCK_N), columns),)
-    return parts
 
 
 @triton.jit
@@ -101,27 +92,27 @@ def _backward(
 
     # The next rows are read before these are computed, so that there is always something on its way.
     row = program * BLOCK_M + tl.arange(0, BLOCK_M)
-    s_next = _row_blocks(s, row, s_stride, rows, columns, BLOCK_N, BLOCKS)
-    g_next = _row_blocks(grad_y, row, grad_y_stride, rows, columns, BLOCK_N, BLOCKS)
+    s_next = load_blocks(s, row, s_stride, rows, lane, columns, BLOCK_N, BLOCKS)
+    g_next = load_blocks(grad_y, row, grad_y_stride, rows, lane, columns, BLOCK_N, BLOCKS)
     r_next = tl.load(rstd + row, mask=row < rows, other=0.0)
     if mean is not None:
         m_next = tl.load(mean + row, mask=row < rows, other=0.0)
     if grad_summed is not None:
-        e_next = _row_blocks(grad_summed, row, grad_summed_stride, rows, columns, BLOCK_N, BLOCKS)
+        e_next = load_blocks(grad_summed, row, grad_summed_stride, rows, lane, columns, BLOCK_N, BLOCKS)
 
     step = tl.num_programs(0) * BLOCK_M
     for first in range(program * BLOCK_M, rows, step):
         ss, gs, r, m = s_next, g_next, r_next, None
         row = first + step + tl.arange(0, BLOCK_M)
-        s_next = _row_blocks(s, row, s_stride, rows, columns, BLOCK_N, BLOCKS)
-        g_next = _row_blocks(grad_y, row, grad_y_stride, rows, columns, BLOCK_N, BLOCKS)
+        s_next = load_blocks(s, row, s_stride, rows, lane, columns, BLOCK_N, BLOCKS)
+        g_next = load_blocks(grad_y, row, grad_y_stride, rows, lane, columns, BLOCK_N, BLOCKS)
         r_next = tl.load(rstd + row, mask=row < rows, other=0.0)
         if mean is not None:
             m = m_next
             m_next = tl.load(mean + row, mask=row < rows, other=0.0)
         if grad_summed is not None:
             es = e_next
-            e_next = _row_blocks(grad_summed, row, grad_summed_stride, rows, columns, BLOCK_N, BLOCKS)
+            e_next = load_blocks(grad_summed, row, grad_summed_stride, rows, lane, columns, BLOCK_N, BLOCKS)
 
         row = first + tl.arange(0, BLOCK_M)
         if grad_x is not None:

@@ -25,7 +25,7 @@ from torch import Tensor
 from portakernel_plugins.triton.activations import activated
 from portakernel_plugins.triton.configurations import configuration
 from portakernel_plugins.triton.launch import cdiv, grid_of, launch, program_index
-from portakernel_plugins.triton.row_blocks import held_shape, is_long, load_block, store_block
+from portakernel_plugins.triton.row_blocks import held_shape, is_long, load_blocks, store_block, sum_blocks
 from portakernel_plugins.triton.rows import with_row_stride
 
 
@@ -68,17 +68,10 @@ def _forward(
 
     # All is read before anything is written: ``y`` may be ``x``, and ``summed`` ``residual``. What waits is as narrow
     # as it is in memory.
-    parts = ()
-    for i in tl.static_range(BLOCKS):
-        parts = parts + (load_block(x, row, x_stride, rows, i * BLOCK_N + lane, columns),)
+    parts = load_blocks(x, row, x_stride, rows, lane, columns, BLOCK_N, BLOCKS)
     if residual is not None:
-        added = ()
-        for i in tl.static_range(BLOCKS):
-            added = added + (load_block(residual, row, residual_stride, rows, i * BLOCK_N + lane, columns),)
-        sums = ()
-        for i in tl.static_range(BLOCKS):
-            sums = sums + ((parts[i].to(tl.float32) + added[i].to(tl.float32)).to(summed.dtype.element_ty),)
-        parts = sums
+        added = load_blocks(residual, row, residual_stride, rows, lane, columns, BLOCK_N, BLOCKS)
+        parts = sum_blocks(parts, added, summed, BLOCKS)
     weights = ()
     if not CENTRED:  # Read early; two sums leave no registers for it, on which depends how many rows are on their way.
         for i in tl.static_range(BLOCKS):

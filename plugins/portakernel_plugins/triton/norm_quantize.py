@@ -39,7 +39,7 @@ from portakernel_plugins.triton.float8 import (
 )
 from portakernel_plugins.triton.launch import cdiv, grid_of, launch, program_index
 from portakernel_plugins.triton.norm_forward import reciprocal_root
-from portakernel_plugins.triton.row_blocks import held_shape, is_long, load_block, store_block
+from portakernel_plugins.triton.row_blocks import held_shape, is_long, load_blocks, store_block, sum_blocks
 from portakernel_plugins.triton.rows import as_bytes, delivered, with_row_stride
 
 _BLOCK = 128
@@ -98,23 +98,17 @@ def _forward(
     lane = tl.max_contiguous(tl.arange(0, BLOCK_N), 128 // x.dtype.element_ty.primitive_bitwidth)
 
     # All is read early, and kept as narrow as it is until it is needed.
-    parts = ()
-    for i in tl.static_range(BLOCKS):
-        parts = parts + (load_block(x, row, x_stride, rows, i * BLOCK_N + lane, columns),)
+    parts = load_blocks(x, row, x_stride, rows, lane, columns, BLOCK_N, BLOCKS)
     weights = ()
     for i in tl.static_range(BLOCKS):
         column = i * BLOCK_N + lane
         w = tl.load(weight + column.to(tl.int64) * weight_stride, mask=column < columns, other=0.0)
         weights = weights + (w,)
     if residual is not None:
-        added = ()
+        added = load_blocks(residual, row, residual_stride, rows, lane, columns, BLOCK_N, BLOCKS)
+        parts = sum_blocks(parts, added, summed, BLOCKS)
         for i in tl.static_range(BLOCKS):
-            added = added + (load_block(residual, row, residual_stride, rows, i * BLOCK_N + lane, columns),)
-        sums = ()
-        for i in tl.static_range(BLOCKS):
-            sums = sums + ((parts[i].to(tl.float32) + added[i].to(tl.float32)).to(summed.dtype.element_ty),)
-            store_block(summed, row, columns, rows, i * BLOCK_N + lane, columns, sums[i])
-        parts = sums
+            store_block(summed, row, columns, rows, i * BLOCK_N + lane, columns, parts[i])
     squares = tl.full((BLOCK_M, BLOCK_N), 0.0, tl.float32)
     for i in tl.static_range(BLOCKS):
         s = parts[i].to(tl.float32)

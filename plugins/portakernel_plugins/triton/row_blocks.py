@@ -1,4 +1,8 @@
 """Rows of which several blocks stay in registers: a power of two may be much more than a row has."""
+# pyright: reportGeneralTypeIssues=false
+# Tuples grow by concatenation, the one way that Triton knows.
+# ruff: noqa: RUF005
+# mypy: disable-error-code="assignment, misc, unreachable, var-annotated"
 
 from __future__ import annotations
 
@@ -14,6 +18,26 @@ def load_block(pointer, row, stride, rows, column, columns, OTHER: tl.constexpr 
     """The elements of these rows and columns as narrow as they are; ``OTHER`` beyond the rows' and columns' end."""
     inside = (row < rows)[:, None] & (column < columns)[None, :]
     return tl.load(pointer + row[:, None] * stride + column[None, :], mask=inside, other=OTHER)
+
+
+@triton.jit
+def load_blocks(
+    pointer, row, stride, rows, lane, columns, BLOCK_N: tl.constexpr, BLOCKS: tl.constexpr, OTHER: tl.constexpr = 0.0
+):
+    """All blocks of these rows, the first of the columns of ``lane``, the next ``BLOCK_N`` further."""
+    parts = ()
+    for i in tl.static_range(BLOCKS):
+        parts = parts + (load_block(pointer, row, stride, rows, i * BLOCK_N + lane, columns, OTHER),)
+    return parts
+
+
+@triton.jit
+def sum_blocks(parts, added, like, BLOCKS: tl.constexpr):
+    """The sums of two rows' blocks, rounded to the dtype of ``like``."""
+    sums = ()
+    for i in tl.static_range(BLOCKS):
+        sums = sums + ((parts[i].to(tl.float32) + added[i].to(tl.float32)).to(like.dtype.element_ty),)
+    return sums
 
 
 @triton.jit

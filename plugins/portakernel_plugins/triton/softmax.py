@@ -12,7 +12,6 @@ the second time, from the end, because its end is what caches still hold, for it
 """
 # pyright: reportGeneralTypeIssues=false
 # Tuples grow by concatenation, the one way that Triton knows.
-# ruff: noqa: RUF005
 # mypy: disable-error-code="assignment, misc, unreachable, var-annotated"
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from torch import Tensor
 
 from portakernel_plugins.triton.configurations import Configuration, configuration
 from portakernel_plugins.triton.launch import cdiv, grid_of, launch, program_index
-from portakernel_plugins.triton.row_blocks import held_shape, is_long, load_block, store_block
+from portakernel_plugins.triton.row_blocks import held_shape, is_long, load_blocks, store_block
 from portakernel_plugins.triton.rows import delivered, row_target, with_row_stride
 
 # Bytes that a thread reads at once.
@@ -52,9 +51,7 @@ def _forward(
     lane = tl.arange(0, BLOCK_N)
 
     # All is read before anything is written: ``y`` may be ``x``. What waits is as narrow as it is in memory.
-    parts = ()
-    for i in tl.static_range(BLOCKS):
-        parts = parts + (load_block(x, row, x_stride, rows, i * BLOCK_N + lane, columns, float("-inf")),)
+    parts = load_blocks(x, row, x_stride, rows, lane, columns, BLOCK_N, BLOCKS, float("-inf"))
     largest = tl.maximum(parts[0].to(tl.float32), _LOWEST)
     for i in tl.static_range(1, BLOCKS):
         largest = tl.maximum(largest, parts[i].to(tl.float32))
