@@ -76,6 +76,8 @@ class OpCaller:
         self._key = _key_function(contract, self.expressions)
         of_attached = reads_of(contract, self._attached, dispatcher.readiness)
         self._attached_key = _key_function(contract, _parts(contract, of_attached))
+        # By policy; a dictionary, because compiled autograd reads one and warns of `functools.lru_cache`.
+        self._naming: dict[Policy, bool] = {}
 
     def torch_op(self, suffix: str = "") -> Any:
         """The op, or its part ``_forward`` or ``_backward``, as torch's dispatcher knows it."""
@@ -134,8 +136,12 @@ class OpCaller:
         return key
 
     def _names_attached(self, policy: Policy) -> bool:
-        named = policy.named(self.contract.op, self.dispatcher.registry)
-        return any(kernel.name in named for kernel in self._attached)
+        known = self._naming.get(policy)
+        if known is None:
+            named = policy.named(self.contract.op, self.dispatcher.registry)
+            known = any(kernel.name in named for kernel in self._attached)
+            remember_few(self._naming, policy, known)
+        return known
 
     def explain(self, tensors: Tensors, parameters: Sequence[Any], phase: Phase, argument: str = "") -> Decision:
         """The decision for a call with these arguments, kernels that said ``CannotRun`` to such calls included."""

@@ -117,7 +117,8 @@ class Policy:
 
     def named(self, op: str, registry: Registry) -> frozenset[str]:
         """The kernels of ``op`` that some layer uses or prefers, on whatever target."""
-        return _named_anywhere(self, op, registry)
+        layers = [layer for layer in self.layers if layer.scope.op in (None, op)]
+        return frozenset().union(*(_named(layer, key, op, registry) for layer in layers for key in ("use", "prefer")))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -140,12 +141,6 @@ def _wishes(policy: Policy, op: str, target: Target, registry: Registry) -> Wish
         if layer.reference is not None:
             mode, source = layer.reference, layer.place("reference")
     return Wishes(use, prefer, deny, require, mode, source)
-
-
-@functools.lru_cache(maxsize=1024)
-def _named_anywhere(policy: Policy, op: str, registry: Registry) -> frozenset[str]:
-    layers = [layer for layer in policy.layers if layer.scope.op in (None, op)]
-    return frozenset().union(*(_named(layer, key, op, registry) for layer in layers for key in ("use", "prefer")))
 
 
 def _named(layer: Layer, key: Literal["use", "prefer", "deny"], op: str, registry: Registry) -> dict[str, str]:
