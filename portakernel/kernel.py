@@ -67,6 +67,8 @@ class Kernel:
     disabled: str | None = None
     requires: Mapping[str, str] = field(default_factory=dict[str, str])
     distributions: Mapping[str, str] = field(default_factory=dict[str, str])
+    # Of the required modules those that nobody has to have.
+    optional: frozenset[str] = frozenset()
     ready: str | None = None
     evidence: Mapping[str, str] = field(default_factory=dict[str, str])
 
@@ -227,6 +229,7 @@ class _KernelBuilder:
             disabled=entry.disabled,
             requires={module: needs for requires in required for module, needs in requires.modules.items()},
             distributions={module: name for requires in required for module, name in requires.distributions.items()},
+            optional=frozenset(module for requires in required if requires.optional for module in requires.modules),
             ready=self.loaded.manifest.ready,
             evidence=entry.evidence,
         )

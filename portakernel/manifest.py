@@ -157,7 +157,8 @@ class Requires(_Model):
         default_factory=dict, description="what to install for a module that its distribution is not named after"
     )
     optional: bool = Field(
-        default=False, description="nobody has to have them: until they are installed the plugin rests, and all is well"
+        default=False,
+        description="nobody has to have them: without them the plugin, or this kernel, rests, and all is well",
     )
 
     @model_validator(mode="after")

@@ -244,10 +244,9 @@ def _missing(now: Dispatcher, devices: Sequence[Device], compiler: tuple[str, st
     if torch_build.installed() is None:
         found.append(Missing("torch is not installed: nothing can run", pip_command("torch", ">=2.11")))
     needs: dict[str, str] = {}
-    resting = {
-        package.name for package, loaded in now.registry.manager.plugins.values() if resting_for(loaded.manifest)
-    }
-    for kernel in (kernel for kernel in now.registry.kernels.values() if kernel.plugin not in resting):
+    for kernel in now.registry.kernels.values():
+        if any(installed_version(module) is None for module in kernel.optional):
+            continue
         for rejection in now.readiness.not_installed(kernel):
             if rejection.parameter != "torch":
                 module = rejection.parameter or ""

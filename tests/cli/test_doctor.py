@@ -233,6 +233,18 @@ def test_a_plugin_whose_library_nobody_has_to_have_rests(run: Callable, install:
     assert not [missing for missing in ran.json["missing"] if "acme" in missing["what"]]
 
 
+def test_a_kernel_whose_library_nobody_has_to_have_is_not_missed(run: Callable, install: Callable[..., Path]) -> None:
+    requires = "\n    requires: {optional: true, modules: {acme_runtime: '>=2'}}\n"
+    install("acme", manifest=RAISING.rstrip() + requires)
+    ran = run("doctor --json")
+    (plugin,) = (finding for finding in ran.json["findings"] if "acme" in finding["what"])
+    assert (plugin["state"], plugin["what"]) == (
+        "healthy",
+        "plugin acme (acme-kernels 1.2): 1 kernel, none for a device here",
+    )
+    assert not [missing for missing in ran.json["missing"] if "acme" in missing["what"]]
+
+
 def test_a_device_that_torch_cannot_reach_is_missing_and_says_what_to_install(run: Callable) -> None:
     note = "torch 2.11.0 is a CPU build: install a CUDA build to use this device"
     lonely = Device(Target("nvidia", "sm_90"), "NVIDIA H200", None, uuid="GPU-1", memory_bytes=2**37, note=note)
