@@ -11,7 +11,7 @@ import pytest
 from portakernel import runtime
 from portakernel.capability import CannotRun, ReasonCode, Rejection
 from portakernel.conformance.runner import check, fresh_seed, plan, run, select_kernels
-from portakernel.conformance.suite import Unit
+from portakernel.conformance.suite import Suite, Unit
 from portakernel.conformance.venue import Unavailable, Venue, covers, find_venue
 from portakernel.contracts import contract
 from portakernel.errors import UnknownNameError
@@ -50,7 +50,8 @@ def test_kernel_conforms_on_the_cpu_for_inputs_never_seen_before(name):
     kernel = dispatcher.registry.kernels[name]
     if kernel.build is not None and shutil.which("c++") is None:
         pytest.skip("no C++ compiler: Inductor cannot build here")
-    found = list(run(dispatcher, kernel, find_venue(dispatcher, kernel, cpu_device(dispatcher))))
+    suite = Suite(dispatcher, kernel, find_venue(dispatcher, kernel, cpu_device(dispatcher)), fresh_seed())
+    found = [result for unit in suite.units_in_turn(lambda _: True) for result in suite.run(unit)]
     assert failures(found) == []
     if any(r.code is ReasonCode.NOT_INSTALLED for r in dispatcher.readiness.not_installed(kernel)):
         return
@@ -87,12 +88,25 @@ def test_triton_kernel_conforms_in_its_interpreter(make_suite, name):
         first = dict(unit.dtypes).get(suite.contract.names[0])
         return first in (None, "bfloat16", "float8_e4m3fn", "float4_e2m1fn_x2")
 
-    found = results_of(suite, only=narrow)
+    found = [result for unit in suite.units_in_turn(narrow) for result in suite.run(unit)]
     assert failures(found) == []
     assert {result.mode for result in found} == {"interpreter"}
     passed = Counter(result.aspect for result in found if result.status == "passed")
     assert passed["forward"] >= 10
     assert (passed["backward"] >= 10) == (suite.kernel.backward is not None)
+
+
+def test_taken_in_turn_every_case_runs_once_and_every_combination_of_dtypes_in_some_case(make_suite):
+    suite = make_suite("reference.rms_norm")
+    all_units, found = (
+        [unit for unit in units if unit.kind == "case"]
+        for units in (suite.units(), suite.units_in_turn(lambda unit: dict(unit.dtypes).get("x") != "float16"))
+    )
+    assert {unit.case.name for unit in found} == {unit.case.name for unit in all_units}
+    assert {unit.dtypes for unit in found} == {u.dtypes for u in all_units if dict(u.dtypes)["x"] != "float16"}
+    assert len(found) < len(suite.cases) + 3
+    times = Counter(unit.dtypes for unit in found).values()
+    assert max(times) - min(times) <= 1
 
 
 def test_the_modes_allowance_is_added_to_the_ops_tolerance_for_its_dtypes_alone(make_suite):

@@ -17,8 +17,9 @@ TARGETS = (
 )
 # Its libraries take a minute each, and a compiler that is not everywhere: tests/plugins/test_cutlass.py compiles one.
 SLOW = "cutlass"
-# What a thread may spill, in bytes; an architecture's compiler may need one register more than another's.
-MOST_SPILLED = 64
+# What a thread of a plugin's kernels may spill, in bytes; Triton's compiler may need one register more for one
+# architecture than for another.
+MOST_SPILLED = {"triton": 64}
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -26,7 +27,8 @@ def test_every_claimed_kernel_compiles_to_what_its_manifest_names(target):
     registry = dispatcher().registry
     offline = [k for k in registry.kernels.values() if k.first_party and registry.offline(k.plugin) is not None]
     able = [k for k in offline if k.plugin != SLOW and not dispatcher().readiness.not_installed(k)]
-    found = [compile_job(job) for kernel in able for job in jobs(dispatcher(), kernel, Target.parse(target))]
+    found = [(k.plugin, compile_job(job)) for k in able for job in jobs(dispatcher(), k, Target.parse(target))]
     assert len(found) >= 15
-    assert [(outcome.call, outcome.reason) for outcome in found if outcome.verdict != "native"] == []
-    assert [outcome.call for outcome in found if outcome.most("spilled_bytes") > MOST_SPILLED] == []
+    assert [(outcome.call, outcome.reason) for _, outcome in found if outcome.verdict != "native"] == []
+    spills = [(outcome.call, MOST_SPILLED.get(plugin, 0), outcome.most("spilled_bytes")) for plugin, outcome in found]
+    assert [(call, spilled) for call, allowed, spilled in spills if spilled > allowed] == []

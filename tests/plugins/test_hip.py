@@ -22,12 +22,8 @@ from portakernel.native import compiling
 from portakernel.target import Target
 from portakernel_plugins.hip import configurations, launch
 from portakernel_plugins.hip.add import add
-from portakernel_plugins.hip.add_rms_norm import add_rms_norm
 from portakernel_plugins.hip.layer_norm import layer_norm
 from portakernel_plugins.hip.quantize_fp8 import quantize_fp8
-from portakernel_plugins.hip.rms_norm import rms_norm
-from portakernel_plugins.hip.rotary_embedding import rotary_embedding
-from portakernel_plugins.hip.silu_and_mul import silu_and_mul
 from portakernel_plugins.hip.softmax import softmax
 
 FOLDER = Path(portakernel_plugins.hip.__file__).parent
@@ -136,47 +132,17 @@ def test_tensors_on_the_cpu_are_refused_with_the_way_out():
 # --- compiled, not run -----------------------------------------------------------------------------------------------
 
 
-def call_all(rows: int, columns: int) -> None:
-    """Every source, in bfloat16."""
-    x, weight = meta(rows, columns), meta(columns)
-    add(x, x)
-    rms_norm(x, weight, eps=1e-6, save=True)
-    add_rms_norm(x, x, weight, eps=1e-6)
-    layer_norm(x, weight, weight, eps=1e-5, save=True)
-    silu_and_mul(x)
-    softmax(x)
-    tables = meta(rows, 64, dtype=torch.float32)
-    rotary_embedding(meta(rows, 4, 128), meta(rows, 2, 128), tables, tables)
-    for granularity in ("row", "block_1x128", "block_128x128", "tensor"):
-        quantize_fp8(x, granularity=granularity, dtype="float8_e4m3fn")
-
-
-@pytest.mark.parametrize("arch", AMD)
-def test_every_source_compiles_for_amd_with_wide_accesses_and_without_scratch_memory(arch):
-    found = compiled(f"amd:{arch}", lambda: call_all(64, 8192))
-    assert len(found) == 12
-    assert [c.function for c in found if not re.search(KERNELS["add"].evidence["amd"], c.assembly)] == []
-    assert [(c.function, c.spilled_bytes) for c in found if c.spilled_bytes] == []
-
-
 @pytest.mark.parametrize("arch", ["gfx942", "gfx1201"])
-def test_rows_that_are_read_again_and_rows_of_odd_sizes_need_no_scratch_memory_either(arch):
+def test_what_the_gate_does_not_compile_needs_no_scratch_memory_either(arch):
     def call() -> None:
         for columns in (300001, 1009):
             x, weight = meta(2, columns, dtype=torch.float16), meta(columns, dtype=torch.float32)
             layer_norm(x, weight, weight, eps=1e-5)
             softmax(x)
+        quantize_fp8(x, granularity="tensor", dtype="float8_e4m3fn")
 
     found = compiled(f"amd:{arch}", call)
-    assert len(found) == 4
-    assert [(c.function, c.spilled_bytes) for c in found if c.spilled_bytes] == []
-
-
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-def test_every_source_compiles_for_nvidia_with_wide_accesses_and_without_spills(arch):
-    found = compiled(f"nvidia:{arch}", lambda: call_all(64, 8192))
-    assert len(found) == 12
-    assert [c.function for c in found if not re.search(KERNELS["add"].evidence["nvidia"], c.assembly)] == []
+    assert len(found) == 6
     assert [(c.function, c.spilled_bytes) for c in found if c.spilled_bytes] == []
 
 
