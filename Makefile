@@ -20,7 +20,7 @@ OPENCL_STAMP := $(if $(OPENCL_EXAMPLE),$(VENV)/.installed-opencl-example)
 .DELETE_ON_ERROR:
 # What `make outside` makes and tests; its name is nobody's.
 OUTSIDER := outsider_for_make
-.PHONY: help setup test outside demo lint format generate generate-check modes clean
+.PHONY: help setup test outside demo lint lint-mypy lint-pyright lint-style lint-imports format generate generate-check modes clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r target text; do \
@@ -48,13 +48,22 @@ outside: setup ## make a plugin and a backend in an empty folder elsewhere, inst
 demo: setup ## show what portakernel does on this machine
 	@$(VENV)/bin/portakernel demo
 
+# Two at a time: the type checkers take half a minute each.
 lint: setup ## check style, types, the direction of imports, and that generated files are fresh
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint-mypy lint-pyright lint-style lint-imports generate-check
+
+lint-mypy: setup
+	@echo "mypy --strict" && $(VENV_PYTHON) -m mypy
+
+lint-pyright: setup
+	@echo "pyright" && PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(VENV_PYTHON) -m pyright
+
+lint-style: setup
 	@echo "ruff check" && $(VENV_PYTHON) -m ruff check .
 	@echo "ruff format --check" && $(VENV_PYTHON) -m ruff format --check .
-	@echo "mypy --strict" && $(VENV_PYTHON) -m mypy
-	@echo "pyright" && PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(VENV_PYTHON) -m pyright
+
+lint-imports: setup
 	@echo "lint-imports" && $(VENV_PYTHON) -c 'from importlinter.cli import lint_imports_command; lint_imports_command()'
-	@$(MAKE) --no-print-directory generate-check
 
 format: setup ## put imports and layout in order
 	@$(VENV_PYTHON) -m ruff check --fix .

@@ -22,8 +22,9 @@ from portakernel.bench.plots import draw
 
 ROOT = Path(__file__).parent.parent
 BEGIN, END = "<!-- kernels: benchmarks/kernel_tables.py writes these lines -->", "<!-- kernels end -->"
-OURS = "triton"
-# Columns, where anything of theirs was timed; `inductor` is what torch.compile makes of the op.
+# Columns, where anything of theirs was timed.
+OURS = {"triton": "Triton", "hip": "HIP", "cutlass": "CUTLASS", "cutlass_dsl": "CuTe DSL"}
+# `inductor` is what torch.compile makes of the op's reference.
 PEERS = {
     "liger": "Liger",
     "quack": "QuACK",
@@ -55,24 +56,33 @@ def times(cell: Cell) -> dict[str, float]:
     return found
 
 
-def table(cells: Sequence[Cell]) -> list[str]:
+def table(cells: Sequence[Cell], *, without: str = "") -> list[str]:
     """A Markdown table: times in microseconds, the share of copy's speed, and how much longer the best peer takes."""
-    timed = [(cell, times(cell)) for cell in cells]
-    timed = [(cell, found) for cell, found in timed if OURS in found]
-    peers = [name for name in PEERS if any(name in found for _, found in timed)]
-    lines = [
-        "| " + " | ".join(["case", "ours, µs", "of copy", *(PEERS[name] for name in peers), "best peer ÷ ours"]) + " |",
-        "|" + "---|" * (4 + len(peers)),
-    ]
+    timed = [(cell, {name: time for name, time in times(cell).items() if name != without}) for cell in cells]
+    timed = [(cell, found) for cell, found in timed if found.keys() & OURS.keys()]
+    columns = {name: head for name, head in (OURS | PEERS).items() if any(name in found for _, found in timed)}
+    heads = ["case", *columns.values(), "of copy", "best peer ÷ picked"]
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     for cell, found in timed:
-        best = min((found[name] for name in peers if name in found), default=None)
+        best = min((found[name] for name in PEERS if name in found), default=None)
+        picked = next(kernel["latency_us"] for kernel in cell["kernels"] if kernel["chosen"])
         name = f"{cell['op']} {cell['case']}" + (" backward" if cell["phase"] == "backward" else "")
-        of_copy = cell["copy_us"] / found[OURS] if cell["copy_us"] and cell["bound"] == "memory" else None
-        row = [name, microseconds(found[OURS]), f"{of_copy:.0%}".replace("%", " %") if of_copy is not None else ""]
-        row += [microseconds(found.get(peer)) for peer in peers]
-        row.append("" if best is None else f"{best / found[OURS]:.2f}")
+        of_copy = cell["copy_us"] / picked if cell["copy_us"] and cell["bound"] == "memory" else None
+        row = [name, *(microseconds(found.get(column)) for column in columns)]
+        row.append(f"{of_copy:.0%}".replace("%", " %") if of_copy is not None else "")
+        row.append("" if best is None else f"{best / picked:.2f}")
         lines.append(f"| {' | '.join(row)} |")
     return lines
+
+
+def tables(cells: Sequence[Cell]) -> list[str]:
+    """One table of what Triton has a kernel for, one of the products.
+
+    A product's reference multiplies in float32: what torch.compile makes of it is not what it makes of a user's.
+    """
+    ops = {cell["op"] for cell in cells if "triton" in times(cell)}
+    halves = [[cell for cell in cells if (cell["op"] in ops) is written] for written in (True, False)]
+    return [*table(halves[0]), "", *table(halves[1], without="inductor")]
 
 
 def microseconds(value: float | None) -> str:
@@ -115,7 +125,13 @@ def main(
         raise typer.BadParameter(f"results of one device are wanted, not of {', '.join(sorted(devices))}")
     cells = latest(results)
     slug = re.sub(r"[^a-z0-9]+", "-", devices.pop().lower()).strip("-")
-    whole = ["# Every kernel on every case", "", f"bfloat16 unless said otherwise. {where(results)}", "", *table(cells)]
+    whole = [
+        "# Every kernel on every case",
+        "",
+        f"bfloat16 unless said otherwise. {where(results)}",
+        "",
+        *tables(cells),
+    ]
     (ROOT / "benchmarks" / "results" / f"kernels-{slug}.md").write_text("\n".join(whole) + "\n")
     readme = ROOT / "README.md"
     text = readme.read_text()
@@ -126,7 +142,7 @@ def main(
     if plots is not None:
         plots.mkdir(parents=True, exist_ok=True)
         draw({"circumstances": newest_of(results), "cells": cells}, plots / slug)
-    core = table([cell for cell in cells if is_core(cell)])
+    core = tables([cell for cell in cells if is_core(cell)])
     readme.write_text("\n".join([before + BEGIN, where(results), "", *core, END]) + after)
 
 

@@ -135,10 +135,10 @@ CONTRACT = Contract(
         _case("blocks and blocks", (8, 32, 256), ("block_1x128", "block_1x128")),
         _case("square blocks and blocks", (132, 16, 384), ("block_128x128", "block_1x128")),
         _case(
-            "blocks and square blocks, bias, global scale",
+            "blocks and square blocks, bias, global scales",
             (132, 144, 384),
             ("block_1x128", "block_128x128"),
-            present=("bias", "global_scale_a"),
+            present=("bias", "global_scale_a", "global_scale_b"),
         ),
         _case("whole blocks and blocks", (12, 32, 256), ("block_1x128", "block_1x128"), present=("global_scale_b",)),
         _case("whole square blocks and blocks", (260, 16, 128), ("block_128x128", "block_1x128")),

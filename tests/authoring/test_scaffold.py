@@ -1,4 +1,4 @@
-"""What ``portakernel new`` writes works as written, and it writes all of it or nothing."""
+"""What ``portakernel new`` writes: all of it or nothing; that it works as written the guides' commands show."""
 
 from __future__ import annotations
 
@@ -28,24 +28,6 @@ TESTS = {"plugin": "tests/test_add.py", "backend": "tests/test_device.py"}
 
 def write(kind, name, parent):
     return scaffold(kind, name, parent, dispatcher().registry)
-
-
-@pytest.mark.parametrize("kind", ["plugin", "backend"])
-def test_a_package_installs_and_its_tests_pass_without_an_edit(shell, kind):
-    made = shell.run(f"portakernel new {kind} demo_x && cd demo_x && pip install -e .")
-    assert made.returncode == 0, made.stdout
-    # another folder than the package's own: it is found because it is installed
-    found = shell.run("portakernel list --plugin demo_x --json")
-    assert [kernel["kernel"] for kernel in json.loads(found.stdout)["kernels"]] == ["demo_x.add"]
-    tested = shell.run("pytest -q", shell.folder / "demo_x")
-    assert tested.returncode == 0, tested.stdout
-    passed, own = re.search(r"(\d+) passed", tested.stdout), {"plugin": 3, "backend": 4}[kind]
-    assert passed is not None
-    assert int(passed[1]) > own + 40, "the conformance kit did not run beside the package's own tests"
-    assert "failed" not in tested.stdout
-    for command in ("portakernel validate .", "portakernel doctor"):
-        ran = shell.run(command, shell.folder / "demo_x")
-        assert ran.returncode == 0, ran.stdout
 
 
 @pytest.mark.parametrize("kind", ["plugin", "backend"])

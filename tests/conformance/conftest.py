@@ -185,7 +185,7 @@ class Verdict:
 
 @pytest.fixture
 def hunt(make_suite):
-    """The verdict on a mutant of a kernel's forward or backward, over all its cases or those that ``only`` picks."""
+    """The verdict on a mutant of a kernel's forward or backward, in each case that ``only`` picks, dtypes in turn."""
 
     def hunted(
         name: str,
@@ -204,9 +204,7 @@ def hunt(make_suite):
         }
         suite = make_suite(name, **wraps, **claims)
         touched, survived = 0, []
-        for unit in suite.units():
-            if unit.kind != "case" or not only(unit):
-                continue
+        for unit in suite.units_in_turn(lambda unit: unit.kind == "case" and only(unit)):
             mutant.touched = False
             failed = any(result.status == "failed" for result in suite.run(unit))
             touched += mutant.touched

@@ -1,10 +1,8 @@
-"""On a GPU: sources compiled for it, launched on torch's current stream, their numbers and what a launch costs."""
+"""On a GPU: sources compiled for it, launched on torch's current stream, and their numbers."""
 
 from __future__ import annotations
 
-import statistics
 import threading
-import time
 
 import pytest
 import torch
@@ -84,19 +82,3 @@ def test_the_device_is_the_tensors(kernel):
         with torch.cuda.device(index):
             x = torch.randn(1000, device="cuda")
             assert torch.equal(run(kernel, x), x * 3.0)
-
-
-def test_from_python_to_the_launch_it_takes_5_us_at_most(kernel):
-    x = torch.randn(1000, device="cuda")
-    y = torch.empty_like(x)
-    grid, block = (4,), (256,)
-    for _ in range(100):
-        kernel(grid, block, 1024, y, x, 1000, 3.0)
-    found = []
-    for _ in range(20):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        for _ in range(100):  # fewer than the queue holds
-            kernel(grid, block, 1024, y, x, 1000, 3.0)
-        found.append((time.perf_counter() - begin) / 100 * 1e6)
-    assert statistics.median(found) <= 5.0

@@ -1,0 +1,110 @@
+"""What a launch of a compiled kernel costs the host: by portakernel.native, CuPy, Triton and torch.
+
+    python benchmarks/native_launch.py --device cuda:0 --output benchmarks/results
+
+All add one to 1000 numbers in the same process, in turns, on torch's current stream; nothing is allocated but by torch.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import cupy
+import record
+import torch
+import triton
+import triton.language as tl
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from portakernel.native import Kernel, Options, Source, Unit
+
+BUDGET_US = 5.0
+_SIZE, _THREADS, _CALLS = 1000, 256, 100
+_SOURCE = """\
+extern "C" __global__ void increase(float* y, const float* x, long long n) {
+  long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+  if (i < n) y[i] = x[i] + 1.0f;
+}
+"""
+
+
+@triton.jit
+def increase(y, x, n, block: tl.constexpr):
+    """The same in Triton."""
+    at = tl.program_id(0) * block + tl.arange(0, block)
+    tl.store(y + at, tl.load(x + at, mask=at < n) + 1.0, mask=at < n)
+
+
+def ways(folder: Path, x: torch.Tensor, y: torch.Tensor) -> dict[str, Callable[[], Any]]:
+    """Each way to launch, ready."""
+    source = Source(folder, "increase.cu")
+    source.path.write_text(_SOURCE, encoding="utf-8")
+    ours = Kernel(Unit(source, ("increase",), Options()), ("pointer", "pointer", "int64"))
+    grid, block = (-(-_SIZE // _THREADS),), (_THREADS,)
+    raw = cupy.RawKernel(_SOURCE, "increase")
+    stream = cupy.cuda.ExternalStream(torch.cuda.current_stream(x.device).cuda_stream)
+    addresses = y.data_ptr(), x.data_ptr()
+
+    def with_cupy() -> None:
+        with stream:
+            raw(grid, block, (*addresses, _SIZE))
+
+    return {
+        "portakernel.native": lambda: ours(grid, block, 0, y, x, _SIZE),
+        "CuPy's RawKernel, addresses": with_cupy,
+        "Triton's launch": lambda: increase[grid](y, x, _SIZE, block=_THREADS),
+        "torch.add, out given": lambda: torch.add(x, 1.0, out=y),
+    }
+
+
+def microseconds(call: Callable[[], Any]) -> float:
+    """The host's time for a call, of as many as the device's queue holds."""
+    torch.cuda.synchronize()
+    begun = time.perf_counter()
+    for _ in range(_CALLS):
+        call()
+    taken = (time.perf_counter() - begun) / _CALLS * 1e6
+    torch.cuda.synchronize()
+    return taken
+
+
+def main(
+    device: Annotated[str, typer.Option(help="torch device to launch on")] = "cuda:0",
+    rounds: Annotated[int, typer.Option(help="how often each takes its turn")] = 50,
+    output: Annotated[Path | None, typer.Option(help="folder for the JSON and Markdown results")] = None,
+) -> None:
+    """Measures, prints a table, and writes it where ``--output`` says."""
+    x, y = (torch.randn(_SIZE, device=device) for _ in range(2))
+    with tempfile.TemporaryDirectory() as folder, torch.cuda.device(x.device):
+        calls = ways(Path(folder), x, y)
+        for name, call in calls.items():
+            call()
+            if not torch.equal(y, x + 1.0):
+                raise SystemExit(f"{name} gave wrong numbers")
+            y.zero_()
+        times: dict[str, list[float]] = {name: [] for name in calls}
+        for turn in range(rounds + 5):
+            for name, call in calls.items():
+                taken = microseconds(call)
+                if turn >= 5:
+                    times[name].append(taken)
+    medians = {name: statistics.median(found) for name, found in times.items()}
+    ours = next(iter(medians.values()))
+    table = Table("way", "median µs", "least µs", "× ours", "budget µs", title="A launch of a compiled kernel")
+    for place, (name, median) in enumerate(medians.items()):
+        budget = "" if place else str(BUDGET_US)
+        table.add_row(name, f"{median:.2f}", f"{min(times[name]):.2f}", f"{median / ours:.2f}", budget)
+    Console().print(table)
+    if output is not None:
+        record.write(output, "native_launch", device, {"microseconds": times}, table)
+
+
+if __name__ == "__main__":
+    typer.run(main)
