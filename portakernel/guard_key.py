@@ -201,18 +201,23 @@ def _layout_parts(
     aligned = [limit for limit in limits if limit.parameter.endswith(".alignment")]
     of_strides, of_address = list[str](), list[str]()
     if strided:
-        names[f"layout_{tensor.name}"] = _outcomes(strided)
+        names[f"layout_{tensor.name}"] = _outcomes(f"layout_{tensor.name}", strided)
         found = f"({tensor.name}.is_contiguous() or layout_{tensor.name}({tensor.name}))"
         of_strides.append(unless_none(tensor, found, "None"))
     if aligned:
-        names[f"aligned_{tensor.name}"] = _outcomes(aligned)
+        names[f"aligned_{tensor.name}"] = _outcomes(f"aligned_{tensor.name}", aligned)
         of_address.append(unless_none(tensor, f"aligned_{tensor.name}({tensor.name})", "None"))
     return of_strides, of_address
 
 
-def _outcomes(limits: Sequence[Limit]) -> Callable[[Tensor], tuple[bool, ...]]:
-    tests = [(limit, _FACTS[limit.parameter.partition(".")[2]]) for limit in limits]
-    return lambda tensor: tuple(limit.admits(fact(tensor)) for limit, fact in tests)
+def _outcomes(name: str, limits: Sequence[Limit]) -> Callable[[Tensor], tuple[bool, ...]]:
+    """The function ``name(tensor)``: whether each limit on its layout admits it."""
+    fact_of = {limit: limit.parameter.partition(".")[2] for limit in limits}
+    lines = [f"{fact} = find_{fact}(tensor)" for fact in dict.fromkeys(fact_of.values())]
+    bounds = [_bound(limit, fact) for limit, fact in fact_of.items()]
+    source = f"def {name}(tensor):\n" + "".join(f"    {line}\n" for line in (*lines, _returned(bounds)))
+    made: Callable[..., Any] = define(source, name, name, {f"find_{fact}": find for fact, find in _FACTS.items()})
+    return made
 
 
 def _body(contract: Contract, body: Sequence[str], name: str, names: dict[str, Any]) -> Callable[..., Any]:

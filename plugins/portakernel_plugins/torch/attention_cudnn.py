@@ -55,7 +55,7 @@ def attention(
     """``softmax(scale * q @ k.T) @ v``; q: (B, S, H, D), k: (B, T, G, D), v: (B, T, G, E) in 16 bits."""
     scale, blind = scale_of(q, scale), blind_queries(q.shape[1], k.shape[1], causal=causal)
     square = _square(q.shape[1] - blind, k.shape[1], causal)
-    q, k, v = (aligned(x if _is_dense(x) else x.contiguous()).transpose(1, 2) for x in (q[:, blind:], k, v))
+    q, k, v = _laid(q[:, blind:] if blind else q), _laid(k), _laid(v)
     y, lse, *_ = _forward(q, k, v, None, return_lse or save, 0.0, square, False, scale=scale)
     # one number for each query, in three dimensions or in four
     lse = lse.reshape(q.shape[:3]) if return_lse or save else None
@@ -90,12 +90,15 @@ def backward(
     return gradients(tuple(part.transpose(1, 2) for part in found), widths, blind, needs)
 
 
-def _is_dense(x: Tensor) -> bool:
-    """Whether ``x (B, S, H, D)`` has the strides of its shape, or of heads before queries, as models keep theirs.
+def _laid(x: Tensor) -> Tensor:
+    """``x (B, S, H, D)`` as ``(B, H, S, D)``, a copy where its strides would be planned anew, or refused.
 
-    Other strides are planned anew, or refused.
+    Those of its shape are not, nor those of heads before queries, as models keep theirs.
     """
-    return x.is_contiguous() or x.transpose(1, 2).is_contiguous()
+    heads_first = x.transpose(1, 2)
+    if not (x.is_contiguous() or heads_first.is_contiguous()):
+        return x.contiguous().transpose(1, 2)
+    return heads_first if x.data_ptr() % 16 == 0 else aligned(x).transpose(1, 2)
 
 
 def _square(S: int, T: int, causal: bool) -> bool:

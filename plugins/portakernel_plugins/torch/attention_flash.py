@@ -43,10 +43,10 @@ def attention(
     blind = blind_queries(q.shape[1], k.shape[1], causal=causal, window=window)
     scale, masks = scale_of(q, scale), _masks(q.shape[1] - blind, k.shape[1], causal, window)
     width, E = _width(q, v), v.shape[-1]
-    q, k, v = (aligned(padded(x, width)) for x in (q[:, blind:], k, v))
+    q, k, v = (aligned(padded(x, width)) for x in (q[:, blind:] if blind else q, k, v))
     S, T = q.shape[1], k.shape[1]
     y, lse, *_ = _forward(q, k, v, None, None, S, T, 0.0, masks[0], False, scale=scale, **masks[1])
-    return returned(y[..., :E], lse, blind, out, return_lse=return_lse, save=save)
+    return returned(y if width == E else y[..., :E], lse, blind, out, return_lse=return_lse, save=save)
 
 
 def backward(
