@@ -139,6 +139,7 @@ def _raised(entry: str, error: BaseException) -> str:
     return f"{entry} raised {type(error).__name__}: {error}"
 
 
+@functools.lru_cache(maxsize=256)
 def _admits(specifier: str, version: str) -> bool:
     try:
         return SpecifierSet(specifier).contains(version, prereleases=True)
