@@ -216,7 +216,7 @@ def test_mutant_of_values_or_saved_tensors_is_killed_in_every_case_that_it_touch
 
 def test_kernel_that_drops_a_feature_fails_in_every_case_that_asks_for_it(hunt):
     verdict = hunt("reference.rms_norm", forward=feature_dropped)
-    assert verdict.touched == 5  # combinations of dtypes, in one or the other of two cases
+    assert verdict.touched == 2  # cases that ask for it
     assert verdict.survived == ()
 
 

@@ -303,7 +303,7 @@ def test_what_is_not_built_is_named_with_the_command(monkeypatch):
     assert ahead.built_linear_act(Request("linear_act", target)) is None  # one of the dtypes that are left open
     missing = ahead.built_linear_act(Request("linear_act", target, {"x": "bfloat16"}))
     assert missing.text.startswith(
-        "sm90_few_rows (bfloat16), sm90_short_sums (bfloat16), sm90 (bfloat16) are not built"
+        "sm90_sixteen_rows (bfloat16), sm90_few_rows (bfloat16), sm90_short_sums (bfloat16), sm90 (bfloat16) are not"
     )
 
 
@@ -314,13 +314,13 @@ def test_a_build_makes_what_is_lacking_for_the_dtypes_of_the_call(monkeypatch):
     target = Target.parse("nvidia:sm_90")
     ahead.build_linear_act(Request("linear_act", target, {"x": "float16"}), (), ())
     names = {str(recipe) for recipe, _ in made}
-    assert names == {"sm90_few_rows (float16)", "sm90_short_sums (float16)"}
+    assert names == {f"sm90_{sizes} (float16)" for sizes in ("sixteen_rows", "few_rows", "short_sums")}
 
 
 def test_the_units_of_a_target_are_the_tables_entries_in_each_dtype():
     of_hopper = ahead.units(Target.parse("nvidia:sm_90"))
-    # linear_act three sizes, scaled_mm two with and two without fast sums, blocks: each in two dtypes
-    assert len(of_hopper) == len(set(of_hopper)) == 2 * (3 + 2 + 2 + 1)
+    # linear_act four sizes, scaled_mm two with and two without fast sums, blocks: each in two dtypes
+    assert len(of_hopper) == len(set(of_hopper)) == 2 * (4 + 2 + 2 + 1)
     assert len(ahead.units(Target.parse("nvidia:sm_80"))) == 2 * 2
     assert len(ahead.units(Target.parse("nvidia:sm_100"))) == 2 * 2  # mxfp8 and nvfp4
     assert ahead.units(Target.parse("nvidia:sm_120")) == ahead.units(Target.parse("amd:gfx942")) == []
