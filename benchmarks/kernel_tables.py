@@ -81,8 +81,9 @@ def tables(cells: Sequence[Cell]) -> list[str]:
     A product's reference multiplies in float32: what torch.compile makes of it is not what it makes of a user's.
     """
     ops = {cell["op"] for cell in cells if "triton" in times(cell)}
-    halves = [[cell for cell in cells if (cell["op"] in ops) is written] for written in (True, False)]
-    return [*table(halves[0]), "", *table(halves[1], without="inductor")]
+    products = [cell for cell in cells if cell["op"] not in ops]
+    lines = table([cell for cell in cells if cell["op"] in ops])
+    return [*lines, "", *table(products, without="inductor")] if products else lines
 
 
 def microseconds(value: float | None) -> str:
