@@ -159,7 +159,12 @@ def _drawn(
         return torch.exp2(4 * torch.rand(shape, dtype=torch.float64, generator=source) - 2)
     # What every row shares (a weight) stays ordinary where the rows are next to nothing: zeros would hide it.
     shared = argument.leading is None and case.values in ("tiny", "zeros") and len(shape) < 2
-    return draw_values(shape, "normal" if shared else case.values, dtype, source, place)
+    drawn = draw_values(shape, "normal" if shared else case.values, dtype, source, place)
+    if draw.kind == "mask":
+        hidden = torch.rand(shape, generator=source) < 0.3
+        hidden |= torch.rand((*shape[:-1], 1), generator=source) < 0.2
+        drawn = drawn.masked_fill(hidden, -math.inf)
+    return drawn
 
 
 def draw_values(shape: Sequence[int], values: Values, dtype: str, source: torch.Generator, place: int = 0) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from portakernel.contract import Case, Contract, Cost, Parameter, Result, TensorArgument, Tolerance
+from portakernel.contract import Case, Contract, Cost, Draw, Parameter, Result, TensorArgument, Tolerance
 
 
 def visible_pairs(S: int, T: int, *, causal: bool, window: tuple[int, int]) -> int:
@@ -84,7 +84,15 @@ CONTRACT = Contract(
         TensorArgument("k", ("B", "T", "G", "D"), ("q",)),
         TensorArgument("v", ("B", "T", "G", "E"), ("q",)),
         TensorArgument("alibi_slopes", ("H",), ("float32",), optional=True, feature=True, keyword=True),
-        TensorArgument("bias", ("B", "H", "S", "T"), ("q", "float32"), optional=True, feature=True, keyword=True),
+        TensorArgument(
+            "bias",
+            ("B", "H", "S", "T"),
+            ("q", "float32"),
+            optional=True,
+            feature=True,
+            keyword=True,
+            draw=Draw("mask"),
+        ),
         TensorArgument("sinks", ("H",), ("q", "float32"), optional=True, feature=True, keyword=True),
     ),
     parameters=(
@@ -140,6 +148,14 @@ CONTRACT = Contract(
         Case("softcap", dims=_dims(S=19, T=24, H=2, D=64), parameters={"scale": 1.0, "softcap": 5.0}),
         Case("ALiBi", dims=_dims(S=21, T=34, H=4, G=2, D=64), present=("alibi_slopes",)),
         Case("bias", dims=_dims(B=2, S=18, T=23, H=4, G=2, D=64), present=("bias",)),
+        Case(
+            "bias, one query",
+            dims=_dims(B=2, S=1, T=37, H=8, G=2, D=64),
+            parameters={"return_lse": True},
+            layouts={"bias": "expanded"},
+            present=("bias",),
+        ),
+        Case("bias, one head for all", dims=_dims(S=136, T=150, H=4, G=1, D=32, E=16), present=("bias",)),
         Case(
             "bias shared by the batch, causal",
             dims=_dims(B=2, S=17, H=2, D=32),

@@ -64,11 +64,18 @@ def top_left(S, T, causal):
 
 
 def cudnn_forward(q, k, v, bias, wants_lse, dropout, causal, debug, *, scale):
-    """cuDNN: heads before queries, the mask begins at the first key, lse has a dimension of one more."""
+    """cuDNN: heads before queries, the mask begins at the first key, lse has a dimension of one more.
+
+    A row that is masked throughout gives zeros, and an lse of -inf.
+    """
     repeats = q.shape[1] // k.shape[1]
     scores = scale * q @ k.repeat_interleave(repeats, 1).transpose(-1, -2)
+    if bias is not None:
+        assert not causal
+        assert bias.stride(-1) == 1
+        scores = scores + bias
     scores = scores.masked_fill(top_left(*scores.shape[-2:], causal), -math.inf)
-    y = scores.softmax(-1) @ v.repeat_interleave(repeats, 1)
+    y = scores.softmax(-1).nan_to_num(0.0) @ v.repeat_interleave(repeats, 1)
     return y, scores.logsumexp(-1, keepdim=True) if wants_lse else None, *[None] * 7
 
 
@@ -80,19 +87,26 @@ def cudnn_backward(grad, q, k, v, out, lse, seed, offset, bias, cu_q, cu_k, S, T
 
 
 def efficient_forward(q, k, v, bias, cu_q, cu_k, max_q, max_k, dropout, kind, wants_lse, *, scale):
-    """CUTLASS: a head of keys for each head, NaN for a row that is masked throughout, rows of lse padded to 32."""
+    """CUTLASS: a head of keys for each head, rows of lse padded to 32.
+
+    A row that is masked throughout gives zeros and an lse of 0; backward makes NaN of it.
+    """
     (_, S, H, _), T = q.shape, k.shape[1]
     assert k.shape[2] == v.shape[2] == H
     scores = scale * torch.einsum("bshd,bthd->bhst", q, k)
     if bias is not None:
         assert bias.shape == scores.shape
         assert bias.stride(-2) % 16 == 0 or S == 1
+        assert bias.stride(-1) == 1
         scores = scores + bias
     shift = T - S if kind == 2 else 0
     if kind:
         scores = scores.masked_fill(torch.ones(S, T, dtype=torch.bool).triu(1 + shift), -math.inf)
-    y = torch.einsum("bhst,bthe->bshe", scores.softmax(-1), v)
-    lse = torch.nn.functional.pad(scores.logsumexp(-1), (0, -S % 32), value=math.nan)
+    weights, lse = scores.softmax(-1), scores.logsumexp(-1)
+    if not q.requires_grad:
+        weights, lse = weights.nan_to_num(0.0), lse.masked_fill(lse == -math.inf, 0.0)
+    y = torch.einsum("bhst,bthe->bshe", weights, v)
+    lse = torch.nn.functional.pad(lse, (0, -S % 32), value=math.nan)
     return y, lse if wants_lse else lse[..., :0], None, None, S, T
 
 
@@ -193,6 +207,36 @@ def test_a_bias_may_hide_every_key(S, T, causal):
     bias[0, 1, -1] = -math.inf
     bias[1, :, :, 0] = -math.inf
     compare(attention_efficient, draw(S, T), bias=bias, causal=causal, scale=None, window=(-1, -1))
+
+
+def layouts_of_a_bias(B, H, S, T):
+    """Biases that hide some keys, and all of one query: of their own, shared, sliced, with columns apart."""
+    source = torch.Generator().manual_seed(4)
+    for shape in ((B, H, S, T), (1, H, S, T), (B, 1, S, T), (1, 1, S, T), (B, H, S, T + 3), (B, H, 1, T)):
+        bias = torch.randn(shape, generator=source)
+        bias = bias.masked_fill(torch.rand(shape, generator=source) < 0.3, -math.inf)
+        bias[-1, -1, -1] = -math.inf
+        yield bias[..., :T].expand(B, H, S, T)
+    yield torch.randn(B, H, T, S, generator=source).transpose(2, 3)
+
+
+@pytest.mark.parametrize(("B", "S", "T"), [(1, 1, 16), (2, 1, 7), (2, 5, 16), (1, 5, 9), (2, 17, 32)])
+@pytest.mark.parametrize("D", [16, 32])
+@pytest.mark.parametrize("return_lse", [False, True])
+def test_biases_are_read_where_they_lie(B, S, T, D, return_lse):
+    tensors = draw(S, T, B=B, D=D)
+    for bias in layouts_of_a_bias(B, 4, S, T):
+        asked = {"bias": bias, "causal": False, "scale": None, "return_lse": return_lse}
+        want = reference.forward(*tensors, **asked, window=(-1, -1))
+        torch.testing.assert_close(attention_efficient.attention(*tensors, **asked, window=(-1, -1)), want)
+        torch.testing.assert_close(attention_cudnn.biased(*tensors, **asked), want)
+
+
+def test_cudnn_takes_calls_without_a_bias_too():
+    tensors, asked = draw(5, 5), {"causal": True, "scale": None, "return_lse": True}
+    torch.testing.assert_close(
+        attention_cudnn.biased(*tensors, bias=None, **asked), reference.forward(*tensors, **asked)
+    )
 
 
 @pytest.mark.parametrize(("S", "T"), SIZES)

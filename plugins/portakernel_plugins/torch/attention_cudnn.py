@@ -20,6 +20,7 @@ from portakernel_plugins.torch.attention_layout import (
     returned,
     scale_of,
 )
+from portakernel_plugins.torch.attention_mask import distinct
 
 _forward = torch.ops.aten._scaled_dot_product_cudnn_attention.default
 _backward = torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default
@@ -62,6 +63,26 @@ def attention(
     return returned(y.transpose(1, 2), lse, blind, out, return_lse=return_lse, save=save)
 
 
+def biased(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    bias: Tensor | None,
+    causal: bool,
+    scale: float | None,
+    return_lse: bool,
+    out: Results | None = None,
+) -> Results:
+    """``softmax(scale * q @ k.T + bias) @ v``; bias: (B, H, S, T) in the dtype of q; there is no gradient for it."""
+    if bias is None:
+        return attention(q, k, v, causal=causal, scale=scale, return_lse=return_lse, out=out)
+    q, k, v = _laid(q), _laid(k), _laid(v)
+    y, lse, *_ = _forward(q, k, v, _rows(bias), return_lse, 0.0, False, False, scale=scale_of(q, scale))
+    lse = lse.reshape(q.shape[:3]) if return_lse else None
+    return returned(y.transpose(1, 2), lse, 0, out, return_lse=return_lse, save=False)
+
+
 def backward(
     grad_out: Tensor,
     q: Tensor,
@@ -99,6 +120,14 @@ def _laid(x: Tensor) -> Tensor:
     if not (x.is_contiguous() or heads_first.is_contiguous()):
         return x.contiguous().transpose(1, 2)
     return heads_first if x.data_ptr() % 16 == 0 else aligned(x).transpose(1, 2)
+
+
+def _rows(bias: Tensor) -> Tensor:
+    """``bias (B, H, S, T)``, or a copy, in rows that follow each other, once where batches or heads share it."""
+    bias = distinct(bias)
+    row, last = bias.stride()[2:]
+    laid = last == 1 and row >= bias.shape[-1] and bias.data_ptr() % 16 == 0
+    return bias if laid else bias.clone(memory_format=torch.contiguous_format)
 
 
 def _square(S: int, T: int, causal: bool) -> bool:

@@ -1,12 +1,14 @@
 """``attention`` by the memory-efficient kernels that PyTorch has from xFormers (CUTLASS), from AOTriton on AMD.
 
 Called below ``scaled_dot_product_attention``, in the contract's own layout, and with a causal mask that ends at the
-last key. It has no grouped heads: keys and values are repeated for them.
+last key. It has no grouped heads: the heads of a group become the queries of one head where each has one query, as in
+decoding; elsewhere keys and values are repeated for them.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +25,7 @@ from portakernel_plugins.torch.attention_layout import (
     returned,
     scale_of,
 )
-from portakernel_plugins.torch.attention_mask import Mask, make_mask
+from portakernel_plugins.torch.attention_mask import Mask, distinct, make_mask
 
 _forward = torch.ops.aten._efficient_attention_forward.default
 _backward = torch.ops.aten._efficient_attention_backward.default
@@ -47,14 +49,19 @@ def attention(
     save: bool = False,
 ) -> Results:
     """``softmax(scale * q @ k.T + bias) @ v``; q: (B, S, H, D), k: (B, T, G, D), v: (B, T, G, E), all of one dtype."""
-    scale, E = scale_of(q, scale), v.shape[-1]
-    blind = blind_queries(q.shape[1], k.shape[1], causal=causal, window=window)
-    mask = _mask(q, k, blind, bias, causal, window)
-    kind = _kind(q.shape[1] - blind, k.shape[1], causal and mask is None)
-    q, k, v = _rows(q[:, blind:], k, v)
-    added, wanted = None if mask is None else mask.added, return_lse or save
+    scale, (B, S, H, _), (G, E), wanted = scale_of(q, scale), q.shape, v.shape[2:], return_lse or save
+    blind = blind_queries(S, k.shape[1], causal=causal, window=window)
+    # a row of -inf gives zeros, and an lse of 0
+    mask = _mask(q, k, blind, bias, causal, window, find_blind=wanted or HIP)
+    kind = _kind(S - blind, k.shape[1], causal and mask is None)
+    q, added = q[:, blind:], None if mask is None else mask.added
+    if grouped := G < H and S - blind == 1:
+        q, added = q.reshape(B, G, H // G, -1).transpose(1, 2), None if added is None else added.view(B, G, H // G, -1)
+    q, k, v = _rows(q, k, v)
     y, lse, *_ = _forward(q, k, v, added, None, None, None, None, 0.0, kind, wanted, scale=scale)
     y, lse = y[..., :E], lse[:, :, : q.shape[1]] if wanted else None
+    if grouped:
+        y, lse = y.transpose(1, 2).reshape(B, 1, H, E), None if lse is None else lse.reshape(B, H, 1)
     if mask is not None:
         y, lse = mask.cleared(y), None if lse is None else mask.lowered(lse)
     return returned(y, lse, blind, out, return_lse=return_lse, save=save)
@@ -101,18 +108,29 @@ def backward(
     return (*gradients((grad_q, grad_k, grad_v), widths, blind, needs[:3]), grad_bias)
 
 
-def _mask(q: Tensor, k: Tensor, blind: int, bias: Tensor | None, causal: bool, window: Window) -> Mask | None:
+def _mask(
+    q: Tensor, k: Tensor, blind: int, bias: Tensor | None, causal: bool, window: Window, *, find_blind: bool = True
+) -> Mask | None:
     """What the operator's causal mask cannot say of the queries from ``blind`` on; None where there is nothing."""
     (B, S, H, _), T = q.shape, k.shape[1]
     S -= blind
     if bias is None and window[0] < 0 and (window[1] < 0 or causal):
         return None
     bias = None if bias is None else bias[:, :, blind:]
-    made = make_mask((B, H, S, T), q.dtype, q.device, causal=causal, window=window, bias=bias)
-    # the operator wants rows that begin at multiples of some bytes: with room behind each
-    shared = made.added[:1, :1] if bias is None else made.added
-    room = torch.nn.functional.pad(shared, (0, -T % _MASK_STEP))[..., :T]
-    return Mask(room.expand(B, H, S, T), made.blind)
+    given: dict[str, Any] = {"causal": causal, "window": window, "bias": bias, "find_blind": find_blind}
+    made = make_mask((B, H, S, T), q.dtype, q.device, **given)
+    return Mask(_stepped(distinct(made.added)).expand(B, H, S, T), made.blind)
+
+
+def _stepped(added: Tensor) -> Tensor:
+    """``added (B, H, S, T)``, or a copy, with rows that begin where the operator wants them: at multiples of a step."""
+    *strides, last = added.stride()
+    if last == 1 and added.data_ptr() % 16 == 0 and not any(stride % _MASK_STEP for stride in strides):
+        return added
+    T = added.shape[-1]
+    if T % _MASK_STEP == 0:
+        return added.clone(memory_format=torch.contiguous_format)
+    return torch.nn.functional.pad(added.contiguous(), (0, -T % _MASK_STEP))[..., :T]
 
 
 def _kind(S: int, T: int, causal: bool) -> int:

@@ -15,9 +15,9 @@ Window = tuple[int, int]
 class Mask:
     """What is added to the scores.
 
-    ``added: (B, H, S, T)``, -inf where masked, with strides of 0 where batches or heads share it. ``blind: (B, H, S)``
-    are the queries that see no key, which only a bias can bring about here; for them ``added`` is zero instead, because
-    not every operator gives zeros for a row of -inf.
+    ``added: (B, H, S, T)``, -inf where masked, with strides of 0 where batches or heads share it. ``blind``, broadcast
+    to ``(B, H, S)``, are the queries that see no key, which only a bias can bring about here; for them ``added`` is
+    zero instead, because not every operator gives zeros for a row of -inf.
     """
 
     added: Tensor
@@ -63,20 +63,30 @@ def make_mask(
     window: Window,
     bias: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
+    find_blind: bool = True,
 ) -> Mask:
-    """The mask of ``shape (B, H, S, T)`` in ``dtype``; some key is in reach of every query but for ``bias``."""
+    """The mask of ``shape (B, H, S, T)`` in ``dtype``; some key is in reach of every query but for ``bias``.
+
+    Without ``find_blind`` a query that sees no key has a row of -inf.
+    """
     S, T = shape[2:]
-    added = torch.zeros((), dtype=dtype, device=device) if bias is None else bias.to(dtype)
+    added = torch.zeros((), dtype=dtype, device=device) if bias is None else distinct(bias).to(dtype)
     if alibi_slopes is not None:
         added = added - alibi_slopes[:, None, None] * key_distances(S, T, device).abs()
     hidden = hidden_keys(S, T, causal=causal, window=window, device=device)
     if hidden is not None:
         added = added.masked_fill(hidden, -math.inf)
     blind = None
-    if bias is not None:
+    if bias is not None and find_blind:
         blind = added.amax(-1) == -math.inf
         added = added.masked_fill(blind.unsqueeze(-1), 0.0)
     return Mask(added.to(dtype).expand(shape), blind)
+
+
+def distinct(bias: Tensor) -> Tensor:
+    """``bias (B, H, S, T)``, once where batches or heads share it: ``(B or 1, H or 1, S, T)``."""
+    batch, heads, *_ = bias.stride()
+    return bias[: 1 if batch == 0 else None, : 1 if heads == 0 else None]
 
 
 def first_to_last(q: Tensor, k: Tensor, *, causal: bool, window: Window) -> tuple[bool, Tensor | None]:
