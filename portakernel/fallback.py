@@ -9,6 +9,7 @@ from portakernel.capability import ReasonCode, Rejection
 from portakernel.decision import Decision
 from portakernel.dispatch import Dispatcher
 from portakernel.errors import FallbackWarning, ReferenceWarning
+from portakernel.kernel import Kernel
 from portakernel.locks import make_lock
 from portakernel.policies import Policy, Wishes
 from portakernel.request import Request
@@ -46,6 +47,8 @@ class Fallbacks:
         for name in decision.passed_over:
             rejections = decision.candidate(name).rejections
             expected = not free and not any(_is_unremarkable(rejection, decision.request) for rejection in rejections)
+            if all(rejection.code is ReasonCode.FEATURE for rejection in rejections):
+                expected = expected and not _are_one(self._dispatcher.registry.kernels[name], decision.chosen)
             if name in preferred or expected:
                 found += [(name, rejection) for rejection in rejections]
         return found
@@ -89,6 +92,11 @@ def _is_unremarkable(rejection: Rejection, request: Request) -> bool:
     name = rejection.parameter
     of_value = rejection.code is ReasonCode.FEATURE and name in request.values and name not in request.features
     return of_value or rejection.code in _UNREMARKABLE
+
+
+def _are_one(kernel: Kernel, other: Kernel) -> bool:
+    """Whether two kernels are one module's, of which each has features that the other has not."""
+    return kernel.plugin == other.plugin and kernel.entry.partition(":")[0] == other.entry.partition(":")[0]
 
 
 def callers_level() -> int:

@@ -14,6 +14,8 @@ from portakernel.cli.decoder import Cache
 from portakernel.cli.decoder_ops import Ops, PlainTorch, ThroughPortakernel
 from portakernel.errors import CaptureError
 
+# float32 is not for FlashAttention
+pytestmark = pytest.mark.filterwarnings("ignore::portakernel.errors.FallbackWarning")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="captures a CUDA graph: needs a GPU")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CACHED = 17  # tokens before the one that is decoded

@@ -16,6 +16,7 @@ import portakernel
 from portakernel import ops, runtime
 from portakernel.capability import CannotRun, ReasonCode
 from portakernel.errors import FallbackWarning
+from portakernel.fallback import Fallbacks
 from portakernel.references import attention as reference
 from portakernel_plugins.torch import (
     attention_cudnn,
@@ -230,6 +231,15 @@ def test_biases_are_read_where_they_lie(B, S, T, D, return_lse):
         want = reference.forward(*tensors, **asked, window=(-1, -1))
         torch.testing.assert_close(attention_efficient.attention(*tensors, **asked, window=(-1, -1)), want)
         torch.testing.assert_close(attention_cudnn.biased(*tensors, **asked), want)
+
+
+def test_a_bias_that_another_form_takes_is_no_fallback_to_warn_of():
+    shapes = {"q": (1, 256, 8, 64), "k": (1, 256, 2, 64), "v": (1, 256, 2, 64), "bias": (1, 8, 256, 256)}
+    decision = portakernel.explain("attention", target="nvidia:sm_90", dtype="bfloat16", shape=shapes)
+    assert decision.chosen.name == "torch.attention_cudnn_biased"
+    assert decision.passed_over == ("torch.attention_cudnn",)
+    used = runtime.dispatcher()
+    assert Fallbacks(used).reasons(decision, used.process_policy) == []
 
 
 def test_cudnn_takes_calls_without_a_bias_too():

@@ -25,7 +25,7 @@ from portakernel_plugins.torch.attention_layout import (
     returned,
     scale_of,
 )
-from portakernel_plugins.torch.attention_mask import Mask, distinct, make_mask
+from portakernel_plugins.torch.attention_mask import Mask, added_once
 
 _forward = torch.ops.aten._efficient_attention_forward.default
 _backward = torch.ops.aten._efficient_attention_backward.default
@@ -54,12 +54,12 @@ def attention(
     # a row of -inf gives zeros, and an lse of 0
     mask = _mask(q, k, blind, bias, causal, window, find_blind=wanted or HIP)
     kind = _kind(S - blind, k.shape[1], causal and mask is None)
-    q, added = q[:, blind:], None if mask is None else mask.added
+    q, added = q[:, blind:] if blind else q, None if mask is None else mask.added
     if grouped := G < H and S - blind == 1:
         q, added = q.reshape(B, G, H // G, -1).transpose(1, 2), None if added is None else added.view(B, G, H // G, -1)
     q, k, v = _rows(q, k, v)
     y, lse, *_ = _forward(q, k, v, added, None, None, None, None, 0.0, kind, wanted, scale=scale)
-    y, lse = y[..., :E], lse[:, :, : q.shape[1]] if wanted else None
+    y, lse = y if y.shape[-1] == E else y[..., :E], lse[:, :, : q.shape[1]] if wanted else None
     if grouped:
         y, lse = y.transpose(1, 2).reshape(B, 1, H, E), None if lse is None else lse.reshape(B, H, 1)
     if mask is not None:
@@ -116,14 +116,14 @@ def _mask(
     S -= blind
     if bias is None and window[0] < 0 and (window[1] < 0 or causal):
         return None
-    bias = None if bias is None else bias[:, :, blind:]
+    bias = bias[:, :, blind:] if bias is not None and blind else bias
     given: dict[str, Any] = {"causal": causal, "window": window, "bias": bias, "find_blind": find_blind}
-    made = make_mask((B, H, S, T), q.dtype, q.device, **given)
-    return Mask(_stepped(distinct(made.added)).expand(B, H, S, T), made.blind)
+    added, hidden = added_once(S, T, q.dtype, q.device, **given)
+    return Mask(_stepped(added).expand(B, H, S, T), hidden)
 
 
 def _stepped(added: Tensor) -> Tensor:
-    """``added (B, H, S, T)``, or a copy, with rows that begin where the operator wants them: at multiples of a step."""
+    """``added (..., S, T)``, or a copy, with rows that begin where the operator wants them: at multiples of a step."""
     *strides, last = added.stride()
     if last == 1 and added.data_ptr() % 16 == 0 and not any(stride % _MASK_STEP for stride in strides):
         return added

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,7 +70,24 @@ def make_mask(
 
     Without ``find_blind`` a query that sees no key has a row of -inf.
     """
-    S, T = shape[2:]
+    asked: dict[str, Any] = {"causal": causal, "window": window, "bias": bias, "alibi_slopes": alibi_slopes}
+    added, blind = added_once(*shape[2:], dtype, device, **asked, find_blind=find_blind)
+    return Mask(added.expand(shape), blind)
+
+
+def added_once(
+    S: int,
+    T: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    causal: bool,
+    window: Window,
+    bias: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    find_blind: bool = True,
+) -> tuple[Tensor, Tensor | None]:
+    """``make_mask``'s parts, the first broadcast to ``(B, H, S, T)``: once where batches or heads share it."""
     added = torch.zeros((), dtype=dtype, device=device) if bias is None else distinct(bias).to(dtype)
     if alibi_slopes is not None:
         added = added - alibi_slopes[:, None, None] * key_distances(S, T, device).abs()
@@ -80,7 +98,7 @@ def make_mask(
     if bias is not None and find_blind:
         blind = added.amax(-1) == -math.inf
         added = added.masked_fill(blind.unsqueeze(-1), 0.0)
-    return Mask(added.to(dtype).expand(shape), blind)
+    return added.to(dtype), blind
 
 
 def distinct(bias: Tensor) -> Tensor:
