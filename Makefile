@@ -10,7 +10,8 @@ VENV := .venv
 VENV_PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 # Quiet but for errors; the build tools come from the constraints too, not from an isolated environment.
-PIP_INSTALL := $(VENV_PYTHON) -m pip install -qq --disable-pip-version-check -c "$(CONSTRAINTS)"
+# Modules are compiled when they are imported: to compile all of torch beforehand takes most of a minute.
+PIP_INSTALL := $(VENV_PYTHON) -m pip install -qq --no-compile --disable-pip-version-check -c "$(CONSTRAINTS)"
 
 # The OpenCL example is a package of its own, installed beside the project so that its tests run against it.
 OPENCL_EXAMPLE := $(wildcard examples/opencl_backend/pyproject.toml)
