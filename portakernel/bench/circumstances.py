@@ -30,9 +30,9 @@ _SMI = {
 
 def circumstances(registry: Registry, device: Device) -> dict[str, Any]:
     """The machine, its software, and the time, as JSON-ready data."""
-    packages = [package.distribution for package in registry.manager.packages if package.distribution]
+    known = software(registry)
     return {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "date": known["date"],
         "device": device.name,
         "torch_device": device.torch_device,
         "target": str(device.target),
@@ -43,8 +43,17 @@ def circumstances(registry: Registry, device: Device) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "torch_cuda": torch.version.cuda,
         "torch_hip": torch.version.hip,
-        "versions": _versions((*_PACKAGES, *packages)) | _required(registry),
+        "versions": known["versions"],
         "clocks": clocks(device),
+    }
+
+
+def software(registry: Registry) -> dict[str, Any]:
+    """The time, and the versions of what kernels are made of, as JSON-ready data."""
+    packages = [package.distribution for package in registry.manager.packages if package.distribution]
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "versions": _versions((*_PACKAGES, *packages)) | _required(registry),
     }
 
 

@@ -81,8 +81,12 @@ def command(
         interrupted = True
     summary = summarise(results)
     if json:
+        from portakernel.bench.circumstances import software
+
         found = [result.to_json() for result in results]
-        print_json({"seed": seed, "interrupted": interrupted, "summary": summary, "results": found})
+        known = {**software(now.registry), "device": where.name if where is not None else None}
+        head = {"circumstances": known, "seed": seed, "interrupted": interrupted}
+        print_json({**head, "summary": summary, "results": found})
     else:
         _print_summary(out, summary, seed, interrupted=interrupted)
     if interrupted:

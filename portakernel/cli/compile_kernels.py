@@ -71,7 +71,11 @@ def command(
     except KeyboardInterrupt:
         interrupted = True
     if json:
-        print_json({"interrupted": interrupted, "outcomes": [outcome.to_json() for outcome in found]})
+        from portakernel.bench.circumstances import software
+
+        outcomes = [outcome.to_json() for outcome in found]
+        known = software(now.registry)
+        print_json({"circumstances": known, "interrupted": interrupted, "outcomes": outcomes})
     else:
         _print_summary(page(), found, interrupted=interrupted)
     if interrupted:

@@ -43,7 +43,7 @@ def test_json_form_key_by_key(run: Callable, kit: Callable) -> None:
     kit([PASSED, FAILED, SKIPPED])
     ran = run("check --json")
     assert ran.status == 1
-    assert list(ran.json) == ["seed", "interrupted", "summary", "results"]
+    assert list(ran.json) == ["circumstances", "seed", "interrupted", "summary", "results"]
     assert (ran.json["seed"], ran.json["interrupted"]) == (7, False)
     assert ran.json["summary"] == [
         {

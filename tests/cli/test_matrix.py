@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -80,3 +81,29 @@ def test_unknown_names_are_told_with_the_nearest(run: Callable) -> None:
 def test_broken_packages_are_named_on_stderr(run: Callable, install: Callable[..., Path]) -> None:
     install("acme", manifest="schema_version: 1\nplugin: other\n")
     assert run("matrix --op add").err == "left out, being broken: acme; `portakernel doctor` says why\n"
+
+
+def test_a_page_for_browsers_is_written_with_what_else_was_proven(
+    run: Callable, install: Callable[..., Path], tmp_path: Path
+) -> None:
+    install("acme", manifest=MANIFEST)
+    page, output = tmp_path / "matrix.html", tmp_path / "compiled.json"
+    call = "acme.add for nvidia:sm_120 (multiple of blocks, float16)"
+    compiled = {"kernel": "acme.add", "target": "nvidia:sm_120", "call": call, "verdict": "compiles"}
+    circumstances = {"date": "2026-11-22T12:24:48+00:00", "versions": {}}
+    output.write_text(json.dumps({"circumstances": circumstances, "outcomes": [compiled]}), encoding="utf-8")
+    ran = run("matrix", "--plugin", "acme", "--html", str(page), "--proof", str(output))
+    assert (ran.status, ran.out, ran.err) == (0, f"wrote {page}\n", "")
+    text = page.read_text(encoding="utf-8")
+    assert text.count('<tr role="row" data-kernel=') == 3
+    assert 'data-arch="sm_120" data-dtype="float16" data-format="" data-proof="compiled:float16:"' in text
+    assert text.count("claimed only") == 1 + 2  # the row of sm_121, that of acme.slow, and what the word means
+
+
+def test_a_page_that_cannot_be_proven_is_not_written(run: Callable, tmp_path: Path) -> None:
+    page, output = tmp_path / "matrix.html", tmp_path / "other.json"
+    output.write_text("{}", encoding="utf-8")
+    ran = run("matrix", "--html", str(page), "--proof", str(output))
+    assert (ran.status, page.exists()) == (2, False)
+    assert ran.err.startswith(f"portakernel: {output}: needs what `portakernel compile`")
+    assert run("matrix", "--proof", str(output)).status == 2
