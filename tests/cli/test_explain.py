@@ -11,10 +11,11 @@ import pytest
 import portakernel
 from portakernel import runtime
 from portakernel.capability import ReasonCode, Rejection
-from portakernel.cli.advice import ADVICE, advice
+from portakernel.cli.advice import advice
 from portakernel.cli.explain import read_names
 from portakernel.dispatch import Dispatcher
 from portakernel.plugin_manager import PluginManager, installed_packages
+from portakernel.reasons import REASONS
 from portakernel.registry import Registry
 from portakernel.runtime import dispatcher
 
@@ -139,7 +140,7 @@ def test_a_terminal_shows_the_winner_in_colour(run: Callable, monkeypatch: pytes
 
 
 def test_every_reason_has_advice_and_every_advice_can_be_given() -> None:
-    assert set(ADVICE) == set(ReasonCode)
+    assert set(REASONS) == set(ReasonCode)
     kernel = dispatcher().registry.kernels["triton.rms_norm"]
     for code in ReasonCode:
         text = advice(kernel, Rejection(code, "because", "x.stride_last"))
