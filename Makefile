@@ -21,7 +21,7 @@ OPENCL_STAMP := $(if $(OPENCL_EXAMPLE),$(VENV)/.installed-opencl-example)
 .DELETE_ON_ERROR:
 # What `make outside` makes and tests; its name is nobody's.
 OUTSIDER := outsider_for_make
-.PHONY: help setup test outside demo lint lint-mypy lint-pyright lint-style lint-imports format generate generate-check modes clean
+.PHONY: help setup test outside demo site lint lint-mypy lint-pyright lint-style lint-imports format generate generate-check modes clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r target text; do \
@@ -48,6 +48,11 @@ outside: setup ## make a plugin and a backend in an empty folder elsewhere, inst
 
 demo: setup ## show what portakernel does on this machine
 	@$(VENV)/bin/portakernel demo
+
+# MkDocs' theme announces on every build how long it will be maintained.
+site: setup ## build the documentation as a site into build/site, to be opened from there
+	@cd website && NO_MKDOCS_2_WARNING=1 "../$(VENV_PYTHON)" -m mkdocs build --strict --quiet
+	@echo "build/site/index.html"
 
 # Two at a time: the type checkers take half a minute each.
 lint: setup ## check style, types, the direction of imports, and that generated files are fresh

@@ -44,15 +44,14 @@ def generated() -> dict[Path, str]:
     }
     files[_HERE / "ops.pyi"] = _stub()
     if _DOCS.is_dir():
-        files[_DOCS / "matrix.md"] = _matrix()
+        files[_DOCS / "matrix.md"] = markdown(support_matrix(first_party()))
         files[_DOCS / "sharding.md"] = sharding_page()
     return files
 
 
-def _matrix() -> str:
-    """The support matrix of what ships with portakernel, whatever else is installed."""
-    packages = [package for package in installed_packages() if package.first_party]
-    return markdown(support_matrix(Registry(PluginManager(packages))))
+def first_party() -> Registry:
+    """What ships with portakernel, whatever else is installed."""
+    return Registry(PluginManager([package for package in installed_packages() if package.first_party]))
 
 
 def _stub() -> str:

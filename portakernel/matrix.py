@@ -205,7 +205,7 @@ def _overview(matrix: Sequence[OpSupport]) -> str:
             names = [name for place in support.places if place.vendor == vendor for name in place.servings]
             cells.append(", ".join(dict.fromkeys(plugins[name] for name in plugins if name in names)) or "–")
         rows.append((f"[`{support.op}`](#{support.op})", *cells))
-    return "## Overview\n\n" + _table(("op", *vendors), rows)
+    return "## Overview\n\n" + table(("op", *vendors), rows)
 
 
 def _section(support: OpSupport) -> str:
@@ -249,7 +249,7 @@ def _claims(support: OpSupport) -> str:
                 )
             )
     filled = [i for i in range(len(headers)) if any(row[i] for row in rows)]
-    return _table([headers[i] for i in filled], [[row[i] or "–" for i in filled] for row in rows])
+    return table([headers[i] for i in filled], [[row[i] or "–" for i in filled] for row in rows])
 
 
 def _served(support: OpSupport) -> str:
@@ -264,7 +264,7 @@ def _served(support: OpSupport) -> str:
         archs = [(place.family, ", ".join(place.archs) or "any") for place in several]
         where = "; ".join(f"{family}: {listed}" if family is not None else listed for family, listed in archs)
         rows.append((vendor, where, *cells))
-    return _table(("vendor", "architectures", *(f"`{name}`" for name in names)), rows) if rows else ""
+    return table(("vendor", "architectures", *(f"`{name}`" for name in names)), rows) if rows else ""
 
 
 def _mark(serving: Serving | None) -> str:
@@ -286,7 +286,9 @@ def _by_argument(names: Mapping[str, Sequence[str]]) -> str:
     return "; ".join(f"{argument}: {', '.join(accepted)}" for argument, accepted in names.items())
 
 
-def _table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+
     def line(cells: Iterable[str]) -> str:
         return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 

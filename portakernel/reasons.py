@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from portakernel.capability import ReasonCode, Rejection
+from portakernel.capability import ReasonCode
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,22 +18,18 @@ class Reason:
     ``meaning`` is a sentence, ``when`` says what makes a kernel get it. ``remedy`` is the one sentence of advice for a
     rejection, over ``{op}``, ``{kernel}``, ``{distribution}``, ``{text}``, ``{parameter}``, ``{argument}`` and
     ``{install}``; empty where nothing that a caller or an operator can do would make the kernel serve, and ``instead``
-    says what is left. ``example`` is a rejection of ``kernel`` as it is given; ``command``, where any machine can
-    answer, an `explain` that shows one.
+    says what is left. ``text`` and ``parameter`` are a rejection's that ``kernel`` is given, where kernels get the code
+    at all; ``command``, where any machine can answer, are the arguments of an `explain` that shows it.
     """
 
     meaning: str
     when: str
     remedy: str
-    kernel: str
-    text: str
+    kernel: str = ""
+    text: str = ""
     parameter: str | None = None
     command: str = ""
     instead: str = ""
-
-    def example(self, code: ReasonCode) -> Rejection:
-        """The rejection that stands for all of ``code``."""
-        return Rejection(code, self.text, self.parameter)
 
 
 _PREFER = "prefer it: `--prefer {kernel}`, or portakernel.policy(prefer={kernel!r})"
@@ -70,10 +66,8 @@ REASONS: Mapping[ReasonCode, Reason] = {
         "The plugin is written for another version of portakernel's plugin interface.",
         "`plugin_api` in the manifest names none that this portakernel has (`portakernel.PLUGIN_API`). Such a"
         " package is"
-        " refused whole, and shown by `portakernel doctor`.",
+        " refused whole, and shown by `portakernel doctor`; its kernels are not there to be asked.",
         "install versions of {distribution} and portakernel that go together",
-        "triton.rms_norm",
-        "is written for plugin API 2; this portakernel has 1",
     ),
     ReasonCode.DISABLED: Reason(
         "The kernel is switched off.",
@@ -104,8 +98,6 @@ REASONS: Mapping[ReasonCode, Reason] = {
         "A plan is strict for the op, and lists another kernel.",
         "Kept for plans, which this version does not have: no kernel gets it.",
         "add it to the plan, or ask without one",
-        "triton.rms_norm",
-        "the plan lists torch.rms_norm for nvidia:sm_90",
     ),
     ReasonCode.VENDOR: Reason(
         "The kernel is for another vendor's hardware.",
@@ -309,7 +301,5 @@ REASONS: Mapping[ReasonCode, Reason] = {
         "Nothing speaks against the kernel: another one was measured faster here.",
         "Kept for measured tuning, which this version does not have: no kernel gets it.",
         _PREFER,
-        "torch.rms_norm",
-        "5.1 us, against triton.rms_norm's 4.4 us",
     ),
 }  # fmt: skip

@@ -1,0 +1,299 @@
+"""The documentation as people see it: built without a warning, whole without a network, in a browser of each width."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlencode
+
+import pytest
+
+from portakernel.contracts import contracts
+from portakernel.generate import first_party
+from portakernel.matrix import support_matrix
+from portakernel.proofs import recorded
+from portakernel.reasons import REASONS
+
+WEBSITE = Path(__file__).parents[2] / "website"
+BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+PAGES = ("index", "ops/index", "ops/scaled_mm", "reasons/index", "reasons/limit", "cli", "matrix-text", "matrix")
+PHONE, DESKTOP = {"width": 360, "height": 800}, {"width": 1280, "height": 900}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built as `make site` builds it: a warning, such as a link that leads nowhere, ends the build."""
+    pytest.importorskip("material", reason="needs mkdocs-material: pip install 'portakernel[docs]'")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    built = subprocess.run(command, cwd=WEBSITE, env=environment, capture_output=True, text=True, check=False)
+    assert (built.returncode, built.stdout + built.stderr) == (0, "")
+    return folder
+
+
+# Of the module: while it lives, no other test of the process could run an event loop of its own.
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install 'portakernel[test]'")
+    path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if path is None:
+        pytest.skip(f"needs a browser: {', '.join(BROWSERS)}; none is installed")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=path)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(params=[PHONE, DESKTOP], ids=["phone", "desktop"])
+def size(request: pytest.FixtureRequest) -> dict[str, int]:
+    found: dict[str, int] = request.param
+    return found
+
+
+@pytest.fixture
+def page(chromium: Any, size: dict[str, int]) -> Iterator[Any]:
+    """A page without a network, which asks for nothing but files and logs nothing."""
+    context = chromium.new_context(viewport=size, offline=True)
+    opened, complaints = context.new_page(), []
+    opened.on("console", lambda message: complaints.append(message.text))
+    opened.on("pageerror", lambda error: complaints.append(str(error)))
+    opened.on("request", lambda asked: asked.url.startswith(("file:", "data:")) or complaints.append(asked.url))
+    yield opened
+    context.close()
+    assert complaints == []
+
+
+# --- pages ----------------------------------------------------------------------------------------------------------
+
+
+class _Links(HTMLParser):
+    """A page's ids, what it links to, and what a browser loads for it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.ids: set[str] = set()
+        self.links: list[str] = []
+        self.loads: list[str] = []
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = {name: value or "" for name, value in attrs}
+        self.ids |= {found[name] for name in ("id", "name") if name in found}
+        if tag == "a" and "href" in found:
+            self.links.append(found["href"])
+        elif tag == "link" and found.get("rel") not in ("canonical", "next", "prev"):
+            self.loads.append(found["href"])
+        elif "src" in found:
+            self.loads.append(found["src"])
+
+
+read = cache(_Links)
+
+
+def test_there_is_a_page_for_every_op_and_every_reason(site: Path) -> None:
+    for folder, names in {"ops": contracts(), "reasons": REASONS}.items():
+        assert {path.stem for path in (site / folder).glob("*.html")} == {"index", *map(str, names)}
+
+
+def test_every_link_leads_to_a_place_that_is_there(site: Path) -> None:
+    lost, followed = [], 0
+    for path in site.rglob("*.html"):
+        if path.name == "404.html":  # its links are for a server's root
+            continue
+        for link in read(path).links:
+            file, _, anchor = unquote(link).partition("#")
+            if re.match(r"https?:", file):
+                continue
+            followed += 1
+            target = (path.parent / file).resolve() if file else path
+            target = target / "index.html" if target.is_dir() else target
+            kept = not anchor or target.name == "matrix.html" or (target.is_file() and anchor in read(target).ids)
+            if not target.is_file() or not kept:
+                lost.append((path.name, link))
+    assert followed > 1000
+    assert lost == []
+
+
+def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
+    def elsewhere(address: str) -> bool:
+        return address.startswith(("http:", "https:", "//"))
+
+    pages = [path for path in site.rglob("*.html") if path.name != "404.html"]
+    assert [(path.name, load) for path in pages for load in read(path).loads if elsewhere(load)] == []
+    styles = {path: path.read_text(encoding="utf-8") for path in [*site.rglob("*.css"), *pages]}
+    found = [(path.name, url) for path, text in styles.items() for url in re.findall(r"url\(['\"]?([^)'\"]+)", text)]
+    assert [(name, url) for name, url in found if elsewhere(url)] == []
+    assert not any(re.search(r"@import\s", text) for text in styles.values() if "<html" not in text)
+
+
+def test_the_matrix_is_one_file(site: Path) -> None:
+    assert set(read(site / "matrix.html").loads) <= {"data:,"}
+
+
+def test_no_page_is_wider_than_its_window(site: Path, page: Any) -> None:
+    for name in PAGES:
+        page.goto((site / f"{name}.html").as_uri())
+        assert (name, page.evaluate("document.documentElement.scrollWidth <= innerWidth")) == (name, True)
+
+
+def test_the_search_finds_without_a_server(site: Path, page: Any, size: dict[str, int]) -> None:
+    page.goto((site / "index.html").as_uri())
+    if size is PHONE:
+        page.locator("label.md-header__button[for=__search]").click()
+    page.locator("input[name=query]").click()
+    page.keyboard.type("shared_memory")
+    found = page.locator(".md-search-result__link").first
+    found.wait_for()
+    assert "reasons/shared_memory.html" in found.get_attribute("href")
+
+
+# --- the matrix -----------------------------------------------------------------------------------------------------
+
+Choice = dict[str, str]
+Places = set[tuple[str, str, str]]
+
+
+@cache
+def _claims() -> list[dict[str, Any]]:
+    """Each kernel on each arch as `matrix --json` and the record have it, not as the page does."""
+    proofs: dict[tuple[str, str], list[Any]] = {}
+    for proof in recorded():
+        proofs.setdefault((proof.kernel, proof.target), []).append(proof)
+    found = []
+    for support in json.loads(json.dumps([support.to_json() for support in support_matrix(first_party())])):
+        plugins = {kernel["kernel"]: kernel["plugin"] for kernel in support["kernels"]}
+        for place in support["places"]:
+            for kernel in place["kernels"]:
+                dtypes, formats = (
+                    {n for names in kernel[key].values() for n in names} for key in ("dtypes", "formats")
+                )
+                where = {"op": support["op"], "vendor": place["vendor"], "plugin": plugins[kernel["kernel"]]}
+                for arch in place["archs"]:
+                    proven = proofs.get((kernel["kernel"], f"{place['vendor']}:{arch}"), [])
+                    what = {"kernel": kernel["kernel"], "dtypes": dtypes, "formats": formats, "proofs": proven}
+                    found.append({**where, "arch": arch, **what})
+    return found
+
+
+def _expected(choice: Choice) -> Places:
+    def fits(claim: dict[str, Any]) -> bool:
+        exact = all(claim[key] == choice[key] for key in ("op", "vendor", "arch", "plugin") if key in choice)
+        dtype, scale_format = choice.get("dtype"), choice.get("format")
+        claimed = dtype in {None, *claim["dtypes"]} and scale_format in {None, *claim["formats"]}
+        proven = "proof" not in choice or any(
+            proof.kind == choice["proof"] and dtype in {None, *proof.dtypes} and scale_format in {None, *proof.formats}
+            for proof in claim["proofs"]
+        )
+        return exact and claimed and proven
+
+    return {(claim["kernel"], claim["vendor"], claim["arch"]) for claim in _claims() if fits(claim)}
+
+
+def _shown(page: Any, choice: Choice) -> Places:
+    """What the rows in sight say; one may be of several archs, of which only the chosen one counts."""
+    rows = page.evaluate(
+        "[...document.querySelectorAll('tr[data-kernel]')].filter(row => row.checkVisibility())"
+        ".map(row => [row.dataset.kernel, row.dataset.vendor, row.dataset.arch])"
+    )
+    archs = choice.get("arch")
+    return {(kernel, vendor, arch) for kernel, vendor, names in rows for arch in names.split() if archs in (None, arch)}
+
+
+def _fresh_choices() -> Iterator[Choice]:
+    """Choices that some claim fits, made of its own properties; and some that hardly any does."""
+    claims = _claims()
+    for keys in range(1, 8):
+        claim = random.choice([claim for claim in claims if claim["proofs"]])
+        proof = random.choice(claim["proofs"])
+        whole = {key: claim[key] for key in ("op", "vendor", "arch", "plugin")}
+        whole |= {"dtype": random.choice(proof.dtypes), "proof": proof.kind}
+        whole |= {"format": random.choice(proof.formats)} if proof.formats else {}
+        yield dict(random.sample(sorted(whole.items()), min(keys, len(whole))))
+    yield {"vendor": "intel", "proof": "ran"}
+    yield {"op": "add", "format": "nvfp4"}
+
+
+@pytest.fixture
+def matrix(site: Path, page: Any) -> Any:
+    page.goto((site / "matrix.html").as_uri())
+    return page
+
+
+def test_unfiltered_every_claim_is_shown(matrix: Any) -> None:
+    assert _shown(matrix, {}) == _expected({})
+
+
+def test_filters_leave_the_rows_that_fit_and_no_others(matrix: Any) -> None:
+    for choice in _fresh_choices():
+        for name, value in choice.items():
+            matrix.select_option(f"#{name}", value)
+        assert (choice, _shown(matrix, choice)) == (choice, _expected(choice))
+        assert matrix.locator("#none").is_visible() == (not _expected(choice))
+        kernels = {kernel for kernel, _, _ in _expected(choice)}
+        assert matrix.locator("#count").inner_text().partition("; ")[2].startswith(f"kernels: {len(kernels)};")
+        matrix.get_by_role("button", name="Show all").click()
+        matrix.wait_for_function("location.hash.length < 2")
+
+
+def test_a_link_restores_the_filter_and_so_does_going_back(site: Path, page: Any) -> None:
+    choices = [choice for choice in _fresh_choices() if _expected(choice)]
+    for choice in choices:
+        page.goto("about:blank")
+        page.goto(f"{(site / 'matrix.html').as_uri()}#{urlencode(choice)}")
+        chosen = {name: page.locator(f"#{name}").input_value() for name in choice}
+        assert (chosen, _shown(page, choice)) == (choice, _expected(choice))
+    before = page.url
+    page.select_option("#op", random.choice([op for op in contracts() if op != choices[-1].get("op")]))
+    assert page.url != before
+    page.go_back()
+    assert (page.url, _shown(page, choices[-1])) == (before, _expected(choices[-1]))
+
+
+def test_a_link_to_what_is_not_there_says_so(site: Path, page: Any) -> None:
+    page.goto(f"{(site / 'matrix.html').as_uri()}#vendor=acme&op=add")
+    told = page.get_by_role("alert").inner_text()
+    assert told == "The address asks for vendor=acme, which this matrix does not have."
+    assert _shown(page, {}) == _expected({"op": "add"})
+
+
+def test_an_arch_of_another_vendor_gives_way(matrix: Any) -> None:
+    matrix.select_option("#arch", "sm_90")
+    matrix.select_option("#vendor", "amd")
+    assert matrix.locator("#arch").input_value() == ""
+    assert _shown(matrix, {}) == _expected({"vendor": "amd"})
+
+
+def test_a_keyboard_suffices_and_a_screen_reader_is_told(matrix: Any) -> None:
+    matrix.keyboard.press("Tab")  # the link to the documentation
+    matrix.keyboard.press("Tab")
+    matrix.keyboard.press("Tab")
+    assert matrix.evaluate("document.activeElement.id") == "vendor"
+    matrix.keyboard.type("nv")
+    assert _shown(matrix, {}) == _expected({"vendor": "nvidia"})
+    assert matrix.get_by_label("Vendor", exact=True).input_value() == "nvidia"
+    assert matrix.get_by_role("status").inner_text() == matrix.locator("#count").inner_text()
+    matrix.select_option("#op", "add")
+    # a card of the phone's is still a row of a table, with its op before it
+    rows = matrix.get_by_role("table").get_by_role("row")
+    kernels = matrix.locator("tr[data-kernel]:visible").count()
+    assert rows.count() == kernels + 1 + 1
+    assert matrix.get_by_role("rowheader").inner_text().startswith("add")
+
+
+def test_the_filters_stay_within_a_phone_and_rows_become_cards(matrix: Any, size: dict[str, int]) -> None:
+    matrix.select_option("#op", "scaled_mm")
+    cells = matrix.locator("tr[data-kernel]:visible").first.locator("td:visible")
+    tops = {round(cells.nth(i).bounding_box()["y"]) for i in range(cells.count())}
+    assert (len(tops) > 1) == (size is PHONE)
+    assert matrix.evaluate("document.documentElement.scrollWidth <= innerWidth")

@@ -1,0 +1,56 @@
+"""What MkDocs calls while it builds the site: the pages, their order, and the matrix beside them."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from op_pages import op_pages
+from reason_pages import reason_pages
+from texts import texts
+
+from portakernel.generate import first_party
+from portakernel.matrix import support_matrix
+from portakernel.matrix_page import page
+from portakernel.proofs import recorded
+
+MATRIX = "matrix.html"
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Puts the pages in order."""
+    config.nav = _navigation()
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds every page; nothing of them is on disk."""
+    for path, content in _pages().items():
+        files.append(File.generated(config, path, content=content))
+    return files
+
+
+@functools.cache
+def _pages() -> dict[str, str]:
+    registry, proofs = first_party(), recorded()
+    matrix = support_matrix(registry)
+    return {
+        **{text.page: text.content for text in texts()},
+        **op_pages(matrix, proofs, MATRIX),
+        **reason_pages(registry),
+        MATRIX: page(matrix, proofs, home="index.html"),
+    }
+
+
+def _navigation() -> list[dict[str, Any]]:
+    """The sections: texts in their order, then what is made from code."""
+    sections: dict[str, list[Any]] = {}
+    for text in texts():
+        sections.setdefault(text.section, []).append(text.page)
+    sections["Reference"].insert(0, {"Support matrix": MATRIX})
+    for section, folder in {"Ops": "ops/", "Reasons": "reasons/"}.items():
+        sections[section] = [path for path in _pages() if path.startswith(folder)]
+    order = ("Guide", "Authors", "Ops", "Reasons", "Reference", "Plugins", "Benchmarks", "Project")
+    return [{section: sections[section]} for section in order]
