@@ -82,7 +82,7 @@ REASONS: Mapping[ReasonCode, Reason] = {
         "Kernels with `build` in their manifest are compiled ahead for sizes, dtypes and values, never inside a call.",
         'build it ahead, with portakernel.warmup("{op}", ...)',
         "inductor.rms_norm",
-        "is not built for these sizes, dtypes and values",
+        'is not built for these sizes, dtypes and values; portakernel.warmup("rms_norm", x, weight) builds it',
         command="rms_norm --target nvidia:sm_90 --dtype bfloat16 --shape x=4096x8192",
     ),
     ReasonCode.DENIED_BY_POLICY: Reason(

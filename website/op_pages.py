@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from portakernel.case import Case
-from portakernel.contract import Contract, Result, TensorArgument, alternatives
+from portakernel.contract import Choice, Contract, Result, TensorArgument, alternatives
 from portakernel.contracts import contracts
 from portakernel.document import signature
 from portakernel.matrix import OpSupport, table
@@ -69,7 +70,13 @@ def _tensor(contract: Contract, tensor: TensorArgument) -> tuple[str, str, str, 
 
 
 def _shape(contract: Contract, tensor: TensorArgument) -> str:
-    return f"`{contract.describe_shape(tensor)}`"
+    """The shape; where it depends on an argument's value, each shape with the values that it is for."""
+    if not isinstance(tensor.shape, Choice):
+        return f"`{contract.describe_shape(tensor)}`"
+    values: dict[str, list[str]] = {}
+    for value, shape in tensor.shape.of.items():
+        values.setdefault(contract.describe_shape(replace(tensor, shape=shape)), []).append(str(value))
+    return "; ".join(f"`{shape}` for {', '.join(several)}" for shape, several in values.items())
 
 
 def _parameters(contract: Contract) -> str:
@@ -149,7 +156,8 @@ def _proven(kernel: str, proofs: Iterable[Proof]) -> str:
     targets: Mapping[str, dict[str, None]] = {kind: {} for kind in KINDS}
     for proof in proofs:
         if proof.kernel == kernel:
-            targets[proof.kind][proof.target] = None
+            measured = " (benchmark)" if proof.by == "bench" else ""
+            targets[proof.kind][proof.target + measured] = None
     parts = [f"ran: {', '.join(targets['ran'])}"] if targets["ran"] else []
     parts += [f"compiled: {len(targets['compiled'])} architectures"] if targets["compiled"] else []
     parts += [f"native instruction: {len(targets['native'])}"] if targets["native"] else []

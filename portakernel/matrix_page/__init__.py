@@ -101,7 +101,7 @@ def _section(support: OpSupport, found: Sequence[Row]) -> str:
 
 def _row(row: Row) -> str:
     kernel = row.kernel
-    name = f"<code>{escape(kernel.name).replace('.', '.<wbr>').replace('_', '_<wbr>')}</code>"
+    name = f"<code>{_breakable(kernel.name)}</code>"
     name += f'<span class="note">disabled: {escape(kernel.disabled)}</span>' if kernel.disabled else ""
     cells = (
         name,
@@ -109,7 +109,7 @@ def _row(row: Row) -> str:
         "; ".join(_archs(family, names) for family, names in row.archs),
         _marked(row.dtypes, row.serving.dtypes),
         _marked(row.formats, row.serving.formats),
-        ", ".join(map(escape, row.serving.features)),
+        ", ".join(map(_breakable, row.serving.features)),
         "kernel" if kernel.backward is not None else "",
         "".join(map(_proof, row.proofs)),
     )
@@ -129,6 +129,11 @@ def _row(row: Row) -> str:
         for column, cell in zip(_COLUMNS, cells, strict=True)
     )
     return f'<tr role="row"{attributes}>{written}</tr>'
+
+
+def _breakable(name: str) -> str:
+    """A long name, with the places where a narrow column may break it."""
+    return escape(name).replace(".", ".<wbr>").replace("_", "_<wbr>")
 
 
 # What an empty cell says; a phone's cards leave out those that say nothing.

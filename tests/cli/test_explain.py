@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import shlex
 from collections.abc import Callable
 
 import pytest
@@ -148,6 +149,21 @@ def test_every_reason_has_advice_and_every_advice_can_be_given() -> None:
         assert not text.endswith(".")
     missing = Rejection(ReasonCode.NOT_INSTALLED, "needs triton >=3.6; it is not installed", "triton")
     assert advice(kernel, missing) == "pip install 'triton>=3.6'"
+
+
+@pytest.mark.parametrize("code", [code for code, reason in REASONS.items() if reason.command])
+def test_a_reasons_example_is_what_explain_prints(run: Callable, code: ReasonCode) -> None:
+    reason = REASONS[code]
+    decision = run("explain", *shlex.split(reason.command), "--json").json
+    (rejections,) = [c["rejections"] for c in decision["candidates"] if c["kernel"] == reason.kernel]
+    assert {"code": str(code), "text": reason.text, "parameter": reason.parameter} in rejections
+
+
+def test_reasons_are_told_in_sentences() -> None:
+    for reason in REASONS.values():
+        assert all(text.endswith(".") for text in (reason.meaning, reason.when))
+        assert reason.remedy or reason.instead
+        assert bool(reason.kernel) == bool(reason.text)
 
 
 def test_when_none_can_serve_the_decision_is_printed_and_the_status_is_1(run: Callable) -> None:

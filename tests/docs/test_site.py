@@ -55,10 +55,13 @@ def chromium() -> Iterator[Any]:
         browser.close()
 
 
-@pytest.fixture(params=[PHONE, DESKTOP], ids=["phone", "desktop"])
-def size(request: pytest.FixtureRequest) -> dict[str, int]:
-    found: dict[str, int] = request.param
-    return found
+@pytest.fixture
+def size() -> dict[str, int]:
+    """The window's size, where it makes no difference."""
+    return DESKTOP
+
+
+both_sizes = pytest.mark.parametrize("size", [PHONE, DESKTOP], ids=["phone", "desktop"])
 
 
 @pytest.fixture
@@ -141,12 +144,14 @@ def test_the_matrix_is_one_file(site: Path) -> None:
     assert set(read(site / "matrix.html").loads) <= {"data:,"}
 
 
+@both_sizes
 def test_no_page_is_wider_than_its_window(site: Path, page: Any) -> None:
     for name in PAGES:
         page.goto((site / f"{name}.html").as_uri())
         assert (name, page.evaluate("document.documentElement.scrollWidth <= innerWidth")) == (name, True)
 
 
+@both_sizes
 def test_the_search_finds_without_a_server(site: Path, page: Any, size: dict[str, int]) -> None:
     page.goto((site / "index.html").as_uri())
     if size is PHONE:
@@ -213,7 +218,7 @@ def _shown(page: Any, choice: Choice) -> Places:
 def _fresh_choices() -> Iterator[Choice]:
     """Choices that some claim fits, made of its own properties; and some that hardly any does."""
     claims = _claims()
-    for keys in range(1, 8):
+    for keys in (1, 2, 3, 5, 7):
         claim = random.choice([claim for claim in claims if claim["proofs"]])
         proof = random.choice(claim["proofs"])
         whole = {key: claim[key] for key in ("op", "vendor", "arch", "plugin")}
@@ -230,6 +235,7 @@ def matrix(site: Path, page: Any) -> Any:
     return page
 
 
+@both_sizes
 def test_unfiltered_every_claim_is_shown(matrix: Any) -> None:
     assert _shown(matrix, {}) == _expected({})
 
@@ -247,7 +253,7 @@ def test_filters_leave_the_rows_that_fit_and_no_others(matrix: Any) -> None:
 
 
 def test_a_link_restores_the_filter_and_so_does_going_back(site: Path, page: Any) -> None:
-    choices = [choice for choice in _fresh_choices() if _expected(choice)]
+    choices = [choice for choice in _fresh_choices() if _expected(choice)][-3:]
     for choice in choices:
         page.goto("about:blank")
         page.goto(f"{(site / 'matrix.html').as_uri()}#{urlencode(choice)}")
@@ -274,6 +280,7 @@ def test_an_arch_of_another_vendor_gives_way(matrix: Any) -> None:
     assert _shown(matrix, {}) == _expected({"vendor": "amd"})
 
 
+@both_sizes
 def test_a_keyboard_suffices_and_a_screen_reader_is_told(matrix: Any) -> None:
     matrix.keyboard.press("Tab")  # the link to the documentation
     matrix.keyboard.press("Tab")
@@ -291,6 +298,7 @@ def test_a_keyboard_suffices_and_a_screen_reader_is_told(matrix: Any) -> None:
     assert matrix.get_by_role("rowheader").inner_text().startswith("add")
 
 
+@both_sizes
 def test_the_filters_stay_within_a_phone_and_rows_become_cards(matrix: Any, size: dict[str, int]) -> None:
     matrix.select_option("#op", "scaled_mm")
     cells = matrix.locator("tr[data-kernel]:visible").first.locator("td:visible")
