@@ -209,8 +209,13 @@ def _shown(page: Any, choice: Choice) -> Places:
         "[...document.querySelectorAll('tr[data-kernel]')].filter(row => row.checkVisibility())"
         ".map(row => [row.dataset.kernel, row.dataset.vendor, row.dataset.arch])"
     )
-    archs = choice.get("arch")
-    return {(kernel, vendor, arch) for kernel, vendor, names in rows for arch in names.split() if archs in (None, arch)}
+    chosen = choice.get("arch")
+    found = set()
+    for kernel, vendor, names in rows:
+        archs = names.split()
+        # a row of other archs alone would be one too many
+        found |= {(kernel, vendor, arch) for arch in ([chosen] if chosen in archs else [*archs])}
+    return found
 
 
 def _fresh_choices() -> list[Choice]:
