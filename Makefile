@@ -51,8 +51,7 @@ demo: setup ## show what portakernel does on this machine
 
 # MkDocs' theme announces on every build how long it will be maintained.
 site: setup ## build the documentation as a site into build/site, to be opened from there
-	@cd website && NO_MKDOCS_2_WARNING=1 "../$(VENV_PYTHON)" -m mkdocs build --strict --quiet
-	@echo "build/site/index.html"
+	@cd website && NO_MKDOCS_2_WARNING=1 "../$(VENV_PYTHON)" -m mkdocs build --strict
 
 # Two at a time: the type checkers take half a minute each.
 lint: setup ## check style, types, the direction of imports, and that generated files are fresh

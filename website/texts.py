@@ -33,6 +33,16 @@ _TEXTS = (
     ("Project", "CONTRIBUTING.md", "contributing.md"),
     ("Project", "CHANGELOG.md", "changelog.md"),
 )
+# What texts link to and is no page. Any other link is left as it is, and MkDocs stops at it.
+_NAMED = frozenset(
+    {
+        "LICENSE",
+        "backends/portakernel_backends",
+        "benchmarks/results",
+        "benchmarks/results/plots",
+        "plugins/portakernel_plugins",
+    }
+)
 _FENCED = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\[(?P<text>[^\[\]]*)\]\((?P<link>[^()\s]+)\)")
 
@@ -64,7 +74,7 @@ def _found() -> Iterator[tuple[str, str, str]]:
 def linked(text: str, source: str, pages: Mapping[str, str]) -> str:
     """``text`` of the file ``source``, its links to other files made to lead to their pages.
 
-    What has no page (a folder of examples, the licence) is named, not linked: the site stands alone.
+    What is no page (a folder, the licence) is named, not linked: the site stands alone.
     """
 
     def lead(found: re.Match[str]) -> str:
@@ -74,7 +84,7 @@ def linked(text: str, source: str, pages: Mapping[str, str]) -> str:
         target = posixpath.normpath(posixpath.join(posixpath.dirname(source), file))
         page = pages.get(target) or pages.get(f"{target}/README.md")
         if page is None:
-            return found["text"]
+            return found["text"] if target in _NAMED else found[0]
         return f"[{found['text']}]({posixpath.relpath(page, posixpath.dirname(pages[source]) or '.')}{mark}{anchor})"
 
     parts = _FENCED.split(text)
