@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import importlib.metadata
 from collections.abc import Iterator, Mapping, Sequence
@@ -53,6 +54,12 @@ class Readiness:
             if entry not in self._loaded:
                 self._loaded[entry] = load_entry(entry)
             return self._loaded[entry]
+
+    def replacing(self, entry: str, function: Any) -> Readiness:
+        """These answers, with another function in the place of what ``entry`` names."""
+        changed = copy.copy(self)
+        changed._loaded = {**self._loaded, entry: function}
+        return changed
 
     def _known_in_capture(self, known: bool, otherwise: str) -> None:
         """Nothing, unless an answer is not known and a stream is being captured."""

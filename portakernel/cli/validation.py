@@ -118,12 +118,12 @@ def problems_of(subjects: Sequence[Subject], *, imports: bool = False) -> dict[S
     for subject in (*(s for s in installed_subjects()[0] if s.file.resolve() not in files), *subjects):
         if subject.kind != "backend":
             continue
-        found = _backend(subject, spaces, owners)
+        found = backend_problems(subject, spaces, owners)
         if subject in problems:
             problems[subject] = found
     for subject in subjects:
         if subject.kind == "plugin":
-            problems[subject] = _plugin(subject, spaces, imports=imports)
+            problems[subject] = plugin_problems(subject, spaces, imports=imports)
     return problems
 
 
@@ -149,7 +149,7 @@ def _guessed_package(file: Path) -> Package:
     return Package(parts[-1], ".".join(parts), "not installed", "", file.parent.resolve())
 
 
-def _backend(subject: Subject, spaces: dict[str, ArchSpace], owners: dict[str, Package]) -> list[Problem]:
+def backend_problems(subject: Subject, spaces: dict[str, ArchSpace], owners: dict[str, Package]) -> list[Problem]:
     """The problems of a ``backend.yaml``; adds its vendor to ``spaces`` and ``owners``."""
     try:
         loaded = load_manifest(BackendManifest, subject.file, strict=True)
@@ -177,7 +177,7 @@ def _vendor_meant(file: Path) -> set[str]:
     return {vendor} if isinstance(vendor, str) else set()
 
 
-def _plugin(subject: Subject, spaces: Mapping[str, ArchSpace], *, imports: bool) -> list[Problem]:
+def plugin_problems(subject: Subject, spaces: Mapping[str, ArchSpace], *, imports: bool = False) -> list[Problem]:
     """The problems of a ``plugin.yaml``."""
     found: list[str] = []
     try:

@@ -13,13 +13,13 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, Protocol, TypeVar
 
 from portakernel import runtime
 from portakernel.config import Config
 from portakernel.conformance.observation import Event, Finished
 from portakernel.conformance.observer import Known, Observer
-from portakernel.conformance.venue import Unavailable, find_venue
+from portakernel.conformance.venue import Venue, find_venue, venue_beside
 from portakernel.dispatch import Dispatcher
 from portakernel.plugin_manager import Package, PluginManager
 from portakernel.registry import Registry
@@ -33,32 +33,57 @@ _START_S = 300.0
 _GONE_S = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What a process runs: one kernel of these packages, as whoever asks sees them, where ``check`` would run it.
+E_co = TypeVar("E_co", covariant=True)
 
-    Refused cases are tried for ``seconds``. ``known`` is what processes before this one have found out.
-    """
+
+class Work(Protocol[E_co]):
+    """What a process runs; its last event is ``Finished``."""
+
+    def events(self) -> Iterator[E_co]:
+        """Runs it in this process."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One kernel of these packages, as whoever asks sees them, and where it is to run."""
 
     packages: tuple[Package, ...]
     disabled: frozenset[str]
     kernel: str
     device: Device | None
+
+    def dispatcher(self) -> Dispatcher:
+        """One over the packages: this process's own where it has the same."""
+        now = runtime.dispatcher()
+        if now.registry.manager.packages == self.packages and now.disabled == self.disabled:
+            return now
+        registry = Registry(PluginManager(self.packages, disabled=self.disabled))
+        return Dispatcher(registry, Config(disable=tuple(self.disabled)))
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The claims and refusals of one kernel, where ``check`` would run it.
+
+    Refused cases are tried for ``seconds``. ``known`` is what processes before this one have found out. ``beside``: the
+    device is one that the kernel's targets leave out.
+    """
+
+    asked: Asked
     seed: int
     seconds: float
     claims: bool
     known: Known
+    beside: bool = False
 
     def events(self) -> Iterator[Event]:
         """Runs it in this process."""
-        now = runtime.dispatcher()
-        if now.registry.manager.packages != self.packages or now.disabled != self.disabled:
-            registry = Registry(PluginManager(self.packages, disabled=self.disabled))
-            now = Dispatcher(registry, Config(disable=tuple(self.disabled)))
-        kernel = now.registry.kernels[self.kernel]
-        venue = find_venue(now, kernel, self.device)
-        if isinstance(venue, Unavailable):
-            raise LookupError(venue.reason)
+        now = self.asked.dispatcher()
+        kernel = now.registry.kernels[self.asked.kernel]
+        venue = (venue_beside if self.beside else find_venue)(now, kernel, self.asked.device)
+        if not isinstance(venue, Venue):
+            raise LookupError(venue.reason if venue is not None else f"{self.asked.kernel} cannot run here")
         observer = Observer(now, kernel, venue, self.seed)
         yield from observer.events(self.seconds, claims=self.claims, known=self.known)
 
@@ -72,8 +97,8 @@ class Death:
     written: str
 
 
-def run_apart(job: Job, patience_s: float) -> Iterator[Event | Death]:
-    """The job's events from a process of its own, as they come; the last is ``Finished`` or the process's death.
+def run_apart(job: Work[E_co], patience_s: float) -> Iterator[E_co | Death]:
+    """The work's events from a process of its own, as they come; the last is ``Finished`` or the process's death.
 
     It is killed when, once it has begun, nothing comes for ``patience_s`` seconds, and when nobody listens any more.
     """
@@ -107,11 +132,11 @@ def _interrupts_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _received(pipe: Connection, process: BaseProcess, log: Path, patience_s: float) -> Iterator[Event | Death]:
+def _received(pipe: Connection, process: BaseProcess, log: Path, patience_s: float) -> Iterator[Any]:
     begun = False
     while pipe.poll(patience_s if begun else max(patience_s, _START_S)):
         try:
-            event: Event = pipe.recv()
+            event = pipe.recv()
         except (EOFError, OSError):
             process.join()
             written = _written(log)
@@ -125,7 +150,7 @@ def _received(pipe: Connection, process: BaseProcess, log: Path, patience_s: flo
     yield Death("hung", f"it did not end within {patience_s:g} seconds", _written(log))
 
 
-def _work(pipe: Connection, job: Job, log: Path) -> None:
+def _work(pipe: Connection, job: Work[object], log: Path) -> None:
     """What the process does. What is written, below Python too, goes to ``log``: a library that aborts says why."""
     with log.open("ab") as file:
         os.dup2(file.fileno(), 1)

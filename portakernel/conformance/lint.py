@@ -6,11 +6,11 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from portakernel.conformance.isolation import Death, Job, run_apart
+from portakernel.conformance.isolation import Asked, Death, Job, run_apart
 from portakernel.conformance.observation import Begun, Event, Findings, Finished, Observation, Planned
 from portakernel.conformance.observer import Known
 from portakernel.conformance.result import Result
-from portakernel.conformance.venue import Unavailable, find_venue
+from portakernel.conformance.venue import Unavailable, find_venue, venue_beside
 from portakernel.dispatch import Dispatcher
 from portakernel.kernel import Kernel
 from portakernel.target import Device
@@ -28,20 +28,25 @@ def lint(
     seconds: float = 20.0,
     claims: bool = True,
     patience_s: float = 300.0,
+    targets: bool = False,
 ) -> Iterator[tuple[Findings, Event]]:
     """Each kernel's findings, filled as events come; its last event is ``Finished``.
 
     A kernel runs where ``check`` runs it, in processes of its own. First every claim is checked, unless ``claims`` is
     False, then refused cases are tried, for so many seconds. What takes longer than ``patience_s`` seconds hangs.
+    ``targets``: a kernel whose targets leave out all devices here is asked for one of them.
     """
     packages = dispatcher.registry.manager.packages
     for kernel in kernels:
         venue = find_venue(dispatcher, kernel, device)
-        if isinstance(venue, Unavailable):
-            yield Findings(kernel.name, kernel.op, reason=venue.reason, done=True), Finished()
+        beside = venue_beside(dispatcher, kernel, device) if targets and isinstance(venue, Unavailable) else None
+        place = beside or venue
+        if isinstance(place, Unavailable):
+            yield Findings(kernel.name, kernel.op, reason=place.reason, done=True), Finished()
             continue
-        job = Job(packages, dispatcher.disabled, kernel.name, device, seed, seconds, claims, Known())
-        findings = Findings(kernel.name, kernel.op, str(venue), venue.mode)
+        asked = Asked(packages, dispatcher.disabled, kernel.name, beside.device if beside is not None else device)
+        job = Job(asked, seed, seconds, claims and beside is None, Known(), beside is not None)
+        findings = Findings(kernel.name, kernel.op, str(place), place.mode)
         for event in _Linter(job, findings, patience_s).events():
             findings.take(event)
             yield findings, event

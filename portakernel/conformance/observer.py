@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import re
 import time
@@ -12,12 +13,13 @@ from pathlib import Path
 
 import torch
 
+from portakernel.case import Case
 from portakernel.conformance.observation import AGAINST, Begun, Event, Finished, Observation, Outcome, Planned, Refusal
 from portakernel.conformance.result import Result
 from portakernel.conformance.suite import CLAIM_CODES, Suite, Unit, most_elements
 from portakernel.conformance.trial import DECLARED, synchronise
 from portakernel.conformance.venue import Venue
-from portakernel.conformance.widening import PROPERTIES, Widening, cases_beyond, widened, widenings
+from portakernel.conformance.widening import Widening, cases_beyond, on_target, widened, widenings
 from portakernel.dispatch import Dispatcher
 from portakernel.kernel import Kernel
 from portakernel.registry import REFERENCE
@@ -40,12 +42,16 @@ class Known:
 
 
 @dataclass(slots=True)
-class _Trials:
-    """The cases that one claim alone refuses, the suite of the kernel without it, and what came of them so far."""
+class Trials:
+    """The cases that one claim alone refuses, the suite of the kernel without it, and what came of them so far.
+
+    ``beyond`` names the cases that were made for the claim, and that the kit has of no other kernel.
+    """
 
     widening: Widening
     suite: Suite
     units: Sequence[Unit]
+    beyond: frozenset[str] = frozenset()
     observed: list[Observation] = field(default_factory=list[Observation])
 
     @property
@@ -70,7 +76,7 @@ class Observer:
         """
         known = known if known is not None else Known()
         units = self.suite.units() if claims else ()
-        trials = list(self._trials())
+        trials = list(self.trials())
         yield self._planned(len(units), trials)
         for unit in units:
             begun = Begun("", unit.name)
@@ -92,7 +98,7 @@ class Observer:
             if known.only is None and time.perf_counter() > deadline:
                 break
             yield begun
-            found = self._observed(of, unit)
+            found = self.observe(of, unit)
             if found is None:
                 continue
             of.observed.append(found)
@@ -104,49 +110,72 @@ class Observer:
 
     # --- what is tried ---------------------------------------------------------------------------------------------
 
-    def _trials(self) -> Iterator[_Trials]:
+    def trials(self) -> Iterator[Trials]:
         """Each claim that refuses something, with the cases that are refused for it alone."""
-        contract, most = self.suite.contract, most_elements(self.venue)
-        claimed = [unit for unit in self.suite.case_units if self._served(unit)]
-        cases = {unit.case.name: unit.case for unit in claimed if unit.case is not None}
-        for widening in widenings(contract, self.kernel, self.suite.variants):
-            more = cases_beyond(contract, widening, cases.values(), most)
-            changed = widened(self.dispatcher, widening.kernel)
-            suite = Suite(changed, widening.kernel, self.venue, self.seed, all_builds=True, more=more)
-            if widening.required is not None:
-                asked = frozenset({widening.required})
-                units = [unit for unit in claimed if self.suite.rejections(unit, requires=asked)]
-                if units and (widening.required != "graph_capture" or self.venue.captures):
-                    yield _Trials(widening, suite, units)
-                continue
-            refused = [unit for unit in suite.case_units if not self._served(unit)]
-            units = [unit for unit in refused if suite.would_run(unit)]
+        if self.suite.variants:
+            found = widenings(self.suite.contract, self.kernel, self.suite.variants)
+        else:
+            found = (on_target(self.kernel, target) for target in self.venue.targets)
+        for widening in found:
+            of = self.trials_of(widening)
             # what other variants take is not refused, nor a dtype that is taken beside others, or that the op takes not
-            about = (widening.parameter, widening.dtype)
-            taken = any(about in unit.dtypes for unit in claimed) or all(about not in unit.dtypes for unit in refused)
-            if units or not (widening.partial or (widening.dtype is not None and taken)):
-                yield _Trials(widening, suite, units)
+            if of.units or not (widening.partial or widening.shown_by or self._beside_others(widening, of)):
+                yield of
 
-    def _served(self, unit: Unit) -> bool:
+    def trials_of(self, widening: Widening) -> Trials:
+        """The cases that the widened claim alone refuses."""
+        contract, most = self.suite.contract, most_elements(self.venue)
+        more = cases_beyond(contract, widening, self._claimed_cases.values(), most)
+        changed = widened(self.dispatcher, widening.kernel)
+        suite = Suite(changed, widening.kernel, self.venue, self.seed, all_builds=True, more=more)
+        if widening.shown_by is not None:
+            units = [unit for unit in self.claimed if self._would_not_do(unit, widening)]
+            return Trials(widening, suite, units if widening.shown_by != "graph" or self.venue.captures else [])
+        refused = [unit for unit in suite.case_units if not self.served(unit)]
+        beyond = frozenset(case.name for case in more)
+        return Trials(widening, suite, [unit for unit in refused if suite.would_run(unit)], beyond)
+
+    def _would_not_do(self, unit: Unit, widening: Widening) -> bool:
+        """Whether the claim refuses a case that is served where nobody asks for what it leaves out."""
+        asked = frozenset({widening.required} if widening.required is not None else set[str]())
+        return bool(self.suite.rejections(unit, phase=widening.phase, requires=asked))
+
+    def _beside_others(self, widening: Widening, of: Trials) -> bool:
+        """Whether a dtype that the claim leaves out is taken beside others, or never by the op."""
+        about = (widening.parameter, widening.dtype)
+        refused = [unit for unit in of.suite.case_units if not self.served(unit)]
+        taken = any(about in unit.dtypes for unit in self.claimed)
+        return widening.dtype is not None and (taken or all(about not in unit.dtypes for unit in refused))
+
+    @functools.cached_property
+    def claimed(self) -> list[Unit]:
+        """The cases that the kernel serves."""
+        return [unit for unit in self.suite.case_units if self.served(unit)]
+
+    @property
+    def _claimed_cases(self) -> dict[str, Case]:
+        return {unit.case.name: unit.case for unit in self.claimed if unit.case is not None}
+
+    def served(self, unit: Unit) -> bool:
         """Whether the kernel claims the case; names tell cases apart, be they made for one claim or another."""
         if unit.name not in self._answers:
             self._answers[unit.name] = self.suite.would_run(unit)
         return self._answers[unit.name]
 
-    def _planned(self, units: int, trials: Sequence[_Trials]) -> Planned:
+    def _planned(self, units: int, trials: Sequence[Trials]) -> Planned:
         refusals = tuple(
             Refusal(of.widening.claim, str(of.widening.code), of.widening.parameter, len(of.units)) for of in trials
         )
         alone = {unit.name for of in trials for unit in of.units}
-        if not alone and (unusable := self._unusable()):
+        if not alone and (unusable := self.unusable()):
             return Planned(units, (), 0, unusable)
         # the reference claims whatever the op accepts
         reference = self.dispatcher.registry.kernels[f"{REFERENCE}.{self.kernel.op}"]
         widest = Suite(self.dispatcher, reference, self.venue, self.seed)
         possible = (unit for unit in widest.case_units if widest.would_run(unit))
-        return Planned(units, refusals, sum(unit.name not in alone and not self._served(unit) for unit in possible))
+        return Planned(units, refusals, sum(unit.name not in alone and not self.served(unit) for unit in possible))
 
-    def _unusable(self) -> str:
+    def unusable(self) -> str:
         """Why the kernel cannot run here, whatever it claims; empty where it can."""
         for unit in self.suite.case_units:
             rejections = self.suite.rejections(unit)
@@ -158,16 +187,16 @@ class Observer:
 
     # --- what came of it -------------------------------------------------------------------------------------------
 
-    def _observed(self, of: _Trials, unit: Unit) -> Observation | None:
+    def observe(self, of: Trials, unit: Unit) -> Observation | None:
         """What comes of a refused case; None where it shows nothing of what the claim is about."""
-        claim, required = of.widening.claim, of.widening.required
+        claim, asked_for = of.widening.claim, of.widening.shown_by
         try:
             results = list(of.suite.run(unit))
         except Exception as error:  # noqa: BLE001 - what a kernel raises is a result: this is the reference, or the kit
             text = f"{type(error).__name__}: {error}"
             return Observation(claim, unit.name, "unjudged", text, traceback.format_exc())
-        shown_by = "forward" if required is None else PROPERTIES[required][0]
-        results = [result for result in results if required is None or result.aspect == shown_by]
+        shown_by = asked_for or "forward"
+        results = [result for result in results if asked_for is None or result.aspect == shown_by]
         for result in results:
             if (outcome := self._outcome(result)) is not None:
                 detail = f"{result.aspect}: {result.detail}"
@@ -202,16 +231,16 @@ class Observer:
         return False
 
 
-def _turns(trials: Sequence[_Trials], known: Sequence[Observation], seed: int) -> Iterator[tuple[_Trials, Unit]]:
+def _turns(trials: Sequence[Trials], known: Sequence[Observation], seed: int) -> Iterator[tuple[Trials, Unit]]:
     """Cases of the claims in turn, in any order, until each claim's are all tried or its refusal is found right."""
-    waiting: list[tuple[_Trials, Iterator[Unit]]] = []
+    waiting: list[tuple[Trials, Iterator[Unit]]] = []
     for of in trials:
         of.observed += [observation for observation in known if observation.claim == of.widening.claim]
         # the op's first cases are its simplest: of a part of the cases, chance makes a fair one
         shuffled = random.Random(f"{seed} {of.widening.claim}").sample(of.units, len(of.units))
         waiting.append((of, iter(shuffled)))
     while waiting:
-        still: list[tuple[_Trials, Iterator[Unit]]] = []
+        still: list[tuple[Trials, Iterator[Unit]]] = []
         for of, units in waiting:
             unit = None if of.decided else next(units, None)
             if unit is not None:

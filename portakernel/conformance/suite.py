@@ -94,7 +94,7 @@ class Suite:
         all_builds: bool = False,
         more: Sequence[Case] = (),
     ) -> None:
-        self.dispatcher, self.kernel, self.venue, self.seed = dispatcher, kernel, venue, seed
+        self.dispatcher, self.kernel, self.venue, self.seed, self.more = dispatcher, kernel, venue, seed, more
         self.some_only = kernel.build is not None and not all_builds
         self.contract = contract(kernel.op)
         self.caller = OpCaller(self.contract, dispatcher)
@@ -130,11 +130,13 @@ class Suite:
         small_enough = unit.case is not None and self._refused(unit.case, None) is None
         return small_enough and {r.code for r in self.rejections(unit)} <= {ReasonCode.NEEDS_BUILD}
 
-    def rejections(self, unit: Unit, *, requires: frozenset[str] = frozenset()) -> tuple[Rejection, ...]:
+    def rejections(
+        self, unit: Unit, *, phase: Phase = Phase.INFERENCE, requires: frozenset[str] = frozenset()
+    ) -> tuple[Rejection, ...]:
         """Why the kernel does not serve a case in these dtypes."""
         if unit.case is None:
             return ()
-        return self._refusals(self._inputs(unit.case, dict(unit.dtypes)), requires=requires)
+        return self._refusals(self._inputs(unit.case, dict(unit.dtypes)), phase, requires=requires)
 
     def units(self) -> tuple[Unit, ...]:
         """Every unit, coverage last; the order and the names are the same in every process."""
@@ -351,7 +353,7 @@ class Suite:
     # --- coverage --------------------------------------------------------------------------------------------------
 
     def _coverage(self, _: Unit) -> Iterator[Outcome]:
-        outcome = attempt("coverage", self._uncovered)
+        outcome = attempt("coverage", self.uncovered)
         if self.unusable and not any(ran.forward for ran in self.ran.values()):
             outcome = Outcome("coverage", "skipped", f"the kernel cannot be used here: {self.unusable}")
         yield outcome
@@ -365,7 +367,7 @@ class Suite:
             self.ran[unit.name] = Ran(forward, forward and unit.case.backward and refused <= {ReasonCode.NEEDS_BUILD})
         return self.ran[unit.name]
 
-    def _uncovered(self) -> list[str]:
+    def uncovered(self) -> list[str]:
         """Every claim that no case puts to the test."""
         cases = [(unit, self._ran(unit)) for unit in self._selected]
         executed = [(unit.case, unit.dtypes) for unit, ran in cases if ran.forward and unit.case is not None]

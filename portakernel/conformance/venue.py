@@ -88,6 +88,15 @@ def find_venue(dispatcher: Dispatcher, kernel: Kernel, device: Device | None = N
     return Venue(mode.torch_device, targets, None, name, mode.allowance_ulp, mode.max_elements, enter)
 
 
+def venue_beside(dispatcher: Dispatcher, kernel: Kernel, device: Device | None = None) -> Venue | None:
+    """The first device here (or ``device``) that torch reaches, where the kernel's claims cover none."""
+    candidates = dispatcher.registry.devices if device is None else (device,)
+    found = next((c for c in candidates if c.torch_device is not None and not (c.attached and device is None)), None)
+    if found is None or found.torch_device is None or dispatcher.readiness.not_installed(kernel):
+        return None
+    return Venue(found.torch_device, (found.target,), found)
+
+
 def covers(capability: Capability, target: Target, spaces: Mapping[str, ArchSpace]) -> bool:
     """Whether the claim holds on ``target``, whatever the rest of a request."""
     return capability.serving_target(Request("", target), spaces) is not None

@@ -12,6 +12,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from portakernel.arch import Selector
 from portakernel.capability import Capability, Limit, Property, ReasonCode
 from portakernel.case import Case, Layout
 from portakernel.conformance.claims import elements, just_outside, resized
@@ -21,6 +22,8 @@ from portakernel.conformance.result import Aspect
 from portakernel.contract import Contract, TensorArgument
 from portakernel.dispatch import Dispatcher
 from portakernel.kernel import Kernel
+from portakernel.request import Phase
+from portakernel.target import Target
 
 # The aspect of the kit that shows a property, and the reason for which a kernel without it is refused.
 PROPERTIES: Mapping[Property, tuple[Aspect, ReasonCode]] = {
@@ -38,8 +41,9 @@ class Widening:
     """``kernel`` with more claimed in one place: there ``claim``, in words, no longer refuses.
 
     What is admitted now had been rejected with ``code`` and ``parameter``. ``bound`` is a limit of which a term is
-    gone, before and after. ``required`` is a property that a request may require. ``dtype`` is one that ``parameter``
-    may now have. ``partial``: other variants for the same place do not refuse it.
+    gone, before and after. ``required`` is a property that a request may require, ``phase`` what it may be for, and
+    ``shown_by`` the aspect of the kit that shows whether the kernel can. ``dtype`` is one that ``parameter`` may now
+    have. ``partial``: other variants for the same place do not refuse it.
     """
 
     claim: str
@@ -48,6 +52,8 @@ class Widening:
     kernel: Kernel
     bound: tuple[Limit, Limit] | None = None
     required: Property | None = None
+    phase: Phase = Phase.INFERENCE
+    shown_by: Aspect | None = None
     dtype: str | None = None
     partial: bool = False
 
@@ -73,6 +79,32 @@ def widenings(contract: Contract, kernel: Kernel, here: Sequence[Capability]) ->
             claim = f"{widening.claim} ({', '.join(names)})" if some else widening.claim
             if names:
                 yield replace(widening, claim=claim, kernel=replace(kernel, variants=variants), partial=some)
+    yield from _saving(contract, kernel)
+
+
+def _saving(contract: Contract, kernel: Kernel) -> Iterator[Widening]:
+    """That forward keeps what backward needs, where the claim is that it does not."""
+    if contract.saved and kernel.saves == "none":
+        variants = tuple((name, replace(c, saves="contract")) for name, c in kernel.variants)
+        saving = replace(kernel, saves="contract", variants=variants)
+        claim = f"without saving {', '.join(saved.name for saved in contract.saved)}"
+        reason = (ReasonCode.REQUIRES_GRAD, "requires_grad")
+        yield Widening(claim, *reason, saving, phase=Phase.TRAINING, shown_by="saved")
+
+
+def on_target(kernel: Kernel, target: Target) -> Widening:
+    """``kernel`` with all its claims held on ``target`` too, which its targets leave out."""
+
+    def added(c: Capability) -> Capability:
+        selector = c.targets.get(target.vendor, Selector(()))
+        minus = tuple(term for term in selector.exclude if term != target.arch)
+        both = Selector((*selector.include, target.arch), minus)
+        return replace(c, targets={**c.targets, target.vendor: both})
+
+    vendors = {vendor for _, c in kernel.variants for vendor in c.targets}
+    code = ReasonCode.ARCH if target.vendor in vendors else ReasonCode.VENDOR
+    variants = tuple((name, added(c)) for name, c in kernel.variants)
+    return Widening(f"not on {target}", code, "target", replace(kernel, variants=variants))
 
 
 def widened(dispatcher: Dispatcher, kernel: Kernel) -> Dispatcher:
@@ -183,9 +215,10 @@ def _properties(contract: Contract, kernel: Kernel, here: Sequence[Capability]) 
 
     rows = any(tensor.leading for tensor in contract.at().tensors)
     possible = {"inplace": bool(contract.inplace), "batch_invariant": rows}
-    for name, (_, code) in PROPERTIES.items():
+    for name, (aspect, code) in PROPERTIES.items():
         if possible.get(name, True):
-            yield Widening(f"without property {name}", code, name, kernel, required=name), partial(add, name)
+            claim = Widening(f"without property {name}", code, name, kernel, required=name, shown_by=aspect)
+            yield claim, partial(add, name)
 
 
 def cases_beyond(
