@@ -96,7 +96,9 @@ def _raised(kernel: Kernel, here: Sequence[Capability]) -> Iterator[Widening]:
         rejection = Limit(limit.parameter, max=most).rejection(2 * most)
         variants = tuple((name, _with(c, limit, raised) if c in here else c) for name, c in kernel.variants)
         if rejection is not None:
-            claim = f"{limit.parameter} <= {most} and not {2 * most}"
+            names = [name for name, c in kernel.variants if c in here and limit in c.limits]
+            some = f" ({', '.join(names)})" if len(names) < len(here) else ""
+            claim = f"{limit.parameter} <= {most} and not {2 * most}{some}"
             changed = replace(kernel, variants=variants)
             yield Widening(claim, rejection.code, limit.parameter, changed, (limit, raised))
 

@@ -45,7 +45,8 @@ class Mutator:
         """What is going to be tried, then each mutation with what came of it, without those that are ``done``."""
         found = mutants(self.dispatcher, self.kernel, self.venue)
         yield Listed(tuple(mutant.mutation for mutant in found), str(self.venue), self.venue.mode)
-        unusable = self.observer.unusable()
+        # a kernel that is switched off is tried as if it were on
+        unusable = self.observer.unusable() if self.kernel.disabled is None else ""
         for mutant in found:
             if mutant.mutation in done or only not in (None, mutant.mutation):
                 continue
@@ -133,6 +134,8 @@ class Mutator:
     def _untold(self, of: Trials) -> tuple[Verdict, str]:
         """Why nothing speaks for or against a widened claim."""
         widening, contract = of.widening, self.observer.suite.contract
+        if of.units:
+            return "unnoticed", f"none of {len(of.units)} cases that it admits shows whether it holds"
         if widening.partial:
             return "skipped", "another variant takes it"
         if widening.shown_by == "graph" and not self.venue.captures:

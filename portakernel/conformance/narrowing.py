@@ -54,6 +54,10 @@ def narrowings(
         variants = tuple((name, replace(c, saves="none")) for name, c in kernel.variants)
         claim = f"saving {', '.join(saved.name for saved in contract.saved)}"
         yield Narrowing(claim, "requires_grad", replace(kernel, saves="none", variants=variants))
+    if any(c.forward_ad for c in here):
+        variants = tuple((name, replace(c, forward_ad=False)) for name, c in kernel.variants)
+        claim = "forward-mode derivatives"
+        yield Narrowing(claim, "requires_grad", replace(kernel, variants=variants))
     for name, variant in kernel.variants if len(kernel.variants) > 1 else ():
         others = tuple(pair for pair in kernel.variants if pair[1] is not variant)
         vendor = None if variant in here else next(iter(variant.targets))
@@ -65,6 +69,10 @@ def _narrowed(narrowing: Narrowing, change: _Change, here: Sequence[Capability])
     """``narrowing`` with its change made in the variants here, where any variant is left."""
     kernel = narrowing.kernel
     changed = [(name, change(c) if c in here else c) for name, c in kernel.variants]
+    pairs = zip(changed, kernel.variants, strict=True)
+    names = [name for (name, after), (_, before) in pairs if after is not before and after != before]
+    if len(names) < len(here):
+        narrowing = replace(narrowing, claim=f"{narrowing.claim} ({', '.join(names)})")
     variants = tuple((name, c) for name, c in changed if c is not None)
     if variants and any(c is not None for c in map(change, here)):
         yield replace(narrowing, kernel=replace(kernel, variants=variants))

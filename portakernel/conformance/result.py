@@ -14,6 +14,7 @@ Aspect = Literal[
     "saved",  # what forward keeps for backward
     "backward",  # gradients
     "autograd",  # gradients through portakernel.ops
+    "forward_ad",  # forward-mode derivatives
     "determinism",  # equal bits for equal calls
     "graph",  # captured in a CUDA graph, and replayed on other numbers
     "batch_invariance",  # equal bits for a row alone

@@ -74,6 +74,7 @@ def _rewritten(data: Mapping[str, Any], index: int, kernel: Kernel) -> dict[str,
         ((_, only),) = kernel.variants
         entry |= _claim(kernel, only)
     entry["saves"] = kernel.saves
+    entry["forward_ad"] = any(c.forward_ad for _, c in kernel.variants)
     for key in ("check", "disabled"):
         if getattr(kernel, key) is None:
             entry.pop(key, None)

@@ -22,6 +22,7 @@ from portakernel.conformance.repetition import THREADS as REPEATING_THREADS
 from portakernel.conformance.repetition import Repetition
 from portakernel.conformance.result import Result
 from portakernel.conformance.selection import build_case, claims_in, fewest
+from portakernel.conformance.tangents import Tangents
 from portakernel.conformance.threads import on_one_thread
 from portakernel.conformance.trial import Outcome, Trial, attempt
 from portakernel.conformance.venue import Venue, refusals
@@ -291,6 +292,8 @@ class Suite:
         for outcome in backward.outcomes() if case.backward else ():
             found.append(outcome)
             yield outcome
+        if case.backward and case.values == "normal":
+            yield from Tangents(trial, generator(self.seed, unit.name, "tangents")).outcomes()
         if self._is_recorded(case, trial):
             yield attempt("autograd", Autograd(trial, generator(self.seed, unit.name)).gradients)
         if "deterministic" in trial.properties and forward.calls:

@@ -80,6 +80,11 @@ def widenings(contract: Contract, kernel: Kernel, here: Sequence[Capability]) ->
             if names:
                 yield replace(widening, claim=claim, kernel=replace(kernel, variants=variants), partial=some)
     yield from _saving(contract, kernel)
+    if contract.gradient == "kernel" and not any(c.forward_ad for _, c in kernel.variants):
+        variants = tuple((name, replace(c, forward_ad=True)) for name, c in kernel.variants)
+        changed, claim = replace(kernel, variants=variants), "without forward-mode derivatives"
+        reason = (ReasonCode.REQUIRES_GRAD, "requires_grad")
+        yield Widening(claim, *reason, changed, phase=Phase.FORWARD_AD, shown_by="forward_ad")
 
 
 def _saving(contract: Contract, kernel: Kernel) -> Iterator[Widening]:

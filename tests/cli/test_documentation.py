@@ -43,6 +43,7 @@ def _section(command: str) -> str:
         "validate",
         "check --plugin torch --op add",
         "lint --kernel torch.add --kernel torch.rms_norm_cpu --seconds 1",
+        "lint --kernel torch.add --mutate",
         "compile --plugin triton --op add --target nvidia:sm_90",
         "cache list",
         "bench rms_norm softmax --device cpu --seconds 0 --quick",

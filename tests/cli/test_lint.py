@@ -222,12 +222,19 @@ def test_the_file_is_what_json_prints(run: Callable, observed: Callable, tmp_pat
 def test_the_question_reaches_the_kit(run: Callable, observed: Callable) -> None:
     calls = observed(add=[RIGHT, HOLDS, Finished()])
     run("lint --plugin torch --op rms_norm --kernel torch.rms_norm --device cpu --seed 3 --seconds 5 --patience 60")
-    run("lint --op add --no-claims")
+    run("lint --op add --no-claims --targets")
     first, second = calls
     assert first.pop("device").torch_device == "cpu"
-    assert first == {"kernels": ["torch.rms_norm"], "seed": 3, "seconds": 5.0, "patience_s": 60.0, "claims": True}
+    assert first == {
+        "kernels": ["torch.rms_norm"],
+        "seed": 3,
+        "seconds": 5.0,
+        "patience_s": 60.0,
+        "claims": True,
+        "targets": False,
+    }
     assert {"torch.add", "triton.add", "reference.add"} <= set(second["kernels"])
-    assert (second["claims"], second["device"], second["seconds"]) == (False, None, 20.0)
+    assert (second["claims"], second["device"], second["seconds"], second["targets"]) == (False, None, 20.0, True)
 
 
 @pytest.mark.parametrize(

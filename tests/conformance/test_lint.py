@@ -77,6 +77,17 @@ def test_kernel_for_other_hardware_cannot_run_here_and_says_which(acme):
     assert found.to_json()["refusals"] == []
 
 
+def test_device_that_the_targets_leave_out_is_asked_for_where_somebody_wants_it(acme):
+    dispatcher = acme("dtypes: {x: [float32], y: [x]}, targets: {nvidia: any}")
+    assert linted(dispatcher).reason.startswith("serves nvidia any; here: ")
+    found = linted(dispatcher, targets=True, seconds=600.0)
+    (observed,) = found.observed()
+    assert observed.refusal.claim.startswith("not on cpu:")
+    assert (observed.refusal.code, observed.refusal.parameter) == ("vendor", "target")
+    assert observed.verdict == "would_have_worked"
+    assert found.results == []
+
+
 # --- what is to blame for a death, told by processes that are made up ------------------------------------------------
 
 PLANNED = Planned(3, (Refusal("x not float16", "dtype", "x", 2),), 0)
