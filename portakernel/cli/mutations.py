@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -95,9 +95,9 @@ class _Run:
         """The plugin.yaml of each kernel and, of a package that is asked for whole, its backend.yaml."""
         manager, spaces = self.dispatcher.registry.manager, self.dispatcher.registry.spaces
         for name in dict.fromkeys(kernel.plugin for kernel in kernels):
-            kinds: list[tuple[Kind, Any]] = [("plugin", manager.plugins)]
-            kinds += [("backend", manager.backends)] if plugin is not None else []
-            for kind, of in kinds:
+            kinds: tuple[Kind, ...] = ("plugin", "backend") if plugin is not None else ("plugin",)
+            for kind in kinds:
+                of: Mapping[str, Any] = manager.plugins if kind == "plugin" else manager.backends
                 package = of[name][0] if name in of else None
                 if package is not None and package.folder is not None:
                     yield RequiredKeys(package, kind, package.folder / f"{kind}.yaml", spaces)

@@ -31,7 +31,8 @@ class RequiredKeys:
     """The required keys of one manifest, which is left as it is."""
 
     def __init__(self, package: Package, kind: Kind, file: Path, spaces: Mapping[str, ArchSpace]) -> None:
-        self.package, self.kind, self.spaces = package, kind, spaces
+        self.package, self.spaces = package, spaces
+        self.kind: Kind = kind
         self.subject = f"{package.name}: {file.name}"
         self.data: dict[str, Any] = read_yaml(file).data
         self.schema: dict[str, Any] = json.loads(
@@ -72,7 +73,7 @@ class RequiredKeys:
 
     def _problems(self, data: object) -> list[Problem]:
         with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder, f"{self.kind}.yaml")
+            file = Path(folder, "copy.yaml")
             file.write_text(yaml.dump(data, Dumper=_Plain, sort_keys=False, allow_unicode=True), encoding="utf-8")
             subject = Subject(file, self.kind, self.package, True)
             if self.kind == "backend":

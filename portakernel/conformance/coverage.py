@@ -50,6 +50,15 @@ def uncovered(
     return problems
 
 
+def shared_by_rows(contract: Contract, case: Case) -> list[str]:
+    """The results of which, in such a case, several rows have one together: it depends on all of them."""
+    made = contract.at(contract.values(case.parameters))
+    rows = next((f"*{tensor.leading}" for tensor in made.tensors if tensor.leading), None)
+    apart = (isinstance(output.shape, tuple) and output.shape[:1] == (rows,) for output in made.outputs)
+    pairs = zip(made.outputs, apart, strict=True)
+    return [output.name for output, alone in pairs if rows is not None and not alone]
+
+
 def _combinations(contract: Contract, variants: Sequence[Capability], executed: Sequence[Executed]) -> list[str]:
     """The combinations of dtypes, of arguments that every call has, that are claimed and in which no case runs."""
     names = [t.name for t in contract.tensors if not t.optional]

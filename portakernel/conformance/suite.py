@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from portakernel import runtime
@@ -13,7 +13,7 @@ from portakernel.capability import ReasonCode, Rejection
 from portakernel.conformance.autograd import Autograd
 from portakernel.conformance.boundary import boundary_count, boundary_outcomes
 from portakernel.conformance.claims import accepted, case_dtypes, cases_at_limits, elements
-from portakernel.conformance.coverage import uncovered
+from portakernel.conformance.coverage import shared_by_rows, uncovered
 from portakernel.conformance.forward import Forward
 from portakernel.conformance.gradients import Backward
 from portakernel.conformance.graph import Graph, capture_cuda
@@ -377,7 +377,18 @@ class Suite:
         backward = any(ran.backward for _, ran in cases)
         # of a kernel that has to be built, as few cases run as test each claim once
         together = self.kernel.build is None
-        return uncovered(self.contract, self.variants, executed, backward=backward, together=together)
+        problems = uncovered(self.contract, self.variants, executed, backward=backward, together=together)
+        return [*problems, *self._dependent_rows(unit for unit, ran in cases if ran.forward)]
+
+    def _dependent_rows(self, units: Iterable[Unit]) -> list[str]:
+        """Where rows are claimed to be independent, and have a result in common: no case can show that."""
+        asked, found = frozenset({"batch_invariant"}), dict[str, None]()
+        for unit in units:
+            shared = shared_by_rows(self.contract, unit.case) if unit.case is not None else []
+            if shared and unit.case is not None and not self.rejections(unit, requires=asked):
+                what = f"claims property batch_invariant for {unit.case.name!r}, where rows share {', '.join(shared)}"
+                found[what] = None
+        return list(found)
 
 
 def _is_plain(case: Case) -> bool:

@@ -15,7 +15,7 @@ from portakernel.conformance.mutation import Judged, Listed
 from portakernel.conformance.mutator import Mutator
 from portakernel.conformance.spelling import differences, entry_index, read_back
 from portakernel.conformance.suite import Suite
-from portakernel.conformance.venue import find_venue
+from portakernel.conformance.venue import Unavailable, find_venue
 
 SEED = 20261122
 # It is wrong in halves, beyond 600 elements and where x is not contiguous, and says so.
@@ -205,6 +205,21 @@ def test_tangent_that_is_lost_is_missed(judge):
     ).values()
     assert (judged.verdict, judged.by) == ("noticed", "check"), judged.detail
     assert "tangents and gradients do not go together" in judged.detail
+
+
+def test_rows_that_share_a_result_are_not_independent_of_each_other():
+    dispatcher = runtime.dispatcher()
+    kernel = dispatcher.registry.kernels["triton.quantize_fp8"]
+    venue = find_venue(dispatcher, kernel)
+    if isinstance(venue, Unavailable):
+        pytest.skip(venue.reason)
+    mutator = Mutator(dispatcher, kernel, venue, SEED)
+    claim = "without property batch_invariant (shared)"
+    (mutant,) = (m for m in mutants(dispatcher, kernel, venue) if m.mutation.claim == claim)
+    judged = mutator.judge(mutant)
+    assert (judged.verdict, judged.by) == ("noticed", "check")
+    assert judged.detail.startswith("coverage: claims property batch_invariant for ")
+    assert judged.detail.endswith(", where rows share scale")
 
 
 def kernels_with_manifests() -> list[str]:
