@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from collections.abc import Sequence
 
 from portakernel.capability import ReasonCode, Rejection
 from portakernel.decision import Decision
@@ -50,7 +51,7 @@ class Fallbacks:
             if all(rejection.code is ReasonCode.FEATURE for rejection in rejections):
                 expected = expected and not _are_one(self._dispatcher.registry.kernels[name], decision.chosen)
             if name in preferred or expected:
-                found += [(name, rejection) for rejection in rejections]
+                found += [(name, rejection) for rejection in _of_nearest(rejections, decision.candidate(name).kernel)]
         return found
 
     def warn(self, decision: Decision, policy: Policy) -> tuple[str, ...]:
@@ -92,6 +93,12 @@ def _is_unremarkable(rejection: Rejection, request: Request) -> bool:
     name = rejection.parameter
     of_value = rejection.code is ReasonCode.FEATURE and name in request.values and name not in request.features
     return of_value or rejection.code in _UNREMARKABLE
+
+
+def _of_nearest(rejections: Sequence[Rejection], kernel: Kernel) -> Sequence[Rejection]:
+    """Of a kernel with a variant for each dtype, why the one for this call's cannot serve: the others' say nothing."""
+    others = [rejection for rejection in rejections if rejection.code is not ReasonCode.DTYPE]
+    return others if others and len(kernel.variants) > 1 else rejections
 
 
 def _are_one(kernel: Kernel, other: Kernel) -> bool:

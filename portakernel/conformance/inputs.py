@@ -164,6 +164,8 @@ def _drawn(
         hidden = torch.rand(shape, generator=source) < 0.3
         hidden |= torch.rand((*shape[:-1], 1), generator=source) < 0.2
         drawn = drawn.masked_fill(hidden, -math.inf)
+        least = torch.rand((*shape[:-1], 1), generator=source) < 0.1
+        drawn = drawn.masked_fill(least, torch.finfo(getattr(torch, dtype)).min)
     return drawn
 
 

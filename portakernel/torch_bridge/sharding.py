@@ -178,8 +178,8 @@ class Sharding:
         ]
         along = f"{name} can be split along dimension {' or '.join(listed)}" if listed else f"{name} has to be whole"
         warnings.warn(
-            f"{op}: {name} is placed {held}, and each such call redistributes it to {wanted}: here {along}, all"
-            f" arguments alike; place it so before the call, where that costs least",
+            f"{op}: {name} is placed {held}, and each such call redistributes it to {wanted}: here {along};"
+            " place it so before the call, where that costs least",
             RedistributionWarning,
             stacklevel=callers_level(),
         )

@@ -44,8 +44,8 @@ REFUSALS = {
 
 GATHERED = (
     "layer_norm: x is placed (Shard(dim=0), Shard(dim=1)), and each such call redistributes it to"
-    " (Shard(dim=0), Replicate()): here x can be split along dimension 0, all arguments alike; place it so before the"
-    " call, where that costs least"
+    " (Shard(dim=0), Replicate()): here x can be split along dimension 0; place it so before the call, where"
+    " that costs least"
 )
 
 

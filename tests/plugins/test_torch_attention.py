@@ -90,7 +90,7 @@ def cudnn_backward(grad, q, k, v, out, lse, seed, offset, bias, cu_q, cu_k, S, T
 def efficient_forward(q, k, v, bias, cu_q, cu_k, max_q, max_k, dropout, kind, wants_lse, *, scale):
     """CUTLASS: a head of keys for each head, rows of lse padded to 32.
 
-    A row that is masked throughout gives zeros and an lse of 0; backward makes NaN of it.
+    A row that is masked throughout gives zeros and an lse of 0.
     """
     (_, S, H, _), T = q.shape, k.shape[1]
     assert k.shape[2] == v.shape[2] == H
@@ -103,22 +103,28 @@ def efficient_forward(q, k, v, bias, cu_q, cu_k, max_q, max_k, dropout, kind, wa
     shift = T - S if kind == 2 else 0
     if kind:
         scores = scores.masked_fill(torch.ones(S, T, dtype=torch.bool).triu(1 + shift), -math.inf)
-    weights, lse = scores.softmax(-1), scores.logsumexp(-1)
-    if not q.requires_grad:
-        weights, lse = weights.nan_to_num(0.0), lse.masked_fill(lse == -math.inf, 0.0)
+    weights, lse = scores.softmax(-1).nan_to_num(0.0), scores.logsumexp(-1)
+    lse = lse.masked_fill(lse == -math.inf, 0.0)
     y = torch.einsum("bhst,bthe->bshe", weights, v)
     lse = torch.nn.functional.pad(lse, (0, -S % 32), value=math.nan)
     return y, lse if wants_lse else lse[..., :0], None, None, S, T
 
 
 def efficient_backward(grad, q, k, v, bias, out, cu_q, cu_k, max_q, max_k, lse, p, seed, offset, kind, wants, *, scale):
+    """Weights are made again from the scores and lse."""
     assert lse.shape[-1] % 32 == 0
-    leaves = [tensor.detach().requires_grad_() for tensor in (q, k, v)]
-    leaves += [bias.detach().requires_grad_()] if wants else []
-    given = leaves[3] if wants else bias
-    y = efficient_forward(*leaves[:3], given, None, None, None, None, 0.0, kind, False, scale=scale)[0]
-    found = torch.autograd.grad(y, leaves, grad)
-    return found if wants else (*found, None)
+    (_, S, _, _), T = q.shape, k.shape[1]
+    scores = scale * torch.einsum("bshd,bthd->bhst", q, k)
+    scores = scores if bias is None else scores + bias
+    if kind:
+        scores = scores.masked_fill(torch.ones(S, T, dtype=torch.bool).triu(1 + (T - S if kind == 2 else 0)), -math.inf)
+    weights = torch.exp(scores - lse[:, :, :S, None])
+    grad_v = torch.einsum("bhst,bshe->bthe", weights, grad)
+    grad_weights = torch.einsum("bshe,bthe->bhst", grad, v)
+    grad_scores = weights * (grad_weights - (grad * out).sum(-1).transpose(1, 2).unsqueeze(-1))
+    grad_q = scale * torch.einsum("bhst,bthd->bshd", grad_scores, k)
+    grad_k = scale * torch.einsum("bhst,bshd->bthd", grad_scores, q)
+    return grad_q, grad_k, grad_v, grad_scores if wants else None
 
 
 @pytest.fixture(autouse=True)
@@ -242,6 +248,14 @@ def test_a_bias_that_another_form_takes_is_no_fallback_to_warn_of():
     assert Fallbacks(used).reasons(decision, used.process_policy) == []
 
 
+def test_a_fallback_is_told_of_the_variant_for_its_dtype():
+    asked = {"target": "cpu:x86_64", "dtype": "float32", "softcap": 5.0}
+    decision = portakernel.explain("attention", shape=dict.fromkeys("qkv", (1, 8, 2, 16)), **asked)
+    used = runtime.dispatcher()
+    told = Fallbacks(used).reasons(decision, used.process_policy)
+    assert {rejection.code for name, rejection in told if name == "torch.attention_flash_cpu"} == {ReasonCode.FEATURE}
+
+
 def test_cudnn_takes_calls_without_a_bias_too():
     tensors, asked = draw(5, 5), {"causal": True, "scale": None, "return_lse": True}
     torch.testing.assert_close(
@@ -282,6 +296,25 @@ def test_flash_for_cpus_gives_zeros_and_no_gradient_to_what_a_bias_hides():
     wanted = reference.backward(torch.ones_like(y), q, k, v, None, bias, None, y, lse, **asked)
     for found, right in zip(grads, wanted[:5], strict=True):
         torch.testing.assert_close(found, right)
+
+
+@pytest.mark.parametrize("kernel", [attention_flash_cpu, attention_efficient])
+@pytest.mark.parametrize("least", [torch.finfo(torch.float32).min, -1e9])
+@pytest.mark.parametrize("causal", [False, True])
+def test_rows_that_a_finite_number_hides_share_their_gradient_among_their_keys(kernel, least, causal):
+    q, k, v = draw(5, 9)
+    bias = torch.zeros(2, 4, 5, 9)
+    bias[:, :, 1], bias[1, 2, 3] = least, least
+    bias[:, :, 2, :4] = least
+    asked = {"causal": causal, "scale": None, "window": (-1, -1)}
+    slopes = {"alibi_slopes": None} if kernel is attention_flash_cpu else {}
+    y, lse = kernel.attention(q, k, v, **slopes, bias=bias, return_lse=True, **asked)
+    grad = torch.randn(y.shape, generator=torch.Generator().manual_seed(1))
+    kept = (q, k, v, *slopes.values(), bias, y, lse)
+    found = kernel.backward(grad, *kept, return_lse=True, needs=(True,) * (4 + len(slopes)), **asked)
+    wanted = reference.backward(grad, q, k, v, None, bias, None, y, lse, **asked)
+    for gradient, right in zip((*found[:3], found[-1]), (*wanted[:3], wanted[4]), strict=True):
+        torch.testing.assert_close(gradient, right)
 
 
 # --- layout ----------------------------------------------------------------------------------------------------------

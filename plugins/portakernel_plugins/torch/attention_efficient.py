@@ -95,6 +95,7 @@ def backward(
     lse = lse.contiguous() if HIP else torch.nn.functional.pad(lse, (0, -S % _LSE_STEP), value=math.inf)
     grad, out = (padded(x[:, blind:], v.shape[-1]).contiguous() for x in (grad_out, out))
     grad = grad if mask is None else mask.cleared(grad)
+    grad = grad if mask is None or bias is None else mask.spread(grad)
     added, bias_needed = None if mask is None else mask.added, bias is not None and needs[3]
     nothing = torch.zeros((), dtype=torch.int64, device=q.device if HIP else None)  # the seed and offset of a dropout
     grad_q, grad_k, grad_v, grad_added = _backward(

@@ -74,7 +74,8 @@ def backward(
     lse = (lse if mask is None else mask.raised(lse)).contiguous()
     q, k, v = _rows(q[:, blind:], k, v)
     width = q.shape[-1]
-    grad, out = (padded(tensor[:, blind:], width).contiguous().transpose(1, 2) for tensor in (grad_out, out))
+    grad_out = grad_out[:, blind:] if bias is None or mask is None else mask.spread(grad_out[:, blind:])
+    grad, out = (padded(tensor, width).contiguous().transpose(1, 2) for tensor in (grad_out, out[:, blind:]))
     added = None if mask is None else mask.added
     found = _backward(grad, q, k, v, out, lse, 0.0, square, attn_mask=added, scale=scale)
     found = gradients(tuple(part.transpose(1, 2) for part in found), widths, blind, needs[:3])

@@ -11,6 +11,9 @@ from torch import Tensor
 
 Window = tuple[int, int]
 
+# From here on neighbours in float32 are more than 8 apart.
+_ABSORBS = 2.0**27
+
 
 @dataclass(frozen=True, slots=True)
 class Mask:
@@ -31,6 +34,17 @@ class Mask:
     def lowered(self, lse: Tensor) -> Tensor:
         """``lse (B, H, S)`` with -inf for blind queries."""
         return lse if self.blind is None else lse.masked_fill(self.blind, -math.inf)
+
+    def spread(self, grad: Tensor) -> Tensor:
+        """``grad (B, S, H, E)`` for operators whose backward makes a row's weights as ``exp(score - lse)``.
+
+        Where the largest score is so far from 0 that float32 holds neither the others' distance from it nor the
+        logarithm of how many share it, as in rows that the dtype's smallest number fills, each of these gets a weight
+        of one, not of one in so many: such a row's gradient is divided by their number.
+        """
+        top = self.added.amax(-1, keepdim=True)
+        sharing = (self.added == top).sum(-1, keepdim=True).masked_fill(top.abs() < _ABSORBS, 1)
+        return grad / sharing.transpose(1, 2).to(grad.dtype)
 
     def raised(self, lse: Tensor) -> Tensor:
         """``lse (B, H, S)`` with inf for blind queries: their weights become zero in backward."""
