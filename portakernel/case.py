@@ -17,8 +17,8 @@ class Draw:
     ``numbers``: as the case's ``values`` says. ``index``: integers from 0 to below the size of dimension ``below``; one
     in five is the value of the parameter ``sometimes`` instead, where one is named. ``segments``: ends of consecutive
     pieces of dimension ``below``, from 0 to all of it, some of them empty; ``offsets``: the pieces' starts. ``scale``:
-    positive numbers around 1. ``mask``: numbers, of which some are minus infinity; in some rows all are, or all the
-    smallest number that there is.
+    positive numbers around 1. ``mask``: numbers, of which some are minus infinity; in some rows all are, or all one
+    very large negative number.
     """
 
     kind: Literal["numbers", "index", "segments", "offsets", "scale", "mask"] = "numbers"

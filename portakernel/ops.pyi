@@ -198,8 +198,10 @@ def attention(
     natural logarithm of the denominator. A query that sees no key gives zeros, and lse -inf or its sink. Computed in
     float32 and rounded once, at the end; kernels may round the softmax's weights to the inputs' dtype before the
     product with v, as FlashAttention does. alibi_slopes and lse have no gradient. Forward saves lse. Not guaranteed:
-    equal bits from different kernels; outputs of a query that sees a NaN or an infinity; that NaN or infinity in a
-    masked key or value does not reach queries that do not see it, because 0 * NaN is NaN.
+    equal bits from different kernels; outputs of a query that sees a NaN or an infinity; whether a query whose scores
+    are all below -2**126 averages the values or gives zeros, as if it saw no key, because kernels multiply scores by
+    log2(e); that NaN or infinity in a masked key or value does not reach queries that do not see it, because 0 * NaN
+    is NaN.
 
     Args:
         q: (B, S, H, D), float32 or float16 or bfloat16.

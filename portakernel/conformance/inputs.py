@@ -22,6 +22,8 @@ from portakernel.sizes import parse_size
 # A sum of 2**16 squares of numbers up to 2**55 is finite in float32, where ops accumulate.
 _LARGEST_EXPONENT = 55
 
+# What hides a score without being minus infinity; log2(e) times that is still a number.
+_HIDING = -(2.0**100)
 _SPECIALS = (math.nan, math.inf, -math.inf, 0.0, -0.0)
 
 
@@ -165,7 +167,7 @@ def _drawn(
         hidden |= torch.rand((*shape[:-1], 1), generator=source) < 0.2
         drawn = drawn.masked_fill(hidden, -math.inf)
         least = torch.rand((*shape[:-1], 1), generator=source) < 0.1
-        drawn = drawn.masked_fill(least, torch.finfo(getattr(torch, dtype)).min)
+        drawn = drawn.masked_fill(least, max(torch.finfo(getattr(torch, dtype)).min, _HIDING))
     return drawn
 
 
