@@ -17,19 +17,28 @@ PIP_INSTALL := $(VENV_PYTHON) -m pip install -qq --no-compile --disable-pip-vers
 OPENCL_EXAMPLE := $(wildcard examples/opencl_backend/pyproject.toml)
 OPENCL_STAMP := $(if $(OPENCL_EXAMPLE),$(VENV)/.installed-opencl-example)
 
+# What compiles CUTLASS and CuTe DSL for GPUs that are not here: NVIDIA's compiler, headers and packages, 230 MB under
+# licences of its own. Of what they depend on only that which compiles; CuTe DSL's default is a toolkit of CUDA 12.
+NVIDIA_COMPILERS := nvidia-cuda-nvcc nvidia-nvvm nvidia-cuda-crt nvidia-cuda-runtime nvidia-cuda-cccl nvidia-cutlass \
+	nvidia-cutlass-dsl nvidia-cutlass-dsl-libs-base nvidia-cutlass-dsl-libs-core nvidia-cutlass-dsl-libs-cu13 \
+	cuda-bindings cuda-pathfinder protobuf
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 # What `make outside` makes and tests; its name is nobody's.
 OUTSIDER := outsider_for_make
-.PHONY: help setup test outside demo site lint lint-mypy lint-pyright lint-style lint-imports format generate generate-check modes clean
+.PHONY: help setup nvidia-compilers test outside demo site lint lint-mypy lint-pyright lint-style lint-imports format generate generate-check modes clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r target text; do \
-		printf '  make %-15s %s\n' "$$target" "$$text"; done
+		printf '  make %-16s %s\n' "$$target" "$$text"; done
 	@echo
 	@echo "  PYTHON=$(PYTHON) (3.11 or later) is used to create $(VENV); PYTEST_ARGS is passed to pytest."
 
 setup: $(STAMP) $(OPENCL_STAMP) ## create .venv and install portakernel with its development tools
+
+nvidia-compilers: setup ## add what compiles CUTLASS and CuTe DSL to .venv; no GPU is needed
+	@echo "Installing NVIDIA's compilers" && $(PIP_INSTALL) --no-deps $(NVIDIA_COMPILERS)
 
 test: setup ## run the tests: make test PYTEST_ARGS="-k rms_norm"
 	@$(VENV_PYTHON) -m pytest $(PYTEST_ARGS)
