@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from portakernel.torch_import import offer_ops
+
 if TYPE_CHECKING:
     from portakernel import errors, ops
 
@@ -40,3 +42,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return [*__all__, "__version__"]
+
+
+# What has to happen at import, because a program that is loaded asks torch for its ops, and not portakernel.
+offer_ops()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from portakernel.config import Config, unknown_variables
@@ -40,21 +39,43 @@ def dispatcher() -> Dispatcher:
         return _dispatcher()
 
 
-@functools.cache
-def _bridges() -> Mapping[str, Bridge]:
-    from portakernel.call import OpCaller
-    from portakernel.torch_bridge.registration import Bridge
+class _Bridges:
+    """Every op's registration; made once, though making them asks torch for ops that are not there yet."""
 
-    return MappingProxyType({op: Bridge(OpCaller(contract, dispatcher())) for op, contract in contracts().items()})
+    def __init__(self) -> None:
+        self.made: Mapping[str, Bridge] = {}
+        self._making = False
+
+    def make(self) -> Mapping[str, Bridge]:
+        """All of them, or where they are being made none; the lock is held."""
+        if not self.made and not self._making:
+            from portakernel.call import OpCaller
+            from portakernel.torch_bridge.registration import Bridge
+
+            self._making = True
+            try:
+                self.made = {op: Bridge(OpCaller(contract, dispatcher())) for op, contract in contracts().items()}
+            finally:
+                self._making = False
+        return self.made
+
+
+_bridges = _Bridges()
 
 
 def caller(op: str) -> OpCaller:
     """The caller of ``op``; the first one asked for registers every op in ``torch.ops.portakernel``."""
     with _lock:
-        return _bridges()[op].caller
+        return _bridges.make()[op].caller
+
+
+def register() -> bool:
+    """Registers every op in ``torch.ops.portakernel``; false while this thread is about it."""
+    with _lock:
+        return bool(_bridges.make())
 
 
 def callers_so_far() -> list[OpCaller]:
     """The callers there are by now; none are made for the sake of asking."""
     with _lock:
-        return [bridge.caller for bridge in _bridges().values()] if _bridges.cache_info().currsize else []
+        return [bridge.caller for bridge in _bridges.made.values()]

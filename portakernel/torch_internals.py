@@ -17,6 +17,7 @@ from torch import Tensor
 from torch._C._dynamo.guards import TensorGuards
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch._guards import detect_fake_mode
+from torch._ops import _OpNamespace
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
@@ -149,3 +150,29 @@ def some_are_distributed(tensors: Sequence[Any]) -> bool:
 def is_fake(tensors: Sequence[Tensor]) -> bool:
     """Whether the tensors are fake ones: an op is being traced, not run."""
     return detect_fake_mode(tensors) is not None
+
+
+def when_missed(namespace: str, register: Callable[[], bool]) -> None:
+    """Makes ``torch.ops.<namespace>`` call ``register`` for what it does not have, until that says that it is done."""
+    ops: Any = getattr(torch.ops, namespace)
+    # in this order: whoever looks up meanwhile finds what the class asks for
+    ops.__dict__["_register"] = register
+    ops.__class__ = _UnregisteredOps
+
+
+class _UnregisteredOps(_OpNamespace):
+    """A namespace that fills on demand, and is one of torch's own from then on."""
+
+    # an op is saved by its module's name, which is that of its namespace's class
+    __module__ = _OpNamespace.__module__
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            # Python, pickle and TorchScript ask any module for names like these
+            if name.startswith("_"):
+                raise
+        if self._register():
+            object.__setattr__(self, "__class__", _OpNamespace)
+        return _OpNamespace.__getattr__(self, name)

@@ -231,7 +231,12 @@ _TAIL = """\
 
 CUDA graphs and stream capture are no column, because this page is written on a CPU: a kernel that cannot be captured\
  is not chosen inside a capture, and where none can, the error names `portakernel.warmup`. DTensor and FSDP2 have a\
- page of their own: [sharding.md](sharding.md)."""
+ page of their own: [sharding.md](sharding.md).
+
+A saved program (`torch.export.load`, a pickled graph) finds its ops once torch and portakernel are imported, in either\
+ order: the first op that is looked up in `torch.ops.portakernel` registers all, which takes most of a second. What\
+ resolves ops in C++ (`torch.jit.load`, AOTInductor's packages) looks nothing up there: write\
+ `torch.ops.portakernel.rms_norm` before, or any other op."""
 
 
 def observed(ops: list[str], modes: tuple[Mode, ...] = MODES) -> dict[str, dict[str, Outcome]]:
