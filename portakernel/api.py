@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from portakernel.contracts import contract
 from portakernel.decision import Decision, Use
+from portakernel.dispatch import Dispatcher
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
 from portakernel.naming import layer_of, strictly
 from portakernel.plugin_manager import Broken, Package
-from portakernel.policies import Names, Policy, ReferenceMode, make_layer
+from portakernel.policies import Layer, Names, ReferenceMode, make_layer
+from portakernel.policy_block import PolicyBlock
 from portakernel.question import ask
 from portakernel.registry import Registry
 from portakernel.request import Phase
@@ -234,7 +235,6 @@ def warmup(what: Any, /, *args: Any, **kwargs: Any) -> Warmup:
 _WORDS = frozenset({"dtype", "shape", "format", "device", "training"})
 
 
-@contextmanager
 def policy(
     *,
     use: Names = (),
@@ -242,27 +242,27 @@ def policy(
     deny: Names = (),
     require: Names = (),
     reference: ReferenceMode | None = None,
-) -> Iterator[Policy]:
-    """What holds inside the ``with`` block, in this thread or task, over what holds outside.
+) -> PolicyBlock:
+    """What holds inside the ``with`` block or decorated function, in this thread or task, over what holds outside.
 
     ``use`` is strict for the ops that it mentions; ``prefer`` goes first where it can; ``deny`` adds up; ``require``
     names properties (``deterministic``, ``batch_invariant``, ``graph_capture``) that a kernel must declare;
     ``reference`` is ``allow``, ``warn`` or ``forbid``. Names are kernels (``triton.rms_norm``) or plugins (``triton``).
-    Write the block around a compiled function, which then follows it, not inside one.
+    Write the block around a compiled function, which then follows it, not inside one. One block may be entered again,
+    inside itself, and in several threads.
 
-    Raises:
+    Raises, when it is entered:
         UnknownNameError: a name that nothing has.
     """
-    now = dispatcher()
-    layer = make_layer("context", use, prefer, deny, require, reference).check(now.registry)
-    token = now.context_layers.set((layer, *now.context_layers.get()))
-    try:
-        yield now.policy()
-    finally:
-        now.context_layers.reset(token)
+
+    def make() -> tuple[Dispatcher, Layer]:
+        now = dispatcher()
+        return now, make_layer("context", use, prefer, deny, require, reference).check(now.registry)
+
+    return PolicyBlock(make)
 
 
-def use(*names: str) -> Any:
+def use(*names: str) -> PolicyBlock:
     """``policy(use=names)``: inside the ``with`` block those kernels, or an error."""
     return policy(use=names)
 

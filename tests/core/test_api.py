@@ -11,7 +11,7 @@ import portakernel
 from portakernel import runtime
 from portakernel.config import Config
 from portakernel.dispatch import Dispatcher
-from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
+from portakernel.errors import ArgumentTypeError, ArgumentValueError, PortakernelError, UnknownNameError
 from portakernel.plugin_manager import PluginManager
 from portakernel.registry import Registry
 
@@ -226,6 +226,55 @@ def test_a_context_gives_the_policy_in_force_the_same_object_for_the_same_wishes
         assert here.policy() is second
     assert first is second
     assert first is not here.policy()
+
+
+def test_a_block_may_be_entered_again_and_inside_itself(here):
+    block = portakernel.policy(prefer="b")
+    for _ in range(2):
+        with block as outer, portakernel.use("a"), block as inner:
+            assert chosen() == "b.add"
+        assert (len(outer.layers), len(inner.layers)) == (2, 4)
+        assert chosen() == "a.add"
+
+
+def test_a_decorated_function_runs_in_its_block_whenever_and_however_deep_it_is_called(here):
+    @portakernel.policy(prefer="b")
+    def chosen_inside(deeper: int) -> list[str | None]:
+        return [chosen(), *(chosen_inside(deeper - 1) if deeper else [])]
+
+    assert (chosen_inside(2), chosen_inside(0), chosen()) == (["b.add"] * 3, ["b.add"], "a.add")
+    assert chosen_inside.__name__ == "chosen_inside"
+
+
+def test_threads_and_tasks_share_a_block_and_each_leaves_its_own(here):
+    block, seen = portakernel.policy(prefer="b"), list[str | None]()
+
+    async def inside(first: asyncio.Event, then: asyncio.Event) -> None:
+        with block:
+            first.set()
+            await then.wait()
+            seen.append(chosen())
+        seen.append(chosen())
+
+    async def both() -> None:
+        one, other = asyncio.Event(), asyncio.Event()
+        await asyncio.gather(inside(one, other), inside(other, one))
+
+    asyncio.run(both())
+    assert seen == ["b.add", "a.add"] * 2
+    with block:
+        thread = threading.Thread(target=lambda: seen.append(chosen()))
+        thread.start()
+        thread.join()
+    assert seen[-1] == "a.add"
+
+
+def test_a_block_is_left_where_it_was_entered(here):
+    block = portakernel.policy(prefer="b")
+    with pytest.raises(
+        PortakernelError, match=r"^a policy block is left in another thread or task than it was entered"
+    ):
+        block.__exit__(None, None, None)
 
 
 def test_a_thread_does_not_see_the_context_of_another(here):
