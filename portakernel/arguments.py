@@ -14,7 +14,7 @@ from portakernel.errors import ArgumentTypeError, ArgumentValueError
 from portakernel.layout import layout_facts
 from portakernel.registry import Registry
 from portakernel.request import Phase, Request, asked_features, format_values, typed_values
-from portakernel.torch_internals import some_are_distributed
+from portakernel.torch_internals import is_jagged, some_are_distributed
 
 Tensors = Sequence[Tensor | None]
 
@@ -62,6 +62,9 @@ class Arguments:
             if type(argument) is Tensor and argument.is_nested:
                 text = f"{self.contract.op}: {tensor.name} is nested; dense (torch.strided) tensors are accepted"
                 raise ArgumentTypeError(text)
+            if is_jagged(argument):
+                text = "is torch.jagged; dense (torch.strided) tensors are accepted, as its values() are"
+                raise ArgumentTypeError(f"{self.contract.op}: {tensor.name} {text}")
 
     def check(self, tensors: Sequence[Any], values: Sequence[Any]) -> None:
         """Nothing, when the arguments are tensors on one device that fit the contract together.

@@ -53,6 +53,11 @@ def only_vmap() -> bool:
     return _transforms() <= {torch._C._functorch.TransformType.Vmap}
 
 
+def some_functionalize() -> bool:
+    """Whether one of torch.func's active transforms is ``functionalize``, which knows torch ops alone."""
+    return torch._C._functorch.TransformType.Functionalize in _transforms()
+
+
 def some_forward_mode() -> bool:
     """Whether one of torch.func's active transforms is forward-mode differentiation, be it around others."""
     return torch._C._functorch.TransformType.Jvp in _transforms()
@@ -137,14 +142,30 @@ def outside_modes() -> AbstractContextManager[Any]:
 
 
 def has_tangent(tensors: Sequence[Tensor]) -> bool:
-    """Whether one of the tensors is a forward-mode dual."""
-    return forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(t).tangent is not None for t in tensors)
+    """Whether one of the tensors is a forward-mode dual.
+
+    A compiled graph that holds ``torch.func.jvp`` enters the level without telling ``forward_ad``; there is only one.
+    """
+    if forward_ad._current_level < 0 and (innermost_transform() is None or not some_forward_mode()):
+        return False
+    return any(forward_ad.unpack_dual(tensor, level=0).tangent is not None for tensor in tensors)
 
 
 def some_are_distributed(tensors: Sequence[Any]) -> bool:
     """Whether one of the tensors is a DTensor; where nothing imported DTensors there are none."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and any(isinstance(tensor, module.DTensor) for tensor in tensors)
+
+
+def is_jagged(tensor: object) -> bool:
+    """Whether it is a nested tensor of torch's subclass; where nothing imported that there are none."""
+    module = sys.modules.get("torch.nested._internal.nested_tensor")
+    return module is not None and isinstance(tensor, module.NestedTensor)
+
+
+def saved_tensor_hooks() -> bool:
+    """Whether hooks for saved tensors are in force here, which torch.func's transforms refuse."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 def is_fake(tensors: Sequence[Tensor]) -> bool:

@@ -28,6 +28,7 @@ from portakernel.torch_internals import (
     on_this_level,
     only_vmap,
     some_forward_mode,
+    some_functionalize,
 )
 
 # How torch names the operator that it cannot differentiate.
@@ -70,6 +71,7 @@ class Derivatives:
             twice = SecondDerivatives(self.caller, self.signature)
             torch.library.register_autograd(f"{name}_backward", twice.gradient, setup_context=twice.keep, lib=library)
             self._backward_function = _function(self.caller.torch_op("_backward"), twice.keep, twice.gradient)
+            self._level_backward = _function(self._backward_below, twice.keep, twice.gradient, SingleLevelFunction)
             self._backward_function.vmap = staticmethod(looped(self._backward_function.apply))
             torch.library.register_vmap(f"{name}_backward", looped(self.caller.torch_op("_backward")), lib=library)
         self.caller.transformed = self._transformed
@@ -115,6 +117,11 @@ class Derivatives:
         with below_autograd():
             return self.caller.torch_op("_forward")(*arguments)
 
+    def _backward_below(self, *arguments: Any) -> Any:
+        """The gradients, below this level's autograd."""
+        with below_autograd():
+            return self.caller.torch_op("_backward")(*arguments)
+
     def _forward_derivative(self, tensors: Tensors, values: Sequence[Any], kernel: str) -> Any:
         """The results of forward-mode duals, tangents included: the reference's, which torch differentiates."""
         op = self.contract.op
@@ -146,6 +153,8 @@ class Derivatives:
     def _transformed(self, *arguments: Any) -> Any:
         """The op under ``torch.func``'s transforms, which reach neither autocast's rule nor the one for autograd."""
         tensors, values, (kernel,) = self.signature.public(arguments)
+        if some_functionalize():
+            return self.caller.torch_op()(*arguments)
         given = [tensor for tensor in tensors if tensor is not None]
         if self.contract.autocast != "keep" and torch.is_autocast_enabled(tensors[0].device.type):
             tensors = autocast(self.contract, tensors)
@@ -209,13 +218,20 @@ class Derivatives:
                 " torch.func.grad has one"
             )
         needs = list(ctx.needs_input_grad[: self.signature.tensors])
-        backward = (
-            self._backward_function.apply if innermost_transform() is not None else self.caller.torch_op("_backward")
-        )
+        backward = self._backward_on_this_level if some_functionalize() else self._backward_on_all_levels
         # a second derivative needs the arguments as they were
         values = self._without_permissions(ctx.values) if torch.is_grad_enabled() else ctx.values
         found = backward(*given, *kept, *values, needs, ctx.backward_kernel, ctx.saved_by)
         return for_each_input(found if isinstance(found, tuple) else (found,), needs, count)
+
+    def _backward_on_all_levels(self, *arguments: Any) -> Any:
+        if innermost_transform() is None:
+            return self.caller.torch_op("_backward")(*arguments)
+        return self._backward_function.apply(*arguments)
+
+    def _backward_on_this_level(self, *arguments: Any) -> Any:
+        with on_this_level():
+            return self._level_backward.apply(*arguments)
 
     def kept(self, ctx: Any) -> tuple[Tensor | None, ...]:
         """What forward kept for backward.

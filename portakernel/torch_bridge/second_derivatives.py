@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from portakernel.call import OpCaller
 from portakernel.errors import DerivativeError
 from portakernel.torch_bridge.signature import Signature
+from portakernel.torch_internals import saved_tensor_hooks
 
 
 class SecondDerivatives:
@@ -52,8 +53,11 @@ class SecondDerivatives:
             returned[:] = [place for place, gradient in enumerate(gradients) if needs[place] and gradient is not None]
             return tuple(gradients[place] for place in returned)
 
-        pull = torch.func.vjp(formula, *(tensors[place] for place in wanted))[1]
-        pulled = dict(zip(wanted, pull(tuple(found[place] for place in returned)), strict=True))
+        differentiate = _recorded if saved_tensor_hooks() else _transformed
+        gradients = differentiate(
+            formula, [tensors[place] for place in wanted], lambda: tuple(found[place] for place in returned)
+        )
+        pulled = dict(zip(wanted, gradients, strict=True))
         return tuple(pulled.get(place) for place in range(len(ctx.needs_input_grad)))
 
     def _gradients(self, given: Sequence[Any], values: Sequence[Any], needs: tuple[bool, ...]) -> Sequence[Any]:
@@ -90,3 +94,28 @@ class SecondDerivatives:
     @functools.cached_property
     def _reference(self) -> Any:
         return importlib.import_module(f"portakernel.references.{self.contract.op}")
+
+
+def _transformed(
+    formula: Callable[..., tuple[Tensor, ...]], tensors: Sequence[Tensor], cotangents: Callable[[], tuple[Tensor, ...]]
+) -> Sequence[Tensor | None]:
+    """The gradients of ``formula`` by ``torch.func``, which can be traced and stands inside other transforms."""
+    pull = torch.func.vjp(formula, *tensors)[1]
+    gradients: Sequence[Tensor | None] = pull(cotangents())
+    return gradients
+
+
+def _recorded(
+    formula: Callable[..., tuple[Tensor, ...]], tensors: Sequence[Tensor], cotangents: Callable[[], tuple[Tensor, ...]]
+) -> Sequence[Tensor | None]:
+    """The same by autograd, for where hooks for saved tensors are in force."""
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # views, because one of the tensors may depend on another
+        varied = [tensor.view_as(tensor) if tensor.requires_grad else tensor.detach() for tensor in tensors]
+        varied = [tensor.requires_grad_() for tensor in varied]
+        pairs = [pair for pair in zip(formula(*varied), cotangents(), strict=True) if pair[0].requires_grad]
+    if not pairs:
+        return [None] * len(tensors)
+    results, given = zip(*pairs, strict=True)
+    return torch.autograd.grad(results, varied, given, create_graph=again, allow_unused=True)

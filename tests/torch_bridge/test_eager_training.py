@@ -103,6 +103,21 @@ def test_a_second_derivative_is_that_of_the_formula(ops, arguments):
     assert_same(twice(ops.rms_norm), twice(norm))
 
 
+@pytest.mark.parametrize("levels", [2, 3])
+def test_derivatives_of_derivatives_agree_under_saved_tensor_hooks(ops, arguments, levels):
+    x, weight = arguments
+
+    def derived(function):
+        found = function(x, weight).pow(3).sum()
+        for _ in range(levels - 1):
+            found = sum(g.square().sum() for g in torch.autograd.grad(found, (x, weight), create_graph=True))
+        return torch.autograd.grad(found, (x, weight))
+
+    with torch.autograd.graph.save_on_cpu():
+        found = derived(ops.rms_norm)
+    assert_same(found, derived(norm))
+
+
 def test_checkpointing_computes_again_and_agrees(ops, arguments, calls):
     x, weight = arguments
     found = gradients(lambda x, w: checkpoint(ops.rms_norm, x, w, use_reentrant=False), x, weight)

@@ -249,6 +249,29 @@ def test_a_transform_reaches_the_torch_op_itself(ops):
     torch.testing.assert_close(found, torch.func.grad(lambda x: norm(x, weight).square().sum())(x))
 
 
+def test_functionalize_alone_and_among_others_reaches_the_op(ops):
+    x, weight = normal(3, 4), normal(4)
+    functional = torch.func.functionalize(ops.rms_norm)
+    torch.testing.assert_close(functional(x, weight), norm(x, weight))
+    found = torch.func.grad(lambda x: functional(x, weight).square().sum())(x)
+    torch.testing.assert_close(found, torch.func.grad(lambda x: norm(x, weight).square().sum())(x))
+    found = torch.func.functionalize(torch.func.grad(lambda x: ops.rms_norm(x, weight).square().sum()))(x)
+    torch.testing.assert_close(found, torch.func.grad(lambda x: norm(x, weight).square().sum())(x))
+    torch.testing.assert_close(torch.vmap(functional, in_dims=(0, None))(x, weight), norm(x, weight))
+
+
+def test_a_compiled_jvp_is_that_of_the_formula_and_leaves_no_level_behind(ops):
+    x, tangent, weight = normal(3, 4), normal(3, 4), normal(4)
+
+    def tangents(function):
+        return lambda x, tangent: torch.func.jvp(lambda x: function(x, weight), (x,), (tangent,))
+
+    for backend in ("eager", "aot_eager"):
+        found = torch.compile(tangents(ops.rms_norm), fullgraph=True, backend=backend)(x, tangent)
+        torch.testing.assert_close(found, tangents(norm)(x, tangent))
+    torch.testing.assert_close(tangents(ops.rms_norm)(x, tangent), tangents(norm)(x, tangent))
+
+
 def test_a_batch_without_gradients_trains_nothing(ops):
     x, weight = normal(2, 3, 4), normal(4)
     torch.testing.assert_close(torch.vmap(ops.rms_norm, in_dims=(0, None))(x, weight), norm(x, weight))

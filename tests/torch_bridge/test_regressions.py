@@ -74,6 +74,16 @@ def test_sparse_tensors_are_refused_after_dense_ones_too(ops):
     ops.dispatcher.context_layers.reset(token)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning")
+def test_jagged_tensors_are_refused(ops):
+    jagged = torch.nested.nested_tensor([normal(2, 4), normal(3, 4)], layout=torch.jagged)
+    with pytest.raises(ArgumentTypeError) as caught:
+        ops.rms_norm(jagged, normal(4))
+    text = "rms_norm: x is torch.jagged; dense (torch.strided) tensors are accepted, as its values() are"
+    assert str(caught.value) == text
+    assert ops.rms_norm(jagged.values(), normal(4)).shape == (5, 4)
+
+
 def test_a_default_device_leaves_the_fast_path_and_handles_as_they_are(ops, monkeypatch):
     x, weight = normal(3, 4), normal(4)
     ops.rms_norm(x, weight)
