@@ -8,6 +8,7 @@ duals, autocast, lazy negation) goes through ``torch.ops.portakernel`` instead.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from portakernel.claim_reads import Reads, reads_of
 from portakernel.contract import Contract
 from portakernel.decision import Decision
 from portakernel.dispatch import Dispatcher
+from portakernel.errors import StaleGraphWarning
 from portakernel.fallback import Fallbacks
 from portakernel.fast_path import Lookup, make_hit
 from portakernel.guard_key import Expressions, Keys, expressions, make_key, make_value
@@ -93,15 +95,30 @@ class OpCaller:
 
     def _with_argument(self, above: Policy, argument: str) -> Policy:
         """``above``, read once by the caller: another thread may set another policy meanwhile."""
-        if not argument or argument.startswith(TOKEN_MARK):
+        if not argument or argument == self.dispatcher.trace_token:
             return above
         known = self.named.get((argument, above))
-        if known is None:
+        if known is None and argument.startswith(TOKEN_MARK):
+            known = above
+            self._tell_stale(argument)
+            remember_few(self.named, (argument, above), known)
+        elif known is None:
             yields = is_automatic(argument) and self.dispatcher.context_layers.get()
             layer = None if yields else layer_of(self.dispatcher.registry, self.contract.op, argument)
             known = above if layer is None else intern_policy((layer, *above.layers))
             remember_few(self.named, (argument, above), known)
         return known
+
+    def _tell_stale(self, token: str) -> None:
+        if not self.dispatcher.trace_token:  # a graph that another process traced, and nothing was traced here
+            self.dispatcher.refresh_trace_token()
+        if token != self.dispatcher.trace_token:
+            op = self.contract.op
+            text = (
+                f"{op}: this graph was traced under another policy or with other kernels than there are here and now;"
+                f" the policy in force chooses. Trace it again, or name a kernel in it: ops.{op}(..., kernel=...)"
+            )
+            warnings.warn(text, StaleGraphWarning, stacklevel=2)
 
     def hit(self, phase: Phase) -> Callable[..., Any]:
         """``hit`` for a torch op of ``phase`` (``fast_path.make_hit``)."""

@@ -158,6 +158,10 @@ class FallbackWarning(UserWarning):
     """A kernel that would have been chosen cannot run; another serves. Given once per (op, kernel, reason)."""
 
 
+class StaleGraphWarning(UserWarning):
+    """A graph runs that was traced under another policy, or in another installation. Given once per op and policy."""
+
+
 class RedistributionWarning(UserWarning):
     """A DTensor is placed so that each call moves its shards between ranks. Given once per op and placement."""
 

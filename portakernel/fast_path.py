@@ -21,7 +21,6 @@ from portakernel.dtypes import DTYPES
 from portakernel.generated import define
 from portakernel.guard_key import Expressions, Keys, unless_none
 from portakernel.layout import has_plain_memory
-from portakernel.naming import TOKEN_MARK
 from portakernel.request import Phase
 from portakernel.torch_internals import (
     any_autocast,
@@ -278,7 +277,7 @@ def hit({accepted}):
     if not ({lookup.fit}):
         return None
     policy = dispatcher.policy() if context() else dispatcher.process_policy
-    if kernel and kernel[0] != {TOKEN_MARK!r}:
+    if kernel and kernel != dispatcher.trace_token:
         policy = named.get((kernel, policy))
     placement = table.get((form.signature, {lookup.key}policy{beyond}))
     if placement is None:

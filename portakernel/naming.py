@@ -2,7 +2,7 @@
 
 A plain name was chosen automatically while tracing: it goes first, and where it cannot serve the next kernel does,
 with a warning. A name that a caller gave is marked, and strict. A token stands for the policy that a graph was traced
-under.
+under, and what was installed: it chooses nothing, but with another one the graph is compiled again.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from portakernel.call import OpCaller
@@ -39,7 +40,8 @@ def public_function(caller: OpCaller) -> Callable[..., Any]:
 def traced(caller: OpCaller) -> Callable[..., Any]:
     """The public function as ``torch.compile`` sees it.
 
-    The policy's token is read as a guarded attribute: another policy means another graph.
+    The policy's token is read as a guarded attribute: another policy means another graph. An exported program has no
+    guards, and may run in another process: it holds no token, and leaves the choice to the policy of then.
     """
     contract = caller.contract
     given = ", ".join([*contract.names, *caller.arguments.parameters])
@@ -53,7 +55,8 @@ def traced(caller: OpCaller) -> Callable[..., Any]:
 """
     source = f"""\
 def traced({given}, out, kernel):
-    found = op({given}, dispatcher.trace_token if kernel is None else {STRICT_MARK!r} + kernel)
+    token = "" if exporting() else dispatcher.trace_token
+    found = op({given}, token if kernel is None else {STRICT_MARK!r} + kernel)
 {public}    return found if out is None else write(out, found, ({inputs},))
 """
 
@@ -67,6 +70,7 @@ def traced({given}, out, kernel):
     names = {
         "op": caller.torch_op().default,
         "dispatcher": caller.dispatcher,
+        "exporting": torch.compiler.is_exporting,
         "write": write,
     }
     made: Callable[..., Any] = define(source, "traced", f"{contract.op}.traced", names)

@@ -7,6 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+import portakernel.runtime
+from portakernel.errors import StaleGraphWarning
+from portakernel.policies import make_layer
 
 MODULE = """\
 import torch
@@ -78,3 +83,49 @@ threads = [threading.Thread(target=look) for _ in range(8)]
 assert len(found) == 8, found
 """
     run_python(code, Path.cwd())
+
+
+class Norm(torch.nn.Module):
+    def __init__(self, kernel: str | None = None) -> None:
+        super().__init__()
+        self.kernel = kernel
+
+    def forward(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return portakernel.ops.rms_norm(x, weight, kernel=self.kernel)
+
+
+def kernels_in(program: torch.export.ExportedProgram) -> list[str]:
+    nodes = [node for node in program.graph.nodes if "portakernel" in str(node.target)]
+    return [next((argument for argument in node.args if isinstance(argument, str)), "") for node in nodes]
+
+
+@pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")  # torch's own code
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_exported_program_leaves_the_choice_to_where_it_runs_until_it_is_decomposed(strict):
+    arguments = (torch.randn(3, 8), torch.randn(8))
+    program = torch.export.export(Norm(), arguments, strict=strict)
+    assert kernels_in(program) == [""]
+    assert kernels_in(program.run_decompositions()) == [portakernel.explain("rms_norm", *arguments).chosen.name]
+    named = torch.export.export(Norm("reference"), arguments, strict=strict)
+    assert kernels_in(named) == ["!reference"]
+    torch.testing.assert_close(named.module()(*arguments), program.module()(*arguments))
+
+
+def test_a_graph_of_another_policy_says_so_once_and_follows_the_one_in_force(ops, recwarn):
+    x, weight, op = torch.randn(3, 4), torch.randn(4), ops.caller("rms_norm").torch_op()
+    op(x, weight, 1e-6, 0.0, ops.dispatcher.trace_token)
+    assert [str(w.message) for w in recwarn] == []
+    text = (
+        r"^rms_norm: this graph was traced under another policy or with other kernels than there are here and now; the"
+        r" policy in force chooses\. Trace it again, or name a kernel in it: ops\.rms_norm\(\.\.\., kernel=\.\.\.\)$"
+    )
+    stale = ops.dispatcher.trace_token
+    ops.dispatcher.set_process_layer(make_layer("set_policy", use="torch"))
+    with pytest.warns(StaleGraphWarning, match=text):
+        op(x, weight, 1e-6, 0.0, stale)
+    before = ops.served("rms_norm")
+    op(x, weight, 1e-6, 0.0, stale)
+    assert len([w for w in recwarn if w.category is StaleGraphWarning]) == 0
+    assert ops.served("rms_norm").get("torch.rms_norm_cpu", 0) + ops.served("rms_norm").get("torch.rms_norm", 0) > sum(
+        calls for kernel, calls in before.items() if kernel.startswith("torch.")
+    )

@@ -77,8 +77,11 @@ MODES: tuple[Mode, ...] = (
         "Registration and compilation",
         "export",
         compilation.export,
-        "`torch.export`, strict and not, and the exported program's results. Strict export names the kernel as"
-        " compilation does; otherwise the program leaves the choice to the machine that it runs on.",
+        "`torch.export`, strict and not, and the exported program's results. The program leaves the choice to the"
+        " process that it runs in, and to the policy of then, but where the call names a kernel (`kernel=`), which it"
+        " keeps. `run_decompositions()` chooses, and names kernels as compilation does. What else is saved of a graph"
+        " that `torch.compile` traced may hold a token (`@…`) in a kernel's place: where it runs under another policy"
+        " or installation, the policy in force chooses, with a `StaleGraphWarning`.",
     ),
     Mode(
         "Derivatives",
