@@ -11,6 +11,7 @@ from portakernel.arch import ArchSpace, Selector
 from portakernel.dtypes import DTYPES
 from portakernel.errors import PortakernelError
 from portakernel.request import Phase, Request
+from portakernel.symbols import known, left_to_the_run
 from portakernel.target import Target
 
 
@@ -90,16 +91,16 @@ class Limit:
 
     def _terms(self, value: int) -> Iterator[tuple[str, bool]]:
         if self.min is not None:
-            yield f">= {self.min}", value >= self.min
+            yield f">= {self.min}", known(value >= self.min)
         if self.max is not None:
-            yield f"<= {self.max}", value <= self.max
+            yield f"<= {self.max}", known(value <= self.max)
         if self.multiple_of is not None:
-            yield f"a multiple of {self.multiple_of}", value % self.multiple_of == 0
+            yield f"a multiple of {self.multiple_of}", known(value % self.multiple_of == 0)
         if self.one_of is not None:
             several = len(self.one_of) > 1
-            yield f"{'in' if several else '='} {_shown(self.one_of)}", value in self.one_of
+            yield f"{'in' if several else '='} {_shown(self.one_of)}", any(known(value == one) for one in self.one_of)
         if self.power_of_two:
-            yield "a power of two", value > 0 and value & (value - 1) == 0
+            yield "a power of two", known(value > 0) and known(value & (value - 1) == 0)
 
     def rejection(self, value: int) -> Rejection | None:
         """The reason for which ``value`` is refused."""
@@ -107,7 +108,8 @@ class Limit:
             return None
         fact = self.parameter.partition(".")[2]
         code = ReasonCode.ALIGNMENT if fact == "alignment" else ReasonCode.LAYOUT if fact else ReasonCode.LIMIT
-        return Rejection(code, f"needs {self}; this is {_shown((value,))}", self.parameter)
+        later = ", known only when the graph runs" if left_to_the_run(value) else ""
+        return Rejection(code, f"needs {self}; this is {_shown((value,))}{later}", self.parameter)
 
 
 def _shown(values: tuple[int | bool | str, ...]) -> str:

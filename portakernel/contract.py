@@ -17,6 +17,7 @@ from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNam
 from portakernel.parameter import Parameter
 from portakernel.parts import Choice, Cost, Result, Shape, TensorArgument, Tolerance
 from portakernel.sizes import DIMENSION, parse_size
+from portakernel.symbols import holds
 
 # What a manifest may limit about a tensor argument's memory.
 #   contiguous   row-major without gaps
@@ -224,7 +225,7 @@ class Contract:
             split = len(shape) - len(fixed)
             if tensor.leading is not None:
                 leading = tuple(shape[:split])
-                if leading_shape is not None and leading != leading_shape:
+                if leading_shape is not None and not _alike(leading, leading_shape):
                     raise ArgumentValueError(
                         f"{self.op}: {tensor.name} has shape {tuple(shape)}, but {origin[tensor.leading]} has leading"
                         f" dimensions {leading_shape}; they must be equal (broadcasting is refused)"
@@ -248,7 +249,7 @@ class Contract:
                 raise ArgumentValueError(
                     f"{self.op}: {tensor} needs {text}, a whole number, but {origin[name]} has {name} = {dims[name]}"
                 )
-            if found != wanted:
+            if not holds(found == wanted):
                 told = f"{text} = {wanted}" if name is not None and text != name else f"{wanted}"
                 because = f", but {origin[name]} has {name} = {dims[name]}" if name is not None else ""
                 shown = f"so {name} = {found}" if text == name else f"{found} where {told} is needed"
@@ -269,7 +270,7 @@ class Contract:
         for condition in self.requirements:
             names = sorted(set(DIMENSION.findall(condition)))
             known = {name: dims[name] for name in names if name in dims}
-            if len(known) == len(names) and not eval(condition, {"__builtins__": {}}, known):
+            if len(known) == len(names) and not holds(eval(condition, {"__builtins__": {}}, known)):
                 found = ", ".join(f"{name} = {size}" for name, size in known.items())
                 raise ArgumentValueError(f"{self.op}: needs {condition}; this is {found}")
 
@@ -370,3 +371,7 @@ def _product(sizes: tuple[int, ...]) -> int:
     for size in sizes:
         product = product * size
     return product
+
+
+def _alike(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    return len(one) == len(other) and all(holds(a == b) for a, b in zip(one, other, strict=True))

@@ -24,6 +24,7 @@ from portakernel.readiness import Readiness, required
 from portakernel.registry import Registry
 from portakernel.request import Phase, Request
 from portakernel.support import shortfalls
+from portakernel.symbols import left_to_the_run
 from portakernel.target import Device
 
 if TYPE_CHECKING:
@@ -185,6 +186,9 @@ class Dispatcher:
             values = {name: request.value(name) for name in kernel.check.reads}
             if request.device is None or None in values.values():
                 assumed.append(f"its check of {', '.join(values)} passes")
+            elif later := [name for name, value in values.items() if left_to_the_run(value)]:
+                text = f"its check asks for {', '.join(later)}, known only when the graph runs"
+                found.append(Rejection(ReasonCode.LIMIT, text, later[0]))
             elif rejection := self.readiness.check(kernel, values):
                 found.append(rejection)
         if not found and request.device is not None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from portakernel.symbols import known, left_to_the_run
 from portakernel.torch_internals import is_dense
 
 MAX_ALIGNMENT = 16
@@ -45,11 +46,31 @@ def alignment(tensor: Tensor) -> int:
 
 def layout_facts(name: str, tensor: Tensor) -> dict[str, int]:
     """Every layout fact of a tensor argument."""
+    if any(left_to_the_run(size) for size in (*tensor.shape, *tensor.stride())):
+        return _surely(name, tensor)
     return {
         f"{name}.contiguous": tensor.is_contiguous(),
         f"{name}.flat_rows": flat_rows(tensor),
         f"{name}.stride_last": stride_last(tensor),
         f"{name}.alignment": alignment(tensor),
+    }
+
+
+def _surely(name: str, tensor: Tensor) -> dict[str, int]:
+    """The layout facts that hold whatever the sizes are that only the run can tell."""
+    expected: list[int] = [1]
+    for size in reversed(tensor.shape[1:]):
+        expected.insert(0, expected[0] * size)
+    pairs = list(zip(tensor.shape, tensor.stride(), strict=True))
+    rows = [(size, stride) for size, stride in pairs[:-1] if not known(size == 1)]
+    single = not pairs or known(tensor.shape[-1] <= 1)
+    return {
+        f"{name}.contiguous": all(
+            known(size == 1) or known(stride == wanted) for (size, stride), wanted in zip(pairs, expected, strict=False)
+        ),
+        f"{name}.flat_rows": all(known(outer[1] == inner[0] * inner[1]) for outer, inner in pairwise(rows)),
+        f"{name}.stride_last": 1 if single else tensor.stride()[-1],
+        f"{name}.alignment": min(tensor.element_size(), MAX_ALIGNMENT),
     }
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from portakernel.symbols import holds
+
 _FORM = re.compile(
     r"(?P<literal>\d+)"
     r"|(?:(?P<times>\d+)\*)?ceil\((?P<rounded>[A-Za-z]\w*)/(?P<group>\d+)\)"
@@ -45,11 +47,11 @@ class Size:
         if self.name is None or self.rounded:
             return None
         scaled = (value - self.more) * self.divisor
-        return scaled // self.factor if scaled >= 0 and scaled % self.factor == 0 else None
+        return scaled // self.factor if holds(scaled >= 0) and holds(scaled % self.factor == 0) else None
 
     def exact(self, size: int) -> bool:
         """Whether the dimension ``size`` gives a whole number."""
-        return self.rounded or self.factor * size % self.divisor == 0
+        return self.rounded or holds(self.factor * size % self.divisor == 0)
 
     @property
     def solvable(self) -> bool:

@@ -43,7 +43,9 @@ MODES: tuple[Mode, ...] = (
         compilation.compile_dynamic,
         "Three sizes run in one graph, with `dynamic=True` and with `torch._dynamo.mark_dynamic`. A graph holds guards"
         " where a kernel's claims ask something of a size (`M >= 32`, `N % 16 == 0`): a size on the other side of one"
-        " compiles again, and another kernel may serve it. Sizes that only steer speed are no guards.",
+        " compiles again, and another kernel may serve it. Sizes that only steer speed are no guards. A size that only"
+        " the run can tell (of the rows that a mask picks) is not guarded: a claim that asks something of it counts as"
+        " not met, unless it is sure, and the next kernel serves; that sizes go together, the graph checks as it runs.",
     ),
     Mode(
         "Registration and compilation",
