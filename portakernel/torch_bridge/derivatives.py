@@ -90,7 +90,7 @@ class Derivatives:
         if distributed is not None:
             return distributed(*arguments)
         training = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
-        if has_tangent(given):
+        if self._follows_tangents(given):
             return self._forward_derivative(tensors, values, kernel)
         traced = is_fake(given)
         if traced:
@@ -121,6 +121,12 @@ class Derivatives:
         """The gradients, below this level's autograd."""
         with below_autograd():
             return self.caller.torch_op("_backward")(*arguments)
+
+    def _follows_tangents(self, given: Sequence[Tensor]) -> bool:
+        """Whether the reference computes: below the innermost transform a tangent cannot be seen, so there always."""
+        if has_tangent(given):
+            return True
+        return self.contract.gradient != "none" and innermost_transform() is not None and some_forward_mode()
 
     def _forward_derivative(self, tensors: Tensors, values: Sequence[Any], kernel: str) -> Any:
         """The results of forward-mode duals, tangents included: the reference's, which torch differentiates."""
@@ -158,8 +164,7 @@ class Derivatives:
         given = [tensor for tensor in tensors if tensor is not None]
         if self.contract.autocast != "keep" and torch.is_autocast_enabled(tensors[0].device.type):
             tensors = autocast(self.contract, tensors)
-        # below the innermost transform a tangent cannot be seen: the reference follows every one that there may be
-        if has_tangent(given) or (some_forward_mode() and self.contract.gradient != "none"):
+        if self._follows_tangents(given):
             return self._forward_derivative(tensors, values, kernel)
         if only_vmap():
             # nothing is differentiated here; what is outside is, above autograd, once the batch is unfolded

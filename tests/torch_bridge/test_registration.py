@@ -272,6 +272,16 @@ def test_a_compiled_jvp_is_that_of_the_formula_and_leaves_no_level_behind(ops):
     torch.testing.assert_close(tangents(ops.rms_norm)(x, tangent), tangents(norm)(x, tangent))
 
 
+def test_a_compiled_hessian_is_that_of_the_formula(ops):
+    x, weight = normal(2, 4), normal(4)
+
+    def hessian(function):
+        return torch.func.hessian(lambda x: function(x, weight).pow(3).sum())
+
+    found = torch.compile(hessian(ops.rms_norm), fullgraph=True, backend="aot_eager")(x)
+    torch.testing.assert_close(found, hessian(norm)(x))
+
+
 def test_a_batch_without_gradients_trains_nothing(ops):
     x, weight = normal(2, 3, 4), normal(4)
     torch.testing.assert_close(torch.vmap(ops.rms_norm, in_dims=(0, None))(x, weight), norm(x, weight))
