@@ -64,6 +64,8 @@ def some_forward_mode() -> bool:
 
 
 def _transforms() -> set[Any]:
+    if torch.compiler.is_dynamo_compiling():  # compiled autograd traces this, and is inside of none
+        return set()
     return {level.key() for level in torch._C._functorch.get_interpreter_stack() or ()}
 
 

@@ -115,7 +115,9 @@ def test_derivatives_of_derivatives_agree_under_saved_tensor_hooks(ops, argument
 
     with torch.autograd.graph.save_on_cpu():
         found = derived(ops.rms_norm)
-    assert_same(found, derived(norm))
+    for one, wanted in zip(found, derived(norm), strict=True):
+        # float32's sums of large terms that cancel
+        torch.testing.assert_close(one, wanted, rtol=0, atol=1e-4 * float(wanted.abs().max()))
 
 
 def test_checkpointing_computes_again_and_agrees(ops, arguments, calls):
