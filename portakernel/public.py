@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from portakernel.call import OpCaller
@@ -16,6 +15,7 @@ from portakernel.generated import define
 from portakernel.guard_key import Expressions
 from portakernel.naming import STRICT_MARK
 from portakernel.outputs import check_outs, copy_into
+from portakernel.torch_internals import compiler
 
 
 def public_function(caller: OpCaller) -> Callable[..., Any]:
@@ -55,7 +55,7 @@ def traced(caller: OpCaller) -> Callable[..., Any]:
 """
     source = f"""\
 def traced({given}, out, kernel):
-    token = "" if exporting() else dispatcher.trace_token
+    token = "" if compiler._is_exporting_flag else dispatcher.trace_token
     found = op({given}, token if kernel is None else {STRICT_MARK!r} + kernel)
 {public}    return found if out is None else write(out, found, ({inputs},))
 """
@@ -70,7 +70,7 @@ def traced({given}, out, kernel):
     names = {
         "op": caller.torch_op().default,
         "dispatcher": caller.dispatcher,
-        "exporting": torch.compiler.is_exporting,
+        "compiler": compiler,
         "write": write,
     }
     made: Callable[..., Any] = define(source, "traced", f"{contract.op}.traced", names)
