@@ -42,7 +42,7 @@ _function_mode_stack: Callable[[], list[Any]] = _get_current_function_mode_stack
 any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
 # `profiler._is_profiler_enabled` is true while torch.profiler records; a plain attribute, read as one.
 profiler: Any = torch.autograd.profiler
-# `compiler._is_exporting_flag` is true inside torch.export; Dynamo of torch 2.11 takes `is_exporting()` for always true.
+# `compiler._is_exporting_flag` is true inside torch.export; Dynamo of torch 2.11 takes `is_exporting()` for constant.
 compiler: Any = torch.compiler
 # `forward_ad._current_level` is the level of forward-mode duals, -1 outside of all; a plain attribute, read as one.
 forward_ad: Any = torch.autograd.forward_ad
