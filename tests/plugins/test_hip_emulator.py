@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from portakernel.references import add_rms_norm as add_rms_norm_reference
 from portakernel.references import layer_norm as layer_norm_reference
 from portakernel.references import quantize_fp8 as quantize_fp8_reference
 from portakernel.references import rms_norm as rms_norm_reference
-from portakernel_plugins.hip import configurations, norms
+from portakernel_plugins.hip import configurations, emulator, norms
 from portakernel_plugins.hip.add import add
 from portakernel_plugins.hip.add_rms_norm import add_rms_norm
 from portakernel_plugins.hip.emulator import emulating
@@ -245,3 +246,16 @@ with emulating():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert "3 of a block's 8 threads wait at a barrier that the others never reach" in done.stderr
+
+
+@pytest.mark.skipif(shutil.which("nm") is None, reason="needs nm, of binutils")
+def test_kernels_share_no_memory(warp_size):
+    """A process has one of each variable that its libraries show as unique, as large as the first one's."""
+    quantize_fp8(draw(130, 512), granularity="tensor", dtype="float8_e4m3fn")
+    libraries = list(Path(emulator._folder().name).glob("*.so"))
+    assert libraries
+    for library in libraries:
+        shown = subprocess.run(
+            ["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True
+        ).stdout
+        assert [line.split()[-1] for line in shown.splitlines()] == ["launch"]

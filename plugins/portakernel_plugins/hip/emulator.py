@@ -96,9 +96,12 @@ def _compiled(of: Program, defines: Defines, warp_size: int) -> Any:
     library = Path(_folder().name, f"{of.name}-{_compiled.cache_info().misses}.so")
     source = of.source.path
     macros = {**dict(defines), "EMULATED": warp_size, "KERNEL": of.name, "SOURCE": f'"{source.name}"'}
+    # Hidden, because g++ makes what inlines and templates keep unique in a process, of libraries that show it: as large
+    # as in the first one, though what is shared memory here differs between configurations.
     command = [
         _compiler(),
-        *("-std=c++17", "-O1", "-shared", "-fPIC", "-ffp-contract=off", "-w", f"-I{source.parent}"),
+        *("-std=c++17", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-w"),
+        f"-I{source.parent}",
         *(f"-D{name}={value}" for name, value in macros.items()),
         *("-o", str(library), str(source.with_name("emulated.cpp"))),
     ]
