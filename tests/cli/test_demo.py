@@ -8,9 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from portakernel import runtime
 from portakernel.cli import decoder, demo_run
 from portakernel.cli.decoder_ops import NAMES
 from portakernel.cli.demo import MOST_BYTES
+
+
+@pytest.fixture(autouse=True)
+def _nothing_was_called_before() -> None:
+    """A demo reports its process's calls, and this process ran other tests."""
+    for caller in runtime.callers_so_far():
+        caller.table.clear()
 
 
 @pytest.fixture
