@@ -46,12 +46,12 @@ class Fallbacks:
         free = decision.chosen.is_reference and self._is_free(decision)
         found: list[tuple[str, Rejection]] = []
         for name in decision.passed_over:
-            rejections = decision.candidate(name).rejections
+            kernel, rejections = decision.candidate(name).kernel, decision.candidate(name).rejections
             expected = not free and not any(_is_unremarkable(rejection, decision.request) for rejection in rejections)
             if all(rejection.code is ReasonCode.FEATURE for rejection in rejections):
-                expected = expected and not _are_one(self._dispatcher.registry.kernels[name], decision.chosen)
+                expected = expected and not _are_one(kernel, decision.chosen)
             if name in preferred or expected:
-                found += [(name, rejection) for rejection in _of_nearest(rejections, decision.candidate(name).kernel)]
+                found += [(name, rejection) for rejection in _of_nearest(rejections, kernel)]
         return found
 
     def warn(self, decision: Decision, policy: Policy) -> tuple[str, ...]:

@@ -78,14 +78,10 @@ def make_mask(
     window: Window,
     bias: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
-    find_blind: bool = True,
 ) -> Mask:
-    """The mask of ``shape (B, H, S, T)`` in ``dtype``; some key is in reach of every query but for ``bias``.
-
-    Without ``find_blind`` a query that sees no key has a row of -inf.
-    """
+    """The mask of ``shape (B, H, S, T)`` in ``dtype``; some key is in reach of every query but for ``bias``."""
     asked: dict[str, Any] = {"causal": causal, "window": window, "bias": bias, "alibi_slopes": alibi_slopes}
-    added, blind = added_once(*shape[2:], dtype, device, **asked, find_blind=find_blind)
+    added, blind = added_once(*shape[2:], dtype, device, **asked)
     return Mask(added.expand(shape), blind)
 
 
@@ -101,7 +97,10 @@ def added_once(
     alibi_slopes: Tensor | None = None,
     find_blind: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
-    """``make_mask``'s parts, the first broadcast to ``(B, H, S, T)``: once where batches or heads share it."""
+    """``make_mask``'s parts, the first broadcast to ``(B, H, S, T)``: once where batches or heads share it.
+
+    Without ``find_blind`` a query that sees no key has a row of -inf.
+    """
     added = torch.zeros((), dtype=dtype, device=device) if bias is None else distinct(bias).to(dtype)
     if alibi_slopes is not None:
         added = added - alibi_slopes[:, None, None] * key_distances(S, T, device).abs()
