@@ -69,7 +69,7 @@ def test_names_of_entries_are_unique():
 
 
 def test_an_entry_defines_each_macro_that_its_source_reads_and_no_other():
-    macros = re.compile(r"\b(TILE_[MNK]|WARP_[MN]|CLUSTER_[MN]|STAGES|PINGPONG|STREAM_K|SWAPPED)\b")
+    macros = re.compile(r"\b(TILE_[MNK]|WARP_[MN]|CLUSTER_[MN]|STAGES|PINGPONG|STREAM_K|SWAPPED|WGMMA_N)\b")
     for entries in table().values():
         for entry in entries:
             files = (entry.source, "hopper.cuh") if entry.generation == "sm90" else (entry.source,)
@@ -95,6 +95,7 @@ def test_headers_that_a_source_includes_are_those_that_are_compiled_with_it():
         ({"raster": "along_k"}, "unknown raster 'along_k'; did you mean 'along_n' or 'along_m'?"),
         ({"schedule": "pingpong", "stream_k": True}, "stream_k needs schedule: cooperative"),
         ({"tile": (64, 128, 64)}, "a cooperative tile has 128 rows or a multiple, not 64"),
+        ({"wgmma_n": 96}, "wgmma_n divides the tile's 128 columns and is a multiple of 8, not 96"),
     ],
 )
 def test_values_that_do_not_go_together_are_refused(changed, said):
@@ -319,8 +320,8 @@ def test_a_build_makes_what_is_lacking_for_the_dtypes_of_the_call(monkeypatch):
 
 def test_the_units_of_a_target_are_the_tables_entries_in_each_dtype():
     of_hopper = ahead.units(Target.parse("nvidia:sm_90"))
-    # linear_act four sizes, scaled_mm two with and two without fast sums, blocks: each in two dtypes
-    assert len(of_hopper) == len(set(of_hopper)) == 2 * (4 + 2 + 2 + 1)
+    # linear_act four sizes, scaled_mm two with and three without fast sums, blocks: each in two dtypes
+    assert len(of_hopper) == len(set(of_hopper)) == 2 * (4 + 3 + 2 + 1)
     assert len(ahead.units(Target.parse("nvidia:sm_80"))) == 2 * 2
     assert len(ahead.units(Target.parse("nvidia:sm_100"))) == 2 * 2  # mxfp8 and nvfp4
     assert ahead.units(Target.parse("nvidia:sm_120")) == ahead.units(Target.parse("amd:gfx942")) == []

@@ -25,7 +25,8 @@ class Configuration:
     """One entry of the table: what a library is compiled with, and for which calls it is taken.
 
     ``max_m`` and ``max_k`` bound a call's rows and terms; None: any. ``warp`` and ``stages`` are of the kernels for
-    Ampere and Ada, ``schedule``, ``stream_k`` and ``swapped`` of those for Hopper, ``cluster`` of these and later ones.
+    Ampere and Ada, ``schedule``, ``stream_k``, ``swapped`` and ``wgmma_n`` (0: the tile's columns) of those for Hopper,
+    ``cluster`` of these and later ones.
     ``swizzle`` and ``raster`` are passed at a launch: to change them compiles nothing.
     """
 
@@ -39,6 +40,7 @@ class Configuration:
     schedule: str = "cooperative"
     stream_k: bool = False
     swapped: bool = False
+    wgmma_n: int = 0
     warp: tuple[int, int] = (0, 0)
     stages: int = 0
     swizzle: int = 1
@@ -55,6 +57,9 @@ class Configuration:
         least = 128 if self.schedule == "cooperative" else 64
         if self.generation == "sm90" and self.tile[0] % least:
             text = f"a {self.schedule} tile has {least} rows or a multiple, not {self.tile[0]}"
+            raise ValueError(f"{PATH}: {self.name}: {text}")
+        if self.wgmma_n and (self.wgmma_n % 8 or self.tile[1] % self.wgmma_n):
+            text = f"wgmma_n divides the tile's {self.tile[1]} columns and is a multiple of 8, not {self.wgmma_n}"
             raise ValueError(f"{PATH}: {self.name}: {text}")
 
     def _problem(self, key: str, value: str, known: Iterable[str]) -> str:
@@ -80,7 +85,7 @@ class Configuration:
         if self.generation == "sm100":
             return (*tile, *cluster)
         how = {"PINGPONG": self.schedule == "pingpong", "STREAM_K": self.stream_k, "SWAPPED": self.swapped}
-        return (*tile, *cluster, *((name, int(value)) for name, value in how.items()))
+        return (*tile, *cluster, *((name, int(value)) for name, value in how.items()), ("WGMMA_N", self.wgmma_n))
 
 
 @cache

@@ -35,8 +35,8 @@ _HEADERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "linear_act_sm90.cu": ("call.cuh", "tma.cuh", "hopper.cuh", "activation.cuh"),
         "linear_act_sm80.cu": ("call.cuh", "activation.cuh"),
-        "scaled_mm_sm90.cu": ("call.cuh", "tma.cuh", "hopper.cuh"),
-        "scaled_mm_blocks_sm90.cu": ("call.cuh", "tma.cuh", "hopper.cuh"),
+        "scaled_mm_sm90.cu": ("call.cuh", "tma.cuh", "hopper.cuh", "promoted.cuh"),
+        "scaled_mm_blocks_sm90.cu": ("call.cuh", "tma.cuh", "hopper.cuh", "promoted.cuh"),
         "scaled_mm_mx_sm100.cu": ("call.cuh", "tma.cuh"),
     }
 )

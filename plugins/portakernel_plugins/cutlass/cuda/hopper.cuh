@@ -1,7 +1,8 @@
 // What the products for Hopper share: tile, cluster and schedule from macros, a launch of the finished type.
 //
 // A configuration of configurations.yaml is compiled with the macros TILE_M, TILE_N, TILE_K, CLUSTER_M, CLUSTER_N,
-// PINGPONG (0: cooperative), STREAM_K and SWAPPED (0 or 1).
+// PINGPONG (0: cooperative), STREAM_K and SWAPPED (0 or 1); and WGMMA_N, the columns of one wgmma where a source promotes
+// its sums in parts (0: all of the tile's).
 #pragma once
 
 #include "tma.cuh"
@@ -57,12 +58,27 @@ inline cute::tuple<int, int, int, int> problem(Call const& call) {
                   : cute::tuple<int, int, int, int>{call.m, call.n, call.k, 1};
 }
 
+// The most tiles, up to `asked`, that neighbours in time take together: their number is rounded up to a multiple, and
+// what is rounded up to is waited for.
+inline int swizzle_of(Call const& call, int asked) {
+  int rows = kSwapped ? call.n : call.m, columns = kSwapped ? call.m : call.n;
+  auto tiles = [&](int together) {
+    int64_t m = cute::round_up(cute::ceil_div(rows, TILE_M), CLUSTER_M * together);
+    return m * cute::round_up(cute::ceil_div(columns, TILE_N), CLUSTER_N * together);
+  };
+  int together = asked > 0 ? asked : 1;
+  while (together > 1 && tiles(together) > tiles(1) + tiles(1) / 50) {
+    together /= 2;
+  }
+  return together;
+}
+
 // How tiles are dealt out to the multiprocessors.
 template <class Gemm>
 typename Gemm::GemmKernel::TileScheduler::Arguments schedule(Call const& call) {
   typename Gemm::GemmKernel::TileScheduler::Arguments arguments{};
   using Order = decltype(arguments.raster_order);
-  arguments.max_swizzle_size = call.swizzle > 0 ? call.swizzle : 1;
+  arguments.max_swizzle_size = swizzle_of(call, call.swizzle);
   bool along_m = (call.raster == 1) != kSwapped;
   arguments.raster_order = call.raster == 0 ? Order::Heuristic : along_m ? Order::AlongM : Order::AlongN;
   return arguments;

@@ -2,6 +2,7 @@
 //
 // Macros: those of hopper.cuh; OUTPUT, the dtype of y and bias; FAST_SUMS, 1: sums stay in the tensor cores' registers.
 #include "hopper.cuh"
+#include "promoted.cuh"
 
 namespace portakernel {
 
@@ -21,11 +22,14 @@ using Promoted = std::conditional_t<PINGPONG, cutlass::gemm::KernelTmaWarpSpecia
 using Fast = std::conditional_t<PINGPONG, cutlass::gemm::KernelTmaWarpSpecializedPingpongFP8FastAccum,
                                 cutlass::gemm::KernelTmaWarpSpecializedCooperativeFP8FastAccum>;
 
-using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
+using Built = typename cutlass::gemm::collective::CollectiveBuilder<
     cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, cutlass::layout::RowMajor, kAlignment<Element>, Element,
     cutlass::layout::ColumnMajor, kAlignment<Element>, float, Tile, Cluster,
     cutlass::gemm::collective::StageCountAutoCarveout<static_cast<int>(sizeof(typename EpilogueOp::SharedStorage))>,
     std::conditional_t<FAST_SUMS, Fast, Promoted>>::CollectiveOp;
+
+static_assert(!(FAST_SUMS && WGMMA_N), "sums that stay in the tensor cores have no parts");
+using Mainloop = MainloopInParts<Built, WGMMA_N, NoFactors>;
 
 using Product = Gemm<Mainloop, EpilogueOp>;
 
