@@ -297,9 +297,11 @@ def backward(
         how = configuration("cross_entropy.backward", logits.device, v)
         block = min(how.columns, how.elements)
         blocks = cdiv(v, block)
+        # a row's edges are taken as if they were full, which of rows of a few columns is more than the rows themselves
+        together = min(how.rows, how.elements // (2 * pack)) if v % pack else how.rows
         launch(
             _backward,
-            grid_of(cdiv(rows, how.rows) * blocks),
+            grid_of(cdiv(rows, together) * blocks),
             scales,
             logits,
             targets,
@@ -314,7 +316,7 @@ def backward(
             ignore_index,
             1.0 - label_smoothing + label_smoothing / v,
             label_smoothing / v,
-            ROWS=how.rows,
+            ROWS=together,
             BLOCK_N=block,
             PACK=pack,
             EDGES=v % pack != 0,

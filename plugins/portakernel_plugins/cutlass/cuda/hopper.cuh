@@ -58,8 +58,8 @@ inline cute::tuple<int, int, int, int> problem(Call const& call) {
                   : cute::tuple<int, int, int, int>{call.m, call.n, call.k, 1};
 }
 
-// The most tiles, up to `asked`, that neighbours in time take together: their number is rounded up to a multiple, and
-// what is rounded up to is waited for.
+// The most tiles, up to `asked`, that neighbours in time take together so that they meet in L2: the rows and columns of
+// tiles are rounded up to multiples of it, and what is none of the problem is multiplied too.
 inline int swizzle_of(Call const& call, int asked) {
   int rows = kSwapped ? call.n : call.m, columns = kSwapped ? call.m : call.n;
   auto tiles = [&](int together) {
@@ -67,7 +67,7 @@ inline int swizzle_of(Call const& call, int asked) {
     return m * cute::round_up(cute::ceil_div(columns, TILE_N), CLUSTER_N * together);
   };
   int together = asked > 0 ? asked : 1;
-  while (together > 1 && tiles(together) > tiles(1) + tiles(1) / 50) {
+  while (together > 1 && tiles(together) > tiles(1) + tiles(1) / 16) {
     together /= 2;
   }
   return together;
