@@ -82,7 +82,8 @@ class Ran:
 class Suite:
     """The units of one kernel at one venue; each can be run alone and in any order, with the same inputs.
 
-    Of a kernel that has to be built, a few (``selection``), unless ``all_builds``. ``more`` are cases beside the op's.
+    Of a kernel that has to be built, a few (``selection``) and what a cache has, unless ``all_builds``.
+    ``more`` are cases beside the op's.
     """
 
     def __init__(
@@ -123,8 +124,17 @@ class Suite:
         def claims(unit: Unit) -> frozenset[object]:
             return claims_in(self.contract, self.variants, unit.case, unit.dtypes) if unit.case else frozenset()
 
-        served = [unit for unit in self.case_units if unit.case is not None and self.would_run(unit)]
-        return tuple(fewest(served, claims, lambda unit: elements(self.contract, unit.case) if unit.case else 0))
+        picked = fewest(self._served, claims, lambda unit: elements(self.contract, unit.case) if unit.case else 0)
+        names = {unit.name for unit in picked}
+        return tuple(unit for unit in self._served if unit.name in names or self._is_kept(unit))
+
+    @functools.cached_property
+    def _served(self) -> tuple[Unit, ...]:
+        return tuple(unit for unit in self.case_units if unit.case is not None and self.would_run(unit))
+
+    def _is_kept(self, unit: Unit) -> bool:
+        """Whether a case costs no build: a cache, which all processes share, has what serves it."""
+        return self.kernel.built is not None and not self.rejections(unit)
 
     def would_run(self, unit: Unit) -> bool:
         """Whether the kernel serves a case in these dtypes, or would once it is built."""
@@ -150,7 +160,7 @@ class Suite:
             found += [Unit("autograd", f"{op}[autograd, {_shown(d)}]", dtypes=d) for d in plain]
         if self.venue.mode is None and self.kernel.build is None:
             found.append(Unit("repetition", f"{op}[repeated calls]"))
-        if self.some_only:
+        if self.some_only and len(self._selected) < len(self._served):
             found.append(Unit("unbuilt", f"{op}[other cases]"))
         return (*found, Unit("boundary", f"{op}[boundary]"), Unit("coverage", f"{op}[coverage]"))
 
@@ -250,7 +260,7 @@ class Suite:
         return outcome if outcome.status == "failed" else None
 
     def _unbuilt(self, _: Unit) -> Iterator[Outcome]:
-        left = len(self.case_units) - len(self._selected)
+        left = len(self._served) - len(self._selected)
         text = f"{left} more cases are left out, each of which is a build; `portakernel check --all-builds` runs them"
         yield Outcome("claim", "skipped", text)
 

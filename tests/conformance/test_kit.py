@@ -256,3 +256,36 @@ def test_kernel_whose_import_fails_is_a_failure_and_no_refusal(make_suite):
     assert [(result.aspect, result.status) for result in found] == [("claim", "failed")]
     assert "import_failed" in found[0].detail
     assert "portakernel_plugins.torch.add has no function 'addition'" in found[0].detail
+
+
+KEPT = """
+KEPT = {kept}
+BUILT = []
+
+def build(request, tensors, values):
+    BUILT.append(request.dtypes["x"])
+
+def built(request):
+    missing = request.dtypes["x"] not in (*KEPT, *BUILT)
+    return Rejection(ReasonCode.NEEDS_BUILD, "not built") if missing else None
+"""
+
+
+@pytest.mark.parametrize("kept", [(), ("float32",), ("float32", "float16", "bfloat16")])
+def test_of_what_a_cache_has_every_case_runs_and_of_the_rest_as_few_as_put_claims_to_the_test(acme, kept):
+    dtypes = "dtypes: {x: [float32, float16, bfloat16], y: [x]}"
+    dispatcher = acme(f"build: 'HERE:build', built: 'HERE:built', {dtypes}", KEPT.format(kept=kept))
+    kernel = dispatcher.registry.kernels["acme.add"]
+    venue = find_venue(dispatcher, kernel, cpu_device(dispatcher))
+    suite, every = (Suite(dispatcher, kernel, venue, 0, all_builds=all_builds) for all_builds in (False, True))
+    names = [{unit.name for unit in one.units() if unit.kind == "case"} for one in (suite, every)]
+    of = [
+        {dtype: [n for n in found if f"x={dtype}" in n] for dtype in ("float32", "float16", "bfloat16")}
+        for found in names
+    ]
+    for dtype, found in of[0].items():
+        assert len(found) == (len(of[1][dtype]) if dtype in kept else 1), dtype
+    told = [result.detail for result in results_of(suite, only=lambda unit: unit.kind == "unbuilt")]
+    left = sum(map(len, of[1].values())) - sum(map(len, of[0].values()))
+    text = f"{left} more cases are left out, each of which is a build; `portakernel check --all-builds` runs them"
+    assert told == ([text] if left else [])
