@@ -80,18 +80,25 @@ def new_file(folder: Path, device: str, date: str, command: str = "bench") -> Pa
     """``<command>-<device>-<date>.json`` in ``folder``, of letters, digits and hyphens; empty, and this process's own.
 
     A number tells it from that of another run which began in the same second.
+
+    Raises:
+        ArgumentValueError: the folder cannot be made, or written.
     """
     words = re.sub(r"[^a-z0-9]+", "-", f"{command} {device} {date[:19]}".lower()).strip("-")
-    folder.mkdir(parents=True, exist_ok=True)
     path, number = folder / f"{words}.json", 1
-    while True:
-        try:
-            path.touch(exist_ok=False)
-        except FileExistsError:
-            number += 1
-            path = folder / f"{words}-{number}.json"
-        else:
-            return path
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        while True:
+            try:
+                path.touch(exist_ok=False)
+            except FileExistsError:
+                number += 1
+                path = folder / f"{words}-{number}.json"
+            else:
+                return path
+    except OSError as error:
+        text = f"no results can be written to {folder}: {error.strerror or error}"
+        raise ArgumentValueError(f"{text}; name a folder that can be made or written with --output") from error
 
 
 def read_report(path: Path) -> dict[str, Any]:

@@ -46,13 +46,15 @@ def command(
     """
     from portakernel.cli.output import page, print_json
     from portakernel.native.code_cache import cache
+    from portakernel.runtime import dispatcher
 
     kept = cache()
-    found = [one for one in kept.entries() if target is None or one.broken or one.target == target]
+    only = None if target is None else str(dispatcher().registry.target(target))
+    found = [one for one in kept.entries() if only is None or one.broken or one.target == only]
     doomed = {
         Action.LIST: [],
         Action.VERIFY: [one for one in found if one.broken],
-        Action.CLEAR: [one for one in found if target is None or not one.broken],
+        Action.CLEAR: [one for one in found if only is None or not one.broken],
     }[action]
     stuck = [one for one in doomed if not kept.discard(one.folder)]
     if json:

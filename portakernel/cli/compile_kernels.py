@@ -57,9 +57,10 @@ def command(
     if not target:
         text = "compile: give one --target or more, such as --target amd:gfx942; `portakernel list` names the vendors'"
         raise ArgumentValueError(f"{text} architectures")
-    kernels = [k for k in chosen_kernels(now.registry, op, plugin) if now.registry.offline(k.plugin) is not None]
+    chosen = chosen_kernels(now.registry, op, plugin)
+    kernels = [k for k in chosen if now.registry.offline(k.plugin) is not None]
     if not kernels:
-        raise ArgumentValueError(_nothing_compiles(now))
+        raise ArgumentValueError(_nothing_compiles(now) if chosen else _no_such_kernel(now, op, plugin))
     targets = [now.registry.target(text) for text in dict.fromkeys(target)]
     found: list[Outcome] = []
     interrupted = False
@@ -82,6 +83,11 @@ def command(
         raise typer.Exit(130)
     claimed = [outcome for outcome in found if outcome.verdict != "unclaimed"]
     raise typer.Exit(0 if claimed and all(outcome.verdict != "fails" for outcome in claimed) else 1)
+
+
+def _no_such_kernel(now: Dispatcher, op: str | None, plugin: str | None) -> str:
+    ops = sorted({kernel.op for kernel in now.registry.kernels.values() if kernel.plugin == plugin})
+    return f"compile: plugin {plugin} has no kernel for {op}; it has them for {', '.join(ops) or 'no op'}"
 
 
 def _nothing_compiles(now: Dispatcher) -> str:

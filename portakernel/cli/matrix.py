@@ -71,10 +71,15 @@ def command(
 
 
 def _write_page(path: Path, matrix: Sequence[OpSupport], outputs: Sequence[Path], registry: Registry) -> None:
+    from portakernel.errors import ArgumentValueError
     from portakernel.matrix_page import page
     from portakernel.proofs import merged, read_output, recorded
 
     known = recorded()
     for output in outputs:
         known = merged(known, read_output(output, registry.kernels))
-    path.write_text(page(matrix, known), encoding="utf-8")
+    try:
+        path.write_text(page(matrix, known), encoding="utf-8")
+    except OSError as error:
+        text = f"{path} cannot be written: {error.strerror or error}"
+        raise ArgumentValueError(f"{text}; name a file in a folder that exists with --html") from error

@@ -9,7 +9,7 @@ from portakernel.capability import CannotRun, ReasonCode, Rejection
 from portakernel.compilation import compilations
 from portakernel.errors import ArgumentValueError
 from portakernel.locks import make_lock
-from portakernel.native.module import Parameter, load
+from portakernel.native.module import Layout, Parameter, load
 from portakernel.native.place import PRETENDED, target_of
 from portakernel.native.unit import Unit, needs_build
 
@@ -32,6 +32,7 @@ class Kernel:
     ) -> None:
         if name is None and len(unit.names) != 1:
             raise ArgumentValueError(f"{unit} has {len(unit.names)} kernels: give the name of one")
+        Layout(parameters)  # says what is no type of a parameter
         if "pointer" not in parameters:
             raise ArgumentValueError(f"{unit}: a kernel without a pointer lies on no device")
         self.unit, self.name = unit, name or unit.names[0]

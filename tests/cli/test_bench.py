@@ -188,3 +188,11 @@ def test_plots_are_drawn_as_png_and_svg(run: Callable, tmp_path: Path) -> None:
 def test_files_are_named_by_device_and_time_and_never_another_runs(tmp_path: Path) -> None:
     names = [new_file(tmp_path, "NVIDIA H200 (SXM)", "2026-11-22T03:26:13+00:00").name for _ in range(2)]
     assert names == [f"bench-nvidia-h200-sxm-2026-11-22t03-26-13{end}.json" for end in ("", "-2")]
+
+
+def test_a_folder_that_cannot_be_written_says_why(run: Callable, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        ran = run(f"bench rms_norm {SMALL} --dtype float32 --output {folder} --json")
+        assert ran.status == 2
+        assert ran.json["error"]["message"].startswith(f"no results can be written to {folder}: ")

@@ -96,3 +96,12 @@ def test_it_needs_no_torch():
         " sys.exit(status or bool({'torch', 'triton', 'cupy'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False, capture_output=True).returncode == 0
+
+
+@pytest.mark.parametrize("action", ["list", "clear"])
+def test_a_target_that_there_is_not_is_an_error_and_clears_nothing(run, entries, action):
+    for wrong in ("nvidia:gfx942", "sm_90", "nope"):
+        asked = run(f"cache {action} --target {wrong}")
+        assert (asked.status, asked.out) == (2, "")
+        assert wrong.rpartition(":")[2] in asked.err
+    assert len(cache().entries()) == 2

@@ -41,6 +41,7 @@ def test_it_ends_with_1_where_nothing_is_claimed(capsys):
         (["--op", "add"], "compile: give one --target or more, such as --target amd:gfx942"),
         (["--target", "acme:gfx9999"], "unknown vendor 'acme'"),
         (["--plugin", "torch", "--target", "nvidia:sm_90"], "these are: cutlass, "),
+        (["--plugin", "cutlass", "--op", "add", "--target", "nvidia:sm_90"], "it has them for linear_act, scaled_mm"),
     ],
 )
 def test_bad_input_is_refused_with_what_to_do(capsys, given, message):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -107,3 +108,12 @@ def test_a_page_that_cannot_be_proven_is_not_written(run: Callable, tmp_path: Pa
     assert (ran.status, page.exists()) == (2, False)
     assert ran.err.startswith(f"portakernel: {output}: needs what `portakernel compile`")
     assert run("matrix", "--proof", str(output)).status == 2
+
+
+def test_a_page_that_cannot_be_written_says_why(run: Callable, tmp_path: Path) -> None:
+    for page in (tmp_path, tmp_path / "none" / "matrix.html"):
+        ran = run("matrix", "--html", str(page))
+        assert (ran.status, ran.out) == (2, "")
+        assert re.search(
+            rf"{re.escape(str(page))} cannot be written: .*; name a file in a folder that exists with --html", ran.err
+        )

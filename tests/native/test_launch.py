@@ -327,6 +327,8 @@ def test_tensors_elsewhere_are_refused(source, nvcc):
 def test_a_kernel_is_declared_whole(source):
     with pytest.raises(ArgumentValueError, match=r"^scale\.cu \(a, b\) has 2 kernels: give the name of one$"):
         Kernel(Unit(source, ("a", "b")), ("pointer",))
+    with pytest.raises(ArgumentValueError, match=r"^a kernel's parameter is 'int65'; accepted are pointer, int32, "):
+        Kernel(Unit(source, ("a",)), ("pointer", "int65"))
     with pytest.raises(ArgumentValueError, match=r"a kernel without a pointer lies on no device$"):
         Kernel(Unit(source, ("a",)), ("int32",))
 
