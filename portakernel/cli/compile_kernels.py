@@ -87,7 +87,8 @@ def command(
 
 def _no_such_kernel(now: Dispatcher, op: str | None, plugin: str | None) -> str:
     ops = sorted({kernel.op for kernel in now.registry.kernels.values() if kernel.plugin == plugin})
-    return f"compile: plugin {plugin} has no kernel for {op}; it has them for {', '.join(ops) or 'no op'}"
+    asked = "no kernels" if op is None else f"no kernel for {op}; it has them for {', '.join(ops) or 'no op'}"
+    return f"compile: plugin {plugin} has {asked}"
 
 
 def _nothing_compiles(now: Dispatcher) -> str:

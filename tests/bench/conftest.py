@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -68,3 +71,25 @@ def acme(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Dispa
         return Dispatcher(Registry(PluginManager((*installed_packages(), package))))
 
     return make
+
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture(scope="session")
+def benchmark_script() -> Callable[[str], AbstractContextManager[ModuleType]]:
+    """What makes a module of a script in benchmarks/, for as long as its context lasts."""
+
+    @contextmanager
+    def load(name: str) -> Iterator[ModuleType]:
+        if not BENCHMARKS.is_dir():
+            pytest.skip("an installed copy has no benchmarks")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.syspath_prepend(BENCHMARKS)
+            spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
+            module = importlib.util.module_from_spec(spec)
+            patch.setitem(sys.modules, name, module)  # where dataclasses look up their annotations
+            spec.loader.exec_module(module)
+            yield module
+
+    return load

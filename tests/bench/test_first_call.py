@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,15 +22,8 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.fixture(scope="module")
-def first_call() -> ModuleType:
-    """The script, as a module."""
-    if not FOLDER.is_dir():
-        pytest.skip("an installed copy has no benchmarks")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(FOLDER)
-        spec = importlib.util.spec_from_file_location("first_call", FOLDER / "first_call.py")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+def first_call(benchmark_script) -> Iterator[ModuleType]:
+    with benchmark_script("first_call") as module:
         yield module
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,16 +22,8 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.fixture(scope="module")
-def products() -> ModuleType:
-    """The script, as a module."""
-    if not FOLDER.is_dir():
-        pytest.skip("an installed copy has no benchmarks")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(FOLDER)
-        spec = importlib.util.spec_from_file_location("products", FOLDER / "products.py")
-        module = importlib.util.module_from_spec(spec)
-        patch.setitem(sys.modules, "products", module)  # where dataclasses look up their annotations
-        spec.loader.exec_module(module)
+def products(benchmark_script) -> Iterator[ModuleType]:
+    with benchmark_script("products") as module:
         yield module
 
 
