@@ -44,7 +44,7 @@ def _divide(x, divisor, q, block: tl.constexpr):
 def narrowed(x: Tensor, dtype: str) -> Tensor:
     codes = torch.empty(len(x), dtype=torch.uint8)
     with interpreting():
-        launch(_narrow, (1,), x, codes, len(x), block=SIZE, dtype=dtype)
+        launch(_narrow, (1, 1), x, codes, len(x), block=SIZE, dtype=dtype)
     return codes.view(getattr(torch, dtype))
 
 
@@ -90,7 +90,7 @@ def test_what_is_too_large_becomes_the_largest_and_nan_stays_nan(dtype):
 def test_every_code_is_widened_exactly(dtype):
     codes, found = every_code(dtype), torch.empty(256)
     with interpreting():
-        launch(_widen, (1,), codes.view(torch.uint8), found, dtype=dtype)
+        launch(_widen, (1, 1), codes.view(torch.uint8), found, dtype=dtype)
     torch.testing.assert_close(found, codes.float(), rtol=0, atol=0, equal_nan=True)
 
 
@@ -102,7 +102,7 @@ def test_a_corrected_product_with_the_reciprocal_is_the_quotient_of_ieee_754():
     x, divisor, found = torch.randn(SIZE, generator=draw), torch.rand(SIZE, generator=draw) + 0.5, torch.empty(SIZE)
     divisor[: SIZE // 2] = 2 - torch.arange(SIZE // 2) * 2.0**-23  # reciprocals that are hardest to round
     with interpreting():
-        launch(_divide, (1,), x, divisor, found, block=SIZE)
+        launch(_divide, (1, 1), x, divisor, found, block=SIZE)
     assert torch.equal(found, x / divisor)
     assert not torch.equal(x * (1 / divisor), x / divisor)
 

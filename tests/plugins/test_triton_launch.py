@@ -446,28 +446,31 @@ def test_an_unknown_triton_launches_for_itself(direct_calls, monkeypatch, launch
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _many_arguments(x, y, n, rows, eps, BLOCK: tl.constexpr):  # noqa: N803 - as Triton writes constexprs
+def _many_arguments(x, y, n, stride, rows, eps, BLOCK: tl.constexpr):  # noqa: N803 - as Triton writes constexprs
     pass
 
 
-# each differs from the first in one fact that may change what is compiled
+# each differs from the first in a fact or two that may change what is compiled
 VARIED = [
-    (1, 2, 32, 5, 0.5, 64),
-    (1, 2, 32, 16, 0.5, 64),
-    (1, 2, 32, 1, 0.5, 64),
-    (1, 2, 32, 2**31, 0.5, 64),
-    (1, 2, 33, 5, 0.5, 64),
-    (1, 2, 35, 5, 0.5, 64),
-    (1, 2, 1, 5, 0.5, 64),
-    (1, 2, -16, 5, 0.5, 64),
-    (1, 2, 2**31, 5, 0.5, 64),
-    (1, 2, 2**31 - 1, 5, 0.5, 64),
-    (1, 2, -(2**31) - 1, 5, 0.5, 64),
-    (1, 2, 32, 5, 1.0, 64),
-    (1, 2, 32, 5, 0.5, 128),
-    (1, None, 32, 5, 0.5, 64),
-    (3, 2, 32, 5, 0.5, 64),
-    (4, 2, 32, 5, 0.5, 64),
+    (1, 2, 32, 1, 5, 0.5, 64),
+    (1, 2, 32, 1, 16, 0.5, 64),
+    (1, 2, 32, 1, 1, 0.5, 64),
+    (1, 2, 32, 1, 2**31, 0.5, 64),
+    (1, 2, 33, 1, 5, 0.5, 64),
+    (1, 2, 35, 1, 5, 0.5, 64),
+    (1, 2, 1, 1, 5, 0.5, 64),
+    (1, 2, 0, 1, 5, 0.5, 64),
+    (1, 2, -16, 1, 5, 0.5, 64),
+    (1, 2, 2**31, 1, 5, 0.5, 64),
+    (1, 2, 2**31 - 1, 1, 5, 0.5, 64),
+    (1, 2, -(2**31) - 1, 1, 5, 0.5, 64),
+    *((1, 2, n, stride, 5, 0.5, 64) for n in (32, 35, 0, 1) for stride in (0, 3, 48, 2**32)),
+    (1, 2, 32, 1, 5, 1.0, 64),
+    (1, 2, 32, 1, 5, 0.5, 128),
+    (1, None, 32, 1, 5, 0.5, 64),
+    (3, 2, 32, 1, 5, 0.5, 64),
+    (3, None, 32, 1, 5, 0.5, 64),
+    (4, 2, 32, 1, 5, 0.5, 64),
 ]
 
 
@@ -482,18 +485,25 @@ def test_calls_that_share_a_held_kernel_are_one_specialisation_of_tritons(fake_d
         4: memory[aligned:].view(torch.int32),
         None: None,
     }
-    held = direct.Held(_many_arguments)
     binder = _many_arguments.create_binder()[-1]
-    calls = [((tensors[x], tensors[y], n, rows, eps), {"BLOCK": block}) for x, y, n, rows, eps, block in VARIED]
-    for args, meta_values in calls:
-        held.key(args, meta_values)  # from now on every type is expected
+    calls = [((tensors[x], tensors[y], *rest), block) for x, y, *rest, block in VARIED]
+    missed: list[Any] = []
+    holders = {
+        block: direct.Held(_many_arguments, {"BLOCK": block}, lambda held, grid, args: missed.append(args))
+        for block in (64, 128)
+    }
+    for args, block in calls:
+        holders[block].key(args)  # from now on every type is expected
     found: dict[Any, set[str]] = {}
-    for args, meta_values in calls:
-        assert not held.launch((1, 1), args, meta_values)
-        found.setdefault(held.key(args, meta_values), set()).add(str(binder(*args, **meta_values)[1]))
+    for args, block in calls:
+        holders[block].launch((1, 1), *args)
+        assert missed.pop() == args
+        key = block, holders[block].key(args)
+        found.setdefault(key, set()).add(str(binder(*args, BLOCK=block)[1]))
     assert all(len(specialisations) == 1 for specialisations in found.values())
-    # and no fact is in a key for nothing, but for one that tells numbers below 1: sizes would fill the table
-    assert len(found) <= len(set.union(*found.values())) + 1
+    # and no fact is in a key for nothing, but for those that tell numbers below 1: sizes would fill the table
+    below = sum(min(args[2:4]) < 1 for args, _ in calls)
+    assert len(found) <= len(set.union(*found.values())) + below
 
 
 @pytest.mark.parametrize("order", list(permutations(range(3))))

@@ -13,11 +13,13 @@ from portakernel.references import layer_norm as reference
 from portakernel_plugins.triton import layer_norm
 from portakernel_plugins.triton.configurations import configuration
 from portakernel_plugins.triton.interpreter import interpreting
-from portakernel_plugins.triton.row_blocks import is_long
+from portakernel_plugins.triton.row_blocks import is_long, looped_shape
 from portakernel_plugins.triton.weight_gradients import summed_shares
 
 EPS = 1e-5
 LONG = 33001
+# More blocks than are unrolled.
+LOOPED = 16 * 16384 + 4001
 
 
 @pytest.fixture(autouse=True)
@@ -30,9 +32,12 @@ def draw(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tens
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def test_long_rows_are_normalised_block_by_block():
-    assert is_long(configuration("layer_norm.forward", torch.device("cpu"), LONG))
-    x, weight, bias = draw(3, LONG), draw(LONG, seed=1), draw(LONG, seed=2)
+@pytest.mark.parametrize("n", [LONG, LOOPED])
+def test_long_rows_are_normalised_block_by_block(n):
+    how = configuration("layer_norm.forward", torch.device("cpu"), n)
+    assert is_long(how)
+    assert (looped_shape(how, n)["BLOCKS"] == 0) == (n == LOOPED)
+    x, weight, bias = draw(3, n), draw(n, seed=1), draw(n, seed=2)
     exact = reference.forward(x.double(), weight.double(), bias.double(), eps=EPS, save=True)
     found = layer_norm.layer_norm(x, weight, bias, eps=EPS, save=True)
     for tensor, truth, tolerance in zip(found, exact, (2e-6, 1e-7, 1e-6), strict=True):
@@ -54,9 +59,10 @@ def test_a_row_of_several_blocks_is_read_once(columns):
     assert torch.equal(layer_norm.layer_norm(x, weight, bias, eps=EPS, out=x), found[0])
 
 
-def test_backward_of_long_rows_is_the_gradient():
-    assert is_long(configuration("layer_norm.backward", torch.device("cpu"), LONG))
-    x, weight, grad = draw(3, LONG), draw(LONG, seed=1), draw(3, LONG, seed=2)
+@pytest.mark.parametrize("n", [20001, LONG])  # unrolled, and not
+def test_backward_of_long_rows_is_the_gradient(n):
+    assert is_long(configuration("layer_norm.backward", torch.device("cpu"), n))
+    x, weight, grad = draw(3, n), draw(n, seed=1), draw(3, n, seed=2)
     _, mean, rstd = reference.forward(x, weight, eps=EPS, save=True)
     exact = reference.backward(grad.double(), x.double(), weight.double(), mean.double(), rstd.double(), eps=EPS)
     found = layer_norm.backward(grad, x, weight, mean, rstd, eps=EPS)

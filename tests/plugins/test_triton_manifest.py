@@ -18,7 +18,7 @@ from portakernel.manifest_file import load_manifest
 
 PATH = Path(portakernel_plugins.triton.__file__).with_name("plugin.yaml")
 MANIFEST = load_manifest(PluginManifest, PATH, strict=True).manifest
-KEYS = {"blocks", "archs", "up_to", "elements", "warps", "resident_warps", "options"}
+KEYS = {"blocks", "archs", "up_to", "element_bytes", "elements", "warps", "resident_warps", "options"}
 KERNELS = {kernel.op: kernel for kernel in MANIFEST.kernels}
 
 

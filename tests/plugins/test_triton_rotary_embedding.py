@@ -12,6 +12,7 @@ import torch
 
 from portakernel.errors import ArgumentValueError
 from portakernel.references import rotary_embedding as reference
+from portakernel_plugins.triton import interpreter
 from portakernel_plugins.triton import rotary_embedding as rotary
 from portakernel_plugins.triton.interpreter import interpreting
 
@@ -26,13 +27,13 @@ def _interpreted():
 def grids(monkeypatch):
     """The programs of each launch."""
     found: list[int] = []
-    launch = rotary.launch
+    run = interpreter.run
 
-    def record(kernel, grid, *args, **meta):
+    def record(kernel, grid, *rest):
         found.append(grid[0] * grid[1])
-        launch(kernel, grid, *args, **meta)
+        run(kernel, grid, *rest)
 
-    monkeypatch.setattr(rotary, "launch", record)
+    monkeypatch.setattr(interpreter, "run", record)
     return found
 
 

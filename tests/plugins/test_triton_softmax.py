@@ -8,7 +8,7 @@ pytest.importorskip("triton")
 
 import torch
 
-from portakernel_plugins.triton import softmax
+from portakernel_plugins.triton import interpreter, softmax
 from portakernel_plugins.triton.interpreter import interpreting
 
 LONG = 32768 + 5  # beyond the longest row that is one block, in forward and in backward
@@ -24,13 +24,13 @@ def _interpreted():
 def launched(monkeypatch):
     """The names of the kernels launched."""
     names: list[str] = []
-    launch = softmax.launch
+    run = interpreter.run
 
-    def record(kernel, *args, **meta):
+    def record(kernel, *given):
         names.append(kernel.__name__)
-        launch(kernel, *args, **meta)
+        run(kernel, *given)
 
-    monkeypatch.setattr(softmax, "launch", record)
+    monkeypatch.setattr(interpreter, "run", record)
     return names
 
 

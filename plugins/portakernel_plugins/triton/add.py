@@ -7,8 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from portakernel_plugins.triton.configurations import configuration
-from portakernel_plugins.triton.launch import cdiv, grid_of, launch, program_index
+from portakernel_plugins.triton.configurations import configuration, per_device
+from portakernel_plugins.triton.direct import Held
+from portakernel_plugins.triton.launch import cdiv, grid_of, prepared, program_index
 
 
 @triton.jit
@@ -33,10 +34,16 @@ def add(x: Tensor, y: Tensor, *, out: Tensor | None = None) -> Tensor:
     ``y`` itself.
     """
     in_place = out if out is not None and out.is_contiguous() else None
-    result = torch.empty_like(x, memory_format=torch.contiguous_format) if in_place is None else in_place
+    result = torch.empty_like(x) if in_place is None else in_place
     elements = x.numel()
     if elements:
-        how = configuration("add", x.device, elements)
-        grid = grid_of(cdiv(elements, how.elements))
-        launch(_add, grid, x, y, result, elements, BLOCK=how.elements, **how.options)
+        held, block = _plan("add", x.device, elements)
+        held.launch(grid_of(cdiv(elements, block)), x, y, result, elements)
     return result if out is None or result is out else out.copy_(result)
+
+
+@per_device
+def _plan(kernel: str, device: torch.device, elements: int) -> tuple[Held, int]:
+    """What is launched for so many elements, and how many of them a program takes."""
+    how = configuration(kernel, device, elements)
+    return prepared(_add, {"BLOCK": how.elements, **how.options}), how.elements

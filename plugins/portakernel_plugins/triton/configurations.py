@@ -6,14 +6,18 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import yaml
 
+_Made = TypeVar("_Made")
+
 PATH = Path(__file__).with_name("configurations.yaml")
+
+_MOST_KEPT = 4096
 
 # The most threads that CUDA and HIP admit in one program.
 _MAX_THREADS = 1024
@@ -96,15 +100,34 @@ def entries() -> Mapping[str, list[dict[str, Any]]]:
     return found
 
 
-def configuration(kernel: str, device: torch.device, size: int) -> Configuration:
-    """The entry of ``kernel`` for ``size`` on ``device``; by nothing else, so that no row's bits depend on others."""
-    size = bucket(size)
-    found = _CONFIGURATIONS.get((kernel, device, size))
-    if found is None:
-        found = configured(kernel, processor(device), size)
-        if device.type == "cuda":  # elsewhere a processor may be pretended
-            _CONFIGURATIONS[kernel, device, size] = found
-    return found
+def per_device(make: Callable[..., _Made]) -> Callable[..., _Made]:
+    """``make(kernel, device, size, ...)``, by position, which keeps what it made for GPUs that are here.
+
+    Elsewhere a processor may be pretended.
+    """
+    kept: dict[tuple[Any, ...], _Made] = {}
+
+    @wraps(make)
+    def made(*key: Any) -> _Made:
+        found = kept.get(key)
+        if found is None:
+            found = make(*key)
+            if key[1].type == "cuda":
+                if len(kept) >= _MOST_KEPT:  # sizes are as they come
+                    kept.clear()
+                kept[key] = found
+        return found
+
+    return made
+
+
+@per_device
+def configuration(kernel: str, device: torch.device, size: int, element_bytes: int = 1) -> Configuration:
+    """The entry of ``kernel`` for ``size`` on ``device``, and for the width of elements where entries differ in it.
+
+    By nothing else, so that no row's bits depend on others.
+    """
+    return configured(kernel, processor(device), bucket(size), element_bytes)
 
 
 def bucket(size: int) -> int:
@@ -115,14 +138,11 @@ def bucket(size: int) -> int:
     return -(-size >> bits) << bits
 
 
-# What was looked up so far, by kernel, device and bucket: hashing a processor costs more than the look-up may.
-_CONFIGURATIONS: dict[tuple[str, torch.device, int], Configuration] = {}
-
-
 @cache
-def configured(kernel: str, processor: Processor, size: int) -> Configuration:
+def configured(kernel: str, processor: Processor, size: int, element_bytes: int = 1) -> Configuration:
     """The entry of ``kernel`` for ``size``, a ``bucket``, on a processor that need not be here."""
     here = [entry for entry in entries()[kernel] if processor.arch.startswith(tuple(entry.get("archs", ("",))))]
+    here = [entry for entry in here if element_bytes <= entry.get("element_bytes", element_bytes)]
     entry = next((entry for entry in here if size <= entry.get("up_to", size)), here[-1])
     columns = 1 << (size - 1).bit_length()
     warps = min(entry["warps"], _MAX_THREADS // processor.warp_size)

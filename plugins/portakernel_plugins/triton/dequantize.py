@@ -94,7 +94,7 @@ def dequantize(
     narrow = str(q.dtype).removeprefix("torch.")
     elements = 2 if narrow == "float4_e2m1fn_x2" else 1
     rows, columns = math.prod(q.shape[:-1]), q.shape[-1] * elements
-    x = memory(out, (*q.shape[:-1], columns), getattr(torch, dtype), q.device)
+    x = memory(out, q, (*q.shape[:-1], columns), getattr(torch, dtype))
     if x.numel():
         codes, stride = with_row_stride(as_bytes(q))
         contiguous = stride * elements == columns

@@ -6,8 +6,8 @@ addresses.
 
 What Triton specialises a kernel for (3.6 to 3.9): of a tensor its dtype and whether its address is divisible by 16 (on
 AMD also whether its memory spans less than 2 GiB), of an integer its width, whether it is 1 and whether 16 divides it,
-of anything else its type; all compile-time values and options. The key holds that and the device. What the environment
-says (TRITON_DEBUG) holds from a kernel's first launch on.
+of anything else its type; all compile-time values and options. Those last are the same for all that a ``Held`` holds;
+the key has the rest and the device. What the environment says (TRITON_DEBUG) holds from a kernel's first launch on.
 """
 
 # pyright: reportPrivateUsage=false
@@ -24,6 +24,7 @@ from torch import Tensor
 from triton import knobs
 
 from portakernel.locks import make_lock
+from portakernel_plugins.triton.interpreter import is_interpreting
 
 _INT32 = 1 << 31
 # A key table that has grown beyond this many kernels starts anew: sizes are never in a key, so that none comes near.
@@ -68,15 +69,21 @@ def callable_of(compiled: Any) -> tuple[Any, ...] | None:
 
 
 class Held:
-    """One jit function's compiled kernels: ``launch`` looks one up and runs it, and says whether there was one."""
+    """The compiled kernels of one jit function with certain compile-time values and options.
 
-    def __init__(self, kernel: Any) -> None:
-        self.kernel = kernel
+    ``launch(grid, *args)`` runs the one for these arguments, over a grid of two dimensions; where none is held, and
+    where launches are somebody else's, ``miss(held, grid, args)`` does.
+    """
+
+    def __init__(
+        self, kernel: Any, meta: Mapping[str, Any], miss: Callable[[Held, Any, tuple[Any, ...]], None]
+    ) -> None:
+        self.kernel, self.meta, self._miss = kernel, meta, miss
         self._kernels: dict[tuple[Any, ...], tuple[Any, ...]] = {}
         # of each argument, the types that were given so far
         self._kinds: list[set[type]] = []
         self._key: Callable[..., tuple[Any, ...]] | None = None
-        self.launch: Callable[..., bool] = _never
+        self.launch: Callable[..., None] = self._first
         self._lock = make_lock()
 
     def watched(self) -> bool:
@@ -84,86 +91,68 @@ class Held:
         runtime = knobs.runtime
         return bool(runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls or self.kernel.pre_run_hooks)
 
-    def hold(self, compiled: Any, args: tuple[Any, ...], meta: Mapping[str, Any]) -> None:
+    def hold(self, compiled: Any, args: tuple[Any, ...]) -> None:
         """Keeps what Triton compiled and launched for these arguments, where it can be launched without Triton."""
         found = callable_of(compiled) if args[0].device.type != "cpu" else None
         if found is None:
             return
+        call, *settings = found
         with self._lock:
-            key = self.key(args, meta)
+            key = self.key(args, len(settings))
             if len(self._kernels) >= _MOST_KERNELS:
                 self._kernels.clear()
             # the compiled kernel itself is kept, because its module goes with it
-            self._kernels[key] = found[0], compiled.function, found[1:], compiled
+            self._kernels[key] = call, compiled.function, *settings, compiled
 
-    def key(self, args: tuple[Any, ...], meta: Mapping[str, Any]) -> tuple[Any, ...]:
+    def key(self, args: tuple[Any, ...], settings: int = 0) -> tuple[Any, ...]:
         """What Triton specialises for, of these arguments; from now on such types are expected."""
         kinds = self._kinds or [set[type]() for _ in args]
         wider = [known | {_kind(arg)} for known, arg in zip(kinds, args, strict=True)]
         if wider != self._kinds or self._key is None:
             self._kinds = wider
             self._kernels = {}
-            self._key, self.launch = self._generated(wider)
-        return self._key(meta, *args)
+            self._key, self.launch = self._generated(wider, args, settings)
+        return self._key(*args)
 
-    def _generated(self, kinds: Sequence[set[type]]) -> tuple[Callable[..., tuple[Any, ...]], Callable[..., bool]]:
+    def _first(self, grid: tuple[int, int], *args: Any) -> None:
+        self._miss(self, grid, args)
+
+    def _generated(
+        self, kinds: Sequence[set[type]], args: tuple[Any, ...], settings: int
+    ) -> tuple[Callable[..., tuple[Any, ...]], Callable[..., None]]:
         """The key of arguments of these types, and their launch; for others, no key, or one that is not held."""
-        parameters = self.kernel.params
         names = [f"a{place}" for place in range(len(kinds))]
-        lines, facts, passed = [f"device = {names[0]}.get_device()"], list[str](), list[str]()
-        for name, types, parameter in zip(names, kinds, parameters, strict=False):
-            special = not parameter.do_not_specialize
-            asked, sent = list[str](), name
-            if Tensor in types:
-                absent = f"None if {name} is None else " if type(None) in types else ""
-                lines.append(f"p{name} = {absent}{name}.data_ptr()")
-                asked.append(f"{name}.dtype")
-                if special and not parameter.do_not_specialize_on_alignment:
-                    asked.append(f"p{name} & 15 == 0")
-                if torch.version.hip:
-                    asked.append(f"{name}.untyped_storage().size() < {_INT32}")
-                sent = f"p{name}"
-            elif int in types:
-                usual, one = f"{name} & 15 == 0 if 1 < {name} < {_INT32}", f"'one' if {name} == 1"
-                asked.append(
-                    f"{usual} else {one} else unusual({name})" if special else f"{-_INT32} <= {name} < {_INT32}"
-                )
-            elif float in types:
-                asked.append(f"type({name}) is float")
-            elif type(None) not in types:
-                asked.append(name)  # a dtype, a bool, another function: what it is
-            if type(None) in types:
-                asked = [f"{name} is None or ({', '.join(asked)},)" if asked else f"{name} is None"]
-            facts += asked
-            passed.append(sent)
+        addresses, facts, passed = _specialised(names, kinds, args, self.kernel.params)
         # the launcher takes compile-time values too, and ignores them
-        constants = ["None"] * (len(parameters) - len(kinds))
-        given, head = ", ".join(names), "; ".join(lines)
+        passed += ["None"] * (len(self.kernel.params) - len(kinds))
+        given, head = ", ".join(names), "; ".join([f"device = {names[0]}.get_device()", *addresses])
+        key, more = f"(device, {', '.join(facts)})", "".join(f" s{place}," for place in range(settings))
         source = f"""\
-def key(meta, {given}):
+def key({given}):
     {head}
-    return (device, {", ".join([*facts, "*meta.values()"])},)
+    return {key}
 
-def launch(grid, args, meta):
-    if runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls or kernel.pre_run_hooks:
-        return False
-    {given}, = args
+def launch(grid, {given}):
+    if is_interpreting() or runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls or kernel.pre_run_hooks:
+        return miss(held, grid, ({given},))
     try:
         {head}
-        found = kernels.get((device, {", ".join([*facts, "*meta.values()"])},))
+        found = kernels.get({key})
     except (AttributeError, TypeError):
-        return False  # another type than any before
+        found = None  # another type than any before
     if found is None:
-        return False
-    call, function, settings, _ = found
-    x, y = grid if len(grid) == 2 else (*grid, 1)
-    call(x, y, 1, stream(device), function, *settings, {", ".join([*passed, *constants])})
-    return True
+        return miss(held, grid, ({given},))
+    call, function,{more} _ = found
+    x, y = grid
+    call(x, y, 1, stream(device), function,{more} {", ".join(passed)})
 """
         scope: dict[str, Any] = {
+            "held": self,
+            "miss": self._miss,
             "kernels": self._kernels,
             "kernel": self.kernel,
             "runtime": knobs.runtime,
+            "is_interpreting": is_interpreting,
             "unusual": _unusual,
             "stream": getattr(torch._C, "_cuda_getCurrentRawStream", None),
         }
@@ -171,8 +160,51 @@ def launch(grid, args, meta):
         return scope["key"], scope["launch"]
 
 
-def _never(*_: Any) -> bool:
-    return False
+def _specialised(
+    names: Sequence[str], kinds: Sequence[set[type]], args: Sequence[Any], parameters: Sequence[Any]
+) -> tuple[list[str], list[str], list[str]]:
+    """Statements that take addresses, the facts that Triton specialises for, and what a launcher is passed, as source.
+
+    Facts that are as they usually are (``usual``, of these arguments) are asked for together, and one by one where not
+    all of them are.
+    """
+    addresses, facts, passed = list[str](), list[str](), list[str]()
+    usual: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for name, types, arg, parameter in zip(names, kinds, args, parameters, strict=False):
+        special = not parameter.do_not_specialize
+        passed.append(f"p{name}" if Tensor in types else name)
+        absent = type(None) in types
+        if Tensor in types:
+            addresses.append(f"p{name} = {f'None if {name} is None else ' if absent else ''}{name}.data_ptr()")
+            asked = [f"{name}.dtype"]
+            if torch.version.hip:
+                asked.append(f"{name}.untyped_storage().size() < {_INT32}")
+            if special and not parameter.do_not_specialize_on_alignment:
+                aligned = f"p{name} & 15 == 0"
+                if absent:
+                    asked.append(aligned)
+                else:
+                    usual.setdefault((" | ", "({}) & 15 == 0"), []).append((f"p{name}", aligned))
+        elif int in types and special:
+            asked = [f"{name} & 15 == 0 if 1 < {name} < {_INT32} else 'one' if {name} == 1 else unusual({name})"]
+            if not absent:
+                even = " | ", f"(even := {{}}) & 15 == 0 and 0 <= even < {_INT32}"
+                usual.setdefault((" == ", "{} == 1") if arg == 1 else even, []).append((name, asked.pop()))
+        elif int in types:
+            asked = [f"{-_INT32} <= {name} < {_INT32}"]
+        elif float in types:
+            asked = [f"type({name}) is float"]
+        elif types == {type(None)}:
+            asked = []
+        else:
+            asked = [name]  # a dtype, a bool, another function: what it is
+        if absent:
+            asked = [f"{name} is None or ({', '.join(asked)},)" if asked else f"{name} is None"]
+        facts += asked
+    for (joint, form), members in usual.items():
+        together = form.format(joint.join(member for member, _ in members))
+        facts.append(f"{together} or ({', '.join(fact for _, fact in members)},)")
+    return addresses, facts, passed
 
 
 def _unusual(number: int) -> tuple[bool, bool]:

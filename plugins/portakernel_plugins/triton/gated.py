@@ -11,9 +11,10 @@ import triton.language as tl
 from torch import Tensor
 
 from portakernel_plugins.triton.activations import activated, value_and_slope
-from portakernel_plugins.triton.configurations import Configuration, configuration
-from portakernel_plugins.triton.launch import cdiv, grid_of, launch, program_index
-from portakernel_plugins.triton.rows import delivered, row_stride, with_row_stride
+from portakernel_plugins.triton.configurations import configuration, per_device
+from portakernel_plugins.triton.direct import Held
+from portakernel_plugins.triton.launch import cdiv, grid_of, prepared, program_index
+from portakernel_plugins.triton.rows import contiguous_like, delivered, row_stride, with_row_stride
 
 
 @triton.jit
@@ -77,10 +78,13 @@ def _backward(
     tl.store(grad_gate_at + columns, (g * value).to(grad_x.dtype.element_ty), mask=inside)
 
 
-def _shape(rows: int, columns: int, how: Configuration) -> tuple[tuple[int, int], int, int]:
-    """The grid, and a program's rows and columns: whole rows, or a part of one up to the configured elements."""
-    block = min(how.columns, how.elements)
-    return grid_of(cdiv(rows, how.rows) * cdiv(columns, block)), how.rows, block
+@per_device
+def _plan(kernel: str, device: torch.device, n: int, activation: str) -> tuple[Held, int, int]:
+    """What ``kernel`` launches for rows of ``n``; how many a program takes, and how many programs take one."""
+    how = configuration(kernel, device, n)
+    block = min(how.columns, how.elements)  # whole rows, or a part of one up to the configured elements
+    meta = {"ACTIVATION": activation, "BLOCK_M": how.rows, "BLOCK_N": block, **how.options}
+    return prepared(_forward if kernel.endswith("forward") else _backward, meta), how.rows, cdiv(n, block)
 
 
 def forward(op: str, activation: str, x: Tensor, out: Tensor | None) -> Tensor:
@@ -92,27 +96,15 @@ def forward(op: str, activation: str, x: Tensor, out: Tensor | None) -> Tensor:
     n = x.shape[-1] // 2
     out_stride = None if out is None else row_stride(out)
     in_place = out is not None and out_stride is not None
-    y = out if in_place else torch.empty((*x.shape[:-1], n), dtype=x.dtype, device=x.device)
+    y = out if in_place else x.new_empty((*x.shape[:-1], n))
     assert y is not None
     elements = y.numel()
     if elements:
         x, x_stride = with_row_stride(x)
-        how = configuration(f"{op}.forward", x.device, n)
         rows = elements // n
-        grid, block_m, block_n = _shape(rows, n, how)
-        launch(
-            _forward,
-            grid,
-            x,
-            y,
-            rows,
-            n,
-            x_stride,
-            n if out_stride is None else out_stride,
-            ACTIVATION=activation,
-            BLOCK_M=block_m,
-            BLOCK_N=block_n,
-            **how.options,
+        held, together, across = _plan(f"{op}.forward", x.device, n, activation)
+        held.launch(
+            grid_of(cdiv(rows, together) * across), x, y, rows, n, x_stride, n if out_stride is None else out_stride
         )
     return delivered(y, out)
 
@@ -120,27 +112,13 @@ def forward(op: str, activation: str, x: Tensor, out: Tensor | None) -> Tensor:
 def backward(op: str, activation: str, grad_y: Tensor, x: Tensor) -> Tensor:
     """The gradient for ``x`` from that of ``y``; any strides, as in forward."""
     n = x.shape[-1] // 2
-    grad_x = torch.empty_like(x, memory_format=torch.contiguous_format)
+    grad_x = contiguous_like(x)
     elements = grad_y.numel()
     if elements:
         x, x_stride = with_row_stride(x)
         grad_y, grad_y_stride = with_row_stride(grad_y)
-        how = configuration(f"{op}.backward", x.device, n)
         rows = elements // n
-        grid, block_m, block_n = _shape(rows, n, how)
-        launch(
-            _backward,
-            grid,
-            grad_y,
-            x,
-            grad_x,
-            rows,
-            n,
-            grad_y_stride,
-            x_stride,
-            ACTIVATION=activation,
-            BLOCK_M=block_m,
-            BLOCK_N=block_n,
-            **how.options,
-        )
+        held, together, across = _plan(f"{op}.backward", x.device, n, activation)
+        grid = grid_of(cdiv(rows, together) * across)
+        held.launch(grid, grad_y, x, grad_x, rows, n, grad_y_stride, x_stride)
     return grad_x

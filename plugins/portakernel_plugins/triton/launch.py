@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -21,29 +23,46 @@ from portakernel_plugins.triton.direct import Held
 # with triton 3.10.
 OPTIONS = {"enable_fp_fusion": True}
 
-# By the jit function's identity: to hash one, Triton reads its source. They live as long as their module.
-_HELD: dict[int, Held] = {}
+# By the jit function's identity (to hash one, Triton reads its source) and what it is compiled with. They live as long
+# as their module.
+_HELD: dict[tuple[Any, ...], Held] = {}
+_MOST_HELD = 4096
 
 # Programs along a grid's first dimension before the second is used. HIP bounds programs times threads to 2**32 in each
 # dimension, and CUDA the second dimension to 65535: both leave room for 2**35 programs of 1024 threads.
 _GRID_WIDTH = 1 << 20
 
 
-def launch(kernel: Any, grid: tuple[int, ...], *args: Any, parameter: str | None = None, **meta: Any) -> None:
+def launch(kernel: Any, grid: tuple[int, int], *args: Any, parameter: str | None = None, **meta: Any) -> None:
     """Launch ``kernel`` on the current device, which the dispatcher makes the arguments'; or interpret it.
 
-    ``parameter`` is the dimension to name where the kernel needs more than the device has; it is not passed on.
+    ``grid`` counts programs along two dimensions. ``parameter`` is the dimension to name where the kernel needs more
+    than the device has; it is not passed on.
 
     Raises:
         CannotRun: the compiled kernel exceeds a resource of the device; nothing was launched.
         CaptureError: it is not compiled for such arguments, and a stream is being captured.
         ArgumentValueError: CPU tensors, outside ``interpreting()``.
     """
+    prepared(kernel, meta, parameter).launch(grid, *args)
+
+
+def prepared(kernel: Any, meta: Mapping[str, Any], parameter: str | None = None) -> Held:
+    """``kernel`` with its compile-time values and options, whose ``launch(grid, *args)`` is ``launch``."""
+    key = (id(kernel), parameter, *meta, *meta.values())
+    held = _HELD.get(key)
+    if held is None:
+        if len(_HELD) >= _MOST_HELD:
+            _HELD.clear()
+        held = _HELD[key] = Held(kernel, meta, partial(_launch_anew, parameter))
+    return held
+
+
+def _launch_anew(parameter: str | None, held: Held, grid: tuple[int, int], args: tuple[Any, ...]) -> None:
+    """Interprets, pretends, or has Triton launch, and keeps what Triton compiled."""
+    kernel, meta = held.kernel, held.meta
     if interpreter.is_interpreting():
         interpreter.run(kernel, grid, args, meta)
-        return
-    held = _HELD.get(id(kernel))
-    if held is not None and held.launch(grid, args, meta):
         return
     if args[0].is_meta and (pretended := pretended_launch()) is not None:
         pretended(kernel, grid, args, meta)
@@ -63,13 +82,11 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, parameter: str | None
         compiled = _launched(kernel, grid, args, meta)
     except OutOfResources as error:
         raise CannotRun(_too_large(kernel, error, parameter)) from error
-    if jitted:
-        held = held or _HELD.setdefault(id(kernel), Held(kernel))
-        if not held.watched():
-            held.hold(compiled, args, meta)
+    if jitted and not held.watched():
+        held.hold(compiled, args)
 
 
-def _launched(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]) -> Any:
+def _launched(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: Mapping[str, Any]) -> Any:
     """Triton's own launch, which compiles what its cache lacks; the compiled kernel."""
     try:
         return kernel[grid](*args, **OPTIONS, **meta)
@@ -124,6 +141,8 @@ def cdiv(numerator: int, denominator: int) -> int:
 
 def grid_of(programs: int) -> tuple[int, int]:
     """A grid of at least ``programs`` programs, for kernels that number theirs with ``program_index``."""
+    if programs <= _GRID_WIDTH:
+        return programs, 1
     height = cdiv(programs, _GRID_WIDTH)
     return cdiv(programs, height), height
 

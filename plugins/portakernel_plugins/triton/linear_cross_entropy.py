@@ -181,7 +181,7 @@ def linear_cross_entropy(
         how = configuration("linear_cross_entropy.losses", x.device, parts)
         launch(
             _losses,
-            (cdiv(rows, how.options["ROWS"]),),
+            (cdiv(rows, how.options["ROWS"]), 1),
             shares,
             sums,
             chosen,

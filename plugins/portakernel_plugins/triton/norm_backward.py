@@ -29,8 +29,8 @@ from portakernel_plugins.triton.activations import value_and_slope
 from portakernel_plugins.triton.configurations import configuration
 from portakernel_plugins.triton.launch import cdiv, grid_of, launch
 from portakernel_plugins.triton.norm_backward_long import backward_long, parameter, row_shares
-from portakernel_plugins.triton.row_blocks import held_shape, is_long, load_blocks, store_block
-from portakernel_plugins.triton.rows import with_row_stride
+from portakernel_plugins.triton.row_blocks import held_shape, is_long, load_blocks, looped_shape, store_block
+from portakernel_plugins.triton.rows import contiguous_like, with_row_stride
 from portakernel_plugins.triton.weight_gradients import summed_shares
 
 
@@ -180,13 +180,13 @@ def backward(
     """
     n = s.shape[-1]
     rows = s.numel() // n
-    wanted = [torch.empty_like(s, memory_format=torch.contiguous_format) for need in needs[:2] if need]
+    wanted = [contiguous_like(s) for need in needs[:2] if need]
     grad_x, grad_residual = (*wanted, None, None)[:2]  # they are equal: which is which does not matter below
     sums = needs[2] + needs[3]
     if not (wanted or sums):
         return None, None, None, None
 
-    how = configuration(kernel, s.device, n)
+    how = configuration(kernel, s.device, n, s.element_size())
     long = is_long(how)
     if long:
         block = configuration("weight_gradients.shares", s.device, n)
@@ -212,9 +212,9 @@ def backward(
         if not long:
             outputs = (grad_x, grad_residual, weight_shares, bias_shares)
             meta = {"ACTIVATION": activation, **held_shape(how, n), **how.options}
-            launch(_backward, (programs,), *inputs, *outputs, rows, n, *strides, *rest, parameter="N", **meta)
+            launch(_backward, (programs, 1), *inputs, *outputs, rows, n, *strides, *rest, parameter="N", **meta)
         elif grad_x is not None:
-            meta = {"ACTIVATION": activation, "BLOCK_N": how.elements, **how.options}
+            meta = {"ACTIVATION": activation, **looped_shape(how, n), **how.options}
             grid = grid_of(rows)
             launch(backward_long, grid, *inputs, grad_x, grad_residual, rows, n, *strides, *rest, parameter="N", **meta)
         if long and sums:

@@ -35,11 +35,12 @@ def _of_block(
     bias_stride,
     weight_offset,
     ACTIVATION: tl.constexpr,
+    EVICTION: tl.constexpr,
 ):
     """``u``, ``h`` and ``w`` of one row's block of columns."""
     inside = column < columns
-    u = tl.load(s + s_at + column, mask=inside, other=0.0).to(tl.float32)
-    h = tl.load(grad_y + g_at + column, mask=inside, other=0.0).to(tl.float32)
+    u = tl.load(s + s_at + column, mask=inside, other=0.0, eviction_policy=EVICTION).to(tl.float32)
+    h = tl.load(grad_y + g_at + column, mask=inside, other=0.0, eviction_policy=EVICTION).to(tl.float32)
     w = parameter(weight, weight_stride, column, columns).to(tl.float32)
     if weight_offset is not None:
         w = w + weight_offset
@@ -53,6 +54,42 @@ def _of_block(
         _value, slope = value_and_slope(z, ACTIVATION)
         h = h * slope
     return u, h, w
+
+
+@triton.jit
+def _added(
+    s, grad_y, weight, bias, s_at, g_at, column, columns, m, r, weight_stride, bias_stride, weight_offset, lane_product,
+    lane_sum, ACTIVATION: tl.constexpr, EVICTION: tl.constexpr,
+):  # fmt: skip
+    """Each lane's sums with its columns of this block."""
+    u, h, w = _of_block(
+        s, grad_y, weight, bias, s_at, g_at, column, columns, m, r, weight_stride, bias_stride, weight_offset,
+        ACTIVATION, EVICTION,
+    )  # fmt: skip
+    return lane_product + h * w * u, lane_sum + h * w
+
+
+@triton.jit
+def _finish(
+    s, grad_y, grad_summed, weight, bias, grad_x, grad_residual, s_at, g_at, e_at, at, column, columns, m, r,
+    weight_stride, bias_stride, weight_offset, product, total, ACTIVATION: tl.constexpr,
+):  # fmt: skip
+    """Stores ``grad_x`` of a block of columns."""
+    inside = column < columns
+    u, h, w = _of_block(
+        s, grad_y, weight, bias, s_at, g_at, column, columns, m, r, weight_stride, bias_stride, weight_offset,
+        ACTIVATION, "evict_first",
+    )  # fmt: skip
+    inner = h * w - u * product
+    if m is not None:
+        inner -= total
+    gradient = r * inner
+    if grad_summed is not None:
+        gradient += tl.load(grad_summed + e_at + column, mask=inside, other=0.0).to(tl.float32)
+    gradient = gradient.to(grad_x.dtype.element_ty)
+    tl.store(grad_x + at + column, gradient, mask=inside, eviction_policy="evict_first")
+    if grad_residual is not None:
+        tl.store(grad_residual + at + column, gradient, mask=inside, eviction_policy="evict_first")
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -76,12 +113,16 @@ def backward_long(
     weight_offset: tl.tensor,
     ACTIVATION: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    BLOCKS: tl.constexpr,  # of BLOCK_N columns, in a row, whose reads overlap; 0: so many that they are a loop
 ) -> None:
     """``grad_x``, a row by each program."""
     row = program_index()
     if row >= rows:
         return
-    s_at, g_at = row * s_stride, row * grad_y_stride
+    s_at, g_at, at = row * s_stride, row * grad_y_stride, row * columns
+    e_at = at
+    if grad_summed is not None:
+        e_at = row * grad_summed_stride
     lane = tl.arange(0, BLOCK_N)
     r = tl.load(rstd + row)
     m = None
@@ -90,36 +131,37 @@ def backward_long(
 
     lane_product = tl.full((BLOCK_N,), 0.0, tl.float32)
     lane_sum = tl.full((BLOCK_N,), 0.0, tl.float32)
-    for start in range(0, columns, BLOCK_N):
-        column = start + lane
-        u, h, w = _of_block(
-            s, grad_y, weight, bias, s_at, g_at, column, columns, m, r, weight_stride, bias_stride, weight_offset,
-            ACTIVATION,
-        )  # fmt: skip
-        lane_product += h * w * u
-        lane_sum += h * w
+    if BLOCKS > 0:
+        for i in tl.static_range(BLOCKS):
+            lane_product, lane_sum = _added(
+                s, grad_y, weight, bias, s_at, g_at, i * BLOCK_N + lane, columns, m, r, weight_stride, bias_stride,
+                weight_offset, lane_product, lane_sum, ACTIVATION, "evict_last",
+            )  # fmt: skip
+    else:
+        # counted by columns: by blocks it takes more than the 32 registers with which two programs fit side by side
+        for start in range(0, columns, BLOCK_N):
+            lane_product, lane_sum = _added(
+                s, grad_y, weight, bias, s_at, g_at, start + lane, columns, m, r, weight_stride, bias_stride,
+                weight_offset, lane_product, lane_sum, ACTIVATION, "",
+            )  # fmt: skip
     product = tl.sum(lane_product, axis=0) / columns
     total = tl.sum(lane_sum, axis=0) / columns
 
-    blocks = tl.cdiv(columns, BLOCK_N)
-    for index in range(blocks):
-        column = (blocks - 1 - index) * BLOCK_N + lane
-        inside = column < columns
-        u, h, w = _of_block(
-            s, grad_y, weight, bias, s_at, g_at, column, columns, m, r, weight_stride, bias_stride, weight_offset,
-            ACTIVATION,
-        )  # fmt: skip
-        inner = h * w - u * product
-        if mean is not None:
-            inner -= total
-        gradient = r * inner
-        if grad_summed is not None:
-            e = tl.load(grad_summed + row * grad_summed_stride + column, mask=inside, other=0.0)
-            gradient += e.to(tl.float32)
-        gradient = gradient.to(grad_x.dtype.element_ty)
-        tl.store(grad_x + row * columns + column, gradient, mask=inside)
-        if grad_residual is not None:
-            tl.store(grad_residual + row * columns + column, gradient, mask=inside)
+    if BLOCKS > 0:
+        for i in tl.static_range(BLOCKS):
+            _finish(
+                s, grad_y, grad_summed, weight, bias, grad_x, grad_residual, s_at, g_at, e_at, at,
+                (BLOCKS - 1 - i) * BLOCK_N + lane, columns, m, r, weight_stride, bias_stride, weight_offset, product,
+                total, ACTIVATION,
+            )  # fmt: skip
+    else:
+        blocks = tl.cdiv(columns, BLOCK_N)
+        for i in range(blocks):
+            _finish(
+                s, grad_y, grad_summed, weight, bias, grad_x, grad_residual, s_at, g_at, e_at, at,
+                (blocks - 1 - i) * BLOCK_N + lane, columns, m, r, weight_stride, bias_stride, weight_offset, product,
+                total, ACTIVATION,
+            )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -154,7 +196,7 @@ def row_shares(
             m = tl.load(mean + row)
         u, h, _w = _of_block(
             s, grad_y, weight, bias, row * s_stride, row * grad_y_stride, column, columns, m, r, weight_stride,
-            bias_stride, weight_offset, ACTIVATION,
+            bias_stride, weight_offset, ACTIVATION, "",
         )  # fmt: skip
         weight_share += h * u
         bias_share += h

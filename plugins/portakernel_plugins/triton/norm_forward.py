@@ -18,14 +18,24 @@ because its end is what caches still hold, for its results.
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from portakernel_plugins.triton.activations import activated
-from portakernel_plugins.triton.configurations import configuration
-from portakernel_plugins.triton.launch import cdiv, grid_of, launch, program_index
-from portakernel_plugins.triton.row_blocks import held_shape, is_long, load_blocks, store_block, sum_blocks
+from portakernel_plugins.triton.configurations import configuration, per_device
+from portakernel_plugins.triton.direct import Held
+from portakernel_plugins.triton.launch import cdiv, grid_of, prepared, program_index
+from portakernel_plugins.triton.row_blocks import (
+    held_shape,
+    is_long,
+    load_blocks,
+    looped_shape,
+    store_block,
+    sum_blocks,
+    unwidened,
+)
 from portakernel_plugins.triton.rows import with_row_stride
 
 
@@ -62,6 +72,7 @@ def _forward(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCKS: tl.constexpr,  # of BLOCK_N columns, in a row
+    NARROW: tl.constexpr = False,  # the compiler is kept from holding them wide
 ) -> None:
     row = program_index() * BLOCK_M + tl.arange(0, BLOCK_M)
     lane = tl.arange(0, BLOCK_N)
@@ -87,6 +98,8 @@ def _forward(
         for i in tl.static_range(1, BLOCKS):
             total += parts[i].to(tl.float32)
         m = tl.sum(total, axis=1) / columns
+        if NARROW:
+            parts = unwidened(parts, BLOCKS)
     squares = tl.full((BLOCK_M, BLOCK_N), 0.0, tl.float32)
     for i in tl.static_range(BLOCKS):
         s = parts[i].to(tl.float32)
@@ -94,6 +107,8 @@ def _forward(
             s = tl.where((i * BLOCK_N + lane < columns)[None, :], s - m[:, None], 0.0)
         squares += s * s
     r = reciprocal_root(tl.sum(squares, axis=1) / columns, eps)
+    if NARROW:
+        parts = unwidened(parts, BLOCKS)
 
     for i in tl.static_range(BLOCKS):
         column = i * BLOCK_N + lane
@@ -114,6 +129,50 @@ def _forward(
         tl.store(rstd + row, r, mask=row < rows)
     if mean is not None:
         tl.store(mean + row, m, mask=row < rows)
+
+
+@triton.jit
+def _observed(
+    x, residual, summed, row, column, columns, x_stride, residual_stride, summed_stride, lane_mean, lane_squares, seen,
+    CENTRED: tl.constexpr,
+):  # fmt: skip
+    """Each lane's mean and squares with its columns of this block, the ``seen``-th; where there is a sum, stores it."""
+    inside = column < columns
+    if residual is None:
+        s = tl.load(x + row * x_stride + column, mask=inside, other=0.0, eviction_policy="evict_last").to(tl.float32)
+    else:
+        s = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+        s += tl.load(residual + row * residual_stride + column, mask=inside, other=0.0).to(tl.float32)
+        rounded = s.to(summed.dtype.element_ty)
+        tl.store(summed + row * summed_stride + column, rounded, mask=inside, eviction_policy="evict_last")
+        s = rounded.to(tl.float32)
+    if CENTRED:  # Welford's updates, of all lanes that have a column here
+        step = tl.where(inside, s - lane_mean, 0.0)
+        lane_mean += step / seen
+        lane_squares += step * (s - lane_mean)
+    else:
+        lane_squares += s * s
+    return lane_mean, lane_squares
+
+
+@triton.jit
+def _finish(
+    s_row, weight, bias, y_row, column, columns, weight_stride, bias_stride, weight_offset, m, r,
+    CENTRED: tl.constexpr, ACTIVATION: tl.constexpr,
+):  # fmt: skip
+    """Stores ``y`` of a block of columns."""
+    inside = column < columns
+    s = tl.load(s_row + column, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
+    w = tl.load(weight + column.to(tl.int64) * weight_stride, mask=inside, other=0.0).to(tl.float32)
+    if weight_offset is not None:
+        w = w + weight_offset
+    if CENTRED:
+        s = s - m
+    z = s * r * w
+    if bias is not None:
+        z += tl.load(bias + column.to(tl.int64) * bias_stride, mask=inside, other=0.0).to(tl.float32)
+    y_block = activated(z, ACTIVATION).to(y_row.dtype.element_ty)
+    tl.store(y_row + column, y_block, mask=inside, eviction_policy="evict_first")
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -139,33 +198,29 @@ def _forward_long(
     CENTRED: tl.constexpr,
     ACTIVATION: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    BLOCKS: tl.constexpr,  # of BLOCK_N columns, in a row, whose reads overlap; 0: so many that they are a loop
 ) -> None:
     row = program_index()
     if row >= rows:
         return
-    x_row, y_row = x + row * x_stride, y + row * y_stride
     lane = tl.arange(0, BLOCK_N)
 
     lane_mean = tl.full((BLOCK_N,), 0.0, tl.float32)
     lane_squares = tl.full((BLOCK_N,), 0.0, tl.float32)
-    seen = 0.0
-    for start in range(0, columns, BLOCK_N):
-        column = start + lane
-        inside = column < columns
-        s = tl.load(x_row + column, mask=inside, other=0.0).to(tl.float32)
-        if residual is not None:
-            added = tl.load(residual + row * residual_stride + column, mask=inside, other=0.0).to(tl.float32)
-            s_rounded = (s + added).to(summed.dtype.element_ty)
-            tl.store(summed + row * summed_stride + column, s_rounded, mask=inside)
-            s = s_rounded.to(tl.float32)
-        if CENTRED:  # Welford's updates, of all lanes that have a column here
-            seen += 1.0
-            step = tl.where(inside, s - lane_mean, 0.0)
-            lane_mean += step / seen
-            lane_squares += step * (s - lane_mean)
-        else:
-            lane_squares += s * s
+    if BLOCKS > 0:
+        for i in tl.static_range(BLOCKS):
+            lane_mean, lane_squares = _observed(
+                x, residual, summed, row, i * BLOCK_N + lane, columns, x_stride, residual_stride, summed_stride,
+                lane_mean, lane_squares, i + 1, CENTRED,
+            )  # fmt: skip
+    else:
+        for start in range(0, columns, BLOCK_N):
+            lane_mean, lane_squares = _observed(
+                x, residual, summed, row, start + lane, columns, x_stride, residual_stride, summed_stride,
+                lane_mean, lane_squares, start // BLOCK_N + 1, CENTRED,
+            )  # fmt: skip
 
+    m = 0.0
     if CENTRED:  # the lanes' statistics merged (Chan, Golub & LeVeque 1979)
         count = ((columns - lane + BLOCK_N - 1) // BLOCK_N).to(tl.float32)
         m = tl.sum(lane_mean * count, axis=0) / columns
@@ -174,24 +229,23 @@ def _forward_long(
 
     # What other threads of this program stored is read again.
     tl.debug_barrier()
-    blocks = tl.cdiv(columns, BLOCK_N)
-    for index in range(blocks):
-        column = (blocks - 1 - index) * BLOCK_N + lane
-        inside = column < columns
-        if residual is not None:
-            s = tl.load(summed + row * summed_stride + column, mask=inside, other=0.0).to(tl.float32)
-        else:
-            s = tl.load(x_row + column, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
-        w = tl.load(weight + column.to(tl.int64) * weight_stride, mask=inside, other=0.0).to(tl.float32)
-        if weight_offset is not None:
-            w = w + weight_offset
-        if CENTRED:
-            s = s - m
-        z = s * r * w
-        if bias is not None:
-            z += tl.load(bias + column.to(tl.int64) * bias_stride, mask=inside, other=0.0).to(tl.float32)
-        y_block = activated(z, ACTIVATION).to(y.dtype.element_ty)
-        tl.store(y_row + column, y_block, mask=inside, eviction_policy="evict_first")
+    s_row = x + row * x_stride
+    if residual is not None:
+        s_row = summed + row * summed_stride
+    y_row = y + row * y_stride
+    if BLOCKS > 0:
+        for i in tl.static_range(BLOCKS):
+            _finish(
+                s_row, weight, bias, y_row, (BLOCKS - 1 - i) * BLOCK_N + lane, columns, weight_stride, bias_stride,
+                weight_offset, m, r, CENTRED, ACTIVATION,
+            )  # fmt: skip
+    else:
+        blocks = tl.cdiv(columns, BLOCK_N)
+        for i in range(blocks):
+            _finish(
+                s_row, weight, bias, y_row, (blocks - 1 - i) * BLOCK_N + lane, columns, weight_stride, bias_stride,
+                weight_offset, m, r, CENTRED, ACTIVATION,
+            )  # fmt: skip
 
     if rstd is not None:
         tl.store(rstd + row, r)
@@ -229,13 +283,9 @@ def forward(
     residual_stride = None
     if residual is not None:
         residual, residual_stride = with_row_stride(residual)
-    how = configuration(kernel, x.device, n)
-    long = is_long(how)
-    grid = grid_of(rows if long else cdiv(rows, how.rows))
-    shape = {"BLOCK_N": how.elements} if long else held_shape(how, n)
-    launch(
-        _forward_long if long else _forward,
-        grid,
+    held, rows_together = _plan(kernel, x.device, n, centred, activation)
+    held.launch(
+        grid_of(cdiv(rows, rows_together)),
         x,
         residual,
         weight,
@@ -254,9 +304,14 @@ def forward(
         summed_stride,
         eps,
         weight_offset,
-        parameter="N",
-        CENTRED=centred,
-        ACTIVATION=activation,
-        **shape,
-        **how.options,
     )
+
+
+@per_device
+def _plan(kernel: str, device: torch.device, n: int, centred: bool, activation: str) -> tuple[Held, int]:
+    """What ``kernel`` launches for rows of ``n``, and how many of them a program takes."""
+    how = configuration(kernel, device, n)
+    meta = {"CENTRED": centred, "ACTIVATION": activation, **how.options}
+    if is_long(how):
+        return prepared(_forward_long, {**meta, **looped_shape(how, n)}, "N"), 1
+    return prepared(_forward, {**meta, **held_shape(how, n)}, "N"), how.rows

@@ -229,7 +229,7 @@ def forward(
         (x.shape, x.dtype),
     ][: 2 if residual is None else 3]
     outs = (None,) * len(forms) if out is None else out
-    results = [memory(given, shape, kind, x.device) for given, (shape, kind) in zip(outs, forms, strict=True)]
+    results = [memory(given, x, shape, kind) for given, (shape, kind) in zip(outs, forms, strict=True)]
     q, scale, *summed = results
     rows = math.prod(x.shape[:-1])
     if rows:

@@ -173,7 +173,7 @@ def launch_tiles(kernel: Any, how: Configuration, a: Tensor, b: Tensor, *args: A
     try:
         launch(
             kernel,
-            (min(tiles, how.programs),),
+            (min(tiles, how.programs), 1),
             a,
             b,
             *args,

@@ -141,8 +141,8 @@ def quantize_fp4(x: Tensor, *, format: str, out: tuple[Tensor, ...] | None = Non
     block = _BLOCKS[format]
     per_row = cdiv(columns, block)
     outs = (None, None, None) if out is None else out
-    q = memory(outs[0], (*x.shape[:-1], columns // 2), torch.float4_e2m1fn_x2, x.device)
-    scale = memory(outs[1], (*x.shape[:-1], per_row), _SCALES[format], x.device)
+    q = memory(outs[0], x, (*x.shape[:-1], columns // 2), torch.float4_e2m1fn_x2)
+    scale = memory(outs[1], x, (*x.shape[:-1], per_row), _SCALES[format])
     x, stride = with_row_stride(x)
     how = configuration(f"quantize_fp4.{format}", x.device, block)
     grid = grid_of(max(1, cdiv(rows * per_row, how.rows)))
@@ -153,7 +153,7 @@ def quantize_fp4(x: Tensor, *, format: str, out: tuple[Tensor, ...] | None = Non
         if scale.numel():
             launch(_mxfp4, grid, x, as_bytes(q), as_bytes(scale), *where, **shape)
         return delivered(q, outs[0]), delivered(scale, outs[1])
-    global_scale = memory(outs[2], (), torch.float32, x.device)
+    global_scale = memory(outs[2], x, (), torch.float32)
     partial, partials = maxima(x, rows, columns, stride)
     args = (x, as_bytes(q), as_bytes(scale), global_scale, partial, len(partial), *where)
     launch(_nvfp4, grid, *args, PARTIALS=partials, **conversion("float8_e4m3fn", x.device), **shape)

@@ -201,8 +201,8 @@ def quantize_fp8(
     """
     rows, columns = math.prod(x.shape[:-1]), x.shape[-1]
     q_out, scale_out = (None, None) if out is None else out
-    q = memory(q_out, x.shape, getattr(torch, dtype), x.device)
-    scale = memory(scale_out, _scale_shape(x, rows, granularity), torch.float32, x.device)
+    q = memory(q_out, x, x.shape, getattr(torch, dtype))
+    scale = memory(scale_out, x, _scale_shape(x, rows, granularity), torch.float32)
     if scale.numel():
         x, stride = with_row_stride(x)
         _LAUNCH[granularity](x, as_bytes(q), scale, rows, columns, stride, conversion(dtype, x.device))

@@ -67,8 +67,8 @@ def quantize_mxfp8(x: Tensor, *, dtype: str, out: tuple[Tensor, Tensor] | None =
     rows, columns = math.prod(x.shape[:-1]), x.shape[-1]
     per_row = cdiv(columns, _BLOCK)
     q_out, scale_out = (None, None) if out is None else out
-    q = memory(q_out, x.shape, getattr(torch, dtype), x.device)
-    scale = memory(scale_out, (*x.shape[:-1], per_row), torch.float8_e8m0fnu, x.device)
+    q = memory(q_out, x, x.shape, getattr(torch, dtype))
+    scale = memory(scale_out, x, (*x.shape[:-1], per_row), torch.float8_e8m0fnu)
     if scale.numel():
         x, stride = with_row_stride(x)
         how = configuration("quantize_mxfp8", x.device, _BLOCK)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from portakernel_plugins.triton.rows import delivered, row_target
+from portakernel_plugins.triton.rows import contiguous_like, delivered, row_target
 
 
 class Results:
@@ -30,7 +30,7 @@ def past_the_norm(
 
     def copied() -> Tensor:
         grad = torch.zeros((), dtype=summed.dtype, device=summed.device) if grad_summed is None else grad_summed
-        return torch.empty_like(summed, memory_format=torch.contiguous_format).copy_(grad)
+        return contiguous_like(summed).copy_(grad)
 
     n = weight.shape[0]
     return (

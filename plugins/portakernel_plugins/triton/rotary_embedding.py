@@ -24,8 +24,10 @@ import triton.language as tl
 from torch import Tensor
 
 from portakernel.errors import ArgumentValueError
-from portakernel_plugins.triton.configurations import configuration
-from portakernel_plugins.triton.launch import cdiv, grid_of, launch, program_index
+from portakernel_plugins.triton.configurations import configuration, per_device
+from portakernel_plugins.triton.direct import Held
+from portakernel_plugins.triton.launch import cdiv, grid_of, prepared, program_index
+from portakernel_plugins.triton.rows import contiguous_like
 
 
 @triton.jit
@@ -256,7 +258,7 @@ def _plan(x: Tensor, out: Tensor | None, pairs: int) -> _Turn:
         x, x_strides = x.contiguous(), (heads * width, width)
     if out is not None and y_strides is not None:
         return _Turn(x, out, x_strides, y_strides, heads, rest)
-    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    y = contiguous_like(x)
     return _Turn(x, y, x_strides, (heads * width, width), heads, rest)
 
 
@@ -284,10 +286,22 @@ def _rotate(
         stride = _stride(leading, positions.stride())
         positions, position_stride = (positions.contiguous(), 1) if stride is None else (positions, stride)
     rest = max(q.rest, k.rest)
-    how = configuration("rotary_embedding", cos.device, max(pairs, rest))
-    launch(
-        _rotary,
-        grid_of(cdiv(tokens * q.heads, how.rows) + cdiv(tokens * k.heads, how.rows)),
+    wraps = length != tokens
+    held, together = _launch_of(
+        "rotary_embedding",
+        cos.device,
+        max(pairs, rest),
+        pairs,
+        q.heads,
+        k.heads,
+        q.rest,
+        k.rest,
+        wraps,
+        interleaved,
+        back,
+    )
+    held.launch(
+        grid_of(cdiv(tokens * q.heads, together) + cdiv(tokens * k.heads, together)),
         cos,
         sin,
         q.x,
@@ -304,20 +318,40 @@ def _rotate(
         *cos.stride(),
         *sin.stride(),
         position_stride,
-        Q_HEADS=q.heads,
-        K_HEADS=k.heads,
-        PAIRS=pairs,
-        Q_REST=q.rest,
-        K_REST=k.rest,
-        WRAPS=length != tokens,
-        INTERLEAVED=interleaved,
-        BACK=back,
-        BLOCK_M=how.rows,
-        BLOCK_C=1 << max(pairs - 1, 0).bit_length(),
-        BLOCK_REST=1 << max(rest - 1, 0).bit_length(),
-        parameter="C",
-        **how.options,
     )
+
+
+@per_device
+def _launch_of(
+    kernel: str,
+    device: torch.device,
+    size: int,
+    pairs: int,
+    q_heads: int,
+    k_heads: int,
+    q_rest: int,
+    k_rest: int,
+    wraps: bool,
+    interleaved: bool,
+    back: bool,
+) -> tuple[Held, int]:
+    """What is launched for heads of these sizes, and how many of them a program takes."""
+    how = configuration(kernel, device, size)
+    meta = {
+        "Q_HEADS": q_heads,
+        "K_HEADS": k_heads,
+        "PAIRS": pairs,
+        "Q_REST": q_rest,
+        "K_REST": k_rest,
+        "WRAPS": wraps,
+        "INTERLEAVED": interleaved,
+        "BACK": back,
+        "BLOCK_M": how.rows,
+        "BLOCK_C": 1 << max(pairs - 1, 0).bit_length(),
+        "BLOCK_REST": 1 << max(q_rest - 1, k_rest - 1, 0).bit_length(),
+        **how.options,
+    }
+    return prepared(_rotary, meta, "C"), how.rows
 
 
 def rotary_embedding(

@@ -12,6 +12,9 @@ import triton.language as tl
 from portakernel_plugins.triton.configurations import Configuration
 from portakernel_plugins.triton.launch import cdiv
 
+# Blocks of a row that is read twice whose reads overlap: beyond, a kernel is more code than it is worth.
+_MOST_UNROLLED = 16
+
 
 @triton.jit
 def load_block(pointer, row, stride, rows, column, columns, OTHER: tl.constexpr = 0.0):
@@ -41,6 +44,21 @@ def sum_blocks(parts, added, like, BLOCKS: tl.constexpr):
 
 
 @triton.jit
+def unwidened(parts, BLOCKS: tl.constexpr):
+    """The same blocks of narrow elements, of which the compiler (NVIDIA's) does not know that it has widened them.
+
+    It would hold the float32 values that a row's sums were made of, twice the registers, until the row is stored.
+    """
+    same = ()
+    for i in tl.static_range(BLOCKS):
+        part = parts[i]
+        if part.dtype.primitive_bitwidth == 16:
+            part = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [part], part.dtype, is_pure=False, pack=2)
+        same = same + (part,)
+    return same
+
+
+@triton.jit
 def store_block(pointer, row, stride, rows, column, columns, values):
     """``values`` in their place, rounded to its dtype."""
     inside = (row < rows)[:, None] & (column < columns)[None, :]
@@ -50,6 +68,12 @@ def store_block(pointer, row, stride, rows, column, columns, values):
 def is_long(how: Configuration) -> bool:
     """Whether a row is read in blocks of ``elements``, twice; where the entry says none, it is one block."""
     return 1 < how.elements * how.blocks < how.size
+
+
+def looped_shape(how: Configuration, columns: int) -> dict[str, int]:
+    """Columns of a block of a row that is read twice, and how many such blocks there are: 0 beyond what is unrolled."""
+    blocks = cdiv(columns, how.elements)
+    return {"BLOCK_N": how.elements, "BLOCKS": blocks if blocks <= _MOST_UNROLLED else 0}
 
 
 def held_shape(how: Configuration, columns: int) -> dict[str, int]:

@@ -116,8 +116,8 @@ def silu_and_mul_quantize(
     by_row = granularity == "row"
     per_row = 1 if by_row else cdiv(columns, _BLOCK)
     q_out, scale_out = (None, None) if out is None else out
-    q = memory(q_out, (*x.shape[:-1], columns), getattr(torch, dtype), x.device)
-    scale = memory(scale_out, (*x.shape[:-1], per_row), torch.float32, x.device)
+    q = memory(q_out, x, (*x.shape[:-1], columns), getattr(torch, dtype))
+    scale = memory(scale_out, x, (*x.shape[:-1], per_row), torch.float32)
     if scale.numel():
         x, stride = with_row_stride(x)
         group = columns if by_row else _BLOCK

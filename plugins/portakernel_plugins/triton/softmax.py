@@ -21,10 +21,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from portakernel_plugins.triton.configurations import Configuration, configuration
-from portakernel_plugins.triton.launch import cdiv, grid_of, launch, program_index
-from portakernel_plugins.triton.row_blocks import held_shape, is_long, load_blocks, store_block
-from portakernel_plugins.triton.rows import delivered, row_target, with_row_stride
+from portakernel_plugins.triton.configurations import configuration, per_device
+from portakernel_plugins.triton.direct import Held
+from portakernel_plugins.triton.launch import cdiv, grid_of, prepared, program_index
+from portakernel_plugins.triton.row_blocks import held_shape, is_long, load_blocks, store_block, unwidened
+from portakernel_plugins.triton.rows import contiguous_like, delivered, row_target, with_row_stride
 
 # Bytes that a thread reads at once.
 _ACCESS_BYTES = 16
@@ -46,6 +47,7 @@ def _forward(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCKS: tl.constexpr,  # of BLOCK_N columns, in a row
+    NARROW: tl.constexpr = False,  # the compiler is kept from holding them wide
 ) -> None:
     row = program_index() * BLOCK_M + tl.arange(0, BLOCK_M)
     lane = tl.arange(0, BLOCK_N)
@@ -56,10 +58,14 @@ def _forward(
     for i in tl.static_range(1, BLOCKS):
         largest = tl.maximum(largest, parts[i].to(tl.float32))
     row_max = tl.max(largest, axis=1)[:, None]
+    if NARROW:
+        parts = unwidened(parts, BLOCKS)
     total = tl.exp(parts[0].to(tl.float32) - row_max)
     for i in tl.static_range(1, BLOCKS):
         total += tl.exp(parts[i].to(tl.float32) - row_max)
     scale = (1.0 / tl.sum(total, axis=1))[:, None]
+    if NARROW:
+        parts = unwidened(parts, BLOCKS)
     for i in tl.static_range(BLOCKS):
         e = tl.exp(parts[i].to(tl.float32) - row_max)
         store_block(y, row, y_stride, rows, i * BLOCK_N + lane, columns, e * scale)
@@ -165,12 +171,17 @@ def _backward_long(
         tl.store(grad_row + start + column, gradient, mask=inside, eviction_policy="evict_first")
 
 
-def _long_row(how: Configuration, tensor: Tensor) -> dict[str, int] | None:
-    """How a row that is read twice is cut into blocks of ``elements``; None where it stays in registers."""
-    if not is_long(how):
-        return None
-    vector = min(_ACCESS_BYTES // tensor.element_size(), how.elements)
-    return {"LANES": how.elements // vector, "VECTOR": vector}
+@per_device
+def _plan(kernel: str, device: torch.device, n: int, element_bytes: int) -> tuple[Held, int]:
+    """What ``kernel`` launches for rows of ``n``, and how many of them a program takes."""
+    how = configuration(kernel, device, n)
+    forward = kernel == "softmax.forward"
+    if is_long(how):
+        vector = min(_ACCESS_BYTES // element_bytes, how.elements)
+        meta = {"LANES": how.elements // vector, "VECTOR": vector, **how.options}
+        return prepared(_forward_long if forward else _backward_long, meta, "N"), 1
+    shape = held_shape(how, n) if forward else {"BLOCK_M": how.rows, "BLOCK_N": how.columns}
+    return prepared(_forward if forward else _backward, {**shape, **how.options}, "N"), how.rows
 
 
 def softmax(x: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -185,15 +196,8 @@ def softmax(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     if elements:
         rows = elements // n
         x, x_stride = with_row_stride(x)
-        how = configuration("softmax.forward", x.device, n)
-        block = _long_row(how, x)
-        if block is None:
-            grid, sizes = grid_of(cdiv(rows, how.rows)), held_shape(how, n)
-            launch(_forward, grid, x, y, rows, n, x_stride, y_stride, parameter="N", **sizes, **how.options)
-        else:
-            launch(
-                _forward_long, grid_of(rows), x, y, rows, n, x_stride, y_stride, parameter="N", **block, **how.options
-            )
+        held, together = _plan("softmax.forward", x.device, n, x.element_size())
+        held.launch(grid_of(cdiv(rows, together)), x, y, rows, n, x_stride, y_stride)
     return delivered(y, out)
 
 
@@ -202,20 +206,12 @@ def backward(grad_y: Tensor, y: Tensor, *, needs: tuple[bool] = (True,)) -> tupl
     if not needs[0]:
         return (None,)
     n = y.shape[-1]
-    grad_x = torch.empty_like(y, memory_format=torch.contiguous_format)
+    grad_x = contiguous_like(y)
     elements = y.numel()
     if elements:
         rows = elements // n
         y, y_stride = with_row_stride(y)
         grad_y, g_stride = with_row_stride(grad_y)
-        how = configuration("softmax.backward", y.device, n)
-        block = _long_row(how, y)
-        if block is None:
-            grid, sizes = grid_of(cdiv(rows, how.rows)), {"BLOCK_M": how.rows, "BLOCK_N": how.columns}
-            launch(
-                _backward, grid, grad_y, y, grad_x, rows, n, g_stride, y_stride, parameter="N", **sizes, **how.options
-            )
-        else:
-            arguments = (grad_y, y, grad_x, rows, n, g_stride, y_stride)
-            launch(_backward_long, grid_of(rows), *arguments, parameter="N", **block, **how.options)
+        held, together = _plan("softmax.backward", y.device, n, y.element_size())
+        held.launch(grid_of(cdiv(rows, together)), grad_y, y, grad_x, rows, n, g_stride, y_stride)
     return (grad_x,)

@@ -48,7 +48,7 @@ def summed_shares(shares: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     two = len(shares) == 2
     launch(
         _sum,
-        (cdiv(n, how.rows),),
+        (cdiv(n, how.rows), 1),
         shares[0],
         shares[1] if two else None,
         totals[0],
