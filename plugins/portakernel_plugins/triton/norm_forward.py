@@ -279,11 +279,11 @@ def forward(
     rows = x.numel() // n
     if not rows:
         return
-    x, x_stride = with_row_stride(x)
+    x, x_stride = (x, n) if x.is_contiguous() else with_row_stride(x)
     residual_stride = None
     if residual is not None:
         residual, residual_stride = with_row_stride(residual)
-    held, rows_together = _plan(kernel, x.device, n, centred, activation)
+    held, rows_together = _plan(kernel, x.device, n, x.element_size(), centred, activation)
     held.launch(
         grid_of(cdiv(rows, rows_together)),
         x,
@@ -308,9 +308,11 @@ def forward(
 
 
 @per_device
-def _plan(kernel: str, device: torch.device, n: int, centred: bool, activation: str) -> tuple[Held, int]:
+def _plan(
+    kernel: str, device: torch.device, n: int, element_bytes: int, centred: bool, activation: str
+) -> tuple[Held, int]:
     """What ``kernel`` launches for rows of ``n``, and how many of them a program takes."""
-    how = configuration(kernel, device, n)
+    how = configuration(kernel, device, n, element_bytes)
     meta = {"CENTRED": centred, "ACTIVATION": activation, **how.options}
     if is_long(how):
         return prepared(_forward_long, {**meta, **looped_shape(how, n)}, "N"), 1

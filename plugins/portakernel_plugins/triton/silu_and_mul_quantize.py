@@ -121,7 +121,7 @@ def silu_and_mul_quantize(
     if scale.numel():
         x, stride = with_row_stride(x)
         group = columns if by_row else _BLOCK
-        how = configuration("silu_and_mul_quantize", x.device, group)
+        how = configuration("silu_and_mul_quantize", x.device, group, x.element_size())
         args = (x, as_bytes(q), scale, rows, columns, stride)
         to = conversion(dtype, x.device)
         if is_long(how):
