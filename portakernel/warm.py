@@ -77,7 +77,7 @@ def build_phases(
         request = caller.arguments.request(tensors, values, phase)
         decision = caller.dispatcher.decide(request, policy)
         # what was built before is asked again: it may have been for other leading dimensions
-        waiting = [c.kernel for c in decision.candidates if c.kernel.build and _waits(c.rejections)]
+        waiting = [c.kernel for c in decision.candidates if c.kernel.build and waits(c.rejections)]
         if winners_only and decision.chosen is not None:
             waiting = [k for k in waiting if k is decision.chosen or k.name in decision.passed_over]
         todo += [(kernel, request) for kernel in waiting]
@@ -127,7 +127,7 @@ def training_phases(contract: Contract) -> tuple[Phase, ...]:
     return (Phase.TRAINING, Phase.BACKWARD) if contract.gradient == "kernel" else (Phase.TRAINING,)
 
 
-def _waits(rejections: Sequence[Rejection]) -> bool:
+def waits(rejections: Sequence[Rejection]) -> bool:
     """Whether nothing but a build stands between a kernel and being eligible."""
     return {rejection.code for rejection in rejections} <= {ReasonCode.NEEDS_BUILD, ReasonCode.LOWER_PRIORITY}
 

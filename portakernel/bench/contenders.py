@@ -16,7 +16,7 @@ from portakernel.dispatch import Dispatcher
 from portakernel.kernel import Kernel
 from portakernel.launcher import launcher
 from portakernel.request import Phase
-from portakernel.warm import build
+from portakernel.warm import build, waits
 
 Launch = Callable[[Operands], Any]
 
@@ -58,16 +58,16 @@ class Field:
     rejected: Mapping[str, tuple[Rejection, ...]] = field(default_factory=dict[str, tuple[Rejection, ...]])
 
 
-def build_waiting(dispatcher: Dispatcher, operands: Operands, phases: Sequence[Phase]) -> dict[str, str]:
-    """Builds the kernels that lack nothing else; which ones declined, and why."""
+def build_waiting(
+    dispatcher: Dispatcher, operands: Operands, phases: Sequence[Phase], admitted: Filter
+) -> dict[str, str]:
+    """Builds, for these sizes, the kernels that lack nothing else; which ones declined, and why."""
     declined: dict[str, str] = {}
     for phase in phases:
         request = operands.request(phase)
         for candidate in dispatcher.decide(request).candidates:
-            codes = {rejection.code for rejection in candidate.rejections}
-            if candidate.kernel.build and ReasonCode.NEEDS_BUILD in codes <= {
-                ReasonCode.NEEDS_BUILD, ReasonCode.LOWER_PRIORITY
-            }:  # fmt: skip
+            # what was built before is asked again: it may not serve these leading dimensions
+            if candidate.kernel.build and admitted.admits(candidate.kernel) and waits(candidate.rejections):
                 try:
                     found = build(
                         dispatcher, operands.contract, candidate.kernel, request, operands.tensors, operands.values

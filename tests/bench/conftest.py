@@ -33,6 +33,8 @@ KERNEL = """\
 SOURCE = """
 import torch
 
+from portakernel.capability import CannotRun, ReasonCode, Rejection
+
 def right(x, weight, *, eps, out=None):
     y = torch.nn.functional.rms_norm(x, (x.shape[-1],), weight, eps)
     return y if out is None else out.copy_(y)
@@ -44,6 +46,16 @@ def wrong(x, weight, *, eps, out=None):
 
 def broken(x, weight, *, eps, out=None):
     raise RuntimeError("no such luck\\nand more")
+
+made = set()
+
+def build_for_rows(request, tensors, values):
+    made.add(len(tensors[0]))
+
+def for_rows(x, weight, *, eps, out=None):
+    if len(x) not in made:
+        raise CannotRun(Rejection(ReasonCode.NEEDS_BUILD, "is not built for so many rows", "M"))
+    return right(x, weight, eps=eps)
 
 later = []
 
@@ -63,7 +75,9 @@ def acme(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Dispa
         folder = tmp_path / "acme_for_bench_tests"
         folder.mkdir()
         (folder / "__init__.py").write_text(SOURCE, encoding="utf-8")
-        manifest = MANIFEST + "".join(KERNEL % {"name": name} for name in names)
+        built = "    build: acme_for_bench_tests:build_for_rows\n"
+        kernels = [KERNEL % {"name": name} + built * (name == "for_rows") for name in names]
+        manifest = MANIFEST + "".join(kernels)
         (folder / "plugin.yaml").write_text(manifest, encoding="utf-8")
         monkeypatch.syspath_prepend(tmp_path)
         monkeypatch.delitem(sys.modules, folder.name, raising=False)

@@ -42,15 +42,23 @@ def measured(
     backward: bool = False,
     chosen_sizes: bool = True,
     seconds: float = 0.0,
+    builds: bool = False,
 ) -> list[Cell | LeftOut]:
     plan = Plan(tuple(questions(op, rows or [launch_row(op)], dtypes, HERE)), forward, backward, chosen_sizes)
-    return list(Suite(dispatcher, CPU, admitted or Filter(), seconds).run(plan))
+    return list(Suite(dispatcher, CPU, admitted or Filter(), seconds, builds=builds).run(plan))
 
 
 def one(found: Sequence[Cell | LeftOut]) -> Cell:
     (cell,) = found
     assert isinstance(cell, Cell)
     return cell
+
+
+def test_what_was_built_for_other_leading_sizes_is_built_for_these_too(acme) -> None:
+    rows = [Row(f"{m} rows", {"x": (m, 64), "weight": (64,)}) for m in (4, 8)]
+    admitted = Filter(("acme.for_rows",))
+    for cell in measured(acme("for_rows"), "rms_norm", rows=rows, admitted=admitted, builds=True):
+        assert [(kernel.kernel, kernel.status) for kernel in cell.kernels] == [("acme.for_rows", "timed")]
 
 
 @pytest.mark.usefixtures("_patient")
