@@ -81,11 +81,11 @@ class ArchSpace:
         line = self._line(arch)
         return line is not None and arch not in line and _order(arch) > _order(line[-1])
 
-    def check(self, arch: str, *, where: str = "") -> str:
+    def check(self, arch: str, *, where: str = "", hint: str = "") -> str:
         """``arch`` itself, when it is listed, newer than its line, or of an open-ended vendor.
 
         Raises:
-            UnknownNameError: neither; offers the nearest.
+            UnknownNameError: neither; offers the nearest, and ``hint``.
             ArgumentValueError: it is a family.
         """
         if self.open_ended or arch in self.archs or self.is_newer(arch):
@@ -96,7 +96,7 @@ class ArchSpace:
             raise ArgumentValueError(
                 f"{prefix}{arch!r} is a family of {self.vendor}'s archs; name one of them: {members}"
             )
-        raise UnknownNameError(f"{self.vendor} arch", arch, [*self.archs, *self.families], where=where)
+        raise UnknownNameError(f"{self.vendor} arch", arch, [*self.archs, *self.families], where=where, hint=hint)
 
     def parse(self, texts: Iterable[str], exclude: Iterable[str] = (), *, where: str = "") -> Selector:
         """A selector over this vendor, every name in it checked.

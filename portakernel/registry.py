@@ -215,7 +215,10 @@ class Registry:
         target = Target.parse(text)
         if target.vendor not in self.spaces:
             raise UnknownNameError("vendor", target.vendor, self.spaces, where=where)
-        self.spaces[target.vendor].check(target.arch, where=where)
+        space = self.spaces[target.vendor]
+        others = [vendor for vendor, other in self.spaces.items() if target.arch in other.archs]
+        hint = f"It is an arch of {others[0]}: {others[0]}:{target.arch}" if others else ""
+        space.check(target.arch, where=where, hint=hint)
         return target
 
     def mode(self, plugin: str, name: str) -> Mode | None:

@@ -16,6 +16,7 @@ from portakernel.cli.diagnosis import Coverage, Diagnosis, environment, resting_
 from portakernel.cli.faults import location, remedy
 from portakernel.config import VARIABLES, unknown_variables
 from portakernel.manifest import Requires
+from portakernel.native.code_cache import REMEDY, cache
 from portakernel.plugin_manager import Package
 from portakernel.readiness import installed_version
 from portakernel.target import Device
@@ -113,6 +114,8 @@ def variables(diagnosis: Diagnosis) -> Iterator[Finding]:
     if diagnosis.config_error is None:
         for name, value in environment().items():
             yield Finding("healthy", f"{name}={value} is in force", details=(summaries[name],))
+        if trouble := cache().trouble():
+            yield Finding("attention", f"{trouble}; a private one serves each process in its place", REMEDY)
     else:
         action = "correct or unset it: until then portakernel refuses to work"
         yield Finding("sick", str(diagnosis.config_error), action)

@@ -40,6 +40,7 @@ _REASONS = {
     errno.EEXIST: "is no directory",
     errno.ENOTDIR: "is no directory",
 }
+REMEDY = "set PORTAKERNEL_CACHE_DIR to a folder on a local disk that can be written"
 # What is being written, or was when its process ended; nobody takes so long.
 _UNFINISHED, _ABANDONED_S = ".writing-", 24 * 3600.0
 _LOCKS = "locks"
@@ -125,6 +126,19 @@ class Cache:
         shutil.rmtree(rubbish, ignore_errors=True)
         return True
 
+    def trouble(self) -> str:
+        """Why the folder cannot be written, tried now; empty where it can."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with tempfile.TemporaryFile(dir=self.folder):
+                return ""
+        except OSError as error:
+            return self._described(self.folder, error)
+
+    def _described(self, root: Path, error: OSError) -> str:
+        reason = f"{_REASONS.get(error.errno or 0, 'cannot be used')} ({error.strerror or type(error).__name__})"
+        return f"the cache of compiled kernels {root} {reason}"
+
     def _roots(self) -> tuple[Path, ...]:
         return (self.folder,) if self._private is None else (self._private, self.folder)
 
@@ -151,9 +165,7 @@ class Cache:
 
     def _give_up(self, root: Path, error: OSError) -> None:
         """Puts a private folder in the place of one that could not be written."""
-        reason = f"{_REASONS.get(error.errno or 0, 'cannot be used')} ({error.strerror or type(error).__name__})"
-        text = f"the cache of compiled kernels {root} {reason}"
-        remedy = "set PORTAKERNEL_CACHE_DIR to a folder on a local disk that can be written"
+        text, remedy = self._described(root, error), REMEDY
         if self._private is not None:
             self._note(f"{text}: kernels are compiled anew in each process; {remedy}")
             return

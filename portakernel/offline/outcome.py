@@ -42,8 +42,10 @@ class Outcome:
 
     @property
     def reason(self) -> str:
-        """Why it fails."""
-        return self.error or (f"no function has {self.evidence!r} in its assembly" if self.missing else "")
+        """Why it fails, or that nothing was tried."""
+        if self.missing:
+            return f"no function has {self.evidence!r} in its assembly"
+        return self.error or ("" if self.call else f"claims no call on {self.target}; nothing was compiled")
 
     def most(self, name: str) -> int:
         """The largest of a resource over the functions."""

@@ -18,6 +18,7 @@ def test_it_compiles_what_is_claimed_and_says_what_is_not(capsys):
     assert answer["interrupted"] is False
     found = {outcome["target"]: outcome for outcome in answer["outcomes"]}
     assert (found["amd:gfx1030"]["verdict"], found["amd:gfx1030"]["functions"]) == ("unclaimed", [])
+    assert found["amd:gfx1030"]["reason"] == "claims no call on amd:gfx1030; nothing was compiled"
     assert found["nvidia:sm_90"]["verdict"] in ("native", "compiles")
     assert {function["function"] for function in found["nvidia:sm_90"]["functions"]} == {"add._add"}
     assert main(given) == 0

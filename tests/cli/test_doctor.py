@@ -274,6 +274,16 @@ kernels:
     ) in run("doctor").out
 
 
+def test_a_cache_that_cannot_be_written_is_told(run: Callable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    taken = tmp_path / "taken"
+    taken.write_text("")
+    monkeypatch.setenv("PORTAKERNEL_CACHE_DIR", str(taken))
+    found = [f for f in run("doctor --json").json["findings"] if f"kernels {taken} is no directory" in f["what"]]
+    assert [finding["state"] for finding in found] == ["attention"]
+    assert "set PORTAKERNEL_CACHE_DIR to a folder" in found[0]["action"]
+    assert taken.read_text() == ""
+
+
 def test_unknown_variables_are_told(run: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PORTAKERNEL_PREFFER", "triton")
     monkeypatch.setenv("PORTAKERNEL_DENY", "triton.add")
