@@ -3,6 +3,8 @@
 A row is read twice for ``grad_x``, block by block, the second time from its end, which is what caches still hold; and
 once more, by columns, for the sums over rows.
 """
+# pyright: reportGeneralTypeIssues=false
+# Triton's static_range is no iterable to Python.
 
 from __future__ import annotations
 
