@@ -506,6 +506,19 @@ def test_calls_that_share_a_held_kernel_are_one_specialisation_of_tritons(fake_d
     assert len(found) <= len(set.union(*found.values())) + below
 
 
+def test_an_argument_of_a_second_type_is_left_to_triton(direct_calls, monkeypatch):
+    bound = bound_of(monkeypatch)
+    x, weight, y = meta(40, 128), meta(128), meta(40, 128)
+    held = launch.prepared(
+        norm_forward._forward,
+        {"CENTRED": False, "ACTIVATION": "none", "BLOCK_M": 1, "BLOCK_N": 128, "BLOCKS": 1, "num_warps": 4},
+    )
+    for eps in (1e-5, 0, 1e-5, 0):
+        held.launch((40, 1), x, None, weight, None, y, *[None] * 3, 40, 128, 128, None, 1, None, 128, None, eps, None)
+    assert len(direct_calls) == 4
+    assert len(bound) == 3
+
+
 @pytest.mark.parametrize("order", list(permutations(range(3))))
 def test_an_absent_tensor_is_no_other_absent_tensor(direct_calls, order):
     x, weight, rstd = meta(40, 128), meta(128), meta(40, dtype=torch.float32)

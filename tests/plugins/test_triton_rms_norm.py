@@ -244,8 +244,11 @@ def test_backward_of_no_rows_is_a_zero_weight_gradient():
 @pytest.mark.parametrize(
     ("columns", "stride", "copied"), [(4100, 4112, True), (4096, 4112, False), (4100, 4101, False)]
 )
-def test_rows_that_lie_better_than_one_alone_are_copied(columns, stride, copied):
+def test_rows_that_lie_better_than_one_alone_are_read_and_written_by_way_of_copies(columns, stride, copied):
     x = torch.zeros(2, stride)[:, :columns]
     found, found_stride = rows.with_row_stride(x)
     assert (found is not x) == copied
     assert found_stride == (columns if copied else stride)
+    written, written_stride = rows.row_target(torch.zeros(2, columns), x)
+    assert (written is not x) == copied
+    assert written_stride == found_stride

@@ -98,11 +98,18 @@ class Held:
             return
         call, *settings = found
         with self._lock:
+            if not self._fits(args):
+                return
             key = self.key(args, len(settings))
             if len(self._kernels) >= _MOST_KERNELS:
                 self._kernels.clear()
             # the compiled kernel itself is kept, because its module goes with it
             self._kernels[key] = call, compiled.function, *settings, compiled
+
+    def _fits(self, args: tuple[Any, ...]) -> bool:
+        """Whether each argument is absent or of the one type that came in its place before; no fact tells two apart."""
+        kinds = zip(self._kinds or [set[type]() for _ in args], args, strict=True)
+        return all(len((known | {_kind(arg)}) - {type(None)}) <= 1 for known, arg in kinds)
 
     def key(self, args: tuple[Any, ...], settings: int = 0) -> tuple[Any, ...]:
         """What Triton specialises for, of these arguments; from now on such types are expected."""

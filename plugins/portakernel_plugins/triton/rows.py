@@ -36,22 +36,33 @@ def row_stride(tensor: Tensor) -> int | None:
 def with_row_stride(tensor: Tensor) -> tuple[Tensor, int]:
     """``tensor`` and the stride of its rows; a contiguous copy where no single stride serves.
 
-    Also where a stride that is divisible by 16 (that of expanded rows, 0, is too) lets rows be read by wider loads than
-    one of them alone: another layout of registers is another order of its sum.
+    Also where rows lie better than one of them alone.
     """
     columns = tensor.shape[-1]
     if tensor.is_contiguous():
         return tensor, columns
     stride = row_stride(tensor)
-    if stride is None or (columns % 16 and stride % 16 == 0):
+    if stride is None or _better_than_alone(stride, columns):
         return tensor.contiguous(), columns
     return tensor, stride
 
 
+def _better_than_alone(stride: int, columns: int) -> bool:
+    """Whether rows are read or written by wider accesses than one row alone, which counts as contiguous.
+
+    A stride that is divisible by 16 (that of expanded rows, 0, is too) allows them where a row's length does not. The
+    widest access of a kernel decides how all of it lays out registers, and another layout is another order of a sum.
+    """
+    return columns % 16 != 0 and stride % 16 == 0
+
+
 def row_target(x: Tensor, out: Tensor | None) -> tuple[Tensor, int]:
-    """Where a kernel writes rows like those of ``x``, and their stride: ``out``, or where it has no such new memory."""
+    """Where a kernel writes rows like those of ``x``, and their stride: ``out``, or where it has no such new memory.
+
+    New memory too where rows of ``out`` lie better than one of them alone.
+    """
     stride = None if out is None else row_stride(out)
-    if out is None or stride is None:
+    if out is None or stride is None or (not out.is_contiguous() and _better_than_alone(stride, x.shape[-1])):
         return contiguous_like(x), x.shape[-1]
     return out, stride
 

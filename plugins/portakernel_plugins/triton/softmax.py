@@ -174,7 +174,7 @@ def _backward_long(
 @per_device
 def _plan(kernel: str, device: torch.device, n: int, element_bytes: int) -> tuple[Held, int]:
     """What ``kernel`` launches for rows of ``n``, and how many of them a program takes."""
-    how = configuration(kernel, device, n)
+    how = configuration(kernel, device, n, element_bytes)
     forward = kernel == "softmax.forward"
     if is_long(how):
         vector = min(_ACCESS_BYTES // element_bytes, how.elements)
