@@ -211,9 +211,10 @@ def measure(
     operands = operands_of(case, where, device)
     tensors = [tensor for tensor in operands.tensors if tensor is not None]
     advance("building")
+    admitted = Filter(reference=False)
     with portakernel.policy(deny="inductor"):
-        declined = build_waiting(dispatcher(), operands, [Phase.INFERENCE])
-    found = forward_field(dispatcher(), operands, Filter(reference=False))
+        declined = build_waiting(dispatcher(), operands, [Phase.INFERENCE], admitted)
+    found = forward_field(dispatcher(), operands, admitted)
     result.picked = found.chosen
     peers = linear_act_peers if case.op == "linear_act" else scaled_mm_peers
     named = [(Way(name, ours=True), call) for name, call in our_ways(case, tensors, found)]
