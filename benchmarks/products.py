@@ -213,7 +213,7 @@ def measure(
     advance("building")
     admitted = Filter(reference=False)
     with portakernel.policy(deny="inductor"):
-        declined = build_waiting(dispatcher(), operands, [Phase.INFERENCE], admitted)
+        declined = build_waiting(dispatcher(), operands, Phase.INFERENCE, admitted)
     found = forward_field(dispatcher(), operands, admitted)
     result.picked = found.chosen
     peers = linear_act_peers if case.op == "linear_act" else scaled_mm_peers

@@ -14,6 +14,7 @@ from torch import Tensor
 from portakernel.call import OpCaller
 from portakernel.capability import CannotRun, ReasonCode, Rejection
 from portakernel.contract import Contract
+from portakernel.decision import Decision
 from portakernel.dispatch import Dispatcher
 from portakernel.kernel import Kernel
 from portakernel.naming import strictly
@@ -76,11 +77,10 @@ def build_phases(
     for phase in phases:
         request = caller.arguments.request(tensors, values, phase)
         decision = caller.dispatcher.decide(request, policy)
-        # what was built before is asked again: it may have been for other leading dimensions
-        waiting = [c.kernel for c in decision.candidates if c.kernel.build and waits(c.rejections)]
+        kernels = waiting(decision)
         if winners_only and decision.chosen is not None:
-            waiting = [k for k in waiting if k is decision.chosen or k.name in decision.passed_over]
-        todo += [(kernel, request) for kernel in waiting]
+            kernels = [k for k in kernels if k is decision.chosen or k.name in decision.passed_over]
+        todo += [(kernel, request) for kernel in kernels]
     for kernel, request in todo:
         progress.advance(f"{kernel.name} ({request.phase})")
         declined = build(caller.dispatcher, caller.contract, kernel, request, tensors, values)
@@ -127,9 +127,17 @@ def training_phases(contract: Contract) -> tuple[Phase, ...]:
     return (Phase.TRAINING, Phase.BACKWARD) if contract.gradient == "kernel" else (Phase.TRAINING,)
 
 
-def waits(rejections: Sequence[Rejection]) -> bool:
-    """Whether nothing but a build stands between a kernel and being eligible."""
-    return {rejection.code for rejection in rejections} <= {ReasonCode.NEEDS_BUILD, ReasonCode.LOWER_PRIORITY}
+def waiting(decision: Decision) -> list[Kernel]:
+    """The kernels between which and being eligible nothing but a build stands.
+
+    Those that were built before are among them: that may have been for other leading dimensions.
+    """
+    in_the_way = {ReasonCode.NEEDS_BUILD, ReasonCode.LOWER_PRIORITY}
+    return [
+        candidate.kernel
+        for candidate in decision.candidates
+        if candidate.kernel.build and {rejection.code for rejection in candidate.rejections} <= in_the_way
+    ]
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from portakernel.dispatch import Dispatcher
 from portakernel.kernel import Kernel
 from portakernel.launcher import launcher
 from portakernel.request import Phase
-from portakernel.warm import build, waits
+from portakernel.warm import build, waiting
 
 Launch = Callable[[Operands], Any]
 
@@ -58,25 +58,18 @@ class Field:
     rejected: Mapping[str, tuple[Rejection, ...]] = field(default_factory=dict[str, tuple[Rejection, ...]])
 
 
-def build_waiting(
-    dispatcher: Dispatcher, operands: Operands, phases: Sequence[Phase], admitted: Filter
-) -> dict[str, str]:
+def build_waiting(dispatcher: Dispatcher, operands: Operands, phase: Phase, admitted: Filter) -> dict[str, str]:
     """Builds, for these sizes, the kernels that lack nothing else; which ones declined, and why."""
     declined: dict[str, str] = {}
-    for phase in phases:
-        request = operands.request(phase)
-        for candidate in dispatcher.decide(request).candidates:
-            # what was built before is asked again: it may not serve these leading dimensions
-            if candidate.kernel.build and admitted.admits(candidate.kernel) and waits(candidate.rejections):
-                try:
-                    found = build(
-                        dispatcher, operands.contract, candidate.kernel, request, operands.tensors, operands.values
-                    )
-                except Exception as error:  # noqa: BLE001 - the plugin border: a build that raises is shown
-                    declined[candidate.kernel.name] = described_error(error)
-                else:
-                    if found is not None:
-                        declined[candidate.kernel.name] = found.text
+    request = operands.request(phase)
+    for kernel in filter(admitted.admits, waiting(dispatcher.decide(request))):
+        try:
+            found = build(dispatcher, operands.contract, kernel, request, operands.tensors, operands.values)
+        except Exception as error:  # noqa: BLE001 - the plugin border: a build that raises is shown
+            declined[kernel.name] = described_error(error)
+        else:
+            if found is not None:
+                declined[kernel.name] = found.text
     return declined
 
 

@@ -120,7 +120,7 @@ class Suite:
             needed = [t for t, need in zip(first.tensors, first.needs, strict=True) if need]
             cost = backward_cost(op, cost, read, [memory_bytes(tensor) for tensor in needed])
         if self.builds:
-            for name, text in build_waiting(self.dispatcher, first, [phase], self.admitted).items():
+            for name, text in build_waiting(self.dispatcher, first, phase, self.admitted).items():
                 self.advance(f"not built {name}: {text}")
         competing = self._field(first, phase)
         expected = self._expected(first, phase, competing)

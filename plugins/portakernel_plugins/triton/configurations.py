@@ -17,6 +17,7 @@ _Made = TypeVar("_Made")
 
 PATH = Path(__file__).with_name("configurations.yaml")
 
+# What is kept by size starts anew beyond this many: sizes are as they come.
 _MOST_KEPT = 4096
 
 # The most threads that CUDA and HIP admit in one program.
@@ -113,7 +114,7 @@ def per_device(make: Callable[..., _Made]) -> Callable[..., _Made]:
         if found is None:
             found = make(*key)
             if key[1].type == "cuda":
-                if len(kept) >= _MOST_KEPT:  # sizes are as they come
+                if len(kept) >= _MOST_KEPT:
                     kept.clear()
                 kept[key] = found
         return found
@@ -141,8 +142,12 @@ def bucket(size: int) -> int:
 @cache
 def configured(kernel: str, processor: Processor, size: int, element_bytes: int = 1) -> Configuration:
     """The entry of ``kernel`` for ``size``, a ``bucket``, on a processor that need not be here."""
-    here = [entry for entry in entries()[kernel] if processor.arch.startswith(tuple(entry.get("archs", ("",))))]
-    here = [entry for entry in here if element_bytes <= entry.get("element_bytes", element_bytes)]
+    here = [
+        entry
+        for entry in entries()[kernel]
+        if processor.arch.startswith(tuple(entry.get("archs", ("",))))
+        and element_bytes <= entry.get("element_bytes", element_bytes)
+    ]
     entry = next((entry for entry in here if size <= entry.get("up_to", size)), here[-1])
     columns = 1 << (size - 1).bit_length()
     warps = min(entry["warps"], _MAX_THREADS // processor.warp_size)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from portakernel_plugins.triton.configurations import Configuration, configuration, processor
 from portakernel_plugins.triton.launch import cdiv, grid_of, launch, program_index
-from portakernel_plugins.triton.rows import with_row_stride
+from portakernel_plugins.triton.rows import contiguous_like, with_row_stride
 
 _LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
@@ -284,7 +284,7 @@ def backward(
     if not needs[0]:
         return None, None
     over = overwrite_logits and logits.is_contiguous()
-    grad = logits if over else torch.empty_like(logits, memory_format=torch.contiguous_format)
+    grad = logits if over else contiguous_like(logits)
     v, rows = logits.shape[-1], target.numel()
     if rows:
         logits, stride = with_row_stride(logits)

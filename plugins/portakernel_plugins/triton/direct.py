@@ -98,23 +98,22 @@ class Held:
             return
         call, *settings = found
         with self._lock:
-            if not self._fits(args):
-                return
+            if any(len(types - {type(None)}) > 1 for types in self._widened(args)):
+                return  # no fact tells two types apart
             key = self.key(args, len(settings))
             if len(self._kernels) >= _MOST_KERNELS:
                 self._kernels.clear()
             # the compiled kernel itself is kept, because its module goes with it
             self._kernels[key] = call, compiled.function, *settings, compiled
 
-    def _fits(self, args: tuple[Any, ...]) -> bool:
-        """Whether each argument is absent or of the one type that came in its place before; no fact tells two apart."""
-        kinds = zip(self._kinds or [set[type]() for _ in args], args, strict=True)
-        return all(len((known | {_kind(arg)}) - {type(None)}) <= 1 for known, arg in kinds)
+    def _widened(self, args: tuple[Any, ...]) -> list[set[type]]:
+        """Of each argument, the types that were given so far, with these."""
+        kinds = self._kinds or [set[type]() for _ in args]
+        return [known | {_kind(arg)} for known, arg in zip(kinds, args, strict=True)]
 
     def key(self, args: tuple[Any, ...], settings: int = 0) -> tuple[Any, ...]:
         """What Triton specialises for, of these arguments; from now on such types are expected."""
-        kinds = self._kinds or [set[type]() for _ in args]
-        wider = [known | {_kind(arg)} for known, arg in zip(kinds, args, strict=True)]
+        wider = self._widened(args)
         if wider != self._kinds or self._key is None:
             self._kinds = wider
             self._kernels = {}

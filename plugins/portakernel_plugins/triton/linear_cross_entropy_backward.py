@@ -30,6 +30,7 @@ from portakernel_plugins.triton.configurations import Configuration, configurati
 from portakernel_plugins.triton.launch import cdiv
 from portakernel_plugins.triton.linear_cross_entropy import exponential, tiles_for
 from portakernel_plugins.triton.products import halves, launch_tiles, operand, tile_corner, tile_product
+from portakernel_plugins.triton.rows import contiguous_like
 
 # Parts are multiples of as many classes: of every tile's, so that sums are grouped alike in all of them.
 _CLASSES = 256
@@ -202,8 +203,8 @@ def backward(
     Arguments as in forward; ``lse``: ``(M,)`` float32, from forward; ``grad_loss``: ``(...)`` float32, any strides.
     """
     rows, (classes, width) = target.numel(), weight.shape
-    grad_x = torch.empty_like(x, memory_format=torch.contiguous_format) if needs[0] else None
-    grad_weight = torch.empty_like(weight, memory_format=torch.contiguous_format) if needs[1] else None
+    grad_x = contiguous_like(x) if needs[0] else None
+    grad_weight = contiguous_like(weight) if needs[1] else None
     if not (rows and width):
         return grad_x, grad_weight if grad_weight is None else grad_weight.zero_(), None
     if grad_x is None and grad_weight is None:

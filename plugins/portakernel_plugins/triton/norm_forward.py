@@ -279,7 +279,7 @@ def forward(
     rows = x.numel() // n
     if not rows:
         return
-    x, x_stride = (x, n) if x.is_contiguous() else with_row_stride(x)
+    x, x_stride = with_row_stride(x)
     residual_stride = None
     if residual is not None:
         residual, residual_stride = with_row_stride(residual)

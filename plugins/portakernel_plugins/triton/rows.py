@@ -62,7 +62,7 @@ def row_target(x: Tensor, out: Tensor | None) -> tuple[Tensor, int]:
     New memory too where rows of ``out`` lie better than one of them alone.
     """
     stride = None if out is None else row_stride(out)
-    if out is None or stride is None or (not out.is_contiguous() and _better_than_alone(stride, x.shape[-1])):
+    if out is None or stride is None or _better_than_alone(stride, x.shape[-1]):
         return contiguous_like(x), x.shape[-1]
     return out, stride
 
