@@ -19,7 +19,7 @@ OPENCL_STAMP := $(if $(OPENCL_EXAMPLE),$(VENV)/.installed-opencl-example)
 
 # What compiles CUTLASS and CuTe DSL for GPUs that are not here: NVIDIA's compiler, headers and packages, 230 MB under
 # licences of its own. Of what they depend on only that which compiles; CuTe DSL's default is a toolkit of CUDA 12.
-NVIDIA_COMPILERS := nvidia-cuda-nvcc nvidia-nvvm nvidia-cuda-crt nvidia-cuda-runtime nvidia-cuda-cccl nvidia-cutlass \
+NVIDIA_COMPILERS := nvidia-cuda-nvcc nvidia-cuda-nvrtc nvidia-nvvm nvidia-cuda-crt nvidia-cuda-runtime nvidia-cuda-cccl nvidia-cutlass \
 	nvidia-cutlass-dsl nvidia-cutlass-dsl-libs-base nvidia-cutlass-dsl-libs-core nvidia-cutlass-dsl-libs-cu13 \
 	cuda-bindings cuda-pathfinder protobuf
 
@@ -109,6 +109,8 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 	@command -v cc >/dev/null || { \
 		echo "There is no C compiler 'cc' here, and Triton needs one to launch kernels: install gcc or clang" \
 			"(Debian and Ubuntu: apt install gcc libc6-dev)"; exit 1; }
+	@echo '#include <stdio.h>' | cc -x c -fsyntax-only - 2>/dev/null || { \
+		echo "The C compiler 'cc' finds no headers of the C library: install them (Debian and Ubuntu: apt install libc6-dev)"; exit 1; }
 	@$(VENV_PYTHON) -m pip --version >/dev/null 2>&1 || { \
 		echo "Creating $(VENV) with $$("$(PYTHON)" --version)"; "$(PYTHON)" -m venv --clear $(VENV); }
 	@echo "Installing the build backend"

@@ -33,7 +33,7 @@ def steps(device: str, ops: Ops, compiled: bool) -> dict[str, Callable[[], Any]]
     symbols, following = decoder.batches(bytes(range(256)) * 64, 1, device)[0]
 
     def plain() -> Tensor:
-        return decoder.loss_of(decoder.forward(parameters, symbols, ops)[0], following, ops)
+        return decoder.losses_of(decoder.forward(parameters, symbols, ops)[0], following, ops).mean()
 
     loss = torch.compile(plain) if compiled else plain
 

@@ -33,7 +33,7 @@ from portakernel.call import OpCaller
 from portakernel.config import Config
 from portakernel.contracts import contract
 from portakernel.dispatch import Dispatcher
-from portakernel.plugin_manager import FIRST_PARTY, Package, PluginManager, find_folder, installed_packages
+from portakernel.plugin_manager import Package, PluginManager, find_folder, installed_packages
 from portakernel.policies import make_layer
 from portakernel.public import public_function
 from portakernel.registry import Registry
@@ -75,7 +75,7 @@ class Way:
 
 def our_caller() -> OpCaller:
     """The op with every installed plugin's kernels and the empty one before them, in a dispatcher of its own."""
-    package = Package("empty_kernel", "empty_kernel", FIRST_PARTY, "1", find_folder("empty_kernel"))
+    package = Package("empty_kernel", "empty_kernel", "portakernel", "1", find_folder("empty_kernel"), first_party=True)
     manager = PluginManager([*installed_packages(), package])
     dispatcher = Dispatcher(Registry(manager), Config())
     return Bridge(OpCaller(contract("rms_norm"), dispatcher, "portakernel_benchmark")).caller

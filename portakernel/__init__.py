@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from portakernel.forks import unsplit
 from portakernel.torch_import import offer_ops
 
 if TYPE_CHECKING:
@@ -30,13 +31,15 @@ def __getattr__(name: str) -> Any:
 
         return version("portakernel")
     if name in ("errors", "ops"):
-        return importlib.import_module(f"portakernel.{name}")
+        with unsplit(f"importing portakernel.{name}"):
+            return importlib.import_module(f"portakernel.{name}")
     if name == "PLUGIN_API":
         from portakernel.plugin_api import PLUGIN_API
 
         return PLUGIN_API
     if name in __all__:
-        return getattr(importlib.import_module("portakernel.api"), name)
+        with unsplit("importing portakernel.api"):
+            return getattr(importlib.import_module("portakernel.api"), name)
     raise AttributeError(f"module 'portakernel' has no attribute {name!r}")
 
 

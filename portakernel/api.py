@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, fields
+from os import PathLike
 from typing import TYPE_CHECKING, Any, overload
 
+from portakernel.contract import Contract
 from portakernel.contracts import contract
 from portakernel.decision import Decision, Use
 from portakernel.dispatch import Dispatcher
-from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
-from portakernel.naming import layer_of, strictly
+from portakernel.errors import ArgumentTypeError, UnknownNameError
+from portakernel.explaining import explain_in_words, first_device
+from portakernel.naming import strictly
+from portakernel.near_misses import sure_answer
 from portakernel.plugin_manager import Broken, Package
 from portakernel.policies import Layer, Names, ReferenceMode, make_layer
 from portakernel.policy_block import PolicyBlock
-from portakernel.question import ask
-from portakernel.registry import Registry
+from portakernel.printable import brief
+from portakernel.process_wishes import read
 from portakernel.request import Phase
 from portakernel.runtime import caller, callers_so_far, dispatcher
-from portakernel.target import Device, Target
+from portakernel.target import Device
 from portakernel.warmth import Call, Warmup
 
 if TYPE_CHECKING:
@@ -37,6 +41,10 @@ class PluginState:
     broken: tuple[Broken, ...]
     disabled: bool
 
+    def __repr__(self) -> str:
+        state = "disabled" if self.disabled else "broken" if self.broken else f"{len(self.kernels)} kernels"
+        return brief(f"<PluginState {self.package}: {state}{', backend' if self.backend else ''}>")
+
 
 @dataclass(frozen=True, slots=True)
 class Served:
@@ -49,6 +57,9 @@ class Served:
     calls: int
     fallback: tuple[str, ...]
 
+    def __repr__(self) -> str:
+        return brief(f"Served({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in fields(self))})")
+
 
 def explain(
     op: str,
@@ -57,6 +68,7 @@ def explain(
     dtype: Mapping[str, str] | str | None = None,
     shape: Mapping[str, Sequence[int]] | None = None,
     format: Mapping[str, str] | str | None = None,
+    device: str | None = None,
     phase: str | None = None,
     kernel: str | None = None,
     **parameters: Any,
@@ -64,74 +76,73 @@ def explain(
     """Which kernel serves a call, why, and why each other does not; nothing runs.
 
     With tensors, for exactly that call on their device (``phase`` is ``training`` where they require gradients).
-    Without, for a ``target`` (``"amd:gfx942"``, which need not be here) or this machine's first device, with as much of
-    dtypes, shapes and scale formats as you give::
+    Without, for a ``target`` (``"amd:gfx942"`` or ``"mi300x"``, which need not be here), a ``device`` of this machine
+    or its first one, with as much of dtypes, shapes and scale formats as you give::
 
         portakernel.explain("rms_norm", x, weight)
         portakernel.explain("rms_norm", target="amd:gfx942", dtype="bfloat16", shape={"x": (4096, 8192)})
 
+    Some ops have a ``dtype`` or ``format`` of their own. With tensors, which have theirs, ``dtype=`` and ``format=``
+    are the op's. Without, they describe the tensors, and the op's own stands among them by name::
+
+        portakernel.explain("quantize_fp8", x, dtype="float8_e5m2")
+        portakernel.explain("quantize_fp8", target="h100", dtype={"x": "bfloat16", "dtype": "float8_e5m2"})
+
     Raises:
-        UnknownNameError: the op, target, dtype, phase or a parameter does not exist.
+        UnknownNameError: the op, target, device, dtype, phase or a parameter does not exist.
         ArgumentTypeError, ArgumentValueError: arguments that the op does not accept.
     """
     described, now = contract(op), dispatcher()
     if phase is not None and phase not in list(Phase):
         raise UnknownNameError("phase", phase, [str(known) for known in Phase])
     if tensors:
-        if target is not None or dtype is not None or shape is not None or format is not None:
-            raise ArgumentTypeError("explain takes tensors, or target, dtype, shape and format, not both")
+        words = {"target": target, "dtype": dtype, "shape": shape, "format": format, "device": device}
+        given_words = {name: value for name, value in words.items() if value is not None}
         asked = caller(op)
-        given, values = _call(op, tensors, parameters)
+        given, values = _call(op, tensors, parameters | _own_words(described, "explain", given_words))
         asked.arguments.check(given, values)
         training = any(tensor.requires_grad for tensor in given if tensor is not None) and _records_gradients()
         inferred = Phase.TRAINING if training else Phase.INFERENCE
         return asked.explain(given, values, Phase(phase) if phase else inferred, strictly(now.registry, op, kernel))
-    found, device, attached = _asked_target(now.registry, target)
-    request = ask(
-        described,
-        found,
-        dtypes=dtype,
-        shapes=shape,
-        formats=format,
-        values=parameters,
-        phase=Phase(phase or "inference"),
+    return explain_in_words(
+        now,
+        op,
+        target=target,
         device=device,
-        attached=attached,
+        dtype=dtype,
+        shape=shape,
+        format=format,
+        parameters=parameters,
+        phase=Phase(phase or "inference"),
+        kernel=kernel,
     )
-    return now.decide(request, now.policy(layer_of(now.registry, op, strictly(now.registry, op, kernel))))
 
 
-def _asked_target(registry: Registry, text: str | None) -> tuple[Target, Device | None, tuple[Device, ...]]:
-    """The target that is asked about, its device where readiness shall be probed, and what is attached to it.
+def _own_words(described: Contract, asking: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The words that stand beside tensors: each must be a parameter of the op, since the tensors say the rest.
 
-    A question about an attached target is one about calls on the torch device that it shares.
+    Raises:
+        ArgumentTypeError: one describes what the tensors have.
     """
-    if text is None:
-        device = _first_device(registry.devices)
-        return device.target, device, registry.attached_to(device.torch_device or "")
-    target = registry.target(text)
-    backend = next(backend for backend in registry.backends.values() if backend.vendor == target.vendor)
-    if not backend.attach:
-        return target, None, registry.attached_to(backend.torch_device)
-    host = next((d for d in registry.devices if not d.attached and d.torch_device == backend.torch_device), None)
-    if host is None:
-        raise ArgumentValueError(f"{target} is attached to torch's {backend.torch_device}, which no backend finds here")
-    return host.target, host, registry.attached_to(backend.torch_device)
+    own = [parameter.name for parameter in described.parameters]
+    words = [name for name in given if name not in own]
+    known = (*described.names, *own)
+    if meant := {name: text for name in words if (text := sure_answer(described.op, name, known))}:
+        told = "; ".join(f"unknown parameter {name!r}; {text}" for name, text in meant.items())
+        raise ArgumentTypeError(f"{described.op}: {told}")
+    if words:
+        which = ", ".join(words)
+        raise ArgumentTypeError(
+            f"{asking} takes tensors, or {which}, not both: {described.op} has no parameter called so, and its tensors"
+            " have their own"
+        )
+    return dict(given)
 
 
 def _records_gradients() -> bool:
     import torch
 
     return torch.is_grad_enabled()
-
-
-def _first_device(devices: Sequence[Device]) -> Device:
-    usable = [device for device in devices if device.torch_device is not None and not device.attached]
-    # an accelerator goes before the CPU
-    usable.sort(key=lambda device: device.torch_device == "cpu")
-    if not usable:
-        raise ArgumentValueError("no backend found a device on this machine; name a target, such as nvidia:sm_90")
-    return usable[0]
 
 
 def _call(op: str, tensors: Sequence[Any], named: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
@@ -141,8 +152,14 @@ def _call(op: str, tensors: Sequence[Any], named: Mapping[str, Any]) -> tuple[li
     needed = [tensor.name for tensor in described.tensors if not tensor.optional]
     held = dict(zip(positional, tensors, strict=False))
     given = held | {name: value for name, value in named.items() if name in described.names and name not in held}
-    if len(tensors) > len(positional) or not given.keys() >= set(needed):
-        raise ArgumentTypeError(f"{op} takes {len(needed)} tensors ({', '.join(positional)}); {len(given)} were given")
+    if len(tensors) > len(positional):
+        text = f"{op}: by position it takes {', '.join(positional)}; {len(tensors)} arguments were given so"
+        raise ArgumentTypeError(f"{text}, and the rest goes by name")
+    if missing := [name for name in needed if name not in given]:
+        for name in named:
+            if name not in described.names:
+                described.parameter(name)  # where a tensor came by another name, that is what to say
+        raise ArgumentTypeError(f"{op}: {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not given")
     values = {name: described.value(name, value) for name, value in named.items() if name not in given}
     return [given.get(name) for name in described.names], list(described.values(values).values())
 
@@ -199,15 +216,15 @@ def warmup(what: Any, /, *args: Any, **kwargs: Any) -> Warmup:
     for these dtypes, sizes and values on this device; leading dimensions may differ later. Where tensors require
     gradients (or ``training``), backward is warmed up too. All of it serves this process; compilers keep caches of
     their own on disk, which make the next one quick. ``kernel`` names one kernel or plugin to warm up alone. On a
-    terminal the progress is shown.
+    terminal the progress is shown. An op's own ``dtype`` or ``format`` is given as to ``explain``.
 
     Raises:
         UnknownNameError, ArgumentTypeError, ArgumentValueError: as for the op itself.
         NoKernelError: no kernel can serve such calls, or none of ``kernel`` can.
-        WarmupError: single calls could not be compiled, or run; all others were.
+        WarmupError: single calls could not be compiled, or run, or of a list not be made at all; all others were.
         CaptureError: a stream is being captured.
     """
-    from portakernel.rehearsal import rehearse_calls, rehearse_described, rehearse_function
+    from portakernel.rehearsal import rehearse_call, rehearse_described, rehearse_function
 
     if callable(what):
         return rehearse_function(what, args, kwargs)
@@ -216,23 +233,28 @@ def warmup(what: Any, /, *args: Any, **kwargs: Any) -> Warmup:
         if args or kwargs or not all(isinstance(call, Call) for call in listed):
             text = "an op's name with tensors or with dtype and shape, a list of portakernel.Call alone, or a function"
             raise ArgumentTypeError(f"warmup takes {text} with its arguments; its first argument is {what!r}")
-        return rehearse_described(listed, lambda: _first_device(dispatcher().registry.devices))
-    contract(what)
+        return rehearse_described(listed, _device_of)
+    described = contract(what)
     if args:
-        if words := sorted(_WORDS & kwargs.keys()):
-            raise ArgumentTypeError(f"warmup takes tensors, or {', '.join(words)}, not both")
+        _own_words(described, "warmup", {name: kwargs[name] for name in _WORDS if name in kwargs})
         kernel = kwargs.pop("kernel", None)
         given, values = _call(what, args, kwargs)
-        return rehearse_calls([(caller(what), given, values, kernel)])
+        return rehearse_call(caller(what), given, values, kernel)
     if missing := [word for word in ("dtype", "shape") if word not in kwargs]:
-        text = f"{what}: warmup takes the call's tensors, or dtype and shape; {' and '.join(missing)} is not given"
+        lacks = f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not given"
+        text = f"{what}: warmup takes the call's tensors, or dtype and shape; {lacks}"
         raise ArgumentTypeError(text)
     known = {name: kwargs.pop(name) for name in (*_WORDS, "kernel") if name in kwargs}
-    return warmup([Call(what, **known, parameters=kwargs)])
+    return rehearse_described([Call(what, **known, parameters=kwargs)], _device_of, alone=True)
+
+
+def _device_of(call: Call) -> str:
+    """The torch device of a call in words."""
+    return call.device or first_device(dispatcher().registry.reachable_devices()).torch_device or "cpu"
 
 
 # What describes a call, beside the op's own parameters.
-_WORDS = frozenset({"dtype", "shape", "format", "device", "training"})
+_WORDS = ("dtype", "shape", "format", "device", "training")
 
 
 def policy(
@@ -251,15 +273,19 @@ def policy(
     Write the block around a compiled function, which then follows it, not inside one. One block may be entered again,
     inside itself, and in several threads.
 
+    Names that nothing here has stop nobody, but under ``use``: a denial of one is fulfilled, a preference is left out
+    with a warning (docs/policy.md).
+
     Raises, when it is entered:
-        UnknownNameError: a name that nothing has.
+        UnknownNameError: a name under ``use`` that nothing has; with ``strict_names`` in a policy file, any.
     """
 
     def make() -> tuple[Dispatcher, Layer]:
         now = dispatcher()
-        return now, make_layer("context", use, prefer, deny, require, reference).check(now.registry)
+        return now, now.process.accepted(make_layer("context", use, prefer, deny, require, reference))
 
-    return PolicyBlock(make)
+    wishes = {"use": use, "prefer": prefer, "deny": deny, "require": require, "reference": reference}
+    return PolicyBlock(make, ", ".join(f"{key}={named!r}" for key, named in wishes.items() if named))
 
 
 def use(*names: str) -> PolicyBlock:
@@ -280,28 +306,29 @@ def set_policy(
     It reaches all threads and ``torch.compile``, which compiles once for each policy.
 
     Raises:
-        UnknownNameError: a name that nothing has.
+        UnknownNameError: a name under ``use`` that nothing has; with ``strict_names`` in a policy file, any.
     """
     layer = make_layer("set_policy", use, prefer, deny, require, reference)
     empty = make_layer("set_policy")
     dispatcher().set_process_layer(None if layer == empty else layer)
 
 
-def load_policy(path: str | Path | None) -> None:
-    """Sets the process's policy file (docs/policy.md), in the place of ``PORTAKERNEL_POLICY``'s; None takes it away.
+def load_policy(*paths: str | PathLike[str] | None) -> None:
+    """Sets the process's policy files (docs/policy.md), in the place of ``PORTAKERNEL_POLICY``'s; None takes them away.
 
-    It stands under the environment. It is read now: what is written to it later changes nothing.
+    Of several, a later one goes before an earlier one: ``load_policy("base.yaml", "host.yaml")``. They stand under the
+    environment. They are read now: what is written to them later changes nothing.
 
     Raises:
-        PolicyFileError: it cannot be accepted; the one before it stays in force.
+        PolicyFileError: one cannot be accepted; those before stay in force.
+        ArgumentTypeError: what is given is neither paths nor None alone.
     """
-    now = dispatcher()
-    if path is None:
-        now.set_policy_file(None)
-        return
-    from portakernel.policy_file import load_policy_file
-
-    now.set_policy_file(load_policy_file(path, now.registry, named_by="load_policy"))
+    given: tuple[Any, ...] = paths
+    files = [os.fspath(path) for path in given if isinstance(path, (str, os.PathLike))]
+    if given != (None,) and (not files or len(files) < len(given)):
+        text = "load_policy takes the paths of policy files, or None alone, which takes them away"
+        raise ArgumentTypeError(f"{text}; this is {', '.join(map(repr, given)) or 'nothing'}")
+    dispatcher().set_policy_files(read(files), named_by="load_policy")
 
 
 def targets() -> tuple[Device, ...]:
@@ -318,8 +345,8 @@ def plugins() -> tuple[PluginState, ...]:
             package,
             tuple(name for name, kernel in now.registry.kernels.items() if kernel.package == package),
             any(backend.package == package for backend in now.registry.backends.values()),
-            tuple(broken for broken in manager.broken if broken.package == package),
-            package.name in manager.disabled,
+            tuple(fault for fault in (*manager.broken, *manager.broken_but_off) if fault.package == package),
+            manager.is_off(package),
         )
         for package in manager.packages
     )

@@ -10,9 +10,10 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from portakernel.errors import ArgumentValueError, UnknownNameError
+from portakernel.products import is_called, letters, plain, spelled
 
 _SM = re.compile(r"(sm_\d+)([af])")
 _GFX = re.compile(r"gfx(\d{1,2})([0-9a-f])([0-9a-f])")
@@ -58,12 +59,13 @@ class Selector:
 
 @dataclass(frozen=True, slots=True)
 class ArchSpace:
-    """One vendor's architectures: lines of descent (oldest first) and families, from ``backend.yaml``."""
+    """One vendor's architectures: lines of descent (oldest first), families and products, from ``backend.yaml``."""
 
     vendor: str
     lines: tuple[tuple[str, ...], ...]
     families: Mapping[str, tuple[str, ...]]
     open_ended: bool = False
+    products: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
 
     @property
     def archs(self) -> tuple[str, ...]:
@@ -75,6 +77,23 @@ class ArchSpace:
     def family(self, arch: str) -> str | None:
         """The family that lists ``arch``."""
         return next((name for name, members in self.families.items() if arch in members), None)
+
+    def meant(self, name: str) -> tuple[str, ...]:
+        """The archs that people may mean by ``name``, an arch's own or a product's; several where it is in doubt."""
+        if name in self.archs:
+            return (name,)
+        wanted = {spelled(name), plain(name, self.vendor)}
+        named = [arch for arch in self.archs if spelled(arch) in wanted]
+        sold = [
+            arch for arch, names in self.products.items() if any(is_called(one, name, self.vendor) for one in names)
+        ]
+        return tuple(dict.fromkeys(named or sold))
+
+    def described(self) -> str:
+        """Every arch on a line of its own, with the products that have it."""
+        width = max(map(len, self.archs), default=0)
+        lines = (f"  {arch:<{width}}  {', '.join(self.products.get(arch, ()))}".rstrip() for arch in self.archs)
+        return "\n".join(lines)
 
     def is_newer(self, arch: str) -> bool:
         """Whether an unlisted ``arch`` comes after the end of the line it belongs to."""
@@ -96,7 +115,17 @@ class ArchSpace:
             raise ArgumentValueError(
                 f"{prefix}{arch!r} is a family of {self.vendor}'s archs; name one of them: {members}"
             )
-        raise UnknownNameError(f"{self.vendor} arch", arch, [*self.archs, *self.families], where=where, hint=hint)
+        raise self.unknown(arch, where=where, hint=hint)
+
+    def unknown(self, arch: str, *, where: str = "", hint: str = "") -> UnknownNameError:
+        """The error for an arch that is not listed; offers the nearest, and ``hint``."""
+        known = (*self.archs, *self.families)
+        if meant := self.meant(arch):
+            hint = f"It is {' or '.join(meant)}: an arch is written here. {hint}".strip()
+        # an h300 is like no sm_100, near as the letters may be
+        foreign = any(map(str.isdigit, arch)) and letters(arch) not in map(letters, known)
+        offer = f"known: {', '.join(sorted(known))}" if foreign else ""
+        return UnknownNameError(f"{self.vendor} arch", arch, known, where=where, hint=hint, instead=offer)
 
     def parse(self, texts: Iterable[str], exclude: Iterable[str] = (), *, where: str = "") -> Selector:
         """A selector over this vendor, every name in it checked.

@@ -22,6 +22,7 @@ from portakernel.launcher import can_be_captured, launch_source
 from portakernel.layout import has_plain_memory, mark_written
 from portakernel.naming import strictly
 from portakernel.outputs import check_outs, overwritten
+from portakernel.printable import brief
 from portakernel.public import traced
 from portakernel.recording import Recording
 from portakernel.request import Phase
@@ -159,4 +160,12 @@ def bind_kernel(caller: OpCaller, tensors: Sequence[Any], parameters: Sequence[A
     made = make_bound(replace(contract, parameters=fixed), parts, expected_open, launch, names)
     bound = cast(BoundKernel, made)
     bound.kernel, bound.decision = placement.kernel.name, placement.decision
+    # a function's repr shows it, and a class of its own would cost each call another one
+    shapes = [
+        f"{tensor.name} {tuple(example.shape)} {str(example.dtype).removeprefix('torch.')}"
+        for tensor, example in zip(contract.tensors, tensors, strict=True)
+        if example is not None
+    ]
+    bound_for = f"{placement.kernel.name} on {placement.decision.target}: {', '.join(shapes)}"
+    made.__qualname__ = brief(f"bound {contract.op} [{bound_for}]")
     return bound

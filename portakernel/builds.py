@@ -6,7 +6,8 @@ values and sizes at a time (leading dimensions excepted), and never on a call.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from portakernel.capability import ReasonCode, Rejection
@@ -14,6 +15,7 @@ from portakernel.contract import Contract
 from portakernel.kernel import Kernel
 from portakernel.locks import make_lock
 from portakernel.request import Phase, Request
+from portakernel.request_words import warmup_call
 from portakernel.sizes import parse_size
 
 Unit = tuple[Any, ...]
@@ -73,9 +75,22 @@ class Builds:
                 return None
             if made in self._failed:
                 return self._failed[made]
-        tensors = ", ".join(tensor.name for tensor in contract.tensors if not tensor.optional)
-        text = f'is not built for these sizes, dtypes and values; portakernel.warmup("{contract.op}", {tensors})'
-        return Rejection(ReasonCode.NEEDS_BUILD, f"{text} builds it")
+        where = "" if request.device is not None else " there"
+        text = f"is not built for these sizes, dtypes and values; {warmup_call(request)} builds it{where}"
+        return Rejection(ReasonCode.NEEDS_BUILD, text)
+
+
+def without_promises(rejections: Sequence[Rejection]) -> list[Rejection]:
+    """The same; where more than a build is missing, that a kernel is not built is said without how to build it.
+
+    What else stands against the kernel keeps `warmup` and `portakernel build` from building it too.
+    """
+    if all(rejection.code is ReasonCode.NEEDS_BUILD for rejection in rejections):
+        return list(rejections)
+    return [
+        replace(one, text=one.text.rpartition("; ")[0] or one.text) if one.code is ReasonCode.NEEDS_BUILD else one
+        for one in rejections
+    ]
 
 
 def unit_names(contract: Contract) -> tuple[str, ...]:

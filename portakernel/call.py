@@ -18,20 +18,24 @@ from torch import Tensor
 from portakernel.arguments import Arguments, Tensors
 from portakernel.builds import Unit
 from portakernel.call_form import Signatures
+from portakernel.call_site import callers_level
 from portakernel.capability import CannotRun, ReasonCode, Rejection
 from portakernel.capture import is_capturing
 from portakernel.claim_reads import Reads, reads_of
 from portakernel.contract import Contract
 from portakernel.decision import Decision
 from portakernel.dispatch import Dispatcher
-from portakernel.errors import StaleGraphWarning
+from portakernel.errors import LayoutWarning, StaleGraphWarning
+from portakernel.explaining import decide_as_called
 from portakernel.fallback import Fallbacks
 from portakernel.fast_path import Lookup, make_hit
+from portakernel.forks import unsplit
 from portakernel.guard_key import Expressions, Keys, expressions, make_key, make_value
 from portakernel.key_table import KeyTable, Placement, remember_few
 from portakernel.launcher import launcher, signature
 from portakernel.layout import has_plain_memory, mark_written
 from portakernel.naming import TOKEN_MARK, is_automatic, layer_of, strictly
+from portakernel.near_misses import BY_HEAD, heads_come_first
 from portakernel.outputs import check_outs, completed, copy_into, existing, overwritten
 from portakernel.policies import Policy, intern_policy
 from portakernel.request import Phase, Request
@@ -63,6 +67,7 @@ class OpCaller:
         # How a call is made on DTensors, where one of the tensors is; the bridge sets it too.
         self.distributed: Callable[[Sequence[Any]], Callable[..., Any] | None] | None = None
         self._fallbacks = Fallbacks(dispatcher)
+        self._told_layout = False
         kernels = dispatcher.kernels_here(contract.op)
         # Whether some kernel is made of torch operators, whose gradient PyTorch records.
         self.some_are_recorded = any(kernel.saves == "autograd" for kernel in kernels)
@@ -105,6 +110,8 @@ class OpCaller:
         elif known is None:
             yields = is_automatic(argument) and self.dispatcher.context_layers.get()
             layer = None if yields else layer_of(self.dispatcher.registry, self.contract.op, argument)
+            if layer is None and not yields:
+                self._tell_gone(argument)
             known = above if layer is None else intern_policy((layer, *above.layers))
             remember_few(self.named, (argument, above), known)
         return known
@@ -118,7 +125,11 @@ class OpCaller:
                 f"{op}: this graph was traced under another policy or with other kernels than there are here and now;"
                 f" the policy in force chooses. Trace it again, or name a kernel in it: ops.{op}(..., kernel=...)"
             )
-            warnings.warn(text, StaleGraphWarning, stacklevel=2)
+            warnings.warn(text, StaleGraphWarning, stacklevel=callers_level())
+
+    def _tell_gone(self, kernel: str) -> None:
+        text = f"{self.contract.op}: this graph runs {kernel}, which is not installed here; the policy in force chooses"
+        warnings.warn(text, StaleGraphWarning, stacklevel=callers_level())
 
     def hit(self, phase: Phase) -> Callable[..., Any]:
         """``hit`` for a torch op of ``phase`` (``fast_path.make_hit``)."""
@@ -169,7 +180,7 @@ class OpCaller:
         for (name, value), rejection in list(placement.refused.items()) if placement is not None else ():
             if placement is not None and request.value(name) == value:
                 cannot[placement.kernel.name] = rejection
-        return self.dispatcher.decide(request, policy, cannot)
+        return decide_as_called(self.dispatcher, request, policy, cannot)
 
     def place(self, request: Request, policy: Policy, cannot: Mapping[str, Rejection] | None = None) -> Placement:
         """A decision turned into something to run.
@@ -177,14 +188,23 @@ class OpCaller:
         Raises:
             NoKernelError: no kernel can serve.
         """
-        with outside_modes():
+        with unsplit(f"deciding {request.op}"), outside_modes():
             decision = self.dispatcher.decide(request, policy, cannot)
             self.dispatcher.announce(decision)
         if decision.chosen is None:
             raise decision.error()
+        self._warn_of_layout(request)
         fallback = self._fallbacks.warn(decision, policy)
         run = launcher(self.contract, decision.chosen, request, self.dispatcher)
         return Placement(decision, decision.chosen, run, cannot=dict(cannot or {}), fallback=fallback)
+
+    def _warn_of_layout(self, request: Request) -> None:
+        if self.contract.op == "attention" and not self._told_layout and heads_come_first(request.dims):
+            self._told_layout = True
+            sizes = ", ".join(f"{name}={request.dims[name]}" for name in "STHG")
+            text = f"attention takes (B, S, H, D), and read as that these tensors have {sizes}, which looks like"
+            text += f" (B, H, S, D). If it is, {BY_HEAD}"
+            warnings.warn(text, LayoutWarning, stacklevel=callers_level())
 
     def placed(
         self,
@@ -232,13 +252,15 @@ class OpCaller:
         if placement is None and is_capturing():
             key = _in_capture(key, asked)
             placement = self.table.entries.get(key)
+        first = placement is None
         while True:
             if placement is None:
-                request = self.arguments.request(tensors, parameters, phase, **asked)
-                placement = self.table.remember(key, self.place(request, policy))
+                with unsplit(f"a first call of {self.contract.op}"):
+                    request = self.arguments.request(tensors, parameters, phase, **asked)
+                    placement = self.table.remember(key, self.place(request, policy))
             if declined is None or declined[0] is not placement:
                 try:
-                    return placement.launch(*arguments)
+                    return self._launched(placement, arguments) if first else placement.launch(*arguments)
                 except CannotRun as error:
                     declined = placement, error
             if declined[1].rejection.code is ReasonCode.NOT_CAPTURABLE and not asked["requires"] >= _CAPTURED:
@@ -248,6 +270,11 @@ class OpCaller:
                 continue
             request = self.arguments.request(tensors, parameters, phase, **asked)
             key, placement = self.passed_over(key, placement, declined[1].rejection, request, policy)
+
+    def _launched(self, placement: Placement, arguments: Sequence[Any]) -> Any:
+        """A first launch, which imports, compiles, and has torch set up what it does once: a fork waits for it."""
+        with unsplit(f"the first launch of {placement.kernel.name}"):
+            return placement.launch(*arguments)
 
     def passed_over(
         self, key: Any, placement: Placement, rejection: Rejection, request: Request, policy: Policy

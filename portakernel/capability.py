@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
@@ -10,6 +10,7 @@ from typing import Literal
 from portakernel.arch import ArchSpace, Selector
 from portakernel.dtypes import DTYPES
 from portakernel.errors import PortakernelError
+from portakernel.printable import brief, one_line
 from portakernel.request import Phase, Request
 from portakernel.symbols import known, left_to_the_run
 from portakernel.target import Target
@@ -25,7 +26,7 @@ class ReasonCode(StrEnum):
     DISABLED = "disabled"
     NEEDS_BUILD = "needs_build"
     DENIED_BY_POLICY = "denied_by_policy"
-    NOT_IN_PLAN = "not_in_plan"
+    NOT_ALLOWED = "not_allowed"
     VENDOR = "vendor"
     ARCH = "arch"
     DRIVER = "driver"
@@ -47,17 +48,35 @@ class ReasonCode(StrEnum):
     SHARED_MEMORY = "shared_memory"
     CANNOT_RUN = "cannot_run"
     ATTACHED_TARGET = "attached_target"
+    THIRD_PARTY = "third_party"
     LOWER_PRIORITY = "lower_priority"
-    SLOWER_MEASURED = "slower_measured"
+
+
+# Of a kernel that could serve, why another goes first.
+OUTRANKED = frozenset({ReasonCode.THIRD_PARTY, ReasonCode.LOWER_PRIORITY})
 
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Why a kernel cannot serve: a stable code, a sentence, and the parameter at fault (``N``, ``x.alignment``)."""
+    """Why a kernel cannot serve: a stable code, a sentence, and the parameter at fault (``N``, ``x.alignment``).
+
+    ``passing``: the host's fault at this moment; the next call asks again.
+    """
 
     code: ReasonCode
     text: str
     parameter: str | None = None
+    passing: bool = field(default=False, repr=False)
+
+    def __post_init__(self) -> None:
+        # a plugin makes these too: what it says stays on its line, and its code is one of ours
+        object.__setattr__(self, "code", ReasonCode(self.code))
+        object.__setattr__(self, "text", one_line(self.text))
+        if self.parameter is not None:
+            object.__setattr__(self, "parameter", one_line(self.parameter))
+
+    def __repr__(self) -> str:
+        return brief(f"<Rejection {self.code}: {self.text}>")
 
 
 class CannotRun(PortakernelError):  # noqa: N818 - an outcome that a kernel declares, not a failure
@@ -81,6 +100,9 @@ class Limit:
     multiple_of: int | None = None
     one_of: tuple[int | bool, ...] | None = None
     power_of_two: bool = False
+
+    def __repr__(self) -> str:
+        return brief(f"<Limit {self}>")
 
     def __str__(self) -> str:
         return f"{self.parameter} {' and '.join(text for text, _ in self._terms(0))}"
@@ -153,9 +175,20 @@ class Capability:
     has_backward: bool = False
     forward_ad: bool = False
 
+    def __repr__(self) -> str:
+        dtypes = "; ".join(f"{name} {', '.join(accepted)}" for name, accepted in self.dtypes.items())
+        return brief(f"<Capability on {', '.join(self.targets)}: {dtypes}>")
+
     def selector(self, vendor: str) -> Selector | None:
         """The archs of ``vendor`` that are claimed."""
         return self.targets.get(vendor, self.targets.get("*"))
+
+    def possible_dtypes(self, name: str) -> tuple[str, ...]:
+        """Every dtype that the argument ``name`` may have in some call."""
+        found: list[str] = []
+        for entry in self.dtypes.get(name, ()):
+            found += [entry] if entry in DTYPES else self.possible_dtypes(entry)
+        return tuple(dict.fromkeys(found))
 
     def serving_target(self, request: Request, spaces: Mapping[str, ArchSpace]) -> Target | None:
         """The request's own target or the first attached one that this claim covers."""
@@ -192,16 +225,21 @@ class Capability:
         found += self._phase_rejections(request)
         return tuple(found)
 
-    def assumptions(self, request: Request, spaces: Mapping[str, ArchSpace]) -> tuple[str, ...]:
-        """What was taken for granted because the request leaves it open, and notes on an unlisted arch."""
+    def assumptions(
+        self, request: Request, spaces: Mapping[str, ArchSpace], possible: Mapping[str, Sequence[str]]
+    ) -> tuple[str, ...]:
+        """What was taken for granted because the request leaves it open, and notes on an unlisted arch.
+
+        ``possible`` are the dtypes that the op lets each argument have in calls with the request's values: where the
+        kernel takes all of these nothing is assumed, and no other is worth a word.
+        """
         open_limits = [limit for limit in self.limits if request.value(limit.parameter) is None]
         notes = [str(limit) for limit in open_limits if limit.parameter.partition(".")[0] not in request.absent]
         notes += [f"{name} in {_shown(taken)}" for name, taken in self.values.items() if name not in request.values]
-        notes += [
-            f"{name} in {', '.join(accepted)}"
-            for name, accepted in self.dtypes.items()
-            if name not in request.dtypes and name not in request.absent
-        ]
+        for name in self.dtypes:
+            taken = [dtype for dtype in possible.get(name, ()) if dtype in self.possible_dtypes(name)]
+            if name not in request.dtypes and name not in request.absent and len(taken) < len(possible.get(name, ())):
+                notes.append(f"{name} in {', '.join(taken)}")
         target = self.serving_target(request, spaces)
         if target is not None and target.vendor in spaces and (selector := self.selector(target.vendor)) is not None:
             note = spaces[target.vendor].membership(selector, target.arch, prebuilt=self.prebuilt).note

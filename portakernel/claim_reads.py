@@ -60,7 +60,9 @@ def admits({", ".join(given)}):
         return None
     try:
         return check({", ".join(f"{name}={name}" for name in given)}) is None
-    except Exception:
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
         return None  # a decision asks again, and keeps the reason
 """
 

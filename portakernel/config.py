@@ -3,53 +3,111 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import get_args
 
+from portakernel.capability import Property
 from portakernel.errors import ConfigError, nearest
 
 PREFIX = "PORTAKERNEL_"
 # Of compiled kernels: a CUTLASS kernel takes one to three MiB, one of the HIP plugin's 20 KiB.
 _CACHE_MIB = 4096
+# More digits than this no number of MiB has; Python refuses to read some thousands.
+_DIGITS = 18
+_NAMES = "names of kernels or plugins, comma-separated"
+_DISPATCH = "dispatch, when portakernel is first used"
+_PATIENCE_S = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """One variable: what it does, and the values it accepts where they can be listed."""
+    """One variable: what it does, what it accepts (``choices``, where its values can be listed), and who reads it."""
 
     name: str
     summary: str
+    accepts: str
+    read_by: str = _DISPATCH
     choices: tuple[str, ...] = ()
 
 
 VARIABLES: tuple[Variable, ...] = (
-    Variable("PORTAKERNEL_USE", "Kernels or plugins to use strictly: theirs, or an error (comma-separated)."),
-    Variable("PORTAKERNEL_PREFER", "Kernels or plugins to try first, best first (comma-separated)."),
-    Variable("PORTAKERNEL_DENY", "Kernels or plugins never to use (comma-separated)."),
-    Variable("PORTAKERNEL_REFERENCE", "What the references may do on accelerators.", ("allow", "warn", "forbid")),
-    Variable("PORTAKERNEL_POLICY", "The policy file, with wishes for all or single ops and targets (a path)."),
+    Variable("PORTAKERNEL_USE", "Kernels or plugins to use strictly: theirs, or an error.", _NAMES),
+    Variable("PORTAKERNEL_PREFER", "Kernels or plugins to try first, best first.", _NAMES),
+    Variable("PORTAKERNEL_DENY", "Kernels or plugins never to use.", _NAMES),
     Variable(
-        "PORTAKERNEL_DISABLE", "Plugins, backends or kernels to switch off; they are not imported (comma-separated)."
+        "PORTAKERNEL_REQUIRE",
+        "Properties that every chosen kernel must declare.",
+        f"some of {', '.join(get_args(Property))}, comma-separated",
+        choices=get_args(Property),
     ),
-    Variable("PORTAKERNEL_LOG", "What to tell on stderr; summary: at exit, what served how many calls.", ("summary",)),
-    Variable("PORTAKERNEL_CACHE_DIR", "The folder that keeps kernels compiled from C++ (a path)."),
-    Variable("PORTAKERNEL_CACHE_MIB", "How much it keeps, in MiB; what was used longest ago goes first."),
+    Variable(
+        "PORTAKERNEL_REFERENCE",
+        "What the references may do on accelerators.",
+        "allow, warn or forbid",
+        choices=("allow", "warn", "forbid"),
+    ),
+    Variable(
+        "PORTAKERNEL_PLUGINS",
+        "The plugins that may serve; no other is imported, and the references remain.",
+        "names of plugins, comma-separated",
+    ),
+    Variable(
+        "PORTAKERNEL_POLICY",
+        "Policy files, with wishes for all or single ops and targets; a later one goes first.",
+        f"paths, with {os.pathsep!r} between them",
+    ),
+    Variable(
+        "PORTAKERNEL_DISABLE",
+        "Plugins, backends or kernels to switch off; they are not imported.",
+        "names of plugins, backends or kernels, comma-separated",
+    ),
+    Variable(
+        "PORTAKERNEL_LOG",
+        "What to tell on stderr; summary: at exit, what served how many calls.",
+        "summary",
+        "the process, when portakernel is first used",
+        ("summary",),
+    ),
+    Variable(
+        "PORTAKERNEL_CACHE_DIR",
+        "The folder that keeps kernels compiled from C++.",
+        "a path",
+        "the cache of compiled kernels, whenever it is opened",
+    ),
+    Variable(
+        "PORTAKERNEL_CACHE_MIB",
+        "How much that folder keeps, in MiB; what was used longest ago goes first.",
+        f"a whole number, 0 or more [default: {_CACHE_MIB}]",
+        "the cache of compiled kernels, whenever it is opened",
+    ),
+    Variable(
+        "PORTAKERNEL_PATIENCE_S",
+        "How long a plugin's import, hook or probe may take, in seconds; 0: without end.",
+        f"a whole number, 0 or more [default: {_PATIENCE_S}]",
+        _DISPATCH,
+    ),
 )
+_BY_NAME = {variable.name: variable for variable in VARIABLES}
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The variables' values; empty where not set."""
+    """The variables' values; empty where not set. ``strangers``: a sentence for each variable that means nothing."""
 
     use: tuple[str, ...] = ()
     prefer: tuple[str, ...] = ()
     deny: tuple[str, ...] = ()
+    require: tuple[str, ...] = ()
     reference: str | None = None
+    plugins: tuple[str, ...] = ()
     disable: tuple[str, ...] = ()
-    policy: str | None = None
+    policy: tuple[str, ...] = ()
     log: str | None = None
     cache_dir: str | None = None
     cache_mib: int = _CACHE_MIB
+    patience_s: int = _PATIENCE_S
+    strangers: tuple[str, ...] = ()
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Config:
@@ -60,32 +118,60 @@ class Config:
         """
         values = os.environ if environment is None else environment
 
-        def names(key: str) -> tuple[str, ...]:
-            text = values.get(PREFIX + key, "")
-            return tuple(name.strip() for name in text.split(",") if name.strip())
+        def text(key: str) -> str:
+            return values.get(PREFIX + key, "").strip()
 
-        def choice(key: str) -> str | None:
-            value = values.get(PREFIX + key, "").strip() or None
-            choices = next(variable.choices for variable in VARIABLES if variable.name == PREFIX + key)
-            if value is not None and value not in choices:
-                raise ConfigError(f"{PREFIX + key} is {value!r}; {nearest(value, choices)}")
-            return value
+        def several(key: str, separator: str = ",") -> tuple[str, ...]:
+            return tuple(part.strip() for part in text(key).split(separator) if part.strip())
 
-        def number(key: str, default: int) -> int:
-            text = values.get(PREFIX + key, "").strip()
-            if text and not text.isdecimal():
-                raise ConfigError(f"{PREFIX + key} is {text!r}; give a whole number, 0 or more")
-            return int(text) if text else default
+        return cls(
+            use=several("USE"),
+            prefer=several("PREFER"),
+            deny=several("DENY"),
+            require=_chosen("REQUIRE", several("REQUIRE")),
+            reference=next(iter(_chosen("REFERENCE", filter(None, [text("REFERENCE")]))), None),
+            plugins=_plugins(text("PLUGINS"), several("PLUGINS")),
+            disable=several("DISABLE"),
+            policy=several("POLICY", os.pathsep),
+            log=next(iter(_chosen("LOG", filter(None, [text("LOG")]))), None),
+            cache_dir=text("CACHE_DIR") or None,
+            cache_mib=_whole("CACHE_MIB", text("CACHE_MIB"), _CACHE_MIB),
+            patience_s=_whole("PATIENCE_S", text("PATIENCE_S"), _PATIENCE_S),
+            strangers=unknown_variables(values),
+        )
 
-        policy = values.get("PORTAKERNEL_POLICY", "").strip() or None
-        wishes = names("USE"), names("PREFER"), names("DENY"), choice("REFERENCE")
-        folder = values.get("PORTAKERNEL_CACHE_DIR", "").strip() or None
-        return cls(*wishes, names("DISABLE"), policy, choice("LOG"), folder, number("CACHE_MIB", _CACHE_MIB))
+
+def _chosen(key: str, given: Iterable[str]) -> tuple[str, ...]:
+    """What is given, each one of the variable's choices."""
+    choices, values = _BY_NAME[PREFIX + key].choices, tuple(given)
+    for value in values:
+        if value not in choices:
+            raise ConfigError(f"{PREFIX + key} is {value!r}; {nearest(value, choices)}")
+    return values
+
+
+def _plugins(text: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    """The plugins that may serve; a list that names none would let everybody serve, or nobody."""
+    if text and not names:
+        raise ConfigError(f"PORTAKERNEL_PLUGINS is {text!r}, which names no plugin; name some, or unset it")
+    for name in names:
+        if "." in name:
+            plugin = name.partition(".")[0]
+            raise ConfigError(f"PORTAKERNEL_PLUGINS names the kernel {name!r}; it takes plugins, such as {plugin!r}")
+    return names
+
+
+def _whole(key: str, text: str, default: int) -> int:
+    if not text:
+        return default
+    if not text.isdecimal() or len(text) > _DIGITS:
+        shown = text if len(text) <= 2 * _DIGITS else f"{text[:_DIGITS]}..."
+        raise ConfigError(f"{PREFIX + key} is {shown!r}; give a whole number, 0 or more")
+    return int(text)
 
 
 def unknown_variables(environment: Mapping[str, str] | None = None) -> tuple[str, ...]:
     """A sentence for each ``PORTAKERNEL_*`` variable that is set and means nothing."""
-    known = [variable.name for variable in VARIABLES]
     values = os.environ if environment is None else environment
-    strangers = sorted(name for name in values if name.startswith(PREFIX) and name not in known)
-    return tuple(f"{name} is set, but no such variable exists; {nearest(name, known)}" for name in strangers)
+    strangers = sorted(name for name in values if name.startswith(PREFIX) and name not in _BY_NAME)
+    return tuple(f"{name} is set, but no such variable exists; {nearest(name, _BY_NAME)}" for name in strangers)

@@ -14,8 +14,10 @@ from typing import Any, Literal, TypeVar
 from portakernel.case import Case, Draw
 from portakernel.dtypes import DTYPES
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
+from portakernel.near_misses import answer
 from portakernel.parameter import Parameter
 from portakernel.parts import Choice, Cost, Result, Shape, TensorArgument, Tolerance
+from portakernel.printable import brief
 from portakernel.sizes import DIMENSION, parse_size
 from portakernel.symbols import holds
 
@@ -81,6 +83,10 @@ class Contract:
 
     # --- names -----------------------------------------------------------------------------------------------------
 
+    def __repr__(self) -> str:
+        names = ", ".join([*self.names, *(parameter.name for parameter in self.parameters)])
+        return brief(f"<Contract {self.op}({names})>")
+
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the tensor arguments."""
@@ -132,8 +138,12 @@ class Contract:
             UnknownNameError: the op has none.
         """
         known = {parameter.name: parameter for parameter in self.parameters}
+        if name in self.names:
+            text = f"{name} is a tensor: give tensors by position, or say of it what is known (shape, dtype, format)"
+            raise UnknownNameError("parameter", name, known, where=self.op, instead=text)
         if name not in known:
-            raise UnknownNameError("parameter", name, known, where=self.op)
+            arguments = (*self.names, *known, "out", "kernel")
+            raise UnknownNameError("parameter", name, known, where=self.op, instead=answer(self.op, name, arguments))
         return known[name]
 
     def limitable(self) -> tuple[str, ...]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from portakernel.capability import ReasonCode, Rejection
 from portakernel.errors import NoKernelError
 from portakernel.kernel import Kernel
 from portakernel.policies import Wishes
+from portakernel.printable import brief
 from portakernel.request import Phase, Request
+from portakernel.request_words import explain_command
 from portakernel.support import Shortfall
 from portakernel.target import Target
 
@@ -43,6 +45,10 @@ class Candidate:
     variant: str = ""
     target: Target | None = None
 
+    def __repr__(self) -> str:
+        codes = ", ".join(rejection.code for rejection in self.rejections)
+        return brief(f"<Candidate {self.kernel.name}: {self.status}{f' ({codes})' if codes else ''}>")
+
     def to_json(self) -> dict[str, Any]:
         """The candidate as JSON-ready data; stable."""
         return {
@@ -61,7 +67,7 @@ class Decision:
 
     ``passed_over`` names the kernels that would have gone before the chosen one, had nothing spoken against them;
     ``shortfalls`` is what the target's hardware has no instructions for, of what was asked; ``notes`` is what the
-    chosen kernel's plugin has to say of the device.
+    chosen kernel's plugin has to say of the device; ``wishes`` is what the policy said of such calls.
     """
 
     request: Request
@@ -71,12 +77,22 @@ class Decision:
     passed_over: tuple[str, ...] = ()
     shortfalls: tuple[Shortfall, ...] = ()
     notes: tuple[str, ...] = ()
+    wishes: Wishes | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def passes(self) -> bool:
+        """Whether a fault of this moment spoke against some kernel: the next call decides anew."""
+        return any(rejection.passing for candidate in self.candidates for rejection in candidate.rejections)
 
     @property
     def target(self) -> Target:
         """What the chosen kernel runs on."""
         winner = self.candidates[0].target if self.chosen is not None else None
         return winner if winner is not None else self.request.target
+
+    def __repr__(self) -> str:
+        chosen = self.chosen.name if self.chosen else "no kernel"
+        return brief(f"<Decision: {chosen} of {len(self.candidates)} for {self.request}>")
 
     def candidate(self, name: str) -> Candidate:
         """The candidate with the full name ``name``."""
@@ -105,25 +121,61 @@ class Decision:
             lines += [f"{name}{rejection.code}: {rejection.text}" for rejection in candidate.rejections]
         return "\n".join(lines)
 
+    @property
+    def strict(self) -> tuple[Candidate, ...]:
+        """The only kernels that the policy lets serve, where it names such; backward may be anybody's but theirs."""
+        if self.wishes is None:
+            return ()
+        used = tuple(candidate for candidate in self.candidates if candidate.kernel.name in self.wishes.use)
+        anybodys = self.request.phase is Phase.BACKWARD and all(one.kernel.backward is None for one in used)
+        return () if anybodys else used
+
     def error(self) -> NoKernelError:
-        """The error for a decision without a kernel: the request, each kernel's reasons, the way out."""
-        request = self.request
-        rows = [(c.kernel.name, str(r.code), r.text) for c in self.candidates for r in c.rejections]
+        """The error for a decision without a kernel: the request, the kernels' reasons, the way out.
+
+        Where a policy names the kernels that alone may serve, their reasons; else those of all that are for such
+        hardware. The others are counted.
+        """
+        shown = self.strict or [one for one in self.candidates if not _is_of_other_vendor(one)] or self.candidates
+        rows = [(c.kernel.name, str(r.code), r.text) for c in shown for r in c.rejections]
         widths = [max((len(row[i]) for row in rows), default=0) for i in (0, 1)]
-        lines = [f"no kernel for op {request}"]
+        lines = [f"no kernel for op {self.request}{self._strictly()}"]
         lines += [f"  {name:<{widths[0]}}  {code:<{widths[1]}}  {text}" for name, code, text in rows]
-        dtype = next(iter(request.dtypes.values()), None)
-        flags = f" --dtype {dtype}" if dtype else ""
-        flags += f" --phase {request.phase}" if request.phase is not Phase.INFERENCE else ""
-        lines.append(
-            f"  Run `portakernel explain {request.op} --target {request.target}{flags}` for the full decision."
-        )
+        if others := len(self.candidates) - len(shown):
+            count = "1 more is" if others == 1 else f"{others} more are"
+            lines.append(f"  {count} {self._left_out() if self.strict else 'for other hardware'}")
+        lines.append(f"  Run `{explain_command(self.request, self.wishes)}` for the full decision.")
         return NoKernelError("\n".join(lines), self)
+
+    def _strictly(self) -> str:
+        """Who says that no other kernel may serve."""
+        if not self.strict or self.wishes is None:
+            return ""
+        sources = dict.fromkeys(self.wishes.use[one.kernel.name] for one in self.strict)
+        names = ", ".join(one.kernel.name for one in self.strict)
+        return f": {' and '.join(sources)} uses {names} strictly"
+
+    def _left_out(self) -> str:
+        """What a strict policy keeps from serving."""
+        # each of these has the strict policy among its reasons; a denial of its own is one more
+        alone = [
+            one.kernel.name
+            for one in sorted(self.candidates, key=lambda one: (tier(one.kernel), -one.priority, one.kernel.name))
+            if one not in self.strict and len(one.rejections) == 1
+        ]
+        if not alone:
+            return "left out by that, and could not serve either"
+        more = ["", " and 1 other", f" and {len(alone) - 1} others"][min(len(alone) - 1, 2)]
+        return f"left out by that; nothing else speaks against {alone[0]}{more}"
+
+
+def _is_of_other_vendor(candidate: Candidate) -> bool:
+    return any(rejection.code is ReasonCode.VENDOR for rejection in candidate.rejections)
 
 
 def tier(kernel: Kernel) -> int:
-    """First-party kernels go before third parties', which go before the reference."""
-    return 2 if kernel.is_reference else 0 if kernel.first_party else 1
+    """First-party kernels go before the reference, which goes before third parties': those wait for a policy."""
+    return 1 if kernel.is_reference else 0 if kernel.first_party else 2
 
 
 def order(candidate: Candidate, wishes: Wishes) -> tuple[int, int, int, str]:
@@ -140,10 +192,11 @@ def lost(loser: Candidate, winner: Candidate, wishes: Wishes) -> Rejection:
     if winner.kernel.name in named and order(loser, wishes)[0] != order(winner, wishes)[0]:
         text = f"{named[winner.kernel.name]} puts {winner.kernel.name} before it"
     elif tier(loser.kernel) != tier(winner.kernel):
-        kind = (
-            "the reference comes last" if loser.kernel.is_reference else "a third party's kernel wins by policy alone"
-        )
-        text = f"{kind}; {winner.kernel.name} serves"
+        if not loser.kernel.is_reference:
+            wish = f"prefer: {loser.kernel.plugin}, or PORTAKERNEL_PREFER={loser.kernel.plugin}"
+            text = f"a third party's kernel waits until a policy names it ({wish}); {winner.kernel.name} serves"
+            return Rejection(ReasonCode.THIRD_PARTY, text)
+        text = f"the reference comes last; {winner.kernel.name} serves"
     elif loser.priority == winner.priority:
         text = f"priority {loser.priority} equals that of {winner.kernel.name}, whose name comes first"
     else:
@@ -151,9 +204,16 @@ def lost(loser: Candidate, winner: Candidate, wishes: Wishes) -> Rejection:
     return Rejection(ReasonCode.LOWER_PRIORITY, text)
 
 
-def why(winner: Candidate, losers: Sequence[Candidate], wishes: Wishes) -> str:
+def is_recorded(kernel: Kernel, request: Request) -> bool:
+    """Whether the request is for the gradient of what ``kernel`` computed, and PyTorch has recorded that."""
+    return request.phase is Phase.BACKWARD and request.saved_by == kernel.name and kernel.saves == "autograd"
+
+
+def why(winner: Candidate, losers: Sequence[Candidate], wishes: Wishes, request: Request) -> str:
     """What made the winner win."""
     name = winner.kernel.name
+    if is_recorded(winner.kernel, request):
+        return "it runs forward in training, where PyTorch records its gradient; no backward kernel is called"
     if name in wishes.use:
         return f"{wishes.use[name]} uses it"
     if name in wishes.prefer:
@@ -162,8 +222,10 @@ def why(winner: Candidate, losers: Sequence[Candidate], wishes: Wishes) -> str:
         return "the only kernel that can serve this request"
     second = losers[0]
     if tier(second.kernel) != tier(winner.kernel):
-        other = "the reference" if second.kernel.is_reference else "kernels of third parties"
-        return f"priority {winner.priority}; the only one beside {other}"
+        kinds = dict.fromkeys(
+            "the reference" if loser.kernel.is_reference else "kernels of third parties" for loser in losers
+        )
+        return f"priority {winner.priority}; the only one beside {' and '.join(kinds)}"
     if second.priority == winner.priority:
         return f"priority {winner.priority}, shared with {second.kernel.name}; the first by name"
     return f"highest priority {winner.priority}, before {second.priority} of {second.kernel.name}"

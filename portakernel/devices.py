@@ -15,21 +15,16 @@ _VENDORS = {"xpu": "intel", "mps": "apple"}
 
 
 def find_device(registry: Registry, device: torch.device) -> Device:
-    """The registry's device behind a torch device: by the vendor's UUID where torch tells it, else by index.
+    """The registry's device behind a torch device, by index; no vendor but the device's own is probed.
 
-    A device that no backend found is described from what torch knows of it.
+    A GPU whose context exists is described by torch, which costs no probe: NVML takes its time, and may hang. A device
+    that no backend found is described from what torch knows of it.
     """
-    primary = [known for known in registry.devices if not known.attached]
     described = _from_torch(device)
-    if described.uuid is not None:
-        for known in primary:
-            if known.uuid is not None and known.uuid.lower() == described.uuid.lower():
-                return known
-    for known in primary:
-        same_uuid = known.uuid is None or described.uuid is None
-        if known.torch_device == described.torch_device and same_uuid:
-            return known
-    return described
+    if device.type == "cuda" and cuda_is_initialised():
+        return described
+    same = (known for known in registry.devices_on(device.type) if known.torch_device == described.torch_device)
+    return next(same, described)
 
 
 def _is_rocm() -> bool:

@@ -9,26 +9,30 @@ from contextvars import ContextVar
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from portakernel.builds import Builds
+from portakernel import torch_build
+from portakernel.builds import Builds, without_promises
 from portakernel.capability import Capability, ReasonCode, Rejection
 from portakernel.config import Config
 from portakernel.contracts import contract
-from portakernel.decision import Candidate, Decision, lost, order, why
-from portakernel.errors import ConfigError, nearest
+from portakernel.decision import Candidate, Decision, is_recorded, lost, order, why
 from portakernel.kernel import Kernel
 from portakernel.locks import make_lock
 from portakernel.naming import TOKEN_MARK
 from portakernel.plugin_manager import PluginManager
-from portakernel.policies import Layer, Policy, Wishes, environment_layer, intern_policy
+from portakernel.policies import Layer, Policy, Wishes, intern_policy
+from portakernel.process_wishes import ProcessWishes, allowed_plugins, read
 from portakernel.readiness import Readiness, required
 from portakernel.registry import Registry
 from portakernel.request import Phase, Request
+from portakernel.request_words import warmup_call
+from portakernel.spelling import spelled
 from portakernel.support import shortfalls
 from portakernel.symbols import left_to_the_run
 from portakernel.target import Device
+from portakernel.unmet import skipped_preferences
 
 if TYPE_CHECKING:
-    from portakernel.policy_file import PolicyFile
+    from portakernel.policy_file import Draft
 
 
 class Dispatcher:
@@ -37,21 +41,14 @@ class Dispatcher:
     def __init__(self, registry: Registry | None = None, config: Config | None = None) -> None:
         config = Config.from_environment() if config is None else config
         self.disabled = frozenset(config.disable)
-        self.registry = registry if registry is not None else Registry(PluginManager(disabled=self.disabled))
+        drafts = read(config.policy)
+        if registry is None:
+            allowed = allowed_plugins(config, drafts)
+            registry = Registry(PluginManager(disabled=self.disabled, allowed=allowed, patience_s=config.patience_s))
+        self.registry = registry
+        self.process = ProcessWishes(config, drafts, registry)
         self.readiness = Readiness(self.registry.manager)
         self.builds = Builds()
-        packages = [package.name for package in self.registry.manager.packages]
-        known = [*self.registry.kernels, *self.registry.plugins(), *self.registry.backends, *packages]
-        for name in self.disabled:
-            if name not in known:
-                raise ConfigError(f"PORTAKERNEL_DISABLE names {name!r}, which does not exist; {nearest(name, known)}")
-        self._environment = environment_layer(config).check(self.registry)
-        self._process_layer: Layer | None = None
-        self.policy_file: PolicyFile | None = None
-        if config.policy is not None:
-            from portakernel.policy_file import load_policy_file  # its models cost those who have no such file nothing
-
-            self.policy_file = load_policy_file(config.policy, self.registry, named_by="PORTAKERNEL_POLICY")
         self.trace_token = ""
         self._renewing = make_lock()
         self._renew_process_policy()
@@ -63,41 +60,43 @@ class Dispatcher:
         return frozenset(backend.vendor for backend in self.registry.backends.values() if backend.torch_device == "cpu")
 
     def set_process_layer(self, layer: Layer | None) -> None:
-        """Puts ``layer`` above the environment for the whole process, or takes it away."""
-        self._process_layer = None if layer is None else layer.check(self.registry)
+        """Puts ``layer`` above the environment for the whole process, or takes it away.
+
+        Raises:
+            UnknownNameError: it uses what nothing here has.
+        """
+        self.process.above = None if layer is None else self.process.accepted(layer)
         self._renew_process_policy()
 
-    def set_policy_file(self, file: PolicyFile | None) -> None:
-        """Puts a policy file under the environment for the whole process, in the place of another, or takes it away."""
-        self.policy_file = file
+    def set_policy_files(self, drafts: Sequence[Draft], *, named_by: str = "") -> None:
+        """Puts policy files under the environment, in the place of others (``ProcessWishes.set_files``)."""
+        self.process.set_files(drafts, named_by=named_by)
         self._renew_process_policy()
+        self.process.warn_of_doubts()
 
     def _renew_process_policy(self) -> None:
         # policy and token are of one making, whichever thread's is the last
         with self._renewing:
-            above = () if self._process_layer is None else (self._process_layer,)
-            below = () if self.policy_file is None else self.policy_file.layers
-            self.process_policy = intern_policy((*above, self._environment, *below))
+            self.process_policy = intern_policy(self.process.layers())
             if self.trace_token:
                 self.refresh_trace_token()
 
     def refresh_trace_token(self) -> None:
-        """Names what decisions depend on: a compiled graph, perhaps kept on disk, holds while the token is the same."""
+        """Names what decisions depend on: a compiled graph, perhaps kept on disk, holds while the token is the same.
+
+        The devices are no part of it, which would have to be probed: torch keeps graphs by device itself.
+        """
         import hashlib
+        import platform
 
         claims = [
-            (
-                k.name,
-                k.package,
-                k.variants,
-                k.priority,
-                k.disabled,
-                [version for _, _, version in required(k)],
-            )
-            for _, k in sorted(self.registry.kernels.items())
+            (_claims(kernel), [version for _, _, version in required(kernel)])
+            for _, kernel in sorted(self.registry.kernels.items())
         ]
-        facts = (self.process_policy.layers, sorted(self.disabled), self.registry.devices, claims)
-        self.trace_token = TOKEN_MARK + hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+        allowed = [plugins for plugins, _ in self.process.allow]
+        hardware = platform.machine(), torch_build.installed()
+        facts = (self.process_policy.layers, sorted(self.disabled), allowed, hardware, claims)
+        self.trace_token = TOKEN_MARK + hashlib.sha256(spelled(facts).encode()).hexdigest()[:16]
 
     def policy(self, argument: Layer | None = None) -> Policy:
         """The policy in force here and now."""
@@ -116,16 +115,16 @@ class Dispatcher:
             self.context_layers.reset(token)
 
     def kernels_here(self, op: str) -> list[Kernel]:
-        """The kernels of ``op`` that some device of this machine could be served by.
+        """The kernels of ``op`` that could serve some device which the installed torch reaches; none is probed.
 
         Those that are switched off, or lack a module, are left out: what they would ask of a call costs none.
         """
-        vendors = {"*", *(device.target.vendor for device in self.registry.devices)}
+        vendors = {"*", *(b.vendor for b in self.registry.backends.values() if self.registry.reaches(b))}
         return [
             kernel
             for kernel in self.registry.for_op(op)
             if kernel.disabled is None
-            and not self.disabled & {kernel.name, kernel.plugin}
+            and not self.process.switched_off(kernel)
             and not self.readiness.not_installed(kernel)
             and any(not vendors.isdisjoint(capability.targets) for _, capability in kernel.variants)
         ]
@@ -140,6 +139,12 @@ class Dispatcher:
         """
         policy = self.policy() if policy is None else policy
         wishes = policy.wishes(request.op, request.target, self.registry)
+        for skipped in skipped_preferences(
+            policy, request.op, request.target, self.registry, self.disabled, self.process.allow
+        ):
+            self.process.warn_once(
+                f"{skipped} The preference is left out: {skipped.remedy}", skipped.where, skipped.name
+            )
         if wishes.require:
             request = replace(request, requires=request.requires | wishes.require.keys())
         kernels = self.registry.for_op(request.op)
@@ -152,14 +157,20 @@ class Dispatcher:
             rejected.append(replace(eligible.pop(0), status="rejected", rejections=(failure,), assumed=()))
         missing = shortfalls(request, self.registry)
         if not eligible:
-            return Decision(request, None, "no kernel can serve this request", tuple(rejected), (), missing)
+            return Decision(
+                request, None, "no kernel can serve this request", tuple(rejected), (), missing, wishes=wishes
+            )
         winner = replace(eligible[0], status="chosen")
         losers = [replace(loser, rejections=(lost(loser, winner, wishes),)) for loser in eligible[1:]]
+        # nobody expects the reference where it was not asked for: what stands after it waits for a policy
+        named = {*wishes.use, *wishes.prefer}
         before = [c for c in rejected if order(c, wishes) < order(winner, wishes)]
+        before = [c for c in before if not c.kernel.is_reference or c.kernel.name in named]
         passed_over = tuple(c.kernel.name for c in sorted(before, key=lambda c: order(c, wishes)))
         notes = self.readiness.notes(winner.kernel, request.device) if request.device is not None else ()
-        reason = why(winner, losers, wishes)
-        return Decision(request, winner.kernel, reason, (winner, *losers, *rejected), passed_over, missing, notes)
+        reason = why(winner, losers, wishes, request)
+        ranked = (winner, *losers, *rejected)
+        return Decision(request, winner.kernel, reason, ranked, passed_over, missing, notes, wishes)
 
     def announce(self, decision: Decision) -> None:
         """Tells plugins of a decision that a call will be served by."""
@@ -196,7 +207,9 @@ class Dispatcher:
             found += [] if None in answers else [answer for answer in answers if answer is not None]
         if kernel.built is not None:
             if request.device is None:
-                assumed.append(f"it is built: `portakernel build {kernel.plugin} --target {request.target}`")
+                ahead = self.registry.units(kernel.plugin) is not None
+                command = f"`portakernel build {kernel.plugin} --target {request.target}`"
+                assumed.append(f"it is built: {command if ahead else warmup_call(request)}")
             elif not found and (unbuilt := self.readiness.built(kernel, request)):
                 failed = self.builds.failure(contract(request.op), kernel, request)
                 found.append(failed or unbuilt)
@@ -204,12 +217,12 @@ class Dispatcher:
         elif kernel.build is not None and (unbuilt := self.builds.rejection(contract(request.op), kernel, request)):
             found.append(unbuilt)
         if capability is not None:
-            assumed += capability.assumptions(request, self.registry.spaces)
+            assumed += capability.assumptions(request, self.registry.spaces, _possible_dtypes(request))
         return Candidate(
             kernel,
             "rejected" if found else "eligible",
             kernel.priority.of(request),
-            tuple(dict.fromkeys(found)),
+            tuple(dict.fromkeys(without_promises(found))),
             () if found else tuple(assumed),
             variant,
             devices[0].target if devices else request.target if capability is not None else None,
@@ -222,6 +235,8 @@ class Dispatcher:
         here = [variant for variant in kernel.variants if variant[1].serving_target(request, spaces) is not None]
         for name, capability in here or kernel.variants:
             found = capability.rejections(request, spaces)
+            if is_recorded(kernel, request):
+                found = tuple(rejection for rejection in found if rejection.code is not ReasonCode.NO_BACKWARD)
             if not found:
                 return name, capability, []
             prefix = f"{name}: " if name else ""
@@ -236,7 +251,7 @@ class Dispatcher:
         torch_device = (request.device.torch_device or "").partition(":")[0]
         for backend in self.registry.backends.values():
             if backend.attach and backend.vendor in claimed and backend.torch_device == torch_device:
-                found = [d for d in self.registry.devices if d.target.vendor == backend.vendor]
+                found = self.registry.devices_of(backend)
                 text = f"the {backend.name} backend finds no device here; see `portakernel doctor`"
                 return rejection if found else replace(rejection, text=f"{rejection.text}: {text}")
         return rejection
@@ -252,8 +267,10 @@ class Dispatcher:
         if request.phase is not Phase.BACKWARD or request.saved_by == kernel.name:
             return ()
         found = []
-        if request.saved_by is not None:
-            text = f"cannot read what {request.saved_by} saved"
+        saver = self.registry.kernels[request.saved_by] if request.saved_by is not None else None
+        if saver is not None and saver.saves in ("own", "autograd"):
+            recorded = f"is not called: PyTorch records the gradient of {saver.name}"
+            text = recorded if saver.saves == "autograd" else f"cannot read what {saver.name} saved"
             found.append(Rejection(ReasonCode.BACKWARD_MISMATCH, text, "requires_grad"))
         if kernel.saves == "own":
             text = "reads only what its own forward saves"
@@ -261,11 +278,12 @@ class Dispatcher:
         return found
 
     def _policy_rejections(self, kernel: Kernel, request: Request, wishes: Wishes) -> Sequence[Rejection]:
+        if is_recorded(kernel, request):  # it has run, and nobody is chosen
+            return ()
         found = []
         if kernel.disabled is not None:
             found.append(Rejection(ReasonCode.DISABLED, f"switched off in its manifest: {kernel.disabled}"))
-        if switched_off := self.disabled & {kernel.name, kernel.plugin}:
-            found.append(Rejection(ReasonCode.DISABLED, f"PORTAKERNEL_DISABLE names {', '.join(sorted(switched_off))}"))
+        found += self.process.switched_off(kernel, wishes.allow)
         if kernel.name in wishes.deny:
             found.append(Rejection(ReasonCode.DENIED_BY_POLICY, f"denied by {wishes.deny[kernel.name]}"))
         if wishes.use and kernel.name not in wishes.use and self._use_binds(request, wishes):
@@ -292,3 +310,15 @@ class Dispatcher:
     def entry(self, entry: str) -> Any:
         """The function that ``module:function`` names, imported once."""
         return self.readiness.entry(entry)
+
+
+@functools.lru_cache(maxsize=4096)
+def _claims(kernel: Kernel) -> str:
+    """What of a kernel decides whether, and how early, it is chosen."""
+    return spelled((kernel.name, kernel.package, kernel.variants, kernel.priority, kernel.disabled))
+
+
+def _possible_dtypes(request: Request) -> Mapping[str, Sequence[str]]:
+    """The dtypes that the op lets each argument have in calls with these values; scale formats among them decide."""
+    made = contract(request.op).at(request.values)
+    return {name: made.possible_dtypes(name) for name in made.typed if name not in request.dtypes}

@@ -7,19 +7,30 @@ fields of the exception, so that a program can act on them without reading text.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
+
+from portakernel.printable import one_line, printable
 
 if TYPE_CHECKING:
     from portakernel.decision import Decision
     from portakernel.warmth import Warmup
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A clause that offers the known names closest to ``name``, and all of them when they are few."""
-    names = sorted(set(known))
-    close = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
-    if close:
+def close_to(name: str, known: Iterable[str], *, like: Callable[[str], str] = str) -> list[str]:
+    """The known names that ``name`` is perhaps a misspelling of, the closest first, compared by their ``like``."""
+    by_likeness = {like(one): one for one in sorted(set(known), reverse=True)}
+    close = difflib.get_close_matches(like(name), sorted(by_likeness), n=3, cutoff=0.6)
+    return [by_likeness[match] for match in close]
+
+
+def nearest(name: str, known: Iterable[str], *, like: Callable[[str], str] = str) -> str:
+    """A clause that offers the known names closest to ``name``, and all of them when they are few.
+
+    What is rejected is never offered: a name that is known elsewhere, and not accepted here.
+    """
+    names = sorted(one for one in set(known) if like(one) != like(name))
+    if close := close_to(name, names, like=like):
         return f"did you mean {' or '.join(repr(match) for match in close)}?"
     if not names:
         return "none is known"
@@ -29,7 +40,13 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 class PortakernelError(Exception):
-    """The root of all errors that portakernel raises on purpose. They survive pickling, fields included."""
+    """The root of all errors that portakernel raises on purpose. They survive pickling, fields included.
+
+    The message is printable, whatever the names, files and texts in it hold.
+    """
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
     def __reduce__(self) -> tuple[Any, ...]:
         # An exception's own way calls the class with the message alone, which these do not all take.
@@ -56,12 +73,13 @@ class UnknownNameError(PortakernelError, ValueError, AttributeError):
         where: str = "",
         hint: str = "",
         meant: str | None = None,
+        instead: str = "",
     ) -> None:
         self.kind = kind
         self.unknown = unknown
         self.known = tuple(sorted(set(known)))
         prefix = f"{where}: " if where else ""
-        offer = f"did you mean {meant!r}?" if meant is not None else nearest(unknown, self.known)
+        offer = instead or (f"did you mean {meant!r}?" if meant is not None else nearest(unknown, self.known))
         message = f"{prefix}unknown {kind} {unknown!r}; {offer}"
         stop = "" if message.endswith("?") else "."
         super().__init__(f"{message}{stop} {hint}" if hint else message)
@@ -69,6 +87,10 @@ class UnknownNameError(PortakernelError, ValueError, AttributeError):
 
 class ArgumentValueError(PortakernelError, ValueError):
     """A call's arguments have values (shapes, devices, sizes) that the op's contract does not allow."""
+
+
+class IndexOutOfRangeError(ArgumentValueError, IndexError):
+    """A tensor of indices (classes, rows, positions) holds one that there is not; said on the CPU alone."""
 
 
 class ArgumentTypeError(PortakernelError, TypeError):
@@ -80,7 +102,7 @@ class ManifestError(PortakernelError, ValueError):
 
     def __init__(self, path: str, problems: Sequence[str]) -> None:
         self.path = path
-        self.problems = tuple(problems)
+        self.problems = tuple(one_line(problem) for problem in problems if problem)  # an empty one follows from another
         super().__init__("\n".join(self.problems))
 
 
@@ -109,7 +131,7 @@ class PolicyFileError(ConfigError):
 
     def __init__(self, path: str, problems: Sequence[str], *, named_by: str = "") -> None:
         self.path = path
-        self.problems = tuple(problems)
+        self.problems = tuple(one_line(problem) for problem in problems if problem)  # an empty one follows from another
         self.named_by = named_by
         head = f"{named_by}: this policy file cannot be accepted:\n" if named_by else ""
         super().__init__(head + "\n".join(self.problems))
@@ -135,6 +157,22 @@ class CaptureError(PortakernelError, RuntimeError):
         )
 
 
+class NotReturnedError(PortakernelError, TimeoutError):
+    """A plugin's import, hook or probe that was waited for in vain; it rests in this process."""
+
+    def __init__(self, waited_s: float) -> None:
+        self.waited_s = waited_s
+        super().__init__(f"did not return within {waited_s:g} s, and rests in this process")
+
+
+class DriverError(PortakernelError, RuntimeError):
+    """A vendor's driver that hangs, aborts, or gives no answer when it is asked for its devices."""
+
+
+class CalledBackError(PortakernelError, RuntimeError):
+    """Code of a plugin asked for what portakernel was waiting for it to say."""
+
+
 class WarmupError(PortakernelError, RuntimeError):
     """Some calls could not be made ahead; the others were, and ``warmup`` says what came of all."""
 
@@ -142,7 +180,7 @@ class WarmupError(PortakernelError, RuntimeError):
         self.warmup = warmup
         count = len(warmup.failed)
         calls = "1 call" if count == 1 else f"{count} calls"
-        reasons = "\n".join(f"  {call}: {error}" for call, error in warmup.failed)
+        reasons = "\n".join(f"  {failure}" for failure in warmup.failures())
         super().__init__(f"{calls} could not be warmed up, and would fail when made:\n{reasons}")
 
 
@@ -150,25 +188,36 @@ class DerivativeError(PortakernelError, NotImplementedError):
     """A derivative that the op does not define (a second backward, say)."""
 
 
-class ReferenceWarning(UserWarning):
+class PortakernelWarning(UserWarning):
+    """The root of all warnings that portakernel gives; each is one printable line."""
+
+    def __str__(self) -> str:
+        return one_line(super().__str__())
+
+
+class LayoutWarning(PortakernelWarning):
+    """Tensors look as if their dimensions stood in another order than the op documents. Given once per op."""
+
+
+class ReferenceWarning(PortakernelWarning):
     """The reference serves a call on an accelerator, where a faster kernel was to be expected."""
 
 
-class FallbackWarning(UserWarning):
+class FallbackWarning(PortakernelWarning):
     """A kernel that would have been chosen cannot run; another serves. Given once per (op, kernel, reason)."""
 
 
-class StaleGraphWarning(UserWarning):
+class StaleGraphWarning(PortakernelWarning):
     """A graph runs that was traced under another policy, or in another installation. Given once per op and policy."""
 
 
-class RedistributionWarning(UserWarning):
+class RedistributionWarning(PortakernelWarning):
     """A DTensor is placed so that each call moves its shards between ranks. Given once per op and placement."""
 
 
-class ConfigWarning(UserWarning):
+class ConfigWarning(PortakernelWarning):
     """A ``PORTAKERNEL_*`` variable is set that does not exist."""
 
 
-class ManifestWarning(UserWarning):
+class ManifestWarning(PortakernelWarning):
     """A manifest of a newer schema version has keys that this version does not know; they are ignored."""

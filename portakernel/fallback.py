@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Sequence
 
+from portakernel.call_site import callers_level
 from portakernel.capability import ReasonCode, Rejection
-from portakernel.decision import Decision
+from portakernel.decision import Candidate, Decision
 from portakernel.dispatch import Dispatcher
 from portakernel.errors import FallbackWarning, ReferenceWarning
 from portakernel.kernel import Kernel
@@ -23,6 +23,7 @@ _UNREMARKABLE = frozenset(
         ReasonCode.ATTACHED_TARGET,
         ReasonCode.DENIED_BY_POLICY,
         ReasonCode.DISABLED,
+        ReasonCode.NOT_ALLOWED,
         ReasonCode.NOT_INSTALLED,
         ReasonCode.NEEDS_BUILD,
         ReasonCode.SCALE_FORMAT,  # a kernel for other formats was not meant
@@ -50,7 +51,7 @@ class Fallbacks:
             expected = not free and not any(_is_unremarkable(rejection, decision.request) for rejection in rejections)
             if all(rejection.code is ReasonCode.FEATURE for rejection in rejections):
                 expected = expected and not _are_one(kernel, decision.chosen)
-            if name in preferred or expected:
+            if (name in preferred and not _is_ruled_out(kernel, rejections)) or expected:
                 found += [(name, rejection) for rejection in _of_nearest(rejections, kernel)]
         return found
 
@@ -71,6 +72,9 @@ class Fallbacks:
         asked_for = chosen.name in wishes.use or chosen.name in wishes.prefer
         if wishes.reference == "warn" and not asked_for and self._is_first(chosen.name, request.phase):
             text = f"{request} is served by the reference: correct, but not fast."
+            waiting = [c.kernel.plugin for c in decision.candidates if _waits(c)]
+            if waiting:
+                text += f" {waiting[0]}'s kernel could, once a policy names it: PORTAKERNEL_PREFER={waiting[0]}."
             advice = f"`portakernel explain {request.op}` says why; policy(reference='allow') silences this"
             warnings.warn(f"{text} {advice}", ReferenceWarning, stacklevel=callers_level())
         return passed_over
@@ -88,11 +92,23 @@ class Fallbacks:
         return new
 
 
+def _waits(candidate: Candidate) -> bool:
+    """Whether a third party's kernel could serve, were it named."""
+    return any(rejection.code is ReasonCode.THIRD_PARTY for rejection in candidate.rejections)
+
+
 def _is_unremarkable(rejection: Rejection, request: Request) -> bool:
     """Whether it is no news that a kernel does not serve: it is for other hardware, say, or for other activations."""
     name = rejection.parameter
     of_value = rejection.code is ReasonCode.FEATURE and name in request.values and name not in request.features
     return of_value or rejection.code in _UNREMARKABLE
+
+
+def _is_ruled_out(kernel: Kernel, rejections: Sequence[Rejection]) -> bool:
+    """Whether a policy keeps the kernel out that it prefers: `skipped_preferences` tells of that, by the name given."""
+    codes = [rejection.code for rejection in rejections]
+    switched_off = codes.count(ReasonCode.DISABLED) > (kernel.disabled is not None)
+    return switched_off or ReasonCode.DENIED_BY_POLICY in codes or ReasonCode.NOT_ALLOWED in codes
 
 
 def _of_nearest(rejections: Sequence[Rejection], kernel: Kernel) -> Sequence[Rejection]:
@@ -104,15 +120,3 @@ def _of_nearest(rejections: Sequence[Rejection], kernel: Kernel) -> Sequence[Rej
 def _are_one(kernel: Kernel, other: Kernel) -> bool:
     """Whether two kernels are one module's, of which each has features that the other has not."""
     return kernel.plugin == other.plugin and kernel.entry.partition(":")[0] == other.entry.partition(":")[0]
-
-
-def callers_level() -> int:
-    """The stack level of the line that called an op: the first one outside portakernel and torch."""
-    level, frame = 1, inspect.currentframe()
-    frame = frame.f_back if frame is not None else None
-    while frame is not None and frame.f_back is not None:
-        name, file = str(frame.f_globals.get("__name__", "")), frame.f_code.co_filename
-        if not file.startswith("<portakernel") and name.partition(".")[0] not in ("portakernel", "torch"):
-            break
-        frame, level = frame.f_back, level + 1
-    return level

@@ -6,6 +6,7 @@ hand for each op.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from portakernel.dtypes import DTYPES
 from portakernel.generated import define
 from portakernel.guard_key import Expressions, Keys, unless_none
 from portakernel.layout import has_plain_memory
+from portakernel.near_misses import NOT_GIVEN
+from portakernel.parameter import Parameter
 from portakernel.request import Phase
 from portakernel.torch_internals import (
     any_autocast,
@@ -126,15 +129,29 @@ def canonical_terms(contract: Contract) -> tuple[str, dict[str, Any]]:
         else:
             # most calls leave a parameter out: then it is the default itself, which `know_defaults` makes quick to see
             names[f"default_{name}"] = parameter.default
-            term = f"({name} is default_{name} or type({name}) is {kind})"
+            term = f"({name} is default_{name} or type({name}) is {kind}{_within(parameter)})"
         terms.append(f"({name} is None or {term})" if parameter.optional else term)
     return "".join(f" and {term}" for term in terms), names
+
+
+def _within(parameter: Parameter) -> str:
+    """A further term: the number is one that the parameter may be. NaN compares false with everything."""
+    if parameter.kind == "int":
+        return f" and {parameter.name} >= 0" if parameter.bounds else ""
+    if parameter.kind != "float":
+        return ""
+    low = f"{parameter.least!r} <=" if math.isfinite(parameter.least) else "-inf <"
+    high = f"<= {parameter.most!r}" if math.isfinite(parameter.most) else "< inf"
+    return f" and {low} {parameter.name} {high}"
 
 
 def know_defaults(made: Callable[..., Any]) -> None:
     """Puts the generated function's own default objects where ``canonical_terms`` compares with them."""
     function: Any = made
-    function.__globals__.update({f"default_{name}": value for name, value in function.__kwdefaults__.items()})
+    code, defaults = function.__code__, function.__defaults__ or ()
+    positional = code.co_varnames[: code.co_argcount][code.co_argcount - len(defaults) :]
+    known = {**dict(zip(positional, defaults, strict=True)), **(function.__kwdefaults__ or {})}
+    function.__globals__.update({f"default_{name}": value for name, value in known.items()})
 
 
 def groups_of(contract: Contract) -> tuple[str, str]:
@@ -179,13 +196,16 @@ def make_public(contract: Contract, lookup: Lookup, names: dict[str, Any]) -> Ca
     """The function that ``portakernel.ops`` offers.
 
     ``names`` supplies ``table``, ``context`` (the context variable's getter), ``dispatcher``, ``pinned`` (policies with
-    a strict ``kernel``), ``into``, ``train``, ``slow`` and ``traced``.
+    a strict ``kernel``), ``into``, ``train``, ``slow``, ``traced`` and ``refuse``, which raises.
     """
     given, groups = groups_of(contract)
     canonical, words = canonical_terms(contract)
     tensors = ", ".join(contract.names)
+    strict = arguments(contract, "out=None", "kernel=None")
     source = f"""\
-def {contract.op}({", ".join(arguments(contract, "out=None", "kernel=None"))}):
+def {contract.op}({", ".join(_tolerant(strict))}):
+    if unknown or keywords_only is not ...:
+        refuse(unknown, keywords_only)
 {named_dtypes(contract)}    if compiling():
         return traced({given}, out, kernel)
     if out is not None and (written := into({given}, out, kernel)) is not None:
@@ -222,12 +242,24 @@ def {contract.op}({", ".join(arguments(contract, "out=None", "kernel=None"))}):
                         return result
     return slow({groups}, out, kernel, plain, declined)
 """
-    names = {**GLOBALS, **words, **lookup.names, **names, "forms": lookup.forms}
-    made: Callable[..., Any] = define(source, contract.op, f"ops.{contract.op}", names)
+    names = {**GLOBALS, **words, **lookup.names, **names, "forms": lookup.forms, "NOT_GIVEN": NOT_GIVEN}
+    made: Any = define(source, contract.op, f"ops.{contract.op}", names)
     know_defaults(made)
     made.__doc__ = document(contract)
     made.__module__ = "portakernel.ops"
-    return made
+    made.__signature__ = inspect.signature(define(f"def shown({', '.join(strict)}): ...", "shown", "signature", {}))
+    function: Callable[..., Any] = made
+    return function
+
+
+def _tolerant(strict: Sequence[str]) -> list[str]:
+    """Arguments that take any call, so that its mistakes get an answer: what is by position, then what is by name.
+
+    Defaults of what is by position cost less than of what is by name alone, as much as it costs to take the unknown.
+    """
+    place = strict.index("*")
+    positional = [text if "=" in text else f"{text}=NOT_GIVEN" for text in strict[:place]]
+    return [*positional, "keywords_only=...", *strict[place + 1 :], "**unknown"]
 
 
 def _returned(contract: Contract, results: Sequence[Result], values: str) -> str:

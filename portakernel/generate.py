@@ -1,7 +1,7 @@
 """Writes the files that are made from code and manifests.
 
-These are the JSON Schemas of YAML files, ``ops.pyi`` from the contracts and, in a checkout, ``docs/matrix.md`` and
-``docs/sharding.md``.
+These are the JSON Schemas of YAML files, ``ops.pyi`` from the contracts and, in a checkout, ``docs/matrix.md``,
+``docs/sharding.md`` and the numbers of ops and kernels in ``README.md``.
 
 ``python -m portakernel.generate`` writes them; with ``--check`` it names the stale ones and exits 1.
 """
@@ -9,6 +9,7 @@ These are the JSON Schemas of YAML files, ``ops.pyi`` from the contracts and, in
 from __future__ import annotations
 
 import json
+import re
 import sys
 import textwrap
 from pathlib import Path
@@ -23,12 +24,13 @@ from portakernel.manifest import BackendManifest, PluginManifest
 from portakernel.matrix import markdown, support_matrix
 from portakernel.parameter import Parameter
 from portakernel.plugin_manager import PluginManager, installed_packages
-from portakernel.policy_file import PolicyDocument
+from portakernel.policy_document import PolicyDocument
 from portakernel.registry import Registry
 from portakernel.torch_bridge.sharding_page import sharding_page
 
 _HERE = Path(__file__).parent
 _DOCS = _HERE.parent / "docs"
+_README = _HERE.parent / "README.md"
 
 
 def generated() -> dict[Path, str]:
@@ -46,12 +48,36 @@ def generated() -> dict[Path, str]:
     if _DOCS.is_dir():
         files[_DOCS / "matrix.md"] = markdown(support_matrix(first_party()))
         files[_DOCS / "sharding.md"] = sharding_page()
+        files[_README] = _counted(_README.read_text(encoding="utf-8"), first_party())
     return files
 
 
 def first_party() -> Registry:
     """What ships with portakernel, whatever else is installed."""
     return Registry(PluginManager([package for package in installed_packages() if package.first_party]))
+
+
+def _counted(readme: str, registry: Registry) -> str:
+    """The README with the numbers that it names as they are.
+
+    Raises:
+        ValueError: it no longer names one of them as it did.
+    """
+    ops = {name: len({k.op for k in registry.kernels.values() if k.plugin == name}) for name in registry.plugins()}
+    kernels = sum(kernel.plugin == "torch" for kernel in registry.kernels.values())
+    numbers = {
+        "The {} ops carry": len(contracts()),
+        "`triton` ({} ops, gradients": ops["triton"],
+        "`torch` ({} kernels of": kernels,
+        " kernels of {} ops, most": ops["torch"],
+        "`hip` ({} ops in HIP C++": ops["hip"],
+    }
+    for phrase, number in numbers.items():
+        before, after = map(re.escape, phrase.split("{}"))
+        readme, times = re.subn(f"(?<={before})\\d+(?={after})", str(number), readme)
+        if times != 1:
+            raise ValueError(f"README.md has {phrase!r} {times} times; once is needed, for the number to be kept true")
+    return readme
 
 
 def _stub() -> str:

@@ -2,6 +2,10 @@
 
 A package's module is imported only when a hook that its manifest lists under ``hooks`` is needed (a backend's
 ``portakernel_targets`` needs no listing) or one of its kernels is first used.
+
+Imports and hooks run in a thread of their own and are waited for within a bound (``PORTAKERNEL_PATIENCE_S``, 60 s):
+after that the package rests in this process. A hook that asks portakernel for what it is itself asked for gets a
+``CalledBackError``.
 """
 
 from __future__ import annotations

@@ -16,7 +16,8 @@ from portakernel.errors import ManifestError, PortakernelError, nearest
 from portakernel.manifest import Claim, KernelEntry, PluginManifest, SelectorModel
 from portakernel.manifest_file import Loaded
 from portakernel.plugin_manager import Package
-from portakernel.request import Request
+from portakernel.printable import brief
+from portakernel.request import Phase, Request
 from portakernel.yaml_file import KeyPath
 
 
@@ -25,6 +26,13 @@ class Priority:
     """The number that orders eligible kernels when nothing stronger speaks; may depend on dimensions."""
 
     rules: tuple[tuple[tuple[Limit, ...], int], ...]
+
+    def __str__(self) -> str:
+        rules = [(" and ".join(map(str, limits)), number) for limits, number in self.rules]
+        return ", ".join(f"{number} where {when}" if when else str(number) for when, number in rules)
+
+    def __repr__(self) -> str:
+        return brief(f"<Priority {self}>")
 
     def of(self, request: Request) -> int:
         """The priority for ``request``; a rule over an unknown dimension does not apply."""
@@ -72,6 +80,10 @@ class Kernel:
     ready: str | None = None
     evidence: Mapping[str, str] = field(default_factory=dict[str, str])
 
+    def __repr__(self) -> str:
+        vendors = dict.fromkeys(vendor for _, capability in self.variants for vendor in capability.targets)
+        return brief(f"<Kernel {self.name} of {self.op} for {', '.join(vendors)}>")
+
     @property
     def first_party(self) -> bool:
         """Whether it ships with portakernel itself."""
@@ -86,6 +98,19 @@ class Kernel:
     def features(self) -> frozenset[str]:
         """Every feature that some variant serves."""
         return frozenset().union(*(capability.features for _, capability in self.variants))
+
+    def serves(self, phase: Phase) -> bool:
+        """Whether it has a part in ``phase`` of its op, which the op may not have at all."""
+        contract = contracts()[self.op]
+        if phase is Phase.INFERENCE:
+            return True
+        if contract.gradient == "none" or (phase is Phase.BACKWARD and contract.gradient == "identity"):
+            return False
+        if phase is Phase.TRAINING:
+            return self.saves != "none" or not contract.at().saved  # in calls with the defaults
+        if phase is Phase.BACKWARD:
+            return self.backward is not None or self.saves == "autograd"
+        return any(capability.forward_ad for _, capability in self.variants)
 
     def limits(self) -> frozenset[Limit]:
         """Every bound that decides whether, or how early, this kernel is chosen."""

@@ -89,7 +89,12 @@ class KeyTable:
         self._lock = make_lock()
 
     def remember(self, key: Any, placement: Placement, replaced: Placement | None = None) -> Placement:
-        """What stands under ``key`` from now on: ``placement``, unless another thread came first."""
+        """What stands under ``key`` from now on: ``placement``, unless another thread came first.
+
+        One that came of a fault which passes serves its own call alone.
+        """
+        if placement.decision.passes:
+            return placement
         with self._lock:
             known = self.entries.get(key)
             if known is not None and known is not replaced:

@@ -16,6 +16,7 @@ from portakernel.capability import Limit
 from portakernel.dtypes import DTYPES, SCALE_FORMATS
 from portakernel.errors import nearest
 from portakernel.hookspecs import HOOKS
+from portakernel.products import spelled
 
 SCHEMA_VERSION = 1
 
@@ -234,7 +235,7 @@ class PluginManifest(_Model):
     plugin: Name
     summary: str = ""
     hooks: list[HookName] = Field(default_factory=list)
-    requires: Requires = Requires()
+    requires: Requires = Requires.model_construct()
     ready: Entry | None = None
     modes: dict[Name, Mode] = Field(default_factory=dict)
     offline: Entry | None = Field(
@@ -246,7 +247,7 @@ class PluginManifest(_Model):
         default=None,
         description="what `portakernel build` compiles for a target: (target) -> portakernel.native.Unit, several",
     )
-    defaults: Defaults = Defaults()
+    defaults: Defaults = Defaults.model_construct()
     kernels: list[KernelEntry] = Field(default_factory=list)
 
 
@@ -262,6 +263,10 @@ class DTypeSupport(NativeEmulated):
 
     native: list[DTypeName] = Field(default_factory=list)
     emulated: list[DTypeName] = Field(default_factory=list)
+    optional: dict[DTypeName, Annotated[list[str], Field(min_length=1)]] = Field(
+        default_factory=dict,
+        description="an emulated dtype, and features of some devices of which each makes it native",
+    )
 
 
 class FormatSupport(NativeEmulated):
@@ -275,10 +280,15 @@ class ArchFacts(_Model):
     """What is known of one arch, and from where."""
 
     name: str
+    products: list[Annotated[str, Field(min_length=1)]] = Field(
+        default_factory=list,
+        description="the names that products of this arch are sold under, each of which names a target: in any"
+        " case, with or without spaces, dashes and the first words",
+    )
     warp_size: int | None = None
     shared_memory_kib: int | None = None
-    dtypes: DTypeSupport = DTypeSupport()
-    formats: FormatSupport = FormatSupport()
+    dtypes: DTypeSupport = DTypeSupport.model_construct()
+    formats: FormatSupport = FormatSupport.model_construct()
     features: list[str] = Field(default_factory=list)
     source: Annotated[str, Field(min_length=1)]
 
@@ -303,4 +313,13 @@ class BackendManifest(_Model):
         named = {arch for line in (*self.lines, *self.families.values()) for arch in line}
         if undescribed := sorted(named - self.archs.keys()):
             raise ValueError(f"archs lacks {', '.join(undescribed)}, which lines or families name")
+        return self
+
+    @model_validator(mode="after")
+    def _products_are_of_one_arch(self) -> BackendManifest:
+        sold: dict[str, str] = {spelled(arch): arch for arch in self.archs}
+        for arch, facts in self.archs.items():
+            for product in facts.products:
+                if (other := sold.setdefault(spelled(product), arch)) != arch:
+                    raise ValueError(f"archs.{arch}.products: {product!r} is also a name of {other}")
         return self

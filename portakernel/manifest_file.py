@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 import typing
 import warnings
@@ -10,14 +11,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from portakernel.call_site import callers_level
 from portakernel.errors import ManifestError, ManifestWarning, PluginApiError, nearest
+from portakernel.foreign import Raised, call_bounded
 from portakernel.manifest import SCHEMA_VERSION
+from portakernel.mending import inside, mended
 from portakernel.plugin_api import fits, misfit
+from portakernel.printable import logger, one_line
 from portakernel.yaml_file import Document, KeyPath, read_yaml
 
 M = TypeVar("M", bound=BaseModel)
+_PYDANTIC_S = 3.0
+_log = logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +33,13 @@ class Loaded(Generic[M]):
 
     manifest: M
     document: Document
+    # places that are known to be wrong, and were taken out (``load_what_is_known``)
+    taken_out: frozenset[KeyPath] = frozenset()
 
     def problem(self, path: KeyPath, text: str) -> str:
-        """``text`` with file, line and key path before it."""
+        """``text`` with file, line and key path before it; empty where it but follows from what was taken out."""
+        if any(place[: len(path)] == path or path[: len(place)] == place for place in self.taken_out):
+            return ""
         return problem(self.document, path, text)
 
 
@@ -36,7 +47,7 @@ def problem(document: Document, path: KeyPath, text: str) -> str:
     """``text`` with file, line and key path before it; what was never a file has no lines."""
     dotted = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
     where = f"{document.path}:{document.line(path)}" if document.lines is not None else document.path
-    return f"{where}: {dotted + ': ' if dotted else ''}{text}"
+    return one_line(f"{where}: {dotted + ': ' if dotted else ''}{text}")
 
 
 def load_manifest(model: type[M], path: Path, *, strict: bool, shown_as: str | None = None) -> Loaded[M]:
@@ -49,15 +60,18 @@ def load_manifest(model: type[M], path: Path, *, strict: bool, shown_as: str | N
         PluginApiError: it is written for another plugin API, so that nothing else in it can be judged.
         ManifestError: the file cannot be accepted; holds every problem found.
     """
+    _settle_pydantic()
     document = read_yaml(path, shown_as=shown_as)
     if not isinstance(document.data, dict):
-        raise ManifestError(
-            document.path, [problem(document, (), f"holds {shown(document.data)}, not a mapping of keys")]
-        )
+        text = f"holds {shown(document.data)}, not a mapping of keys"
+        if document.data is None:
+            text = f"holds no keys; the first is `schema_version: {SCHEMA_VERSION}`"
+        raise ManifestError(document.path, [problem(document, (), text)])
     data = document.data
-    for key in _keys_that_are_no_text(data):
-        text = f"the key {key[-1]!r} is not text for YAML; quote it"
-        raise ManifestError(document.path, [f"{document.path}:{document.line(tuple(map(str, key)))}: {text}"])
+    if keys := list(_keys_that_are_no_text(data)):
+        lines = [f"{document.path}:{document.line(tuple(map(str, key)))}" for key in keys]
+        texts = [f"the key {key[-1]!r} is not text for YAML; quote it" for key in keys]
+        raise ManifestError(document.path, [f"{line}: {text}" for line, text in zip(lines, texts, strict=True)])
     api = data.get("plugin_api")
     if isinstance(api, int) and not isinstance(api, bool) and api >= 1 and not fits(api):
         raise PluginApiError(document.path, [problem(document, ("plugin_api",), misfit(api))])
@@ -74,36 +88,44 @@ def load_manifest(model: type[M], path: Path, *, strict: bool, shown_as: str | N
             raise ManifestError(document.path, describe_errors(model, document, error)) from error
     for key in unknown:
         text = f"schema_version {version} is newer than {SCHEMA_VERSION}; the unknown key is ignored"
-        warnings.warn(problem(document, key, text), ManifestWarning, stacklevel=2)
+        warnings.warn(problem(document, key, text), ManifestWarning, stacklevel=callers_level())
     try:
         return Loaded(model.model_validate(_without(data, unknown)), document)
     except ValidationError as error:
         raise ManifestError(document.path, describe_errors(model, document, error)) from error
 
 
+@functools.cache
+def _settle_pydantic() -> None:
+    """Lets pydantic look for its own plugins, in every distribution's entry points, before a model of ours is built.
+
+    One that is damaged makes it fail, once: after that it goes on without plugins. One that is a pipe it waits for.
+    """
+    outcome = call_bounded("pydantic's search for its plugins", lambda: TypeAdapter(int), _PYDANTIC_S)
+    if isinstance(outcome, Raised):
+        _log.debug("pydantic's search for its plugins %s", outcome)
+
+
 def load_what_is_known(model: type[M], path: Path, *, shown_as: str | None = None) -> Loaded[M] | None:
-    """The manifest without its unknown keys, for finding what else is wrong; None where more is wrong with its form."""
+    """The manifest without what is wrong with its form, for finding what else is wrong; None where nothing is left.
+
+    Of the places that were taken out, and what is around them, it has nothing to say.
+    """
+    _settle_pydantic()
     document = read_yaml(path, shown_as=shown_as)
-    try:
-        model.model_validate(document.data)
-    except ValidationError as error:
-        try:
-            known = _without(document.data, _unknown_keys(document.data, error))
-            return Loaded(model.model_validate(known), document)
-        except ValidationError:
-            return None
-    return None
+    made = mended(model, document.data)
+    return None if made is None else Loaded(made[0], document, made[1])
 
 
 def _unknown_keys(data: Any, error: ValidationError) -> list[KeyPath]:
-    return [_inside(data, found["loc"]) for found in error.errors() if found["type"] == "extra_forbidden"]
+    return [inside(data, found["loc"]) for found in error.errors() if found["type"] == "extra_forbidden"]
 
 
 def describe_errors(model: Any, document: Document, error: ValidationError) -> list[str]:
     """One sentence for each key at fault: place, what was found, what is accepted."""
     problems: dict[KeyPath, list[str]] = {}
     for found in error.errors():
-        path = _inside(document.data, found["loc"])
+        path = inside(document.data, found["loc"])
         if found["type"] == "extra_forbidden":
             text = f"unknown key; {nearest(str(path[-1]), _keys_at(model, found['loc'][:-1]))}"
         elif found["type"] == "missing":
@@ -125,17 +147,6 @@ def _keys_that_are_no_text(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tu
         if isinstance(data, dict) and not isinstance(key, str):
             yield (*path, key)
         yield from _keys_that_are_no_text(value, (*path, key))
-
-
-def _inside(data: Any, location: tuple[str | int, ...]) -> KeyPath:
-    """``location`` without what pydantic adds to it (the branch of a union), as a path into ``data``."""
-    path: list[str | int] = []
-    for part in location:
-        here: Any = dict(enumerate(data)) if isinstance(data, list) else data
-        if isinstance(here, dict) and part in here:
-            data = here[part]
-            path.append(part)
-    return tuple(path)
 
 
 def _keys_at(annotation: Any, location: tuple[str | int, ...]) -> list[str]:

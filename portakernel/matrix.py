@@ -18,6 +18,7 @@ from portakernel.dtypes import DTYPES
 from portakernel.errors import UnknownNameError
 from portakernel.kernel import Kernel
 from portakernel.manifest import ArchFacts, NativeEmulated
+from portakernel.printable import one_line
 from portakernel.registry import Backend, Registry
 
 
@@ -191,6 +192,8 @@ What the manifests claim, as `portakernel matrix` prints it; not what was proven
 - *native*: the architecture computes in every dtype and scale format that the kernel takes there.
 - *emulated*: those it converts to a wider dtype first: correct, at the wider dtype's speed.
 - *absent*: those it has in neither way: left to kernels that decode them themselves.
+- A scale format goes as far as the dtypes of its elements: where those are absent, so is the format. Some processors
+  compute natively in what their architecture marks as emulated; `portakernel explain` asks the one at hand.
 - –: the kernel does not claim the architecture."""
 
 
@@ -229,10 +232,6 @@ def _claims(support: OpSupport) -> str:
     rows = []
     for kernel in support.kernels:
         gradient = "kernel" if kernel.backward is not None else ""
-        priority = ", ".join(
-            f"{number} where {' and '.join(map(str, limits))}" if limits else str(number)
-            for limits, number in kernel.priority.rules
-        )
         for variant, claim in kernel.variants:
             name = f"`{kernel.name}`" + (f" ({variant})" if variant else "")
             rows.append(
@@ -245,7 +244,7 @@ def _claims(support: OpSupport) -> str:
                     ", ".join(sorted(claim.features)),
                     ", ".join(sorted(claim.properties)),
                     gradient,
-                    priority,
+                    str(kernel.priority),
                 )
             )
     filled = [i for i in range(len(headers)) if any(row[i] for row in rows)]
@@ -290,6 +289,6 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table in Markdown."""
 
     def line(cells: Iterable[str]) -> str:
-        return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+        return f"| {' | '.join(one_line(cell).replace('|', chr(92) + '|') for cell in cells)} |"
 
     return "\n".join([line(headers), f"|{'---|' * len(headers)}", *map(line, rows)])

@@ -61,4 +61,4 @@ def layer_of(registry: Registry, op: str, argument: str) -> Layer | None:
     if argument.startswith(STRICT_MARK):
         check_ships(registry, op, argument[1:])
         return make_layer("argument", use=(argument[1:],))
-    return make_layer("compiled graph", prefer=(argument,)).check(registry)
+    return make_layer("compiled graph", prefer=(argument,)) if registry.find(argument) else None

@@ -8,17 +8,19 @@ from __future__ import annotations
 from typing import Any
 
 from portakernel.contracts import contract, contracts
+from portakernel.forks import unsplit
 
 
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    contract(name)  # an unknown op is told so before torch is imported
-    from portakernel.public import public_function
-    from portakernel.runtime import caller
+    with unsplit(f"making ops.{name}"):
+        contract(name)  # an unknown op is told so before torch is imported
+        from portakernel.public import public_function
+        from portakernel.runtime import caller
 
-    # two threads may come first together: all shall have one function
-    return globals().setdefault(name, public_function(caller(name)))
+        # two threads may come first together: all shall have one function
+        return globals().setdefault(name, public_function(caller(name)))
 
 
 def __dir__() -> list[str]:

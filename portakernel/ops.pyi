@@ -192,13 +192,14 @@ def attention(
     Query head h reads key head h // (H // G). Query i stands at position i + T - S, so that the last query stands at
     the last key (bottom right aligned): causal hides keys behind that position, window=(left, right) keys more than
     left before or right after it, and ALiBi counts the distance from it; causal and window hold together. Scores are
-    changed in the order scale, softcap, ALiBi, bias, mask. scale=None is 1/sqrt(D). softcap=0 is off, a negative one
-    undefined. A bias of -inf masks; it is not broadcast, but may be expanded, with strides of 0. A sink is the score,
-    after all changes, of a key that every query of its head sees and whose value is zero; it counts in lse, the
-    natural logarithm of the denominator. A query that sees no key gives zeros, and lse -inf or its sink. Computed in
-    float32 and rounded once, at the end; kernels may round the softmax's weights to the inputs' dtype before the
-    product with v, as FlashAttention does. alibi_slopes and lse have no gradient. Forward saves lse. Not guaranteed:
-    equal bits from different kernels; outputs of a query that sees a NaN or an infinity; whether a query whose scores
+    changed in the order scale, softcap, ALiBi, bias, mask. scale=None is 1/sqrt(D); a scale may be 0 or less.
+    softcap=0 is off, a negative one undefined. A bias of -inf masks; it is not broadcast, but may be expanded, with
+    strides of 0. A sink is the score, after all changes, of a key that every query of its head sees and whose value
+    is zero; it counts in lse, the natural logarithm of the denominator. A query that sees no key gives zeros, and lse
+    -inf or its sink. Computed in float32 and rounded once, at the end; kernels may round the softmax's weights to the
+    inputs' dtype before the product with v, as FlashAttention does. alibi_slopes and lse have no gradient. Forward
+    saves lse. Not guaranteed: equal bits from different kernels; outputs of a query that sees a NaN or an infinity,
+    or with a scale that is one; that a scale nearer to 0 than 2**-126 differs from 0; whether a query whose scores
     are all below -2**126 averages the values or gives zeros, as if it saw no key, because kernels multiply scores by
     log2(e); that NaN or infinity in a masked key or value does not reach queries that do not see it, because 0 * NaN
     is NaN.
@@ -255,12 +256,14 @@ def attention_varlen(
     ``attention(q[a:b], k[c:d], v[c:d]) for each sequence, with a, b from cu_seqlens_q and c, d from cu_seqlens_k``
 
     Sequence n has the queries from cu_seqlens_q[n] to before cu_seqlens_q[n + 1] and the keys likewise; both ascend
-    from 0, to S and to T; this is not checked. Everything holds within each sequence as it does for attention, with
-    the sequence's own numbers of queries and keys as S and T: alignment at the bottom right, ALiBi distances, zeros
-    and lse -inf (or the sink) for queries without keys. A sequence may be empty, on one side or on both. max_seqlen_q
-    and max_seqlen_k are upper bounds of those numbers, not necessarily reached; they change no result, and spare
-    kernels that need them a wait for the device. Undefined where they are too small. lse is (H, S). Forward saves it.
-    Not guaranteed: what attention does not guarantee; what rows hold that belong to no sequence.
+    from 0, to S and to T at most; kernels that read them on the host (the reference, those on the CPU) raise
+    ArgumentValueError where they do not, and for others that is undefined. Everything holds within each sequence as
+    it does for attention, with the sequence's own numbers of queries and keys as S and T: alignment at the bottom
+    right, ALiBi distances, zeros and lse -inf (or the sink) for queries without keys. A sequence may be empty, on one
+    side or on both. max_seqlen_q and max_seqlen_k are upper bounds of those numbers, not necessarily reached; they
+    change no result, and spare kernels that need them a wait for the device. Undefined where they are too small. lse
+    is (H, S). Forward saves it. Not guaranteed: what attention does not guarantee; what rows hold that belong to no
+    sequence.
 
     Args:
         q: (S, H, D), float32 or float16 or bfloat16.
@@ -316,10 +319,10 @@ def cross_entropy(
     probability 0: the loss is exact where the target is another, inf where it is the target, and inf with label
     smoothing, as in torch. A row that holds NaN or +inf has loss and lse NaN. overwrite_logits=True permits backward
     to write the gradient over logits' memory and return logits: for callers that use them nowhere else, and go
-    backward once. Kernels may ignore it. Not guaranteed: any result, or an error, for a target elsewhere (the
-    reference raises IndexError on the CPU); lse of a row of nothing but -inf (its loss is NaN); finite results where
-    sums of logits exceed float32; equal bits from different kernels; gradients that are subnormal in float32, which a
-    kernel may flush to zero.
+    backward once. Kernels may ignore it. Not guaranteed: any result, or an error, for a target elsewhere
+    (portakernel's kernels raise IndexOutOfRangeError on the CPU); lse of a row of nothing but -inf (its loss is NaN);
+    finite results where sums of logits exceed float32; equal bits from different kernels; gradients that are
+    subnormal in float32, which a kernel may flush to zero.
 
     Args:
         logits: (..., V), float32 or float16 or bfloat16.
@@ -407,9 +410,9 @@ def embedding_bag(
     be empty, and give zeros in both modes. per_sample_weights: (I,) only with mode='sum' (the reference raises
     ArgumentValueError). Products and sums are in float32 and rounded once. The gradient of weight is dense, zeros
     where no bag looked; it is summed in float32 over indices sorted stably, without atomics. Not guaranteed: any
-    result, or an error, for indices or offsets elsewhere (on the CPU the reference raises IndexError for indices,
-    ArgumentValueError for offsets); equal bits from different kernels; numbers that are subnormal in float32, on
-    devices that take them for zero (Apple GPUs).
+    result, or an error, for indices or offsets elsewhere (on the CPU portakernel's kernels raise IndexOutOfRangeError
+    for indices, ArgumentValueError for offsets); equal bits from different kernels; numbers that are subnormal in
+    float32, on devices that take them for zero (Apple GPUs).
 
     Args:
         weight: (V, N), float32 or float16 or bfloat16.
@@ -555,10 +558,10 @@ def linear_cross_entropy(
     for weight, rounded to their dtype; a kernel may round d once to that dtype's precision, for tensor cores, but not
     to float16's range: probabilities below 2**-14 are what most of a gradient consists of. Forward saves lse (M,) in
     float32, of every row. A logit of -inf is a class of probability 0. A row with a logit that is NaN or +inf has
-    loss NaN. Not guaranteed: any result, or an error, for a target elsewhere (the reference raises IndexError on the
-    CPU); finite results where logits exceed float32; equal bits from different kernels; gradients that are subnormal
-    in float32; all 24 bits of float32 products where torch.backends.cuda.matmul allows fewer, which the reference
-    follows too.
+    loss NaN. Not guaranteed: any result, or an error, for a target elsewhere (the reference raises
+    IndexOutOfRangeError on the CPU); finite results where logits exceed float32; equal bits from different kernels;
+    gradients that are subnormal in float32; all 24 bits of float32 products where torch.backends.cuda.matmul allows
+    fewer, which the reference follows too.
 
     Args:
         x: (..., K), float32 or float16 or bfloat16.
@@ -801,11 +804,11 @@ def rotary_embedding(
     Each result is computed in float32 and rounded once. Halves are GPT-NeoX's pairing, interleaved=True is GPT-J's.
     Without positions, a token's position is its index in the last leading dimension, so that q: (B, S, H, D) needs
     none (and a token without leading dimensions is at 0); the tables must cover it: ArgumentValueError where L is
-    less. A position outside 0 ... L - 1 is an IndexError in the reference on the CPU and undefined on accelerators,
-    where positions are not read back. cos and sin are constants: they get no gradient; those of q and k are the
-    outputs' gradients turned by the negative angle. out=(q, k) writes over the inputs. Not guaranteed: equal bits
-    from different kernels, which may fuse a product with the sum; equal results for a token alone and among others
-    without positions, because then its index is its position.
+    less. A position outside 0 ... L - 1 is an IndexOutOfRangeError in the reference on the CPU and undefined on
+    accelerators, where positions are not read back. cos and sin are constants: they get no gradient; those of q and k
+    are the outputs' gradients turned by the negative angle. out=(q, k) writes over the inputs. Not guaranteed: equal
+    bits from different kernels, which may fuse a product with the sum; equal results for a token alone and among
+    others without positions, because then its index is its position.
 
     Args:
         q: (..., H, D), float32 or float16 or bfloat16.
@@ -860,9 +863,10 @@ def scaled_mm(
     + r % 32 * 16 + r % 128 // 32 * 4 + c % 4 of a contiguous tensor, whose shape (128*ceil(M/128), 4*ceil(C/4)) says
     how much there is and nothing about where; what pads it is not used. Sums are kept in float32 and rounded once.
     use_fast_accum permits to keep them as the tensor cores do, in fewer bits (14 for float8 on Hopper); without it
-    they are promoted to float32 at least every 128 terms. Not guaranteed: equal bits from different kernels; which
-    results are NaN and which infinite where an element or scale is; finite results where a sum, a product of scales
-    or a dequantised element exceeds float32, or is subnormal in it.
+    they are promoted to float32 at least every 128 terms. An element times its scale may be rounded to bfloat16 where
+    the result has 16 bits or sums may be fast, to no fewer than 13 bits else. Not guaranteed: equal bits from
+    different kernels; which results are NaN and which infinite where an element or scale is; finite results where a
+    sum, a product of scales or a dequantised element exceeds float32, or is subnormal in it.
 
     Args:
         a: (M, K) for tensor, (M, K) for row, (M, K) for block_1x128, (M, K) for block_128x128, (M, K) for mxfp8, (M,

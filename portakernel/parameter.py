@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -23,7 +24,9 @@ class Parameter:
     A feature's default is neutral: passing it changes nothing. ``choices`` are the accepted words of a ``text``,
     ``dtype`` or ``format``. ``optional`` ones may be None. A ``format`` is that of the tensor called ``of``, under
     whose name requests and manifests have it. A ``permission`` allows what kernels need not do (to overwrite an
-    argument, say); graphs, which could not know of it, are traced without.
+    argument, say); graphs, which could not know of it, are traced without. Of a ``float``, results are defined from
+    ``least`` to ``most``, however near to either, and the conformance kit draws from there. An ``int`` that ``bounds``
+    a tensor is at least the length of the longest piece that this tensor's ends leave.
     """
 
     name: str
@@ -35,6 +38,9 @@ class Parameter:
     of: str = ""
     summary: str = ""
     permission: bool = False
+    least: float = -math.inf
+    most: float = math.inf
+    bounds: str = ""
 
     def canonical(self, op: str, value: object) -> Any:
         """``value`` in the one form that kernels, keys and torch's schemas have.
@@ -71,9 +77,15 @@ class Parameter:
 
     def accepted(self) -> str:
         """What it may be, for people."""
-        kinds = {"float": "a number", "int": "an integer", "bool": "True or False", "window": "(left, right)"}
+        kinds = {"float": self._numbers(), "int": "an integer", "bool": "True or False", "window": "(left, right)"}
         shown = kinds.get(self.kind) or " or ".join(repr(choice) for choice in self.choices)
         return f"{shown} or None" if self.optional else shown
+
+    def _numbers(self) -> str:
+        """The numbers that a ``float`` may be, for people."""
+        if math.isfinite(self.most):
+            return f"a number from {self.least:g} to {self.most:g}"
+        return f"a number from {self.least:g} up" if math.isfinite(self.least) else "a number"
 
 
 def _number(text: str) -> object:
@@ -89,9 +101,13 @@ def _float(parameter: Parameter, op: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise _wrong_type(parameter, op, value)
     try:
-        return float(value)
+        number = float(value)
     except OverflowError as error:
         raise ArgumentValueError(f"{op}: {parameter.name} is beyond what a float holds") from error
+    if not (parameter.least <= number <= parameter.most and math.isfinite(number)):
+        accepted = parameter.accepted().replace("a number", "a finite number", 1)
+        raise ArgumentValueError(f"{op}: {parameter.name} must be {accepted}; this is {value!r}")
+    return number
 
 
 def _int(parameter: Parameter, op: str, value: object) -> Any:
@@ -103,6 +119,8 @@ def _int(parameter: Parameter, op: str, value: object) -> Any:
     found = int(value)
     if not -(1 << 63) <= found < 1 << 63:
         raise ArgumentValueError(f"{op}: {parameter.name} is beyond what 64 bits hold")
+    if parameter.bounds and found < 0:
+        raise ArgumentValueError(f"{op}: {parameter.name} counts positions, from 0; this is {value!r}")
     return found
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
-import importlib.machinery
-import importlib.metadata
 import inspect
-import logging
-import sys
+import itertools
+import re
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,32 +19,55 @@ from typing import Any
 import pluggy
 
 from portakernel import hookspecs
-from portakernel.errors import ManifestError, PluginApiError, PluginError, nearest
-from portakernel.locks import make_lock
+from portakernel.distributions import EntryPoint, Unreadable, entry_points
+from portakernel.distributions import find_folder as find_folder  # noqa: PLC0414 - for those who look for it here
+from portakernel.errors import CalledBackError, ManifestError, NotReturnedError, PluginApiError, PluginError, nearest
+from portakernel.foreign import PATIENCE_S, Raised, Returned, call_bounded, is_within
+from portakernel.forks import unsplit, was_interrupted
+from portakernel.locks import KeyedLocks, make_lock
 from portakernel.manifest import BackendManifest, PluginManifest
 from portakernel.manifest_file import Loaded, load_manifest
+from portakernel.passing import is_exhausted, is_passing
+from portakernel.printable import brief, logger, one_line, printable
 
 GROUP = "portakernel"
-FIRST_PARTY = "portakernel"
+# What portakernel's own distribution is called. Anybody's may be called so: it makes nobody first-party.
+DISTRIBUTION = "portakernel"
+_OWN = {"plugins": "portakernel_plugins", "backends": "portakernel_backends"}
 # How long a hook may take, the import of its module included, before `portakernel doctor` speaks of it.
 SLOW_HOOK_S = 5.0
-_log = logging.getLogger("portakernel")
+# How much a hook's answer may yield: one that is made while it is read could have no end.
+MAX_ANSWERS = 100_000
+_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_log = logger()
 
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """One entry point of the group ``portakernel``: a plugin, a backend, or both in one folder."""
+    """One entry point of the group ``portakernel``: a plugin, a backend, or both in one folder.
+
+    ``first_party``: it ships with portakernel itself, as its place says (``is_own``).
+    """
 
     name: str
     module: str
     distribution: str
     version: str
     folder: Path | None
+    first_party: bool = False
+
+    def __post_init__(self) -> None:
+        # an entry point and a METADATA file may say anything
+        for name in ("name", "module", "distribution", "version"):
+            object.__setattr__(self, name, one_line(getattr(self, name)))
+
+    def __repr__(self) -> str:
+        return brief(f"<Package {self}>")
 
     @property
-    def first_party(self) -> bool:
-        """Whether it ships with portakernel itself."""
-        return self.distribution == FIRST_PARTY
+    def is_impostor(self) -> bool:
+        """Whether it calls its distribution portakernel, and is none of portakernel's."""
+        return self.distribution == DISTRIBUTION and not self.first_party
 
     def __str__(self) -> str:
         return f"{self.name} ({self.distribution} {self.version})"
@@ -59,6 +82,13 @@ class Broken:
     reason: str
     traceback: str = ""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", printable(self.reason))
+        object.__setattr__(self, "traceback", printable(self.traceback))
+
+    def __repr__(self) -> str:
+        return brief(f"<Broken {self.package} at {self.stage}: {self.reason}>")
+
 
 @dataclass(frozen=True, slots=True)
 class Slow:
@@ -70,64 +100,88 @@ class Slow:
 
 
 def installed_packages() -> tuple[Package, ...]:
-    """Every entry point of the group, found without importing any of them."""
-    found = []
-    for entry_point in importlib.metadata.entry_points(group=GROUP):
-        distribution = entry_point.dist
-        name, version = _named(distribution, "Name"), _named(distribution, "Version")
-        module = entry_point.value.partition(":")[0].strip()
-        found.append(Package(entry_point.name, module, name, version, find_folder(module)))
-    return tuple(sorted(found, key=lambda package: (not package.first_party, package.distribution, package.name)))
+    """Every entry point of the group, found without importing any of them, and all that ships with portakernel.
+
+    Raises:
+        OSError: the process or the host has run out of descriptors or memory.
+    """
+    found: dict[tuple[str, str], Package] = {}
+    strangers: list[Package] = []
+    for package in map(_package, entry_points(GROUP)[0]):
+        if package.first_party:
+            found.setdefault((package.name, package.module), package)  # whoever else registers it
+        else:
+            strangers.append(package)
+    found = {(package.name, package.module): package for package in _shipped()} | found
+    ranked = sorted((*found.values(), *strangers), key=lambda package: (package.distribution, package.name))
+    return tuple(sorted(ranked, key=lambda package: not package.first_party))
 
 
-def _named(distribution: importlib.metadata.Distribution | None, field: str) -> str:
-    """A field of a distribution's metadata; an interrupted uninstall leaves distributions that have none."""
-    known = distribution is not None and field in distribution.metadata
-    return distribution.metadata[field] if distribution is not None and known else "unknown"
+def _shipped() -> Iterator[Package]:
+    """What ships with portakernel, as it lies there: a distribution that calls itself so may hide our entry points."""
+    for own in _own_folders():
+        for folder in own.iterdir() if own.is_dir() else ():
+            module = f"{own.name}.{folder.name}"
+            manifests = (folder / "plugin.yaml").is_file() or (folder / "backend.yaml").is_file()
+            if manifests and is_own(find_folder(module)):
+                yield Package(folder.name, module, DISTRIBUTION, "unknown", folder, first_party=True)
 
 
-def find_folder(module: str) -> Path | None:
-    """The folder of a package, looked up without importing it or its parents (``importlib.util.find_spec`` would)."""
-    path: list[str] | None = None
-    origin: str | None = None
-    parts = module.split(".")
-    for depth, part in enumerate(parts):
-        try:
-            spec = _find_spec(".".join(parts[: depth + 1]), path)
-        except KeyError:  # a namespace package inside another looks its parent up among the imported modules
-            inner = [Path(folder, part) for folder in path or ()]
-            path, origin = [str(folder) for folder in inner if folder.is_dir()], None
-            continue
-        if spec is None:
-            return None
-        path, origin = list(spec.submodule_search_locations or ()), spec.origin
-    if path:
-        return Path(path[0])
-    return Path(origin).parent if origin else None
+def is_own(folder: Path | None) -> bool:
+    """Whether a package's folder is among those that ship with this portakernel, whoever registers it."""
+    return folder is not None and not _own_folders().isdisjoint(folder.resolve().parents)
 
 
-def _find_spec(name: str, path: Sequence[str] | None) -> importlib.machinery.ModuleSpec | None:
-    candidates = (finder.find_spec(name, path) for finder in sys.meta_path if hasattr(finder, "find_spec"))
-    return next((candidate for candidate in candidates if candidate is not None), None)
+@functools.cache
+def _own_folders() -> frozenset[Path]:
+    """The packages of plugins and of backends beside this one: where a wheel has them, or the repository."""
+    root = Path(__file__).resolve().parent.parent
+    beside = [(root / name, root / folder / name) for folder, name in _OWN.items()]
+    return frozenset(installed if installed.is_dir() else in_repository for installed, in_repository in beside)
+
+
+def _package(entry_point: EntryPoint) -> Package:
+    module = entry_point.value.partition(":")[0].strip()
+    try:
+        folder = find_folder(module) if _MODULE.fullmatch(module) else None
+    except OSError as error:
+        if is_exhausted(error):
+            raise
+        folder = None
+    return Package(entry_point.name, module, *entry_point.distribution.named(), folder, is_own(folder))
 
 
 class PluginManager:
     """The installed packages with their manifests; modules are imported when a hook of theirs is needed.
 
-    A package that cannot be used is kept in ``broken`` and never stops another one.
+    A package that cannot be used is kept in ``broken`` and never stops another one; in ``broken_but_off`` where it may
+    not be imported anyway, so that nobody has to mend it.
     """
 
     def __init__(
-        self, packages: Iterable[Package] | None = None, *, disabled: frozenset[str] = frozenset(), strict: bool = False
+        self,
+        packages: Iterable[Package] | None = None,
+        *,
+        disabled: frozenset[str] = frozenset(),
+        allowed: frozenset[str] | None = None,
+        strict: bool = False,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self.packages = tuple(installed_packages() if packages is None else packages)
+        self.unreadable: tuple[Unreadable, ...] = tuple(entry_points(GROUP)[1]) if packages is None else ()
         self.disabled = disabled
+        self.allowed = allowed
+        self.patience_s = patience_s
         self.plugins: dict[str, tuple[Package, Loaded[PluginManifest]]] = {}
         self.backends: dict[str, tuple[Package, Loaded[BackendManifest]]] = {}
         self.broken: list[Broken] = []
+        self.broken_but_off: list[Broken] = []
         self.slow: list[Slow] = []
+        # What did not return, by the package's name, and as what: its code is called no more.
+        self.resting: dict[str, str] = {}
         self._lock = make_lock()
-        self._modules: dict[str, ModuleType | None] = {}
+        self._importing = KeyedLocks()
+        self._modules: dict[str, Returned[ModuleType] | Raised] = {}
         self._pluggy = pluggy.PluginManager(hookspecs.PROJECT)
         self._pluggy.add_hookspecs(hookspecs)
         for package in self._uniquely_named():
@@ -153,9 +207,11 @@ class PluginManager:
 
     def _read(self, package: Package, strict: bool) -> None:
         if package.folder is None:
-            self._break(
-                package, "discovery", f"module {package.module!r} cannot be found; reinstall {package.distribution}"
-            )
+            text = f"module {package.module!r} cannot be found; reinstall {package.distribution}"
+            if not _MODULE.fullmatch(package.module):
+                text = f"the entry point {package.name!r} of {package.distribution} names no module, but"
+                text += f" {package.module!r}; write the dotted name of the package that holds plugin.yaml"
+            self._break(package, "discovery", text)
             return
         plugin_file, backend_file = package.folder / "plugin.yaml", package.folder / "backend.yaml"
         try:
@@ -170,6 +226,8 @@ class PluginManager:
                 self._check_name(package, backend, "backend", backend.manifest.backend)
                 self.backends[package.name] = package, backend
         except (ManifestError, OSError) as error:
+            if is_exhausted(error):
+                raise
             self.plugins.pop(package.name, None)
             stage = "api_version" if isinstance(error, PluginApiError) else "manifest"
             self._break(package, stage, str(error), error)
@@ -182,7 +240,7 @@ class PluginManager:
 
     def _break(self, package: Package, stage: str, reason: str, error: BaseException | None = None) -> None:
         trace = "".join(traceback.format_exception(error)) if error is not None else ""
-        self.broken.append(Broken(package, stage, reason, trace))
+        (self.broken_but_off if self.is_off(package) else self.broken).append(Broken(package, stage, reason, trace))
         _log.debug("%s is broken at %s: %s", package, stage, reason)
 
     def report_broken(self, package: Package, stage: str, reason: str, error: BaseException | None = None) -> None:
@@ -190,6 +248,16 @@ class PluginManager:
         with self._lock:
             if not any(known.package == package and known.reason == reason for known in self.broken):
                 self._break(package, stage, reason, error)
+
+    def is_off(self, package: Package) -> bool:
+        """Whether ``package`` may not be imported: it is disabled, or not among the plugins that are allowed.
+
+        The backends that ship with portakernel need not be: without them it would find no device.
+        """
+        if package.name in self.disabled or self.allowed is None:
+            return package.name in self.disabled
+        ships = package.first_party and package.name not in self.plugins
+        return package.name not in self.allowed and not ships
 
     def broken_names(self) -> frozenset[str]:
         """The names of packages with at least one fault."""
@@ -201,42 +269,79 @@ class PluginManager:
             declared.add("portakernel_targets")
         return frozenset(declared)
 
+    def implementing(self, hook: str) -> Iterator[Package]:
+        """The packages that say they implement ``hook``, those left out that are switched off."""
+        for package in self.packages:
+            entry = self.plugins.get(package.name) or self.backends.get(package.name)
+            if entry and entry[0] is package and not self.is_off(package) and hook in self._hooks(package):
+                yield package
+
     def call(self, hook: str, **arguments: Any) -> list[tuple[Package, Any]]:
         """What each package that implements ``hook`` returns; one that fails is kept as broken and left out."""
-        results: list[tuple[Package, Any]] = []
-        for package in self.packages:
-            owned = package.name in self.plugins or package.name in self.backends
-            if not owned or package.name in self.disabled or hook not in self._hooks(package):
-                continue
-            entry = self.plugins.get(package.name) or self.backends[package.name]
-            start = time.perf_counter()
-            module = self._module(package) if entry[0] is package else None
-            if module is None:
-                continue
-            others = [registered for registered in self._pluggy.get_plugins() if registered is not module]
-            try:
-                answers = self._pluggy.subset_hook_caller(hook, others)(**arguments)
-                results.append((package, answers[0] if answers else None))  # pluggy leaves a None away
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - the plugin border: the reason is kept
-                self.report_broken(package, "hook", f"{hook} raised {type(error).__name__}: {error}", error)
-            if (seconds := time.perf_counter() - start) > SLOW_HOOK_S:
-                self.slow.append(Slow(package, hook, seconds))
-        return results
+        asked = [(package, self.ask(package, hook, **arguments)) for package in self.implementing(hook)]
+        return [(package, outcome.value) for package, outcome in asked if isinstance(outcome, Returned)]
 
-    def _module(self, package: Package) -> ModuleType | None:
-        with self._lock:
-            if package.name not in self._modules:
-                self._modules[package.name] = self._import(package)
+    def ask(self, package: Package, hook: str, **arguments: Any) -> Returned[Any] | Raised:
+        """What one package's ``hook`` returns, or why it does not.
+
+        Raises:
+            CalledBackError: this very hook asks, for what only it can answer.
+        """
+        what = f"{hook} of {package}"
+        if is_within(what):
+            if hook == "portakernel_decided":  # of a decision that the hook itself is the cause of
+                return Returned(None)
+            raise CalledBackError(f"{what} asks portakernel for what it is to answer; ask once it has returned")
+        start = time.perf_counter()
+        imported = self._module(package)
+        if isinstance(imported, Raised):
+            return imported
+        if (resting := self.rest(package)) is not None:
+            return Raised(resting)
+        others = [registered for registered in self._pluggy.get_plugins() if registered is not imported.value]
+        caller = self._pluggy.subset_hook_caller(hook, others)
+        outcome = call_bounded(what, partial(_answer, package, caller, arguments), self.patience_s)
+        if isinstance(outcome, Raised):
+            self.contain(package, "hook", hook, outcome)
+        if (seconds := time.perf_counter() - start) > SLOW_HOOK_S:
+            self.slow.append(Slow(package, hook, seconds))
+        return outcome
+
+    def rest(self, package: Package) -> NotReturnedError | None:
+        """Why nothing of a package is called any more; None where it is."""
+        return NotReturnedError(self.patience_s) if package.name in self.resting else None
+
+    def contain(self, package: Package, stage: str, what: str, outcome: Raised) -> None:
+        """Keeps what became of foreign code: a fault that does not pass, or that it rests."""
+        if isinstance(outcome.error, NotReturnedError):
+            self.resting.setdefault(package.name, what)
+        if is_passing(outcome.error):
+            _log.warning("%s: %s %s; it is asked again", package, what, outcome)
+        else:
+            self.report_broken(package, stage, f"{what} {outcome}", outcome.error)
+
+    def _module(self, package: Package) -> Returned[ModuleType] | Raised:
+        if package.name in self._modules:
             return self._modules[package.name]
+        what = f"importing {package.module}"
+        with self._importing.holding(package.name, f"{what} of {package}"):
+            if package.name in self._modules:
+                return self._modules[package.name]
+            with unsplit(what):
+                imported = call_bounded(f"{what} of {package}", partial(self._imported, package), self.patience_s)
+            if isinstance(imported, Raised):
+                self.contain(package, "import", what, imported)
+            if isinstance(imported, Returned) or not is_passing(imported.error):
+                self._modules[package.name] = imported
+            return imported
 
-    def _import(self, package: Package) -> ModuleType | None:
-        try:
-            module = importlib.import_module(package.module)
-            self._check_hooks(package, module)
-            self._pluggy.register(module, name=package.name)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the plugin border: the reason is kept
-            self._break(package, "import", f"importing {package.module} raised {type(error).__name__}: {error}", error)
-            return None
+    def _imported(self, package: Package) -> ModuleType:
+        if was_interrupted(f"importing {package.module}"):
+            text = "another thread was importing it when this process was forked, and nobody can end that import"
+            raise self._error(package, text)
+        module = importlib.import_module(package.module)
+        self._check_hooks(package, module)
+        self._pluggy.register(module, name=package.name)
         return module
 
     def _check_hooks(self, package: Package, module: ModuleType) -> None:
@@ -260,3 +365,15 @@ class PluginManager:
 
     def _error(self, package: Package, text: str) -> PluginError:
         return PluginError(text, plugin=package.name, distribution=package.distribution, version=package.version)
+
+
+def _answer(package: Package, caller: Any, arguments: Any) -> Any:
+    answers = caller(**arguments)
+    answer = answers[0] if answers else None  # pluggy leaves a None away
+    if not isinstance(answer, Iterator):
+        return answer
+    listed = list(itertools.islice(answer, MAX_ANSWERS + 1))
+    if len(listed) > MAX_ANSWERS:
+        text = f"yielded more than {MAX_ANSWERS} answers; give a list that ends"
+        raise PluginError(text, plugin=package.name, distribution=package.distribution, version=package.version)
+    return listed

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 from portakernel.dispatch import Dispatcher
 from portakernel.errors import PortakernelError
 from portakernel.policies import Layer, Policy
+from portakernel.printable import brief
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -18,12 +19,16 @@ class PolicyBlock:
     """What ``portakernel.policy`` returns: may be entered again, inside itself, and by several threads and tasks.
 
     ``make`` gives the dispatcher, and a layer whose names it knows. It is asked on first entry: a decorator alone shall
-    not discover plugins.
+    not discover plugins. ``wishes`` says them in words.
     """
 
-    def __init__(self, make: Callable[[], tuple[Dispatcher, Layer]]) -> None:
+    def __init__(self, make: Callable[[], tuple[Dispatcher, Layer]], wishes: str) -> None:
         self._make = make
+        self._wishes = wishes
         self._made: tuple[Dispatcher, Layer] | None = None
+
+    def __repr__(self) -> str:
+        return brief(f"<PolicyBlock: {self._wishes or 'no wishes'}>")
 
     def __enter__(self) -> Policy:
         dispatcher, layer = self._made = self._made or self._make()

@@ -1,113 +1,41 @@
-"""The policy file: what a deployment prefers, allows or forbids, in YAML.
+"""Policy files: what a deployment prefers, allows or forbids, read from YAML and turned into layers of a policy.
 
-The models are its one description: ``schema/policy.schema.json`` is generated from them. ``docs/policy.md`` shows a
-whole file.
+Files are read before the registry is made, because the plugins that they list are the only ones to be imported, and
+their names are looked up after that, because they are the registry's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
-
-from portakernel.arch import Selector
-from portakernel.capability import Property
 from portakernel.contracts import contracts
-from portakernel.errors import ArgumentValueError, ManifestError, PolicyFileError, UnknownNameError, nearest
-from portakernel.manifest_file import Loaded, load_manifest, load_what_is_known, shown
+from portakernel.errors import ArgumentValueError, ManifestError, PolicyFileError, UnknownNameError
+from portakernel.manifest_file import Loaded, load_manifest, load_what_is_known
 from portakernel.naming import check_ships
-from portakernel.policies import Layer, Place, ReferenceMode, Scope
+from portakernel.policies import NAMING, Layer, Place, Scope
+from portakernel.policy_document import PolicyDocument, Section, TargetSection
+from portakernel.policy_targets import read_target
 from portakernel.registry import Registry
+from portakernel.unmet import known_plugins
 from portakernel.yaml_file import KeyPath
 
 FILE_NAME = "policy.yaml"
-_NAMING = ("use", "prefer", "deny")
-_PROPERTIES: tuple[str, ...] = get_args(Property)
-_MODES: tuple[str, ...] = get_args(ReferenceMode)
-
-
-def _several(value: Any) -> Any:
-    if value == [] or not isinstance(value, (str, list)):
-        raise ValueError(f"{_found(value)}; write one name, or a list of names")
-    return [value] if isinstance(value, str) else value
-
-
-def _mode(value: Any) -> Any:
-    if value not in _MODES:
-        raise ValueError(f"{_found(value)}; {nearest(str(value), _MODES)}")
-    return value
-
-
-def _found(value: Any) -> str:
-    return "is empty" if value in (None, []) else f"found {shown(value)}"
-
-
-def _property(name: str) -> str:
-    if name not in _PROPERTIES:
-        raise ValueError(f"unknown property {name!r}; {nearest(name, _PROPERTIES)}")
-    return name
-
-
-def _one_or_list(item: Mapping[str, Any]) -> WithJsonSchema:
-    return WithJsonSchema({"anyOf": [item, {"type": "array", "items": item, "minItems": 1}]})
-
-
-NameList = Annotated[list[str], BeforeValidator(_several), _one_or_list({"type": "string"})]
-PropertyList = Annotated[
-    list[Annotated[str, AfterValidator(_property)]],
-    BeforeValidator(_several),
-    _one_or_list({"enum": list(_PROPERTIES)}),
-]
-# None stands for a key that is not there; a key without a value is an error.
-Mode = Annotated[ReferenceMode | None, BeforeValidator(_mode), WithJsonSchema({"enum": list(_MODES)})]
-
-
-class Section(BaseModel):
-    """Wishes: kernels (``triton.rms_norm``) or plugins (``triton``) by name, required properties, the reference."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
-
-    use: NameList = Field(default=[], description="these kernels, or an error; strict for the ops that they are of")
-    prefer: NameList = Field(default=[], description="first these, best first, where they can serve")
-    deny: NameList = Field(default=[], description="never these; adds up over all sources")
-    require: PropertyList = Field(
-        default=[], description="properties that every chosen kernel must declare; adds up over all sources"
-    )
-    reference: Mode = Field(default=None, description="whether the references may serve on accelerators")
-
-    @model_validator(mode="after")
-    def _says_something(self) -> Section:
-        if not self.model_fields_set:
-            raise ValueError(f"is empty; give {', '.join(type(self).model_fields)}")
-        return self
-
-
-class TargetSection(Section):
-    """Wishes, and those about single ops, which go before them."""
-
-    ops: dict[str, Section] = Field(default_factory=dict, description="wishes by op")
-
-
-class PolicyDocument(TargetSection):
-    """``policy.yaml``."""
-
-    schema_version: Annotated[int, Field(ge=1)]
-    targets: dict[str, TargetSection] = Field(
-        default_factory=dict,
-        description="wishes by vendor (amd) or vendor and archs (nvidia:sm_90+); the first that fits goes before",
-    )
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyFile:
-    """A policy file as read: where it is, who named it, and its wishes, strongest first."""
+    """A policy file as read: where it is, who named it, and its wishes, strongest first.
+
+    ``doubts``: what it says of ops or hardware that nothing here knows; it may be written for a newer portakernel.
+    """
 
     path: Path
     named_by: str
     layers: tuple[Layer, ...]
+    doubts: tuple[str, ...] = ()
 
     def sentences(self) -> tuple[str, ...]:
         """Every wish with its place, strongest first: ``rms_norm on amd: use triton (policy.yaml:7)``."""
@@ -115,33 +43,98 @@ class PolicyFile:
         for layer in self.layers:
             about = f"{layer.scope}: " if str(layer.scope) else ""
             for place in layer.places:
-                wish = f"{place.key} {place.name}" if place.name else f"{place.key}: {layer.reference}"
+                whole = ", ".join(layer.plugins) if place.key == "plugins" else layer.reference
+                wish = f"{place.key} {place.name}" if place.name else f"{place.key}: {whole}"
                 found.append(f"{about}{wish} ({place.where})")
         return tuple(found)
 
 
-def load_policy_file(path: str | Path, registry: Registry, *, named_by: str = "") -> PolicyFile:
-    """The policy file at ``path``, every name in it known to ``registry``; ``named_by`` is who asked for it.
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A policy file whose form is read, and whose names are not: ``label`` is how reasons name it."""
+
+    path: str
+    label: str
+    loaded: Loaded[PolicyDocument] | None
+    problems: tuple[str, ...]
+
+    @property
+    def plugins(self) -> tuple[str, ...]:
+        """The plugins that it allows; none where it lists none."""
+        return tuple(self.loaded.manifest.plugins) if self.loaded is not None else ()
+
+
+def read_drafts(paths: Sequence[str | Path]) -> tuple[Draft, ...]:
+    """The policy files at ``paths``, whatever is wrong with them."""
+    labels = _labels([Path(path) for path in paths])
+    return tuple(_draft(path, label) for path, label in zip(paths, labels, strict=True))
+
+
+def names_are_strict(drafts: Sequence[Draft]) -> bool:
+    """Whether a name that nothing here has is an error: as the last file says that speaks of it."""
+    manifests = [draft.loaded.manifest for draft in drafts if draft.loaded is not None]
+    said = [manifest.strict_names for manifest in manifests if "strict_names" in manifest.model_fields_set]
+    return said[-1] if said else False
+
+
+def resolve_drafts(
+    drafts: Sequence[Draft], registry: Registry, *, named_by: str = "", strict: bool | None = None
+) -> tuple[PolicyFile, ...]:
+    """The files, their names held against ``registry``; ``named_by`` is who asked for them.
+
+    ``strict``: every name has to be known, by default where ``strict_names`` says so. Otherwise only those under
+    ``use``, outside ``targets``, have to be.
+
+    Raises:
+        PolicyFileError: one cannot be accepted; holds every problem that was found in any.
+    """
+    strict = names_are_strict(drafts) if strict is None else strict
+    files, problems, wrong = list[PolicyFile](), list[str](), list[str]()
+    for draft in drafts:
+        layers, doubts, of_names = tuple[Layer, ...](), tuple[str, ...](), list[str]()
+        if draft.loaded is not None:
+            reader = _Reader(draft.loaded, draft.label, registry, strict=strict)
+            layers, of_names, doubts = tuple(reader.layers()), reader.problems(), reader.doubts()
+        if draft.problems or of_names:
+            problems += [*draft.problems, *of_names]
+            wrong.append(draft.path)
+        files.append(PolicyFile(Path(draft.path).expanduser().absolute(), named_by, layers, doubts))
+    if problems:
+        raise PolicyFileError(os.pathsep.join(wrong), problems, named_by=named_by)
+    return tuple(files)
+
+
+def load_policy_file(
+    path: str | Path, registry: Registry, *, named_by: str = "", strict: bool | None = None
+) -> PolicyFile:
+    """The policy file at ``path`` (``resolve_drafts``).
 
     Raises:
         PolicyFileError: it cannot be accepted; holds every problem found.
     """
+    return resolve_drafts(read_drafts([path]), registry, named_by=named_by, strict=strict)[0]
+
+
+def _draft(path: str | Path, label: str) -> Draft:
     file = Path(path).expanduser()
-    problems: list[str] = []
-    loaded: Loaded[PolicyDocument] | None
     try:
-        loaded = load_manifest(PolicyDocument, file, strict=True)
+        return Draft(str(path), label, load_manifest(PolicyDocument, file, strict=True), ())
     except ManifestError as error:
-        problems += error.problems
-        loaded = _readable(file)
-    layers = tuple[Layer, ...]()
-    if loaded is not None:
-        reader = _Reader(loaded, registry)
-        layers = tuple(reader.layers())
-        problems += reader.problems()
-    if problems:
-        raise PolicyFileError(str(path), problems, named_by=named_by)
-    return PolicyFile(file.absolute(), named_by, layers)
+        return Draft(str(path), label, _readable(file), error.problems)
+
+
+def _labels(paths: Sequence[Path]) -> list[str]:
+    """The files' names, with as many of their folders as it takes to tell them apart."""
+    labels = [path.name for path in paths]
+    for depth in range(2, 1 + max((len(path.parts) for path in paths), default=0)):
+        if len(set(labels)) == len(set(paths)):
+            break
+        again = {label for label in labels if labels.count(label) > 1}
+        labels = [
+            str(Path(*path.parts[-depth:])) if label in again else label
+            for path, label in zip(paths, labels, strict=True)
+        ]
+    return labels
 
 
 def _readable(file: Path) -> Loaded[PolicyDocument] | None:
@@ -153,18 +146,26 @@ def _readable(file: Path) -> Loaded[PolicyDocument] | None:
 
 
 class _Reader:
-    """Turns a document into layers; collects what is wrong with the names in it."""
+    """Turns a document into layers; collects what is wrong, or in doubt, with the names in it."""
 
-    def __init__(self, loaded: Loaded[PolicyDocument], registry: Registry) -> None:
+    def __init__(self, loaded: Loaded[PolicyDocument], label: str, registry: Registry, *, strict: bool) -> None:
         self._loaded = loaded
         self._registry = registry
-        self._file = Path(loaded.document.path).name
+        self._file = label
+        self._strict = strict
         self._problems: list[tuple[KeyPath, str]] = []
+        self._doubts: list[tuple[KeyPath, str]] = []
 
     def problems(self) -> list[str]:
         """What was found to be wrong, from the top of the file down."""
-        found = sorted(self._problems, key=lambda problem: self._loaded.document.line(problem[0]))
-        return [self._loaded.problem(path, text) for path, text in found]
+        return [self._loaded.problem(path, text) for path, text in self._sorted(self._problems)]
+
+    def doubts(self) -> tuple[str, ...]:
+        """What is about nothing that is known here, from the top of the file down."""
+        return tuple(f"{self._where(path)}: {text}" for path, text in self._sorted(self._doubts))
+
+    def _sorted(self, found: list[tuple[KeyPath, str]]) -> list[tuple[KeyPath, str]]:
+        return sorted(found, key=lambda problem: self._loaded.document.line(problem[0]))
 
     def layers(self) -> Iterator[Layer]:
         """The file's layers, strongest first: single targets before all, and in each single ops before all."""
@@ -178,39 +179,51 @@ class _Reader:
         for op, wishes in section.ops.items():
             here = (*path, "ops", op)
             if op not in contracts():
-                self._problem(here, str(UnknownNameError("op", op, contracts())))
+                self._unknown(here, UnknownNameError("op", op, contracts()), "Its wishes are left out")
                 continue
             yield from self._layer(here, wishes, Scope(op, scope.vendor, scope.archs))
         yield from self._layer(path, section, scope)
 
     def _layer(self, path: KeyPath, section: Section, scope: Scope) -> Iterator[Layer]:
         places: list[Place] = []
-        for key in (*_NAMING, "require"):
+        for key in (*NAMING, "require"):
             for i, name in enumerate(getattr(section, key)):
                 here = self._item((*path, key), i)
                 places.append(Place(key, name, self._where(here)))
-                if key in _NAMING:
+                # what is said of targets is asked for where they are
+                if key in NAMING and (self._strict or (key == "use" and scope.vendor is None)):
                     self._check_name(here, name, scope.op)
         if section.reference is not None:
             places.append(Place("reference", "", self._where((*path, "reference"))))
+        plugins = tuple(section.plugins) if isinstance(section, PolicyDocument) else ()
+        if plugins:
+            places.append(Place("plugins", "", self._where((*path, "plugins"))))
+        if self._strict:
+            self._check_plugins((*path, "plugins"), plugins)
         if places:
             use, prefer, deny = tuple(section.use), tuple(section.prefer), tuple(section.deny)
             require = frozenset(section.require)
-            yield Layer(self._file, use, prefer, deny, require, section.reference, scope, tuple(places))
+            yield Layer(
+                self._file, use, prefer, deny, require, section.reference, plugins, scope=scope, places=tuple(places)
+            )  # fmt: skip
 
     def _scope(self, path: KeyPath, text: str) -> Scope:
-        vendor, colon, archs = text.partition(":")
-        spaces = self._registry.spaces
-        if vendor not in spaces:
-            self._problem(path, str(UnknownNameError("vendor", vendor, spaces)))
-            return Scope()
-        if not colon:
-            return Scope(vendor=vendor)
         try:
-            return Scope(vendor=vendor, archs=spaces[vendor].parse((archs,)))
-        except (UnknownNameError, ArgumentValueError) as error:
+            scope, unknown, otherwise = read_target(text, self._registry.spaces)
+        except ArgumentValueError as error:
             self._problem(path, str(error))
-            return Scope(vendor=vendor, archs=Selector(()))
+            return Scope(vendor=text)
+        if unknown is not None:
+            self._unknown(path, unknown, otherwise)
+        return scope
+
+    def _unknown(self, path: KeyPath, error: UnknownNameError, otherwise: str) -> None:
+        """Notes an op or hardware that nothing here knows: a problem, or of a file for many machines a doubt."""
+        if self._strict:
+            self._problem(path, str(error))
+        else:
+            stop = "" if str(error).endswith(("?", ".")) else "."
+            self._doubts.append((path, f"{'.'.join(map(str, path))}: {error}{stop} {otherwise}"))
 
     def _check_name(self, path: KeyPath, name: str, op: str | None) -> None:
         try:
@@ -219,6 +232,12 @@ class _Reader:
                 check_ships(self._registry, op, name)
         except (UnknownNameError, ArgumentValueError) as error:
             self._problem(path, str(error).removeprefix(f"{op}: "))
+
+    def _check_plugins(self, path: KeyPath, names: Sequence[str]) -> None:
+        for i, name in enumerate(names):
+            known = known_plugins(self._registry)
+            if name not in known:
+                self._problem(self._item(path, i), str(UnknownNameError("plugin", name, known)))
 
     def _item(self, path: KeyPath, i: int) -> KeyPath:
         """The place of the ``i``-th name: in a list, or after the key where it stands alone."""

@@ -22,6 +22,7 @@ from portakernel.contract import Contract
 from portakernel.contracts import contracts
 from portakernel.dtypes import DTYPES, SCALE_FORMATS
 from portakernel.errors import ArgumentValueError
+from portakernel.json_file import read_json
 from portakernel.kernel import Kernel
 from portakernel.registry import Registry
 
@@ -61,7 +62,7 @@ class Proof:
 
 def recorded(path: Path = RECORD) -> tuple[Proof, ...]:
     """The proofs that a file holds; those of portakernel's own kernels without one."""
-    rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+    rows: list[dict[str, Any]] = read_json(path)
     for row in rows:
         row["dtypes"], row["formats"] = tuple(row["dtypes"]), tuple(row["formats"])
     return tuple(Proof(target=target, **row) for row in rows for target in row.pop("targets"))
@@ -90,9 +91,13 @@ def read_output(path: Path, kernels: Mapping[str, Kernel]) -> tuple[Proof, ...]:
         ArgumentValueError: it is not what `compile`, `check` or `bench` print.
     """
     try:
-        output = json.loads(path.read_text(encoding="utf-8"))
+        output = read_json(path)
     except (OSError, ValueError) as error:
         raise ArgumentValueError(f"{path}: needs {_OUTPUTS}; it cannot be read: {error}") from error
+    if not isinstance(output, dict):
+        raise ArgumentValueError(
+            f"{path}: needs {_OUTPUTS}; this is no object with keys, but a {type(output).__name__}"
+        )
     readers = {"outcomes": _compiled, "results": _checked, "cells": _benchmarked}
     reader = next((reader for key, reader in readers.items() if key in output), None)
     if reader is None or "circumstances" not in output:

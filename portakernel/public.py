@@ -30,6 +30,7 @@ def public_function(caller: OpCaller) -> Callable[..., Any]:
         "slow": caller.slow,
         "traced": traced(caller),
         "into": lambda *_: None,
+        "refuse": caller.arguments.refuse,
         "train": caller.train,
     }
     if isinstance(parts, Expressions) and has_fast_out(contract):

@@ -7,8 +7,8 @@ from typing import Any
 
 from portakernel.contract import Contract
 from portakernel.dtypes import DTYPES, parse_dtype
-from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError, nearest
-from portakernel.request import Phase, Request, asked_features, format_values, typed_values
+from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
+from portakernel.request import PLAIN_FACTS, Phase, Request, asked_features, format_values, typed_values
 from portakernel.target import Device, Target
 
 
@@ -21,50 +21,82 @@ def ask(
     formats: Mapping[str, str] | str | None = None,
     values: Mapping[str, object] | None = None,
     phase: Phase = Phase.INFERENCE,
+    facts: Mapping[str, int] | None = None,
+    saved_by: str | None = None,
     device: Device | None = None,
     attached: tuple[Device, ...] = (),
 ) -> Request:
-    """The request that the question makes; tensors are taken to be contiguous.
+    """The request that the question makes; tensors are taken to be contiguous, but for what ``facts`` say.
 
     One dtype for all means: every argument that the op lets have it; one scale format for all likewise. An argument
-    whose dtype follows another's, or can be but one, need not be given. Optional tensors are absent unless something is
-    said of them.
+    whose dtype follows another's, or can be but one, need not be given. A parameter that holds a dtype or a scale
+    format may stand among ``dtypes`` or ``formats`` too, under its own name. Optional tensors are absent unless
+    something is said of them.
 
     Raises:
-        UnknownNameError: an argument, dtype, format or parameter that does not exist.
+        UnknownNameError: an argument, dtype, format, fact or parameter that does not exist.
         ArgumentTypeError, ArgumentValueError: dtypes or shapes that the op does not accept together.
     """
     shapes = _shapes(contract, shapes)
     given = {name: contract.value(name, value) for name, value in (values or {}).items()}
-    known = contract.values(_formats(contract, formats) | given)
+    for own in (_formats(contract, formats), _own_dtypes(contract, dtypes)):
+        for name, value in own.items():
+            if given.setdefault(name, value) != value:
+                raise ArgumentValueError(f"{contract.op}: {name} is given twice: {value} and {given[name]}")
+    known = contract.values(given)
     made = contract.at(known)
+    _check_format(contract, made, dtypes)
     found = _dtypes(made, dtypes, shapes, known)
     made.check_dtypes(found)
     present = [t.name for t in contract.tensors if not t.optional or t.name in shapes or t.name in found]
     dims, _ = made.bind_shapes(shapes)
-    facts: dict[str, int] = {}
-    for name in present:
-        facts |= {
-            f"{name}.contiguous": True,
-            f"{name}.flat_rows": True,
-            f"{name}.stride_last": 1,
-            f"{name}.alignment": 16,
-        }
+    plain = {f"{name}.{fact}": value for name in present for fact, value in PLAIN_FACTS.items()}
+    for name in facts or ():
+        if name not in plain:
+            raise UnknownNameError("layout fact", name, plain, where=contract.op)
     return Request(
         op=contract.op,
         target=target,
         dtypes=found,
         dims=dims,
-        facts=facts,
+        facts={**plain, **(facts or {})},
         features=asked_features(contract, known, present),
         formats=format_values(contract, known),
         values=known,
         absent=frozenset(contract.names).difference(present),
         phase=phase,
         saved=tuple(saved.name for saved in made.saved),
+        saved_by=saved_by,
         device=device,
         attached=attached,
     )
+
+
+def _check_format(contract: Contract, made: Contract, given: object) -> None:
+    """Nothing, unless one dtype for all goes past the arguments that it is meant for, because of their scale format.
+
+    Raises:
+        ArgumentTypeError: elements would have it in another format, and here scales alone can.
+    """
+    if not isinstance(given, str):
+        return
+    dtype = parse_dtype(given).name
+    needed = [tensor.name for tensor in made.tensors if not tensor.optional]
+    kept = [name for name in needed if dtype in made.possible_dtypes(name)]
+    barred = [name for name in needed if name not in kept and dtype in contract.possible_dtypes(name)]
+    if kept and barred[:1] == needed[:1]:  # where scales alone cannot have it, they have their own
+        accepted = made.possible_dtypes(barred[0])
+        raise ArgumentTypeError(
+            f"{contract.op}: {_listed(barred)} cannot be {dtype} in this scale format, but {_listed(accepted, 'or')};"
+            f" give another format, or the dtypes by name, as in {{{barred[0]!r}: {accepted[0]!r}}}"
+        )
+
+
+def _own_dtypes(contract: Contract, given: object) -> dict[str, object]:
+    """The values of the parameters that hold a dtype, where dtypes by name say them."""
+    if not isinstance(given, Mapping):
+        return {}
+    return {p.name: p.canonical(contract.op, given[p.name]) for p in contract.parameters if p.name in given}
 
 
 def _formats(contract: Contract, given: object) -> dict[str, object]:
@@ -80,10 +112,18 @@ def _formats(contract: Contract, given: object) -> dict[str, object]:
         raise ArgumentTypeError(
             f"{contract.op}: format is a name for all tensors, or a name for each in a dict; this is {given!r}"
         )
+    by_own_name = {holder.name: holder for holder in holders.values()}
     for name in given:
-        if name not in holders:
+        if name not in holders and name not in by_own_name:
             raise UnknownNameError("tensor with a scale format", str(name), holders, where=contract.op)
-    return {holders[name].name: holders[name].canonical(contract.op, value) for name, value in given.items()}
+    holders = by_own_name | holders
+    found: dict[str, object] = {}
+    for name, asked in given.items():
+        holder = holders[name]
+        value = holder.canonical(contract.op, asked)
+        if found.setdefault(holder.name, value) != value:
+            raise ArgumentValueError(f"{contract.op}: {holder.name} is given twice: {found[holder.name]} and {value}")
+    return found
 
 
 def _shapes(contract: Contract, given: object) -> dict[str, tuple[int, ...]]:
@@ -139,6 +179,22 @@ def _dtypes(
         if accepted and (accepted[0] in found.values() or len(accepted) == 1) and accepted[0] in DTYPES:
             found[name] = accepted[0]
     if not fitted and for_all:
-        known = [dtype for name in contract.names for dtype in contract.possible_dtypes(name)]
-        raise ArgumentTypeError(f"{contract.op}: no argument can be {given}; {nearest(str(given), known)}")
+        raise ArgumentTypeError(unfit(contract, parse_dtype(given).name, shapes))
     return found
+
+
+def unfit(contract: Contract, dtype: str, shapes: Mapping[str, object]) -> str:
+    """That no argument of which something is asked can have ``dtype``, what these take, and where it does belong."""
+    asked = [tensor.name for tensor in contract.tensors if not tensor.optional or tensor.name in shapes]
+    by_dtypes: dict[tuple[str, ...], list[str]] = {}
+    for name in asked:
+        by_dtypes.setdefault(contract.possible_dtypes(name), []).append(name)
+    takes = "; ".join(f"{_listed(names)} can be {_listed(dtypes, 'or')}" for dtypes, names in by_dtypes.items())
+    others = [name for name in contract.typed if name not in asked and dtype in contract.possible_dtypes(name)]
+    where = f". {_listed(others)} can: by name, as in {{{others[0]!r}: {dtype!r}}}" if others else ""
+    return f"{contract.op}: {_listed(asked)} cannot be {dtype}; {takes}{where}"
+
+
+def _listed(names: Sequence[str], word: str = "and") -> str:
+    *most, last = names
+    return f"{', '.join(most)} {word} {last}" if most else last

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
-import importlib.metadata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from packaging.specifiers import SpecifierSet
@@ -15,12 +14,17 @@ from packaging.version import InvalidVersion
 
 from portakernel.capability import ReasonCode, Rejection
 from portakernel.capture import is_capturing
+from portakernel.distributions import find_folder, providers, version
 from portakernel.errors import CaptureError, PortakernelError
+from portakernel.foreign import Raised, Returned, call_bounded, call_contained
+from portakernel.forks import unsplit
 from portakernel.kernel import Kernel, load_entry
-from portakernel.locks import make_lock
-from portakernel.plugin_manager import PluginManager, find_folder
+from portakernel.locks import KeyedLocks
+from portakernel.passing import is_passing
+from portakernel.plugin_manager import PluginManager
+from portakernel.printable import one_line
 from portakernel.request import Request
-from portakernel.target import Device
+from portakernel.target import Device, Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,25 +39,41 @@ class Usable:
 
 
 class Readiness:
-    """What was found out about plugins' code in this process; each answer is kept.
+    """What was found out about plugins' code in this process; each answer is kept, but for faults that pass.
 
-    This is the border to plugins' code: whatever it raises becomes a reason, and is kept for ``doctor``. While a stream
-    is captured only what is known already is answered; anything else is a ``CaptureError``.
+    This is the border to plugins' code: whatever it raises becomes a reason, and is kept for ``doctor``. Imports and
+    probes are waited for within a bound. A kernel's ``check`` and ``built`` are not: they are asked for every decision,
+    and a thread would cost more than they do. While a stream is captured only what is known already is answered;
+    anything else is a ``CaptureError``.
     """
 
     def __init__(self, manager: PluginManager) -> None:
         self._manager = manager
-        self._lock = make_lock()
-        self._probed: dict[tuple[str, Device], Rejection | Usable] = {}
+        self._locks = KeyedLocks()
+        self._probed: dict[_Probed, Rejection | Usable] = {}
         self._loaded: dict[str, Any] = {}
 
     def entry(self, entry: str) -> Any:
         """The function that ``module:function`` names, imported once; what the import raises propagates."""
-        with self._lock:
-            self._known_in_capture(entry in self._loaded, f"{entry} would have to be imported")
-            if entry not in self._loaded:
-                self._loaded[entry] = load_entry(entry)
-            return self._loaded[entry]
+        imported = self._imported(entry)
+        if isinstance(imported, Raised):
+            raise imported.error
+        return imported.value
+
+    def _imported(self, entry: str) -> Returned[Any] | Raised:
+        if entry in self._loaded:
+            return Returned(self._loaded[entry])
+        self._known_in_capture(False, f"{entry} would have to be imported")
+        what = f"importing {entry}"
+        with self._locks.holding(entry, what):
+            if entry in self._loaded:
+                return Returned(self._loaded[entry])
+            ours = entry.startswith("portakernel.")  # torch with it, perhaps: nothing goes on without these
+            with unsplit(what):
+                imported = call_bounded(what, partial(load_entry, entry), 0 if ours else self._manager.patience_s)
+            if isinstance(imported, Returned):
+                self._loaded[entry] = imported.value
+            return imported
 
     def replacing(self, entry: str, function: Any) -> Readiness:
         """These answers, with another function in the place of what ``entry`` names."""
@@ -69,8 +89,14 @@ class Readiness:
     def not_installed(self, kernel: Kernel) -> list[Rejection]:
         """The required modules that are missing or of another version."""
         found = []
-        for module, specifier, version in required(kernel):
+        for module, specifier in kernel.requires.items():
             needs = f"needs {module} {specifier}".rstrip()
+            try:
+                version = installed_version(module, kernel.distributions.get(module, ""))
+            except OSError as error:
+                text = f"{needs}; what is installed cannot be read now: {error.strerror or error}"
+                found.append(Rejection(ReasonCode.NOT_INSTALLED, text, module, passing=True))
+                continue
             if version is None:
                 found.append(Rejection(ReasonCode.NOT_INSTALLED, f"{needs}; it is not installed", module))
             elif not _admits(specifier, version):
@@ -81,18 +107,22 @@ class Readiness:
         """What the plugin's ``ready`` says of ``device``, asked once."""
         if kernel.ready is None:
             return None
-        key = (kernel.plugin, device)
-        with self._lock:
-            self._known_in_capture(key in self._probed, f"{kernel.name} would have to be probed on {device.name}")
-            if key not in self._probed:
-                self._probed[key] = self._ask(kernel, kernel.ready, "probe", {}, device)
-            answer = self._probed[key]
+        key = _key(kernel, device)
+        if key not in self._probed:
+            self._known_in_capture(False, f"{kernel.name} would have to be probed on {device.name}")
+            with self._locks.holding(key, f"the probe of {kernel.plugin} on {device.name}"):
+                if key not in self._probed:
+                    answer = self._ask(kernel, kernel.ready, "probe", {}, device)
+                    if isinstance(answer, Rejection) and answer.passing:
+                        return answer
+                    self._probed[key] = answer
+        answer = self._probed[key]
         return answer if isinstance(answer, Rejection) else None
 
     def notes(self, kernel: Kernel, device: Device) -> tuple[str, ...]:
         """What the plugin's probe, or the plugin since, has to say of ``device``; nothing where it was not asked."""
-        answer = self._probed.get((kernel.plugin, device))
-        return tuple(answer.notes) if isinstance(answer, Usable) else ()
+        answer = self._probed.get(_key(kernel, device))
+        return tuple(map(one_line, answer.notes)) if isinstance(answer, Usable) else ()
 
     def check(self, kernel: Kernel, values: Mapping[str, int | None]) -> Rejection | None:
         """What the kernel's own ``check`` says of a request's values."""
@@ -114,36 +144,60 @@ class Readiness:
     def load(self, kernel: Kernel, entry: str) -> Rejection | None:
         """Why ``entry`` cannot be imported; None where it is."""
         self._known_in_capture(entry in self._loaded, f"{kernel.name} would have to be imported ({entry})")
-        try:
-            self.entry(entry)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the plugin border: the reason is kept
-            reason = f"importing {entry} raised {type(error).__name__}: {error}"
-            self._report(kernel, "import", reason, error)
-            return Rejection(ReasonCode.IMPORT_FAILED, f"{reason}; see `portakernel doctor`")
-        return None
+        if (rejection := self._rests(kernel)) is not None:
+            return rejection
+        imported = self._imported(entry)
+        if isinstance(imported, Returned):
+            return None
+        return self._rejection(kernel, ReasonCode.IMPORT_FAILED, "import", f"importing {entry}", imported)
 
     def _ask(
         self, kernel: Kernel, entry: str, what: str, values: Mapping[str, Any], *arguments: Any
     ) -> Rejection | Usable:
         if what == "check" and (failure := self.load(kernel, entry)) is not None:
             return failure
-        try:
+
+        def ask() -> Rejection | Usable:
             answer = self.entry(entry)(*arguments, **values)
             if answer is not None and not isinstance(answer, (Rejection, Usable) if what == "probe" else Rejection):
                 raise PortakernelError(f"returned {answer!r}; it must return None or a Rejection")
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the plugin border: the reason is kept
-            self._report(kernel, "ready" if what == "probe" else what, _raised(entry, error), error)
-            text = f"its {what} raised {type(error).__name__}: {error}; see `portakernel doctor`"
-            return Rejection(ReasonCode.PROBE_FAILED, text)
-        return Usable() if answer is None else answer
+            return Usable() if answer is None else answer
 
-    def _report(self, kernel: Kernel, stage: str, reason: str, error: BaseException) -> None:
+        if what == "probe":
+            if (rejection := self._rests(kernel)) is not None:
+                return rejection
+            outcome = call_bounded(f"{entry} of plugin {kernel.plugin}", ask, self._manager.patience_s)
+        else:
+            outcome = call_contained(ask)
+        if isinstance(outcome, Returned):
+            return outcome.value
+        stage = "ready" if what == "probe" else what
+        return self._rejection(kernel, ReasonCode.PROBE_FAILED, stage, entry, outcome, its=what)
+
+    def _rests(self, kernel: Kernel) -> Rejection | None:
+        """Why nothing is asked of a plugin that did not return once."""
+        if kernel.package is None or (rest := self._manager.rest(kernel.package)) is None:
+            return None
+        what = self._manager.resting[kernel.plugin]
+        return Rejection(ReasonCode.PROBE_FAILED, f"its {what} {rest}; see `portakernel doctor`")
+
+    def _rejection(
+        self, kernel: Kernel, code: ReasonCode, stage: str, what: str, outcome: Raised, *, its: str = ""
+    ) -> Rejection:
         if kernel.package is not None:
-            self._manager.report_broken(kernel.package, stage, reason, error)
+            self._manager.contain(kernel.package, stage, what, outcome)
+        text = f"{f'its {its}' if its else what} {outcome}"
+        if is_passing(outcome.error):
+            return Rejection(code, f"{text}; it is asked again", passing=True)
+        return Rejection(code, f"{text}; see `portakernel doctor`")
 
 
-def _raised(entry: str, error: BaseException) -> str:
-    return f"{entry} raised {type(error).__name__}: {error}"
+# A device for which a plugin was probed: found by its vendor's library or described by torch, it is the same one.
+_Probed = tuple[str, Target, str]
+
+
+def _key(kernel: Kernel, device: Device) -> _Probed:
+    return kernel.plugin, device.target, device.torch_device or device.uuid or device.name
 
 
 @functools.lru_cache(maxsize=256)
@@ -166,16 +220,14 @@ def installed_version(module: str, distribution: str = "") -> str | None:
 
     ``distribution`` is its name where it is known to be another: to find that out reads the files of all that is
     installed.
+
+    Raises:
+        OSError: what is installed cannot be read at this moment.
     """
     if find_folder(module) is None:
         return None
     for name in (distribution or module, module):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            return importlib.metadata.version(name)
-    providers = _providers().get(module, [])
-    return importlib.metadata.version(providers[0]) if providers else "0"
-
-
-@functools.cache
-def _providers() -> Mapping[str, list[str]]:
-    return importlib.metadata.packages_distributions()
+        if (known := version(name)) is not None:
+            return known
+    names = providers().get(module, [])
+    return (version(names[0]) if names else None) or "0"

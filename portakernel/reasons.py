@@ -82,7 +82,8 @@ REASONS: Mapping[ReasonCode, Reason] = {
         "Kernels with `build` in their manifest are compiled ahead for sizes, dtypes and values, never inside a call.",
         'build it ahead, with portakernel.warmup("{op}", ...)',
         "inductor.rms_norm",
-        'is not built for these sizes, dtypes and values; portakernel.warmup("rms_norm", x, weight) builds it',
+        'is not built for these sizes, dtypes and values; portakernel.warmup("rms_norm", dtype=\'bfloat16\','
+        " shape={'x': (4096, 8192)}) builds it there",
         command="rms_norm --target nvidia:sm_90 --dtype bfloat16 --shape x=4096x8192",
     ),
     ReasonCode.DENIED_BY_POLICY: Reason(
@@ -94,10 +95,14 @@ REASONS: Mapping[ReasonCode, Reason] = {
         "denied by command line",
         command="rms_norm --target nvidia:sm_90 --dtype bfloat16 --deny triton",
     ),
-    ReasonCode.NOT_IN_PLAN: Reason(
-        "A plan is strict for the op, and lists another kernel.",
-        "Kept for plans, which this version does not have: no kernel gets it.",
-        "add it to the plan, or ask without one",
+    ReasonCode.NOT_ALLOWED: Reason(
+        "A list of plugins says which may serve, and the kernel's is not among them.",
+        "`PORTAKERNEL_PLUGINS`, or `plugins` in a policy file: nothing else is imported. Several lists hold together:"
+        " a plugin has to be on each. The references remain, unless a policy forbids them.",
+        "add its plugin to the list that leaves it out ({text})",
+        "triton.rms_norm",
+        "PORTAKERNEL_PLUGINS allows only torch",
+        instead="Who keeps the list decides; the kernels on it serve.",
     ),
     ReasonCode.VENDOR: Reason(
         "The kernel is for another vendor's hardware.",
@@ -185,7 +190,7 @@ REASONS: Mapping[ReasonCode, Reason] = {
         "A size is outside what the kernel takes.",
         "`limits` in the manifest bounds the contract's dimensions; a plugin's `check` may bound what they make"
         " together.",
-        "bring {parameter} within its bound, by splitting or padding the call",
+        "use another kernel for such sizes",
         "liger.rms_norm",
         "needs N >= 1 and <= 65536; this is 131072",
         "N",
@@ -222,13 +227,14 @@ REASONS: Mapping[ReasonCode, Reason] = {
         "Nothing is to be done: another kernel's backward, or the reference's, takes what this forward saved.",
     ),
     ReasonCode.BACKWARD_MISMATCH: Reason(
-        "What forward saved is another kernel's own.",
+        "What forward saved is another kernel's own, or its gradient PyTorch's.",
         "Kernels that save what the contract names go with each other; one that saves tensors of its own (`saves: own`)"
-        " goes only with its own backward.",
-        "run forward with {kernel} too: `--use {kernel}`",
-        "liger.rms_norm",
-        "cannot read what triton.rms_norm saved",
+        " goes only with its own backward; one of torch operators (`saves: autograd`) calls none.",
+        "run forward with {kernel} too, and ask with `--saved-by {kernel}`",
+        "triton.linear_cross_entropy",
+        "cannot read what liger.linear_cross_entropy saved",
         "requires_grad",
+        "linear_cross_entropy --target nvidia:sm_90 --phase backward --saved-by liger.linear_cross_entropy",
     ),
     ReasonCode.NOT_DETERMINISTIC: Reason(
         "Equal results from run to run are required, and the kernel does not promise them.",
@@ -288,18 +294,23 @@ REASONS: Mapping[ReasonCode, Reason] = {
         "runs on opencl:pocl, attached to cpu:x86_64: only when a policy names it",
         "target",
     ),
+    ReasonCode.THIRD_PARTY: Reason(
+        "Nothing speaks against the kernel, but it is a third party's, and nobody has named it.",
+        "Installing a package changes nothing by itself: its kernels stand after the reference until a policy names"
+        " them, and serve unnamed only where nothing else can. Whether a package is portakernel's own is decided by"
+        " where its folder lies, not by what it calls itself.",
+        _PREFER,
+        "opencl.rms_norm",
+        "a third party's kernel waits until a policy names it (prefer: opencl, or PORTAKERNEL_PREFER=opencl);"
+        " reference.rms_norm serves",
+    ),
     ReasonCode.LOWER_PRIORITY: Reason(
         "Nothing speaks against the kernel: another one goes first.",
-        "A policy that names the other, a higher `priority`, or being first-party: the text says which.",
+        "A policy that names the other, or a higher `priority`: the text says which.",
         _PREFER,
         "torch.rms_norm",
         "priority 40 is below 60 of triton.rms_norm",
         None,
         "rms_norm --target nvidia:sm_90 --dtype bfloat16",
-    ),
-    ReasonCode.SLOWER_MEASURED: Reason(
-        "Nothing speaks against the kernel: another one was measured faster here.",
-        "Kept for measured tuning, which this version does not have: no kernel gets it.",
-        _PREFER,
     ),
 }  # fmt: skip

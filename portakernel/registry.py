@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, TypeGuard
 
 from pydantic import TypeAdapter, ValidationError
 
+from portakernel import torch_build
 from portakernel.arch import ArchSpace, Selector
 from portakernel.capability import Capability
 from portakernel.contract import Contract
 from portakernel.contracts import contract, contracts
 from portakernel.errors import ManifestError, UnknownNameError
+from portakernel.foreign import Raised, Returned, call_contained
 from portakernel.kernel import Kernel, Priority, listed_kernels, plugin_kernels
-from portakernel.locks import make_lock
+from portakernel.locks import KeyedLocks
 from portakernel.manifest import ArchFacts, BackendManifest, KernelEntry, Mode, PluginManifest
 from portakernel.manifest_file import Loaded, describe_errors
+from portakernel.passing import is_passing
 from portakernel.plugin_manager import Package, PluginManager
+from portakernel.printable import exception_text
 from portakernel.target import Device, Target
+from portakernel.target_names import find_target
 from portakernel.yaml_file import Document
 
 REFERENCE = "reference"
@@ -46,7 +51,8 @@ class Backend:
         listed = {arch for line in (*lines, *families.values()) for arch in line}
         # an arch in no line and no family is a line of its own
         lines += tuple((arch,) for arch in manifest.archs if arch not in listed)
-        space = ArchSpace(manifest.vendor, lines, families, manifest.open_ended)
+        products = {arch: tuple(facts.products) for arch, facts in manifest.archs.items() if facts.products}
+        space = ArchSpace(manifest.vendor, lines, families, manifest.open_ended, products)
         return cls(
             manifest.backend, manifest.vendor, manifest.torch_device, manifest.attach, space, manifest.archs, package,
             manifest.summary,
@@ -62,8 +68,8 @@ class Registry:
 
     def __init__(self, manager: PluginManager | None = None) -> None:
         self.manager = manager if manager is not None else PluginManager()
-        self._devices: tuple[Device, ...] | None = None
-        self._probing = make_lock()
+        self._devices: dict[str, tuple[Device, ...]] = {}
+        self._probing = KeyedLocks()
         self.backends: Mapping[str, Backend] = MappingProxyType(self._backends())
         self.spaces: Mapping[str, ArchSpace] = MappingProxyType(
             {backend.vendor: backend.space for backend in self.backends.values()}
@@ -108,13 +114,12 @@ class Registry:
     def _listed(self, package: Package, loaded: Loaded[PluginManifest], returned: Any) -> tuple[Kernel, ...]:
         """The kernels that a hook returned, checked as strictly as a manifest's."""
         place, base = str(package), "portakernel_kernels"
-        try:
-            entries = list(returned)
-        except Exception as error:
-            text = (
-                f"{place}: {base} returned {returned!r}, which is no list of kernels: {type(error).__name__}: {error}"
-            )
+        listing = call_contained(lambda: list(returned))
+        if isinstance(listing, Raised):
+            error = listing.error
+            text = f"{place}: {base} returned {returned!r}, which is no list of kernels: {exception_text(error)}"
             raise ManifestError(place, [text]) from error
+        entries = listing.value
         document, model = Document(place, {base: entries}, None), dict[str, list[KernelEntry]]
         try:
             kernels = TypeAdapter(model).validate_python(document.data)[base]
@@ -151,40 +156,63 @@ class Registry:
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """The devices that the backends find on this machine, probed once, on first use."""
-        if self._devices is None:
-            with self._probing:
-                if self._devices is None:
-                    self._devices = self._probe()
-        return self._devices
+        """The devices that all backends find on this machine, each probed once, on first use."""
+        return self._of(self.backends.values())
 
-    def _probe(self) -> tuple[Device, ...]:
-        found: list[Device] = []
-        for package, returned in self.manager.call("portakernel_targets"):
-            backend = self.backends.get(package.name)
-            if backend is None:
-                continue
-            devices = list(returned) if isinstance(returned, (list, tuple)) else [returned]
-            strangers = [device for device in devices if not _is_device(device)]
-            foreign = {device.target.vendor for device in devices if _is_device(device)} - {backend.vendor}
-            if foreign:
-                text = f"portakernel_targets returned devices of {', '.join(sorted(foreign))}; the backend's vendor is"
-                self.manager.report_broken(package, "hook", f"{text} {backend.vendor}")
-            if strangers:
-                kind = type(strangers[0]).__name__
-                self.manager.report_broken(
-                    package, "hook", f"portakernel_targets returned a {kind}; it must return Devices"
-                )
-            ours = [device for device in devices if _is_device(device) and device.target.vendor == backend.vendor]
-            found += [replace(device, attached=backend.attach) for device in ours]
-        return tuple(found)
+    def reachable_devices(self) -> tuple[Device, ...]:
+        """The devices of those vendors that the installed torch can reach; the others' backends are not asked."""
+        return self._of(backend for backend in self.backends.values() if self.reaches(backend))
+
+    def devices_on(self, kind: str) -> tuple[Device, ...]:
+        """The devices that torch can reach as ``kind`` (``"cuda"``); no other vendor is probed."""
+        backends = (b for b in self.backends.values() if b.torch_device == kind and not b.attach and self.reaches(b))
+        return self._of(backends)
 
     def attached_to(self, torch_device: str) -> tuple[Device, ...]:
-        """The devices of other vendors that share the tensors of a torch device; probes only where there can be any."""
+        """The devices of other vendors that share the tensors of a torch device; no other vendor is probed."""
         kind = torch_device.partition(":")[0]
-        if not any(backend.attach and backend.torch_device == kind for backend in self.backends.values()):
-            return ()
-        return tuple(device for device in self.devices if device.attached and device.torch_device == torch_device)
+        attached = self._of(b for b in self.backends.values() if b.attach and b.torch_device == kind)
+        return tuple(device for device in attached if device.torch_device == torch_device)
+
+    def devices_of(self, backend: Backend) -> tuple[Device, ...]:
+        """The devices that one backend finds; kept, unless a fault that passes was in the way."""
+        if backend.name not in self._devices:
+            with self._probing.holding(backend.name, f"portakernel_targets of {backend.package}"):
+                if backend.name not in self._devices:
+                    outcome = self._probe(backend)
+                    if isinstance(outcome, Raised) and is_passing(outcome.error):
+                        return ()
+                    self._devices[backend.name] = outcome.value if isinstance(outcome, Returned) else ()
+        return self._devices[backend.name]
+
+    def reaches(self, backend: Backend) -> bool:
+        """Whether the installed torch is built for a backend's vendor; nothing is probed to say so."""
+        return torch_build.reaches(torch_build.installed(), backend.vendor)
+
+    def _of(self, backends: Iterable[Backend]) -> tuple[Device, ...]:
+        return tuple(device for backend in backends for device in self.devices_of(backend))
+
+    def _probe(self, backend: Backend) -> Returned[tuple[Device, ...]] | Raised:
+        package = backend.package
+        if package not in self.manager.implementing("portakernel_targets"):
+            return Returned(())
+        outcome = self.manager.ask(package, "portakernel_targets")
+        if isinstance(outcome, Raised):
+            return outcome
+        returned = outcome.value
+        devices = list(returned) if isinstance(returned, (list, tuple)) else [returned]
+        strangers = [device for device in devices if not _is_device(device)]
+        foreign = {device.target.vendor for device in devices if _is_device(device)} - {backend.vendor}
+        if foreign:
+            text = f"portakernel_targets returned devices of {', '.join(sorted(foreign))}; the backend's vendor is"
+            self.manager.report_broken(package, "hook", f"{text} {backend.vendor}")
+        if strangers:
+            kind = type(strangers[0]).__name__
+            self.manager.report_broken(
+                package, "hook", f"portakernel_targets returned a {kind}; it must return Devices"
+            )
+        ours = [device for device in devices if _is_device(device) and device.target.vendor == backend.vendor]
+        return Returned(tuple(replace(device, attached=backend.attach) for device in ours))
 
     def for_op(self, op: str) -> tuple[Kernel, ...]:
         """Every kernel of ``op``.
@@ -206,20 +234,15 @@ class Registry:
         return not kernel.is_reference and claimed <= attached
 
     def target(self, text: str, *, where: str = "") -> Target:
-        """The target written ``vendor:arch``, both known.
+        """The target that ``text`` means: ``vendor:arch``, or with a product in the arch's place (``nvidia:h100``).
+
+        The vendor may be left out where one alone has such an arch or product.
 
         Raises:
-            UnknownNameError: no backend has that vendor, or its vendor has no such arch.
-            ArgumentValueError: the text is not of that form.
+            UnknownNameError: no backend has that vendor, or its vendor has no such arch and no such product.
+            ArgumentValueError: the text is not of that form, or means several archs.
         """
-        target = Target.parse(text)
-        if target.vendor not in self.spaces:
-            raise UnknownNameError("vendor", target.vendor, self.spaces, where=where)
-        space = self.spaces[target.vendor]
-        others = [vendor for vendor, other in self.spaces.items() if target.arch in other.archs]
-        hint = f"It is an arch of {others[0]}: {others[0]}:{target.arch}" if others else ""
-        space.check(target.arch, where=where, hint=hint)
-        return target
+        return find_target(text, self.spaces, where=where)
 
     def mode(self, plugin: str, name: str) -> Mode | None:
         """A plugin's way to execute without its device."""
@@ -236,19 +259,31 @@ class Registry:
         entry = self.manager.plugins.get(plugin)
         return entry[1].manifest.units if entry else None
 
+    def find(self, name: str) -> tuple[Kernel, ...]:
+        """The kernels that ``name`` means: one by its full name, or all of a plugin; none where nothing has it."""
+        if name in self.kernels:
+            return (self.kernels[name],)
+        return tuple(kernel for kernel in self.kernels.values() if kernel.plugin == name)
+
     def named(self, name: str, *, where: str = "") -> tuple[Kernel, ...]:
-        """The kernels that ``name`` means: one by its full name, or all of a plugin.
+        """The kernels that ``name`` means (``find``).
 
         Raises:
             UnknownNameError: neither a kernel nor a plugin is called that.
         """
-        if name in self.kernels:
-            return (self.kernels[name],)
-        of_plugin = tuple(kernel for kernel in self.kernels.values() if kernel.plugin == name)
-        if of_plugin:
-            return of_plugin
-        broken = next((b for b in self.manager.broken if name.partition(".")[0] == b.package.name), None)
-        hint = f"Plugin {broken.package} is broken: {broken.reason}" if broken else ""
+        if found := self.find(name):
+            return found
+        plugin, hint = name.partition(".")[0], ""
+        known = self.manager.plugins.get(plugin)
+        if broken := next((fault for fault in self.manager.broken if fault.package.name == plugin), None):
+            hint = f"Plugin {broken.package} is broken: {broken.reason.partition(chr(10))[0]}"
+        elif broken := next((fault for fault in self.manager.broken_but_off if fault.package.name == plugin), None):
+            switched = plugin in self.manager.disabled
+            why = "PORTAKERNEL_DISABLE switches it off" if switched else "a list of plugins leaves it out"
+            text = f"Plugin {broken.package} may not be imported ({why})"
+            hint = f"{text}, and is broken besides: {broken.reason.partition(chr(10))[0]}"
+        elif known and "portakernel_kernels" in known[1].manifest.hooks and self.manager.is_off(known[0]):
+            hint = f"Plugin {known[0]} may not be imported, so that kernels which it lists in code are not known"
         raise UnknownNameError("kernel or plugin", name, [*self.kernels, *self.plugins()], where=where, hint=hint)
 
 

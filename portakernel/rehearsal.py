@@ -5,6 +5,7 @@ What several calls have to compile is compiled before the first of them, side by
 
 from __future__ import annotations
 
+import functools
 import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,13 +20,14 @@ from portakernel import runtime
 from portakernel.call import OpCaller
 from portakernel.capture import is_capturing
 from portakernel.compilation import compilations
-from portakernel.contracts import contracts
+from portakernel.contracts import contract, contracts
 from portakernel.devices import find_device
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, CaptureError, PortakernelError, WarmupError
 from portakernel.key_table import Placement
 from portakernel.naming import strictly
 from portakernel.offline.ahead import compile_ahead, serving_jobs
 from portakernel.offline.job import Job
+from portakernel.printable import exception_text
 from portakernel.question import ask
 from portakernel.recording import Recording
 from portakernel.request import Phase, Request
@@ -55,7 +57,9 @@ class _Step:
         return str(next(iter(self.requests.values())))
 
 
-Prepare = Callable[[Progress], Sequence[_Step]]
+# The calls that could not be made, each with its diagnosis or what it raised.
+Failed = dict[str, str | Exception]
+Prepare = Callable[[Progress, Failed], Sequence[_Step]]
 
 
 def rehearse_function(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Warmup:
@@ -72,52 +76,85 @@ def rehearse_function(function: Callable[..., Any], args: Sequence[Any], kwargs:
     def recorded(progress: Progress) -> AbstractContextManager[object]:
         return Recording(callers, progress)
 
-    return _rehearsed(lambda progress: [_Step(lambda: function(*args, **kwargs))], recorded)
+    return _rehearsed(lambda progress, failed: [_Step(lambda: function(*args, **kwargs))], recorded, alone=True)
 
 
-def rehearse_calls(
-    calls: Sequence[tuple[OpCaller, Sequence[Any], Sequence[Any], str | None]],
-    shown: Progress | None = None,
-    workers: int | None = None,
+_Made = tuple[OpCaller, Sequence[Any], Sequence[Any], str | None]
+
+
+def rehearse_call(
+    caller: OpCaller, tensors: Sequence[Any], parameters: Sequence[Any], kernel: str | None = None
 ) -> Warmup:
-    """Warms up calls, each an op's caller, its tensors, its parameters, and the kernel to name or None.
-
-    They run on scratch copies of their tensors. ``shown`` is told of the progress, or a terminal; ``workers`` bounds
-    the processes that compile, of which there is else one a core.
+    """Warms up a call of an op, by its tensors and parameters, and the kernel to name or None, on scratch copies.
 
     Raises:
-        WarmupError: some could not be compiled, or run; the others were.
+        ArgumentTypeError, ArgumentValueError, NoKernelError: it cannot be made.
+        WarmupError: it could not be compiled, or run.
     """
-
-    def prepare(progress: Progress) -> Sequence[_Step]:
-        for caller, tensors, parameters, kernel in calls:
-            if any(tensor is not None and tensor.is_meta for tensor in tensors):
-                raise ArgumentValueError(
-                    f"{caller.contract.op}: on meta tensors nothing runs; give tensors of a device"
-                )
-            build_for(caller, tensors, parameters, kernel, progress)
-        return [_on_scratch(*call) for call in calls]
-
-    return _rehearsed(prepare, lambda progress: nullcontext(), shown, workers)
+    return _rehearsed_calls([(caller.contract.op, lambda: (caller, tensors, parameters, kernel))], alone=True)
 
 
 def rehearse_described(
-    calls: Sequence[Call], default: Callable[[], Device], shown: Progress | None = None, workers: int | None = None
+    calls: Sequence[Call],
+    device_of: Callable[[Call], str],
+    shown: Progress | None = None,
+    workers: int | None = None,
+    *,
+    alone: bool = False,
 ) -> Warmup:
-    """Warms up calls in words, on zeros; ``default`` finds the device of those that name none.
+    """Warms up calls in words, on zeros; ``device_of`` says on which of torch's devices.
 
-    ``shown`` and ``workers`` are as for ``rehearse_calls``, and so is what it raises.
+    ``shown`` is told of the progress, or a terminal; ``workers`` bounds the processes that compile, of which there is
+    else one a core. ``alone``: there is one call, and no others to go on with.
 
     Raises:
-        UnknownNameError, ArgumentTypeError, ArgumentValueError: the words make no call of the op.
+        UnknownNameError: an op that there is not; nothing was warmed up.
+        UnknownNameError, ArgumentTypeError, ArgumentValueError, NoKernelError: of one alone, it cannot be made.
+        WarmupError: some could not be made, compiled or run; the others were.
     """
+    for call in calls:
+        contract(call.op)
     with torch.enable_grad():  # whether there are gradients is what `training` says, wherever this is called
-        described = [_described(call, call.device or default().torch_device or "cpu") for call in calls]
-        return rehearse_calls(described, shown, workers)
+        made = [(str(call), functools.partial(_described, call, device_of)) for call in calls]
+        return _rehearsed_calls(made, shown, workers, alone=alone)
 
 
-def _described(call: Call, device: str) -> tuple[OpCaller, list[Tensor | None], list[Any], str | None]:
-    caller = runtime.caller(call.op)
+def _rehearsed_calls(
+    calls: Sequence[tuple[str, Callable[[], _Made]]],
+    shown: Progress | None = None,
+    workers: int | None = None,
+    *,
+    alone: bool,
+) -> Warmup:
+    """Warms up calls, each under its name; ``alone``: what cannot be made is its own error."""
+
+    def prepare(progress: Progress, failed: Failed) -> Sequence[_Step]:
+        steps: list[_Step] = []
+        for name, make in calls:
+            try:
+                steps.append(_prepared(*make(), progress))
+            except Exception as error:  # the plugin border: what a build raises stops no other call
+                if alone:
+                    raise
+                failed[name] = error
+        return steps
+
+    return _rehearsed(prepare, lambda progress: nullcontext(), shown, workers, alone=alone)
+
+
+def _prepared(
+    caller: OpCaller, tensors: Sequence[Any], parameters: Sequence[Any], kernel: str | None, progress: Progress
+) -> _Step:
+    """The call, with what it needs built."""
+    caller.arguments.check_kinds(tensors)
+    if any(tensor is not None and tensor.is_meta for tensor in tensors):
+        raise ArgumentValueError(f"{caller.contract.op}: on meta tensors nothing runs; give tensors of a device")
+    build_for(caller, tensors, parameters, kernel, progress)
+    return _on_scratch(caller, tensors, parameters, kernel)
+
+
+def _described(call: Call, device_of: Callable[[Call], str]) -> _Made:
+    caller, device = runtime.caller(call.op), device_of(call)
     try:
         place = torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as error:  # what torch raises for a device that is not there, or is none
@@ -141,16 +178,19 @@ def _rehearsed(
     first_run: Callable[[Progress], AbstractContextManager[object]],
     shown: Progress | None = None,
     workers: int | None = None,
+    *,
+    alone: bool,
 ) -> Warmup:
     """Prepares, then runs until a run brings nothing new; the first run inside ``first_run``."""
     if is_capturing():
         raise CaptureError("portakernel.warmup runs and compiles kernels")
     start, compiled_before = time.perf_counter(), len(compilations())
     with progressing() if shown is None else nullcontext(shown) as progress:
-        steps = prepare(progress)
-        ahead, failed = _compile_ahead(steps, progress, workers)
-        able = [step for step in steps if not any(str(job) in failed for job, _ in step.jobs)]
-        first_error: Exception | None = None
+        failed: Failed = {}
+        steps = prepare(progress, failed)
+        ahead, uncompiled = _compile_ahead(steps, progress, workers)
+        able = [step for step in steps if not any(str(job) in uncompiled for job, _ in step.jobs)]
+        failed.update(uncompiled)
         steps = []
         with first_run(progress):
             for place, step in enumerate(able):
@@ -159,10 +199,9 @@ def _rehearsed(
                 try:
                     step.run()
                 except Exception as error:  # the plugin border: what a kernel raises stops no other call
-                    if isinstance(error, PortakernelError) or not step.requests:
+                    if (alone and isinstance(error, PortakernelError)) or not step.requests:
                         raise
-                    failed[step.name] = f"{type(error).__name__}: {error}"
-                    first_error = first_error or error
+                    failed[step.name] = error
                 else:
                     steps.append(step)
         runs, settled = 1, False
@@ -188,11 +227,16 @@ def _rehearsed(
         settled,
         seconds,
         ahead=ahead,
-        failed=tuple(failed.items()),
+        failed=tuple((call, why if isinstance(why, str) else _raised(why)) for call, why in failed.items()),
     )
     if failed:
-        raise WarmupError(found) from first_error
+        raise WarmupError(found) from next((why for why in failed.values() if isinstance(why, Exception)), None)
     return found
+
+
+def _raised(error: Exception) -> str:
+    """What a call raised: portakernel's own errors say it themselves."""
+    return str(error) if isinstance(error, PortakernelError) else exception_text(error)
 
 
 def _compile_ahead(
@@ -230,24 +274,24 @@ def _on_scratch(
     """The public call on copies of ``tensors``, and the gradients of what it returns where they need some."""
     from portakernel import ops
 
-    function, contract = getattr(ops, caller.contract.op), caller.contract
-    phases = phases_of(contract, tensors)
-    copies = {name: like(t) for name, t in zip(contract.names, tensors, strict=True) if t is not None}
-    positional = [copies.get(tensor.name) for tensor in contract.tensors if not tensor.keyword]
+    function, described_op = getattr(ops, caller.contract.op), caller.contract
+    phases = phases_of(described_op, tensors)
+    copies = {name: like(t) for name, t in zip(described_op.names, tensors, strict=True) if t is not None}
+    positional = [copies.get(tensor.name) for tensor in described_op.tensors if not tensor.keyword]
     named = {
-        tensor.name: copies[tensor.name] for tensor in contract.tensors if tensor.keyword and tensor.name in copies
+        tensor.name: copies[tensor.name] for tensor in described_op.tensors if tensor.keyword and tensor.name in copies
     }
     named |= caller.arguments.named(parameters)
 
     def run() -> None:
         found = function(*positional, **named, kernel=kernel)
         results = [result for result in (found if isinstance(found, tuple) else (found,)) if result.requires_grad]
-        if Phase.INFERENCE not in phases and results and contract.gradient != "none":
+        if Phase.INFERENCE not in phases and results and described_op.gradient != "none":
             leaves = [copy for copy in copies.values() if copy.requires_grad]
             torch.autograd.grad(results, leaves, [torch.ones_like(r) for r in results], allow_unused=True)
 
     values = caller.arguments.canonical(parameters)
-    policy = caller.policy(strictly(caller.dispatcher.registry, contract.op, kernel))
-    jobs = serving_jobs(caller, [copies.get(name) for name in contract.names], values, phases, policy)
+    policy = caller.policy(strictly(caller.dispatcher.registry, described_op.op, kernel))
+    jobs = serving_jobs(caller, [copies.get(name) for name in described_op.names], values, phases, policy)
     requests = {phase: caller.arguments.request(tensors, values, phase) for phase in phases}
     return _Step(run, requests, tuple(jobs))

@@ -8,7 +8,12 @@ from enum import StrEnum
 from typing import Any
 
 from portakernel.contract import Contract
+from portakernel.contracts import contracts
+from portakernel.printable import brief
 from portakernel.target import Device, Target
+
+# What a question takes the memory of a tensor to be like.
+PLAIN_FACTS: Mapping[str, int] = {"contiguous": True, "flat_rows": True, "stride_last": 1, "alignment": 16}
 
 
 class Phase(StrEnum):
@@ -53,10 +58,15 @@ class Request:
         found = self.facts if "." in parameter else self.dims if parameter in self.dims else self.values
         return found.get(parameter)
 
+    def __repr__(self) -> str:
+        return brief(f"<Request: {self}>")
+
     def __str__(self) -> str:
         parts = [f"{name} {dtype}" for name, dtype in self.dtypes.items()]
         parts += [f"{name}={value}" for name, value in self.dims.items()]
-        parts += [f"{name}={value!r}" for name, value in self.features.items()]
+        described = contracts().get(self.op)
+        told = changed_values(described, self.values) if described is not None else {}
+        parts += [f"{name}={value!r}" for name, value in {**told, **self.features}.items()]
         parts += [f"{name} scales {value}" for name, value in self.formats.items()]
         parts += sorted(self.requires)
         phase = "" if self.phase is Phase.INFERENCE else f" ({self.phase})"
@@ -85,6 +95,15 @@ def typed_values(contract: Contract, values: Mapping[str, Any]) -> dict[str, str
 def format_values(contract: Contract, values: Mapping[str, Any]) -> dict[str, str]:
     """The scale formats that parameters hold, under the names of the tensors that have them."""
     return {p.of or p.name: values[p.name] for p in contract.parameters if p.kind == "format"}
+
+
+def changed_values(contract: Contract, values: Mapping[str, object]) -> dict[str, object]:
+    """The keyword arguments that are not at their defaults, but for dtypes and scale formats, told with tensors'."""
+    return {
+        p.name: values[p.name]
+        for p in contract.parameters
+        if p.kind not in ("dtype", "format") and values.get(p.name, p.default) != p.default
+    }
 
 
 def asked_features(contract: Contract, values: Mapping[str, Any], given: Container[str]) -> dict[str, object]:

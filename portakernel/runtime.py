@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
-import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
-from portakernel.config import Config, unknown_variables
-from portakernel.contracts import contracts
+from portakernel.config import Config
+from portakernel.contracts import contract, contracts
 from portakernel.dispatch import Dispatcher
-from portakernel.errors import ConfigWarning
+from portakernel.errors import CalledBackError
+from portakernel.forks import unsplit
 from portakernel.locks import make_lock
 
 if TYPE_CHECKING:
@@ -18,12 +20,31 @@ if TYPE_CHECKING:
     from portakernel.torch_bridge.registration import Bridge
 
 _lock = make_lock()  # a cache alone would build two when two threads come first
+# What is being made here, or by the thread that waits for this one: a plugin's hook may ask for it too.
+_MAKING: ContextVar[tuple[str, ...]] = ContextVar("_MAKING", default=())
+
+
+@contextmanager
+def _making(what: str) -> Iterator[None]:
+    """Inside, ``what`` is being made; plugins that it asks are told so, should they ask back.
+
+    Raises:
+        CalledBackError: it is being made for the same call.
+    """
+    if what in _MAKING.get():
+        text = f"{what} is being made, which waits for what asks for it now: a plugin's hook, or the import of its"
+        raise CalledBackError(f"{text} module. Ask portakernel later, when an op is called")
+    # who acts for the lock's holder has it
+    with nullcontext() if _MAKING.get() else _lock:
+        token = _MAKING.set((*_MAKING.get(), what))
+        try:
+            yield
+        finally:
+            _MAKING.reset(token)
 
 
 @functools.cache
 def _dispatcher() -> Dispatcher:
-    for text in unknown_variables():
-        warnings.warn(text, ConfigWarning, stacklevel=3)
     config = Config.from_environment()
     made = Dispatcher(config=config)
     if config.log == "summary":
@@ -34,9 +55,17 @@ def _dispatcher() -> Dispatcher:
 
 
 def dispatcher() -> Dispatcher:
-    """The process's dispatcher, made from what is installed and the environment."""
-    with _lock:
-        return _dispatcher()
+    """The process's dispatcher, made from what is installed and the environment.
+
+    Raises:
+        CalledBackError: it is being made, and a plugin that is asked for its kernels asks for it.
+        OSError: what is installed cannot be read at this moment; nothing is kept of the attempt.
+    """
+    with _making("portakernel's list of kernels"), unsplit("making the dispatcher"):
+        made = _dispatcher()
+    # once it is kept: a warning that is an error is raised once, and what it was about is left out from then on
+    made.process.warn_of_doubts()
+    return made
 
 
 class _Bridges:
@@ -44,38 +73,42 @@ class _Bridges:
 
     def __init__(self) -> None:
         self.made: Mapping[str, Bridge] = {}
-        self._making = False
 
     def make(self) -> Mapping[str, Bridge]:
-        """All of them, or where they are being made none; the lock is held."""
-        if not self.made and not self._making:
-            from portakernel.call import OpCaller
-            from portakernel.torch_bridge.registration import Bridge
+        """All of them.
 
-            self._making = True
-            try:
+        Raises:
+            CalledBackError: they are being made, and what is asked meanwhile asks for them.
+        """
+        if self.made:
+            return self.made
+        with _making(_REGISTRATION), unsplit("registering the ops"):
+            if not self.made:
+                from portakernel.call import OpCaller
+                from portakernel.torch_bridge.registration import Bridge
+
                 self.made = {op: Bridge(OpCaller(contract, dispatcher())) for op, contract in contracts().items()}
-            finally:
-                self._making = False
         return self.made
 
 
+_REGISTRATION = "the registration of portakernel's ops"
 _bridges = _Bridges()
 
 
 def caller(op: str) -> OpCaller:
-    """The caller of ``op``; the first one asked for registers every op in ``torch.ops.portakernel``."""
-    with _lock:
-        return _bridges.make()[op].caller
+    """The caller of ``op``; the first one asked for registers every op in ``torch.ops.portakernel``.
+
+    Raises:
+        UnknownNameError: there is no such op.
+    """
+    return _bridges.make()[contract(op).op].caller
 
 
 def register() -> bool:
     """Registers every op in ``torch.ops.portakernel``; false while this thread is about it."""
-    with _lock:
-        return bool(_bridges.make())
+    return _REGISTRATION not in _MAKING.get() and bool(_bridges.make())
 
 
 def callers_so_far() -> list[OpCaller]:
     """The callers there are by now; none are made for the sake of asking."""
-    with _lock:
-        return [bridge.caller for bridge in _bridges.made.values()]
+    return [bridge.caller for bridge in _bridges.made.values()]

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from multiprocessing import util
 
 from portakernel.api import Served, stats
+from portakernel.printable import exception_text
 from portakernel.runtime import callers_so_far
 
 # A line of calls: the op, the kernel that served, on which target, and the better ones that could not.
@@ -45,7 +46,7 @@ class Summary:
             calls = _lines(stats()) - self._inherited
             told = sentence(calls, reasons()) if calls else ""
         except Exception as error:  # noqa: BLE001 - a log line is not worth a traceback at exit
-            told = f"no summary: {type(error).__name__}: {error}"
+            told = f"no summary: {exception_text(error)}"
         # a stream that is closed by now takes no line
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.write(f"{who}: {told}\n" if told else "")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from portakernel.arch import normalise
 from portakernel.errors import ArgumentValueError
+from portakernel.printable import brief, one_line
 
 _VENDOR = re.compile(r"[a-z][a-z0-9_]*")
 
@@ -17,6 +18,10 @@ class Target:
 
     vendor: str
     arch: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "vendor", one_line(self.vendor))
+        object.__setattr__(self, "arch", one_line(self.arch))
 
     def __str__(self) -> str:
         return f"{self.vendor}:{self.arch}"
@@ -43,7 +48,8 @@ class Device:
     """One device of this machine, as a backend found it.
 
     ``torch_device`` is torch's name for it (``cuda:0``) after visibility masks, or ``None`` where the installed torch
-    cannot reach it; ``note`` then says why. ``uuid`` is the vendor's identity and outlives re-numbering.
+    cannot reach it; ``note`` then says why. ``uuid`` is the vendor's identity and outlives re-numbering. ``features``
+    are the options of its architecture (``optional`` in ``backend.yaml``) that it has; None where nobody could say.
     """
 
     target: Target
@@ -54,3 +60,13 @@ class Device:
     driver: str | None = None
     attached: bool = False
     note: str = ""
+    features: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        # drivers and plugins say these
+        for name in ("name", "torch_device", "uuid", "driver", "note"):
+            if (text := getattr(self, name)) is not None:
+                object.__setattr__(self, name, one_line(text))
+
+    def __repr__(self) -> str:
+        return brief(f"<Device {self.torch_device or 'out of reach of torch'}: {self.name}, {self.target}>")

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-import logging
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Literal
 
-_LOG = logging.getLogger("portakernel")
+from portakernel.passing import is_passing
+from portakernel.printable import logger
+from portakernel.regular_file import read_regular
 
+_LOG = logger()
+
+_MAX_BYTES = 1 << 20
 _PLATFORMS = ("cuda", "hip", "xpu")
 _ARTICLES = {"XPU": "an"}
 
@@ -40,8 +44,10 @@ def installed() -> TorchBuild | None:
     if path is None:
         return None
     try:
-        return parse(path.read_text(encoding="utf-8"))
+        return parse(read_regular(path, limit=_MAX_BYTES).decode("utf-8"))
     except (OSError, SyntaxError, ValueError) as error:
+        if is_passing(error):
+            raise
         _LOG.debug("cannot read torch's version from %s: %s", path, error)
         return None
 
@@ -73,6 +79,18 @@ def unreachable(build: TorchBuild | None, platform: Literal["CUDA", "ROCm", "XPU
     if {"CUDA": build.cuda, "ROCm": build.hip, "XPU": build.xpu}[platform]:
         return ""
     return f"{build}: {way_out}"
+
+
+def reaches(build: TorchBuild | None, vendor: str) -> bool:
+    """Whether ``build`` can have tensors on a vendor's devices, as far as a build says; of other vendors it says not.
+
+    Where torch is not installed, or names no version, nothing is ruled out.
+    """
+    if vendor == "apple":
+        return sys.platform == "darwin"
+    if build is None:
+        return True
+    return bool({"nvidia": build.cuda, "amd": build.hip, "intel": build.xpu}.get(vendor, build.version))
 
 
 def _version_file() -> Path | None:

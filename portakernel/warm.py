@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from portakernel.call import OpCaller
-from portakernel.capability import CannotRun, ReasonCode, Rejection
+from portakernel.capability import OUTRANKED, CannotRun, ReasonCode, Rejection
 from portakernel.contract import Contract
 from portakernel.decision import Decision
 from portakernel.dispatch import Dispatcher
@@ -132,7 +132,7 @@ def waiting(decision: Decision) -> list[Kernel]:
 
     Those that were built before are among them: that may have been for other leading dimensions.
     """
-    in_the_way = {ReasonCode.NEEDS_BUILD, ReasonCode.LOWER_PRIORITY}
+    in_the_way = {ReasonCode.NEEDS_BUILD, *OUTRANKED}
     return [
         candidate.kernel
         for candidate in decision.candidates

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
+from portakernel.printable import brief
 from portakernel.request import Request
 
 
@@ -26,6 +27,13 @@ class Call:
     kernel: str | None = None
     parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
+    def __str__(self) -> str:
+        words = (f"{each.name}={getattr(self, each.name)!r}" for each in fields(self) if getattr(self, each.name))
+        return f"Call({', '.join(words)})"
+
+    def __repr__(self) -> str:
+        return brief(str(self))
+
 
 @dataclass(frozen=True, slots=True)
 class WarmCall:
@@ -39,6 +47,9 @@ class WarmCall:
     kernel: str
     calls: int
     fallback: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return brief(f"<WarmCall {self.kernel}, {self.calls} times: {self.request}>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +96,17 @@ class Warmup:
             "seconds": round(self.seconds, 3),
         }
 
+    def failures(self) -> list[str]:
+        """Each call that could not be made with its reason, whose further lines stand below it."""
+        return [f"{call}: {error}".replace("\n", "\n    ") for call, error in self.failed]
+
+    def __repr__(self) -> str:
+        state = "settled" if self.settled else "not settled"
+        counts = {"built": len(self.built), "not built": len(self.declined), "failed": len(self.failed)}
+        told = [f"{count} {what}" for what, count in counts.items() if count]
+        calls = f"{len(self.calls)} kind{'s' * (len(self.calls) != 1)} of calls"
+        return brief(f"<Warmup {state} after {self.runs} runs: {', '.join([calls, *told])}>")
+
     def __str__(self) -> str:
         kinds = "1 kind of call is" if len(self.calls) == 1 else f"{len(self.calls)} kinds of calls are"
         end = "" if self.settled else "; the last run still decided or compiled something new"
@@ -100,5 +122,5 @@ class Warmup:
         lines += [f"  not built {name}: {reason}" for name, reason in self.declined]
         lines += [f"  compiled ahead {call}" for call in self.ahead]
         lines += [f"  compiled {name}" for name in dict.fromkeys(self.compiled)]
-        lines += [f"  failed {call}: {error}" for call, error in self.failed]
+        lines += [f"  failed {failure}" for failure in self.failures()]
         return "\n".join(lines)

@@ -6,6 +6,8 @@ comes from a stranger's package. Here the parser's events are folded into data w
 
 from __future__ import annotations
 
+import errno
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +16,8 @@ from typing import Any
 import yaml
 
 from portakernel.errors import ManifestError
+from portakernel.printable import is_unshown, one_line
+from portakernel.regular_file import read_regular
 
 MAX_BYTES = 1 << 20
 MAX_ALIASES = 64
@@ -24,6 +28,17 @@ MAX_NUMBER = 64
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C parser, six times faster, where PyYAML has it
 _RESOLVER: Any = yaml.SafeLoader("")  # for its implicit types alone
 _PLAIN_TAGS = {f"tag:yaml.org,2002:{name}": name for name in ("null", "bool", "int", "float", "str")}
+
+# What YAML 1.1 and 1.2 read alike. 012 is 10 in the one and 12 in the other, 1:30 is 90 and text, no is false and text.
+_DECIMAL = r"[-+]?(0|[1-9][0-9]*)"
+_PLAIN = {
+    "bool": re.compile("true|false|True|False|TRUE|FALSE"),
+    "int": re.compile(_DECIMAL),
+    "float": re.compile(rf"{_DECIMAL}?\.[0-9]*([eE][-+][0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"),
+    "str": re.compile(r"(?!)"),
+}
+# What YAML 1.2 reads as a number and 1.1 does not.
+_ODD_NUMBER = re.compile(r"[-+]?0(o[0-7]+|[0-9]+)")
 
 KeyPath = tuple[str | int, ...]
 
@@ -112,6 +127,7 @@ class _Builder:
         return (*frame.path, str(frame.key))
 
     def scalar(self, event: Any) -> Any:
+        self.refuse_unshown(event.start_mark, event.value, "\n\t")
         if event.tag is not None:
             raise self.fail(event.start_mark, f"tag {event.tag!r} is not accepted; quote the value if it is text")
         if not event.implicit[0]:
@@ -120,16 +136,23 @@ class _Builder:
         if tag == "tag:yaml.org,2002:merge":
             raise self.fail(event.start_mark, "merge keys (<<) are not accepted; a plugin.yaml has `defaults:` instead")
         kind = _PLAIN_TAGS.get(tag, "str")  # a date stays the text that it was
-        if kind == "str":
+        if kind == "str" and not _ODD_NUMBER.fullmatch(event.value):
             return event.value
         if len(event.value) > MAX_NUMBER:
             shown = event.value[:40] + "…"
             raise self.fail(event.start_mark, f"{shown!r} is not a {kind}: it has {len(event.value)} characters")
         try:
             node = yaml.ScalarNode(tag, event.value)
-            return _RESOLVER.yaml_constructors[tag](_RESOLVER, node)
+            value = event.value if kind == "str" else _RESOLVER.yaml_constructors[tag](_RESOLVER, node)
         except ValueError as error:
             raise self.fail(event.start_mark, f"{event.value!r} is not a {kind}: {error}") from error
+        if kind in _PLAIN and not _PLAIN[kind].fullmatch(event.value):
+            raise self.fail(event.start_mark, _ambiguous(event.value, kind, value))
+        return value
+
+    def refuse_unshown(self, mark: Any, text: str, layout: str) -> None:
+        if unshown := next((c for c in text if is_unshown(c) and c not in layout), None):
+            raise self.fail(mark, f"holds {unshown!r}, which a terminal obeys or hides and does not show; remove it")
 
     def alias(self, event: Any) -> tuple[Any, Any, None, int]:
         self.aliases += 1
@@ -165,6 +188,7 @@ class _Builder:
     def take_key(self, frame: _Frame, key: Any, mark: Any) -> None:
         if isinstance(key, (list, dict)):
             raise self.fail(mark, "a key must be a plain scalar")
+        self.refuse_unshown(mark, str(key), "")
         if key in frame.value:
             first = frame.key_lines[key]
             raise self.fail(mark, f"key {key!r} is a duplicate of the one in line {first}")
@@ -173,21 +197,28 @@ class _Builder:
         self.lines[(*frame.path, str(key))] = mark.line + 1
 
 
+def _ambiguous(text: str, kind: str, value: Any) -> str:
+    """That YAML's versions read ``text`` in different ways, and what to write."""
+    if kind == "bool":
+        return f"{text!r} is {str(value).lower()} in YAML 1.1 and text in 1.2; write {str(value).lower()}, or quote it"
+    if kind == "str":
+        return f"{text!r} is text in YAML 1.1 and a number in 1.2; write a decimal number, or quote it"
+    return f"{text!r} is no decimal number, and {value} in YAML 1.1; write {value}, or quote it"
+
+
 def read_yaml(path: Path, *, shown_as: str | None = None) -> Document:
     """The file's one document as dicts, lists and scalars.
 
     Raises:
         ManifestError: it cannot be read, exceeds a bound, or uses what is not accepted; names file and line.
     """
-    name = shown_as or str(path)
+    name = one_line(shown_as or str(path))
     try:
-        size = path.stat().st_size
-        if size > MAX_BYTES:
-            raise ManifestError(name, [f"{name}: has {size} bytes; at most {MAX_BYTES} are accepted"])
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
+        content = read_regular(path, limit=MAX_BYTES)
     except OSError as error:
-        raise ManifestError(name, [f"{name}: cannot be read: {error.strerror or error}"]) from error
+        is_kind = error.errno in (errno.EINVAL, errno.EISDIR, errno.EFBIG)
+        text = error.strerror if is_kind else f"cannot be read: {error.strerror or error}"
+        raise ManifestError(name, [f"{name}: {text}"]) from error
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -2,14 +2,16 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from portakernel import plugin_manager
 from portakernel.manifest_file import load_manifest
+
+Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
 # Before torch is imported: as many processes run as there are cores, and what torch's threads take then, waiting for
 # each other, is half of a run. Those that tests start inherit it.
@@ -17,8 +19,35 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if "torch" in sys.modules:
     sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
+# What a machine lacks skips with a reason that begins so, or comes from `importorskip`. Where nothing may lack, as in
+# .ci/run, that is a failure; what needs a GPU, or another system, skips there too, with a reason that says so.
+LACKS = ("lacks ", "could not import ")
+NOTHING_MAY_LACK = os.environ.get("TESTS_REQUIRE_ALL") == "1"
+
 ROOT = Path(__file__).parents[1]
 OURS = (ROOT / "plugins", ROOT / "backends")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    return judged((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    return judged((yield))
+
+
+def judged(report: Report) -> Report:
+    """The report of a test or a module, a failure where it was skipped for what may not lack."""
+    if NOTHING_MAY_LACK and report.outcome == "skipped" and isinstance(report.longrepr, tuple):
+        file, line, reason = report.longrepr
+        if reason.removeprefix("Skipped: ").startswith(LACKS):
+            report.outcome, report.longrepr = (
+                "failed",
+                f"{file}:{line}: this machine {reason.removeprefix('Skipped: ')}",
+            )
+    return report
 
 
 @pytest.fixture(scope="session", autouse=True)

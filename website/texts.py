@@ -19,6 +19,7 @@ _TEXTS = (
     ("Guide", "docs/modes.md", "modes.md"),
     ("Guide", "docs/sharding.md", "sharding.md"),
     ("Guide", "docs/transformers.md", "transformers.md"),
+    ("Guide", "docs/security.md", "security.md"),
     ("Authors", "plugins/README.md", "plugins.md"),
     ("Authors", "backends/README.md", "backends.md"),
     ("Authors", "docs/writing-a-kernel.md", "writing-a-kernel.md"),

@@ -12,7 +12,7 @@ from portakernel.contract import Contract, Cost
 from portakernel.contracts import contract
 from portakernel.dtypes import DTYPES, parse_dtype
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
-from portakernel.question import ask
+from portakernel.question import ask, unfit
 from portakernel.request import Request
 from portakernel.target import Target
 
@@ -114,12 +114,16 @@ def _typed(contract: Contract, row: Row, dtype: DType) -> tuple[dict[str, str], 
             found[tensor.name], fitted = str(for_all), True
         elif accepted and accepted[0] in DTYPES:
             found[tensor.name] = accepted[0]
+    first = next(tensor.name for tensor in made.tensors if not tensor.optional)
+    meant = "float32" in made.possible_dtypes(first)  # else there are quantised elements, and it is of the result
     for parameter in contract.parameters:
         if parameter.kind != "dtype" or parameter.name in values:
             continue
         if parameter.name in named:
             values[parameter.name] = named[parameter.name]
         elif not fitted and for_all in parameter.choices:
+            if meant:
+                raise ArgumentTypeError(unfit(contract, for_all, row.shapes))
             values[parameter.name], fitted = for_all, True
     if not fitted:
         known = sorted({dtype for name in contract.typed for dtype in contract.possible_dtypes(name)})

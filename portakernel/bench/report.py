@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from portakernel.bench.results import Cell, LeftOut, routing
 from portakernel.errors import ArgumentValueError
+from portakernel.json_file import read_json
 
 if TYPE_CHECKING:
     from portakernel.bench.launches import LaunchCell
@@ -108,7 +109,7 @@ def read_report(path: Path) -> dict[str, Any]:
         ArgumentValueError: there is none, or it is of another form.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
     except OSError as error:
         raise ArgumentValueError(f"--compare {path}: {error.strerror}; give a file that --output wrote") from error
     except ValueError as error:

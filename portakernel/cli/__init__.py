@@ -14,14 +14,16 @@ import inspect
 import io
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from portakernel.cli.output import answers_alone, json_error, printable
+from portakernel.cli.output import answers, answers_alone, print_json_error
 from portakernel.errors import PortakernelError
+from portakernel.printable import one_line, printable
 
 if TYPE_CHECKING:
     from portakernel.plugin_manager import PluginManager
@@ -32,6 +34,7 @@ COMMANDS: Mapping[str, str] = {
     "matrix": "matrix",
     "doctor": "doctor",
     "explain": "explain",
+    "diff": "diff",
     "new": "new",
     "validate": "validate",
     "check": "check",
@@ -55,11 +58,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Errors that portakernel raises on purpose become a message on stderr (with ``--json`` an object on stdout) and
     status 2. Anything else is a bug and keeps its traceback.
     """
+    as_a_program = arguments is None
     given = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal or file that cannot hold “×” gets \xd7, not a traceback
             stream.reconfigure(errors="backslashreplace")
-    with warnings.catch_warnings():
+    if as_a_program:
+        sys.excepthook = _show_exception
+    # a program reads the answer: what plugins print is none of it
+    wanted = "--json" in given and _named(given) in COMMANDS
+    alone = answers_alone(to_the_end=as_a_program) if wanted else contextlib.nullcontext()
+    with alone, warnings.catch_warnings():
         warnings.showwarning = _show_warning
         try:
             status = _run(given)
@@ -116,23 +125,27 @@ def _run(arguments: Sequence[str]) -> int:
 
         print(f"portakernel {__version__}")
         return 0
-    named = next((argument for argument in arguments if not argument.startswith("-")), None)
+    named = _named(arguments)
     arguments = arguments or ["--help"]
     # one command is made ready in a third of the time of all
     app = make_app([named]) if named is not None and named in COMMANDS else make_app(manager=_manager())
-    # a program reads the answer: what plugins print is none of it
-    alone = answers_alone() if "--json" in arguments and named in COMMANDS else contextlib.nullcontext()
     try:
-        with alone:
-            status = typer.main.get_command(app).main(arguments, prog_name="portakernel", standalone_mode=False)
+        status = typer.main.get_command(app).main(arguments, prog_name="portakernel", standalone_mode=False)
     except Exception as error:
         # click's usage errors, told by their method: their class lives elsewhere in each version of typer
         message: Callable[[], str] | None = getattr(error, "format_message", None)
         if message is None:
             raise
         command = f"{named} " if named in COMMANDS else ""
-        return _fail(arguments, "UsageError", message(), f"Try `portakernel {command}--help`.")
+        # typer's way with a word that a closed list has not
+        text = message().replace(": Value error, ", ": ")
+        return _fail(arguments, "UsageError", text, f"Try `portakernel {command}--help`.")
     return status if isinstance(status, int) else 0
+
+
+def _named(arguments: Sequence[str]) -> str | None:
+    """The command that is asked for."""
+    return next((argument for argument in arguments if not argument.startswith("-")), None)
 
 
 def _manager() -> PluginManager | None:
@@ -153,7 +166,7 @@ def _keep_first(app: typer.Typer) -> None:
         for added in registered:
             name = added.name or (added.callback.__name__.replace("_", "-") if added.callback else "")
             if name in taken:
-                where = getattr(added.callback, "__module__", "a plugin")
+                where = one_line(getattr(added.callback, "__module__", "a plugin"))
                 print(f"portakernel: the command {name!r} of {where} is left out: the name is taken", file=sys.stderr)
             else:
                 taken.add(name)
@@ -163,26 +176,32 @@ def _keep_first(app: typer.Typer) -> None:
 
 def _fail(arguments: Sequence[str], kind: str, message: str, hint: str = "") -> int:
     if "--json" in arguments:
-        print(json_error(kind, message))
+        print_json_error(kind, message)
     else:
         print(f"portakernel: {printable(message)}" + (f"\n{hint}" if hint else ""), file=sys.stderr)
     return BAD_INPUT
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
-    print(f"portakernel: {category.__name__}: {message}", file=sys.stderr)
+    print(f"portakernel: {one_line(category.__name__)}: {printable(str(message))}", file=sys.stderr)
+
+
+def _show_exception(*raised: Any) -> None:
+    """A bug's traceback, which may quote anybody."""
+    print(printable("".join(traceback.format_exception(*raised))), end="", file=sys.stderr)
 
 
 def _flushed(status: int) -> int:
-    if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison]
+    stream = answers()
+    if stream is None:
         return status
     try:
-        sys.stdout.flush()
+        stream.flush()
     except OSError as error:
         # `| head` has read enough
         status = PIPE_CLOSED if isinstance(error, BrokenPipeError) else _unwritable(error)
         # what is left in the buffer has nowhere to go, and Python would try again when it exits
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     return status
 
 

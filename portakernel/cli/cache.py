@@ -33,8 +33,9 @@ def command(
     """List, clear or verify the kernels compiled from C++ that are kept on disk.
 
     list shows each with its source, target, compiler, size and last use. verify reads every byte, compares digests, and
-    discards what was cut short or altered: it is built anew when it is needed. clear discards all. The folder is
-    PORTAKERNEL_CACHE_DIR, its size PORTAKERNEL_CACHE_MIB.
+    discards what was cut short or altered, or what somebody else can write: it is built anew when it is needed. clear
+    discards all. Both remove what killed processes left behind. The folder is PORTAKERNEL_CACHE_DIR, its size
+    PORTAKERNEL_CACHE_MIB; one that somebody else can write is not read.
 
     Exits with 0; with 1 where verify found a broken entry, or one could not be discarded.
 
@@ -57,10 +58,13 @@ def command(
         Action.CLEAR: [one for one in found if only is None or not one.broken],
     }[action]
     stuck = [one for one in doomed if not kept.discard(one.folder)]
+    if action is not Action.LIST:
+        kept.tidy()
     if json:
         answer = {
             "folder": str(kept.folder),
             "limit_bytes": kept.limit_bytes,
+            "distrusted": kept.distrusted(),
             "entries": [one.to_json() for one in found],
             "discarded": [one.key for one in doomed if one not in stuck],
         }
@@ -74,6 +78,8 @@ def _print(out: Page, action: Action, kept: Cache, found: list[Found], doomed: l
     total, limit = sum(one.size_bytes for one in found) / 2**20, kept.limit_bytes / 2**20
     entries = "1 entry" if len(found) == 1 else f"{len(found)} entries"
     out.line(f"{kept.folder}: {entries}, {total:.1f} MiB of {limit:.0f}")
+    if distrusted := kept.distrusted():
+        out.line(f"{distrusted}, and is not read; {kept.remedy}", "bad")
     if action is Action.LIST and found:
         _print_table(out, found)
     for one in found if action is not Action.CLEAR else []:
@@ -93,7 +99,9 @@ def _print_table(out: Page, found: list[Found]) -> None:
 
     rows: list[tuple[str | Cell, ...]] = []
     for one in found:
-        used: Any = datetime.fromtimestamp(one.used).astimezone().strftime("%Y-%m-%d %H:%M") if one.used else ""
+        used: Any = datetime.fromtimestamp(one.used).astimezone().strftime("%Y-%m-%d") if one.used else ""
         name = ", ".join(one.names)
-        rows.append((one.key[:12], one.source, name, one.target, one.compiler, f"{one.size_bytes / 1024:.0f}", used))
-    out.table(rows, ("key", "source", "kernels", "target", "compiler", "KiB", "used"), indent=2, right=(5,))
+        # most files are called as their kernel
+        name = name if one.source.partition(".")[0] in one.names else f"{one.source}: {name}"
+        rows.append((one.key[:12], name, one.target, one.compiler, f"{one.size_bytes / 1024:.0f}", used))
+    out.table(rows, ("key", "kernels", "target", "compiler", "KiB", "used"), right=(4,))

@@ -22,7 +22,7 @@ def _op(name: str) -> str:
 class CallEntry(BaseModel):
     """One call; the keys are those of ``portakernel.Call``."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
     op: Annotated[str, AfterValidator(_op)]
     dtype: str | dict[str, str]
@@ -37,7 +37,7 @@ class CallEntry(BaseModel):
 class CallsFile(BaseModel):
     """A YAML file with the one key ``calls``."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
     calls: Annotated[list[CallEntry], Field(min_length=1)]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -88,7 +88,7 @@ def command(
         head = {"circumstances": known, "seed": seed, "interrupted": interrupted}
         print_json({**head, "summary": summary, "results": found})
     else:
-        _print_summary(out, summary, seed, interrupted=interrupted)
+        _print_summary(out, summary, modes_of(results), seed, interrupted=interrupted)
     if interrupted:
         raise typer.Exit(130)
     # what a manifest says of itself runs nothing
@@ -102,16 +102,9 @@ def find_device(registry: Registry, name: str) -> Device:
     Raises:
         UnknownNameError: there is no such device, or torch cannot reach it.
     """
-    from portakernel.errors import UnknownNameError
+    from portakernel import target_names
 
-    wanted = f"{name}:0" if name in {"cuda", "xpu", "mps"} else name
-    usable = [device for device in registry.devices if device.torch_device is not None]
-    for device in usable:
-        if wanted in {device.torch_device, str(device.target), device.uuid}:
-            return device
-    notes = [device.note for device in registry.devices if str(device.target) == wanted and device.note]
-    known = [known for device in usable for known in (device.torch_device, str(device.target)) if known]
-    raise UnknownNameError("device", name, known, hint=notes[0] if notes else "")
+    return target_names.find_device(name, registry.devices, registry.spaces)
 
 
 def progressing(results: Iterable[Result], cases: int) -> Iterator[Result]:
@@ -159,13 +152,24 @@ def print_result(out: Page, result: Result, *, verbose: bool) -> None:
         out.line(result.traceback.rstrip(), "faint", indent=6)
 
 
-def _print_summary(out: Page, summary: Sequence[dict[str, Any]], seed: int, *, interrupted: bool) -> None:
+def modes_of(results: Iterable[Result]) -> dict[str, str]:
+    """The modes of execution that each kernel ran in, such as an emulator's, where it was not the hardware's own."""
+    found: dict[str, dict[str, None]] = {}
+    for result in results:
+        if result.mode and result.status != "skipped":
+            found.setdefault(result.kernel, {})[result.mode] = None
+    return {kernel: ", ".join(modes) for kernel, modes in found.items()}
+
+
+def _print_summary(
+    out: Page, summary: Sequence[dict[str, Any]], modes: Mapping[str, str], seed: int, *, interrupted: bool
+) -> None:
     from portakernel.cli.output import Cell
 
     out.heading("Interrupted; until then:" if interrupted else f"Conformance, seed {seed}")
     rows = [
         (
-            row["kernel"],
+            f"{row['kernel']} ({modes[row['kernel']]})" if row["kernel"] in modes else row["kernel"],
             Cell(str(row["passed"]), "good" if row["passed"] else ""),
             Cell(str(row["failed"]), "bad" if row["failed"] else ""),
             str(row["skipped"]),

@@ -17,17 +17,18 @@ from portakernel.cli.decoder_ops import Ops
 
 SYMBOLS = 256  # a byte's values
 LAYERS = 2
-WIDTH = 128
-HEADS = 4
+WIDTH = 384
+HEADS = 6
 GROUPS = 2  # key and value heads
 HEAD_WIDTH = WIDTH // HEADS
-HIDDEN = 256
+HIDDEN = 1024
 CONTEXT = 128  # bytes in a sequence
 BATCH = 4
-LEARNING_RATE = 0.2
 EPS = 1e-6
+TEMPERATURE = 0.5  # of what is written
 
 Parameters = Mapping[str, Tensor]
+Angles = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ def initial_parameters(device: str) -> dict[str, Tensor]:
     return {name: tensor.to(device) for name, tensor in made.items()}
 
 
-def rotations(positions: int, device: str) -> tuple[Tensor, Tensor]:
+def rotations(positions: int, device: str) -> Angles:
     """Cosines and sines ``(positions, D/2)`` of the rotary angles, base 10000."""
     exponents = torch.arange(0, HEAD_WIDTH, 2, device=device) / HEAD_WIDTH
     frequencies = torch.full_like(exponents, 10000.0).pow(-exponents)
@@ -73,10 +74,12 @@ def forward(
     ops: Ops,
     cached: Sequence[Cache] | None = None,
     linear: Callable[[Tensor, str], Tensor] | None = None,
+    angles: Angles | None = None,
 ) -> tuple[Tensor, list[Cache]]:
     """Logits ``(B, S, 256)`` for the byte after each of ``symbols (B, S)``; keys and values with those of ``cached``.
 
-    ``linear`` applies the weight matrix of a name, where it is not the plain one.
+    ``linear`` applies the weight matrix of a name, where it is not the plain one. ``angles`` are ``rotations`` for at
+    least as many positions, where they were computed before.
     """
 
     def plain(x: Tensor, name: str) -> Tensor:
@@ -85,7 +88,8 @@ def forward(
     apply = plain if linear is None else linear
     batch, length = symbols.shape
     before = cached[0].keys.shape[1] if cached is not None else 0
-    cos, sin = (table[before:] for table in rotations(before + length, str(symbols.device)))
+    tables = rotations(before + length, str(symbols.device)) if angles is None else angles
+    cos, sin = (table[before : before + length] for table in tables)
     stream = ops.embedding(parameters["embedding"], symbols)
     caches: list[Cache] = []
     h = ops.rms_norm(stream, parameters["0.attention_norm"], EPS)
@@ -104,49 +108,68 @@ def forward(
     return apply(h, "head"), caches
 
 
-def loss_of(logits: Tensor, following: Tensor, ops: Ops) -> Tensor:
-    """The mean cross entropy in nats for a byte."""
-    return ops.cross_entropy(logits, following).mean()
+def losses_of(logits: Tensor, following: Tensor, ops: Ops) -> Tensor:
+    """The cross entropy in nats of each byte, flat; its mean is the loss."""
+    return ops.cross_entropy(logits, following).flatten()
 
 
 def batches(data: bytes, steps: int, device: str) -> list[tuple[Tensor, Tensor]]:
-    """For each step sequences of the text ``(B, S)``, and the bytes that follow theirs."""
+    """For each step sequences of the text ``(B, S)``, and the bytes that follow theirs.
+
+    The text goes round, so that its beginning is met as often as its middle.
+    """
     text = torch.tensor(list(data))
     context = min(CONTEXT, len(data) - 1)
     generator = torch.Generator().manual_seed(1)
     made = []
     for _ in range(steps):
-        starts = torch.randint(len(data) - context, (BATCH, 1), generator=generator)
+        starts = torch.randint(len(data), (BATCH, 1), generator=generator)
         places = starts + torch.arange(context)
-        made.append((text[places].to(device), text[places + 1].to(device)))
+        made.append((text[places % len(data)].to(device), text[(places + 1) % len(data)].to(device)))
     return made
 
 
 def gradients(
     parameters: Parameters, batch: tuple[Tensor, Tensor], ops: Ops
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Logits, loss, and the loss's gradient for every parameter."""
+    """Logits, the loss of each byte, and the mean loss's gradient for every parameter."""
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
     logits, _ = forward(leaves, batch[0], ops)
-    loss = loss_of(logits, batch[1], ops)
-    found = torch.autograd.grad(loss, list(leaves.values()))
-    return logits.detach(), loss.detach(), dict(zip(leaves, found, strict=True))
+    losses = losses_of(logits, batch[1], ops)
+    found = torch.autograd.grad(losses.mean(), list(leaves.values()))
+    return logits.detach(), losses.detach(), dict(zip(leaves, found, strict=True))
 
 
-def generate(parameters: Parameters, prompt: bytes, count: int, device: str, ops: Ops) -> bytes:
-    """``count`` bytes that follow ``prompt``, drawn from the model's distribution; equal draws for every ``ops``."""
-    generator = torch.Generator().manual_seed(2)
-    symbols = torch.tensor([list(prompt)], device=device)
-    made: list[int] = []
-    caches: list[Cache] | None = None
-    with torch.no_grad():
-        for _ in range(count):
-            logits, caches = forward(parameters, symbols, ops, caches)
-            likely = ops.softmax(logits[:, -1].contiguous())[0].cpu()
-            drawn = torch.searchsorted(likely.cumsum(0), torch.rand(1, generator=generator) * likely.sum())
-            made.append(min(int(drawn), SYMBOLS - 1))
-            symbols = torch.tensor([[made[-1]]], device=device)
-    return bytes(made)
+class Writer:
+    """Writes on after prompts of one length: on each call a byte after each, drawn from the model's distribution.
+
+    It draws alike whatever the operators.
+    """
+
+    def __init__(self, parameters: Parameters, prompts: Sequence[bytes], length: int, device: str, ops: Ops) -> None:
+        self.likely: list[Tensor] = []  # the probabilities ``(B, 256)`` that each column of bytes was drawn from
+        self._parameters, self._ops, self._device = parameters, ops, device
+        self._symbols = torch.tensor([list(prompt) for prompt in prompts], device=device)
+        self._angles = rotations(self._symbols.shape[1] + length, device)
+        self._caches: list[Cache] | None = None
+        self._draws = torch.rand(length, len(prompts), 1, generator=torch.Generator().manual_seed(2))
+        self._drawn: list[Tensor] = []
+
+    @property
+    def texts(self) -> tuple[bytes, ...]:
+        """What was written so far after each prompt."""
+        return tuple(map(bytes, torch.cat(self._drawn, 1).tolist()))
+
+    @torch.no_grad()
+    def __call__(self) -> None:
+        """Writes a byte after each text."""
+        logits, self._caches = forward(self._parameters, self._symbols, self._ops, self._caches, angles=self._angles)
+        likely = self._ops.softmax(logits[:, -1] / TEMPERATURE).cpu()
+        sums = likely.cumsum(1)
+        drawn = torch.searchsorted(sums, self._draws[len(self._drawn)] * sums[:, -1:])
+        self._drawn.append(drawn.clamp_(max=SYMBOLS - 1))
+        self.likely.append(likely)
+        self._symbols = drawn.to(self._device)
 
 
 def quantised_linear(parameters: Parameters) -> Callable[[Tensor, str], Tensor]:

@@ -150,11 +150,16 @@ class PlainTorch:
         return turned(q), turned(k)
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Causal, the mask written out: torch's own is aligned at the first key, not at the last."""
+        """Causal: torch's own is aligned at the first key, which for as many queries as keys, or for one, is enough."""
         queries, keys = q.shape[1], k.shape[1]
-        seen = torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(keys - queries)
+        mask = None
+        if 1 < queries < keys:
+            mask = torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(keys - queries)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True).transpose(1, 2)
+        attended = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=1 < queries == keys, enable_gqa=True
+        )
+        return attended.transpose(1, 2)
 
     def silu_and_mul(self, x: Tensor) -> Tensor:
         """A gated product."""

@@ -1,10 +1,11 @@
-"""``portakernel demo``: a small decoder over a text, through portakernel and in plain torch, with the reasons."""
+"""``portakernel demo``: a small decoder learns a text, through portakernel and in plain torch, with the reasons."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,30 +15,35 @@ from portakernel.cli.options import Json
 from portakernel.errors import ArgumentValueError, UnknownNameError
 
 if TYPE_CHECKING:
+    from portakernel.cli.demo_live import Live
+    from portakernel.cli.demo_run import Trial
     from portakernel.target import Device
 
-DEFAULT_FILE = Path("README.md")
+OWN_TEXT = "demo_text.txt"
+STEPS = 200
 MOST_BYTES = 1 << 16
 PRECISIONS = ("float32", "fp8")
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """What was read of a file; ``more`` when there was more."""
+    """What was read of a file, or without one the text that portakernel brings; ``more`` when there was more."""
 
-    path: Path
+    path: Path | None
     data: bytes
     more: bool
 
 
 def command(
     file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", help="Any file to read as text [default: README.md].")
+        Path | None,
+        typer.Argument(metavar="[FILE]", help="Any file to read as text [default: a page of portakernel's own]."),
     ] = None,
     device: Annotated[
         str | None,
         typer.Option("--device", metavar="cpu|cuda:0", help="Where to run [default: this machine's first device]."),
     ] = None,
+    steps: Annotated[int, typer.Option("--steps", metavar="N", min=1, help="How many steps to train.")] = STEPS,
     precision: Annotated[
         str,
         typer.Option(
@@ -56,14 +62,14 @@ def command(
 ) -> None:
     """Run a small model over a text, through portakernel and in plain torch, and say which kernels ran and why.
 
-    A byte-level decoder in the shape of Llama learns from the text for some steps and writes on. Exits with 0 when
-    portakernel and plain torch agree as closely as float32 rounding lets them, 1 when they do not. Then what would run
-    on an H200 and an MI300X, which need not be here. With --prefer, also where that could not serve, and why.
+    A byte-level decoder in the shape of Llama learns a text by heart and writes on, beside the same in plain torch,
+    step by step. Exits with 0 when both agree as closely as float32 rounding lets them, 1 when they do not. Then what
+    would run on an H200 and an MI300X, which need not be here. With --prefer, also where that could not serve, and why.
 
     For example:
 
         portakernel demo
-        portakernel demo --precision fp8
+        portakernel demo --precision fp8 --steps 50
         portakernel demo notes.txt --device cpu --json
         portakernel demo --prefer opencl
         portakernel demo --fault rms_norm
@@ -76,20 +82,40 @@ def command(
         raise UnknownNameError("precision", precision, PRECISIONS, where="--precision")
     text = read_text(file)
     from portakernel.cli import demo_run
+    from portakernel.cli.demo_live import Live
     from portakernel.cli.demo_report import report
     from portakernel.cli.output import page, print_json
 
     where = _device(device)
-    name = where.torch_device or "cpu"
+    live = None if json else Live(page())
     with _preferring(tuple(prefer or ())):
-        ours, twin = demo_run.run(text.data, name, fault)
-        quantised = demo_run.quantise(text.data, name, ours) if precision == "fp8" else None
-    found = report(text, where, fault, ours, twin, quantised, tuple(prefer or ()))
+        if live is not None:
+            live.opening(text, where)
+        trial = demo_run.Trial(text.data, where.torch_device or "cpu", fault, steps)
+        before = trial.write(demo_run.WRITTEN_BEFORE)[0].texts
+        if live is not None:
+            live.before(before, trial)
+        _train(trial, live)
+        ours, twin = trial.outcomes()
+        quantised = trial.quantise() if precision == "fp8" else None
+    found = report(text, where, fault, trial.prompts, before, ours, twin, quantised, tuple(prefer or ()))
     if json:
         print_json(found.to_json())
     else:
         found.print(page())
     raise typer.Exit(0 if found.agrees else 1)
+
+
+def _train(trial: Trial, live: Live | None) -> None:
+    """Trains, and shows the losses of about ten steps as they come."""
+    from portakernel.cli.progress import progress
+
+    shown = max(1, trial.steps // 10)
+    with progress("training", trial.steps) as tell:
+        for step in trial.train():
+            tell(completed=step)
+            if live is not None and (step == 1 or step % shown == 0):
+                live.step(step, trial)
 
 
 @contextlib.contextmanager
@@ -102,26 +128,25 @@ def _preferring(names: tuple[str, ...]) -> Iterator[None]:
     if not names:
         yield
         return
-    now.set_process_layer(make_layer("command line", (), names))
+    now.set_process_layer(make_layer("command line", (), names).check(now.registry))
     try:
         yield
     finally:
         now.set_process_layer(None)
 
 
-def read_text(path: Path | None) -> Text:
-    """The beginning of the file.
+def read_text(file: Path | None) -> Text:
+    """The beginning of the file, or the text that portakernel brings.
 
     Raises:
         ArgumentValueError: it cannot be read, or is too short for a byte to follow another.
     """
-    file = DEFAULT_FILE if path is None else path
+    if file is None:
+        return Text(None, (files("portakernel.cli") / OWN_TEXT).read_bytes(), False)
     try:
         with file.open("rb") as stream:
             data = stream.read(MOST_BYTES + 1)
     except FileNotFoundError as error:
-        if path is None:
-            raise ArgumentValueError(f"there is no {file} here; name a file: portakernel demo FILE") from error
         raise ArgumentValueError(f"{file}: no such file") from error
     except OSError as error:
         raise ArgumentValueError(f"{file}: cannot be read: {error.strerror or error}") from error

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from portakernel.api import Served
     from portakernel.cli.demo import Text
 
+SHOWN = 4  # of the texts
+_WORD = re.compile(r"[^\W\d_]+")
 ELSEWHERE = {"an H200": "nvidia:sm_90", "an MI300X": "amd:gfx942"}
 
 
@@ -28,6 +31,8 @@ class Report:
     text: Text
     device: Device
     fault: str | None
+    prompts: tuple[bytes, ...]
+    before: tuple[bytes, ...]
     ours: Outcome
     twin: Outcome
     differences: tuple[Difference, ...]
@@ -42,24 +47,36 @@ class Report:
         """Whether every difference is within its tolerance."""
         return all(difference.within for difference in self.differences)
 
+    @property
+    def words(self) -> list[str]:
+        """The whole words that were written: of a text's first and last one a part may be missing."""
+        return [word for text in self.ours.texts for word in _WORD.findall(shown(text))[1:-1]]
+
+    @property
+    def known_words(self) -> list[str]:
+        """Those of them that stand in the text that was read."""
+        there = set(_WORD.findall(shown(self.text.data)))
+        return [word for word in self.words if word in there]
+
     def to_json(self) -> dict[str, Any]:
         """The report as JSON-ready data; stable."""
         device, quantised = self.device, self.quantised
         return {
             "agrees": self.agrees,
-            "file": str(self.text.path),
+            "file": None if self.text.path is None else str(self.text.path),
             "bytes": len(self.text.data),
             "truncated": self.text.more,
             "device": {"target": str(device.target), "name": device.name, "torch_device": device.torch_device},
             "dtype": "float32",
             "fault": self.fault,
             "losses": {"portakernel": list(self.ours.losses), "torch": list(self.twin.losses)},
-            "text": {"portakernel": _shown(self.ours.text), "torch": _shown(self.twin.text)},
+            "prompts": _all_shown(self.prompts),
+            "texts_before_training": _all_shown(self.before),
+            "texts": {"portakernel": _all_shown(self.ours.texts), "torch": _all_shown(self.twin.texts)},
+            "words": {"written": len(self.words), "in_file": len(self.known_words)},
             "tokens_per_s": {
                 "training": {"portakernel": self.ours.training_tokens_per_s, "torch": self.twin.training_tokens_per_s},
-                "generation": {
-                    "portakernel": self.ours.generation_tokens_per_s, "torch": self.twin.generation_tokens_per_s
-                },
+                "writing": {"portakernel": self.ours.writing_tokens_per_s, "torch": self.twin.writing_tokens_per_s},
             },
             "differences": [
                 {"what": d.what, "relative": d.relative, "tolerance": d.tolerance, "within": d.within}
@@ -98,13 +115,11 @@ class Report:
                 yield decision, list(_reasons(decision, self.prefer))
 
     def print(self, out: Page) -> None:
-        """Prints the report for people."""
-        size = f"the first {len(self.text.data)} bytes" if self.text.more else f"{len(self.text.data)} bytes"
-        out.line(f"A byte-level decoder in the shape of Llama over {self.text.path}: {size}, float32", "strong")
-        out.line(f"on {self.device.name} ({self.device.target}, torch device {self.device.torch_device})")
+        """Prints for people what came after training."""
+        self._print_text(out)
+        self._print_speed(out)
         self._print_calls(out)
         self._print_left_out(out)
-        self._print_training(out)
         self._print_differences(out)
         if self.quantised is not None:
             self._print_quantised(out, self.quantised)
@@ -139,17 +154,25 @@ class Report:
             if rows:
                 out.table(rows, indent=2)
 
-    def _print_training(self, out: Page) -> None:
-        out.heading("Training and writing on")
-        steps = len(self.ours.losses)
-        shown = sorted({0, steps // 2, steps - 1})
-        rows = [("", *(f"loss, step {step + 1}" for step in shown), "tokens/s, training", "tokens/s, writing")]
-        for name, of in (("portakernel", self.ours), ("plain torch", self.twin)):
-            losses = (f"{of.losses[step]:.5f}" for step in shown)
-            rows.append((name, *losses, f"{of.training_tokens_per_s:.0f}", f"{of.generation_tokens_per_s:.0f}"))
-        out.table(rows[1:], rows[0], indent=2, right=tuple(range(1, len(rows[0]))))
-        same = "plain torch writes the same" if self.ours.text == self.twin.text else "plain torch writes otherwise"
-        out.line(f"it writes {_shown(self.ours.text)!r} ({same})", indent=2)
+    def _print_text(self, out: Page) -> None:
+        out.heading(f"What it writes now (of {len(self.ours.texts)} texts)")
+        for line in continued(self.prompts, self.ours.texts):
+            out.line(line, indent=2)
+        known, written = len(self.known_words), len(self.words)
+        same = sum(own == other for own, other in zip(self.ours.texts, self.twin.texts, strict=True))
+        out.line()
+        out.line(f"{known} of all {written} words it wrote are the text's: so small a model learns it by heart.")
+        out.line(f"Plain torch, with the same weights, writes {same} of the {len(self.ours.texts)} texts alike.")
+
+    def _print_speed(self, out: Page) -> None:
+        out.heading("How fast: bytes per second, by the median of steps taken in turn")
+        ours, twin = self.ours, self.twin
+        pairs = {
+            "training": (ours.training_tokens_per_s, twin.training_tokens_per_s),
+            "writing": (ours.writing_tokens_per_s, twin.writing_tokens_per_s),
+        }
+        rows = [(what, f"{own:.0f}", f"{other:.0f}", f"{own / other:.2f}") for what, (own, other) in pairs.items()]
+        out.table(rows, ("", "portakernel", "plain torch", "ratio"), indent=2, right=(1, 2, 3))
 
     def _print_differences(self, out: Page) -> None:
         out.heading("Difference from the same in plain torch, and what float32 rounding explains")
@@ -163,7 +186,7 @@ class Report:
         out.heading("The linear layers in FP8 (float8_e4m3fn, a scale for each row of weights and activations)")
         change = 100 * (quantised.loss / quantised.exact_loss - 1)
         out.line(
-            f"loss {quantised.loss:.5f} on text it was not trained on, {quantised.exact_loss:.5f} in float32"
+            f"loss {quantised.loss:.5f} on another batch of the text, {quantised.exact_loss:.5f} in float32"
             f" ({change:+.2f} %); the most likely byte is the same in {100 * quantised.same_choice:.1f} % of places",
             indent=2,
         )
@@ -178,6 +201,8 @@ def report(
     text: Text,
     device: Device,
     fault: str | None,
+    prompts: Sequence[bytes],
+    before: tuple[bytes, ...],
     ours: Outcome,
     twin: Outcome,
     quantised: Quantised | None,
@@ -188,8 +213,20 @@ def report(
     found = tuple(differences(ours, twin, positions))
     low = () if quantised is None else ("quantize_fp8", "scaled_mm")
     return Report(
-        text, device, fault, ours, twin, found, quantised, tuple(_decisions()), tuple(_elsewhere(low)), stats(), prefer
-    )  # fmt: skip
+        text=text,
+        device=device,
+        fault=fault,
+        prompts=tuple(prompts),
+        before=before,
+        ours=ours,
+        twin=twin,
+        differences=found,
+        quantised=quantised,
+        decisions=tuple(_decisions()),
+        elsewhere=tuple(_elsewhere(low)),
+        stats=stats(),
+        prefer=prefer,
+    )
 
 
 def _decisions() -> Iterator[Decision]:
@@ -232,5 +269,20 @@ def _name(decision: Decision) -> str:
     return decision.chosen.name if decision.chosen is not None else "none"
 
 
-def _shown(text: bytes) -> str:
+def continued(prompts: Sequence[bytes], texts: Sequence[bytes]) -> list[str]:
+    """Some of the texts, each on a line behind its prompt."""
+    step = len(texts) // SHOWN
+    return [f"{_on_a_line(prompts[i])}|{_on_a_line(texts[i])}" for i in range(0, step * SHOWN, step)]
+
+
+def _on_a_line(text: bytes) -> str:
+    return "".join(letter if letter.isprintable() else "·" for letter in shown(text).replace("\n", " "))
+
+
+def _all_shown(texts: Sequence[bytes]) -> list[str]:
+    return [shown(text) for text in texts]
+
+
+def shown(text: bytes) -> str:
+    """Bytes as text; what is not UTF-8 becomes a replacement character."""
     return text.decode("utf-8", "replace")

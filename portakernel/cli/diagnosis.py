@@ -6,8 +6,10 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Sequence
+import sysconfig
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from portakernel import __version__, torch_build
@@ -21,13 +23,17 @@ from portakernel.errors import ConfigError, PortakernelError, nearest
 from portakernel.kernel import Kernel
 from portakernel.manifest import PluginManifest
 from portakernel.plugin_manager import Broken, Package
-from portakernel.policies import intern_policy, make_layer
+from portakernel.policies import Layer, intern_policy, make_layer
 from portakernel.question import ask
 from portakernel.readiness import installed_version
+from portakernel.request import Phase
 from portakernel.runtime import dispatcher
 from portakernel.target import Device
+from portakernel.unmet import Unmet, skipped_preferences, unknown_names
 
 _ELSEWHERE = {ReasonCode.VENDOR, ReasonCode.ARCH}
+# Of a device's coverage; what forward-mode derivatives need is not counted.
+PHASES = (Phase.INFERENCE, Phase.TRAINING, Phase.BACKWARD)
 _COMPILERS = ("cc", "gcc", "clang")
 
 
@@ -54,12 +60,36 @@ class Readiness:
 
 
 @dataclass(frozen=True, slots=True)
+class PhaseCoverage:
+    """The ops that have ``phase``, by what serves them: a kernel beside the reference as it is, or once built; none."""
+
+    phase: Phase
+    ready: tuple[str, ...]
+    buildable: tuple[str, ...]
+    reference_only: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The coverage as JSON-ready data; stable."""
+        lists = {name: list(getattr(self, name)) for name in ("ready", "buildable", "reference_only")}
+        return {"phase": str(self.phase), **lists}
+
+
+@dataclass(frozen=True, slots=True)
 class Coverage:
-    """The ops with a kernel beside the reference that is ready, or can be built, on one device, and the others."""
+    """What serves the ops on one device beside the reference, phase by phase."""
 
     device: Device
-    accelerated: tuple[str, ...]
-    reference_only: tuple[str, ...]
+    phases: tuple[PhaseCoverage, ...]
+
+    @property
+    def accelerated(self) -> tuple[str, ...]:
+        """The ops with a kernel for inference that is ready, or can be built."""
+        return tuple(op for op in contracts() if op in (*self.phases[0].ready, *self.phases[0].buildable))
+
+    @property
+    def reference_only(self) -> tuple[str, ...]:
+        """The ops without such a kernel."""
+        return self.phases[0].reference_only
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +107,34 @@ class Diagnosis:
     @property
     def ok(self) -> bool:
         """Whether nothing is broken; something may be missing."""
-        return not self.broken and self.config_error is None
+        return not self.broken and self.config_error is None and not any(self.refused())
+
+    def refused(self) -> Iterator[tuple[Layer, Unmet]]:
+        """What the policy uses on a device here, and nothing here has: calls that it is about raise an error."""
+        registry = self.dispatcher.registry
+        for layer in self.layers_here():
+            for wish in unknown_names(layer, ("use",), registry):
+                if not registry.find(wish.name):
+                    yield layer, wish
+
+    def skipped(self) -> Iterator[Unmet]:
+        """The preferences that calls here warn of: they cannot be followed, or the policy itself rules them out."""
+        now = self.dispatcher
+        facts = now.registry, now.process.disabled, now.process.allow
+        for target in dict.fromkeys(device.target for device in self.devices):
+            for op in contracts():
+                yield from skipped_preferences(now.process_policy, op, target, *facts)
+
+    def layers_here(self) -> list[Layer]:
+        """The process's layers that are about every target, or about that of a device here; strongest first."""
+        spaces = self.dispatcher.registry.spaces
+        targets = [device.target for device in self.devices]
+        return [
+            layer
+            for layer in self.dispatcher.process.layers()
+            if layer.scope.vendor is None
+            or any(layer.scope.covers(layer.scope.op or "", target, spaces) for target in targets)
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """The diagnosis as JSON-ready data; stable."""
@@ -140,6 +197,7 @@ class Diagnosis:
                     "torch_device": coverage.device.torch_device,
                     "accelerated": list(coverage.accelerated),
                     "reference_only": list(coverage.reference_only),
+                    "phases": [phase.to_json() for phase in coverage.phases],
                 }
                 for coverage in self.coverage()
             ],
@@ -156,18 +214,29 @@ class Diagnosis:
 
     def coverage(self) -> list[Coverage]:
         """Which ops have more than the reference, on each device that torch reaches."""
+        reached = (device for device in self.devices if device.torch_device is not None)
+        return [Coverage(device, tuple(self._covered(device, phase) for phase in PHASES)) for device in reached]
+
+    def _covered(self, device: Device, phase: Phase) -> PhaseCoverage:
         kernels = self.dispatcher.registry.kernels
-        found = []
-        for device in self.devices:
-            if device.torch_device is None:
-                continue
-            able = [r for r in self.readiness if r.device is device and (not r.rejections or r.is_buildable)]
-            ready = [kernels[r.kernel] for r in able]
-            accelerated = {kernel.op for kernel in ready if not kernel.is_reference}
-            referred = {kernel.op for kernel in ready} - accelerated
-            ops = [tuple(op for op in contracts() if op in several) for several in (accelerated, referred)]
-            found.append(Coverage(device, *ops))
-        return found
+        able = [r for r in self.readiness if r.device is device and (not r.rejections or r.is_buildable)]
+        serving = [
+            (kernels[r.kernel], r.is_buildable)
+            for r in able
+            if kernels[r.kernel].serves(phase) and not self._waits(kernels[r.kernel], device)
+        ]
+        ready = {kernel.op for kernel, waits in serving if not waits and not kernel.is_reference}
+        built = {kernel.op for kernel, waits in serving if waits and not kernel.is_reference} - ready
+        referred = {kernel.op for kernel, _ in serving} - ready - built
+        ops = [tuple(op for op in contracts() if op in several) for several in (ready, built, referred)]
+        return PhaseCoverage(phase, *ops)
+
+    def _waits(self, kernel: Kernel, device: Device) -> bool:
+        """Whether a kernel is a third party's, beside the reference, and nobody has named it."""
+        now = self.dispatcher
+        if device.attached or kernel.is_reference or kernel.first_party:
+            return False
+        return kernel.name not in now.process_policy.named(kernel.op, now.registry)
 
 
 def examine() -> Diagnosis:
@@ -270,6 +339,12 @@ def _missing(now: Dispatcher, devices: Sequence[Device], compiler: tuple[str, st
             found.append(Missing(what, advice or "install a build of torch that can"))
     if compiler is None:
         found.append(Missing("there is no C compiler, and Triton needs one to launch kernels", "install gcc or clang"))
+    on_gpus = sorted({str(d.target.vendor) for d in devices if d.torch_device and d.torch_device.startswith("cuda")})
+    if on_gpus and not Path(sysconfig.get_path("include"), "Python.h").exists():
+        what = f"Python's C headers are not here, and Triton's launchers on {on_gpus[0]} include them"
+        found.append(
+            Missing(what, "install python3-dev (Debian, Ubuntu), python3-devel (Fedora), or your Python's own")
+        )
     return found
 
 
@@ -292,6 +367,7 @@ def _device_json(device: Device) -> dict[str, Any]:
         "driver": device.driver,
         "attached": device.attached,
         "note": device.note,
+        "features": None if device.features is None else list(device.features),
     }
 
 

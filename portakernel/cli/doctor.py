@@ -22,6 +22,10 @@ def command(
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Show more of what is healthy, and the tracebacks of what is sick.")
     ] = False,
+    environment: Annotated[
+        bool,
+        typer.Option("--environment", help="Show every PORTAKERNEL_* variable instead: its value, what it means."),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Say what was found on this machine, what is missing, what is broken, and what to do about it.
@@ -33,12 +37,19 @@ def command(
 
         portakernel doctor
         portakernel doctor --verbose
+        portakernel doctor --environment
         portakernel doctor --json
     """
     from portakernel.cli.diagnosis import examine
     from portakernel.cli.findings import findings
     from portakernel.cli.output import page, print_json
 
+    if environment:
+        from portakernel.cli.variables import print_variables, variables_json
+
+        told = variables_json()
+        print_json(told) if json else print_variables(page(), told)
+        raise typer.Exit(1 if told["error"] else 0)
     diagnosis = examine()
     found = findings(diagnosis)
     if json:

@@ -12,6 +12,8 @@ from portakernel.document import signature
 from portakernel.errors import nearest
 from portakernel.kernel import Kernel
 from portakernel.plugin_manager import Package
+from portakernel.regular_file import read_regular
+from portakernel.yaml_file import MAX_BYTES
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -52,7 +54,10 @@ def source_problems(package: Package, entries: Sequence[str]) -> Iterator[Proble
         if source is None:
             continue
         try:
-            tree = ast.parse(source.read_bytes(), filename=str(source))
+            tree = ast.parse(read_regular(source, limit=MAX_BYTES), filename=str(source))
+        except OSError as error:
+            yield Problem(str(source), None, None, f"cannot be read: {error.strerror or error}")
+            continue
         except (SyntaxError, ValueError) as error:
             line = error.lineno if isinstance(error, SyntaxError) else None
             text = error.msg if isinstance(error, SyntaxError) else str(error)
@@ -94,8 +99,8 @@ def _place(package: Package, module: str) -> Path | None:
 
 def _parsed(source: Path) -> ast.Module | None:
     try:
-        return ast.parse(source.read_bytes())
-    except (SyntaxError, ValueError):
+        return ast.parse(read_regular(source, limit=MAX_BYTES))
+    except (OSError, SyntaxError, ValueError):
         return None
 
 

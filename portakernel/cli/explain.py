@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from portakernel.cli.options import DTypes, Formats, Json, Op, Shapes, Values
+from portakernel.cli.options import DTypes, Formats, Json, Shapes, Values
 from portakernel.errors import ArgumentValueError, UnknownNameError
 
 _SIZES = re.compile(r"[0-9]{1,18}(x[0-9]{1,18})*")
@@ -16,22 +16,40 @@ _SHAPE_FORM = "write ARG=AxBxC, such as x=4096x8192"
 
 
 def command(
-    op: Op,
+    op: Annotated[
+        str | None, typer.Argument(metavar="[OP]", help="The op, as `portakernel list` names it; or --all.")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Every op, each in a dtype that it takes there.")] = False,
     target: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             "--target",
             metavar="VENDOR:ARCH",
-            help="The hardware, which need not be here [default: this machine's first device].",
+            help="The hardware, which need not be here: nvidia:sm_90, or a product, as h100; several for a table"
+            " [default: this machine's first device].",
         ),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", metavar="DEVICE", help="A device of this machine, such as cuda:0.")
     ] = None,
     dtype: DTypes = None,
     shape: Shapes = None,
     format: Formats = None,
     parameters: Values = None,
+    fact: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--fact",
+            metavar="ARG.FACT=VALUE",
+            help="What is not plain about a tensor's memory, as x.contiguous=false; repeatable.",
+        ),
+    ] = None,
     phase: Annotated[
         str, typer.Option("--phase", metavar="inference|training|backward", help="The part of the op.")
     ] = "inference",
+    saved_by: Annotated[
+        str | None, typer.Option("--saved-by", metavar="KERNEL", help="For backward: the kernel that ran forward.")
+    ] = None,
     use: Annotated[
         list[str] | None, typer.Option("--use", metavar="NAME", help="Only this kernel, or this plugin's; repeatable.")
     ] = None,
@@ -43,44 +61,90 @@ def command(
         list[str] | None,
         typer.Option("--deny", metavar="NAME", help="Never this kernel, or this plugin's; repeatable."),
     ] = None,
+    require: Annotated[
+        list[str] | None,
+        typer.Option("--require", metavar="PROPERTY", help="Only kernels with this property; repeatable."),
+    ] = None,
+    reference: Annotated[
+        str | None, typer.Option("--reference", metavar="allow|warn|forbid", help="Whether the reference may serve.")
+    ] = None,
     json: Json = False,
 ) -> None:
     r"""Say which kernel serves a call, why, and why each other does not. Nothing runs.
 
-    Exits with 0 when a kernel was chosen, 1 when none can serve, 2 when the question has no answer.
+    With --all, or several targets, it is a table; with --json the file that `portakernel diff` compares.
+
+    Exits with 0 when a kernel was chosen for all that was asked, 1 when none can serve, 2 when the question has no
+    answer.
 
     For example:
 
         portakernel explain rms_norm
-        portakernel explain rms_norm --target amd:gfx942 --dtype bfloat16 --shape x=4096x8192
+        portakernel explain rms_norm --target mi300x --dtype bfloat16 --shape x=4096x8192
         portakernel explain rms_norm --target nvidia:sm_90 --dtype x=float16 --dtype weight=float32 \
             --set weight_offset=1.0 --phase training --deny triton --json
+        portakernel explain --all --target h100 --target mi300x --json
     """
-    from portakernel.api import explain
+    from portakernel.cli.decision_sheet import decide_sheet, print_sheet, sheet_json
     from portakernel.cli.explanation import print_explanation
     from portakernel.cli.output import page, print_json
+    from portakernel.explaining import explain_in_words
     from portakernel.naming import check_ships
     from portakernel.policies import make_layer
+    from portakernel.request import Phase
     from portakernel.runtime import dispatcher
 
-    dtypes, shapes = read_names("--dtype", dtype or ()), read_shapes(shape or ())
-    values = read_parameters(op, parameters or ())
-    formats = read_names("--format", format or ())
-    asked: dict[str, Any] = {**values, "format": formats} if formats is not None else values
-    now = dispatcher()
-    layer = make_layer("command line", tuple(use or ()), tuple(prefer or ()), tuple(deny or ())).check(now.registry)
-    for name in use or ():
-        check_ships(now.registry, op, name)
-    token = now.context_layers.set((layer,) if use or prefer or deny else ())
+    if phase not in list(Phase):
+        raise UnknownNameError("phase", phase, [str(known) for known in Phase])
+    if (op is None) is not every:
+        raise ArgumentValueError("explain: give an op, or --all for every op; not both")
+    now, targets = dispatcher(), list(dict.fromkeys(target or ()))
+    mode: Any = reference
+    names = tuple(use or ()), tuple(prefer or ()), tuple(deny or ()), tuple(require or ())
+    layer = make_layer("command line", *names, reference=mode).check(now.registry)
+    for name in use or () if op is not None else ():
+        check_ships(now.registry, op or "", name)
+    token = now.context_layers.set((layer,) if any(names) or reference else ())
     try:
-        decision = explain(op, target=target, dtype=dtypes, shape=shapes, phase=phase, **asked)
+        if op is not None and len(targets) < 2:
+            decisions = [
+                explain_in_words(
+                    now,
+                    op,
+                    target=targets[0] if targets else None,
+                    device=device,
+                    dtype=read_names("--dtype", dtype or ()),
+                    shape=read_shapes(shape or ()),
+                    format=read_names("--format", format or ()),
+                    parameters=read_parameters(op, parameters or ()),
+                    facts=read_facts(fact or ()),
+                    phase=Phase(phase),
+                    saved_by=saved_by,
+                )
+            ]
+        else:
+            given = {"--shape": shape, "--format": format, "--set": parameters, "--fact": fact, "--saved-by": saved_by}
+            if told := [option for option, value in given.items() if value]:
+                raise ArgumentValueError(f"explain: {', '.join(told)} is about one call: give one op, and one --target")
+            if dtype and (len(dtype) > 1 or "=" in dtype[0]):
+                raise ArgumentValueError("explain: of several decisions --dtype is one, for every op that takes it")
+            ops = None if op is None else [op]
+            dtype_of_all = dtype[0] if dtype else None
+            decisions = decide_sheet(now, ops, targets, device=device, dtype=dtype_of_all, phase=Phase(phase))
     finally:
         now.context_layers.reset(token)
     if json:
-        print_json(decision.to_json())
+        print_json(decisions[0].to_json() if op is not None and len(targets) < 2 else sheet_json(decisions))
     else:
-        print_explanation(page(), decision, now.registry)
-    raise typer.Exit(0 if decision.chosen else 1)
+        out = page()
+        for text in targets:
+            if (resolved := str(now.registry.target(text))) != text:
+                out.line(f"{text} is {resolved}.", "faint")
+        if op is not None and len(targets) < 2:
+            print_explanation(out, decisions[0], now.registry)
+        else:
+            print_sheet(out, decisions, now.registry)
+    raise typer.Exit(0 if all(decision.chosen for decision in decisions) else 1)
 
 
 def read_names(option: str, texts: Sequence[str]) -> dict[str, str] | str | None:
@@ -121,6 +185,25 @@ def read_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]] | None:
             raise ArgumentValueError(f"--shape gives {name} twice")
         found[name] = tuple(int(size) for size in sizes.split("x"))
     return found or None
+
+
+def read_facts(texts: Sequence[str]) -> dict[str, int]:
+    """``["x.contiguous=false", "x.alignment=2"]`` as facts by name.
+
+    Raises:
+        ArgumentValueError: a text is not of that form, or gives a fact twice.
+    """
+    found: dict[str, int] = {}
+    for text in texts:
+        name, _, value = (part.strip() for part in text.partition("="))
+        words = {"true": True, "false": False}
+        if value.lower() not in words and not re.fullmatch(r"-?[0-9]{1,18}", value):
+            form = "write ARG.FACT=VALUE, such as x.contiguous=false or x.alignment=2"
+            raise ArgumentValueError(f"--fact {text!r} says nothing of a tensor's memory; {form}")
+        if name in found:
+            raise ArgumentValueError(f"--fact gives {name} twice")
+        found[name] = words[value.lower()] if value.lower() in words else int(value)
+    return found
 
 
 def read_parameters(op: str, texts: Sequence[str]) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from portakernel.cli.advice import advice
 from portakernel.cli.output import Cell, Page, Style
 from portakernel.contracts import contract
 from portakernel.decision import tier
+from portakernel.request import changed_values
 
 if TYPE_CHECKING:
-    from portakernel.contract import Contract
     from portakernel.decision import Candidate, Decision
     from portakernel.kernel import Kernel
     from portakernel.registry import Registry
@@ -61,8 +61,10 @@ def print_explanation(page: Page, decision: Decision, registry: Registry) -> Non
 def strongest(decision: Decision) -> list[Candidate]:
     """At most three: the winner, those that only this call keeps from going before it, then those that come next.
 
-    Where nothing serves: those with the fewest reasons against them.
+    Where nothing serves: those that a policy lets serve alone, or those with the fewest reasons against them.
     """
+    if decision.chosen is None and decision.strict:
+        return list(decision.strict[:STRONGEST])
     if decision.chosen is None:
         near = [candidate for candidate in decision.candidates if not _is_elsewhere(candidate)]
         near.sort(key=lambda c: (len(c.rejections), tier(c.kernel), -c.priority, c.kernel.name))
@@ -89,7 +91,7 @@ def asked(request: Request, registry: Registry) -> str:
     parts = [f"{_listed(names)} {dtype}" for dtype, names in _grouped(request.dtypes).items()]
     parts += [f"{_listed(names)} in scale format {name}" for name, names in _grouped(request.formats).items()]
     parts += [f"{name}={size}" for name, size in request.dims.items()]
-    parts += [f"{name}={value!r}" for name, value in _changed(described, request).items()]
+    parts += [f"{name}={value!r}" for name, value in changed_values(described, request.values).items()]
     parts += [f"{name} given" for name in request.features if name in described.names]
     parts += [f"required: {_listed(sorted(request.requires))}"] if request.requires else []
     unsaid = [] if any(name in request.dtypes for name in described.names) else ["dtypes"]
@@ -98,22 +100,14 @@ def asked(request: Request, registry: Registry) -> str:
     return f"{request.op} on {where}, for {request.phase}, with {', '.join(parts)}"
 
 
-def _changed(described: Contract, request: Request) -> dict[str, object]:
-    """The keyword arguments that are not at their defaults; dtypes and scale formats are told with the tensors'."""
-    return {
-        parameter.name: value
-        for parameter in described.parameters
-        if parameter.kind not in ("dtype", "format")
-        and (value := request.values.get(parameter.name, parameter.default)) != parameter.default
-    }
-
-
 def next_steps(decision: Decision) -> Iterator[str]:
     """How the call could be served, or served by a better kernel."""
     candidates = strongest(decision) if decision.chosen is None else refused(decision)
     found = False
     for candidate in candidates:
-        steps = dict.fromkeys(advice(candidate.kernel, rejection) for rejection in candidate.rejections)
+        rejections = [rejection for rejection in candidate.rejections if rejection.code is not ReasonCode.NEEDS_BUILD]
+        # a build alone helps only where nothing else is in its way
+        steps = dict.fromkeys(advice(candidate.kernel, one) for one in rejections or candidate.rejections)
         # what would have to be another call altogether is no advice
         if steps and all(steps) and len(steps) <= _SHOWN_STEPS:
             found = True
@@ -149,14 +143,25 @@ def _told(candidate: Candidate, decision: Decision) -> Iterator[tuple[Cell, str]
             assumed = f" Assumed: {'; '.join(further)}." if further else ""
             told = [f"could serve too: {'; '.join(rejection.text for rejection in candidate.rejections)}.{assumed}"]
         case "rejected":
-            better = candidate.kernel.name in decision.passed_over
-            lead = f"would go first, with priority {candidate.priority}, but " if better else ""
+            lead = _lead(candidate, decision)
             first, *further = [f"{rejection.text} ({rejection.code})" for rejection in candidate.rejections]
             told = [f"{lead}cannot serve: {first}.", *(f"also: {reason}." for reason in further[:_SHOWN_REASONS])]
             if (rest := len(further) - _SHOWN_REASONS) > 0:
                 told.append(f"and {rest} more reason{'s' * (rest > 1)} (--json has them all)")
     for i, sentence in enumerate(told):
         yield (Cell(candidate.kernel.name, styles[candidate.status]) if i == 0 else Cell("")), sentence
+
+
+def _lead(candidate: Candidate, decision: Decision) -> str:
+    """By what a refused candidate would go before the winner; empty where it would not."""
+    kernel, priority, winner = candidate.kernel, candidate.priority, decision.candidates[0]
+    if kernel.name not in decision.passed_over:
+        return ""
+    wishes = decision.wishes
+    named = wishes is not None and kernel.name in {**wishes.use, **wishes.prefer}
+    if not named and (tier(kernel), priority) == (tier(winner.kernel), winner.priority):
+        return f"would go first by its name, with the same priority {priority}, but "
+    return f"would go first, with priority {priority}, but "
 
 
 def _source(kernel: Kernel) -> str:

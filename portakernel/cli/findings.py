@@ -11,15 +11,19 @@ from typing import Any, Literal
 
 from portakernel import torch_build
 from portakernel.capability import ReasonCode
+from portakernel.cli.absence import absence
 from portakernel.cli.advice import advice, pip_command
-from portakernel.cli.diagnosis import Coverage, Diagnosis, environment, resting_for
+from portakernel.cli.diagnosis import Coverage, Diagnosis, PhaseCoverage, Readiness, environment, resting_for
 from portakernel.cli.faults import location, remedy
 from portakernel.config import VARIABLES, unknown_variables
 from portakernel.manifest import Requires
-from portakernel.native.code_cache import REMEDY, cache
+from portakernel.native.code_cache import cache
 from portakernel.plugin_manager import Package
+from portakernel.policies import Scope
+from portakernel.process_wishes import DOUBT_REMEDY
 from portakernel.readiness import installed_version
 from portakernel.target import Device
+from portakernel.unmet import Unmet, is_near, unknown_names, unknown_plugins, unknown_switches
 
 # healthy    all is well
 # attention  something would be faster, or there would be more, if somebody did something; the rest works
@@ -39,7 +43,13 @@ _OF_ONE_CALL = frozenset(
 )
 # What another finding tells with its cause: the missing module, the broken plugin, the variable.
 _TOLD_ELSEWHERE = frozenset(
-    {ReasonCode.NOT_INSTALLED, ReasonCode.IMPORT_FAILED, ReasonCode.DISABLED, ReasonCode.NEEDS_BUILD}
+    {
+        ReasonCode.NOT_INSTALLED,
+        ReasonCode.IMPORT_FAILED,
+        ReasonCode.DISABLED,
+        ReasonCode.NOT_ALLOWED,
+        ReasonCode.NEEDS_BUILD,
+    }
 )
 
 
@@ -67,8 +77,12 @@ def installation(diagnosis: Diagnosis) -> Iterator[Finding]:
     """Torch, Triton and the C compiler, where they are there."""
     build = torch_build.installed()
     if build is not None:
-        kind = f"CUDA {build.cuda}" if build.cuda else f"ROCm {build.hip}" if build.hip else "CPU"
+        versions = {"CUDA": build.cuda, "ROCm": build.hip, "XPU": build.xpu}
+        kind = next((f"{name} {version}" for name, version in versions.items() if version), "CPU")
         yield Finding("healthy", f"torch {build.version}, built for {kind}")
+        # of one that torch cannot use, although it is there, the device's own note says why
+        if all(device.torch_device == "cpu" for device in diagnosis.devices) and (lack := absence(build)):
+            yield Finding("attention", lack.what, lack.action)
     if (triton := installed_version("triton")) is not None:
         yield Finding("healthy", f"triton {triton}")
     if diagnosis.compiler is not None:
@@ -96,10 +110,12 @@ def plugins(diagnosis: Diagnosis) -> Iterator[Finding]:
     """Each plugin's kernels, and those that claim a device here but cannot be used on it."""
     manager = diagnosis.dispatcher.registry.manager
     ill = {broken.package for broken in diagnosis.broken}
+    for package in dict.fromkeys(fault.package for fault in manager.broken_but_off):
+        yield _off(package, diagnosis)
     for package, loaded in manager.plugins.values():
         lacks = [module for module in loaded.manifest.requires.modules if installed_version(module) is None]
-        if package.name in manager.disabled:
-            yield Finding("healthy", f"plugin {package} is switched off by PORTAKERNEL_DISABLE")
+        if manager.is_off(package):
+            yield _off(package, diagnosis)
         elif package not in ill and (modules := resting_for(loaded.manifest)):
             yield _resting(package, loaded.manifest.requires, modules)
         elif package not in ill and not lacks:
@@ -114,13 +130,41 @@ def variables(diagnosis: Diagnosis) -> Iterator[Finding]:
     if diagnosis.config_error is None:
         for name, value in environment().items():
             yield Finding("healthy", f"{name}={value} is in force", details=(summaries[name],))
-        if trouble := cache().trouble():
-            yield Finding("attention", f"{trouble}; a private one serves each process in its place", REMEDY)
+        kept = cache()
+        if trouble := kept.trouble():
+            yield Finding("attention", f"{trouble}; a private one serves each process in its place", kept.remedy)
     else:
         action = "correct or unset it: until then portakernel refuses to work"
         yield Finding("sick", str(diagnosis.config_error), action)
     for sentence in unknown_variables():
         yield Finding("attention", sentence, "correct its name, or unset it")
+
+
+def policies(diagnosis: Diagnosis) -> Iterator[Finding]:
+    """The policy files in force, and the names in them and in variables that nothing here has."""
+    process, registry = diagnosis.dispatcher.process, diagnosis.dispatcher.registry
+    for file in process.files:
+        yield Finding("healthy", f"policy file {file.path} is in force", details=file.sentences())
+        for doubt in file.doubts:
+            yield Finding("attention", doubt, DOUBT_REMEDY)
+    for layer, wish in diagnosis.refused():
+        yield Finding("sick", f"{wish} Every call {_about(layer.scope)} is refused", wish.remedy)
+    skipped = {(wish.where, wish.name): wish for wish in diagnosis.skipped()}
+    for layer in diagnosis.layers_here():
+        unknown = (*unknown_names(layer, ("prefer", "deny"), registry), *unknown_plugins(layer, registry))
+        for wish in unknown:
+            yield _unmet(skipped.pop((wish.where, wish.name), wish) if wish.key == "prefer" else wish)
+    yield from map(_unmet, skipped.values())
+    for error in unknown_switches(sorted(process.disabled), registry):
+        yield _fulfilled(str(error), near=is_near(error))
+
+
+def impostors(diagnosis: Diagnosis) -> Iterator[Finding]:
+    """Packages that call themselves portakernel, and do not lie where portakernel's own do."""
+    for package in diagnosis.dispatcher.registry.manager.packages:
+        if package.is_impostor:
+            what = f"{package} calls itself portakernel, but lies in {package.folder}: it counts as a third party's"
+            yield Finding("attention", what, "find out who installed it; its kernels wait until a policy names them")
 
 
 def slow(diagnosis: Diagnosis) -> Iterator[Finding]:
@@ -129,6 +173,13 @@ def slow(diagnosis: Diagnosis) -> Iterator[Finding]:
         what = f"{found.package}: {found.hook} took {found.seconds:.1f} s, for which every process waits"
         action = f"upgrade {found.package.distribution}, or do without: PORTAKERNEL_DISABLE={found.package.name}"
         yield Finding("attention", what, action)
+
+
+def unreadable(diagnosis: Diagnosis) -> Iterator[Finding]:
+    """The distributions of which nobody can say whether they register something with portakernel."""
+    for one in diagnosis.dispatcher.registry.manager.unreadable:
+        what = f"what {one.path.name} registers cannot be read: entry_points.txt {one.reason}"
+        yield Finding("attention", what, f"reinstall or remove that distribution ({one.path.parent})")
 
 
 def broken(diagnosis: Diagnosis) -> Iterator[Finding]:
@@ -146,25 +197,52 @@ EXAMINATIONS: tuple[Callable[[Diagnosis], Iterator[Finding]], ...] = (
     plugins,
     missing,
     variables,
+    policies,
+    impostors,
     slow,
+    unreadable,
     broken,
 )
 
 
+def _about(scope: Scope) -> str:
+    """The calls that a layer is about: ``of add on cpu``, ``on cpu``."""
+    return f"of {scope}" if scope.op else f"on {scope}"
+
+
+def _unmet(wish: Unmet) -> Finding:
+    if wish.key == "prefer":
+        return Finding("attention", f"{wish} The preference is left out", wish.remedy)
+    return _fulfilled(str(wish), near=wish.near)
+
+
+def _fulfilled(text: str, *, near: bool) -> Finding:
+    """What is denied, switched off or allowed, and not here: as wished, unless the name is misspelt."""
+    if near:
+        return Finding("attention", text, "correct the name, or nothing, where it is meant for other machines")
+    return Finding("healthy", f"{text.removesuffix('.')}: nothing is to be done for it here")
+
+
 def _device(coverage: Coverage, diagnosis: Diagnosis) -> Finding:
-    device, total = coverage.device, len(coverage.accelerated) + len(coverage.reference_only)
+    device = coverage.device
     what = f"{device.torch_device}: {device.name} ({device.target}){_particulars(device)}"
     if device.attached:
         served = ", ".join(coverage.accelerated) or "no op"
         return Finding("healthy", f"{what}; attached, serves {served} where a policy names its kernels")
-    what += f"; {len(coverage.accelerated)} of {total} ops have an accelerated kernel"
-    if not coverage.reference_only:
-        return Finding("healthy", what)
-    what += f", only the reference serves {', '.join(coverage.reference_only)}"
-    if device.target.vendor in diagnosis.dispatcher.reference_is_free:
-        return Finding("healthy", what)
+    what += f"; beside the reference, kernels serve {', '.join(map(_counted, coverage.phases))}"
+    details = [f"only the reference, in {p.phase}: {', '.join(p.reference_only)}" for p in coverage.phases]
+    details = [detail for detail, phase in zip(details, coverage.phases, strict=True) if phase.reference_only]
+    if not details or device.target.vendor in diagnosis.dispatcher.reference_is_free:
+        return Finding("healthy", what, details=tuple(details))
     advice = f"expect those to be slow; `portakernel matrix --vendor {device.target.vendor}` shows what there is"
-    return Finding("attention", what, advice)
+    return Finding("attention", what, advice, tuple(details))
+
+
+def _counted(covered: PhaseCoverage) -> str:
+    """How many of the ops that have the phase are served in it."""
+    ready, built = len(covered.ready), len(covered.buildable)
+    later = f" ({built} more once built)" if built else ""
+    return f"{ready} of {ready + built + len(covered.reference_only)} ops in {covered.phase}{later}"
 
 
 def _particulars(device: Device) -> str:
@@ -175,14 +253,40 @@ def _particulars(device: Device) -> str:
 
 def _plugin(package: Package, diagnosis: Diagnosis) -> Finding:
     names = diagnosis.kernels(package)
-    ready: dict[str, list[str]] = {}
+    states: dict[tuple[str, str], list[str]] = {}
     for found in diagnosis.readiness:
-        if found.kernel in names and not found.rejections:
-            ready.setdefault(f"{found.device.torch_device} ({found.device.target})", []).append(found.kernel)
+        if found.kernel in names:
+            place = f"{found.device.torch_device} ({found.device.target})"
+            states.setdefault((_state(found), place), []).append(found.kernel)
     counted = f"{len(names)} kernel{'s' * (len(names) != 1)}"
-    here = ", ".join(f"{len(several)} ready on {place}" for place, several in ready.items())
-    details = tuple(f"ready on {place}: {', '.join(several)}" for place, several in ready.items())
-    return Finding("healthy", f"plugin {package}: {counted}, {here or 'none for a device here'}", details=details)
+    here = ", ".join(f"{len(several)} {state} on {place}" for (state, place), several in states.items())
+    if not here:
+        here = "all for other devices than those here" if diagnosis.devices else "and no device here"
+    details = tuple(f"{state} on {place}: {', '.join(several)}" for (state, place), several in states.items())
+    return Finding("healthy", f"plugin {package}: {counted}, {here}", details=details)
+
+
+def _off(package: Package, diagnosis: Diagnosis) -> Finding:
+    """That the package may not be imported, and who says so; whether it could be is nobody's matter then."""
+    now = diagnosis.dispatcher
+    if package.name in now.registry.manager.disabled:
+        return Finding("healthy", f"plugin {package} is switched off by PORTAKERNEL_DISABLE")
+    lists = " and ".join(where for names, where in now.process.allow if package.name not in names)
+    return Finding("healthy", f"plugin {package} is left out: {lists} does not allow it")
+
+
+def _state(readiness: Readiness) -> str:
+    """What a kernel's readiness on a device comes to, in words."""
+    codes = {rejection.code for rejection in readiness.rejections}
+    if not codes:
+        return "ready"
+    if readiness.is_buildable:
+        return "to be built"
+    if codes <= _OF_ONE_CALL:
+        return "ready for calls with other values than the defaults"
+    if ReasonCode.NOT_INSTALLED in codes:
+        return "waiting for a module"
+    return "switched off" if ReasonCode.DISABLED in codes else "not usable"
 
 
 def _resting(package: Package, requires: Requires, modules: Sequence[str]) -> Finding:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -40,8 +40,7 @@ def command(
     if json:
         print_json({"kernels": [kernel_json(kernel) for kernel in kernels]})
         return
-    headers = ("op", "kernel", "targets", "dtypes", "features", "priority", "source")
-    page().table([_row(kernel) for kernel in kernels], headers)
+    page().table([row for kernel in kernels for row in _rows(kernel)], ("op", "kernel", "", "claims"))
     tell_broken(registry)
 
 
@@ -102,11 +101,11 @@ def _variant_json(name: str, capability: Capability) -> dict[str, Any]:
 
 def _source(kernel: Kernel) -> dict[str, Any]:
     from portakernel import __version__
-    from portakernel.plugin_manager import FIRST_PARTY
+    from portakernel.plugin_manager import DISTRIBUTION
 
     package = kernel.package
     return {
-        "distribution": package.distribution if package else FIRST_PARTY,
+        "distribution": package.distribution if package else DISTRIBUTION,
         "version": package.version if package else __version__,
         "first_party": kernel.first_party,
     }
@@ -116,19 +115,19 @@ def _highest(priority: Priority) -> int:
     return max((number for _, number in priority.rules), default=0)
 
 
-def _row(kernel: Kernel) -> Sequence[str]:
+def _rows(kernel: Kernel) -> Iterator[Sequence[str]]:
+    """A row for each claim, each with op and kernel, so that a search for either gives whole answers."""
     source = _source(kernel)
     variants = [capability for _, capability in kernel.variants]
-    name = f"{kernel.name} (disabled: {kernel.disabled})" if kernel.disabled else kernel.name
-    return (
-        kernel.op,
-        name,
-        _joined([_targets(variant.targets) for variant in variants]),
-        _joined([_mapping(variant.dtypes) for variant in variants]),
-        ", ".join(sorted(kernel.features)) or "-",
-        _priority(kernel.priority),
-        f"{source['distribution']} {source['version']}" + ("" if source["first_party"] else ", third-party"),
-    )
+    claims = {
+        "targets": _joined([_targets(variant.targets) for variant in variants]),
+        "dtypes": _joined([_mapping(variant.dtypes) for variant in variants]),
+        "features": ", ".join(sorted(kernel.features)),
+        "priority": str(kernel.priority),
+        "disabled": kernel.disabled or "",
+        "source": f"{source['distribution']} {source['version']}" + ("" if source["first_party"] else ", third-party"),
+    }
+    yield from ((kernel.op, kernel.name, claim, text) for claim, text in claims.items() if text)
 
 
 def _targets(targets: Mapping[str, object]) -> str:
@@ -144,8 +143,3 @@ def _mapping(names: Mapping[str, Sequence[str]]) -> str:
 
 def _joined(texts: Sequence[str]) -> str:
     return " or ".join(dict.fromkeys(texts))
-
-
-def _priority(priority: Priority) -> str:
-    rules = [(" and ".join(str(limit) for limit in limits), number) for limits, number in priority.rules]
-    return ", ".join(f"{number} where {when}" if when else str(number) for when, number in rules)

@@ -49,9 +49,10 @@ def command(
         portakernel matrix --plugin acme --html matrix.html --proof checked.json
     """
     from portakernel.cli.list_kernels import tell_broken
-    from portakernel.cli.output import print_json, printable
+    from portakernel.cli.output import print_json
     from portakernel.errors import ArgumentValueError
     from portakernel.matrix import markdown, support_matrix
+    from portakernel.printable import one_line, printable
     from portakernel.runtime import dispatcher
 
     if proofs and html is None:
@@ -63,7 +64,7 @@ def command(
     if json:
         print_json({"ops": [support.to_json() for support in matrix]})
     elif html is not None:
-        print(f"wrote {html}")
+        print(f"wrote {one_line(str(html))}")
     else:
         print(printable(markdown(matrix)), end="")
     if not json:

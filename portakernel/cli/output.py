@@ -1,28 +1,31 @@
-"""What commands print: tables and lines, laid out and coloured on a terminal, plain and unwrapped elsewhere."""
+"""What commands print: tables and lines, as wide as a terminal and coloured there, plain and 100 wide elsewhere."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import io
+import itertools
 import json
 import math
-import re
+import os
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal, TextIO
 
+from portakernel.printable import printable
+
 Style = Literal["", "good", "bad", "doubt", "faint", "strong"]
 _COLOURS = {"good": "green", "bad": "red", "doubt": "yellow", "faint": "dim", "strong": "bold"}
 _LONGEST_NAME = 24
+# In a pipe or a file, unless COLUMNS says otherwise.
+_WIDTH = 100
+_GAP = 2
 # Where a command's JSON goes; None means standard output.
 _ANSWERS: ContextVar[TextIO | None] = ContextVar("portakernel_answers", default=None)
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and line feed
-
-
-def printable(text: str) -> str:
-    """``text`` with control characters shown, not sent: manifests and file names are strangers' text."""
-    return _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +37,17 @@ class Cell:
 
 
 class Page:
-    """Standard output as plain text: one line a row, never wrapped, no colour."""
+    """Standard output as plain text: no colour, wrapped between words, which are never broken."""
+
+    def __init__(self) -> None:
+        columns = os.environ.get("COLUMNS", "")
+        self.width = int(columns) if columns.isdecimal() and int(columns) > 0 else _WIDTH
 
     def line(self, text: str | Sequence[str | Cell] = "", style: Style = "", *, indent: int = 0) -> None:
         """One line, or several where ``text`` has several; its parts may have styles of their own."""
         for part in printable("".join(cell.text for cell in _parts(text, style))).split("\n"):
-            print((" " * indent + part).rstrip())
+            for line in _wrapped(" " * indent + part, self.width, " " * (indent + _GAP)):
+                print(line)
 
     def heading(self, text: str) -> None:
         """A line that opens a section."""
@@ -56,16 +64,22 @@ class Page:
     ) -> None:
         """Rows of cells, aligned; the columns in ``right`` to the right."""
         texts = _texts(rows, headers)
-        widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+        widths = _column_widths(texts, self.width - indent)
         for row in texts:
-            cells = (t.rjust(w) if i in right else t.ljust(w) for i, (t, w) in enumerate(zip(row, widths, strict=True)))
-            print(" " * indent + "  ".join(cells).rstrip())
+            columns = [_wrapped(text, width) for text, width in zip(row, widths, strict=True)]
+            for parts in itertools.zip_longest(*columns, fillvalue=""):
+                cells = (
+                    part.rjust(width) if i in right else part.ljust(width)
+                    for i, (part, width) in enumerate(zip(parts, widths, strict=True))
+                )
+                print((" " * indent + (" " * _GAP).join(cells)).rstrip())
 
 
 class Terminal(Page):
     """Standard output as a terminal: coloured, wrapped inside columns."""
 
     def __init__(self) -> None:
+        super().__init__()
         from rich.console import Console
 
         # nothing is guessed from the text: what looks like markup, an emoji or a number is a stranger's
@@ -107,6 +121,28 @@ class Terminal(Page):
         self.console.print(Padding(grid, (0, 0, 0, indent), expand=False))
 
 
+def _wrapped(text: str, width: int, further: str = "") -> list[str]:
+    """``text`` in lines of at most ``width`` characters, the further ones indented by ``further``; words stay whole."""
+    if len(text) <= width:
+        return [text.rstrip()]
+    wrap = textwrap.TextWrapper(width, subsequent_indent=further, break_long_words=False, break_on_hyphens=False)
+    return wrap.wrap(text) or [""]
+
+
+def _column_widths(texts: Sequence[Sequence[str]], width: int) -> list[int]:
+    """As wide as their cells where that fits; else the widest give way, down to their longest words."""
+    columns = list(zip(*texts, strict=True))
+    natural = [max(map(len, column)) for column in columns]
+    words = [max((len(word) for text in column for word in text.split()), default=0) for column in columns]
+    left = width - _GAP * (len(columns) - 1)
+    widths = dict[int, int]()
+    # the narrow ones first, each taking no more than its share of what is left
+    for done, i in enumerate(sorted(range(len(columns)), key=natural.__getitem__)):
+        widths[i] = min(natural[i], max(left // (len(columns) - done), words[i]))
+        left -= widths[i]
+    return [widths[i] for i in range(len(columns))]
+
+
 def _parts(text: str | Sequence[str | Cell], style: Style) -> list[Cell]:
     """A line's parts, each with its style: its own, or that of the line."""
     several = [text] if isinstance(text, str) else text
@@ -131,25 +167,69 @@ def is_terminal(stream: TextIO | None) -> bool:
     return stream is not None and stream.isatty()
 
 
+def answers() -> TextIO | None:
+    """Where a command's answer goes; Python has no standard output where the shell closed it."""
+    return _ANSWERS.get() or sys.stdout
+
+
 def print_json(data: Any) -> None:
     """Prints ``data`` as JSON. A number that JSON does not have (NaN, an infinity) becomes null."""
-    print(json.dumps(_finite(data), indent=2), file=_ANSWERS.get())
+    print(json.dumps(_finite(data), indent=2), file=answers())
+
+
+def print_json_error(kind: str, message: str) -> None:
+    """Prints an error in its JSON form."""
+    print_json({"error": {"type": kind, "message": message}})
 
 
 @contextlib.contextmanager
-def answers_alone() -> Iterator[None]:
-    """Keeps standard output for what ``print_json`` prints; what plugins print meanwhile goes to standard error."""
-    token = _ANSWERS.set(sys.stdout)
+def answers_alone(*, to_the_end: bool) -> Iterator[None]:
+    """Keeps standard output for what ``print_json`` prints; what others print meanwhile goes to standard error.
+
+    That holds for descriptor 1 too, to which C libraries and child processes write. ``to_the_end`` of the process:
+    what they print when it exits, or keep in buffers until then, is no answer either.
+    """
+    with contextlib.ExitStack() as stack:
+        stream = _descriptor_apart(stack, to_the_end=to_the_end) or sys.stdout
+        token = _ANSWERS.set(stream)
+        stack.callback(_ANSWERS.reset, token)
+        stack.enter_context(contextlib.redirect_stdout(sys.stderr))
+        yield
+
+
+def _descriptor_apart(stack: contextlib.ExitStack, *, to_the_end: bool) -> TextIO | None:
+    """Sends descriptor 1 to standard error; what reaches the place it had, if that is ``sys.stdout``'s."""
+    _flush()
     try:
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
-    finally:
-        _ANSWERS.reset(token)
+        ours = os.dup(1)
+    except OSError:  # the shell closed it
+        return None
+    try:
+        os.dup2(2, 1)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    if not to_the_end:
+        stack.callback(_take_back, ours)
+    try:
+        encoding, errors, number = sys.stdout.encoding, sys.stdout.errors, sys.stdout.fileno()
+    except (AttributeError, io.UnsupportedOperation):  # there is none, or it is no file
+        return None
+    if number != 1:
+        return None
+    return stack.enter_context(open(ours, "w", encoding=encoding, errors=errors, closefd=False))
 
 
-def json_error(kind: str, message: str) -> str:
-    """The JSON form of an error."""
-    return json.dumps({"error": {"type": kind, "message": message}}, indent=2)
+def _take_back(ours: int) -> None:
+    _flush()
+    os.dup2(ours, 1)
+    os.close(ours)
+
+
+def _flush() -> None:
+    """Empties the buffers of Python's standard output and of the C library's, which are not one."""
+    if sys.stdout is not None:  # pyright: ignore[reportUnnecessaryComparison]
+        sys.stdout.flush()
+    ctypes.CDLL(None).fflush(None)
 
 
 def _finite(data: Any) -> Any:

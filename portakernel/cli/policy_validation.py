@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from portakernel.cli.problems import Problem, problems_in
 from portakernel.config import Config
 from portakernel.errors import ManifestError, PolicyFileError
 from portakernel.plugin_manager import PluginManager
-from portakernel.policy_file import FILE_NAME, PolicyDocument, load_policy_file
+from portakernel.policies import NAMING, environment_layer
+from portakernel.policy_document import PolicyDocument
+from portakernel.policy_file import FILE_NAME, load_policy_file
+from portakernel.process_wishes import allowed_plugins, read
 from portakernel.registry import Registry
+from portakernel.unmet import unknown_names, unknown_plugins, unknown_switches
 from portakernel.yaml_file import read_yaml
 
 _OF_MANIFESTS = {"plugin", "backend", "kernels"}
 
 
-def policy_in_force() -> list[Path]:
-    """The policy file that ``PORTAKERNEL_POLICY`` names, if any.
+def policies_in_force() -> list[Path]:
+    """The policy files that ``PORTAKERNEL_POLICY`` names, if any.
 
     Raises:
         ConfigError: a variable has a value that is not accepted.
     """
-    named = Config.from_environment().policy
-    return [Path(named).expanduser()] if named is not None else []
+    return [Path(named).expanduser() for named in Config.from_environment().policy]
 
 
 def is_policy(file: Path) -> bool:
@@ -40,16 +43,31 @@ def is_policy(file: Path) -> bool:
     return not keys & _OF_MANIFESTS and bool(keys & (PolicyDocument.model_fields.keys() - {"schema_version"}))
 
 
-def problems_of_policies(files: Sequence[Path]) -> dict[Path, list[Problem]]:
-    """Each policy file's problems. The names in it are those of what is installed."""
-    if not files:
-        return {}
-    registry = Registry(PluginManager(disabled=frozenset(Config.from_environment().disable)))
-    found = dict[Path, list[Problem]]()
+def problems_of_policies(
+    files: Sequence[Path], *, variables: bool = False
+) -> tuple[dict[Path, list[Problem]], list[Problem]]:
+    """Each policy file's problems, and with ``variables`` those of ``PORTAKERNEL_*`` variables.
+
+    Names are those of what is installed; one that nothing here has is a problem, under whatever key.
+    """
+    config = Config.from_environment()
+    named = config.use or config.prefer or config.deny or config.plugins or config.disable
+    found: dict[Path, list[Problem]] = {file: [] for file in files}
+    if not files and not (variables and named):
+        return found, []
+    allowed = allowed_plugins(config, read(config.policy))
+    registry = Registry(PluginManager(disabled=frozenset(config.disable), allowed=allowed))
     for file in files:
-        found[file] = []
         try:
-            load_policy_file(file, registry)
+            load_policy_file(file, registry, strict=True)
         except PolicyFileError as error:
             found[file] = problems_in(file, error.problems)
-    return found
+    return found, list(_unknown_in_variables(config, registry)) if variables else []
+
+
+def _unknown_in_variables(config: Config, registry: Registry) -> Iterator[Problem]:
+    layer = environment_layer(config)
+    for wish in (*unknown_names(layer, NAMING, registry), *unknown_plugins(layer, registry)):
+        yield Problem(wish.where, None, None, wish.why)
+    for error in unknown_switches(config.disable, registry):
+        yield Problem("PORTAKERNEL_DISABLE", None, None, str(error).removeprefix("PORTAKERNEL_DISABLE: "))

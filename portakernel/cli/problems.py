@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from portakernel.printable import one_line
+
 _PLACE = re.compile(r":(\d+)(?:: (\S+?(?=: )))?: (.*)", re.DOTALL)
 
 
@@ -33,7 +35,7 @@ def problems_in(file: Path, texts: Sequence[str]) -> list[Problem]:
     """The core's sentences, which begin with the file and line, taken apart."""
     found = []
     for text in texts:
-        rest = text.removeprefix(str(file))
+        rest = text.removeprefix(one_line(str(file)))
         place = _PLACE.fullmatch(rest)
         if rest != text and place:
             key = place[2].lstrip(".") if place[2] else None

@@ -11,6 +11,8 @@ from typing import Any
 
 from portakernel.cli.problems import Problem
 from portakernel.plugin_manager import GROUP, Package
+from portakernel.regular_file import read_regular
+from portakernel.yaml_file import MAX_BYTES
 
 FILE = "pyproject.toml"
 _EXAMPLE = f'add [project.entry-points.{GROUP}] with NAME = "MODULE", NAME being that of the manifests'
@@ -28,7 +30,7 @@ def read_project(folder: Path) -> Project:
     """What ``folder/pyproject.toml`` registers with portakernel."""
     file = folder / FILE
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_regular(file, limit=MAX_BYTES).decode("utf-8")
         data = tomllib.loads(text)
     except (OSError, ValueError) as error:
         told = re.search(r"line (\d+)", str(error))

@@ -38,23 +38,31 @@ def command(
         portakernel validate /etc/portakernel/policy.yaml
     """
     from portakernel.cli.output import page, print_json
-    from portakernel.cli.policy_validation import is_policy, policy_in_force, problems_of_policies
+    from portakernel.cli.policy_validation import is_policy, policies_in_force, problems_of_policies
     from portakernel.cli.problems import Problem
     from portakernel.cli.validation import Subject, installed_subjects, problems_of, subjects_at
+    from portakernel.errors import ArgumentValueError
 
     if paths:
         elsewhere, named = list[Problem](), list[Subject]()
         policies = [path for path in paths if is_policy(path)]
         others = [path for path in paths if path not in policies]
         for path in others:
-            at_path, of_project = subjects_at(path)
+            try:
+                at_path, of_project = subjects_at(path)
+            except ArgumentValueError as error:
+                if len(paths) == 1:
+                    raise
+                # one that is not there hides nothing of the others
+                at_path, of_project = [], [Problem(str(path), None, None, str(error).removeprefix(f"{path}: "))]
             named, elsewhere = [*named, *at_path], [*elsewhere, *of_project]
         subjects = list(dict.fromkeys(named))
     else:
-        policies = policy_in_force()
+        policies = policies_in_force()
         subjects, elsewhere = installed_subjects()
-    manifests, of_policies = problems_of(subjects, imports=imports), problems_of_policies(policies)
-    found = [*manifests.values(), *of_policies.values()]
+    manifests = problems_of(subjects, imports=imports)
+    of_policies, of_variables = problems_of_policies(policies, variables=not paths)
+    found = [*manifests.values(), *of_policies.values(), of_variables]
     problems = [*elsewhere, *(problem for several in found for problem in several)]
     if json:
         print_json(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel
 
 from portakernel.arch import ArchSpace
 from portakernel.cli.claims import claim_problems
@@ -13,15 +15,18 @@ from portakernel.cli.entries import misfit, missing, source_problems
 from portakernel.cli.imports import import_problems
 from portakernel.cli.problems import Problem, problems_in
 from portakernel.cli.projects import FILE, Project, read_project
+from portakernel.config import Config
 from portakernel.contracts import contracts
 from portakernel.errors import ArgumentValueError, ManifestError, nearest
 from portakernel.kernel import judged_kernels
 from portakernel.manifest import BackendManifest, Claim, PluginManifest
 from portakernel.manifest_file import Loaded, load_manifest, load_what_is_known
 from portakernel.plugin_manager import Package, installed_packages
+from portakernel.process_wishes import allowed_plugins, read
 from portakernel.registry import REFERENCE, Backend
 from portakernel.yaml_file import KeyPath, read_yaml
 
+M = TypeVar("M", bound=BaseModel)
 MANIFESTS: Mapping[str, Literal["plugin", "backend"]] = {"plugin.yaml": "plugin", "backend.yaml": "backend"}
 
 
@@ -36,10 +41,15 @@ class Subject:
 
 
 def installed_subjects() -> tuple[list[Subject], list[Problem]]:
-    """Every installed package's manifests, and the packages that have none or cannot be found."""
+    """Every installed package's manifests, and the packages that have none or cannot be found.
+
+    Those of others that are switched off are left out: nobody has to mend what is not used.
+    """
     subjects, problems = list[Subject](), list[Problem]()
-    packages = installed_packages()
+    packages, is_off = installed_packages(), _switched_off(Config.from_environment())
     for package in packages:
+        if not package.first_party and is_off(package.name):
+            continue
         entry_point = f"entry point {package}"
         rivals = [str(other) for other in packages if other.name == package.name and other is not package]
         if rivals and not package.first_party:
@@ -56,6 +66,14 @@ def installed_subjects() -> tuple[list[Subject], list[Problem]]:
             )
         subjects += [Subject(file, MANIFESTS[file.name], package, True) for file in found]
     return subjects, problems
+
+
+def _switched_off(config: Config) -> Callable[[str], bool]:
+    """Whether a name is in ``PORTAKERNEL_DISABLE``, or lacks on a list of plugins; of wrong files no list is heard."""
+    drafts = read(config.policy)
+    wrong = any(draft.problems for draft in drafts)
+    allowed = None if wrong else allowed_plugins(config, drafts)
+    return lambda name: name in config.disable or (allowed is not None and name not in allowed)
 
 
 def subjects_at(path: Path) -> tuple[list[Subject], list[Problem]]:
@@ -151,20 +169,26 @@ def _guessed_package(file: Path) -> Package:
 
 def backend_problems(subject: Subject, spaces: dict[str, ArchSpace], owners: dict[str, Package]) -> list[Problem]:
     """The problems of a ``backend.yaml``; adds its vendor to ``spaces`` and ``owners``."""
+    found: list[str] = []
     try:
         loaded = load_manifest(BackendManifest, subject.file, strict=True)
     except ManifestError as error:
-        for vendor in _vendor_meant(subject.file) - spaces.keys():  # that it is known is not what is wrong with kernels
-            spaces[vendor], owners[vendor] = ArchSpace(vendor, (), {}, open_ended=True), subject.package
-        return problems_in(subject.file, error.problems)
-    found = _misnamed(subject, loaded, "backend", loaded.manifest.backend)
+        known = _readable(BackendManifest, subject)
+        if known is None or ("vendor",) in known.taken_out:
+            for vendor in _vendor_meant(subject.file) - spaces.keys():  # that it is known is not what is wrong
+                spaces[vendor], owners[vendor] = ArchSpace(vendor, (), {}, open_ended=True), subject.package
+            return problems_in(subject.file, error.problems)
+        found, loaded = [*error.problems], known
+    found += _misnamed(subject, loaded, "backend", loaded.manifest.backend)
     vendor = loaded.manifest.vendor
     if vendor in spaces:
         found.append(loaded.problem(("vendor",), f"vendor {vendor!r} is taken by backend {owners[vendor]}"))
     else:
         owners[vendor] = subject.package
-        spaces[vendor] = Backend.from_manifest(subject.package, loaded.manifest).space
-    return problems_in(subject.file, found)
+        space = Backend.from_manifest(subject.package, loaded.manifest).space
+        # of one whose archs are not all known, none is said not to exist
+        spaces[vendor] = replace(space, open_ended=space.open_ended or bool(loaded.taken_out))
+    return problems_in(subject.file, list(filter(None, found)))
 
 
 def _vendor_meant(file: Path) -> set[str]:
@@ -184,7 +208,7 @@ def plugin_problems(subject: Subject, spaces: Mapping[str, ArchSpace], *, import
         loaded = load_manifest(PluginManifest, subject.file, strict=True)
     except ManifestError as error:
         found += error.problems
-        known = _readable(subject)
+        known = _readable(PluginManifest, subject)
         if known is None:
             return problems_in(subject.file, found)
         loaded = known
@@ -208,13 +232,13 @@ def plugin_problems(subject: Subject, spaces: Mapping[str, ArchSpace], *, import
     in_sources = list(source_problems(subject.package, named))
     if imports and not in_sources:
         in_sources += import_problems(subject.package, named)
-    return [*problems_in(subject.file, list(dict.fromkeys(found))), *in_sources]
+    return [*problems_in(subject.file, list(filter(None, dict.fromkeys(found)))), *in_sources]
 
 
-def _readable(subject: Subject) -> Loaded[PluginManifest] | None:
-    """What the manifest says beside its unknown keys, so that one misspelling does not hide what else is wrong."""
+def _readable(model: type[M], subject: Subject) -> Loaded[M] | None:
+    """What the manifest says beside what is wrong with its form, so that one slip does not hide what else is wrong."""
     try:
-        return load_what_is_known(PluginManifest, subject.file)
+        return load_what_is_known(model, subject.file)
     except ManifestError:
         return None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -49,14 +48,14 @@ def command(
     made it. In a new one, portakernel.warmup with the same arguments finds the caches and is quick: run this where an
     image is made. Optional tensors are passed where --shape names them.
 
-    Exits with 0 when something was built or compiled, 1 when nothing was or a call failed, 2 when a call does not fit
-    its op, 130 when interrupted; what was compiled until then stays in the caches.
+    Exits with 0 when something was built or compiled, 1 when nothing was or a call of --calls failed, 2 when the one
+    call does not fit its op, 130 when interrupted; what was compiled until then stays in the caches.
 
     For example:
 
         portakernel warmup rms_norm --dtype bfloat16 --shape x=4096x8192
-        portakernel warmup layer_norm --dtype x=float16 --dtype weight=float32 --shape x=64x1024 --shape bias=1024 \
-            --training
+        portakernel warmup layer_norm --dtype x=float16 --dtype weight=float32 \
+            --shape x=64x1024 --shape bias=1024 --training
         portakernel warmup --calls service.yaml --device cuda:0 --workers 8
     """
     from portakernel.cli.calls_file import load_calls
@@ -75,7 +74,7 @@ def command(
         values = read_parameters(op, parameters or ())
         dtypes, formats = (read_names("--dtype", dtype or ()), read_names("--format", format or ()))
         given = [Call(op, dtypes or {}, read_shapes(shape or ()) or {}, formats, None, training, kernel, values)]
-    found = _warm_up(given, device, workers)
+    found = _warm_up(given, device, workers, alone=calls is None)
     if json:
         device_of_call = next((call.request.device for call in found.calls), None)
         print_json({"op": op, "device": device_of_call and device_of_call.torch_device, **found.to_json()})
@@ -84,7 +83,7 @@ def command(
     raise typer.Exit(0 if (found.built or found.ahead or found.compiled) and not found.failed else 1)
 
 
-def _warm_up(calls: Sequence[Call], device: str | None, workers: int | None) -> Warmup:
+def _warm_up(calls: Sequence[Call], device: str | None, workers: int | None, *, alone: bool) -> Warmup:
     """What came of the calls, ``device`` being that of those that name none; with a progress bar."""
     from portakernel.cli.bench import first_device
     from portakernel.cli.progress import progress
@@ -95,12 +94,14 @@ def _warm_up(calls: Sequence[Call], device: str | None, workers: int | None) -> 
 
     registry = dispatcher().registry
     where = find_device(registry, device) if device else None
-    placed = [
-        replace(call, device=find_device(registry, call.device).torch_device) if call.device else call for call in calls
-    ]
+
+    def device_of(call: Call) -> str:
+        found = find_device(registry, call.device) if call.device else where or first_device(registry)
+        return found.torch_device or "cpu"
+
     with progress("warming up", len(calls)) as tell:
         shown = Progress(lambda text: tell(description=text), lambda done, total: tell(completed=done, total=total))
         try:
-            return rehearse_described(placed, lambda: where or first_device(registry), shown, workers)
+            return rehearse_described(calls, device_of, shown, workers, alone=alone)
         except WarmupError as error:
             return error.warmup

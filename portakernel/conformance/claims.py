@@ -106,10 +106,10 @@ def resized(contract: Contract, case: Case, dimension: str, size: int, name: str
     leads = any(tensor.leading == dimension for tensor in contract.at(contract.values(case.parameters)).tensors)
     leading = (size,) if leads else case.leading
     made = replace(case, name=name, leading=leading, dims=case.dims if leads else {**case.dims, dimension: size})
-    return made if elements(contract, made) <= max_elements and _possible(contract, made) else None
+    return made if elements(contract, made) <= max_elements and possible(contract, made) else None
 
 
-def _possible(contract: Contract, case: Case) -> bool:
+def possible(contract: Contract, case: Case) -> bool:
     """Whether the op's requirements and shapes admit the case's dimensions."""
     made = contract.at(contract.values(case.parameters))
     try:

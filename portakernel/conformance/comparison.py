@@ -36,6 +36,8 @@ def _largest(dtype: torch.dtype) -> float:
 # Sequential and blocked sums of a few hundred float32 terms lie this far apart, and nothing of it is lost precision;
 # what is exact in the plain formula (the softmax over one key) costs an exponential and a logarithm in others.
 _FLOAT32_FACTOR, _FLOAT32_ROUNDINGS = 8.0, 16.0
+# The length of a vector of so many errors is seldom twice what it is on average: of 4 it is in one row of a thousand.
+_FEW = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +79,17 @@ class Mismatch:
 Comparison = Match | Mismatch
 
 
-def ulp_at(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """One unit in the last place of ``dtype`` at each magnitude in ``value`` (float64)."""
+def ulp_at(value: Tensor, dtype: torch.dtype, *, beyond: bool = False) -> Tensor:
+    """One unit in the last place of ``dtype`` at each magnitude in ``value`` (float64).
+
+    With ``beyond`` it goes on to grow where the dtype has no numbers any more: of terms that cancel.
+    """
     kind = parse_dtype(str(dtype))
     largest = math.frexp(_largest(dtype))[1] - 1
     _, exponent = torch.frexp(value)
     # frexp calls the exponent of 0 zero, and that of infinity and NaN whatever it likes
     exponent = torch.where(value == 0, kind.min_exponent, exponent - 1)
-    exponent = torch.where(value.isfinite(), exponent, largest).clamp(kind.min_exponent, largest)
+    exponent = torch.where(value.isfinite(), exponent, largest).clamp(kind.min_exponent, None if beyond else largest)
     return torch.ldexp(torch.ones_like(value), exponent - kind.mantissa_bits)
 
 
@@ -98,8 +103,10 @@ def distance_ulp(got: Tensor, want: Tensor, magnitude: Tensor | None = None) -> 
     beyond = math.ldexp(1.0, top)
     found = numbers(got)
     given = torch.where(found.isinf(), torch.full_like(found, beyond).copysign(found), found)
-    scale = want.abs() if magnitude is None else torch.where(magnitude.isfinite(), magnitude, want.abs())
-    distance = (given - want).abs() / ulp_at(scale, got.dtype)
+    scale = want.abs()
+    if magnitude is not None:  # which, being rounded itself, may be a little less than what it bounds
+        scale = torch.where(magnitude.isfinite() & want.isfinite(), magnitude.maximum(scale), scale)
+    distance = (given - want).abs() / ulp_at(scale, got.dtype, beyond=magnitude is not None)
     # an infinity is right for every truth beyond the largest number, however far
     same_side = found.isinf() & (found.sign() == want.sign()) & (want.abs() >= beyond)
     distance = torch.where(same_side, 0.0, distance)
@@ -129,15 +136,17 @@ def compare(got: Tensor, want: Tensor, tolerance_ulp: float, magnitude: Tensor |
     )
 
 
-def compare_rows(got: Tensor, want: Tensor, plain: Tensor, *, gradient: bool = False) -> Comparison:
+def compare_rows(got: Tensor, want: Tensor, plain: Tensor, *, cancelling: float | None = None) -> Comparison:
     """Whether each row of ``got`` is about as far from ``want`` as ``plain`` is; all on the CPU, of one shape.
 
     Distances are Euclidean, over the last dimension. Allowed is twice the plain formula's, of the row or of rows on
     average, whichever is larger, and one rounding of each element: so that a row which the plain formula hits by chance
-    bounds nothing to zero. In float32, where the plain formula differs by its order of summation alone, eight times and
-    sixteen roundings. A gradient is measured with the plain formula's worst row: where it cancels to nothing, as for a
-    query that sees one key, the plain formula may hit the zero, and an equally good one the rounding of what cancels:
-    some units of its dtype at the largest row.
+    bounds nothing to zero. Of rows of a few elements, where chance decides, the worst stands for the average, and those
+    that are small because their terms cancel are allowed one rounding of the largest. In float32, where the plain
+    formula differs by its order of summation alone, eight times and sixteen roundings. A gradient, for which
+    ``cancelling`` is given, is measured with the plain formula's worst row: where it cancels to nothing, as for a query
+    that sees one key, the plain formula may hit the zero, and an equally good one the rounding of what cancels, which
+    has that norm.
     NaN and infinities have to be where the truth has them.
     """
     if got.numel() == 0:
@@ -158,16 +167,18 @@ def compare_rows(got: Tensor, want: Tensor, plain: Tensor, *, gradient: bool = F
     finite = typical[typical.isfinite()]
     average = typical.new_zeros(())
     if finite.numel():
-        average = finite.max() if gradient else finite.square().mean().sqrt()
+        chance = cancelling is not None or shape[1] < _FEW
+        average = finite.max() if chance else finite.square().mean().sqrt()
     single = got.dtype is torch.float32
     factor, roundings = (_FLOAT32_FACTOR, _FLOAT32_ROUNDINGS) if single else (2.0, 1.0)
     allowed = factor * typical.maximum(average) + roundings * torch.linalg.vector_norm(
         torch.where(known, unit, 0.0), dim=-1
     )
-    if gradient and allowed.numel():
-        # what a zero is the difference of is of the size of other rows
+    if cancelling is None and shape[1] < _FEW:
         norms = torch.linalg.vector_norm(torch.where(known, rows, 0.0), dim=-1)
-        allowed = allowed + (8.0 if single else 1.0) * torch.finfo(got.dtype).eps * norms.max()
+        cancelling = (factor if single else 1.0) * torch.finfo(got.dtype).eps * float(norms.max())
+    if cancelling is not None:
+        allowed = allowed + cancelling
     off = distance(found)
     wrong = (off > allowed) | ((found != rows) & ~known & ~(found.isnan() & rows.isnan())).any(-1)
     if not bool(wrong.any()):

@@ -104,6 +104,12 @@ class Backward:
             problems += [f"gradient of output {place} alone, {text}" for text in self._held(alone, kept, [everything])]
         return problems
 
+    def once(self, layout: Layout) -> list[str]:
+        """Every gradient at once, from those of the outputs that lie as ``layout`` says."""
+        grads = self.draw(layout)
+        everything = tuple(gradient is not None for gradient in self.trial.truth.gradients(grads))
+        return self._held(grads, self.kept(), [everything])
+
     def _held(
         self, grads: Sequence[Tensor | None], kept: Mapping[str, Tensor | None], asked: Sequence[tuple[bool, ...]]
     ) -> list[str]:
@@ -142,7 +148,15 @@ class Backward:
         """What is wrong with one gradient."""
         tolerance = self.trial.contract.tolerance.backward
         return self.trial.compare(
-            gradient, name, tensor.shape, tensor.dtype, want.value, tolerance, want.magnitude, want.plain, gradient=True
+            gradient,
+            name,
+            tensor.shape,
+            tensor.dtype,
+            want.value,
+            tolerance,
+            want.magnitude,
+            want.plain,
+            cancelling=want.cancelling,
         )
 
     def _again(

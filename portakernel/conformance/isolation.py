@@ -22,6 +22,7 @@ from portakernel.conformance.observer import Known, Observer
 from portakernel.conformance.venue import Venue, find_venue, venue_beside
 from portakernel.dispatch import Dispatcher
 from portakernel.plugin_manager import Package, PluginManager
+from portakernel.process_group import ProcessGroup
 from portakernel.registry import Registry
 from portakernel.target import Device
 
@@ -107,13 +108,15 @@ def run_apart(job: Work[E_co], patience_s: float) -> Iterator[E_co | Death]:
         log.touch()
         context = get_context("spawn")  # a forked child could not use the devices that its parent has used
         ours, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=_work, args=(theirs, job, log))
+        group = ProcessGroup()  # so that it ends with this process, and what it started, such as compilers, with it
+        process = context.Process(target=_work, args=(theirs, job, log, group.id))
         try:
             with _interrupts_blocked():
                 process.start()
             theirs.close()
             yield from _received(ours, process, log, patience_s)
         finally:
+            group.end()
             if process.pid is not None:
                 process.kill()
                 process.join(_GONE_S)
@@ -150,8 +153,9 @@ def _received(pipe: Connection, process: BaseProcess, log: Path, patience_s: flo
     yield Death("hung", f"it did not end within {patience_s:g} seconds", _written(log))
 
 
-def _work(pipe: Connection, job: Work[object], log: Path) -> None:
+def _work(pipe: Connection, job: Work[object], log: Path, group: int) -> None:
     """What the process does. What is written, below Python too, goes to ``log``: a library that aborts says why."""
+    os.setpgid(0, group)
     with log.open("ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

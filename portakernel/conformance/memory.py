@@ -127,7 +127,9 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors are equal bit by bit: NaN equals itself, and zeros of different sign differ."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    return torch.equal(a.contiguous().reshape(-1).view(torch.uint8), b.contiguous().reshape(-1).view(torch.uint8))
+    # a copy even of what counts as contiguous: a dimension of one element may have any stride, which no view takes
+    first, second = (x.clone(memory_format=torch.contiguous_format).reshape(-1) for x in (a, b))
+    return torch.equal(first.view(torch.uint8), second.view(torch.uint8))
 
 
 def shares_memory(a: Tensor, b: Tensor) -> bool:

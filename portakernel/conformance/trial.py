@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 import traceback
@@ -81,6 +82,13 @@ class Trial:
     def contract(self) -> Contract:
         """The op's contract, without open choices."""
         return self.inputs.contract
+
+    def of(self, kernel: Kernel, venue: Venue) -> Trial:
+        """Another kernel's trial of the same inputs, about which the truth is known already."""
+        other = copy.copy(self)
+        other.kernel, other.venue = kernel, venue
+        other.disturbed, other.aliased, other.launchers = {}, {}, {}
+        return other
 
     # --- calling ---------------------------------------------------------------------------------------------------
 
@@ -174,7 +182,7 @@ class Trial:
         magnitude: Tensor | None = None,
         plain: Tensor | None = None,
         *,
-        gradient: bool = False,
+        cancelling: float | None = None,
     ) -> list[str]:
         """What is wrong with one result: in ulp, or where the op's rule says so by the plain formula's distance."""
         if problem := self.form(found, name, shape, dtype):
@@ -183,7 +191,7 @@ class Trial:
         got = found.detach().to("cpu")
         allowed = tolerance.get(f"{name}.{kind}", tolerance.get(kind))
         if allowed is None and plain is not None:
-            outcome = compare_rows(got, want, plain, gradient=gradient)
+            outcome = compare_rows(got, want, plain, cancelling=cancelling)
         elif allowed is None:
             return [f"{name} is {kind}, for which the op's contract gives no tolerance"]
         else:

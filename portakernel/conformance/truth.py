@@ -30,12 +30,14 @@ def exact(tensor: Tensor) -> Tensor:
 class Gradient:
     """One gradient, and how far off it may be.
 
-    ``magnitude`` is the sum of the absolute terms behind each of its elements, ``plain`` what the plain formula gives.
+    ``magnitude`` is the sum of the absolute terms behind each of its elements, ``plain`` what the plain formula gives,
+    ``cancelling`` the norm of what rounding leaves of a row of terms that cancel.
     """
 
     value: Tensor
     magnitude: Tensor | None = None
     plain: Tensor | None = None
+    cancelling: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,9 @@ class Truth:
                 saved_magnitudes = _call(reference.saved_magnitudes, inputs, given)
         saved = [result.name for result in contract.saved]
         named = dict(zip([*outputs, *saved], found, strict=True))
+        if getattr(reference, "FLOAT32_MAGNITUDES", False):
+            narrow = [inputs.dtype(output) is not torch.float32 for output in contract.outputs]
+            magnitudes = tuple(None if n else m for n, m in zip(narrow, magnitudes, strict=True))
         return cls(
             inputs,
             {name: named[name] for name in outputs},
@@ -126,9 +131,15 @@ class Truth:
         exact_ones = self._autograd([None if t is None else exact(t) for t in self.inputs.tensors], grads)
         stored = [None if t is None else t.detach().to("cpu") for t in self.inputs.tensors]
         rounded = self._autograd(stored, grads)
+        # what a zero is the difference of is of the size of other rows: of other gradients' where all of it is zero
+        norms = [0.0 if value is None else _largest_row(value) for value in exact_ones]
+        floats = [t.dtype for t in self.inputs.given.values() if t.dtype.is_floating_point]
+        unit = max((8.0 if d is torch.float32 else 1.0) * torch.finfo(d).eps for d in floats)
         return tuple(
-            None if value is None or plain is None else Gradient(value, plain=exact(plain))
-            for value, plain in zip(exact_ones, rounded, strict=True)
+            None
+            if value is None or plain is None
+            else Gradient(value, plain=exact(plain), cancelling=unit * (norm or max(norms)))
+            for value, plain, norm in zip(exact_ones, rounded, norms, strict=True)
         )
 
     def _autograd(self, tensors: Sequence[Tensor | None], grads: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -139,6 +150,12 @@ class Truth:
         wanted = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
         found = iter(torch.autograd.grad([o for o, _ in used], wanted, [g for _, g in used], allow_unused=True))
         return [next(found) if leaf is not None and leaf.requires_grad else None for leaf in leaves]
+
+
+def _largest_row(gradient: Tensor) -> float:
+    rows = torch.where(gradient.isfinite(), gradient, 0.0)
+    rows = rows.reshape(-1, rows.shape[-1] if rows.dim() and rows.shape[-1] else 1)
+    return float(torch.linalg.vector_norm(rows, dim=-1).max()) if rows.numel() else 0.0
 
 
 def _reference(contract: Contract) -> Any:

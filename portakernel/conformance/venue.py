@@ -10,7 +10,7 @@ from typing import Any
 from packaging.specifiers import SpecifierSet
 
 from portakernel.arch import ArchSpace
-from portakernel.capability import Capability, ReasonCode, Rejection
+from portakernel.capability import OUTRANKED, Capability, Rejection
 from portakernel.dispatch import Dispatcher
 from portakernel.kernel import Kernel
 from portakernel.policies import intern_policy, make_layer
@@ -130,7 +130,7 @@ def refusals(dispatcher: Dispatcher, kernel: Kernel, venue: Venue, request: Requ
 
 
 def _served(rejections: tuple[Rejection, ...]) -> tuple[Rejection, ...]:
-    return tuple(r for r in rejections if r.code is not ReasonCode.LOWER_PRIORITY)
+    return tuple(r for r in rejections if r.code not in OUTRANKED)
 
 
 def _checked(dispatcher: Dispatcher, kernel: Kernel, request: Request) -> tuple[Rejection, ...]:

@@ -48,7 +48,7 @@ CONTRACT = Contract(
         TensorArgument("bias", ("N",), ("weight",), optional=True),
     ),
     parameters=(
-        Parameter("eps", 1e-5),
+        Parameter("eps", 1e-5, least=0.0),
         Parameter(
             "activation", "none", feature=True, kind="text", choices=("none", "relu", "gelu", "gelu_tanh", "silu")
         ),

@@ -32,7 +32,7 @@ CONTRACT = Contract(
         TensorArgument("residual", ("*M", "N"), ("x",)),
         TensorArgument("weight", ("N",), ("x", "float32")),
     ),
-    parameters=(Parameter("eps", 1e-6), Parameter("weight_offset", 0.0, feature=True)),
+    parameters=(Parameter("eps", 1e-6, least=0.0), Parameter("weight_offset", 0.0, feature=True)),
     outputs=(Result("y", ("*M", "N"), like="x"), Result("summed", ("*M", "N"), like="x")),
     saved=(Result("rstd", ("M",), like="x", dtype="float32"),),
     kept=("weight", "summed"),

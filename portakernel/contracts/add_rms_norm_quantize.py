@@ -32,7 +32,7 @@ CONTRACT = Contract(
         TensorArgument("residual", ("*M", "N"), ("x",)),
         TensorArgument("weight", ("N",), ("x", "float32")),
     ),
-    parameters=(Parameter("eps", 1e-6), Parameter("weight_offset", 0.0, feature=True), *parameters(OF_ROWS)),
+    parameters=(Parameter("eps", 1e-6, least=0.0), Parameter("weight_offset", 0.0, feature=True), *parameters(OF_ROWS)),
     outputs=(*results(OF_ROWS, "N"), Result("summed", ("*M", "N"), like="x", differentiable=False)),
     # as rms_norm
     infinite_rows="may_be_nan",

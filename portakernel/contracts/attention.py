@@ -69,16 +69,17 @@ CONTRACT = Contract(
         "Query head h reads key head h // (H // G). Query i stands at position i + T - S, so that the last query"
         " stands at the last key (bottom right aligned): causal hides keys behind that position, window=(left, right)"
         " keys more than left before or right after it, and ALiBi counts the distance from it; causal and window hold"
-        " together. Scores are changed in the order scale, softcap, ALiBi, bias, mask. scale=None is 1/sqrt(D)."
-        " softcap=0 is off, a negative one undefined. A bias of -inf masks; it is not broadcast, but may be expanded,"
-        " with strides of 0. A sink is the score, after all changes, of a key that every query of its head sees and"
-        " whose value is zero; it counts in lse, the natural logarithm of the denominator. A query that sees no key"
-        " gives zeros, and lse -inf or its sink. Computed in float32 and rounded once, at the end; kernels may round"
-        " the softmax's weights to the inputs' dtype before the product with v, as FlashAttention does. alibi_slopes"
-        " and lse have no gradient. Forward saves lse. Not guaranteed: equal bits from different kernels; outputs of a"
-        " query that sees a NaN or an infinity; whether a query whose scores are all below -2**126 averages the values"
-        " or gives zeros, as if it saw no key, because kernels multiply scores by log2(e); that NaN or infinity in a"
-        " masked key or value does not reach queries that do not see it, because 0 * NaN is NaN."
+        " together. Scores are changed in the order scale, softcap, ALiBi, bias, mask. scale=None is 1/sqrt(D); a scale"
+        " may be 0 or less. softcap=0 is off, a negative one undefined. A bias of -inf masks; it is not broadcast, but"
+        " may be expanded, with strides of 0. A sink is the score, after all changes, of a key that every query of its"
+        " head sees and whose value is zero; it counts in lse, the natural logarithm of the denominator. A query that"
+        " sees no key gives zeros, and lse -inf or its sink. Computed in float32 and rounded once, at the end; kernels"
+        " may round the softmax's weights to the inputs' dtype before the product with v, as FlashAttention does."
+        " alibi_slopes and lse have no gradient. Forward saves lse. Not guaranteed: equal bits from different kernels;"
+        " outputs of a query that sees a NaN or an infinity, or with a scale that is one; that a scale nearer to 0 than"
+        " 2**-126 differs from 0; whether a query whose scores are all below -2**126 averages the values or gives"
+        " zeros, as if it saw no key, because kernels multiply scores by log2(e); that NaN or infinity in a masked key"
+        " or value does not reach queries that do not see it, because 0 * NaN is NaN."
     ),
     tensors=(
         TensorArgument("q", ("B", "S", "H", "D"), ("float32", "float16", "bfloat16")),
@@ -100,7 +101,7 @@ CONTRACT = Contract(
         Parameter("causal", False, kind="bool", summary="hide keys behind the query's position"),
         Parameter("scale", None, optional=True, summary="what q @ k.T is multiplied by; None: 1/sqrt(D)"),
         Parameter("window", (-1, -1), feature=True, kind="window", summary="keys seen before and after the position"),
-        Parameter("softcap", 0.0, feature=True, summary="bounds scores smoothly to this magnitude; 0: off"),
+        Parameter("softcap", 0.0, feature=True, least=0.0, summary="bounds scores smoothly to this magnitude; 0: off"),
         Parameter("return_lse", False, feature=True, kind="bool", summary="also return the log-sum-exp of the scores"),
     ),
     outputs=(
@@ -127,6 +128,20 @@ CONTRACT = Contract(
             dims=_dims(S=50, T=20, H=2, D=64),
             parameters={"causal": True, "return_lse": True},
         ),
+        Case("scale 0, causal", dims=_dims(B=2, S=70, H=4, G=2, D=64), parameters={"causal": True, "scale": 0.0}),
+        Case(
+            "scale 0, queries without keys, lse",
+            dims=_dims(S=20, T=9, H=2, D=32),
+            parameters={"causal": True, "scale": -0.0, "return_lse": True},
+        ),
+        Case(
+            "scale below 0, causal, lse",
+            dims=_dims(B=2, S=70, T=90, H=4, G=2, D=64),
+            parameters={"causal": True, "scale": -0.25, "return_lse": True},
+        ),
+        Case("scale below 0, window", dims=_dims(S=40, H=2, D=64), parameters={"scale": -0.5, "window": (6, 3)}),
+        Case("scale below 0, bias", dims=_dims(S=18, T=24, H=2, D=64), parameters={"scale": -1.0}, present=("bias",)),
+        Case("next to no scale, causal", dims=_dims(S=33, H=2, D=64), parameters={"causal": True, "scale": 1e-30}),
         Case(
             "one query, scale",
             dims=_dims(B=3, S=1, T=129, H=8, G=2, D=128),

@@ -35,7 +35,10 @@ CONTRACT = Contract(
     ),
     notes=(
         "Sequence n has the queries from cu_seqlens_q[n] to before cu_seqlens_q[n + 1] and the keys likewise; both"
-        " ascend from 0, to S and to T; this is not checked. Everything holds within each sequence as it does for"
+        " ascend from 0, to S and to T at most; kernels that read them on the host (the reference, those on"
+        " the CPU) raise"
+        " ArgumentValueError where they do not, and for others that is undefined. Everything holds within"
+        " each sequence as it does for"
         " attention, with the sequence's own numbers of queries and keys as S and T: alignment at the bottom right,"
         " ALiBi distances, zeros and lse -inf (or the sink) for queries without keys. A sequence may be empty, on one"
         " side or on both. max_seqlen_q and max_seqlen_k are upper bounds of those numbers, not necessarily reached;"
@@ -56,9 +59,23 @@ CONTRACT = Contract(
         Parameter("causal", False, kind="bool", summary="hide keys behind the query's position"),
         Parameter("scale", None, optional=True, summary="what q @ k.T is multiplied by; None: 1/sqrt(D)"),
         Parameter("window", (-1, -1), feature=True, kind="window", summary="keys seen before and after the position"),
-        Parameter("softcap", 0.0, feature=True, summary="bounds scores smoothly to this magnitude; 0: off"),
-        Parameter("max_seqlen_q", None, kind="int", optional=True, summary="no sequence has more queries"),
-        Parameter("max_seqlen_k", None, kind="int", optional=True, summary="no sequence has more keys"),
+        Parameter("softcap", 0.0, feature=True, least=0.0, summary="bounds scores smoothly to this magnitude; 0: off"),
+        Parameter(
+            "max_seqlen_q",
+            None,
+            kind="int",
+            optional=True,
+            bounds="cu_seqlens_q",
+            summary="no sequence has more queries",
+        ),
+        Parameter(
+            "max_seqlen_k",
+            None,
+            kind="int",
+            optional=True,
+            bounds="cu_seqlens_k",
+            summary="no sequence has more keys",
+        ),
         Parameter("return_lse", False, feature=True, kind="bool", summary="also return the log-sum-exp of the scores"),
     ),
     outputs=(
@@ -94,6 +111,24 @@ CONTRACT = Contract(
             dims=_dims(B=4, S=17, T=20, H=2, D=64),
             parameters={"return_lse": True},
             given={"cu_seqlens_q": (0, 0, 5, 5, 17), "cu_seqlens_k": (0, 4, 4, 4, 20)},
+        ),
+        Case(
+            "scale 0, causal",
+            dims=_dims(B=3, S=70, T=81, H=4, G=2, D=64),
+            parameters={"causal": True, "scale": 0.0},
+            given={"cu_seqlens_q": (0, 40, 41, 70), "cu_seqlens_k": (0, 40, 45, 81)},
+        ),
+        Case(
+            "scale below 0, queries without keys, lse",
+            dims=_dims(B=3, S=40, T=45, H=2, D=64),
+            parameters={"causal": True, "scale": -0.25, "return_lse": True},
+            given={"cu_seqlens_q": (0, 20, 23, 40), "cu_seqlens_k": (0, 9, 30, 45)},
+        ),
+        Case(
+            "next to no scale, causal",
+            dims=_dims(B=2, S=33, T=33, H=2, D=64),
+            parameters={"causal": True, "scale": 1e-30},
+            given={"cu_seqlens_q": (0, 3, 33), "cu_seqlens_k": (0, 3, 33)},
         ),
         Case(
             "one query each, scale",

@@ -36,7 +36,7 @@ CONTRACT = Contract(
         TensorArgument("weight", ("N",), ("x", "float32")),
         TensorArgument("bias", ("N",), ("weight",), optional=True),
     ),
-    parameters=(Parameter("eps", 1e-5),),
+    parameters=(Parameter("eps", 1e-5, least=0.0),),
     outputs=(Result("y", ("*M", "N"), like="x"),),
     saved=(
         Result("mean", ("M",), like="x", dtype="float32"),

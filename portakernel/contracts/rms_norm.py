@@ -30,7 +30,7 @@ CONTRACT = Contract(
         TensorArgument("x", ("*M", "N"), ("float32", "float16", "bfloat16")),
         TensorArgument("weight", ("N",), ("x", "float32")),
     ),
-    parameters=(Parameter("eps", 1e-6), Parameter("weight_offset", 0.0, feature=True)),
+    parameters=(Parameter("eps", 1e-6, least=0.0), Parameter("weight_offset", 0.0, feature=True)),
     outputs=(Result("y", ("*M", "N"), like="x"),),
     saved=(Result("rstd", ("M",), like="x", dtype="float32"),),
     gradient="kernel",

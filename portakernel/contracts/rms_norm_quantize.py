@@ -40,7 +40,7 @@ CONTRACT = Contract(
         TensorArgument("x", ("*M", "N"), ("float32", "float16", "bfloat16")),
         TensorArgument("weight", ("N",), ("x", "float32")),
     ),
-    parameters=(Parameter("eps", 1e-6), Parameter("weight_offset", 0.0, feature=True), *parameters(OF_ROWS)),
+    parameters=(Parameter("eps", 1e-6, least=0.0), Parameter("weight_offset", 0.0, feature=True), *parameters(OF_ROWS)),
     outputs=results(OF_ROWS, "N"),
     # as rms_norm
     infinite_rows="may_be_nan",

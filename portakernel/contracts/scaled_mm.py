@@ -85,10 +85,11 @@ CONTRACT = Contract(
         " ceil(C / 4) + c // 4) * 512 + r % 32 * 16 + r % 128 // 32 * 4 + c % 4 of a contiguous tensor, whose shape"
         " (128*ceil(M/128), 4*ceil(C/4)) says how much there is and nothing about where; what pads it is not used. Sums"
         " are kept in float32 and rounded once. use_fast_accum permits to keep them as the tensor cores do, in fewer"
-        " bits (14 for float8 on Hopper); without it they are promoted to float32 at least every 128 terms. Not"
-        " guaranteed: equal bits from different kernels; which results are NaN and which infinite where an element or"
-        " scale is; finite results where a sum, a product of scales or a dequantised element exceeds float32, or is"
-        " subnormal in it."
+        " bits (14 for float8 on Hopper); without it they are promoted to float32 at least every 128 terms. An element"
+        " times its scale may be rounded to bfloat16 where the result has 16 bits or sums may be fast, to no fewer than"
+        " 13 bits else. Not guaranteed: equal bits from different kernels; which results are NaN and which infinite"
+        " where an element or scale is; finite results where a sum, a product of scales or a dequantised element"
+        " exceeds float32, or is subnormal in it."
     ),
     tensors=(
         _elements("a", "M"),
@@ -134,6 +135,11 @@ CONTRACT = Contract(
         _case("tensors", (16, 32, 64), ("tensor", "tensor"), out_dtype="float16"),
         _case("tensors, bias, global scale", (5, 48, 96), ("tensor", "tensor"), present=("bias", "global_scale_b")),
         _case("rows and tensor", (9, 24, 80), ("row", "tensor")),
+        _case("tensor and rows, one row", (1, 32, 48), ("tensor", "row"), present=("bias",)),
+        _case("rows and tensor, one column", (5, 1, 33), ("row", "tensor"), out_dtype="float32"),
+        _case("tensors, float32", (40, 48, 64), ("tensor", "tensor"), out_dtype="float32"),
+        _case("blocks and blocks, float32", (40, 48, 384), ("block_1x128", "block_1x128"), out_dtype="float32"),
+        _case("square blocks, float32", (140, 48, 256), ("block_128x128", "block_128x128"), out_dtype="float32"),
         _case("tensor and rows", (12, 32, 48), ("tensor", "row")),
         _case("blocks and square blocks", (20, 144, 384), ("block_1x128", "block_128x128")),
         _case("blocks of odd sizes", (33, 129, 200), ("block_1x128", "block_128x128"), out_dtype="float32"),
@@ -166,6 +172,8 @@ CONTRACT = Contract(
             present=("bias", "global_scale_a"),
         ),
         _case("transposed and sliced", (6, 10, 64), layouts={"a": "sliced", "b": "transposed"}),
+        _case("rows of scales apart", (7, 32, 48), layouts={"scale_a": "sliced", "scale_b": "stepped"}),
+        _case("transposed rows of scales", (7, 32, 48), layouts={"scale_a": "transposed", "scale_b": "transposed"}),
         _case("transposed scales", (40, 8, 260), ("block_1x128", "block_128x128"), layouts={"scale_a": "transposed"}),
     ),
     tolerance=Tolerance(rule="plain"),

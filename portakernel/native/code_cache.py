@@ -3,8 +3,9 @@
 A folder of ``PORTAKERNEL_CACHE_DIR`` (``$XDG_CACHE_HOME/portakernel`` or ``~/.cache/portakernel``) holds an entry for
 each thing that was built. Its name is a digest of all that went into it (source, headers, options, names,
 architecture), a dash, and a digest of the compiler. An entry is written under another name and renamed when it is
-whole; one that is found altered is discarded. Where the folder cannot be written, a private one takes its place for
-this process, and what the other holds is still read.
+whole; one that is found altered is discarded, and so is one that somebody else can write. Where the folder cannot be
+written, a private one takes its place for this process, and what the other holds is still read; of a folder that
+somebody else can write or exchange nothing is.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import re
 import shutil
 import tempfile
 import time
+import uuid
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,32 +26,27 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from portakernel.cache_folder import CacheWarning, described, distrust, make_folder, trouble
+from portakernel.call_site import callers_level
 from portakernel.config import Config
 from portakernel.locks import make_lock
 from portakernel.native import entry
 from portakernel.native.code_object import CodeObject
 from portakernel.native.entry import BrokenEntryError, Found
-from portakernel.native.private_folder import make_private
+from portakernel.private_folder import in_use, make_private, remove_abandoned
 
-_REASONS = {
-    errno.ENOSPC: "is full",
-    errno.EDQUOT: "is beyond its quota",
-    errno.EROFS: "is read-only",
-    errno.EACCES: "cannot be written",
-    errno.EPERM: "cannot be written",
-    errno.EEXIST: "is no directory",
-    errno.ENOTDIR: "is no directory",
-}
 REMEDY = "set PORTAKERNEL_CACHE_DIR to a folder on a local disk that can be written"
-# What is being written, or was when its process ended; nobody takes so long.
-_UNFINISHED, _ABANDONED_S = ".writing-", 24 * 3600.0
-_LOCKS = "locks"
+DISTRUST_REMEDY = "set PORTAKERNEL_CACHE_DIR to a folder that nobody else can write, or take this one away"
+# What is being written, or was when its process ended, and what is being taken away.
+_UNFINISHED, _DISCARDED = ".writing-", ".discarded-"
+# Nobody builds one thing for so long.
+_LOCKS, _UNUSED_LOCK_S = "locks", 24 * 3600.0
+# How an entry's place is taken already: by a folder, a file, or a link.
+_TAKEN = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR})
+# How often what is in an entry's place is looked at, while other processes put things there.
+_MOST_TRIES = 3
 # An entry's name: the digest of what it was made of, and that of the compiler.
 KEY = re.compile(r"[0-9a-f]{40}-[0-9a-f]{12}")
-
-
-class CacheWarning(UserWarning):
-    """The cache of compiled kernels cannot be used as it is; what serves instead."""
 
 
 class Cache:
@@ -63,28 +60,13 @@ class Cache:
 
     def find(self, key: str) -> CodeObject | None:
         """The code object of this key, whole; an entry that is not is discarded."""
-        for root in self._roots():
-            folder = root / key
-            if not _trusted(folder):
-                continue
-            try:
-                found = entry.read(folder, key)
-            except BrokenEntryError as error:
-                self._note(f"{folder} is discarded, to be built anew: {error}")
-                self.discard(folder)
-                continue
-            except OSError:  # not there, or going
-                continue
-            with contextlib.suppress(OSError):  # a cache that is only read has no order of use
-                entry.touch(folder)
-            return found
-        return None
+        return next(filter(None, (self._read(root, key) for root in self._roots())), None)
 
     def alike(self, digest: str) -> CodeObject | None:
         """The code object that some compiler made of what has this digest: the one used last."""
-        folders = [path for root in self._roots() for path in root.glob(f"{digest}-*")]
-        for described in sorted(map(entry.describe, folders), key=lambda found: -found.used):
-            if (found := self.find(described.key)) is not None:
+        folders = [path for root in self._roots() for path in _entries_in(root) if path.name.startswith(f"{digest}-")]
+        for one in sorted(map(entry.describe, folders), key=lambda found: -found.used):
+            if (found := self.find(one.key)) is not None:
                 return found
         return None
 
@@ -105,88 +87,133 @@ class Cache:
         Nothing depends on it but time: entries come into being whole.
         """
         with contextlib.ExitStack() as held:
-            folder = self._roots()[0] / _LOCKS
             with contextlib.suppress(OSError, NotImplementedError, Timeout):
-                folder.mkdir(parents=True, exist_ok=True)
-                held.enter_context(FileLock(folder / f"{key}.lock").acquire(timeout=seconds))
+                for root in self._roots()[:1]:
+                    make_folder(root / _LOCKS)
+                    held.enter_context(FileLock(root / _LOCKS / f"{key}.lock").acquire(timeout=seconds))
             yield
 
     def entries(self) -> list[Found]:
-        """Every entry, the one used last first."""
-        found = [entry.describe(path) for root in self._roots() for path in _entries_in(root)]
+        """Every entry of the folders that are used, the one used last first."""
+        found = [entry.describe(path) for root in self._trusted() for path in _entries_in(root)]
         return sorted(found, key=lambda one: (-one.used, one.key))
 
     def discard(self, folder: Path) -> bool:
-        """Takes an entry away, all of it at once; whether that could be done."""
+        """Takes an entry away, or what lies in its place, all of it at once; whether that could be done."""
+        rubbish = folder.with_name(f"{_DISCARDED}{uuid.uuid4().hex}")
         try:
-            rubbish = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=folder.parent))
-            folder.rename(rubbish / "gone")
+            folder.rename(rubbish)
         except OSError:
             return False
-        shutil.rmtree(rubbish, ignore_errors=True)
+        _remove(rubbish)
         return True
 
-    def trouble(self) -> str:
-        """Why the folder cannot be written, tried now; empty where it can."""
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with tempfile.TemporaryFile(dir=self.folder):
-                return ""
-        except OSError as error:
-            return self._described(self.folder, error)
+    def tidy(self) -> None:
+        """Removes what writers left behind that have ended."""
+        for root in self._trusted():
+            _tidy(root)
 
-    def _described(self, root: Path, error: OSError) -> str:
-        reason = f"{_REASONS.get(error.errno or 0, 'cannot be used')} ({error.strerror or type(error).__name__})"
-        return f"the cache of compiled kernels {root} {reason}"
+    def distrusted(self) -> str:
+        """Why what the folder holds is not run; empty where it is."""
+        found = distrust(self.folder)
+        return found and f"the cache of compiled kernels {self.folder} {found}"
+
+    def trouble(self) -> str:
+        """Why the folder cannot be used, tried now; empty where it can."""
+        found = trouble(self.folder)
+        return found and f"the cache of compiled kernels {self.folder} {found}"
+
+    @property
+    def remedy(self) -> str:
+        """What to do about the folder's trouble."""
+        return DISTRUST_REMEDY if distrust(self.folder) else REMEDY
+
+    def _trusted(self) -> tuple[Path, ...]:
+        """The folders from which code is run: the private one, where there is one, and the other, where it may be."""
+        private = () if self._private is None else (self._private,)
+        return tuple(root for root in (*private, self.folder) if not distrust(root))
 
     def _roots(self) -> tuple[Path, ...]:
-        return (self.folder,) if self._private is None else (self._private, self.folder)
+        """The same, of which there is one at least, unless no folder can be made at all."""
+        with self._lock:
+            if not (found := self._trusted()):
+                self._move(self.distrusted(), DISTRUST_REMEDY)
+                found = self._trusted()
+            return found
 
     def _writable(self) -> Iterator[Path]:
-        yield self._roots()[0]
-        if self._private is not None:  # which it became only now, unless it failed itself
-            yield self._private
+        tried = self._roots()[:1]
+        yield from tried
+        yield from [root for root in self._roots()[:1] if root not in tried]  # a private one, by now
+
+    def _read(self, root: Path, key: str) -> CodeObject | None:
+        folder = root / key
+        try:
+            found = entry.read(folder, key)
+        except BrokenEntryError as error:
+            fate = "is discarded, to be built anew" if self.discard(folder) else "is not used"
+            self._note(f"{folder} {fate}: {error}")
+            return None
+        except OSError:  # not there, or going
+            return None
+        with contextlib.suppress(OSError):  # a cache that is only read has no order of use
+            entry.touch(folder)
+        return found
 
     def _write(self, root: Path, made: CodeObject, source: str) -> Path:
-        root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        unfinished = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=root))
-        folder = root / made.key
+        make_folder(root)
+        if found := distrust(root):  # somebody else made it first
+            raise OSError(errno.EPERM, f"it {found}", str(root))
+        unfinished, folder = root / f"{_UNFINISHED}{uuid.uuid4().hex}", root / made.key
+        unfinished.mkdir(mode=0o755)
         try:
-            entry.write(unfinished, made, source)
-            try:
-                unfinished.rename(folder)
-            except OSError as error:
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                    raise  # another process was first; what it built is the same
+            with in_use(unfinished):
+                entry.write(unfinished, made, source)
+            self._put(unfinished, folder)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
         self._evict(root, folder)
         return folder / entry.code_name(made.form)
 
+    def _put(self, unfinished: Path, folder: Path) -> None:
+        """Gives a whole entry its name, unless an equal one has it that another process built."""
+        for tried in range(_MOST_TRIES):
+            try:
+                unfinished.rename(folder)
+            except OSError as error:
+                if error.errno not in _TAKEN or tried == _MOST_TRIES - 1:
+                    raise
+            else:
+                return
+            if self._read(folder.parent, folder.name) is not None:
+                return
+            self.discard(folder)
+
     def _give_up(self, root: Path, error: OSError) -> None:
         """Puts a private folder in the place of one that could not be written."""
-        text, remedy = self._described(root, error), REMEDY
+        text = f"the cache of compiled kernels {root} {described(error)}"
         if self._private is not None:
-            self._note(f"{text}: kernels are compiled anew in each process; {remedy}")
-            return
+            self._note(f"{text}: kernels are compiled anew in each process; {REMEDY}")
+        else:
+            self._move(text, REMEDY)
+
+    def _move(self, text: str, remedy: str) -> None:
         try:
-            self._private = make_private()
-        except OSError:
-            self._note(f"{text}, and so is the temporary one: kernels are compiled anew in each process; {remedy}")
+            self._private = make_private("cache")
+        except OSError as error:
+            temporary = f"and the temporary folder {tempfile.gettempdir()} {described(error)}"
+            self._note(f"{text}, {temporary}: kernels are compiled anew in each process; {remedy}")
             return
         self._note(f"{text}: {self._private} serves in its place, and goes when this process ends; {remedy}")
 
     def _note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
-            warnings.warn(text, CacheWarning, stacklevel=4)
+            warnings.warn(text, CacheWarning, stacklevel=callers_level())
 
     def _evict(self, root: Path, newest: Path) -> None:
         """Discards what was used longest ago until the limit holds, and what writers left behind that have ended."""
-        with contextlib.suppress(OSError):
-            for path in (*root.glob(f"{_UNFINISHED}*"), *(root / _LOCKS).glob("*.lock")):
-                if path.stat().st_mtime < time.time() - _ABANDONED_S:
-                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+        _tidy(root)
         used: list[tuple[float, int, Path]] = []
         for path in _entries_in(root):
             with contextlib.suppress(OSError):  # another process discards it just now
@@ -207,18 +234,29 @@ def _entries_in(root: Path) -> list[Path]:
     return [root / name for name in names if KEY.fullmatch(name)]
 
 
-def _trusted(folder: Path) -> bool:
-    """Whether an entry is this user's, or root's, who fills an image's cache: it is code, which will be run."""
-    try:
-        return folder.stat().st_uid in {os.getuid(), 0}
-    except OSError:
-        return False
+def _tidy(root: Path) -> None:
+    remove_abandoned(root, _UNFINISHED)
+    with contextlib.suppress(OSError):
+        for path in root.glob(f"{_DISCARDED}*"):
+            _remove(path)
+        for path in (root / _LOCKS).glob("*.lock"):
+            if path.lstat().st_mtime < time.time() - _UNUSED_LOCK_S:
+                path.unlink()
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def cache() -> Cache:
     """This process's cache, as the environment says now."""
     config = Config.from_environment()
-    return _cache(config.cache_dir or _default_folder(), config.cache_mib)
+    folder = os.path.abspath(config.cache_dir) if config.cache_dir else _default_folder()
+    return _cache(folder, config.cache_mib)
 
 
 @lru_cache(maxsize=16)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from portakernel.native.options import Limits
+from portakernel.process_group import ProcessGroup
 
 # The first errors say what is wrong, the end how it went on: of what is longer both are kept, and not the middle.
 _MOST_TOLD = 64 << 10
@@ -52,7 +53,8 @@ class Ran:
 def run(command: Sequence[str], limits: Limits, *, folder: Path, given: bytes = b"") -> Ran:
     """Runs a command in ``folder``, where its temporary files go too, with ``given`` on its standard input.
 
-    When it is over, or takes too long, or an exception passes, the whole of its process group is ended.
+    When it is over, or takes too long, or an exception passes, or this process ends, the whole of its process group is
+    ended.
 
     Raises:
         OSError: it cannot be started.
@@ -64,17 +66,12 @@ def run(command: Sequence[str], limits: Limits, *, folder: Path, given: bytes = 
     with tempfile.TemporaryFile() as told, tempfile.TemporaryFile() as stdin:
         stdin.write(given)
         stdin.seek(0)
-        process = subprocess.Popen(
-            limited, stdin=stdin, stdout=told, stderr=told, cwd=folder, env=environment, process_group=0
-        )
-        try:
-            status, timed_out = _wait(process, limits.seconds), False
-        except subprocess.TimeoutExpired:
-            status, timed_out = -signal.SIGKILL, True
-        finally:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        with ProcessGroup() as group:
+            process = group.start(limited, stdin=stdin, told=told, folder=folder, environment=environment)
+            try:
+                status, timed_out = _wait(process, limits.seconds), False
+            except subprocess.TimeoutExpired:
+                status, timed_out = -signal.SIGKILL, True
         return Ran(status, _read(told.fileno()), time.perf_counter() - begin, timed_out)
 
 

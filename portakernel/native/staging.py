@@ -14,7 +14,10 @@ from portakernel.native.code_object import Form
 from portakernel.native.options import Options
 from portakernel.native.source import Source
 from portakernel.native.symbols import instances
+from portakernel.private_folder import in_use, remove_abandoned
 from portakernel.target import Target
+
+_PREFIX = "portakernel-native-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,8 @@ def staged(
 ) -> Iterator[Task]:
     """A task over these files, in a temporary folder that goes with all that is in it.
 
+    Those that killed processes left behind go too.
+
     ``instantiate``: the source is to use the templates' instances among ``names``, as the compiler takes no names.
 
     Raises:
@@ -78,7 +83,11 @@ def staged(
     """
     ending = instances(names).encode() if instantiate else b""
     try:
-        with tempfile.TemporaryDirectory(prefix="portakernel-native-", ignore_cleanup_errors=True) as folder:
+        remove_abandoned(Path(tempfile.gettempdir()), _PREFIX)
+        with (
+            tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as folder,
+            in_use(Path(folder)),
+        ):
             task = Task(Path(folder).resolve(), source, target, options, names, form)
             task.made.mkdir()
             for name, content in files.items():

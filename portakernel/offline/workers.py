@@ -21,6 +21,7 @@ from portakernel.kernel import Kernel
 from portakernel.offline.compiled import Compiling
 from portakernel.offline.job import Job, call_on_meta
 from portakernel.offline.outcome import Outcome
+from portakernel.process_group import ProcessGroup
 from portakernel.target import Target
 
 # Where no job ends for so long, those that are being compiled are given up; the slowest known takes 90 seconds.
@@ -80,15 +81,15 @@ class _Worker:
         self._told = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
         self._begun = 0
         command = [sys.executable, "-c", _WORKER, str(theirs.fileno())]
-        # a group of its own: the terminal's interrupt is the parent's to act on, and ends compilers' processes too
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=self._told,
-            stderr=self._told,
-            pass_fds=[theirs.fileno()],
-            process_group=0,
-        )
+        # a group of its own: the terminal's interrupt is the parent's to act on, and compilers end with it and with us
+        self._group = ProcessGroup()
+        try:
+            self._process = self._group.start(
+                command, stdin=subprocess.DEVNULL, told=self._told, descriptors=[theirs.fileno()]
+            )
+        except BaseException:
+            self._group.end()
+            raise
         theirs.close()
         self.connection.send(sys.path)
 
@@ -133,9 +134,7 @@ class _Worker:
         """Ends the process, and what it started."""
         self.is_alive = False
         self.connection.close()
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        self._group.end()
         self._told.close()
 
 

@@ -179,7 +179,7 @@ def saved_magnitudes(
     *,
     eps: float,
     activation: str = "none",
-) -> tuple[Tensor, Tensor | None]:
-    """The sum of absolute terms behind ``mean``; ``rstd`` is no sum that can cancel."""
+) -> tuple[Tensor, Tensor]:
+    """Those of ``layer_norm`` for the sum."""
     del activation
     return layer_norm.saved_magnitudes(x.double() + residual.double(), weight, bias, eps=eps)

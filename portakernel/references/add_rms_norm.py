@@ -11,6 +11,9 @@ from torch import Tensor
 
 from portakernel.references import rms_norm
 
+# What cancels is computed in float32: 16-bit results are measured where they are.
+FLOAT32_MAGNITUDES = True
+
 
 def _wide(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype is torch.float64 else tensor.float()
@@ -93,6 +96,14 @@ def magnitudes(
     )
     grad = grad if grad_summed is None else grad + grad_summed.double().abs()
     return grad, grad, grad_weight
+
+
+def output_magnitudes(
+    x: Tensor, residual: Tensor, weight: Tensor, *, eps: float, weight_offset: float = 0.0
+) -> tuple[Tensor, None]:
+    """Those of ``rms_norm``; ``summed`` is one sum, rounded once."""
+    summed = truth(x, residual, weight, eps=eps, weight_offset=weight_offset)[1]
+    return *rms_norm.output_magnitudes(summed, weight, eps=eps, weight_offset=weight_offset), None
 
 
 def truth(x: Tensor, residual: Tensor, weight: Tensor, *, eps: float, weight_offset: float = 0.0) -> tuple[Tensor, ...]:

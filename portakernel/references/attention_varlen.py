@@ -11,14 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from portakernel.index_values import sequence_ends
 from portakernel.references import attention
 
 Window = tuple[int, int]
 
 
-def _sequences(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> list[tuple[slice, slice]]:
+def _sequences(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, q: Tensor, k: Tensor) -> list[tuple[slice, slice]]:
     """Where each sequence has its queries and its keys."""
-    ends = zip(pairwise(cu_seqlens_q.tolist()), pairwise(cu_seqlens_k.tolist()), strict=True)
+    of_queries = sequence_ends("attention_varlen", "cu_seqlens_q", cu_seqlens_q, q.shape[0], "S")
+    of_keys = sequence_ends("attention_varlen", "cu_seqlens_k", cu_seqlens_k, k.shape[0], "T")
+    ends = zip(pairwise(of_queries), pairwise(of_keys), strict=True)
     return [(slice(*queries), slice(*keys)) for queries, keys in ends]
 
 
@@ -56,7 +59,7 @@ def forward(
         if return_lse and len(given) > 1
         else q.new_zeros((H, S), dtype=torch.promote_types(q.dtype, torch.float32))
     )
-    for queries, keys in _sequences(cu_seqlens_q, cu_seqlens_k):
+    for queries, keys in _sequences(cu_seqlens_q, cu_seqlens_k, q, k):
         attention.forward(
             _batch(q, queries),
             _batch(k, keys),
@@ -105,7 +108,7 @@ def backward(
     # a sum over sequences: kept wide, and rounded once at the end
     wide_sinks = None if sinks is None else sinks.to(torch.promote_types(sinks.dtype, torch.float32))
     grad_sinks = torch.zeros_like(wide_sinks) if wide_sinks is not None and needs[6] else None
-    for queries, keys in _sequences(cu_seqlens_q, cu_seqlens_k):
+    for queries, keys in _sequences(cu_seqlens_q, cu_seqlens_k, q, k):
         found = attention.backward(
             _batch(grad_out, queries),
             _batch(q, queries),
@@ -146,7 +149,7 @@ def plain(
     """``attention.plain`` for each sequence."""
     del max_seqlen_q, max_seqlen_k
     # of no sequences at all too, the results are ones that autograd knows
-    sequences = _sequences(cu_seqlens_q, cu_seqlens_k) or [(slice(0, 0), slice(0, 0))]
+    sequences = _sequences(cu_seqlens_q, cu_seqlens_k, q, k) or [(slice(0, 0), slice(0, 0))]
     found = [
         attention.plain(_batch(q, queries), _batch(k, keys), _batch(v, keys), return_lse=True, **more)
         for queries, keys in sequences
@@ -174,7 +177,7 @@ def saved_magnitudes(
     """``attention.saved_magnitudes`` for each sequence: what ``lse (H, S)``'s rounding errors are in proportion to."""
     del max_seqlen_q, max_seqlen_k
     magnitude = torch.ones((q.shape[1], q.shape[0]), dtype=torch.float64, device=q.device)
-    for queries, keys in _sequences(cu_seqlens_q, cu_seqlens_k):
+    for queries, keys in _sequences(cu_seqlens_q, cu_seqlens_k, q, k):
         (found,) = attention.saved_magnitudes(_batch(q, queries), _batch(k, keys), _batch(v, keys), **more)
         magnitude[:, queries] = found.squeeze(0)
     return (magnitude,)

@@ -8,11 +8,13 @@ Rows go through in blocks: a float32 copy of all logits would be as large as the
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from portakernel.errors import ArgumentValueError
+from portakernel.index_values import check_indices
 
 _BLOCK_ELEMENTS = 1 << 24
 # Rounding in the exponent x - lse moves a probability p by up to 3 * 2**-24 * p * (|x| + |lse|): this much of the
@@ -35,14 +37,7 @@ def _check(logits: Tensor, target: Tensor, ignore_index: int, label_smoothing: f
         raise ArgumentValueError(f"cross_entropy: label_smoothing must lie in [0, 1]; this is {label_smoothing}")
     if target.device.type != "cpu":
         return  # the answer would have to be waited for
-    # wide, or else an ignore_index beyond int32 would be compared without its upper bits
-    found, classes = target.long(), logits.shape[-1]
-    outside = found[(found != ignore_index) & ((found < 0) | (found >= classes))]
-    if outside.numel():
-        raise IndexError(
-            f"cross_entropy: target {int(outside[0])} is neither in [0, V) with V = {classes} nor ignore_index"
-            f" = {ignore_index}"
-        )
+    check_indices("cross_entropy", "target", target, logits.shape[-1], "V", ignore_index)
 
 
 def _losses(x: Tensor, target: Tensor, label_smoothing: float) -> tuple[Tensor, Tensor]:
@@ -148,6 +143,12 @@ def magnitudes(
     q = _distribution(targets, x.shape[-1], label_smoothing, torch.float64)
     sizes = grad_loss.double().abs().unsqueeze(-1) * (p + moved + q)
     return sizes.masked_fill(targets == ignore_index, 0), None
+
+
+def saved_magnitudes(logits: Tensor, target: Tensor, *, return_lse: bool = False, **more: Any) -> tuple[Tensor]:
+    """Those behind the saved lse ``(M,)``."""
+    del return_lse
+    return (output_magnitudes(logits, target, return_lse=True, **more)[1].reshape(-1),)
 
 
 def output_magnitudes(

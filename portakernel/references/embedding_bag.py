@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from portakernel.errors import ArgumentValueError
+from portakernel.index_values import check_indices, check_offsets
 
 Mode = Literal["sum", "mean"]
 
@@ -26,19 +27,9 @@ def _check(indices: Tensor, offsets: Tensor, per_sample_weights: Tensor | None, 
         raise ArgumentValueError(
             f"embedding_bag: per_sample_weights need mode='sum'; this is {mode!r}. Divide them by the bags' sizes"
         )
-    if offsets.device.type != "cpu" or not offsets.numel():
+    if offsets.device.type != "cpu":
         return  # elsewhere the answer would have to be waited for
-    bounds = _bounds(indices, offsets)
-    if int(bounds[0]) != 0:
-        raise ArgumentValueError(f"embedding_bag: offsets[0] is {int(bounds[0])}; the first bag begins at 0")
-    falls = torch.nonzero(bounds.diff() < 0)
-    if falls.numel():
-        at = int(falls[0])
-        end = "I" if at + 1 == offsets.numel() else f"offsets[{at + 1}]"
-        raise ArgumentValueError(
-            f"embedding_bag: offsets[{at}] is {int(bounds[at])} and {end} is {int(bounds[at + 1])}; a bag cannot end"
-            " before it begins"
-        )
+    check_offsets("embedding_bag", offsets, indices.numel(), "I")
 
 
 def _bounds(indices: Tensor, offsets: Tensor) -> Tensor:
@@ -80,7 +71,11 @@ def forward(
 ) -> Tensor:
     """The sum or mean of each bag's rows of ``weight``, rounded once."""
     _check(indices, offsets, per_sample_weights, mode)
-    rows, bounds = _wide(weight.index_select(0, indices.long())), _bounds(indices, offsets)
+    try:
+        rows, bounds = _wide(weight.index_select(0, indices.long())), _bounds(indices, offsets)
+    except IndexError:  # from the CPU's alone
+        check_indices("embedding_bag", "indices", indices, weight.shape[0], "V")
+        raise
     if per_sample_weights is not None:
         rows = rows * _wide(per_sample_weights).unsqueeze(-1)
     y = _sums(rows, bounds)

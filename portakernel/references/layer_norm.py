@@ -97,9 +97,12 @@ def output_magnitudes(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, 
     return (terms if bias is None else terms + bias.double().abs(),)
 
 
-def saved_magnitudes(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, eps: float
-) -> tuple[Tensor, Tensor | None]:
-    """The sum of absolute terms behind ``mean``; ``rstd`` is no sum that can cancel."""
-    del weight, bias, eps
-    return x.double().abs().mean(-1).reshape(-1), None
+def saved_magnitudes(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, eps: float) -> tuple[Tensor, Tensor]:
+    """The sum of absolute terms behind ``mean``, and what the digits are in proportion to that ``rstd`` loses.
+
+    An error of the deviations, which is one of ``x`` and the mean, is as many times larger beside the deviations.
+    """
+    del bias
+    size = x.double().abs().mean(-1).reshape(-1)
+    rstd = saved(x.double(), weight.double(), eps=eps)[1]
+    return size, rstd * (1 + size * rstd)

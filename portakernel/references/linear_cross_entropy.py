@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from portakernel.index_values import check_indices
 from portakernel.references import cross_entropy
 
 # Logits of a block: 64 MiB in float32.
@@ -43,6 +44,8 @@ def forward(
 ) -> Tensor | tuple[Tensor, ...]:
     """The loss of each row, and with ``save`` its ``lse (M,)``."""
     count, classes = target.numel(), weight.shape[0]
+    if target.device.type == "cpu":
+        check_indices("linear_cross_entropy", "target", target, classes, "V", ignore_index)
     rows, targets, w = _wide(x).reshape(count, x.shape[-1]), target.reshape(-1), _wide(weight)
     loss, lse = (torch.empty(count, dtype=rows.dtype, device=x.device) for _ in range(2))
     for block in _blocks(count, classes):

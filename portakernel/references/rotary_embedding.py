@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from portakernel.errors import ArgumentValueError
+from portakernel.index_values import check_indices
 
 
 def _wide(tensor: Tensor) -> Tensor:
@@ -21,7 +22,12 @@ def _angles(cos: Tensor, sin: Tensor, positions: Tensor | None, leading: tuple[i
     """``cos`` and ``sin`` of each token, ``(..., 1, C)``: alike for all its heads."""
     if positions is not None:
         rows, shape = positions.reshape(-1), (*leading, 1, cos.shape[1])
-        return _wide(cos.index_select(0, rows)).reshape(shape), _wide(sin.index_select(0, rows)).reshape(shape)
+        try:
+            cosines, sines = cos.index_select(0, rows), sin.index_select(0, rows)
+        except IndexError:  # from the CPU's alone
+            check_indices("rotary_embedding", "positions", rows, cos.shape[0], "L")
+            raise
+        return _wide(cosines).reshape(shape), _wide(sines).reshape(shape)
     tokens = leading[-1] if leading else 1
     if tokens > cos.shape[0]:
         raise ArgumentValueError(

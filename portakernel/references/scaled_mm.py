@@ -51,12 +51,16 @@ def plain(
     out_dtype: str = "bfloat16",
     use_fast_accum: bool = False,
 ) -> Tensor:
-    """``y`` as a model without this op computes it: of operands in bfloat16, summed in float32."""
-    del use_fast_accum
-    left = _operand(a, scale_a, global_scale_a, format_a, swizzle, torch.float32).bfloat16()
-    right = _operand(b, scale_b, global_scale_b, format_b, swizzle, torch.float32).bfloat16()
+    """``y`` as a model without this op computes it: of operands in bfloat16, summed in float32.
+
+    Of operands in 13 bits where that is no sum in fewer bits and the result is float32: kernels that promote sums of
+    tensor cores to float32 are about as exact, and those that round operands to bfloat16 are not.
+    """
+    left = _operand(a, scale_a, global_scale_a, format_a, swizzle, torch.float32)
+    right = _operand(b, scale_b, global_scale_b, format_b, swizzle, torch.float32)
+    rounded = _to_13_bits if out_dtype == "float32" and not use_fast_accum else _to_bfloat16
     found: torch.dtype = getattr(torch, out_dtype)
-    return _product(left.float(), right.float(), bias).to(found)
+    return _product(rounded(left), rounded(right), bias).to(found)
 
 
 def truth(
@@ -89,6 +93,16 @@ def _operand(
         columns = q.shape[1] * (2 if q.dtype is torch.float4_e2m1fn_x2 else 1)
         scale = unswizzled(scale, q.shape[0], -(-columns // BLOCKS[format][1]))
     return dequantised(q, scale, global_scale, format=format, dtype=dtype)
+
+
+def _to_bfloat16(x: Tensor) -> Tensor:
+    return x.bfloat16().float()
+
+
+def _to_13_bits(x: Tensor) -> Tensor:
+    """Numbers of float32 without their last 11 bits, rounded to nearest, ties to even."""
+    codes = x.view(torch.int32)
+    return ((codes + 0x3FF + (codes >> 11 & 1)) & -0x800).view(torch.float32)
 
 
 def _product(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from portakernel.arguments import Tensors
 from portakernel.call import OpCaller
+from portakernel.call_site import callers_level
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, DerivativeError, RedistributionWarning
-from portakernel.fallback import callers_level
 from portakernel.locks import make_lock
 from portakernel.torch_bridge.sharding_rules import Axis, axes
 from portakernel.torch_bridge.signature import Signature

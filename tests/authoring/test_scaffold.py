@@ -60,7 +60,7 @@ def test_its_python_is_in_the_repositorys_own_style(tmp_path, kind, name):
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         if "No module named ruff" in ran.stderr:
-            pytest.skip("ruff is not installed")
+            pytest.skip("lacks ruff")
         assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
@@ -121,7 +121,8 @@ def test_its_files_have_the_permissions_that_files_have(tmp_path):
     assert os.stat(folder).st_mode == os.stat(tmp_path / "plain").st_mode
 
 
-def test_the_command_says_what_it_wrote_and_what_comes_next(tmp_path, capsys):
+def test_the_command_says_what_it_wrote_and_what_comes_next(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "10000")
     assert main(["new", "plugin", "demo_x", "--directory", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"{tmp_path / 'demo_x'} holds portakernel-demo-x, a plugin:"

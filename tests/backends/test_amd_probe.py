@@ -5,13 +5,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from portakernel.regular_file import read_regular
 from portakernel.target import Device, Target
 from portakernel.torch_build import TorchBuild
 from portakernel.visibility import visible_to_hip, visible_to_rocr
+from portakernel_backends.amd import probe
 from portakernel_backends.amd.probe import find
 
 UUID_0, UUID_1 = "GPU-8c2a5c0de0000001", "GPU-0bad5c0de0000002"
@@ -175,14 +176,13 @@ def test_a_user_outside_the_group_reaches_no_device(two: Tree, monkeypatch: pyte
 
 
 def test_a_node_that_may_not_be_read_is_another_containers(two: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    read_text = Path.read_text
 
-    def guarded(path: Path, *arguments: Any, **keywords: Any) -> str:
+    def guarded(path: Path, *, limit: int) -> bytes:
         if path == two.nodes / "1/properties":
             raise PermissionError(1, "Operation not permitted", str(path))
-        return read_text(path, *arguments, **keywords)
+        return read_regular(path, limit=limit)
 
-    monkeypatch.setattr(Path, "read_text", guarded)
+    monkeypatch.setattr(probe, "read_regular", guarded)
     assert [(device.uuid, device.torch_device) for device in two.find()] == [(UUID_1, "cuda:0")]
 
 

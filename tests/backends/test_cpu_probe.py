@@ -6,11 +6,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 
 from portakernel import torch_build
 from portakernel.target import Target
 from portakernel.torch_build import TorchBuild
-from portakernel_backends.cpu.probe import find
+from portakernel_backends import cpu
+from portakernel_backends.cpu.probe import OPTIONS, find
 
 VERSION = """from typing import Optional
 
@@ -55,6 +57,31 @@ def test_linux_names_the_model(tmp_path: Path) -> None:
         "processor\t: 0\nmodel\t\t: 17\nmodel name\t: AMD EPYC 9654 96-Core Processor \n", encoding="utf-8"
     )
     assert find(machine="x86_64", cpuinfo=cpuinfo)[0].name == "AMD EPYC 9654 96-Core Processor"
+
+
+@pytest.mark.parametrize(
+    ("text", "features"),
+    [
+        ("", None),
+        ("model name\t: Some CPU\n", None),
+        ("flags\t\t: fpu sse2 avx512f\n", ()),
+        ("flags\t\t: fpu avx512_bf16 amx_bf16\nflags\t\t: amx_bf16 avx512_bf16 fpu\n", ("avx512_bf16", "amx_bf16")),
+        ("flags\t\t: avx512_bf16\nflags\t\t: fpu\n", ()),
+        ("Features\t: fp asimd fphp asimdhp bf16\n", ("bf16", "asimdhp")),
+    ],
+)
+def test_the_features_are_those_that_every_core_has(text: str, features: object, tmp_path: Path) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(text, encoding="utf-8")
+    assert find(machine="x86_64", cpuinfo=cpuinfo)[0].features == features
+
+
+def test_the_probe_looks_for_the_features_that_the_manifest_calls_optional() -> None:
+    manifest = yaml.safe_load((Path(cpu.__file__).parent / "backend.yaml").read_text(encoding="utf-8"))
+    supports = [facts["dtypes"] for facts in manifest["archs"].values()]
+    named = [name for support in supports for names in support["optional"].values() for name in names]
+    assert sorted(named) == sorted(OPTIONS)
+    assert all(set(support["optional"]) <= set(support["emulated"]) for support in supports)
 
 
 def test_a_cpu_that_nothing_names_is_called_by_its_arch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,9 @@ M3 = Device(Target("apple", "m3"), "Apple M3 Max", "mps:0")
 
 
 def registry(*devices: Device) -> Any:
-    return SimpleNamespace(devices=devices)
+    """A registry with these devices, each on the torch device of its vendor."""
+    kinds = {"intel": "xpu", "apple": "mps"}
+    return SimpleNamespace(devices_on=lambda kind: [d for d in devices if kinds[d.target.vendor] == kind])
 
 
 @pytest.mark.parametrize(

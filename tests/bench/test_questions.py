@@ -79,6 +79,18 @@ def test_a_dtype_or_an_argument_that_the_op_does_not_have_is_refused() -> None:
         questions("rms_norm", [Row("", {"x": (4, 8), "weight": (9,)})], ["float32"], HERE)
 
 
+def test_the_dtype_of_what_is_quantised_to_is_not_taken_for_that_of_all_arguments() -> None:
+    row = launch_row("quantize_fp8")
+    with pytest.raises(ArgumentTypeError) as caught:
+        questions("quantize_fp8", [row], ["float8_e5m2"], HERE)
+    assert str(caught.value) == (
+        "quantize_fp8: x cannot be float8_e5m2; x can be float32, float16 or bfloat16."
+        " dtype can: by name, as in {'dtype': 'float8_e5m2'}"
+    )
+    (question,) = questions("quantize_fp8", [row], [{"x": "bfloat16", "dtype": "float8_e5m2"}], HERE)
+    assert question.dtypes == {"x": "bfloat16", "dtype": "float8_e5m2"}
+
+
 def test_sizes_for_accelerators_are_left_out_on_a_cpu_and_those_that_do_not_fit_anywhere() -> None:
     large = Cost(bytes=1 << 30, flops=1 << 30)
     assert too_large(large, on_cpu=True, free_bytes=None) == (

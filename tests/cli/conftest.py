@@ -41,9 +41,10 @@ def _process_ops() -> None:
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch: pytest.MonkeyPatch, _process_ops: None) -> None:
     """No variable of the machine's enters, and each test has a dispatcher of its own."""
-    for name in ("USE", "PREFER", "DENY", "REFERENCE", "POLICY", "DISABLE", "LOG"):
+    for name in ("USE", "PREFER", "DENY", "REQUIRE", "REFERENCE", "PLUGINS", "POLICY", "DISABLE", "LOG"):
         monkeypatch.delenv(f"PORTAKERNEL_{name}", raising=False)
     monkeypatch.setattr(runtime, "_dispatcher", functools.cache(Dispatcher))
+    monkeypatch.setenv("COLUMNS", "10000")  # sentences are compared whole; test_widths.py is about lines
 
 
 @pytest.fixture
@@ -66,12 +67,12 @@ def install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Pa
     def use_packages() -> Dispatcher:
         return Dispatcher(Registry(PluginManager((*installed_packages(), *made))))
 
-    def add(name: str, *, manifest: str, source: str = "") -> Path:
+    def add(name: str, *, manifest: str, source: str = "", distribution: str = "") -> Path:
         folder = tmp_path / f"{name}_for_cli_tests"
         folder.mkdir()
         (folder / "__init__.py").write_text(source, encoding="utf-8")
         (folder / "plugin.yaml").write_text(manifest, encoding="utf-8")
-        made.append(Package(name, folder.name, f"{name}-kernels", "1.2", folder))
+        made.append(Package(name, folder.name, distribution or f"{name}-kernels", "1.2", folder))
         monkeypatch.setattr(runtime, "_dispatcher", functools.cache(use_packages))
         monkeypatch.syspath_prepend(tmp_path)
         monkeypatch.delitem(sys.modules, folder.name, raising=False)

@@ -31,6 +31,14 @@ def entries() -> list[Path]:
     return found
 
 
+def test_an_unknown_action_is_answered_with_those_there_are(run):
+    ran = run("cache foo")
+    assert (ran.status, ran.err.splitlines()[0]) == (
+        2,
+        "portakernel: Invalid value for 'list|clear|verify': 'foo' is not one of 'list', 'clear', 'verify'.",
+    )
+
+
 def test_an_empty_cache_is_told_with_its_folder_and_limit(run, folder):
     assert (run("cache list").status, run("cache list").out) == (0, f"{folder}: 0 entries, 0.0 MiB of 4096\n")
 
@@ -38,10 +46,10 @@ def test_an_empty_cache_is_told_with_its_folder_and_limit(run, folder):
 def test_entries_are_listed_with_what_they_are(run, entries, folder):
     lines = run("cache list").out.splitlines()
     assert lines[0] == f"{folder}: 2 entries, 0.0 MiB of 4096"
-    assert lines[1].split() == ["key", "source", "kernels", "target", "compiler", "KiB", "used"]
-    rows = sorted(line.split()[:7] for line in lines[2:])
-    assert rows[0] == ["000000000000", "rms_norm.hip", "T=float", "rms_norm", "amd:gfx942", "clang", "22.1.8"]
-    assert rows[1][4] == "nvidia:sm_90"
+    assert lines[1].split() == ["key", "kernels", "target", "compiler", "KiB", "used"]
+    rows = sorted(line.split()[:5] for line in lines[2:])
+    assert rows[0] == ["000000000000", "rms_norm", "amd:gfx942", "clang", "22.1.8"]
+    assert rows[1][2] == "nvidia:sm_90"
     assert len(run("cache list --target amd:gfx942").out.splitlines()) == 3
 
 
@@ -100,8 +108,30 @@ def test_it_needs_no_torch():
 
 @pytest.mark.parametrize("action", ["list", "clear"])
 def test_a_target_that_there_is_not_is_an_error_and_clears_nothing(run, entries, action):
-    for wrong in ("nvidia:gfx942", "sm_90", "nope"):
+    for wrong in ("nvidia:gfx942", "sm_9", "nope"):
         asked = run(f"cache {action} --target {wrong}")
         assert (asked.status, asked.out) == (2, "")
         assert wrong.rpartition(":")[2] in asked.err
     assert len(cache().entries()) == 2
+
+
+def test_a_folder_that_somebody_else_can_write_is_named_and_not_read(run, entries, folder):
+    folder.chmod(0o777)
+    listed = run("cache list")
+    why = f"the cache of compiled kernels {folder} can be written by everybody"
+    remedy = "set PORTAKERNEL_CACHE_DIR to a folder that nobody else can write, or take this one away"
+    assert (listed.status, listed.out) == (
+        0,
+        f"{folder}: 0 entries, 0.0 MiB of 4096\n{why}, and is not read; {remedy}\n",
+    )
+    assert run("cache", "list", "--json").json["distrusted"] == why
+    assert run("cache clear").out.splitlines()[-1] == "0 discarded"
+    assert all(path.exists() for path in entries)
+
+
+def test_what_killed_writers_left_is_removed_by_verify_and_clear(run, entries, folder):
+    for action in ("list", "verify", "clear"):
+        left = folder / ".discarded-half"
+        left.mkdir(exist_ok=True)
+        assert run(f"cache {action}").status == 0
+        assert left.exists() == (action == "list")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -57,6 +58,19 @@ def test_json_form_key_by_key(run: Callable, kit: Callable) -> None:
         {"kernel": "acme.norm", "op": "rms_norm", "passed": 0, "failed": 0, "skipped": 1, "reason": SKIPPED.detail},
     ]
     assert ran.json["results"] == [result.to_json() for result in (PASSED, FAILED, SKIPPED)]
+
+
+def test_the_summary_names_the_mode_of_what_ran_without_a_device_of_its_own(run: Callable, kit: Callable) -> None:
+    skipped = Result("acme.norm", "rms_norm", "rms_norm[*]", "claim", "skipped", "no such mode", mode="emulator")
+    kit([PASSED, replace(PASSED, kernel="acme.mul", mode="emulator"), skipped])
+    assert run("check --seed 5").out.splitlines() == [
+        "",
+        "Conformance, seed 5",
+        "  kernel               passed  failed  skipped  reason",
+        "  acme.add                  1       0        0",
+        "  acme.mul (emulator)       1       0        0",
+        "  acme.norm                 0       0        1  no such mode",
+    ]
 
 
 def test_failures_are_printed_whole_and_the_summary_follows(run: Callable, kit: Callable) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
 import torch
 
+import portakernel
 from portakernel import runtime
 from portakernel.cli import decoder, demo_run
 from portakernel.cli.decoder_ops import NAMES
@@ -21,6 +24,15 @@ def _nothing_was_called_before() -> None:
         caller.table.clear()
 
 
+@pytest.fixture(autouse=True)
+def _a_small_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"WIDTH": 64, "HEADS": 2, "GROUPS": 1, "HEAD_WIDTH": 32, "HIDDEN": 256, "CONTEXT": 64}
+    for name, size in sizes.items():
+        monkeypatch.setattr(decoder, name, size)
+    monkeypatch.setattr(demo_run, "TEXTS", 4)
+    monkeypatch.setattr(demo_run, "WRITTEN", 32)
+
+
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
     file = tmp_path / "text.txt"
@@ -29,12 +41,13 @@ def text(tmp_path: Path) -> Path:
 
 
 def test_json_form_key_by_key_and_both_sides_agree(run: Callable, text: Path) -> None:
-    ran = run("demo", str(text), "--device", "cpu", "--precision", "fp8", "--json")
+    ran = run("demo", str(text), "--device", "cpu", "--steps", "8", "--precision", "fp8", "--json")
     data = ran.json
     assert ran.status == 0
     assert list(data) == [
-        "agrees", "file", "bytes", "truncated", "device", "dtype", "fault", "losses", "text", "tokens_per_s",
-        "differences", "fp8", "prefer", "left_out", "decisions", "elsewhere", "stats",
+        "agrees", "file", "bytes", "truncated", "device", "dtype", "fault", "losses", "prompts",
+        "texts_before_training", "texts", "words", "tokens_per_s", "differences", "fp8", "prefer", "left_out",
+        "decisions", "elsewhere", "stats",
     ]  # fmt: skip
     assert data["agrees"] is True
     assert (data["file"], data["bytes"], data["truncated"]) == (str(text), 116, False)
@@ -44,7 +57,12 @@ def test_json_form_key_by_key_and_both_sides_agree(run: Callable, text: Path) ->
     assert losses["portakernel"][-1] < losses["portakernel"][0]
     assert all(d["within"] == (d["relative"] <= d["tolerance"]) for d in data["differences"])
     compared = {d["what"] for d in data["differences"]}
-    assert {"logits", "loss", "gradient of 0.attention_norm", "losses while training"} <= compared
+    assert {
+        "logits", "loss of each byte", "gradient of 0.attention_norm", "losses of the first 8 steps",
+        "probabilities while writing",
+    } <= compared  # fmt: skip
+    assert [len(text) for text in data["prompts"]] == [demo_run.PROMPT] * 4
+    assert [data["texts"][side] for side in ("portakernel", "torch")] == [data["texts"]["torch"]] * 2
     low_precision = ("quantize_fp8", "scaled_mm")
     assert {*NAMES, *low_precision} <= {d["op"] for d in data["decisions"]}
     assert [(d["target"], d["op"]) for d in data["elsewhere"]] == [
@@ -62,9 +80,9 @@ def test_json_form_key_by_key_and_both_sides_agree(run: Callable, text: Path) ->
     assert 0.5 < fp8["same_choice"] <= 1
 
 
-@pytest.mark.parametrize("op", ["rms_norm", "attention"])
+@pytest.mark.parametrize("op", NAMES)
 def test_one_wrong_element_is_found(run: Callable, text: Path, op: str) -> None:
-    ran = run("demo", str(text), "--device", "cpu", "--fault", op)
+    ran = run("demo", str(text), "--device", "cpu", "--steps", "8", "--fault", op)
     assert ran.status == 1
     assert "TOO LARGE" in ran.out
     last = (
@@ -76,11 +94,16 @@ def test_one_wrong_element_is_found(run: Callable, text: Path, op: str) -> None:
 def test_people_read_decisions_differences_and_the_same_for_hardware_that_is_not_here(
     run: Callable, text: Path
 ) -> None:
-    out = run("demo", str(text), "--device", "cpu", "--precision", "fp8").out
+    out = run("demo", str(text), "--device", "cpu", "--steps", "8", "--precision", "fp8").out
     assert out.startswith(f"A byte-level decoder in the shape of Llama over {text}: 116 bytes, float32\n")
     for part in (
         "\nWhich kernel served each op, and why\n",
-        "\nTraining and writing on\n",
+        "\nWhat its 2 layers with ",
+        "\nTraining: 8 steps of 256 bytes, on both sides in turn\n",
+        "\n   step  loss, portakernel  loss, plain torch\n      1 ",
+        "\nWhat it writes now (of 4 texts)\n  ",
+        " words it wrote are the text's: so small a model learns it by heart.\n",
+        "\nHow fast: bytes per second, by the median of steps taken in turn\n",
         "\nDifference from the same in plain torch, and what float32 rounding explains\n",
         "\nThe linear layers in FP8 (float8_e4m3fn, a scale for each row of weights and activations)\n",
         "\nThe same on an H200 (nvidia:sm_90), in bfloat16, asked from here\n",
@@ -90,15 +113,46 @@ def test_people_read_decisions_differences_and_the_same_for_hardware_that_is_not
     assert out.endswith("\nportakernel and plain torch agree.\n")
 
 
-def test_readme_is_the_default_and_its_absence_is_told(
+def test_without_a_file_the_text_is_the_package_s_own(
     run: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    ran = run("demo")
-    assert ran.status == 2
-    assert ran.err == "portakernel: there is no README.md here; name a file: portakernel demo FILE\n"
-    Path("README.md").write_text("some text", encoding="utf-8")
-    assert run("demo --device cpu --json").json["file"] == "README.md"
+    data = run("demo --device cpu --steps 1 --json").json
+    assert (data["file"], data["bytes"]) == (None, len((files("portakernel.cli") / "demo_text.txt").read_bytes()))
+    assert data["prompts"][0] == "A model is a lon"
+
+
+def test_the_model_learns_what_it_reads(run: Callable, tmp_path: Path) -> None:
+    read = tmp_path / "page.txt"
+    read.write_bytes((files("portakernel.cli") / "demo_text.txt").read_bytes()[:400])
+    ran = run("demo", str(read), "--device", "cpu", "--steps", "250", "--json")
+    data = ran.json
+    losses = data["losses"]["portakernel"]
+    assert ran.status == 0
+    assert len(losses) == 250
+    assert losses[0] > 5
+    assert max(losses[-10:]) < 1
+    # whole words of the text, where the untrained model wrote none
+    words = data["words"]
+    assert words["written"] > 10
+    assert words["in_file"] > 0.8 * words["written"]
+    page = read.read_text("utf-8")
+    assert not any(text in page for text in data["texts_before_training"])
+
+
+def test_no_op_of_the_demo_is_left_to_the_reference_on_the_cpu(run: Callable, text: Path) -> None:
+    before = Counter[tuple[str, str, str]]()  # what other tests called in this process
+    for row in portakernel.stats():
+        before[row.op, row.kernel, row.phase] += row.calls
+    rows = run("demo", str(text), "--device", "cpu", "--steps", "1", "--json").json["stats"]
+    after = Counter[tuple[str, str, str]]()
+    for row in rows:
+        after[row["op"], row["kernel"], row["phase"]] += row["calls"]
+    made = [dict(zip(("op", "kernel", "phase"), key, strict=True)) for key in after if after[key] > before[key]]
+    served = [row for row in made if row["op"] in NAMES]
+    assert {row["op"] for row in served} == set(NAMES)
+    assert {row["phase"] for row in served} == {"training", "backward", "inference"}
+    assert [row["kernel"] for row in served if row["kernel"].startswith("reference.")] == []
 
 
 @pytest.mark.parametrize(
@@ -143,7 +197,7 @@ def test_an_unknown_precision_offers_those_that_there_are(run: Callable, text: P
 def test_of_a_large_binary_file_the_beginning_is_read(run: Callable, tmp_path: Path) -> None:
     file = tmp_path / "binary"
     file.write_bytes(bytes(range(256)) * (MOST_BYTES // 256 + 1))
-    ran = run("demo", str(file), "--device", "cpu")
+    ran = run("demo", str(file), "--device", "cpu", "--steps", "8")
     assert ran.status == 0
     assert f"over {file}: the first {MOST_BYTES} bytes, float32\n" in ran.out
 
@@ -152,7 +206,7 @@ def test_a_missing_or_infinite_value_is_no_agreement() -> None:
     ones = torch.ones(3)
 
     def outcome(logits: torch.Tensor) -> demo_run.Outcome:
-        return demo_run.Outcome(logits, ones[0], {}, (1.0,), 1.0, b"", 1.0, 1.0, {})
+        return demo_run.Outcome(logits, ones, {}, (1.0,), (b"a",), torch.ones(1, 1, 256), 1.0, 1.0)
 
     for wrong in (float("nan"), float("inf")):
         assert not next(demo_run.differences(outcome(ones * wrong), outcome(ones), 10)).within
@@ -164,13 +218,13 @@ def test_the_tolerance_grows_with_the_longest_sum() -> None:
 
 
 def test_what_is_preferred_runs_where_it_can_and_elsewhere_the_reasons_are_told(run: Callable, text: Path) -> None:
-    ran = run("demo", str(text), "--device", "cpu", "--prefer", "torch.softmax_cpu", "--json")
+    ran = run("demo", str(text), "--device", "cpu", "--steps", "8", "--prefer", "torch.softmax_cpu", "--json")
     data = ran.json
     assert (ran.status, data["prefer"]) == (0, ["torch.softmax_cpu"])
     left_out = {row["op"]: row["reasons"] for row in data["left_out"]}
     assert "softmax" not in left_out
     assert left_out["rms_norm"] == ["torch.softmax_cpu has no kernel for rms_norm"]
-    out = run("demo", str(text), "--device", "cpu", "--prefer", "triton").out
+    out = run("demo", str(text), "--device", "cpu", "--steps", "8", "--prefer", "triton").out
     assert "\nWhere triton could not serve, and why\n" in out
     assert "triton.rms_norm: vendor: serves nvidia, amd, not cpu" in out
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import platform
 import re
 import shutil
 from collections.abc import Callable
@@ -11,13 +13,20 @@ import pytest
 
 from portakernel import __version__
 from portakernel.capability import ReasonCode, Rejection
+from portakernel.cli import diagnosis
 from portakernel.cli.diagnosis import Diagnosis, Readiness, find_compiler
 from portakernel.cli.faults import REMEDIES
 from portakernel.cli.findings import findings
-from portakernel.contracts import contracts
+from portakernel.config import VARIABLES
+from portakernel.contracts import contract, contracts
+from portakernel.dispatch import Dispatcher
+from portakernel.question import ask
+from portakernel.request import Phase
 from portakernel.runtime import dispatcher
 from portakernel.target import Device, Target
 
+# Of ``add`` the gradient is the output's: nothing serves its backward.
+WITH_GRADIENT = [op for op, contract in contracts().items() if contract.gradient != "none"]
 RAISING = """\
 schema_version: 1
 plugin: acme
@@ -47,7 +56,17 @@ def test_json_form_key_by_key(run: Callable) -> None:
     for backend in data["backends"]:
         assert list(backend) == ["backend", "vendor", "summary", *package, "devices"]
     device = next(b for b in data["backends"] if b["backend"] == "cpu")["devices"][0]
-    assert list(device) == ["target", "name", "torch_device", "uuid", "memory_bytes", "driver", "attached", "note"]
+    assert list(device) == [
+        "target",
+        "name",
+        "torch_device",
+        "uuid",
+        "memory_bytes",
+        "driver",
+        "attached",
+        "note",
+        "features",
+    ]
     plugins = {plugin["plugin"]: plugin for plugin in data["plugins"]}
     assert list(plugins["torch"]) == ["plugin", "summary", *package, "kernels", "requires", "readiness"]
     assert list(plugins["torch"]["requires"][0]) == ["module", "needs", "found"]
@@ -55,8 +74,12 @@ def test_json_form_key_by_key(run: Callable) -> None:
     assert list(ready) == ["kernel", "target", "torch_device", "ready", "rejections"]
     assert ready["ready"] is True
     coverage = next(c for c in data["coverage"] if c["torch_device"] == "cpu")
-    assert list(coverage) == ["target", "torch_device", "accelerated", "reference_only"]
+    assert list(coverage) == ["target", "torch_device", "accelerated", "reference_only", "phases"]
     assert sorted(coverage["accelerated"] + coverage["reference_only"]) == sorted(contracts())
+    assert [phase["phase"] for phase in coverage["phases"]] == ["inference", "training", "backward"]
+    for phase in coverage["phases"]:
+        assert list(phase) == ["phase", "ready", "buildable", "reference_only"]
+    assert coverage["reference_only"] == coverage["phases"][0]["reference_only"]
     assert {"add", "rms_norm"} <= set(coverage["accelerated"])
     for finding in data["findings"]:
         assert list(finding) == ["state", "what", "action", "details"]
@@ -68,7 +91,7 @@ def test_people_read_what_is_healthy_on_each_device_and_how_much_that_is(run: Ca
     out = run("doctor").out
     assert out.startswith(f"portakernel {__version__} on Python ")
     assert re.search(r"\nHealthy\n  torch \S+, built for ", out)
-    assert re.search(r"\n  cpu: .+ \(cpu:\w+\), .+ GiB; \d+ of \d+ ops have an accelerated kernel", out)
+    assert re.search(r"\n  cpu: .+ \(cpu:\w+\), .+ GiB; beside the reference, kernels serve \d+ of \d+ ops in", out)
     assert re.search(r"\n  plugin torch \(portakernel \S+\): \d+ kernels, \d+ ready on cpu \(cpu:\w+\)", out)
     assert "\nSick\n" not in out
     assert re.search(r"\n\d+ healthy, \d+ needs? attention, 0 sick\.\n$", out)
@@ -182,19 +205,63 @@ def test_ops_that_only_the_reference_serves_need_attention_on_accelerators() -> 
     finding = next(finding for finding in findings(diagnosis) if finding.what.startswith("cuda:0: "))
     assert finding.state == "attention"
     assert finding.what == (
-        "cuda:0: NVIDIA H200 (nvidia:sm_90), 128.0 GiB, driver 580.1;"
-        f" 1 of {len(contracts())} ops have an accelerated kernel, only the reference serves {', '.join(rest)}"
+        "cuda:0: NVIDIA H200 (nvidia:sm_90), 128.0 GiB, driver 580.1; beside the reference, kernels serve"
+        f" 1 of {len(contracts())} ops in inference, 1 of {len(WITH_GRADIENT)} ops in training,"
+        f" 0 of {len(WITH_GRADIENT) - 1} ops in backward"
     )
+    assert finding.details[0] == f"only the reference, in inference: {', '.join(rest)}"
+    assert finding.details[2] == f"only the reference, in backward: {', '.join(WITH_GRADIENT[1:])}"
+    assert finding.action == "expect those to be slow; `portakernel matrix --vendor nvidia` shows what there is"
 
 
 def test_a_kernel_that_only_lacks_a_build_is_healthy_and_counts() -> None:
     card = Device(Target("nvidia", "sm_90"), "NVIDIA H200", "cuda:0")
     unbuilt = Rejection(ReasonCode.NEEDS_BUILD, "is not built for these sizes, dtypes and values")
     diagnosis = Diagnosis(dispatcher(), None, (card,), (Readiness("triton.add", card, (unbuilt,)),), (), (), None)
-    assert diagnosis.coverage()[0].accelerated == ("add",)
+    (coverage,) = diagnosis.coverage()
+    assert coverage.accelerated == ("add",)
+    assert [(phase.ready, phase.buildable) for phase in coverage.phases] == [((), ("add",)), ((), ("add",)), ((), ())]
     found = findings(diagnosis)
+    assert re.search(
+        r"plugin triton \(portakernel \S+\): \d+ kernels, 1 to be built on cuda:0 \(nvidia:sm_90\)",
+        next(one.what for one in found if one.what.startswith("plugin triton ")),
+    )
     assert "triton.add can serve once portakernel.warmup has built them" in [one.what for one in found]
     assert {one.state for one in found} == {"healthy"}
+
+
+@pytest.mark.parametrize("phase", [Phase.TRAINING, Phase.BACKWARD])
+def test_a_kernel_is_counted_in_a_phase_where_it_would_be_chosen_for_it(phase: Phase) -> None:
+    now = dispatcher()
+    for kernel in now.registry.kernels.values():
+        gradient = contract(kernel.op).gradient
+        if kernel.is_reference or gradient == "none" or (phase is Phase.BACKWARD and gradient == "identity"):
+            continue
+        request = ask(contract(kernel.op), Target("cpu", "x86_64"), phase=phase)
+        codes = {rejection.code for rejection in now.decide(request).candidate(kernel.name).rejections}
+        # PyTorch differentiates what consists of its operators: such a kernel is never asked for a backward
+        recorded = kernel.saves == "autograd" and phase is Phase.BACKWARD
+        refused = codes & {ReasonCode.REQUIRES_GRAD, ReasonCode.NO_BACKWARD} and not recorded
+        assert kernel.serves(phase) == (not refused), kernel.name
+
+
+def test_a_plugins_kernels_are_counted_by_what_keeps_them_from_serving_here() -> None:
+    card = Device(Target("nvidia", "sm_90"), "NVIDIA H200", "cuda:0")
+    kernels = [kernel.name for kernel in dispatcher().registry.kernels.values() if kernel.plugin == "torch"]
+    codes = [None, ReasonCode.NEEDS_BUILD, ReasonCode.FEATURE, ReasonCode.NOT_INSTALLED, ReasonCode.DISABLED]
+    codes.append(ReasonCode.DRIVER)
+    ready = [
+        Readiness(kernel, card, (Rejection(code, "a reason"),) if code else ())
+        for kernel, code in zip(kernels, codes, strict=False)
+    ]
+    diagnosis = Diagnosis(dispatcher(), None, (card,), tuple(ready), (), (), None)
+    found = [finding.what.partition("kernels, ")[2] for finding in findings(diagnosis)]
+    here = "on cuda:0 (nvidia:sm_90)"
+    assert (
+        f"1 ready {here}, 1 to be built {here}, 1 ready for calls with other values than the defaults {here},"
+        f" 1 waiting for a module {here}, 1 switched off {here}, 1 not usable {here}"
+    ) in found
+    assert "all for other devices than those here" in found
 
 
 def test_a_plugin_that_is_switched_off_is_said_to_be(run: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +307,7 @@ def test_a_kernel_whose_library_nobody_has_to_have_is_not_missed(run: Callable, 
     (plugin,) = (finding for finding in ran.json["findings"] if "acme" in finding["what"])
     assert (plugin["state"], plugin["what"]) == (
         "healthy",
-        "plugin acme (acme-kernels 1.2): 1 kernel, none for a device here",
+        f"plugin acme (acme-kernels 1.2): 1 kernel, 1 waiting for a module on cpu (cpu:{platform.machine()})",
     )
     assert not [missing for missing in ran.json["missing"] if "acme" in missing["what"]]
 
@@ -248,7 +315,8 @@ def test_a_kernel_whose_library_nobody_has_to_have_is_not_missed(run: Callable, 
 def test_a_device_that_torch_cannot_reach_is_missing_and_says_what_to_install(run: Callable) -> None:
     note = "torch 2.11.0 is a CPU build: install a CUDA build to use this device"
     lonely = Device(Target("nvidia", "sm_90"), "NVIDIA H200", None, uuid="GPU-1", memory_bytes=2**37, note=note)
-    dispatcher().registry._devices = (lonely,)
+    registry = dispatcher().registry
+    registry._devices = {name: (lonely,) if name == "nvidia" else () for name in registry.backends}
     ran = run("doctor")
     assert ran.status == 0
     healthy, _, attention = ran.out.partition("\nNeeds attention\n")
@@ -284,6 +352,21 @@ def test_a_cache_that_cannot_be_written_is_told(run: Callable, monkeypatch: pyte
     assert taken.read_text() == ""
 
 
+def test_a_cache_that_somebody_else_can_write_is_told(
+    run: Callable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    monkeypatch.setenv("PORTAKERNEL_CACHE_DIR", str(tmp_path / "open" / "cache"))
+    found = [f for f in run("doctor --json").json["findings"] if "the cache of compiled kernels" in f["what"]]
+    what = f"the cache of compiled kernels {tmp_path}/open/cache is below {tmp_path}/open, which can be written by"
+    what += " everybody; a private one serves each process in its place"
+    action = "set PORTAKERNEL_CACHE_DIR to a folder that nobody else can write, or take this one away"
+    assert [(one["state"], one["what"], one["action"]) for one in found] == [("attention", what, action)]
+    assert not (tmp_path / "open" / "cache").exists()
+
+
+@pytest.mark.filterwarnings("always::portakernel.errors.ConfigWarning")
 def test_unknown_variables_are_told(run: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PORTAKERNEL_PREFFER", "triton")
     monkeypatch.setenv("PORTAKERNEL_DENY", "triton.add")
@@ -297,14 +380,14 @@ def test_unknown_variables_are_told(run: Callable, monkeypatch: pytest.MonkeyPat
     assert f"\n  {sentence}\n    -> correct its name, or unset it\n" in run("doctor").out
 
 
-@pytest.mark.parametrize("variable", ["DISABLE", "USE", "REFERENCE", "LOG"])
+@pytest.mark.parametrize("variable", ["USE", "REQUIRE", "REFERENCE", "POLICY", "LOG", "CACHE_MIB"])
 def test_a_variable_with_a_wrong_value_is_told_and_the_rest_is_examined(
     run: Callable, monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
     monkeypatch.setenv(f"PORTAKERNEL_{variable}", "nonsense")
     ran = run("doctor --json")
     assert ran.status == 1
-    assert "'nonsense'" in ran.json["environment"]["error"]
+    assert "nonsense" in ran.json["environment"]["error"]
     assert [finding["what"] for finding in ran.json["findings"] if finding["state"] == "sick"] == [
         ran.json["environment"]["error"]
     ]
@@ -321,3 +404,80 @@ def test_every_stage_has_a_remedy() -> None:
 def test_a_host_without_compiler_is_said_to_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda _: None)
     assert find_compiler() is None
+
+
+def test_every_variable_is_told_with_its_value_and_meaning(run: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PORTAKERNEL_PREFER", "gone")
+    monkeypatch.setenv("PORTAKERNEL_CACHE_DIR", "")
+    told = run("doctor --environment --json")
+    assert (told.status, told.json["unknown"], told.json["error"]) == (0, [], None)
+    assert [row["name"] for row in told.json["variables"]] == [variable.name for variable in VARIABLES]
+    assert [row["name"] for row in told.json["variables"] if row["value"] is not None] == ["PORTAKERNEL_PREFER"]
+    page = run("doctor --environment").out
+    assert page.startswith("PORTAKERNEL_USE is not set\n    Kernels or plugins to use strictly: theirs, or an error.\n")
+    assert (
+        "\nPORTAKERNEL_PREFER=gone\n"
+        "    Kernels or plugins to try first, best first.\n"
+        "    accepts: names of kernels or plugins, comma-separated\n"
+        "    read by: dispatch, when portakernel is first used\n"
+    ) in page
+    assert max(map(len, page.splitlines())) <= 100
+    assert "PORTAKERNEL_CACHE_DIR is not set\n" in page
+
+
+def test_a_variable_that_is_refused_or_means_nothing_is_told_beside_all_others(
+    run: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PORTAKERNEL_REQUIRE", "determinism")
+    monkeypatch.setenv("PORTAKERNEL_PREFFER", "triton")
+    ran = run("doctor --environment")
+    assert ran.status == 1
+    wrong = ran.out.partition("\nWhat is wrong\n")[2].splitlines()
+    assert wrong[0].startswith("  PORTAKERNEL_PREFFER is set, but no such variable exists; did you mean ")
+    assert wrong[1:] == ["  PORTAKERNEL_REQUIRE is 'determinism'; did you mean 'deterministic'?"]
+
+
+def test_who_calls_itself_portakernel_and_lies_elsewhere_is_told(run: Callable, install: Callable) -> None:
+    folder = install("acme", manifest=RAISING, distribution="portakernel")
+    found = [f for f in run("doctor --json").json["findings"] if "calls itself portakernel" in f["what"]]
+    assert [(f["state"], f["what"], f["action"]) for f in found] == [
+        (
+            "attention",
+            f"acme (portakernel 1.2) calls itself portakernel, but lies in {folder}: it counts as a third party's",
+            "find out who installed it; its kernels wait until a policy names them",
+        )
+    ]
+    (kernel,) = run("list --plugin acme --json").json["kernels"]
+    assert kernel["source"] == {"distribution": "portakernel", "version": "1.2", "first_party": False}
+
+
+def test_a_third_partys_kernel_that_waits_does_not_count_as_serving(
+    run: Callable, install: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reference_only() -> list[str]:
+        covered = run("doctor --json").json["coverage"]
+        return next(device["reference_only"] for device in covered if device["target"].startswith("cpu:"))
+
+    before = reference_only()
+    op = before[0]
+    dtypes = {name: list(contract(op).possible_dtypes(name)) for name in contract(op).typed}
+    claims = json.dumps({"op": op, "entry": "acme_for_cli_tests:run", "targets": {"cpu": "any"}, "dtypes": dtypes})
+    manifest = f"schema_version: 1\nplugin: acme\nkernels: [{claims}]\n"
+    install("acme", manifest=manifest, source="def run(*a, **k): ...\n")
+    assert reference_only() == before
+    monkeypatch.setenv("PORTAKERNEL_PREFER", "acme")
+    install("other", manifest="schema_version: 1\nplugin: other\n")
+    assert reference_only() == before[1:]
+
+
+@pytest.mark.parametrize(("torch_device", "missed"), [("cuda:0", True), ("cpu", False)])
+def test_pythons_headers_are_missed_beside_a_gpu_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, torch_device: str, missed: bool
+) -> None:
+    monkeypatch.setattr(diagnosis.sysconfig, "get_path", lambda _: str(tmp_path))
+    devices = (Device(Target("nvidia", "sm_90"), "H200", torch_device),)
+    found = [lack.what for lack in diagnosis._missing(Dispatcher(), devices, ("cc", "cc 12"))]
+    what = "Python's C headers are not here, and Triton's launchers on nvidia include them"
+    assert (what in found) is missed
+    (tmp_path / "Python.h").touch()
+    assert what not in [lack.what for lack in diagnosis._missing(Dispatcher(), devices, ("cc", "cc 12"))]

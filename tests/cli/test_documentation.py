@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from portakernel.cli.variables import markdown_table
+
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
 # Objects whose keys are names of arguments, dimensions, vendors, modules or variables.
 OPEN = {"dtypes", "dims", "facts", "features", "formats", "targets", "requires", "set"}
@@ -38,7 +40,10 @@ def _section(command: str) -> str:
         "list",
         "matrix",
         "doctor",
+        "doctor --environment",
         "explain add --target cpu:x86_64",
+        "explain --all --target cpu:x86_64",
+        "diff {one} {two}",
         "new plugin documented --directory {folder}",
         "validate",
         "check --plugin torch --op add",
@@ -54,15 +59,23 @@ def _section(command: str) -> str:
 def test_every_key_is_documented(run: Callable, tmp_path: Path, line: str) -> None:
     text = tmp_path / "text"
     text.write_text("words", encoding="utf-8")
-    command, *arguments = line.format(text=text, folder=tmp_path).split()
+    one, two = tmp_path / "one.json", tmp_path / "two.json"
+    for file, wish in ((one, ""), (two, "--deny triton")) if line.startswith("diff") else ():
+        file.write_text(run(f"explain --all --target h100 {wish} --json").out, encoding="utf-8")
+    command, *arguments = line.format(text=text, folder=tmp_path, one=one, two=two).split()
     section = re.sub(r"```.*?```", "", _section(command), flags=re.DOTALL)
     written = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", section))))
     assert set(_keys(run(command, *arguments, "--json").json)) - written == set()
 
 
 @pytest.mark.parametrize(
-    "command", ["list", "matrix", "doctor", "explain", "new", "validate", "check", "lint", "compile", "bench", "demo"]
+    "command",
+    ["list", "matrix", "doctor", "explain", "diff", "new", "validate", "check", "lint", "compile", "bench", "demo"],
 )
 def test_every_option_is_documented(run: Callable, command: str) -> None:
     options = set(re.findall(r"--[a-z]+", run(command, "--help").out)) - {"--help", "--json"}
     assert options - set(re.findall(r"--[a-z]+", _section(command))) == set()
+
+
+def test_the_table_of_variables_is_that_of_the_code() -> None:
+    assert markdown_table() in DOCUMENT

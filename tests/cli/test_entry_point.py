@@ -12,6 +12,7 @@ ASKED = ["explain", "rms_norm", "--target", "amd:gfx942", "--dtype", "bfloat16",
 
 def test_list_matrix_explain_with_target_and_validate_import_neither_torch_nor_triton_nor_rich() -> None:
     others = ["list", "list --json", "list --op nothing", "matrix", "matrix --json", "validate", "explain --help"]
+    others += ["explain --all --target h100", "explain add --target a100 --target mi300x --json", "diff a.json b.json"]
     program = f"""
 import sys
 from portakernel.cli import main

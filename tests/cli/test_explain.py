@@ -14,6 +14,7 @@ from portakernel import runtime
 from portakernel.capability import ReasonCode, Rejection
 from portakernel.cli.advice import advice
 from portakernel.cli.explain import read_names
+from portakernel.contracts import contracts
 from portakernel.dispatch import Dispatcher
 from portakernel.plugin_manager import PluginManager, installed_packages
 from portakernel.reasons import REASONS
@@ -26,7 +27,7 @@ MI300X = "explain rms_norm --target amd:gfx942 --dtype bfloat16 --shape x=4096x8
 @pytest.fixture
 def _two_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plugins ``torch`` and ``triton`` alone, so that texts can be compared whole."""
-    names = {"torch", "triton", "nvidia", "amd", "cpu"}
+    names = {"torch", "triton", "nvidia", "amd", "apple", "cpu"}
     packages = [package for package in installed_packages() if package.name in names]
     monkeypatch.setattr(runtime, "_dispatcher", functools.cache(lambda: Dispatcher(Registry(PluginManager(packages)))))
 
@@ -90,9 +91,18 @@ def test_a_better_kernel_that_is_refused_stands_next_to_the_winner_with_what_to_
         "  triton.rms_norm     would go first, with priority 60, but cannot serve: needs N >= 1 and <= 1073741824;"
         " this is 1073741825 (limit)."
     )
-    assert lines[lines.index("What to do") + 1 :] == [
-        "  For triton.rms_norm: bring N within its bound, by splitting or padding the call."
-    ]
+    assert lines[lines.index("What to do") + 1 :] == ["  For triton.rms_norm: use another kernel for such sizes."]
+
+
+@pytest.mark.usefixtures("_two_plugins")
+def test_a_refused_kernel_that_only_ties_with_the_winner_is_told_as_one_that_goes_first_by_name(run: Callable) -> None:
+    lines = [" ".join(line.split()) for line in run("explain scaled_mm --target b200 --format nvfp4").out.splitlines()]
+    heading = lines.index("The strongest candidates")
+    assert lines[heading + 1] == "torch.scaled_mm_mx serves, with priority 50; from plugin torch."
+    assert lines[heading + 2] == (
+        "torch.scaled_mm would go first by its name, with the same priority 50, but cannot serve:"
+        " tensor: a takes tensor; this is nvfp4 (scale_format)."
+    )
 
 
 @pytest.mark.usefixtures("_two_plugins")
@@ -127,6 +137,19 @@ def test_when_none_can_serve_people_read_what_to_do(run: Callable) -> None:
     assert ran.out.endswith(
         "  For reference.add: take back the wish that stands against it (denied by command line).\n"
     )
+
+
+@pytest.mark.usefixtures("_two_plugins")
+def test_a_strict_kernel_that_cannot_serve_stands_alone_above_the_others(run: Callable) -> None:
+    lines = run("explain rms_norm --target m4 --use triton").out.splitlines()
+    assert lines[0] == "m4 is apple:m4."
+    assert lines[1].startswith("rms_norm on apple:m4, Apple9 (M4, M4 Pro, M4 Max), for inference")
+    heading = lines.index("The strongest candidates")
+    assert lines[heading + 1 : heading + 4] == [
+        "  triton.rms_norm  cannot serve: serves nvidia, amd, not apple (vendor).",
+        "",
+        "The others",
+    ]
 
 
 @pytest.mark.usefixtures("_two_plugins")
@@ -244,11 +267,14 @@ def test_names_are_for_all_arguments_or_for_one_each() -> None:
     ("arguments", "message"),
     [
         ("rms_nrom", "unknown op 'rms_nrom'; did you mean 'rms_norm'?"),
-        ("rms_norm --target amd:gfx943", "unknown amd arch 'gfx943'; did you mean 'gfx942' or 'gfx950' or 'gfx90a'?"),
+        (
+            "rms_norm --target amd:gfx943",
+            "unknown amd arch or product 'gfx943'; did you mean 'gfx942' or 'gfx950' or 'gfx90a'? amd has\n  gfx908 ",
+        ),
         ("rms_norm --target amdd:gfx942", "unknown vendor 'amdd'; did you mean 'amd'?"),
         (
-            "rms_norm --target gfx942",
-            "target 'gfx942' is not of the form vendor:arch, such as nvidia:sm_90 or amd:gfx942",
+            "rms_norm --target gfx943",
+            "target 'gfx943' is not of the form vendor:arch, such as nvidia:sm_90 or amd:gfx942, and no product that",
         ),
         ("rms_norm --dtype bf16", "unknown dtype 'bf16'; did you mean 'bfloat16'?"),
         (
@@ -260,8 +286,8 @@ def test_names_are_for_all_arguments_or_for_one_each() -> None:
         ("rms_norm --shape x=-1x4", "--shape 'x=-1x4' is not a shape; write ARG=AxBxC, such as x=4096x8192"),
         ("rms_norm --shape x=4x4 --shape x=4x4", "--shape gives x twice"),
         ("rms_norm --set eps", "--set 'eps' is not NAME=VALUE, such as eps=1.0"),
-        ("rms_norm --set eps=tiny", "rms_norm: eps must be a number; this is str 'tiny'"),
-        ("rms_norm --set eps=true", "rms_norm: eps must be a number; this is "),
+        ("rms_norm --set eps=tiny", "rms_norm: eps must be a number from 0 up; this is str 'tiny'"),
+        ("rms_norm --set eps=true", "rms_norm: eps must be a number from 0 up; this is "),
         (
             "rms_norm --format row --format x=row",
             "--format row is for every argument, so it stands alone; beside others",
@@ -281,3 +307,102 @@ def test_bad_input_is_told_with_what_is_accepted(run: Callable, arguments: str, 
     assert ran.status == 2
     assert ran.out == ""
     assert ran.err.startswith(f"portakernel: {message.removesuffix('?')}")
+
+
+SOFTCAP = "explain attention --device cpu --dtype float32 --shape q=1x8x4x64 --set softcap=30.0 --phase backward"
+UNFUSED = "explain linear_act --device cpu --dtype float32 --set activation=none --phase backward"
+
+
+@pytest.mark.parametrize(
+    ("command", "kernel"),
+    [
+        (SOFTCAP, "torch.attention_math"),
+        (f"{SOFTCAP} --saved-by torch.attention_math", "torch.attention_math"),
+        (f"{SOFTCAP} --use torch.attention_math", "torch.attention_math"),
+        (f"{SOFTCAP} --saved-by torch.attention_math --use reference", "torch.attention_math"),
+        (UNFUSED, "torch.linear_act_unfused"),
+        (f"{UNFUSED} --saved-by torch.linear_act_unfused", "torch.linear_act_unfused"),
+    ],
+)
+def test_a_gradient_that_pytorch_records_is_said_to_call_no_backward_kernel(
+    run: Callable, command: str, kernel: str
+) -> None:
+    ran = run(command)
+    recorded = "it runs forward in training, where PyTorch records its gradient; no backward kernel is called."
+    assert (ran.status, ran.out.splitlines()[2]) == (0, f"{kernel} serves it: {recorded}")
+
+
+def test_a_call_with_tensors_is_told_the_same_of_its_gradient() -> None:
+    torch = pytest.importorskip("torch")
+    q = torch.ones(1, 8, 4, 64)
+    decision = portakernel.explain("attention", q, q, q, softcap=30.0, phase="backward")
+    assert decision.chosen is not None
+    assert decision.chosen.name == "torch.attention_math"
+
+
+@pytest.mark.parametrize(
+    ("op", "text"),
+    [
+        ("quantize_fp8", "quantize_fp8 has no gradient, so that no kernel serves it for backward"),
+        ("scaled_mm", "scaled_mm has no gradient, so that no kernel serves it for backward"),
+        (
+            "add",
+            (
+                "add needs no kernel for backward: the gradient of its output is passed on as it is; ask for the phase"
+                " training to see who runs forward"
+            ),
+        ),
+    ],
+)
+def test_an_op_without_a_backward_kernel_is_no_question_for_backward(run: Callable, op: str, text: str) -> None:
+    ran = run(f"explain {op} --target h100 --phase backward")
+    assert (ran.status, ran.err) == (2, f"portakernel: {text}\n")
+
+
+def test_all_ops_for_backward_are_those_with_a_backward(run: Callable) -> None:
+    having = [op for op, described in sorted(contracts().items()) if described.gradient == "kernel"]
+    told = run("explain --all --target h100 --phase backward --json").json["decisions"]
+    assert [decision["op"] for decision in told] == having
+    assert len(run("explain --all --target h100 --phase training --json").json["decisions"]) == len(contracts())
+
+
+THOSE = "those that can have run forward are torch.rms_norm, torch.rms_norm_cpu, torch.rms_norm_xpu, triton.rms_norm"
+
+
+@pytest.mark.usefixtures("_two_plugins")
+@pytest.mark.parametrize(
+    ("saver", "text"),
+    [
+        ("torch.rms_nrm_cpu", "rms_norm: saved_by: unknown kernel 'torch.rms_nrm_cpu'; did you mean {}?"),
+        ("torch", f"rms_norm: saved_by names one kernel, and 'torch' is a plugin; {THOSE}, reference.rms_norm"),
+        ("torch.add", f"rms_norm: saved_by names torch.add, which is a kernel of add; {THOSE}, reference.rms_norm"),
+        (
+            "torch.rms_norm_mps",
+            (
+                "rms_norm: saved_by names torch.rms_norm_mps, which does not save rstd for backward;"
+                f" {THOSE}, reference.rms_norm"
+            ),
+        ),
+    ],
+)
+def test_only_a_kernel_that_can_have_run_forward_can_have_saved(run: Callable, saver: str, text: str) -> None:
+    ran = run(f"explain rms_norm --target cpu:x86_64 --phase backward --saved-by {saver}")
+    close = "'torch.rms_norm_cpu' or 'torch.rms_norm_xpu' or 'torch.rms_norm'"
+    assert (ran.status, ran.err) == (2, f"portakernel: {text.format(close)}\n")
+
+
+@pytest.mark.parametrize("phase", ["inference", "training"])
+def test_who_saved_is_a_question_about_backward_alone(run: Callable, phase: str) -> None:
+    ran = run(f"explain rms_norm --target h100 --phase {phase} --saved-by triton.rms_norm")
+    text = f"saved_by='triton.rms_norm' says who ran forward, for the phase backward; this is for {phase}"
+    assert (ran.status, ran.err) == (2, f"portakernel: {text}\n")
+
+
+def test_what_is_advised_of_a_mismatch_makes_the_kernel_serve(run: Callable) -> None:
+    asked = "explain attention --device cpu --dtype float32 --shape q=1x8x4x64 --phase backward"
+    ran = run(f"{asked} --saved-by reference.attention")
+    kernel = "torch.attention_flash_cpu"
+    step = f"For {kernel}: run forward with {kernel} too, and ask with `--saved-by {kernel}`."
+    assert step in [line.strip() for line in ran.out.splitlines()]
+    followed = run(f"{asked} --saved-by {kernel} --json")
+    assert (followed.status, followed.json["chosen"]) == (0, kernel)

@@ -55,12 +55,15 @@ def test_json_form_key_by_key(run: Callable, install: Callable[..., Path]) -> No
     ]
 
 
-def test_rows_stand_alone_and_are_not_wrapped(run: Callable, install: Callable[..., Path]) -> None:
+def test_each_row_names_its_kernel(run: Callable, install: Callable[..., Path]) -> None:
     install("acme", manifest=MANIFEST)
     assert run("list --op add --plugin acme").out == (
-        "op   kernel                         targets         dtypes            features  priority              source\n"
-        "add  acme.add (disabled: too slow)  nvidia: sm_90+  x: float16; y: x  -         70 where M <= 64, 50"
-        "  acme-kernels 1.2, third-party\n"
+        "op   kernel              claims\n"
+        "add  acme.add  targets   nvidia: sm_90+\n"
+        "add  acme.add  dtypes    x: float16; y: x\n"
+        "add  acme.add  priority  70 where M <= 64, 50\n"
+        "add  acme.add  disabled  too slow\n"
+        "add  acme.add  source    acme-kernels 1.2, third-party\n"
     )
 
 

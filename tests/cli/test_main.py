@@ -10,7 +10,6 @@ import pytest
 
 from portakernel import __version__
 from portakernel.cli import COMMANDS
-from portakernel.cli.output import printable
 
 MANIFEST = "schema_version: 1\nplugin: {name}\nhooks: [portakernel_cli]\n"
 SOURCE = """\
@@ -67,7 +66,7 @@ def test_with_json_an_error_is_an_object_on_stdout(run: Callable) -> None:
 
 
 def test_with_json_a_usage_error_is_an_object_too(run: Callable) -> None:
-    ran = run("explain --json")
+    ran = run("list nothing --json")
     assert (ran.status, ran.err) == (2, "")
     assert ran.json["error"]["type"] == "UsageError"
 
@@ -114,7 +113,3 @@ def test_a_plugin_whose_hook_raises_leaves_the_others_commands(run: Callable, in
     )
     install("broken", manifest=MANIFEST.format(name="broken"), source=broken)
     assert run("acme").out == "acme speaks\n"
-
-
-def test_control_characters_of_strangers_are_shown_and_not_sent() -> None:
-    assert printable("a\x1b[31m\tb\nc\x9b") == "a\\x1b[31m\tb\nc\\x9b"

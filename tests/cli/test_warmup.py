@@ -17,7 +17,8 @@ from portakernel.scratch import described
 from portakernel.target import Target
 
 needs_compiler = pytest.mark.skipif(
-    not any(map(shutil.which, ("g++", "c++", "clang++"))), reason="Inductor needs a C++ compiler for the CPU"
+    not any(map(shutil.which, ("g++", "c++", "clang++"))),
+    reason="lacks a C++ compiler, which Inductor needs for the CPU",
 )
 
 
@@ -116,6 +117,23 @@ def test_a_call_that_fails_does_not_stop_the_others_and_ends_with_1(tmp_path, ca
     assert lines[0].startswith("2 kinds of calls are warm after 2 runs in ")
     assert lines[-1].startswith("  failed add on cpu:")
     assert lines[-1].endswith(": RuntimeError: PassManager::run failed")
+
+
+def test_a_listed_call_that_cannot_be_made_does_not_stop_the_others_and_ends_with_1(tmp_path, capsys):
+    file = tmp_path / "calls.yaml"
+    more = """\
+  - {op: softmax, dtype: float32, shape: {x: [2, 8]}, device: abacus}
+  - {op: softmax, dtype: float32, shape: {x: [2, 8]}, kernel: triton}
+"""
+    file.write_text(CALLS + more, encoding="utf-8")
+    assert main(["warmup", "--calls", str(file), "--device", "cpu", "--json"]) == 1
+    answer = json.loads(capsys.readouterr().out)
+    assert [call["kernel"] for call in answer["calls"]] == ["torch.add", "reference.rms_norm", "reference.rms_norm"]
+    first, second = answer["failed"].values()
+    assert first.startswith("unknown device 'abacus'; known: cpu")
+    assert second.startswith("no kernel for op softmax on cpu:")
+    assert main(["warmup", "softmax", "--dtype=float32", "--shape=x=2x8", "--device=cpu", "--kernel=triton"]) == 2
+    assert "no kernel for op softmax on cpu:" in capsys.readouterr().err
 
 
 def test_progress_is_told_and_processes_are_bounded(monkeypatch):

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from portakernel.conformance.comparison import Match, Mismatch, compare, distance_ulp, ulp_at
+from portakernel.conformance.comparison import Match, Mismatch, compare, compare_rows, distance_ulp, ulp_at
+from portakernel.conformance.memory import same_bits
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 dtypes = pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)
@@ -143,3 +144,55 @@ def test_scalars_and_empty_tensors_are_compared_too():
     outcome = compare(torch.tensor(1.0), torch.tensor(2.0, dtype=torch.float64), 0.5)
     assert isinstance(outcome, Mismatch)
     assert (outcome.index, outcome.got, outcome.want) == ((), 1.0, 2.0)
+
+
+# --- rows measured with the plain formula ----------------------------------------------------------------------------
+
+
+def rows_of(columns, *, off):
+    """Truth, a plain formula that hits all rows but one, and results ``off`` times as far from each row as that."""
+    want = torch.ones(6, columns, dtype=torch.float64)
+    plain = want.clone()
+    plain[0, 0] += 2.0**-7
+    got = want.clone()
+    got[:, 0] += off * 2.0**-7
+    return got.bfloat16(), want, plain
+
+
+def test_rows_of_a_few_elements_are_measured_with_the_plain_formulas_worst():
+    assert isinstance(compare_rows(*rows_of(4, off=2.0)), Match)
+    assert isinstance(compare_rows(*rows_of(4, off=8.0)), Mismatch)
+    assert isinstance(compare_rows(*rows_of(64, off=16.0)), Mismatch)
+
+
+def test_a_short_row_that_cancels_is_measured_at_the_largest_and_a_long_one_is_not():
+    for columns, outcome in ((2, Match), (32, Mismatch)):
+        want = torch.zeros(2, columns, dtype=torch.float64)
+        want[1] = 1.0
+        got = want.clone()
+        got[0] = 2.0**-11
+        assert isinstance(compare_rows(got.half(), want, want), outcome)
+
+
+def test_a_gradient_that_cancels_is_allowed_what_rounding_leaves_of_its_terms():
+    want = torch.zeros(3, 32, dtype=torch.float64)
+    got = torch.full((3, 32), 1e-6)
+    assert isinstance(compare_rows(got, want, want, cancelling=1e-5), Match)
+    assert isinstance(compare_rows(got, want, want, cancelling=1e-6), Mismatch)
+
+
+def test_terms_that_cancel_beyond_the_largest_number_leave_any_result_open():
+    got, want = torch.tensor([math.inf], dtype=torch.float16), f64(0.0)
+    assert isinstance(compare(got, want, 0.51, f64(1e15)), Match)
+    assert isinstance(compare(got, want, 0.51, f64(1e4)), Mismatch)
+
+
+def test_a_magnitude_is_no_less_than_what_it_bounds():
+    got, want = torch.tensor([1.0], dtype=torch.bfloat16), f64(1.0 + 2.0**-8)
+    assert isinstance(compare(got, want, 0.51, f64(0.99)), Match)
+
+
+def test_bits_of_one_element_are_compared_whatever_its_strides():
+    one = torch.ones(4, dtype=torch.bfloat16)[1:2].as_strided((1, 1), (5, 2))
+    assert same_bits(one, torch.ones(1, 1, dtype=torch.bfloat16))
+    assert not same_bits(one, -one)

@@ -49,7 +49,7 @@ def test_kernel_conforms_on_the_cpu_for_inputs_never_seen_before(name):
     dispatcher = runtime.dispatcher()
     kernel = dispatcher.registry.kernels[name]
     if kernel.build is not None and shutil.which("c++") is None:
-        pytest.skip("no C++ compiler: Inductor cannot build here")
+        pytest.skip("lacks a C++ compiler, which Inductor needs")
     suite = Suite(dispatcher, kernel, find_venue(dispatcher, kernel, cpu_device(dispatcher)), fresh_seed())
     found = [result for unit in suite.units_in_turn(lambda _: True) for result in suite.run(unit)]
     assert failures(found) == []
@@ -63,7 +63,7 @@ def test_kernel_conforms_on_the_cpu_for_inputs_never_seen_before(name):
 
 @pytest.mark.parametrize(
     ("name", "combinations", "refused"),
-    [("reference.add", 3, 0), ("reference.rms_norm", 5, 0), ("torch.add", 3, 0), ("torch.rms_norm_cpu", 5, 10)],
+    [("reference.add", 3, 0), ("torch.add", 3, 0), ("torch.rms_norm_cpu", 5, 0), ("torch.add_layer_norm_cpu", 5, 30)],
 )
 def test_every_case_runs_in_every_combination_of_dtypes_that_is_claimed(name, combinations, refused):
     dispatcher = runtime.dispatcher()

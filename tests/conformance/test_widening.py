@@ -215,5 +215,6 @@ def test_widened_kernel_serves_what_it_refused_and_the_dispatcher_is_as_before(r
     kernel, found = widenings_of(registry, "torch.rms_norm_cpu", features=frozenset())
     changed = widened(dispatcher, found["without feature weight_offset"].kernel)
     assert changed.registry.kernels[kernel.name].features == {"weight_offset"}
-    assert dispatcher.registry.kernels[kernel.name].features == frozenset()
+    assert dispatcher.registry.kernels[kernel.name] is registry.kernels[kernel.name]
+    assert kernel.features == frozenset()
     assert changed.readiness is dispatcher.readiness

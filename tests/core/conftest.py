@@ -17,6 +17,7 @@ from portakernel.config import Config
 from portakernel.contracts import contract
 from portakernel.dispatch import Dispatcher
 from portakernel.plugin_manager import Package, PluginManager
+from portakernel.process_wishes import allowed_plugins, read
 from portakernel.question import ask
 from portakernel.registry import Registry
 from portakernel.request import Request
@@ -51,8 +52,9 @@ class Site:
         version: str = "1.0",
         module: str | None = None,
         files: dict[str, str] | None = None,
+        first_party: bool = False,
     ) -> Package:
-        """A package as discovery would find it, with the given manifests and source."""
+        """A package as discovery would find it, with the given manifests and source; ours where it is said."""
         module = module or PREFIX + name
         folder = self.folder.joinpath(*module.split("."))
         folder.mkdir(parents=True, exist_ok=True)
@@ -62,7 +64,8 @@ class Site:
                 text = content if isinstance(content, str) else yaml.safe_dump(content, sort_keys=False)
                 (folder / file).write_text(text, encoding="utf-8")
         importlib.invalidate_caches()
-        return Package(name, module, distribution or f"{name}-dist", version, folder)
+        distribution = distribution or ("portakernel" if first_party else f"{name}-dist")
+        return Package(name, module, distribution, version, folder, first_party)
 
 
 @pytest.fixture
@@ -77,29 +80,32 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 
 @dataclass
 class World:
-    """Fake backends and plugins, and the dispatcher over them. Vendor ``acme`` is there from the start."""
+    """Fake backends and plugins, and the dispatcher over them. Vendor ``acme`` is there from the start.
+
+    They count as portakernel's own; with ``first_party=False`` they are somebody's.
+    """
 
     site: Site
     packages: list[Package] = field(default_factory=list)
 
-    def backend(self, name: str, *, source: str = "", distribution: str = "portakernel", **keys: Any) -> Package:
+    def backend(self, name: str, *, source: str = "", first_party: bool = True, **keys: Any) -> Package:
         """Adds a backend whose vendor has the backend's name; ``keys`` replace those of its manifest."""
         manifest = {"schema_version": 1, "backend": name, "vendor": name, "torch_device": name, **keys}
         archs = [arch for line in manifest.get("lines", ()) for arch in line]
         manifest.setdefault("archs", {arch: {"name": arch, "source": "invented"} for arch in archs})
         hook = "from portakernel.hookspecs import hookimpl\n@hookimpl\ndef portakernel_targets():\n    return []\n"
-        package = self.site.package(name, backend=manifest, source=source or hook, distribution=distribution)
+        package = self.site.package(name, backend=manifest, source=source or hook, first_party=first_party)
         self.packages.append(package)
         return package
 
     def plugin(
-        self, name: str, *kernels: dict[str, Any], source: str = "", distribution: str = "portakernel", **keys: Any
+        self, name: str, *kernels: dict[str, Any], source: str = "", first_party: bool = True, **keys: Any
     ) -> Package:
         """Adds a plugin; a kernel needs no more than what a test is about: it is ``add`` on ``acme`` by default."""
         whole = [self.kernel(name, **kernel) for kernel in (kernels or ({},))]
         manifest = {"schema_version": 1, "plugin": name, "kernels": whole, **keys}
         source = f"def run(*a, **k): ...\ndef backward(*a, **k): ...\n{source}"
-        package = self.site.package(name, plugin=manifest, source=source, distribution=distribution)
+        package = self.site.package(name, plugin=manifest, source=source, first_party=first_party)
         self.packages.append(package)
         return package
 
@@ -108,9 +114,9 @@ class World:
         default = {"op": op, "entry": f"{PREFIX}{plugin}:run", "targets": {"acme": "any"}, "dtypes": DTYPES.get(op, {})}
         return {**default, **keys}
 
-    def registry(self, *, disabled: frozenset[str] = frozenset()) -> Registry:
+    def registry(self, *, disabled: frozenset[str] = frozenset(), allowed: frozenset[str] | None = None) -> Registry:
         """The registry of all that was added so far; nothing of it may be broken."""
-        manager = PluginManager(self.packages, disabled=disabled)
+        manager = PluginManager(self.packages, disabled=disabled, allowed=allowed)
         registry = Registry(manager)
         assert manager.broken == []
         return registry
@@ -118,7 +124,10 @@ class World:
     def dispatcher(self, **environment: str) -> Dispatcher:
         """A dispatcher over all that was added so far, with ``PORTAKERNEL_*`` variables given without the prefix."""
         config = Config.from_environment({f"PORTAKERNEL_{name}": value for name, value in environment.items()})
-        return Dispatcher(self.registry(disabled=frozenset(config.disable)), config)
+        allowed = allowed_plugins(config, read(config.policy))
+        made = Dispatcher(self.registry(disabled=frozenset(config.disable), allowed=allowed), config)
+        made.process.warn_of_doubts()  # as whoever makes the process's own does
+        return made
 
     def request(
         self,

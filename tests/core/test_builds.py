@@ -36,13 +36,18 @@ def test_a_build_serves_other_leading_dimensions(builds):
 
 
 @pytest.mark.parametrize(
-    "other", [asked(n=65), asked(dtype="float16"), asked(phase=Phase.TRAINING), asked(values={"eps": 0.5})]
+    ("other", "words"),
+    [
+        (asked(n=65), "dtype='bfloat16', shape={'x': (4, 65)}, device='cpu'"),
+        (asked(dtype="float16"), "dtype='float16', shape={'x': (4, 64)}, device='cpu'"),
+        (asked(phase=Phase.TRAINING), "dtype='bfloat16', shape={'x': (4, 64)}, device='cpu', training=True"),
+        (asked(values={"eps": 0.5}), "dtype='bfloat16', shape={'x': (4, 64)}, eps=0.5, device='cpu'"),
+    ],
 )
-def test_a_build_serves_no_other_size_dtype_phase_or_value(builds, other):
+def test_a_build_serves_no_other_size_dtype_phase_or_value_and_the_advice_says_which(builds, other, words):
     rejection = builds.rejection(LAYER_NORM, KERNEL, other)
-    assert rejection is not None
-    assert rejection.code is ReasonCode.NEEDS_BUILD
-    assert rejection.text.endswith('portakernel.warmup("layer_norm", x, weight) builds it')
+    text = f'is not built for these sizes, dtypes and values; portakernel.warmup("layer_norm", {words}) builds it'
+    assert rejection == Rejection(ReasonCode.NEEDS_BUILD, text)
 
 
 def test_a_kernel_without_a_build_needs_none(builds):

@@ -10,10 +10,10 @@ from portakernel.request import Request
 from portakernel.target import Target
 
 CODES = """\
-not_installed import_failed probe_failed api_version disabled needs_build denied_by_policy not_in_plan vendor arch
+not_installed import_failed probe_failed api_version disabled needs_build denied_by_policy not_allowed vendor arch
 driver missing_library missing_toolchain dtype scale_format layout alignment limit feature requires_grad no_backward
 backward_mismatch not_deterministic not_batch_invariant not_capturable workspace shared_memory cannot_run
-attached_target lower_priority slower_measured"""
+attached_target third_party lower_priority"""
 
 
 def test_the_reason_codes_are_those_of_the_design():
@@ -81,4 +81,4 @@ def test_a_value_that_a_question_leaves_open_is_assumed():
     capability = Capability({"acme": Selector(("any",))}, {}, values={"activation": ("none", "relu")})
     request = Request("op", Target("acme", "a1"))
     assert capability.rejections(request, {}) == ()
-    assert capability.assumptions(request, {}) == ("activation in none, relu",)
+    assert capability.assumptions(request, {}, {}) == ("activation in none, relu",)

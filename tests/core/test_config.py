@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
 from portakernel.config import VARIABLES, Config, unknown_variables
 from portakernel.dispatch import Dispatcher
-from portakernel.errors import ConfigError, UnknownNameError
+from portakernel.errors import ConfigError, ConfigWarning, UnknownNameError
 from portakernel.plugin_manager import PluginManager
 from portakernel.registry import Registry
 
-NAMES = ["USE", "PREFER", "DENY", "REFERENCE", "POLICY", "DISABLE", "LOG", "CACHE_DIR", "CACHE_MIB"]
+NAMES = [
+    *("USE", "PREFER", "DENY", "REQUIRE", "REFERENCE", "PLUGINS", "POLICY"),
+    *("DISABLE", "LOG", "CACHE_DIR", "CACHE_MIB", "PATIENCE_S"),
+]
+ROOT = Path(__file__).parents[2]
+# Macros of the CUTLASS plugin's C++.
+OF_CPLUSPLUS = {"PORTAKERNEL_EXPORT", "PORTAKERNEL_PRODUCT"}
 
 
 def test_every_variable_is_in_the_table_with_what_it_does():
     assert [variable.name for variable in VARIABLES] == [f"PORTAKERNEL_{name}" for name in NAMES]
     assert all(variable.summary.endswith(".") for variable in VARIABLES)
+    assert all(variable.accepts and variable.read_by for variable in VARIABLES)
+
+
+def test_every_variable_that_any_code_names_is_in_the_table():
+    folders = [ROOT / name for name in ("portakernel", "plugins", "backends", "examples", "benchmarks", "website")]
+    sources = [file for folder in folders for file in folder.rglob("*") if file.suffix in (".py", ".md", ".template")]
+    named = {name for file in sources for name in re.findall(r"PORTAKERNEL_[A-Z_]*[A-Z]", file.read_text("utf-8"))}
+    assert named - OF_CPLUSPLUS == {variable.name for variable in VARIABLES}
 
 
 def test_without_variables_there_are_no_wishes():
-    assert Config.from_environment({}) == Config((), (), (), None, ())
+    assert Config.from_environment({}) == Config((), (), ())
     assert Config.from_environment({f"PORTAKERNEL_{name}": "" for name in NAMES}) == Config()
 
 
@@ -59,14 +75,49 @@ def test_the_cache_has_a_folder_and_a_size():
         Config.from_environment({"PORTAKERNEL_CACHE_MIB": "2 GiB"})
 
 
-def test_a_policy_file_is_named_by_its_path():
-    assert Config.from_environment({"PORTAKERNEL_POLICY": " /etc/my policy.yaml "}).policy == "/etc/my policy.yaml"
+@pytest.mark.parametrize("text", ["1" * 19, "9" * 5000, "-1", "1.5", "0x10", "²", "∞"])
+def test_a_size_of_the_cache_that_is_no_number_is_refused_in_our_own_words(text):
+    shown = text if len(text) <= 36 else "9" * 18 + "..."
+    with pytest.raises(ConfigError) as caught:
+        Config.from_environment({"PORTAKERNEL_CACHE_MIB": text})
+    assert str(caught.value) == f"PORTAKERNEL_CACHE_MIB is {shown!r}; give a whole number, 0 or more"
+
+
+def test_a_policy_file_is_named_by_its_path_and_several_by_theirs():
+    first, second = "/etc/my policy.yaml", "~/host.yaml"
+    assert Config.from_environment({"PORTAKERNEL_POLICY": f" {first} "}).policy == (first,)
+    several = os.pathsep.join([first, "", f" {second} ", ""])
+    assert Config.from_environment({"PORTAKERNEL_POLICY": several}).policy == (first, second)
+
+
+def test_properties_can_be_required_and_one_that_does_not_exist_is_refused():
+    assert Config.from_environment({"PORTAKERNEL_REQUIRE": "deterministic, inplace"}).require == (
+        "deterministic",
+        "inplace",
+    )
+    with pytest.raises(ConfigError) as caught:
+        Config.from_environment({"PORTAKERNEL_REQUIRE": "determinism"})
+    assert str(caught.value) == "PORTAKERNEL_REQUIRE is 'determinism'; did you mean 'deterministic'?"
+
+
+def test_a_list_of_plugins_takes_plugins():
+    assert Config.from_environment({"PORTAKERNEL_PLUGINS": "torch, triton"}).plugins == ("torch", "triton")
+    with pytest.raises(ConfigError) as caught:
+        Config.from_environment({"PORTAKERNEL_PLUGINS": "torch,triton.add"})
+    said = "PORTAKERNEL_PLUGINS names the kernel 'triton.add'; it takes plugins, such as 'triton'"
+    assert str(caught.value) == said
+
+
+def test_a_list_that_names_no_plugin_is_refused():
+    with pytest.raises(ConfigError) as caught:
+        Config.from_environment({"PORTAKERNEL_PLUGINS": ", ,"})
+    assert str(caught.value) == "PORTAKERNEL_PLUGINS is ', ,', which names no plugin; name some, or unset it"
 
 
 def test_a_misspelt_variable_is_told_with_the_nearest():
     set_here = {"PORTAKERNEL_PREFERS": "x", "PORTAKERNEL_ZZZ": "x", "PORTAKERNEL_USE": "x", "PORTA": "x"}
     first, second = unknown_variables(set_here)
-    nearest = "did you mean 'PORTAKERNEL_PREFER' or 'PORTAKERNEL_REFERENCE' or 'PORTAKERNEL_USE'?"
+    nearest = "did you mean 'PORTAKERNEL_PREFER' or 'PORTAKERNEL_REFERENCE' or 'PORTAKERNEL_REQUIRE'?"
     assert first == f"PORTAKERNEL_PREFERS is set, but no such variable exists; {nearest}"
     assert second.startswith("PORTAKERNEL_ZZZ is set, but no such variable exists; ")
 
@@ -78,20 +129,31 @@ def test_the_processs_environment_is_read_when_none_is_given(monkeypatch):
     assert [text.partition(" ")[0] for text in unknown_variables()] == ["PORTAKERNEL_PREFERED"]
 
 
-@pytest.mark.parametrize("key", ["USE", "PREFER", "DENY"])
-def test_a_name_that_nothing_has_is_refused_when_the_dispatcher_is_made(world, key):
+def test_a_name_that_nothing_has_is_refused_under_use_when_the_dispatcher_is_made(world):
     world.plugin("p")
     with pytest.raises(UnknownNameError) as caught:
-        world.dispatcher(**{key: "p,p.ad"})
-    assert str(caught.value) == f"environment: {key.lower()}: unknown kernel or plugin 'p.ad'; did you mean 'p.add'?"
+        world.dispatcher(USE="p,p.ad")
+    assert str(caught.value) == "PORTAKERNEL_USE: unknown kernel or plugin 'p.ad'; did you mean 'p.add'?"
 
 
-def test_what_is_disabled_must_exist(world):
+def test_a_preference_for_what_nothing_has_is_left_out_with_one_warning(world):
+    world.plugin("p", {"priority": 9}, {"op": "rms_norm"})
+    world.plugin("q")
+    dispatcher = world.dispatcher(PREFER="p.ad,q")
+    with pytest.warns(ConfigWarning) as caught:
+        decision = dispatcher.decide(world.request())
+    assert (decision.chosen.name, decision.why) == ("q.add", "PORTAKERNEL_PREFER prefers it")
+    said = "PORTAKERNEL_PREFER: unknown kernel or plugin 'p.ad'; did you mean 'p.add' or 'q.add'?"
+    advice = " The preference is left out: correct the name, or install what has it"
+    assert [str(warning.message) for warning in caught] == [said + advice]
+    dispatcher.decide(world.request("rms_norm"))
+    dispatcher.decide(world.request())
+
+
+@pytest.mark.parametrize("key", ["DENY", "DISABLE"])
+def test_what_is_not_there_is_denied_and_disabled_without_a_word(world, key):
     world.plugin("p")
-    with pytest.raises(
-        ConfigError, match=r"^PORTAKERNEL_DISABLE names 'p\.ad', which does not exist; did you mean 'p\.add'"
-    ):
-        world.dispatcher(DISABLE="p.ad")
+    assert world.dispatcher(**{key: "p.ad,elsewhere"}).decide(world.request()).chosen.name == "p.add"
 
 
 @pytest.mark.parametrize("name", ["p", "p.add", "acme", "reference", "reference.add"])

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import importlib
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from portakernel.plugin_manager import Package, PluginManager, find_folder, installed_packages
+from portakernel.plugin_manager import Package, PluginManager, find_folder, installed_packages, is_own
 from portakernel.registry import Registry
 
+OURS = {
+    *("conch", "cutlass", "cutlass_dsl", "flashinfer", "hip", "inductor", "liger", "quack", "torch", "triton"),
+    *("amd", "apple", "cpu", "intel", "nvidia"),
+}
 PLUGIN = """\
 schema_version: 1
 plugin: {name}
@@ -73,11 +79,39 @@ def test_first_party_packages_come_first_then_by_distribution_and_name(site):
         site.package(name, plugin=PLUGIN.format(name=name, module=f"fake_{name}"))
     distribute(site.folder, "stranger-two", "[portakernel]\nzeta = fake_zeta\nalpha = fake_alpha\n")
     found = [(package.first_party, package.name) for package in installed_packages()]
-    plugins = ["conch", "cutlass", "cutlass_dsl", "flashinfer", "hip", "inductor", "liger", "quack", "torch", "triton"]
-    ours = sorted(["amd", "apple", "cpu", "intel", "nvidia", *plugins])
-    assert [name for first_party, name in found if first_party] == ours
+    assert [name for first_party, name in found if first_party] == sorted(OURS)
     assert [package.name for package in strangers()] == ["alpha", "zeta"]
-    assert all(first_party for first_party, _ in found[: len(ours)])
+    assert all(first_party for first_party, _ in found[: len(OURS)])
+
+
+def test_who_calls_itself_portakernel_is_first_party_by_its_place_alone(site):
+    site.package("strange", plugin=PLUGIN.format(name="strange", module="fake_strange"))
+    distribute(site.folder, "portakernel", "[portakernel]\nstrange = fake_strange\n")
+    found = {package.name: package for package in installed_packages()}
+    strange = found["strange"]
+    assert (strange.distribution, strange.version, strange.first_party) == ("portakernel", "2.5", False)
+    assert strange.is_impostor
+    # whose metadata comes first on the path hides that of others with its name, but not what they ship
+    assert {name for name, package in found.items() if package.first_party} == OURS
+    assert PluginManager().broken == []
+
+
+def test_who_registers_a_package_of_ours_again_takes_nothing(site):
+    distribute(site.folder, "portakernel", "[portakernel]\ntorch = portakernel_plugins.torch\n")
+    distribute(site.folder, "stranger-kernels", "[portakernel]\ntorch = portakernel_plugins.torch\n")
+    assert sorted(package.name for package in installed_packages() if package.first_party) == sorted(OURS)
+    manager = PluginManager()
+    assert manager.plugins["torch"][0].module == "portakernel_plugins.torch"
+    assert manager.broken == []
+
+
+def test_a_link_from_our_folder_to_a_strangers_makes_nothing_ours(site, monkeypatch):
+    real = site.package("strange", plugin=PLUGIN.format(name="strange", module="fake_strange")).folder
+    ours = site.folder / "portakernel_plugins"
+    (ours / "own").mkdir(parents=True)
+    (ours / "strange").symlink_to(real, target_is_directory=True)
+    monkeypatch.setattr("portakernel.plugin_manager._own_folders", lambda: frozenset({ours.resolve()}))
+    assert [is_own(ours / "own"), is_own(ours / "strange"), is_own(ours), is_own(None)] == [True, False, False, False]
 
 
 def test_an_entry_points_attribute_is_not_part_of_its_module(site):
@@ -163,3 +197,23 @@ sys.exit(f"imported: {heavy}" if heavy else 0)
 """
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_as_a_wheel_lays_them_out_our_packages_stand_beside_each_other(tmp_path):
+    ignored = shutil.ignore_patterns("__pycache__")
+    root = Path(__file__).parents[2]
+    for folder in ("portakernel", "plugins/portakernel_plugins", "backends/portakernel_backends"):
+        shutil.copytree(root / folder, tmp_path / Path(folder).name, ignore=ignored)
+    code = """\
+import sys
+from pathlib import Path
+import portakernel
+from portakernel.plugin_manager import installed_packages
+assert Path(portakernel.__file__).parents[1] == Path(sys.argv[1]), portakernel.__file__
+print(*sorted(p.name for p in installed_packages() if p.first_party and Path(sys.argv[1]) in p.folder.parents))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], check=False, capture_output=True, text=True, timeout=60,
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    assert (done.stdout.split(), done.stderr) == (sorted(OURS), "")

@@ -12,7 +12,7 @@ import pytest
 from portakernel.arch import Selector
 from portakernel.capability import Capability, ReasonCode, Rejection
 from portakernel.decision import Decision
-from portakernel.errors import NoKernelError
+from portakernel.errors import ConfigWarning, NoKernelError
 from portakernel.policies import intern_policy, make_layer
 from portakernel.request import Phase
 from portakernel.target import Device, Target
@@ -257,9 +257,8 @@ def test_rule_5_a_feature_goes_to_a_kernel_that_lists_it_and_a_value_to_all(worl
 
 
 @pytest.mark.parametrize("priority", [0, -5])
-@pytest.mark.parametrize("distribution", ["portakernel", "stranger"])
-def test_rule_6_the_reference_comes_after_every_kernel_whatever_its_priority(world, priority, distribution):
-    world.plugin("zz", {"priority": priority}, distribution=distribution)
+def test_rule_6_the_reference_comes_after_every_kernel_of_ours_whatever_its_priority(world, priority):
+    world.plugin("zz", {"priority": priority})
     decision = world.dispatcher().decide(world.request())
     assert decision.chosen.name == "zz.add"
     assert decision.why == f"priority {priority}; the only one beside the reference"
@@ -277,7 +276,7 @@ def test_rule_6_a_policy_can_forbid_the_reference_and_the_reason_names_the_sourc
     assert decision.chosen is None
     assert told(decision, "reference.add") == [("denied_by_policy", "reference: forbid (context)")]
     decision = world.dispatcher(REFERENCE="forbid").decide(world.request())
-    assert told(decision, "reference.add") == [("denied_by_policy", "reference: forbid (environment)")]
+    assert told(decision, "reference.add") == [("denied_by_policy", "reference: forbid (PORTAKERNEL_REFERENCE)")]
 
 
 def test_rule_6_the_reference_is_free_where_torchs_device_is_the_cpu(world):
@@ -304,8 +303,9 @@ def test_rule_7_the_error_lists_the_request_every_kernel_the_references_denial_a
         "  p.add          arch              needs acme2; this is acme1\n"
         "  p.add          limit             needs M <= 8; this is 9\n"
         "  p.off          disabled          switched off in its manifest: too slow\n"
-        "  reference.add  denied_by_policy  reference: forbid (environment)\n"
-        "  Run `portakernel explain add --target acme:acme1 --dtype float32` for the full decision."
+        "  reference.add  denied_by_policy  reference: forbid (PORTAKERNEL_REFERENCE)\n"
+        "  Run `portakernel explain add --target acme:acme1 --dtype float32 --shape x=9 --reference forbid` for the"
+        " full decision."
     )
 
 
@@ -313,7 +313,54 @@ def test_rule_7_the_way_out_leaves_out_a_dtype_that_was_not_given(world):
     dispatcher = world.dispatcher(REFERENCE="forbid")
     error = dispatcher.decide(world.request(dtypes=None)).error()
     assert str(error).splitlines()[0] == "no kernel for op add on acme:acme1"
-    assert str(error).splitlines()[-1] == "  Run `portakernel explain add --target acme:acme1` for the full decision."
+    command = "portakernel explain add --target acme:acme1 --reference forbid"
+    assert str(error).splitlines()[-1] == f"  Run `{command}` for the full decision."
+
+
+def test_rule_7_kernels_for_other_vendors_are_counted(world):
+    world.backend("zeta", lines=[["z1"]])
+    world.plugin("p", {"disabled": "too slow"})
+    world.plugin("q", {"targets": {"zeta": "any"}}, {"targets": {"zeta": "any"}, "name": "two"})
+    error = world.dispatcher(REFERENCE="forbid").decide(world.request()).error()
+    assert str(error).splitlines()[1:-1] == [
+        "  p.add          disabled          switched off in its manifest: too slow",
+        "  reference.add  denied_by_policy  reference: forbid (PORTAKERNEL_REFERENCE)",
+        "  2 more are for other hardware",
+    ]
+
+
+def test_rule_7_a_strict_kernels_own_reasons_come_first_and_the_others_are_counted(world):
+    world.plugin("p", {"limits": {"M": {"max": 8}}})
+    world.plugin("q")
+    world.plugin("r", {"limits": {"M": {"max": 8}}})
+    dispatcher = world.dispatcher()
+    policy = dispatcher.policy(make_layer("argument", use=("p.add",)))
+    error = dispatcher.decide(world.request(shapes={"x": (3, 3)}), policy).error()
+    assert str(error) == (
+        "no kernel for op add on acme:acme1 with x float32, y float32, M=9: argument uses p.add strictly\n"
+        "  p.add  limit  needs M <= 8; this is 9\n"
+        "  3 more are left out by that; nothing else speaks against q.add and 1 other\n"
+        "  Run `portakernel explain add --target acme:acme1 --dtype float32 --shape x=9 --use p.add` for the full"
+        " decision."
+    )
+
+
+@pytest.mark.parametrize(
+    ("environment", "left_out"),
+    [
+        ({"DENY": "q"}, "nothing else speaks against reference.add"),
+        ({"REFERENCE": "forbid"}, "nothing else speaks against q.add"),
+        ({"DENY": "q", "REFERENCE": "forbid"}, "and could not serve either"),
+        ({"PLUGINS": "p", "DENY": "reference"}, "and could not serve either"),
+    ],
+)
+def test_rule_7_what_is_denied_beside_a_strict_policy_is_not_said_to_be_able_to_serve(world, environment, left_out):
+    world.plugin("p", {"limits": {"M": {"max": 8}}})
+    world.plugin("q")
+    dispatcher = world.dispatcher(USE="p", **environment)
+    error = dispatcher.decide(world.request(shapes={"x": (3, 3)})).error()
+    separator = "," if left_out.startswith("and") else ";"
+    assert str(error).splitlines()[-2] == f"  2 more are left out by that{separator} {left_out}"
 
 
 # --- 8: ties by full name; third parties -----------------------------------------------------------------------------
@@ -329,30 +376,65 @@ def test_rule_8_ties_break_by_full_name_and_never_by_load_order(world, order):
     assert told(decision, "b.add") == [("lower_priority", "priority 7 equals that of a.add, whose name comes first")]
 
 
+WAITS = "a third party's kernel waits until a policy names it (prefer: stranger, or PORTAKERNEL_PREFER=stranger)"
+
+
 def test_rule_8_a_third_partys_kernel_does_not_win_by_its_priority(world):
-    world.plugin("stranger", {"priority": 1_000_000}, distribution="elsewhere")
+    world.plugin("stranger", {"priority": 1_000_000}, first_party=False)
     world.plugin("ours", {"priority": 1})
     decision = world.dispatcher().decide(world.request())
     assert decision.chosen.name == "ours.add"
-    assert decision.why == "priority 1; the only one beside kernels of third parties"
-    text = "a third party's kernel wins by policy alone; ours.add serves"
-    assert told(decision, "stranger.add") == [("lower_priority", text)]
+    assert decision.why == "priority 1; the only one beside the reference and kernels of third parties"
+    assert told(decision, "stranger.add") == [("third_party", f"{WAITS}; ours.add serves")]
+
+
+def test_rule_8_a_third_partys_kernel_waits_where_only_the_reference_stands_beside_it(world):
+    before = world.dispatcher().decide(world.request()).chosen.name
+    world.plugin("stranger", {"priority": 1_000_000}, first_party=False)
+    decision = world.dispatcher().decide(world.request())
+    assert decision.chosen.name == before == "reference.add"
+    assert decision.why == "priority 0; the only one beside kernels of third parties"
+    assert told(decision, "stranger.add") == [("third_party", f"{WAITS}; reference.add serves")]
+    assert world.dispatcher(PREFER="stranger").decide(world.request()).chosen.name == "stranger.add"
+
+
+@pytest.mark.parametrize("wishes", [{"reference": "forbid"}, {"deny": "reference.add"}])
+def test_rule_8_a_third_partys_kernel_serves_unnamed_where_the_reference_may_not(world, wishes):
+    world.plugin("stranger", first_party=False)
+    decision = world.dispatcher().decide(world.request(), under(wishes))
+    assert (decision.chosen.name, decision.why) == ("stranger.add", "the only kernel that can serve this request")
+    assert decision.passed_over == ()
+
+
+def test_rule_8_a_preferred_reference_that_may_not_serve_counts_as_passed_over(world):
+    world.plugin("stranger", first_party=False)
+    with pytest.warns(ConfigWarning, match="'reference' cannot go first: context denies it"):
+        decision = world.dispatcher().decide(world.request(), under({"prefer": "reference", "deny": "reference"}))
+    assert (decision.chosen.name, decision.passed_over) == ("stranger.add", ("reference.add",))
+
+
+def test_rule_8_among_third_parties_that_nobody_named_priority_decides(world):
+    world.plugin("a", {"priority": 1}, first_party=False)
+    world.plugin("b", {"priority": 2}, first_party=False)
+    decision = world.dispatcher(REFERENCE="forbid").decide(world.request())
+    assert (decision.chosen.name, decision.why) == ("b.add", "highest priority 2, before 1 of a.add")
 
 
 @pytest.mark.parametrize(("wish", "why"), [("use", "context uses it"), ("prefer", "context prefers it")])
 @pytest.mark.parametrize("name", ["stranger", "stranger.add"])
 def test_rule_8_a_third_partys_kernel_wins_by_policy(world, wish, why, name):
-    world.plugin("stranger", {"priority": 1}, distribution="elsewhere")
+    world.plugin("stranger", {"priority": 1}, first_party=False)
     world.plugin("ours", {"priority": 9})
     decision = world.dispatcher().decide(world.request(), under({wish: name}))
     assert (decision.chosen.name, decision.why) == ("stranger.add", why)
 
 
-def test_rule_8_a_third_partys_kernel_wins_where_no_first_party_kernel_serves(world):
-    world.plugin("stranger", {"priority": 1}, distribution="elsewhere")
+def test_rule_8_a_third_partys_kernel_waits_where_first_party_kernels_cannot_serve(world):
+    world.plugin("stranger", {"priority": 1}, first_party=False)
     world.plugin("ours", {"priority": 9, "targets": {"acme": "acme2"}})
     decision = world.dispatcher().decide(world.request())
-    assert decision.chosen.name == "stranger.add"
+    assert decision.chosen.name == "reference.add"
+    assert told(decision, "stranger.add") == [("third_party", f"{WAITS}; reference.add serves")]
 
 
 # --- 9: targets are per device; attached targets ---------------------------------------------------------------------
@@ -483,11 +565,13 @@ def test_a_scale_format_must_be_listed(world):
 
 
 def test_what_a_question_leaves_open_rejects_nothing_and_is_assumed(world):
-    world.plugin("p", {"op": "rms_norm", "limits": {"N": {"max": 8}, "x.contiguous": {"in": [True]}}})
+    limits = {"N": {"max": 8}, "x.contiguous": {"in": [True]}}
+    some = {"x": ["float16", "bfloat16"], "weight": ["x", "float32"]}
+    world.plugin("p", {"op": "rms_norm", "limits": limits}, {"op": "rms_norm", "name": "some", "dtypes": some})
     decision = world.dispatcher().decide(world.request("rms_norm", dtypes=None))
     assert decision.chosen.name == "p.rms_norm"
-    accepted = ["x in float32, float16, bfloat16", "weight in x, float32"]
-    assert list(decision.candidate("p.rms_norm").assumed) == ["N <= 8", *accepted]
+    assert list(decision.candidate("p.rms_norm").assumed) == ["N <= 8"]
+    assert list(decision.candidate("p.some").assumed) == ["x in float16, bfloat16"]
 
 
 def test_priority_steers_by_size(world):

@@ -12,11 +12,15 @@ from portakernel.capability import CannotRun, ReasonCode, Rejection
 from portakernel.errors import (
     ArgumentTypeError,
     ArgumentValueError,
+    CalledBackError,
     CaptureError,
     ConfigError,
     DerivativeError,
+    DriverError,
+    IndexOutOfRangeError,
     ManifestError,
     NoKernelError,
+    NotReturnedError,
     PluginApiError,
     PluginError,
     PolicyFileError,
@@ -29,6 +33,7 @@ from portakernel.errors import (
 BASES = {
     UnknownNameError: (ValueError, AttributeError),
     ArgumentValueError: (ValueError,),
+    IndexOutOfRangeError: (ValueError, IndexError),
     ArgumentTypeError: (TypeError,),
     ManifestError: (ValueError,),
     PluginError: (),
@@ -39,6 +44,9 @@ BASES = {
     CaptureError: (),
     WarmupError: (),
     DerivativeError: (NotImplementedError,),
+    NotReturnedError: (),
+    DriverError: (),
+    CalledBackError: (),
     CannotRun: (),
 }
 
@@ -55,7 +63,9 @@ def test_every_error_is_in_the_table_above():
 def test_every_error_is_under_the_root_and_is_what_python_calls_such_a_mistake(error, bases):
     assert issubclass(error, (PortakernelError,))
     assert {
-        base for base in (ValueError, TypeError, AttributeError, NotImplementedError) if issubclass(error, base)
+        base
+        for base in (ValueError, TypeError, IndexError, AttributeError, NotImplementedError)
+        if issubclass(error, base)
     } == set(bases)
 
 

@@ -82,10 +82,11 @@ def test_a_kernel_is_what_its_entry_says(build):
     assert capability.dtypes == {"x": ("float32",), "y": ("x",)}
 
 
-def test_a_kernel_is_first_party_when_its_distribution_is_portakernel(site):
-    package = site.package("p", plugin=HEAD + ADD, distribution="portakernel")
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_kernel_is_first_party_when_its_package_is_and_not_by_the_name_of_its_distribution(site, ours):
+    package = site.package("p", plugin=HEAD + ADD, distribution="portakernel", first_party=ours)
     loaded = load_manifest(PluginManifest, package.folder / "plugin.yaml", strict=True)
-    assert plugin_kernels(package, loaded, SPACES)[0].first_party
+    assert plugin_kernels(package, loaded, SPACES)[0].first_party is ours
 
 
 @pytest.mark.parametrize(

@@ -353,9 +353,14 @@ def test_what_was_built_needs_something_that_builds(load):
     assert problems(load, text) == ["m.yaml:4: kernels[0]: built needs a build, which makes what it looks for"]
 
 
-@pytest.mark.parametrize(("text", "shown"), [("", "None"), ("- a\n", "['a']"), ("acme\n", "'acme'")])
+@pytest.mark.parametrize(("text", "shown"), [("- a\n", "['a']"), ("acme\n", "'acme'")])
 def test_a_manifest_is_a_mapping(load, text, shown):
     assert problems(load, text) == [f"m.yaml:1: holds {shown}, not a mapping of keys"]
+
+
+@pytest.mark.parametrize("text", ["", "# nothing yet\n"])
+def test_a_manifest_without_a_key_says_how_to_begin(load, text):
+    assert problems(load, text) == ["m.yaml:1: holds no keys; the first is `schema_version: 1`"]
 
 
 def test_a_key_that_yaml_reads_as_no_text_is_refused_with_its_line(load):
@@ -431,6 +436,12 @@ def test_the_smallest_backend_is_read(load):
     ("old", "new", "problem"),
     [
         ("[[a1, a2]]", "[[a1, a2, a3]]", "m.yaml:1: archs lacks a3, which lines or families name"),
+        ("Two,", "Two, products: [X 1, A-1],", "m.yaml:1: archs.a2.products: 'A-1' is also a name of a1"),
+        (
+            "One, source: invented}\n  a2: {name: Two,",
+            "One, products: [X1], source: invented}\n  a2: {name: Two, products: [x-1],",
+            "m.yaml:1: archs.a2.products: 'x-1' is also a name of a1",
+        ),
         ("all: [a1, a2]", "all: [a1, a4, a3]", "m.yaml:1: archs lacks a3, a4, which lines or families name"),
         (
             "[[a1, a2]]",

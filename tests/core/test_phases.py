@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from portakernel.explaining import decide_as_called
 from portakernel.policies import intern_policy, make_layer
 from portakernel.request import Phase
 
@@ -70,6 +71,57 @@ def test_what_a_kernel_saved_of_its_own_goes_to_its_own_backward(world, dispatch
     assert eligible(decision) == ["p.own"]
     assert told(decision, "p.pair") == [("backward_mismatch", "cannot read what p.own saved", "requires_grad")]
     assert told(decision, REFERENCE) == [("backward_mismatch", "cannot read what p.own saved", "requires_grad")]
+
+
+def test_what_a_kernel_saved_of_the_contract_any_backward_reads(world, dispatcher):
+    assert eligible(ask(world, dispatcher, Phase.BACKWARD, saved_by="p.saves")) == ["p.pair", REFERENCE]
+
+
+RECORDED = "it runs forward in training, where PyTorch records its gradient; no backward kernel is called"
+
+
+@pytest.fixture
+def recording(world):
+    """A kernel whose gradient PyTorch records, and one of less priority with a backward."""
+    world.plugin(
+        "p",
+        {"op": "rms_norm", "name": "recorded", "saves": "autograd", "priority": 9},
+        {"op": "rms_norm", "name": "pair", "backward": "fake_p:backward", "priority": 7},
+    )
+    return world.dispatcher()
+
+
+@pytest.mark.parametrize("wish", [{}, {"use": ("p.recorded",)}, {"use": ("p.pair",)}, {"deny": ("p",)}], ids=str)
+def test_after_a_forward_whose_gradient_pytorch_records_no_backward_kernel_is_called(world, recording, wish):
+    policy = intern_policy((make_layer("context", **wish),))
+    decision = ask(world, recording, Phase.BACKWARD, saved_by="p.recorded", policy=policy)
+    assert (decision.chosen.name, decision.why, eligible(decision)) == ("p.recorded", RECORDED, ["p.recorded"])
+    text = "is not called: PyTorch records the gradient of p.recorded"
+    assert ("backward_mismatch", text, "requires_grad") in told(decision, "p.pair")
+
+
+def test_a_kernel_whose_gradient_pytorch_records_has_no_backward_for_other_forwards(world, recording):
+    decision = ask(world, recording, Phase.BACKWARD, saved_by="p.pair")
+    assert eligible(decision) == ["p.pair", REFERENCE]
+    assert told(decision, "p.recorded") == [("no_backward", "has no backward kernel", "requires_grad")]
+
+
+@pytest.mark.parametrize("wish", [{}, {"use": ("p.recorded",)}], ids=str)
+def test_a_backward_is_explained_after_the_forward_that_training_would_run(world, recording, wish):
+    request = world.request("rms_norm", phase=Phase.BACKWARD)
+    decision = decide_as_called(recording, request, intern_policy((make_layer("context", **wish),)))
+    assert (decision.chosen.name, decision.why) == ("p.recorded", RECORDED)
+    assert decision.request.saved_by == "p.recorded"
+    denied = intern_policy((make_layer("context", deny=("p.recorded",)),))
+    decision = decide_as_called(recording, request, denied)
+    assert (decision.chosen.name, decision.request.saved_by) == ("p.pair", None)
+
+
+def test_a_backward_is_explained_after_a_forward_that_saves_in_its_own_way(world):
+    world.plugin("p", {"op": "rms_norm", "backward": "fake_p:backward", "saves": "own"})
+    dispatcher = world.dispatcher()
+    decision = decide_as_called(dispatcher, world.request("rms_norm", phase=Phase.BACKWARD), dispatcher.policy())
+    assert eligible(decision) == ["p.rms_norm"]
 
 
 def test_without_a_backward_kernel_the_references_serves(world):

@@ -197,7 +197,10 @@ def test_the_manifests_name_is_the_entry_points(site, file, key):
 
 def named(site, module: str, distribution: str, version: str = "1.0") -> Package:
     manifest = PLUGIN.format("same")
-    return site.package("same", module=module, plugin=manifest, distribution=distribution, version=version)
+    ours = distribution == "portakernel"
+    return site.package(
+        "same", module=module, plugin=manifest, distribution=distribution, version=version, first_party=ours
+    )
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
@@ -233,7 +236,7 @@ def test_of_two_strangers_with_one_name_neither_wins(site, order):
 def test_a_hook_of_who_lost_a_name_is_not_called(site):
     manifest = PLUGIN.format("same") + "hooks: [portakernel_kernels]\n"
     ours = site.package(
-        "same", plugin=manifest, source=HOOK.format("portakernel_kernels()", "return []"), distribution="portakernel"
+        "same", plugin=manifest, source=HOOK.format("portakernel_kernels()", "return []"), first_party=True
     )
     theirs = site.package("same", module="fake_theirs", plugin=manifest, source="raise SystemExit('imported')")
     manager = PluginManager([theirs, ours])

@@ -8,7 +8,7 @@ import pytest
 
 from portakernel.arch import Selector
 from portakernel.capability import ReasonCode
-from portakernel.errors import ConfigError, PortakernelError, UnknownNameError
+from portakernel.errors import ConfigError, ConfigWarning, PortakernelError, UnknownNameError
 from portakernel.policies import Layer, Place, Scope, intern_policy, make_layer
 from portakernel.target import Target
 
@@ -60,7 +60,10 @@ def test_the_strongest_layer_that_mentions_an_op_decides_for_it(world, dispatche
 
 def test_denials_of_all_layers_add_up_even_under_a_layer_that_decides(world, dispatcher):
     policy = layers({"prefer": "b.second", "deny": "a.add"}, {"deny": "b.second"}, {"deny": ["b.add", "a.add"]})
-    decision = dispatcher.decide(world.request(), policy)
+    with pytest.warns(ConfigWarning) as caught:
+        decision = dispatcher.decide(world.request(), policy)
+    said = "one: prefer: 'b.second' cannot go first: two denies it."
+    assert [str(w.message) for w in caught] == [f"{said} The preference is left out: take one of the two back"]
     assert decision.chosen.name == "reference.add"
     texts = {name: [r.text for r in decision.candidate(name).rejections] for name in ("a.add", "b.add", "b.second")}
     assert texts == {"a.add": ["denied by one"], "b.add": ["denied by three"], "b.second": ["denied by two"]}
@@ -164,7 +167,7 @@ def test_sources_stand_in_their_order(world):
     dispatcher.context_layers.set(())
     dispatcher.set_process_layer(None)
     assert dispatcher.decide(request).chosen.name == "environment.add"
-    assert dispatcher.decide(request).why == "environment uses it"
+    assert dispatcher.decide(request).why == "PORTAKERNEL_USE uses it"
 
 
 def test_equal_policies_are_one_object(dispatcher):
@@ -203,9 +206,12 @@ def test_a_layer_names_what_exists(dispatcher, key):
     with pytest.raises(UnknownNameError) as caught:
         layer.check(dispatcher.registry)
     assert str(caught.value) == f"context: {key}: unknown kernel or plugin 'a.ad'; did you mean 'a.add' or 'b.add'?"
+
+
+def test_a_process_policy_that_uses_what_nothing_has_is_refused_and_the_one_before_stays(dispatcher):
     before = dispatcher.process_policy
     with pytest.raises(UnknownNameError):
-        dispatcher.set_process_layer(layer)
+        dispatcher.set_process_layer(make_layer("set_policy", use="a.ad"))
     assert dispatcher.process_policy is before
 
 

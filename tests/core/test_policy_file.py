@@ -18,11 +18,13 @@ from portakernel.dispatch import Dispatcher
 from portakernel.errors import ConfigError, PolicyFileError, ReferenceWarning, nearest
 from portakernel.fallback import Fallbacks
 from portakernel.policies import make_layer
-from portakernel.policy_file import PolicyDocument, load_policy_file
+from portakernel.policy_document import PolicyDocument
+from portakernel.policy_file import load_policy_file, read_drafts
 
 BACKWARDS = "is not within one line of acme's archs, oldest first"
 OF_RMS_NORM = "a.rms_norm, b.rms_norm, reference.rms_norm"
 KERNELS = ["a", "a.add", "a.rms_norm", "b", "b.add", "b.rms_norm", "b.second", "reference"]
+KEYS = "deny, ops, plugins, prefer, reference, require, schema_version, strict_names, targets, use"
 KNOWN = nearest("c", [*KERNELS, *(f"reference.{op}" for op in contracts())])
 
 
@@ -66,7 +68,7 @@ def told(decision, name: str) -> list[str]:
 
 def test_a_file_that_wishes_nothing_changes_nothing(world, under):
     dispatcher = under("")
-    assert dispatcher.policy_file.layers == ()
+    assert dispatcher.process.files[0].layers == ()
     assert dispatcher.process_policy is world.dispatcher().process_policy
     assert chosen(world, dispatcher) == "a.add"
 
@@ -105,7 +107,7 @@ def test_require_says_who_required(world, under):
 
 
 def test_reference_forbid(world, under):
-    decision = under("prefer: a\ndeny: [a, b]\nreference: forbid").decide(world.request())
+    decision = under("deny: [a, b]\n\nreference: forbid").decide(world.request())
     assert decision.chosen is None
     assert told(decision, "reference.add") == ["reference: forbid (policy.yaml:4)"]
     assert "reference.add  denied_by_policy  reference: forbid (policy.yaml:4)" in str(decision.error())
@@ -213,7 +215,7 @@ def test_the_reference_may_be_forbidden_on_one_target(world, under):
 
 def test_argument_context_process_and_environment_go_before_the_file(world, under):
     dispatcher = under("ops:\n  add: {prefer: b.second}\n", PREFER="b")
-    assert dispatcher.decide(world.request()).why == "environment prefers it"
+    assert dispatcher.decide(world.request()).why == "PORTAKERNEL_PREFER prefers it"
     dispatcher.set_process_layer(make_layer("set_policy", use="a"))
     assert dispatcher.decide(world.request()).why == "set_policy uses it"
     dispatcher.context_layers.set((make_layer("context", prefer="b"),))
@@ -224,7 +226,7 @@ def test_argument_context_process_and_environment_go_before_the_file(world, unde
 
 def test_the_file_decides_for_ops_that_nothing_stronger_mentions(world, under):
     dispatcher = under("prefer: b", USE="a.add")
-    assert dispatcher.decide(world.request()).why == "environment uses it"
+    assert dispatcher.decide(world.request()).why == "PORTAKERNEL_USE uses it"
     assert dispatcher.decide(world.request("rms_norm")).why == "policy.yaml:2 prefers it"
 
 
@@ -233,22 +235,22 @@ def test_the_files_denials_hold_under_every_source(world, under):
     decision = dispatcher.decide(world.request(), dispatcher.policy(make_layer("argument", use="b")))
     assert decision.chosen is None
     assert told(decision, "b.add") == ["denied by policy.yaml:2"]
-    assert told(decision, "b.second") == ["denied by environment"]
+    assert told(decision, "b.second") == ["denied by PORTAKERNEL_DENY"]
 
 
 def test_a_stronger_source_decides_on_the_reference_even_for_single_ops(world, under):
     dispatcher = under("ops:\n  add: {reference: forbid}\n", REFERENCE="allow")
     wishes = dispatcher.process_policy.wishes("add", world.request().target, dispatcher.registry)
-    assert (wishes.reference, wishes.reference_source) == ("allow", "environment")
+    assert (wishes.reference, wishes.reference_source) == ("allow", "PORTAKERNEL_REFERENCE")
 
 
 def test_the_same_file_gives_the_same_policy_object(world, under, write):
     dispatcher = under("prefer: b")
     before = dispatcher.process_policy
     path = write("prefer: b")
-    dispatcher.set_policy_file(load_policy_file(path, dispatcher.registry))
+    dispatcher.set_policy_files(read_drafts([path]))
     assert dispatcher.process_policy is before
-    dispatcher.set_policy_file(None)
+    dispatcher.set_policy_files(())
     assert dispatcher.process_policy is world.dispatcher().process_policy
 
 
@@ -257,7 +259,7 @@ def test_another_file_has_another_trace_token(world, under, write):
     dispatcher.refresh_trace_token()
     tokens = {dispatcher.trace_token}
     for text in ("deny: b", "ops:\n  add: {deny: b}\n", "targets:\n  acme: {deny: b}\n"):
-        dispatcher.set_policy_file(load_policy_file(write(text), dispatcher.registry))
+        dispatcher.set_policy_files(read_drafts([write(text)]))
         tokens.add(dispatcher.trace_token)
     assert len(tokens) == 4
 
@@ -273,12 +275,12 @@ def test_load_policy_takes_the_place_of_the_environments_file(world, under, writ
     assert dispatcher.decide(world.request()).why == "other.yaml:2 prefers it"
     assert told(dispatcher.decide(world.request()), "reference.add") == ["denied by set_policy"]
     with pytest.raises(PolicyFileError) as caught:
-        load_policy(Path(write("prefer: c", name="wrong.yaml")))
+        load_policy(Path(write("use: c", name="wrong.yaml")))
     assert str(caught.value).splitlines()[0] == "load_policy: this policy file cannot be accepted:"
     assert dispatcher.decide(world.request()).why == "other.yaml:2 prefers it"
     load_policy(None)
     assert chosen(world, dispatcher) == "a.add"
-    assert dispatcher.policy_file is None
+    assert dispatcher.process.files == ()
 
 
 def test_a_set_policy_outlives_a_file_and_a_file_outlives_a_set_policy(world, under):
@@ -302,7 +304,7 @@ def test_a_set_policy_outlives_a_file_and_a_file_outlives_a_set_policy(world, un
         ),
         ("require: determinism", [":2: require: unknown property 'determinism'; did you mean 'deterministic'?"]),
         ("reference: forbidden", [":2: reference: found 'forbidden'; did you mean 'forbid'?"]),
-        ("reference: off", [":2: reference: found False; known: allow, forbid, warn"]),
+        ("reference: off", [":2: 'off' is false in YAML 1.1 and text in 1.2; write false, or quote it"]),
         ("reference:", [":2: reference: is empty; known: allow, forbid, warn"]),
         ("deny:", [":2: deny: is empty; write one name, or a list of names"]),
         (
@@ -315,7 +317,7 @@ def test_a_set_policy_outlives_a_file_and_a_file_outlives_a_set_policy(world, un
         ("deny: []", [":2: deny: is empty; write one name, or a list of names"]),
         (
             "forbid: a",
-            [":2: forbid: unknown key; known: deny, ops, prefer, reference, require, schema_version, targets, use"],
+            [f":2: forbid: unknown key; known: {KEYS}"],
         ),
         ("op:\n  add: {deny: a}\n", [":2: op: unknown key; did you mean 'ops'?"]),
         ("ops:\n  ad: {deny: a}\n", [":3: ops.ad: unknown op 'ad'; did you mean 'add'?"]),
@@ -345,7 +347,7 @@ def test_a_set_policy_outlives_a_file_and_a_file_outlives_a_set_policy(world, un
         ("ops:\n  add: b\n", [":3: ops.add: found 'b'; input should be a mapping of keys"]),
         ("targets:", [":2: targets: found None; input should be a mapping of keys"]),
         ("deny: a\ndeny: b\n", [":3: key 'deny' is a duplicate of the one in line 2"]),
-        ("deny: [a\n", [":3: is not valid YAML: while parsing a flow sequence did not find expected ',' or ']'"]),
+        ("deny: [a\n", [":4: is not valid YAML: while parsing a flow sequence did not find expected ',' or ']'"]),
         ("<<: {deny: a}\n", [":2: merge keys (<<) are not accepted; a plugin.yaml has `defaults:` instead"]),
         (
             "reference: allow\nopz: 1\nuse: c\nops:\n  add: {use: d}\n",
@@ -358,6 +360,8 @@ def test_a_set_policy_outlives_a_file_and_a_file_outlives_a_set_policy(world, un
     ],
 )
 def test_each_problem_is_told_with_its_place(under, write, text, problems):
+    """In a file whose names are strict; in others, those under ``use`` outside ``targets`` have to be known."""
+    text += "\nstrict_names: true\n"
     with pytest.raises(PolicyFileError) as caught:
         under(text)
     path = write(text)
@@ -372,13 +376,16 @@ def test_each_problem_is_told_with_its_place(under, write, text, problems):
     ("content", "problem"),
     [
         (None, ": cannot be read: No such file or directory"),
-        (b"", ":1: holds None, not a mapping of keys"),
+        (b"", ":1: holds no keys; the first is `schema_version: 1`"),
         (b"- a\n", ":1: holds ['a'], not a mapping of keys"),
-        (b"deny: a\n", ":1: required key 'schema_version' is missing"),
+        (b"deny: reference\n", ":1: required key 'schema_version' is missing"),
         (b"schema_version: 2\n", ":1: schema_version: is 2; this portakernel knows versions up to 1"),
         (b"schema_version: 1\ndeny: \xff\n", ":2: is not UTF-8: invalid start byte"),
         (b"#" * (1 << 21), f": has {1 << 21} bytes; at most {1 << 20} are accepted"),
-        (b"schema_version: 1\nops: {no: {deny: reference}}\n", ":2: the key False is not text for YAML; quote it"),
+        (
+            b"schema_version: 1\nops: {no: {deny: reference}}\n",
+            ":2: 'no' is false in YAML 1.1 and text in 1.2; write false, or quote it",
+        ),
         (
             b"schema_version: 1\ndeny: !!python/name:os.system a\n",
             ":2: tag 'tag:yaml.org,2002:python/name:os.system' is not accepted; quote the value if it is text",
@@ -397,7 +404,7 @@ def test_what_is_no_policy_file_at_all_is_an_error_too(world, tmp_path, content,
 def test_a_folder_is_no_policy_file(world, tmp_path):
     with pytest.raises(PolicyFileError) as caught:
         load_policy_file(tmp_path, world.registry())
-    assert str(caught.value) == f"{tmp_path}: cannot be read: Is a directory"
+    assert str(caught.value) == f"{tmp_path}: is a folder; a regular file is accepted"
 
 
 def test_a_name_of_a_broken_plugin_says_that_it_is_broken(world, write, site):
@@ -408,7 +415,7 @@ def test_a_name_of_a_broken_plugin_says_that_it_is_broken(world, write, site):
     registry = Registry(PluginManager([*world.packages, package]))
     said = r"unknown kernel or plugin 'bad'; .* Plugin bad \(bad-dist 1\.0\) is broken"
     with pytest.raises(PolicyFileError, match=said):
-        load_policy_file(write("deny: bad"), registry)
+        load_policy_file(write("use: bad"), registry)
 
 
 def test_an_anchors_names_are_placed_where_they_are_used(world, under):
@@ -429,7 +436,7 @@ def test_a_file_says_in_words_what_it_holds(under, write):
     file = under(
         "reference: warn\nprefer: [b, a]\nops:\n  add: {use: a.add}\ntargets:\n"
         "  acme:\n    ops:\n      add: {reference: forbid}\n    require: deterministic\n"
-    ).policy_file
+    ).process.files[0]
     assert file.sentences() == (
         "add on acme: reference: forbid (policy.yaml:9)",
         "acme: require deterministic (policy.yaml:10)",

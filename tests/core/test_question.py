@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from dataclasses import replace
 
 import pytest
 
-from portakernel.contracts import contract
+from portakernel.contracts import contract, contracts
+from portakernel.dtypes import DTYPES
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, PortakernelError, UnknownNameError
 from portakernel.question import ask
 from portakernel.request import Phase
@@ -49,12 +51,22 @@ def test_one_dtype_goes_only_to_the_arguments_that_may_have_it():
 @pytest.mark.parametrize(
     ("op", "given", "error", "message"),
     [
-        ("add", "int8", ArgumentTypeError, "add: no argument can be int8; known: bfloat16, float16, float32"),
         (
             "add",
-            "float64",
+            "int8",
             ArgumentTypeError,
-            "add: no argument can be float64; did you mean 'float16' or 'bfloat16' or 'float32'?",
+            "add: x and y cannot be int8; x and y can be float32, float16 or bfloat16",
+        ),
+        ("softmax", "bool", ArgumentTypeError, "softmax: x cannot be bool; x can be float32, float16 or bfloat16"),
+        (
+            "scaled_mm",
+            "torch.bfloat16",
+            ArgumentTypeError,
+            (
+                "scaled_mm: a, b, scale_a and scale_b cannot be bfloat16; a and b can be float8_e4m3fn,"
+                " float8_e4m3fnuz, float8_e5m2 or float8_e5m2fnuz; scale_a and scale_b can be float32. bias and"
+                " out_dtype can: by name, as in {'bias': 'bfloat16'}"
+            ),
         ),
         ("add", {"x": "float64"}, ArgumentTypeError, "add: x is float64; it must be float32 or float16 or bfloat16"),
         ("add", {"x": "float32", "y": "float16"}, ArgumentTypeError, "add: y is float16; it must be float32"),
@@ -78,6 +90,26 @@ def test_one_dtype_goes_only_to_the_arguments_that_may_have_it():
 def test_dtypes_that_the_op_does_not_accept_are_refused(op, given, error, message):
     with pytest.raises(error, match=f"^{re.escape(message)}"):
         question(op, dtypes=given)
+
+
+@pytest.mark.parametrize("op", contracts())
+def test_what_is_offered_in_a_refused_dtypes_place_is_accepted_and_never_the_same(op):
+    refused = 0
+    for dtype in DTYPES:
+        try:
+            question(op, dtypes=dtype)
+        except ArgumentTypeError as error:
+            refused += 1
+            takes, _, elsewhere = str(error).partition("; ")[2].partition(". ")
+            offered = set(re.findall(r"\w+", takes)) & DTYPES.keys()
+            assert offered
+            assert dtype not in offered
+            for instead in offered:
+                question(op, dtypes=instead)
+            if elsewhere:
+                named = ast.literal_eval(elsewhere.partition("as in ")[2])
+                assert dtype in question(op, dtypes=named).dtypes.values()
+    assert refused
 
 
 @pytest.mark.parametrize(
@@ -161,7 +193,7 @@ def test_only_a_feature_that_is_not_neutral_is_asked_for(given, features):
 def test_an_unknown_parameter_offers_the_nearest():
     with pytest.raises(UnknownNameError) as caught:
         question(values={"weight_ofset": 1.0})
-    assert str(caught.value) == "rms_norm: unknown parameter 'weight_ofset'; did you mean 'weight_offset'?"
+    assert str(caught.value) == "rms_norm: unknown parameter 'weight_ofset'; did you mean 'weight_offset' or 'weight'?"
     with pytest.raises(UnknownNameError) as caught:
         question("add", values={"eps": 1.0})
     assert str(caught.value).startswith("add: unknown parameter 'eps'; ")
@@ -170,7 +202,7 @@ def test_an_unknown_parameter_offers_the_nearest():
 @pytest.mark.parametrize("given", [{"weight_offset": "big"}, {"eps": None}, {"weight_offset": True}])
 def test_a_parameter_is_a_number_in_a_question_as_in_a_call(given):
     (name,) = given
-    with pytest.raises(ArgumentTypeError, match=f"^rms_norm: {name} must be a number; this is "):
+    with pytest.raises(ArgumentTypeError, match=f"^rms_norm: {name} must be a number( from 0 up)?; this is "):
         question(values=given)
 
 

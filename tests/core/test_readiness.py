@@ -322,7 +322,7 @@ def test_a_check_that_returns_no_rejection_does_not_break_the_decision(world, re
 
 
 def test_a_distribution_that_is_named_is_found_without_reading_all_that_is_installed(monkeypatch):
-    monkeypatch.setattr("portakernel.readiness._providers", lambda: pytest.fail("reads all that is installed"))
+    monkeypatch.setattr("portakernel.readiness.providers", lambda: pytest.fail("reads all that is installed"))
     installed_version.cache_clear()
     assert installed_version("yaml", "PyYAML") == version("PyYAML")
     assert installed_version("packaging", "no-such-distribution") == version("packaging")
@@ -366,7 +366,7 @@ def test_it_is_asked_of_no_request_that_it_does_not_claim_and_of_no_device_that_
     dispatcher = world.dispatcher()
     decision = dispatcher.decide(world.request())
     assert decision.chosen.name == "p.add"
-    assert decision.candidate("p.add").assumed == ("it is built: `portakernel build p --target acme:acme1`",)
+    assert decision.candidate("p.add").assumed == ('it is built: portakernel.warmup("add", x, y)',)
     assert "fake_p" not in sys.modules
     dispatcher.decide(world.request(present=True, target="acme:acme2"))
     assert "fake_p" not in sys.modules

@@ -32,10 +32,8 @@ def refused(read: Read, content: str | bytes) -> str:
     return str(caught.value)
 
 
-def test_scalars_are_what_yaml_1_1_says_and_dates_stay_text(read):
-    text = (
-        "a: 1\nb: -2.5\nc: true\nd: null\ne:\nf: '1'\ng: 1e-6\nh: 2026-01-02\ni: 1.0e-6\nj: 0x10\nk: .inf\nl: sm_90\n"
-    )
+def test_scalars_are_what_all_versions_of_yaml_say_and_dates_stay_text(read):
+    text = "a: 1\nb: -2.5\nc: true\nd: null\ne:\nf: '1'\ng: 1e-6\nh: 2026-01-02\ni: 1.0e-6\nj: 0\nk: .inf\nl: sm_90\n"
     assert read(text).data == {
         "a": 1,
         "b": -2.5,
@@ -46,7 +44,7 @@ def test_scalars_are_what_yaml_1_1_says_and_dates_stay_text(read):
         "g": "1e-6",
         "h": "2026-01-02",
         "i": 1e-6,
-        "j": 16,
+        "j": 0,
         "k": float("inf"),
         "l": "sm_90",
     }
@@ -75,7 +73,7 @@ def test_a_path_that_is_not_there_has_the_line_of_the_nearest_key_around_it(read
         ("a: 1\nb: 2\na: 3\n", "plugin.yaml:3: key 'a' is a duplicate of the one in line 1"),
         ("a:\n  b: 1\n  c: 2\n  b: 1\n", "plugin.yaml:4: key 'b' is a duplicate of the one in line 2"),
         ("a: {b: 1, b: 2}\n", "plugin.yaml:1: key 'b' is a duplicate of the one in line 1"),
-        ("1: a\n\n0x1: b\n", "plugin.yaml:3: key 1 is a duplicate of the one in line 1"),
+        ("1: a\n\n+1: b\n", "plugin.yaml:3: key 1 is a duplicate of the one in line 1"),
         ("'a': 1\n\"a\": 2\n", "plugin.yaml:2: key 'a' is a duplicate of the one in line 1"),
     ],
 )
@@ -83,7 +81,7 @@ def test_a_duplicate_key_is_refused_with_the_line_of_the_first(read, content, me
     assert refused(read, content) == message
 
 
-@pytest.mark.parametrize("content", ["1: a\ntrue: b\n", "1: a\n1.0: b\n", "no: a\n0: b\n"])
+@pytest.mark.parametrize("content", ["1: a\ntrue: b\n", "1: a\n1.0: b\n", "false: a\n0: b\n"])
 def test_keys_that_python_holds_equal_are_duplicates_too(read, content):
     assert refused(read, content).startswith("plugin.yaml:2: key ")
 
@@ -250,4 +248,46 @@ def test_what_cannot_be_opened_is_refused_with_the_reason(tmp_path):
     assert str(caught.value) == "none.yaml: cannot be read: No such file or directory"
     with pytest.raises(ManifestError) as caught:
         read_yaml(tmp_path, shown_as="folder")
-    assert str(caught.value) == "folder: cannot be read: Is a directory"
+    assert str(caught.value) == "folder: is a folder; a regular file is accepted"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("012", "'012' is no decimal number, and 10 in YAML 1.1; write 10, or quote it"),
+        ("1:30", "'1:30' is no decimal number, and 90 in YAML 1.1; write 90, or quote it"),
+        ("1:30.5", "'1:30.5' is no decimal number, and 90.5 in YAML 1.1; write 90.5, or quote it"),
+        ("0b11", "'0b11' is no decimal number, and 3 in YAML 1.1; write 3, or quote it"),
+        ("0x10", "'0x10' is no decimal number, and 16 in YAML 1.1; write 16, or quote it"),
+        ("1_000", "'1_000' is no decimal number, and 1000 in YAML 1.1; write 1000, or quote it"),
+        ("1_0.5", "'1_0.5' is no decimal number, and 10.5 in YAML 1.1; write 10.5, or quote it"),
+        ("-017", "'-017' is no decimal number, and -15 in YAML 1.1; write -15, or quote it"),
+        ("0o17", "'0o17' is text in YAML 1.1 and a number in 1.2; write a decimal number, or quote it"),
+        ("08", "'08' is text in YAML 1.1 and a number in 1.2; write a decimal number, or quote it"),
+        ("no", "'no' is false in YAML 1.1 and text in 1.2; write false, or quote it"),
+        ("Yes", "'Yes' is true in YAML 1.1 and text in 1.2; write true, or quote it"),
+        ("on", "'on' is true in YAML 1.1 and text in 1.2; write true, or quote it"),
+        ("OFF", "'OFF' is false in YAML 1.1 and text in 1.2; write false, or quote it"),
+    ],
+)
+def test_what_versions_of_yaml_read_differently_is_refused_and_as_text_accepted(read, text, message):
+    assert refused(read, f"a:\n  - {text}\n") == f"plugin.yaml:2: {message}"
+    assert refused(read, f"{text}: a\n") == f"plugin.yaml:1: {message}"
+    assert read(f"a: '{text}'\n").data == {"a": text}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("0", 0),
+        ("-0", 0),
+        ("+7", 7),
+        ("1.50", 1.5),
+        (".5", 0.5),
+        ("1.e+3", 1000.0),
+        ("-.inf", float("-inf")),
+        ("TRUE", True),
+    ],
+)
+def test_decimal_numbers_and_true_and_false_are_what_they_say(read, text, value):
+    assert read(f"a: {text}\n").data == {"a": value}

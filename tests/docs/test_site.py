@@ -33,7 +33,7 @@ PHONE, DESKTOP = {"width": 360, "height": 800}, {"width": 1280, "height": 900}
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, built as `make site` builds it: a warning, such as a link that leads nowhere, ends the build."""
-    pytest.importorskip("material", reason="needs mkdocs-material: pip install 'portakernel[docs]'")
+    pytest.importorskip("material", reason="lacks mkdocs-material: pip install 'portakernel[docs]'")
     folder = tmp_path_factory.mktemp("site")
     command = [
         sys.executable,
@@ -53,10 +53,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # Of the module: while it lives, no other test of the process could run an event loop of its own.
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install 'portakernel[test]'")
+    playwright = pytest.importorskip("playwright.sync_api", reason="lacks playwright: pip install 'portakernel[test]'")
     path = next(filter(None, map(shutil.which, BROWSERS)), None)
     if path is None:
-        pytest.skip(f"needs a browser: {', '.join(BROWSERS)}; none is installed")
+        pytest.skip(f"lacks a browser: {', '.join(BROWSERS)}; none is installed")
     with playwright.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=path)
         yield browser

@@ -19,12 +19,12 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "opencl_backend"
 
 def _missing() -> str | None:
     if importlib.util.find_spec("pyopencl") is None:
-        return "pyopencl is not installed"
+        return "pyopencl"
     names = {entry_point.name for entry_point in importlib.metadata.entry_points(group="portakernel")}
-    return None if "opencl" in names else "examples/opencl_backend is not installed"
+    return None if "opencl" in names else "the installed examples/opencl_backend"
 
 
-@pytest.mark.skipif(_missing() is not None, reason=str(_missing()))
+@pytest.mark.skipif(_missing() is not None, reason=f"lacks {_missing()}")
 @pytest.mark.skipif(not EXAMPLE.is_dir(), reason="the examples are not part of this distribution")
 def test_the_opencl_example_passes_its_own_tests(tmp_path: Path) -> None:
     # A process of its own: drivers of OpenCL start threads, and pyopencl reads its settings when it is imported.

@@ -16,7 +16,7 @@ from portakernel.call import OpCaller
 from portakernel.config import Config
 from portakernel.contracts import contract
 from portakernel.dispatch import Dispatcher
-from portakernel.plugin_manager import FIRST_PARTY, Package, PluginManager, find_folder
+from portakernel.plugin_manager import Package, PluginManager, find_folder
 from portakernel.public import public_function
 from portakernel.registry import Registry
 from portakernel.torch_bridge.registration import Bridge
@@ -83,7 +83,9 @@ def make_ops(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ops]:
         found = [(name, f"portakernel_plugins.{name}") for name in names if name != "raw_kernels"]
         found += [("raw_kernels", "raw_kernels")] if "raw_kernels" in names else []
         found += [("cpu", "portakernel_backends.cpu"), *((module, module) for module in modules)]
-        packages = [Package(name, module, FIRST_PARTY, "1.0", find_folder(module)) for name, module in found]
+        packages = [
+            Package(name, module, "portakernel", "1.0", find_folder(module), first_party=True) for name, module in found
+        ]
         dispatcher = Dispatcher(Registry(PluginManager(packages)), Config())
         assert dispatcher.registry.manager.broken == []
         namespace = f"portakernel_graphs_{next(_namespaces)}"

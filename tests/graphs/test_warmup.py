@@ -98,7 +98,7 @@ def test_several_calls_in_words_with_training_even_without_gradients_here():
         )
     assert served(found) == [
         ("add", "inference", "torch.add", 1),
-        ("rms_norm", "backward", "reference.rms_norm", 1),
+        ("rms_norm", "backward", "torch.rms_norm_cpu", 1),
         ("rms_norm", "training", "reference.rms_norm", 1),
     ]
     (training,) = (call.request for call in found.calls if call.request.phase == "training")
@@ -120,7 +120,7 @@ def test_every_call_of_a_function_is_warm_backward_included(warm):
     assert found.settled
     assert served(found) == [
         ("add", "training", "torch.add", 3),
-        ("rms_norm", "backward", "reference.rms_norm", 3),
+        ("rms_norm", "backward", "torch.rms_norm_cpu", 3),
         ("rms_norm", "training", "reference.rms_norm", 3),
     ]
     x = x.detach().requires_grad_()
@@ -173,11 +173,21 @@ def test_the_report_reads():
     assert (call["phase"], call["kernel"], call["calls"]) == ("inference", "torch.add", 1)
 
 
+def test_a_representation_counts_kinds_of_calls():
+    x = torch.ones(4)
+    assert re.fullmatch(r"<Warmup settled after \d+ runs: 1 kind of calls>", repr(portakernel.warmup("add", x, x)))
+
+
 @pytest.mark.parametrize(
     ("args", "named", "error", "message"),
     [
         (("ad",), {}, UnknownNameError, "unknown op 'ad'"),
-        (("add",), {}, ArgumentTypeError, "takes the call's tensors, or dtype and shape; dtype and shape is not given"),
+        (
+            ("add",),
+            {},
+            ArgumentTypeError,
+            "takes the call's tensors, or dtype and shape; dtype and shape are not given",
+        ),
         (("add",), {"dtype": "float32"}, ArgumentTypeError, "shape is not given"),
         (("add", 1, 2), {"shape": {}}, ArgumentTypeError, "warmup takes tensors, or shape, not both"),
         ((["add"],), {}, ArgumentTypeError, "a list of portakernel.Call alone"),
@@ -227,6 +237,60 @@ def test_a_call_that_fails_is_an_error_once_the_others_are_warm(warm, monkeypatc
     assert str(found).endswith(": RuntimeError: PassManager::run failed")
     with warm():
         ops.rms_norm(torch.ones(2, 8), torch.ones(8))
+
+
+def test_calls_of_a_list_that_cannot_be_made_are_told_once_the_others_are_warm(warm):
+    """Each with its reason: a kernel that does not serve it, a shape, an argument, a device."""
+    good, *bad = (
+        portakernel.Call("softmax", "float32", {"x": (4, 8)}, device="cpu", kernel="reference"),
+        portakernel.Call("softmax", "float32", {"x": (4, 16)}, device="cpu", kernel="triton"),
+        portakernel.Call("softmax", "float32", {"x": ()}, device="cpu"),
+        portakernel.Call("softmax", "float32", {"y": (4, 8)}, device="cpu"),
+        portakernel.Call("softmax", "float32", {"x": (4, 8)}, device="abacus:0"),
+    )
+    with pytest.raises(WarmupError) as caught:
+        portakernel.warmup([*bad, good])
+    found = caught.value.warmup
+    assert served(found) == [("softmax", "inference", "reference.softmax", 1)]
+    assert [call for call, _ in found.failed] == list(map(str, bad))
+    reasons = [reason for _, reason in found.failed]
+    assert reasons[0].startswith("no kernel for op softmax on cpu:")
+    assert reasons[1:] == [
+        "softmax: x has shape (), but needs (..., N)",
+        "softmax: unknown tensor argument 'y'; known: x",
+        reasons[3],
+    ]
+    assert reasons[3].startswith("softmax: device 'abacus:0' cannot be used here; known: ")
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "4 calls could not be warmed up, and would fail when made:"
+    assert [line[:7] for line in lines[1:] if line[:4] != "    "] == ["  Call("] * 4
+    assert isinstance(caught.value.__cause__, NoKernelError)
+    with warm():
+        ops.softmax(torch.zeros(4, 8), kernel="reference")
+
+
+def test_what_a_build_raises_stops_no_other_call_of_a_list(monkeypatch):
+    build_for = rehearsal.build_for
+
+    def fail(caller, *given):
+        if caller.contract.op == "add":
+            raise RuntimeError("ld returned 1")
+        build_for(caller, *given)
+
+    monkeypatch.setattr(rehearsal, "build_for", fail)
+    with pytest.raises(WarmupError) as caught:
+        portakernel.warmup(SEVERAL)
+    assert caught.value.warmup.failed == ((str(SEVERAL[0]), "RuntimeError: ld returned 1"),)
+    assert served(caught.value.warmup) == [("rms_norm", "inference", "torch.rms_norm_cpu", 1)]
+
+
+def test_an_op_that_there_is_not_is_an_error_before_anything_runs(monkeypatch):
+    failing(monkeypatch, "add")
+    with pytest.raises(UnknownNameError) as caught:
+        portakernel.warmup([SEVERAL[0], portakernel.Call("softmx", "float32", {"x": (4, 8)})])
+    assert str(caught.value) == "unknown op 'softmx'; did you mean 'softmax'?"
+    with pytest.raises(UnknownNameError, match=r"^unknown op 'softmx'; did you mean 'softmax'\?$"):
+        runtime.caller("softmx")
 
 
 def test_a_functions_own_error_is_its_callers():

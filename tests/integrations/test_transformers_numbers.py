@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -226,6 +227,10 @@ def test_gradients_come_through_a_compiled_model(make_model: MakeModel, tokens: 
         agree(found, eager, exact, factor=4.0)
 
 
+@pytest.mark.skipif(
+    not any(map(shutil.which, ("g++", "c++", "clang++"))),
+    reason="lacks a C++ compiler, which Inductor needs for the CPU",
+)
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # Inductor's import
 def test_inductor_s_graph_gives_the_logits_of_the_eager_path(make_model: MakeModel, tokens: Tokens) -> None:
     given, count = inputs("left", tokens)

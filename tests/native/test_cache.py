@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from portakernel.cache_folder import CacheWarning
 from portakernel.native import CodeObject, KernelFacts, build, code_cache, entry
-from portakernel.native.code_cache import Cache, CacheWarning, cache
+from portakernel.native.code_cache import Cache, cache
+from portakernel.private_folder import in_use
 from portakernel.target import Target
 
 HOPPER = Target("nvidia", "sm_90")
@@ -35,8 +37,8 @@ def fails(monkeypatch, number, *, roots=None):
     real = entry.write
 
     def write(folder: Path, *rest: object) -> None:
-        (folder / "code").write_bytes(b"half")
         if roots is None or folder.parent in roots:
+            (folder / "code").write_bytes(b"half")
             raise OSError(number, os.strerror(number), str(folder))
         real(folder, *rest)
 
@@ -137,14 +139,32 @@ def test_what_was_just_built_stays_though_it_is_larger_than_all_that_is_allowed(
     assert [found.key for found in kept.entries()] == [made(1).key]
 
 
-def test_what_a_writer_left_behind_that_has_ended_goes_after_a_day(kept, cache_folder):
-    for name, age in ((".writing-old", 2 * 86400), (".writing-new", 60)):
+def test_what_writers_left_behind_goes_once_they_have_ended(kept, cache_folder):
+    """Those without a lock after a day: where the file system has none, or of a version that knew none."""
+    ages = {".writing-locked": 120, ".writing-new": 120, ".writing-day": 2 * 86400, ".discarded-half": 0}
+    for name in ages:
         (cache_folder / name).mkdir(parents=True)
         (cache_folder / name / "code").write_bytes(b"half")
+    cache_folder.chmod(0o700)
+    (cache_folder / ".writing-locked" / ".lock").touch()
+    for name, age in ages.items():
         then = os.stat(cache_folder).st_mtime - age
         os.utime(cache_folder / name, (then, then))
     kept.store(made(), "scale.cu")
-    assert [path.name for path in cache_folder.glob(".writing-*")] == [".writing-new"]
+    assert [path.name for path in cache_folder.glob(".*")] == [".writing-new"]
+
+
+def test_what_a_writer_is_writing_stays(kept, cache_folder):
+    folder = cache_folder / ".writing-live"
+    folder.mkdir(parents=True)
+    cache_folder.chmod(0o700)
+    with in_use(folder):
+        os.utime(folder, (0, 0))
+        kept.tidy()
+        assert folder.exists()
+    os.utime(folder, (0, 0))
+    kept.tidy()
+    assert not folder.exists()
 
 
 def test_the_environment_says_where_it_is_and_how_large(monkeypatch, tmp_path):
@@ -218,18 +238,212 @@ def test_a_file_in_the_folders_place(tmp_path, temporary):
     assert kept.find(made().key) is not None
 
 
-def test_what_another_user_wrote_is_not_run(kept, monkeypatch):
-    kept.store(made(), "scale.cu")
-    monkeypatch.setattr(code_cache.os, "getuid", lambda: 4711)
-    real = Path.stat
+# --- what somebody else can have written ---------------------------------------------------------------------------
 
-    class Theirs:
-        def __init__(self, status: os.stat_result) -> None:
-            self.status = status
-            self.st_uid = 4712
+STRANGER = 54321
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
 
-        def __getattr__(self, name: str) -> object:
-            return getattr(self.status, name)
 
-    monkeypatch.setattr(Path, "stat", lambda path, **how: Theirs(real(path, **how)))
-    assert kept.find(made().key) is None
+def put(place: Path, what: str) -> None:
+    """Something else in the place of an entry."""
+    if what == "a file":
+        place.write_bytes(b"code")
+    elif what == "a dangling link":
+        place.symlink_to("nowhere")
+    elif what == "a link to an entry":
+        place.with_name("elsewhere").mkdir()
+        place.symlink_to("elsewhere")
+    elif what == "a pipe":
+        os.mkfifo(place)
+    elif what == "a folder with a file":
+        place.mkdir()
+        (place / "notes.txt").touch()
+    elif what == "a folder":
+        place.mkdir()
+
+
+PLACED = {
+    "a file": "it is no folder",
+    "a dangling link": "it is a link",
+    "a link to an entry": "it is a link",
+    "a pipe": "it is no folder",
+    "a folder with a file": "entry.json is missing",
+    "a folder": "entry.json is missing",
+}
+
+
+@pytest.mark.parametrize("what", PLACED)
+def test_what_lies_in_an_entrys_place_is_discarded_when_it_is_looked_for(kept, cache_folder, what):
+    cache_folder.mkdir(mode=0o700)
+    put(cache_folder / made().key, what)
+    with pytest.warns(CacheWarning) as warned:
+        assert kept.find(made().key) is None
+    place = cache_folder / made().key
+    assert [str(one.message) for one in warned] == [f"{place} is discarded, to be built anew: {PLACED[what]}"]
+    assert not os.path.lexists(place)
+    assert kept.store(made(), "scale.cu").path == place / "code"
+
+
+@pytest.mark.parametrize("what", PLACED)
+def test_what_is_put_into_an_entrys_place_meanwhile_is_not_taken_for_it(kept, cache_folder, what, recwarn):
+    cache_folder.mkdir(mode=0o700)
+    put(cache_folder / made().key, what)
+    stored = kept.store(made(), "scale.cu")
+    assert stored.path.read_bytes() == made().code
+    assert kept.find(made().key).code == made().code
+    assert list(cache_folder.glob(".*")) == []
+
+
+def test_an_equal_entry_of_another_process_stays(kept, cache_folder):
+    Cache(cache_folder, 1 << 20).store(made(), "theirs.cu")
+    stored = kept.store(made(), "ours.cu")
+    assert stored.path.read_bytes() == made().code
+    assert [found.source for found in kept.entries()] == ["theirs.cu"]
+
+
+@pytest.mark.parametrize("name", ["code", "assembly.z", "entry.json"])
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda path: path.chmod(0o666), "can be written by everybody"),
+        (lambda path: (path.unlink(), path.mkdir()), "is a folder; a regular file is accepted"),
+        (lambda path: (path.unlink(), os.mkfifo(path)), "is a named pipe; a regular file is accepted"),
+        (
+            lambda path: (path.rename(path.with_name("it")), path.symlink_to("it")),
+            "is a symbolic link; a regular file is accepted",
+        ),
+        (lambda path: (path.unlink(), path.symlink_to("/dev/zero")), "is a symbolic link; a regular file is accepted"),
+    ],
+    ids=["writable", "folder", "pipe", "link", "device"],
+)
+def test_a_file_of_an_entry_that_is_not_its_writers_alone(kept, name, spoil, says):
+    folder = kept.store(made(), "scale.cu").path.parent
+    spoil(folder / name)
+    assert [found.broken for found in kept.entries()] == [f"{name} {says}"]
+    with pytest.warns(CacheWarning, match=f"^{folder} is discarded, to be built anew: {name} {says}$"):
+        assert kept.find(made().key) is None
+
+
+def test_an_entry_that_others_can_write_is_discarded(kept):
+    folder = kept.store(made(), "scale.cu").path.parent
+    folder.chmod(0o777)
+    with pytest.warns(CacheWarning, match=f"^{folder} is discarded, to be built anew: it can be written by everybody$"):
+        assert kept.find(made().key) is None
+
+
+@as_root
+@pytest.mark.parametrize("name", ["", "code", "entry.json"])
+def test_what_another_user_wrote_is_not_run(kept, name):
+    folder = kept.store(made(), "scale.cu").path.parent
+    os.chown(folder / name, STRANGER, -1)
+    what = name or "it"
+    says = f"{folder} is discarded, to be built anew: {what} belongs to user {STRANGER}"
+    with pytest.warns(CacheWarning) as warned:
+        assert kept.find(made().key) is None
+    assert [str(one.message) for one in warned] == [says]
+
+
+def test_a_head_that_names_files_elsewhere_leads_nowhere(kept, tmp_path):
+    folder = kept.store(made(), "scale.cu").path.parent
+    head = json.loads((folder / "entry.json").read_text())
+    del head["digest"]
+    head["files"] = {**head["files"], "../../secret": "0"}
+    (folder / "entry.json").write_text(json.dumps({**head, "digest": entry._digest_of(head)}))
+    with pytest.warns(CacheWarning, match=r"entry\.json is of another entry or version$"):
+        assert kept.find(made().key) is None
+
+
+DISTRUST_REMEDY = "set PORTAKERNEL_CACHE_DIR to a folder that nobody else can write, or take this one away"
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o757])
+def test_a_private_folder_serves_in_the_place_of_one_that_others_can_write(kept, cache_folder, temporary, mode):
+    kept.store(made(0), "scale.cu")
+    cache_folder.chmod(mode)
+    with pytest.warns(CacheWarning) as warned:
+        assert kept.find(made(0).key) is None  # though it is whole: others can have put it there
+    stored = kept.store(made(1), "scale.cu")
+    private = stored.path.parents[1]
+    assert private.parent == temporary
+    text = f"the cache of compiled kernels {cache_folder} can be written by everybody: {private} serves in its place"
+    assert [str(one.message) for one in warned] == [f"{text}, and goes when this process ends; {DISTRUST_REMEDY}"]
+    assert [found.folder.parent for found in kept.entries()] == [private]
+    assert kept.find(made(1).key).code == made(1).code
+    assert [path.name for path in cache_folder.iterdir()] == [made(0).key]
+    assert kept.trouble() == f"the cache of compiled kernels {cache_folder} can be written by everybody"
+    assert kept.remedy == DISTRUST_REMEDY
+
+
+def test_a_folder_below_one_that_others_can_write_is_distrusted_too(tmp_path, temporary):
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    kept = Cache(tmp_path / "open" / "cache", 1 << 20)
+    says = f"{kept.folder} is below {tmp_path / 'open'}, which can be written by everybody: {temporary}/"
+    with pytest.warns(CacheWarning, match=re.escape(says)):
+        assert kept.store(made(), "scale.cu").path.is_relative_to(temporary)
+    assert not kept.folder.exists()
+
+
+def test_where_the_temporary_folder_is_no_better_nothing_is_kept(kept, cache_folder, temporary):
+    cache_folder.mkdir()
+    cache_folder.chmod(0o777)
+    temporary.chmod(0o777)
+    with pytest.warns(CacheWarning) as warned:
+        assert kept.store(made(), "scale.cu").path is None
+    text = (
+        f"the cache of compiled kernels {cache_folder} can be written by everybody, and the temporary folder"
+        f" {temporary} cannot be written (what is in it is below {temporary}, which can be written by everybody):"
+        f" kernels are compiled anew in each process; {DISTRUST_REMEDY}"
+    )
+    assert [str(one.message) for one in warned] == [text]
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_private_folder_that_was_taken_away_is_made_anew(kept, cache_folder, temporary, recwarn):
+    cache_folder.mkdir()
+    cache_folder.chmod(0o777)
+    first = kept.store(made(0), "scale.cu").path.parents[1]
+    first.rename(temporary / "away")
+    first.mkdir()
+    first.chmod(0o777)  # as somebody else's would be
+    second = kept.store(made(0), "scale.cu").path.parents[1]
+    assert second != first
+    assert kept.find(made(0).key).path.parents[1] == second
+
+
+def test_a_folder_that_somebody_else_makes_first_is_not_written(kept, cache_folder, temporary, monkeypatch):
+    real = code_cache.make_folder
+
+    def make(folder: Path) -> None:
+        real(folder)
+        if folder == cache_folder:
+            folder.chmod(0o777)
+
+    monkeypatch.setattr(code_cache, "make_folder", make)
+    with pytest.warns(CacheWarning, match=r"cannot be written \(it can be written by everybody\): "):
+        assert kept.store(made(), "scale.cu").path.is_relative_to(temporary)
+    assert list(cache_folder.iterdir()) == []
+
+
+def test_without_a_home_directory_a_private_folder_serves(monkeypatch, temporary):
+    monkeypatch.delenv("PORTAKERNEL_CACHE_DIR")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # what it does for a user without an account
+    code_cache._cache.cache_clear()
+    says = "~/.cache/portakernel is in a home directory, which this user does not have: "
+    with pytest.warns(CacheWarning, match=f"^the cache of compiled kernels {says}{temporary}/"):
+        assert cache().store(made(), "scale.cu").path.is_relative_to(temporary)
+    assert not Path("~").exists()
+
+
+@pytest.mark.parametrize("mask", [0, 0o002, 0o022, 0o077])
+def test_whatever_the_mask_nobody_else_can_write_what_is_kept(kept, cache_folder, mask):
+    before = os.umask(mask)
+    try:
+        folder = kept.store(made(), "scale.cu").path.parent
+    finally:
+        os.umask(before)
+    assert cache_folder.stat().st_mode & 0o777 == 0o700
+    assert folder.stat().st_mode & 0o777 == 0o755 & ~mask
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o644 & ~mask}
+    assert kept.find(made().key) is not None

@@ -32,7 +32,7 @@ extern "C" __global__ void plain(float* y, int n, double z) { y[n] = expf(float(
 def needs_compiler(target: Target, options: Options = Options()) -> None:  # noqa: B008 - frozen
     found = compiler_for(target, options)
     if isinstance(found, Rejection):
-        pytest.skip(f"no compiler for {target} is installed here: {found.text}")
+        pytest.skip(f"lacks a compiler for {target}: {found.text}")
 
 
 def test_a_cubin_tells_its_architecture_and_what_its_kernels_take(cubin):
@@ -152,7 +152,7 @@ def test_a_library_tells_what_its_kernels_take(tmp_path):
     target = Target("nvidia", "sm_80")
     needs_compiler(target, Options(compilers=("nvcc",)))
     if shutil.which("g++") is None:
-        pytest.skip("nvcc compiles libraries with a host compiler, and g++ is not installed")
+        pytest.skip("lacks g++, with which nvcc compiles libraries")
     source = Source(tmp_path, "scale.cu")
     source.path.write_text(f'{SOURCE}extern "C" int answer() {{ plain<<<1, 1>>>(nullptr, 0, 0.0); return 42; }}\n')
     code = Unit(source, ("answer",), form="library").build(target)

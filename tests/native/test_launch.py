@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
+import errno
 import gc
+import os
+import shutil
+import stat
 import struct
+import subprocess
 import sys
+import tempfile
 import threading
 
 import pytest
@@ -27,6 +34,7 @@ from portakernel.native import (
     place,
     target_of,
 )
+from portakernel.native import library as native_library
 from portakernel.native.module import Driver, Layout
 from portakernel.target import Target
 
@@ -251,14 +259,65 @@ def test_without_cupy_nothing_is_launched(monkeypatch):
     assert caught.value.rejection.text.endswith("pip install cupy-cuda13x (or 12x, as torch's CUDA)")
 
 
-def test_a_library_that_cannot_be_loaded(tmp_path):
-    (tmp_path / "code.so").write_bytes(b"garbage")
-    broken = CodeObject("key", "library", HOPPER, "nvcc 13.0", (), tmp_path / "code.so", b"garbage")
-    with pytest.raises(CannotRun, match=r"^probe_failed: the library that nvcc 13\.0 made cannot be loaded: "):
+def library(folder, number, name="library"):
+    """A library with a function that returns ``number``, as a compiler makes it."""
+    compiler = shutil.which("cc") or pytest.skip("there is no C compiler here")
+    (folder / "answer.c").write_text(f"int answer(void) {{ return {number}; }}\n")
+    made = folder / f"{name}.so"
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", made, folder / "answer.c"], check=True, timeout=60)
+    return CodeObject("key", "library", HOPPER, "nvcc 13.0", (), made, made.read_bytes())
+
+
+def test_what_is_loaded_is_what_was_verified_and_not_what_lies_there_now(tmp_path):
+    one, two = library(tmp_path, 1, "one"), library(tmp_path, 2, "two")
+    one.path.write_bytes(two.code)
+    assert load_library(one).answer() == 1
+    # none is taken for another, though each may be at the same descriptor
+    assert [load_library(code).answer() for code in (two, one, two)] == [2, 1, 2]
+    nowhere = dataclasses.replace(one, path=None)
+    assert load_library(nowhere).answer() == 1
+
+
+def test_where_memory_cannot_be_executed_a_file_of_ones_own_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(os, "memfd_create", failing(PermissionError(errno.EACCES, "Permission denied")))
+    native_library._folder.cache_clear()
+    assert load_library(library(tmp_path, 1)).answer() == 1
+    (private,) = tmp_path.glob("portakernel-libraries-*")
+    assert stat.S_IMODE(private.stat().st_mode) == 0o700
+    native_library._folder.cache_clear()
+
+
+def test_a_library_that_cannot_be_loaded():
+    broken = CodeObject("key", "library", HOPPER, "nvcc 13.0", (), None, b"garbage")
+    with pytest.raises(
+        CannotRun, match=r"^probe_failed: the library that nvcc 13\.0 made cannot be loaded: "
+    ) as caught:
         load_library(broken)
-    nowhere = CodeObject("key", "library", HOPPER, "nvcc 13.0", (), None, b"garbage")
-    with pytest.raises(CannotRun, match=r"^cannot_run: the library cannot be kept in any folder"):
-        load_library(nowhere)
+    assert caught.value.rejection.text.endswith("; `portakernel cache clear` lets it be built anew")
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        (OSError("x.so: failed to map segment from shared object"), "on a file system that is not mounted noexec"),
+        (OSError(errno.ENOSPC, "No space left on device"), "that can be written"),
+    ],
+)
+def test_what_to_do_about_a_temporary_folder_that_holds_no_library(monkeypatch, error, remedy):
+    monkeypatch.setattr(os, "memfd_create", failing(OSError()))
+    monkeypatch.setattr(native_library, "_own_file", failing(error))
+    broken = CodeObject("key", "library", HOPPER, "nvcc 13.0", (), None, b"garbage")
+    with pytest.raises(CannotRun) as caught:
+        load_library(broken)
+    assert caught.value.rejection.text.endswith(f"set TMPDIR to a folder {remedy}")
+
+
+def failing(error):
+    def fail(*_):
+        raise error
+
+    return fail
 
 
 # --- a kernel, as plugins declare it -------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ int P(GetLoweredName)(void *p, const char *name, const char **symbol) { *symbol 
 def library(tmp_path, monkeypatch, cubin):
     """Puts a library with the prefix in the place of the vendor's."""
     if shutil.which("cc") is None:
-        pytest.skip("the library that stands in for NVRTC is in C, and no C compiler is installed")
+        pytest.skip("lacks a C compiler, for the library that stands in for NVRTC")
     (tmp_path / "good").write_bytes(cubin(90, {"scale": (8, 0, ((0, 8),))}))
 
     def put(prefix, major=13):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 import tarfile
@@ -17,6 +19,14 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PACKAGES = {
     Path(folder).name: ROOT / folder for folder in PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
 }
+# Which package it was goes to stderr.
+_DEMO = """
+import sys, portakernel
+from portakernel.cli import main
+status = main()
+print(portakernel.__file__, file=sys.stderr)
+sys.exit(status)
+"""
 
 
 def _build(target: str, source: Path, directory: Path) -> Path:
@@ -70,7 +80,7 @@ def test_wheel_holds_exactly_the_files_of_the_three_import_packages(wheel: Path)
 
 def test_wheel_holds_what_is_read_as_data(wheel: Path) -> None:
     contents = _contents(wheel)
-    assert "portakernel/py.typed" in contents
+    assert {"portakernel/py.typed", "portakernel/cli/demo_text.txt"} <= contents
     assert {f"portakernel/schema/{name}.schema.json" for name in ("plugin", "backend", "policy")} <= contents
     assert {
         f"portakernel_plugins/{name}/plugin.yaml" for name in _folders("portakernel_plugins", "plugin.yaml")
@@ -78,6 +88,22 @@ def test_wheel_holds_what_is_read_as_data(wheel: Path) -> None:
     assert {
         f"portakernel_backends/{name}/backend.yaml" for name in _folders("portakernel_backends", "backend.yaml")
     } <= contents
+
+
+def test_the_demo_runs_from_a_wheel_outside_a_checkout(wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    variables = {**os.environ, "PYTHONPATH": str(tmp_path / "site"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", _DEMO, "demo", "--device", "cpu", "--steps", "1", "--json"]
+    ran = subprocess.run(
+        command, cwd=elsewhere, env=variables, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert ran.returncode == 0, ran.stderr
+    data = json.loads(ran.stdout)
+    assert (data["agrees"], data["file"], data["prompts"][0]) == (True, None, "A model is a lon")
+    assert ran.stderr.splitlines()[-1] == str(tmp_path / "site" / "portakernel" / "__init__.py")
 
 
 def test_wheel_built_from_the_sdist_is_the_same(wheel: Path, unpacked_sdist: Path, tmp_path: Path) -> None:

@@ -296,7 +296,7 @@ def test_what_is_not_built_is_named_with_the_command(monkeypatch):
     assert rejection.code == "needs_build"
     assert rejection.text == (
         "fp8 (bfloat16) is not built for nvidia:sm_90; `portakernel build cutlass --target nvidia:sm_90` or"
-        " portakernel.warmup builds it"
+        ' portakernel.warmup("scaled_mm", a, b, scale_a, scale_b) builds it'
     )
     assert ahead.built_scaled_mm(replace(asked, values={"use_fast_accum": True})) is None
     monkeypatch.setattr(ahead, "is_built", lambda recipe, target: recipe.macros == libraries.element_macros("float16"))
@@ -340,7 +340,7 @@ def test_a_target_that_the_table_does_not_list_is_refused():
     assert declared.value.rejection.code == "arch"
 
 
-@pytest.mark.skipif(bool(compiles("nvidia:sm_80")), reason=compiles("nvidia:sm_80") or "-")
+@pytest.mark.skipif(bool(compiles("nvidia:sm_80")), reason=f"lacks a compiler: {compiles('nvidia:sm_80')}")
 def test_a_library_for_ampere_compiles_and_answers_here():
     target = Target.parse("nvidia:sm_80")
     recipe = libraries.recipes("linear_act_ampere", "sm_80", libraries.element_macros("bfloat16"))[0]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-pytest.importorskip("nvidia_cutlass_dsl", reason="CuTe DSL is not installed; pip install nvidia-cutlass-dsl")
+pytest.importorskip("nvidia_cutlass_dsl", reason="lacks CuTe DSL: pip install nvidia-cutlass-dsl")
 
 from portakernel.errors import ArgumentValueError
 from portakernel.request import Request

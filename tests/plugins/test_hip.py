@@ -46,7 +46,7 @@ def compiled(target: str, call):
             call()
     except CannotRun as error:
         if error.rejection.code in (ReasonCode.MISSING_TOOLCHAIN, ReasonCode.MISSING_LIBRARY):
-            pytest.skip(error.rejection.text)
+            pytest.skip(f"lacks a compiler: {error.rejection.text}")
         raise
     return found
 

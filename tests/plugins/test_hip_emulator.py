@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -32,7 +31,7 @@ from portakernel_plugins.hip.silu_and_mul import silu_and_mul
 from portakernel_plugins.hip.softmax import softmax
 
 pytestmark = pytest.mark.skipif(
-    not any(map(shutil.which, ("g++", "clang++", "c++"))), reason="the emulator needs a C++ compiler"
+    not any(map(shutil.which, ("g++", "clang++", "c++"))), reason="lacks a C++ compiler, which the emulator needs"
 )
 
 FUNCTIONS = (add, add_rms_norm, layer_norm, quantize_fp8, rms_norm, rotary_embedding, silu_and_mul, softmax)
@@ -248,11 +247,11 @@ with emulating():
     assert "3 of a block's 8 threads wait at a barrier that the others never reach" in done.stderr
 
 
-@pytest.mark.skipif(shutil.which("nm") is None, reason="needs nm, of binutils")
+@pytest.mark.skipif(shutil.which("nm") is None, reason="lacks nm, of binutils")
 def test_kernels_share_no_memory(warp_size):
     """A process has one of each variable that its libraries show as unique, as large as the first one's."""
     quantize_fp8(draw(130, 512), granularity="tensor", dtype="float8_e4m3fn")
-    libraries = list(Path(emulator._folder().name).glob("*.so"))
+    libraries = list(emulator._folder().glob("*.so"))
     assert libraries
     for library in libraries:
         shown = subprocess.run(

@@ -24,6 +24,7 @@ from portakernel.dispatch import Dispatcher
 from portakernel.plugin_manager import PluginManager
 from portakernel.registry import Registry
 from portakernel.target import Device, Target
+from portakernel.torch_build import TorchBuild
 from portakernel_plugins.conch.addressing import check_gemma, check_halves, check_rows
 from portakernel_plugins.flashinfer import probe
 
@@ -90,7 +91,8 @@ def test_a_library_that_is_not_there_is_told_with_the_line_that_installs_it(name
 
 
 def test_what_is_not_installed_costs_calls_nothing(monkeypatch):
-    monkeypatch.setattr(REGISTRY, "_devices", (HOPPER,))
+    build = TorchBuild("2.11.0+cu130", cuda="13.0")
+    monkeypatch.setattr("portakernel.torch_build.installed", lambda: build)
     monkeypatch.setattr(
         "portakernel.readiness.installed_version", lambda module, _="": "3.9" if module == "triton" else None
     )

@@ -28,6 +28,7 @@ from portakernel_plugins.torch import (
     attention_onednn,
 )
 from portakernel_plugins.torch.attention_layout import aligned, blind_queries
+from portakernel_plugins.torch.attention_scale import above_zero
 
 # queries, keys: as many; more; fewer; one
 SIZES = [(5, 5), (9, 4), (3, 8), (1, 7)]
@@ -45,6 +46,7 @@ def draw(S, T, H=4, G=2, D=16, E=16, B=2):
 def flash_forward(q, k, v, cu_q, cu_k, S, T, dropout, causal, debug, *, scale, **more):
     """FlashAttention-2: the mask ends at the last key, all head dims are one."""
     assert (cu_q, cu_k, S, T, dropout, debug) == (None, None, q.shape[1], k.shape[1], 0.0, False)
+    assert scale > 0
     assert q.shape[-1] == k.shape[-1] == v.shape[-1]
     window = (more.get("window_size_left", -1), more.get("window_size_right", -1))
     asked = {"causal": causal, "scale": scale, "window": window}
@@ -53,6 +55,7 @@ def flash_forward(q, k, v, cu_q, cu_k, S, T, dropout, causal, debug, *, scale, *
 
 def flash_backward(grad, q, k, v, out, lse, cu_q, cu_k, S, T, dropout, causal, state, unused, *, scale, **more):
     assert lse.is_contiguous()
+    assert scale > 0
     assert lse.shape == (q.shape[0], q.shape[2], S)
     assert bool(lse.isfinite().all())
     window = (more.get("window_size_left", -1), more.get("window_size_right", -1))
@@ -69,6 +72,7 @@ def cudnn_forward(q, k, v, bias, wants_lse, dropout, causal, debug, *, scale):
 
     A row that is masked throughout gives zeros, and an lse of -inf.
     """
+    assert scale > 0
     repeats = q.shape[1] // k.shape[1]
     scores = scale * q @ k.repeat_interleave(repeats, 1).transpose(-1, -2)
     if bias is not None:
@@ -94,6 +98,7 @@ def efficient_forward(q, k, v, bias, cu_q, cu_k, max_q, max_k, dropout, kind, wa
     """
     (_, S, H, _), T = q.shape, k.shape[1]
     assert k.shape[2] == v.shape[2] == H
+    assert scale > 0
     scores = scale * torch.einsum("bshd,bthd->bhst", q, k)
     if bias is not None:
         assert bias.shape == scores.shape
@@ -113,6 +118,7 @@ def efficient_forward(q, k, v, bias, cu_q, cu_k, max_q, max_k, dropout, kind, wa
 def efficient_backward(grad, q, k, v, bias, out, cu_q, cu_k, max_q, max_k, lse, p, seed, offset, kind, wants, *, scale):
     """Weights are made again from the scores and lse."""
     assert lse.shape[-1] % 32 == 0
+    assert scale > 0
     (_, S, _, _), T = q.shape, k.shape[1]
     scores = scale * torch.einsum("bshd,bthd->bhst", q, k)
     scores = scores if bias is None else scores + bias
@@ -166,6 +172,75 @@ def compare(kernel, tensors, *, bias=None, **asked):
 @pytest.mark.parametrize("kernel", [attention_flash, attention_efficient])
 def test_masks_end_at_the_last_key(kernel, S, T, causal, window):
     compare(kernel, draw(S, T), causal=causal, scale=0.3, window=window)
+
+
+@pytest.mark.parametrize(("S", "T"), [(5, 5), (9, 4), (1, 7)])
+@pytest.mark.parametrize("scale", [0.0, -0.0, -0.5, -1e-20, 1e-40, -1e-40])
+@pytest.mark.parametrize("kernel", [attention_flash, attention_efficient, attention_cudnn])
+def test_operators_are_given_scales_above_zero_alone(kernel, S, T, scale):
+    window = {} if kernel is attention_cudnn else {"window": (-1, -1)}
+    compare(kernel, draw(S, T), causal=True, scale=scale, **window)
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.5])
+def test_biased_cudnn_is_given_scales_above_zero_alone(scale):
+    bias = torch.randn(2, 4, 5, 7, generator=torch.Generator().manual_seed(2))
+    asked = {"bias": bias, "causal": False, "scale": scale, "return_lse": True}
+    found, want = attention_cudnn.biased(*draw(5, 7), **asked), reference.forward(*draw(5, 7), **asked)
+    torch.testing.assert_close(found, want)
+
+
+@pytest.mark.parametrize("kernel", [attention_mps, attention_onednn])
+@pytest.mark.parametrize("scale", [0.0, -0.5, 0.5])
+def test_operators_without_a_gradient_are_given_scales_above_zero_alone(kernel, scale, monkeypatch):
+    def forward(q, k, v, mask, dropout, causal, unused, *, scale):
+        assert scale > 0
+        return cudnn_forward(q, k, v, None, False, dropout, causal, False, scale=scale)[:2]
+
+    monkeypatch.setattr(kernel, "_forward", forward)
+    asked = {"causal": True, "scale": scale, "window": (-1, -1)}
+    torch.testing.assert_close(kernel.attention(*draw(5, 5), **asked), reference.forward(*draw(5, 5), **asked))
+
+
+@pytest.mark.parametrize("scale", [math.nan, math.inf, -math.inf])
+def test_a_scale_that_is_no_number_hides_in_no_query(scale):
+    q = torch.randn(1, 2, 1, 4)
+    found, above = above_zero(q, scale)
+    assert (found * above).isnan().equal((q * scale).isnan())
+    assert (found * above).isinf().equal((q * scale).isinf())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("scale", [0.0, -0.0, -0.5, -1e-30, 1e-45])
+@pytest.mark.parametrize(("S", "T"), [(5, 5), (70, 40), (3, 8)])
+def test_flash_for_cpus_hides_keys_whatever_the_scale(dtype, scale, S, T):
+    tensors = [tensor.to(dtype).requires_grad_() for tensor in draw(S, T)]
+    found = ops.attention(*tensors, causal=True, scale=scale, kernel="torch.attention_flash_cpu")
+    wide = [tensor.detach().double().requires_grad_() for tensor in tensors]
+    want = reference.plain(*wide, causal=True, scale=scale)
+    grad = torch.randn(want.shape, generator=torch.Generator().manual_seed(1))
+    gradients = torch.autograd.grad(found, tensors, grad.to(dtype))
+    wanted = torch.autograd.grad(want, wide, grad.to(dtype).double())
+    close = {"rtol": 1e-4, "atol": 1e-5} if dtype is torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
+    for mine, right in zip((found, *gradients), (want, *wanted), strict=True):
+        torch.testing.assert_close(mine.double(), right, **close)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_flash_for_cpus_rounds_gradients_of_shared_keys_once(dtype):
+    q, k, v = (tensor.to(dtype) for tensor in draw(40, 24, H=64, G=1))
+    grad = torch.randn(2, 40, 64, 16, generator=torch.Generator().manual_seed(1)).to(dtype)
+    asked = {"alibi_slopes": None, "bias": None, "causal": False, "scale": None, "window": (-1, -1)}
+    y, lse = attention_flash_cpu.attention(q, k, v, **asked, return_lse=False, save=True)
+    needs = (True, True, True, False, False)
+    kept = [q, k, v, None, None, y, lse]
+    asked = {"causal": False, "scale": None, "window": (-1, -1), "return_lse": False, "needs": needs}
+    found = attention_flash_cpu.backward(grad, *kept, **asked)
+    wide = [tensor.double().requires_grad_() for tensor in (q, k, v)]
+    wanted = torch.autograd.grad(reference.plain(*wide), wide, grad.double())
+    for mine, right in zip(found[:3], wanted, strict=True):
+        assert mine.dtype is dtype
+        assert float((mine.double() - right).norm() / right.norm()) < torch.finfo(dtype).eps / 2
 
 
 @pytest.mark.parametrize(("S", "T"), [(5, 5), (9, 4), (1, 7)])

@@ -25,6 +25,7 @@ def draw(queries, keys, H=4, G=2, D=16, E=16):
 
 def flash_forward(q, k, v, cu_q, cu_k, max_q, max_k, dropout, causal, debug, *, scale, **more):
     """FlashAttention-2: bounds hold, one query is taken for exactly one, lse is inf where no key is seen."""
+    assert scale > 0
     assert max_q >= int(cu_q.diff().max())
     assert max_k >= int(cu_k.diff().max())
     assert max_q > 1 or q.shape[0] == len(cu_q) - 1
@@ -35,6 +36,7 @@ def flash_forward(q, k, v, cu_q, cu_k, max_q, max_k, dropout, causal, debug, *, 
 
 
 def flash_backward(grad, q, k, v, out, lse, cu_q, cu_k, max_q, max_k, dropout, causal, state, unused, *, scale, **more):
+    assert scale > 0
     assert not bool((lse == -math.inf).any())
     window = (more.get("window_size_left", -1), more.get("window_size_right", -1))
     asked = {"causal": causal, "scale": scale, "window": window}
@@ -43,13 +45,15 @@ def flash_backward(grad, q, k, v, out, lse, cu_q, cu_k, max_q, max_k, dropout, c
 
 @pytest.mark.parametrize(("queries", "keys"), LENGTHS)
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("longest", [True, False])
-def test_flash_gives_the_references_numbers(queries, keys, causal, longest, monkeypatch):
+@pytest.mark.parametrize(
+    ("longest", "scale"), [(True, None), (False, None), (True, 0.0), (True, -0.3), (False, -1e-40)]
+)
+def test_flash_gives_the_references_numbers(queries, keys, causal, longest, scale, monkeypatch):
     monkeypatch.setattr(attention_varlen_flash, "_forward", flash_forward)
     monkeypatch.setattr(attention_varlen_flash, "_backward", flash_backward)
     tensors = draw(queries, keys, D=32)
     bounds = {"max_seqlen_q": max(queries) if longest else None, "max_seqlen_k": max(keys) if longest else None}
-    asked = {"causal": causal, "scale": None, "window": (2, -1), **bounds}
+    asked = {"causal": causal, "scale": scale, "window": (2, -1), **bounds}
     y, lse, saved = attention_varlen_flash.attention(*tensors, **asked, return_lse=True, save=True)
     want, want_lse = reference.forward(*tensors, **asked, return_lse=True)
     torch.testing.assert_close(y, want)
@@ -64,14 +68,16 @@ def test_flash_gives_the_references_numbers(queries, keys, causal, longest, monk
 
 @pytest.mark.parametrize(("queries", "keys"), LENGTHS)
 @pytest.mark.parametrize("causal", [False, True])
-def test_efficient_gives_zeros_for_queries_without_keys(queries, keys, causal, monkeypatch):
+@pytest.mark.parametrize("scale", [0.2, 0.0, -0.2])
+def test_efficient_gives_zeros_for_queries_without_keys(queries, keys, causal, scale, monkeypatch):
     def forward(q, k, v, bias, cu_q, cu_k, max_q, max_k, dropout, kind, wants_lse, *, scale):
+        assert scale > 0
         y, lse = reference.forward(q[0], k[0], v[0], cu_q, cu_k, causal=kind == 2, scale=scale, return_lse=True)
         return y.masked_fill((lse == -math.inf).t().unsqueeze(-1), math.nan)[None], *[None] * 5
 
     monkeypatch.setattr(attention_varlen_efficient, "_forward", forward)
     tensors = draw(queries, keys)
-    asked = {"causal": causal, "scale": 0.2, "max_seqlen_q": None, "max_seqlen_k": None}
+    asked = {"causal": causal, "scale": scale, "max_seqlen_q": None, "max_seqlen_k": None}
     torch.testing.assert_close(
         attention_varlen_efficient.attention(*tensors, **asked), reference.forward(*tensors, **asked)
     )

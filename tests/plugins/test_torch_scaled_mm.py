@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from packaging.version import Version
 
 import portakernel
+from portakernel import ops
 from portakernel.capability import CannotRun, ReasonCode
+from portakernel.conformance.memory import place_tensor
 from portakernel.references import scale_formats
 from portakernel_plugins.torch import scale_layout, scaled_mm_blocks, scaled_mm_mx
 
@@ -96,6 +99,37 @@ def test_block_scales_have_the_strides_that_cublas_wants(rows, columns):
     padded = -(-columns // 4) * 4
     assert (square.shape, square.stride()) == ((padded, rows), (1, padded))
     assert torch.equal(square[:columns].t(), scale)
+
+
+ONE_ROW = [
+    ((1, 17), ("tensor", "row")),
+    ((5, 1), ("row", "tensor")),
+    ((1, 1), ("tensor", "row")),
+    ((4, 3), ("row", "row")),
+]
+
+
+@pytest.mark.parametrize(("sizes", "formats"), ONE_ROW)
+@pytest.mark.parametrize("layout", ["contiguous", "sliced", "stepped", "transposed", "expanded"])
+def test_row_scales_reach_the_operator_however_they_lie(sizes, formats, layout):
+    source = torch.Generator().manual_seed(3)
+    q = [torch.randn(rows, 32, generator=source).to(torch.float8_e4m3fn) for rows in sizes]
+    shapes = [(rows, 1) if scale_format == "row" else () for rows, scale_format in zip(sizes, formats, strict=True)]
+    scales = []
+    for shape in shapes:
+        laid = layout if shape else "contiguous"
+        drawn = torch.rand((1, *shape[1:]) if laid == "expanded" else shape, generator=source) + 0.5
+        scales.append(place_tensor(drawn, shape, laid, "float32", "cpu"))
+    found = scale_layout.row_scales(scales[0], sizes[0])
+    assert (found.shape, found.stride()) == ((sizes[0], 1), (1, 1))
+    assert torch.equal(found, scales[0].expand(sizes[0], 1))
+    if Version(torch.__version__) < Version("2.13"):
+        return  # what follows is of the operator that 2.13 has for CPUs
+    y = ops.scaled_mm(
+        *q, *scales, format_a=formats[0], format_b=formats[1], out_dtype="float32", kernel="torch.scaled_mm_cpu"
+    )
+    left, right = (x.double() * scale.double() for x, scale in zip(q, scales, strict=True))
+    torch.testing.assert_close(y.double(), left @ right.T, rtol=1e-5, atol=1e-5)
 
 
 def test_global_scales_beside_other_formats_than_nvfp4_are_declined():

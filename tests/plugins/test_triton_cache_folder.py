@@ -22,8 +22,6 @@ from triton.runtime.cache import get_cache_manager
 from portakernel.capability import ReasonCode
 from portakernel_plugins.triton.cache_folder import CacheFolder, CacheWarning
 
-REMEDY = "; set TRITON_CACHE_DIR to a directory on a local disk that can be written"
-
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch) -> Iterator[Path]:
@@ -35,7 +33,7 @@ def folder(tmp_path, monkeypatch) -> Iterator[Path]:
         yield tmp_path / "cache"
 
 
-def moved(folder: Path, trouble: str) -> tuple[CacheFolder, Path]:
+def moved(folder: Path, trouble: str, wanted: str = "on a local disk that can be written") -> tuple[CacheFolder, Path]:
     """What became of a directory with this trouble: the private one, said of in a warning and a note."""
     found = CacheFolder()
     with pytest.warns(CacheWarning) as warned:
@@ -43,7 +41,7 @@ def moved(folder: Path, trouble: str) -> tuple[CacheFolder, Path]:
     private = Path(knobs.cache.dir)
     note = (
         f"Triton's cache directory {folder} {trouble}: {private} serves in its place, and goes when this process"
-        f" ends{REMEDY}"
+        f" ends; set TRITON_CACHE_DIR to a directory {wanted}"
     )
     assert found.notes == [note]
     assert [str(one.message) for one in warned] == [note]
@@ -94,7 +92,7 @@ def test_a_directory_from_which_no_library_can_be_loaded(folder, monkeypatch):
     real = os.statvfs
     noexec = SimpleNamespace(f_flag=os.ST_NOEXEC)
     monkeypatch.setattr(os, "statvfs", lambda path: noexec if Path(path) == folder else real(path))
-    moved(folder, "is on a file system that is mounted noexec, and Triton loads its launchers from there")
+    moved(folder, "is on a file system that is mounted noexec, and libraries are loaded from there")
 
 
 def test_the_private_directory_is_this_users_alone_and_other_processes(folder):
@@ -115,7 +113,7 @@ def test_where_there_is_no_other_directory_it_is_refused(folder, monkeypatch):
     assert rejection is not None
     assert rejection.code is ReasonCode.PROBE_FAILED
     full = "is full (No space left on device)"
-    private = f"{tempfile.gettempdir()}/portakernel-triton-{os.getuid()}-"
+    private = f"{tempfile.gettempdir()}/portakernel-triton-"
     assert rejection.text.startswith(f"Triton's cache directory {folder} {full}, and {private}")
     assert rejection.text.endswith(
         f", which would take its place, {full}; make room, or set TRITON_CACHE_DIR to a directory on a local disk that"
@@ -144,16 +142,91 @@ def test_what_the_other_directory_holds_whole_is_still_found(folder, monkeypatch
     assert Path(begun.cache_dir, "k.ttir").read_bytes() == b"half"
 
 
-def test_what_other_users_left_there_is_not_run(folder, monkeypatch):
-    manager = get_cache_manager("ab" * 32)
-    manager.put(b"elf", "launcher.so")
-    user = os.getuid()
-    if user == 0:  # what is root's is run
-        os.chown(manager.cache_dir, user + 2, -1)
-    monkeypatch.setattr(os, "getuid", lambda: user + 1)
+STRANGER = 54321
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+OWN = "that nobody else can write"
+
+
+def kept_entry(digest: str) -> Path:
+    """A launcher, as Triton keeps one."""
+    return Path(get_cache_manager(digest * 32).put(b"elf", "launcher.so"))
+
+
+def adopted(private: Path) -> list[str]:
+    """What is still found in a private directory."""
+    return [path.name for path in private.iterdir() if path.is_symlink()]
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777])
+def test_of_a_directory_that_others_can_write_nothing_is_run(folder, mode):
+    kept_entry("ab")
+    folder.chmod(mode)
+    _, private = moved(folder, "can be written by everybody", OWN)
+    assert adopted(private) == []
+
+
+@pytest.mark.parametrize("filled", [False, True])
+def test_a_directory_that_others_can_exchange_is_neither_made_nor_read(folder, monkeypatch, filled):
+    folder.mkdir()
+    folder.chmod(0o777)
+    inner = folder / "cache"
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(inner))
+    if filled:
+        kept_entry("ab")
+    _, private = moved(inner, f"is below {folder}, which can be written by everybody", OWN)
+    assert adopted(private) == []
+    assert inner.exists() == filled
+
+
+@as_root
+def test_of_another_users_directory_nothing_is_run(folder):
+    kept_entry("ab")
+    os.chown(folder, STRANGER, -1)
+    _, private = moved(folder, f"belongs to user {STRANGER}", OWN)
+    assert adopted(private) == []
+
+
+def test_a_directory_that_is_made_is_this_users_alone(folder):
+    before = os.umask(0)
+    try:
+        assert CacheFolder().settle() is None
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_an_entry_that_others_can_write_is_left_behind_and_the_rest_is_found(folder):
+    good, bad = kept_entry("ab"), kept_entry("cd")
+    folder.chmod(0o755)
+    bad.parent.chmod(0o777)
+    _, private = moved(folder, f"holds {bad.parent.name}, which can be written by everybody", OWN)
+    assert adopted(private) == [good.parent.name]
+
+
+def test_where_nobody_else_may_enter_modes_inside_do_not_matter(folder):
+    kept_entry("ab").parent.chmod(0o777)
+    folder.chmod(0o700)
+    assert CacheFolder().settle() is None
+    assert knobs.cache.dir == str(folder)
+
+
+@pytest.mark.parametrize("spoiled", ["entry", "file"])
+def test_what_others_can_have_written_is_not_adopted_from_a_full_directory(folder, monkeypatch, spoiled):
+    good, bad = kept_entry("ab"), kept_entry("cd")
+    folder.chmod(0o700)
+    (bad.parent if spoiled == "entry" else bad).chmod(0o777)
+    failing_write(monkeypatch, errno.ENOSPC, folder)
+    _, private = moved(folder, "is full (No space left on device)")
+    assert adopted(private) == [good.parent.name]
+
+
+@as_root
+def test_what_another_user_left_there_is_not_adopted(folder, monkeypatch):
+    os.chown(kept_entry("ab").parent, STRANGER, -1)
+    folder.chmod(0o700)
     failing_write(monkeypatch, errno.EACCES, folder)
     _, private = moved(folder, "cannot be written (Permission denied)")
-    assert list(private.iterdir()) == []
+    assert adopted(private) == []
 
 
 def test_a_cache_that_is_no_directory_is_left_alone(folder, monkeypatch):

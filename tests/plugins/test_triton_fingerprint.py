@@ -123,13 +123,62 @@ def test_what_no_wheel_vouches_for_is_computed_each_time(computed, installation,
     assert CACHE.triton_key is computed
 
 
-@pytest.mark.parametrize("damage", ["", "3.9", triton.__version__, "not a fingerprint " * 20, "\N{SNOWMAN}" * 200])
-def test_a_damaged_file_is_written_anew(computed, installation, monkeypatch, damage):
+@pytest.fixture
+def kept(computed, installation, monkeypatch) -> Path:
+    """The file with the fingerprint."""
     next_process(monkeypatch)
-    (kept,) = Path(triton.knobs.cache.dir, "portakernel").iterdir()
-    kept.write_text(damage, encoding="utf-8")
+    (path,) = Path(triton.knobs.cache.dir, "portakernel").iterdir()
+    return path
+
+
+FORGED = TRUE[:-1] + ("0" if TRUE[-1] != "0" else "1")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda kept: "",
+        lambda kept: kept[:-2],
+        lambda kept: TRUE,
+        lambda kept: kept.replace(TRUE, FORGED),
+        lambda kept: "\N{SNOWMAN}" * 200,
+        lambda kept: kept * 5000,
+    ],
+    ids=["emptied", "cut", "no digest", "altered", "no ASCII", "too long"],
+)
+def test_a_damaged_file_is_written_anew(kept, monkeypatch, damage):
+    whole = kept.read_text(encoding="utf-8")
+    kept.write_text(damage(whole), encoding="utf-8")
     assert next_process(monkeypatch).times == 1
-    assert kept.read_text(encoding="utf-8") == TRUE
+    assert kept.read_text(encoding="utf-8") == whole
+    assert next_process(monkeypatch).times == 0
+
+
+def test_another_installations_fingerprint_is_not_this_ones(kept, monkeypatch):
+    kept.rename(kept.with_name("fingerprint-of-another"))
+    kept.write_bytes(kept.with_name("fingerprint-of-another").read_bytes())
+    other = kept.read_text(encoding="utf-8").replace("3", "4")
+    kept.write_text(other, encoding="utf-8")
+    assert next_process(monkeypatch).times == 1
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda path: path.chmod(0o666),
+        lambda path: (path.rename(path.with_name("it")), path.symlink_to("it")),
+        lambda path: (path.unlink(), path.mkdir(), (path / "file").touch()),
+        lambda path: (path.unlink(), os.mkfifo(path)),
+        lambda path: (path.unlink(), path.symlink_to("nowhere")),
+    ],
+    ids=["writable by others", "link", "folder", "pipe", "dangling link"],
+)
+def test_a_file_that_others_can_have_written_is_written_anew(kept, monkeypatch, spoil):
+    spoil(kept)
+    assert next_process(monkeypatch).times == 1
+    assert next_process(monkeypatch).times == 0
+    assert kept.is_file()
+    assert not kept.is_symlink()
 
 
 def test_a_cache_that_cannot_be_written_keeps_nothing_and_works(computed, installation, monkeypatch):

@@ -217,12 +217,12 @@ def test_gradients_that_are_not_needed_are_none_and_those_of_x_and_residual_lie_
 @pytest.mark.parametrize("activation", NAMES)
 def test_magnitudes_of_results_bound_them(activation):
     x, residual, weight, bias = drawn(4, 9, seed=34) + 3, drawn(4, 9, seed=35), drawn(9, seed=36), drawn(9, seed=37)
-    y, summed, mean, _ = add_layer_norm.forward(x, residual, weight, bias, eps=EPS, activation=activation, save=True)
+    y, summed, mean, rstd = add_layer_norm.forward(x, residual, weight, bias, eps=EPS, activation=activation, save=True)
     given = {"eps": EPS, "activation": activation}
     size, nothing = add_layer_norm.output_magnitudes(x, residual, weight, bias, **given)
-    mean_size, also_nothing = add_layer_norm.saved_magnitudes(x, residual, weight, bias, **given)
+    mean_size, rstd_size = add_layer_norm.saved_magnitudes(x, residual, weight, bias, **given)
     assert nothing is None
-    assert also_nothing is None
     assert bool((y.abs() <= size).all())
     assert bool((mean.abs() <= mean_size * (1 + 1e-12)).all())
-    assert (size.shape, mean_size.shape) == (summed.shape, mean.shape)
+    assert (size.shape, mean_size.shape, rstd_size.shape) == (summed.shape, mean.shape, rstd.shape)
+    assert bool((rstd <= rstd_size).all())

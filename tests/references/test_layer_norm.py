@@ -192,9 +192,13 @@ def test_magnitudes_bound_the_gradients_and_are_reached_without_cancellation():
 def test_magnitudes_of_results_bound_them(with_bias):
     x, weight = drawn(4, 9, seed=29) + 3, drawn(9, seed=30)
     bias = drawn(9, seed=31) if with_bias else None
-    y, mean, _ = layer_norm.forward(x, weight, bias, eps=EPS, save=True)
+    y, mean, rstd = layer_norm.forward(x, weight, bias, eps=EPS, save=True)
     (size,) = layer_norm.output_magnitudes(x, weight, bias, eps=EPS)
     mean_size, rstd_size = layer_norm.saved_magnitudes(x, weight, bias, eps=EPS)
     assert bool((y.abs() <= size).all())
-    assert (size.shape, mean_size.shape, rstd_size) == (y.shape, mean.shape, None)
+    assert (size.shape, mean_size.shape, rstd_size.shape) == (y.shape, mean.shape, rstd.shape)
     assert bool((mean.abs() <= mean_size * (1 + 1e-12)).all())
+    # a row that moves by a rounding of its mean: the deviations, and with them rstd, lose digits in that proportion
+    step = 1e-7 * x.abs().mean(-1, keepdim=True) * torch.tensor([-1.0, 1.0] * 4 + [0.0], dtype=x.dtype)
+    moved = layer_norm.forward(x + step, weight, bias, eps=EPS, save=True)[2]
+    assert bool(((moved - rstd).abs() <= 1e-7 * rstd_size).all())

@@ -119,7 +119,7 @@ def test_the_loss_is_written_into_out_wherever_it_lies():
 
 
 def test_a_target_that_is_no_class_is_an_index_error_on_the_cpu():
-    message = "cross_entropy: target 5 is neither in [0, V) with V = 5 nor ignore_index = -100"
+    message = "linear_cross_entropy: target 5 is neither in [0, V) with V = 5 nor ignore_index = -100"
     with pytest.raises(IndexError, match=f"^{re.escape(message)}$"):
         linear_cross_entropy.forward(drawn(2, 3, seed=0), drawn(5, 3, seed=1), torch.tensor([0, 5]))
 

@@ -183,12 +183,14 @@ def test_bias_and_global_scales_come_before_rounding(layout, dtype, out_dtype):
     assert bool(((plain.double() - want).abs() <= 1.01 * rounding + BFLOAT16_OPERANDS * magnitude).all())
 
 
-def test_plain_rounds_its_operands_to_bfloat16_and_the_reference_does_not():
+def test_plain_rounds_its_operands_to_bfloat16_or_to_13_bits_and_the_reference_does_not():
     a = torch.tensor([[1.0]]).to(torch.float8_e4m3fn)
-    scale = torch.tensor([[1.0 + 2.0**-10]])
+    scale, wide = torch.tensor([[1.0 + 2.0**-10 + 2.0**-14]]), {"out_dtype": "float32"}
     one = torch.ones(1, 1)
-    assert float(scaled_mm.forward(a, a, scale, one, out_dtype="float32")) == 1.0 + 2.0**-10
-    assert float(scaled_mm.plain(a, a, scale, one, out_dtype="float32")) == 1.0
+    assert float(scaled_mm.forward(a, a, scale, one, **wide)) == 1.0 + 2.0**-10 + 2.0**-14
+    assert float(scaled_mm.plain(a, a, scale, one, **wide)) == 1.0 + 2.0**-10
+    assert float(scaled_mm.plain(a, a, scale, one, **wide, use_fast_accum=True)) == 1.0
+    assert float(scaled_mm.plain(a, a, scale, one, out_dtype="float16")) == 1.0
 
 
 @pytest.mark.parametrize("layout", FORMATS)

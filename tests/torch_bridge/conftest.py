@@ -14,7 +14,7 @@ from portakernel.call import OpCaller
 from portakernel.config import Config
 from portakernel.contracts import contract
 from portakernel.dispatch import Dispatcher
-from portakernel.plugin_manager import FIRST_PARTY, Package, PluginManager, find_folder
+from portakernel.plugin_manager import Package, PluginManager, find_folder
 from portakernel.public import public_function
 from portakernel.registry import Registry
 from portakernel.torch_bridge.registration import Bridge
@@ -46,8 +46,8 @@ class Ops:
         return counts
 
 
-def package(name: str, module: str, distribution: str = FIRST_PARTY) -> Package:
-    return Package(name, module, distribution, "1.0", find_folder(module))
+def package(name: str, module: str, distribution: str = "portakernel") -> Package:
+    return Package(name, module, distribution, "1.0", find_folder(module), first_party=distribution == "portakernel")
 
 
 @pytest.fixture

@@ -124,7 +124,7 @@ def test_out_is_written(norm):
         (
             lambda norm: norm(normal(3, 4), None),
             ArgumentTypeError,
-            "rms_norm: weight must be a tensor; this is NoneType",
+            "rms_norm: weight must be a tensor; this is None",
         ),
     ],
 )

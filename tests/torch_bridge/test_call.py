@@ -212,7 +212,14 @@ def test_zero_rows_are_served(ops):
             ArgumentValueError,
             "weight is on meta, but x is on cpu; move them to one device",
         ),
-        ((normal(3, 4), 1.0), ArgumentTypeError, "weight must be a tensor; this is float"),
+        (
+            (normal(3, 4), 1.0),
+            ArgumentTypeError,
+            (
+                r"weight must be a tensor; this is float: x\.new_full\(x\.shape\[-1:\], weight\) makes one, best once"
+                " and not in each call"
+            ),
+        ),
         (
             (normal(3, 4).to_sparse(), normal(4)),
             ArgumentTypeError,

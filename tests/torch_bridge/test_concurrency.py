@@ -98,12 +98,14 @@ from portakernel.public import public_function
 from portakernel.config import Config
 from portakernel.contracts import contract
 from portakernel.dispatch import Dispatcher
-from portakernel.plugin_manager import FIRST_PARTY, Package, PluginManager, find_folder
+from portakernel.plugin_manager import Package, PluginManager, find_folder
 from portakernel.registry import Registry
 from portakernel.torch_bridge.registration import Bridge
 
 modules = {"slow": "slow", "cpu": "portakernel_backends.cpu"}
-packages = [Package(name, module, FIRST_PARTY, "1", find_folder(module)) for name, module in modules.items()]
+packages = [
+    Package(name, module, "portakernel", "1", find_folder(module), first_party=True) for name, module in modules.items()
+]
 bridge = Bridge(OpCaller(contract("add"), Dispatcher(Registry(PluginManager(packages)), Config()), "portakernel_first"))
 add, start, x = public_function(bridge.caller), threading.Barrier(8), torch.ones(3)
 
@@ -155,7 +157,8 @@ tables = caller("add").table
 held, go_on = threading.Event(), threading.Event()
 
 def hold():
-    with tables._lock, dispatcher().readiness._lock, dispatcher().registry.manager._lock:
+    ready = dispatcher().readiness._locks
+    with tables._lock, ready._guard, ready.holding("an entry", "an entry"), dispatcher().registry.manager._lock:
         held.set()
         go_on.wait()
 

@@ -14,7 +14,7 @@ from portakernel.config import Config
 from portakernel.contracts import contract
 from portakernel.dispatch import Dispatcher
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, FallbackWarning
-from portakernel.plugin_manager import FIRST_PARTY, Package, PluginManager, find_folder
+from portakernel.plugin_manager import Package, PluginManager, find_folder
 from portakernel.policies import make_layer
 from portakernel.registry import Registry
 from portakernel.torch_bridge.registration import Bridge
@@ -285,7 +285,7 @@ def test_a_bound_attached_kernel_is_held_to_its_own_limits(tmp_path, monkeypatch
     (folder / "backend.yaml").write_text(SIDE_BACKEND, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     packages = [
-        Package(name, module, FIRST_PARTY, "1.0", find_folder(module))
+        Package(name, module, "portakernel", "1.0", find_folder(module), first_party=True)
         for name, module in (("side", "side"), ("cpu", "portakernel_backends.cpu"))
     ]
     dispatcher = Dispatcher(Registry(PluginManager(packages)), Config())

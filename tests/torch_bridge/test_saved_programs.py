@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import portakernel.runtime
-from portakernel.errors import StaleGraphWarning
+from portakernel.errors import StaleGraphWarning, UnknownNameError
 from portakernel.policies import make_layer
 
 MODULE = """\
@@ -129,3 +129,22 @@ def test_a_graph_of_another_policy_says_so_once_and_follows_the_one_in_force(ops
     assert ops.served("rms_norm").get("torch.rms_norm_cpu", 0) + ops.served("rms_norm").get("torch.rms_norm", 0) > sum(
         calls for kernel, calls in before.items() if kernel.startswith("torch.")
     )
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_a_graph_that_names_a_kernel_which_is_gone_says_so_once_and_the_policy_chooses(ops, recwarn, requires_grad):
+    """As a program does that was decomposed where a plugin was installed, and runs where it was uninstalled."""
+    x, weight, op = torch.randn(3, 4, requires_grad=requires_grad), torch.randn(4), ops.caller("rms_norm").torch_op()
+    text = r"^rms_norm: this graph runs gone\.rms_norm, which is not installed here; the policy in force chooses$"
+    with pytest.warns(StaleGraphWarning, match=text):
+        found = op(x, weight, 1e-6, 0.0, "gone.rms_norm")
+    again = op(x, weight, 1e-6, 0.0, "gone.rms_norm")
+    assert [w for w in recwarn if w.category is StaleGraphWarning] == []
+    torch.testing.assert_close(found, torch.nn.functional.rms_norm(x, (4,), weight, 1e-6))
+    torch.testing.assert_close(again, found)
+
+
+def test_a_graph_that_names_a_kernel_strictly_which_is_gone_is_an_error(ops):
+    x, weight, op = torch.randn(3, 4), torch.randn(4), ops.caller("rms_norm").torch_op()
+    with pytest.raises(UnknownNameError, match=r"^kernel: unknown kernel or plugin 'gone\.rms_norm'"):
+        op(x, weight, 1e-6, 0.0, "!gone.rms_norm")

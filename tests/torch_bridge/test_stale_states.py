@@ -247,13 +247,16 @@ def test_required_tensors_may_be_named():
     x, weight = normal(3, 8), normal(8)
     assert portakernel.bind("rms_norm", x, weight=weight).kernel
     assert portakernel.explain("rms_norm", x, weight=weight).chosen
-    with pytest.raises(ArgumentTypeError, match=r"^rms_norm takes 2 tensors \(x, weight\); 1 were given$"):
+    with pytest.raises(ArgumentTypeError, match=r"^rms_norm: weight is not given$"):
         portakernel.bind("rms_norm", x)
 
 
 def test_an_unknown_keyword_of_a_handle_is_told_with_the_ops_name(ops):
     handle = bind_kernel(ops.caller("rms_norm"), (normal(3, 4), normal(4)), (1e-6, 0.0), None)
-    with pytest.raises(TypeError, match=r"^bound rms_norm\(\) got an unexpected keyword argument 'foo'$"):
+    with pytest.raises(
+        TypeError,
+        match=r"^bound rms_norm \[raw_kernels\.rms_norm on .*\]\(\) got an unexpected keyword argument 'foo'$",
+    ):
         handle(normal(3, 4), normal(4), foo=1)
 
 

@@ -6,7 +6,6 @@ only; ROCm on Windows and in WSL finds devices in other ways, and no device is r
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from collections import Counter
@@ -15,11 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from portakernel import torch_build
+from portakernel.passing import is_exhausted
+from portakernel.printable import logger
+from portakernel.regular_file import read_regular
 from portakernel.target import Device, Target
 from portakernel.torch_build import TorchBuild
 from portakernel.visibility import visible_to_hip, visible_to_rocr
 
-_LOG = logging.getLogger("portakernel")
+_LOG = logger()
+_MAX_BYTES = 1 << 20
 
 # HSA_HEAPTYPE_FRAME_BUFFER_PUBLIC and _PRIVATE (libhsakmt, hsakmttypes.h): the GPU's own memory.
 _GPU_HEAPS = {1, 2}
@@ -57,7 +60,10 @@ def find(
             return []
         note = torch_build.unreachable(build(), "ROCm") or _no_access(kfd)
         return _devices(_visible(gpus, environment), _first_line(sysfs / "module/amdgpu/version"), note)
-    except Exception:  # noqa: BLE001 - a broken driver must not stop a program that may not even use the GPU
+    except Exception as error:
+        if is_exhausted(error):
+            raise
+        # a broken driver must not stop a program that may not even use the GPU
         _LOG.debug("AMD devices could not be found", exc_info=True)
         return []
 
@@ -68,6 +74,8 @@ def _gpus(sysfs: Path, environ: Mapping[str, str]) -> list[_Gpu]:
     try:
         numbers = sorted(int(node.name) for node in nodes.iterdir() if node.name.isdigit())
     except OSError as error:
+        if is_exhausted(error):
+            raise
         _LOG.debug("no AMD driver: %s", error)
         return []
     found: list[_Gpu] = []
@@ -130,8 +138,10 @@ def _first_line(path: Path) -> str | None:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return read_regular(path, limit=_MAX_BYTES).decode("utf-8", "replace")
     except OSError as error:
+        if is_exhausted(error):
+            raise
         _LOG.debug("%s", error)
         return ""
 

@@ -5,18 +5,19 @@ Metal is never initialised here: a process that has done so cannot fork workers 
 
 from __future__ import annotations
 
-import logging
 import platform
 import re
 from collections.abc import Callable
 from typing import Any
 
 from portakernel import torch_build
+from portakernel.passing import is_exhausted
+from portakernel.printable import logger
 from portakernel.target import Device, Target
 from portakernel.torch_build import TorchBuild
 from portakernel_backends.apple import sysctl
 
-_LOG = logging.getLogger("portakernel")
+_LOG = logger()
 
 # The series: "Apple M3 Max" is m3. What follows it tells how many cores the chip has.
 _SERIES = re.compile(r"Apple ([AM]\d+)\b")
@@ -43,7 +44,10 @@ def find(
             return []
         chip = sysctl.text(loaded, "machdep.cpu.brand_string")
         return [_device(chip or "Apple GPU", macos if macos is not None else platform.mac_ver()[0], build())]
-    except Exception:  # noqa: BLE001 - a system that answers oddly must not stop a program that may not use the GPU
+    except Exception as error:
+        if is_exhausted(error):
+            raise
+        # a system that answers oddly must not stop a program that may not use the GPU
         _LOG.debug("Apple's GPU could not be found", exc_info=True)
         return []
 

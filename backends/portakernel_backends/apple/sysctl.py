@@ -6,11 +6,12 @@ Source: Apple, sysctl(3) manual page and sys/sysctl.h.
 from __future__ import annotations
 
 import ctypes
-import logging
 import sys
 from typing import Any
 
-_LOG = logging.getLogger("portakernel")
+from portakernel.printable import logger
+
+_LOG = logger()
 
 
 def load() -> Any | None:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import platform
 import re
 from pathlib import Path
 
+from portakernel.passing import is_exhausted
+from portakernel.printable import logger
+from portakernel.regular_file import read_regular
 from portakernel.target import Device, Target
 
-_LOG = logging.getLogger("portakernel")
+_LOG = logger()
+_MAX_BYTES = 16 << 20  # some kilobytes for each of a thousand cores
 
 # One name per instruction set: Windows says AMD64 and ARM64, macOS arm64.
+# What backend.yaml calls optional, as Linux names it in `flags` (x86-64) or `Features` (AArch64).
+OPTIONS = ("avx512_bf16", "amx_bf16", "avx512_fp16", "amx_fp16", "bf16", "svebf16", "asimdhp")
+
 _ARCHS = {"amd64": "x86_64", "x64": "x86_64", "arm64": "aarch64"}
 
 
@@ -23,19 +29,28 @@ def find(*, machine: str | None = None, cpuinfo: Path = Path("/proc/cpuinfo")) -
         _LOG.debug("the operating system does not name the CPU's architecture")
         return []
     arch = _ARCHS.get(found, found)
-    name = _model(cpuinfo) or platform.processor() or arch
-    return [Device(Target("cpu", arch), name=name, torch_device="cpu", memory_bytes=_memory_bytes())]
+    described = _described(cpuinfo)
+    named = re.search(r"^model name\s*:\s*(.+?)\s*$", described, re.MULTILINE)
+    name = named[1] if named else platform.processor() or arch
+    memory, features = _memory_bytes(), _features(described)
+    return [Device(Target("cpu", arch), name=name, torch_device="cpu", memory_bytes=memory, features=features)]
 
 
-def _model(cpuinfo: Path) -> str:
-    """The processor's name as Linux gives it; empty elsewhere and on CPUs that have none there."""
+def _described(cpuinfo: Path) -> str:
+    """What Linux says of the processor; empty elsewhere."""
     try:
-        text = cpuinfo.read_text(encoding="utf-8", errors="replace")
+        return read_regular(cpuinfo, limit=_MAX_BYTES).decode("utf-8", "replace")
     except OSError as error:
-        _LOG.debug("no CPU name: %s", error)
+        if is_exhausted(error):
+            raise
+        _LOG.debug("the processor is not described: %s", error)
         return ""
-    named = re.search(r"^model name\s*:\s*(.+?)\s*$", text, re.MULTILINE)
-    return named[1] if named else ""
+
+
+def _features(described: str) -> tuple[str, ...] | None:
+    """The options that every core has; None where the text names no features at all."""
+    cores = [set(line.split()) for line in re.findall(r"^(?:flags|Features)\s*:(.*)$", described, re.MULTILINE)]
+    return tuple(option for option in OPTIONS if all(option in core for core in cores)) if cores else None
 
 
 def _memory_bytes() -> int | None:

@@ -6,7 +6,6 @@ on Linux only; no device is reported on Windows and in WSL.
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,12 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from portakernel import torch_build
+from portakernel.passing import is_exhausted
+from portakernel.printable import logger
+from portakernel.regular_file import read_regular
 from portakernel.target import Device, Target
 from portakernel.torch_build import TorchBuild
 from portakernel_backends.intel.affinity import visible_tiles
 from portakernel_backends.intel.products import Product, product
 
-_LOG = logging.getLogger("portakernel")
+_LOG = logger()
+_MAX_BYTES = 1 << 20
 
 _INTEL = 0x8086
 # The drivers that Level Zero can use.
@@ -67,7 +70,10 @@ def find(
         if not gpus:
             return []
         return _devices(gpus, environment, torch_build.unreachable(build(), "XPU"))
-    except Exception:  # noqa: BLE001 - a broken driver must not stop a program that may not even use the GPU
+    except Exception as error:
+        if is_exhausted(error):
+            raise
+        # a broken driver must not stop a program that may not even use the GPU
         _LOG.debug("Intel devices could not be found", exc_info=True)
         return []
 
@@ -130,8 +136,10 @@ def _number(path: Path) -> int | None:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return read_regular(path, limit=_MAX_BYTES).decode("utf-8", "replace")
     except OSError as error:
+        if is_exhausted(error):
+            raise
         _LOG.debug("%s", error)
         return ""
 

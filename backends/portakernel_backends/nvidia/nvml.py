@@ -1,17 +1,25 @@
 """The part of NVML, NVIDIA's management library, that finds devices; through ctypes, without a CUDA context.
 
+Run as a script it prints the inventory as JSON: the probe asks for it so, in a child process, because a driver in
+trouble hangs or aborts. For that it imports the standard library alone.
+
 Source: NVML API Reference Guide (nvml.h); names, buffer sizes and structures are its own.
 """
 
 from __future__ import annotations
 
 import ctypes
+import json
 import logging
+import signal
 import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 _LOG = logging.getLogger("portakernel")
+T = TypeVar("T")
 
 # NVML_DEVICE_NAME_V2_BUFFER_SIZE, NVML_DEVICE_UUID_V2_BUFFER_SIZE and the version's 80, whichever is largest.
 _TEXT_BYTES = 96
@@ -160,3 +168,95 @@ class Nvml:
         buffer = ctypes.create_string_buffer(_TEXT_BYTES)
         self._call(function, *arguments, buffer, ctypes.c_uint(_TEXT_BYTES))
         return buffer.value.decode("utf-8", "replace")
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU, or one MIG device of a GPU, as NVML describes it."""
+
+    uuid: str
+    name: str
+    capability: tuple[int, int]
+    memory_bytes: int | None
+    pci: tuple[int, int, int]
+    mig_enabled: bool = False
+    migs: tuple[Gpu, ...] = ()
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Gpu:
+        """The GPU that ``dataclasses.asdict`` made ``data`` of."""
+        major, minor = data["capability"]
+        domain, bus, device = data["pci"]
+        migs = tuple(map(cls.from_json, data["migs"]))
+        return cls(**{**data, "capability": (major, minor), "pci": (domain, bus, device), "migs": migs})
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """What NVML knows of: the driver's version, and every GPU in PCI order."""
+
+    driver: str | None = None
+    gpus: tuple[Gpu, ...] = ()
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Inventory:
+        """The inventory that ``dataclasses.asdict`` made ``data`` of."""
+        return cls(data["driver"], tuple(map(Gpu.from_json, data["gpus"])))
+
+
+def take_inventory(library: Callable[[], Any | None]) -> Inventory:
+    """What NVML knows of; nothing without one, and nothing where it fails as a whole, which the log then has."""
+    try:
+        if (loaded := library()) is None:
+            return Inventory()
+        with Nvml(loaded) as nvml:
+            return Inventory(_or_none(nvml.driver), _gpus(nvml))
+    except Exception:  # noqa: BLE001 - a broken driver must not stop a program that may not even use the GPU
+        _LOG.debug("NVIDIA devices could not be found", exc_info=True)
+        return Inventory()
+
+
+def _gpus(nvml: Nvml) -> tuple[Gpu, ...]:
+    """Every GPU that NVML can describe, in PCI order."""
+    found: list[Gpu] = []
+    for index in range(nvml.count()):
+        try:
+            found.append(_gpu(nvml, nvml.handle(index), index))
+        except NvmlError as error:
+            # Lost from the bus, or not this container's.
+            _LOG.debug("NVIDIA GPU %d is left out: %s", index, error)
+    return tuple(sorted(found, key=lambda gpu: gpu.pci))
+
+
+def _gpu(nvml: Nvml, handle: ctypes.c_void_p, index: int) -> Gpu:
+    capability = nvml.compute_capability(handle)
+    pci = _or_none(lambda: nvml.pci(handle)) or (0, 0, index)
+    mig_enabled = bool(_or_none(lambda: nvml.mig_enabled(handle)))
+    migs: list[Gpu] = []
+    for at in range(nvml.mig_count(handle)) if mig_enabled else ():
+        try:
+            mig = nvml.mig_handle(handle, at)
+            migs.append(Gpu(nvml.uuid(mig), nvml.name(mig), capability, _memory(nvml, mig), pci))
+        except NvmlError as error:
+            _LOG.debug("NVIDIA GPU %d has no MIG device %d: %s", index, at, error)
+    return Gpu(nvml.uuid(handle), nvml.name(handle), capability, _memory(nvml, handle), pci, mig_enabled, tuple(migs))
+
+
+def _memory(nvml: Nvml, handle: ctypes.c_void_p) -> int | None:
+    return _or_none(lambda: nvml.memory_bytes(handle))
+
+
+def _or_none(ask: Callable[[], T]) -> T | None:
+    """What ``ask`` returns, or None when NVML does not know: a fact that a device can do without."""
+    try:
+        return ask()
+    except NvmlError as error:
+        _LOG.debug("%s", error)
+        return None
+
+
+if __name__ == "__main__":
+    if hasattr(signal, "setitimer"):  # who asked may be gone by then
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, float(sys.argv[1]))
+    sys.stdout.write(json.dumps(asdict(take_inventory(load))))

@@ -5,21 +5,25 @@ CUDA is never initialised here: a process that has done so cannot fork workers t
 
 from __future__ import annotations
 
-import ctypes
-import logging
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any
 
 from portakernel import torch_build
+from portakernel.driver_query import query
+from portakernel.errors import DriverError
+from portakernel.passing import is_passing
+from portakernel.printable import logger
 from portakernel.target import Device, Target
 from portakernel.torch_build import TorchBuild
 from portakernel.visibility import visible_to_cuda
-from portakernel_backends.nvidia.nvml import Nvml, NvmlError, load
+from portakernel_backends.nvidia import nvml
+from portakernel_backends.nvidia.nvml import Gpu, Inventory, load, take_inventory
 
-_LOG = logging.getLogger("portakernel")
-T = TypeVar("T")
+_LOG = logger()
+_SCRIPT = Path(nvml.__file__)
 
 _PRESUMED = (
     "its number is presumed, because the GPUs of this machine differ and CUDA orders them by speed: "
@@ -31,22 +35,9 @@ _OTHER_MIG = (
 _NO_MIG = "MIG mode is on and no MIG device exists: create one with nvidia-smi mig, or turn MIG mode off"
 
 
-@dataclass(frozen=True, slots=True)
-class _Gpu:
-    """One GPU, or one MIG device of a GPU, as NVML describes it."""
-
-    uuid: str
-    name: str
-    capability: tuple[int, int]
-    memory_bytes: int | None
-    pci: tuple[int, int, int]
-    mig_enabled: bool = False
-    migs: tuple[_Gpu, ...] = ()
-
-
 def find(
     *,
-    library: Callable[[], Any | None] = load,
+    library: Callable[[], Any | None] | None = None,
     environ: Mapping[str, str] | None = None,
     build: Callable[[], TorchBuild | None] = torch_build.installed,
 ) -> list[Device]:
@@ -54,61 +45,36 @@ def find(
 
     The order is CUDA's own with ``CUDA_DEVICE_ORDER=PCI_BUS_ID``, with a mask of UUIDs, and where all GPUs are of one
     kind. Otherwise CUDA sorts by a speed that only CUDA knows; then ``note`` says so, and ``uuid`` is what to go by.
+    NVML is asked in a child process; a ``library`` that is given, in this one.
+
+    Raises:
+        DriverError: NVML hangs or aborts.
+        OSError: the child cannot be started at this moment.
     """
     try:
-        nvml = library()
-        if nvml is None:
-            return []
-        with Nvml(nvml) as opened:
-            driver = _or_none(opened.driver)
-            gpus = _gpus(opened)
-        return _devices(gpus, os.environ if environ is None else environ, driver, build())
-    except Exception:  # noqa: BLE001 - a broken driver must not stop a program that may not even use the GPU
+        inventory = _asked_in_child() if library is None else take_inventory(library)
+        return _devices(inventory.gpus, os.environ if environ is None else environ, inventory.driver, build())
+    except Exception as error:
+        if isinstance(error, DriverError) or is_passing(error):
+            raise
         _LOG.debug("NVIDIA devices could not be found", exc_info=True)
         return []
 
 
-def _gpus(nvml: Nvml) -> list[_Gpu]:
-    """Every GPU that NVML can describe, in PCI order."""
-    found: list[_Gpu] = []
-    for index in range(nvml.count()):
-        try:
-            found.append(_gpu(nvml, nvml.handle(index), index))
-        except NvmlError as error:
-            # Lost from the bus, or not this container's.
-            _LOG.debug("NVIDIA GPU %d is left out: %s", index, error)
-    return sorted(found, key=lambda gpu: gpu.pci)
-
-
-def _gpu(nvml: Nvml, handle: ctypes.c_void_p, index: int) -> _Gpu:
-    capability = nvml.compute_capability(handle)
-    pci = _or_none(lambda: nvml.pci(handle)) or (0, 0, index)
-    mig_enabled = bool(_or_none(lambda: nvml.mig_enabled(handle)))
-    migs: list[_Gpu] = []
-    for at in range(nvml.mig_count(handle)) if mig_enabled else ():
-        try:
-            mig = nvml.mig_handle(handle, at)
-            migs.append(_Gpu(nvml.uuid(mig), nvml.name(mig), capability, _memory(nvml, mig), pci))
-        except NvmlError as error:
-            _LOG.debug("NVIDIA GPU %d has no MIG device %d: %s", index, at, error)
-    return _Gpu(nvml.uuid(handle), nvml.name(handle), capability, _memory(nvml, handle), pci, mig_enabled, tuple(migs))
-
-
-def _memory(nvml: Nvml, handle: ctypes.c_void_p) -> int | None:
-    return _or_none(lambda: nvml.memory_bytes(handle))
-
-
-def _or_none(ask: Callable[[], T]) -> T | None:
-    """What ``ask`` returns, or None when NVML does not know: a fact that a device can do without."""
+def _asked_in_child() -> Inventory:
+    interpreter = Path(sys.executable or "").name.lower()
+    if not interpreter.startswith(("python", "pypy")) or not _SCRIPT.is_file():
+        return take_inventory(load)  # Python inside another program, or in an archive
     try:
-        return ask()
-    except NvmlError as error:
-        _LOG.debug("%s", error)
-        return None
+        return Inventory.from_json(query(_SCRIPT))
+    except (FileNotFoundError, PermissionError):
+        return take_inventory(load)
+    except DriverError as error:
+        raise DriverError(f"NVML {error}; run nvidia-smi, and restart the driver where that fails too") from error
 
 
 def _devices(
-    gpus: Sequence[_Gpu], environ: Mapping[str, str], driver: str | None, build: TorchBuild | None
+    gpus: Sequence[Gpu], environ: Mapping[str, str], driver: str | None, build: TorchBuild | None
 ) -> list[Device]:
     visible, presumed = _visible(gpus, environ)
     unreachable = torch_build.unreachable(build, "CUDA")
@@ -137,7 +103,7 @@ def _devices(
     return devices
 
 
-def _visible(gpus: Sequence[_Gpu], environ: Mapping[str, str]) -> tuple[list[_Gpu], bool]:
+def _visible(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[list[Gpu], bool]:
     """GPUs and MIG devices in CUDA's order, and whether that order is presumed.
 
     A GPU in MIG mode stands for its MIG devices, and for itself when it has none.

@@ -225,7 +225,7 @@ def test_it_is_chosen_where_a_policy_names_its_plugin_or_itself(x: Tensor, name:
 
 def test_it_is_chosen_where_the_environment_prefers_it() -> None:
     code = "import portakernel, torch; x = torch.ones(3); print(portakernel.explain('add', x, x).to_json()['why'])"
-    assert run_python(code, PORTAKERNEL_PREFER="opencl") == "environment prefers it\n"
+    assert run_python(code, PORTAKERNEL_PREFER="opencl") == "PORTAKERNEL_PREFER prefers it\n"
 
 
 def test_named_for_tensors_that_it_cannot_take_it_is_refused_with_the_reason() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from portakernel.capability import CannotRun, Rejection
 from portakernel.native import Unit
 from portakernel.request import Request
+from portakernel.request_words import warmup_call
 from portakernel.target import Target
 from portakernel_plugins.cutlass.libraries import (
     ELEMENTS,
@@ -86,7 +87,7 @@ class Ahead:
                 missing += lacking
         except CannotRun as declared:
             return declared.rejection
-        return needs_build(request.target, missing)
+        return needs_build(request.target, missing, warmup_call(request))
 
     def _choices(self, request: Request) -> Sequence[tuple[Recipe, ...]]:
         """The libraries for a request's dtypes: one choice, or one for each that it leaves open."""

@@ -160,11 +160,12 @@ def load(recipe: Recipe, target: Target) -> ctypes.CDLL:
     return library
 
 
-def needs_build(target: Target, missing: Sequence[Recipe]) -> Rejection:
-    """The reason of a kernel whose libraries are not built, with the command."""
+def needs_build(target: Target, missing: Sequence[Recipe], warmup: str = "") -> Rejection:
+    """The reason of a kernel whose libraries are not built, with the command, and the call that warms up for them."""
     names = f"{', '.join(map(str, missing))} {'is' if len(missing) == 1 else 'are'}"
-    text = f"{names} not built for {target}; `portakernel build cutlass --target {target}` or portakernel.warmup builds"
-    return Rejection(ReasonCode.NEEDS_BUILD, f"{text} {'it' if len(missing) == 1 else 'them'}")
+    way = f"`portakernel build cutlass --target {target}`" + (f" or {warmup}" if warmup else "")
+    text = f"{names} not built for {target}; {way} builds {'it' if len(missing) == 1 else 'them'}"
+    return Rejection(ReasonCode.NEEDS_BUILD, text)
 
 
 @cache

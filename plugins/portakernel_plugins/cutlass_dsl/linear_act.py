@@ -13,9 +13,11 @@ from cuda.bindings.driver import CUstream
 from torch import Tensor
 
 from portakernel.capability import CannotRun, ReasonCode, Rejection
+from portakernel.contracts import contract
 from portakernel.locks import make_lock
 from portakernel.native import target_of
 from portakernel.request import Request
+from portakernel.request_words import warmup_call, warmup_call_on
 from portakernel_plugins.cutlass_dsl import offline
 from portakernel_plugins.cutlass_dsl.compiled import Variant, compiled, operands_at, sizes_of
 
@@ -44,7 +46,9 @@ def linear_act(
             return y
         kernel = _KERNELS.get((x.device, variant))
         if kernel is None:
-            raise CannotRun(_needs_build(variant))
+            given = ("x", "weight") if bias is None else ("x", "weight", "bias")
+            call = warmup_call_on(contract("linear_act"), given, {"activation": activation})
+            raise CannotRun(_needs_build(variant, call))
         # without a bias no such address is read
         added = y if bias is None else _vector(bias)
         addresses = (tensor.data_ptr() for tensor in (rows, weights, added, y))
@@ -69,7 +73,7 @@ def build(request: Request, tensors: Sequence[Tensor | None], values: Sequence[A
 def built(request: Request) -> Rejection | None:
     """Why calls like this one cannot be served yet: this process has not compiled what they need."""
     variant = _variant(request)
-    return None if (_device(request), variant) in _KERNELS else _needs_build(variant)
+    return None if (_device(request), variant) in _KERNELS else _needs_build(variant, warmup_call(request))
 
 
 def _variant(request: Request) -> Variant:
@@ -91,9 +95,8 @@ def _compiled(variant: Variant) -> Any:
         raise CannotRun(Rejection(ReasonCode.CANNOT_RUN, text)) from error
 
 
-def _needs_build(variant: Variant) -> Rejection:
-    text = f'{variant} is not compiled; portakernel.warmup("linear_act", x, weight) compiles it'
-    return Rejection(ReasonCode.NEEDS_BUILD, text)
+def _needs_build(variant: Variant, call: str) -> Rejection:
+    return Rejection(ReasonCode.NEEDS_BUILD, f"{variant} is not compiled; {call} compiles it")
 
 
 def _rows(matrix: Tensor) -> Tensor:

@@ -10,8 +10,6 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
-import subprocess
-import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from portakernel.capability import CannotRun, ReasonCode, Rejection
+from portakernel.native import Limits, process
+from portakernel.private_folder import make_private
 
 if TYPE_CHECKING:
     from portakernel_plugins.hip.launch import Defines, Program
@@ -75,9 +75,9 @@ def _value(kind: str, given: Any) -> Any:
 
 
 @cache
-def _folder() -> tempfile.TemporaryDirectory[str]:
+def _folder() -> Path:
     """Where this process's libraries lie; it goes with the process."""
-    return tempfile.TemporaryDirectory(prefix="portakernel-hip-", ignore_cleanup_errors=True)
+    return make_private("emulator")
 
 
 def _compiler() -> str:
@@ -93,7 +93,7 @@ def _compiler() -> str:
 @cache
 def _compiled(of: Program, defines: Defines, warp_size: int) -> Any:
     """The kernel's ``launch``, see ``sources/emulated.cpp``."""
-    library = Path(_folder().name, f"{of.name}-{_compiled.cache_info().misses}.so")
+    library = _folder() / f"{of.name}-{_compiled.cache_info().misses}.so"
     source = of.source.path
     macros = {**dict(defines), "EMULATED": warp_size, "KERNEL": of.name, "SOURCE": f'"{source.name}"'}
     # Hidden, because g++ makes what inlines and templates keep unique in a process, of libraries that show it: as large
@@ -105,10 +105,14 @@ def _compiled(of: Program, defines: Defines, warp_size: int) -> Any:
         *(f"-D{name}={value}" for name, value in macros.items()),
         *("-o", str(library), str(source.with_name("emulated.cpp"))),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{source} does not compile for the emulator:\n{done.stderr}")
-    function = ctypes.CDLL(str(library)).launch
+    ran = process.run(command, Limits(), folder=_folder())
+    if ran.status:
+        raise RuntimeError(f"{source} does not compile for the emulator:\n{ran.told}")
+    try:
+        function = ctypes.CDLL(str(library)).launch
+    except OSError as error:
+        text = f"what the emulator compiled cannot be loaded: {error}; set TMPDIR to a folder on a file system that is"
+        raise CannotRun(Rejection(ReasonCode.PROBE_FAILED, f"{text} not mounted noexec")) from error
     function.argtypes = [ctypes.c_uint, ctypes.c_uint, ctypes.c_uint, ctypes.POINTER(ctypes.c_void_p)]
     function.restype = None
     return function

@@ -14,6 +14,8 @@ from torch import Tensor
 from portakernel.capability import CannotRun, ReasonCode, Rejection
 from portakernel.contracts import contract
 from portakernel.request import Request
+from portakernel.request_words import warmup_call_on
+from portakernel_plugins.inductor import cache_folder
 from portakernel_plugins.inductor.formula import (
     Formula,
     Free,
@@ -78,7 +80,7 @@ class Op:
         graphs = self._graphs.get(_key(part, values, places, tensors, free), ())
         graph = next((graph for graph in graphs if graph.admits(free)), None)
         if graph is None:
-            raise CannotRun(self._unbuilt())
+            raise CannotRun(self._unbuilt(part, tensors, values))
         found = graph(
             [
                 flattened(tensor, shape, free)
@@ -100,10 +102,13 @@ class Op:
             known = self._formulas[part, values] = (formula, formula.static_places())
         return known
 
-    def _unbuilt(self) -> Rejection:
+    def _unbuilt(self, part: Part, tensors: Sequence[Tensor | None], values: tuple[Any, ...]) -> Rejection:
         rows = [name for name in self.contract.dims if name not in self.contract.fixed_dims]
-        tensors = ", ".join(tensor.name for tensor in self.contract.tensors if not tensor.optional)
-        text = f'is not built for these sizes; portakernel.warmup("{self.contract.op}", {tensors}) builds it'
+        given = {tensor.name for tensor in self.contract.tensors if not tensor.optional}
+        if part != "backward":  # which is given other tensors
+            given |= {name for name, tensor in zip(self.contract.names, tensors, strict=True) if tensor is not None}
+        named = {name: value for (name, _), value in zip(self.defaults, values, strict=True)}
+        text = f"is not built for these sizes; {warmup_call_on(self.contract, given, named)} builds it"
         return Rejection(ReasonCode.NEEDS_BUILD, text, rows[0] if rows else None)
 
     def _completed(self, values: tuple[Any, ...], tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -125,7 +130,7 @@ class Op:
             and all(place in open_places or key[place] == part for place, part in enumerate(wanted))
         }
         if len(fitting) != 1:
-            raise CannotRun(self._unbuilt())
+            raise CannotRun(self._unbuilt("backward", tensors, values))
         device = next(tensor.device for tensor in tensors if tensor is not None)
         completed = list(tensors)
         for place, (dtype, *sizes) in zip(absent, fitting.pop(), strict=True):
@@ -138,7 +143,7 @@ class Op:
         """Compiles what calls like this one need, unless that was done, and runs it once: launchers are tuned then.
 
         Raises:
-            CannotRun: Inductor cannot compile it.
+            CannotRun: Inductor cannot compile it, or has no directory for what it compiles.
         """
         part, given = part_of(self.contract, request.phase), tuple(values)
         formula, places = self._formula(part, given)
@@ -148,6 +153,8 @@ class Op:
         with self._lock:
             if any(graph.admits(free) for graph in self._graphs.get(key, ())):
                 return
+            if (rejection := cache_folder.settle()) is not None:
+                raise CannotRun(rejection)
             graph = self._compiled(formula, request, example, free)
             present = zip(example, formula.shapes, strict=True)
             with _on(next(tensor.device for tensor in example if tensor is not None)), torch.no_grad():

@@ -19,6 +19,8 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
+from portakernel_plugins.inductor import cache_folder
+
 try:
     from torch._dynamo.source import ConstantSource
 except ImportError:  # pragma: no cover - where a later torch keeps it elsewhere
@@ -130,7 +132,8 @@ def _check_open(environment: ShapeEnv, symbols: Sequence[Any]) -> None:
 
 def _settings() -> dict[str, bool]:
     known = inductor_config.get_config_copy()
-    return {name: value for name, value in _NUMERICS.items() if name in known} | {"triton.cudagraphs": False}
+    wanted = {**_NUMERICS, **cache_folder.settings()}
+    return {name: value for name, value in wanted.items() if name in known} | {"triton.cudagraphs": False}
 
 
 def _symbol(environment: ShapeEnv, name: str, size: int) -> Any:

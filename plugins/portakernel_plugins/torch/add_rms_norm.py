@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from portakernel_plugins.torch import residual as shared
@@ -25,6 +27,20 @@ def add_rms_norm(
     return (y, summed, rstd) if save else (y, summed)
 
 
+def add_rms_norm_cpu(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    *,
+    eps: float,
+    weight_offset: float = 0.0,
+    out: tuple[Tensor, Tensor] | None = None,
+    save: bool = False,
+) -> tuple[Tensor, ...]:
+    """The same on CPUs, with an offset of the weight."""
+    return add_rms_norm(x, residual, rms_norm.scale(weight, weight_offset), eps=eps, out=out, save=save)
+
+
 def backward(
     grad_y: Tensor | None,
     grad_summed: Tensor | None,
@@ -36,7 +52,36 @@ def backward(
     needs: tuple[bool, bool, bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients for ``x`` and ``residual`` (..., N) and ``weight`` (N,), as ``needs`` asks for; None is zero."""
+    return _gradients(rms_norm.backward, grad_y, grad_summed, weight, summed, rstd, needs, eps=eps)
+
+
+def backward_cpu(
+    grad_y: Tensor | None,
+    grad_summed: Tensor | None,
+    weight: Tensor,
+    summed: Tensor,
+    rstd: Tensor,
+    *,
+    eps: float,
+    weight_offset: float = 0.0,
+    needs: tuple[bool, bool, bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The gradients on CPUs."""
+    parameters = {"eps": eps, "weight_offset": weight_offset}
+    return _gradients(rms_norm.backward_cpu, grad_y, grad_summed, weight, summed, rstd, needs, **parameters)
+
+
+def _gradients(
+    of_norm: Callable[..., tuple[Tensor | None, Tensor | None]],
+    grad_y: Tensor | None,
+    grad_summed: Tensor | None,
+    weight: Tensor,
+    summed: Tensor,
+    rstd: Tensor,
+    needs: tuple[bool, bool, bool],
+    **parameters: float,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     given = shared.before_norm(grad_y, grad_summed, summed, weight)
-    grad, grad_weight = rms_norm.backward(*given, rstd, eps=eps, needs=(needs[0] or needs[1], needs[2]))
+    grad, grad_weight = of_norm(*given, rstd, needs=(needs[0] or needs[1], needs[2]), **parameters)
     grad_x, grad_residual = shared.behind_norm(grad, grad_summed, summed, needs)
     return grad_x, grad_residual, None if grad_weight is None else grad_weight.to(weight.dtype)

@@ -18,9 +18,9 @@ from portakernel_plugins.torch.attention_layout import (
     blind_queries,
     gradients,
     returned,
-    scale_of,
 )
 from portakernel_plugins.torch.attention_mask import distinct
+from portakernel_plugins.torch.attention_scale import above_zero
 
 _forward = torch.ops.aten._scaled_dot_product_cudnn_attention.default
 _backward = torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default
@@ -54,8 +54,9 @@ def attention(
     save: bool = False,
 ) -> Results:
     """``softmax(scale * q @ k.T) @ v``; q: (B, S, H, D), k: (B, T, G, D), v: (B, T, G, E) in 16 bits."""
-    scale, blind = scale_of(q, scale), blind_queries(q.shape[1], k.shape[1], causal=causal)
+    blind = blind_queries(q.shape[1], k.shape[1], causal=causal)
     square = _square(q.shape[1] - blind, k.shape[1], causal)
+    q, scale = above_zero(q, scale)
     q, k, v = _laid(q[:, blind:] if blind else q), _laid(k), _laid(v)
     y, lse, *_ = _forward(q, k, v, None, return_lse or save, 0.0, square, False, scale=scale)
     # one number for each query, in three dimensions or in four
@@ -77,8 +78,9 @@ def biased(
     """``softmax(scale * q @ k.T + bias) @ v``; bias: (B, H, S, T) in the dtype of q; there is no gradient for it."""
     if bias is None:
         return attention(q, k, v, causal=causal, scale=scale, return_lse=return_lse, out=out)
+    q, scale = above_zero(q, scale)
     q, k, v = _laid(q), _laid(k), _laid(v)
-    y, lse, *_ = _forward(q, k, v, _rows(bias), return_lse, 0.0, False, False, scale=scale_of(q, scale))
+    y, lse, *_ = _forward(q, k, v, _rows(bias), return_lse, 0.0, False, False, scale=scale)
     lse = lse.reshape(q.shape[:3]) if return_lse else None
     return returned(y.transpose(1, 2), lse, 0, out, return_lse=return_lse, save=False)
 
@@ -98,8 +100,9 @@ def backward(
 ) -> tuple[Tensor | None, ...]:
     """Gradients for ``q``, ``k`` and ``v``, not equal from run to run."""
     del return_lse
-    scale, blind = scale_of(q, scale), blind_queries(q.shape[1], k.shape[1], causal=causal)
+    given, blind = scale, blind_queries(q.shape[1], k.shape[1], causal=causal)
     square = _square(q.shape[1] - blind, k.shape[1], causal)
+    q, scale = above_zero(q, scale)
     widths = (q.shape[-1], k.shape[-1], v.shape[-1])
     lse = logsumexp[:, :, blind:].contiguous().unsqueeze(-1)
     # all of one layout, as it computes it from that of q
@@ -108,7 +111,7 @@ def backward(
     S, T = q.shape[2], k.shape[2]
     nothing = torch.zeros((), dtype=torch.int64, device=q.device)  # the seed and offset of a dropout
     found = _backward(grad, q, k, v, out, lse, nothing, nothing, None, None, None, S, T, 0.0, square, scale=scale)
-    return gradients(tuple(part.transpose(1, 2) for part in found), widths, blind, needs)
+    return gradients(tuple(part.transpose(1, 2) for part in found), widths, blind, needs, given)
 
 
 def _laid(x: Tensor) -> Tensor:

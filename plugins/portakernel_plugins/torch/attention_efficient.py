@@ -23,9 +23,9 @@ from portakernel_plugins.torch.attention_layout import (
     gradients,
     padded,
     returned,
-    scale_of,
 )
 from portakernel_plugins.torch.attention_mask import Mask, added_once
+from portakernel_plugins.torch.attention_scale import above_zero
 
 _forward = torch.ops.aten._efficient_attention_forward.default
 _backward = torch.ops.aten._efficient_attention_backward.default
@@ -49,7 +49,8 @@ def attention(
     save: bool = False,
 ) -> Results:
     """``softmax(scale * q @ k.T + bias) @ v``; q: (B, S, H, D), k: (B, T, G, D), v: (B, T, G, E), all of one dtype."""
-    scale, (B, S, H, _), (G, E), wanted = scale_of(q, scale), q.shape, v.shape[2:], return_lse or save
+    (B, S, H, _), (G, E), wanted = q.shape, v.shape[2:], return_lse or save
+    q, scale = above_zero(q, scale)
     blind = blind_queries(S, k.shape[1], causal=causal, window=window)
     # a row of -inf gives zeros, and an lse of 0
     mask = _mask(q, k, blind, bias, causal, window, find_blind=wanted or HIP)
@@ -84,7 +85,8 @@ def backward(
 ) -> tuple[Tensor | None, ...]:
     """Gradients for ``q``, ``k``, ``v`` and ``bias``, where keys are many not equal from run to run."""
     del return_lse
-    scale, widths, heads = scale_of(q, scale), (q.shape[-1], k.shape[-1], v.shape[-1]), k.shape[2]
+    widths, heads, given = (q.shape[-1], k.shape[-1], v.shape[-1]), k.shape[2], scale
+    q, scale = above_zero(q, scale)
     blind = blind_queries(q.shape[1], k.shape[1], causal=causal, window=window)
     mask = _mask(q, k, blind, bias, causal, window)
     kind = _kind(q.shape[1] - blind, k.shape[1], causal and mask is None)
@@ -106,7 +108,7 @@ def backward(
     grad_bias = None
     if bias is not None and bias_needed:
         grad_bias = torch.nn.functional.pad(grad_added, (0, 0, blind, 0)).contiguous()
-    return (*gradients((grad_q, grad_k, grad_v), widths, blind, needs[:3]), grad_bias)
+    return (*gradients((grad_q, grad_k, grad_v), widths, blind, needs[:3], given), grad_bias)
 
 
 def _mask(

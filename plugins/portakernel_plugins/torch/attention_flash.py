@@ -20,8 +20,8 @@ from portakernel_plugins.torch.attention_layout import (
     gradients,
     padded,
     returned,
-    scale_of,
 )
+from portakernel_plugins.torch.attention_scale import above_zero
 
 _forward = torch.ops.aten._flash_attention_forward.default
 _backward = torch.ops.aten._flash_attention_backward.default
@@ -41,7 +41,8 @@ def attention(
 ) -> Results:
     """``softmax(scale * q @ k.T) @ v``; q: (B, S, H, D), k: (B, T, G, D), v: (B, T, G, E) in 16 bits."""
     blind = blind_queries(q.shape[1], k.shape[1], causal=causal, window=window)
-    scale, masks = scale_of(q, scale), _masks(q.shape[1] - blind, k.shape[1], causal, window)
+    masks = _masks(q.shape[1] - blind, k.shape[1], causal, window)
+    q, scale = above_zero(q, scale)
     width, E = _width(q, v), v.shape[-1]
     q, k, v = (aligned(padded(x, width)) for x in (q[:, blind:] if blind else q, k, v))
     S, T = q.shape[1], k.shape[1]
@@ -66,14 +67,15 @@ def backward(
     """Gradients for ``q``, ``k`` and ``v``, those of q added up by atomics."""
     del return_lse
     blind = blind_queries(q.shape[1], k.shape[1], causal=causal, window=window)
-    scale, masks = scale_of(q, scale), _masks(q.shape[1] - blind, k.shape[1], causal, window)
+    given, masks = scale, _masks(q.shape[1] - blind, k.shape[1], causal, window)
+    q, scale = above_zero(q, scale)
     widths, width = (q.shape[-1], k.shape[-1], v.shape[-1]), _width(q, v)
     lse = logsumexp[:, :, blind:].contiguous()
     q, k, v = (aligned(padded(x, width)) for x in (q[:, blind:], k, v))
     grad, out = (padded(x[:, blind:], width).contiguous() for x in (grad_out, out))
     S, T = q.shape[1], k.shape[1]
     found = _backward(grad, q, k, v, out, lse, None, None, S, T, 0.0, masks[0], *no_dropout(q), scale=scale, **masks[1])
-    return gradients(found, widths, blind, needs)
+    return gradients(found, widths, blind, needs, given)
 
 
 def no_dropout(q: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,8 @@ import math
 import torch
 from torch import Tensor
 
+from portakernel_plugins.torch.attention_scale import query_gradient
+
 # PyTorch for AMD calls its devices cuda too, and runs other code behind the same operators.
 HIP = torch.version.hip is not None
 
@@ -22,11 +24,6 @@ def blind_queries(S: int, T: int, *, causal: bool, window: Window = (-1, -1)) ->
     """How many queries, the first ones, see no key because of the mask; there is at least one key."""
     right = 0 if causal else window[1]
     return max(0, S - T - right) if right >= 0 else 0
-
-
-def scale_of(q: Tensor, scale: float | None) -> float:
-    """What scores are multiplied by, for ``q (..., D)``."""
-    return 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
 
 
 def aligned(x: Tensor) -> Tensor:
@@ -77,13 +74,21 @@ def written(y: Tensor, lse: Tensor | None, out: Results | None, *, twice: bool) 
 
 
 def gradients(
-    found: tuple[Tensor | None, ...], widths: tuple[int, ...], blind: int, needs: tuple[bool, ...]
+    found: tuple[Tensor | None, ...],
+    widths: tuple[int, ...],
+    blind: int,
+    needs: tuple[bool, ...],
+    scale: float | None,
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of ``q``, ``k`` and ``v`` that are asked for, in their widths, from those without blind queries."""
+    """The gradients of ``q``, ``k`` and ``v`` that are asked for, in their widths, from those without blind queries.
+
+    ``scale`` is the call's: ``found`` are the gradients for what ``above_zero`` made of it.
+    """
     grads: list[Tensor | None] = []
     for gradient, width, needed in zip(found, widths, needs, strict=True):
         narrow = gradient[..., :width] if gradient is not None and needed else None
-        if narrow is not None and blind and not grads:
-            narrow = torch.nn.functional.pad(narrow, (0, 0, 0, 0, blind, 0))
+        if narrow is not None and not grads:
+            narrow = query_gradient(narrow, scale)
+            narrow = torch.nn.functional.pad(narrow, (0, 0, 0, 0, blind, 0)) if blind else narrow
         grads.append(None if narrow is None else narrow.contiguous())
     return tuple(grads)

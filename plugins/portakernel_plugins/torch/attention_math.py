@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from portakernel.capability import CannotRun, ReasonCode, Rejection
-from portakernel_plugins.torch.attention_layout import Results, Window, returned, scale_of
+from portakernel_plugins.torch.attention_layout import Results, Window, returned
 from portakernel_plugins.torch.attention_mask import hidden_keys, key_distances
 
 # Scores of one call; they take 8 GiB in float32, a few times over. What needs more is left to kernels in pieces.
@@ -43,7 +43,7 @@ def attention(
     keys, values = k.permute(0, 2, 3, 1), v.transpose(1, 2)
     if return_lse:
         queries, keys = queries.float(), keys.float()
-    scores = (queries @ keys).float().reshape(B, H, S, T) * scale_of(q, scale)
+    scores = (queries @ keys).float().reshape(B, H, S, T) * (1.0 / math.sqrt(D) if scale is None else scale)
     if softcap != 0.0:
         scores = softcap * torch.tanh(scores / softcap)
     if alibi_slopes is not None:

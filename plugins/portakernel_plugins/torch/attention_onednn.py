@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from portakernel_plugins.torch.attention_layout import Results, Window, aligned, blind_queries, returned, scale_of
+from portakernel_plugins.torch.attention_layout import Results, Window, aligned, blind_queries, returned
 from portakernel_plugins.torch.attention_mask import first_to_last
+from portakernel_plugins.torch.attention_scale import above_zero
 
 _forward = torch.ops.aten._scaled_dot_product_fused_attention_overrideable.default
 
@@ -22,8 +23,9 @@ def attention(
     out: Results | None = None,
 ) -> Results:
     """``softmax(scale * q @ k.T) @ v``; q: (B, S, H, D), k: (B, T, G, D), v: (B, T, G, E)."""
+    q, scale = above_zero(q, scale)
     blind = blind_queries(q.shape[1], k.shape[1], causal=causal, window=window)
     square, mask = first_to_last(q[:, blind:], k, causal=causal, window=window)
     rows = (aligned(x).transpose(1, 2) for x in (q[:, blind:], k, v))
-    y = _forward(*rows, mask, 0.0, square, False, scale=scale_of(q, scale))[0]
+    y = _forward(*rows, mask, 0.0, square, False, scale=scale)[0]
     return returned(y.transpose(1, 2), None, blind, out, return_lse=False, save=False)

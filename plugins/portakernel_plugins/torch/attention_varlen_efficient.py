@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from portakernel_plugins.torch.attention_layout import aligned, scale_of
+from portakernel_plugins.torch.attention_layout import aligned
+from portakernel_plugins.torch.attention_scale import above_zero
 
 _forward = torch.ops.aten._efficient_attention_forward.default
 
@@ -27,6 +28,7 @@ def attention(
 ) -> Tensor:
     """``softmax(scale * q @ k.T) @ v`` in each sequence; q: (S, H, D), k: (T, G, D), v: (T, G, E), all of one dtype."""
     (S, H, _), T = q.shape, k.shape[0]
+    q, scale = above_zero(q, scale)
     blind = _blind(cu_seqlens_q, cu_seqlens_k, S, causal)
     repeats = H // k.shape[1]
     if repeats > 1:
@@ -35,7 +37,7 @@ def attention(
     ends = (cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous())
     longest = (S if max_seqlen_q is None else max_seqlen_q, T if max_seqlen_k is None else max_seqlen_k)
     kind = _TO_LAST_KEY if causal else _NO_MASK
-    y = _forward(*rows, None, *ends, *longest, 0.0, kind, False, scale=scale_of(q, scale))[0].squeeze(0)
+    y = _forward(*rows, None, *ends, *longest, 0.0, kind, False, scale=scale)[0].squeeze(0)
     # what it gives for a query without keys is a quotient of zeros
     y = y.masked_fill(blind[:, None, None], 0.0)
     return y if out is None else out.copy_(y)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from portakernel_plugins.torch.attention_flash import no_dropout
-from portakernel_plugins.torch.attention_layout import Results, Window, aligned, gradients, padded, scale_of, written
+from portakernel_plugins.torch.attention_layout import Results, Window, aligned, gradients, padded, written
+from portakernel_plugins.torch.attention_scale import above_zero
 
 _forward = torch.ops.aten._flash_attention_forward.default
 _backward = torch.ops.aten._flash_attention_backward.default
@@ -31,7 +32,8 @@ def attention(
     save: bool = False,
 ) -> Results:
     """``softmax(scale * q @ k.T) @ v`` in each sequence; q: (S, H, D), k: (T, G, D), v: (T, G, E) in 16 bits."""
-    scale, E, width = scale_of(q, scale), v.shape[-1], _width(q, v)
+    E, width = v.shape[-1], _width(q, v)
+    q, scale = above_zero(q, scale)
     longest = _longest(q, k, cu_seqlens_q, max_seqlen_q, max_seqlen_k)
     ends = (cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous())
     q, k, v = (aligned(padded(x, width)) for x in (q, k, v))
@@ -89,7 +91,8 @@ def backward(
 ) -> tuple[Tensor | None, ...]:
     """Gradients for ``q``, ``k`` and ``v``, those of q added up by atomics."""
     del return_lse
-    scale, widths, width = scale_of(q, scale), (q.shape[-1], k.shape[-1], v.shape[-1]), _width(q, v)
+    given, widths, width = scale, (q.shape[-1], k.shape[-1], v.shape[-1]), _width(q, v)
+    q, scale = above_zero(q, scale)
     longest = _longest(q, k, cu_seqlens_q, max_seqlen_q, max_seqlen_k)
     ends = (cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous())
     # with inf the weights of queries without keys are zero
@@ -98,7 +101,7 @@ def backward(
     grad, out = (padded(x, width).contiguous() for x in (grad_out, out))
     masks = _window(causal, window)
     found = _backward(grad, q, k, v, out, lse, *ends, *longest, 0.0, causal, *no_dropout(q), scale=scale, **masks)
-    return (*gradients(found, widths, 0, needs[:3]), None, None)
+    return (*gradients(found, widths, 0, needs[:3], given), None, None)
 
 
 def _longest(

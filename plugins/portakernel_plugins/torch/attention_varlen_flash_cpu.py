@@ -7,6 +7,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from portakernel.index_values import sequence_ends
 from portakernel_plugins.torch.attention_flash_cpu import attention as one_sequence
 from portakernel_plugins.torch.attention_layout import Results, Window, written
 
@@ -31,7 +32,9 @@ def attention(
     del max_seqlen_q, max_seqlen_k
     (S, H, _), E = q.shape, v.shape[-1]
     y, lse = q.new_zeros((S, H, E)), q.new_full((H, S), -torch.inf, dtype=torch.float32)
-    for (a, b), (c, d) in zip(pairwise(cu_seqlens_q.tolist()), pairwise(cu_seqlens_k.tolist()), strict=True):
+    of_queries = sequence_ends("attention_varlen", "cu_seqlens_q", cu_seqlens_q, S, "S")
+    of_keys = sequence_ends("attention_varlen", "cu_seqlens_k", cu_seqlens_k, k.shape[0], "T")
+    for (a, b), (c, d) in zip(pairwise(of_queries), pairwise(of_keys), strict=True):
         if a < b and c < d:
             one_sequence(
                 q[None, a:b],

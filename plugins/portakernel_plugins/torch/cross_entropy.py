@@ -12,6 +12,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from portakernel.index_values import check_indices
+
 _log_softmax = torch.ops.aten._log_softmax.default
 _nll_loss = torch.ops.aten.nll_loss_forward.default
 _NO_REDUCTION = 0
@@ -44,7 +46,11 @@ def cross_entropy(
     for block in _blocks(*rows.shape):
         wide = rows[block].float()
         logs = _log_softmax(wide, -1, False)
-        loss[block] = _nll_loss(logs, targets[block], None, _NO_REDUCTION, ignore_index)[0]
+        try:
+            loss[block] = _nll_loss(logs, targets[block], None, _NO_REDUCTION, ignore_index)[0]
+        except IndexError:  # from the CPU's alone
+            check_indices("cross_entropy", "target", targets[block], classes, "V", ignore_index)
+            raise
         if label_smoothing != 0:
             spread = logs.mean(-1).masked_fill_(targets[block] == ignore_index, 0)
             loss[block] = (1 - label_smoothing) * loss[block] - label_smoothing * spread

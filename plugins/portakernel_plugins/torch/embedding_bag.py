@@ -7,6 +7,7 @@ from torch import Tensor
 
 from portakernel.capability import ReasonCode, Rejection
 from portakernel.errors import ArgumentValueError
+from portakernel.index_values import check_indices, check_offsets
 
 _forward = torch.ops.aten._embedding_bag_forward_only.default
 _grad_weight = torch.ops.aten._embedding_bag_dense_backward.default
@@ -29,7 +30,14 @@ def embedding_bag(
             raise ArgumentValueError(f"embedding_bag: per_sample_weights need mode='sum'; this is {mode!r}")
         per_sample_weights = per_sample_weights.contiguous()
     indices, offsets = indices.contiguous(), offsets.contiguous()
-    y: Tensor = _forward(weight, indices, offsets, False, _MODES[mode], False, per_sample_weights)[0]
+    if offsets.device.type == "cpu":  # where offsets fall, PyTorch's kernel reads beyond the indices
+        check_offsets("embedding_bag", offsets, indices.numel(), "I")
+    try:
+        y: Tensor = _forward(weight, indices, offsets, False, _MODES[mode], False, per_sample_weights)[0]
+    except (RuntimeError, IndexError):
+        if indices.device.type == "cpu":
+            check_indices("embedding_bag", "indices", indices, weight.shape[0], "V")
+        raise
     return y if out is None else out.copy_(y)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from portakernel_plugins.torch.row_blocks import BLOCK_ELEMENTS
+
 # The public torch.rms_norm does not return rstd, and its gradient cannot take one.
 _forward = torch.ops.aten._fused_rms_norm.default
 _backward = torch.ops.aten._fused_rms_norm_backward.default
@@ -26,6 +28,47 @@ def backward(
     del eps  # it is in rstd
     grads = _backward(grad_y, x, weight.shape, rstd.reshape(*x.shape[:-1], 1), weight, needs)
     return grads[0], grads[1]
+
+
+def rms_norm_cpu(
+    x: Tensor, weight: Tensor, *, eps: float, weight_offset: float = 0.0, out: Tensor | None = None, save: bool = False
+) -> Tensor | tuple[Tensor, Tensor]:
+    """The same on CPUs, where ``weight`` may be float32 beside a 16-bit ``x``, and an offset is added to it."""
+    return rms_norm(x, scale(weight, weight_offset), eps=eps, out=out, save=save)
+
+
+def backward_cpu(
+    grad_y: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    rstd: Tensor,
+    *,
+    eps: float,
+    weight_offset: float = 0.0,
+    needs: tuple[bool, bool],
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients on CPUs, for which PyTorch has no operator: in float32, some rows at a time."""
+    del eps  # it is in rstd
+    factor, (count, columns) = scale(weight, weight_offset), (rstd.numel(), x.shape[-1])
+    all_x, all_grads, rstd = x.reshape(count, columns), grad_y.reshape(count, columns), rstd.reshape(count, 1)
+    grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device) if needs[0] else None
+    grad_weight = torch.zeros(columns, device=x.device) if needs[1] else None
+    step = max(1, BLOCK_ELEMENTS // max(1, columns))
+    for start in range(0, count, step):
+        rows = slice(start, start + step)
+        grad, normed = all_grads[rows].float(), all_x[rows] * rstd[rows]
+        if grad_weight is not None:
+            grad_weight += (grad * normed).sum(0)
+        if grad_x is not None:
+            weighted = grad * factor
+            mean = (weighted * normed).mean(-1, keepdim=True)
+            torch.mul(weighted.addcmul_(normed, mean, value=-1), rstd[rows], out=grad_x.view(count, columns)[rows])
+    return grad_x, None if grad_weight is None else grad_weight.to(weight.dtype)
+
+
+def scale(weight: Tensor, offset: float) -> Tensor:
+    """What normalised rows are multiplied by: a sum with 16-bit weights is not to be rounded."""
+    return weight.float() + offset if offset else weight
 
 
 def rms_norm_mps(x: Tensor, weight: Tensor, *, eps: float, out: Tensor | None = None) -> Tensor:

@@ -6,6 +6,14 @@ import torch
 from torch import Tensor
 
 
+def row_scales(scale: Tensor, rows: int) -> Tensor:
+    """``scale``, of a tensor or of its rows, as ``(rows, 1)`` with strides of 1.
+
+    ``contiguous`` leaves any stride to a dimension of one element, which the operator looks at.
+    """
+    return scale.reshape(-1).expand(rows).contiguous().as_strided((rows, 1), (1, 1))
+
+
 def outer_major(scale: Tensor) -> Tensor:
     """``scale (M, C)`` with the rows' scales next to each other: strides ``(1, M)``."""
     rows, columns = scale.shape

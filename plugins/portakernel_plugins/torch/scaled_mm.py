@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from portakernel_plugins.torch.attention_layout import aligned
-from portakernel_plugins.torch.scale_layout import written
+from portakernel_plugins.torch.scale_layout import row_scales, written
 
 _product = torch.ops.aten._scaled_mm.default
 
@@ -32,16 +32,16 @@ def scaled_mm(
     """
     scale_a = scale_a if global_scale_a is None else scale_a * global_scale_a
     scale_b = scale_b if global_scale_b is None else scale_b * global_scale_b
-    if format_a != format_b:  # the operator takes one kind of scales for both
-        scale_a, scale_b = scale_a.expand(a.shape[0], 1), scale_b.expand(b.shape[0], 1)
+    if format_a == "row" or format_b == "row":  # the operator takes one kind of scales for both
+        scale_a, scale_b = row_scales(scale_a, a.shape[0]), row_scales(scale_b, b.shape[0])
     found: torch.dtype = getattr(torch, out_dtype)
     # the operator adds no float32 bias on GPUs
     fused = bias if found is not torch.float32 or bias is None or bias.device.type == "cpu" else None
     y = _product(
         aligned(a),
         aligned(b).t(),
-        scale_a.contiguous(),
-        scale_b.contiguous().t(),
+        scale_a,
+        scale_b.t(),
         bias=None if fused is None else fused.contiguous(),
         out_dtype=found,
         use_fast_accum=use_fast_accum,

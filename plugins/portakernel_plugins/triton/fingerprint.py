@@ -3,7 +3,8 @@
 Every name in Triton's cache of compiled kernels depends on a digest of Triton's own files. One of them, libtriton.so,
 has 400 MB and more, and each process reads it before its first kernel, be that compiled or not: 0.3 s from memory,
 seconds from a disk (triton#2008). The digest is kept beside the cache, under the names, sizes and times of those files
-and the wheel's own list of their digests: what changes an installation changes one of these.
+and the wheel's own list of their digests: what changes an installation changes one of these. It comes with a digest of
+its own, and is read where nobody but this user and root can have written it.
 """
 # pyright: reportPrivateUsage=false
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -23,7 +25,12 @@ import triton
 import triton.runtime.cache
 from triton import knobs
 
+from portakernel.cache_folder import make_folder
+from portakernel.ownership import trouble_with
+from portakernel.regular_file import read_regular
+
 _FOLDER = "portakernel"
+_MOST_BYTES = 1 << 20
 
 
 def remember() -> None:
@@ -54,26 +61,33 @@ class _Kept:
 
 
 def _read(path: Path) -> str:
-    """What is kept there; empty where nothing is, or what Triton's fingerprints do not look like."""
+    """What is kept there; empty where nothing is, or not what was written, or what somebody else can have written."""
     with suppress(OSError, UnicodeDecodeError):
-        text = path.read_text(encoding="ascii")
-        return text if text.startswith(triton.__version__) and len(text) > 2 * hashlib.sha256().digest_size else ""
+        kept = read_regular(path, limit=_MOST_BYTES, follow=False, trouble=trouble_with).decode("ascii")
+        text, _, digest = kept.rstrip("\n").rpartition("\n")
+        return text if digest == _digest(path.name, text) else ""
     return ""
 
 
 def _write(path: Path, text: str) -> str:
     """Keeps ``text``, whole or not at all; a cache that cannot be written keeps nothing."""
     with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
+        if path.is_dir() and not path.is_symlink():  # nobody's who keeps fingerprints
+            shutil.rmtree(path)
         descriptor, name = tempfile.mkstemp(dir=path.parent)
         try:
             with open(descriptor, "w", encoding="ascii") as file:
-                file.write(text)
+                file.write(f"{text}\n{_digest(path.name, text)}\n")
             os.replace(name, path)
         except OSError:
             os.unlink(name)
             raise
     return text
+
+
+def _digest(name: str, text: str) -> str:
+    return hashlib.sha256(f"{name}\n{text}".encode()).hexdigest()
 
 
 def _stamp(package: Path) -> str | None:

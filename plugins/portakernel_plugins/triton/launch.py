@@ -121,6 +121,9 @@ def _announce_compilations(kernel: Any) -> None:
     compile_for = kernel._do_compile
 
     def announced(*args: Any, **options: Any) -> Any:
+        # Inductor, and whoever else is in this process, may have had Triton use another directory
+        if (rejection := FOLDER.settle()) is not None:
+            raise CannotRun(rejection)
         compilations().announce(f"Triton kernel {kernel.__module__}.{kernel.__name__}")
         return compile_for(*args, **options)
 

@@ -28,9 +28,11 @@ from triton.backends import backends
 from triton.backends.compiler import GPUTarget
 from triton.runtime.cache import get_cache_manager
 
+from portakernel.capability import CannotRun
 from portakernel.offline.compiled import Compiled
 from portakernel.target import Target
 from portakernel_plugins.triton import fingerprint
+from portakernel_plugins.triton.cache_folder import FOLDER
 from portakernel_plugins.triton.configurations import Processor, pretending
 from portakernel_plugins.triton.launch import OPTIONS, hash_helpers
 
@@ -72,7 +74,12 @@ def compiling(target: Target, *, multiprocessors: int | None = None, dry: bool =
     With ``multiprocessors``, those of a device of this machine, they fill Triton's cache with what launches on it look
     for, and nothing is read. With ``dry`` nothing is compiled, and the list holds what that cache lacks; this thread
     alone notices, and the device has to be current.
+
+    Raises:
+        CannotRun: there is no directory for what Triton compiles.
     """
+    if (rejection := FOLDER.settle()) is not None:
+        raise CannotRun(rejection)
     fingerprint.remember()
     gpu = gpu_target(target)
     found: list[Compiled] = []

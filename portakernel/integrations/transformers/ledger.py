@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from portakernel.printable import brief
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -21,6 +23,9 @@ class Row:
     refused: str
     calls: int
     traces: int
+
+    def __repr__(self) -> str:
+        return brief(f"<Row {' '.join(str(self).split())}>")
 
     def __str__(self) -> str:
         outcome = f"refused: {self.refused}" if self.refused else "served"

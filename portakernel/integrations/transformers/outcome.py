@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from portakernel.printable import brief
+
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
@@ -22,6 +24,9 @@ class Left:
     what: str
     reason: str
 
+    def __repr__(self) -> str:
+        return brief(f"<Left {self.op} not in {self.what}: {self.reason}>")
+
 
 class Outcome:
     """What is replaced, and what is left as it is; each as often as it was found."""
@@ -38,6 +43,9 @@ class Outcome:
         if isinstance(other, Left):
             return Outcome(self.replaced, (*self.left, other))
         return Outcome(self.replaced + other.replaced, self.left + other.left)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {len(self.replaced)} replaced, {len(self.left)} left as they are>"
 
     def __str__(self) -> str:
         lines = [f"{found.op:<17} {found.what}{_times(count)}" for found, count in Counter(self.replaced).items()]

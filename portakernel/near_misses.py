@@ -1,0 +1,152 @@
+"""Arguments by the names that other libraries have for them: what each is called here, or what to do instead.
+
+The names are those of ``torch.nn.functional``, Liger, FlashInfer, flash-attn, vLLM and transformers. To add one, put it
+into ``_NAMES`` (other name, and what it may be called here: the first that the op has is meant) or, where no argument
+stands for it, into ``_ADVICE``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from portakernel.errors import nearest
+
+
+class _NotGiven:
+    """Stands for a tensor that a call lacks."""
+
+
+NOT_GIVEN = _NotGiven()
+
+_NAMES: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("input", "inp", "inputs", "hidden_states", "hidden", "X", "_input", "input_tensor"), ("x", "q")),
+    **dict.fromkeys(("logit", "predictions", "scores"), ("logits", "x")),
+    **dict.fromkeys(("targets", "label", "labels", "tgt"), ("target",)),
+    **dict.fromkeys(("weights", "gamma", "w", "W", "kernel_weight", "lin_weight"), ("weight",)),
+    **dict.fromkeys(("beta", "biases", "b"), ("bias",)),
+    **dict.fromkeys(("res", "residual_in", "add", "other"), ("residual", "y")),
+    **dict.fromkeys(("epsilon", "norm_eps", "variance_epsilon", "rms_norm_eps", "layer_norm_eps", "ln_eps"), ("eps",)),
+    **dict.fromkeys(("offset", "zero_centered_gamma", "weight_bias", "add_unit_offset"), ("weight_offset",)),
+    **dict.fromkeys(("query", "queries", "xq", "query_states"), ("q",)),
+    **dict.fromkeys(("key", "keys", "xk", "key_states"), ("k",)),
+    **dict.fromkeys(("value", "values", "xv", "value_states"), ("v",)),
+    **dict.fromkeys(("is_causal", "causal_mask"), ("causal",)),
+    **dict.fromkeys(("attn_mask", "attention_mask", "mask", "attn_bias", "score_bias"), ("bias",)),
+    **dict.fromkeys(("softmax_scale", "sm_scale", "scale_factor", "scaling", "attn_scale", "qk_scale"), ("scale",)),
+    **dict.fromkeys(("logits_soft_cap", "soft_cap", "logit_softcap", "attn_logit_softcapping"), ("softcap",)),
+    **dict.fromkeys(("window_size", "sliding_window", "window_left", "local_window_size"), ("window",)),
+    **dict.fromkeys(("return_softmax_lse", "return_attn_probs", "return_logsumexp", "need_lse"), ("return_lse",)),
+    **dict.fromkeys(("s_aux", "sink", "attn_sink", "attention_sinks", "learnable_sink"), ("sinks",)),
+    **dict.fromkeys(("alibi", "slopes"), ("alibi_slopes",)),
+    **dict.fromkeys(("cu_seqlens", "cu_seqlens_q_", "cu_seq_q", "qo_indptr"), ("cu_seqlens_q",)),
+    **dict.fromkeys(("cu_seq_k", "cu_seqlens_kv", "kv_indptr"), ("cu_seqlens_k",)),
+    **dict.fromkeys(("max_q", "max_seqlen", "max_seq_len"), ("max_seqlen_q",)),
+    **dict.fromkeys(("max_k", "max_seqlen_kv"), ("max_seqlen_k",)),
+    **dict.fromkeys(("smoothing", "label_smooth"), ("label_smoothing",)),
+    **dict.fromkeys(("ignore_idx", "ignore_label", "ignored_index"), ("ignore_index",)),
+    **dict.fromkeys(("inplace_backward",), ("overwrite_logits",)),
+    **dict.fromkeys(("position_ids", "pos_ids", "input_pos", "offsets_"), ("positions",)),
+    **dict.fromkeys(("cos_cached", "cos_cache", "freqs_cos"), ("cos",)),
+    **dict.fromkeys(("sin_cached", "sin_cache", "freqs_sin"), ("sin",)),
+    **dict.fromkeys(("rotary_interleaved", "interleave"), ("interleaved",)),
+    **dict.fromkeys(("act", "act_fn", "act_type", "activation_type", "hidden_act"), ("activation",)),
+    **dict.fromkeys(("approx", "gelu_type"), ("approximate",)),
+    **dict.fromkeys(("output_dtype", "result_dtype", "odtype", "out_type"), ("out_dtype", "dtype")),
+    **dict.fromkeys(("quant_dtype", "fp8_dtype", "out_dtype", "dst_type"), ("dtype",)),
+    **dict.fromkeys(("dtype",), ("out_dtype",)),
+    **dict.fromkeys(("mat1", "A", "lhs"), ("a",)),
+    **dict.fromkeys(("mat2", "B", "rhs"), ("b",)),
+    **dict.fromkeys(("a_scale", "scales_a", "scale_x", "input_scale", "x_scale"), ("scale_a", "scale")),
+    **dict.fromkeys(("b_scale", "scales_b", "weight_scale", "w_scale"), ("scale_b", "scale")),
+    **dict.fromkeys(("block_size", "group_size", "scale_format", "quant_mode"), ("granularity", "format", "format_a")),
+    **dict.fromkeys(("format",), ("granularity", "format_a")),
+    **dict.fromkeys(("scales", "x_scales"), ("scale",)),
+    **dict.fromkeys(("input_ids", "ids", "index", "idx"), ("indices",)),
+    **dict.fromkeys(("output", "dst", "o", "y"), ("out",)),
+    **dict.fromkeys(("backend", "impl", "implementation", "provider", "use_kernel"), ("kernel",)),
+}
+
+NORMALISED = "the last dimension is normalised"
+_LAST = "the op works over the last dimension: move another there with x.movedim(dim, -1)"
+_ROWS = "each row's loss is returned: reduce them with .sum() or .mean(), over the targets that are not ignored"
+_ADVICE: Mapping[str, str] = {
+    **dict.fromkeys(("dim", "axis", "normalized_shape", "normalize_dim", "begin_norm_axis"), _LAST),
+    **dict.fromkeys(("reduction", "reduce", "size_average"), _ROWS),
+    **dict.fromkeys(
+        ("dropout_p", "dropout", "attention_dropout", "p_dropout"),
+        "the op drops nothing: call torch.nn.functional.dropout where the model does",
+    ),
+    "enable_gqa": "heads are grouped wherever k and v have fewer heads than q; leave it out",
+    **dict.fromkeys(
+        ("is_neox", "is_neox_style"), "is_neox=True is interleaved=False here, and is_neox=False interleaved=True"
+    ),
+    **dict.fromkeys(("cos_sin_cache", "freqs_cis"), "cos and sin are two tensors here, (L, C) each"),
+    "inplace": "pass the tensor to write over as out=",
+    **dict.fromkeys(("gate", "up", "gate_up"), "one tensor holds both halves: torch.cat((gate, up), dim=-1)"),
+    **dict.fromkeys(
+        ("class_weight", "z_loss", "lse_square_scale", "z_loss_multiplier"),
+        "the loss has no such term; return_lse=True gives each row's log-sum-exp to make one of",
+    ),
+    "include_last_offset": "offsets are the bags' begins alone: leave the last one out",
+    "max_norm": "rows are taken as they are: renormalise the weight before the call",
+    "stream": "a call runs on torch's current stream: use `with torch.cuda.stream(stream):`",
+    **dict.fromkeys(
+        ("requires_grad", "training"),
+        "gradients are recorded where a tensor requires them, as after {first}.requires_grad_()",
+    ),
+}
+# Where a name means something else than elsewhere.
+_OF_OP: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "embedding_bag": {**dict.fromkeys(("input", "x"), ("indices",)), "embeddings": ("weight",)},
+    "cross_entropy": dict.fromkeys(("input", "x", "_input", "inp", "hidden_states"), ("logits",)),
+    "scaled_mm": {"input": ("a",), "x": ("a",), "weight": ("b",)},
+    "dequantize": dict.fromkeys(("input", "x", "inp", "data"), ("q",)),
+    "rotary_embedding": {"scale_factor": (), "input": ("q",)},
+    "add": {"input": ("x",), "b": ("y",)},
+}
+
+
+# More heads than any model has; a layout with the heads before the sequence shows its length in their place.
+_MOST_HEADS = 256
+BY_HEAD = "pass x.transpose(1, 2) of each, which copies nothing"
+
+
+def heads_come_first(dims: Mapping[str, int]) -> bool:
+    """Whether attention over these dimensions looks like (B, H, S, D) taken for (B, S, H, D).
+
+    Either there are more heads than any model has, and more than positions; or, for grouped heads, a query and a key
+    have as many heads as the sequence is long, and key "positions" divide those of queries.
+    """
+    queries, keys, heads, key_heads = (dims.get(name, 0) for name in "STHG")
+    if queries < 1 or keys < 1 or heads <= 2 * queries:
+        return False
+    return heads > _MOST_HEADS or (heads == key_heads and keys < queries and queries % keys == 0)
+
+
+# What has to be said beside the name, where the values differ too.
+_MEANING: Mapping[tuple[str, str], str] = {
+    **dict.fromkeys(
+        [(name, "bias") for name in ("attn_mask", "attention_mask", "mask")],
+        ": numbers added to the scores, -inf where a key is hidden, of shape (B, H, S, T) without broadcasting",
+    ),
+    **dict.fromkeys(
+        [(name, "weight_offset") for name in ("zero_centered_gamma", "add_unit_offset")], ": weight_offset=1.0"
+    ),
+    **dict.fromkeys(
+        [(name, "window") for name in ("window_size", "sliding_window", "window_left", "local_window_size")],
+        ": a pair, positions seen before and after a query's own, -1 for all",
+    ),
+}
+
+
+def answer(op: str, name: str, known: Sequence[str]) -> str:
+    """A clause on ``name``, which is not among the arguments ``known`` of ``op``: what is meant, or what to do."""
+    return sure_answer(op, name, known) or nearest(name, known)
+
+
+def sure_answer(op: str, name: str, known: Sequence[str]) -> str:
+    """The same where it is listed here; else empty. The first of ``known`` is the op's first tensor."""
+    meant = next((one for one in _OF_OP.get(op, {}).get(name, _NAMES.get(name, ())) if one in known), None)
+    if meant is not None:
+        return f"here it is called {meant!r}{_MEANING.get((name, meant), '')}"
+    return _ADVICE.get(name, "").format(first=known[0])

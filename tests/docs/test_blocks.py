@@ -1,0 +1,240 @@
+"""Every fenced block of README.md and docs/ is run or checked here, or by a test that is named with the reason."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shlex
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+
+import portakernel
+from portakernel import cli, ops
+from portakernel.cli.calls_file import load_calls
+from portakernel.manifest import PluginManifest
+from portakernel.manifest_file import load_manifest
+from portakernel.policy_file import load_policy_file
+from portakernel.runtime import dispatcher
+
+ROOT = Path(__file__).parents[2]
+PAGES = ("README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block."""
+
+    page: str
+    language: str
+    text: str
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def blocks() -> Iterator[Block]:
+    """All of them, named by page and first line; of several that begin alike, by their number too."""
+    seen = Counter[str]()
+    for page in PAGES:
+        for _, language, text in re.findall(
+            r"^( *)```(\w*)\n(.*?)^\1```$", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+        ):
+            name = f"{page}: {text.partition(chr(10))[0]}"
+            seen[name] += 1
+            yield Block(page, language, text, name if seen[name] == 1 else f"{name} ({seen[name]})")
+
+
+# Blocks that another test holds to what they show, or that take a GPU or minutes: the test, and why it is not here.
+ELSEWHERE: Mapping[str, tuple[str, str]] = {
+    "README.md: $ make demo": (
+        "tests/docs/test_readme.py::test_the_demo_prints_what_is_shown",
+        "make would set up an environment; the test runs what it runs then. .ci/bare runs the command itself",
+    ),
+    "README.md: A byte-level decoder in the shape of Llama over a page of portakernel's own: 1767 bytes, float32": (
+        "tests/docs/test_readme.py::test_the_demo_prints_what_is_shown", "the output of `make demo`",
+    ),
+    "README.md: $ make test": (
+        "tests/docs/test_blocks.py::test_make_test_runs_pytest",
+        "it would run itself; .ci/bare runs it in a bare system",
+    ),
+    "README.md: import torch": (
+        "tests/docs/test_readme.py::test_the_quick_start_runs", "what it prints is compared there",
+    ),
+    "README.md: import torch (2)": (
+        "tests/docs/test_readme.py::test_the_example_in_transformers_runs",
+        "what it prints is compared there",
+    ),
+    "docs/policy.md: # yaml-language-server: $schema=https://…/policy.schema.json": (
+        "tests/docs/test_policy_page.py::test_the_example_is_valid_and_the_misspelling_is_told_as_shown",
+        "with its reasons",
+    ),
+    "docs/policy.md: $ export PORTAKERNEL_POLICY=/etc/portakernel/policy.yaml": (
+        "tests/docs/test_policy_page.py::test_the_reasons_are_those_of_the_decision",
+        "in force by that variable there",
+    ),
+    "docs/policy.md: $ cat fleet.yaml": (
+        ("tests/docs/test_policy_page.py"
+        "::test_a_policy_that_names_what_is_absent_denied_and_broken_serves_and_warns_as_shown"),
+        "with its files and its packages",
+    ),
+    "docs/policy.md: $ export PORTAKERNEL_POLICY=/etc/portakernel/base.yaml:/etc/portakernel/host.yaml": (
+        ("tests/core/test_policy_fleet.py"
+        "::test_denials_and_requirements_of_all_files_add_up_and_the_environments_too"),
+        "over two files of the test's own",
+    ),
+    "docs/policy.md: $ portakernel validate policy.yaml": (
+        "tests/docs/test_policy_page.py::test_the_example_is_valid_and_the_misspelling_is_told_as_shown",
+        "whole output",
+    ),
+    "docs/policy.md: import portakernel": (
+        "tests/docs/test_policy_page.py::test_the_python_shown_runs", "over the page's own example",
+    ),
+    "docs/warmup.md: portakernel.warmup(step, x)": (
+        "tests/graphs/test_decoder_step.py::test_a_captured_decoder_step_replays_with_the_eager_numbers",
+        "captures a CUDA graph: needs a GPU",
+    ),
+    "docs/warmup.md: 2 kinds of calls are warm after 2 runs in 3.1 s": (
+        "tests/graphs/test_warmup.py::test_the_report_reads", "of a GPU: the form is held there",
+    ),
+    "docs/native.md: from portakernel.native import Kernel, Options, Source, Unit": (
+        "tests/native/test_gpu.py::test_the_numbers_are_right_on_the_default_stream_and_on_another",
+        "launches on a GPU; the names are held here",
+    ),
+}  # fmt: skip
+# The last lines of pytest, whose numbers are a run's.
+SUMMARY = re.compile(r"=+ \d+ passed, \d+ skipped in [\d.]+s \([\d:]+\) =+\n")
+
+
+def check_session(block: Block, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``$ portakernel …`` and what it prints, with ``...`` for whatever stands there."""
+    for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
+        command, _, shown = part.partition("\n")
+        words = shlex.split(command)
+        assert words[0] == "portakernel", f"{block}: teach this test to run {words[0]!r}"
+        cli.main(words[1:])
+        # of what ships here: the OpenCL example may be installed beside it
+        printed = [line for line in capsys.readouterr().out.splitlines() if "opencl" not in line]
+        pattern = "\n".join(".*" if line == "..." else re.escape(line) for line in shown.splitlines())
+        assert re.fullmatch(pattern, "\n".join(printed), re.DOTALL), "\n".join(printed)
+
+
+def check_commands(block: Block, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Commands to copy: the command line takes them, and those that answer from manifests are run."""
+    for line in block.text.splitlines():
+        words = shlex.split(line.partition(">")[0])[1:]
+        parse(words)
+        if words[0] in ("list", "matrix", "explain"):
+            assert cli.main(words) == 0
+            json.loads(capsys.readouterr().out)
+
+
+def parse(words: list[str]) -> None:
+    """The command line as click reads it, up to what the command would do."""
+    command: Any = typer.main.get_command(cli.make_app([words[0]]))
+    found = getattr(command, "commands", {}).get(words[0], command)
+    found.make_context(words[0], words[1:])
+
+
+def check_json(block: Block, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An answer of a command: the one error that is shown, of an op that is none."""
+    shown = json.loads(block.text)
+    assert cli.main(["explain", "ad", "--json"]) == 2
+    assert json.loads(capsys.readouterr().out) == shown
+
+
+def check_yaml(block: Block, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A manifest or a file of calls, by its keys."""
+    file = folder / "shown.yaml"
+    file.write_text(block.text, encoding="utf-8")
+    if block.page == "docs/policy.md":
+        assert load_policy_file(file, dispatcher().registry).layers != ()
+    elif "\ncalls:" in block.text:
+        assert load_calls(file) != []
+    else:
+        assert load_manifest(PluginManifest, file, strict=True).manifest.kernels != []
+
+
+def check_toml(block: Block, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An entry point of our group."""
+    assert list(tomllib.loads(block.text)["project"]["entry-points"]) == ["portakernel"]
+
+
+def check_python(block: Block, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Code that runs, over what the page takes as given, on this machine's device and at a size for it."""
+    text = block.text.replace("(4096, ", "(16, ").replace('device="cuda:0"', 'device="cpu"')
+    with GIVEN.get(block.page, nothing)() as given:
+        exec(compile(text, block.page, "exec"), given)
+
+
+@contextlib.contextmanager
+def nothing() -> Iterator[dict[str, Any]]:
+    yield {}
+
+
+@contextlib.contextmanager
+def warmup_page() -> Iterator[dict[str, Any]]:
+    x, weight = torch.ones(16, 64), torch.ones(64)
+
+    def step(model: Callable[..., Any], tokens: torch.Tensor) -> Any:
+        return model(tokens, weight)
+
+    with portakernel.policy(deny="inductor"):  # what it would build takes minutes, and is no part of the page
+        yield {"x": x, "weight": weight, "step": step, "model": ops.rms_norm, "tokens": x}
+
+
+@contextlib.contextmanager
+def transformers_page() -> Iterator[dict[str, Any]]:
+    transformers = pytest.importorskip("transformers")
+    size = transformers.LlamaConfig(hidden_size=64, num_hidden_layers=1, intermediate_size=64, vocab_size=99)
+    inputs = {"input_ids": torch.randint(3, 99, (2, 8)), "max_new_tokens": 2, "do_sample": False}
+    yield {"model": transformers.LlamaForCausalLM(size), "inputs": inputs}
+
+
+GIVEN = {"docs/warmup.md": warmup_page, "docs/transformers.md": transformers_page}
+CHECKS = {
+    "console": check_session, "": check_commands, "json": check_json, "yaml": check_yaml, "toml": check_toml,
+    "python": check_python,
+}  # fmt: skip
+HERE = [block for block in blocks() if str(block) not in ELSEWHERE and not SUMMARY.fullmatch(block.text)]
+
+
+@pytest.mark.filterwarnings("ignore::portakernel.errors.FallbackWarning")  # which kernels there are is not told here
+@pytest.mark.filterwarnings("ignore::portakernel.errors.ReferenceWarning")
+@pytest.mark.parametrize("block", HERE, ids=str)
+def test_a_block_is_what_happens(
+    block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert block.language in CHECKS, f"{block}: nothing here checks a block of {block.language!r}"
+    CHECKS[block.language](block, tmp_path, capsys)
+
+
+@pytest.mark.parametrize("named", ELSEWHERE)
+def test_what_is_checked_elsewhere_is_there_and_so_is_its_test(named: str) -> None:
+    assert named in {str(block) for block in blocks()}, "the block is gone: take its line away"
+    file, _, test = ELSEWHERE[named][0].partition("::")
+    assert f"def {test}(" in (ROOT / file).read_text(encoding="utf-8")
+
+
+def test_make_test_runs_pytest() -> None:
+    recipe = re.search(r"^test: setup.*\n\t(.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert recipe is not None
+    assert recipe[1] == "@$(VENV_PYTHON) -m pytest $(PYTEST_ARGS)"
+
+
+def test_the_names_that_the_native_page_imports_exist() -> None:
+    (block,) = [block for block in blocks() if block.page == "docs/native.md"]
+    exec(compile(block.text.partition("\n")[0], block.page, "exec"), {})
+    compile(block.text, block.page, "exec")

@@ -1,0 +1,82 @@
+"""Values that no formula is meant for are refused, in the first call of a kind and in every later one."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import portakernel
+from portakernel import ops
+from portakernel.conformance.inputs import draw_inputs, generator
+from portakernel.contracts import contract, contracts
+from portakernel.errors import ArgumentValueError
+from portakernel.parameter import Parameter
+
+FLOATS = [(op, p) for op, described in contracts().items() for p in described.parameters if p.kind == "float"]
+pytestmark = pytest.mark.filterwarnings("ignore::portakernel.errors.FallbackWarning")
+
+
+def call_of(op: str) -> tuple[list[Tensor | None], dict[str, Any]]:
+    """Arguments of a small call of ``op``, as its public function takes them."""
+    described = contract(op)
+    case = next(case for case in described.cases if not case.parameters and math.prod(case.dims.values()) > 1)
+    made, dtypes = described.at(), dict[str, str]()
+    for name in described.typed:
+        dtypes[name] = str(made.accepted_dtypes(name, dtypes)[0])
+    inputs = draw_inputs(described, case, dtypes, "cpu", generator(0, op))
+    return inputs.keywords(inputs.tensors)
+
+
+def outside(parameter: Parameter) -> list[float]:
+    beyond = [value for value in (parameter.least - 1.0, parameter.most + 1.0) if math.isfinite(value)]
+    return [math.nan, math.inf, -math.inf, *beyond]
+
+
+def inside(parameter: Parameter) -> float:
+    return 0.25 if math.isinf(parameter.most) else parameter.most / 2
+
+
+@pytest.mark.parametrize(("op", "parameter"), FLOATS, ids=lambda value: getattr(value, "name", value))
+def test_a_number_out_of_range_is_refused_whatever_was_called_before(op, parameter):
+    tensors, _ = call_of(op)
+    function, described = getattr(ops, op), contract(op)
+    accepted = parameter.accepted().replace("a number", "a finite number")
+    for warm in (False, True):
+        with torch.no_grad():
+            handle = portakernel.bind(op, *tensors, **{parameter.name: inside(parameter)}) if warm else None
+        if warm:
+            function(*tensors, **{parameter.name: inside(parameter)})
+            function(*tensors, **{parameter.name: inside(parameter)})
+        for value in outside(parameter):
+            message = f"{op}: {parameter.name} must be {accepted}; this is {value!r}"
+            functions = [function, partial(portakernel.explain, op), partial(portakernel.bind, op), handle]
+            calls = [partial(one, *tensors, **{parameter.name: value}) for one in functions if one is not None]
+            if not any(tensor.keyword for tensor in described.tensors):
+                row = [*tensors, *described.values({parameter.name: value}).values()]
+                calls.append(partial(getattr(torch.ops.portakernel, op), *row))
+            for call in calls:
+                with pytest.raises(ArgumentValueError) as caught:
+                    call()
+                assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(("op", "parameter"), FLOATS, ids=lambda value: getattr(value, "name", value))
+def test_the_ends_of_a_range_are_inside(op, parameter):
+    for value in (parameter.least, parameter.most):
+        if math.isfinite(value):
+            assert parameter.canonical(op, value) == value
+
+
+@pytest.mark.parametrize("name", ["max_seqlen_q", "max_seqlen_k"])
+def test_lengths_are_not_negative(name):
+    tensors, _ = call_of("attention_varlen")
+    for _ in range(2):
+        with pytest.raises(ArgumentValueError) as caught:
+            ops.attention_varlen(*tensors, **{name: -1})
+        assert str(caught.value) == f"attention_varlen: {name} counts positions, from 0; this is -1"
+        ops.attention_varlen(*tensors, **{name: 4096})
