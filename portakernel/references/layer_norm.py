@@ -89,11 +89,15 @@ def magnitudes(
 
 
 def output_magnitudes(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, eps: float) -> tuple[Tensor]:
-    """The sum of absolute terms behind each element of ``y``: ``x``, its row's mean, and ``bias``."""
+    """The sum of absolute terms behind each element of ``y``: ``x``, its row's mean, and ``bias``.
+
+    Deviations below the smallest normal number of float32 are held no finer than that one.
+    """
     wide = x.double()
     deviation = wide - wide.mean(-1, keepdim=True)
     rstd = torch.rsqrt(deviation.square().mean(-1, keepdim=True) + eps)
-    terms = (wide.abs() + wide.abs().mean(-1, keepdim=True)) * rstd * weight.double().abs()
+    size = (wide.abs() + wide.abs().mean(-1, keepdim=True)).clamp(min=torch.finfo(torch.float32).tiny)
+    terms = size * rstd * weight.double().abs()
     return (terms if bias is None else terms + bias.double().abs(),)
 
 

@@ -165,6 +165,39 @@ def test_rows_of_a_few_elements_are_measured_with_the_plain_formulas_worst():
     assert isinstance(compare_rows(*rows_of(64, off=16.0)), Mismatch)
 
 
+def test_one_row_of_a_thousand_is_measured_with_the_plain_formulas_worst():
+    want = torch.ones(4000, 32, dtype=torch.float64)
+    plain, got = want + 2.0**-12, want.clone()
+    plain[0] += 2.0**-6
+    for rows, outcome in ((4, Match), (5, Mismatch)):
+        got[1 : 1 + rows] = 1.0 + 2.0**-6
+        assert isinstance(compare_rows(got.half(), want, plain), outcome)
+    got[1:6] = 1.0
+    got[1] = 1.0 + 2.0**-4
+    assert isinstance(compare_rows(got.half(), want, plain), Mismatch)
+
+
+def test_a_row_may_round_to_infinity_where_the_truth_nearly_does_or_lies_beyond():
+    want = torch.full((20, 32), 60000.0, dtype=torch.float64)
+    want[0, 0] = -65519.0
+    want[1, 1] = 70000.0
+    got = want.half()
+    got[0, 0] = -math.inf
+    assert bool(got[1, 1].isinf())
+    assert isinstance(compare_rows(got, want, want), Match)
+    got[0, 0], got[2, 2] = -65504.0, math.inf
+    assert isinstance(compare_rows(got, want, want), Mismatch)
+    got[2, 2], got[1, 1] = 60000.0, -math.inf
+    assert isinstance(compare_rows(got, want, want), Mismatch)
+
+
+def test_a_plain_formula_that_overflows_bounds_its_row_still():
+    want = torch.full((20, 32), 60000.0, dtype=torch.float64)
+    plain, got = want.clone(), want.clone()
+    plain[3, 3], got[3, 4] = math.inf, -60000.0
+    assert isinstance(compare_rows(got.half(), want, plain), Mismatch)
+
+
 def test_a_short_row_that_cancels_is_measured_at_the_largest_and_a_long_one_is_not():
     for columns, outcome in ((2, Match), (32, Mismatch)):
         want = torch.zeros(2, columns, dtype=torch.float64)

@@ -43,12 +43,18 @@ def draw(S, T, H=4, G=2, D=16, E=16, B=2):
 # --- stand-ins -------------------------------------------------------------------------------------------------------
 
 
+def flash_window(longest, window_size_left=-1, window_size_right=-1):
+    """FlashAttention-2's: what reaches as far as the keys is open, and an open end as far away as there are keys."""
+    left, right = (-1 if size >= longest else size for size in (window_size_left, window_size_right))
+    return (longest if left < 0 <= right else left, longest if right < 0 <= left else right)
+
+
 def flash_forward(q, k, v, cu_q, cu_k, S, T, dropout, causal, debug, *, scale, **more):
     """FlashAttention-2: the mask ends at the last key, all head dims are one."""
     assert (cu_q, cu_k, S, T, dropout, debug) == (None, None, q.shape[1], k.shape[1], 0.0, False)
     assert scale > 0
     assert q.shape[-1] == k.shape[-1] == v.shape[-1]
-    window = (more.get("window_size_left", -1), more.get("window_size_right", -1))
+    window = flash_window(T, **more)
     asked = {"causal": causal, "scale": scale, "window": window}
     return (*reference.forward(q, k, v, **asked, return_lse=True), None, None, None)
 
@@ -58,7 +64,7 @@ def flash_backward(grad, q, k, v, out, lse, cu_q, cu_k, S, T, dropout, causal, s
     assert scale > 0
     assert lse.shape == (q.shape[0], q.shape[2], S)
     assert bool(lse.isfinite().all())
-    window = (more.get("window_size_left", -1), more.get("window_size_right", -1))
+    window = flash_window(T, **more)
     asked = {"causal": causal, "scale": scale, "window": window}
     return reference.backward(grad, q, k, v, None, None, None, out, lse, **asked)[:3]
 
@@ -171,7 +177,19 @@ def compare(kernel, tensors, *, bias=None, **asked):
 @pytest.mark.parametrize("window", [(-1, -1), (2, 1), (-1, 0), (1, -1)])
 @pytest.mark.parametrize("kernel", [attention_flash, attention_efficient])
 def test_masks_end_at_the_last_key(kernel, S, T, causal, window):
+    if (kernel, S, T, causal, window) == (attention_flash, 9, 4, False, (1, -1)):
+        pytest.skip("flash leaves it to others")
     compare(kernel, draw(S, T), causal=causal, scale=0.3, window=window)
+
+
+@pytest.mark.parametrize("window", [(1, -1), (0, 4), (3, 2**20)])
+def test_flash_leaves_windows_to_others_whose_open_end_it_takes_for_one(window):
+    asked = {"scale": None, "window": window, "return_lse": False}
+    with pytest.raises(CannotRun) as caught:
+        attention_flash.attention(*draw(9, 4), causal=False, **asked)
+    assert (caught.value.rejection.code, caught.value.rejection.parameter) == (ReasonCode.LIMIT, "window")
+    compare(attention_flash, draw(9, 4), causal=True, scale=None, window=window)
+    compare(attention_flash, draw(5, 4), causal=False, scale=None, window=window)
 
 
 @pytest.mark.parametrize(("S", "T"), [(5, 5), (9, 4), (1, 7)])

@@ -23,13 +23,19 @@ def draw(queries, keys, H=4, G=2, D=16, E=16):
     return [q, k, v, *ends]
 
 
+def flash_window(longest, window_size_left=-1, window_size_right=-1):
+    """FlashAttention-2's: what reaches as far as the keys is open, and an open end as far away as there are keys."""
+    left, right = (-1 if size >= longest else size for size in (window_size_left, window_size_right))
+    return (longest if left < 0 <= right else left, longest if right < 0 <= left else right)
+
+
 def flash_forward(q, k, v, cu_q, cu_k, max_q, max_k, dropout, causal, debug, *, scale, **more):
     """FlashAttention-2: bounds hold, one query is taken for exactly one, lse is inf where no key is seen."""
     assert scale > 0
     assert max_q >= int(cu_q.diff().max())
     assert max_k >= int(cu_k.diff().max())
     assert max_q > 1 or q.shape[0] == len(cu_q) - 1
-    window = (more.get("window_size_left", -1), more.get("window_size_right", -1))
+    window = flash_window(max_k, **more)
     asked = {"causal": causal, "scale": scale, "window": window}
     y, lse = reference.forward(q, k, v, cu_q, cu_k, **asked, return_lse=True)
     return y, lse.masked_fill(lse == -math.inf, math.inf), None, None, None
@@ -38,7 +44,7 @@ def flash_forward(q, k, v, cu_q, cu_k, max_q, max_k, dropout, causal, debug, *, 
 def flash_backward(grad, q, k, v, out, lse, cu_q, cu_k, max_q, max_k, dropout, causal, state, unused, *, scale, **more):
     assert scale > 0
     assert not bool((lse == -math.inf).any())
-    window = (more.get("window_size_left", -1), more.get("window_size_right", -1))
+    window = flash_window(max_k, **more)
     asked = {"causal": causal, "scale": scale, "window": window}
     return reference.backward(grad, q, k, v, cu_q, cu_k, None, None, out, lse, **asked)[:3]
 
@@ -48,12 +54,13 @@ def flash_backward(grad, q, k, v, out, lse, cu_q, cu_k, max_q, max_k, dropout, c
 @pytest.mark.parametrize(
     ("longest", "scale"), [(True, None), (False, None), (True, 0.0), (True, -0.3), (False, -1e-40)]
 )
-def test_flash_gives_the_references_numbers(queries, keys, causal, longest, scale, monkeypatch):
+@pytest.mark.parametrize("window", [(2, -1), (1, 2**20), (-1, 2)])
+def test_flash_gives_the_references_numbers(queries, keys, causal, longest, scale, window, monkeypatch):
     monkeypatch.setattr(attention_varlen_flash, "_forward", flash_forward)
     monkeypatch.setattr(attention_varlen_flash, "_backward", flash_backward)
     tensors = draw(queries, keys, D=32)
     bounds = {"max_seqlen_q": max(queries) if longest else None, "max_seqlen_k": max(keys) if longest else None}
-    asked = {"causal": causal, "scale": scale, "window": (2, -1), **bounds}
+    asked = {"causal": causal, "scale": scale, "window": window, **bounds}
     y, lse, saved = attention_varlen_flash.attention(*tensors, **asked, return_lse=True, save=True)
     want, want_lse = reference.forward(*tensors, **asked, return_lse=True)
     torch.testing.assert_close(y, want)

@@ -101,6 +101,21 @@ def test_block_scales_have_the_strides_that_cublas_wants(rows, columns):
     assert torch.equal(square[:columns].t(), scale)
 
 
+@pytest.mark.parametrize("layout", ["contiguous", "offset", "sliced", "stepped", "transposed", "expanded"])
+@pytest.mark.parametrize("rows", [1, 16])
+def test_matrices_and_scales_reach_cublas_as_it_reads_them(rows, layout):
+    drawn = torch.randn((1, 32) if layout == "expanded" else (rows, 32)).to(torch.float8_e4m3fn)
+    x = place_tensor(drawn, (rows, 32), layout, "float8_e4m3fn", "cpu")
+    found = scale_layout.row_major(x)
+    assert torch.equal(found.float(), x.float())
+    assert found.stride(1) == 1
+    assert found.stride(0) >= 32
+    assert found.stride(0) % 16 == found.data_ptr() % 16 == 0
+    drawn = torch.rand(1 if layout == "expanded" else rows, 1)
+    scale = scale_layout.on_16_bytes(place_tensor(drawn, (rows, 1), layout, "float32", "cpu"))
+    assert scale.data_ptr() % 16 == 0
+
+
 ONE_ROW = [
     ((1, 17), ("tensor", "row")),
     ((5, 1), ("row", "tensor")),

@@ -188,9 +188,19 @@ def test_plain_rounds_its_operands_to_bfloat16_or_to_13_bits_and_the_reference_d
     scale, wide = torch.tensor([[1.0 + 2.0**-10 + 2.0**-14]]), {"out_dtype": "float32"}
     one = torch.ones(1, 1)
     assert float(scaled_mm.forward(a, a, scale, one, **wide)) == 1.0 + 2.0**-10 + 2.0**-14
-    assert float(scaled_mm.plain(a, a, scale, one, **wide)) == 1.0 + 2.0**-10
-    assert float(scaled_mm.plain(a, a, scale, one, **wide, use_fast_accum=True)) == 1.0
-    assert float(scaled_mm.plain(a, a, scale, one, out_dtype="float16")) == 1.0
+    exact = 1.0 + 2.0**-10 + 2.0**-14
+    # on average over what is rounded; half a unit is the most of one operand
+    assert 2.0**-16 < float(scaled_mm.plain(a, a, scale, one, **wide)) - exact < 2.0**-12
+    assert 2.0**-11 < float(scaled_mm.plain(a, a, scale, one, **wide, use_fast_accum=True)) - exact < 2.0**-7
+
+
+def test_plain_is_off_where_a_rounding_would_be_exact_by_chance():
+    """All elements of a row are one power of two, and so is what they stand for."""
+    a, b = torch.ones(3, 64).to(torch.float8_e4m3fn), torch.ones(5, 64).to(torch.float8_e4m3fn)
+    scales = torch.ones(3, 1), torch.ones(1, 1).expand(5, 1)
+    y = scaled_mm.plain(a, b, *scales, out_dtype="float32", use_fast_accum=True)
+    assert bool((y > 64.0 * (1.0 + 2.0**-10)).all())
+    assert bool((y < 64.0 * (1.0 + 2.0**-7)).all())
 
 
 @pytest.mark.parametrize("layout", FORMATS)

@@ -97,11 +97,15 @@ def _masks(S: int, T: int, causal: bool, window: Window) -> tuple[bool, dict[str
     """The operator's causal flag and window for queries of which each sees some key.
 
     Raises:
-        CannotRun: its causal mask is not aligned as the contract's.
+        CannotRun: its masks are not those of the contract here.
     """
     if causal and HIP and 1 < S < T:
         text = "its causal mask begins at the first key on AMD, and so needs S = 1 or S >= T"
         raise CannotRun(Rejection(ReasonCode.LIMIT, f"{text}; this is S = {S}, T = {T}", "S"))
     flag = causal and S > 1
     left, right = window[0], 0 if causal else window[1]
+    # a window without an end is taken for one of T keys after the query
+    if 0 <= left < T and not 0 <= right < T and S > T + 1:
+        text = "a window that is open to the right needs S <= T + 1, because it ends T keys after the query"
+        raise CannotRun(Rejection(ReasonCode.LIMIT, f"{text}; this is S = {S}, T = {T}", "window"))
     return flag, {"window_size_left": left, "window_size_right": right} if left >= 0 or window[1] >= 0 else {}

@@ -28,10 +28,10 @@ def blind_queries(S: int, T: int, *, causal: bool, window: Window = (-1, -1)) ->
 
 def aligned(x: Tensor) -> Tensor:
     """``x`` itself, or a copy, when vector loads of 16 bytes could not read its rows."""
-    return x if _is_aligned(x) else x.clone(memory_format=torch.contiguous_format)
+    return x if is_aligned(x) else x.clone(memory_format=torch.contiguous_format)
 
 
-def _is_aligned(x: Tensor) -> bool:
+def is_aligned(x: Tensor) -> bool:
     """Whether every row begins at an address that 16 divides, and has no gaps: asked on every call."""
     *strides, last = x.stride()
     if last != 1 or x.data_ptr() % 16:

@@ -34,7 +34,7 @@ def attention(
     """``softmax(scale * q @ k.T) @ v`` in each sequence; q: (S, H, D), k: (T, G, D), v: (T, G, E) in 16 bits."""
     E, width = v.shape[-1], _width(q, v)
     q, scale = above_zero(q, scale)
-    longest = _longest(q, k, cu_seqlens_q, max_seqlen_q, max_seqlen_k)
+    longest = _longest(q, k, cu_seqlens_q, max_seqlen_q, max_seqlen_k, None if causal else window)
     ends = (cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous())
     q, k, v = (aligned(padded(x, width)) for x in (q, k, v))
     y, lse, *_ = _forward(q, k, v, *ends, *longest, 0.0, causal, False, scale=scale, **_window(causal, window))
@@ -93,7 +93,7 @@ def backward(
     del return_lse
     given, widths, width = scale, (q.shape[-1], k.shape[-1], v.shape[-1]), _width(q, v)
     q, scale = above_zero(q, scale)
-    longest = _longest(q, k, cu_seqlens_q, max_seqlen_q, max_seqlen_k)
+    longest = _longest(q, k, cu_seqlens_q, max_seqlen_q, max_seqlen_k, None if causal else window)
     ends = (cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous())
     # with inf the weights of queries without keys are zero
     lse = logsumexp.masked_fill(logsumexp == -math.inf, math.inf)
@@ -105,14 +105,23 @@ def backward(
 
 
 def _longest(
-    q: Tensor, k: Tensor, cu_seqlens_q: Tensor, max_seqlen_q: int | None, max_seqlen_k: int | None
+    q: Tensor,
+    k: Tensor,
+    cu_seqlens_q: Tensor,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    window: Window | None,
 ) -> tuple[int, int]:
     """Bounds of the sequences' lengths: where they are not given all tokens, which costs blocks without work."""
     queries = q.shape[0] if max_seqlen_q is None else max_seqlen_q
     # one query in each sequence is taken for exactly one, which may be none
     if queries == 1 and q.shape[0] != cu_seqlens_q.shape[0] - 1:
         queries = 2
-    return queries, k.shape[0] if max_seqlen_k is None else max_seqlen_k
+    keys = k.shape[0] if max_seqlen_k is None else max_seqlen_k
+    # a window without an end is taken for one of so many keys after the query, of which the first may stand far before
+    if window is not None and window[0] >= 0 and not 0 <= window[1] < keys:
+        keys = max(keys, queries)
+    return queries, keys
 
 
 def _width(q: Tensor, v: Tensor) -> int:

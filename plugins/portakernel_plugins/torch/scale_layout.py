@@ -1,9 +1,24 @@
-"""Scales as PyTorch's scaled matrix products want them in memory, and where their result goes."""
+"""Matrices and scales as PyTorch's scaled matrix products want them in memory, and where their result goes."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from portakernel_plugins.torch.attention_layout import is_aligned
+
+
+def row_major(x: Tensor) -> Tensor:
+    """``x (M, K)`` itself, or a copy where vector loads could not read its rows, or rows share memory.
+
+    cuBLAS reads the distance between rows from the strides, of a single row too.
+    """
+    return x if is_aligned(x) and x.stride(0) >= x.shape[1] else x.clone(memory_format=torch.contiguous_format)
+
+
+def on_16_bytes(scale: Tensor) -> Tensor:
+    """``scale`` itself, or a copy where its address is none that cuBLAS takes scales from."""
+    return scale if scale.data_ptr() % 16 == 0 else scale.clone()
 
 
 def row_scales(scale: Tensor, rows: int) -> Tensor:

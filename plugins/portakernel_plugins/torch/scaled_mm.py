@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from portakernel_plugins.torch.attention_layout import aligned
-from portakernel_plugins.torch.scale_layout import row_scales, written
+from portakernel_plugins.torch.scale_layout import on_16_bytes, row_major, row_scales, written
 
 _product = torch.ops.aten._scaled_mm.default
 
@@ -38,10 +37,10 @@ def scaled_mm(
     # the operator adds no float32 bias on GPUs
     fused = bias if found is not torch.float32 or bias is None or bias.device.type == "cpu" else None
     y = _product(
-        aligned(a),
-        aligned(b).t(),
-        scale_a,
-        scale_b.t(),
+        row_major(a),
+        row_major(b).t(),
+        on_16_bytes(scale_a),
+        on_16_bytes(scale_b).t(),
         bias=None if fused is None else fused.contiguous(),
         out_dtype=found,
         use_fast_accum=use_fast_accum,

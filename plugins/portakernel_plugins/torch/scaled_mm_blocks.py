@@ -7,8 +7,7 @@ from torch import Tensor
 from torch.nn.functional import ScalingType
 
 from portakernel.capability import ReasonCode, Rejection
-from portakernel_plugins.torch.attention_layout import aligned
-from portakernel_plugins.torch.scale_layout import outer_major, square_blocks, written
+from portakernel_plugins.torch.scale_layout import on_16_bytes, outer_major, row_major, square_blocks, written
 
 
 def check(use_fast_accum: bool) -> Rejection | None:
@@ -46,8 +45,8 @@ def scaled_mm(
     found: torch.dtype = getattr(torch, out_dtype)
     fused = bias if found is not torch.float32 else None
     y = torch.nn.functional.scaled_mm(
-        aligned(a),
-        aligned(b).t(),
+        row_major(a),
+        row_major(b).t(),
         _laid_out(scale_a, format_a),
         _recipe(format_a),
         _laid_out(scale_b, format_b),
@@ -59,7 +58,7 @@ def scaled_mm(
 
 
 def _laid_out(scale: Tensor, scale_format: str) -> Tensor:
-    return square_blocks(scale) if scale_format == "block_128x128" else outer_major(scale)
+    return on_16_bytes(square_blocks(scale) if scale_format == "block_128x128" else outer_major(scale))
 
 
 def _recipe(scale_format: str) -> ScalingType:

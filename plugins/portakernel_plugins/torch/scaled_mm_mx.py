@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.nn.functional import ScalingType, SwizzleType
 
 from portakernel.capability import CannotRun, ReasonCode, Rejection
-from portakernel_plugins.torch.attention_layout import HIP, aligned
-from portakernel_plugins.torch.scale_layout import swizzled, written
+from portakernel_plugins.torch.attention_layout import HIP
+from portakernel_plugins.torch.scale_layout import on_16_bytes, row_major, swizzled, written
 
 
 def scaled_mm(
@@ -48,8 +48,8 @@ def scaled_mm(
         recipe.append(ScalingType.TensorWise)
         tiles.append(SwizzleType.NO_SWIZZLE)
     y = torch.nn.functional.scaled_mm(
-        _aligned(a),
-        _aligned(b).t(),
+        _row_major(a),
+        _row_major(b).t(),
         scales[0],
         recipe,
         scales[1],
@@ -62,13 +62,13 @@ def scaled_mm(
     return written(y, bias if fused is None else None, out)
 
 
-def _aligned(x: Tensor) -> Tensor:
+def _row_major(x: Tensor) -> Tensor:
     """``x`` in rows that vector loads can read; torch copies float4 as bytes alone."""
-    return aligned(x.view(torch.uint8)).view(x.dtype)
+    return row_major(x.view(torch.uint8)).view(x.dtype)
 
 
 def _laid_out(scale: Tensor, swizzle: str) -> Tensor:
     codes = scale.view(torch.uint8)
     if HIP or swizzle == "32_4_4":
-        return codes.contiguous().view(scale.dtype)
+        return on_16_bytes(codes.contiguous()).view(scale.dtype)
     return swizzled(codes).view(scale.dtype)
