@@ -150,7 +150,9 @@ class Trial:
         for tensor, spec in zip(found, specs, strict=True):
             want = self._allowing_nan(tensor, truth[spec.name], spec.name)
             magnitude, plain = self.truth.magnitudes.get(spec.name), self.truth.plain.get(spec.name)
-            problems += self.compare(tensor, spec.name, *self.inputs.form(spec), want, allowed, magnitude, plain)
+            slack = None if saved else self.truth.slack.get(spec.name)
+            form = self.inputs.form(spec)
+            problems += self.compare(tensor, spec.name, *form, want, allowed, magnitude, plain, slack=slack)
         return problems
 
     def _allowing_nan(self, found: Any, want: Tensor, name: str) -> Tensor:
@@ -183,6 +185,7 @@ class Trial:
         plain: Tensor | None = None,
         *,
         cancelling: float | None = None,
+        slack: Tensor | None = None,
     ) -> list[str]:
         """What is wrong with one result: in ulp, or where the op's rule says so by the plain formula's distance."""
         if problem := self.form(found, name, shape, dtype):
@@ -195,7 +198,7 @@ class Trial:
         elif allowed is None:
             return [f"{name} is {kind}, for which the op's contract gives no tolerance"]
         else:
-            outcome = compare(got, want, allowed + self.venue.allowance_ulp.get(kind, 0.0), magnitude)
+            outcome = compare(got, want, allowed + self.venue.allowance_ulp.get(kind, 0.0), magnitude, slack=slack)
         return [f"{name}: {outcome}"] if isinstance(outcome, Mismatch) else []
 
     def form(self, found: Any, name: str, shape: Sequence[int], dtype: torch.dtype) -> str:

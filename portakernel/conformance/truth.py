@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from portakernel.conformance.comparison import numbers
+from portakernel.conformance.comparison import numbers, ulp_at
 from portakernel.conformance.inputs import Inputs
 from portakernel.contract import Contract
 
@@ -44,13 +44,15 @@ class Gradient:
 class Truth:
     """A case's outputs and saved tensors in float64, by name.
 
-    ``magnitudes`` are those of results that can cancel, ``plain`` what the plain formula gives in the inputs' dtype.
+    ``magnitudes`` are those of results that can cancel, ``slack`` what float32 loses of them before it is rounded to
+    less, ``plain`` what the plain formula gives in the inputs' dtype.
     """
 
     inputs: Inputs
     outputs: Mapping[str, Tensor]
     saved: Mapping[str, Tensor]
     magnitudes: Mapping[str, Tensor | None]
+    slack: Mapping[str, Tensor]
     plain: Mapping[str, Tensor]
 
     @property
@@ -82,14 +84,20 @@ class Truth:
                 saved_magnitudes = _call(reference.saved_magnitudes, inputs, given)
         saved = [result.name for result in contract.saved]
         named = dict(zip([*outputs, *saved], found, strict=True))
+        slack: dict[str, Tensor] = {}
         if getattr(reference, "FLOAT32_MAGNITUDES", False):
-            narrow = [inputs.dtype(output) is not torch.float32 for output in contract.outputs]
-            magnitudes = tuple(None if n else m for n, m in zip(narrow, magnitudes, strict=True))
+            wide = [inputs.dtype(output) is torch.float32 for output in contract.outputs]
+            ulps = contract.tolerance.forward["float32"]
+            for name, magnitude, held in zip(outputs, magnitudes, wide, strict=True):
+                if magnitude is not None and not held:
+                    slack[name] = ulps * ulp_at(magnitude, torch.float32)
+            magnitudes = tuple(m if held else None for held, m in zip(wide, magnitudes, strict=True))
         return cls(
             inputs,
             {name: named[name] for name in outputs},
             {name: named[name] for name in saved},
             dict(zip(outputs, magnitudes, strict=False)) | dict(zip(saved, saved_magnitudes, strict=False)),
+            slack,
             {name: exact(tensor) for name, tensor in zip([*outputs, *saved], plain, strict=False)},
         )
 
@@ -134,7 +142,7 @@ class Truth:
         # what a zero is the difference of is of the size of other rows: of other gradients' where all of it is zero
         norms = [0.0 if value is None else _largest_row(value) for value in exact_ones]
         floats = [t.dtype for t in self.inputs.given.values() if t.dtype.is_floating_point]
-        unit = max((8.0 if d is torch.float32 else 1.0) * torch.finfo(d).eps for d in floats)
+        unit = max((16.0 if d is torch.float32 else 1.0) * torch.finfo(d).eps for d in floats)
         return tuple(
             None
             if value is None or plain is None

@@ -155,6 +155,7 @@ CONTRACT = Contract(
         ),
         Case("no queries", dims=_dims(B=2, S=0, T=7, H=4, G=2, D=64)),
         Case("window on both sides", dims=_dims(S=40, H=2, D=64), parameters={"window": (6, 3)}),
+        Case("window before, many queries", dims=_dims(S=40, T=9, H=2, D=32), parameters={"window": (3, -1)}),
         Case("window after", dims=_dims(S=20, T=33, H=2, D=32), parameters={"window": (-1, 3)}),
         Case(
             "window before, causal, queries without keys",

@@ -159,6 +159,12 @@ CONTRACT = Contract(
             given={"cu_seqlens_q": (0, 25, 27, 60), "cu_seqlens_k": (0, 20, 31, 64)},
         ),
         Case(
+            "window before, many queries",
+            dims=_dims(B=3, S=60, T=14, H=2, D=64),
+            parameters={"window": (3, -1)},
+            given={"cu_seqlens_q": (0, 25, 27, 60), "cu_seqlens_k": (0, 6, 9, 14)},
+        ),
+        Case(
             "window on both sides",
             dims=_dims(B=3, S=50, T=44, H=2, D=32),
             parameters={"window": (5, 2), "return_lse": True},

@@ -82,6 +82,16 @@ CONTRACT = Contract(
         Case("tiny magnitudes", (6,), {"K": 40, "N": 24}, values="tiny", backward=False),
         Case("NaN, infinities, signed zeros", (12,), {"K": 40, "N": 24}, values="special", backward=False),
         Case("specials through relu", (12,), {"K": 40, "N": 24}, {}, {"activation": "relu"}, "special", backward=False),
+        # where no vector is read matrix products are others
+        Case(
+            "specials through relu, odd",
+            (12,),
+            {"K": 33, "N": 10},
+            {},
+            {"activation": "relu"},
+            "special",
+            backward=False,
+        ),
         Case("zeros", (6,), {"K": 40, "N": 24}, {}, {"activation": "gelu"}, values="zeros", present=("bias",)),
     ),
     # The plain formula rounds after the layer and after the activation: twice its distance leaves room for other orders

@@ -165,16 +165,23 @@ def test_rows_of_a_few_elements_are_measured_with_the_plain_formulas_worst():
     assert isinstance(compare_rows(*rows_of(64, off=16.0)), Mismatch)
 
 
-def test_one_row_of_a_thousand_is_measured_with_the_plain_formulas_worst():
+def test_one_row_of_a_hundred_is_measured_with_the_plain_formulas_worst():
     want = torch.ones(4000, 32, dtype=torch.float64)
     plain, got = want + 2.0**-12, want.clone()
     plain[0] += 2.0**-6
-    for rows, outcome in ((4, Match), (5, Mismatch)):
+    for rows, outcome in ((40, Match), (41, Mismatch)):
         got[1 : 1 + rows] = 1.0 + 2.0**-6
         assert isinstance(compare_rows(got.half(), want, plain), outcome)
-    got[1:6] = 1.0
+    got[1:42] = 1.0
     got[1] = 1.0 + 2.0**-4
     assert isinstance(compare_rows(got.half(), want, plain), Mismatch)
+
+
+def test_what_float32_loses_before_it_is_rounded_is_no_distance():
+    got, want = torch.tensor([1.0 + 2.0**-10], dtype=torch.float16), f64(1.0 + 0.45 * 2.0**-10)
+    assert isinstance(compare(got, want, 0.51), Mismatch)
+    assert isinstance(compare(got, want, 0.51, slack=f64(0.05 * 2.0**-10)), Match)
+    assert isinstance(compare(got, want, 0.51, slack=f64(0.03 * 2.0**-10)), Mismatch)
 
 
 def test_a_row_may_round_to_infinity_where_the_truth_nearly_does_or_lies_beyond():

@@ -33,9 +33,28 @@ def test_the_fused_operator_serves_the_activations_that_it_has_there(target, ser
 
 def test_the_reason_names_the_activations_that_are_served():
     decision = portakernel.explain("linear_act", target="nvidia:sm_90", dtype="bfloat16", activation="silu")
-    (rejection,) = decision.candidate("torch.linear_act").rejections
-    assert (rejection.code, rejection.parameter) == ("feature", "activation")
-    assert rejection.text == "gpu: activation takes relu, gelu_tanh; this is 'silu'"
+    found = [r for r in decision.candidate("torch.linear_act").rejections if r.parameter == "activation"]
+    assert {rejection.code for rejection in found} == {"feature"}
+    assert [rejection.text for rejection in found] == [
+        "gpu: activation takes gelu_tanh; this is 'silu'",
+        "gpu_relu: activation takes relu; this is 'silu'",
+        "gpu_relu_16: activation takes relu; this is 'silu'",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "width", "outputs", "served"),
+    [("bfloat16", 9, 8, False), ("float16", 8, 10, False), ("bfloat16", 16, 24, True), ("float32", 9, 10, True)],
+)
+def test_relu_in_16_bits_takes_rows_of_whole_vectors_for_cublas_makes_zero_of_nan_in_others(
+    dtype, width, outputs, served
+):
+    shape = {"x": (4, width), "weight": (outputs, width), "bias": (outputs,)}
+    for activation, wanted in (("relu", served), ("gelu_tanh", True)):
+        decision = portakernel.explain(
+            "linear_act", target="nvidia:sm_90", dtype=dtype, shape=shape, activation=activation
+        )
+        assert (decision.candidate("torch.linear_act").status != "rejected") == wanted
 
 
 def test_calls_that_differ_in_the_activation_alone_go_to_different_kernels():

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from portakernel_plugins.torch.attention_layout import aligned
+
 _aten = torch.ops.aten
 
 
@@ -21,7 +23,8 @@ def linear_act(
     """``activation(x @ weight.T + bias)``; x: (..., K), weight: (N, K), bias: (N,).
 
     The operator's gelu is the one by tanh on GPUs, as in the epilogues of cuBLAS, and the exact one on CPUs. It keeps
-    the preactivation to itself: a gelu that has to save it comes after the product.
+    the preactivation to itself: a gelu that has to save it comes after the product. Its relu loses NaN where vector
+    loads could not read 16-bit rows.
     """
     if save and activation != "relu":
         z = functional.linear(x, weight, bias).contiguous()
@@ -30,6 +33,8 @@ def linear_act(
     y = x.new_empty((*x.shape[:-1], N)) if out is None or not out.is_contiguous() else out
     bias = weight.new_zeros(N) if bias is None else bias
     rows = x.reshape(-1, K)
+    if activation == "relu" and x.dtype is not torch.float32 and x.device.type == "cuda":
+        rows, weight, bias = aligned(rows), aligned(weight), aligned(bias)
     _aten._addmm_activation.out(bias, rows, weight.t(), use_gelu=activation != "relu", out=y.view(-1, N))
     if save:
         return (y,)

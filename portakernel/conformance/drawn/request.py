@@ -248,7 +248,8 @@ def _layouts(contract: Contract, case: Case, chance: random.Random) -> dict[str,
         if not is_present(tensor, case) or chance.random() < 0.65:
             continue
         layouts = layouts_of(len(case_shape(tensor, case)))
-        # what is stored once cannot ascend
-        ordered = tensor.draw.kind in ("segments", "offsets")
-        found[tensor.name] = chance.choice([layout for layout in layouts if not (ordered and layout == "expanded")])
+        # what is stored once cannot ascend, and a row of one number has no spread to be divided by
+        spread = tensor.leading is not None and "eps" in case.parameters
+        one = (spread or tensor.draw.kind in ("segments", "offsets")) and len(case_shape(tensor, case)) == 1
+        found[tensor.name] = chance.choice([layout for layout in layouts if not (one and layout == "expanded")])
     return found
