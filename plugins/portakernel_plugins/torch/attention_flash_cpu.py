@@ -40,9 +40,11 @@ def attention(
     mask = _mask(q, k, blind, alibi_slopes, bias, causal, window)
     # the operator's own causal mask begins at the first key
     square = causal and mask is None and q.shape[1] - blind > 1
-    q, k, v = _rows(q[:, blind:], k, v)
+    q, k, v = _rows(q[:, blind:] if blind else q, k, v)
     y, lse = _forward(q, k, v, 0.0, square, attn_mask=None if mask is None else mask.added, scale=scale)
-    y = y.transpose(1, 2)[..., :width]
+    y = y.transpose(1, 2)
+    if y.shape[-1] > width:
+        y = y[..., :width]
     if mask is not None:
         y, lse = mask.cleared(y), mask.lowered(lse)
     return returned(y, lse, blind, out, return_lse=return_lse, save=save)
