@@ -43,8 +43,8 @@ def add_rms_norm_cpu(
     if rms_norm.few(x):
         y, summed = (None, None) if out is None else out
         summed = add(x, residual, out=summed)
-        found = rms_norm.rms_norm_cpu(summed, weight, eps=eps, weight_offset=weight_offset, out=y, save=save)
-        return (found[0], summed, found[1]) if save else (found, summed)
+        normed = rms_norm.rms_norm_cpu(summed, weight, eps=eps, weight_offset=weight_offset, out=y, save=save)
+        return (normed, summed) if isinstance(normed, Tensor) else (normed[0], summed, normed[1])
     factor = rms_norm.scale(weight, weight_offset)
     y, summed = (x.new_empty(x.shape), x.new_empty(x.shape)) if out is None else out
     rstd = torch.empty((*x.shape[:-1], 1), device=x.device)

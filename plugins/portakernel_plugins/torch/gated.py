@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,25 +20,30 @@ class _Gate:
     """An activation: ``value(gate)``, and ``slope(grad, gate, grad_input=)``, the gradient times its slope."""
 
     value: Callable[..., Tensor]
-    slope: Callable[..., Tensor]
+    slope: Callable[..., object]
+
+
+# Where a gate has no gaps, as that of a single row, PyTorch takes oneDNN's gelu, less exact than its own (2.13).
+# Twice over it has some: a single row is computed as many are.
 
 
 def _gelu(gate: Tensor) -> Tensor:
-    return torch.nn.functional.gelu(gate.expand(2, *gate.shape))[0] if gate.is_contiguous() else torch.nn.functional.gelu(gate)
+    if gate.is_contiguous():
+        return torch.nn.functional.gelu(gate.expand(2, *gate.shape))[0]
+    return torch.nn.functional.gelu(gate)
 
 
-def _gelu_slope(grad: Tensor, gate: Tensor, *, grad_input: Tensor) -> Tensor:
+def _gelu_slope(grad: Tensor, gate: Tensor, *, grad_input: Tensor) -> None:
     if gate.is_contiguous():
         twice = (2, *gate.shape)
-        return grad_input.copy_(_aten.gelu_backward.default(grad.expand(twice), gate.expand(twice))[0])
-    return _aten.gelu_backward.grad_input(grad, gate, grad_input=grad_input)
+        grad_input.copy_(_aten.gelu_backward.default(grad.expand(twice), gate.expand(twice))[0])
+    else:
+        _aten.gelu_backward.grad_input(grad, gate, grad_input=grad_input)
 
 
 _SILU = _Gate(torch.nn.functional.silu, _aten.silu_backward.grad_input)
 _GELU: Mapping[str, _Gate] = MappingProxyType(
     {
-        # Where a gate has no gaps, as that of a single row, PyTorch takes oneDNN's, which is less exact (2.13). Twice
-        # over it has some: a row's bits do not depend on how many there are.
         "none": _Gate(_gelu, _gelu_slope),
         "tanh": _Gate(
             partial(torch.nn.functional.gelu, approximate="tanh"),
@@ -73,7 +77,7 @@ def _forward(gate: _Gate, x: Tensor, out: Tensor | None) -> Tensor:
     width = x.shape[-1] // 2
     if x.numel() <= 2 * BLOCK_ELEMENTS:
         product = _product(gate, x)
-        return product.to(x.dtype).contiguous() if out is None else out.copy_(product)
+        return product.to(x.dtype) if out is None else out.copy_(product)
     y = x.new_empty((*x.shape[:-1], width)) if out is None else out
     for rows in row_blocks(x.shape[:-1], width):
         y[rows].copy_(_product(gate, x[rows]))
@@ -81,7 +85,7 @@ def _forward(gate: _Gate, x: Tensor, out: Tensor | None) -> Tensor:
 
 
 def _product(gate: _Gate, x: Tensor) -> Tensor:
-    """In float32, in memory of its own."""
+    """In float32, contiguous, in memory of its own."""
     before, up = _halves(x)
     return gate.value(before).mul_(up)
 
@@ -104,5 +108,5 @@ def _slopes(gate: _Gate, grad: Tensor, x: Tensor, grad_x: Tensor) -> None:
 
 
 def _halves(x: Tensor) -> tuple[Tensor, ...]:
-    """In float32 and row behind row, which alone makes a row's bits the same whatever its strides and neighbours."""
+    """In float32, row behind row: a thread then gives a row the same bits whatever its strides and neighbours were."""
     return x.contiguous().float().chunk(2, -1)

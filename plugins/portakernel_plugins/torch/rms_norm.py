@@ -44,7 +44,7 @@ def rms_norm_cpu(
         dense = x.contiguous()
         if save or out is not None or factor.dtype is not x.dtype:
             return rms_norm(dense, factor, eps=eps, out=out, save=save)
-        return torch.rms_norm(dense, factor.shape, factor, eps).contiguous()
+        return torch.rms_norm(dense, factor.shape, factor, eps)
     y = x.new_empty(x.shape) if out is None else out
     rstd = torch.empty((*x.shape[:-1], 1), device=x.device)
     for rows in row_blocks(x.shape[:-1], x.shape[-1]):
