@@ -7,8 +7,6 @@ from torch import Tensor
 
 from portakernel_plugins.torch.row_blocks import BLOCK_ELEMENTS, row_blocks
 
-# From here on blocks are faster than the operator as a whole (an EPYC, torch 2.13, 2026-11-23).
-_FEW_ELEMENTS = 1 << 16
 # PyTorch's sums divide a single row among threads from 2**15 elements on.
 _LONGEST_ROW = (1 << 15) - 1
 
@@ -53,11 +51,11 @@ def rms_norm_cpu(
 
 
 def few(x: Tensor) -> bool:
-    """Whether PyTorch's chain of operators takes ``x`` whole: beyond that what it leaves between them fills memory.
+    """Whether PyTorch's own chain of operators is given ``x``, which is no longer than a block.
 
     Rows so long that a single one would be summed by several threads, and not as among others, are left to it too.
     """
-    return x.numel() <= _FEW_ELEMENTS or x.shape[-1] > _LONGEST_ROW
+    return x.numel() <= BLOCK_ELEMENTS or x.shape[-1] > _LONGEST_ROW
 
 
 def norm_rows(x: Tensor, factor: Tensor, eps: float, y: Tensor, rstd: Tensor) -> None:
