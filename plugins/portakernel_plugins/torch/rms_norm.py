@@ -51,9 +51,9 @@ def rms_norm_cpu(
 
 
 def few(x: Tensor) -> bool:
-    """Whether PyTorch's own chain of operators is given ``x``, which is no longer than a block.
+    """Whether ``x`` goes to PyTorch's own chain of operators whole: up to the size of a block.
 
-    Rows so long that a single one would be summed by several threads, and not as among others, are left to it too.
+    Longer than ``_LONGEST_ROW``, a block's single row would be summed in another order than several: those go too.
     """
     return x.numel() <= BLOCK_ELEMENTS or x.shape[-1] > _LONGEST_ROW
 
