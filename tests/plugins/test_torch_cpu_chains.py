@@ -52,6 +52,69 @@ def test_an_out_with_steps_between_its_elements_is_written_whole():
     near(out, gelu_and_mul.forward(x.double(), approximate="none"), torch.float32)
 
 
+def _views(rows, width, dtype):
+    """Rows without gaps, with gaps, and side by side."""
+    whole = torch.randn(rows, width + 6).to(dtype)
+    return whole[:, :width].contiguous(), whole[:, 3:-3], torch.randn(width, rows).to(dtype).t()
+
+
+def _same_bits_alone(call, rows, width, dtype):
+    """Whether each of some rows has in a call of its own the bits that it has among all, in every layout."""
+    for x in _views(rows, width, dtype):
+        among = call(x)
+        for row in (0, rows // 2, rows - 1):
+            alone = call(x[row : row + 1])
+            if not all(one[0].equal(all_rows[row]) for one, all_rows in zip(alone, among, strict=True)):
+                return False
+    return True
+
+
+SIZES = [(3, 130), (900, 334), (300, 4096)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "width"), SIZES)
+def test_a_norm_of_a_row_does_not_depend_on_its_neighbours(rows, width, dtype):
+    weight, values = torch.randn(width, dtype=dtype), {"eps": 1e-6, "weight_offset": 1.0}
+
+    def norm(x):
+        return (ops.rms_norm(x, weight, **values, kernel="torch.rms_norm_cpu"),)
+
+    def norm_of_sum(x):
+        return ops.add_rms_norm(x, x, weight, **values, kernel="torch.add_rms_norm_cpu")
+
+    assert _same_bits_alone(norm, rows, width, dtype)
+    assert _same_bits_alone(norm_of_sum, rows, width, dtype)
+
+
+@pytest.fixture
+def _one_thread():
+    # Several divide rows where it happens, and PyTorch computes the last few elements of a part by other functions
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("_one_thread")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "width"), SIZES)
+@pytest.mark.parametrize("op", [ops.silu_and_mul, ops.gelu_and_mul])
+def test_a_gated_activation_of_a_row_does_not_depend_on_its_neighbours(op, rows, width, dtype):
+    assert _same_bits_alone(lambda x: (op(x, kernel=f"torch.{op.__name__}_cpu"),), rows, width, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [5, 1500])
+def test_add_rms_norm_may_write_over_what_it_reads(rows, dtype):
+    x, residual, weight = torch.randn(rows, 512).to(dtype), torch.randn(rows, 512).to(dtype), torch.randn(512)
+    y, summed = ops.add_rms_norm(x, residual, weight, eps=1e-6, kernel="torch.add_rms_norm_cpu")
+    near(y, rms_norm.forward((x + residual).double(), weight.double(), eps=1e-6), dtype)
+    ops.add_rms_norm(x, residual, weight, eps=1e-6, out=(x, residual), kernel="torch.add_rms_norm_cpu")
+    assert x.equal(y)
+    assert residual.equal(summed)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("offset", [0.0, 1.0])
 def test_the_gradients_of_rms_norm_of_many_rows(dtype, offset):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from portakernel_plugins.torch import residual as shared
 from portakernel_plugins.torch import rms_norm
 from portakernel_plugins.torch.add import add
+from portakernel_plugins.torch.row_blocks import row_blocks
 
 
 def add_rms_norm(
@@ -38,7 +40,18 @@ def add_rms_norm_cpu(
     save: bool = False,
 ) -> tuple[Tensor, ...]:
     """The same on CPUs, with an offset of the weight."""
-    return add_rms_norm(x, residual, rms_norm.scale(weight, weight_offset), eps=eps, out=out, save=save)
+    if rms_norm.few(x):
+        y, summed = (None, None) if out is None else out
+        summed = add(x, residual, out=summed)
+        normed = rms_norm.rms_norm_cpu(summed, weight, eps=eps, weight_offset=weight_offset, out=y, save=save)
+        return (normed, summed) if isinstance(normed, Tensor) else (normed[0], summed, normed[1])
+    factor = rms_norm.scale(weight, weight_offset)
+    y, summed = (x.new_empty(x.shape), x.new_empty(x.shape)) if out is None else out
+    rstd = torch.empty((*x.shape[:-1], 1), device=x.device)
+    for rows in row_blocks(x.shape[:-1], x.shape[-1]):
+        torch.add(x[rows], residual[rows], out=summed[rows])
+        rms_norm.norm_rows(summed[rows], factor, eps, y[rows], rstd[rows])
+    return (y, summed, rstd.view(-1)) if save else (y, summed)
 
 
 def backward(

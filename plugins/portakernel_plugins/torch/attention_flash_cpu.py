@@ -35,14 +35,16 @@ def attention(
     save: bool = False,
 ) -> Results:
     """``softmax(scale * q @ k.T - alibi + bias) @ v``; q: (B, S, H, D), k: (B, T, G, D), v: (B, T, G, E)."""
-    width, (q, scale) = v.shape[-1], above_zero(q, scale)
-    blind = blind_queries(q.shape[1], k.shape[1], causal=causal, window=window)
+    (_, S, _, _), (_, T, _, width), (q, scale) = q.shape, v.shape, above_zero(q, scale)
+    blind = blind_queries(S, T, causal=causal, window=window)
     mask = _mask(q, k, blind, alibi_slopes, bias, causal, window)
     # the operator's own causal mask begins at the first key
-    square = causal and mask is None and q.shape[1] - blind > 1
-    q, k, v = _rows(q[:, blind:], k, v)
+    square = causal and mask is None and S - blind > 1
+    q, k, v = _rows(q[:, blind:] if blind else q, k, v)
     y, lse = _forward(q, k, v, 0.0, square, attn_mask=None if mask is None else mask.added, scale=scale)
-    y = y.transpose(1, 2)[..., :width]
+    y = y.transpose(1, 2)
+    if y.shape[-1] > width:
+        y = y[..., :width]
     if mask is not None:
         y, lse = mask.cleared(y), mask.lowered(lse)
     return returned(y, lse, blind, out, return_lse=return_lse, save=save)
@@ -119,9 +121,10 @@ def _mask(
 
 def _rows(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
     """As (B, H, S, D), all equally wide; the operator takes the last dimension for dense, whether it is or not."""
-    width = max(q.shape[-1], v.shape[-1])
-    dense = (x if x.stride(-1) == 1 else x.contiguous() for x in (padded(x, width) for x in (q, k, v)))
-    return tuple(x.transpose(1, 2) for x in dense)
+    widths = q.shape[-1], v.shape[-1]
+    if widths[0] != widths[1]:
+        q, k, v = (padded(x, max(widths)) for x in (q, k, v))
+    return tuple([(x if x.stride(-1) == 1 else x.contiguous()).transpose(1, 2) for x in (q, k, v)])
 
 
 def _score_gradient(

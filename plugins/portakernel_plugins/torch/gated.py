@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,19 +17,38 @@ _aten = torch.ops.aten
 
 @dataclass(frozen=True, slots=True)
 class _Gate:
-    """An activation: ``value(gate, out=)``, and ``slope(grad, gate, grad_input=)``, the gradient times its slope."""
+    """An activation: ``value(gate)``, and ``slope(grad, gate, grad_input=)``, the gradient times its slope."""
 
-    value: Callable[..., Any]
-    slope: Callable[..., Any]
+    value: Callable[..., Tensor]
+    slope: Callable[..., object]
 
 
-_SILU = _Gate(_aten.silu.out, _aten.silu_backward.grad_input)
+# Where a gate has no gaps, as that of a single row, PyTorch takes oneDNN's gelu, less exact than its own (2.13).
+# Twice over it has some: a single row is computed as many are.
+
+
+def _gelu(gate: Tensor) -> Tensor:
+    if gate.is_contiguous():
+        return torch.nn.functional.gelu(gate.expand(2, *gate.shape))[0]
+    return torch.nn.functional.gelu(gate)
+
+
+def _gelu_slope(grad: Tensor, gate: Tensor, *, grad_input: Tensor) -> None:
+    if gate.is_contiguous():
+        twice = (2, *gate.shape)
+        grad_input.copy_(_aten.gelu_backward.default(grad.expand(twice), gate.expand(twice))[0])
+    else:
+        _aten.gelu_backward.grad_input(grad, gate, grad_input=grad_input)
+
+
+_SILU = _Gate(torch.nn.functional.silu, _aten.silu_backward.grad_input)
 _GELU: Mapping[str, _Gate] = MappingProxyType(
     {
-        form: _Gate(
-            partial(_aten.gelu.out, approximate=form), partial(_aten.gelu_backward.grad_input, approximate=form)
-        )
-        for form in ("none", "tanh")
+        "none": _Gate(_gelu, _gelu_slope),
+        "tanh": _Gate(
+            partial(torch.nn.functional.gelu, approximate="tanh"),
+            partial(_aten.gelu_backward.grad_input, approximate="tanh"),
+        ),
     }
 )
 
@@ -56,29 +74,24 @@ def gelu_backward(grad_y: Tensor, x: Tensor, *, approximate: str, needs: tuple[b
 
 
 def _forward(gate: _Gate, x: Tensor, out: Tensor | None) -> Tensor:
-    y = x.new_empty((*x.shape[:-1], x.shape[-1] // 2)) if out is None else out
-    if y.numel() <= BLOCK_ELEMENTS:
-        _value(gate, x, y)
-    else:
-        for rows in row_blocks(x.shape[:-1], y.shape[-1]):
-            _value(gate, x[rows], y[rows])
+    width = x.shape[-1] // 2
+    if x.numel() <= 2 * BLOCK_ELEMENTS:
+        product = _product(gate, x)
+        return product.to(x.dtype) if out is None else out.copy_(product)
+    y = x.new_empty((*x.shape[:-1], width)) if out is None else out
+    for rows in row_blocks(x.shape[:-1], width):
+        y[rows].copy_(_product(gate, x[rows]))
     return y
 
 
-def _value(gate: _Gate, x: Tensor, y: Tensor) -> None:
-    before, up = x.chunk(2, -1)
-    # with steps between the elements of `out`, PyTorch's gelu leaves some of them as they are (2.13)
-    if y.dtype is torch.float32 and y.stride(-1) == 1:
-        gate.value(before, out=y)
-        y.mul_(up)
-    else:
-        wide = before.to(torch.float32, copy=True)
-        gate.value(wide, out=wide)
-        y.copy_(wide.mul_(up))
+def _product(gate: _Gate, x: Tensor) -> Tensor:
+    """In float32, contiguous, in memory of its own."""
+    before, up = _halves(x)
+    return gate.value(before).mul_(up)
 
 
 def _backward(gate: _Gate, grad_y: Tensor, x: Tensor) -> Tensor:
-    grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    grad_x = x.new_empty(x.shape)
     if grad_y.numel() <= BLOCK_ELEMENTS:
         _slopes(gate, grad_y, x, grad_x)
     else:
@@ -89,15 +102,11 @@ def _backward(gate: _Gate, grad_y: Tensor, x: Tensor) -> Tensor:
 
 def _slopes(gate: _Gate, grad: Tensor, x: Tensor, grad_x: Tensor) -> None:
     """``grad * up * gate'(before)`` and ``grad * gate(before)``, side by side."""
-    (before, up), (grad_before, grad_up) = x.chunk(2, -1), grad_x.chunk(2, -1)
-    if x.dtype is torch.float32:
-        torch.mul(grad, up, out=grad_before)
-        gate.slope(grad_before, before, grad_input=grad_before)
-        gate.value(before, out=grad_up)
-        grad_up.mul_(grad)
-    else:
-        grad, before = grad.float(), before.float()
-        through = grad * up
-        grad_before.copy_(gate.slope(through, before, grad_input=through))
-        gate.value(before, out=before)
-        grad_up.copy_(before.mul_(grad))
+    (before, up), (grad_before, grad_up), grad = _halves(x), grad_x.chunk(2, -1), grad.float()
+    torch.mul(gate.value(before), grad, out=grad_up)
+    gate.slope(grad * up, before, grad_input=grad_before)
+
+
+def _halves(x: Tensor) -> tuple[Tensor, ...]:
+    """In float32, row behind row: a thread then gives a row the same bits whatever its strides and neighbours were."""
+    return x.contiguous().float().chunk(2, -1)

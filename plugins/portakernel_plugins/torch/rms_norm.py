@@ -5,7 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from portakernel_plugins.torch.row_blocks import BLOCK_ELEMENTS
+from portakernel_plugins.torch.row_blocks import BLOCK_ELEMENTS, row_blocks
+
+# PyTorch's sums divide a single row among threads from 2**15 elements on.
+_LONGEST_ROW = (1 << 15) - 1
 
 # The public torch.rms_norm does not return rstd, and its gradient cannot take one.
 _forward = torch.ops.aten._fused_rms_norm.default
@@ -34,7 +37,36 @@ def rms_norm_cpu(
     x: Tensor, weight: Tensor, *, eps: float, weight_offset: float = 0.0, out: Tensor | None = None, save: bool = False
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The same on CPUs, where ``weight`` may be float32 beside a 16-bit ``x``, and an offset is added to it."""
-    return rms_norm(x, scale(weight, weight_offset), eps=eps, out=out, save=save)
+    factor = scale(weight, weight_offset)
+    if few(x):
+        dense = x.contiguous()
+        if save or out is not None or factor.dtype is not x.dtype:
+            return rms_norm(dense, factor, eps=eps, out=out, save=save)
+        return torch.rms_norm(dense, factor.shape, factor, eps)
+    y = x.new_empty(x.shape) if out is None else out
+    rstd = torch.empty((*x.shape[:-1], 1), device=x.device)
+    for rows in row_blocks(x.shape[:-1], x.shape[-1]):
+        norm_rows(x[rows], factor, eps, y[rows], rstd[rows])
+    return (y, rstd.view(-1)) if save else y
+
+
+def few(x: Tensor) -> bool:
+    """Whether ``x`` goes to PyTorch's own chain of operators whole: up to the size of a block.
+
+    Longer than ``_LONGEST_ROW``, a block's single row would be summed in another order than several: those go too.
+    """
+    return x.numel() <= BLOCK_ELEMENTS or x.shape[-1] > _LONGEST_ROW
+
+
+def norm_rows(x: Tensor, factor: Tensor, eps: float, y: Tensor, rstd: Tensor) -> None:
+    """That chain, operator by operator, for a block of rows ``x``, ``y``: (..., N), rstd: (..., 1)."""
+    # squares without gaps: a row's are added in the same order whatever its strides and its neighbours
+    wide = x.contiguous().float()
+    torch.mean(wide.square(), -1, True, out=rstd).add_(eps).rsqrt_()
+    if y.dtype is torch.float32:
+        torch.mul(wide, rstd, out=y).mul_(factor)
+    else:
+        y.copy_(wide.mul_(rstd).mul_(factor))
 
 
 def backward_cpu(

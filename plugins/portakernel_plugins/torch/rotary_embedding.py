@@ -71,20 +71,24 @@ def _factors(
                 f"rotary_embedding: cos and sin have {cos.shape[0]} positions (L), but the last leading dimension of q"
                 f" has {tokens} tokens; without positions, a token's position is its index there"
             )
-        cos, sin = cos[:tokens].unsqueeze(1), sin[:tokens].unsqueeze(1)
-        if not leading:
-            cos, sin = cos[0], sin[0]
+        if tokens < cos.shape[0]:
+            cos, sin = cos[:tokens], sin[:tokens]
+        if leading:
+            cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     cos, sin = cos.float(), sin.float()
     if interleaved:
         return (torch.complex(cos, sin),)
-    return torch.cat((cos, cos), -1), torch.cat((sin.neg(), sin), -1)
+    return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
 
 
 def _turned(x: Tensor, factors: tuple[Tensor, ...], out: Tensor | None) -> Tensor:
     """``x: (*S, heads, D)`` with its pairs turned, rounded once; ``out`` may be ``x``."""
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
-    turn = _turn_halves if len(factors) == 2 else _turn_pairs
-    if x.numel() <= BLOCK_ELEMENTS:
+    few, halves = x.numel() <= BLOCK_ELEMENTS, len(factors) == 2
+    if out is None and few and halves and factors[0].shape[-1] == x.shape[-1]:
+        return _times(x, *factors).to(x.dtype).contiguous()
+    y = x.new_empty(x.shape) if out is None else out
+    turn = _turn_halves if halves else _turn_pairs
+    if few:
         turn(x, y, *factors)
         return y
     factors = tuple(factor.expand(*x.shape[:-2], 1, -1) for factor in factors)
@@ -95,12 +99,16 @@ def _turned(x: Tensor, factors: tuple[Tensor, ...], out: Tensor | None) -> Tenso
 
 def _turn_halves(x: Tensor, y: Tensor, cos: Tensor, sin: Tensor) -> None:
     x, y = _without_rest(x, y, cos.shape[-1])
-    wide = x if x.dtype is torch.float32 else x.float()
+    turned = _times(x, cos, sin, out=y if x.dtype is torch.float32 else None)
+    if turned is not y:
+        y.copy_(turned)
+
+
+def _times(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor | None = None) -> Tensor:
+    """The halves in float32, in memory of their own without a float32 ``out``, which may be ``x``."""
+    wide = x.float()
     exchanged = wide.roll(cos.shape[-1] // 2, -1)
-    into = y if wide is x else wide
-    torch.mul(wide, cos, out=into).addcmul_(exchanged, sin)
-    if into is not y:
-        y.copy_(into)
+    return torch.mul(wide, cos, out=out if wide is x else wide).addcmul_(exchanged, sin)
 
 
 def _turn_pairs(x: Tensor, y: Tensor, angles: Tensor) -> None:
