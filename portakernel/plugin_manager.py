@@ -105,16 +105,22 @@ def installed_packages() -> tuple[Package, ...]:
     Raises:
         OSError: the process or the host has run out of descriptors or memory.
     """
+    return _discovered()[0]
+
+
+def _discovered() -> tuple[tuple[Package, ...], tuple[Unreadable, ...]]:
+    """The installed packages, and the distributions that may have some and cannot be read."""
+    registered, unreadable = entry_points(GROUP)
     found: dict[tuple[str, str], Package] = {}
     strangers: list[Package] = []
-    for package in map(_package, entry_points(GROUP)[0]):
+    for package in map(_package, registered):
         if package.first_party:
             found.setdefault((package.name, package.module), package)  # whoever else registers it
         else:
             strangers.append(package)
     found = {(package.name, package.module): package for package in _shipped()} | found
     ranked = sorted((*found.values(), *strangers), key=lambda package: (package.distribution, package.name))
-    return tuple(sorted(ranked, key=lambda package: not package.first_party))
+    return tuple(sorted(ranked, key=lambda package: not package.first_party)), tuple(unreadable)
 
 
 def _shipped() -> Iterator[Package]:
@@ -167,8 +173,7 @@ class PluginManager:
         strict: bool = False,
         patience_s: float = PATIENCE_S,
     ) -> None:
-        self.packages = tuple(installed_packages() if packages is None else packages)
-        self.unreadable: tuple[Unreadable, ...] = tuple(entry_points(GROUP)[1]) if packages is None else ()
+        self.packages, self.unreadable = _discovered() if packages is None else (tuple(packages), ())
         self.disabled = disabled
         self.allowed = allowed
         self.patience_s = patience_s
