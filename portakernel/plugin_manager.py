@@ -9,7 +9,7 @@ import itertools
 import re
 import time
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -118,18 +118,21 @@ def _discovered() -> tuple[tuple[Package, ...], tuple[Unreadable, ...]]:
             found.setdefault((package.name, package.module), package)  # whoever else registers it
         else:
             strangers.append(package)
-    found = {(package.name, package.module): package for package in _shipped()} | found
+    found |= {(package.name, package.module): package for package in _shipped(found.keys())}
     ranked = sorted((*found.values(), *strangers), key=lambda package: (package.distribution, package.name))
     return tuple(sorted(ranked, key=lambda package: not package.first_party)), tuple(unreadable)
 
 
-def _shipped() -> Iterator[Package]:
-    """What ships with portakernel, as it lies there: a distribution that calls itself so may hide our entry points."""
+def _shipped(found: Collection[tuple[str, str]]) -> Iterator[Package]:
+    """What ships with portakernel, as it lies there: a distribution that calls itself so may hide our entry points.
+
+    Those whose name and module are ``found`` are left out.
+    """
     for own in _own_folders():
         for folder in own.iterdir() if own.is_dir() else ():
             module = f"{own.name}.{folder.name}"
             manifests = (folder / "plugin.yaml").is_file() or (folder / "backend.yaml").is_file()
-            if manifests and is_own(find_folder(module)):
+            if manifests and (folder.name, module) not in found and is_own(find_folder(module)):
                 yield Package(folder.name, module, DISTRIBUTION, "unknown", folder, first_party=True)
 
 
