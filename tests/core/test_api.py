@@ -429,3 +429,13 @@ def test_the_process_has_one_dispatcher_also_when_threads_come_first_together():
         thread.join()
     assert len(found) == 8
     assert len(set(map(id, found))) == 1
+
+
+def test_a_dispatcher_that_is_made_is_handed_out_while_ops_are_registered():
+    found = [runtime.dispatcher()]
+    thread = threading.Thread(target=lambda: found.append(runtime.dispatcher()))
+    with runtime._making("the registration of ops"):
+        thread.start()
+        thread.join(timeout=10)
+        assert not thread.is_alive()
+    assert found[0] is found[1]
