@@ -254,7 +254,8 @@ class PluginManager:
     def report_broken(self, package: Package, stage: str, reason: str, error: BaseException | None = None) -> None:
         """Keeps a fault that was found after discovery, once."""
         with self._lock:
-            if not any(known.package == package and known.reason == reason for known in self.broken):
+            known = (*self.broken, *self.broken_but_off)
+            if not any(fault.package == package and fault.reason == reason for fault in known):
                 self._break(package, stage, reason, error)
 
     def is_off(self, package: Package) -> bool:
