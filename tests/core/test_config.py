@@ -159,7 +159,7 @@ def test_what_is_not_there_is_denied_and_disabled_without_a_word(world, key):
 @pytest.mark.parametrize("name", ["p", "p.add", "acme", "reference", "reference.add"])
 def test_plugins_kernels_and_backends_can_be_disabled(world, name):
     world.plugin("p")
-    assert world.dispatcher(DISABLE=name).disabled == {name}
+    assert world.dispatcher(DISABLE=name).process.disabled == {name}
 
 
 @pytest.mark.parametrize("hook", ["portakernel_kernels", "portakernel_decided"])
@@ -177,7 +177,7 @@ def test_a_broken_plugin_can_be_disabled(world):
     package = world.site.package("bad", plugin="colour: red\n")
     disabled = frozenset({"bad"})
     registry = Registry(PluginManager([*world.packages, package], disabled=disabled))
-    assert Dispatcher(registry, Config(disable=("bad",))).disabled == {"bad"}
+    assert Dispatcher(registry, Config(disable=("bad",))).process.disabled == {"bad"}
 
 
 def test_a_disabled_plugin_is_a_reason_and_is_not_imported(world):
