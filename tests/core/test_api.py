@@ -68,7 +68,7 @@ def test_explain_without_a_target_or_a_device_says_what_to_do(world, monkeypatch
     monkeypatch.setattr("portakernel.api.dispatcher", lambda: dispatcher)
     with pytest.raises(ArgumentValueError) as caught:
         portakernel.explain("add")
-    message = "no backend found a device on this machine; name a target, such as nvidia:sm_90"
+    message = "no backend found a device that torch reaches; name a target, such as nvidia:sm_90"
     assert str(caught.value) == message
 
 
