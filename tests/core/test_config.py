@@ -84,10 +84,18 @@ def test_a_size_of_the_cache_that_is_no_number_is_refused_in_our_own_words(text)
 
 
 def test_a_policy_file_is_named_by_its_path_and_several_by_theirs():
-    first, second = "/etc/my policy.yaml", "~/host.yaml"
+    first, second = "/etc/my policy.yaml", "host.yaml"
     assert Config.from_environment({"PORTAKERNEL_POLICY": f" {first} "}).policy == (first,)
     several = os.pathsep.join([first, "", f" {second} ", ""])
     assert Config.from_environment({"PORTAKERNEL_POLICY": several}).policy == (first, second)
+
+
+def test_a_path_may_begin_in_the_home_directory(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    policy = os.pathsep.join(["~/base.yaml", "/etc/~/host.yaml", " ~/host.yaml"])
+    config = Config.from_environment({"PORTAKERNEL_CACHE_DIR": "~/kernels", "PORTAKERNEL_POLICY": policy})
+    assert config.cache_dir == "/home/me/kernels"
+    assert config.policy == ("/home/me/base.yaml", "/etc/~/host.yaml", "/home/me/host.yaml")
 
 
 def test_properties_can_be_required_and_one_that_does_not_exist_is_refused():
