@@ -250,7 +250,7 @@ def warmup(what: Any, /, *args: Any, **kwargs: Any) -> Warmup:
 
 def _device_of(call: Call) -> str:
     """The torch device of a call in words."""
-    return call.device or first_device(dispatcher().registry.reachable_devices()).torch_device or "cpu"
+    return call.device or first_device(dispatcher().registry).torch_device or "cpu"
 
 
 # What describes a call, beside the op's own parameters.

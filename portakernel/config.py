@@ -18,6 +18,7 @@ _DIGITS = 18
 _NAMES = "names of kernels or plugins, comma-separated"
 _DISPATCH = "dispatch, when portakernel is first used"
 _PATIENCE_S = 60
+_HOME = "~ is the home directory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "PORTAKERNEL_POLICY",
         "Policy files, with wishes for all or single ops and targets; a later one goes first.",
-        f"paths, with {os.pathsep!r} between them",
+        f"paths, with {os.pathsep!r} between them; {_HOME}",
     ),
     Variable(
         "PORTAKERNEL_DISABLE",
@@ -72,7 +73,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "PORTAKERNEL_CACHE_DIR",
         "The folder that keeps kernels compiled from C++.",
-        "a path",
+        f"a path; {_HOME}",
         "the cache of compiled kernels, whenever it is opened",
     ),
     Variable(
@@ -132,9 +133,9 @@ class Config:
             reference=next(iter(_chosen("REFERENCE", filter(None, [text("REFERENCE")]))), None),
             plugins=_plugins(text("PLUGINS"), several("PLUGINS")),
             disable=several("DISABLE"),
-            policy=several("POLICY", os.pathsep),
+            policy=tuple(map(os.path.expanduser, several("POLICY", os.pathsep))),
             log=next(iter(_chosen("LOG", filter(None, [text("LOG")]))), None),
-            cache_dir=text("CACHE_DIR") or None,
+            cache_dir=os.path.expanduser(text("CACHE_DIR")) or None,
             cache_mib=_whole("CACHE_MIB", text("CACHE_MIB"), _CACHE_MIB),
             patience_s=_whole("PATIENCE_S", text("PATIENCE_S"), _PATIENCE_S),
             strangers=unknown_variables(values),

@@ -40,11 +40,10 @@ class Dispatcher:
 
     def __init__(self, registry: Registry | None = None, config: Config | None = None) -> None:
         config = Config.from_environment() if config is None else config
-        self.disabled = frozenset(config.disable)
         drafts = read(config.policy)
         if registry is None:
-            allowed = allowed_plugins(config, drafts)
-            registry = Registry(PluginManager(disabled=self.disabled, allowed=allowed, patience_s=config.patience_s))
+            disabled, allowed = frozenset(config.disable), allowed_plugins(config, drafts)
+            registry = Registry(PluginManager(disabled=disabled, allowed=allowed, patience_s=config.patience_s))
         self.registry = registry
         self.process = ProcessWishes(config, drafts, registry)
         self.readiness = Readiness(self.registry.manager)
@@ -95,7 +94,7 @@ class Dispatcher:
         ]
         allowed = [plugins for plugins, _ in self.process.allow]
         hardware = platform.machine(), torch_build.installed()
-        facts = (self.process_policy.layers, sorted(self.disabled), allowed, hardware, claims)
+        facts = (self.process_policy.layers, sorted(self.process.disabled), allowed, hardware, claims)
         self.trace_token = TOKEN_MARK + hashlib.sha256(spelled(facts).encode()).hexdigest()[:16]
 
     def policy(self, argument: Layer | None = None) -> Policy:
@@ -140,7 +139,7 @@ class Dispatcher:
         policy = self.policy() if policy is None else policy
         wishes = policy.wishes(request.op, request.target, self.registry)
         for skipped in skipped_preferences(
-            policy, request.op, request.target, self.registry, self.disabled, self.process.allow
+            policy, request.op, request.target, self.registry, self.process.disabled, self.process.allow
         ):
             self.process.warn_once(
                 f"{skipped} The preference is left out: {skipped.remedy}", skipped.where, skipped.name

@@ -119,17 +119,16 @@ def check_saved_by(registry: Registry, request: Request) -> None:
     raise ArgumentValueError(f"{op}: saved_by names {name}, which does not save {saved} for backward; {those}")
 
 
-def first_device(devices: Sequence[Device]) -> Device:
+def first_device(registry: Registry, remedy: str = "`portakernel doctor` says why") -> Device:
     """This machine's first device that torch reaches; an accelerator goes before the CPU.
 
     Raises:
-        ArgumentValueError: there is none.
+        ArgumentValueError: there is none; ``remedy`` ends its message.
     """
-    usable = [device for device in devices if device.torch_device is not None and not device.attached]
-    usable.sort(key=lambda device: device.torch_device == "cpu")
+    usable = [d for d in registry.reachable_devices() if d.torch_device is not None and not d.attached]
     if not usable:
-        raise ArgumentValueError("no backend found a device on this machine; name a target, such as nvidia:sm_90")
-    return usable[0]
+        raise ArgumentValueError(f"no backend found a device that torch reaches; {remedy}")
+    return min(usable, key=lambda device: device.torch_device == "cpu")
 
 
 def _asked_target(
@@ -143,7 +142,7 @@ def _asked_target(
         raise ArgumentTypeError(f"explain takes a target ({text}) or a device of this machine ({device}), not both")
     if text is None:
         if device is None:
-            here = first_device(registry.reachable_devices())
+            here = first_device(registry, "name a target, such as nvidia:sm_90")
         else:
             here = find_device(device, registry.devices, registry.spaces)
         return here.target, here, registry.attached_to(here.torch_device or "")

@@ -17,7 +17,7 @@ from portakernel.call_site import callers_level
 from portakernel.errors import ManifestError, ManifestWarning, PluginApiError, nearest
 from portakernel.foreign import Raised, call_bounded
 from portakernel.manifest import SCHEMA_VERSION
-from portakernel.mending import inside, mended
+from portakernel.mending import inside, mended, without
 from portakernel.plugin_api import fits, misfit
 from portakernel.printable import logger, one_line
 from portakernel.yaml_file import Document, KeyPath, read_yaml
@@ -90,7 +90,7 @@ def load_manifest(model: type[M], path: Path, *, strict: bool, shown_as: str | N
         text = f"schema_version {version} is newer than {SCHEMA_VERSION}; the unknown key is ignored"
         warnings.warn(problem(document, key, text), ManifestWarning, stacklevel=callers_level())
     try:
-        return Loaded(model.model_validate(_without(data, unknown)), document)
+        return Loaded(model.model_validate(without(data, unknown)), document)
     except ValidationError as error:
         raise ManifestError(document.path, describe_errors(model, document, error)) from error
 
@@ -177,21 +177,6 @@ def _keys_at(annotation: Any, location: tuple[str | int, ...]) -> list[str]:
 
 def _is_model(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
-
-
-def _without(data: Any, paths: list[KeyPath]) -> Any:
-    """A copy of ``data`` without the keys at ``paths``."""
-    here = {path[0] for path in paths if len(path) == 1}
-    deeper = [path for path in paths if len(path) > 1]
-    if isinstance(data, dict):
-        return {
-            key: _without(value, [path[1:] for path in deeper if path[0] == key])
-            for key, value in data.items()
-            if key not in here
-        }
-    if isinstance(data, list):
-        return [_without(value, [path[1:] for path in deeper if path[0] == i]) for i, value in enumerate(data)]
-    return data
 
 
 def shown(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -75,7 +76,7 @@ def _without_fault(data: Any, path: KeyPath) -> tuple[Any, list[KeyPath]]:
     if path and path[-1] in _STAND_INS and path[-1] not in ("name", "priority"):
         return _replaced(data, path, _STAND_INS[str(path[-1])]), [path]
     if not path or not isinstance(path[-1], int):
-        return _replaced(data, path, None, remove=True), [path]
+        return without(data, [path]) if path else {}, [path]
     # an entry of a list: its neighbours keep their places
     if path[-2:-1] in (("kernels",), ("variants",)) and found != {}:
         return _replaced(data, path, {}), [path]
@@ -93,15 +94,26 @@ def _at(data: Any, path: KeyPath) -> Any:
     return data
 
 
-def _replaced(data: Any, path: KeyPath, value: Any, *, remove: bool = False) -> Any:
-    """A copy of ``data`` with ``value`` at ``path``, or with nothing there."""
+def _replaced(data: Any, path: KeyPath, value: Any) -> Any:
+    """A copy of ``data`` with ``value`` at ``path``."""
     if not path:
-        return {} if remove else value
+        return value
     part, rest = path[0], path[1:]
     if isinstance(data, list):
-        return [_replaced(each, rest, value, remove=remove) if i == part else each for i, each in enumerate(data)]
-    if not isinstance(data, dict):
-        return data
-    if remove and not rest:
-        return {key: each for key, each in data.items() if key != part}
-    return {**data, part: _replaced(data.get(part, {}), rest, value, remove=remove) if rest else value}
+        return [_replaced(each, rest, value) if i == part else each for i, each in enumerate(data)]
+    return {**data, part: _replaced(data.get(part, {}), rest, value)} if isinstance(data, dict) else data
+
+
+def without(data: Any, paths: Sequence[KeyPath]) -> Any:
+    """A copy of ``data`` without the keys at ``paths``."""
+    here = {path[0] for path in paths if len(path) == 1}
+    deeper = [path for path in paths if len(path) > 1]
+    if isinstance(data, dict):
+        return {
+            key: without(value, [path[1:] for path in deeper if path[0] == key])
+            for key, value in data.items()
+            if key not in here
+        }
+    if isinstance(data, list):
+        return [without(value, [path[1:] for path in deeper if path[0] == i]) for i, value in enumerate(data)]
+    return data

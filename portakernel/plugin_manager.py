@@ -9,7 +9,7 @@ import itertools
 import re
 import time
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -105,25 +105,34 @@ def installed_packages() -> tuple[Package, ...]:
     Raises:
         OSError: the process or the host has run out of descriptors or memory.
     """
+    return _discovered()[0]
+
+
+def _discovered() -> tuple[tuple[Package, ...], tuple[Unreadable, ...]]:
+    """The installed packages, and the distributions that may have some and cannot be read."""
+    registered, unreadable = entry_points(GROUP)
     found: dict[tuple[str, str], Package] = {}
     strangers: list[Package] = []
-    for package in map(_package, entry_points(GROUP)[0]):
+    for package in map(_package, registered):
         if package.first_party:
             found.setdefault((package.name, package.module), package)  # whoever else registers it
         else:
             strangers.append(package)
-    found = {(package.name, package.module): package for package in _shipped()} | found
+    found |= {(package.name, package.module): package for package in _shipped(found.keys())}
     ranked = sorted((*found.values(), *strangers), key=lambda package: (package.distribution, package.name))
-    return tuple(sorted(ranked, key=lambda package: not package.first_party))
+    return tuple(sorted(ranked, key=lambda package: not package.first_party)), tuple(unreadable)
 
 
-def _shipped() -> Iterator[Package]:
-    """What ships with portakernel, as it lies there: a distribution that calls itself so may hide our entry points."""
+def _shipped(found: Collection[tuple[str, str]]) -> Iterator[Package]:
+    """What ships with portakernel, as it lies there: a distribution that calls itself so may hide our entry points.
+
+    Those whose name and module are ``found`` are left out.
+    """
     for own in _own_folders():
         for folder in own.iterdir() if own.is_dir() else ():
             module = f"{own.name}.{folder.name}"
             manifests = (folder / "plugin.yaml").is_file() or (folder / "backend.yaml").is_file()
-            if manifests and is_own(find_folder(module)):
+            if manifests and (folder.name, module) not in found and is_own(find_folder(module)):
                 yield Package(folder.name, module, DISTRIBUTION, "unknown", folder, first_party=True)
 
 
@@ -167,8 +176,7 @@ class PluginManager:
         strict: bool = False,
         patience_s: float = PATIENCE_S,
     ) -> None:
-        self.packages = tuple(installed_packages() if packages is None else packages)
-        self.unreadable: tuple[Unreadable, ...] = tuple(entry_points(GROUP)[1]) if packages is None else ()
+        self.packages, self.unreadable = _discovered() if packages is None else (tuple(packages), ())
         self.disabled = disabled
         self.allowed = allowed
         self.patience_s = patience_s
@@ -246,7 +254,8 @@ class PluginManager:
     def report_broken(self, package: Package, stage: str, reason: str, error: BaseException | None = None) -> None:
         """Keeps a fault that was found after discovery, once."""
         with self._lock:
-            if not any(known.package == package and known.reason == reason for known in self.broken):
+            known = (*self.broken, *self.broken_but_off)
+            if not any(fault.package == package and fault.reason == reason for fault in known):
                 self._break(package, stage, reason, error)
 
     def is_off(self, package: Package) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
@@ -54,6 +54,16 @@ def _dispatcher() -> Dispatcher:
     return made
 
 
+class _Kept:
+    """The dispatcher that was made, and the function that made it; another function makes another one."""
+
+    def __init__(self) -> None:
+        self.made: tuple[Callable[[], Dispatcher], Dispatcher] | None = None
+
+
+_kept = _Kept()
+
+
 def dispatcher() -> Dispatcher:
     """The process's dispatcher, made from what is installed and the environment.
 
@@ -61,11 +71,14 @@ def dispatcher() -> Dispatcher:
         CalledBackError: it is being made, and a plugin that is asked for its kernels asks for it.
         OSError: what is installed cannot be read at this moment; nothing is kept of the attempt.
     """
-    with _making("portakernel's list of kernels"), unsplit("making the dispatcher"):
-        made = _dispatcher()
+    made = _kept.made
+    # policy blocks and explanations ask each time: what is there costs no lock
+    if made is None or made[0] is not _dispatcher:
+        with _making("portakernel's list of kernels"), unsplit("making the dispatcher"):
+            made = _kept.made = _dispatcher, _dispatcher()
     # once it is kept: a warning that is an error is raised once, and what it was about is left out from then on
-    made.process.warn_of_doubts()
-    return made
+    made[1].process.warn_of_doubts()
+    return made[1]
 
 
 class _Bridges:

@@ -2,7 +2,8 @@
 
 import os
 import sys
-from collections.abc import Generator, Iterator
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -66,3 +67,27 @@ def _manifests_are_read_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plugin_manager, "load_manifest", load)
         yield
+
+
+@pytest.fixture(scope="session")
+def units_in_turn() -> Callable[[Any, Callable[[Any], bool]], tuple[Any, ...]]:
+    """Of a suite's units, narrowed by ``served``, one combination of dtypes for each case, and each in some case.
+
+    For modes of execution in which each with each takes minutes.
+    """
+
+    def picked_of(suite: Any, served: Callable[[Any], bool]) -> tuple[Any, ...]:
+        groups: dict[str, list[Any]] = {}
+        for unit in filter(served, suite.units()):
+            groups.setdefault(unit.case.name if unit.case is not None else unit.name, []).append(unit)
+        used: Counter[Any] = Counter()
+        picked, left = [], []
+        for units in groups.values():
+            least = min(units, key=lambda unit: used[unit.dtypes])
+            used[least.dtypes] += 1
+            picked.append(least)
+            left += [unit for unit in units if unit is not least]
+        first_of = {unit.dtypes: unit for unit in reversed(left) if unit.dtypes not in used}
+        return (*first_of.values(), *picked)
+
+    return picked_of

@@ -63,7 +63,8 @@ class Cell:
     """One request with every kernel that can serve it.
 
     ``copy`` is the time of a plain copy of as many bytes; ``chosen`` the kernel that dispatch picks; ``rejected`` why
-    others cannot serve, by kernel; ``checked_against`` whose results the kernels' were compared with.
+    others cannot serve, by kernel; ``checked_against`` whose results the kernels' were compared with, and
+    ``reference_failure`` why they are not the reference's.
     """
 
     op: str
@@ -77,6 +78,7 @@ class Cell:
     bound: Literal["memory", "compute"]
     chosen: str | None
     checked_against: str | None
+    reference_failure: str
     copy: Latency | None
     kernels: tuple[Measured, ...]
     rejected: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict[str, Sequence[Mapping[str, Any]]])
@@ -111,6 +113,7 @@ class Cell:
             "chosen_ratio": self.chosen_ratio,
             "best_us": self.best_us,
             "checked_against": self.checked_against,
+            "reference_failure": self.reference_failure,
             "kernels": [self._kernel_json(measured) for measured in order],
             "rejected": [{"kernel": name, "rejections": list(found)} for name, found in self.rejected.items()],
         }

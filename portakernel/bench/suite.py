@@ -123,7 +123,7 @@ class Suite:
             for name, text in build_waiting(self.dispatcher, first, phase, self.admitted).items():
                 self.advance(f"not built {name}: {text}")
         competing = self._field(first, phase)
-        expected = self._expected(first, phase, competing)
+        expected, reference_failure = self._expected(first, phase, competing)
         kernels, copy = measure(
             competing,
             sets,
@@ -133,7 +133,8 @@ class Suite:
             seconds=self.seconds,
             advance=lambda text: self.advance(f"{op.op} {question.row.name} {phase_name(phase)}: {text}"),
         )
-        return self._result(question, phase, cost, competing, expected.source if expected else None, (kernels, copy))
+        source = expected.source if expected else None
+        return self._result(question, phase, cost, competing, (source, reference_failure), (kernels, copy))
 
     def _field(self, operands: Operands, phase: Phase) -> Field:
         make = backward_field if phase is Phase.BACKWARD else forward_field
@@ -156,19 +157,20 @@ class Suite:
         for operands in sets:
             operands.needs = needs
 
-    def _expected(self, operands: Operands, phase: Phase, competing: Field) -> Expected | None:
-        """The reference's results; where it cannot run, those of the kernel that is picked, or else of any."""
+    def _expected(self, operands: Operands, phase: Phase, competing: Field) -> tuple[Expected | None, str]:
+        """The reference's results; where it cannot run, those of the kernel that is picked, or else of any, and why."""
         made = operands.arguments.at(operands.values)
         names = tuple(output.name for output in made.outputs)
         if phase is Phase.BACKWARD:
             names = tuple(f"gradient of {name}" for name in operands.contract.names)
         others = sorted(competing.contenders, key=lambda contender: contender.kernel.name != competing.chosen)
+        failure = ""
         for judge in (self._reference(operands, phase), *others):
             try:
-                return Expected(results_of(judge, operands, self.watch), judge.kernel.name, names)
-            except Exception:  # noqa: BLE001 - the plugin border: it is shown when its turn comes
-                continue
-        return None
+                return Expected(results_of(judge, operands, self.watch), judge.kernel.name, names), failure
+            except Exception as error:  # noqa: BLE001 - the plugin border: others than the first are shown in their turn
+                failure = failure or described_error(error)
+        return None, failure
 
     def _reference(self, operands: Operands, phase: Phase) -> Contender:
         """The reference as something to call, whatever policies say of it."""
@@ -177,9 +179,10 @@ class Suite:
         return Contender(kernel, lambda given: run(*given.call(phase)))
 
     def _result(
-        self, question: Question, phase: Phase, cost: Cost, competing: Field, source: str | None, times: Any
+        self, question: Question, phase: Phase, cost: Cost, competing: Field, judge: tuple[str | None, str], times: Any
     ) -> Cell:
         kernels, copy = times
+        source, reference_failure = judge
         return Cell(
             op=question.op,
             case=question.row.name,
@@ -192,6 +195,7 @@ class Suite:
             bound="compute" if is_compute_bound(cost) else "memory",
             chosen=competing.chosen,
             checked_against=source,
+            reference_failure=reference_failure,
             copy=copy,
             kernels=kernels,
             rejected={

@@ -81,6 +81,7 @@ def command(
     from portakernel.cli.list_kernels import chosen_kernels
     from portakernel.contracts import contracts
     from portakernel.errors import ArgumentValueError
+    from portakernel.explaining import first_device
     from portakernel.policies import make_layer
     from portakernel.runtime import dispatcher
 
@@ -219,17 +220,3 @@ def _filter(registry: Registry, kernels: Sequence[str], plugins: Sequence[str], 
     from portakernel.bench.contenders import Filter
 
     return Filter(tuple(kernels), tuple(plugins), reference)
-
-
-def first_device(registry: Registry) -> Device:
-    """This machine's first device; an accelerator goes before the CPU.
-
-    Raises:
-        ArgumentValueError: there is none that torch reaches.
-    """
-    from portakernel.errors import ArgumentValueError
-
-    usable = [device for device in registry.devices if device.torch_device is not None and not device.attached]
-    if not usable:
-        raise ArgumentValueError("no backend found a device that torch reaches; `portakernel doctor` says why")
-    return min(usable, key=lambda device: device.torch_device == "cpu")

@@ -45,9 +45,11 @@ def print_cell(out: Page, cell: Measurement) -> None:
         reasons = "; ".join(f"{rejection['code']}: {rejection['text']}" for rejection in rejections)
         out.line(f"cannot serve: {name} ({reasons})", "faint", indent=2)
     if cell.checked_against is None:
-        out.line("nothing was compared: neither the reference nor another kernel ran", "doubt", indent=2)
+        text = f"nothing was compared: neither the reference ({cell.reference_failure}) nor another kernel ran"
+        out.line(text, "doubt", indent=2)
     elif not cell.checked_against.startswith("reference."):
-        out.line(f"compared with {cell.checked_against}: the reference cannot run here", "doubt", indent=2)
+        text = f"compared with {cell.checked_against}: the reference cannot run here ({cell.reference_failure})"
+        out.line(text, "doubt", indent=2)
 
 
 def print_launches(out: Page, cell: LaunchCell, *, on_cpu: bool) -> None:

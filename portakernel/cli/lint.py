@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from portakernel.cli.bench import first_device
 from portakernel.cli.check import find_device, print_result
 from portakernel.cli.options import Json
 
@@ -125,6 +124,7 @@ class _Run:
         from portakernel.bench.report import new_file
         from portakernel.cli.output import page
         from portakernel.conformance.runner import fresh_seed
+        from portakernel.explaining import first_device
 
         self.dispatcher, self.shows, self.out = dispatcher, shows, page()
         self.seed = fresh_seed() if seed is None else seed

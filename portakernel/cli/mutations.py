@@ -9,7 +9,6 @@ from typing import Any
 
 from portakernel.bench.circumstances import circumstances
 from portakernel.bench.report import new_file, write_whole
-from portakernel.cli.bench import first_device
 from portakernel.cli.mutation_report import print_mutated, print_summary
 from portakernel.cli.output import page, print_json
 from portakernel.cli.progress import progress
@@ -20,6 +19,7 @@ from portakernel.conformance.observation import Finished
 from portakernel.conformance.runner import fresh_seed
 from portakernel.dispatch import Dispatcher
 from portakernel.errors import ArgumentValueError
+from portakernel.explaining import first_device
 from portakernel.kernel import Kernel
 from portakernel.target import Device
 

@@ -130,15 +130,17 @@ def _wrapped(text: str, width: int, further: str = "") -> list[str]:
 
 
 def _column_widths(texts: Sequence[Sequence[str]], width: int) -> list[int]:
-    """As wide as their cells where that fits; else the widest give way, down to their longest words."""
+    """As wide as their cells where that fits; else the widest give way, and all down to their longest words."""
     columns = list(zip(*texts, strict=True))
     natural = [max(map(len, column)) for column in columns]
     words = [max((len(word) for text in column for word in text.split()), default=0) for column in columns]
     left = width - _GAP * (len(columns) - 1)
     widths = dict[int, int]()
-    # the narrow ones first, each taking no more than its share of what is left
-    for done, i in enumerate(sorted(range(len(columns)), key=natural.__getitem__)):
-        widths[i] = min(natural[i], max(left // (len(columns) - done), words[i]))
+    # the narrow ones first, each taking no more than its share of what is left, nor what others' words need
+    order = sorted(range(len(columns)), key=natural.__getitem__)
+    for done, i in enumerate(order):
+        share = min(left // (len(columns) - done), left - sum(words[other] for other in order[done + 1 :]))
+        widths[i] = min(natural[i], max(share, words[i]))
         left -= widths[i]
     return [widths[i] for i in range(len(columns))]
 

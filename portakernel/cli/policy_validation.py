@@ -26,7 +26,7 @@ def policies_in_force() -> list[Path]:
     Raises:
         ConfigError: a variable has a value that is not accepted.
     """
-    return [Path(named).expanduser() for named in Config.from_environment().policy]
+    return list(map(Path, Config.from_environment().policy))
 
 
 def is_policy(file: Path) -> bool:

@@ -19,6 +19,7 @@ from portakernel.conformance.mutation import Judged, Mutation
 from portakernel.contract import Contract
 from portakernel.contracts import contracts
 from portakernel.kernel import Kernel
+from portakernel.mending import without
 from portakernel.plugin_manager import Package
 from portakernel.yaml_file import KeyPath, read_yaml
 
@@ -62,7 +63,7 @@ class RequiredKeys:
         mutation, key = self.mutation(path), str(path[-1])
         whole, path = self._alone(path)
         before = {(problem.key, problem.text) for problem in self._problems(whole)}
-        lacking = self._problems(_without(whole, path))
+        lacking = self._problems(without(whole, [path]))
         after = [problem for problem in lacking if (problem.key, problem.text) not in before]
         if not after:
             return Judged(mutation, "unnoticed", detail="validate finds nothing wrong")
@@ -151,16 +152,6 @@ def _names(problem: Problem, key: str) -> bool:
     """Whether the problem is about this key: it ends its path, or its text begins with it."""
     about = f"{problem.key or ''} {problem.text.partition(':')[0]}"
     return re.search(rf"\b{re.escape(key)}\b", about) is not None
-
-
-def _without(data: Any, path: KeyPath) -> Any:
-    """A copy of ``data`` without the key at ``path``."""
-    first, *rest = path
-    if isinstance(data, list):
-        return [_without(item, tuple(rest)) if i == first else item for i, item in enumerate(data)]
-    if not rest:
-        return {key: value for key, value in data.items() if key != first}
-    return {key: _without(value, tuple(rest)) if key == first else value for key, value in data.items()}
 
 
 class _Plain(yaml.SafeDumper):

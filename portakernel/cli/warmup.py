@@ -85,9 +85,9 @@ def command(
 
 def _warm_up(calls: Sequence[Call], device: str | None, workers: int | None, *, alone: bool) -> Warmup:
     """What came of the calls, ``device`` being that of those that name none; with a progress bar."""
-    from portakernel.cli.bench import first_device
     from portakernel.cli.progress import progress
     from portakernel.errors import WarmupError
+    from portakernel.explaining import first_device
     from portakernel.rehearsal import rehearse_described
     from portakernel.runtime import dispatcher
     from portakernel.warm import Progress

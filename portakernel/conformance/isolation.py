@@ -57,7 +57,7 @@ class Asked:
     def dispatcher(self) -> Dispatcher:
         """One over the packages: this process's own where it has the same."""
         now = runtime.dispatcher()
-        if now.registry.manager.packages == self.packages and now.disabled == self.disabled:
+        if now.registry.manager.packages == self.packages and now.process.disabled == self.disabled:
             return now
         registry = Registry(PluginManager(self.packages, disabled=self.disabled))
         return Dispatcher(registry, Config(disable=tuple(self.disabled)))

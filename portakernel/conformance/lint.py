@@ -44,7 +44,8 @@ def lint(
         if isinstance(place, Unavailable):
             yield Findings(kernel.name, kernel.op, reason=place.reason, done=True), Finished()
             continue
-        asked = Asked(packages, dispatcher.disabled, kernel.name, beside.device if beside is not None else device)
+        where = beside.device if beside is not None else device
+        asked = Asked(packages, dispatcher.process.disabled, kernel.name, where)
         job = Job(asked, seed, seconds, claims and beside is None, Known(), beside is not None)
         findings = Findings(kernel.name, kernel.op, str(place), place.mode)
         for event in _Linter(job, findings, patience_s).events():

@@ -59,7 +59,7 @@ def mutate(
             skipped = (Judged(mutant.mutation, "skipped", detail=mutant.untold) for mutant in found)
             events: Iterator[Event] = iter((listed, *skipped, Finished()))
         else:
-            job = MutationJob(Asked(packages, dispatcher.disabled, kernel.name, device), seed)
+            job = MutationJob(Asked(packages, dispatcher.process.disabled, kernel.name, device), seed)
             events = _events(job, known, patience_s)
         for event in events:
             if isinstance(event, Listed):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from portakernel import runtime
@@ -163,24 +162,6 @@ class Suite:
         if self.some_only and len(self._selected) < len(self._served):
             found.append(Unit("unbuilt", f"{op}[other cases]"))
         return (*found, Unit("boundary", f"{op}[boundary]"), Unit("coverage", f"{op}[coverage]"))
-
-    def units_in_turn(self, served: Callable[[Unit], bool]) -> tuple[Unit, ...]:
-        """Every unit, but of each case one combination of dtypes alone, and each combination in some case.
-
-        For modes of execution in which each with each takes minutes. ``served`` narrows them first.
-        """
-        groups: dict[str, list[Unit]] = {}
-        for unit in filter(served, self.units()):
-            groups.setdefault(unit.case.name if unit.case is not None else unit.name, []).append(unit)
-        used: Counter[tuple[tuple[str, str], ...]] = Counter()
-        picked, left = list[Unit](), list[Unit]()
-        for units in groups.values():
-            least = min(units, key=lambda unit: used[unit.dtypes])
-            used[least.dtypes] += 1
-            picked.append(least)
-            left += [unit for unit in units if unit is not least]
-        first_of = {unit.dtypes: unit for unit in reversed(left) if unit.dtypes not in used}
-        return (*first_of.values(), *picked)
 
     def _dtypes(self, case: Case) -> tuple[tuple[tuple[str, str], ...], ...]:
         """The dtypes that a case runs in: all that are claimed in the first case of its choices, else a selection."""

@@ -255,8 +255,9 @@ def _remove(path: Path) -> None:
 def cache() -> Cache:
     """This process's cache, as the environment says now."""
     config = Config.from_environment()
-    folder = os.path.abspath(config.cache_dir) if config.cache_dir else _default_folder()
-    return _cache(folder, config.cache_mib)
+    folder = config.cache_dir or _default_folder()
+    # in a home directory that there is not it stays as it is written, for `distrust`
+    return _cache(folder if folder.startswith("~/") else os.path.abspath(folder), config.cache_mib)
 
 
 @lru_cache(maxsize=16)

@@ -19,6 +19,7 @@ from portakernel.offline.job import Job, call_on_meta
 from portakernel.offline.outcome import Outcome
 from portakernel.offline.workers import compile_all, offline_context
 from portakernel.policies import Policy
+from portakernel.printable import exception_text, logger
 from portakernel.request import Phase
 from portakernel.target import Device, Target
 from portakernel.warm import Progress
@@ -26,6 +27,7 @@ from portakernel.warm import Progress
 # Fewer are compiled sooner by the calls themselves: until a worker has imported torch, Triton and portakernel (2.3 s on
 # two slow cores, 2026-11-22), one process compiles several kernels (0.2 to 0.7 s each there).
 WORTH_WORKERS = 4
+_log = logger()
 
 
 def serving_jobs(
@@ -67,7 +69,8 @@ def lacking(dispatcher: Dispatcher, jobs: Sequence[tuple[Job, Device]]) -> list[
         try:
             with context(target, multiprocessors=job.multiprocessors, dry=True) as missing:
                 call_on_meta(dispatcher, kernel, job, device)
-        except Exception:  # noqa: BLE001 - the plugin border: what needs the tensors' values is left to the call
+        except Exception as error:  # noqa: BLE001 - the plugin border: what needs the tensors' values is left to the call
+            _log.debug("%s is not compiled ahead of its call: %s", job.kernel, exception_text(error))
             continue
         keys = {function.key for function in missing} - seen
         if keys:

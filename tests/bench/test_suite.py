@@ -16,6 +16,8 @@ from portakernel.bench.results import Cell, Latency, LeftOut, routing
 from portakernel.bench.stopwatch import Clock, stopwatch
 from portakernel.bench.suite import Plan, Suite
 from portakernel.bench.verification import difference
+from portakernel.cli.bench_report import print_cell
+from portakernel.cli.output import Page
 from portakernel.contracts import contracts
 from portakernel.dispatch import Dispatcher
 from portakernel.policies import make_layer
@@ -105,6 +107,37 @@ def test_a_wrong_kernel_is_shown_and_not_timed_and_one_that_raises_with_its_reas
     assert found["acme.broken"] == ("failed", "RuntimeError: no such luck", True)
     assert found["acme.sometimes"] == ("failed", "ValueError: enough", True)
     assert found["reference.rms_norm"][0] == "timed"
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "text"),
+    [
+        ("right", "acme.right", "compared with acme.right: the reference cannot run here (RuntimeError: no memory)"),
+        (
+            "broken",
+            None,
+            "nothing was compared: neither the reference (RuntimeError: no memory) nor another kernel ran",
+        ),
+    ],
+)
+def test_why_the_reference_cannot_run_is_kept_and_shown(
+    acme: Callable,
+    name: str,
+    source: str | None,
+    text: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def forward(*_: object, **values: object) -> None:
+        raise RuntimeError("no memory\nand more")
+
+    monkeypatch.setattr("portakernel.references.rms_norm.forward", forward)
+    monkeypatch.setenv("COLUMNS", "200")
+    cell = one(measured(acme(name), "rms_norm", admitted=Filter((f"acme.{name}",))))
+    found = cell.to_json()
+    assert (found["checked_against"], found["reference_failure"]) == (source, "RuntimeError: no memory")
+    print_cell(Page(), cell)
+    assert capsys.readouterr().out.splitlines()[-1] == f"  {text}"
 
 
 def test_filters_say_who_takes_part_and_not_who_is_picked(acme: Callable) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from portakernel.cli.output import Page
 from portakernel.contracts import contracts
+from portakernel.native import CodeObject, KernelFacts, cache
+from portakernel.target import Target
 
 # Paths, commands to copy and lists without a space: nothing to break, and nobody would want it broken.
 UNBREAKABLE = 50
@@ -50,6 +53,18 @@ def test_no_line_is_wider_than_a_hundred_columns(
     monkeypatch.setenv("PORTAKERNEL_CACHE_DIR", f"{tmp_path}/cache")  # whatever the machine has built
     ran = run(command)
     assert ran.out != "", ran.err
+    assert too_wide(ran.out, 100) == []
+
+
+def test_a_cache_of_long_names_is_no_wider(run: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PORTAKERNEL_CACHE_DIR", str(tmp_path))
+    facts = tuple(KernelFacts(name, name) for name in ("quantize_fp8_of_whole_squares_of_weights", "of_rows"))
+    for number, compiler in enumerate(("clang 22.1.8 with HIP 7.1.25424", "nvcc 13.0.88")):
+        key = f"{number:040x}-{0:012x}"
+        made = CodeObject(key, "code object", Target.parse("amd:gfx1100"), compiler, facts, None, b"code")
+        assert cache().store(made, "quantize_fp8.hip ELEMENT=bfloat16 FORMAT=float8_e4m3fnuz WHOLE=1").path is not None
+    ran = run("cache list")
+    assert "quantize_fp8_of_whole_squares_of_weights," in ran.out
     assert too_wide(ran.out, 100) == []
 
 

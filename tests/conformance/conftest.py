@@ -184,7 +184,7 @@ class Verdict:
 
 
 @pytest.fixture
-def hunt(make_suite):
+def hunt(make_suite, units_in_turn):
     """The verdict on a mutant of a kernel's forward or backward, in each case that ``only`` picks, dtypes in turn."""
 
     def hunted(
@@ -204,7 +204,7 @@ def hunt(make_suite):
         }
         suite = make_suite(name, **wraps, **claims)
         touched, survived = 0, []
-        for unit in suite.units_in_turn(lambda unit: unit.kind == "case" and only(unit)):
+        for unit in units_in_turn(suite, lambda unit: unit.kind == "case" and only(unit)):
             mutant.touched = False
             failed = any(result.status == "failed" for result in suite.run(unit))
             touched += mutant.touched

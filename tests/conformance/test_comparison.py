@@ -113,7 +113,7 @@ def test_nan_matches_nan_whatever_its_bits_and_nothing_else():
 
 
 def test_zeros_of_either_sign_are_equal():
-    assert compare(torch.tensor([0.0, -0.0]), f64(-0.0, 0.0), 0.0) == Match(0.0)
+    assert compare(torch.tensor([0.0, -0.0]), f64(-0.0, 0.0), 0.0) == Match()
 
 
 def test_magnitude_of_the_terms_takes_the_place_of_a_cancelled_sum():
@@ -140,7 +140,7 @@ def test_mismatch_names_the_worst_element_and_counts_all():
 
 
 def test_scalars_and_empty_tensors_are_compared_too():
-    assert compare(torch.empty(0, 3), torch.empty(0, 3, dtype=torch.float64), 0.0) == Match(0.0)
+    assert compare(torch.empty(0, 3), torch.empty(0, 3, dtype=torch.float64), 0.0) == Match()
     outcome = compare(torch.tensor(1.0), torch.tensor(2.0, dtype=torch.float64), 0.5)
     assert isinstance(outcome, Mismatch)
     assert (outcome.index, outcome.got, outcome.want) == ((), 1.0, 2.0)

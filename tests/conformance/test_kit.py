@@ -46,7 +46,7 @@ def triton_kernels():
 
 
 @pytest.mark.parametrize("name", kernels_for_the_cpu())
-def test_kernel_conforms_on_the_cpu_for_inputs_never_seen_before(name):
+def test_kernel_conforms_on_the_cpu_for_inputs_never_seen_before(name, units_in_turn):
     dispatcher = runtime.dispatcher()
     kernel = dispatcher.registry.kernels[name]
     if kernel.build is not None and shutil.which("c++") is None:
@@ -56,7 +56,7 @@ def test_kernel_conforms_on_the_cpu_for_inputs_never_seen_before(name):
     kinds = sorted({dict(unit.dtypes)[first] for unit in suite.units() if unit.case is not None})
     # what is compiled for each combination of dtypes takes seconds for each
     drawn = {None, *kinds} if kernel.build is None else {None, random.choice(kinds)}
-    units = suite.units_in_turn(lambda unit: dict(unit.dtypes).get(first) in drawn)
+    units = units_in_turn(suite, lambda unit: dict(unit.dtypes).get(first) in drawn)
     found = [result for unit in units for result in suite.run(unit)]
     assert failures(found) == []
     if any(r.code is ReasonCode.NOT_INSTALLED for r in dispatcher.readiness.not_installed(kernel)):
@@ -84,7 +84,7 @@ def test_every_case_runs_in_every_combination_of_dtypes_that_is_claimed(name, co
 
 
 @pytest.mark.parametrize("name", triton_kernels())
-def test_triton_kernel_conforms_in_its_interpreter(make_suite, name):
+def test_triton_kernel_conforms_in_its_interpreter(make_suite, name, units_in_turn):
     pytest.importorskip("triton")
     suite = make_suite(name)
     assert (suite.venue.mode, suite.venue.torch_device) == ("interpreter", "cpu")
@@ -94,7 +94,7 @@ def test_triton_kernel_conforms_in_its_interpreter(make_suite, name):
         first = dict(unit.dtypes).get(suite.contract.names[0])
         return first in (None, "bfloat16", "float8_e4m3fn", "float4_e2m1fn_x2")
 
-    found = [result for unit in suite.units_in_turn(narrow) for result in suite.run(unit)]
+    found = [result for unit in units_in_turn(suite, narrow) for result in suite.run(unit)]
     assert failures(found) == []
     assert {result.mode for result in found} == {"interpreter"}
     passed = Counter(result.aspect for result in found if result.status == "passed")
@@ -102,11 +102,11 @@ def test_triton_kernel_conforms_in_its_interpreter(make_suite, name):
     assert (passed["backward"] >= 10) == (suite.kernel.backward is not None)
 
 
-def test_taken_in_turn_every_case_runs_once_and_every_combination_of_dtypes_in_some_case(make_suite):
+def test_taken_in_turn_every_case_runs_once_and_every_combination_of_dtypes_in_some_case(make_suite, units_in_turn):
     suite = make_suite("reference.rms_norm")
     all_units, found = (
         [unit for unit in units if unit.kind == "case"]
-        for units in (suite.units(), suite.units_in_turn(lambda unit: dict(unit.dtypes).get("x") != "float16"))
+        for units in (suite.units(), units_in_turn(suite, lambda unit: dict(unit.dtypes).get("x") != "float16"))
     )
     assert {unit.case.name for unit in found} == {unit.case.name for unit in all_units}
     assert {unit.dtypes for unit in found} == {u.dtypes for u in all_units if dict(u.dtypes)["x"] != "float16"}

@@ -68,7 +68,7 @@ def test_explain_without_a_target_or_a_device_says_what_to_do(world, monkeypatch
     monkeypatch.setattr("portakernel.api.dispatcher", lambda: dispatcher)
     with pytest.raises(ArgumentValueError) as caught:
         portakernel.explain("add")
-    message = "no backend found a device on this machine; name a target, such as nvidia:sm_90"
+    message = "no backend found a device that torch reaches; name a target, such as nvidia:sm_90"
     assert str(caught.value) == message
 
 
@@ -429,3 +429,13 @@ def test_the_process_has_one_dispatcher_also_when_threads_come_first_together():
         thread.join()
     assert len(found) == 8
     assert len(set(map(id, found))) == 1
+
+
+def test_a_dispatcher_that_is_made_is_handed_out_while_ops_are_registered():
+    found = [runtime.dispatcher()]
+    thread = threading.Thread(target=lambda: found.append(runtime.dispatcher()))
+    with runtime._making("the registration of ops"):
+        thread.start()
+        thread.join(timeout=10)
+        assert not thread.is_alive()
+    assert found[0] is found[1]

@@ -84,10 +84,18 @@ def test_a_size_of_the_cache_that_is_no_number_is_refused_in_our_own_words(text)
 
 
 def test_a_policy_file_is_named_by_its_path_and_several_by_theirs():
-    first, second = "/etc/my policy.yaml", "~/host.yaml"
+    first, second = "/etc/my policy.yaml", "host.yaml"
     assert Config.from_environment({"PORTAKERNEL_POLICY": f" {first} "}).policy == (first,)
     several = os.pathsep.join([first, "", f" {second} ", ""])
     assert Config.from_environment({"PORTAKERNEL_POLICY": several}).policy == (first, second)
+
+
+def test_a_path_may_begin_in_the_home_directory(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    policy = os.pathsep.join(["~/base.yaml", "/etc/~/host.yaml", " ~/host.yaml"])
+    config = Config.from_environment({"PORTAKERNEL_CACHE_DIR": "~/kernels", "PORTAKERNEL_POLICY": policy})
+    assert config.cache_dir == "/home/me/kernels"
+    assert config.policy == ("/home/me/base.yaml", "/etc/~/host.yaml", "/home/me/host.yaml")
 
 
 def test_properties_can_be_required_and_one_that_does_not_exist_is_refused():
@@ -159,7 +167,7 @@ def test_what_is_not_there_is_denied_and_disabled_without_a_word(world, key):
 @pytest.mark.parametrize("name", ["p", "p.add", "acme", "reference", "reference.add"])
 def test_plugins_kernels_and_backends_can_be_disabled(world, name):
     world.plugin("p")
-    assert world.dispatcher(DISABLE=name).disabled == {name}
+    assert world.dispatcher(DISABLE=name).process.disabled == {name}
 
 
 @pytest.mark.parametrize("hook", ["portakernel_kernels", "portakernel_decided"])
@@ -177,7 +185,7 @@ def test_a_broken_plugin_can_be_disabled(world):
     package = world.site.package("bad", plugin="colour: red\n")
     disabled = frozenset({"bad"})
     registry = Registry(PluginManager([*world.packages, package], disabled=disabled))
-    assert Dispatcher(registry, Config(disable=("bad",))).disabled == {"bad"}
+    assert Dispatcher(registry, Config(disable=("bad",))).process.disabled == {"bad"}
 
 
 def test_a_disabled_plugin_is_a_reason_and_is_not_imported(world):

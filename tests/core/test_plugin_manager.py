@@ -109,6 +109,16 @@ def test_a_hook_that_raises_again_is_kept_once(broken):
     assert len(manager.broken) == 1
 
 
+@pytest.mark.parametrize("off", [False, True])
+def test_a_fault_that_several_registries_find_is_kept_once(site, off):
+    package = site.package("reference", plugin=PLUGIN.format("reference"))
+    manager = PluginManager([package], disabled=frozenset({"reference"} if off else ()))
+    for _ in range(3):
+        Registry(manager)
+    (fault,) = manager.broken_but_off if off else manager.broken
+    assert fault.reason == "the name 'reference' is taken by portakernel's own references"
+
+
 def test_a_hook_that_exits_the_program_is_contained(site):
     source = HOOK.format("portakernel_kernels()", "raise SystemExit(3)")
     manager = PluginManager(

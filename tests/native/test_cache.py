@@ -425,9 +425,19 @@ def test_a_folder_that_somebody_else_makes_first_is_not_written(kept, cache_fold
     assert list(cache_folder.iterdir()) == []
 
 
-def test_without_a_home_directory_a_private_folder_serves(monkeypatch, temporary):
-    monkeypatch.delenv("PORTAKERNEL_CACHE_DIR")
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+def test_the_folder_may_be_in_the_home_directory(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PORTAKERNEL_CACHE_DIR", "~/kernels")
+    assert cache().folder == tmp_path / "kernels"
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_without_a_home_directory_a_private_folder_serves(monkeypatch, temporary, named):
+    if named:
+        monkeypatch.setenv("PORTAKERNEL_CACHE_DIR", "~/.cache/portakernel")
+    else:
+        monkeypatch.delenv("PORTAKERNEL_CACHE_DIR")
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # what it does for a user without an account
     code_cache._cache.cache_clear()
     says = "~/.cache/portakernel is in a home directory, which this user does not have: "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -178,12 +179,15 @@ def test_a_launch_after_it_was_asked_is_compiled_and_announced_as_ever(here):
     assert len(compilations()) == mark
 
 
-def test_a_call_that_needs_its_tensors_values_is_left_to_itself(monkeypatch):
+def test_a_call_that_needs_its_tensors_values_is_left_to_itself_and_the_log_says_so(monkeypatch, caplog):
     def refuse(*_: Any) -> None:
         raise NotImplementedError("Cannot copy out of meta tensor; no data!")
 
     monkeypatch.setattr(ahead, "call_on_meta", refuse)
-    assert lacking(like_calls()[:2]) == []
+    with caplog.at_level(logging.DEBUG, logger="portakernel"):
+        assert lacking(like_calls()[:2]) == []
+    why = "is not compiled ahead of its call: NotImplementedError: Cannot copy out of meta tensor; no data!"
+    assert caplog.messages == [f"{one.kernel} {why}" for one in like_calls()[:2]]
 
 
 def test_few_jobs_are_not_worth_other_processes(monkeypatch):

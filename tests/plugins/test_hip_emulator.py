@@ -85,7 +85,7 @@ def assert_near(found: Tensor, exact: Tensor) -> None:
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_kernel_conforms_in_the_emulator(op):
+def test_kernel_conforms_in_the_emulator(op, units_in_turn):
     dispatcher = runtime.dispatcher()
     kernel = dispatcher.registry.kernels[f"hip.{op}"]
     cpu = next(d for d in dispatcher.registry.devices if d.torch_device == "cpu" and not d.attached)
@@ -94,7 +94,7 @@ def test_kernel_conforms_in_the_emulator(op):
     suite = Suite(dispatcher, kernel, venue, fresh_seed())
     # the other dtypes differ in their conversions alone, and each combination is compiled
     first = suite.contract.names[0]
-    units = suite.units_in_turn(lambda unit: dict(unit.dtypes).get(first) in (None, "bfloat16"))
+    units = units_in_turn(suite, lambda unit: dict(unit.dtypes).get(first) in (None, "bfloat16"))
     found = [result for unit in units for result in suite.run(unit)]
     assert [str(result) for result in found if result.status == "failed"] == []
     assert sum(result.aspect == "forward" and result.status == "passed" for result in found) >= 10

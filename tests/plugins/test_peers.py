@@ -53,14 +53,14 @@ def stands_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("stands_in")
 @pytest.mark.parametrize("name", KERNELS)
-def test_with_a_library_that_does_what_it_says_every_kernel_conforms(name):
+def test_with_a_library_that_does_what_it_says_every_kernel_conforms(name, units_in_turn):
     kernel = replace(KERNELS[name], disabled=None)
     registry = Registry(REGISTRY.manager)
     registry.kernels = MappingProxyType({**registry.kernels, name: kernel})
     targets = tuple(target for _, claim in kernel.variants for target in claimed_targets(claim, registry.spaces))
     venue = Venue("cpu", targets[:1], mode="stand-ins", max_elements=4096, enter=nullcontext)
     suite = Suite(Dispatcher(registry, Config()), kernel, venue, 20261122)
-    results = [result for unit in suite.units_in_turn(lambda _: True) for result in suite.run(unit)]
+    results = [result for unit in units_in_turn(suite, lambda _: True) for result in suite.run(unit)]
     assert [str(result) for result in results if result.status == "failed"] == []
     assert {"forward", "out", "purity", "view", "coverage"} <= {r.aspect for r in results if r.status == "passed"}
 

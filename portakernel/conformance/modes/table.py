@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -247,20 +246,3 @@ A saved program (`torch.export.load`, a pickled graph) finds its ops once torch 
 def observed(ops: list[str], modes: tuple[Mode, ...] = MODES) -> dict[str, dict[str, Outcome]]:
     """The outcome of every mode for every op, by running them."""
     return {mode.name: {op: mode.run(op) for op in ops} for mode in modes}
-
-
-def read_cells(text: str) -> dict[tuple[str, str], str]:
-    """The outcomes that a page holds, by mode and op."""
-    notes = dict(re.findall(r"^(\d+)\. (.*(?:\n[^\d\n#].*)*)", text, re.MULTILINE))
-    found: dict[tuple[str, str], str] = {}
-    names: list[str] = []
-    for line in text.splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if line.startswith("| op |"):
-            names = cells[1:]
-        elif line.startswith("| `"):
-            op = cells[0].strip("`")
-            for name, cell in zip(names, cells[1:], strict=True):
-                note = notes.get(cell.removeprefix("refuses (").removesuffix(")"), "")
-                found[name, op] = cell if cell == "works" else note.replace("\n", " ").replace(_OP, op)
-    return found
