@@ -142,7 +142,7 @@ class Truth:
         # what a zero is the difference of is of the size of other rows: of other gradients' where all of it is zero
         norms = [0.0 if value is None else _largest_row(value) for value in exact_ones]
         floats = [t.dtype for t in self.inputs.given.values() if t.dtype.is_floating_point]
-        unit = max((16.0 if d is torch.float32 else 1.0) * torch.finfo(d).eps for d in floats)
+        unit = max((16.0 if d is torch.float32 else 2.0) * torch.finfo(d).eps for d in floats)
         return tuple(
             None
             if value is None or plain is None

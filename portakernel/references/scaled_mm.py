@@ -9,7 +9,7 @@ from portakernel.references.scale_formats import BLOCKS, dequantised, unswizzled
 
 # Of the numbers between one power of two and the next, evenly on a logarithmic scale.
 _MULTIPLES = (1.0, 2**0.25, 2**0.5, 2**0.75)
-_FEW_TERMS = 16
+_FEW_TERMS = 64
 
 
 def forward(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from portakernel_plugins.torch.attention_layout import aligned
+from portakernel_plugins.torch.attention_layout import aligned, is_aligned
 
 _aten = torch.ops.aten
 
@@ -35,6 +35,7 @@ def linear_act(
     rows = x.reshape(-1, K)
     if activation == "relu" and x.dtype is not torch.float32 and x.device.type == "cuda":
         rows, weight, bias = aligned(rows), aligned(weight), aligned(bias)
+        y = y if is_aligned(y) else torch.empty_like(y)
     _aten._addmm_activation.out(bias, rows, weight.t(), use_gelu=activation != "relu", out=y.view(-1, N))
     if save:
         return (y,)
