@@ -24,9 +24,8 @@ from portakernel.naming import strictly
 from portakernel.outputs import check_outs, overwritten
 from portakernel.printable import brief
 from portakernel.public import traced
-from portakernel.recording import Recording
 from portakernel.request import Phase
-from portakernel.torch_internals import outside_modes
+from portakernel.torch_internals import is_recording, outside_modes
 
 
 class BoundKernel(Protocol):
@@ -81,7 +80,7 @@ def bind_kernel(caller: OpCaller, tensors: Sequence[Any], parameters: Sequence[A
     may_overwrite = all("inplace" in capability.properties for _, capability in placement.kernel.variants)
 
     def otherwise(given: Sequence[Any], values: Sequence[Any], out: Any) -> Any:
-        if Recording.is_active():  # `warmup` looks for choices, and here there is none to make
+        if is_recording():  # `warmup` looks for choices, and here there is none to make
             with outside_modes():
                 return otherwise(given, values, out)
         found = arguments.canonical(values)

@@ -12,7 +12,7 @@ from portakernel.arguments import Tensors
 from portakernel.call import OpCaller
 from portakernel.request import Phase
 from portakernel.torch_bridge.signature import Signature
-from portakernel.torch_internals import active_dispatch_modes, is_fake, outside_modes
+from portakernel.torch_internals import is_fake, outside_modes
 from portakernel.warm import Progress, build_phases, training_phases
 
 
@@ -22,6 +22,8 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
     A call under a dispatch mode goes through ``torch.ops.portakernel``, where this sees it as a kernel would: cast by
     autocast, batched by vmap, from whichever thread runs backward. Nothing of the tensors is kept.
     """
+
+    looks_for_choices = True
 
     def __init__(self, callers: Iterable[OpCaller], progress: Progress) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # nor its constructor
@@ -33,11 +35,6 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
                 name, signature = f"{caller.namespace}::{caller.contract.op}", Signature(caller.contract)
                 self._parts[name] = caller, signature, False
                 self._parts[f"{name}_forward"] = caller, signature, True
-
-    @classmethod
-    def is_active(cls) -> bool:
-        """Whether a recording is going on in this thread."""
-        return any(isinstance(mode, cls) for mode in active_dispatch_modes())
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:

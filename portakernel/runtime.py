@@ -50,7 +50,7 @@ def _dispatcher() -> Dispatcher:
     if config.log == "summary":
         from portakernel.summary import Summary
 
-        Summary().register()
+        Summary(callers_so_far).register()
     return made
 
 

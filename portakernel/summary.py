@@ -7,12 +7,14 @@ import contextlib
 import os
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from multiprocessing import util
+from typing import TYPE_CHECKING
 
-from portakernel.api import Served, stats
 from portakernel.printable import exception_text
-from portakernel.runtime import callers_so_far
+
+if TYPE_CHECKING:
+    from portakernel.call import OpCaller
 
 # A line of calls: the op, the kernel that served, on which target, and the better ones that could not.
 Line = tuple[str, str, str, tuple[str, ...]]
@@ -20,9 +22,13 @@ Reasons = Mapping[tuple[str, str], tuple[str, ...]]
 
 
 class Summary:
-    """Tells once a process, at its end, what was served since it began; a forked child tells of its own calls."""
+    """Tells once a process, at its end, what was served since it began; a forked child tells of its own calls.
 
-    def __init__(self) -> None:
+    ``callers`` gives those that there are at that moment.
+    """
+
+    def __init__(self, callers: Callable[[], Iterable[OpCaller]]) -> None:
+        self._callers = callers
         self._told_by: int | None = None
         self._main = os.getpid()
         self._at_fork: Counter[Line] = Counter()
@@ -43,8 +49,8 @@ class Summary:
         self._told_by = pid
         who = "portakernel" if pid == self._main else f"portakernel (process {pid})"
         try:
-            calls = _lines(stats()) - self._inherited
-            told = sentence(calls, reasons()) if calls else ""
+            calls = lines(self._callers()) - self._inherited
+            told = sentence(calls, reasons(self._callers())) if calls else ""
         except Exception as error:  # noqa: BLE001 - a log line is not worth a traceback at exit
             told = f"no summary: {exception_text(error)}"
         # a stream that is closed by now takes no line
@@ -53,7 +59,7 @@ class Summary:
             sys.stderr.flush()
 
     def _before_fork(self) -> None:
-        self._at_fork = _lines(stats())
+        self._at_fork = lines(self._callers())
 
     def _in_child(self) -> None:
         self._inherited = self._at_fork
@@ -75,10 +81,10 @@ def sentence(calls: Mapping[Line, int], why: Reasons) -> str:
     return f"{total} call{'s' * (total != 1)}: {served}"
 
 
-def reasons() -> Reasons:
+def reasons(callers: Iterable[OpCaller]) -> Reasons:
     """The codes for which kernels were passed over, by op and kernel; of the kinds of calls still remembered."""
     found: dict[tuple[str, str], dict[str, None]] = {}
-    for caller in callers_so_far():
+    for caller in callers:
         for placement in list(caller.table.entries.values()):
             for name in placement.fallback:
                 codes = (str(rejection.code) for rejection in placement.decision.candidate(name).rejections)
@@ -86,9 +92,10 @@ def reasons() -> Reasons:
     return {key: tuple(codes) for key, codes in found.items()}
 
 
-def _lines(rows: tuple[Served, ...]) -> Counter[Line]:
+def lines(callers: Iterable[OpCaller]) -> Counter[Line]:
     """The calls of all phases together."""
     total: Counter[Line] = Counter()
-    for row in rows:
-        total[row.op, row.kernel, row.target, row.fallback] += row.calls
+    for caller in callers:
+        for use, calls in caller.table.counts().items():
+            total[use.op, use.kernel, use.target, use.fallback] += calls
     return total

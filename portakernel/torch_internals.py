@@ -145,6 +145,11 @@ def outside_modes() -> AbstractContextManager[Any]:
     return context
 
 
+def is_recording() -> bool:
+    """Whether a mode of this thread looks for choices among kernels, as that of ``warmup`` does."""
+    return any(getattr(mode, "looks_for_choices", False) for mode in active_dispatch_modes())
+
+
 def has_tangent(tensors: Sequence[Tensor]) -> bool:
     """Whether one of the tensors is a forward-mode dual.
 

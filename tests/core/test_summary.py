@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 
@@ -74,8 +75,7 @@ def test_the_reasons_are_those_of_the_calls_that_fell_back(world, monkeypatch):
             patched.setattr("portakernel.call.launcher", lambda *_: print)
             patched.setattr("warnings.warn", lambda *_, **__: None)
             caller.table.remember(rows, caller.place(request, policy))
-    monkeypatch.setattr(summary, "callers_so_far", lambda: [caller])
-    assert summary.reasons() == {("add", "p.add"): ("limit",)}
+    assert summary.reasons([caller]) == {("add", "p.add"): ("limit",)}
 
 
 def test_a_process_tells_at_its_end_and_each_forked_child_of_its_own_calls():
@@ -124,21 +124,17 @@ def test_a_process_without_stderr_ends_in_peace(stream):
     assert told(f"add(1)\n{put}\n") == (0, "")
 
 
-def test_what_goes_wrong_while_telling_is_told_in_a_line_to_a_process_that_ends(monkeypatch, capsys):
+def test_what_goes_wrong_while_telling_is_told_in_a_line_to_a_process_that_ends(capsys):
     def fail():
         raise RuntimeError("no counts")
 
-    monkeypatch.setattr(summary, "stats", fail)
-    Summary().tell()
+    Summary(fail).tell()
     assert capsys.readouterr().err == "portakernel: no summary: RuntimeError: no counts\n"
 
 
 def test_it_is_told_once(monkeypatch, capsys):
-    from portakernel.api import Served
-
-    monkeypatch.setattr(summary, "stats", lambda: (Served("add", "p.add", "inference", "acme:acme1", 3, ()),))
-    monkeypatch.setattr(summary, "reasons", dict)
-    line = Summary()
+    monkeypatch.setattr(summary, "lines", lambda callers: Counter({("add", "p.add", "acme:acme1", ()): 3}))
+    line = Summary(list)
     line.tell()
     line.tell()
     assert capsys.readouterr().err == "portakernel: 3 calls: add by p.add 3 (acme:acme1)\n"
