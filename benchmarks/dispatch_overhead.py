@@ -28,17 +28,17 @@ sys.path.insert(0, str(Path(__file__).parent))  # the plugin with the empty kern
 import record
 from empty_kernel.kernels import rms_norm as empty
 
-from portakernel.bound import bind_kernel
-from portakernel.call import OpCaller
+from portakernel.calling.bound_kernel import bind_kernel
+from portakernel.calling.caller import OpCaller
+from portakernel.calling.fast.shape_numbers import MAX_SHAPES
+from portakernel.calling.public import public_function
 from portakernel.config import Config
 from portakernel.contracts import contract
-from portakernel.dispatch import Dispatcher
-from portakernel.plugin_manager import Package, PluginManager, find_folder, installed_packages
-from portakernel.policies import make_layer
-from portakernel.public import public_function
-from portakernel.registry import Registry
+from portakernel.deciding.dispatcher import Dispatcher
+from portakernel.deciding.policies import make_layer
+from portakernel.registry.plugin_manager import Package, PluginManager, find_folder, installed_packages
+from portakernel.registry.registry import Registry
 from portakernel.torch_bridge.registration import Bridge
-from portakernel.verdicts import MAX_SHAPES
 
 Call = Callable[[], Any]
 DTYPE = torch.bfloat16

@@ -30,13 +30,13 @@ from rich.table import Table
 
 from portakernel.bench.grids import grid
 from portakernel.bench.question import launch_row, questions
+from portakernel.calling.devices import find_device
 from portakernel.contracts import contract
-from portakernel.devices import find_device
-from portakernel.kernel import Kernel
-from portakernel.policies import intern_policy, make_layer
+from portakernel.deciding.policies import intern_policy, make_layer
+from portakernel.registry.kernel import Kernel
 from portakernel.runtime import dispatcher
-from portakernel.scratch import described
-from portakernel.target import Target
+from portakernel.tensors.scratch import described
+from portakernel.words.target import Target
 
 WAYS = ("portakernel", "triton")
 PARTS = ("portakernel", "import triton", "probe", "import plugin", "call")

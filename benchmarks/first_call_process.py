@@ -118,7 +118,7 @@ def main() -> None:
     device = torch.device(asked["device"])
     torch.zeros(1, device=device).add_(1).cpu()
     # what a plugin's modules import of portakernel's, and how they read their data: it is no launch's affair
-    for name in ("yaml", "portakernel", "portakernel.capability", "portakernel.compilation"):
+    for name in ("yaml", "portakernel", "portakernel.claims.capability", "portakernel.tensors.compilation"):
         importlib.import_module(name)
     arguments = [_arguments(call, device) for call in asked["calls"]]
     way = {"portakernel": by_portakernel, "triton": by_triton}[asked["way"]]

@@ -12,14 +12,14 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.functional import ScalingType
 
-from portakernel.arguments import Arguments
 from portakernel.bench.grids import Row
 from portakernel.bench.operands import Operands, draw
 from portakernel.bench.question import questions
+from portakernel.calling.arguments import Arguments
 from portakernel.contracts import contract
 from portakernel.references import scaled_mm as scaled_mm_reference
 from portakernel.runtime import dispatcher
-from portakernel.target import Device
+from portakernel.words.target import Device
 
 Call = Callable[[], Any]
 Named = tuple[str, Call]

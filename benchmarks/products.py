@@ -45,11 +45,11 @@ from portakernel.bench.contenders import Field, Filter, build_waiting, described
 from portakernel.bench.results import Latency
 from portakernel.bench.stopwatch import Stopwatch, stopwatch
 from portakernel.bench.traffic import flops_per_us_in_tflop_per_s
-from portakernel.capability import ReasonCode
+from portakernel.claims.capability import ReasonCode
+from portakernel.claims.request import Phase
 from portakernel.cli.check import find_device
-from portakernel.request import Phase
 from portakernel.runtime import dispatcher
-from portakernel.target import Device
+from portakernel.words.target import Device
 
 Advance = Callable[[str], None]
 

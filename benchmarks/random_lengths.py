@@ -25,7 +25,7 @@ from rich.progress import track
 from rich.table import Table
 
 from portakernel import ops
-from portakernel.decision import Decision
+from portakernel.deciding.decision import Decision
 from portakernel.runtime import caller, dispatcher
 
 Draw = Callable[[random.Random], tuple[tuple[Any, ...], dict[str, Any]]]

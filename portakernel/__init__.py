@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from portakernel.forks import unsplit
+from portakernel.host.forks import unsplit
 from portakernel.torch_import import offer_ops
 
 if TYPE_CHECKING:
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     __version__: str
     from portakernel.api import bind, explain, load_policy, plugins, policy, set_policy, stats, targets, use, warmup
-    from portakernel.plugin_api import PLUGIN_API
-    from portakernel.warmth import Call
+    from portakernel.manifest.api_version import PLUGIN_API
+    from portakernel.warming.outcome import Call
 
 __all__ = [
     "PLUGIN_API", "Call", "bind", "errors", "explain", "load_policy", "ops", "plugins", "policy", "set_policy", "stats",
@@ -34,7 +34,7 @@ def __getattr__(name: str) -> Any:
         with unsplit(f"importing portakernel.{name}"):
             return importlib.import_module(f"portakernel.{name}")
     if name == "PLUGIN_API":
-        from portakernel.plugin_api import PLUGIN_API
+        from portakernel.manifest.api_version import PLUGIN_API
 
         return PLUGIN_API
     if name in __all__:

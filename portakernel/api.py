@@ -9,26 +9,26 @@ from dataclasses import dataclass, fields
 from os import PathLike
 from typing import TYPE_CHECKING, Any, overload
 
+from portakernel.claims.request import Phase
 from portakernel.contract import Contract
+from portakernel.contract.near_misses import sure_answer
 from portakernel.contracts import contract
-from portakernel.decision import Decision, Use
-from portakernel.dispatch import Dispatcher
+from portakernel.deciding.decision import Decision, Use
+from portakernel.deciding.dispatcher import Dispatcher
+from portakernel.deciding.explaining import explain_in_words, first_device
+from portakernel.deciding.kernel_argument import strictly
+from portakernel.deciding.policies import Layer, Names, ReferenceMode, make_layer
+from portakernel.deciding.policy_block import PolicyBlock
+from portakernel.deciding.process_wishes import read
 from portakernel.errors import ArgumentTypeError, UnknownNameError
-from portakernel.explaining import explain_in_words, first_device
-from portakernel.naming import strictly
-from portakernel.near_misses import sure_answer
-from portakernel.plugin_manager import Broken, Package
-from portakernel.policies import Layer, Names, ReferenceMode, make_layer
-from portakernel.policy_block import PolicyBlock
-from portakernel.printable import brief
-from portakernel.process_wishes import read
-from portakernel.request import Phase
+from portakernel.registry.plugin_manager import Broken, Package
 from portakernel.runtime import caller, callers_so_far, dispatcher
-from portakernel.target import Device
-from portakernel.warmth import Call, Warmup
+from portakernel.text.printable import brief
+from portakernel.warming.outcome import Call, Warmup
+from portakernel.words.target import Device
 
 if TYPE_CHECKING:
-    from portakernel.bound import BoundKernel
+    from portakernel.calling.bound_kernel import BoundKernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ def bind(op: str, *tensors: Any, kernel: str | None = None, **parameters: Any) -
         UnknownNameError, ArgumentTypeError, ArgumentValueError: as for the op itself.
         NoKernelError: no kernel can serve it.
     """
-    from portakernel.bound import bind_kernel
+    from portakernel.calling.bound_kernel import bind_kernel
 
     given, values = _call(op, tensors, parameters)
     return bind_kernel(caller(op), given, values, kernel)
@@ -224,7 +224,7 @@ def warmup(what: Any, /, *args: Any, **kwargs: Any) -> Warmup:
         WarmupError: single calls could not be compiled, or run, or of a list not be made at all; all others were.
         CaptureError: a stream is being captured.
     """
-    from portakernel.rehearsal import rehearse_call, rehearse_described, rehearse_function
+    from portakernel.warming.rehearsal import rehearse_call, rehearse_described, rehearse_function
 
     if callable(what):
         return rehearse_function(what, args, kwargs)

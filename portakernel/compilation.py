@@ -1,54 +1,13 @@
-"""What kernels compile on calls: counted for ``warmup``, and refused while a stream is captured."""
+"""``portakernel.tensors.compilation`` under the name that plugins import."""
 
-from __future__ import annotations
+from portakernel.tensors.compilation import (
+    Compilations,
+    announce_once,
+    compilations,
+)
 
-import functools
-
-from portakernel.capture import is_capturing
-from portakernel.errors import CaptureError
-from portakernel.locks import make_lock
-
-
-class Compilations:
-    """What was compiled on calls in this process, in order."""
-
-    def __init__(self) -> None:
-        self._names: list[str] = []
-        self._lock = make_lock()
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def since(self, count: int) -> tuple[str, ...]:
-        """What was compiled after the first ``count``."""
-        with self._lock:
-            return tuple(self._names[count:])
-
-    def announce(self, name: str) -> None:
-        """Counts ``name``, which is about to be compiled because of a call.
-
-        A plugin that compiles on calls says so here each time, before it does.
-
-        Raises:
-            CaptureError: a stream is being captured; nothing may be compiled now.
-        """
-        if is_capturing():
-            raise CaptureError(f"{name} would have to be compiled for these arguments")
-        with self._lock:
-            self._names.append(name)
-
-
-@functools.cache
-def compilations() -> Compilations:
-    """This process's compilations."""
-    return Compilations()
-
-
-@functools.cache
-def announce_once(what: str, *details: object) -> None:
-    """Announces what the first call with these arguments compiles; each later one finds it compiled, and is free.
-
-    Raises:
-        CaptureError: a stream is being captured; nothing may be compiled now.
-    """
-    compilations().announce(f"{what} for {', '.join(map(str, details))}" if details else what)
+__all__ = [
+    "Compilations",
+    "announce_once",
+    "compilations",
+]

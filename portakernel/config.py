@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import get_args
 
-from portakernel.capability import Property
+from portakernel.claims.capability import Property
 from portakernel.errors import ConfigError, nearest
 
 PREFIX = "PORTAKERNEL_"

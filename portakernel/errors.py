@@ -10,11 +10,11 @@ import difflib
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from portakernel.printable import one_line, printable
+from portakernel.text.printable import one_line, printable
 
 if TYPE_CHECKING:
-    from portakernel.decision import Decision
-    from portakernel.warmth import Warmup
+    from portakernel.deciding.decision import Decision
+    from portakernel.warming.outcome import Warmup
 
 
 def close_to(name: str, known: Iterable[str], *, like: Callable[[str], str] = str) -> list[str]:

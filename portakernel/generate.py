@@ -17,15 +17,15 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from portakernel.contract import Contract
+from portakernel.contract.parameter import Parameter
+from portakernel.contract.signature_text import arguments as signature_arguments
+from portakernel.contract.signature_text import document
 from portakernel.contracts import contracts
-from portakernel.document import arguments as signature_arguments
-from portakernel.document import document
-from portakernel.manifest import BackendManifest, PluginManifest
-from portakernel.matrix import markdown, support_matrix
-from portakernel.parameter import Parameter
-from portakernel.plugin_manager import PluginManager, installed_packages
-from portakernel.policy_document import PolicyDocument
-from portakernel.registry import Registry
+from portakernel.deciding.policy_document import PolicyDocument
+from portakernel.manifest.models import BackendManifest, PluginManifest
+from portakernel.matrix.table import markdown, support_matrix
+from portakernel.registry.plugin_manager import PluginManager, installed_packages
+from portakernel.registry.registry import Registry
 from portakernel.torch_bridge.sharding_page import sharding_page
 
 _HERE = Path(__file__).parent

@@ -18,8 +18,8 @@ import pluggy
 if TYPE_CHECKING:
     import typer
 
-    from portakernel.decision import Decision
-    from portakernel.target import Device
+    from portakernel.deciding.decision import Decision
+    from portakernel.words.target import Device
 
 PROJECT = "portakernel"
 hookspec = pluggy.HookspecMarker(PROJECT)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from portakernel.contracts import contract, contracts
-from portakernel.forks import unsplit
+from portakernel.host.forks import unsplit
 
 
 def __getattr__(name: str) -> Any:
@@ -16,7 +16,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with unsplit(f"making ops.{name}"):
         contract(name)  # an unknown op is told so before torch is imported
-        from portakernel.public import public_function
+        from portakernel.calling.public import public_function
         from portakernel.runtime import caller
 
         # two threads may come first together: all shall have one function

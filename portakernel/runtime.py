@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from portakernel.config import Config
 from portakernel.contracts import contract, contracts
-from portakernel.dispatch import Dispatcher
+from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.errors import CalledBackError
-from portakernel.forks import unsplit
-from portakernel.locks import make_lock
+from portakernel.host.forks import unsplit
+from portakernel.host.locks import make_lock
 
 if TYPE_CHECKING:
-    from portakernel.call import OpCaller
+    from portakernel.calling.caller import OpCaller
     from portakernel.torch_bridge.registration import Bridge
 
 _lock = make_lock()  # a cache alone would build two when two threads come first
@@ -97,7 +97,7 @@ class _Bridges:
             return self.made
         with _making(_REGISTRATION), unsplit("registering the ops"):
             if not self.made:
-                from portakernel.call import OpCaller
+                from portakernel.calling.caller import OpCaller
                 from portakernel.torch_bridge.registration import Bridge
 
                 self.made = {op: Bridge(OpCaller(contract, dispatcher())) for op, contract in contracts().items()}

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Mapping
 from multiprocessing import util
 from typing import TYPE_CHECKING
 
-from portakernel.printable import exception_text
+from portakernel.text.printable import exception_text
 
 if TYPE_CHECKING:
-    from portakernel.call import OpCaller
+    from portakernel.calling.caller import OpCaller
 
 # A line of calls: the op, the kernel that served, on which target, and the better ones that could not.
 Line = tuple[str, str, str, tuple[str, ...]]

@@ -23,7 +23,7 @@ def offer_ops() -> None:
 
 
 def _offer() -> None:
-    from portakernel.torch_internals import when_missed
+    from portakernel.tensors.torch_internals import when_missed
 
     when_missed("portakernel", _register)
 

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from portakernel import plugin_manager
-from portakernel.manifest_file import load_manifest
+from portakernel.manifest.loading import load_manifest
+from portakernel.registry import plugin_manager
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 

@@ -12,9 +12,9 @@ from reason_pages import reason_pages
 from texts import texts
 
 from portakernel.generate import first_party
-from portakernel.matrix import support_matrix
-from portakernel.matrix_page import page
-from portakernel.proofs import recorded
+from portakernel.matrix.page import page
+from portakernel.matrix.proofs import recorded
+from portakernel.matrix.table import support_matrix
 
 MATRIX = "matrix.html"
 

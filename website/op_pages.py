@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from portakernel.case import Case
 from portakernel.contract import Choice, Contract, Result, TensorArgument, alternatives
+from portakernel.contract.case import Case
+from portakernel.contract.signature_text import signature
 from portakernel.contracts import contracts
-from portakernel.document import signature
-from portakernel.matrix import OpSupport, table
-from portakernel.proofs import KINDS, Proof
+from portakernel.matrix.proofs import KINDS, Proof
+from portakernel.matrix.table import OpSupport, table
 
 INDEX = "ops/index.md"
 

@@ -9,19 +9,19 @@ import shlex
 from collections.abc import Callable
 from dataclasses import replace
 
-from portakernel.capability import ReasonCode, Rejection
+from portakernel.claims.advice import REASONS, Reason
+from portakernel.claims.capability import ReasonCode, Rejection
 from portakernel.cli import main
 from portakernel.cli.advice import advice
 from portakernel.cli.explanation import print_explanation
 from portakernel.cli.output import Page
 from portakernel.contracts import contract
-from portakernel.decision import Candidate, Decision
-from portakernel.kernel import Kernel
-from portakernel.matrix import table
-from portakernel.question import ask
-from portakernel.reasons import REASONS, Reason
-from portakernel.registry import Registry
-from portakernel.target import Target
+from portakernel.deciding.asking import ask
+from portakernel.deciding.decision import Candidate, Decision
+from portakernel.matrix.table import table
+from portakernel.registry.kernel import Kernel
+from portakernel.registry.registry import Registry
+from portakernel.words.target import Target
 
 INDEX = "reasons/index.md"
 

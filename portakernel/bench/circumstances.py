@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from portakernel.readiness import installed_version
-from portakernel.registry import Registry
-from portakernel.target import Device
+from portakernel.deciding.readiness import installed_version
+from portakernel.registry.registry import Registry
+from portakernel.words.target import Device
 
 _PACKAGES = ("portakernel", "torch", "triton", "pytorch-triton-rocm", "pytorch-triton-xpu")
 # What nvidia-smi tells of a device, by our names for it.

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from portakernel.bench.operands import Operands
-from portakernel.capability import CannotRun, ReasonCode, Rejection
-from portakernel.decision import Candidate, Decision
-from portakernel.dispatch import Dispatcher
-from portakernel.kernel import Kernel
-from portakernel.launcher import launcher
-from portakernel.request import Phase
-from portakernel.warm import build, waiting
+from portakernel.calling.launcher import launcher
+from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
+from portakernel.claims.request import Phase
+from portakernel.deciding.decision import Candidate, Decision
+from portakernel.deciding.dispatcher import Dispatcher
+from portakernel.registry.kernel import Kernel
+from portakernel.warming.building import build, waiting
 
 Launch = Callable[[Operands], Any]
 

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from portakernel.arguments import Arguments, dtype_name
 from portakernel.bench.question import Question
-from portakernel.case import Draw
+from portakernel.calling.arguments import Arguments, dtype_name
+from portakernel.claims.request import Phase, Request
 from portakernel.contract import Contract
+from portakernel.contract.case import Draw
 from portakernel.contracts import contract
-from portakernel.request import Phase, Request
-from portakernel.scratch import described
+from portakernel.tensors.scratch import described
 
 # Random numbers are made in float32 before they are narrowed; a piece at a time, because some tensors fill a device.
 _PIECE = 1 << 26

@@ -8,13 +8,13 @@ from typing import Any
 
 from portakernel.bench.grids import Row, grid
 from portakernel.bench.traffic import forward_cost
+from portakernel.claims.request import Request
 from portakernel.contract import Contract, Cost
 from portakernel.contracts import contract
-from portakernel.dtypes import DTYPES, parse_dtype
+from portakernel.deciding.asking import ask, unfit
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
-from portakernel.question import ask, unfit
-from portakernel.request import Request
-from portakernel.target import Target
+from portakernel.words.dtypes import DTYPES, parse_dtype
+from portakernel.words.target import Target
 
 # What a CPU does in about a tenth of a second; larger rows are for accelerators.
 _CPU_BYTES, _CPU_FLOPS = 1 << 27, 10_000_000_000

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from portakernel.bench.results import Cell, LeftOut, routing
 from portakernel.errors import ArgumentValueError
-from portakernel.json_file import read_json
+from portakernel.host.json_file import read_json
 
 if TYPE_CHECKING:
     from portakernel.bench.launches import LaunchCell

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from portakernel.arguments import Arguments
 from portakernel.bench.contenders import (
     Contender,
     Field,
@@ -25,11 +24,12 @@ from portakernel.bench.question import Question, too_large
 from portakernel.bench.results import Cell, LeftOut
 from portakernel.bench.stopwatch import Stopwatch, stopwatch
 from portakernel.bench.traffic import backward_cost, is_compute_bound
+from portakernel.calling.arguments import Arguments
+from portakernel.calling.launcher import launcher
+from portakernel.claims.request import Phase
 from portakernel.contract import Contract, Cost
 from portakernel.contracts import contract
-from portakernel.dispatch import Dispatcher
-from portakernel.launcher import launcher
-from portakernel.request import Phase
+from portakernel.deciding.dispatcher import Dispatcher
 
 Progress = Callable[[str], None]
 

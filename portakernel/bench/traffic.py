@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from portakernel.claims.request import Request
 from portakernel.contract import Contract, Cost
-from portakernel.dtypes import DTYPES
-from portakernel.request import Request
+from portakernel.words.dtypes import DTYPES
 
 # Operations for each byte from which on a call is stated in TFLOP/s: an H200 computes 170 bfloat16 operations while it
 # moves a byte (731 TFLOP/s, 4.26 TB/s; 2026-11-20), other accelerators 100 to 300.

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from portakernel.arguments import dtype_name
+from portakernel.calling.arguments import dtype_name
 from portakernel.references.scale_formats import numbers
 
 # Rounding a few thousand terms differently moves a row by a few units in the last place: these are tens of them.

@@ -23,10 +23,10 @@ import typer
 
 from portakernel.cli.output import answers, answers_alone, print_json_error
 from portakernel.errors import PortakernelError
-from portakernel.printable import one_line, printable
+from portakernel.text.printable import one_line, printable
 
 if TYPE_CHECKING:
-    from portakernel.plugin_manager import PluginManager
+    from portakernel.registry.plugin_manager import PluginManager
 
 # The module of each command, by the command's name; a module called `list` would hide the builtin in here.
 COMMANDS: Mapping[str, str] = {

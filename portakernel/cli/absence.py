@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from portakernel.torch_build import TorchBuild
-from portakernel.visibility import visible_to_cuda, visible_to_hip, visible_to_rocr
+from portakernel.tensors.torch_build import TorchBuild
+from portakernel.tensors.visibility import visible_to_cuda, visible_to_hip, visible_to_rocr
 
 # Any device at all: what a mask leaves of one says whether it hides all.
 _ONE = ("GPU-0",)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import shlex
 
-from portakernel.capability import ReasonCode, Rejection
+from portakernel.claims.advice import REASONS
+from portakernel.claims.capability import ReasonCode, Rejection
 from portakernel.contracts import contract
-from portakernel.kernel import Kernel
-from portakernel.reasons import REASONS
+from portakernel.registry.kernel import Kernel
 
 
 def advice(kernel: Kernel, rejection: Rejection) -> str:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from portakernel.bench.contenders import Filter
     from portakernel.bench.question import Question
     from portakernel.bench.report import Report
-    from portakernel.registry import Registry
-    from portakernel.target import Device
+    from portakernel.registry.registry import Registry
+    from portakernel.words.target import Device
 
 Names = list[str] | None
 
@@ -80,9 +80,9 @@ def command(
     from portakernel.cli.bench_words import Words
     from portakernel.cli.list_kernels import chosen_kernels
     from portakernel.contracts import contracts
+    from portakernel.deciding.explaining import first_device
+    from portakernel.deciding.policies import make_layer
     from portakernel.errors import ArgumentValueError
-    from portakernel.explaining import first_device
-    from portakernel.policies import make_layer
     from portakernel.runtime import dispatcher
 
     now = dispatcher()

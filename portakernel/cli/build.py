@@ -11,10 +11,10 @@ from portakernel.cli.options import Json
 
 if TYPE_CHECKING:
     from portakernel.cli.output import Cell, Page
-    from portakernel.dispatch import Dispatcher
+    from portakernel.deciding.dispatcher import Dispatcher
     from portakernel.native.ahead import Built
     from portakernel.native.unit import Unit
-    from portakernel.target import Target
+    from portakernel.words.target import Target
 
 
 def command(
@@ -99,7 +99,7 @@ def _units(now: Dispatcher, plugin: str, targets: Sequence[str] | None) -> list[
 
 
 def _print(out: Page, found: Sequence[Built], *, interrupted: bool, verbose: bool) -> None:
-    from portakernel.capability import Rejection
+    from portakernel.claims.capability import Rejection
     from portakernel.cli.output import Cell
 
     out.heading("Interrupted; until then:" if interrupted else "Built ahead")

@@ -9,8 +9,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from portakernel.contracts import contracts
 from portakernel.errors import nearest
-from portakernel.manifest_file import load_manifest
-from portakernel.warmth import Call
+from portakernel.manifest.loading import load_manifest
+from portakernel.warming.outcome import Call
 
 
 def _op(name: str) -> str:

@@ -12,8 +12,8 @@ from portakernel.cli.options import Json
 if TYPE_CHECKING:
     from portakernel.cli.output import Page, Style
     from portakernel.conformance.result import Result
-    from portakernel.registry import Registry
-    from portakernel.target import Device
+    from portakernel.registry.registry import Registry
+    from portakernel.words.target import Device
 
 STATUSES = ("passed", "failed", "skipped")
 
@@ -102,7 +102,7 @@ def find_device(registry: Registry, name: str) -> Device:
     Raises:
         UnknownNameError: there is no such device, or torch cannot reach it.
     """
-    from portakernel import target_names
+    from portakernel.words import target_names
 
     return target_names.find_device(name, registry.devices, registry.spaces)
 

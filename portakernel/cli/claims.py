@@ -10,13 +10,13 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from portakernel.arch import ArchSpace, Selector
-from portakernel.capability import Capability, Limit
+from portakernel.claims.capability import Capability, Limit
 from portakernel.contract import Contract
 from portakernel.contracts import contract
 from portakernel.errors import ArgumentTypeError
-from portakernel.kernel import Kernel
-from portakernel.yaml_file import KeyPath
+from portakernel.manifest.yaml_file import KeyPath
+from portakernel.registry.kernel import Kernel
+from portakernel.words.arch import ArchSpace, Selector
 
 Found = Iterator[tuple[KeyPath, str]]
 Spaces = Mapping[str, ArchSpace]

@@ -11,11 +11,11 @@ from portakernel.cli.options import Json
 
 if TYPE_CHECKING:
     from portakernel.cli.output import Cell, Page
-    from portakernel.dispatch import Dispatcher
-    from portakernel.kernel import Kernel
+    from portakernel.deciding.dispatcher import Dispatcher
     from portakernel.offline.job import Job
     from portakernel.offline.outcome import Outcome
-    from portakernel.target import Target
+    from portakernel.registry.kernel import Kernel
+    from portakernel.words.target import Target
 
 
 def command(

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from portakernel.cli.decision_sheet import SCHEMA_VERSION
 from portakernel.errors import ArgumentValueError
-from portakernel.regular_file import read_regular
+from portakernel.host.regular_file import read_regular
 
 MOST_BYTES = 64 << 20
 _SHOWN_PROBLEMS = 5

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from portakernel.claims.request import Phase
 from portakernel.cli.output import Cell, Page
 from portakernel.contracts import contract, contracts
+from portakernel.deciding.explaining import explain_in_words
 from portakernel.errors import ArgumentTypeError
-from portakernel.explaining import explain_in_words
-from portakernel.request import Phase
 
 if TYPE_CHECKING:
-    from portakernel.decision import Decision
-    from portakernel.dispatch import Dispatcher
-    from portakernel.registry import Registry
-    from portakernel.target import Target
+    from portakernel.deciding.decision import Decision
+    from portakernel.deciding.dispatcher import Dispatcher
+    from portakernel.registry.registry import Registry
+    from portakernel.words.target import Target
 
 SCHEMA_VERSION = 1
 

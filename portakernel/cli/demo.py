@@ -17,7 +17,7 @@ from portakernel.errors import ArgumentValueError, UnknownNameError
 if TYPE_CHECKING:
     from portakernel.cli.demo_live import Live
     from portakernel.cli.demo_run import Trial
-    from portakernel.target import Device
+    from portakernel.words.target import Device
 
 OWN_TEXT = "demo_text.txt"
 STEPS = 200
@@ -121,7 +121,7 @@ def _train(trial: Trial, live: Live | None) -> None:
 @contextlib.contextmanager
 def _preferring(names: tuple[str, ...]) -> Iterator[None]:
     """The process prefers these: gradients may be computed in threads of torch's, which no context reaches."""
-    from portakernel.policies import make_layer
+    from portakernel.deciding.policies import make_layer
     from portakernel.runtime import dispatcher
 
     now = dispatcher()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from portakernel.cli import decoder
 from portakernel.cli.demo_report import continued
 from portakernel.cli.output import Page
-from portakernel.target import Device
+from portakernel.words.target import Device
 
 if TYPE_CHECKING:
     from portakernel.cli.demo import Text

@@ -11,9 +11,9 @@ from portakernel.api import explain, stats
 from portakernel.cli import decoder
 from portakernel.cli.demo_run import Difference, Outcome, Quantised, differences
 from portakernel.cli.output import Cell, Page
-from portakernel.decision import Decision
+from portakernel.deciding.decision import Decision
 from portakernel.runtime import callers_so_far
-from portakernel.target import Device
+from portakernel.words.target import Device
 
 if TYPE_CHECKING:
     from portakernel.api import Served

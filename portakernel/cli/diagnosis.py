@@ -12,24 +12,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from portakernel import __version__, torch_build
-from portakernel.capability import ReasonCode, Rejection
+from portakernel import __version__
+from portakernel.claims.capability import ReasonCode, Rejection
+from portakernel.claims.request import Phase
 from portakernel.cli.advice import install_command, pip_command
 from portakernel.cli.faults import location, remedy
 from portakernel.config import VARIABLES, Config, unknown_variables
 from portakernel.contracts import contract, contracts
-from portakernel.dispatch import Dispatcher
+from portakernel.deciding.asking import ask
+from portakernel.deciding.dispatcher import Dispatcher
+from portakernel.deciding.policies import Layer, intern_policy, make_layer
+from portakernel.deciding.readiness import installed_version
+from portakernel.deciding.unmet import Unmet, skipped_preferences, unknown_names
 from portakernel.errors import ConfigError, PortakernelError, nearest
-from portakernel.kernel import Kernel
-from portakernel.manifest import PluginManifest
-from portakernel.plugin_manager import Broken, Package
-from portakernel.policies import Layer, intern_policy, make_layer
-from portakernel.question import ask
-from portakernel.readiness import installed_version
-from portakernel.request import Phase
+from portakernel.manifest.models import PluginManifest
+from portakernel.registry.kernel import Kernel
+from portakernel.registry.plugin_manager import Broken, Package
 from portakernel.runtime import dispatcher
-from portakernel.target import Device
-from portakernel.unmet import Unmet, skipped_preferences, unknown_names
+from portakernel.tensors import torch_build
+from portakernel.words.target import Device
 
 _ELSEWHERE = {ReasonCode.VENDOR, ReasonCode.ARCH}
 # Of a device's coverage; what forward-mode derivatives need is not counted.

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from portakernel.cli.problems import Problem
 from portakernel.contract import Contract
-from portakernel.document import signature
+from portakernel.contract.signature_text import signature
 from portakernel.errors import nearest
-from portakernel.kernel import Kernel
-from portakernel.plugin_manager import Package
-from portakernel.regular_file import read_regular
-from portakernel.yaml_file import MAX_BYTES
+from portakernel.host.regular_file import read_regular
+from portakernel.manifest.yaml_file import MAX_BYTES
+from portakernel.registry.kernel import Kernel
+from portakernel.registry.plugin_manager import Package
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

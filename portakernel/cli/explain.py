@@ -85,13 +85,13 @@ def command(
             --set weight_offset=1.0 --phase training --deny triton --json
         portakernel explain --all --target h100 --target mi300x --json
     """
+    from portakernel.claims.request import Phase
     from portakernel.cli.decision_sheet import decide_sheet, print_sheet, sheet_json
     from portakernel.cli.explanation import print_explanation
     from portakernel.cli.output import page, print_json
-    from portakernel.explaining import explain_in_words
-    from portakernel.naming import check_ships
-    from portakernel.policies import make_layer
-    from portakernel.request import Phase
+    from portakernel.deciding.explaining import explain_in_words
+    from portakernel.deciding.kernel_argument import check_ships
+    from portakernel.deciding.policies import make_layer
     from portakernel.runtime import dispatcher
 
     if phase not in list(Phase):

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from portakernel.capability import ReasonCode
+from portakernel.claims.capability import ReasonCode
+from portakernel.claims.request import changed_values
 from portakernel.cli.advice import advice
 from portakernel.cli.output import Cell, Page, Style
 from portakernel.contracts import contract
-from portakernel.decision import tier
-from portakernel.request import changed_values
+from portakernel.deciding.decision import tier
 
 if TYPE_CHECKING:
-    from portakernel.decision import Candidate, Decision
-    from portakernel.kernel import Kernel
-    from portakernel.registry import Registry
-    from portakernel.request import Request
-    from portakernel.target import Target
+    from portakernel.claims.request import Request
+    from portakernel.deciding.decision import Candidate, Decision
+    from portakernel.registry.kernel import Kernel
+    from portakernel.registry.registry import Registry
+    from portakernel.words.target import Target
 
 STRONGEST = 3
 # Kernels for other hardware are no rivals: nothing about the call would make them serve.

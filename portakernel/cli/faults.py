@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 
-from portakernel.plugin_manager import Broken
+from portakernel.registry.plugin_manager import Broken
 
 # What to do about a broken package, by the stage at which it broke.
 REMEDIES: Mapping[str, str] = {

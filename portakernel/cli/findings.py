@@ -9,21 +9,21 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from portakernel import torch_build
-from portakernel.capability import ReasonCode
+from portakernel.claims.capability import ReasonCode
 from portakernel.cli.absence import absence
 from portakernel.cli.advice import advice, pip_command
 from portakernel.cli.diagnosis import Coverage, Diagnosis, PhaseCoverage, Readiness, environment, resting_for
 from portakernel.cli.faults import location, remedy
 from portakernel.config import VARIABLES, unknown_variables
-from portakernel.manifest import Requires
+from portakernel.deciding.policies import Scope
+from portakernel.deciding.process_wishes import DOUBT_REMEDY
+from portakernel.deciding.readiness import installed_version
+from portakernel.deciding.unmet import Unmet, is_near, unknown_names, unknown_plugins, unknown_switches
+from portakernel.manifest.models import Requires
 from portakernel.native.code_cache import cache
-from portakernel.plugin_manager import Package
-from portakernel.policies import Scope
-from portakernel.process_wishes import DOUBT_REMEDY
-from portakernel.readiness import installed_version
-from portakernel.target import Device
-from portakernel.unmet import Unmet, is_near, unknown_names, unknown_plugins, unknown_switches
+from portakernel.registry.plugin_manager import Package
+from portakernel.tensors import torch_build
+from portakernel.words.target import Device
 
 # healthy    all is well
 # attention  something would be faster, or there would be more, if somebody did something; the rest works

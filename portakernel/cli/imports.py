@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from portakernel.cli.problems import Problem
-from portakernel.plugin_manager import Package
+from portakernel.registry.plugin_manager import Package
 
 SECONDS = 60.0
 # Reads {"path": [...], "folder": ..., "entries": [...]} and writes, behind a mark that what plugins print is not taken

@@ -14,9 +14,9 @@ from portakernel.cli.options import Json
 
 if TYPE_CHECKING:
     from portakernel.conformance.observation import Findings
-    from portakernel.dispatch import Dispatcher
-    from portakernel.kernel import Kernel
-    from portakernel.target import Device
+    from portakernel.deciding.dispatcher import Dispatcher
+    from portakernel.registry.kernel import Kernel
+    from portakernel.words.target import Device
 
 
 def command(
@@ -124,7 +124,7 @@ class _Run:
         from portakernel.bench.report import new_file
         from portakernel.cli.output import page
         from portakernel.conformance.runner import fresh_seed
-        from portakernel.explaining import first_device
+        from portakernel.deciding.explaining import first_device
 
         self.dispatcher, self.shows, self.out = dispatcher, shows, page()
         self.seed = fresh_seed() if seed is None else seed

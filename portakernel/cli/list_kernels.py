@@ -11,9 +11,9 @@ import typer
 from portakernel.cli.options import Json
 
 if TYPE_CHECKING:
-    from portakernel.capability import Capability
-    from portakernel.kernel import Kernel, Priority
-    from portakernel.registry import Registry
+    from portakernel.claims.capability import Capability
+    from portakernel.registry.kernel import Kernel, Priority
+    from portakernel.registry.registry import Registry
 
 
 def command(
@@ -101,7 +101,7 @@ def _variant_json(name: str, capability: Capability) -> dict[str, Any]:
 
 def _source(kernel: Kernel) -> dict[str, Any]:
     from portakernel import __version__
-    from portakernel.plugin_manager import DISTRIBUTION
+    from portakernel.registry.plugin_manager import DISTRIBUTION
 
     package = kernel.package
     return {

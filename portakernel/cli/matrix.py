@@ -11,8 +11,8 @@ import typer
 from portakernel.cli.options import Json
 
 if TYPE_CHECKING:
-    from portakernel.matrix import OpSupport
-    from portakernel.registry import Registry
+    from portakernel.matrix.table import OpSupport
+    from portakernel.registry.registry import Registry
 
 
 def command(
@@ -51,9 +51,9 @@ def command(
     from portakernel.cli.list_kernels import tell_broken
     from portakernel.cli.output import print_json
     from portakernel.errors import ArgumentValueError
-    from portakernel.matrix import markdown, support_matrix
-    from portakernel.printable import one_line, printable
+    from portakernel.matrix.table import markdown, support_matrix
     from portakernel.runtime import dispatcher
+    from portakernel.text.printable import one_line, printable
 
     if proofs and html is None:
         raise ArgumentValueError("matrix: --proof goes with --html FILE, which shows what was proven")
@@ -73,8 +73,8 @@ def command(
 
 def _write_page(path: Path, matrix: Sequence[OpSupport], outputs: Sequence[Path], registry: Registry) -> None:
     from portakernel.errors import ArgumentValueError
-    from portakernel.matrix_page import page
-    from portakernel.proofs import merged, read_output, recorded
+    from portakernel.matrix.page import page
+    from portakernel.matrix.proofs import merged, read_output, recorded
 
     known = recorded()
     for output in outputs:

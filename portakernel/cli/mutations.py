@@ -17,11 +17,11 @@ from portakernel.conformance.mutate import mutate
 from portakernel.conformance.mutation import Judged, Listed, Mutated, counts
 from portakernel.conformance.observation import Finished
 from portakernel.conformance.runner import fresh_seed
-from portakernel.dispatch import Dispatcher
+from portakernel.deciding.dispatcher import Dispatcher
+from portakernel.deciding.explaining import first_device
 from portakernel.errors import ArgumentValueError
-from portakernel.explaining import first_device
-from portakernel.kernel import Kernel
-from portakernel.target import Device
+from portakernel.registry.kernel import Kernel
+from portakernel.words.target import Device
 
 
 def run_mutations(

@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal, TextIO
 
-from portakernel.printable import printable
+from portakernel.text.printable import printable
 
 Style = Literal["", "good", "bad", "doubt", "faint", "strong"]
 _COLOURS = {"good": "green", "bad": "red", "doubt": "yellow", "faint": "dim", "strong": "bold"}

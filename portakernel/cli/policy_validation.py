@@ -7,15 +7,15 @@ from pathlib import Path
 
 from portakernel.cli.problems import Problem, problems_in
 from portakernel.config import Config
+from portakernel.deciding.policies import NAMING, environment_layer
+from portakernel.deciding.policy_document import PolicyDocument
+from portakernel.deciding.policy_file import FILE_NAME, load_policy_file
+from portakernel.deciding.process_wishes import allowed_plugins, read
+from portakernel.deciding.unmet import unknown_names, unknown_plugins, unknown_switches
 from portakernel.errors import ManifestError, PolicyFileError
-from portakernel.plugin_manager import PluginManager
-from portakernel.policies import NAMING, environment_layer
-from portakernel.policy_document import PolicyDocument
-from portakernel.policy_file import FILE_NAME, load_policy_file
-from portakernel.process_wishes import allowed_plugins, read
-from portakernel.registry import Registry
-from portakernel.unmet import unknown_names, unknown_plugins, unknown_switches
-from portakernel.yaml_file import read_yaml
+from portakernel.manifest.yaml_file import read_yaml
+from portakernel.registry.plugin_manager import PluginManager
+from portakernel.registry.registry import Registry
 
 _OF_MANIFESTS = {"plugin", "backend", "kernels"}
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from portakernel.printable import one_line
+from portakernel.text.printable import one_line
 
 _PLACE = re.compile(r":(\d+)(?:: (\S+?(?=: )))?: (.*)", re.DOTALL)
 

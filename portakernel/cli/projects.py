@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from portakernel.cli.problems import Problem
-from portakernel.plugin_manager import GROUP, Package
-from portakernel.regular_file import read_regular
-from portakernel.yaml_file import MAX_BYTES
+from portakernel.host.regular_file import read_regular
+from portakernel.manifest.yaml_file import MAX_BYTES
+from portakernel.registry.plugin_manager import GROUP, Package
 
 FILE = "pyproject.toml"
 _EXAMPLE = f'add [project.entry-points.{GROUP}] with NAME = "MODULE", NAME being that of the manifests'

@@ -12,16 +12,16 @@ from typing import Any, Literal
 
 import yaml
 
-from portakernel.arch import ArchSpace
 from portakernel.cli.problems import Problem
 from portakernel.cli.validation import Subject, backend_problems, plugin_problems
 from portakernel.conformance.mutation import Judged, Mutation
 from portakernel.contract import Contract
 from portakernel.contracts import contracts
-from portakernel.kernel import Kernel
-from portakernel.mending import without
-from portakernel.plugin_manager import Package
-from portakernel.yaml_file import KeyPath, read_yaml
+from portakernel.manifest.mending import without
+from portakernel.manifest.yaml_file import KeyPath, read_yaml
+from portakernel.registry.kernel import Kernel
+from portakernel.registry.plugin_manager import Package
+from portakernel.words.arch import ArchSpace
 
 Kind = Literal["plugin", "backend"]
 # What of a claim every kernel needs, from whichever layer it comes.

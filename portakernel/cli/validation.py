@@ -9,7 +9,6 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel
 
-from portakernel.arch import ArchSpace
 from portakernel.cli.claims import claim_problems
 from portakernel.cli.entries import misfit, missing, source_problems
 from portakernel.cli.imports import import_problems
@@ -17,14 +16,15 @@ from portakernel.cli.problems import Problem, problems_in
 from portakernel.cli.projects import FILE, Project, read_project
 from portakernel.config import Config
 from portakernel.contracts import contracts
+from portakernel.deciding.process_wishes import allowed_plugins, read
 from portakernel.errors import ArgumentValueError, ManifestError, nearest
-from portakernel.kernel import judged_kernels
-from portakernel.manifest import BackendManifest, Claim, PluginManifest
-from portakernel.manifest_file import Loaded, load_manifest, load_what_is_known
-from portakernel.plugin_manager import Package, installed_packages
-from portakernel.process_wishes import allowed_plugins, read
-from portakernel.registry import REFERENCE, Backend
-from portakernel.yaml_file import KeyPath, read_yaml
+from portakernel.manifest.loading import Loaded, load_manifest, load_what_is_known
+from portakernel.manifest.models import BackendManifest, Claim, PluginManifest
+from portakernel.manifest.yaml_file import KeyPath, read_yaml
+from portakernel.registry.kernel import judged_kernels
+from portakernel.registry.plugin_manager import Package, installed_packages
+from portakernel.registry.registry import REFERENCE, Backend
+from portakernel.words.arch import ArchSpace
 
 M = TypeVar("M", bound=BaseModel)
 MANIFESTS: Mapping[str, Literal["plugin", "backend"]] = {"plugin.yaml": "plugin", "backend.yaml": "backend"}

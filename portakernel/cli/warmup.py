@@ -13,7 +13,7 @@ from portakernel.cli.explain import read_names, read_parameters, read_shapes
 from portakernel.cli.options import DTypes, Formats, Json, Shapes, Values
 
 if TYPE_CHECKING:
-    from portakernel.warmth import Call, Warmup
+    from portakernel.warming.outcome import Call, Warmup
 
 
 def command(
@@ -61,7 +61,7 @@ def command(
     from portakernel.cli.calls_file import load_calls
     from portakernel.cli.output import page, print_json
     from portakernel.errors import ArgumentValueError
-    from portakernel.warmth import Call
+    from portakernel.warming.outcome import Call
 
     if calls is not None:
         if op or dtype or shape or format or parameters or training or kernel:
@@ -86,11 +86,11 @@ def command(
 def _warm_up(calls: Sequence[Call], device: str | None, workers: int | None, *, alone: bool) -> Warmup:
     """What came of the calls, ``device`` being that of those that name none; with a progress bar."""
     from portakernel.cli.progress import progress
+    from portakernel.deciding.explaining import first_device
     from portakernel.errors import WarmupError
-    from portakernel.explaining import first_device
-    from portakernel.rehearsal import rehearse_described
     from portakernel.runtime import dispatcher
-    from portakernel.warm import Progress
+    from portakernel.warming.building import Progress
+    from portakernel.warming.rehearsal import rehearse_described
 
     registry = dispatcher().registry
     where = find_device(registry, device) if device else None

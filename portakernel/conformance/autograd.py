@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from portakernel.arguments import dtype_name
+from portakernel.calling.arguments import dtype_name
 from portakernel.conformance.gradients import Backward
 from portakernel.conformance.trial import Trial
 from portakernel.errors import FallbackWarning, ReferenceWarning

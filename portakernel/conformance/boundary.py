@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import get_args
 
-from portakernel.arch import ArchSpace
-from portakernel.capability import Capability, Property, ReasonCode
+from portakernel.claims.capability import Capability, Property, ReasonCode
+from portakernel.claims.request import Phase, Request
 from portakernel.conformance.claims import dtype_combinations, just_inside, just_outside, unclaimed_dtypes
 from portakernel.conformance.trial import Outcome, attempt
 from portakernel.conformance.venue import claimed_targets
 from portakernel.contract import Contract
-from portakernel.dtypes import SCALE_FORMATS
-from portakernel.kernel import Kernel
-from portakernel.request import Phase, Request
-from portakernel.target import Target
+from portakernel.registry.kernel import Kernel
+from portakernel.words.arch import ArchSpace
+from portakernel.words.dtypes import SCALE_FORMATS
+from portakernel.words.target import Target
 
 _Check = Callable[[], list[str]]
 _LIMIT_CODES = (ReasonCode.LIMIT, ReasonCode.LAYOUT, ReasonCode.ALIGNMENT)

@@ -7,13 +7,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from portakernel.capability import Capability, Limit
-from portakernel.case import Case
+from portakernel.claims.capability import Capability, Limit
 from portakernel.conformance.inputs import case_parameters, case_shape, is_present
 from portakernel.contract import Contract
-from portakernel.dtypes import DTYPES
+from portakernel.contract.case import Case
+from portakernel.contract.sizes import parse_size
 from portakernel.errors import ArgumentTypeError, ArgumentValueError
-from portakernel.sizes import parse_size
+from portakernel.words.dtypes import DTYPES
 
 DTypes = Mapping[str, str]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from portakernel.dtypes import parse_dtype
+from portakernel.words.dtypes import parse_dtype
 
 
 def numbers(tensor: Tensor) -> Tensor:

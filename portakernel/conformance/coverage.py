@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from portakernel.capability import Capability
+from portakernel.claims.capability import Capability
+from portakernel.claims.request import format_values
 from portakernel.conformance.claims import accepted, dtype_combinations
 from portakernel.conformance.inputs import is_present
 from portakernel.contract import Case, Contract, Parameter, TensorArgument
-from portakernel.request import format_values
 
 # a case, and the dtypes that it ran in
 Executed = tuple[Case, Sequence[tuple[str, str]]]

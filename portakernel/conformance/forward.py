@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from portakernel.arguments import dtype_name
-from portakernel.case import Layout
+from portakernel.calling.arguments import dtype_name
+from portakernel.claims.request import Phase
 from portakernel.conformance.memory import place_tensor, twin
 from portakernel.conformance.trial import Outcome, Trial, attempt
 from portakernel.contract import Result as TensorResult
-from portakernel.request import Phase
+from portakernel.contract.case import Layout
 
 # How an ``out`` of the caller may lie, by its rank: rows apart, columns apart, rows that no single stride serves.
 _OUT_LAYOUTS: tuple[tuple[Layout, ...], ...] = (

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from portakernel.arguments import dtype_name
-from portakernel.case import Layout
+from portakernel.calling.arguments import dtype_name
+from portakernel.claims.request import Phase
 from portakernel.conformance.forward import Forward
 from portakernel.conformance.inputs import draw_values
 from portakernel.conformance.memory import place_tensor
 from portakernel.conformance.trial import Outcome, Trial, attempt
 from portakernel.conformance.truth import Gradient
-from portakernel.request import Phase
+from portakernel.contract.case import Layout
 
 
 @dataclass(slots=True)

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from portakernel.calling.launcher import launcher
+from portakernel.claims.request import Phase
 from portakernel.conformance.gradients import Backward
 from portakernel.conformance.trial import Outcome, Trial, attempt
-from portakernel.launcher import launcher
-from portakernel.request import Phase
-from portakernel.scratch import like, refill
+from portakernel.tensors.scratch import like, refill
 
 # What a capture returns: the results, whose memory the replay writes, and the replay.
 Captured = tuple[tuple[Any, ...], Callable[[], None]]

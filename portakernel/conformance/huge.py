@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from portakernel.call import OpCaller
-from portakernel.capability import Capability
-from portakernel.case import Case
+from portakernel.calling.caller import OpCaller
+from portakernel.claims.capability import Capability
+from portakernel.claims.request import Phase
 from portakernel.conformance.claims import DTypes, case_dtypes, resized
 from portakernel.conformance.gradients import Backward
 from portakernel.conformance.inputs import Inputs, case_shape, draw_inputs, generator, is_present
@@ -28,12 +28,12 @@ from portakernel.conformance.truth import Gradient, Truth
 from portakernel.conformance.venue import Venue, refusals
 from portakernel.contract import Contract
 from portakernel.contract import Result as TensorResult
+from portakernel.contract.case import Case
+from portakernel.contract.sizes import parse_size
 from portakernel.contracts import contract
-from portakernel.dispatch import Dispatcher
-from portakernel.dtypes import DTYPES
-from portakernel.kernel import Kernel
-from portakernel.request import Phase
-from portakernel.sizes import parse_size
+from portakernel.deciding.dispatcher import Dispatcher
+from portakernel.registry.kernel import Kernel
+from portakernel.words.dtypes import DTYPES
 
 ELEMENTS = 1 << 31
 PART = 3 * 128

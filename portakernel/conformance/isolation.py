@@ -20,11 +20,11 @@ from portakernel.config import Config
 from portakernel.conformance.observation import Event, Finished
 from portakernel.conformance.observer import Known, Observer
 from portakernel.conformance.venue import Venue, find_venue, venue_beside
-from portakernel.dispatch import Dispatcher
-from portakernel.plugin_manager import Package, PluginManager
-from portakernel.process_group import ProcessGroup
-from portakernel.registry import Registry
-from portakernel.target import Device
+from portakernel.deciding.dispatcher import Dispatcher
+from portakernel.host.process_group import ProcessGroup
+from portakernel.registry.plugin_manager import Package, PluginManager
+from portakernel.registry.registry import Registry
+from portakernel.words.target import Device
 
 # Of what a process wrote, the end is where the reason for its death stands.
 _MOST_WRITTEN = 4000

@@ -11,9 +11,9 @@ from portakernel.conformance.observation import Begun, Event, Findings, Finished
 from portakernel.conformance.observer import Known
 from portakernel.conformance.result import Result
 from portakernel.conformance.venue import Unavailable, find_venue, venue_beside
-from portakernel.dispatch import Dispatcher
-from portakernel.kernel import Kernel
-from portakernel.target import Device
+from portakernel.deciding.dispatcher import Dispatcher
+from portakernel.registry.kernel import Kernel
+from portakernel.words.target import Device
 
 # So many claimed cases may end their process; the others are then left out: each costs the start of another.
 _MOST_DEATHS = 3

@@ -13,8 +13,8 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from portakernel.arguments import dtype_name
-from portakernel.case import Layout
+from portakernel.calling.arguments import dtype_name
+from portakernel.contract.case import Layout
 
 # Elements before and after each tensor; a multiple of any alignment that a kernel may ask for.
 _GUARD = 64

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from portakernel.capability import Capability, Limit
+from portakernel.claims.capability import Capability, Limit
 from portakernel.conformance.mutation import Kind, Mutation
 from portakernel.conformance.narrowing import narrowings
 from portakernel.conformance.venue import Venue, covers
 from portakernel.conformance.widening import Widening, on_target, widenings
 from portakernel.contracts import contract
-from portakernel.dispatch import Dispatcher
-from portakernel.kernel import Kernel
-from portakernel.target import Device, Target
+from portakernel.deciding.dispatcher import Dispatcher
+from portakernel.registry.kernel import Kernel
+from portakernel.words.target import Device, Target
 
 
 @dataclass(frozen=True, slots=True)

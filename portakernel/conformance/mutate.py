@@ -11,9 +11,9 @@ from portakernel.conformance.mutation import Judged, Listed, Mutated, Mutation, 
 from portakernel.conformance.mutator import Mutator
 from portakernel.conformance.observation import Finished
 from portakernel.conformance.venue import Unavailable, Venue, find_venue
-from portakernel.dispatch import Dispatcher
-from portakernel.kernel import Kernel
-from portakernel.target import Device
+from portakernel.deciding.dispatcher import Dispatcher
+from portakernel.registry.kernel import Kernel
+from portakernel.words.target import Device
 
 Event = Listed | Trying | Judged | Finished
 

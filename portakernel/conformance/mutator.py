@@ -19,10 +19,10 @@ from portakernel.conformance.suite import Suite, Unit
 from portakernel.conformance.trial import DECLARED
 from portakernel.conformance.venue import Venue
 from portakernel.conformance.widening import cases_beyond, widened
-from portakernel.dispatch import Dispatcher
+from portakernel.deciding.dispatcher import Dispatcher
+from portakernel.deciding.readiness import Readiness, installed_version
 from portakernel.errors import ManifestError
-from portakernel.kernel import Kernel
-from portakernel.readiness import Readiness, installed_version
+from portakernel.registry.kernel import Kernel
 
 # Of what a widened claim admits so many cases are tried, or for so long; the first that fails is enough.
 _MOST_CASES = 60

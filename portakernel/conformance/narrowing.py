@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from portakernel.arch import ArchSpace, Selector
-from portakernel.capability import Capability, Limit
+from portakernel.claims.capability import Capability, Limit
 from portakernel.contract import Contract
-from portakernel.kernel import Kernel
-from portakernel.target import Target
+from portakernel.registry.kernel import Kernel
+from portakernel.words.arch import ArchSpace, Selector
+from portakernel.words.target import Target
 
 # For a claim, the variant without it: the same one where it does not make it, None where it would claim nothing.
 _Change = Callable[[Capability], Capability | None]

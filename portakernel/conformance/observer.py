@@ -13,16 +13,16 @@ from pathlib import Path
 
 import torch
 
-from portakernel.case import Case
 from portakernel.conformance.observation import AGAINST, Begun, Event, Finished, Observation, Outcome, Planned, Refusal
 from portakernel.conformance.result import Result
 from portakernel.conformance.suite import CLAIM_CODES, Suite, Unit, most_elements
 from portakernel.conformance.trial import DECLARED, synchronise
 from portakernel.conformance.venue import Venue
 from portakernel.conformance.widening import Widening, cases_beyond, on_target, widened, widenings
-from portakernel.dispatch import Dispatcher
-from portakernel.kernel import Kernel
-from portakernel.registry import REFERENCE
+from portakernel.contract.case import Case
+from portakernel.deciding.dispatcher import Dispatcher
+from portakernel.registry.kernel import Kernel
+from portakernel.registry.registry import REFERENCE
 
 # So many counterexamples make a refusal right; of those that end or block their process one is enough.
 _ENOUGH = 3

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from portakernel.call import OpCaller
-from portakernel.capability import Capability
-from portakernel.case import Case
+from portakernel.calling.caller import OpCaller
+from portakernel.claims.capability import Capability
+from portakernel.claims.request import Phase
 from portakernel.conformance.claims import case_dtypes, elements
 from portakernel.conformance.inputs import Inputs, draw_inputs, generator
 from portakernel.conformance.venue import Venue, covers, refusals
 from portakernel.contract import Contract
+from portakernel.contract.case import Case
 from portakernel.contracts import contract
-from portakernel.dispatch import Dispatcher
-from portakernel.kernel import Kernel
+from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.offline.forms import Form
 from portakernel.offline.job import Job
-from portakernel.request import Phase
-from portakernel.target import Target
+from portakernel.registry.kernel import Kernel
+from portakernel.words.target import Target
 
 # Sizes that vector accesses, tiles and scale blocks divide, so that the code that is read is the fast one.
 _ROUND = 16

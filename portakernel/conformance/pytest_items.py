@@ -13,7 +13,7 @@ from portakernel.conformance.result import Result
 from portakernel.conformance.runner import fresh_seed, select_kernels
 from portakernel.conformance.suite import Suite, Unit
 from portakernel.conformance.venue import Unavailable, find_venue
-from portakernel.kernel import Kernel
+from portakernel.registry.kernel import Kernel
 
 _SHOWN_FRAMES = 12  # of a traceback's end: the kernel's part, not the kit's
 

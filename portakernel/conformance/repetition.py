@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from portakernel.claims.request import Phase
 from portakernel.conformance.memory import same_bits
 from portakernel.conformance.trial import Trial
-from portakernel.request import Phase
 
 THREADS = 4
 _CALLS = 10

@@ -10,10 +10,10 @@ from portakernel.conformance.result import Result
 from portakernel.conformance.suite import Suite
 from portakernel.conformance.venue import Unavailable, Venue, find_venue
 from portakernel.contracts import contract
-from portakernel.dispatch import Dispatcher
+from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.errors import UnknownNameError
-from portakernel.kernel import Kernel
-from portakernel.target import Device
+from portakernel.registry.kernel import Kernel
+from portakernel.words.target import Device
 
 __all__ = ["Result", "check", "fresh_seed", "plan", "run", "select_kernels"]
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
 
-from portakernel.call import OpCaller
-from portakernel.capability import Capability
-from portakernel.case import Case
+from portakernel.calling.caller import OpCaller
+from portakernel.claims.capability import Capability
+from portakernel.claims.request import Phase, format_values
 from portakernel.conformance.inputs import Inputs, is_present
 from portakernel.contract import Contract
-from portakernel.kernel import Kernel
-from portakernel.request import Phase, format_values
-from portakernel.warm import build
+from portakernel.contract.case import Case
+from portakernel.registry.kernel import Kernel
+from portakernel.warming.building import build
 
 T = TypeVar("T")
 

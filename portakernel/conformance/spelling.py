@@ -8,15 +8,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from portakernel.arch import ArchSpace, Selector
-from portakernel.capability import Capability, Limit
+from portakernel.claims.capability import Capability, Limit
 from portakernel.contracts import contract
 from portakernel.errors import ManifestError
-from portakernel.kernel import Kernel, plugin_kernels
-from portakernel.manifest import PluginManifest
-from portakernel.manifest_file import Loaded, describe_errors
-from portakernel.plugin_manager import Package
-from portakernel.yaml_file import Document
+from portakernel.manifest.loading import Loaded, describe_errors
+from portakernel.manifest.models import PluginManifest
+from portakernel.manifest.yaml_file import Document
+from portakernel.registry.kernel import Kernel, plugin_kernels
+from portakernel.registry.plugin_manager import Package
+from portakernel.words.arch import ArchSpace, Selector
 
 # The keys of an entry that say what variants claim.
 _CLAIMED = ("targets", "dtypes", "formats", "limits", "features", "values", "properties", "prebuilt", "variants")

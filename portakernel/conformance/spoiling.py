@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from portakernel.dispatch import Dispatcher
-from portakernel.kernel import Kernel
+from portakernel.deciding.dispatcher import Dispatcher
+from portakernel.registry.kernel import Kernel
 
 
 class Spoiler:

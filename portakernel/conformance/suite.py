@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from portakernel import runtime
-from portakernel.call import OpCaller
-from portakernel.capability import ReasonCode, Rejection
+from portakernel.calling.caller import OpCaller
+from portakernel.claims.capability import ReasonCode, Rejection
+from portakernel.claims.request import Phase
 from portakernel.conformance.autograd import Autograd
 from portakernel.conformance.boundary import boundary_count, boundary_outcomes
 from portakernel.conformance.claims import accepted, case_dtypes, cases_at_limits, elements
@@ -27,9 +28,8 @@ from portakernel.conformance.trial import Outcome, Trial, attempt
 from portakernel.conformance.venue import Venue, refusals
 from portakernel.contract import Case
 from portakernel.contracts import contract
-from portakernel.dispatch import Dispatcher
-from portakernel.kernel import Kernel
-from portakernel.request import Phase
+from portakernel.deciding.dispatcher import Dispatcher
+from portakernel.registry.kernel import Kernel
 
 # What a claim refuses; whatever else a refusal says is that the kernel cannot be used here at all.
 CLAIM_CODES = frozenset(

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from portakernel.claims.request import Phase
 from portakernel.conformance.gradients import Backward
 from portakernel.conformance.trial import Outcome, Trial, attempt
 from portakernel.conformance.truth import exact
-from portakernel.request import Phase
-from portakernel.torch_internals import forward_ad
+from portakernel.tensors.torch_internals import forward_ad
 
 # So many roundings of the dtype may lie between the two products, of the size of their absolute terms: a tangent that
 # is lost leaves half of them out, and the gradients that are the truth here are looked at one by one elsewhere.

@@ -13,9 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from portakernel.arguments import Tensors, dtype_name
-from portakernel.call import OpCaller
-from portakernel.capability import CannotRun
+from portakernel.calling.arguments import Tensors, dtype_name
+from portakernel.calling.caller import OpCaller
+from portakernel.calling.launcher import launcher
+from portakernel.claims.capability import CannotRun
+from portakernel.claims.request import Phase
 from portakernel.conformance.comparison import Mismatch, compare, compare_rows
 from portakernel.conformance.inputs import Inputs
 from portakernel.conformance.memory import changed_around, footprint, same_bits, shares_memory
@@ -23,9 +25,7 @@ from portakernel.conformance.result import Aspect, Status
 from portakernel.conformance.truth import Truth, exact
 from portakernel.conformance.venue import Venue, refusals
 from portakernel.contract import Contract
-from portakernel.kernel import Kernel
-from portakernel.launcher import launcher
-from portakernel.request import Phase
+from portakernel.registry.kernel import Kernel
 
 # How the detail of a ``CannotRun`` begins.
 DECLARED = "the kernel declared that it cannot run"

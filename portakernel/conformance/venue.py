@@ -9,14 +9,14 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
-from portakernel.arch import ArchSpace
-from portakernel.capability import OUTRANKED, Capability, Rejection
-from portakernel.dispatch import Dispatcher
-from portakernel.kernel import Kernel
-from portakernel.policies import intern_policy, make_layer
-from portakernel.readiness import required
-from portakernel.request import Request
-from portakernel.target import Device, Target
+from portakernel.claims.capability import OUTRANKED, Capability, Rejection
+from portakernel.claims.request import Request
+from portakernel.deciding.dispatcher import Dispatcher
+from portakernel.deciding.policies import intern_policy, make_layer
+from portakernel.deciding.readiness import required
+from portakernel.registry.kernel import Kernel
+from portakernel.words.arch import ArchSpace
+from portakernel.words.target import Device, Target
 
 
 @dataclass(frozen=True, slots=True)

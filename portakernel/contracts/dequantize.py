@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from portakernel.contract import Case, Choice, Contract, Cost, Draw, Parameter, Result, TensorArgument, Tolerance
-from portakernel.dtypes import DTYPES, SCALE_FORMATS
-from portakernel.sizes import parse_size
+from portakernel.contract.sizes import parse_size
+from portakernel.words.dtypes import DTYPES, SCALE_FORMATS
 
 FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
 # What each format's elements and scales are, and the shape of its scales over a matrix of M rows and K elements a row.

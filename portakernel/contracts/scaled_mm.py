@@ -7,7 +7,7 @@ from typing import Any
 
 from portakernel.contract import Case, Choice, Contract, Cost, Draw, Parameter, Result, TensorArgument, Tolerance
 from portakernel.contracts.dequantize import ELEMENTS, FLOAT4_FORMATS, SCALES, element_bytes, scale_count
-from portakernel.dtypes import DTYPES, SCALE_FORMATS
+from portakernel.words.dtypes import DTYPES, SCALE_FORMATS
 
 FLOATS = ("float32", "float16", "bfloat16")
 

@@ -11,13 +11,13 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any
 
-from portakernel.capability import CannotRun, Rejection
+from portakernel.claims.capability import CannotRun, Rejection
 from portakernel.native.code_object import CodeObject
 from portakernel.native.diagnosis import CompilerOutputError
 from portakernel.native.process import GIVEN_UP
 from portakernel.native.unit import Unit, label
 from portakernel.offline.workers import cores
-from portakernel.target import Target
+from portakernel.words.target import Target
 
 # What nvcc takes for a CUTLASS kernel for sm_90a, of which as many are built side by side as memory has room for.
 _BUILD_BYTES = 3 << 30

@@ -11,11 +11,11 @@ import os
 import re
 from pathlib import Path
 
-from portakernel.capability import ReasonCode, Rejection
+from portakernel.claims.capability import ReasonCode, Rejection
 from portakernel.native.compiler import Compiler, on_path, version_of
 from portakernel.native.process import Ran, run
 from portakernel.native.staging import Task
-from portakernel.plugin_manager import find_folder
+from portakernel.registry.plugin_manager import find_folder
 
 # The first whose HIP mode knows -fuse-cuid and the code object's version 5 as it is loaded today.
 _OLDEST, _NEWEST = 17, 30

@@ -26,14 +26,14 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from portakernel.cache_folder import CacheWarning, described, distrust, make_folder, trouble
-from portakernel.call_site import callers_level
 from portakernel.config import Config
-from portakernel.locks import make_lock
+from portakernel.host.cache_folder import CacheWarning, described, distrust, make_folder, trouble
+from portakernel.host.call_site import callers_level
+from portakernel.host.locks import make_lock
+from portakernel.host.private_folder import in_use, make_private, remove_abandoned
 from portakernel.native import entry
 from portakernel.native.code_object import CodeObject
 from portakernel.native.entry import BrokenEntryError, Found
-from portakernel.private_folder import in_use, make_private, remove_abandoned
 
 REMEDY = "set PORTAKERNEL_CACHE_DIR to a folder on a local disk that can be written"
 DISTRUST_REMEDY = "set PORTAKERNEL_CACHE_DIR to a folder that nobody else can write, or take this one away"

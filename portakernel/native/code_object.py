@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from portakernel.target import Target
+from portakernel.words.target import Target
 
 # `code object`: a cubin or hsaco, which the driver launches; `library`: host code too, called by address.
 Form = Literal["code object", "library"]

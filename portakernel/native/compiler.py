@@ -11,7 +11,7 @@ from pathlib import Path
 from portakernel.native.options import CompilerName, Limits
 from portakernel.native.process import Ran, run
 from portakernel.native.staging import Task
-from portakernel.plugin_manager import find_folder
+from portakernel.registry.plugin_manager import find_folder
 
 # Enough to print a version.
 BRIEF = Limits(seconds=60.0, memory_bytes=16 << 30)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from portakernel.capability import CannotRun, ReasonCode, Rejection
+from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
 from portakernel.errors import PortakernelError
 from portakernel.native.process import Ran
 from portakernel.native.staging import Task

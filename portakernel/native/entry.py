@@ -17,10 +17,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from portakernel.host.ownership import trouble_with
+from portakernel.host.regular_file import read_regular
 from portakernel.native.code_object import CodeObject, Form, KernelFacts
-from portakernel.ownership import trouble_with
-from portakernel.regular_file import read_regular
-from portakernel.target import Target
+from portakernel.words.target import Target
 
 _VERSION = 1
 _HEAD, _CODE, _ASSEMBLY = "entry.json", "code", "assembly.z"

@@ -8,7 +8,7 @@ from portakernel.native import cubin, hsaco
 from portakernel.native.code_object import KernelFacts
 from portakernel.native.elf import EM_AMDGPU, EM_CUDA, Elf, NotReadableError
 from portakernel.native.symbols import find_symbol
-from portakernel.target import Target
+from portakernel.words.target import Target
 
 _READERS = {EM_CUDA: ("nvidia", cubin), EM_AMDGPU: ("amd", hsaco)}
 

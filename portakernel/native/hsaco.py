@@ -5,8 +5,8 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from portakernel.arch import normalise
 from portakernel.native.elf import Elf, NotReadableError
+from portakernel.words.arch import normalise
 
 _METADATA = ("AMDGPU", 32)
 _SIZED = {

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from portakernel.capability import CannotRun, ReasonCode, Rejection
-from portakernel.compilation import compilations
+from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
 from portakernel.errors import ArgumentValueError
-from portakernel.locks import make_lock
+from portakernel.host.locks import make_lock
 from portakernel.native.module import Layout, Parameter, load
 from portakernel.native.place import PRETENDED, target_of
 from portakernel.native.unit import Unit, needs_build
+from portakernel.tensors.compilation import compilations
 
 
 class Kernel:

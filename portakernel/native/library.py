@@ -8,10 +8,10 @@ import os
 from itertools import count
 from pathlib import Path
 
-from portakernel.capability import CannotRun, ReasonCode, Rejection
+from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
+from portakernel.host.private_folder import make_private
 from portakernel.native.code_object import CodeObject
 from portakernel.native.module import check_target
-from portakernel.private_folder import make_private
 
 # The loader takes two libraries of one path for the same, and a descriptor's number is used again: no two paths are
 # equal. It reads "/./" as "/".

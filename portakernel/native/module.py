@@ -15,9 +15,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from portakernel.capability import CannotRun, ReasonCode, Rejection
+from portakernel.calling.fast.generated import define
+from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
 from portakernel.errors import ArgumentValueError
-from portakernel.generated import define
 from portakernel.native.code_object import CodeObject, KernelFacts
 from portakernel.native.place import device_target
 

@@ -7,7 +7,7 @@ import re
 from functools import partial
 from pathlib import Path
 
-from portakernel.capability import ReasonCode, Rejection
+from portakernel.claims.capability import ReasonCode, Rejection
 from portakernel.native.compiler import Compiler, on_path, packaged, version_of
 from portakernel.native.staging import Task
 

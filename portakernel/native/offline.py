@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import PurePath
 
-from portakernel.capability import CannotRun
+from portakernel.claims.capability import CannotRun
 from portakernel.native.code_object import CodeObject
 from portakernel.native.diagnosis import CompilerOutputError
 from portakernel.native.place import PRETENDED
 from portakernel.native.unit import Unit
 from portakernel.offline.compiled import Compiled
-from portakernel.target import Target
+from portakernel.words.target import Target
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from portakernel.errors import ArgumentValueError
-from portakernel.target import Target
+from portakernel.words.target import Target
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,7 +40,7 @@ def device_target(index: int) -> Target:
     """The target of torch's device ``cuda:index``, whose context exists."""
     import torch
 
-    from portakernel.devices import find_device
+    from portakernel.calling.devices import find_device
     from portakernel.runtime import dispatcher
 
     return find_device(dispatcher().registry, torch.device("cuda", index)).target

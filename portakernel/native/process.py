@@ -14,8 +14,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
+from portakernel.host.process_group import ProcessGroup
 from portakernel.native.options import Limits
-from portakernel.process_group import ProcessGroup
 
 # The first errors say what is wrong, the end how it went on: of what is longer both are kept, and not the middle.
 _MOST_TOLD = 64 << 10

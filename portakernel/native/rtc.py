@@ -14,12 +14,12 @@ import sys
 from pathlib import Path
 from typing import Literal
 
-from portakernel.capability import ReasonCode, Rejection
+from portakernel.claims.capability import ReasonCode, Rejection
 from portakernel.native.compiler import BRIEF, Compiler, on_path, packaged
 from portakernel.native.process import run
 from portakernel.native.staging import Task
-from portakernel.plugin_manager import find_folder
-from portakernel.torch_build import installed
+from portakernel.registry.plugin_manager import find_folder
+from portakernel.tensors.torch_build import installed
 
 Kind = Literal["nvrtc", "hiprtc"]
 # HIPRTC tells the version of its interface, which ROCm 5.2's calls 9.0.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from portakernel.capability import CannotRun, ReasonCode, Rejection
+from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
 from portakernel.errors import ArgumentValueError
 
 Language = Literal["cuda", "hip"]

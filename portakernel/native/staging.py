@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from portakernel.capability import CannotRun, ReasonCode, Rejection
+from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
+from portakernel.host.private_folder import in_use, remove_abandoned
 from portakernel.native.code_object import Form
 from portakernel.native.options import Options
 from portakernel.native.source import Source
 from portakernel.native.symbols import instances
-from portakernel.private_folder import in_use, remove_abandoned
-from portakernel.target import Target
+from portakernel.words.target import Target
 
 _PREFIX = "portakernel-native-"
 

@@ -7,12 +7,12 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from portakernel.capability import CannotRun, ReasonCode, Rejection
+from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
 from portakernel.native import clang, nvcc, rtc
 from portakernel.native.code_object import Form
 from portakernel.native.compiler import Compiler
 from portakernel.native.options import CompilerName, Options
-from portakernel.target import Target
+from portakernel.words.target import Target
 
 
 @dataclass(frozen=True, slots=True)

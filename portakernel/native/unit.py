@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from portakernel.capability import CannotRun, ReasonCode, Rejection
+from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
 from portakernel.native.code_cache import cache
 from portakernel.native.code_object import CodeObject, Form, KernelFacts
 from portakernel.native.compiler import Compiler, Made
@@ -20,7 +20,7 @@ from portakernel.native.options import Options
 from portakernel.native.source import Source
 from portakernel.native.staging import staged
 from portakernel.native.toolchain import compiler_for
-from portakernel.target import Target
+from portakernel.words.target import Target
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from portakernel.target import Target
+from portakernel.words.target import Target
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from portakernel.layout import MAX_ALIGNMENT
-from portakernel.scratch import extent
+from portakernel.tensors.layout import MAX_ALIGNMENT
+from portakernel.tensors.scratch import extent
 
 
 @dataclass(frozen=True, slots=True)

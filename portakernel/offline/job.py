@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from portakernel.arguments import Arguments
+from portakernel.calling.arguments import Arguments
+from portakernel.calling.launcher import launcher
+from portakernel.claims.request import Phase
 from portakernel.contracts import contract
-from portakernel.dispatch import Dispatcher
-from portakernel.kernel import Kernel
-from portakernel.launcher import launcher
+from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.offline.forms import Form
-from portakernel.request import Phase
-from portakernel.target import Device, Target
+from portakernel.registry.kernel import Kernel
+from portakernel.words.target import Device, Target
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,13 +16,13 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from portakernel.dispatch import Dispatcher
-from portakernel.kernel import Kernel
+from portakernel.deciding.dispatcher import Dispatcher
+from portakernel.host.process_group import ProcessGroup
 from portakernel.offline.compiled import Compiling
 from portakernel.offline.job import Job, call_on_meta
 from portakernel.offline.outcome import Outcome
-from portakernel.process_group import ProcessGroup
-from portakernel.target import Target
+from portakernel.registry.kernel import Kernel
+from portakernel.words.target import Target
 
 # Where no job ends for so long, those that are being compiled are given up; the slowest known takes 90 seconds.
 PATIENCE_S = 900.0

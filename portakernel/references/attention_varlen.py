@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from portakernel.index_values import sequence_ends
 from portakernel.references import attention
+from portakernel.tensors.index_values import sequence_ends
 
 Window = tuple[int, int]
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from portakernel.errors import ArgumentValueError
-from portakernel.index_values import check_indices
+from portakernel.tensors.index_values import check_indices
 
 _BLOCK_ELEMENTS = 1 << 24
 # Rounding in the exponent x - lse moves a probability p by up to 3 * 2**-24 * p * (|x| + |lse|): this much of the

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from portakernel.errors import ArgumentValueError
-from portakernel.index_values import check_indices, check_offsets
+from portakernel.tensors.index_values import check_indices, check_offsets
 
 Mode = Literal["sum", "mean"]
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from portakernel.index_values import check_indices
 from portakernel.references import cross_entropy
+from portakernel.tensors.index_values import check_indices
 
 # Logits of a block: 64 MiB in float32.
 _BLOCK_ELEMENTS = 1 << 24

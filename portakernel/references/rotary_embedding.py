@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from portakernel.errors import ArgumentValueError
-from portakernel.index_values import check_indices
+from portakernel.tensors.index_values import check_indices
 
 
 def _wide(tensor: Tensor) -> Tensor:

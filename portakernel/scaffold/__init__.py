@@ -16,9 +16,9 @@ from string import Template
 from typing import Literal
 
 from portakernel.errors import ArgumentValueError
-from portakernel.plugin_api import PLUGIN_API
-from portakernel.plugin_manager import find_folder
-from portakernel.registry import Registry
+from portakernel.manifest.api_version import PLUGIN_API
+from portakernel.registry.plugin_manager import find_folder
+from portakernel.registry.registry import Registry
 
 Kind = Literal["plugin", "backend"]
 _TEMPLATES = Path(__file__).parent / "templates"

@@ -7,7 +7,7 @@ import functools
 import torch
 from torch import Tensor
 
-from portakernel.arguments import Tensors
+from portakernel.calling.arguments import Tensors
 from portakernel.contract import Contract
 
 # float64 stays what it is, as in torch

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from portakernel.call import OpCaller
+from portakernel.calling.caller import OpCaller
 from portakernel.contract import alternatives
 
 

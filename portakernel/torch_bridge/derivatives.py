@@ -9,17 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from portakernel.arguments import Tensors
-from portakernel.call import OpCaller
+from portakernel.calling.arguments import Tensors
+from portakernel.calling.caller import OpCaller
+from portakernel.claims.request import Phase
+from portakernel.deciding.kernel_argument import STRICT_MARK
 from portakernel.errors import DerivativeError, PortakernelError
-from portakernel.naming import STRICT_MARK
-from portakernel.request import Phase
-from portakernel.torch_bridge.autocast import autocast
-from portakernel.torch_bridge.batching import Batching, looped
-from portakernel.torch_bridge.kernel_choice import KernelChoice
-from portakernel.torch_bridge.second_derivatives import SecondDerivatives
-from portakernel.torch_bridge.signature import Parts, Signature
-from portakernel.torch_internals import (
+from portakernel.tensors.torch_internals import (
     SingleLevelFunction,
     below_autograd,
     has_tangent,
@@ -30,6 +25,11 @@ from portakernel.torch_internals import (
     some_forward_mode,
     some_functionalize,
 )
+from portakernel.torch_bridge.autocast import autocast
+from portakernel.torch_bridge.batching import Batching, looped
+from portakernel.torch_bridge.kernel_choice import KernelChoice
+from portakernel.torch_bridge.second_derivatives import SecondDerivatives
+from portakernel.torch_bridge.signature import Parts, Signature
 
 # How torch names the operator that it cannot differentiate.
 _WITHOUT_FORWARD_MODE = re.compile(r"forward AD with (\S+) that does not support it")

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from portakernel.call import OpCaller
-from portakernel.capability import CannotRun
+from portakernel.calling.caller import OpCaller
+from portakernel.calling.key_table import Placement
+from portakernel.claims.capability import CannotRun
 from portakernel.contract import Contract
-from portakernel.key_table import Placement
-from portakernel.layout import has_plain_memory
+from portakernel.tensors.layout import has_plain_memory
+from portakernel.tensors.torch_internals import dispatch_modes, forward_ad, innermost_transform
 from portakernel.torch_bridge.derivatives import Derivatives, for_each_input, run_backward
-from portakernel.torch_internals import dispatch_modes, forward_ad, innermost_transform
 
 
 def has_eager_training(contract: Contract) -> bool:

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from portakernel.arguments import Tensors
-from portakernel.call import OpCaller
-from portakernel.capability import CannotRun, ReasonCode
-from portakernel.key_table import Placement
-from portakernel.naming import STRICT_MARK
-from portakernel.request import Phase
+from portakernel.calling.arguments import Tensors
+from portakernel.calling.caller import OpCaller
+from portakernel.calling.key_table import Placement
+from portakernel.claims.capability import CannotRun, ReasonCode
+from portakernel.claims.request import Phase
+from portakernel.deciding.kernel_argument import STRICT_MARK
 
 
 class KernelChoice:

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from portakernel.call import OpCaller
+from portakernel.calling.caller import OpCaller
+from portakernel.claims.request import Phase
 from portakernel.contract import Result, alternatives
-from portakernel.request import Phase
 from portakernel.torch_bridge.autocast import autocast
 from portakernel.torch_bridge.derivatives import Derivatives, run_backward
 from portakernel.torch_bridge.eager_training import EagerTraining, has_eager_training

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from portakernel.call import OpCaller
+from portakernel.calling.caller import OpCaller
 from portakernel.errors import DerivativeError
+from portakernel.tensors.torch_internals import saved_tensor_hooks
 from portakernel.torch_bridge.signature import Signature
-from portakernel.torch_internals import saved_tensor_hooks
 
 
 class SecondDerivatives:

@@ -16,14 +16,18 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from portakernel.arguments import Tensors
-from portakernel.call import OpCaller
-from portakernel.call_site import callers_level
+from portakernel.calling.arguments import Tensors
+from portakernel.calling.caller import OpCaller
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, DerivativeError, RedistributionWarning
-from portakernel.locks import make_lock
+from portakernel.host.call_site import callers_level
+from portakernel.host.locks import make_lock
+from portakernel.tensors.torch_internals import (
+    dtensors_lose_second_derivatives,
+    innermost_transform,
+    some_are_distributed,
+)
 from portakernel.torch_bridge.sharding_rules import Axis, axes
 from portakernel.torch_bridge.signature import Signature
-from portakernel.torch_internals import dtensors_lose_second_derivatives, innermost_transform, some_are_distributed
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

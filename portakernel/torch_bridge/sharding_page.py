@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from portakernel.contract import Contract
+from portakernel.contract.parameter import Parameter
 from portakernel.contracts import contracts
-from portakernel.parameter import Parameter
 from portakernel.torch_bridge.sharding_rules import Axis, axes, row_name
 
 # What other modes do with DTensors. Outcomes are `works`, or `refuses with` and the error's class.

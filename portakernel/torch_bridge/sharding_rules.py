@@ -9,8 +9,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from portakernel.contract import Contract
-from portakernel.parts import Shape
-from portakernel.sizes import parse_size
+from portakernel.contract.parts import Shape
+from portakernel.contract.sizes import parse_size
 
 # Dimensions besides the leading ones along which a call falls apart into smaller calls of the same op. Shapes do not
 # say so: N is independent in a matrix product's results, and is what a norm sums over. Names in one group are split

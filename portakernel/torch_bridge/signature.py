@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from portakernel.contract import Contract
-from portakernel.parameter import Kind, Parameter
+from portakernel.contract.parameter import Kind, Parameter
 
 # optional tensors among them may be None
 Parts = tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]

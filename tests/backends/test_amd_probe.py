@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from portakernel.regular_file import read_regular
-from portakernel.target import Device, Target
-from portakernel.torch_build import TorchBuild
-from portakernel.visibility import visible_to_hip, visible_to_rocr
+from portakernel.host.regular_file import read_regular
+from portakernel.tensors.torch_build import TorchBuild
+from portakernel.tensors.visibility import visible_to_hip, visible_to_rocr
+from portakernel.words.target import Device, Target
 from portakernel_backends.amd import probe
 from portakernel_backends.amd.probe import find
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from portakernel.target import Device, Target
-from portakernel.torch_build import TorchBuild
+from portakernel.tensors.torch_build import TorchBuild
+from portakernel.words.target import Device, Target
 from portakernel_backends.apple import sysctl
 from portakernel_backends.apple.probe import find
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
-from portakernel.arch import ArchSpace
-from portakernel.dtypes import DTYPES, SCALE_FORMATS
+from portakernel.words.arch import ArchSpace
+from portakernel.words.dtypes import DTYPES, SCALE_FORMATS
 
 BACKENDS = Path(__file__).parents[2] / "backends/portakernel_backends"
 NAMES = ("nvidia", "amd", "intel", "apple", "cpu")

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from portakernel import torch_build
-from portakernel.target import Target
-from portakernel.torch_build import TorchBuild
+from portakernel.tensors import torch_build
+from portakernel.tensors.torch_build import TorchBuild
+from portakernel.words.target import Target
 from portakernel_backends import cpu
 from portakernel_backends.cpu.probe import OPTIONS, find
 
@@ -111,7 +111,7 @@ def test_a_system_that_names_no_architecture_has_no_device() -> None:
 def test_probing_does_not_import_torch() -> None:
     code = """
 import sys
-from portakernel import torch_build
+from portakernel.tensors import torch_build
 from portakernel_backends.cpu import portakernel_targets
 assert len(portakernel_targets()) == 1
 torch_build.installed()

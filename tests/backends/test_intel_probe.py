@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 import portakernel_backends.intel
-from portakernel.target import Device, Target
-from portakernel.torch_build import TorchBuild
+from portakernel.tensors.torch_build import TorchBuild
+from portakernel.words.target import Device, Target
 from portakernel_backends.intel import products
 from portakernel_backends.intel.affinity import visible_tiles
 from portakernel_backends.intel.probe import find

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from portakernel.target import Device, Target
-from portakernel.torch_build import TorchBuild
-from portakernel.visibility import visible_to_cuda
+from portakernel.tensors.torch_build import TorchBuild
+from portakernel.tensors.visibility import visible_to_cuda
+from portakernel.words.target import Device, Target
 from portakernel_backends.nvidia.probe import find
 
 NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, UNKNOWN = 3, 4, 6, 999

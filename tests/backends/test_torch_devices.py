@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from portakernel.devices import find_device
-from portakernel.target import Device, Target
+from portakernel.calling.devices import find_device
+from portakernel.words.target import Device, Target
 
 ARC = Device(Target("intel", "bmg"), "Intel Arc B580", "xpu:0")
 ARC_1 = Device(Target("intel", "dg2"), "Intel Arc A770", "xpu:1")

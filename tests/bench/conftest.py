@@ -11,9 +11,9 @@ from types import ModuleType
 
 import pytest
 
-from portakernel.dispatch import Dispatcher
-from portakernel.plugin_manager import Package, PluginManager, installed_packages
-from portakernel.registry import Registry
+from portakernel.deciding.dispatcher import Dispatcher
+from portakernel.registry.plugin_manager import Package, PluginManager, installed_packages
+from portakernel.registry.registry import Registry
 
 MANIFEST = """
 schema_version: 1
@@ -33,7 +33,7 @@ KERNEL = """\
 SOURCE = """
 import torch
 
-from portakernel.capability import CannotRun, ReasonCode, Rejection
+from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
 
 def right(x, weight, *, eps, out=None):
     y = torch.nn.functional.rms_norm(x, (x.shape[-1],), weight, eps)

@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("triton")
 
 from portakernel.contracts import contract
-from portakernel.target import Target
+from portakernel.words.target import Target
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 

@@ -16,7 +16,7 @@ import torch
 import typer
 
 from portakernel.bench.contenders import Field
-from portakernel.capability import ReasonCode, Rejection
+from portakernel.claims.capability import ReasonCode, Rejection
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 

@@ -10,7 +10,7 @@ from portakernel.bench.traffic import backward_cost, forward_cost, is_compute_bo
 from portakernel.contract import Cost
 from portakernel.contracts import contract, contracts
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
-from portakernel.target import Target
+from portakernel.words.target import Target
 
 HERE = Target("cpu", "x86_64")
 

@@ -19,9 +19,9 @@ from portakernel.bench.verification import difference
 from portakernel.cli.bench_report import print_cell
 from portakernel.cli.output import Page
 from portakernel.contracts import contracts
-from portakernel.dispatch import Dispatcher
-from portakernel.policies import make_layer
-from portakernel.target import Target
+from portakernel.deciding.dispatcher import Dispatcher
+from portakernel.deciding.policies import make_layer
+from portakernel.words.target import Target
 
 HERE = Target("cpu", "x86_64")
 CPU = torch.device("cpu")

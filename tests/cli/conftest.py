@@ -14,9 +14,9 @@ import pytest
 
 from portakernel import runtime
 from portakernel.cli import main
-from portakernel.dispatch import Dispatcher
-from portakernel.plugin_manager import Package, PluginManager, installed_packages
-from portakernel.registry import Registry
+from portakernel.deciding.dispatcher import Dispatcher
+from portakernel.registry.plugin_manager import Package, PluginManager, installed_packages
+from portakernel.registry.registry import Registry
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from portakernel import torch_build
 from portakernel.cli.absence import absence
 from portakernel.cli.diagnosis import Diagnosis
 from portakernel.cli.findings import Finding, findings
 from portakernel.runtime import dispatcher
-from portakernel.target import Device, Target
-from portakernel.torch_build import TorchBuild
+from portakernel.tensors import torch_build
+from portakernel.tensors.torch_build import TorchBuild
+from portakernel.words.target import Device, Target
 
 CUDA, ROCM, XPU = (TorchBuild("2.13.0+x", **{platform: "13.0"}) for platform in ("cuda", "hip", "xpu"))
 DRIVER = ["proc/driver/nvidia/version"]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from portakernel.capability import ReasonCode, Rejection
+from portakernel.claims.capability import ReasonCode, Rejection
 from portakernel.cli.advice import advice
 from portakernel.runtime import dispatcher
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from portakernel.native import CodeObject, KernelFacts, cache
-from portakernel.target import Target
+from portakernel.words.target import Target
 
 
 @pytest.fixture(autouse=True)

@@ -12,18 +12,18 @@ from pathlib import Path
 import pytest
 
 from portakernel import __version__
-from portakernel.capability import ReasonCode, Rejection
+from portakernel.claims.capability import ReasonCode, Rejection
+from portakernel.claims.request import Phase
 from portakernel.cli import diagnosis
 from portakernel.cli.diagnosis import Diagnosis, Readiness, find_compiler
 from portakernel.cli.faults import REMEDIES
 from portakernel.cli.findings import findings
 from portakernel.config import VARIABLES
 from portakernel.contracts import contract, contracts
-from portakernel.dispatch import Dispatcher
-from portakernel.question import ask
-from portakernel.request import Phase
+from portakernel.deciding.asking import ask
+from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.runtime import dispatcher
-from portakernel.target import Device, Target
+from portakernel.words.target import Device, Target
 
 # Of ``add`` the gradient is the output's: nothing serves its backward.
 WITH_GRADIENT = [op for op, contract in contracts().items() if contract.gradient != "none"]
@@ -157,7 +157,7 @@ def test_a_kernel_that_its_plugins_probe_refuses_needs_attention_with_what_to_do
     run: Callable, install: Callable[..., Path]
 ) -> None:
     source = """
-from portakernel.capability import ReasonCode, Rejection
+from portakernel.claims.capability import ReasonCode, Rejection
 def ready(target):
     return Rejection(ReasonCode.MISSING_TOOLCHAIN, "needs acmec; it is not on the path", "acmec")
 """
@@ -183,7 +183,7 @@ def test_what_a_probe_has_to_say_of_a_device_needs_attention(
     run: Callable, install: Callable[..., Path], note: str, told: str
 ) -> None:
     source = f"""
-from portakernel.readiness import Usable
+from portakernel.deciding.readiness import Usable
 def ready(device):
     return Usable(["{note}"])
 """

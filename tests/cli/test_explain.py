@@ -11,14 +11,14 @@ import pytest
 
 import portakernel
 from portakernel import runtime
-from portakernel.capability import ReasonCode, Rejection
+from portakernel.claims.advice import REASONS
+from portakernel.claims.capability import ReasonCode, Rejection
 from portakernel.cli.advice import advice
 from portakernel.cli.explain import read_names
 from portakernel.contracts import contracts
-from portakernel.dispatch import Dispatcher
-from portakernel.plugin_manager import PluginManager, installed_packages
-from portakernel.reasons import REASONS
-from portakernel.registry import Registry
+from portakernel.deciding.dispatcher import Dispatcher
+from portakernel.registry.plugin_manager import PluginManager, installed_packages
+from portakernel.registry.registry import Registry
 from portakernel.runtime import dispatcher
 
 MI300X = "explain rms_norm --target amd:gfx942 --dtype bfloat16 --shape x=4096x8192"

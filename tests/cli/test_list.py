@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from portakernel.registry import Registry
+from portakernel.registry.registry import Registry
 
 MANIFEST = """\
 schema_version: 1

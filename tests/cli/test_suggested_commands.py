@@ -12,14 +12,14 @@ import pytest
 
 import portakernel
 from portakernel import runtime
+from portakernel.claims.request import Phase
+from portakernel.claims.request_words import explain_command
 from portakernel.contract import Case, TensorArgument
+from portakernel.contract.sizes import parse_size
 from portakernel.contracts import contract, contracts
-from portakernel.decision import Decision
+from portakernel.deciding.decision import Decision
+from portakernel.deciding.explaining import explain_in_words
 from portakernel.errors import NoKernelError
-from portakernel.explaining import explain_in_words
-from portakernel.request import Phase
-from portakernel.request_words import explain_command
-from portakernel.sizes import parse_size
 
 torch = pytest.importorskip("torch")
 HERE = ("cpu:x86_64", "nvidia:sm_90", "amd:gfx942")

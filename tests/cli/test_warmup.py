@@ -12,9 +12,9 @@ import torch
 from portakernel import ops
 from portakernel.cli import main
 from portakernel.contracts import contract
-from portakernel.question import ask
-from portakernel.scratch import described
-from portakernel.target import Target
+from portakernel.deciding.asking import ask
+from portakernel.tensors.scratch import described
+from portakernel.words.target import Target
 
 needs_compiler = pytest.mark.skipif(
     not any(map(shutil.which, ("g++", "c++", "clang++"))),
@@ -147,8 +147,8 @@ def test_progress_is_told_and_processes_are_bounded(monkeypatch):
         bounds.append(workers)
         return []
 
-    monkeypatch.setattr("portakernel.rehearsal.compile_ahead", compile_ahead)
-    monkeypatch.setattr("portakernel.rehearsal.serving_jobs", lambda *_: [("a job", None)])
+    monkeypatch.setattr("portakernel.warming.rehearsal.compile_ahead", compile_ahead)
+    monkeypatch.setattr("portakernel.warming.rehearsal.serving_jobs", lambda *_: [("a job", None)])
     given = ["warmup", "add", "--dtype=float32", "--shape=x=3x5", "--device=cpu", "--kernel=torch", "--workers=3"]
     assert main(given) == 1
     assert bounds == [3]

@@ -10,7 +10,7 @@ import pytest
 from portakernel.cli.output import Page
 from portakernel.contracts import contracts
 from portakernel.native import CodeObject, KernelFacts, cache
-from portakernel.target import Target
+from portakernel.words.target import Target
 
 # Paths, commands to copy and lists without a space: nothing to break, and nobody would want it broken.
 UNBREAKABLE = 50

@@ -17,9 +17,9 @@ from portakernel.config import Config
 from portakernel.conformance.suite import Suite, Unit
 from portakernel.conformance.venue import Unavailable, find_venue
 from portakernel.contracts import contract
-from portakernel.dispatch import Dispatcher
-from portakernel.plugin_manager import Package, PluginManager, installed_packages
-from portakernel.registry import Registry
+from portakernel.deciding.dispatcher import Dispatcher
+from portakernel.registry.plugin_manager import Package, PluginManager, installed_packages
+from portakernel.registry.registry import Registry
 
 SEED = 20261120
 Kernel = Callable[..., Any]
@@ -96,7 +96,7 @@ import threading
 
 import torch
 
-from portakernel.capability import CannotRun, ReasonCode, Rejection
+from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
 
 
 def add(x, y, *, out=None):

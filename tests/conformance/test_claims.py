@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import pytest
 
-from portakernel.capability import Capability, Limit
+from portakernel.claims.capability import Capability, Limit
 from portakernel.conformance.boundary import boundary_outcomes
 from portakernel.conformance.claims import just_inside, just_outside
 from portakernel.contracts import contract

@@ -11,19 +11,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from portakernel import plugin_manager
-from portakernel.call import OpCaller
+from portakernel.calling.caller import OpCaller
+from portakernel.claims.request import Phase
 from portakernel.cli.diagnosis import Diagnosis
 from portakernel.cli.findings import slow
 from portakernel.config import Config
 from portakernel.conformance.runner import run
 from portakernel.conformance.venue import find_venue
 from portakernel.contracts import contract
-from portakernel.dispatch import Dispatcher
+from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.errors import NoKernelError
-from portakernel.plugin_manager import Package, PluginManager
-from portakernel.registry import Registry
-from portakernel.request import Phase
+from portakernel.registry import plugin_manager
+from portakernel.registry.plugin_manager import Package, PluginManager
+from portakernel.registry.registry import Registry
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 README = Path(__file__).resolve().parents[2] / "portakernel" / "conformance" / "README.md"

@@ -9,7 +9,6 @@ from collections import Counter
 import pytest
 import torch
 
-from portakernel.case import Case
 from portakernel.conformance.inputs import draw_inputs, draw_values, generator
 from portakernel.conformance.memory import (
     changed_around,
@@ -19,8 +18,9 @@ from portakernel.conformance.memory import (
     shares_memory,
     twin,
 )
+from portakernel.contract.case import Case
 from portakernel.contracts import contract, contracts
-from portakernel.layout import alignment, flat_rows, stride_last
+from portakernel.tensors.layout import alignment, flat_rows, stride_last
 
 DTYPES = ("float32", "float16", "bfloat16")
 

@@ -10,13 +10,13 @@ from collections import Counter
 import pytest
 
 from portakernel import runtime
-from portakernel.capability import CannotRun, ReasonCode, Rejection
+from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
 from portakernel.conformance.runner import check, fresh_seed, plan, run, select_kernels
 from portakernel.conformance.suite import Suite, Unit
 from portakernel.conformance.venue import Unavailable, Venue, covers, find_venue
 from portakernel.contracts import contract
 from portakernel.errors import UnknownNameError
-from portakernel.target import Device, Target
+from portakernel.words.target import Device, Target
 
 
 def failures(results):

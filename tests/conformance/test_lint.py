@@ -9,7 +9,7 @@ from portakernel.conformance.isolation import Death
 from portakernel.conformance.lint import lint
 from portakernel.conformance.observation import Begun, Findings, Finished, Observation, Planned, Refusal
 from portakernel.conformance.result import Result
-from portakernel.target import Device, Target
+from portakernel.words.target import Device, Target
 
 SEED = 20261122
 DEADLY = """

@@ -9,7 +9,7 @@ from portakernel.conformance.isolation import Death
 from portakernel.conformance.mutate import mutate
 from portakernel.conformance.mutation import Judged, Listed, Mutated, Mutation, Trying
 from portakernel.conformance.observation import Finished
-from portakernel.target import Device, Target
+from portakernel.words.target import Device, Target
 
 SEED = 20261122
 DEADLY = """

@@ -93,7 +93,7 @@ def test_unknown_name_ends_the_run_before_collection(tmp_path, options, message)
 def test_plugin_imports_nothing_of_weight_until_it_is_asked():
     code = (
         "import sys, portakernel.conformance.pytest_plugin\n"
-        "print(sorted({'torch', 'pydantic', 'yaml', 'portakernel.registry'} & set(sys.modules)))"
+        "print(sorted({'torch', 'pydantic', 'yaml', 'portakernel.registry.registry'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"

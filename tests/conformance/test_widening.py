@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 import pytest
 
 from portakernel import runtime
-from portakernel.capability import Capability, Limit, ReasonCode
+from portakernel.claims.capability import Capability, Limit, ReasonCode
 from portakernel.conformance.claims import elements
 from portakernel.conformance.widening import Widening, cases_beyond, widened, widenings
 from portakernel.contracts import contract
@@ -209,7 +209,7 @@ def test_each_layout_is_made_of_a_case_in_which_the_tensor_can_lie_like_that(reg
 
 def test_widened_kernel_serves_what_it_refused_and_the_dispatcher_is_as_before(registry):
     from portakernel.config import Config
-    from portakernel.dispatch import Dispatcher
+    from portakernel.deciding.dispatcher import Dispatcher
 
     dispatcher = Dispatcher(registry, Config())
     kernel, found = widenings_of(registry, "torch.rms_norm_cpu", features=frozenset())

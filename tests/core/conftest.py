@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 import yaml
 
+from portakernel.claims.request import Request
 from portakernel.config import Config
 from portakernel.contracts import contract
-from portakernel.dispatch import Dispatcher
-from portakernel.plugin_manager import Package, PluginManager
-from portakernel.process_wishes import allowed_plugins, read
-from portakernel.question import ask
-from portakernel.registry import Registry
-from portakernel.request import Request
-from portakernel.target import Device, Target
+from portakernel.deciding.asking import ask
+from portakernel.deciding.dispatcher import Dispatcher
+from portakernel.deciding.process_wishes import allowed_plugins, read
+from portakernel.registry.plugin_manager import Package, PluginManager
+from portakernel.registry.registry import Registry
+from portakernel.words.target import Device, Target
 
 PREFIX = "fake_"
 ALL = {"x": ["float32", "float16", "bfloat16"]}

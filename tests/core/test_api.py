@@ -10,10 +10,10 @@ import pytest
 import portakernel
 from portakernel import runtime
 from portakernel.config import Config
-from portakernel.dispatch import Dispatcher
+from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, PortakernelError, UnknownNameError
-from portakernel.plugin_manager import PluginManager
-from portakernel.registry import Registry
+from portakernel.registry.plugin_manager import PluginManager
+from portakernel.registry.registry import Registry
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def here(world, monkeypatch):
         lines=[["acme1", "acme2"]],
         source=f"""\
 from portakernel.hookspecs import hookimpl
-from portakernel.target import Device, Target
+from portakernel.words.target import Device, Target
 @hookimpl
 def portakernel_targets():
     return [Device(Target('acme', 'acme1'), 'Unreachable', None, note='torch is a CPU build'), {listed}]

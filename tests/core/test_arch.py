@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from portakernel.arch import ArchSpace, Membership, normalise
 from portakernel.errors import ArgumentValueError, UnknownNameError
+from portakernel.words.arch import ArchSpace, Membership, normalise
 
 NVIDIA = ArchSpace(
     "nvidia",

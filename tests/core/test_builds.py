@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from portakernel import runtime
-from portakernel.builds import Builds, unit_names
-from portakernel.capability import ReasonCode, Rejection
+from portakernel.claims.capability import ReasonCode, Rejection
+from portakernel.claims.request import Phase, Request
 from portakernel.contracts import contract, contracts
-from portakernel.question import ask
-from portakernel.request import Phase, Request
-from portakernel.target import Device, Target
+from portakernel.deciding.asking import ask
+from portakernel.deciding.builds import Builds, unit_names
+from portakernel.words.target import Device, Target
 
 KERNEL = runtime.dispatcher().registry.kernels["inductor.layer_norm"]
 LAYER_NORM = contract("layer_norm")
@@ -85,8 +85,8 @@ def test_the_dimensions_of_a_build_are_those_that_every_call_has(op):
 
 
 def test_what_is_built_for_one_size_is_in_no_other_sizes_key():
-    from portakernel.claim_reads import Reads
-    from portakernel.guard_key import expressions, make_key
+    from portakernel.calling.fast.claim_reads import Reads
+    from portakernel.calling.fast.keys import expressions, make_key
 
     torch = pytest.importorskip("torch")
     units = {(64, 1e-5)}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from portakernel.arch import Selector
-from portakernel.capability import CannotRun, Capability, Limit, ReasonCode, Rejection
-from portakernel.request import Request
-from portakernel.target import Target
+from portakernel.claims.capability import CannotRun, Capability, Limit, ReasonCode, Rejection
+from portakernel.claims.request import Request
+from portakernel.words.arch import Selector
+from portakernel.words.target import Target
 
 CODES = """\
 not_installed import_failed probe_failed api_version disabled needs_build denied_by_policy not_allowed vendor arch

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from portakernel.config import VARIABLES, Config, unknown_variables
-from portakernel.dispatch import Dispatcher
+from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.errors import ConfigError, ConfigWarning, UnknownNameError
-from portakernel.plugin_manager import PluginManager
-from portakernel.registry import Registry
+from portakernel.registry.plugin_manager import PluginManager
+from portakernel.registry.registry import Registry
 
 NAMES = [
     *("USE", "PREFER", "DENY", "REQUIRE", "REFERENCE", "PLUGINS", "POLICY"),

@@ -8,10 +8,10 @@ import pytest
 
 from portakernel.conformance.inputs import case_shape, is_present
 from portakernel.contract import alternatives
+from portakernel.contract.signature_text import signature as signature_of
 from portakernel.contracts import contract, contracts
-from portakernel.document import signature as signature_of
-from portakernel.dtypes import DTYPES
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
+from portakernel.words.dtypes import DTYPES
 
 
 def test_there_is_a_contract_for_each_module_named_as_it():

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from portakernel.plugin_manager import Package, PluginManager, find_folder, installed_packages, is_own
-from portakernel.registry import Registry
+from portakernel.registry.plugin_manager import Package, PluginManager, find_folder, installed_packages, is_own
+from portakernel.registry.registry import Registry
 
 OURS = {
     *("conch", "cutlass", "cutlass_dsl", "flashinfer", "hip", "inductor", "liger", "quack", "torch", "triton"),
@@ -110,7 +110,7 @@ def test_a_link_from_our_folder_to_a_strangers_makes_nothing_ours(site, monkeypa
     ours = site.folder / "portakernel_plugins"
     (ours / "own").mkdir(parents=True)
     (ours / "strange").symlink_to(real, target_is_directory=True)
-    monkeypatch.setattr("portakernel.plugin_manager._own_folders", lambda: frozenset({ours.resolve()}))
+    monkeypatch.setattr("portakernel.registry.plugin_manager._own_folders", lambda: frozenset({ours.resolve()}))
     assert [is_own(ours / "own"), is_own(ours / "strange"), is_own(ours), is_own(None)] == [True, False, False, False]
 
 
@@ -184,11 +184,11 @@ def test_what_is_not_installed_has_no_folder(module):
 def test_of_all_that_is_installed_only_a_plugin_that_names_a_hook_is_imported():
     code = """\
 import sys
-from portakernel.plugin_manager import PluginManager
+from portakernel.registry.plugin_manager import PluginManager
 manager = PluginManager()
 assert set(manager.plugins) >= {"torch", "triton"}, manager.plugins
 assert set(manager.backends) >= {"amd", "apple", "cpu", "intel", "nvidia"}, manager.backends
-from portakernel.registry import Registry
+from portakernel.registry.registry import Registry
 assert "triton.rms_norm" in Registry(manager).kernels
 ours = ("portakernel_plugins.", "portakernel_backends.")
 heavy = [name for name in sys.modules if name.startswith(ours) and not name.startswith(ours[0] + "inductor")]
@@ -208,7 +208,7 @@ def test_as_a_wheel_lays_them_out_our_packages_stand_beside_each_other(tmp_path)
 import sys
 from pathlib import Path
 import portakernel
-from portakernel.plugin_manager import installed_packages
+from portakernel.registry.plugin_manager import installed_packages
 assert Path(portakernel.__file__).parents[1] == Path(sys.argv[1]), portakernel.__file__
 print(*sorted(p.name for p in installed_packages() if p.first_party and Path(sys.argv[1]) in p.folder.parents))
 """

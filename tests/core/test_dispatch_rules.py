@@ -9,13 +9,13 @@ from dataclasses import replace
 
 import pytest
 
-from portakernel.arch import Selector
-from portakernel.capability import Capability, ReasonCode, Rejection
-from portakernel.decision import Decision
+from portakernel.claims.capability import Capability, ReasonCode, Rejection
+from portakernel.claims.request import Phase
+from portakernel.deciding.decision import Decision
+from portakernel.deciding.policies import intern_policy, make_layer
 from portakernel.errors import ConfigWarning, NoKernelError
-from portakernel.policies import intern_policy, make_layer
-from portakernel.request import Phase
-from portakernel.target import Device, Target
+from portakernel.words.arch import Selector
+from portakernel.words.target import Device, Target
 
 
 def told(decision: Decision, name: str) -> list[tuple[str, str]]:

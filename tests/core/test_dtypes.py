@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from portakernel.dtypes import DTYPES, SCALE_FORMATS, parse_dtype
 from portakernel.errors import UnknownNameError
+from portakernel.words.dtypes import DTYPES, SCALE_FORMATS, parse_dtype
 
 ABBREVIATIONS = {
     "fp64": "float64",

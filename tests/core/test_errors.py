@@ -8,7 +8,7 @@ import pickle
 import pytest
 
 from portakernel import errors
-from portakernel.capability import CannotRun, ReasonCode, Rejection
+from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
 from portakernel.errors import (
     ArgumentTypeError,
     ArgumentValueError,

@@ -6,15 +6,15 @@ from collections.abc import Callable
 
 import pytest
 
-from portakernel.arch import ArchSpace, Selector
-from portakernel.capability import Limit
+from portakernel.claims.capability import Limit
 from portakernel.contracts import contract
+from portakernel.deciding.asking import ask
 from portakernel.errors import ManifestError, PortakernelError
-from portakernel.kernel import Kernel, load_entry, plugin_kernels
-from portakernel.manifest import PluginManifest
-from portakernel.manifest_file import load_manifest
-from portakernel.question import ask
-from portakernel.target import Target
+from portakernel.manifest.loading import load_manifest
+from portakernel.manifest.models import PluginManifest
+from portakernel.registry.kernel import Kernel, load_entry, plugin_kernels
+from portakernel.words.arch import ArchSpace, Selector
+from portakernel.words.target import Target
 
 SPACES = {
     "nvidia": ArchSpace("nvidia", (("sm_80", "sm_90", "sm_100"),), {"hopper": ("sm_90",)}),

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from portakernel.errors import ManifestError, ManifestWarning
-from portakernel.manifest import BackendManifest, PluginManifest
-from portakernel.manifest_file import Loaded, load_manifest
+from portakernel.manifest.loading import Loaded, load_manifest
+from portakernel.manifest.models import BackendManifest, PluginManifest
 
 Load = Callable[..., Loaded]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from portakernel.errors import UnknownNameError
-from portakernel.matrix import Marks, markdown, support_matrix
+from portakernel.matrix.table import Marks, markdown, support_matrix
 
 FACTS = {
     "old": {"dtypes": {"native": ["float32"], "emulated": ["float16"]}},

@@ -10,9 +10,9 @@ import pytest
 
 import portakernel
 from portakernel.contracts import contract, contracts
+from portakernel.deciding.asking import ask
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
-from portakernel.question import ask
-from portakernel.target import Target
+from portakernel.words.target import Target
 
 torch = pytest.importorskip("torch")
 HERE = Target("nvidia", "sm_100")

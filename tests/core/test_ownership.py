@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from portakernel import ownership
-from portakernel.ownership import trouble_at, trouble_with
+from portakernel.host import ownership
+from portakernel.host.ownership import trouble_at, trouble_with
 
 STRANGER = 54321
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")

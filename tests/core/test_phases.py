@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from portakernel.explaining import decide_as_called
-from portakernel.policies import intern_policy, make_layer
-from portakernel.request import Phase
+from portakernel.claims.request import Phase
+from portakernel.deciding.explaining import decide_as_called
+from portakernel.deciding.policies import intern_policy, make_layer
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from portakernel import compilation
-from portakernel.compilation import announce_once, compilations
 from portakernel.errors import CaptureError
-from portakernel.placement import delivered, dense, room, rows
+from portakernel.tensors import compilation
+from portakernel.tensors.compilation import announce_once, compilations
+from portakernel.tensors.placement import delivered, dense, room, rows
 
 
 def test_what_has_no_gaps_stays_and_what_has_is_copied():

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 import portakernel
-from portakernel import plugin_api
 from portakernel.errors import PluginApiError, UnknownNameError
-from portakernel.manifest import BackendManifest, PluginManifest
-from portakernel.manifest_file import load_manifest
-from portakernel.plugin_manager import PluginManager
-from portakernel.registry import Registry
+from portakernel.manifest import api_version as plugin_api
+from portakernel.manifest.loading import load_manifest
+from portakernel.manifest.models import BackendManifest, PluginManifest
+from portakernel.registry.plugin_manager import PluginManager
+from portakernel.registry.registry import Registry
 
 HERE = portakernel.__version__
 PLUGIN = "schema_version: 1\nplugin: p\nplugin_api: {}\nkeys_of_another_version: [1, 2]\n"

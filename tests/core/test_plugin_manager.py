@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from portakernel.capability import ReasonCode
+from portakernel.claims.capability import ReasonCode
 from portakernel.contracts import contracts
 from portakernel.errors import nearest
-from portakernel.plugin_manager import Package, PluginManager
-from portakernel.registry import Registry
+from portakernel.registry.plugin_manager import Package, PluginManager
+from portakernel.registry.registry import Registry
 
 BROKEN = Path(__file__).resolve().parents[1] / "data" / "broken_plugins"
 PLUGIN = "schema_version: 1\nplugin: {}\n"
@@ -372,7 +372,7 @@ DEVICE = "Device(Target('acme', 'acme1'), 'Acme 1', 'acme:0')"
 def found_by(world, returned: str) -> Registry:
     """The registry in which vendor ``acme``'s backend returns ``returned``, beside a sound backend."""
     world.packages.clear()
-    imports = "from portakernel.target import Device, Target\n"
+    imports = "from portakernel.words.target import Device, Target\n"
     source = imports + HOOK.format("portakernel_targets()", f"return {returned}")
     world.backend("acme", lines=[["acme1"]], source=source)
     sound = imports + HOOK.format("portakernel_targets()", "return [Device(Target('sound', 's1'), 'Sound', 'sound:0')]")
@@ -421,7 +421,7 @@ def test_a_device_that_is_not_the_backends_to_offer_is_left_out_and_told(world, 
 @pytest.mark.parametrize("said", [False, True])
 def test_whether_a_device_is_attached_is_what_the_manifest_says_and_not_the_hook(world, attach, said):
     source = HOOK.format("portakernel_targets()", f"return [Device(Target('side', 's1'), 'S', 'cpu', attached={said})]")
-    source = f"from portakernel.target import Device, Target\n{source}"
+    source = f"from portakernel.words.target import Device, Target\n{source}"
     world.backend("side", attach=attach, torch_device="cpu", lines=[["s1"]], source=source)
     (device,) = world.registry().devices
     assert device.attached is attach

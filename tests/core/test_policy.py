@@ -6,11 +6,11 @@ import threading
 
 import pytest
 
-from portakernel.arch import Selector
-from portakernel.capability import ReasonCode
+from portakernel.claims.capability import ReasonCode
+from portakernel.deciding.policies import Layer, Place, Scope, intern_policy, make_layer
 from portakernel.errors import ConfigError, ConfigWarning, PortakernelError, UnknownNameError
-from portakernel.policies import Layer, Place, Scope, intern_policy, make_layer
-from portakernel.target import Target
+from portakernel.words.arch import Selector
+from portakernel.words.target import Target
 
 ACME = Target("acme", "acme1")
 EVERY_CALL = [("add", "acme1"), ("add", "acme2"), ("rms_norm", "acme1"), ("rms_norm", "acme2")]

@@ -13,13 +13,13 @@ import pytest
 
 from portakernel import generate, runtime
 from portakernel.api import load_policy
+from portakernel.calling.fallback import Fallbacks
 from portakernel.contracts import contracts
-from portakernel.dispatch import Dispatcher
+from portakernel.deciding.dispatcher import Dispatcher
+from portakernel.deciding.policies import make_layer
+from portakernel.deciding.policy_document import PolicyDocument
+from portakernel.deciding.policy_file import load_policy_file, read_drafts
 from portakernel.errors import ConfigError, PolicyFileError, ReferenceWarning, nearest
-from portakernel.fallback import Fallbacks
-from portakernel.policies import make_layer
-from portakernel.policy_document import PolicyDocument
-from portakernel.policy_file import load_policy_file, read_drafts
 
 BACKWARDS = "is not within one line of acme's archs, oldest first"
 OF_RMS_NORM = "a.rms_norm, b.rms_norm, reference.rms_norm"
@@ -408,8 +408,8 @@ def test_a_folder_is_no_policy_file(world, tmp_path):
 
 
 def test_a_name_of_a_broken_plugin_says_that_it_is_broken(world, write, site):
-    from portakernel.plugin_manager import PluginManager
-    from portakernel.registry import Registry
+    from portakernel.registry.plugin_manager import PluginManager
+    from portakernel.registry.registry import Registry
 
     package = site.package("bad", plugin="colour: red\n")
     registry = Registry(PluginManager([*world.packages, package]))
@@ -459,7 +459,7 @@ def test_who_has_no_policy_file_does_not_pay_for_one():
 import sys
 import portakernel
 portakernel.explain("add", target="amd:gfx942")
-assert "portakernel.policy_file" not in sys.modules
+assert "portakernel.deciding.policy_file" not in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")

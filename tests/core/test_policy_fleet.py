@@ -12,9 +12,13 @@ import pytest
 
 from portakernel import runtime
 from portakernel.api import load_policy
-from portakernel.capability import ReasonCode
+from portakernel.calling.fallback import Fallbacks
+from portakernel.claims.capability import ReasonCode
 from portakernel.config import Config
-from portakernel.dispatch import Dispatcher
+from portakernel.deciding.dispatcher import Dispatcher
+from portakernel.deciding.policies import make_layer
+from portakernel.deciding.policy_file import read_drafts
+from portakernel.deciding.unmet import unknown_plugins
 from portakernel.errors import (
     ArgumentTypeError,
     ConfigError,
@@ -23,12 +27,8 @@ from portakernel.errors import (
     ReferenceWarning,
     UnknownNameError,
 )
-from portakernel.fallback import Fallbacks
-from portakernel.plugin_manager import PluginManager
-from portakernel.policies import make_layer
-from portakernel.policy_file import read_drafts
-from portakernel.registry import Registry
-from portakernel.unmet import unknown_plugins
+from portakernel.registry.plugin_manager import PluginManager
+from portakernel.registry.registry import Registry
 
 LEFT_OUT = "The preference is left out"
 CORRECT = f"{LEFT_OUT}: correct the name, or install what has it"

@@ -7,7 +7,7 @@ import unicodedata
 
 import pytest
 
-from portakernel.printable import exception_text, logger, one_line, printable
+from portakernel.text.printable import exception_text, logger, one_line, printable
 
 HOSTILE = {
     "a colour": ("\x1b[31m", r"\x1b[31m"),

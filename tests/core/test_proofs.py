@@ -7,9 +7,9 @@ import json
 import pytest
 
 from portakernel.errors import ArgumentValueError
-from portakernel.matrix import support_matrix
-from portakernel.matrix_page.rows import rows
-from portakernel.proofs import Proof, merged, read_output, recorded, written
+from portakernel.matrix.page.rows import rows
+from portakernel.matrix.proofs import Proof, merged, read_output, recorded, written
+from portakernel.matrix.table import support_matrix
 
 CIRCUMSTANCES = {"date": "2026-11-22T12:24:48+00:00", "versions": {"torch": "2.13.0", "other": "1.0"}}
 
@@ -113,7 +113,7 @@ def test_a_record_reads_as_it_was_written_and_new_proofs_replace_those_of_the_sa
 
 
 def test_the_record_of_our_own_kernels_is_as_it_would_be_written():
-    from portakernel.proofs import RECORD
+    from portakernel.matrix.proofs import RECORD
 
     assert RECORD.read_text(encoding="utf-8") == written(recorded())
 

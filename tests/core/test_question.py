@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
+from portakernel.claims.request import Phase
 from portakernel.contracts import contract, contracts
-from portakernel.dtypes import DTYPES
+from portakernel.deciding.asking import ask
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, PortakernelError, UnknownNameError
-from portakernel.question import ask
-from portakernel.request import Phase
-from portakernel.target import Target
+from portakernel.words.dtypes import DTYPES
+from portakernel.words.target import Target
 
 HERE = Target("nvidia", "sm_90")
 

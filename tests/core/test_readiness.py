@@ -9,18 +9,18 @@ from importlib.metadata import version
 
 import pytest
 
-from portakernel.capability import ReasonCode
-from portakernel.readiness import installed_version
-from portakernel.target import Device, Target
+from portakernel.claims.capability import ReasonCode
+from portakernel.deciding.readiness import installed_version
+from portakernel.words.target import Device, Target
 
 USABLE_CHECK = """\
-from portakernel.readiness import Usable
+from portakernel.deciding.readiness import Usable
 def check(M):
     return Usable()
 """
 READY = """\
-from portakernel.capability import ReasonCode, Rejection
-from portakernel.readiness import Usable
+from portakernel.claims.capability import ReasonCode, Rejection
+from portakernel.deciding.readiness import Usable
 asked, notes = [], ['the cache is full; make room']
 def ready(device):
     asked.append(device.torch_device)
@@ -247,7 +247,7 @@ def test_a_loser_is_not_imported(world):
 # --- check -----------------------------------------------------------------------------------------------------------
 
 CHECK = """\
-from portakernel.capability import ReasonCode, Rejection
+from portakernel.claims.capability import ReasonCode, Rejection
 seen = []
 def check(**values):
     seen.append(values)
@@ -322,7 +322,7 @@ def test_a_check_that_returns_no_rejection_does_not_break_the_decision(world, re
 
 
 def test_a_distribution_that_is_named_is_found_without_reading_all_that_is_installed(monkeypatch):
-    monkeypatch.setattr("portakernel.readiness.providers", lambda: pytest.fail("reads all that is installed"))
+    monkeypatch.setattr("portakernel.deciding.readiness.providers", lambda: pytest.fail("reads all that is installed"))
     installed_version.cache_clear()
     assert installed_version("yaml", "PyYAML") == version("PyYAML")
     assert installed_version("packaging", "no-such-distribution") == version("packaging")
@@ -333,7 +333,7 @@ def test_a_distribution_that_is_named_is_found_without_reading_all_that_is_insta
 
 LINEAR_ACT = {"x": ["float16"], "weight": ["x"], "bias": ["x"]}
 BUILT = """\
-from portakernel.capability import ReasonCode, Rejection
+from portakernel.claims.capability import ReasonCode, Rejection
 asked, kept = [], set()
 def built(request):
     asked.append(request)
@@ -382,7 +382,7 @@ def test_what_raises_when_asked_is_broken_and_the_next_kernel_serves(world):
 
 
 def test_why_its_build_failed_is_told_in_the_place_of_the_command(world):
-    from portakernel.capability import Rejection
+    from portakernel.claims.capability import Rejection
     from portakernel.contracts import contract
 
     kept_on_disk(world)
@@ -393,7 +393,7 @@ def test_why_its_build_failed_is_told_in_the_place_of_the_command(world):
 
 
 def test_what_is_built_for_dtypes_formats_and_values_has_them_in_the_key(world):
-    from portakernel.claim_reads import reads_of
+    from portakernel.calling.fast.claim_reads import reads_of
     from portakernel.contracts import contract
 
     kernel = {"op": "linear_act", "build": "fake_r:build", "built": "fake_r:built", "dtypes": LINEAR_ACT}

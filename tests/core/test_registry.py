@@ -8,8 +8,8 @@ import pytest
 
 from portakernel.contracts import contracts
 from portakernel.errors import UnknownNameError
-from portakernel.plugin_manager import PluginManager
-from portakernel.registry import REFERENCE, Registry
+from portakernel.registry.plugin_manager import PluginManager
+from portakernel.registry.registry import REFERENCE, Registry
 
 HOOK = "from portakernel.hookspecs import hookimpl\n@hookimpl\ndef portakernel_targets():\n"
 COUNTING = f"""\
@@ -93,7 +93,7 @@ def test_a_vendor_belongs_to_one_backend(world):
 
 def test_a_backend_that_lost_its_vendor_is_not_asked_for_devices(world):
     """Its devices would be attributed to the vendor that it does not have."""
-    source = "from portakernel.target import Device, Target\n" + HOOK
+    source = "from portakernel.words.target import Device, Target\n" + HOOK
     device = "    return [Device(Target('acme', 'acme1'), 'Rival', 'acme:0')]\n"
     world.backend("rival", vendor="acme", lines=[["acme1"]], source=source + device)
     assert [device.name for device in Registry(PluginManager(world.packages)).devices] == []

@@ -9,7 +9,7 @@ import socket
 
 import pytest
 
-from portakernel.regular_file import read_regular
+from portakernel.host.regular_file import read_regular
 
 
 @pytest.fixture

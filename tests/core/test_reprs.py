@@ -12,14 +12,14 @@ import torch
 
 import portakernel
 from portakernel import ops
-from portakernel.capability import Capability, ReasonCode, Rejection
+from portakernel.claims.capability import Capability, ReasonCode, Rejection
 from portakernel.contracts import contracts
-from portakernel.dispatch import Dispatcher
-from portakernel.plugin_manager import Broken, Package
-from portakernel.policies import make_layer
+from portakernel.deciding.dispatcher import Dispatcher
+from portakernel.deciding.policies import make_layer
+from portakernel.registry.plugin_manager import Broken, Package
 from portakernel.runtime import dispatcher
-from portakernel.spelling import spelled
-from portakernel.target import Device, Target
+from portakernel.text.spelling import spelled
+from portakernel.words.target import Device, Target
 
 X, WEIGHT = torch.ones(4, 8), torch.ones(8)
 

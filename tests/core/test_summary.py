@@ -11,7 +11,7 @@ from collections import Counter
 import pytest
 
 from portakernel import summary
-from portakernel.call import OpCaller
+from portakernel.calling.caller import OpCaller
 from portakernel.contracts import contract
 from portakernel.summary import Summary, sentence
 
@@ -72,7 +72,7 @@ def test_the_reasons_are_those_of_the_calls_that_fell_back(world, monkeypatch):
     for rows in (2, 8):
         request = world.request(present=True, shapes={"x": (rows,)})
         with monkeypatch.context() as patched:
-            patched.setattr("portakernel.call.launcher", lambda *_: print)
+            patched.setattr("portakernel.calling.caller.launcher", lambda *_: print)
             patched.setattr("warnings.warn", lambda *_, **__: None)
             caller.table.remember(rows, caller.place(request, policy))
     assert summary.reasons([caller]) == {("add", "p.add"): ("limit",)}

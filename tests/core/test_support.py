@@ -8,14 +8,14 @@ import re
 import pytest
 
 from portakernel.contracts import contract, contracts
-from portakernel.dispatch import Dispatcher
-from portakernel.dtypes import DTYPES, SCALE_FORMATS
+from portakernel.deciding.asking import ask
+from portakernel.deciding.dispatcher import Dispatcher
+from portakernel.deciding.shortfalls import shortfalls
 from portakernel.errors import PortakernelError
-from portakernel.plugin_manager import PluginManager, installed_packages
-from portakernel.question import ask
-from portakernel.registry import Registry
-from portakernel.support import shortfalls
-from portakernel.target import Device, Target
+from portakernel.registry.plugin_manager import PluginManager, installed_packages
+from portakernel.registry.registry import Registry
+from portakernel.words.dtypes import DTYPES, SCALE_FORMATS
+from portakernel.words.target import Device, Target
 
 QUANTISED = [op for op in contracts() if contract(op).formats]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from portakernel.errors import ArgumentValueError, UnknownNameError
-from portakernel.plugin_manager import PluginManager
-from portakernel.registry import Registry
-from portakernel.target import Target
+from portakernel.registry.plugin_manager import PluginManager
+from portakernel.registry.registry import Registry
+from portakernel.words.target import Target
 
 
 @pytest.fixture(scope="module")

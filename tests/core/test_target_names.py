@@ -7,13 +7,13 @@ from types import MappingProxyType
 
 import pytest
 
-from portakernel.arch import ArchSpace
 from portakernel.errors import ArgumentValueError, UnknownNameError
-from portakernel.plugin_manager import PluginManager
-from portakernel.products import spelled, spellings
-from portakernel.registry import Registry
-from portakernel.target import Device, Target
-from portakernel.target_names import find_device, find_target
+from portakernel.registry.plugin_manager import PluginManager
+from portakernel.registry.registry import Registry
+from portakernel.words.arch import ArchSpace
+from portakernel.words.products import spelled, spellings
+from portakernel.words.target import Device, Target
+from portakernel.words.target_names import find_device, find_target
 from portakernel_backends.intel import products as intel
 
 SPACES = MappingProxyType(

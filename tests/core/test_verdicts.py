@@ -2,7 +2,7 @@
 
 import pytest
 
-from portakernel.verdicts import MAX_SHAPES, Verdicts
+from portakernel.calling.fast.shape_numbers import MAX_SHAPES, Verdicts
 
 
 def test_outcomes_are_told_apart_by_a_number_and_asked_for_once():
@@ -36,10 +36,10 @@ def test_sizes_that_never_come_again_take_no_more_memory_and_keep_their_numbers(
 
 def test_a_key_asks_each_check_once_for_its_shapes():
     torch = pytest.importorskip("torch")
-    from portakernel.capability import Limit
-    from portakernel.claim_reads import Reads
+    from portakernel.calling.fast.claim_reads import Reads
+    from portakernel.calling.fast.keys import expressions, make_key
+    from portakernel.claims.capability import Limit
     from portakernel.contracts import contract
-    from portakernel.guard_key import expressions, make_key
 
     asked = []
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from portakernel.errors import ManifestError
-from portakernel.yaml_file import MAX_ALIASES, MAX_BYTES, MAX_DEPTH, MAX_NODES, Document, read_yaml
+from portakernel.manifest.yaml_file import MAX_ALIASES, MAX_BYTES, MAX_DEPTH, MAX_NODES, Document, read_yaml
 
 Read = Callable[[str | bytes], Document]
 

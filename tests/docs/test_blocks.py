@@ -20,9 +20,9 @@ import typer
 import portakernel
 from portakernel import cli, ops
 from portakernel.cli.calls_file import load_calls
-from portakernel.manifest import PluginManifest
-from portakernel.manifest_file import load_manifest
-from portakernel.policy_file import load_policy_file
+from portakernel.deciding.policy_file import load_policy_file
+from portakernel.manifest.loading import load_manifest
+from portakernel.manifest.models import PluginManifest
 from portakernel.runtime import dispatcher
 
 ROOT = Path(__file__).parents[2]

@@ -14,8 +14,8 @@ import pytest
 import portakernel
 from portakernel import runtime
 from portakernel.cli import main
-from portakernel.dispatch import Dispatcher
-from portakernel.policy_document import PolicyDocument, Section
+from portakernel.deciding.dispatcher import Dispatcher
+from portakernel.deciding.policy_document import PolicyDocument, Section
 
 PAGE = (Path(__file__).parents[2] / "docs" / "policy.md").read_text(encoding="utf-8")
 EXAMPLE, LISTED = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)

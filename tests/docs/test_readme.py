@@ -76,8 +76,8 @@ def test_every_link_to_a_file_leads_somewhere() -> None:
 
 
 def test_the_manifest_of_the_guide_is_a_valid_one(tmp_path: Path) -> None:
-    from portakernel.manifest import PluginManifest
-    from portakernel.manifest_file import load_manifest
+    from portakernel.manifest.loading import load_manifest
+    from portakernel.manifest.models import PluginManifest
 
     guide = (ROOT / "docs" / "writing-a-kernel.md").read_text(encoding="utf-8")
     (manifest,) = re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL)

@@ -18,11 +18,11 @@ from urllib.parse import unquote, urlencode
 
 import pytest
 
+from portakernel.claims.advice import REASONS
 from portakernel.contracts import contracts
 from portakernel.generate import first_party
-from portakernel.matrix import support_matrix
-from portakernel.proofs import recorded
-from portakernel.reasons import REASONS
+from portakernel.matrix.proofs import recorded
+from portakernel.matrix.table import support_matrix
 
 WEBSITE = Path(__file__).parents[2] / "website"
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")

@@ -36,7 +36,7 @@ def _server() -> Any:
     """Forks a process that has imported torch and portakernel already, and made nothing of either."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        ["torch", "portakernel.ops", "portakernel.public", "portakernel.torch_bridge", "pytest"]
+        ["torch", "portakernel.ops", "portakernel.calling.public", "portakernel.torch_bridge", "pytest"]
     )
     return context
 

@@ -39,7 +39,7 @@ CLONE_NEWUSER, CLONE_NEWNS, MS_REC, MS_PRIVATE, MS_NOEXEC, MS_RDONLY = 0x1000000
 
 def _made(code=b"code", number=0, form="code object"):
     from portakernel.native import CodeObject, KernelFacts
-    from portakernel.target import Target
+    from portakernel.words.target import Target
 
     facts = (KernelFacts("scale", "scale"),)
     key = f"{number:040x}-{0:012x}"
@@ -67,8 +67,8 @@ def _served(code=b"code"):
 
 def _imported():
     """What is served below, once for its imports: they may lie where other users cannot read them."""
+    from portakernel.host.private_folder import make_private
     from portakernel.native.code_cache import Cache
-    from portakernel.private_folder import make_private
 
     make_private("imports")
     with warnings.catch_warnings(record=True):
@@ -278,8 +278,8 @@ def test_without_home_a_private_folder_serves(fault, cache_dir):
 
 def _in_a_rootless_container():
     """The folders that lead to the cache belong to nobody whom this user namespace knows."""
-    from portakernel import ownership
-    from portakernel.ownership import trouble_at
+    from portakernel.host import ownership
+    from portakernel.host.ownership import trouble_at
 
     folder = Path(os.environ["PORTAKERNEL_CACHE_DIR"])
     folder.mkdir()
@@ -550,8 +550,8 @@ def test_what_a_killed_writer_left_is_gone_a_minute_later(fault, moment):
 
 def _writer_at_work():
     """A slow writer holds its folder while others come, for however long."""
+    from portakernel.host.private_folder import in_use
     from portakernel.native import cache
-    from portakernel.private_folder import in_use
 
     live = cache().folder / ".writing-live"
     live.mkdir(parents=True, mode=0o700)
@@ -616,7 +616,7 @@ def test_writers_that_race_hand_out_nothing_but_what_is_whole(fault):
 
 def _private_folder_of_the_killed():
     """Of two processes with a private folder one is killed; then a third one makes one."""
-    from portakernel.private_folder import make_private
+    from portakernel.host.private_folder import make_private
 
     tempfile.tempdir = str(Path("temporary").absolute())
     Path(tempfile.tempdir).mkdir()

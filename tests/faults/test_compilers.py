@@ -168,7 +168,7 @@ def test_runs_leave_neither_processes_nor_descriptors(fault):
 
 def _forks_while_compiling():
     """A forked child ends, or ends the group that it knows of: the compiler is its parent's."""
-    from portakernel.process_group import ProcessGroup
+    from portakernel.host.process_group import ProcessGroup
 
     with ProcessGroup() as group, tempfile.TemporaryFile() as told:
         process = group.start(["sleep", "600"], stdin=subprocess.DEVNULL, told=told)
@@ -248,7 +248,7 @@ def test_a_kernel_that_hangs_ends_with_the_killed_program_that_observes_it(tmp_p
 def _build_of_a_killed_parent():
     """A build is killed while its compiler runs; the next one takes its temporary folder away, and not a live one's."""
     from portakernel.native import Limits, Options, Source, build
-    from portakernel.target import Target
+    from portakernel.words.target import Target
 
     tempfile.tempdir = str(Path("temporary").absolute())
     for name in ("temporary", "bin", "plugin"):
@@ -348,7 +348,7 @@ def test_without_descriptors_a_run_says_so_and_leaves_none_open(fault):
 def _garbage_is_made():
     """A compiler that ends well and leaves no machine code; what it left is kept nowhere."""
     from portakernel.native import Limits, Options, Source, build, cache
-    from portakernel.target import Target
+    from portakernel.words.target import Target
 
     Path("bin").mkdir()
     Path("plugin").mkdir()

@@ -51,7 +51,7 @@ def _first_call_without_descriptors(warm):
     fakes.write("acme", kernel="k", source=RUN)
     if warm:  # all that portakernel itself imports is imported
         import portakernel.api
-        import portakernel.public
+        import portakernel.calling.public
         import portakernel.torch_bridge.registration  # noqa: F401
     with _exhausted():
         first = _attempt(fakes.call)
@@ -102,7 +102,7 @@ def test_one_that_failed_for_good_is_not(fault):
 
 
 def _version_without_descriptors():
-    from portakernel.readiness import installed_version
+    from portakernel.deciding.readiness import installed_version
 
     fakes.info("acme-2.5.dist-info")
     folder = fakes.write("acme", source="")
@@ -121,12 +121,12 @@ def _targets_without_descriptors():
     fakes.call()
     source = "import os\n" + fakes.HOOK.format(
         "portakernel_targets()",
-        "os.close(os.open(os.devnull, os.O_RDONLY))\n    from portakernel.target import Device, Target\n"
+        "os.close(os.open(os.devnull, os.O_RDONLY))\n    from portakernel.words.target import Device, Target\n"
         "    return [Device(Target('acme', 'a1'), 'Acme', 'acme:0')]",
     )
     backend = "schema_version: 1\nbackend: acme\nvendor: acme\ntorch_device: acme\nopen_ended: true\n"
     fakes.write("acme", backend=backend, source=source)
-    from portakernel.dispatch import Dispatcher
+    from portakernel.deciding.dispatcher import Dispatcher
 
     now = Dispatcher()
     backend = now.registry.backends["acme"]

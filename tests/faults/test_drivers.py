@@ -50,7 +50,7 @@ def driver(tmp_path_factory):
 
 
 def _driver_in_trouble():
-    from portakernel import driver_query
+    from portakernel.host import driver_query
 
     driver_query.query.__kwdefaults__["limit_s"] = 1.0
     began = time.monotonic()
@@ -122,7 +122,7 @@ def test_a_probe_that_hangs_is_not_asked_for_a_call_elsewhere(fault):
 
 def _without(name):
     """A host that lacks a file, or gives another in its place, of what probes read."""
-    from portakernel import regular_file
+    from portakernel.host import regular_file
 
     read = regular_file.os.open
 

@@ -122,7 +122,7 @@ def _json(kind, reader):
     STANDS[kind][0](file)
     from portakernel.bench.report import read_report
     from portakernel.errors import ArgumentValueError
-    from portakernel.proofs import read_output
+    from portakernel.matrix.proofs import read_output
 
     try:
         read_report(file) if reader == "report" else read_output(file, {})

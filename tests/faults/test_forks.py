@@ -58,7 +58,7 @@ HANGS = "import threading\n" + fakes.HOOK.format("portakernel_kernels()", "threa
 
 
 def _forks_while_it_hangs(source, bound_s):
-    from portakernel import forks
+    from portakernel.host import forks
 
     forks.LONGEST_S = bound_s
     fakes.write("ill", hooks=["portakernel_kernels"], source=source)

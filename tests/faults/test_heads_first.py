@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 
-from portakernel.near_misses import heads_come_first
+from portakernel.contract.near_misses import heads_come_first
 
 WAY_OUT = "pass x.transpose(1, 2) of each, which copies nothing"
 

@@ -126,8 +126,8 @@ def _other_calls_go_on():
     source += "def ready(device):\n    ENTERED.set()\n    LEAVE.wait()\n"
     fakes.write("slow", kernel="k", top="ready: fake_slow:ready\n", source=source)
     from portakernel.contracts import contract
-    from portakernel.dispatch import Dispatcher
-    from portakernel.question import ask
+    from portakernel.deciding.asking import ask
+    from portakernel.deciding.dispatcher import Dispatcher
 
     now = Dispatcher()
     device = next(d for d in now.registry.devices if d.torch_device == "cpu" and not d.attached)
@@ -295,7 +295,7 @@ def test_who_waits_for_a_plugin_can_interrupt_it(fault):
 
 
 def _warned():
-    from portakernel import foreign
+    from portakernel.host import foreign
 
     foreign.WARN_S = 0.1
     _install("hook", "", "import threading; threading.Event().wait()")

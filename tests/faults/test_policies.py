@@ -235,7 +235,7 @@ def _with_package(name, distribution, keys):
 
 
 def _first_party():
-    from portakernel.plugin_manager import installed_packages
+    from portakernel.registry.plugin_manager import installed_packages
 
     return sorted(package.name for package in installed_packages() if package.first_party)
 

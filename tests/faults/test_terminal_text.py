@@ -30,7 +30,7 @@ QUOTED = '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in EVI
 
 def _device_hook(text):
     return f"""
-from portakernel.target import Device, Target
+from portakernel.words.target import Device, Target
 @hookimpl
 def portakernel_targets():
     return [Device(Target("evil", "evil_1"), {text!r}, None, uuid={text!r}, driver={text!r}, note={text!r})]
@@ -86,19 +86,19 @@ PACKAGES = {
     ),
     "a probe's rejection": (
         {"plugin.yaml": MANIFEST.format(more="ready: evil:ready"),
-         "__init__.py": "from portakernel.capability import ReasonCode, Rejection\ndef ready(device):\n"
+         "__init__.py": "from portakernel.claims.capability import ReasonCode, Rejection\ndef ready(device):\n"
          f"    return Rejection(ReasonCode.DRIVER, {EVIL!r}, {EVIL!r})\n{KERNEL}"},
         "evil", "1.0", "evil",
     ),
     "a probe's note": (
         {"plugin.yaml": MANIFEST.format(more="ready: evil:ready"),
-         "__init__.py": "from portakernel.readiness import Usable\ndef ready(device):\n"
+         "__init__.py": "from portakernel.deciding.readiness import Usable\ndef ready(device):\n"
          f"    return Usable([{EVIL!r}])\n{KERNEL}"},
         "evil", "1.0", "evil",
     ),
     "a code of its own": (
         {"plugin.yaml": MANIFEST.format(more="ready: evil:ready"),
-         "__init__.py": "from portakernel.capability import Rejection\ndef ready(device):\n"
+         "__init__.py": "from portakernel.claims.capability import Rejection\ndef ready(device):\n"
          f"    return Rejection({EVIL!r}, 'no')\n{KERNEL}"},
         "evil", "1.0", "evil",
     ),

@@ -8,12 +8,12 @@ import warnings
 import pytest
 import torch
 
-from portakernel.capability import CannotRun, ReasonCode, Rejection
-from portakernel.capture import is_capturing
-from portakernel.compilation import Compilations
+from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
+from portakernel.deciding.policies import make_layer
+from portakernel.deciding.readiness import Readiness
 from portakernel.errors import CaptureError, FallbackWarning, NoKernelError
-from portakernel.policies import make_layer
-from portakernel.readiness import Readiness
+from portakernel.tensors.capture import is_capturing
+from portakernel.tensors.compilation import Compilations
 
 WAY_OUT = (
     ", but a stream is being captured: until that ends nothing is probed, loaded or compiled. Before the capture run"

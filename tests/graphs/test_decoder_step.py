@@ -10,11 +10,11 @@ from torch import Tensor
 
 import portakernel
 from portakernel import ops
-from portakernel.capture import is_capturing
 from portakernel.cli import decoder
 from portakernel.cli.decoder import Cache
 from portakernel.cli.decoder_ops import Ops, PlainTorch, ThroughPortakernel
 from portakernel.errors import CaptureError
+from portakernel.tensors.capture import is_capturing
 
 # float32 is not for FlashAttention
 pytestmark = pytest.mark.filterwarnings("ignore::portakernel.errors.FallbackWarning")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from portakernel import runtime
-from portakernel.call import OpCaller
+from portakernel.calling.caller import OpCaller
 from portakernel.conformance.graph import Captured, Graph, capture_cuda
 from portakernel.conformance.inputs import draw_inputs, generator
 from portakernel.conformance.runner import run, select_kernels

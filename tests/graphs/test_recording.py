@@ -10,8 +10,8 @@ import torch
 import yaml
 
 from portakernel.errors import FallbackWarning
-from portakernel.recording import Recording
-from portakernel.warm import Progress
+from portakernel.warming.building import Progress
+from portakernel.warming.recording import Recording
 
 SOURCE = '''
 import torch
@@ -23,7 +23,7 @@ def build(request, tensors, values):
     """Notes what it was asked for; the tensors are real, and detached."""
     assert all(tensor is None or (tensor.data_ptr() and not tensor.requires_grad) for tensor in tensors)
     if request.dims["M"] in REFUSED:
-        from portakernel.capability import CannotRun, ReasonCode, Rejection
+        from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
         raise CannotRun(Rejection(ReasonCode.CANNOT_RUN, "too odd"))
     BUILT.append((request.op, str(request.phase), request.dims["M"]))
 

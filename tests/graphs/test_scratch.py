@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from portakernel.layout import alignment, layout_facts
-from portakernel.scratch import extent, like, refill
+from portakernel.tensors.layout import alignment, layout_facts
+from portakernel.tensors.scratch import extent, like, refill
 
 
 def tensors():

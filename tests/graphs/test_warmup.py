@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import portakernel
-from portakernel import ops, rehearsal, runtime
+from portakernel import ops, runtime
+from portakernel.claims.request import Phase
 from portakernel.errors import (
     ArgumentTypeError,
     ArgumentValueError,
@@ -20,7 +21,7 @@ from portakernel.errors import (
 )
 from portakernel.offline.job import Job
 from portakernel.offline.outcome import Outcome
-from portakernel.request import Phase
+from portakernel.warming import rehearsal
 
 
 @pytest.fixture(autouse=True)

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from portakernel.cache_folder import CacheWarning
+from portakernel.host.cache_folder import CacheWarning
+from portakernel.host.private_folder import in_use
 from portakernel.native import CodeObject, KernelFacts, build, code_cache, entry
 from portakernel.native.code_cache import Cache, cache
-from portakernel.private_folder import in_use
-from portakernel.target import Target
+from portakernel.words.target import Target
 
 HOPPER = Target("nvidia", "sm_90")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from portakernel.capability import CannotRun, ReasonCode, Rejection
+from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
 from portakernel.native import Options, Source, build, clang, compiler_for, toolchain
-from portakernel.target import Target
+from portakernel.words.target import Target
 
 MI300 = Target("amd", "gfx942")
 OPTIONS = Options(compilers=("clang",))

@@ -7,13 +7,13 @@ import shutil
 
 import pytest
 
-from portakernel.capability import Rejection
+from portakernel.claims.capability import Rejection
 from portakernel.native import KernelFacts, Options, Source, Unit, compiler_for
 from portakernel.native.elf import NotReadableError
 from portakernel.native.facts import named, read_code
 from portakernel.native.hsaco import _Reader
 from portakernel.native.symbols import demangled, find_symbol, instances, is_instance
-from portakernel.target import Target
+from portakernel.words.target import Target
 
 SOURCE = """\
 #ifdef __HIP_PLATFORM_AMD__

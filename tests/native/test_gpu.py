@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from portakernel.capability import CannotRun, Rejection
+from portakernel.claims.capability import CannotRun, Rejection
 from portakernel.native import Kernel, Options, Source, Unit, compiler_for, target_of
 from portakernel.native.module import Driver
 

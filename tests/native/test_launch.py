@@ -18,8 +18,7 @@ import threading
 import pytest
 import torch
 
-from portakernel.capability import CannotRun, ReasonCode
-from portakernel.compilation import compilations
+from portakernel.claims.capability import CannotRun, ReasonCode
 from portakernel.errors import ArgumentValueError, CaptureError
 from portakernel.native import (
     CodeObject,
@@ -36,7 +35,8 @@ from portakernel.native import (
 )
 from portakernel.native import library as native_library
 from portakernel.native.module import Driver, Layout
-from portakernel.target import Target
+from portakernel.tensors.compilation import compilations
+from portakernel.words.target import Target
 
 HOPPER = Target("nvidia", "sm_90")
 PARAMETERS = ("pointer", "int32", "int64", "float32", (12, 16), "pointer")
@@ -372,7 +372,7 @@ def test_what_is_missing_is_looked_for_again(driver, source, nvcc, runs):
 
 
 def test_nothing_is_compiled_while_a_stream_is_captured(driver, source, nvcc, runs, monkeypatch):
-    monkeypatch.setattr("portakernel.compilation.is_capturing", lambda: True)
+    monkeypatch.setattr("portakernel.tensors.compilation.is_capturing", lambda: True)
     kernel = Kernel(Unit(source, ("scale",), nvcc()), ("pointer",))
     with pytest.raises(CaptureError, match=r"^scale of scale\.cu for nvidia:sm_90 would have to be compiled"):
         kernel((1,), (1,), 0, tensor(5))

@@ -7,9 +7,9 @@ import subprocess
 
 import pytest
 
-from portakernel.capability import CannotRun, ReasonCode
+from portakernel.claims.capability import CannotRun, ReasonCode
 from portakernel.native import Options, build, compiler_for, rtc, toolchain
-from portakernel.target import Target
+from portakernel.words.target import Target
 
 LIBRARY = r"""
 #include <stdio.h>

@@ -18,6 +18,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
+from portakernel.claims.request import Phase
 from portakernel.contracts import contract
 from portakernel.offline import ahead
 from portakernel.offline.compiled import Compiled
@@ -25,9 +26,8 @@ from portakernel.offline.forms import Form
 from portakernel.offline.job import Job, call_on_meta
 from portakernel.offline.outcome import Outcome
 from portakernel.offline.workers import compile_all, compile_job
-from portakernel.request import Phase
 from portakernel.runtime import dispatcher
-from portakernel.warm import Progress
+from portakernel.warming.building import Progress
 from portakernel_plugins.triton import launch
 from portakernel_plugins.triton.configurations import Processor, pretending
 from portakernel_plugins.triton.offline import compiling
@@ -168,7 +168,7 @@ def test_asking_what_is_lacking_leaves_kernels_and_driver_alone(here):
 
 
 def test_a_launch_after_it_was_asked_is_compiled_and_announced_as_ever(here):
-    from portakernel.compilation import compilations
+    from portakernel.tensors.compilation import compilations
 
     asked = like_calls()[0]
     kernel = dispatcher().registry.kernels[asked.kernel]
@@ -228,7 +228,7 @@ def test_a_form_is_a_tensor_without_its_memory():
 
 
 def test_dry_is_this_threads_affair_and_reads_nothing(cache):
-    from portakernel.target import Target
+    from portakernel.words.target import Target
 
     before = triton.runtime.driver._active
     with compiling(Target("nvidia", "sm_90"), multiprocessors=132, dry=True) as found:

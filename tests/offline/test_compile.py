@@ -11,12 +11,12 @@ pytest.importorskip("triton")
 
 import torch
 
+from portakernel.claims.request import Phase
 from portakernel.conformance.offline_jobs import jobs
 from portakernel.offline.compiled import Compiled
 from portakernel.offline.outcome import Outcome
-from portakernel.request import Phase
 from portakernel.runtime import dispatcher
-from portakernel.target import Target
+from portakernel.words.target import Target
 from portakernel_plugins.triton import rms_norm
 from portakernel_plugins.triton.offline import compiling
 

@@ -15,7 +15,7 @@ from portakernel.offline import workers
 from portakernel.offline.job import Job
 from portakernel.offline.workers import compile_all, compile_job
 from portakernel.runtime import dispatcher
-from portakernel.target import Target
+from portakernel.words.target import Target
 
 # What the interpreter of each worker runs first: the plugin's context is another for one target.
 STAND_IN = """\
@@ -103,7 +103,7 @@ def test_a_script_that_compiles_as_it_is_read_is_read_once(tmp_path):
         "from portakernel.conformance.offline_jobs import jobs\n"
         "from portakernel.offline.workers import compile_all\n"
         "from portakernel.runtime import dispatcher\n"
-        "from portakernel.target import Target\n"
+        "from portakernel.words.target import Target\n"
         "kernel = dispatcher().registry.kernels['triton.add']\n"
         "(job,) = jobs(dispatcher(), kernel, Target('nvidia', 'sm_90'))\n"
         "print([outcome.verdict for outcome in compile_all([job])])\n",

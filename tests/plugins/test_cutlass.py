@@ -12,13 +12,13 @@ import pytest
 import torch
 
 import portakernel
-from portakernel.capability import CannotRun, Rejection
+from portakernel.claims.capability import CannotRun, Rejection
+from portakernel.claims.request import Request
 from portakernel.contracts import contract
 from portakernel.native import Options, Unit, compiler_for
 from portakernel.references import scale_formats
-from portakernel.request import Request
 from portakernel.runtime import dispatcher
-from portakernel.target import Target
+from portakernel.words.target import Target
 from portakernel_plugins.cutlass import (
     ahead,
     configurations,

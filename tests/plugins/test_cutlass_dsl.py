@@ -10,10 +10,10 @@ import torch
 
 pytest.importorskip("nvidia_cutlass_dsl", reason="lacks CuTe DSL: pip install nvidia-cutlass-dsl")
 
+from portakernel.claims.request import Request
 from portakernel.errors import ArgumentValueError
-from portakernel.request import Request
 from portakernel.runtime import dispatcher
-from portakernel.target import Target
+from portakernel.words.target import Target
 from portakernel_plugins.cutlass_dsl import linear_act, offline
 from portakernel_plugins.cutlass_dsl.compiled import ARCHS, Variant, operands_at, sizes_of
 

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 import portakernel_plugins.hip
-from portakernel.capability import CannotRun, ReasonCode
+from portakernel.claims.capability import CannotRun, ReasonCode
 from portakernel.contracts import contract
 from portakernel.errors import ArgumentValueError
-from portakernel.manifest import PluginManifest
-from portakernel.manifest_file import load_manifest
+from portakernel.manifest.loading import load_manifest
+from portakernel.manifest.models import PluginManifest
 from portakernel.native import compiling
-from portakernel.target import Target
+from portakernel.words.target import Target
 from portakernel_plugins.hip import configurations, launch
 from portakernel_plugins.hip.add import add
 from portakernel_plugins.hip.layer_norm import layer_norm

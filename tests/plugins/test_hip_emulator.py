@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from portakernel import runtime
-from portakernel.capability import CannotRun
+from portakernel.claims.capability import CannotRun
 from portakernel.conformance.runner import fresh_seed
 from portakernel.conformance.suite import Suite
 from portakernel.conformance.venue import find_venue

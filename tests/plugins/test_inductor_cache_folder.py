@@ -12,10 +12,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from portakernel.cache_folder import CacheWarning
-from portakernel.capability import ReasonCode
-from portakernel.readiness import Usable
-from portakernel.target import Device, Target
+from portakernel.claims.capability import ReasonCode
+from portakernel.deciding.readiness import Usable
+from portakernel.host.cache_folder import CacheWarning
+from portakernel.words.target import Device, Target
 from portakernel_plugins.inductor import cache_folder, probe
 from portakernel_plugins.inductor.cache_folder import settle
 

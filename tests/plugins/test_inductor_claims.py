@@ -53,14 +53,14 @@ def test_a_format_that_is_wrong_on_the_cpu_alone_is_claimed_elsewhere():
 @pytest.mark.parametrize("module", ["torch", "triton", "numpy"])
 def test_reading_the_claims_loads_nothing_heavy(module):
     code = (
-        "import sys; from portakernel.registry import Registry; kernels = Registry().kernels;"
+        "import sys; from portakernel.registry.registry import Registry; kernels = Registry().kernels;"
         f" assert 'inductor.rms_norm' in kernels; sys.exit({module!r} in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_every_entry_exists_and_an_unknown_one_does_not():
-    from portakernel.kernel import load_entry
+    from portakernel.registry.kernel import load_entry
     from portakernel_plugins.inductor import entries as module
 
     for entry in ENTRIES.values():

@@ -15,16 +15,16 @@ from types import MappingProxyType
 import pytest
 
 import portakernel
-from portakernel.capability import ReasonCode
+from portakernel.claims.capability import ReasonCode
 from portakernel.cli.advice import advice
 from portakernel.config import Config
 from portakernel.conformance.suite import Suite
 from portakernel.conformance.venue import Venue, claimed_targets
-from portakernel.dispatch import Dispatcher
-from portakernel.plugin_manager import PluginManager
-from portakernel.registry import Registry
-from portakernel.target import Device, Target
-from portakernel.torch_build import TorchBuild
+from portakernel.deciding.dispatcher import Dispatcher
+from portakernel.registry.plugin_manager import PluginManager
+from portakernel.registry.registry import Registry
+from portakernel.tensors.torch_build import TorchBuild
+from portakernel.words.target import Device, Target
 from portakernel_plugins.conch.addressing import check_gemma, check_halves, check_rows
 from portakernel_plugins.flashinfer import probe
 
@@ -83,7 +83,7 @@ def test_a_plugin_s_package_is_imported_without_its_library_torch_or_triton(plug
 def test_a_library_that_is_not_there_is_told_with_the_line_that_installs_it(name, monkeypatch):
     kernel = KERNELS[name]
     module, specifier = next(iter(kernel.requires.items()))
-    monkeypatch.setattr("portakernel.readiness.installed_version", lambda module, _="": None)
+    monkeypatch.setattr("portakernel.deciding.readiness.installed_version", lambda module, _="": None)
     (rejection, *_) = Dispatcher(REGISTRY, Config()).readiness.not_installed(kernel)
     assert rejection.code is ReasonCode.NOT_INSTALLED
     assert rejection.text == f"needs {module} {specifier}; it is not installed"
@@ -92,9 +92,9 @@ def test_a_library_that_is_not_there_is_told_with_the_line_that_installs_it(name
 
 def test_what_is_not_installed_costs_calls_nothing(monkeypatch):
     build = TorchBuild("2.11.0+cu130", cuda="13.0")
-    monkeypatch.setattr("portakernel.torch_build.installed", lambda: build)
+    monkeypatch.setattr("portakernel.tensors.torch_build.installed", lambda: build)
     monkeypatch.setattr(
-        "portakernel.readiness.installed_version", lambda module, _="": "3.9" if module == "triton" else None
+        "portakernel.deciding.readiness.installed_version", lambda module, _="": "3.9" if module == "triton" else None
     )
     here = {kernel.plugin for kernel in Dispatcher(REGISTRY, Config()).kernels_here("rms_norm")}
     assert here == {"triton"}

@@ -14,9 +14,9 @@ import torch
 
 import portakernel
 from portakernel import ops, runtime
-from portakernel.capability import CannotRun, ReasonCode
+from portakernel.calling.fallback import Fallbacks
+from portakernel.claims.capability import CannotRun, ReasonCode
 from portakernel.errors import FallbackWarning
-from portakernel.fallback import Fallbacks
 from portakernel.references import attention as reference
 from portakernel_plugins.torch import (
     attention_cudnn,

@@ -8,7 +8,7 @@ from packaging.version import Version
 
 import portakernel
 from portakernel import ops
-from portakernel.capability import CannotRun, ReasonCode
+from portakernel.claims.capability import CannotRun, ReasonCode
 from portakernel.conformance.memory import place_tensor
 from portakernel.references import scale_formats
 from portakernel_plugins.torch import scale_layout, scaled_mm_blocks, scaled_mm_mx

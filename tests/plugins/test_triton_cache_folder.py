@@ -19,7 +19,7 @@ pytest.importorskip("triton")
 from triton import knobs
 from triton.runtime.cache import get_cache_manager
 
-from portakernel.capability import ReasonCode
+from portakernel.claims.capability import ReasonCode
 from portakernel_plugins.triton.cache_folder import CacheFolder, CacheWarning
 
 

@@ -26,9 +26,9 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.runtime.cache import FileCacheManager
 
-from portakernel.capability import CannotRun, ReasonCode, Rejection
-from portakernel.compilation import compilations
+from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
 from portakernel.errors import ArgumentValueError, CaptureError
+from portakernel.tensors.compilation import compilations
 from portakernel_plugins.triton import direct, launch, norm_forward, rms_norm
 from portakernel_plugins.triton.add import add
 from portakernel_plugins.triton.cache_folder import CacheFolder, CacheWarning

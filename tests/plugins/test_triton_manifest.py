@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import portakernel_plugins.triton
-from portakernel.arch import ArchSpace
 from portakernel.contracts import contract
-from portakernel.manifest import BackendManifest, PluginManifest
-from portakernel.manifest_file import load_manifest
+from portakernel.manifest.loading import load_manifest
+from portakernel.manifest.models import BackendManifest, PluginManifest
+from portakernel.words.arch import ArchSpace
 
 PATH = Path(portakernel_plugins.triton.__file__).with_name("plugin.yaml")
 MANIFEST = load_manifest(PluginManifest, PATH, strict=True).manifest

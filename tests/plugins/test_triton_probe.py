@@ -15,9 +15,9 @@ pytest.importorskip("triton")
 import torch
 import triton
 
-from portakernel.capability import ReasonCode, Rejection
-from portakernel.readiness import Usable
-from portakernel.target import Device, Target
+from portakernel.claims.capability import ReasonCode, Rejection
+from portakernel.deciding.readiness import Usable
+from portakernel.words.target import Device, Target
 from portakernel_plugins.triton import probe
 from portakernel_plugins.triton.cache_folder import CacheFolder, CacheWarning
 from portakernel_plugins.triton.interpreter import interpreting

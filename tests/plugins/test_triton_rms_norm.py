@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 import torch
 from torch import Tensor
 
-from portakernel.dtypes import parse_dtype
+from portakernel.words.dtypes import parse_dtype
 from portakernel_plugins.triton import rms_norm, rows
 from portakernel_plugins.triton.interpreter import interpreting
 

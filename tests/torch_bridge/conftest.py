@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from portakernel.call import OpCaller
+from portakernel.calling.caller import OpCaller
+from portakernel.calling.public import public_function
 from portakernel.config import Config
 from portakernel.contracts import contract
-from portakernel.dispatch import Dispatcher
-from portakernel.plugin_manager import Package, PluginManager, find_folder
-from portakernel.public import public_function
-from portakernel.registry import Registry
+from portakernel.deciding.dispatcher import Dispatcher
+from portakernel.registry.plugin_manager import Package, PluginManager, find_folder
+from portakernel.registry.registry import Registry
 from portakernel.torch_bridge.registration import Bridge
 
 DATA = Path(__file__).parents[1] / "data"

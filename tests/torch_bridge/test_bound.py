@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import portakernel
-from portakernel.bound import bind_kernel
+from portakernel.calling.bound_kernel import bind_kernel
+from portakernel.deciding.policies import make_layer
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, NoKernelError
-from portakernel.policies import make_layer
 
 
 def normal(*shape: int) -> torch.Tensor:

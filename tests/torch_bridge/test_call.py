@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import portakernel
-from portakernel.capability import ReasonCode
+from portakernel.claims.capability import ReasonCode
+from portakernel.claims.request import Phase
+from portakernel.deciding.policies import make_layer
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, FallbackWarning, NoKernelError
-from portakernel.policies import make_layer
-from portakernel.request import Phase
 
 
 def normal(*shape: int) -> torch.Tensor:
@@ -38,7 +38,7 @@ def test_the_key_holds_limits_as_outcomes_and_does_not_grow_with_sizes(ops):
 
 
 def test_the_key_table_is_bounded(ops, monkeypatch):
-    monkeypatch.setattr("portakernel.key_table.MAX_KEYS", 3)
+    monkeypatch.setattr("portakernel.calling.key_table.MAX_KEYS", 3)
     x = normal(4)
     for i in range(8):
         layer = make_layer(f"layer {i}", deny="raw_kernels.picky")

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from portakernel.policies import make_layer
+from portakernel.deciding.policies import make_layer
 
 THREADS = 8
 
@@ -93,13 +93,13 @@ kernels:
 """
 FIRST_CALLS = """
 import sys, threading, torch
-from portakernel.call import OpCaller
-from portakernel.public import public_function
+from portakernel.calling.caller import OpCaller
+from portakernel.calling.public import public_function
 from portakernel.config import Config
 from portakernel.contracts import contract
-from portakernel.dispatch import Dispatcher
-from portakernel.plugin_manager import Package, PluginManager, find_folder
-from portakernel.registry import Registry
+from portakernel.deciding.dispatcher import Dispatcher
+from portakernel.registry.plugin_manager import Package, PluginManager, find_folder
+from portakernel.registry.registry import Registry
 from portakernel.torch_bridge.registration import Bridge
 
 modules = {"slow": "slow", "cpu": "portakernel_backends.cpu"}

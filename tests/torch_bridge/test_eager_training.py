@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from portakernel.policies import make_layer
+from portakernel.deciding.policies import make_layer
 
 pytestmark = pytest.mark.filterwarnings("ignore::portakernel.errors.FallbackWarning")
 

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from portakernel import launcher as launcher_module
-from portakernel.launcher import launcher
-from portakernel.request import Phase
+from portakernel.calling import launcher as launcher_module
+from portakernel.calling.launcher import launcher
+from portakernel.claims.request import Phase
 
 
 @pytest.fixture

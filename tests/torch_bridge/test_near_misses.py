@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import portakernel
-from portakernel import near_misses, ops
+from portakernel import ops
+from portakernel.contract import near_misses
 from portakernel.contracts import contract, contracts
 from portakernel.errors import ArgumentTypeError, PortakernelError
 

@@ -13,9 +13,9 @@ from torch import Tensor
 import portakernel
 from portakernel import ops
 from portakernel.conformance.inputs import draw_inputs, generator
+from portakernel.contract.parameter import Parameter
 from portakernel.contracts import contract, contracts
 from portakernel.errors import ArgumentValueError
-from portakernel.parameter import Parameter
 
 FLOATS = [(op, p) for op, described in contracts().items() for p in described.parameters if p.kind == "float"]
 pytestmark = pytest.mark.filterwarnings("ignore::portakernel.errors.FallbackWarning")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from portakernel.bound import bind_kernel
+from portakernel.calling.bound_kernel import bind_kernel
 
 # torch.profiler says so itself when it is first used
 pytestmark = pytest.mark.filterwarnings("ignore:Profiler clears events:UserWarning")

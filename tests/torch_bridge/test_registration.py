@@ -14,9 +14,9 @@ from torch.utils.checkpoint import checkpoint
 import portakernel
 import portakernel.ops
 import portakernel.runtime
-from portakernel.capability import CannotRun, ReasonCode, Rejection
+from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
+from portakernel.deciding.policies import make_layer
 from portakernel.errors import DerivativeError
-from portakernel.policies import make_layer
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::portakernel.errors.FallbackWarning"),

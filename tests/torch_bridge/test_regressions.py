@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from portakernel.bound import bind_kernel
-from portakernel.call import OpCaller
+from portakernel.calling.bound_kernel import bind_kernel
+from portakernel.calling.caller import OpCaller
 from portakernel.config import Config
 from portakernel.contracts import contract
-from portakernel.dispatch import Dispatcher
+from portakernel.deciding.dispatcher import Dispatcher
+from portakernel.deciding.policies import make_layer
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, FallbackWarning
-from portakernel.plugin_manager import Package, PluginManager, find_folder
-from portakernel.policies import make_layer
-from portakernel.registry import Registry
+from portakernel.registry.plugin_manager import Package, PluginManager, find_folder
+from portakernel.registry.registry import Registry
 from portakernel.torch_bridge.registration import Bridge
 
 pytestmark = [
@@ -268,7 +268,7 @@ kernels:
 """
 SIDE_HOOK = """
 from portakernel.hookspecs import hookimpl
-from portakernel.target import Device, Target
+from portakernel.words.target import Device, Target
 
 @hookimpl
 def portakernel_targets():

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import portakernel.runtime
+from portakernel.deciding.policies import make_layer
 from portakernel.errors import StaleGraphWarning, UnknownNameError
-from portakernel.policies import make_layer
 
 MODULE = """\
 import torch
@@ -64,7 +64,7 @@ def test_importing_registers_nothing_and_neither_does_asking_a_module_for_its_ow
     code = """\
 import portakernel, torch
 getattr(torch.ops.portakernel, "__wrapped__", None)
-assert list(torch.ops.portakernel) == [] and "portakernel.dispatch" not in __import__("sys").modules
+assert list(torch.ops.portakernel) == [] and "portakernel.deciding.dispatcher" not in __import__("sys").modules
 assert portakernel.ops.rms_norm and torch.ops.portakernel.rms_norm.default
 """
     run_python(code, Path.cwd())

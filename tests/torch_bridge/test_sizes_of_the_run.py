@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from portakernel.capability import Limit
-from portakernel.layout import layout_facts
+from portakernel.claims.capability import Limit
 from portakernel.ops import add, layer_norm, linear_act, rms_norm, silu_and_mul, softmax
+from portakernel.tensors.layout import layout_facts
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::portakernel.errors.FallbackWarning"),

@@ -13,10 +13,10 @@ from torch.autograd import forward_ad
 from torch.testing._internal.two_tensor import TwoTensor
 
 import portakernel
-from portakernel.bound import bind_kernel
-from portakernel.capability import CannotRun
+from portakernel.calling.bound_kernel import bind_kernel
+from portakernel.claims.capability import CannotRun
+from portakernel.deciding.policies import make_layer
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, DerivativeError, NoKernelError
-from portakernel.policies import make_layer
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::portakernel.errors.FallbackWarning"),
@@ -216,7 +216,7 @@ def test_a_policy_that_changes_while_a_kernel_is_named_leaves_no_wrong_choice(op
 
 
 def test_counts_are_right_when_the_table_overflows_in_the_middle(ops, monkeypatch):
-    monkeypatch.setattr("portakernel.key_table.MAX_KEYS", 1)
+    monkeypatch.setattr("portakernel.calling.key_table.MAX_KEYS", 1)
     ops.dispatcher.set_process_layer(make_layer("set_policy", prefer=("raw_kernels.picky", "torch.add")))
     for size in (5000, 5001, 5002):  # declined for all sizes: the placement is replaced
         ops.add(normal(size), normal(size))

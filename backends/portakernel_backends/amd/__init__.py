@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from portakernel.hookspecs import hookimpl
 
 if TYPE_CHECKING:
-    from portakernel.target import Device
+    from portakernel.words.target import Device
 
 
 @hookimpl

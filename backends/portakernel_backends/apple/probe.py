@@ -10,11 +10,11 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from portakernel import torch_build
-from portakernel.passing import is_exhausted
-from portakernel.printable import logger
-from portakernel.target import Device, Target
-from portakernel.torch_build import TorchBuild
+from portakernel.host.passing import is_exhausted
+from portakernel.tensors import torch_build
+from portakernel.tensors.torch_build import TorchBuild
+from portakernel.text.printable import logger
+from portakernel.words.target import Device, Target
 from portakernel_backends.apple import sysctl
 
 _LOG = logger()

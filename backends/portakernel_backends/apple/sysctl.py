@@ -9,7 +9,7 @@ import ctypes
 import sys
 from typing import Any
 
-from portakernel.printable import logger
+from portakernel.text.printable import logger
 
 _LOG = logger()
 

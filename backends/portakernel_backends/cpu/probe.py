@@ -7,10 +7,10 @@ import platform
 import re
 from pathlib import Path
 
-from portakernel.passing import is_exhausted
-from portakernel.printable import logger
-from portakernel.regular_file import read_regular
-from portakernel.target import Device, Target
+from portakernel.host.passing import is_exhausted
+from portakernel.host.regular_file import read_regular
+from portakernel.text.printable import logger
+from portakernel.words.target import Device, Target
 
 _LOG = logger()
 _MAX_BYTES = 16 << 20  # some kilobytes for each of a thousand cores

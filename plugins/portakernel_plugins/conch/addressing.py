@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from portakernel.capability import ReasonCode, Rejection
+from portakernel.claims.capability import ReasonCode, Rejection
 
 _MOST = 2**31 - 1
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from portakernel.capability import CannotRun, Rejection
+from portakernel.claims.capability import CannotRun, Rejection
+from portakernel.claims.request import Request
+from portakernel.claims.request_words import warmup_call
 from portakernel.native import Unit
-from portakernel.request import Request
-from portakernel.request_words import warmup_call
-from portakernel.target import Target
+from portakernel.words.target import Target
 from portakernel_plugins.cutlass.libraries import (
     ELEMENTS,
     FAST,

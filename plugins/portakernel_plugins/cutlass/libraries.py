@@ -13,11 +13,11 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any
 
-from portakernel.capability import CannotRun, ReasonCode, Rejection
-from portakernel.capture import is_capturing
+from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
 from portakernel.errors import CaptureError
 from portakernel.native import HeaderPackage, Limits, Options, Source, Unit, load_library
-from portakernel.target import Target
+from portakernel.tensors.capture import is_capturing
+from portakernel.words.target import Target
 from portakernel_plugins.cutlass.calls import Call
 from portakernel_plugins.cutlass.configurations import Configuration, for_arch
 

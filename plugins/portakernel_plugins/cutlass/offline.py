@@ -12,7 +12,7 @@ from torch import Tensor
 from portakernel.errors import ArgumentValueError
 from portakernel.native import target_of
 from portakernel.offline.compiled import Compiled
-from portakernel.target import Target
+from portakernel.words.target import Target
 
 if TYPE_CHECKING:
     from portakernel_plugins.cutlass.libraries import Recipe

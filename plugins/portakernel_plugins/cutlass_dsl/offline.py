@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from portakernel.errors import ArgumentValueError
 from portakernel.offline.compiled import Compiled
-from portakernel.target import Target
+from portakernel.words.target import Target
 
 if TYPE_CHECKING:
     from portakernel_plugins.cutlass_dsl.compiled import Variant

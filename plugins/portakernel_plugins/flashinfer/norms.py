@@ -13,8 +13,8 @@ from flashinfer.norm.kernels import layernorm_cute, rmsnorm_cute
 from flashinfer.utils import device_support_pdl
 from torch import Tensor
 
-from portakernel.compilation import announce_once
-from portakernel.placement import delivered, dense, room, rows
+from portakernel.tensors.compilation import announce_once
+from portakernel.tensors.placement import delivered, dense, room, rows
 
 _WIDE = 16  # bytes that are read at once
 _ROWS = 128  # what rms_norm asks of its rows' addresses at most: a power of two that divides a row's bytes

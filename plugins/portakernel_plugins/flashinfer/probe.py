@@ -7,8 +7,8 @@ import os
 import shutil
 from pathlib import Path
 
-from portakernel.capability import ReasonCode, Rejection
-from portakernel.target import Device
+from portakernel.claims.capability import ReasonCode, Rejection
+from portakernel.words.target import Device
 
 
 def ready(device: Device) -> Rejection | None:

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from portakernel.capability import CannotRun, ReasonCode, Rejection
+from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
+from portakernel.host.private_folder import make_private
 from portakernel.native import Limits, process
-from portakernel.private_folder import make_private
 
 if TYPE_CHECKING:
     from portakernel_plugins.hip.launch import Defines, Program

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
-from portakernel.capability import CannotRun, ReasonCode, Rejection
-from portakernel.target import Device
+from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
+from portakernel.words.target import Device
 
 
 def ready(device: Device) -> Rejection | None:

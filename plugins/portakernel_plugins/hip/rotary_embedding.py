@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from portakernel.errors import ArgumentValueError
-from portakernel.placement import delivered
+from portakernel.tensors.placement import delivered
 from portakernel_plugins.hip.configurations import configuration
 from portakernel_plugins.hip.launch import Launch, arch_of, cdiv, name_of, program
 from portakernel_plugins.hip.rows import are_whole, packs_of, single_stride

@@ -13,9 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from portakernel.cache_folder import distrust, make_folder
-from portakernel.capability import Rejection
-from portakernel.compiler_cache import CompilerCache
+from portakernel.claims.capability import Rejection
+from portakernel.host.cache_folder import distrust, make_folder
+from portakernel.host.compiler_cache import CompilerCache
 
 # What one graph brings: its source, and a library.
 _GRAPH_BYTES = 256 << 10

@@ -6,9 +6,9 @@ import importlib.util
 import os
 import shutil
 
-from portakernel.capability import ReasonCode, Rejection
-from portakernel.readiness import Usable
-from portakernel.target import Device
+from portakernel.claims.capability import ReasonCode, Rejection
+from portakernel.deciding.readiness import Usable
+from portakernel.words.target import Device
 from portakernel_plugins.inductor.cache_folder import FOLDER
 
 

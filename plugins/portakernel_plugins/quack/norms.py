@@ -14,8 +14,8 @@ from quack.rmsnorm import _rmsnorm_bwd, _rmsnorm_fwd
 from quack.rmsnorm_config import get_sm_count
 from torch import Tensor
 
-from portakernel.compilation import announce_once
-from portakernel.placement import delivered, dense, room, rows
+from portakernel.tensors.compilation import announce_once
+from portakernel.tensors.placement import delivered, dense, room, rows
 
 _WIDE = 16  # bytes that are read at once
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 from quack.softmax import _softmax_backward, _softmax_fwd
 from torch import Tensor
 
-from portakernel.compilation import announce_once
-from portakernel.placement import delivered, dense, room, rows
+from portakernel.tensors.compilation import announce_once
+from portakernel.tensors.placement import delivered, dense, room, rows
 
 _WIDE = 16  # bytes that are read at once
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from portakernel.capability import CannotRun, ReasonCode, Rejection
+from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
 from portakernel_plugins.torch.attention_layout import Results, Window, returned
 from portakernel_plugins.torch.attention_mask import hidden_keys, key_distances
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from portakernel.capability import ReasonCode, Rejection
+from portakernel.claims.capability import ReasonCode, Rejection
 from portakernel.errors import ArgumentValueError
-from portakernel.index_values import check_indices, check_offsets
+from portakernel.tensors.index_values import check_indices, check_offsets
 
 _forward = torch.ops.aten._embedding_bag_forward_only.default
 _grad_weight = torch.ops.aten._embedding_bag_dense_backward.default

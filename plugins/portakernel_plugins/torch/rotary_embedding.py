@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from portakernel.errors import ArgumentValueError
-from portakernel.index_values import check_indices
+from portakernel.tensors.index_values import check_indices
 from portakernel_plugins.torch.row_blocks import BLOCK_ELEMENTS, row_blocks
 
 

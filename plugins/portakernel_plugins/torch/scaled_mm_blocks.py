@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import ScalingType
 
-from portakernel.capability import ReasonCode, Rejection
+from portakernel.claims.capability import ReasonCode, Rejection
 from portakernel_plugins.torch.scale_layout import on_16_bytes, outer_major, row_major, square_blocks, written
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import ScalingType, SwizzleType
 
-from portakernel.capability import CannotRun, ReasonCode, Rejection
+from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
 from portakernel_plugins.torch.attention_layout import HIP
 from portakernel_plugins.torch.scale_layout import on_16_bytes, row_major, swizzled, written
 

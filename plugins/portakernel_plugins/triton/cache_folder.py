@@ -17,10 +17,10 @@ from pathlib import Path
 
 from triton import knobs
 
-from portakernel.cache_folder import CacheWarning, described, is_the_folders
-from portakernel.capability import Rejection
-from portakernel.compiler_cache import CompilerCache
-from portakernel.ownership import trouble_with
+from portakernel.claims.capability import Rejection
+from portakernel.host.cache_folder import CacheWarning, described, is_the_folders
+from portakernel.host.compiler_cache import CompilerCache
+from portakernel.host.ownership import trouble_with
 
 __all__ = ["FOLDER", "CacheFolder", "CacheWarning"]
 

@@ -23,7 +23,7 @@ import triton
 from torch import Tensor
 from triton import knobs
 
-from portakernel.locks import make_lock
+from portakernel.host.locks import make_lock
 from portakernel_plugins.triton.interpreter import is_interpreting
 
 _INT32 = 1 << 31

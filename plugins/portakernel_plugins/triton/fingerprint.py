@@ -25,9 +25,9 @@ import triton
 import triton.runtime.cache
 from triton import knobs
 
-from portakernel.cache_folder import make_folder
-from portakernel.ownership import trouble_with
-from portakernel.regular_file import read_regular
+from portakernel.host.cache_folder import make_folder
+from portakernel.host.ownership import trouble_with
+from portakernel.host.regular_file import read_regular
 
 _FOLDER = "portakernel"
 _MOST_BYTES = 1 << 20

@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 from triton.runtime.errors import OutOfResources
 
-from portakernel.capability import CannotRun, ReasonCode, Rejection
-from portakernel.compilation import compilations
+from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
 from portakernel.errors import ArgumentValueError
+from portakernel.tensors.compilation import compilations
 from portakernel_plugins.triton import interpreter
 from portakernel_plugins.triton.cache_folder import FOLDER
 from portakernel_plugins.triton.configurations import pretended_launch

@@ -28,9 +28,9 @@ from triton.backends import backends
 from triton.backends.compiler import GPUTarget
 from triton.runtime.cache import get_cache_manager
 
-from portakernel.capability import CannotRun
+from portakernel.claims.capability import CannotRun
 from portakernel.offline.compiled import Compiled
-from portakernel.target import Target
+from portakernel.words.target import Target
 from portakernel_plugins.triton import fingerprint
 from portakernel_plugins.triton.cache_folder import FOLDER
 from portakernel_plugins.triton.configurations import Processor, pretending

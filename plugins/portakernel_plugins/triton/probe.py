@@ -13,9 +13,9 @@ import sysconfig
 from contextlib import nullcontext
 from pathlib import Path
 
-from portakernel.capability import ReasonCode, Rejection
-from portakernel.readiness import Usable
-from portakernel.target import Device, Target
+from portakernel.claims.capability import ReasonCode, Rejection
+from portakernel.deciding.readiness import Usable
+from portakernel.words.target import Device, Target
 from portakernel_plugins.triton import fingerprint
 from portakernel_plugins.triton.cache_folder import FOLDER
 

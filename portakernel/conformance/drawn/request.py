@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from portakernel.case import Case, Layout, Values
 from portakernel.conformance.claims import elements, possible
 from portakernel.conformance.inputs import case_shape, is_present
 from portakernel.conformance.memory import layouts_of
 from portakernel.contract import Contract, Parameter, TensorArgument
-from portakernel.dtypes import DTYPES
-from portakernel.sizes import DIMENSION, parse_size
+from portakernel.contract.case import Case, Layout, Values
+from portakernel.contract.sizes import DIMENSION, parse_size
+from portakernel.words.dtypes import DTYPES
 
 # The truth is computed on the CPU, in float64: up to here that takes some milliseconds.
 _MOST_ELEMENTS, _MOST_FLOPS = (1 << 11, 1 << 14, 1 << 16), 50_000_000

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from portakernel import runtime
-from portakernel.call import OpCaller
+from portakernel.calling.caller import OpCaller
+from portakernel.claims.request import Phase
 from portakernel.conformance.autograd import Autograd
 from portakernel.conformance.drawn.request import Drawn, draw_request
 from portakernel.conformance.forward import Forward
@@ -23,9 +24,8 @@ from portakernel.conformance.trial import Outcome, Trial, attempt, synchronise
 from portakernel.conformance.venue import Venue, find_venue
 from portakernel.contracts import contract
 from portakernel.errors import ArgumentTypeError, ArgumentValueError
-from portakernel.kernel import Kernel
-from portakernel.registry import REFERENCE
-from portakernel.request import Phase
+from portakernel.registry.kernel import Kernel
+from portakernel.registry.registry import REFERENCE
 
 # In place of a kernel's name: whichever the op's own call chooses.
 CHOSEN = "chosen"

@@ -13,12 +13,12 @@ from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx import GraphModule
 
-from portakernel.case import Case
+from portakernel.claims.request import Phase
 from portakernel.conformance.modes.outcome import Outcome, observe, require
 from portakernel.conformance.modes.subject import Subject, undisturbed
-from portakernel.policies import make_layer
-from portakernel.request import Phase
-from portakernel.sizes import DIMENSION
+from portakernel.contract.case import Case
+from portakernel.contract.sizes import DIMENSION
+from portakernel.deciding.policies import make_layer
 
 
 def _dynamo() -> Any:

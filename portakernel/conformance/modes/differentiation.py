@@ -11,7 +11,7 @@ from torch import Tensor
 from portakernel.conformance.modes.outcome import Outcome, observe, require
 from portakernel.conformance.modes.subject import Subject, far
 from portakernel.conformance.truth import exact
-from portakernel.torch_internals import forward_ad
+from portakernel.tensors.torch_internals import forward_ad
 
 # Central differences in float64: the step's square and the unit's share of it are both beyond float32.
 _STEP = 1e-5

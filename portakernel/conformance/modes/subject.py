@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from portakernel import ops, runtime
-from portakernel.arguments import dtype_name
-from portakernel.call import OpCaller
-from portakernel.case import Case
+from portakernel.calling.arguments import dtype_name
+from portakernel.calling.caller import OpCaller
+from portakernel.calling.devices import find_device
+from portakernel.claims.request import Phase
 from portakernel.conformance.claims import accepted, elements
 from portakernel.conformance.gradients import Backward
 from portakernel.conformance.inputs import Inputs, case_shape, draw_inputs, draw_values, generator, is_present
@@ -23,9 +24,8 @@ from portakernel.conformance.trial import Trial
 from portakernel.conformance.truth import exact
 from portakernel.conformance.venue import Venue
 from portakernel.contract import Contract, TensorArgument
+from portakernel.contract.case import Case
 from portakernel.contracts import contract
-from portakernel.devices import find_device
-from portakernel.request import Phase
 
 SEED = 20261121
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from portakernel.printable import brief
+from portakernel.text.printable import brief
 
 
 @dataclass(frozen=True, slots=True)

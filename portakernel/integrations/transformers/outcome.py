@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from portakernel.printable import brief
+from portakernel.text.printable import brief
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""A call of an op: its arguments, its key, its kernel, its outputs."""

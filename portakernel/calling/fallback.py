@@ -1,0 +1,122 @@
+"""Telling of fallbacks: one warning for each kernel and reason, and for each op that the reference serves."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+from portakernel.claims.capability import ReasonCode, Rejection
+from portakernel.claims.request import Request
+from portakernel.deciding.decision import Candidate, Decision
+from portakernel.deciding.dispatcher import Dispatcher
+from portakernel.deciding.policies import Policy, Wishes
+from portakernel.errors import FallbackWarning, ReferenceWarning
+from portakernel.host.call_site import callers_level
+from portakernel.host.locks import make_lock
+from portakernel.registry.kernel import Kernel
+
+# Reasons for which nobody expects a kernel to serve, unless they asked for it.
+_UNREMARKABLE = frozenset(
+    {
+        ReasonCode.VENDOR,
+        ReasonCode.ARCH,
+        ReasonCode.ATTACHED_TARGET,
+        ReasonCode.DENIED_BY_POLICY,
+        ReasonCode.DISABLED,
+        ReasonCode.NOT_ALLOWED,
+        ReasonCode.NOT_INSTALLED,
+        ReasonCode.NEEDS_BUILD,
+        ReasonCode.SCALE_FORMAT,  # a kernel for other formats was not meant
+    }
+)
+
+
+class Fallbacks:
+    """What one op's fallbacks were told of already."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+        self._told: set[tuple[str, str, str | None]] = set()
+        self._lock = make_lock()
+
+    def reasons(self, decision: Decision, policy: Policy) -> list[tuple[str, Rejection]]:
+        """The kernels that were expected to go before the chosen one, each with every reason why it does not."""
+        if decision.chosen is None:
+            return []
+        preferred = self._wishes(decision, policy).prefer
+        free = decision.chosen.is_reference and self._is_free(decision)
+        found: list[tuple[str, Rejection]] = []
+        for name in decision.passed_over:
+            kernel, rejections = decision.candidate(name).kernel, decision.candidate(name).rejections
+            expected = not free and not any(_is_unremarkable(rejection, decision.request) for rejection in rejections)
+            if all(rejection.code is ReasonCode.FEATURE for rejection in rejections):
+                expected = expected and not _are_one(kernel, decision.chosen)
+            if (name in preferred and not _is_ruled_out(kernel, rejections)) or expected:
+                found += [(name, rejection) for rejection in _of_nearest(rejections, kernel)]
+        return found
+
+    def warn(self, decision: Decision, policy: Policy) -> tuple[str, ...]:
+        """Warns of what was not told yet; the kernels that were expected to go before the chosen one."""
+        chosen, request = decision.chosen, decision.request
+        if chosen is None:
+            return ()
+        reasons = self.reasons(decision, policy)
+        passed_over = tuple(dict.fromkeys(name for name, _ in reasons))
+        for name, rejection in reasons:
+            if self._is_first(name, rejection.code, rejection.parameter):
+                text = f"{request.op}: {name} cannot serve ({rejection.code}: {rejection.text}); {chosen.name} does"
+                warnings.warn(text, FallbackWarning, stacklevel=callers_level())
+        if not chosen.is_reference or self._is_free(decision):
+            return passed_over
+        wishes = self._wishes(decision, policy)
+        asked_for = chosen.name in wishes.use or chosen.name in wishes.prefer
+        if wishes.reference == "warn" and not asked_for and self._is_first(chosen.name, request.phase):
+            text = f"{request} is served by the reference: correct, but not fast."
+            waiting = [c.kernel.plugin for c in decision.candidates if _waits(c)]
+            if waiting:
+                text += f" {waiting[0]}'s kernel could, once a policy names it: PORTAKERNEL_PREFER={waiting[0]}."
+            advice = f"`portakernel explain {request.op}` says why; policy(reference='allow') silences this"
+            warnings.warn(f"{text} {advice}", ReferenceWarning, stacklevel=callers_level())
+        return passed_over
+
+    def _wishes(self, decision: Decision, policy: Policy) -> Wishes:
+        return policy.wishes(decision.request.op, decision.request.target, self._dispatcher.registry)
+
+    def _is_free(self, decision: Decision) -> bool:
+        return decision.request.target.vendor in self._dispatcher.reference_is_free
+
+    def _is_first(self, name: str, code: str, parameter: str | None = None) -> bool:
+        with self._lock:
+            new = (name, code, parameter) not in self._told
+            self._told.add((name, code, parameter))
+        return new
+
+
+def _waits(candidate: Candidate) -> bool:
+    """Whether a third party's kernel could serve, were it named."""
+    return any(rejection.code is ReasonCode.THIRD_PARTY for rejection in candidate.rejections)
+
+
+def _is_unremarkable(rejection: Rejection, request: Request) -> bool:
+    """Whether it is no news that a kernel does not serve: it is for other hardware, say, or for other activations."""
+    name = rejection.parameter
+    of_value = rejection.code is ReasonCode.FEATURE and name in request.values and name not in request.features
+    return of_value or rejection.code in _UNREMARKABLE
+
+
+def _is_ruled_out(kernel: Kernel, rejections: Sequence[Rejection]) -> bool:
+    """Whether a policy keeps the kernel out that it prefers: `skipped_preferences` tells of that, by the name given."""
+    codes = [rejection.code for rejection in rejections]
+    switched_off = codes.count(ReasonCode.DISABLED) > (kernel.disabled is not None)
+    return switched_off or ReasonCode.DENIED_BY_POLICY in codes or ReasonCode.NOT_ALLOWED in codes
+
+
+def _of_nearest(rejections: Sequence[Rejection], kernel: Kernel) -> Sequence[Rejection]:
+    """Of a kernel with a variant for each dtype, why the one for this call's cannot serve: the others' say nothing."""
+    others = [rejection for rejection in rejections if rejection.code is not ReasonCode.DTYPE]
+    return others if others and len(kernel.variants) > 1 else rejections
+
+
+def _are_one(kernel: Kernel, other: Kernel) -> bool:
+    """Whether two kernels are one module's, of which each has features that the other has not."""
+    return kernel.plugin == other.plugin and kernel.entry.partition(":")[0] == other.entry.partition(":")[0]

@@ -1,0 +1,75 @@
+"""What the choice among kernels reads of a call: limits, values, the plugins' own checks. A key holds no more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from portakernel.calling.fast.generated import define
+from portakernel.claims.capability import Limit
+from portakernel.contract import Contract
+from portakernel.deciding.readiness import Readiness
+from portakernel.registry.kernel import Kernel
+
+# Parameters of these kinds take few values, which a key may hold as they are.
+_FEW = ("bool", "text", "dtype", "format")
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """Limits, which enter a key by their outcome; values, which enter as they are; checks of named values.
+
+    A check enters by its answer, so that the sizes that it reads may change with every call.
+    """
+
+    limits: tuple[Limit, ...] = ()
+    values: tuple[str, ...] = ()
+    checks: tuple[tuple[tuple[str, ...], Callable[..., bool | None]], ...] = ()
+
+
+def reads_of(contract: Contract, kernels: Iterable[Kernel], readiness: Readiness) -> Reads:
+    """What decides whether, or how early, one of the kernels is chosen."""
+    few = {parameter.name for parameter in contract.parameters if parameter.kind in _FEW}
+    limits, values = set[Limit](), set[str]()
+    checks: list[tuple[tuple[str, ...], Callable[..., bool | None]]] = []
+    for kernel in kernels:
+        limits |= kernel.limits()
+        values |= kernel.reads()
+        # what outlives processes was built for some dtypes, formats and values, and for all sizes
+        values |= few if kernel.built is not None else set()
+        if kernel.check is None:
+            continue
+        if few.issuperset(kernel.check.reads):
+            values |= set(kernel.check.reads)
+        else:
+            checks.append((kernel.check.reads, _admits(kernel, kernel.check.reads, readiness)))
+    return Reads(tuple(sorted(limits, key=str)), tuple(sorted(values)), tuple(checks))
+
+
+def _admits(kernel: Kernel, names: Sequence[str], readiness: Readiness) -> Callable[..., bool | None]:
+    """The check's answer for a key: calls of which it says another thing are decided apart.
+
+    Generated, with the check's own names: a call waits for it. What is not there dispatch does not ask about either.
+    """
+    given = [name.replace(".", "_") for name in names]
+    entry = kernel.check.entry if kernel.check is not None else ""
+    source = f"""\
+def admits({", ".join(given)}):
+    if {" or ".join(f"{name} is None" for name in given)}:
+        return None
+    try:
+        return check({", ".join(f"{name}={name}" for name in given)}) is None
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        return None  # a decision asks again, and keeps the reason
+"""
+
+    def first(**values: Any) -> Any:
+        admits.__globals__["check"] = readiness.entry(entry)
+        return admits.__globals__["check"](**values)
+
+    admits: Any = define(source, "admits", f"{kernel.name} check", {"check": first})
+    made: Callable[..., bool | None] = admits
+    return made

@@ -1,0 +1,189 @@
+"""Generates the fast path of ``out=``: the memory is judged by sizes and addresses alone, then the kernel writes it.
+
+What cannot be judged so (strided ``out``, inputs with gaps, parts that overlap) is left to ``OpCaller.into``, which
+looks closer, and explains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from portakernel.calling.fast.forms import Forms, Signatures
+from portakernel.calling.fast.generated import define
+from portakernel.calling.fast.keys import Expressions, dimension_sources, leading_source
+from portakernel.calling.fast.public_source import GLOBALS, OUTSIDE, canonical_terms, make_plain, ours
+from portakernel.claims.request import Phase
+from portakernel.contract import Contract, Result
+from portakernel.contract.sizes import parse_size
+from portakernel.tensors.layout import has_plain_memory, mark_written
+
+
+def has_fast_out(contract: Contract) -> bool:
+    """Whether the results' shapes and dtypes follow from the arguments alone, whatever the parameters."""
+    parameters = {parameter.name for parameter in contract.parameters}
+    return not contract.choosers and all(result.dtype not in parameters for result in contract.outputs)
+
+
+def make_into(
+    contract: Contract, parts: Expressions, signatures: Signatures, names: dict[str, Any]
+) -> Callable[..., Any]:
+    """``into(*tensors, *parameters, out, kernel)``: what the kernel returns; None where the call has to be looked at.
+
+    ``names`` is as for ``make_public``.
+    """
+    key = "".join(f"{part}, " for part in parts.parts)
+    tail = f"""\
+    {parts.judged}
+    policy = dispatcher.policy() if context() else dispatcher.process_policy
+    if kernel is not None:
+        policy = pinned.get((kernel, policy)) if type(kernel) is str else None
+    key = (form.signature, {key}policy)
+    placement = table.get((*key, INFERENCE, True, None, False) if over else key)
+    if placement is None:
+        return None
+"""
+    names = {**names, "INFERENCE": Phase.INFERENCE}
+    return _make(contract, parts, signatures, "out, kernel", tail, names, falls_back=True)
+
+
+def make_into_bound(
+    contract: Contract, parts: Expressions, signatures: Signatures, names: dict[str, Any]
+) -> Callable[..., Any]:
+    """``into(*tensors, *parameters, out)`` of a bound handle.
+
+    ``names`` supplies ``placement``, ``may_overwrite``, and of the example ``signature``, ``steady`` (what
+    ``guard_key.make_steady`` makes of it) and ``opened``.
+    """
+    steady, opened = ("".join(f"{part}, " for part in each) for each in (parts.steady, parts.open))
+    found, _, _ = dimension_sources(contract)
+    sizes = "".join(f"{found[name]}, " for name in contract.fixed_dims if name in found)
+    tail = f"""\
+    {"; ".join(parts.products)}
+    if (over and not may_overwrite) or form.signature is not signature:
+        return None
+    if ({steady}{sizes}) != steady or ({opened}) != opened:
+        return None
+"""
+    return _make(contract, parts, signatures, "out", tail, names, falls_back=False)
+
+
+def _make(
+    contract: Contract,
+    parts: Expressions,
+    signatures: Signatures,
+    more: str,
+    tail: str,
+    names: dict[str, Any],
+    *,
+    falls_back: bool,
+) -> Callable[..., Any]:
+    outs = [f"out{place}" for place in range(len(contract.outputs))]
+    tensors, parameters = list(contract.names), [parameter.name for parameter in contract.parameters]
+    every = ", ".join([*tensors, *outs])
+    single = len(outs) == 1
+    unpacked = "out0 = out" if single else f"if type(out) is not tuple or len(out) != {len(outs)}: return None\n"
+    unpacked += "" if single else f"    {', '.join(outs)} = out"
+    canonical, words = canonical_terms(contract)
+    launch = f"result = placement.launch({', '.join([*tensors, *parameters])}, out)"
+    if falls_back:
+        launch = f"try: {launch}\n    except CannotRun: return None"
+    fits = [parts.fit, *(_fits(contract, result, out) for result, out in zip(contract.outputs, outs, strict=True))]
+    source = f"""\
+def into({", ".join([*tensors, *parameters])}, {more}):
+    {unpacked}
+    form = forms.latest
+    try:
+        ours = {ours(contract, *outs)}
+    except AttributeError:
+        return None
+    if not (
+            ours
+            and (form.check({every}) or (form := forms.find({every})) is not None)
+            and not (form.leaf and grad_enabled()) and {OUTSIDE}
+            {canonical.removeprefix(" ")}
+    ):
+        return None
+    {"; ".join([*parts.shapes, *(f"s_{out} = {out}.shape" for out in outs)])}
+    if not ({" and ".join(fits)}):
+        return None
+    over = False
+{_apart(contract, outs)}{tail}    {launch}
+    {"; ".join(f"mark_written({out})" for out in outs)}
+    return result
+"""
+    forms = Forms(_writable(contract, parts), _OfInputs(signatures, len(tensors)))
+    scope = {**GLOBALS, **words, **parts.names, **names, "forms": forms, "mark_written": mark_written}
+    made: Callable[..., Any] = define(source, "into", f"{contract.op}.into", scope)
+    return made
+
+
+def _fits(contract: Contract, result: Result, out: str) -> str:
+    """Whether ``out`` has the shape of ``result`` and no gaps, as source."""
+    if not isinstance(result.shape, tuple):
+        raise TypeError(f"{result.name} has a shape that depends on a parameter; has_fast_out tells")
+    sizes, _, _ = dimension_sources(contract)
+    leads = bool(result.shape) and result.shape[0].startswith("*")
+    fixed = result.shape[1:] if leads else result.shape
+    leading = f"s_{out}[:-{len(fixed)}]" if fixed else f"s_{out}"
+    rank = f"len({leading_source(contract)}) + {len(fixed)}" if leads else str(len(fixed))
+    terms = [f"len(s_{out}) == {rank}", *([f"{leading} == {leading_source(contract)}"] if leads else [])]
+    for place, text in enumerate(fixed):
+        size = parse_size(text)
+        terms.append(f"s_{out}[{place - len(fixed)}] == {size.source(sizes.get(size.name or '', ''))}")
+    return " and ".join([*terms, f"{out}.is_contiguous()"])
+
+
+def _apart(contract: Contract, outs: Sequence[str]) -> str:
+    """Lines that leave unless each result is an input that it may be, or shares no byte with any tensor."""
+    lines = list[str]()
+    for place, out in enumerate(outs):
+        lines.append(f"begin{place} = {out}.data_ptr(); end{place} = begin{place} + {out}.nbytes")
+        for other in range(place):
+            lines.append(f"if begin{other} < end{place} and begin{place} < end{other}: return None")
+        allowed = contract.inplace if len(outs) == 1 else contract.inplace[place : place + 1]
+        for tensor in contract.tensors:
+            name = tensor.name
+            test = f"{name} is None or " if tensor.optional else ""
+            apart = f"{name}.data_ptr() >= end{place} or {name}.data_ptr() + {name}.nbytes <= begin{place}"
+            leave = f"elif not ({test}({name}.is_contiguous() and ({apart}))): return None"
+            lines += [f"if {name} is {out}: over = True" if name in allowed else f"if {name} is {out}: return None"]
+            lines.append(leave)
+    return "".join(f"    {line}\n" for line in lines)
+
+
+def _writable(contract: Contract, parts: Expressions) -> Callable[..., bool]:
+    """Whether arguments may be read, and results be written, as they are: the dtypes, the device, no lazy bits."""
+    plain, count = make_plain(contract, parts.ranks), len(contract.tensors)
+    places = {tensor.name: place for place, tensor in enumerate(contract.tensors)}
+
+    def writable(*tensors: Tensor | None) -> bool:
+        given, outs = tensors[:count], tensors[count:]
+        if not plain(*given):
+            return False
+        for result, out in zip(contract.outputs, outs, strict=True):
+            like = given[places[result.like]]
+            if not isinstance(out, Tensor) or like is None:
+                return False
+            dtype = like.dtype if result.dtype is None else getattr(torch, str(result.dtype))
+            alike = out.dtype == dtype and out.device == like.device and out.layout is torch.strided
+            if not alike or not has_plain_memory(out) or (out.requires_grad and torch.is_grad_enabled()):
+                return False
+        return True
+
+    return writable
+
+
+class _OfInputs(Signatures):
+    """What stands for the dtypes and devices of the inputs, which come first; those of the results follow from them."""
+
+    def __init__(self, signatures: Signatures, inputs: int) -> None:
+        super().__init__()
+        self._of_inputs, self._inputs = signatures, inputs
+
+    def of(self, tensors: Sequence[Tensor | None]) -> object:
+        """As ``Signatures``."""
+        return self._of_inputs.of(tensors[: self._inputs])

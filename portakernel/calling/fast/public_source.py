@@ -1,0 +1,325 @@
+"""Generates each op's public function from its contract, and how a torch op looks a call up.
+
+Generated, because a loop over arguments costs more than the whole dispatch may: the code is what one would write by
+hand for each op.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from portakernel.calling.fast.forms import Forms, Signatures
+from portakernel.calling.fast.generated import define
+from portakernel.calling.fast.keys import Expressions, Keys, unless_none
+from portakernel.claims.capability import CannotRun
+from portakernel.claims.request import Phase
+from portakernel.contract import Contract, Result
+from portakernel.contract.near_misses import NOT_GIVEN
+from portakernel.contract.parameter import Parameter
+from portakernel.contract.signature_text import arguments, document
+from portakernel.tensors.layout import has_plain_memory
+from portakernel.tensors.torch_internals import (
+    any_autocast,
+    dispatch_modes,
+    forward_ad,
+    function_modes,
+    has_torch_function,
+    innermost_transform,
+    jit_trace,
+    only_device_contexts,
+    profiler,
+)
+from portakernel.words.dtypes import DTYPES
+
+# What generated code calls.
+GLOBALS: dict[str, Any] = {
+    "has_plain_memory": has_plain_memory,
+    "CannotRun": CannotRun,
+    "TRAINING": Phase.TRAINING,
+    "grad_enabled": torch.is_grad_enabled,
+    "transforms": innermost_transform,
+    "dispatch_modes": dispatch_modes,
+    "function_modes": function_modes,
+    "has_torch_function": has_torch_function,
+    "only_device_contexts": only_device_contexts,
+    "jit_trace": jit_trace,
+    "forward_ad": forward_ad,
+    "profiler": profiler,
+    "autocast": any_autocast,
+    "compiling": torch.compiler.is_dynamo_compiling,
+    "torch_dtype": torch.dtype,
+    "inf": math.inf,
+    "nan": math.nan,
+    "dtype_names": {getattr(torch, name): name for name in DTYPES if hasattr(torch, name)},
+}
+
+# What a form's check does not see: some dispatch modes, and the level of forward-mode duals.
+OUTSIDE = "not dispatch_modes() and forward_ad._current_level < 0"
+
+
+def make_plain(contract: Contract, ranks: str = "True") -> Callable[..., bool]:
+    """``plain(*tensors)``: whether the arguments' memory may be read as it is, and their ranks are right.
+
+    Everything else goes through torch's dispatcher: a kernel that reads memory would lose a tangent, or read what is
+    not there. Gradients are another question, which a form's ``leaf`` answers.
+    """
+
+    def each(condition: str) -> list[str]:
+        # `#` stands for the tensor
+        made = [(tensor, condition.replace("#", tensor.name)) for tensor in contract.tensors]
+        return [f"({t.name} is None or {text})" if t.optional else text for t, text in made]
+
+    terms = each("has_plain_memory(#)")
+    terms += ["transforms() is None", "jit_trace() is None", "not autocast()", OUTSIDE]
+    terms.append("(not function_modes() or only_device_contexts())")
+    shapes = "; ".join(f"s_{t.name} = {unless_none(t, f'{t.name}.shape', 'None')}" for t in contract.tensors)
+    source = f"""\
+def plain({", ".join(contract.names)}):
+    if not (
+            {(chr(10) + " " * 12 + "and ").join(terms)}
+    ):
+        return False
+    {shapes}
+    return {ranks}
+"""
+    made: Callable[..., bool] = define(source, "plain", f"{contract.op}.plain", GLOBALS)
+    return made
+
+
+def ours(contract: Contract, *more: str) -> str:
+    """An expression that is true when torch's functions are not overridden, and no tensor is nested.
+
+    A nested one must not meet a form's check; an overridden one would see that it is asked.
+    """
+    overridden = f"has_torch_function({', '.join([*contract.names, *more])})"
+    plain = f"(not {overridden} or (function_modes() and only_device_contexts()))"
+    return f"{plain} and not ({nested(contract, *more)})"
+
+
+def nested(contract: Contract, *more: str, held: Collection[str] = ()) -> str:
+    """An expression that is true when some tensor is nested; it raises AttributeError for what is no tensor.
+
+    Of each in ``held`` there is a dense tensor known by the name ``held_<name>``: that one need not be asked.
+    """
+    terms = [f"{name}.is_nested" for name in more]
+    for tensor in contract.tensors:
+        asked = [f"{tensor.name} is not None"] if tensor.optional else []
+        asked += [f"{tensor.name} is not held_{tensor.name}"] if tensor.name in held else []
+        terms.append(f"({' and '.join([*asked, f'{tensor.name}.is_nested'])})")
+    return " or ".join(terms)
+
+
+def canonical_terms(contract: Contract) -> tuple[str, dict[str, Any]]:
+    """A further term: parameters in their canonical form; any other is converted on the slow path."""
+    terms, names = list[str](), dict[str, Any]()
+    for parameter in contract.parameters:
+        name, kind = parameter.name, parameter.kind
+        if kind in ("text", "dtype", "format"):
+            names[f"words_{name}"] = frozenset(parameter.choices)
+            term = f"(type({name}) is str and {name} in words_{name})"
+        elif kind == "window":
+            term = f"(type({name}) is tuple and len({name}) == 2 and {name}[0].__class__ is {name}[1].__class__ is int"
+            term += f" and {name}[0] >= -1 and {name}[1] >= -1)"
+        else:
+            # most calls leave a parameter out: then it is the default itself, which `know_defaults` makes quick to see
+            names[f"default_{name}"] = parameter.default
+            term = f"({name} is default_{name} or type({name}) is {kind}{_within(parameter)})"
+        terms.append(f"({name} is None or {term})" if parameter.optional else term)
+    return "".join(f" and {term}" for term in terms), names
+
+
+def _within(parameter: Parameter) -> str:
+    """A further term: the number is one that the parameter may be. NaN compares false with everything."""
+    if parameter.kind == "int":
+        return f" and {parameter.name} >= 0" if parameter.bounds else ""
+    if parameter.kind != "float":
+        return ""
+    low = f"{parameter.least!r} <=" if math.isfinite(parameter.least) else "-inf <"
+    high = f"<= {parameter.most!r}" if math.isfinite(parameter.most) else "< inf"
+    return f" and {low} {parameter.name} {high}"
+
+
+def know_defaults(made: Callable[..., Any]) -> None:
+    """Puts the generated function's own default objects where ``canonical_terms`` compares with them."""
+    function: Any = made
+    code, defaults = function.__code__, function.__defaults__ or ()
+    positional = code.co_varnames[: code.co_argcount][code.co_argcount - len(defaults) :]
+    known = {**dict(zip(positional, defaults, strict=True)), **(function.__kwdefaults__ or {})}
+    function.__globals__.update({f"default_{name}": value for name, value in known.items()})
+
+
+def groups_of(contract: Contract) -> tuple[str, str]:
+    """All arguments in a row, and as a tuple of tensors and one of parameters."""
+    parameters = [parameter.name for parameter in contract.parameters]
+    tensors = ", ".join(contract.names)
+    return ", ".join(
+        [*contract.names, *parameters]
+    ), f"({tensors},), ({', '.join(parameters)}{',' if parameters else ''})"
+
+
+def named_dtypes(contract: Contract) -> str:
+    """Lines that put names in the place of torch's dtypes."""
+    holders = [parameter.name for parameter in contract.parameters if parameter.kind == "dtype"]
+    return "".join(
+        f"    if type({name}) is torch_dtype: {name} = dtype_names.get({name}, {name})\n" for name in holders
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """How generated code makes a call's key: ``lines`` to run, whether the arguments ``fit``, the ``key``'s parts."""
+
+    lines: str
+    fit: str
+    key: str
+    names: dict[str, Any]
+    forms: Forms
+
+    @classmethod
+    def of(cls, contract: Contract, parts: Expressions | Keys, signatures: Signatures) -> Lookup:
+        """The look-up for an op's calls; its forms are shared by all code that is made with it."""
+        if not isinstance(parts, Keys):
+            key = "".join(f"{part}, " for part in parts.parts)
+            forms = Forms(make_plain(contract, parts.ranks), signatures)
+            return cls("; ".join([*parts.shapes, parts.judged]), "sized", key, parts.names, forms)
+        lines = f"key = keys[{', '.join(contract.choosers)},]({groups_of(contract)[0]})"
+        return cls(lines, "key is not None", "*key, ", {"keys": parts}, Forms(make_plain(contract), signatures))
+
+
+def make_public(contract: Contract, lookup: Lookup, names: dict[str, Any]) -> Callable[..., Any]:
+    """The function that ``portakernel.ops`` offers.
+
+    ``names`` supplies ``table``, ``context`` (the context variable's getter), ``dispatcher``, ``pinned`` (policies with
+    a strict ``kernel``), ``into``, ``train``, ``slow``, ``traced`` and ``refuse``, which raises.
+    """
+    given, groups = groups_of(contract)
+    canonical, words = canonical_terms(contract)
+    tensors = ", ".join(contract.names)
+    strict = arguments(contract, "out=None", "kernel=None")
+    source = f"""\
+def {contract.op}({", ".join(_tolerant(strict))}):
+    if unknown or keywords_only is not ...:
+        refuse(unknown, keywords_only)
+{named_dtypes(contract)}    if compiling():
+        return traced({given}, out, kernel)
+    if out is not None and (written := into({given}, out, kernel)) is not None:
+        return written
+    form, declined, plain = forms.latest, None, False
+    try:
+        ours = {ours(contract)}
+    except AttributeError:
+        ours = False  # no tensor: `slow` tells
+    if ours and (form.check({tensors}) or (form := forms.find({tensors})) is not None) and {OUTSIDE}:
+        plain = not (form.leaf and grad_enabled())
+        if out is None{canonical}:
+            {lookup.lines}
+            if {lookup.fit}:
+                policy = dispatcher.policy() if context() else dispatcher.process_policy
+                if plain:
+                    if kernel is not None:
+                        policy = pinned.get((kernel, policy)) if type(kernel) is str else None
+                    placement = table.get((form.signature, {lookup.key}policy))
+                    if placement is not None:
+                        try:
+                            if profiler._is_profiler_enabled:
+                                result = placement.profiled({given}, None)
+                            else:
+                                result = placement.run({given}, None)
+                        except CannotRun as error:
+                            declined = placement, error  # `slow` takes the next kernel and remembers
+                        else:
+                            next(placement.calls)
+                            return result
+                elif kernel is None and policy is dispatcher.process_policy:
+                    placement = table.get((form.signature, {lookup.key}policy, TRAINING, False, None, False))
+                    if placement is not None and (result := train(placement, {groups})) is not None:
+                        return result
+    return slow({groups}, out, kernel, plain, declined)
+"""
+    names = {**GLOBALS, **words, **lookup.names, **names, "forms": lookup.forms, "NOT_GIVEN": NOT_GIVEN}
+    made: Any = define(source, contract.op, f"ops.{contract.op}", names)
+    know_defaults(made)
+    made.__doc__ = document(contract)
+    made.__module__ = "portakernel.ops"
+    made.__signature__ = inspect.signature(define(f"def shown({', '.join(strict)}): ...", "shown", "signature", {}))
+    function: Callable[..., Any] = made
+    return function
+
+
+def _tolerant(strict: Sequence[str]) -> list[str]:
+    """Arguments that take any call, so that its mistakes get an answer: what is by position, then what is by name.
+
+    Defaults of what is by position cost less than of what is by name alone, as much as it costs to take the unknown.
+    """
+    place = strict.index("*")
+    positional = [text if "=" in text else f"{text}=NOT_GIVEN" for text in strict[:place]]
+    return [*positional, "keywords_only=...", *strict[place + 1 :], "**unknown"]
+
+
+def _returned(contract: Contract, results: Sequence[Result], values: str) -> str:
+    """What a torch op returns of what a kernel ``found``: an empty tensor for each result that does not exist."""
+    terms = list[str]()
+    for name, wanted in (result.when for result in results if result.when is not None):
+        terms.append(f"{name} {'in' if isinstance(wanted, tuple) else '=='} {wanted!r}")
+    if not terms:
+        return "found"
+    like = contract.names[0]
+    otherwise = f"completed(found, ({values}), {like}, saved={len(results) > len(contract.outputs)})"
+    if len(results) == 2 and results[0].when is None:
+        otherwise = f"(found, {like}.new_empty(0))"
+    return f"found if {' and '.join(terms)} else {otherwise}"
+
+
+def make_hit(contract: Contract, lookup: Lookup, phase: Phase, names: dict[str, Any]) -> Callable[..., Any]:
+    """``hit(*tensors, *parameters, kernel, *rest)`` of a torch op: what it returns; None on a miss.
+
+    ``kernel`` and the rest are the op's own arguments (``naming``). ``names`` supplies ``table``, ``context``,
+    ``dispatcher``, ``named`` (policies with such a ``kernel``) and ``completed``, for results that do not exist.
+    """
+    given, _ = groups_of(contract)
+    canonical, words = canonical_terms(contract)
+    tensors = ", ".join(contract.names)
+    # torch hands windows over as lists
+    windows = [parameter.name for parameter in contract.parameters if parameter.kind == "window"]
+    listed = "".join(f"    {name} = tuple({name}) if type({name}) is list else {name}\n" for name in windows)
+    values = "".join(f"{parameter.name}, " for parameter in contract.parameters)
+    returned = _returned(contract, (*contract.outputs, *(contract.saved if phase is Phase.TRAINING else ())), values)
+    defaults = [f"{parameter.name}={parameter.default!r}" for parameter in contract.parameters]
+    optional = [f"{tensor.name}=None" if tensor.optional else tensor.name for tensor in contract.tensors]
+    accepted = ", ".join([*optional, *defaults, "kernel=''", "*rest"])
+    beyond = {Phase.INFERENCE: "", Phase.TRAINING: ", TRAINING, False, None, False"}[phase]
+    out = ", None" if phase is Phase.INFERENCE else ""
+    # in an op's implementation autograd has had its turn
+    recording = "form.leaf and grad_enabled()" if phase is Phase.INFERENCE else "False"
+    source = f"""\
+def hit({accepted}):
+{listed}    form = forms.latest
+    if not (
+            {ours(contract)} and (form.check({tensors}) or (form := forms.find({tensors})) is not None)
+            and {OUTSIDE} and not ({recording}){canonical}
+    ):
+        return None
+    {lookup.lines}
+    if not ({lookup.fit}):
+        return None
+    policy = dispatcher.policy() if context() else dispatcher.process_policy
+    if kernel and kernel != dispatcher.trace_token:
+        policy = named.get((kernel, policy))
+    placement = table.get((form.signature, {lookup.key}policy{beyond}))
+    if placement is None:
+        return None
+    try:
+        found = placement.launch({given}{out})
+    except CannotRun:
+        return None
+    return {returned}
+"""
+    names = {**GLOBALS, **words, **lookup.names, **names, "forms": lookup.forms}
+    made: Callable[..., Any] = define(source, "hit", f"{contract.op}.hit", names)
+    return made

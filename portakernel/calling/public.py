@@ -1,0 +1,86 @@
+"""The function that ``portakernel.ops`` offers for an op, and what ``torch.compile`` sees of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from portakernel.calling.caller import OpCaller
+from portakernel.calling.fast.generated import define
+from portakernel.calling.fast.keys import Expressions
+from portakernel.calling.fast.out_source import has_fast_out, make_into
+from portakernel.calling.fast.public_source import make_public
+from portakernel.calling.outputs import check_outs, copy_into
+from portakernel.contract import Result
+from portakernel.deciding.kernel_argument import STRICT_MARK
+from portakernel.tensors.torch_internals import compiler
+
+
+def public_function(caller: OpCaller) -> Callable[..., Any]:
+    """The function that ``portakernel.ops`` offers for the caller's op."""
+    contract, dispatcher, parts = caller.contract, caller.dispatcher, caller.expressions
+    dispatcher.refresh_trace_token()
+    names = {
+        "table": caller.table.entries,
+        "context": dispatcher.context_layers.get,
+        "dispatcher": dispatcher,
+        "pinned": caller.pinned,
+        "slow": caller.slow,
+        "traced": traced(caller),
+        "into": lambda *_: None,
+        "refuse": caller.arguments.refuse,
+        "train": caller.train,
+    }
+    if isinstance(parts, Expressions) and has_fast_out(contract):
+        names["into"] = make_into(contract, parts, caller.signatures, names)
+    return make_public(contract, caller.lookup, names)
+
+
+def traced(caller: OpCaller) -> Callable[..., Any]:
+    """The public function as ``torch.compile`` sees it.
+
+    The policy's token is read as a guarded attribute: another policy means another graph. An exported program has no
+    guards, and may run in another process: it holds no token, and leaves the choice to the policy of then.
+    """
+    contract = caller.contract
+    given = ", ".join([*contract.names, *caller.arguments.parameters])
+    inputs = ", ".join(tensor.name for tensor in contract.tensors if not tensor.optional)
+    exist = ", ".join(_exists(output) for output in contract.outputs)
+    public = ""
+    if any(output.when for output in contract.outputs):
+        public = f"""\
+    found = tuple(result for result, exists in zip(found, ({exist})) if exists)
+    found = found[0] if len(found) == 1 else found
+"""
+    source = f"""\
+def traced({given}, out, kernel):
+    token = "" if compiler._is_exporting_flag else dispatcher.trace_token
+    found = op({given}, token if kernel is None else {STRICT_MARK!r} + kernel)
+{public}    return found if out is None else write(out, found, ({inputs},))
+"""
+
+    def write(out: Any, found: Any, inputs: Sequence[Tensor]) -> Any:
+        results = found if isinstance(found, tuple) else (found,)
+        forms = {str(place): (tuple(r.shape), r.dtype) for place, r in enumerate(results)}
+        for target, result in zip(check_outs(contract.op, out, forms, inputs[0].device, inputs), results, strict=True):
+            copy_into(target, result)
+        return out
+
+    names = {
+        "op": caller.torch_op().default,
+        "dispatcher": caller.dispatcher,
+        "compiler": compiler,
+        "write": write,
+    }
+    made: Callable[..., Any] = define(source, "traced", f"{contract.op}.traced", names)
+    return made
+
+
+def _exists(result: Result) -> str:
+    """Whether a result exists, as source over the parameters."""
+    if result.when is None:
+        return "True"
+    name, wanted = result.when
+    return f"{name} in {wanted!r}" if isinstance(wanted, tuple) else f"{name} == {wanted!r}"

@@ -1,0 +1,29 @@
+"""What an op is: its tensors, parameters, results, sizes, cases, tolerance and cost."""
+
+from portakernel.contract.contract import (
+    LAYOUT_FACTS,
+    Case,
+    Choice,
+    Contract,
+    Cost,
+    Draw,
+    Parameter,
+    Result,
+    TensorArgument,
+    Tolerance,
+    alternatives,
+)
+
+__all__ = [
+    "LAYOUT_FACTS",
+    "Case",
+    "Choice",
+    "Contract",
+    "Cost",
+    "Draw",
+    "Parameter",
+    "Result",
+    "TensorArgument",
+    "Tolerance",
+    "alternatives",
+]

@@ -1,0 +1,387 @@
+"""The contract of an op: schema, named dimensions, values and features, saved tensors, cases, tolerance, cost.
+
+To add an op, write ``contracts/<op>.py`` with a ``CONTRACT`` and ``references/<op>.py`` with its ``forward`` (and
+``backward``); registration in torch, dispatch, the command line and the conformance kit follow from the contract.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeVar
+
+from portakernel.contract.case import Case, Draw
+from portakernel.contract.near_misses import answer
+from portakernel.contract.parameter import Parameter
+from portakernel.contract.parts import Choice, Cost, Result, Shape, TensorArgument, Tolerance
+from portakernel.contract.sizes import DIMENSION, parse_size
+from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
+from portakernel.text.printable import brief
+from portakernel.words.dtypes import DTYPES
+from portakernel.words.symbols import holds
+
+# What a manifest may limit about a tensor argument's memory.
+#   contiguous   row-major without gaps
+#   flat_rows    all dimensions but the last collapse into one with a single stride, so that `view(-1, N)` needs no copy
+#   stride_last  elements between neighbours in the last dimension (1 for a tensor with at most one element there)
+#   alignment    the largest power of two, up to 16, that divides the address in bytes
+LAYOUT_FACTS: tuple[str, ...] = ("contiguous", "flat_rows", "stride_last", "alignment")
+
+T = TypeVar("T")
+__all__ = [
+    "LAYOUT_FACTS",
+    "Case",
+    "Choice",
+    "Contract",
+    "Cost",
+    "Draw",
+    "Parameter",
+    "Result",
+    "TensorArgument",
+    "Tolerance",
+    "alternatives",
+]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Contract:
+    """Everything that is true of an op, whichever kernel runs it.
+
+    ``requirements`` are Python conditions over dimensions (``H % G == 0``). ``gradient`` is ``kernel`` (backward is an
+    op of its own), ``identity`` (each gradient is the output's gradient, no kernel runs) or ``none``. ``kept`` names
+    the arguments and outputs that backward is given, all arguments where it is not said; ``stands_for`` says which of
+    them has the form of an argument that is not. ``saved`` is what forward keeps beside them. ``inplace`` names the
+    arguments that ``out`` may be (with several outputs, the first is one for the first output, and so on).
+    ``infinite_rows`` says whether a row of an argument that holds an infinity gives what the formula gives there, or
+    may give NaN throughout. ``autocast`` says what happens to dtypes under autocast: ``keep`` (the op computes in
+    float32 anyhow), ``promote`` (arguments of different float dtypes are cast to the widest) or ``cast`` (to autocast's
+    own dtype, as matrix products are). ``host_reads`` names arguments whose values the reference reads on the host, for
+    which it waits for the device.
+    """
+
+    op: str
+    summary: str
+    formula: str
+    tensors: tuple[TensorArgument, ...]
+    outputs: tuple[Result, ...]
+    cases: tuple[Case, ...]
+    tolerance: Tolerance
+    cost: Callable[[Mapping[str, int], Mapping[str, int], Mapping[str, Any]], Cost]
+    source: str
+    notes: str = ""
+    parameters: tuple[Parameter, ...] = ()
+    requirements: tuple[str, ...] = ()
+    saved: tuple[Result, ...] = ()
+    kept: tuple[str, ...] | None = None
+    stands_for: Mapping[str, str] = field(default_factory=dict[str, str])
+    gradient: Literal["kernel", "identity", "none"] = "none"
+    inplace: tuple[str, ...] = ()
+    infinite_rows: Literal["exact", "may_be_nan"] = "exact"
+    autocast: Literal["keep", "promote", "cast"] = "keep"
+    host_reads: tuple[str, ...] = ()
+
+    # --- names -----------------------------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        names = ", ".join([*self.names, *(parameter.name for parameter in self.parameters)])
+        return brief(f"<Contract {self.op}({names})>")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the tensor arguments."""
+        return tuple(tensor.name for tensor in self.tensors)
+
+    @property
+    def features(self) -> tuple[Parameter | TensorArgument, ...]:
+        """What a kernel must list to be asked for a non-neutral value, or to be given a tensor."""
+        parameters = (parameter for parameter in self.parameters if parameter.feature)
+        return (*parameters, *(tensor for tensor in self.tensors if tensor.feature))
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        """The names of the dimensions, in order of first mention, whatever the parameters."""
+        return tuple(dict.fromkeys(name for shape in self._shapes() for size in shape if (name := _over(size))))
+
+    @property
+    def fixed_dims(self) -> tuple[str, ...]:
+        """The names of the dimensions that are not products of leading ones."""
+        leading = {shape[0][1:] for shape in self._shapes() if shape and shape[0].startswith("*")}
+        return tuple(name for name in self.dims if name not in leading)
+
+    @property
+    def backward_inputs(self) -> tuple[str, ...]:
+        """The arguments and outputs that backward is given."""
+        return self.names if self.kept is None else self.kept
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """The names under which requests and manifests have scale formats."""
+        return tuple(parameter.of or parameter.name for parameter in self.parameters if parameter.kind == "format")
+
+    @property
+    def typed(self) -> tuple[str, ...]:
+        """What has a dtype in requests and manifests: the tensor arguments, and parameters that hold a dtype."""
+        return (*self.names, *(parameter.name for parameter in self.parameters if parameter.kind == "dtype"))
+
+    def _shapes(self) -> list[Shape]:
+        return [shape for tensor in self.tensors for shape in alternatives(tensor.shape)]
+
+    def tensor(self, name: str) -> TensorArgument:
+        """The tensor argument called ``name``."""
+        return next(tensor for tensor in self.tensors if tensor.name == name)
+
+    def parameter(self, name: str) -> Parameter:
+        """The parameter called ``name``.
+
+        Raises:
+            UnknownNameError: the op has none.
+        """
+        known = {parameter.name: parameter for parameter in self.parameters}
+        if name in self.names:
+            text = f"{name} is a tensor: give tensors by position, or say of it what is known (shape, dtype, format)"
+            raise UnknownNameError("parameter", name, known, where=self.op, instead=text)
+        if name not in known:
+            arguments = (*self.names, *known, "out", "kernel")
+            raise UnknownNameError("parameter", name, known, where=self.op, instead=answer(self.op, name, arguments))
+        return known[name]
+
+    def limitable(self) -> tuple[str, ...]:
+        """The names that a manifest's limits may use."""
+        facts = tuple(f"{tensor.name}.{fact}" for tensor in self.tensors for fact in LAYOUT_FACTS)
+        return (*self.dims, *facts)
+
+    # --- values ----------------------------------------------------------------------------------------------------
+
+    def value(self, name: str, value: object) -> Any:
+        """The parameter ``name``'s value in its canonical form.
+
+        Raises:
+            UnknownNameError: the op has no such parameter, or it no such value.
+            ArgumentTypeError, ArgumentValueError: the value is of another kind.
+        """
+        return self.parameter(name).canonical(self.op, value)
+
+    def parse_parameter(self, name: str, text: str) -> Any:
+        """The parameter ``name``'s value as written on a command line; raises what ``value`` does."""
+        return self.parameter(name).parse(self.op, text)
+
+    def values(self, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Every parameter's value: the given one, else the default."""
+        given = given or {}
+        return {parameter.name: given.get(parameter.name, parameter.default) for parameter in self.parameters}
+
+    @property
+    def choosers(self) -> tuple[str, ...]:
+        """The parameters that shapes, dtypes or the number of results depend on."""
+        return _choosers(self)
+
+    def at(self, values: Mapping[str, Any] | None = None) -> Contract:
+        """The contract for calls with these values of its ``choosers``: every choice made, absent results left out."""
+        if not self.choosers:
+            return self
+        known = self.values(values)
+        return _at(self, tuple(known[name] for name in self.choosers))
+
+    # --- dtypes ----------------------------------------------------------------------------------------------------
+
+    def accepted_dtypes(self, name: str, dtypes: Mapping[str, str]) -> tuple[str, ...]:
+        """What ``name`` (of ``typed``) may be, given the dtypes of the arguments before it."""
+        if name not in self.names:
+            return self.parameter(name).choices
+        several = alternatives(self.tensor(name).dtypes)
+        return tuple(dict.fromkeys(dtypes.get(dtype, dtype) for group in several for dtype in group))
+
+    def possible_dtypes(self, name: str) -> tuple[str, ...]:
+        """What ``name`` (of ``typed``) may be in some call."""
+        found: list[str] = []
+        for entry in self.accepted_dtypes(name, {}):
+            found += self.possible_dtypes(entry) if entry in self.names else [entry]
+        return tuple(dict.fromkeys(found))
+
+    def check_dtypes(self, dtypes: Mapping[str, str]) -> None:
+        """Nothing, when the arguments' dtypes are ones that the op accepts together.
+
+        Raises:
+            ArgumentTypeError: one of them is not; names the argument and what it may be.
+        """
+        for name, found in dtypes.items():
+            accepted = self.accepted_dtypes(name, dtypes)
+            if found not in accepted and all(entry in DTYPES for entry in accepted):
+                raise ArgumentTypeError(f"{self.op}: {name} is {found}; it must be {' or '.join(accepted)}")
+
+    # --- shapes ----------------------------------------------------------------------------------------------------
+
+    def bind_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[dict[str, int], tuple[int, ...] | None]:
+        """The dimensions that the arguments' shapes give, and the leading dimensions; arguments may be missing.
+
+        Raises:
+            ArgumentValueError: an argument has the wrong rank, two arguments disagree on a dimension, or the dimensions
+                do not fit the op's requirements.
+        """
+        dims: dict[str, int] = {}
+        origin: dict[str, str] = {}
+        leading_shape: tuple[int, ...] | None = None
+        for tensor in self.tensors:
+            shape = shapes.get(tensor.name)
+            if shape is None:
+                continue
+            fixed = tensor.fixed
+            wrong_rank = len(shape) < len(fixed) if tensor.leading is not None else len(shape) != len(fixed)
+            if wrong_rank:
+                raise ArgumentValueError(
+                    f"{self.op}: {tensor.name} has shape {tuple(shape)}, but needs {self.describe_shape(tensor)}"
+                )
+            split = len(shape) - len(fixed)
+            if tensor.leading is not None:
+                leading = tuple(shape[:split])
+                if leading_shape is not None and not _alike(leading, leading_shape):
+                    raise ArgumentValueError(
+                        f"{self.op}: {tensor.name} has shape {tuple(shape)}, but {origin[tensor.leading]} has leading"
+                        f" dimensions {leading_shape}; they must be equal (broadcasting is refused)"
+                    )
+                leading_shape = leading
+                dims[tensor.leading] = _product(leading)
+                origin.setdefault(tensor.leading, tensor.name)
+            for size, found in zip(fixed, shape[split:], strict=True):
+                self._bind(size, found, tensor.name, tuple(shape), dims, origin)
+        self.check_requirements(dims)
+        return dims, leading_shape
+
+    def _bind(
+        self, text: str, found: int, tensor: str, shape: tuple[int, ...], dims: dict[str, int], origin: dict[str, str]
+    ) -> None:
+        size = parse_size(text)
+        name = size.name
+        if name is None or name in dims:
+            wanted = size.of(dims[name] if name is not None else 0)
+            if name is not None and not size.exact(dims[name]):
+                raise ArgumentValueError(
+                    f"{self.op}: {tensor} needs {text}, a whole number, but {origin[name]} has {name} = {dims[name]}"
+                )
+            if not holds(found == wanted):
+                told = f"{text} = {wanted}" if name is not None and text != name else f"{wanted}"
+                because = f", but {origin[name]} has {name} = {dims[name]}" if name is not None else ""
+                shown = f"so {name} = {found}" if text == name else f"{found} where {told} is needed"
+                raise ArgumentValueError(f"{self.op}: {tensor} has shape {shape}, {shown}{because}")
+        elif size.solvable:
+            solved = size.solve(found)
+            if solved is None:
+                raise ArgumentValueError(f"{self.op}: {tensor} has shape {shape}; {found} is not {text} for any {name}")
+            dims[name] = solved
+            origin.setdefault(name, tensor)
+
+    def check_requirements(self, dims: Mapping[str, int]) -> None:
+        """Nothing, when the dimensions fit the op's requirements; those over unknown dimensions are left open.
+
+        Raises:
+            ArgumentValueError: one does not hold.
+        """
+        for condition in self.requirements:
+            names = sorted(set(DIMENSION.findall(condition)))
+            known = {name: dims[name] for name in names if name in dims}
+            if len(known) == len(names) and not holds(eval(condition, {"__builtins__": {}}, known)):
+                found = ", ".join(f"{name} = {size}" for name, size in known.items())
+                raise ArgumentValueError(f"{self.op}: needs {condition}; this is {found}")
+
+    def form(
+        self,
+        result: Result,
+        dims: Mapping[str, int],
+        leading: tuple[int, ...],
+        dtypes: Mapping[str, str],
+        values: Mapping[str, Any],
+    ) -> tuple[tuple[int, ...], str]:
+        """The shape and dtype of a result of ``at(values)``."""
+        shape: list[int] = []
+        for text in _made(result.shape, values):
+            size = parse_size(text.lstrip("*"))
+            shape += leading if text.startswith("*") else [size.of(dims[size.name] if size.name is not None else 0)]
+        dtype = _dtype(result, values)
+        return tuple(shape), dtypes[result.like] if dtype is None else str(values.get(dtype, dtype))
+
+    def describe_shape(self, tensor: TensorArgument) -> str:
+        """A tensor argument's shape for people: ``(..., N)``."""
+        if isinstance(tensor.shape, Choice):
+            shapes = {key: replace(tensor, shape=shape) for key, shape in tensor.shape.of.items()}
+            return ", ".join(f"{self.describe_shape(shape)} for {key}" for key, shape in shapes.items())
+        names = ["..." if name.startswith("*") else name for name in tensor.shape]
+        return f"({', '.join(names)}{',' if len(names) == 1 else ''})"
+
+
+@functools.cache
+def _choosers(contract: Contract) -> tuple[str, ...]:
+    results = (*contract.outputs, *contract.saved)
+    parts: list[object] = [part for tensor in contract.tensors for part in (tensor.shape, tensor.dtypes)]
+    parts += [part for result in results for part in (result.shape, result.dtype)]
+    names: list[str] = []
+    while parts:
+        part = parts.pop(0)
+        if isinstance(part, Choice):
+            names.append(part.by)
+            parts += part.of.values()
+    return tuple(dict.fromkeys([*names, *(result.when[0] for result in results if result.when is not None)]))
+
+
+@functools.lru_cache(maxsize=1024)
+def _at(contract: Contract, chosen: tuple[Any, ...]) -> Contract:
+    values = contract.values(dict(zip(contract.choosers, chosen, strict=True)))
+
+    def exists(result: Result) -> bool:
+        if result.when is None:
+            return True
+        name, wanted = result.when
+        return values[name] in wanted if isinstance(wanted, tuple) else values[name] == wanted
+
+    def results(given: tuple[Result, ...]) -> tuple[Result, ...]:
+        return tuple(
+            replace(result, shape=_made(result.shape, values), dtype=_dtype(result, values), when=None)
+            for result in given
+            if exists(result)
+        )
+
+    return replace(
+        contract,
+        tensors=tuple(
+            replace(tensor, shape=_made(tensor.shape, values), dtypes=_made(tensor.dtypes, values))
+            for tensor in contract.tensors
+        ),
+        outputs=results(contract.outputs),
+        saved=results(contract.saved),
+    )
+
+
+def _dtype(result: Result, values: Mapping[str, Any]) -> str | None:
+    return None if result.dtype is None else _made(result.dtype, values)
+
+
+def _made(part: T | Choice[T], values: Mapping[str, Any]) -> T:
+    """``part``, its choices made."""
+    if not isinstance(part, Choice):
+        return part
+    inner: T | Choice[T] = part.of[values[part.by]]
+    return _made(inner, values)
+
+
+def alternatives(part: T | Choice[T]) -> list[T]:
+    """Everything that ``part`` may become."""
+    if not isinstance(part, Choice):
+        return [part]
+    return [made for inner in part.of.values() for made in alternatives(inner)]
+
+
+def _over(text: str) -> str | None:
+    """The dimension that a size is over."""
+    return parse_size(text.lstrip("*")).name
+
+
+def _product(sizes: tuple[int, ...]) -> int:
+    # not math.prod: under tracing the sizes are symbols, and a product that starts at the int 1 keeps them so
+    product = 1
+    for size in sizes:
+        product = product * size
+    return product
+
+
+def _alike(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    return len(one) == len(other) and all(holds(a == b) for a, b in zip(one, other, strict=True))

@@ -1,0 +1,231 @@
+"""A decision: the chosen kernel, why it won, and every other kernel with its reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from portakernel.claims.capability import ReasonCode, Rejection
+from portakernel.claims.request import Phase, Request
+from portakernel.claims.request_words import explain_command
+from portakernel.deciding.policies import Wishes
+from portakernel.deciding.shortfalls import Shortfall
+from portakernel.errors import NoKernelError
+from portakernel.registry.kernel import Kernel
+from portakernel.text.printable import brief
+from portakernel.words.target import Target
+
+Status = Literal["chosen", "eligible", "rejected"]
+
+
+class Use(NamedTuple):
+    """What ``stats()`` tells calls apart by; ``fallback`` are the kernels that were expected to go before."""
+
+    op: str
+    kernel: str
+    phase: str
+    target: str
+    fallback: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One kernel's place in a decision.
+
+    ``target`` is what it would run on, which differs from the request's where the kernel serves an attached device.
+    ``assumed`` lists what was taken for granted, not checked.
+    """
+
+    kernel: Kernel
+    status: Status
+    priority: int
+    rejections: tuple[Rejection, ...] = ()
+    assumed: tuple[str, ...] = ()
+    variant: str = ""
+    target: Target | None = None
+
+    def __repr__(self) -> str:
+        codes = ", ".join(rejection.code for rejection in self.rejections)
+        return brief(f"<Candidate {self.kernel.name}: {self.status}{f' ({codes})' if codes else ''}>")
+
+    def to_json(self) -> dict[str, Any]:
+        """The candidate as JSON-ready data; stable."""
+        return {
+            "kernel": self.kernel.name,
+            "status": self.status,
+            "priority": self.priority,
+            "rejections": [{"code": str(r.code), "text": r.text, "parameter": r.parameter} for r in self.rejections],
+            "target": str(self.target) if self.target is not None else None,
+            "assumed": list(self.assumed),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The kernel chosen for a request, why it won, and every other kernel with its reasons; winner first.
+
+    ``passed_over`` names the kernels that would have gone before the chosen one, had nothing spoken against them;
+    ``shortfalls`` is what the target's hardware has no instructions for, of what was asked; ``notes`` is what the
+    chosen kernel's plugin has to say of the device; ``wishes`` is what the policy said of such calls.
+    """
+
+    request: Request
+    chosen: Kernel | None
+    why: str
+    candidates: tuple[Candidate, ...]
+    passed_over: tuple[str, ...] = ()
+    shortfalls: tuple[Shortfall, ...] = ()
+    notes: tuple[str, ...] = ()
+    wishes: Wishes | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def passes(self) -> bool:
+        """Whether a fault of this moment spoke against some kernel: the next call decides anew."""
+        return any(rejection.passing for candidate in self.candidates for rejection in candidate.rejections)
+
+    @property
+    def target(self) -> Target:
+        """What the chosen kernel runs on."""
+        winner = self.candidates[0].target if self.chosen is not None else None
+        return winner if winner is not None else self.request.target
+
+    def __repr__(self) -> str:
+        chosen = self.chosen.name if self.chosen else "no kernel"
+        return brief(f"<Decision: {chosen} of {len(self.candidates)} for {self.request}>")
+
+    def candidate(self, name: str) -> Candidate:
+        """The candidate with the full name ``name``."""
+        return next(candidate for candidate in self.candidates if candidate.kernel.name == name)
+
+    def to_json(self) -> dict[str, Any]:
+        """The decision as JSON-ready data; stable."""
+        return {
+            "op": self.request.op,
+            "target": str(self.request.target),
+            "request": self.request.to_json(),
+            "chosen": self.chosen.name if self.chosen else None,
+            "why": self.why,
+            "shortfalls": [shortfall.to_json() for shortfall in self.shortfalls],
+            "notes": list(self.notes),
+            "candidates": [candidate.to_json() for candidate in self.candidates],
+        }
+
+    def __str__(self) -> str:
+        where = f" on {self.target}" if self.target != self.request.target else ""
+        lines = [str(self.request), f"  chosen: {self.chosen.name if self.chosen else 'none'}{where} ({self.why})"]
+        lines += [f"  note: {text}" for text in (*(shortfall.text for shortfall in self.shortfalls), *self.notes)]
+        width = max((len(candidate.kernel.name) for candidate in self.candidates), default=0)
+        for candidate in self.candidates:
+            name = f"  {candidate.kernel.name:<{width}}  "
+            lines += [f"{name}{rejection.code}: {rejection.text}" for rejection in candidate.rejections]
+        return "\n".join(lines)
+
+    @property
+    def strict(self) -> tuple[Candidate, ...]:
+        """The only kernels that the policy lets serve, where it names such; backward may be anybody's but theirs."""
+        if self.wishes is None:
+            return ()
+        used = tuple(candidate for candidate in self.candidates if candidate.kernel.name in self.wishes.use)
+        anybodys = self.request.phase is Phase.BACKWARD and all(one.kernel.backward is None for one in used)
+        return () if anybodys else used
+
+    def error(self) -> NoKernelError:
+        """The error for a decision without a kernel: the request, the kernels' reasons, the way out.
+
+        Where a policy names the kernels that alone may serve, their reasons; else those of all that are for such
+        hardware. The others are counted.
+        """
+        shown = self.strict or [one for one in self.candidates if not _is_of_other_vendor(one)] or self.candidates
+        rows = [(c.kernel.name, str(r.code), r.text) for c in shown for r in c.rejections]
+        widths = [max((len(row[i]) for row in rows), default=0) for i in (0, 1)]
+        lines = [f"no kernel for op {self.request}{self._strictly()}"]
+        lines += [f"  {name:<{widths[0]}}  {code:<{widths[1]}}  {text}" for name, code, text in rows]
+        if others := len(self.candidates) - len(shown):
+            count = "1 more is" if others == 1 else f"{others} more are"
+            lines.append(f"  {count} {self._left_out() if self.strict else 'for other hardware'}")
+        lines.append(f"  Run `{explain_command(self.request, self.wishes)}` for the full decision.")
+        return NoKernelError("\n".join(lines), self)
+
+    def _strictly(self) -> str:
+        """Who says that no other kernel may serve."""
+        if not self.strict or self.wishes is None:
+            return ""
+        sources = dict.fromkeys(self.wishes.use[one.kernel.name] for one in self.strict)
+        names = ", ".join(one.kernel.name for one in self.strict)
+        return f": {' and '.join(sources)} uses {names} strictly"
+
+    def _left_out(self) -> str:
+        """What a strict policy keeps from serving."""
+        # each of these has the strict policy among its reasons; a denial of its own is one more
+        alone = [
+            one.kernel.name
+            for one in sorted(self.candidates, key=lambda one: (tier(one.kernel), -one.priority, one.kernel.name))
+            if one not in self.strict and len(one.rejections) == 1
+        ]
+        if not alone:
+            return "left out by that, and could not serve either"
+        more = ["", " and 1 other", f" and {len(alone) - 1} others"][min(len(alone) - 1, 2)]
+        return f"left out by that; nothing else speaks against {alone[0]}{more}"
+
+
+def _is_of_other_vendor(candidate: Candidate) -> bool:
+    return any(rejection.code is ReasonCode.VENDOR for rejection in candidate.rejections)
+
+
+def tier(kernel: Kernel) -> int:
+    """First-party kernels go before the reference, which goes before third parties': those wait for a policy."""
+    return 1 if kernel.is_reference else 0 if kernel.first_party else 2
+
+
+def order(candidate: Candidate, wishes: Wishes) -> tuple[int, int, int, str]:
+    """The key by which eligible candidates are sorted; the last part is the name, so that no two are equal."""
+    kernel = candidate.kernel
+    named = [*wishes.use, *wishes.prefer]
+    place = named.index(kernel.name) if kernel.name in named else len(named)
+    return place, tier(kernel), -candidate.priority, kernel.name
+
+
+def lost(loser: Candidate, winner: Candidate, wishes: Wishes) -> Rejection:
+    """Why an eligible candidate does not go first."""
+    named = {**wishes.use, **wishes.prefer}
+    if winner.kernel.name in named and order(loser, wishes)[0] != order(winner, wishes)[0]:
+        text = f"{named[winner.kernel.name]} puts {winner.kernel.name} before it"
+    elif tier(loser.kernel) != tier(winner.kernel):
+        if not loser.kernel.is_reference:
+            wish = f"prefer: {loser.kernel.plugin}, or PORTAKERNEL_PREFER={loser.kernel.plugin}"
+            text = f"a third party's kernel waits until a policy names it ({wish}); {winner.kernel.name} serves"
+            return Rejection(ReasonCode.THIRD_PARTY, text)
+        text = f"the reference comes last; {winner.kernel.name} serves"
+    elif loser.priority == winner.priority:
+        text = f"priority {loser.priority} equals that of {winner.kernel.name}, whose name comes first"
+    else:
+        text = f"priority {loser.priority} is below {winner.priority} of {winner.kernel.name}"
+    return Rejection(ReasonCode.LOWER_PRIORITY, text)
+
+
+def is_recorded(kernel: Kernel, request: Request) -> bool:
+    """Whether the request is for the gradient of what ``kernel`` computed, and PyTorch has recorded that."""
+    return request.phase is Phase.BACKWARD and request.saved_by == kernel.name and kernel.saves == "autograd"
+
+
+def why(winner: Candidate, losers: Sequence[Candidate], wishes: Wishes, request: Request) -> str:
+    """What made the winner win."""
+    name = winner.kernel.name
+    if is_recorded(winner.kernel, request):
+        return "it runs forward in training, where PyTorch records its gradient; no backward kernel is called"
+    if name in wishes.use:
+        return f"{wishes.use[name]} uses it"
+    if name in wishes.prefer:
+        return f"{wishes.prefer[name]} prefers it"
+    if not losers:
+        return "the only kernel that can serve this request"
+    second = losers[0]
+    if tier(second.kernel) != tier(winner.kernel):
+        kinds = dict.fromkeys(
+            "the reference" if loser.kernel.is_reference else "kernels of third parties" for loser in losers
+        )
+        return f"priority {winner.priority}; the only one beside {' and '.join(kinds)}"
+    if second.priority == winner.priority:
+        return f"priority {winner.priority}, shared with {second.kernel.name}; the first by name"
+    return f"highest priority {winner.priority}, before {second.priority} of {second.kernel.name}"

@@ -1,0 +1,157 @@
+"""Explaining a call in words: an op on a target or a device of this machine, with as much of the call as is known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from portakernel.claims.capability import Rejection
+from portakernel.claims.request import Phase, Request
+from portakernel.contracts import contract
+from portakernel.deciding.asking import ask
+from portakernel.deciding.decision import Decision
+from portakernel.deciding.dispatcher import Dispatcher
+from portakernel.deciding.kernel_argument import layer_of, strictly
+from portakernel.deciding.policies import Policy
+from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
+from portakernel.registry.registry import Registry
+from portakernel.words.target import Device, Target
+from portakernel.words.target_names import find_device
+
+
+def explain_in_words(
+    now: Dispatcher,
+    op: str,
+    *,
+    target: str | None = None,
+    device: str | None = None,
+    dtype: Mapping[str, str] | str | None = None,
+    shape: Mapping[str, Sequence[int]] | None = None,
+    format: Mapping[str, str] | str | None = None,
+    parameters: Mapping[str, Any] | None = None,
+    facts: Mapping[str, int] | None = None,
+    phase: Phase = Phase.INFERENCE,
+    saved_by: str | None = None,
+    kernel: str | None = None,
+) -> Decision:
+    """The decision for a call in words, under the policy in force.
+
+    ``parameters`` are the op's own, ``facts`` what is not plain about its tensors' memory (``{"x.alignment": 2}``),
+    ``saved_by`` is the kernel that ran forward, for the phase backward.
+
+    Raises:
+        UnknownNameError, ArgumentTypeError, ArgumentValueError: the words make no call of the op.
+    """
+    strict = strictly(now.registry, op, kernel)
+    asked, here, attached = _asked_target(now.registry, target, device)
+    request = ask(
+        contract(op),
+        asked,
+        dtypes=dtype,
+        shapes=shape,
+        formats=format,
+        values=parameters,
+        facts=facts,
+        phase=phase,
+        saved_by=saved_by,
+        device=here,
+        attached=attached,
+    )
+    check_saved_by(now.registry, request)
+    return decide_as_called(now, request, now.policy(layer_of(now.registry, op, strict)))
+
+
+def decide_as_called(
+    now: Dispatcher, request: Request, policy: Policy, cannot: Mapping[str, Rejection] | None = None
+) -> Decision:
+    """The decision for ``request``, where a gradient is what a whole training call would have.
+
+    Unless it is known who ran forward, it is asked who would: what that one saves in its own way it alone reads, and a
+    gradient that PyTorch records calls no kernel.
+
+    Raises:
+        ArgumentValueError: it is for a backward that the op does not have.
+    """
+    if request.phase is not Phase.BACKWARD:
+        return now.decide(request, policy, cannot)
+    gradient = contract(request.op).gradient
+    if gradient == "none":
+        raise ArgumentValueError(f"{request.op} has no gradient, so that no kernel serves it for backward")
+    if gradient == "identity":
+        raise ArgumentValueError(
+            f"{request.op} needs no kernel for backward: the gradient of its output is passed on as it is; ask for the"
+            " phase training to see who runs forward"
+        )
+    if request.saved_by is None:
+        forward = now.decide(replace(request, phase=Phase.TRAINING), policy, cannot).chosen
+        if forward is not None and forward.saves in ("own", "autograd"):
+            request = replace(request, saved_by=forward.name)
+    return now.decide(request, policy, cannot)
+
+
+def check_saved_by(registry: Registry, request: Request) -> None:
+    """Nothing, when ``request.saved_by`` is not given, or is a kernel that can have run forward.
+
+    Raises:
+        UnknownNameError: no kernel is called that.
+        ArgumentValueError: it is a plugin, a kernel of another op or one that saves nothing, or the request is for
+            another phase than backward.
+    """
+    op, name = request.op, request.saved_by
+    if name is None:
+        return
+    if request.phase is not Phase.BACKWARD:
+        raise ArgumentValueError(
+            f"saved_by={name!r} says who ran forward, for the phase backward; this is for {request.phase}"
+        )
+    savers = [kernel.name for kernel in registry.for_op(op) if kernel.saves != "none" or not request.saved]
+    those = f"those that can have run forward are {', '.join(savers)}"
+    if name in savers:
+        return
+    if name in registry.plugins():
+        raise ArgumentValueError(f"{op}: saved_by names one kernel, and {name!r} is a plugin; {those}")
+    if (kernel := registry.kernels.get(name)) is None:
+        raise UnknownNameError("kernel", name, savers, where=f"{op}: saved_by")
+    if kernel.op != op:
+        raise ArgumentValueError(f"{op}: saved_by names {name}, which is a kernel of {kernel.op}; {those}")
+    saved = ", ".join(request.saved)
+    raise ArgumentValueError(f"{op}: saved_by names {name}, which does not save {saved} for backward; {those}")
+
+
+def first_device(registry: Registry, remedy: str = "`portakernel doctor` says why") -> Device:
+    """This machine's first device that torch reaches; an accelerator goes before the CPU.
+
+    Raises:
+        ArgumentValueError: there is none; ``remedy`` ends its message.
+    """
+    usable = [d for d in registry.reachable_devices() if d.torch_device is not None and not d.attached]
+    if not usable:
+        raise ArgumentValueError(f"no backend found a device that torch reaches; {remedy}")
+    return min(usable, key=lambda device: device.torch_device == "cpu")
+
+
+def _asked_target(
+    registry: Registry, text: str | None, device: str | None
+) -> tuple[Target, Device | None, tuple[Device, ...]]:
+    """The target that is asked about, its device where readiness shall be probed, and what is attached to it.
+
+    A question about an attached target is one about calls on the torch device that it shares.
+    """
+    if device is not None and text is not None:
+        raise ArgumentTypeError(f"explain takes a target ({text}) or a device of this machine ({device}), not both")
+    if text is None:
+        if device is None:
+            here = first_device(registry, "name a target, such as nvidia:sm_90")
+        else:
+            here = find_device(device, registry.devices, registry.spaces)
+        return here.target, here, registry.attached_to(here.torch_device or "")
+    target = registry.target(text)
+    backend = next(backend for backend in registry.backends.values() if backend.vendor == target.vendor)
+    if not backend.attach:
+        return target, None, registry.attached_to(backend.torch_device)
+    hosts = registry.devices_on(backend.torch_device)
+    host = next((d for d in hosts if d.torch_device == backend.torch_device), None)
+    if host is None:
+        raise ArgumentValueError(f"{target} is attached to torch's {backend.torch_device}, which no backend finds here")
+    return host.target, host, registry.attached_to(backend.torch_device)

@@ -1,0 +1,107 @@
+"""The form of a policy file: the keys that it may have, and what each accepts.
+
+The models are its one description: ``schema/policy.schema.json`` is generated from them. ``docs/policy.md`` shows a
+whole file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, get_args
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+
+from portakernel.claims.capability import Property
+from portakernel.deciding.policies import ReferenceMode
+from portakernel.errors import nearest
+from portakernel.manifest.loading import shown
+
+_PROPERTIES: tuple[str, ...] = get_args(Property)
+_MODES: tuple[str, ...] = get_args(ReferenceMode)
+
+
+def _several(value: Any) -> Any:
+    if value == [] or not isinstance(value, (str, list)):
+        raise ValueError(f"{_found(value)}; write one name, or a list of names")
+    return [value] if isinstance(value, str) else value
+
+
+def _mode(value: Any) -> Any:
+    if value not in _MODES:
+        raise ValueError(f"{_found(value)}; {nearest(str(value), _MODES)}")
+    return value
+
+
+def _found(value: Any) -> str:
+    return "is empty" if value in (None, []) else f"found {shown(value)}"
+
+
+def _property(name: str) -> str:
+    if name not in _PROPERTIES:
+        raise ValueError(f"unknown property {name!r}; {nearest(name, _PROPERTIES)}")
+    return name
+
+
+def _plugin(name: str) -> str:
+    if "." in name:
+        raise ValueError(f"names the kernel {name!r}; write plugins, such as {name.partition('.')[0]!r}")
+    return name
+
+
+def _one_or_list(item: Mapping[str, Any]) -> WithJsonSchema:
+    return WithJsonSchema({"anyOf": [item, {"type": "array", "items": item, "minItems": 1}]})
+
+
+NameList = Annotated[list[str], BeforeValidator(_several), _one_or_list({"type": "string"})]
+PropertyList = Annotated[
+    list[Annotated[str, AfterValidator(_property)]],
+    BeforeValidator(_several),
+    _one_or_list({"enum": list(_PROPERTIES)}),
+]
+PluginList = Annotated[
+    list[Annotated[str, AfterValidator(_plugin)]], BeforeValidator(_several), _one_or_list({"type": "string"})
+]
+# None stands for a key that is not there; a key without a value is an error.
+Mode = Annotated[ReferenceMode | None, BeforeValidator(_mode), WithJsonSchema({"enum": list(_MODES)})]
+
+
+class Section(BaseModel):
+    """Wishes: kernels (``triton.rms_norm``) or plugins (``triton``) by name, required properties, the reference."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
+
+    use: NameList = Field(default=[], description="these kernels, or an error; strict for the ops that they are of")
+    prefer: NameList = Field(default=[], description="first these, best first, where they can serve")
+    deny: NameList = Field(default=[], description="never these; adds up over all sources")
+    require: PropertyList = Field(
+        default=[], description="properties that every chosen kernel must declare; adds up over all sources"
+    )
+    reference: Mode = Field(default=None, description="whether the references may serve on accelerators")
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Section:
+        if not self.model_fields_set:
+            raise ValueError(f"is empty; give {', '.join(type(self).model_fields)}")
+        return self
+
+
+class TargetSection(Section):
+    """Wishes, and those about single ops, which go before them."""
+
+    ops: dict[str, Section] = Field(default_factory=dict, description="wishes by op")
+
+
+class PolicyDocument(TargetSection):
+    """``policy.yaml``."""
+
+    schema_version: Annotated[int, Field(ge=1)]
+    strict_names: bool = Field(
+        default=False, description="whether a name that nothing here has is an error, where it is no use either"
+    )
+    plugins: PluginList = Field(
+        default=[], description="the plugins that may serve; no other is imported, and of several lists all hold"
+    )
+    targets: dict[str, TargetSection] = Field(
+        default_factory=dict,
+        description="wishes by vendor (amd) or vendor and archs (nvidia:sm_90+); the first that fits goes before",
+    )

@@ -1,0 +1,1 @@
+"""What is claimed, compiled and proven, for every op and target, as data."""

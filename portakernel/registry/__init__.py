@@ -1,0 +1,1 @@
+"""Which kernels there are: packages, their hooks, and what their manifests claim."""

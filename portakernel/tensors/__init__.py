@@ -1,0 +1,1 @@
+"""Tensors as launches see them: layout, placement, captures and compilations; what torch was built for."""

@@ -1,0 +1,126 @@
+"""What is warmed up and what came of it, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from portakernel.claims.request import Request
+from portakernel.text.printable import brief
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call in words, as ``explain`` and ``warmup`` take them: an op with dtypes, shapes and scale formats.
+
+    ``device`` is torch's name for it, this machine's first accelerator where it is not given. ``training`` asks for
+    gradients too, ``kernel`` for one kernel or plugin alone; ``parameters`` are the op's keyword arguments.
+    """
+
+    op: str
+    dtype: Mapping[str, str] | str
+    shape: Mapping[str, Sequence[int]]
+    format: Mapping[str, str] | str | None = None
+    device: str | None = None
+    training: bool = False
+    kernel: str | None = None
+    parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def __str__(self) -> str:
+        words = (f"{each.name}={getattr(self, each.name)!r}" for each in fields(self) if getattr(self, each.name))
+        return f"Call({', '.join(words)})"
+
+    def __repr__(self) -> str:
+        return brief(str(self))
+
+
+@dataclass(frozen=True, slots=True)
+class WarmCall:
+    """A kind of call, the kernel that serves it from now on, and how often one run makes it.
+
+    ``request`` is the call itself, or of a function's calls the first that was ever seen of its kind: calls are of one
+    kind when one choice serves them, whatever their sizes. ``fallback`` are the kernels that were to go before.
+    """
+
+    request: Request
+    kernel: str
+    calls: int
+    fallback: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return brief(f"<WarmCall {self.kernel}, {self.calls} times: {self.request}>")
+
+
+@dataclass(frozen=True, slots=True)
+class Warmup:
+    """What a warm-up came to.
+
+    ``calls`` says which kernel serves what; ``built`` are kernels that are built now, ``declined`` those that could not
+    be, with the reason; ``ahead`` is what was compiled side by side before the first call, ``compiled`` what calls made
+    compile, or load. ``failed`` are the calls that could not be made, with the compiler's diagnosis or the error.
+    ``settled`` is true when the last of ``runs`` runs decided and compiled nothing: then neither does the next one, if
+    it makes the same calls.
+    """
+
+    calls: tuple[WarmCall, ...]
+    built: tuple[str, ...]
+    declined: tuple[tuple[str, str], ...]
+    compiled: tuple[str, ...]
+    runs: int
+    settled: bool
+    seconds: float
+    ahead: tuple[str, ...] = ()
+    failed: tuple[tuple[str, str], ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The warm-up as JSON-ready data; stable."""
+        return {
+            "calls": [
+                {
+                    "phase": str(call.request.phase),
+                    "kernel": call.kernel,
+                    "calls": call.calls,
+                    "fallback": list(call.fallback),
+                    "request": call.request.to_json(),
+                }
+                for call in self.calls
+            ],
+            "built": list(self.built),
+            "declined": dict(self.declined),
+            "ahead": list(self.ahead),
+            "compiled": list(dict.fromkeys(self.compiled)),
+            "failed": dict(self.failed),
+            "runs": self.runs,
+            "settled": self.settled,
+            "seconds": round(self.seconds, 3),
+        }
+
+    def failures(self) -> list[str]:
+        """Each call that could not be made with its reason, whose further lines stand below it."""
+        return [f"{call}: {error}".replace("\n", "\n    ") for call, error in self.failed]
+
+    def __repr__(self) -> str:
+        state = "settled" if self.settled else "not settled"
+        counts = {"built": len(self.built), "not built": len(self.declined), "failed": len(self.failed)}
+        told = [f"{count} {what}" for what, count in counts.items() if count]
+        calls = f"{len(self.calls)} kind{'s' * (len(self.calls) != 1)} of calls"
+        return brief(f"<Warmup {state} after {self.runs} runs: {', '.join([calls, *told])}>")
+
+    def __str__(self) -> str:
+        kinds = "1 kind of call is" if len(self.calls) == 1 else f"{len(self.calls)} kinds of calls are"
+        end = "" if self.settled else "; the last run still decided or compiled something new"
+        lines = [f"{kinds} warm after {self.runs} runs in {self.seconds:.1f} s{end}"]
+        width = max((len(call.kernel) for call in self.calls), default=0)
+        lines += [
+            f"  {call.kernel:<{width}}  {call.request}"
+            + (f", {call.calls} times" if call.calls != 1 else "")
+            + (f", in the place of {', '.join(call.fallback)}" if call.fallback else "")
+            for call in self.calls
+        ]
+        lines += [f"  built {name}" for name in self.built]
+        lines += [f"  not built {name}: {reason}" for name, reason in self.declined]
+        lines += [f"  compiled ahead {call}" for call in self.ahead]
+        lines += [f"  compiled {name}" for name in dict.fromkeys(self.compiled)]
+        lines += [f"  failed {failure}" for failure in self.failures()]
+        return "\n".join(lines)
