@@ -19,7 +19,8 @@ from portakernel.calling.fast.generated import define
 from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
 from portakernel.errors import ArgumentValueError
 from portakernel.native.code_object import CodeObject, KernelFacts
-from portakernel.native.place import device_target
+from portakernel.native.driver import driver
+from portakernel.native.place import current_device, device_target
 
 # What a kernel takes, in C's words: `pointer` is a tensor, None (a null pointer) or an address.
 Scalar = Literal["pointer", "int32", "uint32", "int64", "uint64", "float32", "float64"]
@@ -37,7 +38,6 @@ _FORMATS: dict[str, tuple[str, int]] = {
 }
 # What every kernel of NVIDIA's may use; for more the driver has to be asked, kernel by kernel.
 _USUAL_SHARED_BYTES = 48 << 10
-_MOST_SHARED_ATTRIBUTE = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _INVALID_CONTEXT = 201
 
 
@@ -142,51 +142,6 @@ def launch({", ".join(["grid", "block", "shared_bytes", *names])}):
     return made
 
 
-class Driver:
-    """CuPy's way to the driver, as far as it is needed; made on first use.
-
-    Raises:
-        CannotRun: CuPy is not installed, or does not go with this torch.
-    """
-
-    def __init__(self) -> None:
-        import torch
-
-        wanted = "cupy-rocm-7-0" if torch.version.hip else "cupy-cuda13x (or 12x, as torch's CUDA)"
-        try:
-            import cupy  # pyright: ignore[reportMissingImports] - an optional requirement
-        except (ImportError, OSError, RuntimeError) as error:
-            text = (
-                f"compiled kernels are launched through CuPy, which cannot be imported ({error}); pip install {wanted}"
-            )
-            raise CannotRun(Rejection(ReasonCode.MISSING_LIBRARY, text, "cupy")) from error
-        if bool(cupy.cuda.runtime.is_hip) != bool(torch.version.hip):
-            text = f"this CuPy is built for {'ROCm' if cupy.cuda.runtime.is_hip else 'CUDA'}, and torch is not"
-            raise CannotRun(Rejection(ReasonCode.MISSING_LIBRARY, f"{text}; pip install {wanted}", "cupy"))
-        self._cupy = cupy
-        self.error: Any = cupy.cuda.driver.CUDADriverError
-        self.launch: Callable[..., None] = cupy.cuda.driver.launchKernel
-        self.stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
-
-    def bind(self, device: int) -> None:
-        """Makes the device's primary context, which is torch's, this thread's."""
-        self._cupy.cuda.runtime.setDevice(device)
-
-    def load(self, code: bytes) -> Any:
-        """The code in the memory of the thread's device; it stays there as long as what is returned does."""
-        module = self._cupy.cuda.function.Module()
-        module.load(code)
-        return module
-
-    def find(self, module: Any, symbol: str) -> int:
-        """The handle of a kernel."""
-        return int(module.get_function(symbol).ptr)
-
-    def allow_shared(self, handle: int, size: int) -> None:
-        """Lets a kernel have that much dynamic shared memory."""
-        self._cupy.cuda.driver.funcSetAttribute(handle, _MOST_SHARED_ATTRIBUTE, size)
-
-
 class Module:
     """A code object in a device's memory."""
 
@@ -228,8 +183,6 @@ def load(code: CodeObject, device: int | None = None) -> Module:
     Raises:
         CannotRun: it is for another architecture, CuPy is missing, or the driver refuses it.
     """
-    from portakernel.native.place import current_device, driver
-
     where = current_device() if device is None else device
     check_target(code, where)
     return Module(code, where, driver())

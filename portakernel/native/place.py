@@ -13,7 +13,6 @@ from portakernel.words.target import Target
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from portakernel.native.module import Driver
     from portakernel.native.unit import Unit
 
 # Within `compiling`: the target, and what takes a unit and the name of a kernel of it, in the place of its launch.
@@ -51,15 +50,3 @@ def current_device() -> int:
     import torch
 
     return torch.cuda.current_device()
-
-
-@functools.cache
-def driver() -> Driver:
-    """This process's way to the driver.
-
-    Raises:
-        CannotRun: CuPy is not installed, or does not go with this torch.
-    """
-    from portakernel.native.module import Driver
-
-    return Driver()

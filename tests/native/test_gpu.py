@@ -9,7 +9,7 @@ import torch
 
 from portakernel.claims.capability import CannotRun, Rejection
 from portakernel.native import Kernel, Options, Source, Unit, compiler_for, target_of
-from portakernel.native.module import Driver
+from portakernel.native.driver import Driver
 
 SOURCE = """\
 #ifdef __HIP_PLATFORM_AMD__

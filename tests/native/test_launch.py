@@ -34,7 +34,8 @@ from portakernel.native import (
     target_of,
 )
 from portakernel.native import library as native_library
-from portakernel.native.module import Driver, Layout
+from portakernel.native.driver import Driver
+from portakernel.native.module import Layout
 from portakernel.tensors.compilation import compilations
 from portakernel.words.target import Target
 
@@ -110,7 +111,7 @@ def tensor(address: int):
 @pytest.fixture
 def driver(monkeypatch):
     recorder = Recorder()
-    monkeypatch.setattr(place, "driver", lambda: recorder)
+    monkeypatch.setattr(module, "driver", lambda: recorder)
     monkeypatch.setattr(place, "device_target", lambda index: HOPPER)
     monkeypatch.setattr(module, "device_target", lambda index: HOPPER)
     return recorder
