@@ -31,6 +31,7 @@ _TEXTS = (
     ("Reference", "docs/matrix.md", "matrix-text.md"),
     ("Benchmarks", "benchmarks/README.md", "benchmarks/index.md"),
     ("Benchmarks", "benchmarks/results/*.md", "benchmarks/*.md"),
+    ("Project", "docs/architecture.md", "architecture.md"),
     ("Project", "CONTRIBUTING.md", "contributing.md"),
     ("Project", "CHANGELOG.md", "changelog.md"),
 )

@@ -1,4 +1,4 @@
-"""The hot path: from a public call to a launched kernel through one dictionary look-up.
+"""The slow path: from a call that no key answered to a placement, which is remembered, and a launched kernel.
 
 For each op a function is generated from its contract and from what the installed kernels' claims read, so that a call
 computes just the key that selection depends on: dtypes, devices, the outcome of each declared limit, which features are
@@ -132,7 +132,7 @@ class OpCaller:
         warnings.warn(text, StaleGraphWarning, stacklevel=callers_level())
 
     def hit(self, phase: Phase) -> Callable[..., Any]:
-        """``hit`` for a torch op of ``phase`` (``fast_path.make_hit``)."""
+        """``hit`` for a torch op of ``phase`` (``fast.public_source.make_hit``)."""
         if phase is Phase.TRAINING and self.some_are_recorded:
             return lambda *_: None
         names = {

@@ -1,7 +1,7 @@
 """The forms of an op's calls: what is alike in calls that may read memory, told by one check in C++.
 
-A form is first seen through the questions of ``fast_path.plain``, asked from Python one after the other. From then on
-torch's own guard over tensors recognises it.
+A form is first seen through the questions of ``public_source.make_plain``, asked from Python one after the other. From
+then on torch's own guard over tensors recognises it.
 """
 
 from __future__ import annotations

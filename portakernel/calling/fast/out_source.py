@@ -56,7 +56,7 @@ def make_into_bound(
     """``into(*tensors, *parameters, out)`` of a bound handle.
 
     ``names`` supplies ``placement``, ``may_overwrite``, and of the example ``signature``, ``steady`` (what
-    ``guard_key.make_steady`` makes of it) and ``opened``.
+    ``keys.make_steady`` makes of it) and ``opened``.
     """
     steady, opened = ("".join(f"{part}, " for part in each) for each in (parts.steady, parts.open))
     found, _, _ = dimension_sources(contract)

@@ -279,7 +279,7 @@ def _returned(contract: Contract, results: Sequence[Result], values: str) -> str
 def make_hit(contract: Contract, lookup: Lookup, phase: Phase, names: dict[str, Any]) -> Callable[..., Any]:
     """``hit(*tensors, *parameters, kernel, *rest)`` of a torch op: what it returns; None on a miss.
 
-    ``kernel`` and the rest are the op's own arguments (``naming``). ``names`` supplies ``table``, ``context``,
+    ``kernel`` and the rest are the op's own arguments (``kernel_argument``). ``names`` supplies ``table``, ``context``,
     ``dispatcher``, ``named`` (policies with such a ``kernel``) and ``completed``, for results that do not exist.
     """
     given, _ = groups_of(contract)
