@@ -26,8 +26,8 @@ from rich.table import Table
 
 from portakernel.native import Kernel, Options, Source, Unit
 from portakernel_plugins.triton.add import add
-from portakernel_plugins.triton.launch import prepared
-from portakernel_plugins.triton.rms_norm import rms_norm
+from portakernel_plugins.triton.launching.launch import prepared
+from portakernel_plugins.triton.norms.rms_norm import rms_norm
 
 LAUNCH_US, ALLOCATING_US = 5.0, 7.0
 BUDGETS = {

@@ -20,7 +20,7 @@ from portakernel.conformance.isolation import Death
 from portakernel.conformance.observation import Finished
 from portakernel.conformance.trial import Outcome
 from portakernel.contracts import contract, contracts
-from portakernel_plugins.torch import attention_flash_cpu
+from portakernel_plugins.torch.attention import flash_cpu as attention_flash_cpu
 
 JOB = Job("cpu", ("attention",), frozenset(), seed=5, first=0, step=1, end=1 << 20, seconds=100.0)
 

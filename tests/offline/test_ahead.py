@@ -20,7 +20,7 @@ from triton.backends.compiler import GPUTarget
 
 from portakernel.claims.request import Phase
 from portakernel.contracts import contract
-from portakernel.offline import ahead
+from portakernel.warming import ahead
 from portakernel.offline.compiled import Compiled
 from portakernel.offline.forms import Form
 from portakernel.offline.job import Job, call_on_meta
@@ -28,9 +28,9 @@ from portakernel.offline.outcome import Outcome
 from portakernel.offline.workers import compile_all, compile_job
 from portakernel.runtime import dispatcher
 from portakernel.warming.building import Progress
-from portakernel_plugins.triton import launch
-from portakernel_plugins.triton.configurations import Processor, pretending
-from portakernel_plugins.triton.offline import compiling
+from portakernel_plugins.triton.launching import launch
+from portakernel_plugins.triton.launching.configurations import Processor, pretending
+from portakernel_plugins.triton.launching.offline import compiling
 
 MULTIPROCESSORS = 132
 _NUMBERS = count(5000)  # Triton keeps compiled kernels per device number
@@ -158,7 +158,7 @@ def test_the_number_of_multiprocessors_is_that_of_the_device(here):
 
 
 def test_asking_what_is_lacking_leaves_kernels_and_driver_alone(here):
-    from portakernel_plugins.triton.norm_forward import _forward
+    from portakernel_plugins.triton.norms.norm_forward import _forward
 
     before = dict(_forward.device_caches)
     assert len(lacking(like_calls()[:1])) == 1

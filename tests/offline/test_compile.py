@@ -17,8 +17,8 @@ from portakernel.offline.compiled import Compiled
 from portakernel.offline.outcome import Outcome
 from portakernel.runtime import dispatcher
 from portakernel.words.target import Target
-from portakernel_plugins.triton import rms_norm
-from portakernel_plugins.triton.offline import compiling
+from portakernel_plugins.triton.launching.offline import compiling
+from portakernel_plugins.triton.norms import rms_norm
 
 
 def kernel(name: str):

@@ -18,17 +18,15 @@ from portakernel.calling.fallback import Fallbacks
 from portakernel.claims.capability import CannotRun, ReasonCode
 from portakernel.errors import FallbackWarning
 from portakernel.references import attention as reference
-from portakernel_plugins.torch import (
-    attention_cudnn,
-    attention_efficient,
-    attention_flash,
-    attention_flash_cpu,
-    attention_math,
-    attention_mps,
-    attention_onednn,
-)
-from portakernel_plugins.torch.attention_layout import aligned, blind_queries
-from portakernel_plugins.torch.attention_scale import above_zero
+from portakernel_plugins.torch.attention import cudnn as attention_cudnn
+from portakernel_plugins.torch.attention import efficient as attention_efficient
+from portakernel_plugins.torch.attention import flash as attention_flash
+from portakernel_plugins.torch.attention import flash_cpu as attention_flash_cpu
+from portakernel_plugins.torch.attention import math as attention_math
+from portakernel_plugins.torch.attention import mps as attention_mps
+from portakernel_plugins.torch.attention import onednn as attention_onednn
+from portakernel_plugins.torch.attention.layout import aligned, blind_queries
+from portakernel_plugins.torch.attention.scale import above_zero
 
 # queries, keys: as many; more; fewer; one
 SIZES = [(5, 5), (9, 4), (3, 8), (1, 7)]

@@ -11,7 +11,9 @@ import torch
 
 import portakernel
 from portakernel.references import attention_varlen as reference
-from portakernel_plugins.torch import attention_varlen_efficient, attention_varlen_flash, attention_varlen_flash_cpu
+from portakernel_plugins.torch.attention import varlen_efficient as attention_varlen_efficient
+from portakernel_plugins.torch.attention import varlen_flash as attention_varlen_flash
+from portakernel_plugins.torch.attention import varlen_flash_cpu as attention_varlen_flash_cpu
 
 LENGTHS = [((3, 5, 1), (3, 5, 1)), ((0, 4, 6), (3, 0, 2)), ((1, 1, 1), (4, 1, 9)), ((1, 0, 1), (4, 2, 9))]
 

@@ -7,7 +7,7 @@ import torch
 
 from portakernel import ops
 from portakernel.references import gelu_and_mul, rms_norm, rotary_embedding, silu_and_mul
-from portakernel_plugins.torch.row_blocks import BLOCK_ELEMENTS, row_blocks
+from portakernel_plugins.torch.norms.row_blocks import BLOCK_ELEMENTS, row_blocks
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from torch._decomp.decompositions import _fused_rms_norm_backward
 
 import portakernel
 from portakernel.references import add_rms_norm as reference
-from portakernel_plugins.torch import add_rms_norm, layer_norm, rms_norm
+from portakernel_plugins.torch.norms import add_rms_norm, layer_norm, rms_norm
 
 EPS = 1e-5
 

@@ -11,7 +11,7 @@ from portakernel import ops
 from portakernel.claims.capability import CannotRun, ReasonCode
 from portakernel.conformance.memory import place_tensor
 from portakernel.references import scale_formats
-from portakernel_plugins.torch import scale_layout, scaled_mm_blocks, scaled_mm_mx
+from portakernel_plugins.torch.matrix import scale_layout, scaled_mm_blocks, scaled_mm_mx
 
 
 def serves(target, scale_format, dtype=None, shape=(64, 512, 1024), **asked):

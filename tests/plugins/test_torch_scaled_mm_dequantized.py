@@ -13,7 +13,7 @@ from portakernel.conformance.truth import Truth
 from portakernel.contract.case import Case
 from portakernel.contracts import contract
 from portakernel.words.dtypes import SCALE_FORMATS
-from portakernel_plugins.torch import scaled_mm_dequantized as module
+from portakernel_plugins.torch.matrix import scaled_mm_dequantized as module
 
 CONTRACT = contract("scaled_mm")
 FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from portakernel_plugins.triton.add import add
-from portakernel_plugins.triton.interpreter import interpreting
+from portakernel_plugins.triton.launching.interpreter import interpreting
 
 
 @pytest.fixture(autouse=True)

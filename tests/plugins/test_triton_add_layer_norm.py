@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from portakernel.references import add_layer_norm as reference
-from portakernel_plugins.triton import add_layer_norm
-from portakernel_plugins.triton.interpreter import interpreting
+from portakernel_plugins.triton.launching.interpreter import interpreting
+from portakernel_plugins.triton.norms import add_layer_norm
 
 EPS = 1e-5
 LONG = 33001

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from portakernel.references import add_rms_norm as reference
-from portakernel_plugins.triton import add_rms_norm
-from portakernel_plugins.triton.configurations import configuration
-from portakernel_plugins.triton.interpreter import interpreting
-from portakernel_plugins.triton.row_blocks import is_long
+from portakernel_plugins.triton.launching.configurations import configuration
+from portakernel_plugins.triton.launching.interpreter import interpreting
+from portakernel_plugins.triton.launching.row_blocks import is_long
+from portakernel_plugins.triton.norms import add_rms_norm
 
 EPS = 1e-6
 LONG = 33001

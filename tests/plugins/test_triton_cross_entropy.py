@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from portakernel.references import cross_entropy as reference
-from portakernel_plugins.triton import cross_entropy
-from portakernel_plugins.triton.interpreter import interpreting
+from portakernel_plugins.triton.launching.interpreter import interpreting
+from portakernel_plugins.triton.losses import cross_entropy
 
 # More than a tile of forward, and than a block of backward: whole packs, and an odd number of columns.
 LONG = (2 * 8192 + 64, 8192 + 13)

@@ -9,8 +9,8 @@ pytest.importorskip("triton")
 import torch
 
 from portakernel.references import dequantize as reference
-from portakernel_plugins.triton import dequantize
-from portakernel_plugins.triton.interpreter import interpreting
+from portakernel_plugins.triton.launching.interpreter import interpreting
+from portakernel_plugins.triton.quantize import dequantize
 
 FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
 

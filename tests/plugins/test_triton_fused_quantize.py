@@ -14,10 +14,10 @@ from portakernel.contracts import contract
 from portakernel.references import add_rms_norm_quantize as add_reference
 from portakernel.references import rms_norm_quantize as norm_reference
 from portakernel.references import silu_and_mul_quantize as gate_reference
-from portakernel_plugins.triton import add_rms_norm_quantize, rms_norm_quantize, silu_and_mul_quantize
-from portakernel_plugins.triton.configurations import configuration
-from portakernel_plugins.triton.interpreter import interpreting
-from portakernel_plugins.triton.norm_forward import is_long
+from portakernel_plugins.triton.launching.configurations import configuration
+from portakernel_plugins.triton.launching.interpreter import interpreting
+from portakernel_plugins.triton.norms.norm_forward import is_long
+from portakernel_plugins.triton.quantize import add_rms_norm_quantize, rms_norm_quantize, silu_and_mul_quantize
 
 EPS = 1e-6
 LONG = 33001

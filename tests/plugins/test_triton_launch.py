@@ -29,12 +29,13 @@ from triton.runtime.cache import FileCacheManager
 from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
 from portakernel.errors import ArgumentValueError, CaptureError
 from portakernel.tensors.compilation import compilations
-from portakernel_plugins.triton import direct, launch, norm_forward, rms_norm
 from portakernel_plugins.triton.add import add
-from portakernel_plugins.triton.cache_folder import CacheFolder, CacheWarning
-from portakernel_plugins.triton.interpreter import interpreting, is_interpreting
-from portakernel_plugins.triton.launch import program_index
-from portakernel_plugins.triton.rows import row_stride
+from portakernel_plugins.triton.launching import direct, launch
+from portakernel_plugins.triton.launching.cache_folder import CacheFolder, CacheWarning
+from portakernel_plugins.triton.launching.interpreter import interpreting, is_interpreting
+from portakernel_plugins.triton.launching.launch import program_index
+from portakernel_plugins.triton.launching.rows import row_stride
+from portakernel_plugins.triton.norms import norm_forward, rms_norm
 
 _A_GLOBAL = tl.constexpr(3.0)
 
@@ -162,7 +163,8 @@ def test_cpu_tensors_outside_interpreting_are_refused():
         add(torch.ones(3), torch.ones(3))
     assert str(caught.value) == (
         "Triton kernel _add was given tensors on cpu; it is compiled for GPUs (torch device cuda). Move the tensors to"
-        " a GPU, or run it in Triton's interpreter, inside portakernel_plugins.triton.interpreter.interpreting()"
+        " a GPU, or run it in Triton's interpreter, inside"
+        " portakernel_plugins.triton.launching.interpreter.interpreting()"
     )
 
 
@@ -214,7 +216,7 @@ def test_what_a_launch_compiles_is_announced_once_for_each_specialisation(fake_d
     mark = len(compilations())
     for n in (64, 64, 128, 64):
         rms_norm.rms_norm(meta(4, n), meta(n), eps=1e-6)
-    assert compilations().since(mark) == ("Triton kernel portakernel_plugins.triton.norm_forward._forward",) * 2
+    assert compilations().since(mark) == ("Triton kernel portakernel_plugins.triton.norms.norm_forward._forward",) * 2
 
 
 def test_in_a_capture_compiled_kernels_launch_and_others_are_refused(fake_driver, monkeypatch):
@@ -227,9 +229,8 @@ def test_in_a_capture_compiled_kernels_launch_and_others_are_refused(fake_driver
     for _ in range(2):
         with pytest.raises(CaptureError) as caught:
             rms_norm.rms_norm(meta(4, 128), meta(128), eps=1e-6)
-    what = (
-        "Triton kernel portakernel_plugins.triton.norm_forward._forward would have to be compiled for these arguments"
-    )
+    what = "Triton kernel portakernel_plugins.triton.norms.norm_forward._forward"
+    what += " would have to be compiled for these arguments"
     assert caught.value.what == what
     assert len(driver.launched) == 2
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from portakernel.references import layer_norm as reference
-from portakernel_plugins.triton import layer_norm
-from portakernel_plugins.triton.configurations import configuration
-from portakernel_plugins.triton.interpreter import interpreting
-from portakernel_plugins.triton.row_blocks import is_long, looped_shape
-from portakernel_plugins.triton.weight_gradients import summed_shares
+from portakernel_plugins.triton.launching.configurations import configuration
+from portakernel_plugins.triton.launching.interpreter import interpreting
+from portakernel_plugins.triton.launching.row_blocks import is_long, looped_shape
+from portakernel_plugins.triton.norms import layer_norm
+from portakernel_plugins.triton.norms.weight_gradients import summed_shares
 
 EPS = 1e-5
 LONG = 33001

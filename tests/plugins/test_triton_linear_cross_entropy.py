@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from portakernel.references import linear_cross_entropy as reference
-from portakernel_plugins.triton import linear_cross_entropy as forward_module
-from portakernel_plugins.triton import linear_cross_entropy_backward as backward_module
-from portakernel_plugins.triton.configurations import Processor, configuration, pretending
-from portakernel_plugins.triton.interpreter import interpreting
+from portakernel_plugins.triton.launching.configurations import Processor, configuration, pretending
+from portakernel_plugins.triton.launching.interpreter import interpreting
+from portakernel_plugins.triton.losses import linear_cross_entropy as forward_module
+from portakernel_plugins.triton.losses import linear_cross_entropy_backward as backward_module
 
 K = 40
 # Tiles of 128 classes, interpreted: whole ones, and one that ends early.
@@ -86,7 +86,7 @@ def by_descriptors(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
             real(kernel, replace(how, options={**how.options, "DESCRIPTORS": True}), *args, **meta)
 
         monkeypatch.setattr(module, "launch_tiles", described)
-    from portakernel_plugins.triton import products
+    from portakernel_plugins.triton.matrix import products
 
     launched = products.launch
 

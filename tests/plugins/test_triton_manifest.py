@@ -78,7 +78,7 @@ def test_claimed_archs_are_those_that_the_readme_saw_compile(vendor):
 @pytest.mark.parametrize("arch", ["sm_75", "sm_90", "gfx90a", "gfx1201", "interpreter"])
 def test_every_kernel_is_configured_for_every_size_and_architecture(arch, warp_size):
     pytest.importorskip("triton")
-    configurations = importlib.import_module("portakernel_plugins.triton.configurations")
+    configurations = importlib.import_module("portakernel_plugins.triton.launching.configurations")
     processor = configurations.Processor(arch, 100, warp_size)
     for kernel, entries in configurations.entries().items():
         assert {key for entry in entries for key in entry} <= KEYS

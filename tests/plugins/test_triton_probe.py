@@ -18,9 +18,9 @@ import triton
 from portakernel.claims.capability import ReasonCode, Rejection
 from portakernel.deciding.readiness import Usable
 from portakernel.words.target import Device, Target
-from portakernel_plugins.triton import probe
-from portakernel_plugins.triton.cache_folder import CacheFolder, CacheWarning
-from portakernel_plugins.triton.interpreter import interpreting
+from portakernel_plugins.triton.launching import probe
+from portakernel_plugins.triton.launching.cache_folder import CacheFolder, CacheWarning
+from portakernel_plugins.triton.launching.interpreter import interpreting
 
 # CPU tensors stand in for the device's; the kernel is interpreted.
 HOPPER = Device(Target("nvidia", "sm_90"), "H200", "cpu")

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from portakernel.words.dtypes import parse_dtype
-from portakernel_plugins.triton import rms_norm, rows
-from portakernel_plugins.triton.interpreter import interpreting
+from portakernel_plugins.triton.launching import rows
+from portakernel_plugins.triton.launching.interpreter import interpreting
+from portakernel_plugins.triton.norms import rms_norm
 
 # One rounding, and what float32 adds before it; the interpreter truncates bfloat16, which is one ulp more.
 FORWARD_ULP = {torch.float32: 8.0, torch.float16: 0.51, torch.bfloat16: 1.01}

@@ -12,9 +12,9 @@ import torch
 
 from portakernel.errors import ArgumentValueError
 from portakernel.references import rotary_embedding as reference
-from portakernel_plugins.triton import interpreter
-from portakernel_plugins.triton import rotary_embedding as rotary
-from portakernel_plugins.triton.interpreter import interpreting
+from portakernel_plugins.triton.embeddings import rotary_embedding as rotary
+from portakernel_plugins.triton.launching import interpreter
+from portakernel_plugins.triton.launching.interpreter import interpreting
 
 
 @pytest.fixture(autouse=True)

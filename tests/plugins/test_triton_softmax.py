@@ -8,8 +8,9 @@ pytest.importorskip("triton")
 
 import torch
 
-from portakernel_plugins.triton import interpreter, softmax
-from portakernel_plugins.triton.interpreter import interpreting
+from portakernel_plugins.triton.launching import interpreter
+from portakernel_plugins.triton.launching.interpreter import interpreting
+from portakernel_plugins.triton.losses import softmax
 
 LONG = 32768 + 5  # beyond the longest row that is one block, in forward and in backward
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from portakernel_plugins.torch.row_blocks import BLOCK_ELEMENTS, row_blocks
+from portakernel_plugins.torch.norms.row_blocks import BLOCK_ELEMENTS, row_blocks
 
 _aten = torch.ops.aten
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from portakernel.errors import ArgumentValueError
 from portakernel.tensors.index_values import check_indices
-from portakernel_plugins.torch.row_blocks import BLOCK_ELEMENTS, row_blocks
+from portakernel_plugins.torch.norms.row_blocks import BLOCK_ELEMENTS, row_blocks
 
 
 def rotary_embedding(

@@ -7,9 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from portakernel_plugins.triton.configurations import configuration, per_device
-from portakernel_plugins.triton.direct import Held
-from portakernel_plugins.triton.launch import cdiv, grid_of, prepared, program_index
+from portakernel_plugins.triton.launching.configurations import configuration, per_device
+from portakernel_plugins.triton.launching.direct import Held
+from portakernel_plugins.triton.launching.launch import cdiv, grid_of, prepared, program_index
 
 
 @triton.jit

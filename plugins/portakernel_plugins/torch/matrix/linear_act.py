@@ -1,0 +1,72 @@
+"""``linear_act`` by PyTorch's matrix product with an activation in its epilogue, where the library has one."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from portakernel_plugins.torch.attention.layout import aligned, is_aligned
+
+_aten = torch.ops.aten
+
+
+def linear_act(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    activation: str,
+    out: Tensor | None = None,
+    save: bool = False,
+) -> Tensor | tuple[Tensor, ...]:
+    """``activation(x @ weight.T + bias)``; x: (..., K), weight: (N, K), bias: (N,).
+
+    The operator's gelu is the one by tanh on GPUs, as in the epilogues of cuBLAS, and the exact one on CPUs. It keeps
+    the preactivation to itself: a gelu that has to save it comes after the product. Its relu loses NaN where vector
+    loads could not read 16-bit rows.
+    """
+    if save and activation != "relu":
+        z = functional.linear(x, weight, bias).contiguous()
+        return functional.gelu(z, approximate=_approximation(activation)), z
+    N, K = weight.shape
+    y = x.new_empty((*x.shape[:-1], N)) if out is None or not out.is_contiguous() else out
+    bias = weight.new_zeros(N) if bias is None else bias
+    rows = x.reshape(-1, K)
+    if activation == "relu" and x.dtype is not torch.float32 and x.device.type == "cuda":
+        rows, weight, bias = aligned(rows), aligned(weight), aligned(bias)
+        y = y if is_aligned(y) else torch.empty_like(y)
+    _aten._addmm_activation.out(bias, rows, weight.t(), use_gelu=activation != "relu", out=y.view(-1, N))
+    if save:
+        return (y,)
+    return y if out is None or out is y else out.copy_(y)
+
+
+def backward(
+    grad_y: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    y: Tensor,
+    preactivation: Tensor | None = None,
+    *,
+    activation: str,
+    needs: tuple[bool, bool, bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients for ``x``, ``weight`` and ``bias``; that of the preactivation is rounded to their dtype."""
+    if preactivation is None:
+        grad = _aten.threshold_backward(grad_y, y, 0)
+    else:
+        grad = _aten.gelu_backward(grad_y, preactivation, approximate=_approximation(activation))
+    rows = grad.reshape(-1, weight.shape[0])
+    grad_x = grad_weight = grad_bias = None
+    if needs[0]:
+        grad_x = (rows @ weight).reshape(x.shape)
+    if needs[1]:
+        grad_weight = rows.t() @ x.reshape(-1, x.shape[-1])
+    if needs[2]:
+        grad_bias = rows.sum(0, dtype=torch.float32).to(x.dtype)
+    return grad_x, grad_weight, grad_bias
+
+
+def _approximation(activation: str) -> str:
+    return "tanh" if activation == "gelu_tanh" else "none"

@@ -1,0 +1,1 @@
+"""What all kernels share: configurations, launches, rows, caches, and compiling ahead."""

@@ -1,0 +1,202 @@
+"""Compiling for a GPU that is not here: kernels called on meta tensors go through Triton's own JIT up to the launch.
+
+Triton takes its target from the active driver, so that a process compiles for one target at a time.
+"""
+# pyright: reportPrivateUsage=false
+# The active driver has no public setter that gives the old one back (triton 3.6 to 3.9).
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from copy import copy
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from triton import knobs, runtime
+from triton.backends import backends
+from triton.backends.compiler import GPUTarget
+from triton.runtime.cache import get_cache_manager
+
+from portakernel.claims.capability import CannotRun
+from portakernel.offline.compiled import Compiled
+from portakernel.words.target import Target
+from portakernel_plugins.triton.launching import fingerprint
+from portakernel_plugins.triton.launching.cache_folder import FOLDER
+from portakernel_plugins.triton.launching.configurations import Processor, pretending
+from portakernel_plugins.triton.launching.launch import OPTIONS, hash_helpers
+
+# Triton keeps compiled kernels per device number: each pretended device has one of its own, far from real ones.
+_NUMBERS = count(1 << 20)
+# Of a GPU that is not here. How many programs run side by side shapes grids, and the code of few kernels.
+_MULTIPROCESSORS = 100
+
+
+class _Driver:
+    """The driver of a GPU that is not here: it has a target, and launches nothing."""
+
+    def __init__(self, target: GPUTarget) -> None:
+        self.target = target
+        self.number = next(_NUMBERS)
+        self.utils = SimpleNamespace(get_device_properties=lambda _: {"max_shared_mem": 1 << 30})
+
+    def get_current_device(self) -> int:
+        return self.number
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return self.target
+
+
+def gpu_target(target: Target) -> GPUTarget:
+    """Triton's name for a target."""
+    if target.vendor == "nvidia":
+        return GPUTarget("cuda", int(target.arch.removeprefix("sm_")), 32)
+    return GPUTarget("hip", target.arch, 64 if target.arch.startswith("gfx9") else 32)
+
+
+@contextmanager
+def compiling(target: Target, *, multiprocessors: int | None = None, dry: bool = False) -> Iterator[list[Compiled]]:
+    """Within this context, launches on meta tensors compile for ``target``, and what they compiled is in the list.
+
+    With ``multiprocessors``, those of a device of this machine, they fill Triton's cache with what launches on it look
+    for, and nothing is read. With ``dry`` nothing is compiled, and the list holds what that cache lacks; this thread
+    alone notices, and the device has to be current.
+
+    Raises:
+        CannotRun: there is no directory for what Triton compiles.
+    """
+    if (rejection := FOLDER.settle()) is not None:
+        raise CannotRun(rejection)
+    fingerprint.remember()
+    gpu = gpu_target(target)
+    found: list[Compiled] = []
+    processor = Processor(target.arch, multiprocessors or _MULTIPROCESSORS, gpu.warp_size)
+    if dry:
+        with pretending(processor, _Search(target, found)):
+            yield found
+        return
+    active = runtime.driver._active
+    runtime.driver._active = _Driver(gpu)
+    try:
+        with pretending(processor, _Recorder(target, found, read=multiprocessors is None)):
+            yield found
+    finally:
+        runtime.driver._active = active
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorder:
+    """Compiles what launches on meta tensors would run, and notes what came of it."""
+
+    target: Target
+    found: list[Compiled]
+    read: bool
+
+    def __call__(self, kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: Mapping[str, Any]) -> None:
+        hash_helpers(kernel)
+        begin = time.perf_counter()
+        compiled = kernel.warmup(*args, grid=grid, **OPTIONS, **meta)
+        found = Compiled(_name(kernel), str(self.target), seconds=time.perf_counter() - begin, key=compiled.hash)
+        self.found.append(self._read(found, compiled) if self.read else found)
+        if not self.read:
+            _build_launcher(self.target, compiled)
+
+    def _read(self, found: Compiled, compiled: Any) -> Compiled:
+        nvidia = self.target.vendor == "nvidia"
+        registers, spilled = (_of_cubin if nvidia else _of_hsaco)(compiled.asm)
+        return replace(
+            found,
+            registers=registers,
+            spilled_bytes=spilled,
+            shared_bytes=compiled.metadata.shared,
+            assembly=compiled.asm["ptx" if nvidia else "amdgcn"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """Asks Triton for the cache key of what launches on meta tensors would run, and notes those that lead nowhere.
+
+    Triton makes a launch's key on the way to compiling for it, and compiles by whoever is the context's asynchronous
+    mode: this is one that compiles nothing. A copy of the kernel is asked, whose own launches must not find what came
+    of that.
+    """
+
+    target: Target
+    found: list[Compiled]
+
+    def __call__(self, kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: Mapping[str, Any]) -> None:
+        from triton.runtime._async_compile import active_mode
+
+        hash_helpers(kernel)
+        asked = copy(kernel)
+        vars(asked).pop("_do_compile", None)  # which announces compilations
+        asked.device_caches, asked.pre_run_hooks = defaultdict(asked.create_binder), []
+        keys = _Keys([])
+        token = active_mode.set(keys)  # pyright: ignore[reportArgumentType] - of it, `submit` alone is called
+        try:
+            asked.warmup(*args, grid=grid, **OPTIONS, **meta)
+        finally:
+            active_mode.reset(token)
+        for key in keys.seen:
+            name = hashlib.sha256(key.encode()).hexdigest()
+            # as `triton.compile` asks
+            if not get_cache_manager(name).get_group(f"{kernel.__name__[:150]}.json"):
+                self.found.append(Compiled(_name(kernel), str(self.target), key=name))
+
+
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    """What stands in for Triton's asynchronous compilation, and takes the keys alone."""
+
+    seen: list[str]
+
+    def submit(self, key: str, *_: Any) -> None:
+        self.seen.append(key)
+
+
+def _build_launcher(target: Target, compiled: Any) -> None:
+    """Brings the kernel's launcher into the cache too, in versions that compile one for each signature (3.6)."""
+    name, launcher = ("nvidia", "CudaLauncher") if target.vendor == "nvidia" else ("amd", "HIPLauncher")
+    module: Any = sys.modules[backends[name].driver.__module__]
+    if hasattr(module, "make_launcher"):
+        # without the vendor's driver library there is none to build, nor any launch that would look for it
+        with suppress(AssertionError, OSError, RuntimeError, subprocess.CalledProcessError):
+            getattr(module, launcher)(compiled.src, compiled.metadata)
+
+
+def _name(kernel: Any) -> str:
+    return f"{kernel.__module__.rpartition('.')[2]}.{kernel.__name__}"
+
+
+def _of_cubin(asm: Mapping[str, Any]) -> tuple[int, int]:
+    """Registers of a thread and bytes of its stack, into which registers spill, as NVIDIA's tool reads them."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "kernel.cubin")
+        path.write_bytes(asm["cubin"])
+        command = [knobs.nvidia.cuobjdump.path, "-res-usage", str(path)]
+        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return _number(r"REG:(\d+)", told), _number(r"STACK:(\d+)", told)
+
+
+def _of_hsaco(asm: Mapping[str, Any]) -> tuple[int, int]:
+    """Vector registers of a thread and bytes of scratch memory, from the assembly's own metadata."""
+    text = asm["amdgcn"]
+    return _number(r"\.vgpr_count:\s*(\d+)", text), _number(r"\.private_segment_fixed_size:\s*(\d+)", text)
+
+
+def _number(pattern: str, text: str) -> int:
+    return max((int(found) for found in re.findall(pattern, text)), default=0)

@@ -1,0 +1,205 @@
+"""Matrix products in tiles: what kernels share that multiply on tensor cores and do something else with the result.
+
+Of matrices ``a: (R, I)`` and ``b: (C, I)``, in memory by any strides, a kernel forms tiles of ``a @ b.T: (R, C)``, each
+element a sum over all of I, in float32 and in order: neither its place nor the number of rows changes its bits.
+
+A kernel's programs stay and take tile after tile. Operands are read through pointers, or by tensor descriptors where
+the configuration says ``DESCRIPTORS`` and the strides allow it: there the hardware copies whole tiles (TMA).
+"""
+# pyright: reportPrivateUsage=false
+# The allocator that is set has no public getter, and so could not be put back (triton 3.6 to 3.9).
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.runtime._allocation import _allocator
+
+from portakernel_plugins.triton.launching.configurations import Configuration, processor
+from portakernel_plugins.triton.launching.launch import cdiv, launch
+
+# What an address and all strides but the innermost have to be divisible by, in bytes, for a descriptor.
+_DESCRIBED = 16
+
+
+@triton.jit
+def tile_corner(
+    tile: tl.tensor,
+    rows: tl.tensor,
+    columns: tl.tensor,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """The first row and column of a tile, by its number: ``GROUP`` tiles of one column, then those of the next.
+
+    So programs that run side by side share operands that fit into the L2 cache.
+    """
+    down = tl.cdiv(rows, BLOCK_M)
+    in_group = GROUP * tl.cdiv(columns, BLOCK_N)
+    group = tile // in_group
+    height = tl.minimum(down - group * GROUP, GROUP)
+    place = tile - group * in_group
+    return (group * GROUP + place % height) * BLOCK_M, place // height * BLOCK_N
+
+
+@triton.jit
+def operand(
+    pointer: tl.tensor,
+    outers: tl.tensor,
+    inners: tl.tensor,
+    outer_stride: tl.tensor,
+    inner_stride: tl.tensor,
+    BLOCK: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    FORM: tl.constexpr,
+):
+    """A matrix ``(outers, inners)`` as ``tile_product`` takes it."""
+    if FORM == "inner":
+        source = tl.make_tensor_descriptor(pointer, [outers, inners], [outer_stride, 1], [BLOCK, BLOCK_K])
+    elif FORM == "outer":
+        source = tl.make_tensor_descriptor(pointer, [inners, outers], [inner_stride, 1], [BLOCK_K, BLOCK])
+    else:
+        source = pointer
+    return source, outers, inners, outer_stride, inner_stride
+
+
+@triton.jit
+def _block(
+    matrix,
+    first: tl.tensor,
+    inner: tl.tensor,
+    BLOCK: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    FORM: tl.constexpr,
+    EVEN: tl.constexpr,
+    WIDEN: tl.constexpr,
+    RIGHT: tl.constexpr,
+):
+    """``(BLOCK, BLOCK_K)`` of a matrix, zeros outside of it; as a ``RIGHT`` factor ``(BLOCK_K, BLOCK)``."""
+    source, outers, inners, outer_stride, inner_stride = matrix
+    if FORM == "inner":
+        block = source.load([first, inner])
+        if RIGHT:
+            block = block.T
+    elif FORM == "outer":
+        block = source.load([inner, first])
+        if not RIGHT:
+            block = block.T
+    else:
+        # read as it is multiplied: transposed afterwards, tiles would go through registers (triton 3.9, sm_80)
+        outer = tl.expand_dims(first + tl.arange(0, BLOCK), 0 if RIGHT else 1)
+        lane = tl.expand_dims(tl.arange(0, BLOCK_K), 1 if RIGHT else 0)
+        inside = outer < outers
+        if not EVEN:
+            inside = inside & (inner + lane < inners)
+        # what changes from step to step is one number
+        source += tl.cast(inner, tl.int64) * inner_stride
+        offset = outer.to(tl.int64) * outer_stride + lane.to(tl.int64) * inner_stride
+        block = tl.load(source + offset, mask=inside, other=0.0)
+    if WIDEN:
+        block = block.to(tl.float32)
+    return block
+
+
+@triton.jit
+def tile_product(
+    z,
+    a,
+    b,
+    row: tl.tensor,
+    column: tl.tensor,
+    steps: tl.tensor,
+    BLOCK_K: tl.constexpr,
+    FORM_A: tl.constexpr,
+    FORM_B: tl.constexpr,
+    EVEN: tl.constexpr,
+    WIDEN: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """``z`` and the tile of ``a @ b.T`` that begins at ``row`` and ``column``; ``a`` and ``b`` are ``operand``s."""
+    tl.assume(steps > 0)  # or else a loop for none were compiled too
+    for step in range(steps):
+        left = _block(a, row, step * BLOCK_K, z.shape[0], BLOCK_K, FORM_A, EVEN, WIDEN, False)
+        right = _block(b, column, step * BLOCK_K, z.shape[1], BLOCK_K, FORM_B, EVEN, WIDEN, True)
+        z = tl.dot(left, right, z, input_precision=PRECISION)
+    return z
+
+
+@triton.jit
+def halves(z):
+    """The left and the right half of a tile: what is done with one after the other takes half of the registers."""
+    return tl.split(tl.permute(tl.reshape(z, (z.shape[0], 2, z.shape[1] // 2)), (0, 2, 1)))
+
+
+def _form(matrix: Tensor, described: bool) -> str:
+    """How a matrix is read: by a descriptor along its ``inner`` or ``outer`` dimension, or by ``pointers``."""
+    size = matrix.element_size()
+    if described and matrix.numel() and matrix.data_ptr() % _DESCRIBED == 0:
+        for name, along, across in (("inner", 1, 0), ("outer", 0, 1)):
+            stride = matrix.stride(across)
+            if matrix.stride(along) == 1 and stride >= matrix.shape[along] and stride * size % _DESCRIBED == 0:
+                return name
+    return "pointers"
+
+
+def _precision(a: Tensor, b: Tensor) -> Mapping[str, Any]:
+    """``WIDEN``: both are made float32 first. ``PRECISION``: what products of float32 numbers keep.
+
+    TF32 of 16-bit numbers are all of their digits; whether those of float32 numbers will do, torch has been told.
+    """
+    arch = processor(a.device).arch
+    mixed = a.dtype is not b.dtype
+    cut = torch.float32 in (a.dtype, b.dtype) and arch.startswith("sm_")
+    cut = cut and (mixed or torch.backends.cuda.matmul.fp32_precision == "tf32")
+    # interpreted, products of bfloat16 numbers are wrong
+    return {"WIDEN": mixed or arch == "interpreter", "PRECISION": "tf32" if cut else "ieee"}
+
+
+def launch_tiles(kernel: Any, how: Configuration, a: Tensor, b: Tensor, *args: Any, **meta: Any) -> None:
+    """Launch ``kernel``, which forms ``a @ b.T`` by tiles of ``how``: with both, ``args``, sizes and strides."""
+    (rows, inners), columns = a.shape, b.shape[0]
+    options = {**how.options}
+    described = options.pop("DESCRIPTORS", False)
+    forms = _form(a, described), _form(b, described)
+    block_k = options["BLOCK_K"]
+    tiles = cdiv(rows, options["BLOCK_M"]) * cdiv(columns, options["BLOCK_N"])
+    token = _allocator.set(_DescriptorMemory(a.device))
+    try:
+        launch(
+            kernel,
+            (min(tiles, how.programs), 1),
+            a,
+            b,
+            *args,
+            rows,
+            columns,
+            inners,
+            max(1, cdiv(inners, block_k)),
+            *a.stride(),
+            *b.stride(),
+            FORM_A=forms[0],
+            FORM_B=forms[1],
+            EVEN="pointers" not in forms or (inners > 0 and inners % block_k == 0),
+            **_precision(a, b),
+            **meta,
+            **options,
+        )
+    finally:
+        _allocator.reset(token)
+
+
+class _DescriptorMemory:
+    """Where a kernel's programs put their descriptors: what Triton asks for at a launch."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def __call__(self, size: int, alignment: int, stream: int | None) -> Tensor:
+        """Memory of ``size`` bytes; torch's is aligned to more than a descriptor's 128."""
+        return torch.empty(size, dtype=torch.uint8, device=self.device)

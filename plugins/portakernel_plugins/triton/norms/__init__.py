@@ -1,0 +1,1 @@
+"""Normalisations and their gradients."""

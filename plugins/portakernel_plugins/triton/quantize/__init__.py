@@ -1,0 +1,1 @@
+"""Quantisation, alone and behind what is quantised."""
