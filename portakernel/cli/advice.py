@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 
 from portakernel.claims.advice import REASONS
 from portakernel.claims.capability import ReasonCode, Rejection
@@ -38,6 +39,16 @@ def advice(kernel: Kernel, rejection: Rejection) -> str:
         argument=parameter.partition(".")[0],
         install=install_command(kernel, parameter),
     )
+
+
+def of_nearest_variant(kernel: Kernel, rejections: Sequence[Rejection]) -> list[Rejection]:
+    """Those of ``rejections`` that speak of no variant, or of the first with the fewest: one has to serve, not all."""
+    by_variant = {
+        name: [r for r in rejections if r.text.startswith(f"{name}: ")] for name, _ in kernel.variants if name
+    }
+    spoken_of = [found for found in by_variant.values() if found]
+    nearest = min(spoken_of, key=len, default=[])
+    return [r for r in rejections if r in nearest or not any(r in found for found in spoken_of)]
 
 
 def _accepted(kernel: Kernel, rejection: Rejection) -> list[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from portakernel.claims.capability import ReasonCode
 from portakernel.claims.request import changed_values
-from portakernel.cli.advice import advice
+from portakernel.cli.advice import advice, of_nearest_variant
 from portakernel.cli.output import Cell, Page, Style
 from portakernel.contracts import contract
 from portakernel.deciding.decision import tier
@@ -107,7 +107,8 @@ def next_steps(decision: Decision) -> Iterator[str]:
     for candidate in candidates:
         rejections = [rejection for rejection in candidate.rejections if rejection.code is not ReasonCode.NEEDS_BUILD]
         # a build alone helps only where nothing else is in its way
-        steps = dict.fromkeys(advice(candidate.kernel, one) for one in rejections or candidate.rejections)
+        rejections = of_nearest_variant(candidate.kernel, rejections or candidate.rejections)
+        steps = dict.fromkeys(advice(candidate.kernel, one) for one in rejections)
         # what would have to be another call altogether is no advice
         if steps and all(steps) and len(steps) <= _SHOWN_STEPS:
             found = True

@@ -91,11 +91,11 @@ def test_a_policy_file_is_named_by_its_path_and_several_by_theirs():
 
 
 def test_a_path_may_begin_in_the_home_directory(monkeypatch):
-    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("HOME", "/where/i/live")
     policy = os.pathsep.join(["~/base.yaml", "/etc/~/host.yaml", " ~/host.yaml"])
     config = Config.from_environment({"PORTAKERNEL_CACHE_DIR": "~/kernels", "PORTAKERNEL_POLICY": policy})
-    assert config.cache_dir == "/home/me/kernels"
-    assert config.policy == ("/home/me/base.yaml", "/etc/~/host.yaml", "/home/me/host.yaml")
+    assert config.cache_dir == "/where/i/live/kernels"
+    assert config.policy == ("/where/i/live/base.yaml", "/etc/~/host.yaml", "/where/i/live/host.yaml")
 
 
 def test_properties_can_be_required_and_one_that_does_not_exist_is_refused():

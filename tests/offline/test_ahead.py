@@ -20,13 +20,13 @@ from triton.backends.compiler import GPUTarget
 
 from portakernel.claims.request import Phase
 from portakernel.contracts import contract
-from portakernel.warming import ahead
 from portakernel.offline.compiled import Compiled
 from portakernel.offline.forms import Form
 from portakernel.offline.job import Job, call_on_meta
 from portakernel.offline.outcome import Outcome
 from portakernel.offline.workers import compile_all, compile_job
 from portakernel.runtime import dispatcher
+from portakernel.warming import ahead
 from portakernel.warming.building import Progress
 from portakernel_plugins.triton.launching import launch
 from portakernel_plugins.triton.launching.configurations import Processor, pretending
