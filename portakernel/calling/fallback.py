@@ -43,7 +43,9 @@ class Fallbacks:
         """The kernels that were expected to go before the chosen one, each with every reason why it does not."""
         if decision.chosen is None:
             return []
-        preferred = self._wishes(decision, policy).prefer
+        wishes = self._wishes(decision, policy)
+        # a preference for a plugin is fulfilled by any kernel of it
+        preferred = {name for name in wishes.prefer if wishes.rank(name) < wishes.rank(decision.chosen.name)}
         free = decision.chosen.is_reference and self._is_free(decision)
         found: list[tuple[str, Rejection]] = []
         for name in decision.passed_over:

@@ -35,7 +35,8 @@ def explain_command(request: Request, wishes: Wishes | None = None) -> str:
     words += ["--phase", str(request.phase)] if request.phase is not Phase.INFERENCE else []
     words += ["--saved-by", request.saved_by] if request.saved_by is not None else []
     if wishes is not None:
-        words += [*_options("--use", wishes.use), *_options("--prefer", wishes.prefer)]
+        words += _options("--use", wishes.spelled(wishes.use))
+        words += _options("--prefer", wishes.spelled(wishes.prefer))
         words += _options("--deny", wishes.deny)
         words += ["--reference", wishes.reference] if wishes.reference != "warn" else []
     words += _options("--require", sorted(request.requires))

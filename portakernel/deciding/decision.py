@@ -181,9 +181,7 @@ def tier(kernel: Kernel) -> int:
 def order(candidate: Candidate, wishes: Wishes) -> tuple[int, int, int, str]:
     """The key by which eligible candidates are sorted; the last part is the name, so that no two are equal."""
     kernel = candidate.kernel
-    named = [*wishes.use, *wishes.prefer]
-    place = named.index(kernel.name) if kernel.name in named else len(named)
-    return place, tier(kernel), -candidate.priority, kernel.name
+    return wishes.rank(kernel.name), tier(kernel), -candidate.priority, kernel.name
 
 
 def lost(loser: Candidate, winner: Candidate, wishes: Wishes) -> Rejection:

@@ -12,7 +12,7 @@ of it), and ``use`` of it is an error where it is asked for.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -121,15 +121,26 @@ class Wishes:
     """What a policy says of one op on one target: kernels, and properties, by name, each with the source that named it.
 
     Every chosen kernel must declare the properties in ``require``, and be of a plugin on each list of ``allow``.
+    ``words`` are the names, first best, by which kernels are used and preferred: their own, or their plugin's.
     """
 
     use: Mapping[str, str]
     prefer: Mapping[str, str]
+    words: Mapping[str, str]
     deny: Mapping[str, str]
     require: Mapping[str, str]
     reference: ReferenceMode
     reference_source: str
     allow: tuple[AllowList, ...] = ()
+
+    def rank(self, kernel: str) -> int:
+        """How early ``kernel`` is named: with all that the same word stands for, or after all that is named."""
+        named = list(dict.fromkeys(self.words.values()))
+        return named.index(self.words[kernel]) if kernel in self.words else len(named)
+
+    def spelled(self, kernels: Iterable[str]) -> list[str]:
+        """The words that stand for ``kernels``, each once."""
+        return list(dict.fromkeys(self.words[kernel] for kernel in kernels))
 
     def sourced(self, rejection: Rejection) -> Rejection:
         """``rejection``, with the source that required the property where it is for lack of one."""
@@ -170,12 +181,17 @@ def _wishes(policy: Policy, op: str, target: Target, registry: Registry) -> Wish
     layers = policy.covering(op, target, registry)
     use: dict[str, str] = {}
     prefer: dict[str, str] = {}
+    words: dict[str, str] = {}
     for layer in layers:
+        # what a stronger layer has decided, a name that is missing in a weaker one leaves as it is
         layer.check(registry, ("use",))
-    for layer in layers:
         use, prefer = _named(layer, "use", op, registry), _named(layer, "prefer", op, registry)
+        for word in (*layer.use, *layer.prefer):
+            for kernel in registry.find(word):
+                words.setdefault(kernel.name, word)
         if use or prefer:
             break
+    words = {name: words[name] for name in (*use, *prefer)}
     deny: dict[str, str] = {}
     require: dict[str, str] = {}
     for layer in reversed(layers):
@@ -187,7 +203,7 @@ def _wishes(policy: Policy, op: str, target: Target, registry: Registry) -> Wish
         if layer.reference is not None:
             mode, source = layer.reference, layer.place("reference")
     allow = tuple((layer.plugins, layer.place("plugins")) for layer in layers if layer.plugins)
-    return Wishes(use, prefer, deny, require, mode, source, allow)
+    return Wishes(use, prefer, words, deny, require, mode, source, allow)
 
 
 def _named(layer: Layer, key: Naming, op: str, registry: Registry) -> dict[str, str]:

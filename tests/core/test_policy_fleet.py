@@ -16,7 +16,7 @@ from portakernel.calling.fallback import Fallbacks
 from portakernel.claims.capability import ReasonCode
 from portakernel.config import Config
 from portakernel.deciding.dispatcher import Dispatcher
-from portakernel.deciding.policies import make_layer
+from portakernel.deciding.policies import intern_policy, make_layer
 from portakernel.deciding.policy_file import read_drafts
 from portakernel.deciding.unmet import unknown_plugins
 from portakernel.errors import (
@@ -117,6 +117,34 @@ def test_a_preference_for_a_target_is_told_when_a_call_is_on_it(world, fleet):
     dispatcher.decide(world.request(target="acme:acme1"))
     told = warned(lambda: dispatcher.decide(world.request(target="acme:acme2")))
     assert told == [f"0.yaml:3: prefer: {NEAR} {CORRECT}"]
+
+
+def test_what_a_weaker_file_uses_and_is_not_here_stops_nothing_that_a_stronger_one_decides(world, fleet):
+    base = "targets:\n  acme: {use: gone}\n"
+    dispatcher = fleet(base, "ops: {add: {prefer: b}}\n")
+    assert dispatcher.decide(world.request()).chosen.name == "b.add"
+    with pytest.raises(UnknownNameError, match="unknown kernel or plugin 'gone'"):
+        dispatcher.decide(world.request(op="rms_norm"))
+    pinned = intern_policy((make_layer("argument", use="a.rms_norm"), *dispatcher.policy().layers))
+    assert dispatcher.decide(world.request(op="rms_norm"), pinned).chosen.name == "a.rms_norm"
+
+
+@pytest.mark.parametrize("wish", ["use", "prefer"])
+def test_of_a_plugin_that_is_named_the_kernel_of_highest_priority_serves_and_the_others_are_not_missed(
+    world, fleet, wish
+):
+    world.plugin(
+        "c",
+        {"name": "slow", "priority": 5},
+        {"name": "elsewhere", "priority": 99, "targets": {"other": "any"}},
+        {"name": "fast", "priority": 9},
+    )
+    dispatcher = fleet(f"{wish}: c\n")
+    decision = dispatcher.decide(world.request())
+    assert decision.chosen.name == "c.fast"
+    assert Fallbacks(dispatcher).reasons(decision, dispatcher.process_policy) == []
+    other = fleet(f"{wish}: [c.slow, c]\n").decide(world.request())
+    assert other.chosen.name == "c.slow"
 
 
 def test_what_is_used_and_not_here_is_an_error_when_the_file_is_read(fleet):
