@@ -396,7 +396,8 @@ def test_a_variable_with_a_wrong_value_is_told_and_the_rest_is_examined(
 
 def test_every_stage_has_a_remedy() -> None:
     root = Path(__file__).parents[2] / "portakernel"
-    sources = "".join((root / f"{name}.py").read_text() for name in ("plugin_manager", "registry", "readiness"))
+    modules = ("registry/plugin_manager", "registry/registry", "deciding/readiness")
+    sources = "".join((root / f"{name}.py").read_text() for name in modules)
     stages = {stage for stage in REMEDIES if f'"{stage}"' in sources}
     assert stages == set(REMEDIES)
 

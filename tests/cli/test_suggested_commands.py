@@ -26,13 +26,16 @@ HERE = ("cpu:x86_64", "nvidia:sm_90", "amd:gfx942")
 
 
 def _told(decision: Decision) -> tuple[Any, ...]:
-    """What two decisions have in common that are the same, but for who is said to wish it."""
+    """What two decisions have in common that are the same, but for who is said to wish it, and what was built here."""
     return decision_of(json.loads(json.dumps(decision.to_json())))
 
 
 def decision_of(data: dict[str, Any]) -> tuple[Any, ...]:
     standings = {
-        one["kernel"]: (one["status"], [(reason["code"], reason["parameter"]) for reason in one["rejections"]])
+        one["kernel"]: (
+            one["status"],
+            [(reason["code"], reason["parameter"]) for reason in one["rejections"] if reason["code"] != "needs_build"],
+        )
         for one in data["candidates"]
     }
     return data["target"], data["request"], data["chosen"], standings
