@@ -133,13 +133,21 @@ class Config:
             reference=next(iter(_chosen("REFERENCE", filter(None, [text("REFERENCE")]))), None),
             plugins=_plugins(text("PLUGINS"), several("PLUGINS")),
             disable=several("DISABLE"),
-            policy=tuple(map(os.path.expanduser, several("POLICY", os.pathsep))),
+            policy=_paths(text("POLICY"), several("POLICY", os.pathsep)),
             log=next(iter(_chosen("LOG", filter(None, [text("LOG")]))), None),
             cache_dir=os.path.expanduser(text("CACHE_DIR")) or None,
             cache_mib=_whole("CACHE_MIB", text("CACHE_MIB"), _CACHE_MIB),
             patience_s=_whole("PATIENCE_S", text("PATIENCE_S"), _PATIENCE_S),
             strangers=unknown_variables(values),
         )
+
+
+def _paths(text: str, given: Iterable[str]) -> tuple[str, ...]:
+    """Policy files; variables that were not set, joined, are no wish to have none."""
+    paths = tuple(map(os.path.expanduser, given))
+    if text and not paths:
+        raise ConfigError(f"{PREFIX}POLICY is {text!r}, which names no file; give paths, or leave it unset")
+    return paths
 
 
 def _chosen(key: str, given: Iterable[str]) -> tuple[str, ...]:

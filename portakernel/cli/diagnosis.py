@@ -68,10 +68,11 @@ class PhaseCoverage:
     ready: tuple[str, ...]
     buildable: tuple[str, ...]
     reference_only: tuple[str, ...]
+    unserved: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
         """The coverage as JSON-ready data; stable."""
-        lists = {name: list(getattr(self, name)) for name in ("ready", "buildable", "reference_only")}
+        lists = {name: list(getattr(self, name)) for name in ("ready", "buildable", "reference_only", "unserved")}
         return {"phase": str(self.phase), **lists}
 
 
@@ -228,9 +229,17 @@ class Diagnosis:
         ]
         ready = {kernel.op for kernel, waits in serving if not waits and not kernel.is_reference}
         built = {kernel.op for kernel, waits in serving if waits and not kernel.is_reference} - ready
-        referred = {kernel.op for kernel, _ in serving} - ready - built
-        ops = [tuple(op for op in contracts() if op in several) for several in (ready, built, referred)]
+        there = {kernel.op for kernel in kernels.values() if kernel.serves(phase)}
+        referred = {k.op for k, _ in serving if k.is_reference and self._may_serve(k, device)} - ready - built
+        unserved = there - ready - built - referred
+        ops = [tuple(op for op in contracts() if op in several) for several in (ready, built, referred, unserved)]
         return PhaseCoverage(phase, *ops)
+
+    def _may_serve(self, reference: Kernel, device: Device) -> bool:
+        """Whether what is wished for the whole process lets the reference serve."""
+        now = self.dispatcher
+        wishes = now.process_policy.wishes(reference.op, device.target, now.registry)
+        return wishes.reference != "forbid" and reference.name not in wishes.deny
 
     def _waits(self, kernel: Kernel, device: Device) -> bool:
         """Whether a kernel is a third party's, beside the reference, and nobody has named it."""

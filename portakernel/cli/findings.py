@@ -229,9 +229,14 @@ def _device(coverage: Coverage, diagnosis: Diagnosis) -> Finding:
     if device.attached:
         served = ", ".join(coverage.accelerated) or "no op"
         return Finding("healthy", f"{what}; attached, serves {served} where a policy names its kernels")
-    what += f"; beside the reference, kernels serve {', '.join(map(_counted, coverage.phases))}"
+    beside = "beside the reference, " if any(phase.reference_only for phase in coverage.phases) else ""
+    what += f"; {beside}kernels serve {', '.join(map(_counted, coverage.phases))}"
     details = [f"only the reference, in {p.phase}: {', '.join(p.reference_only)}" for p in coverage.phases]
     details = [detail for detail, phase in zip(details, coverage.phases, strict=True) if phase.reference_only]
+    details += [f"nothing, in {p.phase}: {', '.join(p.unserved)}" for p in coverage.phases if p.unserved]
+    if any(phase.unserved for phase in coverage.phases):
+        advice = "calls of what nothing serves raise NoKernelError; let the reference serve, or name kernels for them"
+        return Finding("attention", what, advice, tuple(details))
     if not details or device.target.vendor in diagnosis.dispatcher.reference_is_free:
         return Finding("healthy", what, details=tuple(details))
     advice = f"expect those to be slow; `portakernel matrix --vendor {device.target.vendor}` shows what there is"
@@ -242,7 +247,8 @@ def _counted(covered: PhaseCoverage) -> str:
     """How many of the ops that have the phase are served in it."""
     ready, built = len(covered.ready), len(covered.buildable)
     later = f" ({built} more once built)" if built else ""
-    return f"{ready} of {ready + built + len(covered.reference_only)} ops in {covered.phase}{later}"
+    every = ready + built + len(covered.reference_only) + len(covered.unserved)
+    return f"{ready} of {every} ops in {covered.phase}{later}"
 
 
 def _particulars(device: Device) -> str:

@@ -7,7 +7,8 @@ from typing import Any
 
 from portakernel.cli.output import Page
 from portakernel.config import VARIABLES, Config, unknown_variables
-from portakernel.errors import ConfigError
+from portakernel.deciding.dispatcher import Dispatcher
+from portakernel.errors import PortakernelError
 
 
 def variables_json() -> dict[str, Any]:
@@ -53,9 +54,9 @@ def markdown_table() -> str:
 
 
 def _error() -> str | None:
-    """What is wrong with a variable's value."""
+    """What is wrong with a variable's value, or a policy file that one names: what would stop a call."""
     try:
-        Config.from_environment()
-    except ConfigError as error:
+        Dispatcher(config=Config.from_environment())
+    except PortakernelError as error:
         return str(error)
     return None

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +20,7 @@ from portakernel.cli import diagnosis
 from portakernel.cli.diagnosis import Diagnosis, Readiness, find_compiler
 from portakernel.cli.faults import REMEDIES
 from portakernel.cli.findings import findings
-from portakernel.config import VARIABLES
+from portakernel.config import VARIABLES, Config
 from portakernel.contracts import contract, contracts
 from portakernel.deciding.asking import ask
 from portakernel.deciding.dispatcher import Dispatcher
@@ -78,7 +80,7 @@ def test_json_form_key_by_key(run: Callable) -> None:
     assert sorted(coverage["accelerated"] + coverage["reference_only"]) == sorted(contracts())
     assert [phase["phase"] for phase in coverage["phases"]] == ["inference", "training", "backward"]
     for phase in coverage["phases"]:
-        assert list(phase) == ["phase", "ready", "buildable", "reference_only"]
+        assert list(phase) == ["phase", "ready", "buildable", "reference_only", "unserved"]
     assert coverage["reference_only"] == coverage["phases"][0]["reference_only"]
     assert {"add", "rms_norm"} <= set(coverage["accelerated"])
     for finding in data["findings"]:
@@ -227,7 +229,8 @@ def test_a_kernel_that_only_lacks_a_build_is_healthy_and_counts() -> None:
         next(one.what for one in found if one.what.startswith("plugin triton ")),
     )
     assert "triton.add can serve once portakernel.warmup has built them" in [one.what for one in found]
-    assert {one.state for one in found} == {"healthy"}
+    # that nothing serves the other ops, of which this diagnosis knows no reference, is another thing
+    assert {one.state for one in found if not one.what.startswith("cuda:0: ")} == {"healthy"}
 
 
 @pytest.mark.parametrize("phase", [Phase.TRAINING, Phase.BACKWARD])
@@ -436,6 +439,40 @@ def test_a_variable_that_is_refused_or_means_nothing_is_told_beside_all_others(
     wrong = ran.out.partition("\nWhat is wrong\n")[2].splitlines()
     assert wrong[0].startswith("  PORTAKERNEL_PREFFER is set, but no such variable exists; did you mean ")
     assert wrong[1:] == ["  PORTAKERNEL_REQUIRE is 'determinism'; did you mean 'deterministic'?"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "wrong"),
+    [
+        ("POLICY", "/nonexistent.yaml", "/nonexistent.yaml: cannot be read"),
+        ("POLICY", os.pathsep, "which names no file; give paths, or leave it unset"),
+        ("USE", "ghost", "PORTAKERNEL_USE: unknown kernel or plugin 'ghost'"),
+    ],
+)
+def test_what_would_stop_every_call_is_wrong_with_the_environment(
+    run: Callable, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, wrong: str
+) -> None:
+    monkeypatch.setenv(f"PORTAKERNEL_{variable}", value)
+    told = run("doctor --environment --json")
+    assert told.status == 1
+    assert wrong in told.json["error"]
+
+
+@pytest.mark.parametrize("wish", [{"disable": ("reference",)}, {"reference": "forbid"}, {"deny": ("reference",)}])
+def test_ops_that_nothing_serves_are_counted_and_named(wish: dict[str, Any]) -> None:
+    now = Dispatcher(config=Config(**wish))
+    card = Device(Target("nvidia", "sm_90"), "NVIDIA H200", "cuda:0", memory_bytes=2**37, driver="580.1")
+    rejection = Rejection(ReasonCode.DISABLED, "switched off")
+    off = (rejection,) if "disable" in wish else ()
+    ready = (*(Readiness(f"reference.{op}", card, off) for op in contracts()), Readiness("triton.add", card, ()))
+    diagnosis = Diagnosis(now, None, (card,), ready, (), (), None)
+    (coverage,) = diagnosis.coverage()
+    rest = [op for op in contracts() if op != "add"]
+    assert (coverage.reference_only, list(coverage.phases[0].unserved)) == ((), rest)
+    finding = next(finding for finding in findings(diagnosis) if finding.what.startswith("cuda:0: "))
+    assert finding.state == "attention"
+    assert f"; kernels serve 1 of {len(contracts())} ops in inference, " in finding.what
+    assert f"nothing, in inference: {', '.join(rest)}" in finding.details
 
 
 def test_who_calls_itself_portakernel_and_lies_elsewhere_is_told(run: Callable, install: Callable) -> None:
