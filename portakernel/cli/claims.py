@@ -52,7 +52,8 @@ def _impossible(kernel: Kernel, claim: Capability, spaces: Spaces, place: KeyPat
         space = spaces.get(vendor)
         if space is not None and not _members(selector, space):
             text = f"can never match: {selector} is no architecture of {vendor}"
-            yield (*place, "targets", vendor), f"{text}; take some out of `not`, or leave the vendor out"
+            mend = "take some out of `not`" if selector.exclude else "correct it"
+            yield (*place, "targets", vendor), f"{text}; {mend}, or leave the vendor out"
     for limit in claim.limits:
         if not satisfiable([limit]):
             text = f"can never match: nothing is {str(limit).removeprefix(limit.parameter).strip()}"
