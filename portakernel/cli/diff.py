@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 
 def command(
-    old: Annotated[Path, typer.Argument(metavar="OLD", help="The earlier file.")],
-    new: Annotated[Path, typer.Argument(metavar="NEW", help="The later one.")],
+    # readable or not: what cannot be read is told in the words of other files
+    old: Annotated[Path, typer.Argument(metavar="OLD", readable=False, help="The earlier file.")],
+    new: Annotated[Path, typer.Argument(metavar="NEW", readable=False, help="The later one.")],
     json: Json = False,
 ) -> None:
     """Say what differs between two files that `portakernel explain --all --json` wrote.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -129,6 +130,10 @@ def test_a_view_that_lies_otherwise_is_asked_about_as_it_lies(run: Callable) -> 
         ("quantize_fp8", lambda: (torch.ones(3, 52),), {"granularity": "tensor", "dtype": "float8_e5m2"}),
     ],
     ids=["values", "training", "optional", "dtype", "own dtype"],
+)
+@pytest.mark.skipif(
+    not any(map(shutil.which, ("g++", "c++", "clang++"))),
+    reason="lacks a C++ compiler, which Inductor needs for the CPU",
 )
 @pytest.mark.filterwarnings("ignore::portakernel.errors.FallbackWarning")
 def test_the_advice_to_build_builds_what_was_asked(op: str, arguments: Callable, values: dict[str, Any]) -> None:
