@@ -24,7 +24,7 @@ from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.deciding.policies import Layer, intern_policy, make_layer
 from portakernel.deciding.readiness import installed_version
 from portakernel.deciding.unmet import Unmet, skipped_preferences, unknown_names
-from portakernel.errors import ConfigError, PortakernelError, nearest
+from portakernel.errors import ConfigError, PortakernelError, UnknownNameError, nearest
 from portakernel.manifest.models import PluginManifest
 from portakernel.registry.kernel import Kernel
 from portakernel.registry.plugin_manager import Broken, Package
@@ -238,7 +238,10 @@ class Diagnosis:
     def _may_serve(self, reference: Kernel, device: Device) -> bool:
         """Whether what is wished for the whole process lets the reference serve."""
         now = self.dispatcher
-        wishes = now.process_policy.wishes(reference.op, device.target, now.registry)
+        try:
+            wishes = now.process_policy.wishes(reference.op, device.target, now.registry)
+        except UnknownNameError:  # of a name that is used and not here: `refused` has it
+            return True
         return wishes.reference != "forbid" and reference.name not in wishes.deny
 
     def _waits(self, kernel: Kernel, device: Device) -> bool:
