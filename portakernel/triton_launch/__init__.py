@@ -1,0 +1,1 @@
+"""Triton kernels: launched without the binder, interpreted, compiled ahead; Triton's caches; whether it works here."""
