@@ -83,7 +83,7 @@ def by_triton(call: Call, arguments: dict[str, Any], clock: Clock, compiled: lis
 
 def _leave_launches_to_triton() -> None:
     """In every module of the plugin so far, ``launch`` is a plain launch from now on."""
-    launch = importlib.import_module("portakernel_plugins.triton.launching.launch")
+    launch = importlib.import_module("portakernel.triton_launch.launch")
 
     def plain(kernel: Any, grid: Any, *args: Any, parameter: str | None = None, **meta: Any) -> None:
         kernel[grid](*args, **launch.OPTIONS, **meta)

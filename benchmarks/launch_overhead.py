@@ -24,9 +24,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from portakernel.native import Kernel, Options, Source, Unit
+from portakernel.authoring.native import Kernel, Options, Source, Unit
+from portakernel.triton_launch.launch import prepared
 from portakernel_plugins.triton.add import add
-from portakernel_plugins.triton.launching.launch import prepared
 from portakernel_plugins.triton.norms.rms_norm import rms_norm
 
 LAUNCH_US, ALLOCATING_US = 5.0, 7.0

@@ -1,4 +1,4 @@
-"""``portakernel.claims.capability`` under the name that plugins import."""
+"""``portakernel.claims.capability`` under the name that packages written for plugin API 1 import."""
 
 from portakernel.claims.capability import (
     OUTRANKED,

@@ -1,4 +1,4 @@
-"""``portakernel.tensors.compilation`` under the name that plugins import."""
+"""``portakernel.tensors.compilation`` under the name that packages written for plugin API 1 import."""
 
 from portakernel.tensors.compilation import (
     Compilations,

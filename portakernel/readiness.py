@@ -1,4 +1,4 @@
-"""``portakernel.deciding.readiness`` under the name that plugins import."""
+"""``portakernel.deciding.readiness`` under the name that packages written for plugin API 1 import."""
 
 from portakernel.deciding.readiness import (
     Readiness,

@@ -1,4 +1,4 @@
-"""``portakernel.claims.request`` under the name that plugins import."""
+"""``portakernel.claims.request`` under the name that packages written for plugin API 1 import."""
 
 from portakernel.claims.request import (
     PLAIN_FACTS,

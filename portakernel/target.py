@@ -1,4 +1,4 @@
-"""``portakernel.words.target`` under the name that plugins import."""
+"""``portakernel.words.target`` under the name that packages written for plugin API 1 import."""
 
 from portakernel.words.target import (
     Device,

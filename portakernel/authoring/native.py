@@ -10,7 +10,7 @@ A plugin keeps its sources beside its Python modules, and needs four words:
 
 ::
 
-    from portakernel.native import Kernel, Options, Source, Unit
+    from portakernel.authoring.native import Kernel, Options, Source, Unit
 
     SOURCE = Source.beside(__file__, "rms_norm.hip", headers=("vectors.h", "on_nvidia/hip/hip_runtime.h"))
 
@@ -51,12 +51,14 @@ from __future__ import annotations
 from portakernel.native.code_cache import Cache, cache
 from portakernel.native.code_object import CodeObject, KernelFacts
 from portakernel.native.compiler import Compiler
+from portakernel.native.facts import read_code
 from portakernel.native.kernel import Kernel
 from portakernel.native.library import load_library
 from portakernel.native.module import Function, Module, Parameter, load
 from portakernel.native.offline import compiling
 from portakernel.native.options import Limits, Options
 from portakernel.native.place import target_of
+from portakernel.native.process import run as run_limited
 from portakernel.native.source import HeaderPackage, Source
 from portakernel.native.toolchain import compiler_for
 from portakernel.native.unit import Unit, build, kept, needs_build
@@ -83,5 +85,7 @@ __all__ = [
     "load",
     "load_library",
     "needs_build",
+    "read_code",
+    "run_limited",
     "target_of",
 ]

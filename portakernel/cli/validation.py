@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel
 
 from portakernel.cli.claims import claim_problems
+from portakernel.cli.door import past_the_door
 from portakernel.cli.entries import misfit, missing, source_problems
 from portakernel.cli.imports import import_problems
 from portakernel.cli.problems import Problem, problems_in
@@ -142,6 +143,10 @@ def problems_of(subjects: Sequence[Subject], *, imports: bool = False) -> dict[S
     for subject in subjects:
         if subject.kind == "plugin":
             problems[subject] = plugin_problems(subject, spaces, imports=imports)
+    # a package that has both manifests is looked through once
+    for folder, subject in {subject.package.folder: subject for subject in subjects}.items():
+        if folder is not None and (folder / "__init__.py").is_file():
+            problems[subject] += past_the_door(folder, _plugin_api(subject.file))
     return problems
 
 
@@ -156,6 +161,15 @@ def _kind(file: Path) -> Literal["plugin", "backend"]:
     except ManifestError:
         return "plugin"
     return "backend" if isinstance(data, dict) and "backend" in data and "plugin" not in data else "plugin"
+
+
+def _plugin_api(file: Path) -> object:
+    """The plugin API that a manifest says it is written for, if anything."""
+    try:
+        data = read_yaml(file).data
+    except ManifestError:
+        return None
+    return data.get("plugin_api", 1) if isinstance(data, dict) else None
 
 
 def _guessed_package(file: Path) -> Package:

@@ -1,7 +1,7 @@
 """The version of what plugins and backends are written against, and which versions this portakernel runs.
 
 The plugin API is what a package outside meets: the manifests' keys and their meaning, how kernels, probes and builds
-are called, the hooks, and the public names that the guides use. ``PLUGIN_API`` counts its incompatible changes; a
+are called, the hooks, and the names of ``portakernel.authoring``. ``PLUGIN_API`` counts its incompatible changes; a
 manifest says with ``plugin_api: N`` which one its package is written for. To change it: raise ``PLUGIN_API``, leave
 ``OLDEST_PLUGIN_API`` where packages of older versions still run, and say in ``CHANGELOG.md`` what they have to change.
 """
@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import importlib.metadata
 
-PLUGIN_API = 1
+# 2: one door, portakernel.authoring; what packages of version 1 import stays where it was until the first release.
+PLUGIN_API = 2
 OLDEST_PLUGIN_API = 1
 
 

@@ -245,7 +245,7 @@ class PluginManifest(_Model):
     )
     units: Entry | None = Field(
         default=None,
-        description="what `portakernel build` compiles for a target: (target) -> portakernel.native.Unit, several",
+        description="what `portakernel build` compiles for a target: (Target) -> authoring.native.Unit, many",
     )
     defaults: Defaults = Defaults.model_construct()
     kernels: list[KernelEntry] = Field(default_factory=list)

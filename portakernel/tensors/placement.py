@@ -32,6 +32,14 @@ def rows(x: Tensor) -> Tensor:
     return x.as_strided((x.numel() // columns, columns), (columns, 1))
 
 
+def as_bytes(tensor: Tensor) -> Tensor:
+    """``tensor`` as uint8 where its elements are one byte: what copies and kernels take for each such dtype."""
+    return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
+
+
 def delivered(y: Tensor, out: Tensor | None) -> Tensor:
-    """``y``, or ``out`` with its numbers."""
-    return y if out is None or y is out else out.copy_(y)
+    """``y``, or ``out`` with the same elements."""
+    if out is None or y is out:
+        return y
+    as_bytes(out).copy_(as_bytes(y))
+    return out

@@ -71,16 +71,3 @@ def contiguous_like(x: Tensor) -> Tensor:
     """New memory of the shape and dtype of ``x``, contiguous."""
     # to say a format takes a fifth of the call's time
     return torch.empty_like(x) if x.is_contiguous() else torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-def as_bytes(tensor: Tensor) -> Tensor:
-    """``tensor`` as a kernel takes it: uint8 where its elements are one byte."""
-    return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
-
-
-def delivered(found: Tensor, out: Tensor | None) -> Tensor:
-    """``found``, or ``out`` with the same elements."""
-    if out is None or found is out:
-        return found
-    as_bytes(out).copy_(as_bytes(found))
-    return out

@@ -24,7 +24,7 @@ from torch import Tensor
 from triton import knobs
 
 from portakernel.host.locks import make_lock
-from portakernel_plugins.triton.launching.interpreter import is_interpreting
+from portakernel.triton_launch.interpreter import is_interpreting
 
 _INT32 = 1 << 31
 # A key table that has grown beyond this many kernels starts anew: sizes are never in a key, so that none comes near.

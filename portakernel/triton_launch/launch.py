@@ -1,4 +1,4 @@
-"""How this plugin launches: one way in, for compiled and interpreted kernels."""
+"""How Triton kernels are launched: one way in, compiled or interpreted."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from triton.runtime.errors import OutOfResources
 from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
 from portakernel.errors import ArgumentValueError
 from portakernel.tensors.compilation import compilations
-from portakernel_plugins.triton.launching import interpreter
-from portakernel_plugins.triton.launching.cache_folder import FOLDER
-from portakernel_plugins.triton.launching.configurations import pretended_launch
-from portakernel_plugins.triton.launching.direct import Held
+from portakernel.triton_launch import interpreter
+from portakernel.triton_launch.cache_folder import FOLDER
+from portakernel.triton_launch.direct import Held
+from portakernel.triton_launch.processor import pretended_launch
 
 # The options of every launch. Contraction is said explicitly: its default is an environment variable's, and changes
 # with triton 3.10.
@@ -73,7 +73,7 @@ def _launch_anew(parameter: str | None, held: Held, grid: tuple[int, int], args:
         raise ArgumentValueError(
             f"Triton kernel {kernel.__name__} was given tensors on cpu; it is compiled for GPUs (torch device cuda)."
             " Move the tensors to a GPU, or run it in Triton's interpreter, inside"
-            " portakernel_plugins.triton.launching.interpreter.interpreting()"
+            " portakernel.authoring.triton.interpreting()"
         )
     if jitted and "_do_compile" not in vars(kernel):
         hash_helpers(kernel)

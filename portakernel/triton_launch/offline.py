@@ -30,11 +30,11 @@ from triton.runtime.cache import get_cache_manager
 
 from portakernel.claims.capability import CannotRun
 from portakernel.offline.compiled import Compiled
+from portakernel.triton_launch import fingerprint
+from portakernel.triton_launch.cache_folder import FOLDER
+from portakernel.triton_launch.launch import OPTIONS, hash_helpers
+from portakernel.triton_launch.processor import Processor, pretending
 from portakernel.words.target import Target
-from portakernel_plugins.triton.launching import fingerprint
-from portakernel_plugins.triton.launching.cache_folder import FOLDER
-from portakernel_plugins.triton.launching.configurations import Processor, pretending
-from portakernel_plugins.triton.launching.launch import OPTIONS, hash_helpers
 
 # Triton keeps compiled kernels per device number: each pretended device has one of its own, far from real ones.
 _NUMBERS = count(1 << 20)

@@ -13,11 +13,18 @@ import sysconfig
 from contextlib import nullcontext
 from pathlib import Path
 
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton import knobs
+
 from portakernel.claims.capability import ReasonCode, Rejection
 from portakernel.deciding.readiness import Usable
+from portakernel.triton_launch import fingerprint
+from portakernel.triton_launch.cache_folder import FOLDER
+from portakernel.triton_launch.launch import launch
 from portakernel.words.target import Device, Target
-from portakernel_plugins.triton.launching import fingerprint
-from portakernel_plugins.triton.launching.cache_folder import FOLDER
 
 # Triton's name for each vendor's driver, and the vendor's tool that lists devices.
 _DRIVERS = {"nvidia": ("cuda", "nvidia-smi"), "amd": ("hip", "rocm-smi")}
@@ -39,8 +46,6 @@ def ready(device: Device) -> Rejection | Usable:
 
 def _toolchain() -> Rejection | None:
     """What Triton compiles its launchers with, looked for as ``triton.runtime.build`` does: CC, gcc, clang."""
-    from triton import knobs
-
     if knobs.build.impl is not None:
         return None
     named = os.environ.get("CC")
@@ -89,18 +94,27 @@ def _driver(target: Target) -> Rejection | None:
     return None
 
 
+@triton.jit
+def _double(x, y, BLOCK: tl.constexpr):
+    lane = tl.arange(0, BLOCK)
+    tl.store(y + lane, 2 * tl.load(x + lane))
+
+
+def doubled(x: Tensor) -> Tensor:
+    """Twice ``x``, of 16 elements, by a kernel."""
+    y = torch.empty_like(x)
+    launch(_double, (1, 1), x, y, BLOCK=16)
+    return y
+
+
 def _tiny_launch(device: Device) -> Rejection | None:
-    """One small addition on the device, compared with what it must give."""
-    import torch
-
-    from portakernel_plugins.triton.add import add
-
+    """One small kernel on the device, its numbers compared with what they must be."""
     if device.torch_device is None:
         return Rejection(ReasonCode.DRIVER, f"torch does not reach {device.target}: {device.note}")
     where = torch.device(device.torch_device)
     with torch.accelerator.device_index(where.index) if where.type != "cpu" else nullcontext():
         x = torch.arange(16, dtype=torch.float32, device=where)
-        if torch.equal(add(x, x).cpu(), 2 * x.cpu()):
+        if torch.equal(doubled(x).cpu(), 2 * x.cpu()):
             return None
     text = f"a tiny Triton kernel ran on {device.torch_device} and gave wrong numbers; check the driver's and Triton's"
     return Rejection(ReasonCode.PROBE_FAILED, f"{text} versions")

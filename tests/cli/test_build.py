@@ -17,7 +17,7 @@ kernels:
 """
 SOURCE = """\
 from pathlib import Path
-from portakernel.native import Limits, Options, Source, Unit
+from portakernel.authoring.native import Limits, Options, Source, Unit
 def units(target):
     if target.vendor != "nvidia":
         return

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from portakernel.native import CodeObject, KernelFacts, cache
+from portakernel.authoring.native import CodeObject, KernelFacts, cache
 from portakernel.words.target import Target
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from portakernel.authoring.native import CodeObject, KernelFacts, cache
 from portakernel.cli.output import Page
 from portakernel.contracts import contracts
-from portakernel.native import CodeObject, KernelFacts, cache
 from portakernel.words.target import Target
 
 # Paths, commands to copy and lists without a space: nothing to break, and nobody would want it broken.

@@ -43,22 +43,23 @@ def test_another_version_is_refused_with_those_that_fit(site, monkeypatch, versi
     assert (fault.stage, fault.reason) == ("api_version", f"{package.folder / 'plugin.yaml'}:3: plugin_api: {sentence}")
 
 
-def test_with_one_version_the_sentence_names_that_one(site):
-    package = site.package("p", backend=BACKEND.format(2))
+def test_with_one_version_the_sentence_names_that_one(site, monkeypatch):
+    monkeypatch.setattr(plugin_api, "OLDEST_PLUGIN_API", 2)
+    package = site.package("p", backend=BACKEND.format(3))
     manager = PluginManager([package])
     assert manager.backends == {}
-    text = f"is 2; portakernel {HERE} runs packages written for plugin API 1: upgrade portakernel"
+    text = f"is 3; portakernel {HERE} runs packages written for plugin API 2: upgrade portakernel"
     assert [fault.reason for fault in manager.broken] == [f"{package.folder / 'backend.yaml'}:2: plugin_api: {text}"]
 
 
 def test_who_names_a_refused_plugin_reads_the_same_sentence(site):
-    registry = Registry(PluginManager([site.package("p", plugin=PLUGIN.format(2))]))
-    with pytest.raises(UnknownNameError, match=r"Plugin p \(p-dist 1.0\) is broken: .* plugin API 1: upgrade portak"):
+    registry = Registry(PluginManager([site.package("p", plugin=PLUGIN.format(3))]))
+    with pytest.raises(UnknownNameError, match=r"p-dist 1.0\) is broken: .* plugin API 1 to 2: upgrade"):
         registry.named("p.add")
 
 
 def test_nothing_else_of_a_manifest_for_another_version_is_judged(site):
-    package = site.package("p", plugin=PLUGIN.format(2))
+    package = site.package("p", plugin=PLUGIN.format(3))
     with pytest.raises(PluginApiError) as caught:
         load_manifest(PluginManifest, package.folder / "plugin.yaml", strict=True)
     assert len(caught.value.problems) == 1

@@ -109,7 +109,7 @@ ELSEWHERE: Mapping[str, tuple[str, str]] = {
     "docs/warmup.md: 2 kinds of calls are warm after 2 runs in 3.1 s": (
         "tests/graphs/test_warmup.py::test_the_report_reads", "of a GPU: the form is held there",
     ),
-    "docs/native.md: from portakernel.native import Kernel, Options, Source, Unit": (
+    "docs/native.md: from portakernel.authoring.native import Kernel, Options, Source, Unit": (
         "tests/native/test_gpu.py::test_the_numbers_are_right_on_the_default_stream_and_on_another",
         "launches on a GPU; the names are held here",
     ),

@@ -38,7 +38,7 @@ CLONE_NEWUSER, CLONE_NEWNS, MS_REC, MS_PRIVATE, MS_NOEXEC, MS_RDONLY = 0x1000000
 
 
 def _made(code=b"code", number=0, form="code object"):
-    from portakernel.native import CodeObject, KernelFacts
+    from portakernel.authoring.native import CodeObject, KernelFacts
     from portakernel.words.target import Target
 
     facts = (KernelFacts("scale", "scale"),)
@@ -48,7 +48,7 @@ def _made(code=b"code", number=0, form="code object"):
 
 def _served(code=b"code"):
     """A look-up and then a build, as a first call makes them; what came of them, and what was said."""
-    from portakernel.native import cache
+    from portakernel.authoring.native import cache
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -183,7 +183,7 @@ def test_what_another_user_planted_is_not_run_after_the_folder_was_mended(fault,
 
 def _exchanged_between():
     """Another user puts an entry into the place of one that was looked for and is about to be stored."""
-    from portakernel.native import cache
+    from portakernel.authoring.native import cache
 
     folder = Path(os.environ["PORTAKERNEL_CACHE_DIR"])
     folder.mkdir(mode=0o700)
@@ -206,7 +206,7 @@ def test_store_returns_nothing_that_find_refused(fault, cache_dir):
 def _as_a_user(prepared):
     """A user who is not root, over a cache that root filled, with the modes that an image gives it."""
     folder = Path(os.environ["PORTAKERNEL_CACHE_DIR"])
-    from portakernel.native import cache
+    from portakernel.authoring.native import cache
 
     cache().store(_made(b"root's"), "scale.cu")
     folder.chmod(prepared)
@@ -340,7 +340,7 @@ def test_something_in_the_caches_place(fault, tmp_path, what):
 
 def _something_in_an_entrys_place(name, what):
     """An entry, or a file of it, is exchanged for something else; then it is looked for, and built."""
-    from portakernel.native import cache
+    from portakernel.authoring.native import cache
 
     folder = cache().store(_made(b"old"), "scale.cu").path.parent
     place = folder / name
@@ -439,7 +439,7 @@ def test_a_limit_on_files_leaves_the_code_in_memory(fault):
 
 def _no_descriptors():
     """Every descriptor is taken while an entry is looked for: it is whole, and stays."""
-    from portakernel.native import cache
+    from portakernel.authoring.native import cache
 
     stored = cache().store(_made(), "scale.cu")
     taken = []
@@ -463,7 +463,7 @@ def test_where_descriptors_are_exhausted_nothing_is_discarded(fault):
 
 def _library_from_noexec(code):
     """A library on a file system from which nothing may be executed, and nothing else that could be written."""
-    from portakernel.native import cache, load_library
+    from portakernel.authoring.native import cache, load_library
 
     place = Path(os.environ["PORTAKERNEL_CACHE_DIR"])
     if not _mounted(place, MS_NOEXEC, ""):
@@ -498,7 +498,7 @@ def test_a_library_is_loaded_from_a_file_system_mounted_noexec(fault, cache_dir,
 
 def _library_after_closed_descriptors(codes):
     """A program that closes every descriptor, as daemons do, between the loading of two libraries."""
-    from portakernel.native import load_library
+    from portakernel.authoring.native import load_library
 
     answers = []
     for code in codes:
@@ -517,7 +517,8 @@ def test_no_library_is_taken_for_another_at_the_same_descriptor(fault, tmp_path)
 
 def _writer_killed_at(moment):
     """A writer is killed while it writes an entry; the next one comes a minute later."""
-    from portakernel.native import cache, entry
+    from portakernel.authoring.native import cache
+    from portakernel.native import entry
 
     folder = cache().folder
     child = os.fork()
@@ -550,8 +551,8 @@ def test_what_a_killed_writer_left_is_gone_a_minute_later(fault, moment):
 
 def _writer_at_work():
     """A slow writer holds its folder while others come, for however long."""
+    from portakernel.authoring.native import cache
     from portakernel.host.private_folder import in_use
-    from portakernel.native import cache
 
     live = cache().folder / ".writing-live"
     live.mkdir(parents=True, mode=0o700)
@@ -580,7 +581,7 @@ def test_what_a_live_writer_has_stays_however_old_it_is(fault):
 
 def _writers_race(count, rounds):
     """Processes that store, find, alter and discard the same entries at once."""
-    from portakernel.native import cache
+    from portakernel.authoring.native import cache
 
     children = []
     for number in range(count):
@@ -647,7 +648,7 @@ def test_a_killed_processs_private_folder_goes_and_a_live_ones_stays(fault):
 
 def _lock_held():
     """Another process holds the lock of what is built here, and does not end."""
-    from portakernel.native import cache
+    from portakernel.authoring.native import cache
 
     folder = cache().folder / "locks"
     folder.mkdir(parents=True, mode=0o700)

@@ -57,7 +57,7 @@ def _killed(start, file: Path, count: int) -> list[bool]:
 
 
 def _parent_of_a_compiler_killed():
-    from portakernel.native import Limits
+    from portakernel.authoring.native import Limits
     from portakernel.native.process import run
 
     file = Path("pids").absolute()
@@ -71,7 +71,7 @@ def test_a_compiler_and_what_it_started_end_with_a_killed_parent(fault):
 
 def _parent_with_forked_children_killed():
     """The killed parent had forked a worker meanwhile, as data loaders do, which lives on."""
-    from portakernel.native import Limits
+    from portakernel.authoring.native import Limits
     from portakernel.native.process import run
 
     file, workers = Path("pids").absolute(), Path("workers").absolute()
@@ -111,7 +111,7 @@ def test_a_compiler_ends_with_its_killed_parent_though_that_had_forked(fault):
 
 
 def _timed_out():
-    from portakernel.native import Limits
+    from portakernel.authoring.native import Limits
     from portakernel.native.process import run
 
     file = Path("pids").absolute()
@@ -125,7 +125,7 @@ def test_a_timeout_ends_what_the_compiler_started_too(fault):
 
 def _left_behind():
     """A compiler ends, and leaves a process that keeps its output open."""
-    from portakernel.native import Limits
+    from portakernel.authoring.native import Limits
     from portakernel.native.process import run
 
     file = Path("pids").absolute()
@@ -141,7 +141,7 @@ def test_what_a_compiler_leaves_running_is_ended_with_it(fault):
 
 def _nothing_is_left():
     """Children of this process and its descriptors, after some runs."""
-    from portakernel.native import Limits
+    from portakernel.authoring.native import Limits
     from portakernel.native.process import run
 
     def state() -> list[int]:
@@ -247,7 +247,7 @@ def test_a_kernel_that_hangs_ends_with_the_killed_program_that_observes_it(tmp_p
 
 def _build_of_a_killed_parent():
     """A build is killed while its compiler runs; the next one takes its temporary folder away, and not a live one's."""
-    from portakernel.native import Limits, Options, Source, build
+    from portakernel.authoring.native import Limits, Options, Source, build
     from portakernel.words.target import Target
 
     tempfile.tempdir = str(Path("temporary").absolute())
@@ -301,7 +301,7 @@ def _compiler_without_room(limit):
     """A compiler that writes more than there is room for."""
     import resource
 
-    from portakernel.native import Limits
+    from portakernel.authoring.native import Limits
     from portakernel.native.process import run
 
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
@@ -318,7 +318,7 @@ def _descriptors_run_out():
     """No descriptor is left for the processes that a compiler takes."""
     import resource
 
-    from portakernel.native import Limits
+    from portakernel.authoring.native import Limits
     from portakernel.native.process import run
 
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
@@ -347,7 +347,7 @@ def test_without_descriptors_a_run_says_so_and_leaves_none_open(fault):
 
 def _garbage_is_made():
     """A compiler that ends well and leaves no machine code; what it left is kept nowhere."""
-    from portakernel.native import Limits, Options, Source, build, cache
+    from portakernel.authoring.native import Limits, Options, Source, build, cache
     from portakernel.words.target import Target
 
     Path("bin").mkdir()

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from portakernel.native import Limits, Options, Source, toolchain
+from portakernel.authoring.native import Limits, Options, Source
+from portakernel.native import toolchain
 
 Facts = tuple[int, int, tuple[tuple[int, int], ...]]
 COUNT = "compiled"

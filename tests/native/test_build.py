@@ -10,10 +10,11 @@ from dataclasses import replace
 
 import pytest
 
+from portakernel.authoring.native import HeaderPackage, Limits, Options, Unit, build, kept
 from portakernel.claims.capability import CannotRun, ReasonCode
 from portakernel.errors import ArgumentValueError
-from portakernel.native import HeaderPackage, Limits, Options, Unit, build, kept, toolchain
 from portakernel.native import nvcc as real_nvcc
+from portakernel.native import toolchain
 from portakernel.native.code_cache import cache
 from portakernel.words.target import Target
 
@@ -378,7 +379,7 @@ def test_two_processes_build_the_same_thing_once(source, nvcc, runs, cache_folde
     program = """\
 import sys
 from pathlib import Path
-from portakernel.native import Options, Source, build
+from portakernel.authoring.native import Options, Source, build
 from portakernel.words.target import Target
 source, target = Source(Path(sys.argv[1]), "scale.cu", ("types.h",)), Target("nvidia", "sm_90")
 made = build(source, target, Options(compilers=("nvcc",)), ("scale",))

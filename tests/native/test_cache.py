@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from portakernel.authoring.native import CodeObject, KernelFacts, build
 from portakernel.host.cache_folder import CacheWarning
 from portakernel.host.private_folder import in_use
-from portakernel.native import CodeObject, KernelFacts, build, code_cache, entry
+from portakernel.native import code_cache, entry
 from portakernel.native.code_cache import Cache, cache
 from portakernel.words.target import Target
 

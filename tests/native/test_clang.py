@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from portakernel.authoring.native import Options, Source, build, compiler_for
 from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
-from portakernel.native import Options, Source, build, clang, compiler_for, toolchain
+from portakernel.native import clang, toolchain
 from portakernel.words.target import Target
 
 MI300 = Target("amd", "gfx942")

@@ -7,8 +7,8 @@ import shutil
 
 import pytest
 
+from portakernel.authoring.native import KernelFacts, Options, Source, Unit, compiler_for
 from portakernel.claims.capability import Rejection
-from portakernel.native import KernelFacts, Options, Source, Unit, compiler_for
 from portakernel.native.elf import NotReadableError
 from portakernel.native.facts import named, read_code
 from portakernel.native.hsaco import _Reader

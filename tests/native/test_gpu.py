@@ -7,8 +7,8 @@ import threading
 import pytest
 import torch
 
+from portakernel.authoring.native import Kernel, Options, Source, Unit, compiler_for, target_of
 from portakernel.claims.capability import CannotRun, Rejection
-from portakernel.native import Kernel, Options, Source, Unit, compiler_for, target_of
 from portakernel.native.driver import Driver
 
 SOURCE = """\

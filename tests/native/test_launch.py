@@ -18,9 +18,7 @@ import threading
 import pytest
 import torch
 
-from portakernel.claims.capability import CannotRun, ReasonCode
-from portakernel.errors import ArgumentValueError, CaptureError
-from portakernel.native import (
+from portakernel.authoring.native import (
     CodeObject,
     Kernel,
     KernelFacts,
@@ -28,12 +26,13 @@ from portakernel.native import (
     compiling,
     load,
     load_library,
-    module,
     needs_build,
-    place,
     target_of,
 )
+from portakernel.claims.capability import CannotRun, ReasonCode
+from portakernel.errors import ArgumentValueError, CaptureError
 from portakernel.native import library as native_library
+from portakernel.native import module, place
 from portakernel.native.driver import Driver
 from portakernel.native.module import Layout
 from portakernel.tensors.compilation import compilations

@@ -7,8 +7,9 @@ import subprocess
 
 import pytest
 
+from portakernel.authoring.native import Options, build, compiler_for
 from portakernel.claims.capability import CannotRun, ReasonCode
-from portakernel.native import Options, build, compiler_for, rtc, toolchain
+from portakernel.native import rtc, toolchain
 from portakernel.words.target import Target
 
 LIBRARY = r"""

@@ -18,6 +18,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
+from portakernel.authoring.triton import Processor, pretending
 from portakernel.claims.request import Phase
 from portakernel.contracts import contract
 from portakernel.offline.compiled import Compiled
@@ -26,11 +27,10 @@ from portakernel.offline.job import Job, call_on_meta
 from portakernel.offline.outcome import Outcome
 from portakernel.offline.workers import compile_all, compile_job
 from portakernel.runtime import dispatcher
+from portakernel.triton_launch import launch
+from portakernel.triton_launch.offline import compiling
 from portakernel.warming import ahead
 from portakernel.warming.building import Progress
-from portakernel_plugins.triton.launching import launch
-from portakernel_plugins.triton.launching.configurations import Processor, pretending
-from portakernel_plugins.triton.launching.offline import compiling
 
 MULTIPROCESSORS = 132
 _NUMBERS = count(5000)  # Triton keeps compiled kernels per device number

@@ -16,8 +16,8 @@ from portakernel.conformance.offline_jobs import jobs
 from portakernel.offline.compiled import Compiled
 from portakernel.offline.outcome import Outcome
 from portakernel.runtime import dispatcher
+from portakernel.triton_launch.offline import compiling
 from portakernel.words.target import Target
-from portakernel_plugins.triton.launching.offline import compiling
 from portakernel_plugins.triton.norms import rms_norm
 
 

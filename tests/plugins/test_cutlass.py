@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import portakernel
+from portakernel.authoring.native import Options, Unit, compiler_for
 from portakernel.claims.capability import CannotRun, Rejection
 from portakernel.claims.request import Request
 from portakernel.contracts import contract
-from portakernel.native import Options, Unit, compiler_for
 from portakernel.references import scale_formats
 from portakernel.runtime import dispatcher
 from portakernel.words.target import Target

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 import portakernel_plugins.hip
+from portakernel.authoring.native import compiling
 from portakernel.claims.capability import CannotRun, ReasonCode
 from portakernel.contracts import contract
 from portakernel.errors import ArgumentValueError
 from portakernel.manifest.loading import load_manifest
 from portakernel.manifest.models import PluginManifest
-from portakernel.native import compiling
 from portakernel.words.target import Target
 from portakernel_plugins.hip import configurations, launch
 from portakernel_plugins.hip.add import add

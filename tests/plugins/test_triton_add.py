@@ -9,8 +9,8 @@ pytest.importorskip("triton")
 import torch
 from torch import Tensor
 
+from portakernel.triton_launch.interpreter import interpreting
 from portakernel_plugins.triton.add import add
-from portakernel_plugins.triton.launching.interpreter import interpreting
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from portakernel.references import add_layer_norm as reference
-from portakernel_plugins.triton.launching.interpreter import interpreting
+from portakernel.triton_launch.interpreter import interpreting
 from portakernel_plugins.triton.norms import add_layer_norm
 
 EPS = 1e-5

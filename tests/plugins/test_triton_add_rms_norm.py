@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from portakernel.references import add_rms_norm as reference
+from portakernel.triton_launch.interpreter import interpreting
 from portakernel_plugins.triton.launching.configurations import configuration
-from portakernel_plugins.triton.launching.interpreter import interpreting
 from portakernel_plugins.triton.launching.row_blocks import is_long
 from portakernel_plugins.triton.norms import add_rms_norm
 

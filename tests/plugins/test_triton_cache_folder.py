@@ -20,7 +20,7 @@ from triton import knobs
 from triton.runtime.cache import get_cache_manager
 
 from portakernel.claims.capability import ReasonCode
-from portakernel_plugins.triton.launching.cache_folder import CacheFolder, CacheWarning
+from portakernel.triton_launch.cache_folder import CacheFolder, CacheWarning
 
 
 @pytest.fixture
@@ -272,7 +272,7 @@ def test_the_private_directory_goes_with_its_process_and_not_with_its_children(t
     program = (
         "import os, sys, warnings; warnings.simplefilter('ignore')\n"
         "from triton import knobs\n"
-        "from portakernel_plugins.triton.launching.cache_folder import FOLDER\n"
+        "from portakernel.triton_launch.cache_folder import FOLDER\n"
         "assert FOLDER.settle() is None\n"
         "child = os.fork()\n"
         "if child == 0: sys.exit()\n"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from portakernel.references import cross_entropy as reference
-from portakernel_plugins.triton.launching.interpreter import interpreting
+from portakernel.triton_launch.interpreter import interpreting
 from portakernel_plugins.triton.losses import cross_entropy
 
 # More than a tile of forward, and than a block of backward: whole packs, and an odd number of columns.

@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 import torch
 
 from portakernel.references import dequantize as reference
-from portakernel_plugins.triton.launching.interpreter import interpreting
+from portakernel.triton_launch.interpreter import interpreting
 from portakernel_plugins.triton.quantize import dequantize
 
 FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from portakernel.references import embedding_bag as reference
+from portakernel.triton_launch.interpreter import interpreting
 from portakernel_plugins.triton.embeddings import embedding_bag, embedding_bag_backward
-from portakernel_plugins.triton.launching.interpreter import interpreting
 
 PIECE = 64
 

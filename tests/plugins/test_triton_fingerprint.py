@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 import triton
 import triton.runtime.cache
 
-from portakernel_plugins.triton.launching import fingerprint
+from portakernel.triton_launch import fingerprint
 
 CACHE = sys.modules["triton.runtime.cache"]
 TRUE = triton.__version__ + "-".join(hashlib.sha256(bytes([i])).hexdigest() for i in range(3))

@@ -12,8 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from portakernel.references.scale_formats import float8
-from portakernel_plugins.triton.launching.interpreter import interpreting
-from portakernel_plugins.triton.launching.launch import launch
+from portakernel.triton_launch.interpreter import interpreting
+from portakernel.triton_launch.launch import launch
 from portakernel_plugins.triton.quantize import float8 as shared
 
 FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")

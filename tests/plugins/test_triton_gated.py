@@ -8,8 +8,8 @@ pytest.importorskip("triton")
 
 import torch
 
+from portakernel.triton_launch.interpreter import interpreting
 from portakernel_plugins.triton.gates import gelu_and_mul, silu_and_mul
-from portakernel_plugins.triton.launching.interpreter import interpreting
 
 
 @pytest.fixture(autouse=True)
@@ -91,7 +91,7 @@ def test_nothing_is_launched_for_nothing(activation, shape, monkeypatch):
     def launched(*_args, **_meta):
         raise AssertionError
 
-    monkeypatch.setattr("portakernel_plugins.triton.launching.interpreter.run", launched)
+    monkeypatch.setattr("portakernel.triton_launch.interpreter.run", launched)
     y = forward(activation, torch.empty(shape))
     assert y.shape == (*shape[:-1], shape[-1] // 2)
     assert backward(activation, y, torch.empty(shape)).shape == shape

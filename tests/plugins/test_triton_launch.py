@@ -29,12 +29,12 @@ from triton.runtime.cache import FileCacheManager
 from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
 from portakernel.errors import ArgumentValueError, CaptureError
 from portakernel.tensors.compilation import compilations
+from portakernel.tensors.rows import row_stride
+from portakernel.triton_launch import direct, launch
+from portakernel.triton_launch.cache_folder import CacheFolder, CacheWarning
+from portakernel.triton_launch.interpreter import interpreting, is_interpreting
+from portakernel.triton_launch.launch import program_index
 from portakernel_plugins.triton.add import add
-from portakernel_plugins.triton.launching import direct, launch
-from portakernel_plugins.triton.launching.cache_folder import CacheFolder, CacheWarning
-from portakernel_plugins.triton.launching.interpreter import interpreting, is_interpreting
-from portakernel_plugins.triton.launching.launch import program_index
-from portakernel_plugins.triton.launching.rows import row_stride
 from portakernel_plugins.triton.norms import norm_forward, rms_norm
 
 _A_GLOBAL = tl.constexpr(3.0)
@@ -164,7 +164,7 @@ def test_cpu_tensors_outside_interpreting_are_refused():
     assert str(caught.value) == (
         "Triton kernel _add was given tensors on cpu; it is compiled for GPUs (torch device cuda). Move the tensors to"
         " a GPU, or run it in Triton's interpreter, inside"
-        " portakernel_plugins.triton.launching.interpreter.interpreting()"
+        " portakernel.authoring.triton.interpreting()"
     )
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from portakernel.references import layer_norm as reference
+from portakernel.triton_launch.interpreter import interpreting
 from portakernel_plugins.triton.launching.configurations import configuration
-from portakernel_plugins.triton.launching.interpreter import interpreting
 from portakernel_plugins.triton.launching.row_blocks import is_long, looped_shape
 from portakernel_plugins.triton.norms import layer_norm
 from portakernel_plugins.triton.norms.weight_gradients import summed_shares

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from portakernel.authoring.triton import Processor, pretending
 from portakernel.references import linear_cross_entropy as reference
-from portakernel_plugins.triton.launching.configurations import Processor, configuration, pretending
-from portakernel_plugins.triton.launching.interpreter import interpreting
+from portakernel.triton_launch.interpreter import interpreting
+from portakernel_plugins.triton.launching.configurations import configuration
 from portakernel_plugins.triton.losses import linear_cross_entropy as forward_module
 from portakernel_plugins.triton.losses import linear_cross_entropy_backward as backward_module
 

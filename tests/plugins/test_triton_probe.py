@@ -17,10 +17,10 @@ import triton
 
 from portakernel.claims.capability import ReasonCode, Rejection
 from portakernel.deciding.readiness import Usable
+from portakernel.triton_launch import probe
+from portakernel.triton_launch.cache_folder import CacheFolder, CacheWarning
+from portakernel.triton_launch.interpreter import interpreting
 from portakernel.words.target import Device, Target
-from portakernel_plugins.triton.launching import probe
-from portakernel_plugins.triton.launching.cache_folder import CacheFolder, CacheWarning
-from portakernel_plugins.triton.launching.interpreter import interpreting
 
 # CPU tensors stand in for the device's; the kernel is interpreted.
 HOPPER = Device(Target("nvidia", "sm_90"), "H200", "cpu")
@@ -155,14 +155,14 @@ def test_a_kernel_that_fails(monkeypatch):
     assert rejection is not None
     assert rejection.code is ReasonCode.PROBE_FAILED
     assert rejection.text.startswith(
-        "a tiny Triton kernel failed on nvidia:sm_90: ArgumentValueError: Triton kernel _add was given tensors on cpu;"
+        "a tiny Triton kernel failed on nvidia:sm_90: ArgumentValueError: Triton kernel _double was given tensors"
     )
     assert rejection.text.endswith("check that the versions of driver, torch and Triton belong together")
 
 
 def test_a_kernel_that_gives_wrong_numbers(monkeypatch):
     use_driver(monkeypatch, "cuda")
-    monkeypatch.setattr("portakernel_plugins.triton.add.add", lambda x, y: x)
+    monkeypatch.setattr(probe, "doubled", lambda x: x)
     assert probe.ready(HOPPER) == Rejection(
         ReasonCode.PROBE_FAILED,
         "a tiny Triton kernel ran on cpu and gave wrong numbers; check the driver's and Triton's versions",

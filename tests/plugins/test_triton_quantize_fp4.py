@@ -10,7 +10,7 @@ import torch
 
 from portakernel.references import quantize_fp4 as reference
 from portakernel.references.scale_formats import numbers
-from portakernel_plugins.triton.launching.interpreter import interpreting
+from portakernel.triton_launch.interpreter import interpreting
 from portakernel_plugins.triton.quantize import quantize_fp4
 
 FORMATS = ("mxfp4", "nvfp4")

@@ -10,7 +10,7 @@ import torch
 
 from portakernel.references import quantize_fp8 as reference
 from portakernel.references import quantize_mxfp8 as mx_reference
-from portakernel_plugins.triton.launching.interpreter import interpreting
+from portakernel.triton_launch.interpreter import interpreting
 from portakernel_plugins.triton.quantize import quantize_fp8, quantize_mxfp8
 
 GRANULARITIES = ("tensor", "row", "block_1x128", "block_128x128")

@@ -12,9 +12,9 @@ pytest.importorskip("triton")
 import torch
 from torch import Tensor
 
+from portakernel.tensors import rows
+from portakernel.triton_launch.interpreter import interpreting
 from portakernel.words.dtypes import parse_dtype
-from portakernel_plugins.triton.launching import rows
-from portakernel_plugins.triton.launching.interpreter import interpreting
 from portakernel_plugins.triton.norms import rms_norm
 
 # One rounding, and what float32 adds before it; the interpreter truncates bfloat16, which is one ulp more.

@@ -12,9 +12,9 @@ import torch
 
 from portakernel.errors import ArgumentValueError
 from portakernel.references import rotary_embedding as reference
+from portakernel.triton_launch import interpreter
+from portakernel.triton_launch.interpreter import interpreting
 from portakernel_plugins.triton.embeddings import rotary_embedding as rotary
-from portakernel_plugins.triton.launching import interpreter
-from portakernel_plugins.triton.launching.interpreter import interpreting
 
 
 @pytest.fixture(autouse=True)

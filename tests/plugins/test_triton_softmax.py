@@ -8,8 +8,8 @@ pytest.importorskip("triton")
 
 import torch
 
-from portakernel_plugins.triton.launching import interpreter
-from portakernel_plugins.triton.launching.interpreter import interpreting
+from portakernel.triton_launch import interpreter
+from portakernel.triton_launch.interpreter import interpreting
 from portakernel_plugins.triton.losses import softmax
 
 LONG = 32768 + 5  # beyond the longest row that is one block, in forward and in backward

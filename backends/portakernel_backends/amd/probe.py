@@ -13,13 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from portakernel.host.passing import is_exhausted
-from portakernel.host.regular_file import read_regular
-from portakernel.tensors import torch_build
-from portakernel.tensors.torch_build import TorchBuild
-from portakernel.tensors.visibility import visible_to_hip, visible_to_rocr
-from portakernel.text.printable import logger
-from portakernel.words.target import Device, Target
+from portakernel.authoring import Device, Target, logger
+from portakernel.authoring.host import (
+    TorchBuild,
+    is_exhausted,
+    read_regular,
+    torch_build,
+    visible_to_hip,
+    visible_to_rocr,
+)
 
 _LOG = logger()
 _MAX_BYTES = 1 << 20

@@ -10,11 +10,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from portakernel.host.passing import is_exhausted
-from portakernel.tensors import torch_build
-from portakernel.tensors.torch_build import TorchBuild
-from portakernel.text.printable import logger
-from portakernel.words.target import Device, Target
+from portakernel.authoring import Device, Target, logger
+from portakernel.authoring.host import TorchBuild, is_exhausted, torch_build
 from portakernel_backends.apple import sysctl
 
 _LOG = logger()

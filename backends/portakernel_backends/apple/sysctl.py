@@ -9,7 +9,7 @@ import ctypes
 import sys
 from typing import Any
 
-from portakernel.text.printable import logger
+from portakernel.authoring import logger
 
 _LOG = logger()
 

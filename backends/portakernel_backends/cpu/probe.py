@@ -7,10 +7,8 @@ import platform
 import re
 from pathlib import Path
 
-from portakernel.host.passing import is_exhausted
-from portakernel.host.regular_file import read_regular
-from portakernel.text.printable import logger
-from portakernel.words.target import Device, Target
+from portakernel.authoring import Device, Target, logger
+from portakernel.authoring.host import is_exhausted, read_regular
 
 _LOG = logger()
 _MAX_BYTES = 16 << 20  # some kilobytes for each of a thousand cores

@@ -12,12 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from portakernel.host.passing import is_exhausted
-from portakernel.host.regular_file import read_regular
-from portakernel.tensors import torch_build
-from portakernel.tensors.torch_build import TorchBuild
-from portakernel.text.printable import logger
-from portakernel.words.target import Device, Target
+from portakernel.authoring import Device, Target, logger
+from portakernel.authoring.host import TorchBuild, is_exhausted, read_regular, torch_build
 from portakernel_backends.intel.affinity import visible_tiles
 from portakernel_backends.intel.products import Product, product
 

@@ -11,14 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from portakernel.errors import DriverError
-from portakernel.host.driver_query import query
-from portakernel.host.passing import is_passing
-from portakernel.tensors import torch_build
-from portakernel.tensors.torch_build import TorchBuild
-from portakernel.tensors.visibility import visible_to_cuda
-from portakernel.text.printable import logger
-from portakernel.words.target import Device, Target
+from portakernel.authoring import Device, DriverError, Target, logger
+from portakernel.authoring.host import TorchBuild, is_passing, query, torch_build, visible_to_cuda
 from portakernel_backends.nvidia import nvml
 from portakernel_backends.nvidia.nvml import Gpu, Inventory, load, take_inventory
 

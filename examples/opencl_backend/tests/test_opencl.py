@@ -17,8 +17,7 @@ from opencl_backend.launch import Arguments, Program
 from torch import Tensor
 
 import portakernel
-from portakernel.errors import NoKernelError
-from portakernel.target import Device
+from portakernel.authoring import Device, NoKernelError
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 OPS = ("add", "rms_norm", "add_rms_norm", "silu_and_mul", "rotary_embedding", "softmax", "quantize_fp8")

@@ -13,7 +13,7 @@ from opencl_backend.softmax import softmax
 from torch import Tensor
 
 import portakernel
-from portakernel.errors import ArgumentValueError
+from portakernel.authoring import ArgumentValueError
 
 FLOAT8 = ["float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"]
 

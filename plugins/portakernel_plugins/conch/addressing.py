@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from portakernel.claims.capability import ReasonCode, Rejection
+from portakernel.authoring import ReasonCode, Rejection
 
 _MOST = 2**31 - 1
 

@@ -10,7 +10,7 @@ from conch.kernels.activation.gelu_tanh_and_mul import gelu_tanh_and_mul_launche
 from conch.kernels.activation.silu_and_mul import silu_and_mul_launcher
 from torch import Tensor
 
-from portakernel.tensors.placement import delivered, dense, room, rows
+from portakernel.authoring.tensors import delivered, dense, room, rows
 
 
 def silu_and_mul(x: Tensor, *, out: Tensor | None = None) -> Tensor:

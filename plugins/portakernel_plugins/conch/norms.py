@@ -8,7 +8,7 @@ from conch.kernels.normalization.gemma_rms_norm import gemma_rms_norm_inplace_la
 from conch.kernels.normalization.rms_norm import fused_add_rms_norm_launcher, rms_norm_launcher
 from torch import Tensor
 
-from portakernel.tensors.placement import delivered, dense, room, rows
+from portakernel.authoring.tensors import delivered, dense, room, rows
 
 
 def rms_norm(x: Tensor, weight: Tensor, *, eps: float, out: Tensor | None = None) -> Tensor:

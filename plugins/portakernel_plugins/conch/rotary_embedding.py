@@ -10,7 +10,7 @@ import torch
 from conch.kernels.embedding.rotary_embedding import rotary_embedding_launcher
 from torch import Tensor
 
-from portakernel.tensors.placement import delivered, room
+from portakernel.authoring.tensors import delivered, room
 
 
 def rotary_embedding(

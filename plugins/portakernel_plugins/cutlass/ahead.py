@@ -9,11 +9,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from portakernel.claims.capability import CannotRun, Rejection
-from portakernel.claims.request import Request
-from portakernel.claims.request_words import warmup_call
-from portakernel.native import Unit
-from portakernel.words.target import Target
+from portakernel.authoring import CannotRun, Rejection, Request, Target, warmup_call
+from portakernel.authoring.native import Unit
 from portakernel_plugins.cutlass.libraries import (
     ELEMENTS,
     FAST,

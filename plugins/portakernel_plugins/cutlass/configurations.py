@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from portakernel.errors import nearest
+from portakernel.authoring import nearest
 
 PATH = Path(__file__).with_name("configurations.yaml")
 

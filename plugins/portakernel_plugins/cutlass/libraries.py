@@ -13,11 +13,9 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any
 
-from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
-from portakernel.errors import CaptureError
-from portakernel.native import HeaderPackage, Limits, Options, Source, Unit, load_library
-from portakernel.tensors.capture import is_capturing
-from portakernel.words.target import Target
+from portakernel.authoring import CannotRun, CaptureError, ReasonCode, Rejection, Target
+from portakernel.authoring.native import HeaderPackage, Limits, Options, Source, Unit, load_library
+from portakernel.authoring.tensors import is_capturing
 from portakernel_plugins.cutlass.calls import Call
 from portakernel_plugins.cutlass.configurations import Configuration, for_arch
 

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from portakernel.errors import ArgumentValueError
-from portakernel.native import target_of
-from portakernel.offline.compiled import Compiled
-from portakernel.words.target import Target
+from portakernel.authoring import ArgumentValueError, Compiled, Target
+from portakernel.authoring.native import target_of
 
 if TYPE_CHECKING:
     from portakernel_plugins.cutlass.libraries import Recipe

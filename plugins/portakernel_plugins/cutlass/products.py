@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
+from portakernel.authoring import CannotRun, ReasonCode, Rejection
 from portakernel_plugins.cutlass import offline
 from portakernel_plugins.cutlass.calls import Call
 from portakernel_plugins.cutlass.configurations import RASTERS

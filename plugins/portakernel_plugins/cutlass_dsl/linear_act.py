@@ -12,12 +12,9 @@ import torch
 from cuda.bindings.driver import CUstream
 from torch import Tensor
 
-from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
-from portakernel.claims.request import Request
-from portakernel.claims.request_words import warmup_call, warmup_call_on
-from portakernel.contracts import contract
-from portakernel.host.locks import make_lock
-from portakernel.native import target_of
+from portakernel.authoring import CannotRun, ReasonCode, Rejection, Request, contract, warmup_call, warmup_call_on
+from portakernel.authoring.host import make_lock
+from portakernel.authoring.native import target_of
 from portakernel_plugins.cutlass_dsl import offline
 from portakernel_plugins.cutlass_dsl.compiled import Variant, compiled, operands_at, sizes_of
 

@@ -8,9 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
-from portakernel.errors import ArgumentValueError
-from portakernel.offline.compiled import Compiled
-from portakernel.words.target import Target
+from portakernel.authoring import ArgumentValueError, Compiled, Target
 
 if TYPE_CHECKING:
     from portakernel_plugins.cutlass_dsl.compiled import Variant
@@ -41,7 +39,7 @@ def arch() -> str:
 
 def add(variant: Variant) -> None:
     """Compiles a kernel and adds it to the context's list, once."""
-    from portakernel.native.facts import read_code
+    from portakernel.authoring.native import read_code
     from portakernel_plugins.cutlass_dsl.compiled import read
 
     target, found = _context()

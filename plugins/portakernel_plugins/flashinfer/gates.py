@@ -10,8 +10,7 @@ from typing import Any
 from flashinfer import activation
 from torch import Tensor
 
-from portakernel.tensors.compilation import announce_once
-from portakernel.tensors.placement import delivered, dense, room
+from portakernel.authoring.tensors import announce_once, delivered, dense, room
 
 _WIDE = 16  # bytes that are read at once
 

@@ -13,8 +13,7 @@ from flashinfer.norm.kernels import layernorm_cute, rmsnorm_cute
 from flashinfer.utils import device_support_pdl
 from torch import Tensor
 
-from portakernel.tensors.compilation import announce_once
-from portakernel.tensors.placement import delivered, dense, room, rows
+from portakernel.authoring.tensors import announce_once, delivered, dense, room, rows
 
 _WIDE = 16  # bytes that are read at once
 _ROWS = 128  # what rms_norm asks of its rows' addresses at most: a power of two that divides a row's bytes

@@ -7,8 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
-from portakernel.claims.capability import ReasonCode, Rejection
-from portakernel.words.target import Device
+from portakernel.authoring import Device, ReasonCode, Rejection
 
 
 def ready(device: Device) -> Rejection | None:

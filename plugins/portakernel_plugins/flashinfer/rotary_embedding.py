@@ -16,9 +16,8 @@ from flashinfer.jit import env
 from flashinfer.jit.core import gen_jit_spec
 from torch import Tensor
 
-from portakernel.claims.capability import CannotRun
-from portakernel.tensors.compilation import announce_once
-from portakernel.tensors.placement import delivered, room
+from portakernel.authoring import CannotRun
+from portakernel.authoring.tensors import announce_once, delivered, room
 from portakernel_plugins.flashinfer.probe import compiler
 
 _WIDE = 16  # bytes that are read at once

@@ -7,7 +7,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from portakernel.tensors.placement import delivered, room
+from portakernel.authoring.tensors import delivered, room
 from portakernel_plugins.hip.configurations import PACK_BYTES, fixed
 from portakernel_plugins.hip.launch import Launch, arch_of, cdiv, name_of, program
 from portakernel_plugins.hip.rows import are_whole

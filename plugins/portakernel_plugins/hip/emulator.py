@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
-from portakernel.host.private_folder import make_private
-from portakernel.native import Limits, process
+from portakernel.authoring import CannotRun, ReasonCode, Rejection
+from portakernel.authoring.host import make_private
+from portakernel.authoring.native import Limits, run_limited
 
 if TYPE_CHECKING:
     from portakernel_plugins.hip.launch import Defines, Program
@@ -105,7 +105,7 @@ def _compiled(of: Program, defines: Defines, warp_size: int) -> Any:
         *(f"-D{name}={value}" for name, value in macros.items()),
         *("-o", str(library), str(source.with_name("emulated.cpp"))),
     ]
-    ran = process.run(command, Limits(), folder=_folder())
+    ran = run_limited(command, Limits(), folder=_folder())
     if ran.status:
         raise RuntimeError(f"{source} does not compile for the emulator:\n{ran.told}")
     try:

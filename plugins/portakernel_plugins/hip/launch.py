@@ -10,8 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from portakernel.errors import ArgumentValueError
-from portakernel.native import Kernel, Options, Source, Unit, target_of
+from portakernel.authoring import ArgumentValueError
+from portakernel.authoring.native import Kernel, Options, Source, Unit, target_of
 from portakernel_plugins.hip import emulator
 from portakernel_plugins.hip.configurations import Configuration
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from portakernel.native.offline import compiling
+from portakernel.authoring.native import compiling
 
 __all__ = ["compiling"]

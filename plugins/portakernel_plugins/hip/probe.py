@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
-from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
-from portakernel.words.target import Device
+from portakernel.authoring import CannotRun, Device, ReasonCode, Rejection
 
 
 def ready(device: Device) -> Rejection | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from portakernel.tensors.placement import delivered
+from portakernel.authoring.tensors import delivered
 from portakernel_plugins.hip.norms import normalise
 from portakernel_plugins.hip.rows import room_in_rows
 

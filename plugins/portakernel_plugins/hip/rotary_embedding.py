@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from portakernel.errors import ArgumentValueError
-from portakernel.tensors.placement import delivered
+from portakernel.authoring import ArgumentValueError
+from portakernel.authoring.tensors import delivered
 from portakernel_plugins.hip.configurations import configuration
 from portakernel_plugins.hip.launch import Launch, arch_of, cdiv, name_of, program
 from portakernel_plugins.hip.rows import are_whole, packs_of, single_stride

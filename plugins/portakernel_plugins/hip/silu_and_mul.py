@@ -7,7 +7,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from portakernel.tensors.placement import delivered
+from portakernel.authoring.tensors import delivered
 from portakernel_plugins.hip.configurations import configuration
 from portakernel_plugins.hip.launch import Launch, arch_of, cdiv, name_of, program
 from portakernel_plugins.hip.rows import are_whole, in_rows, packs_of, row_stride

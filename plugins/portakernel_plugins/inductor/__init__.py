@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from portakernel.hookspecs import hookimpl
+from portakernel.authoring import hookimpl
 
 
 @hookimpl

@@ -11,10 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
-from portakernel.claims.request import Request
-from portakernel.claims.request_words import warmup_call_on
-from portakernel.contracts import contract
+from portakernel.authoring import CannotRun, ReasonCode, Rejection, Request, contract, warmup_call_on
 from portakernel_plugins.inductor import cache_folder
 from portakernel_plugins.inductor.formula import (
     Formula,
@@ -53,7 +50,7 @@ class Op:
         values = tuple([named.get(name, default) for name, default in self.defaults])
         found = self._run("saving" if save else "forward", tensors, values)
         if out is not None:
-            from portakernel.calling.outputs import copy_into
+            from portakernel.authoring.tensors import copy_into
 
             for target, result in zip(out if isinstance(out, (tuple, list)) else (out,), found, strict=True):
                 copy_into(target, result)

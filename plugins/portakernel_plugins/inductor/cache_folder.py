@@ -13,9 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from portakernel.claims.capability import Rejection
-from portakernel.host.cache_folder import distrust, make_folder
-from portakernel.host.compiler_cache import CompilerCache
+from portakernel.authoring import Rejection
+from portakernel.authoring.host import CompilerCache, distrust, make_folder
 
 # What one graph brings: its source, and a library.
 _GRAPH_BYTES = 256 << 10

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from portakernel.contract import Contract
-from portakernel.contracts import contracts
+from portakernel.authoring import Contract, contracts
 from portakernel_plugins.inductor.exclusions import EXCLUDED, Exclusion
 
 _ENTRIES = "portakernel_plugins.inductor.entries"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from portakernel.contracts import contracts
+from portakernel.authoring import contracts
 from portakernel_plugins.inductor.builds import Op
 
 _OPS: dict[str, Op] = {}

@@ -11,9 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from portakernel.claims.request import Phase
-from portakernel.contract import Contract
-from portakernel.contract.sizes import parse_size
+from portakernel.authoring import Contract, Phase, parse_size
 
 Part = Literal["forward", "saving", "backward"]
 Shape = tuple[str, ...]

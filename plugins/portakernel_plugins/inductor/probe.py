@@ -6,9 +6,7 @@ import importlib.util
 import os
 import shutil
 
-from portakernel.claims.capability import ReasonCode, Rejection
-from portakernel.deciding.readiness import Usable
-from portakernel.words.target import Device
+from portakernel.authoring import Device, ReasonCode, Rejection, Usable
 from portakernel_plugins.inductor.cache_folder import FOLDER
 
 

@@ -14,7 +14,7 @@ from liger_kernel.ops.rms_norm import rms_norm_backward, rms_norm_forward
 from liger_kernel.ops.utils import calculate_settings
 from torch import Tensor
 
-from portakernel.tensors.placement import delivered, dense, rows
+from portakernel.authoring.tensors import delivered, dense, rows
 
 # Liger's casting mode "gemma", by the number that backward takes: float32 throughout, rounded once. "llama" rounds
 # before the weight.

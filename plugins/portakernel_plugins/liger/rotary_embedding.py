@@ -11,7 +11,7 @@ from typing import Any
 from liger_kernel.ops.rope import rope_backward, rope_forward
 from torch import Tensor
 
-from portakernel.tensors.placement import delivered, room
+from portakernel.authoring.tensors import delivered, room
 
 
 def rotary_embedding(

@@ -7,7 +7,7 @@ from __future__ import annotations
 from liger_kernel.ops.swiglu import swiglu_fused_gate_up_backward, swiglu_fused_gate_up_forward
 from torch import Tensor
 
-from portakernel.tensors.placement import delivered
+from portakernel.authoring.tensors import delivered
 
 
 def silu_and_mul(x: Tensor, *, out: Tensor | None = None) -> Tensor:

@@ -8,7 +8,7 @@ from liger_kernel.ops.softmax import _softmax_backward, _softmax_forward
 from liger_kernel.ops.utils import calculate_settings
 from torch import Tensor
 
-from portakernel.tensors.placement import delivered
+from portakernel.authoring.tensors import delivered
 
 
 def softmax(x: Tensor, *, out: Tensor | None = None) -> Tensor:

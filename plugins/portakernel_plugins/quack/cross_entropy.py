@@ -8,8 +8,7 @@ import torch
 from quack.cross_entropy import _cross_entropy_backward, cross_entropy_fwd_out
 from torch import Tensor
 
-from portakernel.tensors.compilation import announce_once
-from portakernel.tensors.placement import dense, room, rows
+from portakernel.authoring.tensors import announce_once, dense, room, rows
 
 _WIDE = 16  # bytes that are read at once
 

@@ -14,8 +14,7 @@ from quack.rmsnorm import _rmsnorm_bwd, _rmsnorm_fwd
 from quack.rmsnorm_config import get_sm_count
 from torch import Tensor
 
-from portakernel.tensors.compilation import announce_once
-from portakernel.tensors.placement import delivered, dense, room, rows
+from portakernel.authoring.tensors import announce_once, delivered, dense, room, rows
 
 _WIDE = 16  # bytes that are read at once
 

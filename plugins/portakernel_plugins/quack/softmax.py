@@ -7,8 +7,7 @@ from __future__ import annotations
 from quack.softmax import _softmax_backward, _softmax_fwd
 from torch import Tensor
 
-from portakernel.tensors.compilation import announce_once
-from portakernel.tensors.placement import delivered, dense, room, rows
+from portakernel.authoring.tensors import announce_once, delivered, dense, room, rows
 
 _WIDE = 16  # bytes that are read at once
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from portakernel.tensors.index_values import check_indices
+from portakernel.authoring.tensors import check_indices
 
 _log_softmax = torch.ops.aten._log_softmax.default
 _nll_loss = torch.ops.aten.nll_loss_forward.default

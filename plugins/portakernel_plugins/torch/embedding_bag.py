@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from portakernel.claims.capability import ReasonCode, Rejection
-from portakernel.errors import ArgumentValueError
-from portakernel.tensors.index_values import check_indices, check_offsets
+from portakernel.authoring import ArgumentValueError, ReasonCode, Rejection
+from portakernel.authoring.tensors import check_indices, check_offsets
 
 _forward = torch.ops.aten._embedding_bag_forward_only.default
 _grad_weight = torch.ops.aten._embedding_bag_dense_backward.default

@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from portakernel.errors import ArgumentValueError
-from portakernel.tensors.index_values import check_indices
+from portakernel.authoring import ArgumentValueError
+from portakernel.authoring.tensors import check_indices
 from portakernel_plugins.torch.norms.row_blocks import BLOCK_ELEMENTS, row_blocks
 
 

@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import torch
 
-from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
+from portakernel.authoring import CannotRun, ReasonCode, Rejection
 
 CALLS: list[str] = []
 THREADS: list[int] = []

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from portakernel.hookspecs import hookimpl
+from portakernel.authoring import hookimpl
 
 if TYPE_CHECKING:
-    from portakernel.target import Device
+    from portakernel.authoring import Device
 
 
 @hookimpl

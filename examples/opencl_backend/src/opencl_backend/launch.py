@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyopencl as cl
 
 from opencl_backend.probe import opened
-from portakernel.capability import CannotRun, ReasonCode, Rejection
+from portakernel.authoring import CannotRun, ReasonCode, Rejection
 
 Bytes = npt.NDArray[np.uint8]
 Scalar = np.float32 | np.uint64

@@ -13,8 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from portakernel.capability import CannotRun, ReasonCode, Rejection
-from portakernel.target import Device, Target
+from portakernel.authoring import CannotRun, Device, ReasonCode, Rejection, Target
 
 if TYPE_CHECKING:
     import pyopencl as cl

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from opencl_backend.launch import Arguments, Program, launch
 from opencl_backend.memory import STORAGES, bytes_of, delivered, readable, writable
-from portakernel.errors import ArgumentValueError
+from portakernel.authoring import ArgumentValueError
 
 
 def rotary_embedding(

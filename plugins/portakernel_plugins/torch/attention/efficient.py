@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
+from portakernel.authoring import CannotRun, ReasonCode, Rejection
 from portakernel_plugins.torch.attention.layout import (
     HIP,
     Results,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
+from portakernel.authoring import CannotRun, ReasonCode, Rejection
 from portakernel_plugins.torch.attention.layout import (
     HIP,
     Results,

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
+from portakernel.authoring import CannotRun, ReasonCode, Rejection
 from portakernel_plugins.torch.attention.layout import Results, Window, returned
 from portakernel_plugins.torch.attention.mask import hidden_keys, key_distances
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from portakernel.tensors.index_values import sequence_ends
+from portakernel.authoring.tensors import sequence_ends
 from portakernel_plugins.torch.attention.flash_cpu import attention as one_sequence
 from portakernel_plugins.torch.attention.layout import Results, Window, written
 

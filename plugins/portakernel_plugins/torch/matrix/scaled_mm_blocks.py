@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import ScalingType
 
-from portakernel.claims.capability import ReasonCode, Rejection
+from portakernel.authoring import ReasonCode, Rejection
 from portakernel_plugins.torch.matrix.scale_layout import on_16_bytes, outer_major, row_major, square_blocks, written
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import ScalingType, SwizzleType
 
-from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
+from portakernel.authoring import CannotRun, ReasonCode, Rejection
 from portakernel_plugins.torch.attention.layout import HIP
 from portakernel_plugins.torch.matrix.scale_layout import on_16_bytes, row_major, swizzled, written
 

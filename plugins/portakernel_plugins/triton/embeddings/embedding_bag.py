@@ -12,10 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from portakernel.errors import ArgumentValueError
-from portakernel_plugins.triton.launching.configurations import Configuration, configuration, processor
-from portakernel_plugins.triton.launching.launch import cdiv, grid_of, launch, program_index
-from portakernel_plugins.triton.launching.rows import delivered
+from portakernel.authoring import ArgumentValueError
+from portakernel.authoring.tensors import delivered
+from portakernel.authoring.triton import cdiv, grid_of, launch, processor, program_index
+from portakernel_plugins.triton.launching.configurations import Configuration, configuration
 
 # The widest access of a thread, in bytes.
 _ACCESS = 16

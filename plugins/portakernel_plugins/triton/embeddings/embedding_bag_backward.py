@@ -15,10 +15,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from portakernel.authoring.tensors import with_row_stride
+from portakernel.authoring.triton import cdiv, grid_of, launch, program_index
 from portakernel_plugins.triton.embeddings.embedding_bag import add_rows, pack_of, tile_of
 from portakernel_plugins.triton.launching.configurations import configuration
-from portakernel_plugins.triton.launching.launch import cdiv, grid_of, launch, program_index
-from portakernel_plugins.triton.launching.rows import with_row_stride
 
 # Sorted indices of a piece. A run of n takes n / _PIECE partial sums, and as many rows as two pieces beside them.
 _PIECE = 64

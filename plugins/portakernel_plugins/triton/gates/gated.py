@@ -10,11 +10,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from portakernel.authoring.tensors import contiguous_like, delivered, row_stride, with_row_stride
+from portakernel.authoring.triton import Held, cdiv, grid_of, per_device, prepared, program_index
 from portakernel_plugins.triton.gates.activations import activated, value_and_slope
-from portakernel_plugins.triton.launching.configurations import configuration, per_device
-from portakernel_plugins.triton.launching.direct import Held
-from portakernel_plugins.triton.launching.launch import cdiv, grid_of, prepared, program_index
-from portakernel_plugins.triton.launching.rows import contiguous_like, delivered, row_stride, with_row_stride
+from portakernel_plugins.triton.launching.configurations import configuration
 
 
 @triton.jit

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache, wraps
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import yaml
 
-_Made = TypeVar("_Made")
+from portakernel.authoring.triton import Processor, per_device, processor
 
 PATH = Path(__file__).with_name("configurations.yaml")
-
-# What is kept by size starts anew beyond this many: sizes are as they come.
-_MOST_KEPT = 4096
 
 # The most threads that CUDA and HIP admit in one program.
 _MAX_THREADS = 1024
@@ -49,77 +44,12 @@ class Configuration:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class Processor:
-    """What a launch's shape depends on: the arch, how many programs run side by side, and the threads of a warp."""
-
-    arch: str
-    multiprocessors: int
-    warp_size: int
-
-
-def processor(device: torch.device) -> Processor:
-    """The processor behind ``device``: a small one where kernels are interpreted, or the one that is pretended."""
-    if device.type != "cuda":
-        pretence = _PRETENCE.get()
-        return pretence[0] if pretence is not None else Processor("interpreter", multiprocessors=1, warp_size=32)
-    return _found(device)
-
-
-@cache
-def _found(device: torch.device) -> Processor:
-    properties = torch.cuda.get_device_properties(device)
-    arch = getattr(properties, "gcnArchName", None) if torch.version.hip else f"sm_{properties.major}{properties.minor}"
-    return Processor(str(arch).partition(":")[0], properties.multi_processor_count, properties.warp_size)
-
-
-# What stands in for a GPU, and what takes the launches that it would get.
-_PRETENCE: ContextVar[tuple[Processor, Callable[..., None]] | None] = ContextVar("triton_pretence", default=None)
-
-
-@contextmanager
-def pretending(processor: Processor, launched: Callable[..., None]) -> Iterator[None]:
-    """Within this context, meta tensors count as that processor's, and launches on them go to ``launched``."""
-    token = _PRETENCE.set((processor, launched))
-    try:
-        yield
-    finally:
-        _PRETENCE.reset(token)
-
-
-def pretended_launch() -> Callable[..., None] | None:
-    """What takes launches on meta tensors now."""
-    pretence = _PRETENCE.get()
-    return pretence[1] if pretence is not None else None
-
-
 @cache
 def entries() -> Mapping[str, list[dict[str, Any]]]:
     """What the file says, by kernel."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a first call waits for it, and the other takes 50 ms more
     found: dict[str, list[dict[str, Any]]] = yaml.load(PATH.read_text(encoding="utf-8"), Loader=loader)
     return found
-
-
-def per_device(make: Callable[..., _Made]) -> Callable[..., _Made]:
-    """``make(kernel, device, size, ...)``, by position, which keeps what it made for GPUs that are here.
-
-    Elsewhere a processor may be pretended.
-    """
-    kept: dict[tuple[Any, ...], _Made] = {}
-
-    @wraps(make)
-    def made(*key: Any) -> _Made:
-        found = kept.get(key)
-        if found is None:
-            found = make(*key)
-            if key[1].type == "cuda":
-                if len(kept) >= _MOST_KEPT:
-                    kept.clear()
-                kept[key] = found
-        return found
-
-    return made
 
 
 @per_device

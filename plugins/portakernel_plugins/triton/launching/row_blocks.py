@@ -9,8 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from portakernel.authoring.triton import cdiv
 from portakernel_plugins.triton.launching.configurations import Configuration
-from portakernel_plugins.triton.launching.launch import cdiv
 
 # Blocks of a row that is read twice whose reads overlap: beyond, a kernel is more code than it is worth.
 _MOST_UNROLLED = 16

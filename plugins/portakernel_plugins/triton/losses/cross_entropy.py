@@ -20,9 +20,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from portakernel_plugins.triton.launching.configurations import Configuration, configuration, processor
-from portakernel_plugins.triton.launching.launch import cdiv, grid_of, launch, program_index
-from portakernel_plugins.triton.launching.rows import contiguous_like, with_row_stride
+from portakernel.authoring.tensors import contiguous_like, with_row_stride
+from portakernel.authoring.triton import cdiv, grid_of, launch, processor, program_index
+from portakernel_plugins.triton.launching.configurations import Configuration, configuration
 
 _LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 

@@ -18,9 +18,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from portakernel.authoring.tensors import delivered
+from portakernel.authoring.triton import cdiv, launch
 from portakernel_plugins.triton.launching.configurations import Configuration, configuration
-from portakernel_plugins.triton.launching.launch import cdiv, launch
-from portakernel_plugins.triton.launching.rows import delivered
 from portakernel_plugins.triton.matrix.products import launch_tiles, operand, tile_corner, tile_product
 
 _LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)

@@ -26,9 +26,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from portakernel.authoring.tensors import contiguous_like
+from portakernel.authoring.triton import cdiv
 from portakernel_plugins.triton.launching.configurations import Configuration, configuration
-from portakernel_plugins.triton.launching.launch import cdiv
-from portakernel_plugins.triton.launching.rows import contiguous_like
 from portakernel_plugins.triton.losses.linear_cross_entropy import exponential, tiles_for
 from portakernel_plugins.triton.matrix.products import halves, launch_tiles, operand, tile_corner, tile_product
 

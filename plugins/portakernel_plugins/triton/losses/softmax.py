@@ -21,11 +21,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from portakernel_plugins.triton.launching.configurations import configuration, per_device
-from portakernel_plugins.triton.launching.direct import Held
-from portakernel_plugins.triton.launching.launch import cdiv, grid_of, prepared, program_index
+from portakernel.authoring.tensors import contiguous_like, delivered, row_target, with_row_stride
+from portakernel.authoring.triton import Held, cdiv, grid_of, per_device, prepared, program_index
+from portakernel_plugins.triton.launching.configurations import configuration
 from portakernel_plugins.triton.launching.row_blocks import held_shape, is_long, load_blocks, store_block, unwidened
-from portakernel_plugins.triton.launching.rows import contiguous_like, delivered, row_target, with_row_stride
 
 # Bytes that a thread reads at once.
 _ACCESS_BYTES = 16

@@ -20,8 +20,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime._allocation import _allocator
 
-from portakernel_plugins.triton.launching.configurations import Configuration, processor
-from portakernel_plugins.triton.launching.launch import cdiv, launch
+from portakernel.authoring.triton import cdiv, launch, processor
+from portakernel_plugins.triton.launching.configurations import Configuration
 
 # What an address and all strides but the innermost have to be divisible by, in bytes, for a descriptor.
 _DESCRIBED = 16

@@ -25,11 +25,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from portakernel.authoring.tensors import contiguous_like, with_row_stride
+from portakernel.authoring.triton import cdiv, grid_of, launch
 from portakernel_plugins.triton.gates.activations import value_and_slope
 from portakernel_plugins.triton.launching.configurations import configuration
-from portakernel_plugins.triton.launching.launch import cdiv, grid_of, launch
 from portakernel_plugins.triton.launching.row_blocks import held_shape, is_long, load_blocks, looped_shape, store_block
-from portakernel_plugins.triton.launching.rows import contiguous_like, with_row_stride
 from portakernel_plugins.triton.norms.norm_backward_long import backward_long, parameter, row_shares
 from portakernel_plugins.triton.norms.weight_gradients import summed_shares
 

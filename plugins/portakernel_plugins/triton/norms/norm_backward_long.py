@@ -11,8 +11,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from portakernel.authoring.triton import program_index
 from portakernel_plugins.triton.gates.activations import value_and_slope
-from portakernel_plugins.triton.launching.launch import program_index
 
 
 @triton.jit

@@ -23,10 +23,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from portakernel.authoring.tensors import with_row_stride
+from portakernel.authoring.triton import Held, cdiv, grid_of, per_device, prepared, program_index
 from portakernel_plugins.triton.gates.activations import activated
-from portakernel_plugins.triton.launching.configurations import configuration, per_device
-from portakernel_plugins.triton.launching.direct import Held
-from portakernel_plugins.triton.launching.launch import cdiv, grid_of, prepared, program_index
+from portakernel_plugins.triton.launching.configurations import configuration
 from portakernel_plugins.triton.launching.row_blocks import (
     held_shape,
     is_long,
@@ -36,7 +36,6 @@ from portakernel_plugins.triton.launching.row_blocks import (
     sum_blocks,
     unwidened,
 )
-from portakernel_plugins.triton.launching.rows import with_row_stride
 
 
 @triton.jit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from portakernel_plugins.triton.launching.rows import contiguous_like, delivered, row_target
+from portakernel.authoring.tensors import contiguous_like, delivered, row_target
 
 
 class Results:

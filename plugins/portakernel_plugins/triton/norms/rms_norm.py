@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from portakernel_plugins.triton.launching.rows import delivered, row_target
+from portakernel.authoring.tensors import delivered, row_target
 from portakernel_plugins.triton.norms import norm_backward, norm_forward
 
 

@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from portakernel.authoring.triton import cdiv, launch
 from portakernel_plugins.triton.launching.configurations import configuration
-from portakernel_plugins.triton.launching.launch import cdiv, launch
 
 
 @triton.jit(do_not_specialize=["number"])

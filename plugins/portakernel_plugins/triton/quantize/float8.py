@@ -17,8 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from portakernel_plugins.triton.launching.configurations import configuration, processor
-from portakernel_plugins.triton.launching.launch import cdiv, launch, program_index
+from portakernel.authoring.triton import cdiv, launch, processor, program_index
+from portakernel_plugins.triton.launching.configurations import configuration
 
 # Where instructions convert between float32 and float8, by prefixes of archs.
 _OCP = ("sm_89", "sm_9", "sm_1", "gfx950", "gfx12")

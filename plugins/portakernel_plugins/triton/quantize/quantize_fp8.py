@@ -18,9 +18,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from portakernel.authoring.tensors import as_bytes, delivered, with_row_stride
+from portakernel.authoring.triton import cdiv, grid_of, launch, program_index
 from portakernel_plugins.triton.launching.configurations import configuration
-from portakernel_plugins.triton.launching.launch import cdiv, grid_of, launch, program_index
-from portakernel_plugins.triton.launching.rows import as_bytes, delivered, with_row_stride
 from portakernel_plugins.triton.quantize.float8 import (
     conversion,
     divided,

@@ -1,6 +1,6 @@
 """A plugin with a hook that its manifest does not list."""
 
-from portakernel.hookspecs import hookimpl
+from portakernel.authoring import hookimpl
 
 
 @hookimpl

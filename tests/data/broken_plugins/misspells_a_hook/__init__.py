@@ -1,6 +1,6 @@
 """A plugin that implements a hook that does not exist."""
 
-from portakernel.hookspecs import hookimpl
+from portakernel.authoring import hookimpl
 
 
 @hookimpl

@@ -1,6 +1,6 @@
 """A plugin with a hook that raises."""
 
-from portakernel.hookspecs import hookimpl
+from portakernel.authoring import hookimpl
 
 
 @hookimpl

@@ -1,6 +1,6 @@
 """A plugin whose hook takes an argument that the hook does not have."""
 
-from portakernel.hookspecs import hookimpl
+from portakernel.authoring import hookimpl
 
 
 @hookimpl

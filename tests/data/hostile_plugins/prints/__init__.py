@@ -2,7 +2,7 @@
 
 import torch
 
-from portakernel.hookspecs import hookimpl
+from portakernel.authoring import hookimpl
 
 print("prints: loaded")  # noqa: T201 - its fault
 

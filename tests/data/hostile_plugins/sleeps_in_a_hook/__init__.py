@@ -1,6 +1,6 @@
 """A plugin that does wrong: takes its time in a hook."""
 
-from portakernel.hookspecs import hookimpl
+from portakernel.authoring import hookimpl
 
 
 @hookimpl

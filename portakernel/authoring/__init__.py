@@ -1,0 +1,52 @@
+"""What plugins and backends import, and all of it: ``portakernel.PLUGIN_API`` counts its incompatible changes.
+
+This module has what manifests, hooks, probes and checks speak of, and loads neither torch nor Triton. Kernels find in
+
+- ``portakernel.authoring.tensors`` where rows lie, what may be written, values on the host, captures, compilations;
+- ``portakernel.authoring.triton`` the launch of Triton kernels, their interpreter, their probe, compiling ahead;
+- ``portakernel.authoring.native`` CUDA and HIP C++: compilers, the cache of machine code, launches;
+- ``portakernel.authoring.host`` files, folders, locks, drivers and torch's build, for probes and compilers' caches.
+
+Whatever else lies in ``portakernel`` changes without notice.
+"""
+
+from __future__ import annotations
+
+from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
+from portakernel.claims.request import Phase, Request
+from portakernel.claims.request_words import warmup_call, warmup_call_on
+from portakernel.contract import Contract
+from portakernel.contract.sizes import parse_size
+from portakernel.contracts import contract, contracts
+from portakernel.deciding.readiness import Usable
+from portakernel.errors import ArgumentValueError, CaptureError, DriverError, NoKernelError, nearest
+from portakernel.hookspecs import hookimpl
+from portakernel.offline.compiled import Compiled, Compiling
+from portakernel.text.printable import logger
+from portakernel.words.target import Device, Target
+
+__all__ = [
+    "ArgumentValueError",
+    "CannotRun",
+    "CaptureError",
+    "Compiled",
+    "Compiling",
+    "Contract",
+    "Device",
+    "DriverError",
+    "NoKernelError",
+    "Phase",
+    "ReasonCode",
+    "Rejection",
+    "Request",
+    "Target",
+    "Usable",
+    "contract",
+    "contracts",
+    "hookimpl",
+    "logger",
+    "nearest",
+    "parse_size",
+    "warmup_call",
+    "warmup_call_on",
+]

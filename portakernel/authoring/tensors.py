@@ -1,0 +1,29 @@
+"""Tensors as kernels meet them: where rows lie, where results go, values on the host, captures and compilations."""
+
+from __future__ import annotations
+
+from portakernel.calling.outputs import copy_into
+from portakernel.tensors.capture import is_capturing
+from portakernel.tensors.compilation import announce_once, compilations
+from portakernel.tensors.index_values import check_indices, check_offsets, sequence_ends
+from portakernel.tensors.placement import as_bytes, delivered, dense, room, rows
+from portakernel.tensors.rows import contiguous_like, row_stride, row_target, with_row_stride
+
+__all__ = [
+    "announce_once",
+    "as_bytes",
+    "check_indices",
+    "check_offsets",
+    "compilations",
+    "contiguous_like",
+    "copy_into",
+    "delivered",
+    "dense",
+    "is_capturing",
+    "room",
+    "row_stride",
+    "row_target",
+    "rows",
+    "sequence_ends",
+    "with_row_stride",
+]

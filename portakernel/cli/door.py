@@ -1,0 +1,71 @@
+"""What a package imports of portakernel beside the plugin API: read from its sources, nothing is imported."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+import portakernel
+from portakernel import authoring
+from portakernel.cli.problems import Problem
+from portakernel.host.regular_file import read_regular
+
+DOOR = authoring.__name__
+_CALLERS = {"portakernel", "portakernel.ops", "portakernel.errors"}
+# What packages written for version 1 import.
+_VERSION_1 = {
+    f"portakernel.{name}"
+    for name in ("capability", "compilation", "hookspecs", "offline.compiled", "readiness", "request", "target")
+}
+_MOST_BYTES = 16 << 20
+
+
+def past_the_door(folder: Path, plugin_api: object) -> Iterator[Problem]:
+    """A problem for each line of the modules in ``folder`` that imports what may change without notice."""
+    open_to = _CALLERS | (_VERSION_1 if plugin_api == 1 else set())
+    for path in sorted(folder.rglob("*.py")):
+        try:
+            tree = ast.parse(read_regular(path, limit=_MOST_BYTES), str(path))
+        except (OSError, SyntaxError, ValueError):
+            continue  # that it cannot be read or imported, whoever imports it says
+        for node in ast.walk(tree):
+            for module, name in _imports(node):
+                if module not in open_to and not f"{module}.".startswith(f"{DOOR}."):
+                    yield Problem(str(path), getattr(node, "lineno", None), None, _advice(module, name))
+
+
+def _imports(node: ast.AST) -> Iterator[tuple[str, str]]:
+    """The modules of portakernel that a statement imports, each with the name that it takes from there."""
+    pairs = list[tuple[str, str]]()
+    if isinstance(node, ast.Import):
+        pairs = [(alias.name, "") for alias in node.names]
+    elif not isinstance(node, ast.ImportFrom) or node.level or node.module is None:
+        return
+    elif node.module == "portakernel":
+        public = {*portakernel.__all__, "__version__"}
+        pairs = [("portakernel" if a.name in public else f"portakernel.{a.name}", a.name) for a in node.names]
+    else:
+        pairs = [(node.module, alias.name) for alias in node.names]
+    yield from (pair for pair in pairs if pair[0].partition(".")[0] == "portakernel")
+
+
+def _advice(module: str, name: str) -> str:
+    text = f"imports {module}, which changes without notice"
+    place = _offered().get(name)
+    if place is not None:
+        return f"{text}; import {name} from {place}"
+    return f"{text}; what plugins may import stands in {DOOR}, and docs/writing-a-kernel.md lists it"
+
+
+@cache
+def _offered() -> Mapping[str, str]:
+    """Each name of the door, with the module that has it, read as source: some of them load torch."""
+    found = dict[str, str]()
+    for path in sorted(Path(authoring.__file__).parent.glob("*.py"), reverse=True):
+        module = DOOR if path.stem == "__init__" else f"{DOOR}.{path.stem}"
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+                found |= dict.fromkeys(ast.literal_eval(node.value), module)
+    return found
