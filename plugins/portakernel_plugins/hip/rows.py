@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
+from portakernel.authoring.tensors import contiguous_like, row_stride
 from portakernel_plugins.hip.configurations import PACK_BYTES
 
 
@@ -24,16 +24,6 @@ def single_stride(sizes: Sequence[int], strides: Sequence[int]) -> int | None:
     return stride
 
 
-def row_stride(x: Tensor) -> int | None:
-    """Elements between neighbouring rows of ``x: (..., N)``; None where no one stride serves, or rows have gaps."""
-    columns = x.shape[-1]
-    if x.is_contiguous():
-        return columns
-    if columns > 1 and x.stride(-1) != 1:
-        return None
-    return single_stride(x.shape[:-1], x.stride()[:-1])
-
-
 def in_rows(x: Tensor) -> tuple[Tensor, int]:
     """``x`` and the stride of its rows: a contiguous copy where no one stride serves."""
     stride = row_stride(x)
@@ -44,7 +34,7 @@ def room_in_rows(x: Tensor, out: Tensor | None) -> tuple[Tensor, int]:
     """Where rows like those of ``x`` are written, and their stride: ``out``, or new memory where its have several."""
     stride = None if out is None else row_stride(out)
     if out is None or stride is None:
-        return torch.empty_like(x, memory_format=torch.contiguous_format), x.shape[-1]
+        return contiguous_like(x), x.shape[-1]
     return out, stride
 
 

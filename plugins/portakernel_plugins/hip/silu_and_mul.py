@@ -7,10 +7,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from portakernel.authoring.tensors import delivered
+from portakernel.authoring.tensors import delivered, row_stride
 from portakernel_plugins.hip.configurations import configuration
 from portakernel_plugins.hip.launch import Launch, arch_of, cdiv, name_of, program
-from portakernel_plugins.hip.rows import are_whole, in_rows, packs_of, row_stride
+from portakernel_plugins.hip.rows import are_whole, in_rows, packs_of
 
 _SILU_AND_MUL = program("silu_and_mul", pointers=2, integers=5)
 
