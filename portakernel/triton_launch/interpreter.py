@@ -106,7 +106,7 @@ def _scalar_ranges() -> Iterator[None]:
     """Let ``tl.range``, which is made of the interpreter's own ``range``, take interpreted scalars too."""
     from triton.runtime import interpreter
 
-    names = vars(interpreter)
+    names: Any = vars(interpreter)
     names["range"] = _range
     try:
         yield

@@ -88,13 +88,14 @@ def compiling(target: Target, *, multiprocessors: int | None = None, dry: bool =
         with pretending(processor, _Search(target, found)):
             yield found
         return
-    active = runtime.driver._active
-    runtime.driver._active = _Driver(gpu)
+    drivers: Any = runtime.driver
+    active = drivers._active
+    drivers._active = _Driver(gpu)
     try:
         with pretending(processor, _Recorder(target, found, read=multiprocessors is None)):
             yield found
     finally:
-        runtime.driver._active = active
+        drivers._active = active
 
 
 @dataclass(frozen=True, slots=True)

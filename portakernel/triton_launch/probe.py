@@ -12,6 +12,7 @@ import subprocess
 import sysconfig
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 import triton
@@ -81,7 +82,8 @@ def _driver(target: Target) -> Rejection | None:
         return Rejection(ReasonCode.DRIVER, text)
     wanted, tool = _DRIVERS[target.vendor]
     try:
-        found = driver.active.get_current_target().backend
+        active: Any = driver.active
+        found = active.get_current_target().backend
     except RuntimeError as error:
         text = (
             f"Triton finds no usable {wanted} driver ({error}); check that `{tool}` lists the device and that this"
