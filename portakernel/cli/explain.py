@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -68,6 +69,9 @@ def command(
     reference: Annotated[
         str | None, typer.Option("--reference", metavar="allow|warn|forbid", help="Whether the reference may serve.")
     ] = None,
+    source: Annotated[
+        bool, typer.Option("--source", help="Print what such a call runs once it was seen, as source text.")
+    ] = False,
     json: Json = False,
 ) -> None:
     r"""Say which kernel serves a call, why, and why each other does not. Nothing runs.
@@ -83,12 +87,14 @@ def command(
         portakernel explain rms_norm --target mi300x --dtype bfloat16 --shape x=4096x8192
         portakernel explain rms_norm --target nvidia:sm_90 --dtype x=float16 --dtype weight=float32 \
             --set weight_offset=1.0 --phase training --deny triton --json
+        portakernel explain rms_norm --source
         portakernel explain --all --target h100 --target mi300x --json
     """
     from portakernel.claims.request import Phase
     from portakernel.cli.decision_sheet import decide_sheet, print_sheet, sheet_json
     from portakernel.cli.explanation import print_explanation
     from portakernel.cli.output import page, print_json
+    from portakernel.cli.running_steps import print_steps, running_steps
     from portakernel.deciding.explaining import explain_in_words
     from portakernel.deciding.kernel_argument import check_ships
     from portakernel.deciding.policies import make_layer
@@ -124,6 +130,7 @@ def command(
             ]
         else:
             given = {"--shape": shape, "--format": format, "--set": parameters, "--fact": fact, "--saved-by": saved_by}
+            given["--source"] = source
             if told := [option for option, value in given.items() if value]:
                 raise ArgumentValueError(f"explain: {', '.join(told)} is about one call: give one op, and one --target")
             if dtype and (len(dtype) > 1 or "=" in dtype[0]):
@@ -133,8 +140,11 @@ def command(
             decisions = decide_sheet(now, ops, targets, device=device, dtype=dtype_of_all, phase=Phase(phase))
     finally:
         now.context_layers.reset(token)
-    if json:
-        print_json(decisions[0].to_json() if op is not None and len(targets) < 2 else sheet_json(decisions))
+    steps = running_steps(decisions[0]) if source else []
+    if json and op is not None and len(targets) < 2:
+        print_json(decisions[0].to_json() | ({"source": [asdict(step) for step in steps]} if source else {}))
+    elif json:
+        print_json(sheet_json(decisions))
     else:
         out = page()
         for text in targets:
@@ -142,6 +152,7 @@ def command(
                 out.line(f"{text} is {resolved}.", "faint")
         if op is not None and len(targets) < 2:
             print_explanation(out, decisions[0], now.registry)
+            print_steps(out, steps)
         else:
             print_sheet(out, decisions, now.registry)
     raise typer.Exit(0 if all(decision.chosen for decision in decisions) else 1)

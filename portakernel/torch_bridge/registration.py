@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from portakernel.calling.caller import OpCaller
+from portakernel.calling.fast.key_layout import PLAIN, CallKind
 from portakernel.claims.request import Phase
 from portakernel.contract import Result, alternatives
 from portakernel.torch_bridge.autocast import autocast
@@ -64,7 +65,7 @@ class Bridge:
         tensors, values, (kernel,) = self.signature.public(arguments)
         self.caller.arguments.check(tensors, values)
         policy = self.caller.policy(kernel)
-        found = self.caller.run(Phase.INFERENCE, tensors, values, policy, (*tensors, *values, None))
+        found = self.caller.run(PLAIN, tensors, values, policy, (*tensors, *values, None))
         return self.caller.completed(found, values, tensors[0])
 
     def _training(self, *arguments: Any) -> Any:
@@ -73,9 +74,8 @@ class Bridge:
         tensors, values, (kernel, _) = self.signature.forward(arguments)
         self.caller.arguments.check(tensors, values)
         policy, given = self.caller.policy(kernel), (*tensors, *values)
-        found = self.caller.run(
-            Phase.TRAINING, tensors, values, policy, given, below_autograd=self.caller.some_are_recorded
-        )
+        kind = CallKind(Phase.TRAINING, below_autograd=self.caller.some_are_recorded)
+        found = self.caller.run(kind, tensors, values, policy, given)
         return self.caller.completed(found, values, tensors[0], saved=True)
 
     def _backward(self, *arguments: Any) -> Any:

@@ -16,6 +16,7 @@ import torch
 
 from portakernel.calling.fast.forms import Forms, Signatures
 from portakernel.calling.fast.generated import define
+from portakernel.calling.fast.key_layout import PHASES, PLAIN, TRAINING, CallKind, key_source
 from portakernel.calling.fast.keys import Expressions, Keys, unless_none
 from portakernel.claims.capability import CannotRun
 from portakernel.claims.request import Phase
@@ -41,7 +42,7 @@ from portakernel.words.dtypes import DTYPES
 GLOBALS: dict[str, Any] = {
     "has_plain_memory": has_plain_memory,
     "CannotRun": CannotRun,
-    "TRAINING": Phase.TRAINING,
+    **PHASES,
     "grad_enabled": torch.is_grad_enabled,
     "transforms": innermost_transform,
     "dispatch_modes": dispatch_modes,
@@ -224,7 +225,7 @@ def {contract.op}({", ".join(_tolerant(strict))}):
                 if plain:
                     if kernel is not None:
                         policy = pinned.get((kernel, policy)) if type(kernel) is str else None
-                    placement = table.get((form.signature, {lookup.key}policy))
+                    placement = table.get({key_source(lookup.key, PLAIN)})
                     if placement is not None:
                         try:
                             if profiler._is_profiler_enabled:
@@ -237,7 +238,7 @@ def {contract.op}({", ".join(_tolerant(strict))}):
                             next(placement.calls)
                             return result
                 elif kernel is None and policy is dispatcher.process_policy:
-                    placement = table.get((form.signature, {lookup.key}policy, TRAINING, False, None, False))
+                    placement = table.get({key_source(lookup.key, TRAINING)})
                     if placement is not None and (result := train(placement, {groups})) is not None:
                         return result
     return slow({groups}, out, kernel, plain, declined)
@@ -293,7 +294,6 @@ def make_hit(contract: Contract, lookup: Lookup, phase: Phase, names: dict[str, 
     defaults = [f"{parameter.name}={parameter.default!r}" for parameter in contract.parameters]
     optional = [f"{tensor.name}=None" if tensor.optional else tensor.name for tensor in contract.tensors]
     accepted = ", ".join([*optional, *defaults, "kernel=''", "*rest"])
-    beyond = {Phase.INFERENCE: "", Phase.TRAINING: ", TRAINING, False, None, False"}[phase]
     out = ", None" if phase is Phase.INFERENCE else ""
     # in an op's implementation autograd has had its turn
     recording = "form.leaf and grad_enabled()" if phase is Phase.INFERENCE else "False"
@@ -311,7 +311,7 @@ def hit({accepted}):
     policy = dispatcher.policy() if context() else dispatcher.process_policy
     if kernel and kernel != dispatcher.trace_token:
         policy = named.get((kernel, policy))
-    placement = table.get((form.signature, {lookup.key}policy{beyond}))
+    placement = table.get({key_source(lookup.key, CallKind(phase))})
     if placement is None:
         return None
     try:
