@@ -130,7 +130,7 @@ def command(
             ]
         else:
             given = {"--shape": shape, "--format": format, "--set": parameters, "--fact": fact, "--saved-by": saved_by}
-            given["--source"] = source
+            given |= {"--source": "yes"} if source else {}
             if told := [option for option, value in given.items() if value]:
                 raise ArgumentValueError(f"explain: {', '.join(told)} is about one call: give one op, and one --target")
             if dtype and (len(dtype) > 1 or "=" in dtype[0]):

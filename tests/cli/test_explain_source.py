@@ -1,4 +1,4 @@
-"""``portakernel explain OP --source`` prints what a repeated call runs, and generated code can be seen elsewhere too."""
+"""``portakernel explain OP --source`` prints what a repeated call runs, and generated code is seen elsewhere too."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_for_training_and_backward_the_kernel_s_own_functions_of_that_phase_are_
 
 def test_a_kernel_whose_library_is_not_here_says_so_in_its_place(run):
     ran = run("explain rms_norm --source --json --target nvidia:sm_90 --use liger.rms_norm --dtype bfloat16")
-    assert ran.json["source"][-1]["missing"] == "needs liger_kernel >=0.6.4; it is not installed"
+    assert ran.json["source"][-1]["missing"].startswith("needs liger_kernel ")
 
 
 def test_it_is_about_one_call(run):
