@@ -18,10 +18,12 @@ from torch import Tensor
 from portakernel.calling.arguments import Arguments, Tensors
 from portakernel.calling.fallback import Fallbacks
 from portakernel.calling.fast.claim_reads import Reads, reads_of
+from portakernel.calling.fast.expressions import Expressions, expressions
 from portakernel.calling.fast.forms import Signatures
 from portakernel.calling.fast.key_layout import INPLACE, PLAIN, CallKind, key_of
-from portakernel.calling.fast.keys import Expressions, Keys, expressions, make_key, make_value
-from portakernel.calling.fast.public_source import Lookup, make_hit
+from portakernel.calling.fast.keys import Keys, make_key, make_value
+from portakernel.calling.fast.public_source import Lookup
+from portakernel.calling.fast.torch_op_source import make_hit
 from portakernel.calling.key_table import KeyTable, Placement, remember_few
 from portakernel.calling.launcher import launcher, signature
 from portakernel.calling.outputs import check_outs, completed, copy_into, existing, overwritten
@@ -133,7 +135,7 @@ class OpCaller:
         warnings.warn(text, StaleGraphWarning, stacklevel=callers_level())
 
     def hit(self, phase: Phase) -> Callable[..., Any]:
-        """``hit`` for a torch op of ``phase`` (``fast.public_source.make_hit``)."""
+        """``hit`` for a torch op of ``phase`` (``fast.torch_op_source.make_hit``)."""
         if phase is Phase.TRAINING and self.some_are_recorded:
             return lambda *_: None
         names = {

@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from portakernel.calling.fast.expressions import Expressions
 from portakernel.calling.fast.generated import define
-from portakernel.calling.fast.keys import Expressions
 from portakernel.calling.fast.public_source import (
     GLOBALS,
     OUTSIDE,

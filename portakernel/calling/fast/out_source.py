@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from portakernel.calling.fast.expressions import Expressions, dimension_sources, leading_source
 from portakernel.calling.fast.forms import Forms, Signatures
 from portakernel.calling.fast.generated import define
 from portakernel.calling.fast.key_layout import INPLACE, PLAIN, key_source
-from portakernel.calling.fast.keys import Expressions, dimension_sources, leading_source
 from portakernel.calling.fast.public_source import GLOBALS, OUTSIDE, canonical_terms, make_plain, ours
 from portakernel.contract import Contract, Result
 from portakernel.contract.sizes import parse_size
