@@ -81,6 +81,13 @@ class Contract:
     autocast: Literal["keep", "promote", "cast"] = "keep"
     host_reads: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        if self.mutated and (self.outputs or self.saved or self.gradient != "none"):
+            written = ", ".join(self.mutated)
+            raise ValueError(f"{self.op} writes {written}: it has neither outputs nor saved tensors nor a gradient")
+        if not self.mutated and not self.outputs:
+            raise ValueError(f"{self.op} returns nothing and writes nothing; give outputs, or a mutated tensor")
+
     # --- names -----------------------------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
@@ -91,6 +98,17 @@ class Contract:
     def names(self) -> tuple[str, ...]:
         """The names of the tensor arguments."""
         return tuple(tensor.name for tensor in self.tensors)
+
+    @property
+    def mutated(self) -> tuple[str, ...]:
+        """The names of the tensor arguments that are written."""
+        return tuple(tensor.name for tensor in self.tensors if tensor.mutated)
+
+    @property
+    def results(self) -> tuple[Result, ...]:
+        """What a call leaves: its outputs, or the arguments that it writes."""
+        written = (tensor for tensor in self.tensors if tensor.mutated)
+        return self.outputs or tuple(Result(t.name, t.shape, t.name, differentiable=False) for t in written)
 
     @property
     def features(self) -> tuple[Parameter | TensorArgument, ...]:
@@ -320,6 +338,8 @@ def _choosers(contract: Contract) -> tuple[str, ...]:
         if isinstance(part, Choice):
             names.append(part.by)
             parts += part.of.values()
+        elif isinstance(part, tuple):
+            names += [size[1:] for size in part if isinstance(size, str) and size.startswith("$")]
     return tuple(dict.fromkeys([*names, *(result.when[0] for result in results if result.when is not None)]))
 
 
@@ -356,11 +376,14 @@ def _dtype(result: Result, values: Mapping[str, Any]) -> str | None:
 
 
 def _made(part: T | Choice[T], values: Mapping[str, Any]) -> T:
-    """``part``, its choices made."""
-    if not isinstance(part, Choice):
-        return part
-    inner: T | Choice[T] = part.of[values[part.by]]
-    return _made(inner, values)
+    """``part``, its choices made, and the sizes in it that are parameters' values put in."""
+    made: Any = part
+    while isinstance(made, Choice):
+        made = made.of[values[made.by]]
+    if isinstance(made, tuple):
+        made = tuple(str(int(values[text[1:]])) if text.startswith("$") else text for text in made)
+    found: T = made
+    return found
 
 
 def alternatives(part: T | Choice[T]) -> list[T]:
@@ -371,8 +394,8 @@ def alternatives(part: T | Choice[T]) -> list[T]:
 
 
 def _over(text: str) -> str | None:
-    """The dimension that a size is over."""
-    return parse_size(text.lstrip("*")).name
+    """The dimension that a size is over; none where it is a parameter's value."""
+    return None if text.startswith("$") else parse_size(text.lstrip("*")).name
 
 
 def _product(sizes: tuple[int, ...]) -> int:

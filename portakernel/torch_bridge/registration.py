@@ -22,6 +22,7 @@ from portakernel.torch_bridge.derivatives import Derivatives, run_backward
 from portakernel.torch_bridge.eager_training import EagerTraining, has_eager_training
 from portakernel.torch_bridge.sharding import Sharding
 from portakernel.torch_bridge.signature import Signature
+from portakernel.torch_bridge.writing import Writing
 
 _AUTOCAST_KEYS = ("AutocastCPU", "AutocastCUDA", "AutocastXPU", "AutocastMPS")
 
@@ -38,6 +39,9 @@ class Bridge:
         for schema in self.signature.schemas():
             self.library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         self._implement()
+        if self.contract.mutated:
+            Writing(caller, self.signature).register(self.library)
+            return
         derivatives = Derivatives(caller, self.signature)
         derivatives.register(self.library)
         if has_eager_training(self.contract):
@@ -48,8 +52,9 @@ class Bridge:
         op = self.contract.op
         parts: list[tuple[str, Callable[..., Any], Callable[..., Any]]] = [
             ("", self._inference, self._fake),
-            ("_forward", self._training, self._fake_forward),
         ]
+        if not self.contract.mutated:
+            parts.append(("_forward", self._training, self._fake_forward))
         if self.contract.gradient == "kernel":
             parts.append(("_backward", self._backward, self._fake_backward))
         for suffix, implementation, fake in parts:

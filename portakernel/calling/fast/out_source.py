@@ -25,7 +25,8 @@ from portakernel.tensors.layout import has_plain_memory, mark_written
 def has_fast_out(contract: Contract) -> bool:
     """Whether the results' shapes and dtypes follow from the arguments alone, whatever the parameters."""
     parameters = {parameter.name for parameter in contract.parameters}
-    return not contract.choosers and all(result.dtype not in parameters for result in contract.outputs)
+    plain = not contract.mutated and not contract.choosers
+    return plain and all(result.dtype not in parameters for result in contract.outputs)
 
 
 def make_into(

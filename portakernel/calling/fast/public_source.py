@@ -23,7 +23,7 @@ from portakernel.claims.capability import CannotRun
 from portakernel.contract import Contract
 from portakernel.contract.near_misses import NOT_GIVEN
 from portakernel.contract.parameter import Parameter
-from portakernel.contract.signature_text import arguments, document
+from portakernel.contract.signature_text import arguments, document, outs
 from portakernel.tensors.layout import has_plain_memory
 from portakernel.tensors.torch_internals import (
     any_autocast,
@@ -202,10 +202,11 @@ def make_public(contract: Contract, lookup: Lookup, names: dict[str, Any]) -> Ca
     given, groups = groups_of(contract)
     canonical, words = canonical_terms(contract)
     tensors = ", ".join(contract.names)
-    strict = arguments(contract, "out=None", "kernel=None")
+    strict = arguments(contract, *outs(contract), "kernel=None")
+    no_out = "" if contract.outputs else "    out = None\n"
     source = f"""\
 def {contract.op}({", ".join(_tolerant(strict))}):
-    if unknown or keywords_only is not ...:
+{no_out}    if unknown or keywords_only is not ...:
         refuse(unknown, keywords_only)
 {named_dtypes(contract)}    if compiling():
         return traced({given}, out, kernel)
