@@ -19,7 +19,8 @@ from portakernel.host.passing import is_passing
 from portakernel.manifest.loading import Loaded, describe_errors
 from portakernel.manifest.models import ArchFacts, BackendManifest, KernelEntry, Mode, PluginManifest
 from portakernel.manifest.yaml_file import Document
-from portakernel.registry.kernel import Kernel, Priority, listed_kernels, plugin_kernels
+from portakernel.registry.kernel import Kernel, Priority
+from portakernel.registry.manifest_kernels import listed_kernels, plugin_kernels
 from portakernel.registry.plugin_manager import Package, PluginManager
 from portakernel.tensors import torch_build
 from portakernel.text.printable import exception_text

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from portakernel.errors import ArgumentValueError, UnknownNameError
@@ -136,7 +136,8 @@ class ArchSpace:
         """
         include, minus = tuple(texts), tuple(exclude)
         for text in (*include, *minus):
-            self._check_term(text, where)
+            for error in self.faults(text, where=where):
+                raise error
         return Selector(include, minus)
 
     def membership(self, selector: Selector, arch: str, *, prebuilt: bool = False) -> Membership:
@@ -159,23 +160,38 @@ class ArchSpace:
             True, f"{arch} is not among the listed {self.vendor} archs; taken as a later member of its line"
         )
 
-    def _check_term(self, term: str, where: str) -> None:
-        if term == "any" or term in self.families:
-            return
-        first, dots, last = term.partition("..")
-        if dots:
-            lines = [line for line in self.lines if first in line and last in line]
-            for arch in (first, last):
+    def faults(self, term: str, *, where: str = "") -> Iterator[UnknownNameError | ArgumentValueError]:
+        """An error for everything that keeps ``term`` out of a selector."""
+        sound = True
+        for arch in self._named(term):
+            try:
                 self.check(arch, where=where)
+            except (UnknownNameError, ArgumentValueError) as error:
+                sound = False
+                yield error
+        first, dots, last = term.partition("..")
+        if sound and dots and term not in self.families:
+            lines = [line for line in self.lines if first in line and last in line]
             if not lines or lines[0].index(first) > lines[0].index(last):
                 prefix = f"{where}: " if where else ""
-                raise ArgumentValueError(
-                    f"{prefix}range {term!r} is not within one line of {self.vendor}'s archs, oldest first"
-                )
-            return
-        base = term.removesuffix("+")
+                text = f"range {term!r} is not within one line of {self.vendor}'s archs, oldest first"
+                yield ArgumentValueError(f"{prefix}{text}")
+
+    def later_than_listed(self, term: str) -> Iterator[tuple[str, str]]:
+        """Each arch in ``term`` that is accepted as a later member of a line, with the last that is listed."""
+        for arch in self._named(term):
+            if not self.open_ended and self.is_newer(arch) and (line := self._line(arch)):
+                yield arch, line[-1]
+
+    def _named(self, term: str) -> tuple[str, ...]:
+        """The archs that ``term`` names one by one."""
+        if term == "any" or term in self.families:
+            return ()
+        first, dots, last = term.partition("..")
+        if dots:
+            return first, last
         # "sm_90a+" would admit nothing: what is exact has no successors
-        self.check(base if term.endswith("+") else normalise(base), where=where)
+        return (term.removesuffix("+") if term.endswith("+") else normalise(term),)
 
     def _matches(self, term: str, arch: str, prebuilt: bool) -> bool:
         if term == "any":

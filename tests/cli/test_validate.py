@@ -104,9 +104,9 @@ def test_json_form_key_by_key(run: Callable, package: Callable) -> None:
         (
             ("{nvidia: sm_80+}", "{nvidea: sm_80+, amd: gfx9}\n    priority: high"),
             [
-                ":7: kernels[0].priority: found 'high'; ",
                 ":6: kernels[0].targets.nvidea: unknown vendor 'nvidea'; did you mean 'nvidia'?",
                 ":6: kernels[0].targets.amd: unknown amd arch 'gfx9'; ",
+                ":7: kernels[0].priority: found 'high'; ",
             ],
         ),
     ],
