@@ -243,16 +243,20 @@ class Dispatcher:
         return "", None, [self._explained(kernel, request, rejection) for rejection in rejections]
 
     def _explained(self, kernel: Kernel, request: Request, rejection: Rejection) -> Rejection:
-        """Where a kernel's vendor would be attached to the request's device, and no such device was found, says so."""
+        """Where a kernel's vendor would be attached to the request's device, and no such device was found, says why."""
         if rejection.code is not ReasonCode.VENDOR or request.device is None:
             return rejection
         claimed = {vendor for _, capability in kernel.variants for vendor in capability.targets}
         torch_device = (request.device.torch_device or "").partition(":")[0]
         for backend in self.registry.backends.values():
             if backend.attach and backend.vendor in claimed and backend.torch_device == torch_device:
-                found = self.registry.devices_of(backend)
-                text = f"the {backend.name} backend finds no device here; see `portakernel doctor`"
-                return rejection if found else replace(rejection, text=f"{rejection.text}: {text}")
+                if off := self.process.why_off(backend.package):
+                    text = f"the {backend.name} backend looks for no device here: {off}"
+                elif self.registry.devices_of(backend):
+                    return rejection
+                else:
+                    text = f"the {backend.name} backend finds no device here; see `portakernel doctor`"
+                return replace(rejection, text=f"{rejection.text}: {text}")
         return rejection
 
     def _serving_devices(self, capability: Capability, request: Request) -> tuple[Device, ...]:

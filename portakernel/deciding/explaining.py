@@ -17,7 +17,6 @@ from portakernel.deciding.policies import Policy
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
 from portakernel.registry.registry import Registry
 from portakernel.words.target import Device, Target
-from portakernel.words.target_names import find_device
 
 
 def explain_in_words(
@@ -127,7 +126,9 @@ def first_device(registry: Registry, remedy: str = "`portakernel doctor` says wh
     """
     usable = [d for d in registry.reachable_devices() if d.torch_device is not None and not d.attached]
     if not usable:
-        raise ArgumentValueError(f"no backend found a device that torch reaches; {remedy}")
+        off = [f"{b.name} ({why})" for b in registry.backends.values() if (why := registry.manager.why_off(b.package))]
+        switched = f". Backends that are off: {', '.join(off)}" if off else ""
+        raise ArgumentValueError(f"no backend found a device that torch reaches; {remedy}{switched}")
     return min(usable, key=lambda device: device.torch_device == "cpu")
 
 
@@ -144,7 +145,7 @@ def _asked_target(
         if device is None:
             here = first_device(registry, "name a target, such as nvidia:sm_90")
         else:
-            here = find_device(device, registry.devices, registry.spaces)
+            here = registry.device(device)
         return here.target, here, registry.attached_to(here.torch_device or "")
     target = registry.target(text)
     backend = next(backend for backend in registry.backends.values() if backend.vendor == target.vendor)

@@ -33,8 +33,12 @@ def find_target(text: str, spaces: Mapping[str, ArchSpace], *, where: str = "") 
     return target
 
 
-def find_device(name: str, devices: Sequence[Device], spaces: Mapping[str, ArchSpace]) -> Device:
+def find_device(
+    name: str, devices: Sequence[Device], spaces: Mapping[str, ArchSpace], off: Mapping[str, str] | None = None
+) -> Device:
     """The device of this machine that ``name`` means: torch's name for it, its uuid, or its target as ``find_target``.
+
+    ``off`` says of vendors and kinds of torch devices why nobody looked for them.
 
     Raises:
         UnknownNameError: there is no such device, or torch cannot reach it.
@@ -52,7 +56,8 @@ def find_device(name: str, devices: Sequence[Device], spaces: Mapping[str, ArchS
             return device
     notes = [device.note for device in devices if device.target == target and device.note]
     known = [known for device in usable for known in (device.torch_device, str(device.target)) if known]
-    raise UnknownNameError("device", name, known, hint=notes[0] if notes else "")
+    unseen = (off or {}).get(target.vendor if target is not None else name.partition(":")[0], "")
+    raise UnknownNameError("device", name, known, hint=notes[0] if notes else unseen)
 
 
 def _without_vendor(name: str, spaces: Mapping[str, ArchSpace], where: str) -> Target:

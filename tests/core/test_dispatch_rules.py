@@ -478,6 +478,22 @@ def test_rule_9_without_the_attached_device_its_kernel_is_of_another_vendor(worl
     assert told(decision, "side_kernels.add") == [("vendor", "serves side, not acme")]
 
 
+@pytest.mark.parametrize(
+    ("environment", "why"),
+    [
+        ({"DISABLE": "side"}, "PORTAKERNEL_DISABLE switches it off"),
+        ({"PLUGINS": "side_kernels,ours"}, "PORTAKERNEL_PLUGINS allows only side_kernels, ours"),
+    ],
+)
+def test_rule_9_a_backend_that_is_switched_off_is_no_missing_device(world, environment, why):
+    world.backend("side", attach=True, torch_device="acme", lines=[["s1"]], first_party=False)
+    world.plugin("side_kernels", {"targets": {"side": "s1+"}})
+    world.plugin("ours")
+    decision = world.dispatcher(**environment).decide(world.request(present=True))
+    (reason,) = (text for code, text in told(decision, "side_kernels.add") if code == "vendor")
+    assert reason == f"serves side, not acme: the side backend looks for no device here: {why}"
+
+
 def test_rule_9_readiness_is_asked_of_the_attached_device(world, attached):
     dispatcher = world.dispatcher()
     request = world.request(attached=(attached,), present=True)
