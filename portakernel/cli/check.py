@@ -102,7 +102,6 @@ def find_device(registry: Registry, name: str) -> Device:
     Raises:
         UnknownNameError: there is no such device, or torch cannot reach it.
     """
-
     return registry.device(name)
 
 
