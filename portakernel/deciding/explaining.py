@@ -13,7 +13,7 @@ from portakernel.deciding.asking import ask
 from portakernel.deciding.decision import Decision
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.deciding.kernel_argument import layer_of, strictly
-from portakernel.deciding.policies import Policy
+from portakernel.deciding.policies import Policy, intern_policy
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
 from portakernel.registry.registry import Registry
 from portakernel.words.target import Device, Target
@@ -87,6 +87,14 @@ def decide_as_called(
         if forward is not None and forward.saves in ("own", "autograd"):
             request = replace(request, saved_by=forward.name)
     return now.decide(request, policy, cannot)
+
+
+def without_use(now: Dispatcher, decision: Decision) -> Decision | None:
+    """The decision for the same request, did the policy in force use no kernel strictly; None where it uses none."""
+    if not decision.strict:
+        return None
+    layers = tuple(replace(layer, use=()) for layer in now.policy().layers)
+    return now.decide(decision.request, intern_policy(layers))
 
 
 def check_saved_by(registry: Registry, request: Request) -> None:

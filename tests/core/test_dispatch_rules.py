@@ -339,7 +339,7 @@ def test_rule_7_a_strict_kernels_own_reasons_come_first_and_the_others_are_count
     assert str(error) == (
         "no kernel for op add on acme:acme1 with x float32, y float32, M=9: argument uses p.add strictly\n"
         "  p.add  limit  needs M <= 8; this is 9\n"
-        "  3 more are left out by that; nothing else speaks against q.add and 1 other\n"
+        "  3 more are left out by that; nothing else is known against q.add and 1 other\n"
         "  Run `portakernel explain add --target acme:acme1 --dtype float32 --shape x=9 --use p.add` for the full"
         " decision."
     )
@@ -348,8 +348,8 @@ def test_rule_7_a_strict_kernels_own_reasons_come_first_and_the_others_are_count
 @pytest.mark.parametrize(
     ("environment", "left_out"),
     [
-        ({"DENY": "q"}, "nothing else speaks against reference.add"),
-        ({"REFERENCE": "forbid"}, "nothing else speaks against q.add"),
+        ({"DENY": "q"}, "nothing else is known against reference.add"),
+        ({"REFERENCE": "forbid"}, "nothing else is known against q.add"),
         ({"DENY": "q", "REFERENCE": "forbid"}, "and could not serve either"),
         ({"PLUGINS": "p", "DENY": "reference"}, "and could not serve either"),
     ],
