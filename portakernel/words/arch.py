@@ -17,6 +17,8 @@ from portakernel.words.products import is_called, letters, plain, spelled
 
 _SM = re.compile(r"(sm_\d+)([af])")
 _GFX = re.compile(r"gfx(\d{1,2})([0-9a-f])([0-9a-f])")
+# What AMD's driver prints behind an arch: features that a device has switched on or off.
+_FEATURES = re.compile(r"(:[a-z]\w*[+-])*")
 _NUMBERED = re.compile(r"([a-z]+[_-]?)(\d+)")
 
 
@@ -25,6 +27,18 @@ def normalise(arch: str) -> str:
     base = arch.strip().partition(":")[0]
     suffixed = _SM.fullmatch(base)
     return suffixed[1] if suffixed else base
+
+
+def surplus(arch: str) -> str:
+    """What stands behind ``arch`` and means nothing: anything but a device's features, which AMD alone prints."""
+    base, colon, rest = arch.strip().partition(":")
+    return "" if base.startswith("gfx") and _FEATURES.fullmatch(colon + rest) else colon + rest
+
+
+def respelled(arch: str) -> str:
+    """``arch`` as NVIDIA writes it, where it is one with a suffix and case or dashes alone are otherwise: ``SM90a``."""
+    suffixed = re.fullmatch(r"sm(\d+)([af])", spelled(arch))
+    return f"sm_{suffixed[1]}{suffixed[2]}" if suffixed else arch
 
 
 def _number(arch: str) -> tuple[str, tuple[int, ...]] | None:
@@ -120,6 +134,9 @@ class ArchSpace:
     def unknown(self, arch: str, *, where: str = "", hint: str = "") -> UnknownNameError:
         """The error for an arch that is not listed; offers the nearest, and ``hint``."""
         known = (*self.archs, *self.families)
+        written = respelled(arch)
+        if written != arch and normalise(written) in self.archs:
+            return UnknownNameError(f"{self.vendor} arch", arch, known, where=where, hint=hint, meant=written)
         if meant := self.meant(arch):
             hint = f"It is {' or '.join(meant)}: an arch is written here. {hint}".strip()
         # an h300 is like no sm_100, near as the letters may be
@@ -163,6 +180,9 @@ class ArchSpace:
     def faults(self, term: str, *, where: str = "") -> Iterator[UnknownNameError | ArgumentValueError]:
         """An error for everything that keeps ``term`` out of a selector."""
         sound = True
+        if more := surplus(term):
+            prefix, arch = f"{where}: " if where else "", term.removesuffix(more)
+            yield ArgumentValueError(f"{prefix}{term!r} ends with {more!r}, which means nothing; write {arch!r}")
         for arch in self._named(term):
             try:
                 self.check(arch, where=where)
