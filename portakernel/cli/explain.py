@@ -148,7 +148,7 @@ def command(
         if op is not None and len(targets) < 2:
             print_explanation(out, decisions[0], now.registry, freed)
         else:
-            print_sheet(out, decisions, now.registry)
+            print_sheet(out, decisions, now.registry, dtype[0] if dtype else None)
     raise typer.Exit(0 if all(decision.chosen for decision in decisions) else 1)
 
 

@@ -223,7 +223,7 @@ def _unmet(wish: Unmet) -> Finding:
 def _fulfilled(text: str, *, near: bool) -> Finding:
     """What is denied, switched off or allowed, and not here: as wished, unless the name is misspelt."""
     if near:
-        return Finding("attention", text, "correct the name, or nothing, where it is meant for other machines")
+        return Finding("attention", text, "correct the name, or leave it as it is if it is meant for other machines")
     return Finding("healthy", f"{text.removesuffix('.')}: nothing is to be done for it here")
 
 

@@ -63,8 +63,8 @@ def command(
         subjects, elsewhere = installed_subjects()
     manifests = problems_of(subjects, imports=imports)
     of_policies, of_variables = problems_of_policies(policies, variables=not paths)
-    found = [*manifests.values(), *of_policies.values(), of_variables]
-    problems = sorted([*elsewhere, *itertools.chain(*found)], key=lambda problem: (problem.file, problem.line or 0))
+    in_files = [*elsewhere, *itertools.chain(*manifests.values(), *of_policies.values())]
+    problems = [*sorted(in_files, key=lambda problem: (problem.file, problem.line or 0)), *of_variables]
     if json:
         print_json(
             {

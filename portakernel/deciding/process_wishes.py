@@ -22,7 +22,7 @@ from portakernel.registry.registry import Registry
 if TYPE_CHECKING:
     from portakernel.deciding.policy_file import Draft, PolicyFile
 
-DOUBT_REMEDY = "correct it, or nothing, where it is meant for other machines"
+DOUBT_REMEDY = "correct it, or leave it as it is if it is meant for other machines"
 
 
 class ProcessWishes:

@@ -288,6 +288,9 @@ class Registry:
         """
         if found := self.find(name):
             return found
+        if name in contracts():
+            text = f"that is an op, whose kernels are {', '.join(kernel.name for kernel in self.for_op(name))}"
+            raise UnknownNameError("kernel or plugin", name, self.kernels, where=where, instead=text)
         plugin, hint = name.partition(".")[0], ""
         known = self.manager.plugins.get(plugin)
         if broken := next((fault for fault in self.manager.broken if fault.package.name == plugin), None):
