@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from portakernel.cli.options import DTypes, Formats, Json, Shapes, Values
+from portakernel.cli.options import COMMAND_LINE, DTypes, Formats, Json, Shapes, Values
 from portakernel.errors import ArgumentValueError, UnknownNameError
+
+if TYPE_CHECKING:
+    from portakernel.deciding.decision import Decision
 
 _SIZES = re.compile(r"[0-9]{1,18}(x[0-9]{1,18})*")
 _SHAPE_FORM = "write ARG=AxBxC, such as x=4096x8192"
@@ -95,7 +98,7 @@ def command(
     from portakernel.cli.explanation import print_explanation
     from portakernel.cli.output import page, print_json
     from portakernel.cli.running_steps import print_steps, running_steps
-    from portakernel.deciding.explaining import explain_in_words
+    from portakernel.deciding.explaining import explain_in_words, without_use
     from portakernel.deciding.kernel_argument import check_ships
     from portakernel.deciding.policies import make_layer
     from portakernel.runtime import dispatcher
@@ -106,8 +109,9 @@ def command(
         raise ArgumentValueError("explain: give an op, or --all for every op; not both")
     now, targets = dispatcher(), list(dict.fromkeys(target or ()))
     mode: Any = reference
+    freed: Decision | None = None
     names = tuple(use or ()), tuple(prefer or ()), tuple(deny or ()), tuple(require or ())
-    layer = make_layer("command line", *names, reference=mode).check(now.registry)
+    layer = make_layer(COMMAND_LINE, *names, reference=mode).check(now.registry)
     for name in use or () if op is not None else ():
         check_ships(now.registry, op or "", name)
     token = now.context_layers.set((layer,) if any(names) or reference else ())
@@ -128,6 +132,7 @@ def command(
                     saved_by=saved_by,
                 )
             ]
+            freed = without_use(now, decisions[0]) if decisions[0].chosen is None else None
         else:
             given = {"--shape": shape, "--format": format, "--set": parameters, "--fact": fact, "--saved-by": saved_by}
             given |= {"--source": "yes"} if source else {}
@@ -151,10 +156,10 @@ def command(
             if (resolved := str(now.registry.target(text))) != text:
                 out.line(f"{text} is {resolved}.", "faint")
         if op is not None and len(targets) < 2:
-            print_explanation(out, decisions[0], now.registry)
+            print_explanation(out, decisions[0], now.registry, freed)
             print_steps(out, steps)
         else:
-            print_sheet(out, decisions, now.registry)
+            print_sheet(out, decisions, now.registry, dtype[0] if dtype else None)
     raise typer.Exit(0 if all(decision.chosen for decision in decisions) else 1)
 
 

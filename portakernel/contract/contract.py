@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 from portakernel.contract.case import Case, Draw
+from portakernel.contract.format_advice import for_calls
 from portakernel.contract.near_misses import answer
 from portakernel.contract.parameter import Parameter
-from portakernel.contract.parts import Choice, Cost, Result, Shape, TensorArgument, Tolerance
+from portakernel.contract.parts import Choice, Cost, Result, Shape, TensorArgument, Tolerance, alternatives
 from portakernel.contract.sizes import DIMENSION, parse_size
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
 from portakernel.text.printable import brief
@@ -217,8 +218,10 @@ class Contract:
             found += self.possible_dtypes(entry) if entry in self.names else [entry]
         return tuple(dict.fromkeys(found))
 
-    def check_dtypes(self, dtypes: Mapping[str, str]) -> None:
+    def check_dtypes(self, dtypes: Mapping[str, str], whole: Contract | None = None) -> None:
         """Nothing, when the arguments' dtypes are ones that the op accepts together.
+
+        ``whole`` is the contract before its choices were made, which knows the formats that other dtypes go with.
 
         Raises:
             ArgumentTypeError: one of them is not; names the argument and what it may be.
@@ -226,7 +229,8 @@ class Contract:
         for name, found in dtypes.items():
             accepted = self.accepted_dtypes(name, dtypes)
             if found not in accepted and all(entry in DTYPES for entry in accepted):
-                raise ArgumentTypeError(f"{self.op}: {name} is {found}; it must be {' or '.join(accepted)}")
+                advice = for_calls(whole, found, name) if whole is not None else ""
+                raise ArgumentTypeError(f"{self.op}: {name} is {found}; it must be {' or '.join(accepted)}{advice}")
 
     # --- shapes ----------------------------------------------------------------------------------------------------
 
@@ -384,13 +388,6 @@ def _made(part: T | Choice[T], values: Mapping[str, Any]) -> T:
         made = tuple(str(int(values[text[1:]])) if text.startswith("$") else text for text in made)
     found: T = made
     return found
-
-
-def alternatives(part: T | Choice[T]) -> list[T]:
-    """Everything that ``part`` may become."""
-    if not isinstance(part, Choice):
-        return [part]
-    return [made for inner in part.of.values() for made in alternatives(inner)]
 
 
 def _over(text: str) -> str | None:

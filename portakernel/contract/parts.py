@@ -20,6 +20,13 @@ class Choice(Generic[T]):
     of: Mapping[Any, T | Choice[T]]
 
 
+def alternatives(part: T | Choice[T]) -> list[T]:
+    """Everything that ``part`` may become."""
+    if not isinstance(part, Choice):
+        return [part]
+    return [made for inner in part.of.values() for made in alternatives(inner)]
+
+
 @dataclass(frozen=True, slots=True)
 class TensorArgument:
     """A tensor argument: ``shape`` names its dimensions, ``dtypes`` what it may be.

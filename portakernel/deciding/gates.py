@@ -138,20 +138,24 @@ def _claim(now: Knowledge, asked: Assessment) -> Iterator[Rejection]:
             return
         prefix = f"{name}: " if name else ""
         rejections += [replace(rejection, text=prefix + rejection.text) for rejection in found]
-    yield from (_explained(now.registry, kernel, request, rejection) for rejection in rejections)
+    yield from (_explained(now, kernel, request, rejection) for rejection in rejections)
 
 
-def _explained(registry: Registry, kernel: Kernel, request: Request, rejection: Rejection) -> Rejection:
-    """Where a kernel's vendor would be attached to the request's device, and no such device was found, says so."""
+def _explained(now: Knowledge, kernel: Kernel, request: Request, rejection: Rejection) -> Rejection:
+    """Where a kernel's vendor would be attached to the request's device, and no such device was found, says why."""
     if rejection.code is not ReasonCode.VENDOR or request.device is None:
         return rejection
     claimed = {vendor for _, capability in kernel.variants for vendor in capability.targets}
     torch_device = (request.device.torch_device or "").partition(":")[0]
-    for backend in registry.backends.values():
+    for backend in now.registry.backends.values():
         if backend.attach and backend.vendor in claimed and backend.torch_device == torch_device:
-            found = registry.devices_of(backend)
-            text = f"the {backend.name} backend finds no device here; see `portakernel doctor`"
-            return rejection if found else replace(rejection, text=f"{rejection.text}: {text}")
+            if off := now.process.why_off(backend.package):
+                text = f"the {backend.name} backend looks for no device here: {off}"
+            elif now.registry.devices_of(backend):
+                return rejection
+            else:
+                text = f"the {backend.name} backend finds no device here; see `portakernel doctor`"
+            return replace(rejection, text=f"{rejection.text}: {text}")
     return rejection
 
 

@@ -100,7 +100,7 @@ class Bridge:
 
     def _forms(self, tensors: Sequence[Tensor], values: Sequence[Any], *, saved: bool) -> Any:
         made = self.caller.arguments.at(values)
-        made.check_dtypes(self.caller.arguments.dtypes(tensors))
+        made.check_dtypes(self.caller.arguments.dtypes(tensors), self.caller.arguments.contract)
         forms = self.caller.arguments.results(tensors, values, saved=saved)
         like = tensors[0]
         found = tuple(like.new_empty(shape, dtype=dtype) for shape, dtype in forms.values())
