@@ -44,12 +44,12 @@ test: setup ## run the tests: make test PYTEST_ARGS="-k rms_norm"
 	@$(VENV_PYTHON) -m pytest $(PYTEST_ARGS)
 
 # An environment of its own over .venv, so that neither this repository nor .venv is touched.
-outside: setup ## make a plugin and a backend in an empty folder elsewhere, install them and run their tests
+outside: setup ## make a plugin, a backend and an op in an empty folder elsewhere, install them and run their tests
 	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && ours="$(CURDIR)/$(VENV_PYTHON)" && cd "$$folder" && \
 	"$$ours" -m venv --without-pip environment && theirs="$$folder/environment/bin/python" && \
 	"$$ours" -c 'import site; print("import site;", *(f"site.addsitedir({path!r});" for path in site.getsitepackages()))' \
 		> "$$("$$theirs" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/ours.pth" && \
-	for kind in plugin backend; do \
+	for kind in plugin backend op; do \
 		"$$theirs" -m portakernel new $$kind $(OUTSIDER)_$$kind && cd $(OUTSIDER)_$$kind && \
 		"$$ours" -m pip --python "$$theirs" install -qq --disable-pip-version-check --no-build-isolation --no-deps --no-index -e . && \
 		"$$theirs" -m portakernel validate . --imports && "$$theirs" -m pytest -q && cd .. || exit 1; \

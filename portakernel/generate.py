@@ -20,7 +20,7 @@ from portakernel.contract import Contract
 from portakernel.contract.parameter import Parameter
 from portakernel.contract.signature_text import arguments as signature_arguments
 from portakernel.contract.signature_text import document, outs
-from portakernel.contracts import contracts
+from portakernel.contracts import own_contracts
 from portakernel.deciding.policy_document import PolicyDocument
 from portakernel.manifest.models import BackendManifest, PluginManifest
 from portakernel.matrix.table import markdown, support_matrix
@@ -66,7 +66,7 @@ def _counted(readme: str, registry: Registry) -> str:
     ops = {name: len({k.op for k in registry.kernels.values() if k.plugin == name}) for name in registry.plugins()}
     kernels = sum(kernel.plugin == "torch" for kernel in registry.kernels.values())
     numbers = {
-        "The {} ops carry": len(contracts()),
+        "The {} ops carry": len(own_contracts()),
         "`triton` ({} ops, gradients": ops["triton"],
         "`torch` ({} kernels of": kernels,
         " kernels of {} ops, most": ops["torch"],
@@ -83,7 +83,7 @@ def _counted(readme: str, registry: Registry) -> str:
 def _stub() -> str:
     head = '"""The public ops. Generated from the contracts by `make generate`."""\n\n'
     head += "from typing import Literal\n\nfrom torch import Tensor, dtype\n"
-    return "\n".join([head, *(_signature(contract) for contract in contracts().values())])
+    return "\n".join([head, *(_signature(contract) for contract in own_contracts().values())])
 
 
 def _signature(contract: Contract) -> str:

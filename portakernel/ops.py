@@ -15,9 +15,12 @@ def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with unsplit(f"making ops.{name}"):
+        from portakernel.runtime import caller, dispatcher
+
+        if name not in contracts():
+            dispatcher()  # a plugin may ship it
         contract(name)  # an unknown op is told so before torch is imported
         from portakernel.calling.public import public_function
-        from portakernel.runtime import caller
 
         # two threads may come first together: all shall have one function
         return globals().setdefault(name, public_function(caller(name)))

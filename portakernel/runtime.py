@@ -93,14 +93,16 @@ class _Bridges:
         Raises:
             CalledBackError: they are being made, and what is asked meanwhile asks for them.
         """
-        if self.made:
+        if self.made and not contracts().keys() - self.made.keys():
             return self.made
         with _making(_REGISTRATION), unsplit("registering the ops"):
-            if not self.made:
+            now = dispatcher()  # first, because plugins may ship ops
+            if missing := contracts().keys() - self.made.keys():
                 from portakernel.calling.caller import OpCaller
                 from portakernel.torch_bridge.registration import Bridge
 
-                self.made = {op: Bridge(OpCaller(contract, dispatcher())) for op, contract in contracts().items()}
+                made = {op: Bridge(OpCaller(contract(op), now)) for op in contracts() if op in missing}
+                self.made = {**self.made, **made}
         return self.made
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
 from portakernel.claims.request import Phase, Request
 from portakernel.claims.request_words import warmup_call, warmup_call_on
-from portakernel.contract import Contract
+from portakernel.contract import Case, Choice, Contract, Cost, Draw, Parameter, Result, TensorArgument, Tolerance
 from portakernel.contract.sizes import parse_size
 from portakernel.contracts import contract, contracts
 from portakernel.deciding.readiness import Usable
@@ -29,17 +29,25 @@ __all__ = [
     "ArgumentValueError",
     "CannotRun",
     "CaptureError",
+    "Case",
+    "Choice",
     "Compiled",
     "Compiling",
     "Contract",
+    "Cost",
     "Device",
+    "Draw",
     "DriverError",
     "NoKernelError",
+    "Parameter",
     "Phase",
     "ReasonCode",
     "Rejection",
     "Request",
+    "Result",
     "Target",
+    "TensorArgument",
+    "Tolerance",
     "Usable",
     "contract",
     "contracts",

@@ -1,50 +1,15 @@
-"""Entries that lead nowhere, as far as source files tell: nothing of a plugin is imported."""
+"""What is wrong in the files of a package's entries, as far as they tell: nothing of a plugin is imported."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from portakernel.cli.problems import Problem
-from portakernel.contract import Contract
-from portakernel.contract.signature_text import signature
-from portakernel.errors import nearest
 from portakernel.host.regular_file import read_regular
 from portakernel.manifest.yaml_file import MAX_BYTES
-from portakernel.registry.kernel import Kernel
 from portakernel.registry.plugin_manager import Package
-
-Function = ast.FunctionDef | ast.AsyncFunctionDef
-
-
-def source_of(package: Package, module: str) -> Path | None:
-    """The file of a module of the package; None where it has none, or is not the package's."""
-    place = _place(package, module)
-    if place is None:
-        return None
-    sources = [place.with_suffix(".py")] if module != package.module else []
-    return next((file for file in (*sources, place / "__init__.py") if file.is_file()), None)
-
-
-def missing(package: Package, entry: str) -> str:
-    """Why ``entry`` leads nowhere; empty where it does not, or where files do not tell."""
-    module, _, function = entry.partition(":")
-    place = _place(package, module)
-    if place is None:
-        return ""
-    source = source_of(package, module)
-    if source is None:
-        compiled = place.is_dir() or any(place.parent.glob(f"{place.name}.*"))  # a namespace, or an extension module
-        return "" if compiled else f"there is no module {module!r}"
-    tree = _parsed(source)
-    if tree is None:
-        return ""  # its own problem
-    names = set(_defined(tree.body))
-    if function in names or {"*", "__getattr__"} & names:
-        return ""
-    functions = [node.name for node in tree.body if isinstance(node, Function)]
-    return f"{module} has no function {function!r}; {nearest(function, functions)}"
+from portakernel.registry.source_files import imported, leads_nowhere, source_of
 
 
 def source_problems(package: Package, entries: Sequence[str]) -> Iterator[Problem]:
@@ -64,70 +29,6 @@ def source_problems(package: Package, entries: Sequence[str]) -> Iterator[Proble
             yield Problem(str(source), line, None, f"is not Python, so that it cannot be imported: {text}")
             continue
         for node in tree.body:  # an import inside a function or a condition may never run
-            for name in _imported(node):
-                if _leads_nowhere(package, name):
+            for name in imported(node):
+                if leads_nowhere(package, name):
                     yield Problem(str(source), node.lineno, None, f"imports {name!r}, which the package does not have")
-
-
-def misfit(package: Package, kernel: Kernel, op: Contract) -> str:
-    """Why the kernel's function cannot be called as the op's kernels are; empty where it can, or is not a plain def."""
-    module, _, name = kernel.entry.partition(":")
-    source = source_of(package, module)
-    tree = _parsed(source) if source is not None else None
-    functions = [node for node in tree.body if isinstance(node, Function) and node.name == name] if tree else []
-    if not functions or functions[-1].decorator_list:
-        return ""
-    given = functions[-1].args
-    positional = [argument.arg for argument in (*given.posonlyargs, *given.args)]
-    keywords = {argument.arg for argument in (*given.args, *given.kwonlyargs)}
-    needed = [t.name for t in op.tensors if not t.keyword and (not t.feature or t.name in kernel.features)]
-    lacking = [] if given.vararg or len(positional) >= len(needed) else needed[len(positional) :]
-    values = [p.name for p in op.parameters if not p.feature or p.name in kernel.features]
-    values += [t.name for t in op.tensors if t.keyword and (not t.feature or t.name in kernel.features)]
-    if given.kwarg is None:
-        lacking += [value for value in (*values, "out") if value not in keywords]
-    if not lacking:
-        return ""
-    return f"{module}.{name} does not take {', '.join(lacking)}; a kernel takes what its op does: {signature(op)}"
-
-
-def _place(package: Package, module: str) -> Path | None:
-    if package.folder is None or not f"{module}.".startswith(f"{package.module}."):
-        return None
-    return package.folder.joinpath(*module.removeprefix(package.module).strip(".").split("."))
-
-
-def _parsed(source: Path) -> ast.Module | None:
-    try:
-        return ast.parse(read_regular(source, limit=MAX_BYTES))
-    except (OSError, SyntaxError, ValueError):
-        return None
-
-
-def _defined(body: Sequence[ast.stmt]) -> Iterator[str]:
-    """The names that statements at a module's top bind, whichever way a condition goes."""
-    for node in body:
-        if isinstance(node, Function | ast.ClassDef):
-            yield node.name
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            yield from ((alias.asname or alias.name).partition(".")[0] for alias in node.names)
-        else:
-            stored = (n for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
-            yield from (name.id for name in stored)
-            inner = (n for n in ast.walk(node) if isinstance(n, Function | ast.ClassDef | ast.Import | ast.ImportFrom))
-            for one in inner:
-                yield from _defined([one])
-
-
-def _imported(node: ast.stmt) -> Iterator[str]:
-    if isinstance(node, ast.Import):
-        yield from (alias.name for alias in node.names)
-    elif isinstance(node, ast.ImportFrom) and node.module is not None and node.level == 0:
-        yield node.module
-
-
-def _leads_nowhere(package: Package, module: str) -> bool:
-    place = _place(package, module)
-    if place is None or source_of(package, module) is not None:
-        return False
-    return not place.is_dir() and not any(place.parent.glob(f"{place.name}.*"))

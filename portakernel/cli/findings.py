@@ -126,6 +126,10 @@ def plugins(diagnosis: Diagnosis) -> Iterator[Finding]:
             yield _plugin(package, diagnosis)
         yield from _unusable(package, diagnosis, ill=package in ill)
         yield from _noted(package, diagnosis)
+    for package, text in diagnosis.dispatcher.registry.resting_entries:
+        if not manager.is_off(package):
+            what, _, advice = text.rpartition(": ")
+            yield Finding("attention", f"plugin {package}: {what}", advice)
 
 
 def variables(diagnosis: Diagnosis) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""``portakernel new``: a package for a plugin or a backend, whole and working."""
+"""``portakernel new``: a package for a plugin, a backend or an op, whole and working."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from portakernel.cli.options import Json
 
 def command(
     kind: Annotated[
-        Literal["plugin", "backend"],
-        typer.Argument(metavar="plugin|backend", help="Kernels for devices that are known, or a new vendor's devices."),
+        Literal["plugin", "backend", "op"],
+        typer.Argument(
+            metavar="plugin|backend|op",
+            help="Kernels for devices that are known, a new vendor's devices, or an op with its kernels.",
+        ),
     ],
     name: Annotated[str, typer.Argument(metavar="NAME", help="Its name: that of the folder, manifests and kernels.")],
     directory: Annotated[
@@ -21,15 +24,17 @@ def command(
     ] = Path(),
     json: Json = False,
 ) -> None:
-    """Write a package for a plugin or a backend: it installs, its tests pass, and it is yours to change.
+    """Write a package for a plugin, a backend or an op: it installs, its tests pass, and it is yours to change.
 
     The folder NAME holds pyproject.toml with the entry point, the manifest, one kernel, tests that run the conformance
-    kit, a README and a CI file. Nothing is written where the name is taken or the folder exists.
+    kit, a README and a CI file; of an op its contract and reference too. Nothing is written where the name is taken or
+    the folder exists.
 
     For example:
 
         portakernel new plugin acme
         portakernel new backend acme --directory ~/projects
+        portakernel new op demo_scan
     """
     from portakernel.cli.output import page, print_json
     from portakernel.runtime import dispatcher
@@ -51,7 +56,7 @@ def command(
         )
         return
     out = page()
-    out.line(f"{written.folder} holds {written.distribution}, a {kind}:")
+    out.line(f"{written.folder} holds {written.distribution}, {'an' if kind == 'op' else 'a'} {kind}:")
     for path in written.files:
         out.line(f"  {path.as_posix()}")
     out.line("Next:")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -11,20 +13,22 @@ from pydantic import BaseModel
 
 from portakernel.cli.claims import claim_problems
 from portakernel.cli.door import past_the_door
-from portakernel.cli.entries import misfit, missing, source_problems
+from portakernel.cli.entries import source_problems
 from portakernel.cli.imports import import_problems
 from portakernel.cli.problems import Problem, problems_in
 from portakernel.cli.projects import FILE, Project, read_project
 from portakernel.config import Config
-from portakernel.contracts import contracts
+from portakernel.contracts import contracts, ship
 from portakernel.deciding.process_wishes import allowed_plugins, read
 from portakernel.errors import ArgumentValueError, ManifestError, nearest
 from portakernel.manifest.loading import Loaded, load_manifest, load_what_is_known
 from portakernel.manifest.models import BackendManifest, Claim, PluginManifest, terms
 from portakernel.manifest.yaml_file import KeyPath, read_yaml
 from portakernel.registry.manifest_kernels import judged_kernels
-from portakernel.registry.plugin_manager import Package, installed_packages
+from portakernel.registry.plugin_manager import Package, PluginManager, installed_packages
 from portakernel.registry.registry import REFERENCE, Backend
+from portakernel.registry.shipped_ops import faults_of, offers_of
+from portakernel.registry.source_files import misfit, missing
 from portakernel.words.arch import ArchSpace
 
 M = TypeVar("M", bound=BaseModel)
@@ -230,6 +234,12 @@ def plugin_problems(subject: Subject, spaces: Mapping[str, ArchSpace], *, import
     if loaded.manifest.plugin == REFERENCE:
         found.append(loaded.problem(("plugin",), f"the name {REFERENCE!r} is taken by portakernel's own references"))
     found += [loaded.problem(path, text) for path, text in _strange_targets(loaded.manifest, spaces)]
+    with _importable(subject.package):
+        offers = list(offers_of(PluginManager([]), subject.package, loaded))
+    for offer, of_op in faults_of(offers).items():
+        found += [loaded.problem(offer.path, text) for text in of_op]
+        if offer.contract is not None and not of_op:
+            ship(offer.contract, offer.entry.reference, subject.package.name)
     kernels, faults = judged_kernels(subject.package, loaded, spaces)
     found += faults
     found += [loaded.problem(path, text) for path, text in claim_problems(kernels, spaces)]
@@ -245,6 +255,18 @@ def plugin_problems(subject: Subject, spaces: Mapping[str, ArchSpace], *, import
     if imports and not in_sources:
         in_sources += import_problems(subject.package, named)
     return [*problems_in(subject.file, list(filter(None, dict.fromkeys(found)))), *in_sources]
+
+
+@contextmanager
+def _importable(package: Package) -> Iterator[None]:
+    """Inside, the contracts of a package that is not installed can be imported: kernels cannot be judged without."""
+    roots = [str(package.folder.resolve().parents[package.module.count(".")])] if package.folder is not None else []
+    sys.path[:0] = roots
+    try:
+        yield
+    finally:
+        for root in roots:
+            sys.path.remove(root)
 
 
 def _readable(model: type[M], subject: Subject) -> Loaded[M] | None:

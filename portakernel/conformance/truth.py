@@ -18,6 +18,7 @@ from torch import Tensor
 from portakernel.conformance.comparison import numbers, ulp_at
 from portakernel.conformance.inputs import Inputs
 from portakernel.contract import Contract
+from portakernel.contracts import reference_module
 
 
 def exact(tensor: Tensor) -> Tensor:
@@ -182,7 +183,7 @@ def _largest_row(gradient: Tensor) -> float:
 
 
 def _reference(contract: Contract) -> Any:
-    return importlib.import_module(f"portakernel.references.{contract.op}")
+    return importlib.import_module(reference_module(contract.op))
 
 
 def _whole(contract: Contract) -> Contract:

@@ -57,6 +57,7 @@ Entry = Annotated[
         pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$", description="module:function, imported on first use"
     ),
 ]
+ModuleName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")]
 DTypeName = Annotated[str, _known("dtype", DTYPES)]
 FormatName = Annotated[str, _known("scale format", SCALE_FORMATS)]
 HookName = Annotated[str, _known("hook", HOOKS)]
@@ -243,6 +244,13 @@ class Mode(_Model):
     max_elements: Annotated[int, Field(gt=0)] | None = None
 
 
+class OpEntry(_Model):
+    """An op that the package ships, with its contract and its reference."""
+
+    contract: Entry = Field(description="module:NAME, a portakernel.authoring.Contract; its module loads no torch")
+    reference: ModuleName = Field(description="the module with `forward`, and `backward` where the op has a gradient")
+
+
 class PluginManifest(_Model):
     """``plugin.yaml``."""
 
@@ -263,6 +271,7 @@ class PluginManifest(_Model):
         default=None,
         description="what `portakernel build` compiles for a target: (Target) -> authoring.native.Unit, many",
     )
+    ops: list[OpEntry] = Field(default_factory=list, description="ops that the package ships, beside portakernel's")
     defaults: Defaults = Defaults.model_construct()
     kernels: list[KernelEntry] = Field(default_factory=list)
 

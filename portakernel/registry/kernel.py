@@ -9,7 +9,7 @@ from typing import Any
 
 from portakernel.claims.capability import Capability, Limit, Saves
 from portakernel.claims.request import Phase, Request
-from portakernel.contracts import contracts
+from portakernel.contracts import contracts, shipped
 from portakernel.errors import PortakernelError, nearest
 from portakernel.registry.plugin_manager import Package
 from portakernel.text.printable import brief
@@ -80,8 +80,10 @@ class Kernel:
 
     @property
     def first_party(self) -> bool:
-        """Whether it ships with portakernel itself."""
-        return self.package is None or self.package.first_party
+        """Whether it ships with portakernel itself, or with its op."""
+        if self.package is None or self.package.first_party:
+            return True
+        return self.op in shipped() and shipped()[self.op].plugin == self.plugin
 
     @property
     def is_reference(self) -> bool:

@@ -29,13 +29,23 @@ class Judged:
 
 def plugin_kernels(
     package: Package, loaded: Loaded[PluginManifest], spaces: Mapping[str, ArchSpace]
-) -> tuple[Kernel, ...]:
-    """The kernels of a manifest.
+) -> tuple[tuple[Kernel, ...], tuple[str, ...]]:
+    """The kernels of a manifest, and of its entries for ops that nobody here has, that they rest.
 
     Raises:
         ManifestError: something in it does not fit; holds every problem found.
     """
-    return _KernelBuilder(package, loaded, spaces, "kernels").build(loaded.manifest.kernels)
+    entries = loaded.manifest.kernels
+    resting = tuple(
+        loaded.problem(
+            ("kernels", i, "op"),
+            f"no op here is called {entry.op!r}; {nearest(entry.op, contracts())}. The entry rests: upgrade"
+            " portakernel, or install what ships the op",
+        )
+        for i, entry in enumerate(entries)
+        if entry.op not in contracts()
+    )
+    return _KernelBuilder(package, loaded, spaces, "kernels").build(entries), resting
 
 
 def judged_kernels(
@@ -67,16 +77,18 @@ class _KernelBuilder:
         self._now = -1  # the entry that is being judged
 
     def build(self, entries: Sequence[KernelEntry]) -> tuple[Kernel, ...]:
-        kernels = self.judge(entries)
+        kernels = self.judge(entries, resting=True)
         if self.problems:
             # what is wrong under `defaults` is wrong for each kernel
             raise ManifestError(self.loaded.document.path, list(dict.fromkeys(self.problems)))
         return tuple(kernel for kernel in kernels if kernel is not None)
 
-    def judge(self, entries: Sequence[KernelEntry]) -> list[Kernel | None]:
+    def judge(self, entries: Sequence[KernelEntry], *, resting: bool = False) -> list[Kernel | None]:
+        """The kernels; where entries for ops that nobody has are ``resting``, nothing of them is a problem."""
         kernels: list[Kernel | None] = []
         for self._now, entry in enumerate(entries):
-            kernels.append(self.kernel(entry, (self.base, self._now)))
+            rests = resting and entry.op not in contracts()
+            kernels.append(None if rests else self.kernel(entry, (self.base, self._now)))
         self._now = -1
         names: dict[str, int] = {}
         for i, kernel in enumerate(kernels):

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from portakernel.claims.capability import Capability
 from portakernel.contract import Contract
-from portakernel.contracts import contract, contracts
+from portakernel.contracts import contract, contracts, reference_module
 from portakernel.errors import ManifestError, UnknownNameError
 from portakernel.host.foreign import Raised, Returned, call_contained
 from portakernel.host.locks import KeyedLocks
@@ -22,6 +22,7 @@ from portakernel.manifest.yaml_file import Document
 from portakernel.registry.kernel import Kernel, Priority
 from portakernel.registry.manifest_kernels import listed_kernels, plugin_kernels
 from portakernel.registry.plugin_manager import Package, PluginManager
+from portakernel.registry.shipped_ops import ship_ops
 from portakernel.tensors import torch_build
 from portakernel.text.printable import exception_text
 from portakernel.words.arch import ArchSpace, Selector
@@ -75,6 +76,9 @@ class Registry:
         self.spaces: Mapping[str, ArchSpace] = MappingProxyType(
             {backend.vendor: backend.space for backend in self.backends.values()}
         )
+        # Entries for ops that nobody here has, which rest: with their file's line and what to do.
+        self.resting_entries: list[tuple[Package, str]] = []
+        ship_ops(self.manager)
         kernels = [*self._plugin_kernels(), *map(self._reference, contracts().values())]
         self.kernels: Mapping[str, Kernel] = MappingProxyType({kernel.name: kernel for kernel in kernels})
 
@@ -100,7 +104,8 @@ class Registry:
                 )
                 continue
             try:
-                kernels = plugin_kernels(package, loaded, self.spaces)
+                kernels, resting = plugin_kernels(package, loaded, self.spaces)
+                self.resting_entries += [(package, text) for text in resting]
                 if package.name in hooked:
                     kernels += self._listed(package, loaded, hooked[package.name])
                 names = [kernel.name for kernel in kernels]
@@ -141,7 +146,7 @@ class Registry:
             has_backward=contract.gradient == "kernel",
             forward_ad=True,
         )
-        module = f"portakernel.references.{contract.op}"
+        module = reference_module(contract.op)
         return Kernel(
             name=f"{REFERENCE}.{contract.op}",
             op=contract.op,

@@ -1,7 +1,7 @@
-"""A whole package for a plugin or a backend, written from the templates beside this module.
+"""A whole package for a plugin, a backend or an op, written from the templates beside this module.
 
 A template is a text of ``string.Template`` whose file is named as the file that it makes, with ``.template`` behind it;
-the folder ``module`` stands for the import package. ``templates/shared`` goes into both kinds of package.
+the folder ``module`` stands for the import package. ``templates/shared`` goes into every kind of package.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ from pathlib import Path
 from string import Template
 from typing import Literal
 
+from portakernel.contracts import contracts
 from portakernel.errors import ArgumentValueError
 from portakernel.manifest.api_version import PLUGIN_API
 from portakernel.registry.plugin_manager import find_folder
 from portakernel.registry.registry import Registry
 
-Kind = Literal["plugin", "backend"]
+Kind = Literal["plugin", "backend", "op"]
 _TEMPLATES = Path(__file__).parent / "templates"
 _SUFFIX = ".template"
 _MODULE = "module"
 # Of a manifest's names those of which a distribution's and a module's name can be made.
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _LONGEST = 40
-_SUMMARIES: Mapping[Kind, str] = {"plugin": "Kernels of {}", "backend": "Devices of {}"}
+_SUMMARIES: Mapping[Kind, str] = {"plugin": "Kernels of {}", "backend": "Devices of {}", "op": "The op {}"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +87,12 @@ def check_name(name: str, registry: Registry) -> None:
         rule = f"lower-case letters, digits and single underscores between them, a letter first, {_LONGEST} at most"
         offer = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_0123456789")[:_LONGEST].strip("_")
         hint = f"; {offer!r} would do" if _NAME.fullmatch(offer) else ""
-        raise ArgumentValueError(f"{name!r} cannot name a plugin or backend: {rule}{hint}")
+        raise ArgumentValueError(f"{name!r} cannot name a plugin, backend or op: {rule}{hint}")
     for package in registry.manager.packages:
         if package.name == name:
             raise ArgumentValueError(f"the name {name!r} is taken by {package}; choose another")
+    if name in contracts():
+        raise ArgumentValueError(f"the name {name!r} is taken by an op; choose another")
     if name in registry.plugins():
         raise ArgumentValueError(f"the name {name!r} is taken by portakernel's own references; choose another")
     if name in registry.spaces:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from portakernel.calling.caller import OpCaller
+from portakernel.contracts import reference_module
 from portakernel.errors import DerivativeError
 from portakernel.tensors.torch_internals import saved_tensor_hooks
 from portakernel.torch_bridge.signature import Signature
@@ -86,14 +87,14 @@ class SecondDerivatives:
             op, names = self.contract.op, ", ".join(exist)
             raise DerivativeError(
                 f"{op} has a gradient, but no gradient of its gradient where forward saves {names}, which cannot be"
-                f" computed again from what backward is given; portakernel.references.{op}.forward has one"
+                f" computed again from what backward is given; {reference_module(op)}.forward has one"
             )
         named = dict(zip(exist, found, strict=True))
         return [named.get(result.name) for result in self.contract.saved]
 
     @functools.cached_property
     def _reference(self) -> Any:
-        return importlib.import_module(f"portakernel.references.{self.contract.op}")
+        return importlib.import_module(reference_module(self.contract.op))
 
 
 def _transformed(

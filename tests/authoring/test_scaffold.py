@@ -22,15 +22,16 @@ SHARED = {".github/workflows/tests.yml", ".gitignore", "README.md", "pyproject.t
 FILES = {
     "plugin": {"__init__.py", "add.py", "plugin.yaml", "py.typed"},
     "backend": {"__init__.py", "add.py", "backend.yaml", "plugin.yaml", "probe.py", "py.typed"},
+    "op": {"__init__.py", "contract.py", "kernel.py", "plugin.yaml", "py.typed", "reference.py"},
 }
-TESTS = {"plugin": "tests/test_add.py", "backend": "tests/test_device.py"}
+TESTS = {"plugin": "tests/test_add.py", "backend": "tests/test_device.py", "op": "tests/test_op.py"}
 
 
 def write(kind, name, parent):
     return scaffold(kind, name, parent, dispatcher().registry)
 
 
-@pytest.mark.parametrize("kind", ["plugin", "backend"])
+@pytest.mark.parametrize("kind", ["plugin", "backend", "op"])
 def test_a_package_holds_what_one_needs_and_nothing_is_left_to_fill_in(tmp_path, kind):
     written = write(kind, "demo_x", tmp_path)
     source = {f"src/portakernel_demo_x/{name}" for name in FILES[kind]}
@@ -49,7 +50,7 @@ def test_a_package_holds_what_one_needs_and_nothing_is_left_to_fill_in(tmp_path,
     assert "${{ matrix.python-version }}" in texts[Path(".github/workflows/tests.yml")]
 
 
-@pytest.mark.parametrize("kind", ["plugin", "backend"])
+@pytest.mark.parametrize("kind", ["plugin", "backend", "op"])
 @pytest.mark.parametrize("name", ["demo_x", "a", "x" * 40])
 def test_its_python_is_in_the_repositorys_own_style(tmp_path, kind, name):
     folder = write(kind, name, tmp_path).folder
@@ -72,7 +73,7 @@ def test_its_python_is_in_the_repositorys_own_style(tmp_path, kind, name):
         ("demo_", "'demo' would do"),
         ("2fast", "'fast' would do"),
         ("../escape", "'escape' would do"),
-        ("", "'' cannot name a plugin or backend: lower-case letters"),
+        ("", "'' cannot name a plugin, backend or op: lower-case letters"),
         ("x" * 41, "40 at most"),
         ("torch", "the name 'torch' is taken by torch (portakernel "),
         ("nvidia", "the name 'nvidia' is taken by nvidia (portakernel "),

@@ -25,7 +25,7 @@ from portakernel.conformance.truth import exact
 from portakernel.conformance.venue import Venue
 from portakernel.contract import Contract, TensorArgument
 from portakernel.contract.case import Case
-from portakernel.contracts import contract
+from portakernel.contracts import contract, reference_module
 
 SEED = 20261121
 
@@ -188,7 +188,7 @@ class Subject:
     @property
     def reference(self) -> Any:
         """The module that holds the op's formulas."""
-        return importlib.import_module(f"portakernel.references.{self.contract.op}")
+        return importlib.import_module(reference_module(self.contract.op))
 
     def exact_floats(self) -> list[Tensor]:
         """The tensors that may require gradients, in float64 on the CPU."""

@@ -1,0 +1,78 @@
+"""Whether a contract of somebody else's can be one: every reason why not, before anything is made of it."""
+
+from __future__ import annotations
+
+import keyword
+from collections.abc import Iterable, Iterator
+
+from portakernel.contract.contract import Contract, alternatives
+from portakernel.contract.parts import Shape
+from portakernel.contract.sizes import parse_size
+from portakernel.errors import nearest
+from portakernel.words.dtypes import DTYPES
+
+# What an op's call takes beside its own arguments, and what its parts are called in torch.
+_RESERVED = frozenset({"out", "kernel", "self", "needs", "save"})
+_PARTS = ("_forward", "_backward")
+
+
+def contract_faults(contract: Contract) -> Iterator[str]:
+    """What is wrong with a contract; nothing where it is sound."""
+    op = contract.op
+    if not _is_name(op) or op != op.lower() or op.endswith(_PARTS):
+        yield f"op {op!r} is no name for an op; write lower-case letters, digits and underscores, such as my_op"
+    names = [*contract.names, *(parameter.name for parameter in contract.parameters)]
+    for name in names:
+        if not _is_name(name) or name in _RESERVED:
+            reserved = ", ".join(sorted(_RESERVED))
+            yield f"argument {name!r} is no name for one; write a Python name, none of {reserved}"
+        elif names.count(name) > 1:
+            yield f"argument {name!r} is there twice; name each once"
+    if not contract.tensors or contract.tensors[0].optional:
+        yield "the first argument has to be a tensor that is always there: device and dtype follow from it"
+    for place, tensor in enumerate(contract.tensors):
+        yield from _sizes(f"tensor {tensor.name}", alternatives(tensor.shape), contract)
+        known = [*DTYPES, *contract.names[:place]]
+        for dtype in (dtype for group in alternatives(tensor.dtypes) for dtype in group):
+            if dtype not in known:
+                yield f"tensor {tensor.name}: unknown dtype {dtype!r}; {nearest(dtype, known)}"
+    results = (*contract.outputs, *contract.saved)
+    unreadable = [text for r in results for text in _sizes(f"result {r.name}", alternatives(r.shape), contract)]
+    unreadable += [text for t in contract.tensors for text in _sizes("", alternatives(t.shape), contract)]
+    for result in results:
+        yield from _sizes(f"result {result.name}", alternatives(result.shape), contract)
+        if result.like not in contract.names:
+            yield f"result {result.name} is like {result.like!r}; {nearest(result.like, contract.names)}"
+    yield from _unknown("kept", contract.backward_inputs, [*contract.names, *(result.name for result in results)])
+    yield from _unknown("stands_for", contract.stands_for, contract.names)
+    yield from _unknown("inplace", contract.inplace, contract.names)
+    yield from _unknown("host_reads", contract.host_reads, contract.names)
+    if not contract.cases:
+        yield "there are no cases; give some, because nothing that is claimed can be proven without"
+    for case in contract.cases:
+        where = f"case {case.name!r}"
+        yield from _unknown(where, () if unreadable else case.dims, () if unreadable else contract.dims)
+        yield from _unknown(where, case.parameters, [parameter.name for parameter in contract.parameters])
+        yield from _unknown(where, [*case.layouts, *case.present, *case.given], contract.names)
+
+
+def _is_name(text: str) -> bool:
+    return text.isidentifier() and text.isascii() and not keyword.iskeyword(text) and not text.startswith("_")
+
+
+def _sizes(what: str, shapes: Iterable[Shape], contract: Contract) -> Iterator[str]:
+    integers = [parameter.name for parameter in contract.parameters if parameter.kind == "int"]
+    for text in (text for shape in shapes for text in shape):
+        if text.startswith("$"):
+            if text[1:] not in integers:
+                yield f"{what}: size {text!r} is no int parameter's value; {nearest(text[1:], integers)}"
+            continue
+        try:
+            parse_size(text.lstrip("*"))
+        except ValueError as error:
+            yield f"{what}: {error}"
+
+
+def _unknown(what: str, given: Iterable[str], known: Iterable[str]) -> Iterator[str]:
+    listed = list(known)
+    yield from (f"{what}: unknown {name!r}; {nearest(name, listed)}" for name in given if name not in listed)

@@ -1,0 +1,139 @@
+"""Ops that another distribution ships: found like portakernel's own, or refused with the place; nobody else suffers."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from portakernel.runtime import dispatcher
+from portakernel.scaffold import scaffold
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Callable[..., Path]:
+    """Installs what ``portakernel new op`` writes, with texts of its files replaced."""
+
+    def install(name: str = "demo_scan", changes: dict[str, tuple[str, str]] | None = None) -> Path:
+        written = scaffold("op", name, tmp_path, dispatcher().registry)
+        module = written.folder / "src" / written.module
+        for file, (old, new) in (changes or {}).items():
+            text = (module / file).read_text(encoding="utf-8")
+            assert old in text
+            (module / file).write_text(text.replace(old, new), encoding="utf-8")
+        root = tmp_path / "site"
+        root.mkdir(exist_ok=True)
+        module.rename(root / written.module)
+        info = root / f"{written.module}-0.1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {written.distribution}\nVersion: 0.1.0\n")
+        (info / "entry_points.txt").write_text(f"[portakernel]\n{name} = {written.module}\n")
+        return root / written.module
+
+    return install
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., Any]:
+    """Runs a command, or a program, where the site is on the path; returns its JSON, or its output."""
+
+    def command(*words: str, status: int = 0, **environment: str) -> Any:
+        given = [sys.executable, *(("-m", "portakernel") if words[0] != "-c" else ()), *words]
+        ran = subprocess.run(
+            given, env=os.environ | {"PYTHONPATH": str(tmp_path / "site")} | environment, capture_output=True,
+            text=True, timeout=300, check=False, cwd=tmp_path,
+        )  # fmt: skip
+        assert ran.returncode == status, ran.stdout + ran.stderr
+        return json.loads(ran.stdout) if "--json" in words else ran.stdout + ran.stderr
+
+    return command
+
+
+def broken(found: Any) -> list[str]:
+    return [fault["reason"] for fault in found["broken"] if "demo" in fault["name"]]
+
+
+def test_every_command_knows_it(site, run):
+    site()
+    assert {kernel["kernel"] for kernel in run("list", "--op", "demo_scan", "--json")["kernels"]} == {
+        "demo_scan.demo_scan",
+        "inductor.demo_scan",  # which makes a candidate of any op's formula
+        "reference.demo_scan",
+    }
+    explained = run("explain", "demo_scan", "--target", "h100", "--dtype", "bfloat16", "--shape", "x=4x8", "--json")
+    assert explained["chosen"] == "demo_scan.demo_scan"
+    assert '"op": "demo_scan"' in json.dumps(run("matrix", "--json"))
+    checked = run("check", "--op", "demo_scan", "--device", "cpu")
+    assert re.search(r"\n  demo_scan.demo_scan +\d\d+ +0 ", checked)
+    assert re.search(r"\n  reference.demo_scan +\d\d+ +0 ", checked)
+    assert "no problems" in run("validate")
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "said"),
+    [
+        ("contract.py", 'op="demo_scan"', 'op="softmax"', "the op 'softmax' is portakernel's own; give yours another"),
+        ("contract.py", 'op="demo_scan"', 'op="Demo scan"', "op 'Demo scan' is no name for an op; write lower-case"),
+        ("contract.py", 'TensorArgument("x", ("*M", "N")', 'TensorArgument("x", ("*M", "N//2")', "'N//2' is no size;"),
+        ("contract.py", 'TensorArgument("x", ("*M", "N"), ("float32"', 'TensorArgument("x", ("*M", "N"), ("float"',
+         "tensor x: unknown dtype 'float'; did you mean"),
+        ("contract.py", 'TensorArgument("x"', 'TensorArgument("lambda"', "argument 'lambda' is no name for one;"),
+        ("contract.py", "CONTRACT = Contract(", "WAS = Contract(", "contract has nothing called 'CONTRACT'"),
+        ("contract.py", "CONTRACT = Contract(", "CONTRACT = dict(", "is a dict; name a portakernel.authoring.Contract"),
+        ("contract.py", "import annotations\n", "import annotations\nraise OSError('no')\n", "CONTRACT failed: OSEr"),
+        ("contract.py", '{"N": 33}', '{"n": 33}', "case 'rows': unknown 'n'; known: M, N"),
+        ("reference.py", "def forward(x: Tensor, *,", "def forward(*,", "reference.forward does not take x; for demo"),
+        ("reference.py", "def magnitudes(", "def sizes(", "the reference is not whole: portakernel_demo_scan.refer"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_an_op_is_refused_with_its_place_and_nobody_else_suffers(site, run, file, old, new, said):
+    folder = site(changes={file: (old, new)})
+    found = run("doctor", "--json", status=1)
+    (reason, *_) = broken(found)
+    assert re.search(r"plugin\.yaml:9: ops\[0\]: ", reason)
+    assert said in reason
+    assert f"{folder.name}" in reason
+    problems = run("validate", "--json", status=1)["problems"]
+    assert any(problem["line"] == 9 and said in problem["text"] for problem in problems)
+    assert run("explain", "softmax", "--dtype", "float32", "--json")["chosen"].startswith("torch.")
+
+
+def test_of_two_that_ship_one_op_neither_does(site, run):
+    site()
+    site("demo_other", {"contract.py": ('op="demo_other"', 'op="demo_scan"')})
+    reasons = broken(run("doctor", "--json", status=1))
+    assert len([reason for reason in reasons if "the op 'demo_scan' is shipped by" in reason]) == 2
+
+
+def test_switched_off_it_takes_its_op_away(site, run):
+    site()
+    told = run("explain", "demo_scan", status=2, PORTAKERNEL_DISABLE="demo_scan")
+    assert "unknown op 'demo_scan'" in told
+
+
+def test_an_entry_for_an_op_that_nobody_has_rests_and_its_plugin_lives(site, run):
+    folder = site()
+    manifest = folder / "plugin.yaml"
+    extra = "  - {op: paged_sort, entry: portakernel_demo_scan.kernel:paged_sort, targets: {cpu: any}}\n"
+    manifest.write_text(manifest.read_text(encoding="utf-8") + extra, encoding="utf-8")
+    found = run("doctor", "--json")
+    (finding,) = [finding for finding in found["findings"] if "paged_sort" in finding["what"]]
+    assert finding["state"] == "attention"
+    assert re.search(r"plugin\.yaml:\d+: kernels\[1\]\.op: no op here is called 'paged_sort'", finding["what"])
+    assert finding["action"] == "upgrade portakernel, or install what ships the op"
+    assert broken(found) == []
+    assert run("explain", "demo_scan", "--dtype", "float32", "--json")["chosen"] == "demo_scan.demo_scan"
+    assert any("paged_sort" in problem["text"] for problem in run("validate", "--json", status=1)["problems"])
+
+
+def test_a_process_without_any_pays_nothing():
+    code = "import sys, portakernel.ops, portakernel.runtime as r; r.dispatcher(); print('torch' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "False\n"
