@@ -64,6 +64,12 @@ VARIABLES: tuple[Variable, ...] = (
         "names of plugins, backends or kernels, comma-separated",
     ),
     Variable(
+        "PORTAKERNEL_CHECKS",
+        "1: calls check the indices and offsets in tensors first, and wait for the device.",
+        "0 or 1",
+        choices=("0", "1"),
+    ),
+    Variable(
         "PORTAKERNEL_LOG",
         "What to tell on stderr; summary: at exit, what served how many calls.",
         "summary",
@@ -104,6 +110,7 @@ class Config:
     plugins: tuple[str, ...] = ()
     disable: tuple[str, ...] = ()
     policy: tuple[str, ...] = ()
+    checks: bool = False
     log: str | None = None
     cache_dir: str | None = None
     cache_mib: int = _CACHE_MIB
@@ -134,6 +141,7 @@ class Config:
             plugins=_plugins(text("PLUGINS"), several("PLUGINS")),
             disable=several("DISABLE"),
             policy=_paths(text("POLICY"), several("POLICY", os.pathsep)),
+            checks=_chosen("CHECKS", filter(None, [text("CHECKS")])) == ("1",),
             log=next(iter(_chosen("LOG", filter(None, [text("LOG")]))), None),
             cache_dir=os.path.expanduser(text("CACHE_DIR")) or None,
             cache_mib=_whole("CACHE_MIB", text("CACHE_MIB"), _CACHE_MIB),

@@ -134,9 +134,9 @@ def bind_kernel(caller: OpCaller, tensors: Sequence[Any], parameters: Sequence[A
             f" which this call needs; call portakernel.ops.{op}, or use torch.no_grad()"
         )
 
-    # the launcher's own frame is spared, unless it has to look for a capture
+    # the launcher's own frame is spared, unless it has to look for a capture or at values
     request, given = placement.decision.request, ", ".join([*arguments.names, *arguments.parameters])
-    capturable = can_be_captured(placement.kernel, request, caller.dispatcher)
+    spared = can_be_captured(placement.kernel, request, caller.dispatcher) and not caller.checks_values
     launch, called = launch_source(caller.contract, placement.kernel, request, caller.dispatcher)
     names = {
         **called,
@@ -154,7 +154,7 @@ def bind_kernel(caller: OpCaller, tensors: Sequence[Any], parameters: Sequence[A
         example = {"signature": signature, "steady": expected_steady, "opened": expected_open}
         writing = {**example, "placement": placement, "may_overwrite": may_overwrite}
         names["into"] = make_into_bound(contract, parts, caller.signatures, writing)
-    launch = launch if capturable else f"run({given}, out)"
+    launch = launch if spared else f"run({given}, out)"
     fixed = tuple(replace(p, default=value) for p, value in zip(contract.parameters, numbers, strict=True))
     made = make_bound(replace(contract, parameters=fixed), parts, expected_open, launch, names)
     bound = cast(BoundKernel, made)

@@ -16,6 +16,7 @@ from portakernel.contract.near_misses import answer
 from portakernel.contract.parameter import Parameter
 from portakernel.contract.parts import Choice, Cost, Result, Shape, TensorArgument, Tolerance
 from portakernel.contract.sizes import DIMENSION, parse_size
+from portakernel.contract.value_rules import Ends, Indices
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
 from portakernel.text.printable import brief
 from portakernel.words.dtypes import DTYPES
@@ -36,6 +37,8 @@ __all__ = [
     "Contract",
     "Cost",
     "Draw",
+    "Ends",
+    "Indices",
     "Parameter",
     "Result",
     "TensorArgument",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
 from portakernel.contract.case import Draw
+from portakernel.contract.value_rules import ValueRule
 
 T = TypeVar("T")
 Shape = tuple[str, ...]
@@ -27,7 +28,8 @@ class TensorArgument:
     A size is a dimension's name or an expression over one (``portakernel.contract.sizes``). A first dimension ``*M``
     stands for any number of leading dimensions, whose product is ``M``. In ``dtypes``, another argument's name means:
     the same as that one. ``optional`` ones may be None; a ``feature`` among them a kernel must list to be given one.
-    ``keyword`` ones stand behind the ``*``. Optional tensors and those behind an optional one come last.
+    ``keyword`` ones stand behind the ``*``. Optional tensors and those behind an optional one come last. ``rule`` says
+    for which numbers the op is defined, where that is not for all.
     """
 
     name: str
@@ -37,6 +39,7 @@ class TensorArgument:
     feature: bool = False
     keyword: bool = False
     draw: Draw = field(default_factory=Draw)
+    rule: ValueRule | None = None
 
     @property
     def sizes(self) -> Shape:
