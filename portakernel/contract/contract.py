@@ -19,7 +19,7 @@ from portakernel.contract.sizes import DIMENSION, parse_size
 from portakernel.contract.value_rules import Ends, Indices
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
 from portakernel.text.printable import brief
-from portakernel.words.dtypes import DTYPES
+from portakernel.words.dtypes import DTYPES, FLOAT64
 from portakernel.words.symbols import holds
 
 # What a manifest may limit about a tensor argument's memory.
@@ -195,6 +195,16 @@ class Contract:
         several = alternatives(self.tensor(name).dtypes)
         return tuple(dict.fromkeys(dtypes.get(dtype, dtype) for group in several for dtype in group))
 
+    @property
+    def in_float64(self) -> str:
+        """The argument that calls may give in float64 too, the first of an op that has gradients; empty where none may.
+
+        The reference alone serves such calls, which are for ``torch.autograd.gradcheck``: no kernel can claim them, and
+        the kit asks for none. Other arguments follow by their own ``dtypes``; results in float32 are in float64 then.
+        """
+        first, accepted = self.names[0], self.accepted_dtypes(self.names[0], {})
+        return first if self.gradient != "none" and "float32" in accepted and FLOAT64 not in accepted else ""
+
     def possible_dtypes(self, name: str) -> tuple[str, ...]:
         """What ``name`` (of ``typed``) may be in some call."""
         found: list[str] = []
@@ -203,15 +213,17 @@ class Contract:
         return tuple(dict.fromkeys(found))
 
     def check_dtypes(self, dtypes: Mapping[str, str]) -> None:
-        """Nothing, when the arguments' dtypes are ones that the op accepts together.
+        """Nothing, when the arguments' dtypes are ones that calls of the op may have together.
 
         Raises:
             ArgumentTypeError: one of them is not; names the argument and what it may be.
         """
         for name, found in dtypes.items():
             accepted = self.accepted_dtypes(name, dtypes)
-            if found not in accepted and all(entry in DTYPES for entry in accepted):
-                raise ArgumentTypeError(f"{self.op}: {name} is {found}; it must be {' or '.join(accepted)}")
+            more = name == self.in_float64
+            if found not in accepted and not (more and found == FLOAT64) and all(entry in DTYPES for entry in accepted):
+                wide = f", or {FLOAT64}, which the reference serves" if more else ""
+                raise ArgumentTypeError(f"{self.op}: {name} is {found}; it must be {' or '.join(accepted)}{wide}")
 
     # --- shapes ----------------------------------------------------------------------------------------------------
 
@@ -301,6 +313,8 @@ class Contract:
             size = parse_size(text.lstrip("*"))
             shape += leading if text.startswith("*") else [size.of(dims[size.name] if size.name is not None else 0)]
         dtype = _dtype(result, values)
+        if dtype == "float32" and dtypes.get(self.in_float64) == FLOAT64:
+            dtype = FLOAT64
         return tuple(shape), dtypes[result.like] if dtype is None else str(values.get(dtype, dtype))
 
     def describe_shape(self, tensor: TensorArgument) -> str:
