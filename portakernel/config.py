@@ -66,6 +66,12 @@ VARIABLES: tuple[Variable, ...] = (
         "names of plugins, backends or kernels, comma-separated",
     ),
     Variable(
+        "PORTAKERNEL_CHECKS",
+        "1: calls check the indices and offsets in tensors first, and wait for the device.",
+        "0 or 1",
+        choices=("0", "1"),
+    ),
+    Variable(
         "PORTAKERNEL_LOG",
         "What to tell on stderr; summary: at exit, what served how many calls.",
         "summary",
@@ -106,6 +112,7 @@ class Config:
     plugins: tuple[str, ...] = ()
     disable: tuple[str, ...] = ()
     policy: tuple[str, ...] = ()
+    checks: bool = False
     log: str | None = None
     cache_dir: str | None = None
     cache_mib: int = _CACHE_MIB
@@ -140,6 +147,7 @@ class Config:
         reference = checked(_chosen, "REFERENCE", tuple(filter(None, [text("REFERENCE")])))
         plugins = checked(_plugins, text("PLUGINS"), several("PLUGINS"))
         policy = checked(_paths, text("POLICY"), several("POLICY", os.pathsep))
+        checks = checked(_chosen, "CHECKS", tuple(filter(None, [text("CHECKS")])))
         log = checked(_chosen, "LOG", tuple(filter(None, [text("LOG")])))
         cache_mib = checked(_whole, "CACHE_MIB", text("CACHE_MIB"), _CACHE_MIB)
         patience_s = checked(_whole, "PATIENCE_S", text("PATIENCE_S"), _PATIENCE_S)
@@ -154,6 +162,7 @@ class Config:
             plugins=plugins or (),
             disable=several("DISABLE"),
             policy=policy or (),
+            checks=checks == ("1",),
             log=next(iter(log or ()), None),
             cache_dir=os.path.expanduser(text("CACHE_DIR")) or None,
             cache_mib=cache_mib or 0,

@@ -19,7 +19,7 @@ def add(
     subnormal in float32, on devices that take them for zero (Apple GPUs).
 
     Args:
-        x: (...,), float32 or float16 or bfloat16.
+        x: (...,), float32 or float16 or bfloat16, or float64, which the reference alone serves.
         y: (...,), the dtype of x.
         out: where to write; may be x or y itself.
         kernel: a kernel or plugin to use strictly: that one, or an error.
@@ -58,7 +58,7 @@ def add_layer_norm(
     gradient that are subnormal in float32, which a kernel may flush to zero.
 
     Args:
-        x: (..., N), float32 or float16 or bfloat16.
+        x: (..., N), float32 or float16 or bfloat16, or float64, which the reference alone serves.
         residual: (..., N), the dtype of x.
         weight: (N,), the dtype of x or float32.
         bias: (N,), the dtype of weight; or None.
@@ -102,7 +102,7 @@ def add_rms_norm(
     which a kernel may flush to zero.
 
     Args:
-        x: (..., N), float32 or float16 or bfloat16.
+        x: (..., N), float32 or float16 or bfloat16, or float64, which the reference alone serves.
         residual: (..., N), the dtype of x.
         weight: (N,), the dtype of x or float32.
         eps: a value; default 1e-06.
@@ -205,7 +205,7 @@ def attention(
     is NaN.
 
     Args:
-        q: (B, S, H, D), float32 or float16 or bfloat16.
+        q: (B, S, H, D), float32 or float16 or bfloat16, or float64, which the reference alone serves.
         k: (B, T, G, D), the dtype of q.
         v: (B, T, G, E), the dtype of q.
         alibi_slopes: (H,), float32; a feature, neutral at None.
@@ -266,7 +266,7 @@ def attention_varlen(
     sequence.
 
     Args:
-        q: (S, H, D), float32 or float16 or bfloat16.
+        q: (S, H, D), float32 or float16 or bfloat16, or float64, which the reference alone serves.
         k: (T, G, D), the dtype of q.
         v: (T, G, E), the dtype of q.
         cu_seqlens_q: (B+1,), int32.
@@ -325,7 +325,7 @@ def cross_entropy(
     subnormal in float32, which a kernel may flush to zero.
 
     Args:
-        logits: (..., V), float32 or float16 or bfloat16.
+        logits: (..., V), float32 or float16 or bfloat16, or float64, which the reference alone serves.
         target: (...,), int64 or int32.
         ignore_index: a value; default -100. the target of rows that have no loss and no gradient.
         label_smoothing: a feature, neutral at 0.0. the share of the target spread evenly, from 0 to 1.
@@ -415,7 +415,7 @@ def embedding_bag(
     float32, on devices that take them for zero (Apple GPUs).
 
     Args:
-        weight: (V, N), float32 or float16 or bfloat16.
+        weight: (V, N), float32 or float16 or bfloat16, or float64, which the reference alone serves.
         indices: (I,), int64 or int32.
         offsets: (B,), the dtype of indices.
         per_sample_weights: (I,), the dtype of weight; or None.
@@ -450,7 +450,7 @@ def gelu_and_mul(
     where the gate is negative; results and gradients that are subnormal in float32, which a kernel may flush to zero.
 
     Args:
-        x: (..., 2N), float32 or float16 or bfloat16.
+        x: (..., 2N), float32 or float16 or bfloat16, or float64, which the reference alone serves.
         approximate: a value; default 'none'. Accepted: 'none' or 'tanh'.
         out: where to write; may be no input itself.
         kernel: a kernel or plugin to use strictly: that one, or an error.
@@ -484,7 +484,7 @@ def layer_norm(
     proportion to their ratio; terms of a gradient that are subnormal in float32, which a kernel may flush to zero.
 
     Args:
-        x: (..., N), float32 or float16 or bfloat16.
+        x: (..., N), float32 or float16 or bfloat16, or float64, which the reference alone serves.
         weight: (N,), the dtype of x or float32.
         bias: (N,), the dtype of weight; or None.
         eps: a value; default 1e-05.
@@ -520,7 +520,7 @@ def linear_act(
     too.
 
     Args:
-        x: (..., K), float32 or float16 or bfloat16.
+        x: (..., K), float32 or float16 or bfloat16, or float64, which the reference alone serves.
         weight: (N, K), the dtype of x.
         bias: (N,), the dtype of x; or None.
         activation: a value; default 'none'. what is applied to each element of the linear layer. Accepted: 'none' or
@@ -564,7 +564,7 @@ def linear_cross_entropy(
     fewer, which the reference follows too.
 
     Args:
-        x: (..., K), float32 or float16 or bfloat16.
+        x: (..., K), float32 or float16 or bfloat16, or float64, which the reference alone serves.
         weight: (V, K), the dtype of x.
         target: (...,), int64 or int32.
         ignore_index: a value; default -100. the target of rows that have no loss and no gradient.
@@ -724,7 +724,7 @@ def rms_norm(
     (Apple GPUs).
 
     Args:
-        x: (..., N), float32 or float16 or bfloat16.
+        x: (..., N), float32 or float16 or bfloat16, or float64, which the reference alone serves.
         weight: (N,), the dtype of x or float32.
         eps: a value; default 1e-06.
         weight_offset: a feature, neutral at 0.0.
@@ -811,7 +811,7 @@ def rotary_embedding(
     others without positions, because then its index is its position.
 
     Args:
-        q: (..., H, D), float32 or float16 or bfloat16.
+        q: (..., H, D), float32 or float16 or bfloat16, or float64, which the reference alone serves.
         k: (..., G, D), the dtype of q.
         cos: (L, C), the dtype of q or float32.
         sin: (L, C), the dtype of cos.
@@ -921,7 +921,7 @@ def silu_and_mul(
     kernel may give zero; results and gradients that are subnormal in float32, which a kernel may flush to zero.
 
     Args:
-        x: (..., 2N), float32 or float16 or bfloat16.
+        x: (..., 2N), float32 or float16 or bfloat16, or float64, which the reference alone serves.
         out: where to write; may be no input itself.
         kernel: a kernel or plugin to use strictly: that one, or an error.
 
@@ -990,7 +990,7 @@ def softmax(
     subnormal in float32, which a kernel may flush to zero.
 
     Args:
-        x: (..., N), float32 or float16 or bfloat16.
+        x: (..., N), float32 or float16 or bfloat16, or float64, which the reference alone serves.
         out: where to write; may be x itself.
         kernel: a kernel or plugin to use strictly: that one, or an error.
 

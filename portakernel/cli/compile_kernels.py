@@ -149,3 +149,6 @@ def _print_summary(out: Page, outcomes: Sequence[Outcome], *, interrupted: bool)
     if rows:
         columns = ("kernel", "target", "verdict", "registers", "spilled bytes", "shared bytes", "seconds")
         out.table(rows, columns, indent=2, right=(3, 4, 5, 6))
+    for target in sorted({outcome.target for outcome in outcomes if not outcome.is_judged}):
+        text = f"{target}: no backend says how much memory a program may share there; shared bytes were not judged"
+        out.line(text, "doubt", indent=2)

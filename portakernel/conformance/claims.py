@@ -13,7 +13,7 @@ from portakernel.contract import Contract
 from portakernel.contract.case import Case
 from portakernel.contract.sizes import parse_size
 from portakernel.errors import ArgumentTypeError, ArgumentValueError
-from portakernel.words.dtypes import DTYPES
+from portakernel.words.dtypes import DTYPES, FLOAT64
 
 DTypes = Mapping[str, str]
 
@@ -71,7 +71,9 @@ def case_dtypes(contract: Contract, capability: Capability, case: Case, *, all_o
 
 
 def accepted(contract: Contract, case: Case | None, dtypes: DTypes) -> bool:
-    """Whether the op accepts these dtypes together, with the case's parameters."""
+    """Whether kernels are asked for these dtypes together, with the case's parameters."""
+    if dtypes.get(contract.in_float64) == FLOAT64:
+        return False  # calls may have it, and the reference serves them
     try:
         contract.at(case_parameters(contract, case, dtypes) if case is not None else None).check_dtypes(dtypes)
     except ArgumentTypeError:

@@ -10,6 +10,7 @@ from typing import Any
 from packaging.specifiers import SpecifierSet
 
 from portakernel.claims.capability import OUTRANKED, Capability, Rejection
+from portakernel.claims.float64 import without_tests
 from portakernel.claims.request import Request
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.deciding.policies import intern_policy, make_layer
@@ -49,9 +50,13 @@ class Venue:
         return self.mode is None and self.torch_device.partition(":")[0] == "cuda"
 
     def variants(self, kernel: Kernel, dispatcher: Dispatcher) -> tuple[Capability, ...]:
-        """The kernel's claims that hold here."""
+        """The kernel's claims that hold here, and are the kit's to test.
+
+        That the reference serves float64 is ``gradcheck``'s: the truth that the kit compares with is just that.
+        """
         spaces = dispatcher.registry.spaces
-        return tuple(c for _, c in kernel.variants if any(covers(c, target, spaces) for target in self.targets))
+        here = (c for _, c in kernel.variants if any(covers(c, target, spaces) for target in self.targets))
+        return tuple(without_tests(kernel.op, claim) for claim in here)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,10 @@ from portakernel.contract.near_misses import answer
 from portakernel.contract.parameter import Parameter
 from portakernel.contract.parts import Choice, Cost, Result, Shape, TensorArgument, Tolerance, alternatives
 from portakernel.contract.sizes import DIMENSION, parse_size
+from portakernel.contract.value_rules import Ends, Indices
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
 from portakernel.text.printable import brief
-from portakernel.words.dtypes import DTYPES
+from portakernel.words.dtypes import DTYPES, FLOAT64
 from portakernel.words.symbols import holds
 
 # What a manifest may limit about a tensor argument's memory.
@@ -37,6 +38,8 @@ __all__ = [
     "Contract",
     "Cost",
     "Draw",
+    "Ends",
+    "Indices",
     "Parameter",
     "Result",
     "TensorArgument",
@@ -211,6 +214,16 @@ class Contract:
         several = alternatives(self.tensor(name).dtypes)
         return tuple(dict.fromkeys(dtypes.get(dtype, dtype) for group in several for dtype in group))
 
+    @property
+    def in_float64(self) -> str:
+        """The argument that calls may give in float64 too, the first of an op that has gradients; empty where none may.
+
+        The reference alone serves such calls, which are for ``torch.autograd.gradcheck``: no kernel can claim them, and
+        the kit asks for none. Other arguments follow by their own ``dtypes``; results in float32 are in float64 then.
+        """
+        first, accepted = self.names[0], self.accepted_dtypes(self.names[0], {})
+        return first if self.gradient != "none" and "float32" in accepted and FLOAT64 not in accepted else ""
+
     def possible_dtypes(self, name: str) -> tuple[str, ...]:
         """What ``name`` (of ``typed``) may be in some call."""
         found: list[str] = []
@@ -219,7 +232,7 @@ class Contract:
         return tuple(dict.fromkeys(found))
 
     def check_dtypes(self, dtypes: Mapping[str, str], whole: Contract | None = None) -> None:
-        """Nothing, when the arguments' dtypes are ones that the op accepts together.
+        """Nothing, when the arguments' dtypes are ones that calls of the op may have together.
 
         ``whole`` is the contract before its choices were made, which knows the formats that other dtypes go with.
 
@@ -228,8 +241,10 @@ class Contract:
         """
         for name, found in dtypes.items():
             accepted = self.accepted_dtypes(name, dtypes)
-            if found not in accepted and all(entry in DTYPES for entry in accepted):
-                advice = for_calls(whole, found, name) if whole is not None else ""
+            more = name == self.in_float64
+            if found not in accepted and not (more and found == FLOAT64) and all(entry in DTYPES for entry in accepted):
+                wide = f", or {FLOAT64}, which the reference serves" if more else ""
+                advice = wide + (for_calls(whole, found, name) if whole is not None else "")
                 raise ArgumentTypeError(f"{self.op}: {name} is {found}; it must be {' or '.join(accepted)}{advice}")
 
     # --- shapes ----------------------------------------------------------------------------------------------------
@@ -320,6 +335,8 @@ class Contract:
             size = parse_size(text.lstrip("*"))
             shape += leading if text.startswith("*") else [size.of(dims[size.name] if size.name is not None else 0)]
         dtype = _dtype(result, values)
+        if dtype == "float32" and dtypes.get(self.in_float64) == FLOAT64:
+            dtype = FLOAT64
         return tuple(shape), dtypes[result.like] if dtype is None else str(values.get(dtype, dtype))
 
     def describe_shape(self, tensor: TensorArgument) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
 from portakernel.contract.case import Draw
+from portakernel.contract.value_rules import ValueRule
 
 T = TypeVar("T")
 Shape = tuple[str, ...]
@@ -36,7 +37,8 @@ class TensorArgument:
     stands for any number of leading dimensions, whose product is ``M``. In ``dtypes``, another argument's name means:
     the same as that one. ``optional`` ones may be None; a ``feature`` among them a kernel must list to be given one.
     ``keyword`` ones stand behind the ``*``. Optional tensors and those behind an optional one come last. ``mutated``
-    ones are written, in part or whole: such an op returns nothing.
+    ones are written, in part or whole: such an op returns nothing. ``rule`` says for which numbers the op is defined,
+    where that is not for all.
     """
 
     name: str
@@ -47,6 +49,7 @@ class TensorArgument:
     keyword: bool = False
     mutated: bool = False
     draw: Draw = field(default_factory=Draw)
+    rule: ValueRule | None = None
 
     @property
     def sizes(self) -> Shape:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from portakernel.contract.contract import Contract, TensorArgument, alternatives
 from portakernel.contract.parameter import Parameter
+from portakernel.words.dtypes import FLOAT64
 
 
 def arguments(contract: Contract, *more: str) -> list[str]:
@@ -67,6 +68,8 @@ def _section(title: str, lines: Sequence[str]) -> str:
 def _tensor(contract: Contract, tensor: TensorArgument) -> str:
     names = dict.fromkeys(dtype for group in alternatives(tensor.dtypes) for dtype in group)
     dtypes = " or ".join(f"the dtype of {name}" if name in contract.names else name for name in names)
+    if tensor.name == contract.in_float64:
+        dtypes += f", or {FLOAT64}, which the reference alone serves"
     none = "; a feature, neutral at None" if tensor.feature else "; or None" if tensor.optional else ""
     written = "; written, so that it shares no memory with another argument" if tensor.mutated else ""
     return f"{tensor.name}: {contract.describe_shape(tensor)}, {dtypes}{none}{written}."

@@ -6,7 +6,17 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
-from portakernel.contract import Case, Contract, Cost, Draw, Parameter, Result, TensorArgument, Tolerance
+from portakernel.contract import (
+    Case,
+    Contract,
+    Cost,
+    Draw,
+    Ends,
+    Parameter,
+    Result,
+    TensorArgument,
+    Tolerance,
+)
 from portakernel.contracts.attention import visible_keys, visible_pairs
 
 
@@ -55,8 +65,8 @@ CONTRACT = Contract(
         TensorArgument("q", ("S", "H", "D"), ("float32", "float16", "bfloat16")),
         TensorArgument("k", ("T", "G", "D"), ("q",)),
         TensorArgument("v", ("T", "G", "E"), ("q",)),
-        TensorArgument("cu_seqlens_q", ("B+1",), ("int32",), draw=Draw("segments", below="S")),
-        TensorArgument("cu_seqlens_k", ("B+1",), ("int32",), draw=Draw("segments", below="T")),
+        TensorArgument("cu_seqlens_q", ("B+1",), ("int32",), draw=Draw("segments", below="S"), rule=Ends("S")),
+        TensorArgument("cu_seqlens_k", ("B+1",), ("int32",), draw=Draw("segments", below="T"), rule=Ends("T")),
         TensorArgument("alibi_slopes", ("H",), ("float32",), optional=True, feature=True, keyword=True),
         TensorArgument("sinks", ("H",), ("q", "float32"), optional=True, feature=True, keyword=True),
     ),

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from portakernel.contract import Case, Contract, Cost, Draw, Parameter, Result, TensorArgument, Tolerance
+from portakernel.contract import (
+    Case,
+    Contract,
+    Cost,
+    Draw,
+    Ends,
+    Indices,
+    Parameter,
+    Result,
+    TensorArgument,
+    Tolerance,
+)
 
 
 def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[str, Any]) -> Cost:
@@ -36,8 +47,8 @@ CONTRACT = Contract(
     ),
     tensors=(
         TensorArgument("weight", ("V", "N"), ("float32", "float16", "bfloat16")),
-        TensorArgument("indices", ("I",), ("int64", "int32"), draw=Draw("index", below="V")),
-        TensorArgument("offsets", ("B",), ("indices",), draw=Draw("offsets", below="I")),
+        TensorArgument("indices", ("I",), ("int64", "int32"), draw=Draw("index", below="V"), rule=Indices("V")),
+        TensorArgument("offsets", ("B",), ("indices",), draw=Draw("offsets", below="I"), rule=Ends("I")),
         TensorArgument("per_sample_weights", ("I",), ("weight",), optional=True),
     ),
     parameters=(

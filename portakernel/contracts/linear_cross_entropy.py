@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from portakernel.contract import Case, Contract, Cost, Draw, Parameter, Result, TensorArgument, Tolerance
+from portakernel.contract import (
+    Case,
+    Contract,
+    Cost,
+    Draw,
+    Indices,
+    Parameter,
+    Result,
+    TensorArgument,
+    Tolerance,
+)
 
 
 def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[str, Any]) -> Cost:
@@ -41,7 +51,13 @@ CONTRACT = Contract(
     tensors=(
         TensorArgument("x", ("*M", "K"), ("float32", "float16", "bfloat16")),
         TensorArgument("weight", ("V", "K"), ("x",)),
-        TensorArgument("target", ("*M",), ("int64", "int32"), draw=Draw("index", below="V", sometimes="ignore_index")),
+        TensorArgument(
+            "target",
+            ("*M",),
+            ("int64", "int32"),
+            draw=Draw("index", below="V", sometimes="ignore_index"),
+            rule=Indices("V", otherwise="ignore_index"),
+        ),
     ),
     parameters=(
         Parameter("ignore_index", -100, kind="int", summary="the target of rows that have no loss and no gradient"),

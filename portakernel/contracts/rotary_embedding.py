@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from portakernel.contract import Case, Contract, Cost, Draw, Parameter, Result, TensorArgument, Tolerance
+from portakernel.contract import (
+    Case,
+    Contract,
+    Cost,
+    Draw,
+    Indices,
+    Parameter,
+    Result,
+    TensorArgument,
+    Tolerance,
+)
 
 
 def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[str, Any]) -> Cost:
@@ -47,7 +57,14 @@ CONTRACT = Contract(
         TensorArgument("k", ("*S", "G", "D"), ("q",)),
         TensorArgument("cos", ("L", "C"), ("q", "float32")),
         TensorArgument("sin", ("L", "C"), ("cos",)),
-        TensorArgument("positions", ("*S",), ("int32", "int64"), optional=True, draw=Draw("index", below="L")),
+        TensorArgument(
+            "positions",
+            ("*S",),
+            ("int32", "int64"),
+            optional=True,
+            draw=Draw("index", below="L"),
+            rule=Indices("L"),
+        ),
     ),
     parameters=(Parameter("interleaved", False, feature=True, kind="bool"),),
     outputs=(Result("rotated_q", ("*S", "H", "D"), like="q"), Result("rotated_k", ("*S", "G", "D"), like="k")),

@@ -9,7 +9,7 @@ from portakernel.claims.request import PLAIN_FACTS, Phase, Request, asked_featur
 from portakernel.contract import Contract
 from portakernel.contract.format_advice import in_words
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
-from portakernel.words.dtypes import DTYPES, parse_dtype
+from portakernel.words.dtypes import DTYPES, FLOAT64, parse_dtype
 from portakernel.words.target import Device, Target
 
 
@@ -171,7 +171,7 @@ def _dtypes(
         accepted = contract.accepted_dtypes(name, found)
         if asked.get(name) is not None:
             dtype = parse_dtype(asked[name]).name
-            if not for_all or dtype in accepted:
+            if not for_all or dtype in accepted or (dtype == FLOAT64 and name == contract.in_float64):
                 found[name], fitted = dtype, True
                 continue
         if name in found or name in optional:

@@ -45,6 +45,7 @@ class Dispatcher:
         self.process = ProcessWishes(config, drafts, registry)
         self.readiness = Readiness(self.registry.manager)
         self.builds = Builds()
+        self.checks_values = config.checks
         self.trace_token = ""
         self._renewing = make_lock()
         self._renew_process_policy()
@@ -91,7 +92,14 @@ class Dispatcher:
         ]
         allowed = [plugins for plugins, _ in self.process.allow]
         hardware = platform.machine(), torch_build.installed()
-        facts = (self.process_policy.layers, sorted(self.process.disabled), allowed, hardware, claims)
+        facts = (
+            self.process_policy.layers,
+            sorted(self.process.disabled),
+            allowed,
+            hardware,
+            claims,
+            self.checks_values,
+        )
         self.trace_token = TOKEN_MARK + hashlib.sha256(spelled(facts).encode()).hexdigest()[:16]
 
     def policy(self, argument: Layer | None = None) -> Policy:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from portakernel.claims.capability import Capability
+from portakernel.claims.float64 import without_tests
 from portakernel.contracts import contracts
 from portakernel.errors import UnknownNameError
 from portakernel.manifest.models import ArchFacts, NativeEmulated
@@ -157,7 +158,7 @@ def _serving(kernel: Kernel, space: ArchSpace, arch: str, facts: ArchFacts | Non
     for _, capability in kernel.variants:
         selector = capability.selector(space.vendor)
         if selector is not None and space.membership(selector, arch, prebuilt=capability.prebuilt).inside:
-            reaching.append(capability)
+            reaching.append(without_tests(kernel.op, capability))
     if not reaching:
         return None
     dtypes = [name for claim in reaching for names in claim.dtypes.values() for name in names if name in DTYPES]

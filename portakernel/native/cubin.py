@@ -14,6 +14,9 @@ from portakernel.native.elf import Elf, NotReadableError, Section
 _WITH_SIZE = 4  # an attribute's format: a size, then as many bytes; the others have two bytes
 _FRAME_SIZE, _PARAMETER, _REGISTERS = 0x11, 0x17, 0x2F
 _INFO, _SHARED = ".nv.info.", ".nv.shared."
+# From sm_90 on a kernel's section begins with the system's own KiB, which what a block can have (227 KiB of 228) leaves
+# out already; another section says so (CUDA 13.5).
+_RESERVED, _RESERVED_BYTES = ".nv.shared.reserved.0", 1024
 
 
 def arch(elf: Elf) -> str:
@@ -23,10 +26,13 @@ def arch(elf: Elf) -> str:
 
 
 def kernels(elf: Elf) -> dict[str, tuple[int, int, int, tuple[tuple[int, int], ...]]]:
-    """By symbol: registers, bytes of stack, of shared memory, and each parameter's offset and bytes."""
+    """By symbol: registers, bytes of stack, of shared memory of its own, and each parameter's offset and bytes."""
     registers, stack = dict[str, int](), dict[str, int]()
     parameters: dict[str, dict[int, tuple[int, int]]] = {}
-    shared = {s.name.removeprefix(_SHARED): s.size for s in elf.sections if s.name.startswith(_SHARED)}
+    systems = _RESERVED_BYTES if any(section.name == _RESERVED for section in elf.sections) else 0
+    shared = {
+        s.name.removeprefix(_SHARED): max(s.size - systems, 0) for s in elf.sections if s.name.startswith(_SHARED)
+    }
     for section in elf.sections:
         if section.name == ".nv.info":
             for attribute, words in _attributes(section):

@@ -54,7 +54,7 @@ class Kernel:
         launch = self._launches.get(tensor.get_device())
         if launch is None:
             if tensor.is_meta and (pretended := PRETENDED.get()) is not None:
-                pretended[1](self.unit, self.name)
+                pretended[1](self.unit, self.name, self.most_shared_bytes)
                 return
             launch = self._prepared(tensor)
         launch(grid, block, shared_bytes, *args)

@@ -27,10 +27,10 @@ def compiling(target: Target, *, multiprocessors: int | None = None, dry: bool =
     del multiprocessors
     found: list[Compiled] = []
 
-    def take(unit: Unit, name: str) -> None:
+    def take(unit: Unit, name: str, most_shared_bytes: int) -> None:
         label = f"{PurePath(unit.source.file).stem}.{name}"
         if not dry:
-            found.append(_compiled(label, unit.build(target), name))
+            found.append(_compiled(label, unit.build(target), name, most_shared_bytes))
         elif unit.kept(target) is None:
             found.append(Compiled(label, str(target), key=f"{unit.source.path} {unit.names} {unit.for_target(target)}"))
 
@@ -45,14 +45,14 @@ def compiling(target: Target, *, multiprocessors: int | None = None, dry: bool =
         PRETENDED.reset(token)
 
 
-def _compiled(label: str, code: CodeObject, name: str) -> Compiled:
+def _compiled(label: str, code: CodeObject, name: str, most_shared_bytes: int) -> Compiled:
     facts = code.kernel(name)
     return Compiled(
         label,
         str(code.target),
         registers=facts.registers,
         spilled_bytes=facts.spilled_bytes,
-        shared_bytes=facts.shared_bytes,
+        shared_bytes=facts.shared_bytes + most_shared_bytes,
         seconds=code.seconds,
         assembly=code.assembly,
         key=code.key,

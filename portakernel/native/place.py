@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
     from portakernel.native.unit import Unit
 
-# Within `compiling`: the target, and what takes a unit and the name of a kernel of it, in the place of its launch.
-PRETENDED: ContextVar[tuple[Target, Callable[[Unit, str], None]] | None] = ContextVar("PRETENDED", default=None)
+# Within `compiling`: the target, and what takes a unit, the name of a kernel of it, and the most dynamic shared memory
+# that it is launched with, in the place of its launch.
+PRETENDED: ContextVar[tuple[Target, Callable[[Unit, str, int], None]] | None] = ContextVar("PRETENDED", default=None)
 
 
 def target_of(tensor: Tensor) -> Target:

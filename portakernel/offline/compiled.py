@@ -14,7 +14,8 @@ class Compiled:
     """One compiled function: its resources on ``target``, and its assembly.
 
     ``registers`` are those of one thread, ``spilled_bytes`` its memory for what did not fit into them,
-    ``shared_bytes`` what a program shares. ``seconds`` are near zero where a cache had it; ``key`` is its name there.
+    ``shared_bytes`` what a program shares, as far as it is known before a launch. ``seconds`` are near zero where a
+    cache had it; ``key`` is its name there.
     """
 
     function: str

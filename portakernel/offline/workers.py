@@ -21,6 +21,7 @@ from portakernel.host.process_group import ProcessGroup
 from portakernel.offline.compiled import Compiling
 from portakernel.offline.job import Job, call_on_meta
 from portakernel.offline.outcome import Outcome
+from portakernel.offline.shared_memory import available_bytes
 from portakernel.registry.kernel import Kernel
 from portakernel.words.target import Target
 
@@ -160,7 +161,11 @@ def compile_job(job: Job) -> Outcome:
     except Exception as error:  # noqa: BLE001 - the plugin border: whatever a compiler raises is the outcome
         return _failed(job, f"{type(error).__name__}: {error}".strip(), time.perf_counter() - begin)
     evidence = kernel.evidence.get(target.vendor, "") if job.evidence else ""
-    return Outcome(job.kernel, job.target, str(job), tuple(found), evidence, seconds=time.perf_counter() - begin)
+    available = available_bytes(now.registry, target)
+    seconds = time.perf_counter() - begin
+    return Outcome(
+        job.kernel, job.target, str(job), tuple(found), evidence, seconds=seconds, shared_bytes_available=available
+    )
 
 
 def _failed(job: Job, error: str, seconds: float = 0.0) -> Outcome:

@@ -26,6 +26,7 @@ from portakernel.registry.shipped_ops import ship_ops
 from portakernel.tensors import torch_build
 from portakernel.text.printable import exception_text
 from portakernel.words.arch import ArchSpace, Selector
+from portakernel.words.dtypes import FLOAT64
 from portakernel.words.target import Device, Target
 from portakernel.words.target_names import find_device, find_target
 
@@ -138,7 +139,10 @@ class Registry:
         attached = {backend.vendor: Selector(()) for backend in self.backends.values() if backend.attach}
         capability = Capability(
             targets={"*": Selector(("any",)), **attached},
-            dtypes={name: contract.accepted_dtypes(name, {}) for name in contract.typed},
+            dtypes={
+                name: (*contract.accepted_dtypes(name, {}), *((FLOAT64,) if name == contract.in_float64 else ()))
+                for name in contract.typed
+            },
             formats={p.of or p.name: p.choices for p in contract.parameters if p.kind == "format"},
             features=frozenset(feature.name for feature in contract.features),
             properties=frozenset({"deterministic", "inplace", *(() if contract.host_reads else ("graph_capture",))}),

@@ -30,8 +30,11 @@ class KernelChoice:
     def recorded(self, tensors: Tensors, values: Sequence[Any], kernel: str, *, traced: bool) -> Any:
         """The results of the chosen kernel, when it is one whose gradient PyTorch records; else None.
 
-        One that declines the call at the last moment is passed over for such calls.
+        One that declines the call at the last moment is passed over for such calls. Where values are to be looked at,
+        a graph holds the op, and not what such a kernel is made of: only the op's implementation can look.
         """
+        if traced and self.caller.checks_values:
+            return None
         placement, key = self._placed(TRAINING, tensors, values, kernel, traced=traced), None
         while placement.kernel.saves == "autograd":
             try:

@@ -10,6 +10,8 @@ from typing import Literal, get_args
 from portakernel.errors import ArgumentTypeError, UnknownNameError
 
 Kind = Literal["float", "int", "uint", "bool"]
+# What torch.autograd.gradcheck computes in, and no kernel but the references.
+FLOAT64 = "float64"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ BACKENDS = Path(__file__).parents[2] / "backends/portakernel_backends"
 NAMES = ("nvidia", "amd", "intel", "apple", "cpu")
 KEYS = {
     "schema_version",
+    "plugin_api",
     "backend",
     "vendor",
     "summary",

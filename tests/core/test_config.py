@@ -17,7 +17,7 @@ from portakernel.registry.registry import Registry
 
 NAMES = [
     *("USE", "PREFER", "DENY", "REQUIRE", "REFERENCE", "PLUGINS", "POLICY"),
-    *("DISABLE", "LOG", "CACHE_DIR", "CACHE_MIB", "PATIENCE_S"),
+    *("DISABLE", "CHECKS", "LOG", "CACHE_DIR", "CACHE_MIB", "PATIENCE_S"),
 ]
 ROOT = Path(__file__).parents[2]
 # Macros of the CUTLASS plugin's C++.
@@ -66,6 +66,13 @@ def test_the_log_has_one_level_and_another_is_refused():
     assert Config.from_environment({"PORTAKERNEL_LOG": " summary "}).log == "summary"
     with pytest.raises(ConfigError, match=r"^PORTAKERNEL_LOG is 'sumary'; did you mean 'summary'\?$"):
         Config.from_environment({"PORTAKERNEL_LOG": "sumary"})
+
+
+def test_checks_are_off_unless_1_switches_them_on_and_another_word_is_refused():
+    values = {text: Config.from_environment({"PORTAKERNEL_CHECKS": text}).checks for text in ("", "0", " 1 ")}
+    assert values == {"": False, "0": False, " 1 ": True}
+    with pytest.raises(ConfigError, match=r"^PORTAKERNEL_CHECKS is 'true'; known: 0, 1$"):
+        Config.from_environment({"PORTAKERNEL_CHECKS": "true"})
 
 
 def test_the_cache_has_a_folder_and_a_size():

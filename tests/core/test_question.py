@@ -68,7 +68,12 @@ def test_one_dtype_goes_only_to_the_arguments_that_may_have_it():
                 " out_dtype can: by name, as in {'bias': 'bfloat16'}"
             ),
         ),
-        ("add", {"x": "float64"}, ArgumentTypeError, "add: x is float64; it must be float32 or float16 or bfloat16"),
+        (
+            "quantize_fp8",
+            {"x": "float64"},
+            ArgumentTypeError,
+            "quantize_fp8: x is float64; it must be float32 or float16 or bfloat16",
+        ),
         ("add", {"x": "float32", "y": "float16"}, ArgumentTypeError, "add: y is float16; it must be float32"),
         (
             "rms_norm",

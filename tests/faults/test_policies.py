@@ -419,6 +419,7 @@ def test_a_file_written_for_a_newer_portakernel_and_other_hardware_serves(fault)
         ("POLICY", "/nowhere/policy.yaml", "PolicyFileError: PORTAKERNEL_POLICY: this policy file cannot be accepted:"),
         ("POLICY", os.pathsep * 9, f"ConfigError: PORTAKERNEL_POLICY is {os.pathsep * 9!r}, which names no file"),
         ("POLICY", "/dev", "PolicyFileError: PORTAKERNEL_POLICY: this policy file cannot be accepted:"),
+        ("CHECKS", "yes", "ConfigError: PORTAKERNEL_CHECKS is 'yes'; known: 0, 1"),
         ("LOG", "debug", "ConfigError: PORTAKERNEL_LOG is 'debug'; known: summary"),
         ("CACHE_MIB", "-1", "ConfigError: PORTAKERNEL_CACHE_MIB is '-1'; give a whole number, 0 or more"),
         ("CACHE_MIB", "9" * 5000, "ConfigError: PORTAKERNEL_CACHE_MIB is '999999999999999999...'; give a whole number"),

@@ -414,6 +414,13 @@ def test_meta_tensors_compile_for_the_target_and_launch_nothing(driver, source, 
     assert (lacking, driver.launched) == ([], [])
 
 
+def test_what_a_launch_may_take_of_shared_memory_counts_with_what_is_the_kernel_s_own(source, nvcc):
+    kernel = Kernel(Unit(source, ("scale",), nvcc()), ("pointer",), most_shared_bytes=98_304)
+    with compiling(HOPPER) as found:
+        kernel((1,), (1,), 98_304, torch.empty(4, device="meta"))
+    assert [one.shared_bytes for one in found] == [98_304]
+
+
 def test_what_the_compiler_said_goes_to_stderr_where_it_is_collected(source, nvcc, capsys):
     kernel = Kernel(Unit(source, ("scale",), nvcc('echo "$main(2): error: no"; exit 1')), ("pointer",))
     with pytest.raises(CannotRun), compiling(HOPPER):

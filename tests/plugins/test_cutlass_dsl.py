@@ -32,6 +32,8 @@ def test_it_compiles_to_the_tensor_cores_own_instructions_and_spills_nothing(arc
     (kernel,) = found
     assert kernel.function == f"linear_act {arch} (bfloat16, relu, bias)"
     assert kernel.spilled_bytes == 0
+    # six stages of x and weight in 16 bits, and what is stored by way of it
+    assert kernel.shared_bytes == {"sm_90": 214_016, "sm_100": 197_632}[arch]
     assert re.search(EVIDENCE[arch], kernel.assembly)
     assert re.search(dispatcher().registry.kernels["cutlass_dsl.linear_act"].evidence["nvidia"], kernel.assembly)
 

@@ -206,7 +206,11 @@ def test_zero_rows_are_served(ops):
         ((normal(3, 4), normal(1, 4)), ArgumentValueError, r"weight has shape \(1, 4\), but needs \(N,\)"),
         ((torch.tensor(1.0), normal(1)), ArgumentValueError, r"x has shape \(\), but needs \(\.\.\., N\)"),
         ((normal(3, 4), normal(4).half()), ArgumentTypeError, "weight is float16; it must be float32"),
-        ((normal(3, 4).int(), normal(4)), ArgumentTypeError, "x is int32; it must be float32 or float16 or bfloat16"),
+        (
+            (normal(3, 4).int(), normal(4)),
+            ArgumentTypeError,
+            "x is int32; it must be float32 or float16 or bfloat16, or float64, which the reference serves",
+        ),
         (
             (normal(3, 4), normal(4).to("meta")),
             ArgumentValueError,

@@ -40,15 +40,16 @@ class Variant:
 
 def compiled(variant: Variant) -> Any:
     """The kernel, which takes what ``operands_at`` makes, sizes and a stream; loaded when first called."""
-    return _compile(variant, cute.GPUArch(ARCHS[variant.arch]))
+    return _compile(_kernel(variant), variant.dtype, cute.GPUArch(ARCHS[variant.arch]))
 
 
-def read(variant: Variant) -> tuple[str, bytes]:
-    """The kernel's PTX and cubin; nothing is loaded."""
+def read(variant: Variant) -> tuple[str, bytes, int]:
+    """The kernel's PTX and cubin, and the shared memory in bytes that it is launched with; nothing is loaded."""
     with tempfile.TemporaryDirectory() as folder:
         options = cute.GPUArch(ARCHS[variant.arch]), cute.KeepPTX(), cute.KeepCUBIN(), DumpDir(folder)
-        made = _compile(variant, *options)
-        return made.__ptx__ or "", made.__cubin__ or b""
+        kernel = _kernel(variant)
+        made = _compile(kernel, variant.dtype, *options)
+        return made.__ptx__ or "", made.__cubin__ or b"", kernel.shared.size_in_bytes()
 
 
 def operands_at(dtype: str, *addresses: int) -> Operands:
@@ -63,8 +64,11 @@ def sizes_of(M: int, N: int, K: int, *strides: int) -> Sizes:
     return Sizes(Int32(M), Int32(N), Int32(K), *map(Int64, strides))
 
 
-def _compile(variant: Variant, *options: Any) -> Any:
-    kernel = _KERNELS[variant.arch](variant.activation, has_bias=variant.has_bias)
+def _kernel(variant: Variant) -> Any:
+    return _KERNELS[variant.arch](variant.activation, has_bias=variant.has_bias)
+
+
+def _compile(kernel: Any, dtype: str, *options: Any) -> Any:
     # any addresses and sizes: they are arguments of what is compiled
-    example = operands_at(variant.dtype, *(_ALIGNMENT,) * 4), sizes_of(64, 64, 64, 64, 64, 64)
+    example = operands_at(dtype, *(_ALIGNMENT,) * 4), sizes_of(64, 64, 64, 64, 64, 64)
     return cute.compile[options](kernel, *example, CUstream(0))

@@ -46,10 +46,10 @@ def add(variant: Variant) -> None:
     if str(variant) in [known.function for known in found]:
         return
     begin = time.perf_counter()
-    ptx, cubin = read(variant)
+    ptx, cubin, dynamic = read(variant)
     seconds = time.perf_counter() - begin
     for facts in read_code(cubin)[1].values():
-        resources = facts.registers, facts.spilled_bytes, facts.shared_bytes
+        resources = facts.registers, facts.spilled_bytes, facts.shared_bytes + dynamic
         found.append(Compiled(str(variant), str(target), *resources, seconds, ptx))
 
 

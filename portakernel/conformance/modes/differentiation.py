@@ -32,50 +32,15 @@ def gradients_of_op(op: str) -> Outcome:
 
 
 def gradcheck(op: str) -> Outcome:
-    """``torch.autograd.gradcheck`` of the reference's forward with the reference's backward, in float64."""
-    subject = Subject(op)
-    if subject.contract.gradient == "none":
+    """``torch.autograd.gradcheck`` of the public op in float64, which the reference serves."""
+    if Subject(op).contract.gradient == "none":
         return gradients_of_op(op)
 
     def run() -> None:
-        leaves = [tensor.clone().requires_grad_() for tensor in subject.exact_floats()]
-        formula: Callable[..., Any] = subject.formula
-        if subject.contract.gradient == "kernel":
-            formula = _with_reference_backward(subject)
-        torch.autograd.gradcheck(formula, leaves, fast_mode=True)
+        subject = Subject(op).in_float64()
+        torch.autograd.gradcheck(subject.of_floats, subject.leaves(), fast_mode=True)
 
     return observe(run)
-
-
-def _with_reference_backward(subject: Subject) -> Callable[..., Any]:
-    """The formula as a function whose gradient is the reference's ``backward``."""
-    contract, inputs, reference = subject.contract, subject.inputs, subject.reference
-    made = inputs.contract
-    needs = tuple(place in subject.floats for place in range(len(contract.tensors)))
-
-    class Formula(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, *floats: Tensor) -> Any:
-            tensors = [None if t is None else exact(t) if t.dtype.is_floating_point else t for t in subject.tensors]
-            for place, tensor in zip(subject.floats, floats, strict=True):
-                tensors[place] = tensor
-            positional, keywords = inputs.keywords(tensors)
-            saving = {"save": True} if made.saved else {}
-            found = reference.forward(*positional, **keywords, **saving)
-            results = found if isinstance(found, tuple) else (found,)
-            named = dict(zip(contract.names, tensors, strict=True))
-            named |= {r.name: t for r, t in zip((*made.outputs, *made.saved), results, strict=True)}
-            ctx.save_for_backward(*(named.get(name) for name in contract.backward_inputs))
-            ctx.saved = [named.get(result.name) for result in contract.saved]
-            return tuple(subject.differentiable(tuple(results[: len(made.outputs)])))
-
-        @staticmethod
-        def backward(ctx: Any, *grads: Tensor) -> Any:
-            found = reference.backward(*grads, *ctx.saved_tensors, *ctx.saved, **inputs.parameters, needs=needs)
-            return tuple(found[place] for place in subject.floats)
-
-    function: Callable[..., Any] = Formula.apply
-    return function
 
 
 def double_backward(op: str) -> Outcome:

@@ -26,6 +26,7 @@ from portakernel.conformance.venue import Venue
 from portakernel.contract import Contract, TensorArgument
 from portakernel.contract.case import Case
 from portakernel.contracts import contract, reference_module
+from portakernel.words.dtypes import FLOAT64
 
 SEED = 20261121
 
@@ -51,6 +52,15 @@ class Subject:
         given = like.inputs
         made.inputs = Inputs(given.contract, tuple(tensors), given.parameters, given.dims, given.leading)
         return made
+
+    def in_float64(self) -> Subject:
+        """The same numbers in float64, where the op's arguments may be."""
+        dtypes = {self.contract.in_float64: FLOAT64}
+        for tensor in self.inputs.contract.tensors:
+            if FLOAT64 in (dtypes.get(entry, entry) for entry in self.inputs.contract.accepted_dtypes(tensor.name, {})):
+                dtypes[tensor.name] = FLOAT64
+        pairs = zip(self.contract.names, self.tensors, strict=True)
+        return Subject.of(self, [None if t is None else exact(t) if name in dtypes else t for name, t in pairs])
 
     # --- calling ---------------------------------------------------------------------------------------------------
 

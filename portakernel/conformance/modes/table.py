@@ -88,9 +88,10 @@ MODES: tuple[Mode, ...] = (
         "Derivatives",
         "gradcheck",
         differentiation.gradcheck,
-        "`torch.autograd.gradcheck` in float64 of the reference's `forward` with the reference's `backward`: the"
-        " formulas"
-        " that every kernel is held to.",
+        "`torch.autograd.gradcheck` of the public op in float64. An op that has gradients takes its first argument in"
+        " float64, the others as they follow it, and results that are else float32 are float64 then. The reference"
+        " serves it, and by it are tested the formulas that every kernel is held to; kernels of plugins cannot claim"
+        " float64. Such a call is a test: no warning says that the reference serves it.",
     ),
     Mode(
         "Derivatives",

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from portakernel.claims.float64 import without_tests
 from portakernel.matrix.proofs import Proof
 from portakernel.matrix.table import Marks, OpSupport, Serving
 from portakernel.registry.kernel import Kernel
@@ -44,7 +45,8 @@ class Row:
         marks: Marks | None = getattr(self.serving, what)
         if marks is not None:
             return (*marks.native, *marks.emulated, *marks.absent)
-        reaching = [claim for _, claim in self.kernel.variants if claim.selector(self.vendor) is not None]
+        variants = (without_tests(self.kernel.op, claim) for _, claim in self.kernel.variants)
+        reaching = [claim for claim in variants if claim.selector(self.vendor) is not None]
         claims: list[Mapping[str, tuple[str, ...]]] = [getattr(claim, what) for claim in reaching]
         names = (name for claim in claims for several in claim.values() for name in several)
         return tuple(dict.fromkeys(name for name in names if name in (*DTYPES, *SCALE_FORMATS)))

@@ -1,0 +1,123 @@
+"""What ``PORTAKERNEL_CHECKS=1`` looks at before each call: the numbers in tensors for which a contract has a rule.
+
+The answer is read on the host, which waits for the device. A placement's kernel is wrapped where the placement is made,
+so that every way to a kernel looks, and no generated source changes; without the variable nothing is wrapped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import Any
+
+from torch import Tensor
+
+from portakernel.calling.launcher import signature
+from portakernel.claims.request import Phase, Request
+from portakernel.contract import Contract
+from portakernel.contract.value_rules import Ends, Indices
+from portakernel.errors import ArgumentValueError, IndexOutOfRangeError
+from portakernel.tensors.capture import is_capturing
+from portakernel.tensors.layout import has_plain_memory
+
+
+def has_rules(contract: Contract) -> bool:
+    """Whether there is anything to look at."""
+    return any(tensor.rule is not None for tensor in contract.tensors)
+
+
+def checked(contract: Contract, request: Request, run: Callable[..., Any]) -> Callable[..., Any]:
+    """``run``, a launcher for the request's phase, which looks at the numbers that it is given first.
+
+    A backward gets what forward has looked at. While a stream is captured nothing is looked at: nothing may be waited
+    for.
+    """
+    if request.phase is Phase.BACKWARD or not has_rules(contract):
+        return run
+    names = signature(contract, request.phase)
+
+    @wraps(run)
+    def looked_at(*arguments: Any) -> Any:
+        if not is_capturing():
+            check_values(contract, dict(zip(names, arguments, strict=True)))
+        return run(*arguments)
+
+    return looked_at
+
+
+def check_values(contract: Contract, arguments: dict[str, Any]) -> None:
+    """Nothing, when the tensors' numbers are such as the op is defined for. Tensors without memory are passed over.
+
+    Raises:
+        IndexOutOfRangeError: an index points at nothing.
+        ArgumentValueError: ends of pieces fall, or lie outside; a bound on the pieces' length is too small.
+    """
+    readable = {name: given for name, given in arguments.items() if isinstance(given, Tensor) and _is_readable(given)}
+    shapes = {tensor.name: tuple(arguments[tensor.name].shape) for tensor in _present(contract, arguments)}
+    dims, _ = contract.at(arguments).bind_shapes(shapes)
+    for tensor in contract.tensors:
+        numbers = readable.get(tensor.name)
+        if numbers is None:
+            continue
+        match tensor.rule:
+            case Indices(below, otherwise):
+                also = (otherwise, arguments[otherwise]) if otherwise else None
+                _check_indices(contract.op, tensor.name, numbers, below, dims[below], also)
+            case Ends(most):
+                _check_ends(contract.op, tensor.name, numbers, most, dims[most])
+            case None:
+                pass
+    for parameter in contract.parameters:
+        ends, most = readable.get(parameter.bounds), arguments[parameter.name]
+        if ends is not None and most is not None:
+            _check_lengths(contract.op, parameter.bounds, ends, parameter.name, most)
+
+
+def _present(contract: Contract, arguments: dict[str, Any]) -> Iterator[Any]:
+    return (tensor for tensor in contract.tensors if arguments[tensor.name] is not None)
+
+
+def _is_readable(tensor: Tensor) -> bool:
+    return has_plain_memory(tensor) and not tensor.is_meta
+
+
+def _check_indices(
+    op: str, name: str, numbers: Tensor, dimension: str, size: int, also: tuple[str, int] | None
+) -> None:
+    found = numbers.detach().long()  # or else an accepted number beyond int32 would be compared without its upper bits
+    outside = (found < 0) | (found >= size)
+    accepted = f"in [0, {dimension}) with {dimension} = {size}"
+    if also is not None:
+        outside &= found != also[1]
+        accepted += f", or {also[0]} = {also[1]}"
+    if bool(outside.any()):
+        place = outside.nonzero()[0].tolist()
+        raise IndexOutOfRangeError(f"{op}: {_at(name, place)} is {int(found[tuple(place)])}; it must be {accepted}")
+
+
+def _check_ends(op: str, name: str, numbers: Tensor, dimension: str, size: int) -> None:
+    found = numbers.detach().long()
+    falls, beyond = found[1:] < found[:-1], found > size
+    if not bool((found[:1] != 0).any() | falls.any() | beyond.any()):
+        return
+    listed = found.tolist()
+    if listed[0] != 0:
+        raise ArgumentValueError(f"{op}: {_at(name, [0])} is {listed[0]}; it must be 0")
+    place = next(i for i, end in enumerate(listed) if end > size or (i and end < listed[i - 1]))
+    accepted = f"at least {_at(name, [place - 1])} = {listed[place - 1]}"
+    if listed[place] > size:
+        accepted = f"at most {dimension} = {size}"
+    raise ArgumentValueError(f"{op}: {_at(name, [place])} is {listed[place]}; it must be {accepted}")
+
+
+def _check_lengths(op: str, name: str, ends: Tensor, parameter: str, most: int) -> None:
+    lengths = ends.detach().long().diff()
+    if bool((lengths > most).any()):
+        place = int(lengths.argmax())
+        text = f"but {_at(name, [place])} to {_at(name, [place + 1])} are {int(lengths[place])}"
+        raise ArgumentValueError(f"{op}: {parameter} is {most}, {text}; it must be at least that, or None")
+
+
+def _at(name: str, place: list[int]) -> str:
+    """An element as one would write it; a tensor without dimensions has but one."""
+    return f"{name}[{', '.join(map(str, place))}]" if place else name
