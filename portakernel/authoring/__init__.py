@@ -17,7 +17,7 @@ from portakernel.claims.request import Phase, Request
 from portakernel.claims.request_words import warmup_call, warmup_call_on
 from portakernel.contract import Case, Choice, Contract, Cost, Draw, Parameter, Result, TensorArgument, Tolerance
 from portakernel.contract.sizes import parse_size
-from portakernel.contracts import contract, contracts
+from portakernel.contracts import contract, contracts, reference_module
 from portakernel.deciding.readiness import Usable
 from portakernel.errors import ArgumentValueError, CaptureError, DriverError, NoKernelError, nearest
 from portakernel.hookspecs import hookimpl
@@ -55,6 +55,7 @@ __all__ = [
     "logger",
     "nearest",
     "parse_size",
+    "reference_module",
     "warmup_call",
     "warmup_call_on",
 ]

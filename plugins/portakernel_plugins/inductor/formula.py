@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from portakernel.authoring import Contract, Phase, parse_size
+from portakernel.authoring import Contract, Phase, parse_size, reference_module
 
 Part = Literal["forward", "saving", "backward"]
 Shape = tuple[str, ...]
@@ -62,7 +62,7 @@ class Formula:
 
     def __call__(self, tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
         """What the reference computes, one entry for each of ``results``."""
-        module = importlib.import_module(f"portakernel.references.{self.contract.op}")
+        module = importlib.import_module(reference_module(self.contract.op))
         values = {name: _PERMISSIONS.get(name, value) for name, value in self.values.items()}
         if self.part == "backward":
             needs = (True,) * len(self.contract.tensors)
