@@ -1,9 +1,16 @@
 """What all tests share: one thread for each process, and first-party manifests that are read once."""
 
+import json
+import multiprocessing
 import os
+import signal
+import socket
+import subprocess
 import sys
+import tempfile
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -67,6 +74,88 @@ def _manifests_are_read_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plugin_manager, "load_manifest", load)
         yield
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> Any:
+    """Forks a process that has imported torch and portakernel already, and made nothing of either."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        ["torch", "portakernel.ops", "portakernel.calling.public", "portakernel.torch_bridge", "pytest"]
+    )
+    return context
+
+
+@pytest.fixture
+def forked_observers(fork_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are observed in forked processes, not in ones that have to import torch first."""
+    monkeypatch.setattr("portakernel.conformance.isolation.get_context", lambda _: fork_server)
+
+
+@pytest.fixture(scope="session")
+def _warm_python() -> Iterator[Callable[[tuple[str, ...]], Path]]:
+    """The socket of a process that has imported these modules and forks (warm_python.py), started when it is needed."""
+    started: dict[tuple[str, ...], tuple[Path, subprocess.Popen[bytes]]] = {}
+    with tempfile.TemporaryDirectory(prefix="warm") as folder:  # a socket's name is short
+
+        def start(imports: tuple[str, ...]) -> Path:
+            if imports not in started:
+                address = Path(folder, str(len(started)))
+                command = [sys.executable, ROOT / "tests" / "warm_python.py", address, *imports]
+                process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+                assert process.stdout is not None
+                assert process.stdout.readline() == b"ready\n"
+                started[imports] = address, process
+            return started[imports][0]
+
+        yield start
+        for _, process in started.values():
+            process.communicate(timeout=60)  # the end of its stdin
+
+
+@pytest.fixture(scope="session")
+def python(_warm_python: Callable[[tuple[str, ...]], Path]) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """``python("-c", code, *arguments)`` or ``python("-m", module, ...)`` in a process of its own, without the wait.
+
+    As ``subprocess.run([sys.executable, ...], capture_output=True, text=True)``, but the process is forked from one
+    that has imported torch, which takes two seconds, and what else is in ``imports``. Where what a process imports, or
+    when, is what is tested, start one.
+    """
+
+    def run(
+        *arguments: str | Path,
+        env: Mapping[str, str] | None = None,
+        cwd: str | Path | None = None,
+        timeout: float = 300,
+        imports: tuple[str, ...] = ("torch",),
+    ) -> subprocess.CompletedProcess[str]:
+        given = [str(argument) for argument in arguments]
+        request = {"arguments": given, "env": dict(os.environ if env is None else env), "cwd": str(cwd or Path.cwd())}
+        readers, writers = zip(os.pipe(), os.pipe(), strict=True)
+        with socket.socket(socket.AF_UNIX) as connection, ThreadPoolExecutor(2) as threads:
+            connection.connect(str(_warm_python(imports)))
+            line = json.dumps(request).encode() + b"\n"
+            connection.sendall(line[socket.send_fds(connection, [line], writers) :])
+            for writer in writers:
+                os.close(writer)
+            streams = [threads.submit(_all_of, reader) for reader in readers]
+            answers = connection.makefile("r")
+            process = int(answers.readline())
+            connection.settimeout(timeout)
+            try:
+                status = int(answers.readline())
+                out, err = (stream.result(timeout) for stream in streams)
+            except TimeoutError as error:
+                os.kill(process, signal.SIGKILL)
+                raise subprocess.TimeoutExpired(given, timeout) from error
+        return subprocess.CompletedProcess([sys.executable, *given], status, out, err)
+
+    return run
+
+
+def _all_of(reader: int) -> str:
+    with open(reader, encoding="utf-8") as text:
+        return text.read()
 
 
 @pytest.fixture(scope="session")
