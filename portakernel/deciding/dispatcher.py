@@ -136,20 +136,9 @@ class Dispatcher:
         ``cannot`` are kernels that said ``CannotRun`` for calls like this one. When the request's device is in this
         machine, readiness is probed and the winner is imported; otherwise both are assumed.
         """
-        policy = self.policy() if policy is None else policy
-        wishes = policy.wishes(request.op, request.target, self.registry)
-        for skipped in skipped_preferences(
-            policy, request.op, request.target, self.registry, self.process.disabled, self.process.allow
-        ):
-            self.process.warn_once(
-                f"{skipped} The preference is left out: {skipped.remedy}", skipped.where, skipped.name
-            )
-        if wishes.require:
-            request = replace(request, requires=request.requires | wishes.require.keys())
+        request, wishes = self._wished(request, self.policy() if policy is None else policy)
         kernels = self.registry.for_op(request.op)
         candidates = [self._assess(kernel, request, wishes, cannot or {}) for kernel in kernels]
-        if wishes.require:
-            candidates = [replace(c, rejections=tuple(map(wishes.sourced, c.rejections))) for c in candidates]
         eligible = sorted((c for c in candidates if not c.rejections), key=lambda c: order(c, wishes))
         rejected = [candidate for candidate in candidates if candidate.rejections]
         while eligible and (failure := self._load_failure(eligible[0].kernel, request)):
@@ -170,6 +159,27 @@ class Dispatcher:
         reason = why(winner, losers, wishes, request)
         ranked = (winner, *losers, *rejected)
         return Decision(request, winner.kernel, reason, ranked, passed_over, missing, notes, wishes)
+
+    def rejections(self, name: str, request: Request, policy: Policy) -> tuple[Rejection, ...]:
+        """Why the kernel ``name`` cannot serve ``request``, as ``decide`` would say; no other kernel is asked."""
+        kernel = self.registry.kernels[name]
+        request, wishes = self._wished(request, policy)
+        rejections = self._assess(kernel, request, wishes, {}).rejections
+        failure = self._load_failure(kernel, request) if not rejections else None
+        return (failure,) if failure is not None else rejections
+
+    def _wished(self, request: Request, policy: Policy) -> tuple[Request, Wishes]:
+        """What the policy wants of the request, which then asks for what the policy requires."""
+        wishes = policy.wishes(request.op, request.target, self.registry)
+        for skipped in skipped_preferences(
+            policy, request.op, request.target, self.registry, self.process.disabled, self.process.allow
+        ):
+            self.process.warn_once(
+                f"{skipped} The preference is left out: {skipped.remedy}", skipped.where, skipped.name
+            )
+        if wishes.require:
+            request = replace(request, requires=request.requires | wishes.require.keys())
+        return request, wishes
 
     def announce(self, decision: Decision) -> None:
         """Tells plugins of a decision that a call will be served by."""
@@ -217,11 +227,12 @@ class Dispatcher:
             found.append(unbuilt)
         if capability is not None:
             assumed += capability.assumptions(request, self.registry.spaces, _possible_dtypes(request))
+        rejections = tuple(dict.fromkeys(without_promises(found)))
         return Candidate(
             kernel,
             "rejected" if found else "eligible",
             kernel.priority.of(request),
-            tuple(dict.fromkeys(without_promises(found))),
+            tuple(map(wishes.sourced, rejections)) if wishes.require else rejections,
             () if found else tuple(assumed),
             variant,
             devices[0].target if devices else request.target if capability is not None else None,
