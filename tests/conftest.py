@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 import pytest
 
 from portakernel.manifest.loading import load_manifest
-from portakernel.registry import plugin_manager
+from portakernel.registry import plugin_manager, registry
+from portakernel.registry.kernel import plugin_kernels
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
@@ -34,6 +35,22 @@ NOTHING_MAY_LACK = os.environ.get("TESTS_REQUIRE_ALL") == "1"
 
 ROOT = Path(__file__).parents[1]
 OURS = (ROOT / "plugins", ROOT / "backends")
+
+
+# These take ten seconds and more each: they come first, so that at the end no worker waits for another's.
+LONG = (
+    "tests/examples/test_opencl_example.py",
+    "tests/authoring/test_guides.py",
+    "tests/conformance/test_pytest_plugin.py::test_kernels_of_a_plugin_are_items_in_every_worker",
+    "tests/docs/test_readme.py::test_the_demo_prints_what_is_shown",
+    "tests/distributed/test_sharding.py::test_over_a_mesh_of_two_dimensions_each_splits_along_its_own",
+    "tests/conformance/test_kit.py::test_triton_kernel_conforms_in_its_interpreter",
+)
+
+
+@pytest.hookimpl(trylast=True)  # behind the shuffling
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -60,8 +77,9 @@ def judged(report: Report) -> Report:
 
 @pytest.fixture(scope="session", autouse=True)
 def _manifests_are_read_once() -> Iterator[None]:
-    """Most tests have a registry of their own, which takes 0.1 s, and nearly half of that to read the same files."""
+    """Most tests have a registry of their own, which takes 0.1 s, most of that to read and judge the same manifests."""
     read: dict[Any, Any] = {}
+    judged: list[tuple[tuple[Any, Any], dict[str, Any], Any]] = []
 
     def load(model: Any, path: Path, **options: Any) -> Any:
         if not any(folder in path.parents for folder in OURS):
@@ -71,8 +89,19 @@ def _manifests_are_read_once() -> Iterator[None]:
             read[key] = load_manifest(model, path, **options)
         return read[key]
 
+    def kernels(package: Any, loaded: Any, spaces: Mapping[str, Any]) -> Any:
+        if not any(loaded is one for one in read.values()):
+            return plugin_kernels(package, loaded, spaces)
+        for of, beside, found in judged:
+            if of[0] == package and of[1] is loaded and beside == spaces:
+                return found
+        found = plugin_kernels(package, loaded, spaces)
+        judged.append(((package, loaded), dict(spaces), found))
+        return found
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plugin_manager, "load_manifest", load)
+        patch.setattr(registry, "plugin_kernels", kernels)
         yield
 
 
