@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -124,21 +125,23 @@ def forked_observers(fork_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def _warm_python() -> Iterator[Callable[[tuple[str, ...]], Path]]:
     """The socket of a process that has imported these modules and forks (warm_python.py), started when it is needed."""
-    started: dict[tuple[str, ...], tuple[Path, subprocess.Popen[bytes]]] = {}
+    started: dict[tuple[str, ...], subprocess.Popen[bytes]] = {}
+    starting = threading.Lock()
     with tempfile.TemporaryDirectory(prefix="warm") as folder:  # a socket's name is short
 
-        def start(imports: tuple[str, ...]) -> Path:
-            if imports not in started:
-                address = Path(folder, str(len(started)))
-                command = [sys.executable, ROOT / "tests" / "warm_python.py", address, *imports]
-                process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-                assert process.stdout is not None
-                assert process.stdout.readline() == b"ready\n"
-                started[imports] = address, process
-            return started[imports][0]
+        def address(imports: tuple[str, ...]) -> Path:
+            socket_of_it = Path(folder, "-".join(imports))
+            with starting:
+                if imports not in started:
+                    command = [sys.executable, ROOT / "tests" / "warm_python.py", socket_of_it, *imports]
+                    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+                    assert process.stdout is not None
+                    assert process.stdout.readline() == b"ready\n"
+                    started[imports] = process
+            return socket_of_it
 
-        yield start
-        for _, process in started.values():
+        yield address
+        for process in started.values():
             process.communicate(timeout=60)  # the end of its stdin
 
 
@@ -176,7 +179,9 @@ def python(_warm_python: Callable[[tuple[str, ...]], Path]) -> Callable[..., sub
                 out, err = (stream.result(timeout) for stream in streams)
             except TimeoutError as error:
                 os.kill(process, signal.SIGKILL)
-                raise subprocess.TimeoutExpired(given, timeout) from error
+                raise subprocess.TimeoutExpired(
+                    given, timeout, *(stream.result(timeout) for stream in streams)
+                ) from error
         return subprocess.CompletedProcess([sys.executable, *given], status, out, err)
 
     return run
