@@ -29,7 +29,8 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         from importlib.metadata import version
 
-        return version("portakernel")
+        # read once: commands ask for each kernel
+        return globals().setdefault(name, version("portakernel"))
     if name in ("errors", "ops"):
         with unsplit(f"importing portakernel.{name}"):
             return importlib.import_module(f"portakernel.{name}")

@@ -1,16 +1,25 @@
 """What all tests share: one thread for each process, and first-party manifests that are read once."""
 
+import json
+import multiprocessing
 import os
+import signal
+import socket
+import subprocess
 import sys
+import tempfile
+import threading
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
 from portakernel.manifest.loading import load_manifest
-from portakernel.registry import plugin_manager
+from portakernel.registry import plugin_manager, registry
+from portakernel.registry.kernel import plugin_kernels
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
@@ -27,6 +36,22 @@ NOTHING_MAY_LACK = os.environ.get("TESTS_REQUIRE_ALL") == "1"
 
 ROOT = Path(__file__).parents[1]
 OURS = (ROOT / "plugins", ROOT / "backends")
+
+
+# These take ten seconds and more each: they come first, so that at the end no worker waits for another's.
+LONG = (
+    "tests/examples/test_opencl_example.py",
+    "tests/authoring/test_guides.py",
+    "tests/conformance/test_pytest_plugin.py::test_kernels_of_a_plugin_are_items_in_every_worker",
+    "tests/docs/test_readme.py::test_the_demo_prints_what_is_shown",
+    "tests/distributed/test_sharding.py::test_over_a_mesh_of_two_dimensions_each_splits_along_its_own",
+    "tests/conformance/test_kit.py::test_triton_kernel_conforms_in_its_interpreter",
+)
+
+
+@pytest.hookimpl(trylast=True)  # behind the shuffling
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -53,8 +78,9 @@ def judged(report: Report) -> Report:
 
 @pytest.fixture(scope="session", autouse=True)
 def _manifests_are_read_once() -> Iterator[None]:
-    """Most tests have a registry of their own, which takes 0.1 s, and nearly half of that to read the same files."""
+    """Most tests have a registry of their own, which takes 0.1 s, most of that to read and judge the same manifests."""
     read: dict[Any, Any] = {}
+    judged: list[tuple[tuple[Any, Any], dict[str, Any], Any]] = []
 
     def load(model: Any, path: Path, **options: Any) -> Any:
         if not any(folder in path.parents for folder in OURS):
@@ -64,9 +90,106 @@ def _manifests_are_read_once() -> Iterator[None]:
             read[key] = load_manifest(model, path, **options)
         return read[key]
 
+    def kernels(package: Any, loaded: Any, spaces: Mapping[str, Any]) -> Any:
+        if not any(loaded is one for one in read.values()):
+            return plugin_kernels(package, loaded, spaces)
+        for of, beside, found in judged:
+            if of[0] == package and of[1] is loaded and beside == spaces:
+                return found
+        found = plugin_kernels(package, loaded, spaces)
+        judged.append(((package, loaded), dict(spaces), found))
+        return found
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plugin_manager, "load_manifest", load)
+        patch.setattr(registry, "plugin_kernels", kernels)
         yield
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> Any:
+    """Forks a process that has imported torch and portakernel already, and made nothing of either."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        ["torch", "portakernel.ops", "portakernel.calling.public", "portakernel.torch_bridge", "pytest"]
+    )
+    return context
+
+
+@pytest.fixture
+def forked_observers(fork_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are observed in forked processes, not in ones that have to import torch first."""
+    monkeypatch.setattr("portakernel.conformance.isolation.get_context", lambda _: fork_server)
+
+
+@pytest.fixture(scope="session")
+def _warm_python() -> Iterator[Callable[[tuple[str, ...]], Path]]:
+    """The socket of a process that has imported these modules and forks (warm_python.py), started when it is needed."""
+    started: dict[tuple[str, ...], subprocess.Popen[bytes]] = {}
+    starting = threading.Lock()
+    with tempfile.TemporaryDirectory(prefix="warm") as folder:  # a socket's name is short
+
+        def address(imports: tuple[str, ...]) -> Path:
+            socket_of_it = Path(folder, "-".join(imports))
+            with starting:
+                if imports not in started:
+                    command = [sys.executable, ROOT / "tests" / "warm_python.py", socket_of_it, *imports]
+                    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+                    assert process.stdout is not None
+                    assert process.stdout.readline() == b"ready\n"
+                    started[imports] = process
+            return socket_of_it
+
+        yield address
+        for process in started.values():
+            process.communicate(timeout=60)  # the end of its stdin
+
+
+@pytest.fixture(scope="session")
+def python(_warm_python: Callable[[tuple[str, ...]], Path]) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """``python("-c", code, *arguments)`` or ``python("-m", module, ...)`` in a process of its own, without the wait.
+
+    As ``subprocess.run([sys.executable, ...], capture_output=True, text=True)``, but the process is forked from one
+    that has imported torch, which takes two seconds, and what else is in ``imports``. Where what a process imports, or
+    when, is what is tested, start one.
+    """
+
+    def run(
+        *arguments: str | Path,
+        env: Mapping[str, str] | None = None,
+        cwd: str | Path | None = None,
+        timeout: float = 300,
+        imports: tuple[str, ...] = ("torch",),
+    ) -> subprocess.CompletedProcess[str]:
+        given = [str(argument) for argument in arguments]
+        request = {"arguments": given, "env": dict(os.environ if env is None else env), "cwd": str(cwd or Path.cwd())}
+        readers, writers = zip(os.pipe(), os.pipe(), strict=True)
+        with socket.socket(socket.AF_UNIX) as connection, ThreadPoolExecutor(2) as threads:
+            connection.connect(str(_warm_python(imports)))
+            line = json.dumps(request).encode() + b"\n"
+            connection.sendall(line[socket.send_fds(connection, [line], writers) :])
+            for writer in writers:
+                os.close(writer)
+            streams = [threads.submit(_all_of, reader) for reader in readers]
+            answers = connection.makefile("r")
+            process = int(answers.readline())
+            connection.settimeout(timeout)
+            try:
+                status = int(answers.readline())
+                out, err = (stream.result(timeout) for stream in streams)
+            except TimeoutError as error:
+                os.kill(process, signal.SIGKILL)
+                raise subprocess.TimeoutExpired(
+                    given, timeout, *(stream.result(timeout) for stream in streams)
+                ) from error
+        return subprocess.CompletedProcess([sys.executable, *given], status, out, err)
+
+    return run
+
+
+def _all_of(reader: int) -> str:
+    with open(reader, encoding="utf-8") as text:
+        return text.read()
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
-from portakernel.claims.capability import OUTRANKED, Capability, Rejection
+from portakernel.claims.capability import Capability, Rejection
 from portakernel.claims.float64 import without_tests
 from portakernel.claims.request import Request
 from portakernel.deciding.dispatcher import Dispatcher
@@ -122,20 +122,16 @@ def refusals(dispatcher: Dispatcher, kernel: Kernel, venue: Venue, request: Requ
     """
     policy = intern_policy((make_layer("conformance", use=(kernel.name,)),))
     if venue.mode is None:
-        return _served(dispatcher.decide(request, policy).candidate(kernel.name).rejections)
+        return dispatcher.rejections(kernel.name, request, policy)
     found: dict[Rejection, None] = {}
     for target in venue.targets:
         asked = replace(request, target=target, attached=(), device=None)
-        rejections = _served(dispatcher.decide(asked, policy).candidate(kernel.name).rejections)
+        rejections = dispatcher.rejections(kernel.name, asked, policy)
         rejections = rejections or _checked(dispatcher, kernel, asked)
         if not rejections:
             return ()
         found |= dict.fromkeys(rejections)
     return tuple(found)
-
-
-def _served(rejections: tuple[Rejection, ...]) -> tuple[Rejection, ...]:
-    return tuple(r for r in rejections if r.code not in OUTRANKED)
 
 
 def _checked(dispatcher: Dispatcher, kernel: Kernel, request: Request) -> tuple[Rejection, ...]:

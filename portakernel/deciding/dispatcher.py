@@ -13,10 +13,10 @@ from portakernel.claims.capability import Rejection
 from portakernel.claims.request import Phase, Request
 from portakernel.config import Config
 from portakernel.deciding.builds import Builds
-from portakernel.deciding.decision import Decision, lost, order, why
+from portakernel.deciding.decision import Candidate, Decision, lost, order, why
 from portakernel.deciding.gates import Knowledge, assess
 from portakernel.deciding.kernel_argument import TOKEN_MARK
-from portakernel.deciding.policies import Layer, Policy, intern_policy
+from portakernel.deciding.policies import Layer, Policy, Wishes, intern_policy
 from portakernel.deciding.process_wishes import ProcessWishes, allowed_plugins, read
 from portakernel.deciding.readiness import Readiness, required
 from portakernel.deciding.shortfalls import shortfalls
@@ -141,21 +141,9 @@ class Dispatcher:
         ``cannot`` are kernels that said ``CannotRun`` for calls like this one. When the request's device is in this
         machine, readiness is probed and the winner is imported; otherwise both are assumed.
         """
-        policy = self.policy() if policy is None else policy
-        wishes = policy.wishes(request.op, request.target, self.registry)
-        for skipped in skipped_preferences(
-            policy, request.op, request.target, self.registry, self.process.disabled, self.process.allow
-        ):
-            self.process.warn_once(
-                f"{skipped} The preference is left out: {skipped.remedy}", skipped.where, skipped.name
-            )
-        if wishes.require:
-            request = replace(request, requires=request.requires | wishes.require.keys())
+        request, wishes = self._wished(request, self.policy() if policy is None else policy)
         kernels = self.registry.for_op(request.op)
-        asked = Knowledge(self.registry, self.process, self.readiness, self.builds)
-        candidates = [assess(asked, kernel, request, wishes, cannot or {}) for kernel in kernels]
-        if wishes.require:
-            candidates = [replace(c, rejections=tuple(map(wishes.sourced, c.rejections))) for c in candidates]
+        candidates = [self._assess(kernel, request, wishes, cannot or {}) for kernel in kernels]
         eligible = sorted((c for c in candidates if not c.rejections), key=lambda c: order(c, wishes))
         rejected = [candidate for candidate in candidates if candidate.rejections]
         while eligible and (failure := self._load_failure(eligible[0].kernel, request)):
@@ -177,9 +165,34 @@ class Dispatcher:
         ranked = (winner, *losers, *rejected)
         return Decision(request, winner.kernel, reason, ranked, passed_over, missing, notes, wishes)
 
+    def rejections(self, name: str, request: Request, policy: Policy) -> tuple[Rejection, ...]:
+        """Why the kernel ``name`` cannot serve ``request``, as ``decide`` would say; no other kernel is asked."""
+        kernel = self.registry.kernels[name]
+        request, wishes = self._wished(request, policy)
+        rejections = self._assess(kernel, request, wishes, {}).rejections
+        failure = self._load_failure(kernel, request) if not rejections else None
+        return (failure,) if failure is not None else rejections
+
+    def _wished(self, request: Request, policy: Policy) -> tuple[Request, Wishes]:
+        """What the policy wants of the request, which then asks for what the policy requires."""
+        wishes = policy.wishes(request.op, request.target, self.registry)
+        for skipped in skipped_preferences(
+            policy, request.op, request.target, self.registry, self.process.disabled, self.process.allow
+        ):
+            self.process.warn_once(
+                f"{skipped} The preference is left out: {skipped.remedy}", skipped.where, skipped.name
+            )
+        if wishes.require:
+            request = replace(request, requires=request.requires | wishes.require.keys())
+        return request, wishes
+
     def announce(self, decision: Decision) -> None:
         """Tells plugins of a decision that a call will be served by."""
         self.registry.manager.call("portakernel_decided", decision=decision)
+
+    def _assess(self, kernel: Kernel, request: Request, wishes: Wishes, cannot: Mapping[str, Rejection]) -> Candidate:
+        asked = Knowledge(self.registry, self.process, self.readiness, self.builds)
+        return assess(asked, kernel, request, wishes, cannot)
 
     def _load_failure(self, kernel: Kernel, request: Request) -> Rejection | None:
         if request.device is None:

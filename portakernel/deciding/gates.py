@@ -53,13 +53,14 @@ class Assessment:
 
     def candidate(self) -> Candidate:
         """The outcome, once every gate was asked."""
-        found, request = self.rejections, self.request
+        found, request, wishes = self.rejections, self.request, self.wishes
+        rejections = tuple(dict.fromkeys(without_promises(found)))
         target = request.target if self.capability is not None else None
         return Candidate(
             self.kernel,
             "rejected" if found else "eligible",
             self.kernel.priority.of(request),
-            tuple(dict.fromkeys(without_promises(found))),
+            tuple(map(wishes.sourced, rejections)) if wishes.require else rejections,
             () if found else tuple(self.assumed),
             self.variant,
             self.devices[0].target if self.devices else target,

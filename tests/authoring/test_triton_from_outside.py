@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -66,7 +64,7 @@ def silu_and_mul(x, *, out=None):
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory):
+def run(python, tmp_path_factory: pytest.TempPathFactory):
     """Runs ``portakernel`` where the package is installed."""
     site = tmp_path_factory.mktemp("site")
     for name, text in {
@@ -82,10 +80,7 @@ def run(tmp_path_factory: pytest.TempPathFactory):
     environment = os.environ | {"PYTHONPATH": str(site), "COLUMNS": "100"}
 
     def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-        given = [sys.executable, "-m", "portakernel", *arguments]
-        return subprocess.run(
-            given, cwd=Path(site), env=environment, capture_output=True, text=True, timeout=300, check=False
-        )
+        return python("-m", "portakernel", *arguments, cwd=site, env=environment)
 
     return command
 

@@ -11,6 +11,8 @@ import pytest
 
 from portakernel.cli.variables import markdown_table
 
+pytestmark = pytest.mark.usefixtures("forked_observers")
+
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
 # Objects whose keys are names of arguments, dimensions, vendors, modules or variables.
 OPEN = {"dtypes", "dims", "facts", "features", "formats", "targets", "requires", "set"}

@@ -16,6 +16,8 @@ from portakernel.cli.required_keys import RequiredKeys
 from portakernel.conformance.mutation import Judged, Listed, Mutated, Mutation
 from portakernel.conformance.observation import Finished
 
+pytestmark = pytest.mark.usefixtures("forked_observers")
+
 PLACE = "cpu:x86_64 (cpu)"
 WIDENED = Mutation("widened", "torch.add", "x not float16", "x")
 NARROW = Mutation("widened", "torch.add", "M <= 600", "M")

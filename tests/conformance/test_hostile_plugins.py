@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -100,15 +100,14 @@ def test_a_hook_that_takes_its_time_is_a_finding_of_doctor(install, monkeypatch)
     assert install("sleeps_in_a_hook")[0].registry.manager.slow == []
 
 
-def test_what_a_plugin_prints_is_no_part_of_an_answer_in_json(tmp_path):
+def test_what_a_plugin_prints_is_no_part_of_an_answer_in_json(python, tmp_path):
     info = tmp_path / "prints_dist-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: prints-dist\nVersion: 1.0\n", encoding="utf-8")
     (info / "entry_points.txt").write_text("[portakernel]\nprints = prints\n", encoding="utf-8")
     code = f"import sys; sys.path[:0] = [{str(DATA / 'hostile_plugins')!r}, {str(tmp_path)!r}]\n"
     code += "from portakernel.cli import main\nsys.exit(main(['list', '--plugin', 'prints', '--json']))"
-    command = [sys.executable, "-B", "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = python("-c", code, timeout=120, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})
     assert done.returncode == 0, done.stderr
     assert [kernel["kernel"] for kernel in json.loads(done.stdout)["kernels"]] == ["prints.add"]
     assert ROWS["prints"] in done.stderr

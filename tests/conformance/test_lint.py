@@ -11,6 +11,8 @@ from portakernel.conformance.observation import Begun, Findings, Finished, Obser
 from portakernel.conformance.result import Result
 from portakernel.words.target import Device, Target
 
+pytestmark = pytest.mark.usefixtures("forked_observers")
+
 SEED = 20261122
 DEADLY = """
 

@@ -11,6 +11,8 @@ from portakernel.conformance.mutation import Judged, Listed, Mutated, Mutation, 
 from portakernel.conformance.observation import Finished
 from portakernel.words.target import Device, Target
 
+pytestmark = pytest.mark.usefixtures("forked_observers")
+
 SEED = 20261122
 DEADLY = """
 

@@ -34,16 +34,18 @@ dispatcher.entry = entry
 """
 
 
-def run_pytest(folder: Path, *arguments: str) -> tuple[int, str]:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "PORTAKERNEL_"))}
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-W", "error", "--color=no", *arguments]
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
-    return done.returncode, done.stdout + done.stderr
+@pytest.fixture
+def run_pytest(python):
+    def run(folder: Path, *arguments: str) -> tuple[int, str]:
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "PORTAKERNEL_"))}
+        given = ["-p", "no:cacheprovider", "-W", "error", "--color=no", *arguments]
+        done = python("-m", "pytest", *given, cwd=folder, env=environment)
+        return done.returncode, done.stdout + done.stderr
+
+    return run
 
 
-def test_kernels_of_a_plugin_are_items_in_every_worker(tmp_path):
+def test_kernels_of_a_plugin_are_items_in_every_worker(run_pytest, tmp_path):
     (tmp_path / "test_own.py").write_text("def test_own(): pass\n")
     status, text = run_pytest(tmp_path, "-n", "2", "-v", "--portakernel-plugin=torch", "--portakernel-op=rms_norm")
     assert status == 0, text
@@ -60,7 +62,7 @@ def test_kernels_of_a_plugin_are_items_in_every_worker(tmp_path):
     assert re.search(r"PASSED test_own\.py::test_own", text)
 
 
-def test_items_appear_where_there_is_no_test_file_and_failures_name_aspects_and_seed(tmp_path):
+def test_items_appear_where_there_is_no_test_file_and_failures_name_aspects_and_seed(run_pytest, tmp_path):
     (tmp_path / "conftest.py").write_text(CONFTEST)
     status, text = run_pytest(
         tmp_path, "-p", "no:randomly", "--portakernel-plugin=torch", "--portakernel-op=add", "--portakernel-seed=5",
@@ -85,7 +87,7 @@ def test_items_appear_where_there_is_no_test_file_and_failures_name_aspects_and_
         ),
     ],
 )
-def test_unknown_name_ends_the_run_before_collection(tmp_path, options, message):
+def test_unknown_name_ends_the_run_before_collection(run_pytest, tmp_path, options, message):
     status, text = run_pytest(tmp_path, *options)
     assert (status, text.strip()) == (4, message)
 

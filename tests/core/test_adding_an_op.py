@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 CONTRACT = """
 from portakernel.contract import Case, Contract, Cost, Parameter, Result, TensorArgument, Tolerance
@@ -47,7 +47,8 @@ def magnitudes(grad_y, *, factor):
     return ((grad_y * factor).abs(),)
 """
 PROGRAM = """
-import sys
+import sys, warnings
+warnings.simplefilter("ignore")
 import portakernel.contracts, portakernel.references
 portakernel.contracts.__path__.append(sys.argv[1] + "/contracts")
 portakernel.references.__path__.append(sys.argv[1] + "/references")
@@ -75,12 +76,11 @@ print(json.dumps({
 """
 
 
-def test_an_op_is_added_by_adding_two_files(tmp_path: Path) -> None:
+def test_an_op_is_added_by_adding_two_files(python: Callable[..., Any], tmp_path: Path) -> None:
     for folder, text in (("contracts", CONTRACT), ("references", REFERENCE)):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "scale_by.py").write_text(textwrap.dedent(text), encoding="utf-8")
-    command = [sys.executable, "-W", "ignore", "-c", PROGRAM, str(tmp_path)]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    ran = python("-c", PROGRAM, tmp_path, cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout.splitlines()[-1])
     tripled = [[0.0, 3.0, 6.0], [9.0, 12.0, 15.0]]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from collections import Counter
 
 import pytest
@@ -44,13 +42,17 @@ warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of ever
 """
 
 
-def told(program: str, log: str | None = "summary") -> tuple[int, str]:
+@pytest.fixture
+def told(python):
     """The exit status and stderr of ``PROGRAM`` with ``program`` after it."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PORTAKERNEL_")}
-    environment |= {"PORTAKERNEL_LOG": log} if log is not None else {}
-    command = [sys.executable, "-c", PROGRAM + program]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    return done.returncode, done.stderr
+
+    def run(program: str, log: str | None = "summary") -> tuple[int, str]:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PORTAKERNEL_")}
+        environment |= {"PORTAKERNEL_LOG": log} if log is not None else {}
+        done = python("-c", PROGRAM + program, env=environment)
+        return done.returncode, done.stderr
+
+    return run
 
 
 def test_the_line_says_which_kernels_served_how_many_calls_most_first():
@@ -78,7 +80,7 @@ def test_the_reasons_are_those_of_the_calls_that_fell_back(world, monkeypatch):
     assert summary.reasons([caller]) == {("add", "p.add"): ("limit",)}
 
 
-def test_a_process_tells_at_its_end_and_each_forked_child_of_its_own_calls():
+def test_a_process_tells_at_its_end_and_each_forked_child_of_its_own_calls(told):
     status, text = told("add(1)\nstart(add, 4)\nstart(nested)\nstart(int)\n")
     assert status == 0
     lines = re.sub(r"process \d+", "process N", text).splitlines()
@@ -87,7 +89,7 @@ def test_a_process_tells_at_its_end_and_each_forked_child_of_its_own_calls():
     assert all(line.startswith("portakernel (process N): ") for line in lines[:-1])
 
 
-def test_a_child_that_is_forked_without_multiprocessing_tells_too():
+def test_a_child_that_is_forked_without_multiprocessing_tells_too(told):
     program = """
 add(1)
 child = os.fork()
@@ -102,24 +104,24 @@ os.waitpid(child, 0)
 
 
 @pytest.mark.parametrize("program", ["import portakernel\nportakernel.explain('add', x, x)\n", "start(int)\n"])
-def test_without_a_call_nothing_is_told(program):
+def test_without_a_call_nothing_is_told(told, program):
     assert told(program) == (0, "")
 
 
 @pytest.mark.parametrize("log", [None, ""])
-def test_who_does_not_ask_is_told_nothing_and_pays_nothing(log):
+def test_who_does_not_ask_is_told_nothing_and_pays_nothing(told, log):
     program = "add(1)\nassert 'portakernel.summary' not in sys.modules\n"
     assert told(program, log) == (0, "")
 
 
-def test_another_value_is_refused_with_what_is_accepted():
+def test_another_value_is_refused_with_what_is_accepted(told):
     status, text = told("add(1)\n", "everything")
     assert status == 1
     assert text.endswith("ConfigError: PORTAKERNEL_LOG is 'everything'; known: summary\n")
 
 
 @pytest.mark.parametrize("stream", [None, "closed"])
-def test_a_process_without_stderr_ends_in_peace(stream):
+def test_a_process_without_stderr_ends_in_peace(told, stream):
     put = "sys.stderr = None" if stream is None else "sys.stderr.close()"
     assert told(f"add(1)\n{put}\n") == (0, "")
 

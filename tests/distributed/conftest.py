@@ -8,14 +8,17 @@ import os
 import re
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-MAIN = Path(__file__).parent / "ranks" / "main.py"
+RANKS = Path(__file__).parent / "ranks"
+PROGRAM = f"import sys; sys.path.insert(0, {str(RANKS)!r}); import main; main.main()"
+# What every rank imports sooner or later, which takes longer than what it is asked.
+IMPORTS = ("torch", "torch.distributed.tensor", "torch._dynamo")
 # several times what they take on two busy cores
 TIMEOUT_S = 480
 
@@ -24,7 +27,7 @@ Ask = Callable[[str, int, str], list[Any]]
 
 
 @pytest.fixture(scope="session")
-def ask(tmp_path_factory: pytest.TempPathFactory) -> Ask:
+def ask(python: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Ask:
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
@@ -36,7 +39,7 @@ def ask(tmp_path_factory: pytest.TempPathFactory) -> Ask:
             fcntl.flock(lock, fcntl.LOCK_EX)
             failed = folder / "failed"
             if not failed.exists() and not all(answer.exists() for answer in answers):
-                problem = _run(part, world, device, folder)
+                problem = _run(python, part, world, device, folder)
                 if problem is not None:
                     failed.write_text(problem, encoding="utf-8")
             if failed.exists():
@@ -46,26 +49,24 @@ def ask(tmp_path_factory: pytest.TempPathFactory) -> Ask:
     return asked
 
 
-def _run(part: str, world: int, device: str, folder: Path) -> str | None:
+def _run(python: Callable[..., Any], part: str, world: int, device: str, folder: Path) -> str | None:
     """What went wrong, if anything did."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     loopback = [name for _, name in socket.if_nameindex() if re.fullmatch(r"lo\d*", name)]
     environment |= {"GLOO_SOCKET_IFNAME": loopback[0]} if loopback else {}
-    ranks: list[subprocess.Popen[bytes]] = []
-    try:
-        for rank in range(world):
-            with (folder / f"{rank}.log").open("wb") as log:
-                command = [sys.executable, str(MAIN), str(rank), str(world), str(folder), device, part]
-                ranks.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
-        for process in ranks:
-            process.wait(TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        return f"the ranks did not end within {TIMEOUT_S} s\n{_logs(world, folder)}"
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
-    codes = [process.returncode for process in ranks]
+
+    def run(rank: int) -> int:
+        words = ["-c", PROGRAM, rank, world, folder, device, part]
+        try:
+            ran = python(*words, env=environment, timeout=TIMEOUT_S, imports=IMPORTS)
+        except subprocess.TimeoutExpired as late:
+            (folder / f"{rank}.log").write_text(f"{late.stdout}{late.stderr}\nnot done in {TIMEOUT_S} s")
+            return -1
+        (folder / f"{rank}.log").write_text(ran.stdout + ran.stderr, encoding="utf-8")
+        return int(ran.returncode)
+
+    with ThreadPoolExecutor(world) as threads:
+        codes = list(threads.map(run, range(world)))
     return f"the ranks ended with {codes}\n{_logs(world, folder)}" if any(codes) else None
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,12 +46,13 @@ def test_the_decision_is_the_one_that_explain_prints(
     assert lines == shown.splitlines()
 
 
-def test_the_demo_prints_what_is_shown() -> None:
+def test_the_demo_prints_what_is_shown(python: Callable[..., Any]) -> None:
     # in a process of its own: the table holds every decision of the process
-    command = [sys.executable, "-m", "portakernel", "demo", "--device", "cpu", "--steps", "10"]
+    command = ["-m", "portakernel", "demo", "--device", "cpu", "--steps", "10"]
     # without the COLUMNS that readline sets, which pytest loads
     variables = {name: value for name, value in os.environ.items() if name != "COLUMNS"} | {"OMP_NUM_THREADS": "1"}
-    ran = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=True, timeout=300)
+    ran = python(*command, cwd=ROOT, env=variables)
+    assert ran.returncode == 0, ran.stderr
     printed = iter(list(map(_without_counts, ran.stdout.splitlines())))
     (shown,) = re.findall(r"```\n(A byte-level decoder.*?)```", README, re.DOTALL)
     # what it writes depends on every step, and what hardware it says is this machine's

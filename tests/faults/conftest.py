@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
-import multiprocessing
 import os
 import signal
 import sys
@@ -31,18 +30,8 @@ class Outcome:
     returned: Any
 
 
-@pytest.fixture(scope="session")
-def _server() -> Any:
-    """Forks a process that has imported torch and portakernel already, and made nothing of either."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["torch", "portakernel.ops", "portakernel.calling.public", "portakernel.torch_bridge", "pytest"]
-    )
-    return context
-
-
 @pytest.fixture
-def fault(_server: Any, tmp_path: Path) -> Callable[..., Outcome]:
+def fault(fork_server: Any, tmp_path: Path) -> Callable[..., Outcome]:
     """``fault(function, *arguments, env={...}, seconds=60)``: calls a test module's function in a process of its own.
 
     The process begins as one does that has imported portakernel and called nothing, with ``HOME`` an empty folder and
@@ -58,7 +47,7 @@ def fault(_server: Any, tmp_path: Path) -> Callable[..., Outcome]:
         (folder / "home").mkdir(parents=True)
         variables = {"HOME": str(folder / "home"), **(env or {})}
         where = function.__code__.co_filename, function.__qualname__
-        process = _server.Process(target=_child, args=(str(folder), *where, json.dumps(arguments), variables))
+        process = fork_server.Process(target=_child, args=(str(folder), *where, json.dumps(arguments), variables))
         process.start()
         process.join(seconds)
         if process.exitcode is None:

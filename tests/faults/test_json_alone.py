@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 
@@ -84,7 +82,7 @@ def add(x, y, *, alpha=1.0, out=None):
 
 
 @pytest.fixture
-def noisy(tmp_path):
+def noisy(python, tmp_path):
     """Installs a plugin with this source, and runs a command beside it as a program."""
 
     def run(source, command):
@@ -98,10 +96,7 @@ def noisy(tmp_path):
         (info / "entry_points.txt").write_text("[portakernel]\nnoisy = noisy\n")
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PORTAKERNEL_")}
         environment |= {"PYTHONPATH": str(tmp_path), "HOME": str(tmp_path)}
-        words = [sys.executable, "-m", "portakernel", *command.split(), "--json"]
-        return subprocess.run(
-            words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
-        )
+        return python("-m", "portakernel", *command.split(), "--json", cwd=tmp_path, env=environment, timeout=120)
 
     return run
 

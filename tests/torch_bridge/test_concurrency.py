@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
-import sys
 import textwrap
 import threading
 from collections.abc import Callable
@@ -120,16 +118,21 @@ print(sys.modules["slow"].LOADED, sum(bridge.caller.table.counts().values()))
 """
 
 
-def run_python(code: str, *path: Path) -> str:
-    found = [*map(str, path), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(found)}
-    command = [sys.executable, "-c", textwrap.dedent(code)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+@pytest.fixture
+def run_python(python):
+    """What a program prints, with these folders on its path."""
+
+    def run(code: str, *path: Path) -> str:
+        found = [*map(str, path), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(found)}
+        done = python("-c", textwrap.dedent(code), env=environment, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    return run
 
 
-def test_a_first_call_from_many_threads_probes_and_loads_a_kernel_once(tmp_path):
+def test_a_first_call_from_many_threads_probes_and_loads_a_kernel_once(run_python, tmp_path):
     folder = tmp_path / "slow"
     folder.mkdir()
     (folder / "plugin.yaml").write_text(SLOW_PLUGIN, encoding="utf-8")
@@ -182,7 +185,7 @@ print(status, ok)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-def test_a_forked_child_calls_and_follows_its_own_policy_though_a_parents_thread_held_every_lock():
+def test_a_forked_child_calls_and_follows_its_own_policy_though_a_parents_thread_held_every_lock(run_python):
     assert run_python(FORKED) == "0 True"
 
 

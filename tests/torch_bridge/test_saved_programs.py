@@ -35,9 +35,14 @@ assert type(torch.ops.portakernel) is type(torch.ops.aten)
 """
 
 
-def run_python(code: str, folder: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, check=False, capture_output=True, text=True)
+@pytest.fixture(scope="module")
+def exported(python, tmp_path_factory) -> Path:
+    """The folder of a program that was exported."""
+    folder = tmp_path_factory.mktemp("exported")
+    code = f"{MODULE}\ntorch.export.save(torch.export.export(Norm(), (x,)), 'program.pt2')"
+    done = python("-c", code, cwd=folder)
     assert done.returncode == 0, done.stderr
+    return folder
 
 
 @pytest.mark.parametrize(
@@ -48,29 +53,32 @@ def run_python(code: str, folder: Path) -> None:
         "from portakernel import ops; import torch",
     ],
 )
-def test_another_process_loads_an_exported_program(tmp_path, imports):
-    run_python(f"{MODULE}\ntorch.export.save(torch.export.export(Norm(), (x,)), 'program.pt2')", tmp_path)
-    run_python(f"{imports}\n{LOAD}", tmp_path)
+def test_another_process_loads_an_exported_program(exported, imports):
+    # not forked: which import comes first is what is tested
+    command = [sys.executable, "-c", f"{imports}\n{LOAD}"]
+    done = subprocess.run(command, cwd=exported, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
-def test_another_process_loads_a_traced_program_once_an_op_was_looked_up(tmp_path):
-    run_python(f"{MODULE}\ntorch.jit.trace(Norm(), (x,)).save('program.pt')", tmp_path)
-    run_python(
-        "import torch, portakernel; torch.ops.portakernel.add; torch.jit.load('program.pt')(torch.ones(4, 8))", tmp_path
-    )
+def test_another_process_loads_a_traced_program_once_an_op_was_looked_up(python, tmp_path):
+    load = "import torch, portakernel; torch.ops.portakernel.add; torch.jit.load('program.pt')(torch.ones(4, 8))"
+    for code in (f"{MODULE}\ntorch.jit.trace(Norm(), (x,)).save('program.pt')", load):
+        done = python("-c", code, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
 
 
-def test_importing_registers_nothing_and_neither_does_asking_a_module_for_its_own():
+def test_importing_registers_nothing_and_neither_does_asking_a_module_for_its_own(python):
     code = """\
 import portakernel, torch
 getattr(torch.ops.portakernel, "__wrapped__", None)
 assert list(torch.ops.portakernel) == [] and "portakernel.deciding.dispatcher" not in __import__("sys").modules
 assert portakernel.ops.rms_norm and torch.ops.portakernel.rms_norm.default
 """
-    run_python(code, Path.cwd())
+    done = python("-c", code)
+    assert done.returncode == 0, done.stderr
 
 
-def test_an_op_that_many_threads_look_up_first_is_there_for_each():
+def test_an_op_that_many_threads_look_up_first_is_there_for_each(python):
     code = """\
 import threading, torch, portakernel
 barrier, found = threading.Barrier(8), []
@@ -82,7 +90,8 @@ threads = [threading.Thread(target=look) for _ in range(8)]
 [thread.join() for thread in threads]
 assert len(found) == 8, found
 """
-    run_python(code, Path.cwd())
+    done = python("-c", code)
+    assert done.returncode == 0, done.stderr
 
 
 class Norm(torch.nn.Module):
