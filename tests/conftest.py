@@ -19,7 +19,7 @@ import pytest
 
 from portakernel.manifest.loading import load_manifest
 from portakernel.registry import plugin_manager, registry
-from portakernel.registry.kernel import plugin_kernels
+from portakernel.registry.manifest_kernels import plugin_kernels
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
