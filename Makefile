@@ -84,13 +84,13 @@ format: setup ## put imports and layout in order
 	@$(VENV_PYTHON) -m ruff format .
 
 generate: setup ## write the generated files: the JSON Schemas, ops.pyi and docs/matrix.md
-	@$(VENV_PYTHON) -m portakernel.generate
+	@$(VENV_PYTHON) -m portakernel_pages.generate
 
 modes: setup ## run every op in every mode of PyTorch, and write docs/modes.md (a minute or two)
-	@$(VENV_PYTHON) -m portakernel.conformance.modes --write docs/modes.md
+	@$(VENV_PYTHON) -m portakernel_pages.modes --write docs/modes.md
 
 generate-check: setup ## fail when a generated file is stale
-	@echo "generated files" && $(VENV_PYTHON) -m portakernel.generate --check
+	@echo "generated files" && $(VENV_PYTHON) -m portakernel_pages.generate --check
 
 clean: ## remove .venv, caches and build outputs
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

@@ -8,10 +8,10 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from op_pages import op_pages
+from portakernel_pages.generate import first_party
 from reason_pages import reason_pages
 from texts import texts
 
-from portakernel.generate import first_party
 from portakernel.matrix.page import page
 from portakernel.matrix.proofs import recorded
 from portakernel.matrix.table import support_matrix

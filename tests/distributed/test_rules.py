@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from portakernel_pages.generate import generated
+from portakernel_pages.sharding_page import splits
 
 from portakernel.contracts import contract, contracts
-from portakernel.generate import generated
-from portakernel.torch_bridge.sharding_page import splits
 from portakernel.torch_bridge.sharding_rules import Axis, axes
 
 PAGE = Path(__file__).parents[2] / "docs" / "sharding.md"

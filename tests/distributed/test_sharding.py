@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from portakernel_pages.sharding_page import MODES, splits
 
 from portakernel.contracts import contract, contracts
-from portakernel.torch_bridge.sharding_page import MODES, splits
 
 # `ask(part, ranks, device)` is what each rank found (conftest.py)
 Ask = Callable[[str, int, str], list[Any]]

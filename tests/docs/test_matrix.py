@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from portakernel.generate import generated
+from portakernel_pages.generate import generated
 
 PAGE = Path(__file__).parents[2] / "docs" / "matrix.md"
 

@@ -17,10 +17,10 @@ from typing import Any
 from urllib.parse import unquote, urlencode
 
 import pytest
+from portakernel_pages.generate import first_party
 
 from portakernel.claims.advice import REASONS
 from portakernel.contracts import contracts
-from portakernel.generate import first_party
 from portakernel.matrix.proofs import recorded
 from portakernel.matrix.table import support_matrix
 

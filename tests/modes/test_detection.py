@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from portakernel_pages.modes import compilation, contexts, differentiation, transforms
+from portakernel_pages.modes.outcome import ModeError, Refuses, Works, observe
 
 from portakernel import ops, runtime
-from portakernel.conformance.modes import compilation, contexts, differentiation, transforms
-from portakernel.conformance.modes.outcome import ModeError, Refuses, Works, observe
 from portakernel.errors import DerivativeError
 
 pytestmark = [

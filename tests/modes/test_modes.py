@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
+from portakernel_pages.modes.table import MODES, Mode, page
 
-from portakernel.conformance.modes.table import MODES, Mode, page
 from portakernel.contracts import contracts
 
 

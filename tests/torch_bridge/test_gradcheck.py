@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from portakernel_pages.modes.subject import Subject, smallest_case
 
 import portakernel
-from portakernel.conformance.modes.subject import Subject, smallest_case
 from portakernel.conformance.suite import Suite
 from portakernel.conformance.venue import Venue
 from portakernel.contract import Case

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.library import opcheck
 
-from portakernel.conformance.modes.outcome import Outcome, observe
-from portakernel.conformance.modes.subject import Subject
+from portakernel_pages.modes.outcome import Outcome, observe
+from portakernel_pages.modes.subject import Subject
 
 # `test_schema` compares inputs in ways that torch does not implement for 8-bit numbers.
 _ON_EVERY_CASE = ("test_schema", "test_faketensor")

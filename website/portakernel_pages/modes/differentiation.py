@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from portakernel.conformance.modes.outcome import Outcome, observe, require
-from portakernel.conformance.modes.subject import Subject, far
 from portakernel.conformance.truth import exact
 from portakernel.tensors.torch_internals import forward_ad
+from portakernel_pages.modes.outcome import Outcome, observe, require
+from portakernel_pages.modes.subject import Subject, far
 
 # Central differences in float64: the step's square and the unit's share of it are both beyond float32.
 _STEP = 1e-5

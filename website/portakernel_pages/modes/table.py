@@ -6,8 +6,8 @@ import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from portakernel.conformance.modes import compilation, contexts, differentiation, registration, transforms
-from portakernel.conformance.modes.outcome import Outcome
+from portakernel_pages.modes import compilation, contexts, differentiation, registration, transforms
+from portakernel_pages.modes.outcome import Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +228,7 @@ _HEAD = """\
 
 What each op does in each mode of PyTorch, as observed on a CPU: it *works*, with the numbers of its contract, or it\
  *refuses* with an error that says so. There is no third outcome: wrong numbers, graph breaks and crashes fail the\
- tests. Written by `make modes` (`python -m portakernel.conformance.modes --write docs/modes.md`); `tests/modes` runs\
+ tests. Written by `make modes` (`python -m portakernel_pages.modes --write docs/modes.md`); `tests/modes` runs\
  every cell again and holds it to this page. Each mode runs on the smallest ordinary case of the op's contract, in\
  float32 where the op takes it, with the kernels that the policy in force chooses here."""
 _TAIL = """\

@@ -1,4 +1,4 @@
-"""``python -m portakernel.conformance.modes``: runs every mode for every op, and writes or prints the page."""
+"""``python -m portakernel_pages.modes``: runs every mode for every op, and writes or prints the page."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 
 def main() -> int:
     """Writes the page to ``--write``'s path, or prints it; the process's exit status."""
-    parser = argparse.ArgumentParser(prog="python -m portakernel.conformance.modes", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m portakernel_pages.modes", description=__doc__)
     parser.add_argument("--write", metavar="PATH", type=Path, help="write the page there instead of printing it")
     path: Path | None = parser.parse_args().write
-    from portakernel.conformance.modes.table import observed, page
     from portakernel.contracts import contracts
+    from portakernel_pages.modes.table import observed, page
 
     with warnings.catch_warnings():
         # which kernel serves is not what the page is about, and torch's compiler warns of its own parts

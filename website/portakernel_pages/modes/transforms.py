@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from portakernel.conformance.modes.outcome import Outcome, observe, require
-from portakernel.conformance.modes.subject import Subject
+from portakernel_pages.modes.outcome import Outcome, observe, require
+from portakernel_pages.modes.subject import Subject
 
 
 def vmap(op: str) -> Outcome:

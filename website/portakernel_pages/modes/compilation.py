@@ -14,11 +14,11 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.fx import GraphModule
 
 from portakernel.claims.request import Phase
-from portakernel.conformance.modes.outcome import Outcome, observe, require
-from portakernel.conformance.modes.subject import Subject, undisturbed
 from portakernel.contract.case import Case
 from portakernel.contract.sizes import DIMENSION
 from portakernel.deciding.policies import make_layer
+from portakernel_pages.modes.outcome import Outcome, observe, require
+from portakernel_pages.modes.subject import Subject, undisturbed
 
 
 def _dynamo() -> Any:

@@ -1,9 +1,9 @@
 """Writes the files that are made from code and manifests.
 
-These are the JSON Schemas of YAML files, ``ops.pyi`` from the contracts and, in a checkout, ``docs/matrix.md``,
-``docs/sharding.md`` and the numbers of ops and kernels in ``README.md``.
+These are the JSON Schemas of YAML files, ``ops.pyi`` from the contracts, ``docs/matrix.md``, ``docs/sharding.md`` and
+the numbers of ops and kernels in ``README.md``.
 
-``python -m portakernel.generate`` writes them; with ``--check`` it names the stale ones and exits 1.
+``python -m portakernel_pages.generate`` writes them; with ``--check`` it names the stale ones and exits 1.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from portakernel.manifest.models import BackendManifest, PluginManifest
 from portakernel.matrix.table import markdown, support_matrix
 from portakernel.registry.plugin_manager import PluginManager, installed_packages
 from portakernel.registry.registry import Registry
-from portakernel.torch_bridge.sharding_page import sharding_page
+from portakernel_pages.sharding_page import sharding_page
 
-_HERE = Path(__file__).parent
-_DOCS = _HERE.parent / "docs"
-_README = _HERE.parent / "README.md"
+_ROOT = Path(__file__).parents[2]
+_CORE = _ROOT / "portakernel"
+_DOCS = _ROOT / "docs"
+_README = _ROOT / "README.md"
 
 
 def generated() -> dict[Path, str]:
@@ -41,14 +42,13 @@ def generated() -> dict[Path, str]:
         "policy": PolicyDocument,
     }
     files = {
-        _HERE / "schema" / f"{name}.schema.json": json.dumps(model.model_json_schema(), indent=1) + "\n"
+        _CORE / "schema" / f"{name}.schema.json": json.dumps(model.model_json_schema(), indent=1) + "\n"
         for name, model in schemas.items()
     }
-    files[_HERE / "ops.pyi"] = _stub()
-    if _DOCS.is_dir():
-        files[_DOCS / "matrix.md"] = markdown(support_matrix(first_party()))
-        files[_DOCS / "sharding.md"] = sharding_page()
-        files[_README] = _counted(_README.read_text(encoding="utf-8"), first_party())
+    files[_CORE / "ops.pyi"] = _stub()
+    files[_DOCS / "matrix.md"] = markdown(support_matrix(first_party()))
+    files[_DOCS / "sharding.md"] = sharding_page()
+    files[_README] = _counted(_README.read_text(encoding="utf-8"), first_party())
     return files
 
 

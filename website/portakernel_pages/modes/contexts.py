@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from portakernel.conformance.modes.outcome import Outcome, observe, require
-from portakernel.conformance.modes.subject import Subject
+from portakernel_pages.modes.outcome import Outcome, observe, require
+from portakernel_pages.modes.subject import Subject
 
 
 def autocast(op: str) -> Outcome:
