@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, TypeVar, get_args
 
 from portakernel.claims.capability import Property
 from portakernel.errors import ConfigError, nearest
+
+T = TypeVar("T")
 
 PREFIX = "PORTAKERNEL_"
 # Of compiled kernels: a CUTLASS kernel takes one to three MiB, one of the HIP plugin's 20 KiB.
@@ -122,7 +124,7 @@ class Config:
         """The configuration that the environment gives.
 
         Raises:
-            ConfigError: a variable has a value that is not accepted.
+            ConfigError: variables have values that are not accepted; a line for each.
         """
         values = os.environ if environment is None else environment
 
@@ -132,20 +134,39 @@ class Config:
         def several(key: str, separator: str = ",") -> tuple[str, ...]:
             return tuple(part.strip() for part in text(key).split(separator) if part.strip())
 
+        faults = list[str]()
+
+        def checked(read: Callable[..., T], *given: Any) -> T | None:
+            try:
+                return read(*given)
+            except ConfigError as error:
+                faults.append(str(error))
+                return None
+
+        require = checked(_chosen, "REQUIRE", several("REQUIRE"))
+        reference = checked(_chosen, "REFERENCE", tuple(filter(None, [text("REFERENCE")])))
+        plugins = checked(_plugins, text("PLUGINS"), several("PLUGINS"))
+        policy = checked(_paths, text("POLICY"), several("POLICY", os.pathsep))
+        checks = checked(_chosen, "CHECKS", tuple(filter(None, [text("CHECKS")])))
+        log = checked(_chosen, "LOG", tuple(filter(None, [text("LOG")])))
+        cache_mib = checked(_whole, "CACHE_MIB", text("CACHE_MIB"), _CACHE_MIB)
+        patience_s = checked(_whole, "PATIENCE_S", text("PATIENCE_S"), _PATIENCE_S)
+        if faults:
+            raise ConfigError("\n".join(faults))
         return cls(
             use=several("USE"),
             prefer=several("PREFER"),
             deny=several("DENY"),
-            require=_chosen("REQUIRE", several("REQUIRE")),
-            reference=next(iter(_chosen("REFERENCE", filter(None, [text("REFERENCE")]))), None),
-            plugins=_plugins(text("PLUGINS"), several("PLUGINS")),
+            require=require or (),
+            reference=next(iter(reference or ()), None),
+            plugins=plugins or (),
             disable=several("DISABLE"),
-            policy=_paths(text("POLICY"), several("POLICY", os.pathsep)),
-            checks=_chosen("CHECKS", filter(None, [text("CHECKS")])) == ("1",),
-            log=next(iter(_chosen("LOG", filter(None, [text("LOG")]))), None),
+            policy=policy or (),
+            checks=checks == ("1",),
+            log=next(iter(log or ()), None),
             cache_dir=os.path.expanduser(text("CACHE_DIR")) or None,
-            cache_mib=_whole("CACHE_MIB", text("CACHE_MIB"), _CACHE_MIB),
-            patience_s=_whole("PATIENCE_S", text("PATIENCE_S"), _PATIENCE_S),
+            cache_mib=cache_mib or 0,
+            patience_s=patience_s or 0,
             strangers=unknown_variables(values),
         )
 
@@ -161,9 +182,13 @@ def _paths(text: str, given: Iterable[str]) -> tuple[str, ...]:
 def _chosen(key: str, given: Iterable[str]) -> tuple[str, ...]:
     """What is given, each one of the variable's choices."""
     choices, values = _BY_NAME[PREFIX + key].choices, tuple(given)
+    wrong: dict[str, list[str]] = {}
     for value in values:
         if value not in choices:
-            raise ConfigError(f"{PREFIX + key} is {value!r}; {nearest(value, choices)}")
+            wrong.setdefault(nearest(value, choices), []).append(repr(value))
+    if wrong:
+        lines = (f"{PREFIX + key} is {' and '.join(alike)}; {offer}" for offer, alike in wrong.items())
+        raise ConfigError("\n".join(lines))
     return values
 
 

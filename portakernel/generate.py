@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from portakernel.contract import Contract
 from portakernel.contract.parameter import Parameter
 from portakernel.contract.signature_text import arguments as signature_arguments
-from portakernel.contract.signature_text import document
+from portakernel.contract.signature_text import document, outs
 from portakernel.contracts import contracts
 from portakernel.deciding.policy_document import PolicyDocument
 from portakernel.manifest.models import BackendManifest, PluginManifest
@@ -95,10 +95,10 @@ def _signature(contract: Contract) -> str:
         if all(output.when is None for output in contract.outputs)
         else "Tensor | tuple[Tensor, ...]"
     )
-    result = written if several else "Tensor"
+    result = written if several else "Tensor" if contract.outputs else "None"
     typed |= {"out": f"{result} | None", "kernel": "str | None"}
     arguments = []
-    for text in signature_arguments(contract, "out=None", "kernel=None"):
+    for text in signature_arguments(contract, *outs(contract), "kernel=None"):
         name, equals, default = text.replace("'", '"').partition("=")
         arguments.append(text if name == "*" else f"{name}: {typed[name]}" + (f" = {default}" if equals else ""))
     body = "".join(f"    {argument},\n" for argument in arguments)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,7 @@ from portakernel.contract import Contract
 from portakernel.contract.case import Draw
 from portakernel.contracts import contract
 from portakernel.tensors.scratch import described
+from portakernel.tensors.serving import SERVING, depth, draw_serving
 
 # Random numbers are made in float32 before they are narrowed; a piece at a time, because some tensors fill a device.
 _PIECE = 1 << 26
@@ -38,6 +40,12 @@ class Operands:
     def request(self, phase: Phase, saved_by: str | None = None) -> Request:
         """The request that this call makes."""
         return self.arguments.request(self.tensors, self.values, phase, saved_by=saved_by)
+
+    def lengths(self) -> dict[str, tuple[int, ...]]:
+        """What the call's integer tensors say of lengths, by name: a cost may depend on them."""
+        pairs = zip(self.contract.tensors, self.tensors, strict=True)
+        kinds = ("lengths", "segments", "offsets")
+        return {a.name: tuple(t.tolist()) for a, t in pairs if t is not None and a.draw.kind in kinds}
 
     def call(self, phase: Phase, kept: dict[str, Tensor | None] | None = None) -> tuple[Any, ...]:
         """What a launcher of ``phase`` takes, in order."""
@@ -89,10 +97,16 @@ def draw(question: Question, arguments: Arguments, device: torch.device, seed: i
     op = contract(question.op)
     request = question.request
     found = described(request, question.row.shapes, device, training=False)
-    source = generator(device, seed)
-    for tensor in op.at(request.values).tensors:
-        if tensor.name in found:
-            below = request.dims.get(tensor.draw.below, 0)
+    source, host = generator(device, seed), generator(torch.device("cpu"), seed)
+    drawn = sorted(op.at(request.values).tensors, key=lambda tensor: depth(tensor.draw))
+    for tensor in drawn:
+        if tensor.name not in found:
+            continue
+        below = math.prod(request.dims.get(name, 0) for name in tensor.draw.below.split("*"))
+        if tensor.draw.kind in SERVING:
+            elements = draw_serving(tensor.draw, found[tensor.name].shape, below, request.dims, found, host)
+            found[tensor.name].copy_(elements)
+        else:
             fill(found[tensor.name], tensor.draw, below, source)
     tensors = tuple(found.get(name) for name in op.names)
     values = tuple(request.values.values())

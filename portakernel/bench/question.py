@@ -123,9 +123,9 @@ def _typed(contract: Contract, row: Row, dtype: DType) -> tuple[dict[str, str], 
             values[parameter.name] = named[parameter.name]
         elif not fitted and for_all in parameter.choices:
             if meant:
-                raise ArgumentTypeError(unfit(contract, for_all, row.shapes))
+                raise ArgumentTypeError(unfit(contract, contract, for_all, row.shapes))
             values[parameter.name], fitted = for_all, True
     if not fitted:
-        known = sorted({dtype for name in contract.typed for dtype in contract.possible_dtypes(name)})
+        known = sorted({dtype for name in made.typed for dtype in made.possible_dtypes(name)})
         raise ArgumentTypeError(f"{contract.op}: nothing of it can be {for_all}; known: {', '.join(known)}")
     return found, values

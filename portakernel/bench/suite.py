@@ -23,7 +23,7 @@ from portakernel.bench.operands import Operands, draw, memory_bytes
 from portakernel.bench.question import Question, too_large
 from portakernel.bench.results import Cell, LeftOut
 from portakernel.bench.stopwatch import Stopwatch, stopwatch
-from portakernel.bench.traffic import backward_cost, is_compute_bound
+from portakernel.bench.traffic import backward_cost, forward_cost, is_compute_bound
 from portakernel.calling.arguments import Arguments
 from portakernel.calling.launcher import launcher
 from portakernel.claims.request import Phase
@@ -113,7 +113,7 @@ class Suite:
         first = draw(question, arguments, self.device, self.seed)
         count = self.watch.sets(first.bytes())
         sets = [first, *(draw(question, arguments, self.device, self.seed + i) for i in range(1, count))]
-        cost = question.cost
+        cost = forward_cost(op, question.request, first.lengths())
         if phase is Phase.BACKWARD:
             self._prepare_backward(sets)
             read = {name: memory_bytes(tensor) for name, tensor in (first.grads | first.kept).items()}
@@ -160,7 +160,7 @@ class Suite:
     def _expected(self, operands: Operands, phase: Phase, competing: Field) -> tuple[Expected | None, str]:
         """The reference's results; where it cannot run, those of the kernel that is picked, or else of any, and why."""
         made = operands.arguments.at(operands.values)
-        names = tuple(output.name for output in made.outputs)
+        names = tuple(result.name for result in made.results)
         if phase is Phase.BACKWARD:
             names = tuple(f"gradient of {name}" for name in operands.contract.names)
         others = sorted(competing.contenders, key=lambda contender: contender.kernel.name != competing.chosen)

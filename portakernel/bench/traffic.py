@@ -18,10 +18,10 @@ _BACKWARD_FLOPS: Mapping[str, float] = {"attention": 2.5, "attention_varlen": 2.
 _UNREAD: Mapping[str, frozenset[str]] = {"embedding_bag": frozenset({"weight"})}
 
 
-def forward_cost(contract: Contract, request: Request) -> Cost:
-    """What the op's contract says of a forward call."""
+def forward_cost(contract: Contract, request: Request, lengths: Mapping[str, Sequence[int]] | None = None) -> Cost:
+    """What the op's contract says of a forward call; with the ``lengths`` in integer tensors, by name, of that one."""
     itemsizes = {name: DTYPES[dtype].itemsize for name, dtype in request.dtypes.items() if name in contract.names}
-    return contract.cost(request.dims, itemsizes, request.values)
+    return contract.cost(request.dims, itemsizes, {**request.values, **(lengths or {})})
 
 
 def backward_cost(contract: Contract, forward: Cost, read: Mapping[str, int], written: Sequence[int]) -> Cost:

@@ -105,7 +105,7 @@ class Arguments:
             if tensor.layout is not torch.strided:
                 raise ArgumentTypeError(f"{op}: {name} is {tensor.layout}; dense (torch.strided) tensors are accepted")
         contract = self.at(values)
-        contract.check_dtypes(self.dtypes(tensors))
+        contract.check_dtypes(self.dtypes(tensors), self.contract)
         shapes = self.shapes(tensors)
         try:
             contract.bind_shapes(shapes)

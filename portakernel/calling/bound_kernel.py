@@ -12,10 +12,12 @@ from torch import Tensor
 from portakernel.calling.caller import OpCaller
 from portakernel.calling.fast.bound_source import make_bound
 from portakernel.calling.fast.claim_reads import reads_of
+from portakernel.calling.fast.expressions import Expressions
 from portakernel.calling.fast.forms import Forms
 from portakernel.calling.fast.keys import chosen_expressions, make_open, make_steady
 from portakernel.calling.fast.out_source import has_fast_out, make_into_bound
 from portakernel.calling.fast.public_source import make_plain
+from portakernel.calling.key_table import Placement
 from portakernel.calling.launcher import can_be_captured, launch_source
 from portakernel.calling.outputs import check_outs, overwritten
 from portakernel.calling.public import traced
@@ -58,73 +60,138 @@ def bind_kernel(caller: OpCaller, tensors: Sequence[Any], parameters: Sequence[A
         NoKernelError: no kernel can serve them.
     """
     arguments = caller.arguments
-    numbers = arguments.canonical(parameters)
-    arguments.check(tensors, numbers)
-    contract, named = arguments.at(numbers), arguments.named(numbers)
+    values = arguments.canonical(parameters)
+    arguments.check(tensors, values)
     policy = caller.policy(strictly(caller.dispatcher.registry, caller.contract.op, kernel))
-    placement = caller.place(arguments.request(tensors, numbers, Phase.INFERENCE), policy)
+    placement = caller.place(arguments.request(tensors, values, Phase.INFERENCE), policy)
     # what this kernel reads, and no other's: an attached one's limits are in no other key
     reads = reads_of(caller.contract, [placement.kernel], caller.dispatcher.readiness)
-    parts = chosen_expressions(caller.contract, named, reads)
-    plain, steady, opened = make_plain(contract), make_steady(contract, parts), make_open(contract, parts)
-    expected_steady, expected_open = steady(*tensors, *numbers), opened(*tensors, *numbers)
-    signature = caller.signatures.of(tensors)
-    like = tuple(None if tensor is None else (tensor.dtype, tensor.device) for tensor in tensors)
-    dims, _ = contract.bind_shapes(arguments.shapes(tensors))
+    parts = chosen_expressions(caller.contract, arguments.named(values), reads)
+    example = _Example(caller, placement, parts, tensors, values)
+    contract, (launch, called) = example.contract, _launch(caller, placement)
+    seen = {"signature": example.signature, "steady": example.steady, "opened": example.opened}
+    writing = {**seen, "placement": placement, "may_overwrite": example.may_overwrite}
+    quick_out = has_fast_out(caller.contract)
+    names = {
+        **called,
+        "forms": example.forms,
+        "into": make_into_bound(contract, parts, caller.signatures, writing) if quick_out else lambda *_: None,
+        "otherwise": example.otherwise,
+        "traced": traced(caller),
+        "name": placement.kernel.name,
+    }
+    pairs = zip(contract.tensors, tensors, strict=True)
+    names |= {f"held_{t.name}": tensor for t, tensor in pairs if t.leading is None and tensor is not None}
+    fixed = tuple(replace(p, default=value) for p, value in zip(contract.parameters, values, strict=True))
+    made = make_bound(replace(contract, parameters=fixed), parts, example.opened, launch, names)
+    bound = cast(BoundKernel, made)
+    bound.kernel, bound.decision = placement.kernel.name, placement.decision
+    # a function's repr shows it, and a class of its own would cost each call another one
+    made.__qualname__ = brief(f"bound {contract.op} [{example}]")
+    return bound
 
-    def fits(*given: Any) -> bool:
-        alike = plain(*given) and caller.signatures.of(given) is signature
-        return alike and steady(*given, *numbers) == expected_steady
 
-    forms = Forms(fits, caller.signatures, exact=True)
-    may_overwrite = all("inplace" in capability.properties for _, capability in placement.kernel.variants)
+def _launch(caller: OpCaller, placement: Placement) -> tuple[str, dict[str, Any]]:
+    """The call of the kernel as source, and what that calls.
 
-    def otherwise(given: Sequence[Any], values: Sequence[Any], out: Any) -> Any:
+    The launcher's own frame is spared, unless it has to look for a capture, or at values.
+    """
+    request = placement.decision.request
+    launch, names = launch_source(caller.contract, placement.kernel, request, caller.dispatcher)
+    if caller.checks_values or not can_be_captured(placement.kernel, request, caller.dispatcher):
+        launch = f"run({', '.join([*caller.arguments.names, *caller.arguments.parameters])}, out)"
+    return launch, {**names, "run": placement.run, "recorded": placement.profiled}
+
+
+class _Example:
+    """The call that a handle was bound for, and what is done for calls that are not at once known to be like it.
+
+    ``steady`` and ``opened`` are parts of its key; ``forms`` are those of calls that have the steady part in common.
+    """
+
+    def __init__(
+        self, caller: OpCaller, placement: Placement, parts: Expressions, tensors: Sequence[Any], values: Sequence[Any]
+    ) -> None:
+        self._arguments, self._signatures, self._choosers = (
+            caller.arguments,
+            caller.signatures,
+            caller.contract.choosers,
+        )
+        self._placement, self._values = placement, values
+        self.contract = contract = caller.arguments.at(values)
+        self._plain = make_plain(contract)
+        self._steady_of, self._opened_of = make_steady(contract, parts), make_open(contract, parts)
+        self.steady, self.opened = self._steady_of(*tensors, *values), self._opened_of(*tensors, *values)
+        self.signature = caller.signatures.of(tensors)
+        self._shapes = [None if tensor is None else tuple(tensor.shape) for tensor in tensors]
+        self._like = [None if tensor is None else (tensor.dtype, tensor.device) for tensor in tensors]
+        self._dims, _ = contract.bind_shapes(caller.arguments.shapes(tensors))
+        self.may_overwrite = all("inplace" in claim.properties for _, claim in placement.kernel.variants)
+        self.forms = Forms(self._fits, caller.signatures, exact=True)
+
+    def __str__(self) -> str:
+        described = [
+            f"{name} {shape} {str(like[0]).removeprefix('torch.')}"
+            for name, shape, like in zip(self._arguments.names, self._shapes, self._like, strict=True)
+            if like is not None
+        ]
+        return f"{self._placement.kernel.name} on {self._placement.decision.target}: {', '.join(described)}"
+
+    def _fits(self, *given: Any) -> bool:
+        alike = self._plain(*given) and self._signatures.of(given) is self.signature
+        return alike and self._steady_of(*given, *self._values) == self.steady
+
+    def otherwise(self, given: Sequence[Any], values: Sequence[Any], out: Any) -> Any:
+        """A call that the handle's quick path did not take: run where it is like the example after all.
+
+        Raises:
+            ArgumentTypeError, ArgumentValueError: it is not; says in what.
+        """
         if is_recording():  # `warmup` looks for choices, and here there is none to make
             with outside_modes():
-                return otherwise(given, values, out)
-        found = arguments.canonical(values)
-        form = forms.find(*given)
+                return self.otherwise(given, values, out)
+        found = self._arguments.canonical(values)
+        form = self.forms.find(*given)
         recorded = form is not None and form.leaf and torch.is_grad_enabled()
-        if form is None or recorded or not plain(*given) or opened(*given, *found) != expected_open:
-            refuse(given, found)
-        return placement.launch(*given, *found, None) if out is None else into(given, found, out)
+        if form is None or recorded or not self._plain(*given) or self._opened_of(*given, *found) != self.opened:
+            self._refuse(given, found)
+        return self._placement.launch(*given, *found, None) if out is None else self._into(given, found, out)
 
-    def into(given: Sequence[Tensor], values: Sequence[Any], out: Any) -> Any:
-        inputs = arguments.given(given)
-        results = arguments.results(given, values)
-        targets = check_outs(contract.op, out, results, given[0].device, list(inputs.values()))
+    def _into(self, given: Sequence[Tensor], values: Sequence[Any], out: Any) -> Any:
+        op, inputs = self.contract.op, self._arguments.given(given)
+        results = self._arguments.results(given, values)
+        targets = check_outs(op, out, results, given[0].device, list(inputs.values()))
         if not all(map(has_plain_memory, targets)):
-            raise ArgumentTypeError(
-                f"{contract.op}: a bound kernel writes memory, and out is a subclass or lazily negated"
-            )
-        over = overwritten(contract.op, targets, inputs, contract.inplace)
-        if over is not None and not may_overwrite:
-            raise ArgumentValueError(f"{contract.op}: {placement.kernel.name} cannot write its output over {over}")
-        written = placement.launch(*given, *values, targets[0] if len(targets) == 1 else targets)
+            raise ArgumentTypeError(f"{op}: a bound kernel writes memory, and out is a subclass or lazily negated")
+        over = overwritten(op, targets, inputs, self.contract.inplace)
+        if over is not None and not self.may_overwrite:
+            raise ArgumentValueError(f"{op}: {self._placement.kernel.name} cannot write its output over {over}")
+        written = self._placement.launch(*given, *values, targets[0] if len(targets) == 1 else targets)
         for target in targets:
             mark_written(target)
         return written
 
-    def refuse(given: Sequence[Any], found: Sequence[Any]) -> NoReturn:
-        op = contract.op
-        arguments.check(given, found)
-        for name in caller.contract.choosers:
-            if (asked := arguments.named(found)[name]) != named[name]:
-                text = f"{op}: bound for {name}={named[name]!r}; this call has {name}={asked!r}"
+    def _refuse(self, given: Sequence[Any], values: Sequence[Any]) -> NoReturn:
+        """Raises for the first thing in which a call is not the example's."""
+        op = self.contract.op
+        self._arguments.check(given, values)
+        bound, asked = self._arguments.named(self._values), self._arguments.named(values)
+        for name in self._choosers:
+            if asked[name] != bound[name]:
+                text = f"{op}: bound for {name}={bound[name]!r}; this call has {name}={asked[name]!r}"
                 raise ArgumentValueError(f"{text}; bind again")
-        found_dims, _ = contract.bind_shapes(arguments.shapes(given))
-        for name in dims:
-            if name in contract.fixed_dims and found_dims[name] != dims[name]:
-                text = f"{op}: bound for {name} = {dims[name]}; this call has {name} = {found_dims[name]}"
+        dims, _ = self.contract.bind_shapes(self._arguments.shapes(given))
+        for name in self._dims:
+            if name in self.contract.fixed_dims and dims[name] != self._dims[name]:
+                text = f"{op}: bound for {name} = {self._dims[name]}; this call has {name} = {dims[name]}"
                 raise ArgumentValueError(f"{text}; bind again")
-        for tensor, form, name in zip(given, like, arguments.names, strict=True):
-            if (tensor is None) != (form is None):
-                raise ArgumentValueError(f"{op}: bound {'without' if form is None else 'with'} {name}; bind again")
-            if form is not None and (tensor.dtype, tensor.device) != form:
-                text = f"{op}: bound for {name} of {form[0]} on {form[1]}; this call has {tensor.dtype} on"
+        for tensor, like, name in zip(given, self._like, self._arguments.names, strict=True):
+            if (tensor is None) != (like is None):
+                raise ArgumentValueError(f"{op}: bound {'without' if like is None else 'with'} {name}; bind again")
+            if like is not None and (tensor.dtype, tensor.device) != like:
+                text = f"{op}: bound for {name} of {like[0]} on {like[1]}; this call has {tensor.dtype} on"
                 raise ArgumentTypeError(f"{text} {tensor.device}; bind again")
-        if steady(*given, *found) != expected_steady or opened(*given, *found) != expected_open:
+        if self._steady_of(*given, *values) != self.steady or self._opened_of(*given, *values) != self.opened:
             raise ArgumentValueError(
                 f"{op}: the layout, a limit or a feature of this call is not the example's; bind again, or"
                 f" call portakernel.ops.{op}"
@@ -133,38 +200,3 @@ def bind_kernel(caller: OpCaller, tensors: Sequence[Any], parameters: Sequence[A
             f"{op}: a bound kernel does not go through autograd, modes, transforms, autocast or subclasses,"
             f" which this call needs; call portakernel.ops.{op}, or use torch.no_grad()"
         )
-
-    # the launcher's own frame is spared, unless it has to look for a capture or at values
-    request, given = placement.decision.request, ", ".join([*arguments.names, *arguments.parameters])
-    spared = can_be_captured(placement.kernel, request, caller.dispatcher) and not caller.checks_values
-    launch, called = launch_source(caller.contract, placement.kernel, request, caller.dispatcher)
-    names = {
-        **called,
-        "run": placement.run,
-        "recorded": placement.profiled,
-        "forms": forms,
-        "into": lambda *_: None,
-        "otherwise": otherwise,
-        "traced": traced(caller),
-        "name": placement.kernel.name,
-    }
-    pairs = zip(contract.tensors, tensors, strict=True)
-    names |= {f"held_{t.name}": example for t, example in pairs if t.leading is None and example is not None}
-    if has_fast_out(caller.contract):
-        example = {"signature": signature, "steady": expected_steady, "opened": expected_open}
-        writing = {**example, "placement": placement, "may_overwrite": may_overwrite}
-        names["into"] = make_into_bound(contract, parts, caller.signatures, writing)
-    launch = launch if spared else f"run({given}, out)"
-    fixed = tuple(replace(p, default=value) for p, value in zip(contract.parameters, numbers, strict=True))
-    made = make_bound(replace(contract, parameters=fixed), parts, expected_open, launch, names)
-    bound = cast(BoundKernel, made)
-    bound.kernel, bound.decision = placement.kernel.name, placement.decision
-    # a function's repr shows it, and a class of its own would cost each call another one
-    shapes = [
-        f"{tensor.name} {tuple(example.shape)} {str(example.dtype).removeprefix('torch.')}"
-        for tensor, example in zip(contract.tensors, tensors, strict=True)
-        if example is not None
-    ]
-    bound_for = f"{placement.kernel.name} on {placement.decision.target}: {', '.join(shapes)}"
-    made.__qualname__ = brief(f"bound {contract.op} [{bound_for}]")
-    return bound

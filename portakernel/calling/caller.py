@@ -18,9 +18,12 @@ from torch import Tensor
 from portakernel.calling.arguments import Arguments, Tensors
 from portakernel.calling.fallback import Fallbacks
 from portakernel.calling.fast.claim_reads import Reads, reads_of
+from portakernel.calling.fast.expressions import Expressions, expressions
 from portakernel.calling.fast.forms import Signatures
-from portakernel.calling.fast.keys import Expressions, Keys, expressions, make_key, make_value
-from portakernel.calling.fast.public_source import Lookup, make_hit
+from portakernel.calling.fast.key_layout import INPLACE, PLAIN, CallKind, key_of
+from portakernel.calling.fast.keys import Keys, make_key, make_value
+from portakernel.calling.fast.public_source import Lookup
+from portakernel.calling.fast.torch_op_source import make_hit
 from portakernel.calling.key_table import KeyTable, Placement, remember_few
 from portakernel.calling.launcher import launcher, signature
 from portakernel.calling.outputs import check_outs, completed, copy_into, existing, overwritten
@@ -135,8 +138,9 @@ class OpCaller:
         warnings.warn(text, StaleGraphWarning, stacklevel=callers_level())
 
     def hit(self, phase: Phase) -> Callable[..., Any]:
-        """``hit`` for a torch op of ``phase`` (``fast.public_source.make_hit``)."""
-        if phase is Phase.TRAINING and self.some_are_recorded:
+        """``hit`` for a torch op of ``phase`` (``fast.torch_op_source.make_hit``)."""
+        # what writes returns nothing, which is what a miss returns
+        if self.contract.mutated or (phase is Phase.TRAINING and self.some_are_recorded):
             return lambda *_: None
         names = {
             "table": self.table.entries,
@@ -149,19 +153,13 @@ class OpCaller:
 
     def key(
         self,
-        phase: Phase,
+        kind: CallKind,
         tensors: Tensors,
         parameters: Sequence[Any],
         policy: Policy,
-        *,
-        inplace: bool = False,
-        saved_by: str | None = None,
-        below_autograd: bool = False,
     ) -> tuple[Any, ...]:
         """What the choice depends on; a plain forward has the key that the public function computes."""
-        key = (self.signatures.of(tensors), *self._key(*tensors, *parameters), policy)
-        if phase is not Phase.INFERENCE or inplace:
-            key = (*key, phase, inplace, saved_by, below_autograd)
+        key = key_of(self.signatures.of(tensors), self._key(*tensors, *parameters), policy, kind)
         if self._attached and self._names_attached(policy):
             key = (*key, self._attached_key(*tensors, *parameters))
         return key
@@ -178,7 +176,7 @@ class OpCaller:
         """The decision for a call with these arguments, kernels that said ``CannotRun`` to such calls included."""
         policy = self.policy(argument)
         request = self.arguments.request(tensors, parameters, phase)
-        placement = self.table.entries.get(self.key(phase, tensors, parameters, policy))
+        placement = self.table.entries.get(self.key(CallKind(phase), tensors, parameters, policy))
         cannot = dict(placement.cannot) if placement is not None else {}
         for (name, value), rejection in list(placement.refused.items()) if placement is not None else ():
             if placement is not None and request.value(name) == value:
@@ -213,67 +211,66 @@ class OpCaller:
 
     def placed(
         self,
-        phase: Phase,
+        kind: CallKind,
         tensors: Tensors,
         parameters: Sequence[Any],
         policy: Policy,
-        *,
-        saved_by: str | None = None,
-        below_autograd: bool = False,
     ) -> Placement:
         """What a call with these arguments would run, remembered for it."""
-        asked: dict[str, Any] = {"saved_by": saved_by, "below_autograd": below_autograd}
-        key = self.key(phase, tensors, parameters, policy, **asked)
+        key, requires = self.key(kind, tensors, parameters, policy), _NOTHING
         known = self.table.entries.get(key)
         if known is None and is_capturing():
-            key = _in_capture(key, asked)
+            key, requires = (*key, _CAPTURED), _CAPTURED
             known = self.table.entries.get(key)
         if known is not None:
             return known
-        request = self.arguments.request(tensors, parameters, phase, **asked)
-        return self.table.remember(key, self.place(request, policy))
+        return self.table.remember(key, self.place(self.request(kind, tensors, parameters, requires), policy))
+
+    def request(
+        self, kind: CallKind, tensors: Tensors, parameters: Sequence[Any], requires: frozenset[str] = _NOTHING
+    ) -> Request:
+        """What a call of this kind asks, its kernel having the properties that it ``requires``."""
+        return self.arguments.request(
+            tensors, parameters, kind.phase,
+            saved_by=kind.saved_by, below_autograd=kind.below_autograd, requires=requires,
+        )  # fmt: skip
 
     def run(
         self,
-        phase: Phase,
+        kind: CallKind,
         tensors: Tensors,
         parameters: Sequence[Any],
         policy: Policy,
         arguments: Sequence[Any],
         *,
-        inplace: bool = False,
-        saved_by: str | None = None,
-        below_autograd: bool = False,
         declined: tuple[Placement, CannotRun] | None = None,
     ) -> Any:
-        """Runs the op's ``phase`` on ``arguments``, deciding first where no call like it was seen.
+        """Runs the op on ``arguments``, deciding first where no call like it was seen.
 
         A kernel that says ``CannotRun`` (``declined``: it has just done so) is passed over for such calls.
         """
-        asked: dict[str, Any] = {"saved_by": saved_by, "below_autograd": below_autograd}
-        key = self.key(phase, tensors, parameters, policy, inplace=inplace, **asked)
-        asked["requires"] = _INPLACE if inplace else _NOTHING
+        key, requires = self.key(kind, tensors, parameters, policy), _INPLACE if kind.inplace else _NOTHING
         placement = self.table.entries.get(key)
         if placement is None and is_capturing():
-            key = _in_capture(key, asked)
+            key, requires = (*key, _CAPTURED), requires | _CAPTURED
             placement = self.table.entries.get(key)
         first = placement is None
         while True:
             if placement is None:
                 with unsplit(f"a first call of {self.contract.op}"):
-                    request = self.arguments.request(tensors, parameters, phase, **asked)
+                    request = self.request(kind, tensors, parameters, requires)
                     placement = self.table.remember(key, self.place(request, policy))
             if declined is None or declined[0] is not placement:
                 try:
                     return self._launched(placement, arguments) if first else placement.launch(*arguments)
                 except CannotRun as error:
                     declined = placement, error
-            if declined[1].rejection.code is ReasonCode.NOT_CAPTURABLE and not asked["requires"] >= _CAPTURED:
+            if declined[1].rejection.code is ReasonCode.NOT_CAPTURABLE and not requires >= _CAPTURED:
                 # another serves while the stream is captured, and this one again thereafter
-                key = _in_capture(key, asked)
+                key, requires = (*key, _CAPTURED), requires | _CAPTURED
                 placement = self.table.entries.get(key)
                 continue
-            request = self.arguments.request(tensors, parameters, phase, **asked)
+            request = self.request(kind, tensors, parameters, requires)
             key, placement = self.passed_over(key, placement, declined[1].rejection, request, policy)
 
     def _launched(self, placement: Placement, arguments: Sequence[Any]) -> Any:
@@ -347,7 +344,7 @@ class OpCaller:
         policy = self._with_argument(above, argument)
         if isinstance(kernel, str):
             remember_few(self.pinned, (kernel, above), policy)
-        return self.run(Phase.INFERENCE, tensors, values, policy, (*tensors, *values, None), declined=declined)
+        return self.run(PLAIN, tensors, values, policy, (*tensors, *values, None), declined=declined)
 
     def _composed(self, tensors: Sequence[Any]) -> Callable[..., Any]:
         """The op for arguments whose memory no kernel may read as it is."""
@@ -379,16 +376,10 @@ class OpCaller:
             return out
         over = overwritten(contract.op, targets, inputs, contract.inplace)
         given = (*tensors, *values, targets[0] if len(targets) == 1 else targets)
-        written = self.run(Phase.INFERENCE, tensors, values, self.policy(argument), given, inplace=over is not None)
+        written = self.run(PLAIN if over is None else INPLACE, tensors, values, self.policy(argument), given)
         for each in targets:
             mark_written(each)
         return written
-
-
-def _in_capture(key: tuple[Any, ...], asked: dict[str, Any]) -> tuple[Any, ...]:
-    """The key of a choice made during a capture; ``asked`` requires from now on what such a choice does."""
-    asked["requires"] = asked.get("requires", frozenset()) | _CAPTURED
-    return (*key, _CAPTURED)
 
 
 def _parts(contract: Contract, reads: Reads, built: set[Unit] | None = None) -> Expressions | Keys:

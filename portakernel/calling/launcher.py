@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from portakernel.calling.fast.generated import define
+from portakernel.calling.written import writing
 from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
 from portakernel.claims.request import Phase, Request
 from portakernel.contract import Contract
@@ -34,7 +35,8 @@ def launch_source(
     """
     call, phase = call_source(contract, kernel, request.phase), request.phase
     entry = (kernel.backward if phase is Phase.BACKWARD else None) or kernel.entry
-    names: dict[str, Any] = {"kernel": dispatcher.entry(entry)}
+    kernel_function = dispatcher.entry(entry)
+    names: dict[str, Any] = {"kernel": writing(contract, kernel_function) if contract.mutated else kernel_function}
     device = request.device
     place = torch.device(device.torch_device) if device is not None and device.torch_device else torch.device("cpu")
     if place.type not in ("cuda", "xpu") or torch.get_device_module(place).device_count() < 2:
@@ -96,6 +98,8 @@ def call_source(contract: Contract, kernel: Kernel, phase: Phase) -> str:
     """
     names = signature(contract, phase)
     left_out = {feature.name for feature in contract.features if feature.name not in kernel.features}
+    if contract.mutated:
+        left_out.add("out")
     by_keyword = {parameter.name for parameter in contract.parameters}
     if phase is Phase.BACKWARD:
         by_keyword.add("needs")  # `out` may be the name of an output there

@@ -24,6 +24,8 @@ def check_outs(
         ArgumentTypeError: it is no tensor (with several results, no tuple of them), or one has another dtype.
         ArgumentValueError: one has another shape or device, may overlap itself, or gradients are recorded.
     """
+    if not forms:
+        raise ArgumentTypeError(f"{op} takes no out: it writes into its arguments")
     if len(forms) == 1:
         outs: tuple[Any, ...] = (out,)
     elif isinstance(out, (tuple, list)) and len(out) == len(forms):
@@ -107,6 +109,8 @@ def existing(contract: Contract, values: Mapping[str, Any], found: Any) -> Any:
 
 def completed(contract: Contract, values: Mapping[str, Any], found: Any, like: Tensor, *, saved: bool) -> Any:
     """What the torch op returns, of what a kernel did: an empty tensor for each result that does not exist."""
+    if not contract.outputs:  # it wrote into its arguments
+        return None
     given = iter(found if isinstance(found, (tuple, list)) else (found,))
     made = contract.at(values)
     names = {result.name for result in (*made.outputs, *made.saved)}

@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from portakernel.calling.caller import OpCaller
+from portakernel.calling.fast.expressions import Expressions
 from portakernel.calling.fast.generated import define
-from portakernel.calling.fast.keys import Expressions
 from portakernel.calling.fast.out_source import has_fast_out, make_into
 from portakernel.calling.fast.public_source import make_public
 from portakernel.calling.outputs import check_outs, copy_into

@@ -129,8 +129,15 @@ def _run(arguments: Sequence[str]) -> int:
     arguments = arguments or ["--help"]
     # one command is made ready in a third of the time of all
     app = make_app([named]) if named is not None and named in COMMANDS else make_app(manager=_manager())
+    streams = sys.stdout, sys.stderr
     try:
         status = typer.main.get_command(app).main(arguments, prog_name="portakernel", standalone_mode=False)
+    except SystemExit as ended:
+        # typer's way with a pipe that nobody reads any more: status 1, and streams that hide it
+        if not isinstance(ended.__context__, BrokenPipeError):
+            raise
+        sys.stdout, sys.stderr = streams
+        return PIPE_CLOSED
     except Exception as error:
         # click's usage errors, told by their method: their class lives elsewhere in each version of typer
         message: Callable[[], str] | None = getattr(error, "format_message", None)

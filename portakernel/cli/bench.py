@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from portakernel.cli.check import find_device
-from portakernel.cli.options import DTypes, Json, Shapes, Values
+from portakernel.cli.options import COMMAND_LINE, DTypes, Json, Shapes, Values
 
 if TYPE_CHECKING:
     from portakernel.bench.contenders import Filter
@@ -102,7 +102,7 @@ def command(
         from portakernel.bench.plots import check_plots
 
         check_plots()
-    layer = make_layer("command line", (), (), tuple(deny or ())).check(now.registry)
+    layer = make_layer(COMMAND_LINE, (), (), tuple(deny or ())).check(now.registry)
     token = now.context_layers.set((layer,) if deny else ())
     run = _Run(where, admitted, seconds, seed, output, shows=not json)
     try:

@@ -102,9 +102,7 @@ def find_device(registry: Registry, name: str) -> Device:
     Raises:
         UnknownNameError: there is no such device, or torch cannot reach it.
     """
-    from portakernel.words import target_names
-
-    return target_names.find_device(name, registry.devices, registry.spaces)
+    return registry.device(name)
 
 
 def progressing(results: Iterable[Result], cases: int) -> Iterator[Result]:

@@ -14,50 +14,65 @@ from portakernel.claims.capability import Capability, Limit
 from portakernel.contract import Contract
 from portakernel.contracts import contract
 from portakernel.errors import ArgumentTypeError
+from portakernel.manifest.models import Claim
 from portakernel.manifest.yaml_file import KeyPath
 from portakernel.registry.kernel import Kernel
+from portakernel.registry.manifest_kernels import Judged
 from portakernel.words.arch import ArchSpace, Selector
 
 Found = Iterator[tuple[KeyPath, str]]
 Spaces = Mapping[str, ArchSpace]
 _LARGEST = 1 << 62
+# The keys that say which calls a kernel serves.
+_CLAIMED = frozenset(Claim.model_fields)
 # What a layout fact can be at all; a stride is any number.
 _FACTS: Mapping[str, tuple[int, ...]] = {"contiguous": (0, 1), "flat_rows": (0, 1), "alignment": (1, 2, 4, 8, 16)}
 
 
-def claim_problems(kernels: Sequence[Kernel | None], spaces: Spaces) -> Found:
+def claim_problems(judged: Sequence[Judged | None], spaces: Spaces) -> Found:
     """The place and text of everything about the claims of a manifest's kernels that makes no sense.
 
-    A kernel is None where something else is wrong with its entry.
+    Of keys that are at fault besides nothing follows; a kernel is None where nothing at all is known of its claims.
     """
-    for i, kernel in enumerate(kernels):
-        if kernel is None:
+    sound = list[tuple[int, Kernel]]()
+    for i, one in enumerate(judged):
+        if one is None:
             continue
+        kernel, faulty = one.kernel, one.faulty
         here: KeyPath = ("kernels", i)
         for j, (_, claim) in enumerate(kernel.variants):
             place = (*here, "variants", j) if kernel.variants[0][0] else here
             yield from _impossible(kernel, claim, spaces, place)
-            for earlier, (name, other) in enumerate(kernel.variants[:j]):
+            if "dtypes" not in faulty:
+                yield from _unmatched_dtypes(kernel, claim, place)
+            for earlier, (name, other) in enumerate(kernel.variants[:j] if not faulty & _CLAIMED else ()):
                 if covers(other, claim, spaces):
                     text = f"can never match: {name} (variants[{earlier}]) comes first and takes all that this one does"
                     yield place, f"{text}; remove it, put it first, or narrow {name}"
                     break
-        yield from _idle_priorities(kernel, here)
-        yield from _ties(kernel, [(n, k) for n, k in enumerate(kernels[:i]) if k is not None], spaces, here)
+        if not faulty & {"priority", "limits"}:
+            yield from _idle_priorities(kernel, here)
+        if not faulty & {*_CLAIMED, "priority", "check", "disabled"}:
+            yield from _ties(kernel, sound, spaces, here)
+            sound.append((i, kernel))
 
 
 def _impossible(kernel: Kernel, claim: Capability, spaces: Spaces, place: KeyPath) -> Found:
     """Why no call whatever can match the claim."""
     for vendor, selector in claim.targets.items():
         space = spaces.get(vendor)
-        if space is not None and not _members(selector, space):
+        if space is not None and not _members(selector, space) and not _is_later(selector, space):
             text = f"can never match: {selector} is no architecture of {vendor}"
-            mend = "take some out of `not`" if selector.exclude else "correct it"
+            mend = "take some out of `not`" if selector.exclude else "name one that is"
             yield (*place, "targets", vendor), f"{text}; {mend}, or leave the vendor out"
     for limit in claim.limits:
         if not satisfiable([limit]):
             text = f"can never match: nothing is {str(limit).removeprefix(limit.parameter).strip()}"
             yield (*place, "limits", limit.parameter), f"{text}{_possible(limit.parameter)}; widen or remove the limit"
+
+
+def _unmatched_dtypes(kernel: Kernel, claim: Capability, place: KeyPath) -> Found:
+    """Dtypes of arguments that no call has beside those claimed of the others."""
     op = contract(kernel.op)
     for name, dtype in _unaccepted(op, claim):
         text = f"can never match: {kernel.op} takes {name} in {dtype} with none of the other arguments' dtypes here"
@@ -204,6 +219,11 @@ def _accepted(op: Contract, dtypes: Mapping[str, str]) -> bool:
     except ArgumentTypeError:
         return False
     return True
+
+
+def _is_later(selector: Selector, space: ArchSpace) -> bool:
+    """Whether what is selected may come to be listed; that it is not yet is told by itself."""
+    return any(True for term in selector.include for _ in space.later_than_listed(term))
 
 
 def _members(selector: Selector, space: ArchSpace) -> set[str]:

@@ -10,6 +10,7 @@ from portakernel.cli.output import Cell, Page
 from portakernel.contracts import contract, contracts
 from portakernel.deciding.explaining import explain_in_words
 from portakernel.errors import ArgumentTypeError
+from portakernel.words.dtypes import parse_dtype
 
 if TYPE_CHECKING:
     from portakernel.deciding.decision import Decision
@@ -31,11 +32,12 @@ def decide_sheet(
 ) -> list[Decision]:
     """The decisions for each op (where none is given, all that have the phase) on each target; targets outside.
 
-    Sizes are left open. Each op is asked in ``dtype`` where its arguments can have that, and else in its own default
-    there.
+    Sizes are left open. Where every op is asked, each is in ``dtype`` if its arguments can have that, and else in its
+    own default there.
 
     Raises:
         UnknownNameError, ArgumentValueError: a target, a device or the dtype does not exist.
+        ArgumentTypeError: an op of ``ops``, or every op there is, has no argument that can have the dtype.
     """
     having = [
         op for op, made in sorted(contracts().items()) if phase is not Phase.BACKWARD or made.gradient == "kernel"
@@ -47,12 +49,30 @@ def decide_sheet(
             try:
                 decision = explain_in_words(now, op, dtype=dtype, **words)
             except ArgumentTypeError:  # the op's arguments cannot have that dtype
+                if ops is not None:
+                    raise
                 decision = explain_in_words(now, op, **words)
             if not any(name in decision.request.dtypes for name in contract(op).names):
                 own = default_dtypes(op, decision.request.target, now.registry)
                 decision = explain_in_words(now, op, dtype=own, **words)
             found.append(decision)
+    if dtype is not None and not any(has_dtype(decision, dtype) for decision in found):
+        taken = sorted({name for op in ops or having for name in _dtypes_of(op)})
+        raise ArgumentTypeError(
+            f"no op is asked in {dtype}: their arguments can be {', '.join(taken)}; give one of these"
+        )
     return list({(decision.request.target, decision.request.op): decision for decision in found}.values())
+
+
+def has_dtype(decision: Decision, dtype: str) -> bool:
+    """Whether an argument of the request has ``dtype``."""
+    names = contract(decision.request.op).names
+    return any(found == parse_dtype(dtype).name for name, found in decision.request.dtypes.items() if name in names)
+
+
+def _dtypes_of(op: str) -> set[str]:
+    made = contract(op).at()
+    return {dtype for tensor in made.tensors if not tensor.optional for dtype in made.possible_dtypes(tensor.name)}
 
 
 def default_dtypes(op: str, target: Target, registry: Registry) -> dict[str, str]:
@@ -82,8 +102,8 @@ def sheet_json(decisions: Sequence[Decision]) -> dict[str, Any]:
     }
 
 
-def print_sheet(out: Page, decisions: Sequence[Decision], registry: Registry) -> None:
-    """Prints a table for each target: each op's kernel, and whose would serve without it."""
+def print_sheet(out: Page, decisions: Sequence[Decision], registry: Registry, dtype: str | None = None) -> None:
+    """Prints a table for each target: each op's kernel, and whose would serve without it; ``dtype`` was asked for."""
     for target in dict.fromkeys(decision.request.target for decision in decisions):
         here = [decision for decision in decisions if decision.request.target == target]
         backend = next((one for one in registry.backends.values() if one.vendor == target.vendor), None)
@@ -95,6 +115,9 @@ def print_sheet(out: Page, decisions: Sequence[Decision], registry: Registry) ->
         by_kernels = len(here) - by_reference - unserved
         counts = f"{by_kernels} by kernels, {by_reference} by the reference, {unserved} by none"
         out.line(f"{len(here)} op{'s' * (len(here) != 1)}: {counts}", indent=2)
+        if dtype is not None and (others := [one.request.op for one in here if not has_dtype(one, dtype)]):
+            text = f"Not in {dtype}, which their arguments cannot be, but in dtypes of their own: {', '.join(others)}"
+            out.line(text, "doubt", indent=2)
 
 
 def _row(decision: Decision) -> tuple[str | Cell, ...]:

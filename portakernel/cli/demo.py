@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from portakernel.cli.options import Json
+from portakernel.cli.options import COMMAND_LINE, Json
 from portakernel.errors import ArgumentValueError, UnknownNameError
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def _preferring(names: tuple[str, ...]) -> Iterator[None]:
     if not names:
         yield
         return
-    now.set_process_layer(make_layer("command line", (), names).check(now.registry))
+    now.set_process_layer(make_layer(COMMAND_LINE, (), names).check(now.registry))
     try:
         yield
     finally:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from portakernel.cli.options import DTypes, Formats, Json, Shapes, Values
+from portakernel.cli.options import COMMAND_LINE, DTypes, Formats, Json, Shapes, Values
 from portakernel.errors import ArgumentValueError, UnknownNameError
+
+if TYPE_CHECKING:
+    from portakernel.deciding.decision import Decision
 
 _SIZES = re.compile(r"[0-9]{1,18}(x[0-9]{1,18})*")
 _SHAPE_FORM = "write ARG=AxBxC, such as x=4096x8192"
@@ -68,6 +72,9 @@ def command(
     reference: Annotated[
         str | None, typer.Option("--reference", metavar="allow|warn|forbid", help="Whether the reference may serve.")
     ] = None,
+    source: Annotated[
+        bool, typer.Option("--source", help="Print what such a call runs once it was seen, as source text.")
+    ] = False,
     json: Json = False,
 ) -> None:
     r"""Say which kernel serves a call, why, and why each other does not. Nothing runs.
@@ -83,13 +90,15 @@ def command(
         portakernel explain rms_norm --target mi300x --dtype bfloat16 --shape x=4096x8192
         portakernel explain rms_norm --target nvidia:sm_90 --dtype x=float16 --dtype weight=float32 \
             --set weight_offset=1.0 --phase training --deny triton --json
+        portakernel explain rms_norm --source
         portakernel explain --all --target h100 --target mi300x --json
     """
     from portakernel.claims.request import Phase
     from portakernel.cli.decision_sheet import decide_sheet, print_sheet, sheet_json
     from portakernel.cli.explanation import print_explanation
     from portakernel.cli.output import page, print_json
-    from portakernel.deciding.explaining import explain_in_words
+    from portakernel.cli.running_steps import print_steps, running_steps
+    from portakernel.deciding.explaining import explain_in_words, without_use
     from portakernel.deciding.kernel_argument import check_ships
     from portakernel.deciding.policies import make_layer
     from portakernel.runtime import dispatcher
@@ -100,8 +109,9 @@ def command(
         raise ArgumentValueError("explain: give an op, or --all for every op; not both")
     now, targets = dispatcher(), list(dict.fromkeys(target or ()))
     mode: Any = reference
+    freed: Decision | None = None
     names = tuple(use or ()), tuple(prefer or ()), tuple(deny or ()), tuple(require or ())
-    layer = make_layer("command line", *names, reference=mode).check(now.registry)
+    layer = make_layer(COMMAND_LINE, *names, reference=mode).check(now.registry)
     for name in use or () if op is not None else ():
         check_ships(now.registry, op or "", name)
     token = now.context_layers.set((layer,) if any(names) or reference else ())
@@ -122,8 +132,10 @@ def command(
                     saved_by=saved_by,
                 )
             ]
+            freed = without_use(now, decisions[0]) if decisions[0].chosen is None else None
         else:
             given = {"--shape": shape, "--format": format, "--set": parameters, "--fact": fact, "--saved-by": saved_by}
+            given |= {"--source": "yes"} if source else {}
             if told := [option for option, value in given.items() if value]:
                 raise ArgumentValueError(f"explain: {', '.join(told)} is about one call: give one op, and one --target")
             if dtype and (len(dtype) > 1 or "=" in dtype[0]):
@@ -133,17 +145,21 @@ def command(
             decisions = decide_sheet(now, ops, targets, device=device, dtype=dtype_of_all, phase=Phase(phase))
     finally:
         now.context_layers.reset(token)
-    if json:
-        print_json(decisions[0].to_json() if op is not None and len(targets) < 2 else sheet_json(decisions))
+    steps = running_steps(decisions[0]) if source else []
+    if json and op is not None and len(targets) < 2:
+        print_json(decisions[0].to_json() | ({"source": [asdict(step) for step in steps]} if source else {}))
+    elif json:
+        print_json(sheet_json(decisions))
     else:
         out = page()
         for text in targets:
             if (resolved := str(now.registry.target(text))) != text:
                 out.line(f"{text} is {resolved}.", "faint")
         if op is not None and len(targets) < 2:
-            print_explanation(out, decisions[0], now.registry)
+            print_explanation(out, decisions[0], now.registry, freed)
+            print_steps(out, steps)
         else:
-            print_sheet(out, decisions, now.registry)
+            print_sheet(out, decisions, now.registry, dtype[0] if dtype else None)
     raise typer.Exit(0 if all(decision.chosen for decision in decisions) else 1)
 
 

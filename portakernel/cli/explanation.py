@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from portakernel.claims.capability import ReasonCode
 from portakernel.claims.request import changed_values
 from portakernel.cli.advice import advice, of_nearest_variant
+from portakernel.cli.options import COMMAND_LINE
 from portakernel.cli.output import Cell, Page, Style
 from portakernel.contracts import contract
 from portakernel.deciding.decision import tier
@@ -28,8 +29,11 @@ _ELSEWHERE = frozenset({ReasonCode.VENDOR, ReasonCode.ARCH, ReasonCode.ATTACHED_
 _SHOWN_REASONS, _SHOWN_STEPS = 2, 3
 
 
-def print_explanation(page: Page, decision: Decision, registry: Registry) -> None:
-    """Prints the decision for people: every candidate, with all of its reasons if they are about more than hardware."""
+def print_explanation(page: Page, decision: Decision, registry: Registry, freed: Decision | None = None) -> None:
+    """Prints the decision for people: every candidate, with all of its reasons if they are about more than hardware.
+
+    ``freed`` is the decision without what a policy uses strictly, where nothing serves because of it.
+    """
     first = strongest(decision)
     others = [candidate for candidate in decision.candidates if candidate not in first]
     page.line(f"{asked(decision.request, registry)}.", "strong")
@@ -52,7 +56,7 @@ def print_explanation(page: Page, decision: Decision, registry: Registry) -> Non
     if others:
         page.heading("The others" if first else "Every kernel of the op")
         page.table(_by_reason(others), indent=2)
-    if steps := list(next_steps(decision)):
+    if steps := list(next_steps(decision, freed)):
         page.heading("What to do")
         for step in steps:
             page.line(step, indent=2)
@@ -100,8 +104,10 @@ def asked(request: Request, registry: Registry) -> str:
     return f"{request.op} on {where}, for {request.phase}, with {', '.join(parts)}"
 
 
-def next_steps(decision: Decision) -> Iterator[str]:
+def next_steps(decision: Decision, freed: Decision | None = None) -> Iterator[str]:
     """How the call could be served, or served by a better kernel."""
+    if freed is not None and freed.chosen is not None:
+        yield f"Without {_listed(_users(decision))} {freed.chosen.name} serves it."
     candidates = strongest(decision) if decision.chosen is None else refused(decision)
     found = False
     for candidate in candidates:
@@ -113,8 +119,14 @@ def next_steps(decision: Decision) -> Iterator[str]:
         if steps and all(steps) and len(steps) <= _SHOWN_STEPS:
             found = True
             yield f"For {candidate.kernel.name}: {'; '.join(steps)}."
-    if decision.chosen is None and not found:
+    if decision.chosen is None and not found and (freed is None or freed.chosen is None):
         yield f"`portakernel matrix --op {decision.request.op}` shows where it is served, and in which dtypes."
+
+
+def _users(decision: Decision) -> list[str]:
+    """What uses kernels strictly: an option, a variable, a line of a policy file."""
+    sources = dict.fromkeys(decision.wishes.use.values() if decision.wishes is not None else ())
+    return ["--use" if source == COMMAND_LINE else source for source in sources]
 
 
 def _why(decision: Decision) -> str:

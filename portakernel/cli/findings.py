@@ -101,9 +101,13 @@ def devices(diagnosis: Diagnosis) -> Iterator[Finding]:
     for coverage in diagnosis.coverage():
         yield _device(coverage, diagnosis)
     found = {device.target.vendor for device in diagnosis.devices}
-    absent = [b.name for b in diagnosis.dispatcher.registry.backends.values() if b.vendor not in found]
-    if absent:
-        yield Finding("healthy", f"no device of {', '.join(absent)} here")
+    now = diagnosis.dispatcher
+    absent = {b.name: now.process.why_off(b.package) for b in now.registry.backends.values() if b.vendor not in found}
+    if unseen := [name for name, off in absent.items() if not off]:
+        yield Finding("healthy", f"no device of {', '.join(unseen)} here")
+    for off in dict.fromkeys(filter(None, absent.values())):
+        names = [name for name, why in absent.items() if why == off]
+        yield Finding("healthy", f"devices of {', '.join(names)} are not looked for: {off}")
 
 
 def plugins(diagnosis: Diagnosis) -> Iterator[Finding]:
@@ -219,7 +223,7 @@ def _unmet(wish: Unmet) -> Finding:
 def _fulfilled(text: str, *, near: bool) -> Finding:
     """What is denied, switched off or allowed, and not here: as wished, unless the name is misspelt."""
     if near:
-        return Finding("attention", text, "correct the name, or nothing, where it is meant for other machines")
+        return Finding("attention", text, "correct the name, or leave it as it is if it is meant for other machines")
     return Finding("healthy", f"{text.removesuffix('.')}: nothing is to be done for it here")
 
 

@@ -6,6 +6,9 @@ from typing import Annotated
 
 import typer
 
+# How reasons name what options wish.
+COMMAND_LINE = "command line"
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, in the stable form that docs/cli.md describes.")]
 
 # A call in words.

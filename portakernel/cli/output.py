@@ -49,6 +49,11 @@ class Page:
             for line in _wrapped(" " * indent + part, self.width, " " * (indent + _GAP)):
                 print(line)
 
+    def verbatim(self, text: str) -> None:
+        """Lines as they are, however long: code, which may be copied."""
+        for line in text.splitlines():
+            print(f"  {printable(line)}")
+
     def heading(self, text: str) -> None:
         """A line that opens a section."""
         self.line()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Annotated
 
@@ -24,7 +25,7 @@ def command(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Check manifests and policy files strictly, and say all that is wrong: file, line, key, found, accepted.
+    """Check manifests and policy files strictly, and say all that is wrong, by file and line: key, found, accepted.
 
     Nothing of a plugin is imported for its manifest, unless --imports asks for it. Exits with 0 when all is well, 1
     when there is a problem.
@@ -62,8 +63,8 @@ def command(
         subjects, elsewhere = installed_subjects()
     manifests = problems_of(subjects, imports=imports)
     of_policies, of_variables = problems_of_policies(policies, variables=not paths)
-    found = [*manifests.values(), *of_policies.values(), of_variables]
-    problems = [*elsewhere, *(problem for several in found for problem in several)]
+    in_files = [*elsewhere, *itertools.chain(*manifests.values(), *of_policies.values())]
+    problems = [*sorted(in_files, key=lambda problem: (problem.file, problem.line or 0)), *of_variables]
     if json:
         print_json(
             {

@@ -20,9 +20,9 @@ from portakernel.contracts import contracts
 from portakernel.deciding.process_wishes import allowed_plugins, read
 from portakernel.errors import ArgumentValueError, ManifestError, nearest
 from portakernel.manifest.loading import Loaded, load_manifest, load_what_is_known
-from portakernel.manifest.models import BackendManifest, Claim, PluginManifest
+from portakernel.manifest.models import BackendManifest, Claim, PluginManifest, terms
 from portakernel.manifest.yaml_file import KeyPath, read_yaml
-from portakernel.registry.kernel import judged_kernels
+from portakernel.registry.manifest_kernels import judged_kernels
 from portakernel.registry.plugin_manager import Package, installed_packages
 from portakernel.registry.registry import REFERENCE, Backend
 from portakernel.words.arch import ArchSpace
@@ -229,18 +229,16 @@ def plugin_problems(subject: Subject, spaces: Mapping[str, ArchSpace], *, import
     found += _misnamed(subject, loaded, "plugin", loaded.manifest.plugin)
     if loaded.manifest.plugin == REFERENCE:
         found.append(loaded.problem(("plugin",), f"the name {REFERENCE!r} is taken by portakernel's own references"))
-    for path, claim in _claims(loaded.manifest):
-        for vendor in claim.targets or {}:
-            if vendor not in spaces:
-                text = f"unknown vendor {vendor!r}; {nearest(vendor, spaces)}"
-                found.append(loaded.problem((*path, "targets", vendor), text))
+    found += [loaded.problem(path, text) for path, text in _strange_targets(loaded.manifest, spaces)]
     kernels, faults = judged_kernels(subject.package, loaded, spaces)
     found += faults
     found += [loaded.problem(path, text) for path, text in claim_problems(kernels, spaces)]
     entries = list(_entries(loaded.manifest))
     found += [loaded.problem(path, text) for path, entry in entries if (text := missing(subject.package, entry))]
-    for i, kernel in enumerate(kernels):
-        if kernel is not None and (text := misfit(subject.package, kernel, contracts()[kernel.op])):
+    for i, judged in enumerate(kernels):
+        if judged is None or judged.faulty & {"entry", "features"}:
+            continue
+        if text := misfit(subject.package, judged.kernel, contracts()[judged.kernel.op]):
             found.append(loaded.problem(("kernels", i, "entry"), text))
     named = list(dict.fromkeys(entry for _, entry in entries))
     in_sources = list(source_problems(subject.package, named))
@@ -263,6 +261,20 @@ def _misnamed(subject: Subject, loaded: Loaded[Any], key: str, name: str) -> lis
         return []
     text = f"is {name!r}, but the entry point of {package.distribution} is named {package.name!r}; they must be equal"
     return [loaded.problem((key,), text)]
+
+
+def _strange_targets(manifest: PluginManifest, spaces: Mapping[str, ArchSpace]) -> Iterator[tuple[KeyPath, str]]:
+    """Vendors and archs that nothing here lists, which at run time may be as they should: others may be installed."""
+    for path, claim in _claims(manifest):
+        for vendor, value in (claim.targets or {}).items():
+            here: KeyPath = (*path, "targets", vendor)
+            if vendor not in spaces:
+                yield here, f"unknown vendor {vendor!r}; {nearest(vendor, spaces)}"
+                continue
+            for place, term in terms(value):
+                for arch, last in spaces[vendor].later_than_listed(term):
+                    text = f"{vendor} arch {arch!r} is not listed, and is taken for one that comes after {last}"
+                    yield (*here, *place), f"{text}; correct it, or write '{last}+' for all that come after"
 
 
 def _claims(manifest: PluginManifest) -> Iterator[tuple[KeyPath, Claim]]:

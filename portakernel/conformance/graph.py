@@ -36,7 +36,7 @@ class Graph:
 
     def outcomes(self) -> Iterator[Outcome]:
         """One outcome, where the kernel claims the property and the case computes something."""
-        if "graph_capture" in self.trial.properties and any(map(self._computes, self.trial.contract.outputs)):
+        if "graph_capture" in self.trial.properties and any(map(self._computes, self.trial.contract.results)):
             yield attempt("graph", self.replayed)
 
     def _computes(self, output: Any) -> bool:
@@ -50,7 +50,7 @@ class Graph:
         return problems
 
     def _forward(self) -> list[str]:
-        names = [output.name for output in self.trial.contract.outputs]
+        names = [result.name for result in self.trial.contract.results]
         own = dict(zip(self.trial.contract.names, self.trial.inputs.tensors, strict=True))
         other = dict(zip(self.trial.contract.names, self.fresh.inputs.tensors, strict=True))
         eager, found = self._results(Phase.INFERENCE, own, other, None)
@@ -77,6 +77,8 @@ class Graph:
         def run(tensors: Mapping[Any, Tensor | None]) -> tuple[Any, ...]:
             with torch.no_grad():
                 found = launch(*tensors.values(), *trial.inputs.values, last)
+            if mutated := trial.contract.mutated:
+                return tuple(tensors[name] for name in mutated)
             return tuple(found) if isinstance(found, (tuple, list)) else (found,)
 
         eager = run({name: None if tensor is None else like(tensor) for name, tensor in other.items()})

@@ -17,6 +17,7 @@ from portakernel.contract import Contract, TensorArgument
 from portakernel.contract import Result as TensorResult
 from portakernel.contract.case import Case, Layout, Values
 from portakernel.contract.sizes import parse_size
+from portakernel.tensors.serving import SERVING, depth, draw_serving, poisoned, reached
 from portakernel.words.dtypes import parse_dtype
 
 # A sum of 2**16 squares of numbers up to 2**55 is finite in float32, where ops accumulate.
@@ -108,22 +109,24 @@ def draw_inputs(
     """The case's inputs in these dtypes."""
     parameters = case_parameters(contract, case, dtypes)
     made = contract.at(parameters)
-    tensors: list[Tensor | None] = []
-    for place, argument in enumerate(made.tensors):
+    found, elements = dict[str, Tensor](), dict[str, Tensor]()
+    for place, argument in sorted(enumerate(made.tensors), key=lambda numbered: depth(numbered[1].draw)):
         if not is_present(argument, case):
-            tensors.append(None)
             continue
         shape = case_shape(argument, case)
         layout = case.layouts.get(argument.name, "contiguous")
         dtype = dtypes[argument.name]
-        drawn = _drawn(argument, case, parameters, _stored_shape(shape, layout), dtype, source, place)
-        tensors.append(place_tensor(drawn, shape, layout, dtype, device))
+        drawn = _drawn(made, argument, case, parameters, _stored_shape(shape, layout), dtype, source, place, elements)
+        elements[argument.name] = drawn
+        found[argument.name] = place_tensor(drawn, shape, layout, dtype, device)
+    tensors = [found.get(name) for name in made.names]
     shapes = {n: tuple(t.shape) for n, t in zip(made.names, tensors, strict=True) if t is not None}
     dims, leading = made.bind_shapes(shapes)
     return Inputs(made, tuple(tensors), parameters, dims, leading or ())
 
 
 def _drawn(
+    contract: Contract,
     argument: TensorArgument,
     case: Case,
     parameters: Mapping[str, Any],
@@ -131,12 +134,18 @@ def _drawn(
     dtype: str,
     source: torch.Generator,
     place: int,
+    earlier: Mapping[str, Tensor],
 ) -> Tensor:
-    """The elements of one argument, on the CPU: float64, integers, or the dtype's own bytes."""
+    """The elements of one argument, on the CPU: float64, integers, or the dtype's own bytes.
+
+    ``earlier`` are those that were drawn before it, and that some depend on.
+    """
     if argument.name in case.given:
         return torch.tensor(case.given[argument.name], dtype=torch.int64).reshape(shape)
     draw = argument.draw
-    bound = case.dims.get(draw.below, math.prod(case.leading))
+    bound = math.prod(case.dims.get(name, math.prod(case.leading)) for name in draw.below.split("*"))
+    if draw.kind in SERVING:
+        return draw_serving(draw, shape, bound, case.dims, earlier, source)
     if draw.kind == "index":
         drawn = torch.randint(max(bound, 1), shape, generator=source)
         if draw.sometimes:
@@ -162,6 +171,10 @@ def _drawn(
     # What every row shares (a weight) stays ordinary where the rows are next to nothing: zeros would hide it.
     shared = argument.leading is None and case.values in ("tiny", "zeros") and len(shape) < 2
     drawn = draw_values(shape, "normal" if shared else case.values, dtype, source, place)
+    if draw.poison in earlier:
+        table = next(tensor for tensor in contract.tensors if tensor.name == draw.poison).draw
+        seen = reached(earlier[draw.poison], earlier[table.lengths], *shape[:2])
+        return poisoned(drawn, seen)
     if draw.kind == "mask":
         hidden = torch.rand(shape, generator=source) < 0.3
         hidden |= torch.rand((*shape[:-1], 1), generator=source) < 0.2

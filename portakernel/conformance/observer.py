@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from portakernel.calling.fast.generated import MARK
 from portakernel.conformance.observation import AGAINST, Begun, Event, Finished, Observation, Outcome, Planned, Refusal
 from portakernel.conformance.result import Result
 from portakernel.conformance.suite import CLAIM_CODES, Suite, Unit, most_elements
@@ -216,7 +217,7 @@ class Observer:
             return "wrong"
         frames = _FRAME.findall(result.traceback)
         # a kernel's calls go through its launcher; what else is raised there speaks of what it is judged by
-        if result.aspect != "claim" and not any(frame.startswith("<portakernel: ") for frame in frames):
+        if result.aspect != "claim" and not any(frame.startswith(MARK) for frame in frames):
             return "unjudged"
         folder = self.kernel.package.folder if self.kernel.package is not None else None
         own = folder is not None and Path(frames[-1]).is_relative_to(folder)

@@ -11,6 +11,7 @@ Aspect = Literal[
     "forward",  # outputs in fresh memory
     "out",  # outputs in memory of the caller, contiguous and not
     "inplace",  # outputs over an input
+    "written",  # arguments that the op writes, and no other element of them
     "saved",  # what forward keeps for backward
     "backward",  # gradients
     "autograd",  # gradients through portakernel.ops

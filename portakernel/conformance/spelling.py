@@ -14,7 +14,8 @@ from portakernel.errors import ManifestError
 from portakernel.manifest.loading import Loaded, describe_errors
 from portakernel.manifest.models import PluginManifest
 from portakernel.manifest.yaml_file import Document
-from portakernel.registry.kernel import Kernel, plugin_kernels
+from portakernel.registry.kernel import Kernel
+from portakernel.registry.manifest_kernels import plugin_kernels
 from portakernel.registry.plugin_manager import Package
 from portakernel.words.arch import ArchSpace, Selector
 

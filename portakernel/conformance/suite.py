@@ -14,7 +14,6 @@ from portakernel.conformance.autograd import Autograd
 from portakernel.conformance.boundary import boundary_count, boundary_outcomes
 from portakernel.conformance.claims import accepted, case_dtypes, cases_at_limits, elements
 from portakernel.conformance.coverage import shared_by_rows, uncovered
-from portakernel.conformance.forward import Forward
 from portakernel.conformance.gradients import Backward
 from portakernel.conformance.graph import Graph, capture_cuda
 from portakernel.conformance.inputs import Inputs, draw_inputs, generator, is_present
@@ -26,6 +25,7 @@ from portakernel.conformance.tangents import Tangents
 from portakernel.conformance.threads import on_one_thread
 from portakernel.conformance.trial import Outcome, Trial, attempt
 from portakernel.conformance.venue import Venue, refusals
+from portakernel.conformance.written import forward_of
 from portakernel.contract import Case
 from portakernel.contracts import contract
 from portakernel.deciding.dispatcher import Dispatcher
@@ -274,7 +274,7 @@ class Suite:
             self.ran[unit.name] = Ran(False, False)
             yield from [refused] if refused else []
             return
-        forward = Forward(trial)
+        forward = forward_of(trial)
         found = []
         for outcome in forward.outcomes():
             found.append(outcome)

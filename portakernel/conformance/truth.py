@@ -64,11 +64,13 @@ class Truth:
     def of(cls, inputs: Inputs) -> Truth:
         """The truth about these inputs."""
         contract, reference = inputs.contract, _reference(inputs.contract)
-        outputs = [output.name for output in contract.outputs]
+        outputs = [output.name for output in contract.results]
         given = [None if tensor is None else exact(tensor) for tensor in inputs.tensors]
         stored = [None if tensor is None else tensor.detach().to("cpu") for tensor in inputs.tensors]
         with torch.no_grad():
-            if hasattr(reference, "truth"):
+            if contract.mutated:
+                found = _written(reference, inputs, given)
+            elif hasattr(reference, "truth"):
                 found = _call(reference.truth, inputs, stored)
             else:
                 # saved tensors as the contract of all values has them
@@ -86,7 +88,7 @@ class Truth:
         named = dict(zip([*outputs, *saved], found, strict=True))
         slack: dict[str, Tensor] = {}
         if getattr(reference, "FLOAT32_MAGNITUDES", False):
-            wide = [inputs.dtype(output) is torch.float32 for output in contract.outputs]
+            wide = [inputs.dtype(output) is torch.float32 for output in contract.results]
             ulps = contract.tolerance.forward["float32"]
             for name, magnitude, held in zip(outputs, magnitudes, wide, strict=True):
                 if magnitude is not None and not held:
@@ -100,6 +102,19 @@ class Truth:
             slack,
             {name: exact(tensor) for name, tensor in zip([*outputs, *saved], plain, strict=False)},
         )
+
+    def untouched(self) -> dict[str, Tensor]:
+        """Of each argument that the op writes, the elements that it leaves as they are: those that keep any value."""
+        reference, kept = _reference(self.contract), list[tuple[Tensor, ...]]()
+        for fill in (1.0, 2.0):
+            given = [None if tensor is None else exact(tensor) for tensor in self.inputs.tensors]
+            for place, argument in enumerate(self.contract.tensors):
+                if argument.mutated and (tensor := given[place]) is not None:
+                    given[place] = torch.full_like(tensor, fill)
+            with torch.no_grad():
+                kept.append(tuple(tensor == fill for tensor in _written(reference, self.inputs, given)))
+        names = [result.name for result in self.contract.results]
+        return {name: one & other for name, one, other in zip(names, *kept, strict=True)}
 
     def kept(self, device: torch.device) -> tuple[Tensor | None, ...]:
         """What the contract hands to a backward kernel beside the gradients, each rounded once, on ``device``."""
@@ -175,6 +190,14 @@ def _whole(contract: Contract) -> Contract:
     from portakernel.contracts import contracts
 
     return contracts().get(contract.op, contract)
+
+
+def _written(reference: Any, inputs: Inputs, given: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+    """What the reference makes of the arguments that it writes; ``given`` stays as it is."""
+    mutated = [argument.mutated for argument in inputs.contract.tensors]
+    tensors = [t.clone() if t is not None and m else t for t, m in zip(given, mutated, strict=True)]
+    _call(reference.forward, inputs, tensors)
+    return tuple(t for t, m in zip(tensors, mutated, strict=True) if t is not None and m)
 
 
 def _call(function: Any, inputs: Inputs, tensors: Sequence[Tensor | None], **more: Any) -> tuple[Tensor, ...]:

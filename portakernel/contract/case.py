@@ -10,6 +10,9 @@ Layout = Literal["contiguous", "sliced", "transposed", "expanded", "stepped", "o
 Values = Literal["normal", "large", "tiny", "special", "zeros"]
 
 
+DrawKind = Literal["numbers", "index", "segments", "offsets", "scale", "mask", "lengths", "pages", "slots", "experts"]
+
+
 @dataclass(frozen=True, slots=True)
 class Draw:
     """What the elements of a tensor argument are.
@@ -19,11 +22,22 @@ class Draw:
     pieces of dimension ``below``, from 0 to all of it, some of them empty; ``offsets``: the pieces' starts. ``scale``:
     positive numbers around 1. ``mask``: numbers, of which some are minus infinity; in some rows all are, or all one
     very large negative number.
+
+    Of serving: ``lengths``: from 0 to ``below``, which may be a product (``W*P``); some are 0, some all of it.
+    ``pages``: a table of ``lengths``' pages of ``page`` tokens, all different; entries that no sequence needs are -1,
+    ``below`` (there is no such page), or a page that is nobody's. ``slots``: different places below ``below``; one in
+    five is -1, for none. ``experts``: different ones below ``below`` in each row, some of which no row picks.
+
+    ``poison`` names a ``pages`` argument: what none of its sequences reaches of this one, whose first dimensions are
+    pages and tokens, is NaN, so that whoever reads it shows.
     """
 
-    kind: Literal["numbers", "index", "segments", "offsets", "scale", "mask"] = "numbers"
+    kind: DrawKind = "numbers"
     below: str = ""
     sometimes: str = ""
+    lengths: str = ""
+    page: str = ""
+    poison: str = ""
 
 
 @dataclass(frozen=True, slots=True)

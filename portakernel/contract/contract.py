@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 from portakernel.contract.case import Case, Draw
+from portakernel.contract.format_advice import for_calls
 from portakernel.contract.near_misses import answer
 from portakernel.contract.parameter import Parameter
-from portakernel.contract.parts import Choice, Cost, Result, Shape, TensorArgument, Tolerance
+from portakernel.contract.parts import Choice, Cost, Result, Shape, TensorArgument, Tolerance, alternatives
 from portakernel.contract.sizes import DIMENSION, parse_size
 from portakernel.contract.value_rules import Ends, Indices
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
@@ -84,6 +85,13 @@ class Contract:
     autocast: Literal["keep", "promote", "cast"] = "keep"
     host_reads: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        if self.mutated and (self.outputs or self.saved or self.gradient != "none"):
+            written = ", ".join(self.mutated)
+            raise ValueError(f"{self.op} writes {written}: it has neither outputs nor saved tensors nor a gradient")
+        if not self.mutated and not self.outputs:
+            raise ValueError(f"{self.op} returns nothing and writes nothing; give outputs, or a mutated tensor")
+
     # --- names -----------------------------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
@@ -94,6 +102,17 @@ class Contract:
     def names(self) -> tuple[str, ...]:
         """The names of the tensor arguments."""
         return tuple(tensor.name for tensor in self.tensors)
+
+    @property
+    def mutated(self) -> tuple[str, ...]:
+        """The names of the tensor arguments that are written."""
+        return tuple(tensor.name for tensor in self.tensors if tensor.mutated)
+
+    @property
+    def results(self) -> tuple[Result, ...]:
+        """What a call leaves: its outputs, or the arguments that it writes."""
+        written = (tensor for tensor in self.tensors if tensor.mutated)
+        return self.outputs or tuple(Result(t.name, t.shape, t.name, differentiable=False) for t in written)
 
     @property
     def features(self) -> tuple[Parameter | TensorArgument, ...]:
@@ -212,8 +231,10 @@ class Contract:
             found += self.possible_dtypes(entry) if entry in self.names else [entry]
         return tuple(dict.fromkeys(found))
 
-    def check_dtypes(self, dtypes: Mapping[str, str]) -> None:
+    def check_dtypes(self, dtypes: Mapping[str, str], whole: Contract | None = None) -> None:
         """Nothing, when the arguments' dtypes are ones that calls of the op may have together.
+
+        ``whole`` is the contract before its choices were made, which knows the formats that other dtypes go with.
 
         Raises:
             ArgumentTypeError: one of them is not; names the argument and what it may be.
@@ -223,7 +244,8 @@ class Contract:
             more = name == self.in_float64
             if found not in accepted and not (more and found == FLOAT64) and all(entry in DTYPES for entry in accepted):
                 wide = f", or {FLOAT64}, which the reference serves" if more else ""
-                raise ArgumentTypeError(f"{self.op}: {name} is {found}; it must be {' or '.join(accepted)}{wide}")
+                advice = wide + (for_calls(whole, found, name) if whole is not None else "")
+                raise ArgumentTypeError(f"{self.op}: {name} is {found}; it must be {' or '.join(accepted)}{advice}")
 
     # --- shapes ----------------------------------------------------------------------------------------------------
 
@@ -337,6 +359,8 @@ def _choosers(contract: Contract) -> tuple[str, ...]:
         if isinstance(part, Choice):
             names.append(part.by)
             parts += part.of.values()
+        elif isinstance(part, tuple):
+            names += [size[1:] for size in part if isinstance(size, str) and size.startswith("$")]
     return tuple(dict.fromkeys([*names, *(result.when[0] for result in results if result.when is not None)]))
 
 
@@ -373,23 +397,19 @@ def _dtype(result: Result, values: Mapping[str, Any]) -> str | None:
 
 
 def _made(part: T | Choice[T], values: Mapping[str, Any]) -> T:
-    """``part``, its choices made."""
-    if not isinstance(part, Choice):
-        return part
-    inner: T | Choice[T] = part.of[values[part.by]]
-    return _made(inner, values)
-
-
-def alternatives(part: T | Choice[T]) -> list[T]:
-    """Everything that ``part`` may become."""
-    if not isinstance(part, Choice):
-        return [part]
-    return [made for inner in part.of.values() for made in alternatives(inner)]
+    """``part``, its choices made, and the sizes in it that are parameters' values put in."""
+    made: Any = part
+    while isinstance(made, Choice):
+        made = made.of[values[made.by]]
+    if isinstance(made, tuple):
+        made = tuple(str(int(values[text[1:]])) if text.startswith("$") else text for text in made)
+    found: T = made
+    return found
 
 
 def _over(text: str) -> str | None:
-    """The dimension that a size is over."""
-    return parse_size(text.lstrip("*")).name
+    """The dimension that a size is over; none where it is a parameter's value."""
+    return None if text.startswith("$") else parse_size(text.lstrip("*")).name
 
 
 def _product(sizes: tuple[int, ...]) -> int:

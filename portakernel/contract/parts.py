@@ -21,15 +21,24 @@ class Choice(Generic[T]):
     of: Mapping[Any, T | Choice[T]]
 
 
+def alternatives(part: T | Choice[T]) -> list[T]:
+    """Everything that ``part`` may become."""
+    if not isinstance(part, Choice):
+        return [part]
+    return [made for inner in part.of.values() for made in alternatives(inner)]
+
+
 @dataclass(frozen=True, slots=True)
 class TensorArgument:
     """A tensor argument: ``shape`` names its dimensions, ``dtypes`` what it may be.
 
-    A size is a dimension's name or an expression over one (``portakernel.contract.sizes``). A first dimension ``*M``
+    A size is a dimension's name or an expression over one (``portakernel.contract.sizes``), or ``$k``, the value of the
+    ``int`` parameter ``k``. A first dimension ``*M``
     stands for any number of leading dimensions, whose product is ``M``. In ``dtypes``, another argument's name means:
     the same as that one. ``optional`` ones may be None; a ``feature`` among them a kernel must list to be given one.
-    ``keyword`` ones stand behind the ``*``. Optional tensors and those behind an optional one come last. ``rule`` says
-    for which numbers the op is defined, where that is not for all.
+    ``keyword`` ones stand behind the ``*``. Optional tensors and those behind an optional one come last. ``mutated``
+    ones are written, in part or whole: such an op returns nothing. ``rule`` says for which numbers the op is defined,
+    where that is not for all.
     """
 
     name: str
@@ -38,6 +47,7 @@ class TensorArgument:
     optional: bool = False
     feature: bool = False
     keyword: bool = False
+    mutated: bool = False
     draw: Draw = field(default_factory=Draw)
     rule: ValueRule | None = None
 

@@ -15,15 +15,20 @@ def arguments(contract: Contract, *more: str) -> list[str]:
     positional = [tensor for tensor in contract.tensors if not tensor.keyword]
     keyword = [tensor for tensor in contract.tensors if tensor.keyword]
     found = [f"{tensor.name}=None" if tensor.optional else tensor.name for tensor in positional]
-    found.append("*")
-    found += [f"{parameter.name}={parameter.default!r}" for parameter in contract.parameters]
-    found += [f"{tensor.name}=None" if tensor.optional else tensor.name for tensor in keyword]
-    return [*found, *more]
+    by_name = [f"{parameter.name}={parameter.default!r}" for parameter in contract.parameters]
+    by_name += [f"{tensor.name}=None" if tensor.optional else tensor.name for tensor in keyword]
+    by_name += more
+    return [*found, "*", *by_name] if by_name else found
+
+
+def outs(contract: Contract) -> list[str]:
+    """``out=None`` where there are results to be written somewhere; an op that writes its arguments has none."""
+    return ["out=None"] if contract.outputs else []
 
 
 def signature(contract: Contract) -> str:
     """The op as people call it: ``rms_norm(x, weight, *, eps=1e-06, weight_offset=0.0, out=None, kernel=None)``."""
-    return f"{contract.op}({', '.join(arguments(contract, 'out=None', 'kernel=None'))})"
+    return f"{contract.op}({', '.join(arguments(contract, *outs(contract), 'kernel=None'))})"
 
 
 def document(contract: Contract) -> str:
@@ -31,7 +36,8 @@ def document(contract: Contract) -> str:
     lines = [_tensor(contract, tensor) for tensor in contract.tensors]
     lines += [_parameter(parameter) for parameter in contract.parameters]
     written = "where to write" if len(contract.outputs) == 1 else "where to write, a tensor for each result"
-    lines.append(f"out: {written}; may be {' or '.join(contract.inplace) or 'no input'} itself.")
+    if contract.outputs:
+        lines.append(f"out: {written}; may be {' or '.join(contract.inplace) or 'no input'} itself.")
     lines.append("kernel: a kernel or plugin to use strictly: that one, or an error.")
     errors = [
         "ArgumentTypeError, ArgumentValueError: dtypes, ranks, shapes or devices do not fit the op.",
@@ -65,7 +71,8 @@ def _tensor(contract: Contract, tensor: TensorArgument) -> str:
     if tensor.name == contract.in_float64:
         dtypes += f", or {FLOAT64}, which the reference alone serves"
     none = "; a feature, neutral at None" if tensor.feature else "; or None" if tensor.optional else ""
-    return f"{tensor.name}: {contract.describe_shape(tensor)}, {dtypes}{none}."
+    written = "; written, so that it shares no memory with another argument" if tensor.mutated else ""
+    return f"{tensor.name}: {contract.describe_shape(tensor)}, {dtypes}{none}{written}."
 
 
 def _parameter(parameter: Parameter) -> str:

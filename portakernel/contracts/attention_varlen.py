@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 from portakernel.contract import (
@@ -20,11 +21,15 @@ from portakernel.contracts.attention import visible_keys, visible_pairs
 
 
 def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[str, Any]) -> Cost:
-    """As for ``attention``, for ``B`` sequences of equal length: their true lengths are not known from shapes."""
+    """As for ``attention``, sequence by sequence; where lengths are not known, for ``B`` sequences of equal length."""
     S, T, H, G, D, E = (dims[name] for name in "STHGDE")
     B = max(dims["B"], 1)
-    pairs = B * H * visible_pairs(S // B, T // B, causal=values["causal"], window=values["window"])
-    keys = B * G * visible_keys(S // B, T // B, window=values["window"])
+    lengths = [(S // B, T // B)] * B
+    if "cu_seqlens_q" in values and "cu_seqlens_k" in values:
+        ends = [[end - begin for begin, end in pairwise(values[f"cu_seqlens_{name}"])] for name in "qk"]
+        lengths = list(zip(*ends, strict=True))
+    pairs = H * sum(visible_pairs(s, t, causal=values["causal"], window=values["window"]) for s, t in lengths)
+    keys = G * sum(visible_keys(s, t, window=values["window"]) for s, t in lengths)
     moved = S * H * (D + E) * itemsizes["q"] + keys * (D * itemsizes["k"] + E * itemsizes["v"])
     moved += (B + 1) * (itemsizes["cu_seqlens_q"] + itemsizes["cu_seqlens_k"])
     moved += H * (itemsizes.get("alibi_slopes", 0) + itemsizes.get("sinks", 0))

@@ -7,6 +7,7 @@ from typing import Any
 
 from portakernel.claims.request import PLAIN_FACTS, Phase, Request, asked_features, format_values, typed_values
 from portakernel.contract import Contract
+from portakernel.contract.format_advice import in_words
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
 from portakernel.words.dtypes import DTYPES, FLOAT64, parse_dtype
 from portakernel.words.target import Device, Target
@@ -46,8 +47,8 @@ def ask(
     known = contract.values(given)
     made = contract.at(known)
     _check_format(contract, made, dtypes)
-    found = _dtypes(made, dtypes, shapes, known)
-    made.check_dtypes(found)
+    found = _dtypes(contract, made, dtypes, shapes, known)
+    made.check_dtypes(found, contract)
     present = [t.name for t in contract.tensors if not t.optional or t.name in shapes or t.name in found]
     dims, _ = made.bind_shapes(shapes)
     plain = {f"{name}.{fact}": value for name in present for fact, value in PLAIN_FACTS.items()}
@@ -148,7 +149,7 @@ def _shapes(contract: Contract, given: object) -> dict[str, tuple[int, ...]]:
 
 
 def _dtypes(
-    contract: Contract, given: object, shapes: Mapping[str, object], values: Mapping[str, Any]
+    whole: Contract, contract: Contract, given: object, shapes: Mapping[str, object], values: Mapping[str, Any]
 ) -> dict[str, str]:
     found = typed_values(contract, values)
     if given is None:
@@ -179,12 +180,15 @@ def _dtypes(
         if accepted and (accepted[0] in found.values() or len(accepted) == 1) and accepted[0] in DTYPES:
             found[name] = accepted[0]
     if not fitted and for_all:
-        raise ArgumentTypeError(unfit(contract, parse_dtype(given).name, shapes))
+        raise ArgumentTypeError(unfit(whole, contract, parse_dtype(given).name, shapes))
     return found
 
 
-def unfit(contract: Contract, dtype: str, shapes: Mapping[str, object]) -> str:
-    """That no argument of which something is asked can have ``dtype``, what these take, and where it does belong."""
+def unfit(whole: Contract, contract: Contract, dtype: str, shapes: Mapping[str, object]) -> str:
+    """That no argument of which something is asked can have ``dtype``, what these take, and where it does belong.
+
+    ``contract`` is that of such calls, ``whole`` the op's before its choices were made.
+    """
     asked = [tensor.name for tensor in contract.tensors if not tensor.optional or tensor.name in shapes]
     by_dtypes: dict[tuple[str, ...], list[str]] = {}
     for name in asked:
@@ -192,7 +196,7 @@ def unfit(contract: Contract, dtype: str, shapes: Mapping[str, object]) -> str:
     takes = "; ".join(f"{_listed(names)} can be {_listed(dtypes, 'or')}" for dtypes, names in by_dtypes.items())
     others = [name for name in contract.typed if name not in asked and dtype in contract.possible_dtypes(name)]
     where = f". {_listed(others)} can: by name, as in {{{others[0]!r}: {dtype!r}}}" if others else ""
-    return f"{contract.op}: {_listed(asked)} cannot be {dtype}; {takes}{where}"
+    return f"{contract.op}: {_listed(asked)} cannot be {dtype}; {takes}{where}{in_words(whole, dtype, asked)}"
 
 
 def _listed(names: Sequence[str], word: str = "and") -> str:

@@ -157,7 +157,8 @@ class Decision:
 
     def _left_out(self) -> str:
         """What a strict policy keeps from serving."""
-        # each of these has the strict policy among its reasons; a denial of its own is one more
+        # each of these has the strict policy among its reasons, a denial of its own is one more; what is refused is not
+        # asked what its own check and its device's probe say
         alone = [
             one.kernel.name
             for one in sorted(self.candidates, key=lambda one: (tier(one.kernel), -one.priority, one.kernel.name))
@@ -166,7 +167,7 @@ class Decision:
         if not alone:
             return "left out by that, and could not serve either"
         more = ["", " and 1 other", f" and {len(alone) - 1} others"][min(len(alone) - 1, 2)]
-        return f"left out by that; nothing else speaks against {alone[0]}{more}"
+        return f"left out by that; nothing else is known against {alone[0]}{more}"
 
 
 def _is_of_other_vendor(candidate: Candidate) -> bool:

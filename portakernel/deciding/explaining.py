@@ -13,11 +13,10 @@ from portakernel.deciding.asking import ask
 from portakernel.deciding.decision import Decision
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.deciding.kernel_argument import layer_of, strictly
-from portakernel.deciding.policies import Policy
+from portakernel.deciding.policies import Policy, intern_policy
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
 from portakernel.registry.registry import Registry
 from portakernel.words.target import Device, Target
-from portakernel.words.target_names import find_device
 
 
 def explain_in_words(
@@ -90,6 +89,14 @@ def decide_as_called(
     return now.decide(request, policy, cannot)
 
 
+def without_use(now: Dispatcher, decision: Decision) -> Decision | None:
+    """The decision for the same request, did the policy in force use no kernel strictly; None where it uses none."""
+    if not decision.strict:
+        return None
+    layers = tuple(replace(layer, use=()) for layer in now.policy().layers)
+    return now.decide(decision.request, intern_policy(layers))
+
+
 def check_saved_by(registry: Registry, request: Request) -> None:
     """Nothing, when ``request.saved_by`` is not given, or is a kernel that can have run forward.
 
@@ -127,7 +134,9 @@ def first_device(registry: Registry, remedy: str = "`portakernel doctor` says wh
     """
     usable = [d for d in registry.reachable_devices() if d.torch_device is not None and not d.attached]
     if not usable:
-        raise ArgumentValueError(f"no backend found a device that torch reaches; {remedy}")
+        off = [f"{b.name} ({why})" for b in registry.backends.values() if (why := registry.manager.why_off(b.package))]
+        switched = f". Backends that are off: {', '.join(off)}" if off else ""
+        raise ArgumentValueError(f"no backend found a device that torch reaches; {remedy}{switched}")
     return min(usable, key=lambda device: device.torch_device == "cpu")
 
 
@@ -144,7 +153,7 @@ def _asked_target(
         if device is None:
             here = first_device(registry, "name a target, such as nvidia:sm_90")
         else:
-            here = find_device(device, registry.devices, registry.spaces)
+            here = registry.device(device)
         return here.target, here, registry.attached_to(here.torch_device or "")
     target = registry.target(text)
     backend = next(backend for backend in registry.backends.values() if backend.vendor == target.vendor)

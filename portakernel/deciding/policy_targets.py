@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from portakernel.deciding.policies import Scope
 from portakernel.errors import ArgumentValueError, UnknownNameError
-from portakernel.words.arch import ArchSpace, Selector, normalise
+from portakernel.words.arch import ArchSpace, Selector, normalise, respelled, surplus
 
 SPELT_SO = "It holds for devices that are called so, if any are"
 IN_RANGE = "It holds for the devices in that range, if any are"
@@ -20,16 +20,22 @@ def read_target(text: str, spaces: Mapping[str, ArchSpace]) -> tuple[Scope, Unkn
         ArgumentValueError: it has no such form: no arch where one has to be, a range that is backwards.
     """
     vendor, colon, archs = text.partition(":")
-    space = spaces.get(vendor)
+    space, archs = spaces.get(vendor), respelled(archs)
     if colon and not archs.strip():
         such = f", or one of them, as in {f'{vendor}:{space.archs[-1]}'!r}" if space and space.archs else ""
         raise ArgumentValueError(f"names no arch after the colon; write {vendor!r} for all of its archs{such}")
+    if more := surplus(archs):
+        raise ArgumentValueError(f"ends with {more!r}, which means nothing; write {text.removesuffix(more)!r}")
     if space is None:
         scope = Scope(vendor=vendor, archs=Selector((archs,))) if colon else Scope(vendor=vendor)
         return scope, *_unknown_vendor(vendor, spaces)
     if not colon:
         return Scope(vendor=vendor), None, ""
     terms, unknown = _terms(archs, space)
+    others = [f"{name}:{arch}" for name, other in spaces.items() for arch in other.meant(archs.removesuffix("+"))]
+    if unknown is not None and others:
+        instead = f"it is {' or '.join(others)}"
+        unknown = UnknownNameError(f"{vendor} arch", archs, unknown.known, instead=instead)
     return Scope(vendor=vendor, archs=Selector(terms)), unknown, IN_RANGE if _is_range(archs) else SPELT_SO
 
 
@@ -72,9 +78,9 @@ def _unlisted(arch: str, space: ArchSpace) -> UnknownNameError | None:
 
 def _unknown_vendor(name: str, spaces: Mapping[str, ArchSpace]) -> tuple[UnknownNameError, str]:
     """The error for a vendor that is none; an arch or product in its place is offered with its vendor."""
-    base = name.strip().removesuffix("+")
+    base = normalise(respelled(name.strip().removesuffix("+")))
     sold = [vendor for vendor, space in spaces.items() if base in space.families or space.meant(base)]
     if not sold:
         return UnknownNameError("vendor", name, spaces), SPELT_SO
-    offers = " or ".join(repr(f"{vendor}:{name}") for vendor in sold)
+    offers = " or ".join(repr(f"{vendor}:{respelled(name)}") for vendor in sold)
     return UnknownNameError("vendor", name, spaces, instead=f"did you mean {offers}?"), NO_VENDOR

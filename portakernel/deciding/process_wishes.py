@@ -16,12 +16,13 @@ from portakernel.errors import ConfigWarning
 from portakernel.host.call_site import callers_level
 from portakernel.host.locks import make_lock
 from portakernel.registry.kernel import Kernel
+from portakernel.registry.plugin_manager import Package
 from portakernel.registry.registry import Registry
 
 if TYPE_CHECKING:
     from portakernel.deciding.policy_file import Draft, PolicyFile
 
-DOUBT_REMEDY = "correct it, or nothing, where it is meant for other machines"
+DOUBT_REMEDY = "correct it, or leave it as it is if it is meant for other machines"
 
 
 class ProcessWishes:
@@ -88,6 +89,12 @@ class ProcessWishes:
             if kernel.plugin not in plugins and not kernel.is_reference:
                 found.append(Rejection(ReasonCode.NOT_ALLOWED, f"{where} allows only {', '.join(plugins)}"))
         return found
+
+    def why_off(self, package: Package) -> str:
+        """Who keeps ``package`` from being imported, each list of plugins by its place; empty where nobody does."""
+        lists = [f"{where} allows only {', '.join(names)}" for names, where in self.allow if package.name not in names]
+        off = self._registry.manager.why_off(package)
+        return " and ".join(lists) if off and lists and package.name not in self.disabled else off
 
     def warn_of_doubts(self) -> None:
         """Warns, once, of variables that mean nothing, and of ops and hardware in policy files that nothing knows."""

@@ -57,7 +57,7 @@ def load_manifest(model: type[M], path: Path, *, strict: bool, shown_as: str | N
     warned about and left out.
 
     Raises:
-        PluginApiError: it is written for another plugin API, so that nothing else in it can be judged.
+        PluginApiError: it is written for another plugin API; unless ``strict`` nothing else in it is judged then.
         ManifestError: the file cannot be accepted; holds every problem found.
     """
     _settle_pydantic()
@@ -67,25 +67,32 @@ def load_manifest(model: type[M], path: Path, *, strict: bool, shown_as: str | N
         if document.data is None:
             text = f"holds no keys; the first is `schema_version: {SCHEMA_VERSION}`"
         raise ManifestError(document.path, [problem(document, (), text)])
-    data = document.data
-    if keys := list(_keys_that_are_no_text(data)):
-        lines = [f"{document.path}:{document.line(tuple(map(str, key)))}" for key in keys]
-        texts = [f"the key {key[-1]!r} is not text for YAML; quote it" for key in keys]
-        raise ManifestError(document.path, [f"{line}: {text}" for line, text in zip(lines, texts, strict=True)])
+    keys = list(_keys_that_are_no_text(document.data))
+    data, found, refused = without(document.data, keys), list[str](), ManifestError
+    for key in keys:
+        line = f"{document.path}:{document.line(tuple(map(str, key)))}"
+        found.append(f"{line}: the key {key[-1]!r} is not text for YAML; quote it")
     api = data.get("plugin_api")
     if isinstance(api, int) and not isinstance(api, bool) and api >= 1 and not fits(api):
-        raise PluginApiError(document.path, [problem(document, ("plugin_api",), misfit(api))])
+        found.append(problem(document, ("plugin_api",), misfit(api)))
+        refused = PluginApiError
     version = data.get("schema_version")
     newer = isinstance(version, int) and not isinstance(version, bool) and version > SCHEMA_VERSION
     if newer and strict:
         text = f"is {version}; this portakernel knows versions up to {SCHEMA_VERSION}"
-        raise ManifestError(document.path, [problem(document, ("schema_version",), text)])
+        found.append(problem(document, ("schema_version",), text))
+    if found and not strict:
+        raise refused(document.path, found)
     try:
-        return Loaded(model.model_validate(data), document)
+        loaded = Loaded(model.model_validate(data), document)
     except ValidationError as error:
         unknown = _unknown_keys(data, error)
-        if not newer or not unknown:
-            raise ManifestError(document.path, describe_errors(model, document, error)) from error
+        if strict or not newer or not unknown:
+            raise refused(document.path, [*found, *describe_errors(model, document, error)]) from error
+    else:
+        if found:
+            raise refused(document.path, found)
+        return loaded
     for key in unknown:
         text = f"schema_version {version} is newer than {SCHEMA_VERSION}; the unknown key is ignored"
         warnings.warn(problem(document, key, text), ManifestWarning, stacklevel=callers_level())
@@ -113,7 +120,7 @@ def load_what_is_known(model: type[M], path: Path, *, shown_as: str | None = Non
     """
     _settle_pydantic()
     document = read_yaml(path, shown_as=shown_as)
-    made = mended(model, document.data)
+    made = mended(model, without(document.data, list(_keys_that_are_no_text(document.data))))
     return None if made is None else Loaded(made[0], document, made[1])
 
 

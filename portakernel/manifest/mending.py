@@ -104,7 +104,7 @@ def _replaced(data: Any, path: KeyPath, value: Any) -> Any:
     return {**data, part: _replaced(data.get(part, {}), rest, value)} if isinstance(data, dict) else data
 
 
-def without(data: Any, paths: Sequence[KeyPath]) -> Any:
+def without(data: Any, paths: Sequence[tuple[Any, ...]]) -> Any:
     """A copy of ``data`` without the keys at ``paths``."""
     here = {path[0] for path in paths if len(path) == 1}
     deeper = [path for path in paths if len(path) > 1]

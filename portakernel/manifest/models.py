@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import typing
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -15,6 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from portakernel.claims.capability import Limit
 from portakernel.errors import nearest
 from portakernel.hookspecs import HOOKS
+from portakernel.manifest.yaml_file import KeyPath
 from portakernel.words.dtypes import DTYPES, SCALE_FORMATS
 from portakernel.words.products import spelled
 
@@ -103,6 +105,20 @@ class SelectorModel(_Model):
     exclude: list[str] = Field(default_factory=list, alias="not")
 
 
+TargetTerms = str | Annotated[list[str], Field(min_length=1)] | SelectorModel
+
+
+def terms(value: TargetTerms) -> Iterator[tuple[KeyPath, str]]:
+    """Each term of a vendor's targets, with its place under the vendor; an exception's place begins with ``not``."""
+    if isinstance(value, SelectorModel):
+        yield from ((("in", *path), term) for path, term in terms(value.include))
+        yield from ((("not", i), term) for i, term in enumerate(value.exclude))
+    elif isinstance(value, str):
+        yield (), value
+    else:
+        yield from (((i,), term) for i, term in enumerate(value))
+
+
 class PriorityRule(_Model):
     """A priority for some sizes; ``when`` may be left out in the last rule only."""
 
@@ -123,7 +139,7 @@ class CheckModel(_Model):
 class Claim(_Model):
     """What a kernel serves. Keys under ``defaults`` hold for every kernel, a kernel's own for each of its variants."""
 
-    targets: dict[Name, str | Annotated[list[str], Field(min_length=1)] | SelectorModel] | None = None
+    targets: dict[Name, TargetTerms] | None = None
     dtypes: dict[Name, Annotated[list[str], Field(min_length=1)]] | None = None
     formats: dict[Name, list[FormatName]] | None = None
     limits: dict[str, LimitModel] | None = None

@@ -21,6 +21,7 @@ from portakernel.registry.registry import Backend, Registry
 from portakernel.text.printable import one_line
 from portakernel.words.arch import ArchSpace
 from portakernel.words.dtypes import DTYPES
+from portakernel.words.target_names import unknown_vendor
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ def support_matrix(
         UnknownNameError: there is no such op, vendor or plugin.
     """
     if vendor is not None and vendor not in registry.spaces:
-        raise UnknownNameError("vendor", vendor, registry.spaces)
+        raise unknown_vendor(vendor, registry.spaces)
     if plugin is not None and plugin not in registry.plugins():
         raise UnknownNameError("plugin", plugin, registry.plugins())
     ops = [op] if op is not None else list(contracts())

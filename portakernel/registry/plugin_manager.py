@@ -268,6 +268,13 @@ class PluginManager:
         ships = package.first_party and package.name not in self.plugins
         return package.name not in self.allowed and not ships
 
+    def why_off(self, package: Package) -> str:
+        """Who keeps ``package`` from being imported; empty where nobody does."""
+        if not self.is_off(package):
+            return ""
+        switched = package.name in self.disabled
+        return "PORTAKERNEL_DISABLE switches it off" if switched else "a list of plugins leaves it out"
+
     def broken_names(self) -> frozenset[str]:
         """The names of packages with at least one fault."""
         return frozenset(broken.package.name for broken in self.broken)

@@ -19,14 +19,15 @@ from portakernel.host.passing import is_passing
 from portakernel.manifest.loading import Loaded, describe_errors
 from portakernel.manifest.models import ArchFacts, BackendManifest, KernelEntry, Mode, PluginManifest
 from portakernel.manifest.yaml_file import Document
-from portakernel.registry.kernel import Kernel, Priority, listed_kernels, plugin_kernels
+from portakernel.registry.kernel import Kernel, Priority
+from portakernel.registry.manifest_kernels import listed_kernels, plugin_kernels
 from portakernel.registry.plugin_manager import Package, PluginManager
 from portakernel.tensors import torch_build
 from portakernel.text.printable import exception_text
 from portakernel.words.arch import ArchSpace, Selector
 from portakernel.words.dtypes import FLOAT64
 from portakernel.words.target import Device, Target
-from portakernel.words.target_names import find_target
+from portakernel.words.target_names import find_device, find_target
 
 REFERENCE = "reference"
 
@@ -248,6 +249,20 @@ class Registry:
         """
         return find_target(text, self.spaces, where=where)
 
+    def device(self, name: str) -> Device:
+        """The device of this machine that ``name`` means: torch's name for it, its uuid, or its target.
+
+        Raises:
+            UnknownNameError: there is no such device, torch cannot reach it, or its backend is switched off.
+        """
+        off = {
+            key: f"The {backend.name} backend looks for no device here: {why}"
+            for backend in self.backends.values()
+            if (why := self.manager.why_off(backend.package))
+            for key in (backend.vendor, *(() if backend.attach else (backend.torch_device,)))
+        }
+        return find_device(name, self.devices, self.spaces, off)
+
     def mode(self, plugin: str, name: str) -> Mode | None:
         """A plugin's way to execute without its device."""
         entry = self.manager.plugins.get(plugin)
@@ -277,14 +292,15 @@ class Registry:
         """
         if found := self.find(name):
             return found
+        if name in contracts():
+            text = f"that is an op, whose kernels are {', '.join(kernel.name for kernel in self.for_op(name))}"
+            raise UnknownNameError("kernel or plugin", name, self.kernels, where=where, instead=text)
         plugin, hint = name.partition(".")[0], ""
         known = self.manager.plugins.get(plugin)
         if broken := next((fault for fault in self.manager.broken if fault.package.name == plugin), None):
             hint = f"Plugin {broken.package} is broken: {broken.reason.partition(chr(10))[0]}"
         elif broken := next((fault for fault in self.manager.broken_but_off if fault.package.name == plugin), None):
-            switched = plugin in self.manager.disabled
-            why = "PORTAKERNEL_DISABLE switches it off" if switched else "a list of plugins leaves it out"
-            text = f"Plugin {broken.package} may not be imported ({why})"
+            text = f"Plugin {broken.package} may not be imported ({self.manager.why_off(broken.package)})"
             hint = f"{text}, and is broken besides: {broken.reason.partition(chr(10))[0]}"
         elif known and "portakernel_kernels" in known[1].manifest.hooks and self.manager.is_off(known[0]):
             hint = f"Plugin {known[0]} may not be imported, so that kernels which it lists in code are not known"

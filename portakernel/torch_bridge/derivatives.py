@@ -11,6 +11,7 @@ from torch import Tensor
 
 from portakernel.calling.arguments import Tensors
 from portakernel.calling.caller import OpCaller
+from portakernel.calling.fast.key_layout import CallKind
 from portakernel.claims.request import Phase
 from portakernel.deciding.kernel_argument import STRICT_MARK
 from portakernel.errors import DerivativeError, PortakernelError
@@ -136,7 +137,7 @@ class Derivatives:
         self.caller.arguments.check(tensors, values)
         policy = self.caller.policy(kernel)
         try:
-            found = self.caller.run(Phase.FORWARD_AD, tensors, values, policy, (*tensors, *values))
+            found = self.caller.run(CallKind(Phase.FORWARD_AD), tensors, values, policy, (*tensors, *values))
         except NotImplementedError as error:
             if isinstance(error, PortakernelError):
                 raise
@@ -271,9 +272,8 @@ def run_backward(caller: OpCaller, parts: Parts, given: Sequence[Any]) -> Sequen
     """
     tensors, values, (needs, kernel, saved_by) = parts
     policy = caller.policy(kernel)
-    found: Sequence[Tensor | None] = caller.run(
-        Phase.BACKWARD, tensors, values, policy, given, saved_by=saved_by or None
-    )
+    kind = CallKind(Phase.BACKWARD, saved_by=saved_by or None)
+    found: Sequence[Tensor | None] = caller.run(kind, tensors, values, policy, given)
     for name, gradient, needed in zip(caller.contract.names, found, needs, strict=True):
         if needed and gradient is None:
             raise DerivativeError(f"{caller.contract.op} has no gradient for {name}; pass {name}.detach()")

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from portakernel.calling.arguments import Tensors
 from portakernel.calling.caller import OpCaller
+from portakernel.calling.fast.key_layout import TRAINING, CallKind
 from portakernel.calling.key_table import Placement
 from portakernel.claims.capability import CannotRun, ReasonCode
 from portakernel.claims.request import Phase
@@ -34,7 +35,7 @@ class KernelChoice:
         """
         if traced and self.caller.checks_values:
             return None
-        placement, key = self._placed(Phase.TRAINING, tensors, values, kernel, traced=traced), None
+        placement, key = self._placed(TRAINING, tensors, values, kernel, traced=traced), None
         while placement.kernel.saves == "autograd":
             try:
                 found = placement.launch(*tensors, *values)
@@ -43,30 +44,21 @@ class KernelChoice:
                 if traced or error.rejection.code is ReasonCode.NOT_CAPTURABLE:
                     return None
                 policy = self.caller.policy(kernel)
-                key = self.caller.key(Phase.TRAINING, tensors, values, policy) if key is None else key
-                request = self.caller.arguments.request(tensors, values, Phase.TRAINING)
+                key = self.caller.key(TRAINING, tensors, values, policy) if key is None else key
+                request = self.caller.request(TRAINING, tensors, values)
                 key, placement = self.caller.passed_over(key, placement, error.rejection, request, policy)
             else:
                 return self.caller.completed(found, values, tensors[0])
         return None
 
     def _placed(
-        self,
-        phase: Phase,
-        tensors: Tensors,
-        values: Sequence[Any],
-        kernel: str,
-        *,
-        traced: bool,
-        saved_by: str | None = None,
-        below_autograd: bool = False,
+        self, kind: CallKind, tensors: Tensors, values: Sequence[Any], kernel: str, *, traced: bool
     ) -> Placement:
         """What would run: for a traced graph by the process's policy, because a graph outlives a context."""
-        asked: dict[str, Any] = {"saved_by": saved_by, "below_autograd": below_autograd}
         self.caller.arguments.check(tensors, values)
         if not traced:
-            return self.caller.placed(phase, tensors, values, self.caller.policy(kernel), **asked)
-        request = self.caller.arguments.request(tensors, values, phase, **asked)
+            return self.caller.placed(kind, tensors, values, self.caller.policy(kernel))
+        request = self.caller.request(kind, tensors, values)
         with self.caller.dispatcher.without_contexts():
             return self.caller.place(request, self.caller.policy(kernel))
 
@@ -86,7 +78,8 @@ class KernelChoice:
         saves, so that no other may run in its place.
         """
         below = phase is Phase.TRAINING and self.caller.some_are_recorded
-        placement = self._placed(phase, tensors, values, kernel, traced=traced, saved_by=saved_by, below_autograd=below)
+        kind = CallKind(phase, saved_by=saved_by, below_autograd=below)
+        placement = self._placed(kind, tensors, values, kernel, traced=traced)
         paired = phase is Phase.TRAINING and self.some_save_their_own
         asked_for = phase is not Phase.BACKWARD and kernel.startswith(STRICT_MARK)
         return (STRICT_MARK if paired or asked_for else "") + placement.kernel.name

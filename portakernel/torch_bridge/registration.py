@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from portakernel.calling.caller import OpCaller
+from portakernel.calling.fast.key_layout import PLAIN, CallKind
 from portakernel.claims.request import Phase
 from portakernel.contract import Result, alternatives
 from portakernel.torch_bridge.autocast import autocast
@@ -21,6 +22,7 @@ from portakernel.torch_bridge.derivatives import Derivatives, run_backward
 from portakernel.torch_bridge.eager_training import EagerTraining, has_eager_training
 from portakernel.torch_bridge.sharding import Sharding
 from portakernel.torch_bridge.signature import Signature
+from portakernel.torch_bridge.writing import Writing
 
 _AUTOCAST_KEYS = ("AutocastCPU", "AutocastCUDA", "AutocastXPU", "AutocastMPS")
 
@@ -37,6 +39,9 @@ class Bridge:
         for schema in self.signature.schemas():
             self.library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         self._implement()
+        if self.contract.mutated:
+            Writing(caller, self.signature).register(self.library)
+            return
         derivatives = Derivatives(caller, self.signature)
         derivatives.register(self.library)
         if has_eager_training(self.contract):
@@ -47,8 +52,9 @@ class Bridge:
         op = self.contract.op
         parts: list[tuple[str, Callable[..., Any], Callable[..., Any]]] = [
             ("", self._inference, self._fake),
-            ("_forward", self._training, self._fake_forward),
         ]
+        if not self.contract.mutated:
+            parts.append(("_forward", self._training, self._fake_forward))
         if self.contract.gradient == "kernel":
             parts.append(("_backward", self._backward, self._fake_backward))
         for suffix, implementation, fake in parts:
@@ -64,7 +70,7 @@ class Bridge:
         tensors, values, (kernel,) = self.signature.public(arguments)
         self.caller.arguments.check(tensors, values)
         policy = self.caller.policy(kernel)
-        found = self.caller.run(Phase.INFERENCE, tensors, values, policy, (*tensors, *values, None))
+        found = self.caller.run(PLAIN, tensors, values, policy, (*tensors, *values, None))
         return self.caller.completed(found, values, tensors[0])
 
     def _training(self, *arguments: Any) -> Any:
@@ -73,9 +79,8 @@ class Bridge:
         tensors, values, (kernel, _) = self.signature.forward(arguments)
         self.caller.arguments.check(tensors, values)
         policy, given = self.caller.policy(kernel), (*tensors, *values)
-        found = self.caller.run(
-            Phase.TRAINING, tensors, values, policy, given, below_autograd=self.caller.some_are_recorded
-        )
+        kind = CallKind(Phase.TRAINING, below_autograd=self.caller.some_are_recorded)
+        found = self.caller.run(kind, tensors, values, policy, given)
         return self.caller.completed(found, values, tensors[0], saved=True)
 
     def _backward(self, *arguments: Any) -> Any:
@@ -95,7 +100,7 @@ class Bridge:
 
     def _forms(self, tensors: Sequence[Tensor], values: Sequence[Any], *, saved: bool) -> Any:
         made = self.caller.arguments.at(values)
-        made.check_dtypes(self.caller.arguments.dtypes(tensors))
+        made.check_dtypes(self.caller.arguments.dtypes(tensors), self.caller.arguments.contract)
         forms = self.caller.arguments.results(tensors, values, saved=saved)
         like = tensors[0]
         found = tuple(like.new_empty(shape, dtype=dtype) for shape, dtype in forms.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from string import ascii_lowercase
 from typing import Any
 
 from portakernel.contract import Contract
@@ -38,16 +39,22 @@ class Signature:
     def schemas(self) -> list[str]:
         """The schema of each torch op."""
         contract, op = self.contract, self.contract.op
-        tensors = [f"{_tensor(tensor.optional)} {tensor.name}" for tensor in contract.tensors]
-        open_tensors = [f"{text}=None" if text.startswith("Tensor?") else text for text in tensors]
+        # a letter for each argument that is written
+        letters = {name: f"({letter}!)" for name, letter in zip(contract.mutated, ascii_lowercase, strict=False)}
+        tensors = [f"{_tensor(t.optional, letters.get(t.name, ''))} {t.name}" for t in contract.tensors]
+        open_tensors = [
+            f"{text}=None" if tensor.optional else text for text, tensor in zip(tensors, contract.tensors, strict=True)
+        ]
         defaults = [f"{_type(parameter)} {parameter.name}={_default(parameter)}" for parameter in contract.parameters]
         values = [f"{_type(parameter)} {parameter.name}" for parameter in contract.parameters]
-        made = [
-            _schema(op, [*open_tensors, *defaults, "str kernel=''"], self.outputs),
+        made = [_schema(op, [*open_tensors, *defaults, "str kernel=''"], self.outputs)]
+        if contract.mutated:
+            return made
+        made.append(
             _schema(
                 f"{op}_forward", [*tensors, *values, "str kernel", "str backward_kernel"], self.outputs + self.saved
-            ),
-        ]
+            )
+        )
         if contract.gradient == "kernel":
             optional = {tensor.name: tensor.optional for tensor in contract.tensors}
             optional |= {saved.name: saved.when is not None for saved in contract.saved}
@@ -87,8 +94,8 @@ class Signature:
         return tuple(p.canonical(op, value) for p, value in zip(self.contract.parameters, values, strict=True))
 
 
-def _tensor(optional: bool) -> str:
-    return "Tensor?" if optional else "Tensor"
+def _tensor(optional: bool, written: str = "") -> str:
+    return f"Tensor{written}?" if optional else f"Tensor{written}"
 
 
 def _type(parameter: Parameter) -> str:

@@ -23,6 +23,7 @@ import triton
 from torch import Tensor
 from triton import knobs
 
+from portakernel.calling.fast.generated import define
 from portakernel.host.locks import make_lock
 from portakernel.triton_launch.interpreter import is_interpreting
 
@@ -162,8 +163,8 @@ def launch(grid, {given}):
             "unusual": _unusual,
             "stream": getattr(torch._C, "_cuda_getCurrentRawStream", None),
         }
-        exec(compile(source, f"<portakernel: launch of {self.kernel.__name__}>", "exec"), scope)
-        return scope["key"], scope["launch"]
+        made = define(source, "launch", f"launch of {self.kernel.__name__}", scope)
+        return made.__globals__["key"], made
 
 
 def _specialised(

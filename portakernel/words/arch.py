@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from portakernel.errors import ArgumentValueError, UnknownNameError
@@ -17,6 +17,8 @@ from portakernel.words.products import is_called, letters, plain, spelled
 
 _SM = re.compile(r"(sm_\d+)([af])")
 _GFX = re.compile(r"gfx(\d{1,2})([0-9a-f])([0-9a-f])")
+# What AMD's driver prints behind an arch: features that a device has switched on or off.
+_FEATURES = re.compile(r"(:[a-z]\w*[+-])*")
 _NUMBERED = re.compile(r"([a-z]+[_-]?)(\d+)")
 
 
@@ -25,6 +27,18 @@ def normalise(arch: str) -> str:
     base = arch.strip().partition(":")[0]
     suffixed = _SM.fullmatch(base)
     return suffixed[1] if suffixed else base
+
+
+def surplus(arch: str) -> str:
+    """What stands behind ``arch`` and means nothing: anything but a device's features, which AMD alone prints."""
+    base, colon, rest = arch.strip().partition(":")
+    return "" if base.startswith("gfx") and _FEATURES.fullmatch(colon + rest) else colon + rest
+
+
+def respelled(arch: str) -> str:
+    """``arch`` as NVIDIA writes it, where it is one with a suffix and case or dashes alone are otherwise: ``SM90a``."""
+    suffixed = re.fullmatch(r"sm(\d+)([af])", spelled(arch))
+    return f"sm_{suffixed[1]}{suffixed[2]}" if suffixed else arch
 
 
 def _number(arch: str) -> tuple[str, tuple[int, ...]] | None:
@@ -120,6 +134,9 @@ class ArchSpace:
     def unknown(self, arch: str, *, where: str = "", hint: str = "") -> UnknownNameError:
         """The error for an arch that is not listed; offers the nearest, and ``hint``."""
         known = (*self.archs, *self.families)
+        written = respelled(arch)
+        if written != arch and normalise(written) in self.archs:
+            return UnknownNameError(f"{self.vendor} arch", arch, known, where=where, hint=hint, meant=written)
         if meant := self.meant(arch):
             hint = f"It is {' or '.join(meant)}: an arch is written here. {hint}".strip()
         # an h300 is like no sm_100, near as the letters may be
@@ -136,7 +153,8 @@ class ArchSpace:
         """
         include, minus = tuple(texts), tuple(exclude)
         for text in (*include, *minus):
-            self._check_term(text, where)
+            for error in self.faults(text, where=where):
+                raise error
         return Selector(include, minus)
 
     def membership(self, selector: Selector, arch: str, *, prebuilt: bool = False) -> Membership:
@@ -159,23 +177,41 @@ class ArchSpace:
             True, f"{arch} is not among the listed {self.vendor} archs; taken as a later member of its line"
         )
 
-    def _check_term(self, term: str, where: str) -> None:
-        if term == "any" or term in self.families:
-            return
-        first, dots, last = term.partition("..")
-        if dots:
-            lines = [line for line in self.lines if first in line and last in line]
-            for arch in (first, last):
+    def faults(self, term: str, *, where: str = "") -> Iterator[UnknownNameError | ArgumentValueError]:
+        """An error for everything that keeps ``term`` out of a selector."""
+        sound = True
+        if more := surplus(term):
+            prefix, arch = f"{where}: " if where else "", term.removesuffix(more)
+            yield ArgumentValueError(f"{prefix}{term!r} ends with {more!r}, which means nothing; write {arch!r}")
+        for arch in self._named(term):
+            try:
                 self.check(arch, where=where)
+            except (UnknownNameError, ArgumentValueError) as error:
+                sound = False
+                yield error
+        first, dots, last = term.partition("..")
+        if sound and dots and term not in self.families:
+            lines = [line for line in self.lines if first in line and last in line]
             if not lines or lines[0].index(first) > lines[0].index(last):
                 prefix = f"{where}: " if where else ""
-                raise ArgumentValueError(
-                    f"{prefix}range {term!r} is not within one line of {self.vendor}'s archs, oldest first"
-                )
-            return
-        base = term.removesuffix("+")
+                text = f"range {term!r} is not within one line of {self.vendor}'s archs, oldest first"
+                yield ArgumentValueError(f"{prefix}{text}")
+
+    def later_than_listed(self, term: str) -> Iterator[tuple[str, str]]:
+        """Each arch in ``term`` that is accepted as a later member of a line, with the last that is listed."""
+        for arch in self._named(term):
+            if not self.open_ended and self.is_newer(arch) and (line := self._line(arch)):
+                yield arch, line[-1]
+
+    def _named(self, term: str) -> tuple[str, ...]:
+        """The archs that ``term`` names one by one."""
+        if term == "any" or term in self.families:
+            return ()
+        first, dots, last = term.partition("..")
+        if dots:
+            return first, last
         # "sm_90a+" would admit nothing: what is exact has no successors
-        self.check(base if term.endswith("+") else normalise(base), where=where)
+        return (term.removesuffix("+") if term.endswith("+") else normalise(term),)
 
     def _matches(self, term: str, arch: str, prebuilt: bool) -> bool:
         if term == "any":

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from portakernel.errors import ArgumentValueError
 from portakernel.text.printable import brief, one_line
-from portakernel.words.arch import normalise
+from portakernel.words.arch import normalise, surplus
 
 _VENDOR = re.compile(r"[a-z][a-z0-9_]*")
 
@@ -36,7 +36,7 @@ class Target:
             ArgumentValueError: the text is not of that form.
         """
         vendor, colon, arch = text.strip().partition(":")
-        if not colon or not normalise(arch) or not _VENDOR.fullmatch(vendor):
+        if not colon or not normalise(arch) or surplus(arch) or not _VENDOR.fullmatch(vendor):
             raise ArgumentValueError(
                 f"target {text!r} is not of the form vendor:arch, such as nvidia:sm_90 or amd:gfx942"
             )

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 
 from portakernel.errors import ArgumentValueError, UnknownNameError, nearest
-from portakernel.words.arch import ArchSpace, normalise
+from portakernel.words.arch import ArchSpace, normalise, respelled, surplus
 from portakernel.words.products import letters, numbered, spelled, spellings
 from portakernel.words.target import Device, Target
 
@@ -20,10 +20,14 @@ def find_target(text: str, spaces: Mapping[str, ArchSpace], *, where: str = "") 
     """
     vendor, colon, name = (part.strip() for part in text.partition(":"))
     if not colon:
-        return _without_vendor(vendor, spaces, where)
+        return _without_vendor(respelled(vendor), spaces, where)
+    if more := surplus(name):
+        prefix, kept = f"{where}: " if where else "", text.strip().removesuffix(more)
+        raise ArgumentValueError(f"{prefix}target {text!r} ends with {more!r}, which means nothing; write {kept!r}")
+    name = respelled(name)
     target = Target.parse(f"{vendor.casefold()}:{name}")
     if target.vendor not in spaces:
-        raise UnknownNameError("vendor", target.vendor, spaces, where=where)
+        raise unknown_vendor(vendor, spaces, where)
     space = spaces[target.vendor]
     if meant := space.meant(target.arch):
         return _only(text, [Target(target.vendor, arch) for arch in meant], where)
@@ -33,8 +37,21 @@ def find_target(text: str, spaces: Mapping[str, ArchSpace], *, where: str = "") 
     return target
 
 
-def find_device(name: str, devices: Sequence[Device], spaces: Mapping[str, ArchSpace]) -> Device:
+def unknown_vendor(name: str, spaces: Mapping[str, ArchSpace], where: str = "") -> UnknownNameError:
+    """The error for a vendor that no backend has; where an arch or a product is called so, its vendor is offered."""
+    try:
+        meant = find_target(name, spaces)
+    except (UnknownNameError, ArgumentValueError):
+        return UnknownNameError("vendor", name, spaces, where=where)
+    return UnknownNameError("vendor", name, spaces, where=where, meant=meant.vendor, hint=f"{name} is {meant}")
+
+
+def find_device(
+    name: str, devices: Sequence[Device], spaces: Mapping[str, ArchSpace], off: Mapping[str, str] | None = None
+) -> Device:
     """The device of this machine that ``name`` means: torch's name for it, its uuid, or its target as ``find_target``.
+
+    ``off`` says of vendors and kinds of torch devices why nobody looked for them.
 
     Raises:
         UnknownNameError: there is no such device, or torch cannot reach it.
@@ -52,7 +69,8 @@ def find_device(name: str, devices: Sequence[Device], spaces: Mapping[str, ArchS
             return device
     notes = [device.note for device in devices if device.target == target and device.note]
     known = [known for device in usable for known in (device.torch_device, str(device.target)) if known]
-    raise UnknownNameError("device", name, known, hint=notes[0] if notes else "")
+    unseen = (off or {}).get(target.vendor if target is not None else name.partition(":")[0], "")
+    raise UnknownNameError("device", name, known, hint=notes[0] if notes else unseen)
 
 
 def _without_vendor(name: str, spaces: Mapping[str, ArchSpace], where: str) -> Target:
@@ -88,15 +106,15 @@ def _unknown(target: Target, spaces: Mapping[str, ArchSpace], where: str) -> Unk
     """The error for an arch that the vendor does not have, with all that it has."""
     space = spaces[target.vendor]
     others = [f"{vendor}:{arch}" for vendor, other in spaces.items() for arch in other.meant(target.arch)]
-    hint = f"It is {' or '.join(others)}. " if others else ""
     known = _alike(target.arch, space)
+    offer = f"it is {' or '.join(others)}" if others else _offer(target.arch, known, [space])
     return UnknownNameError(
         f"{target.vendor} arch or product",
         target.arch,
         known or space.archs,
         where=where,
-        hint=f"{hint}{target.vendor} has\n{space.described()}",
-        instead=_offer(target.arch, known, [space]) or "no name is like it",
+        hint=f"{target.vendor} has\n{space.described()}",
+        instead=offer or "no name is like it",
     )
 
 

@@ -121,7 +121,7 @@ def test_an_interrupt_ends_the_compilers_and_keeps_what_was_built(run, acme, mon
         ),
         ("build acme --target amd:gfx942", "build: acme has nothing for amd:gfx942; name a target that it claims with"),
         ("build acme --target nvidia:sm_91", "unknown nvidia arch or product 'sm_91'"),
-        ("build acme --target nvidia:gfx942", "It is amd:gfx942. nvidia has"),
+        ("build acme --target nvidia:gfx942", "it is amd:gfx942. nvidia has"),
     ],
 )
 def test_bad_input_is_refused_with_what_to_do(run, acme, line, message):

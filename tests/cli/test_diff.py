@@ -72,6 +72,34 @@ def test_one_op_is_counted_as_one(run: Callable) -> None:
     assert lines.count("  1 op: 1 by kernels, 0 by the reference, 0 by none") == 2
 
 
+def test_ops_that_are_not_in_the_dtype_that_was_asked_for_are_named(run: Callable) -> None:
+    out = run("explain --all --target h100 --dtype float16").out
+    others = "dequantize, scaled_mm"
+    assert out.endswith(f"\n  Not in float16, which their arguments cannot be, but in dtypes of their own: {others}\n")
+    assert "Not in" not in run("explain --all --target h100").out
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (
+            "--all --target h100 --dtype float64",
+            (
+                "no op is asked in float64: their arguments can be bfloat16, float16, float32, float8_e4m3fn,"
+                " float8_e4m3fnuz, float8_e5m2, float8_e5m2fnuz, int32, int64; give one of these"
+            ),
+        ),
+        (
+            "add --target h100 --target mi300x --dtype float64",
+            "add: x and y cannot be float64; x and y can be float32, float16 or bfloat16",
+        ),
+    ],
+)
+def test_a_dtype_that_nothing_asked_can_have_is_refused(run: Callable, line: str, message: str) -> None:
+    ran = run(f"explain {line}")
+    assert (ran.status, ran.out, ran.err) == (2, "", f"portakernel: {message}\n")
+
+
 def test_people_read_a_table_for_each_target(run: Callable) -> None:
     lines = run("explain --all --target h100 --target mi300x").out.splitlines()
     assert lines[:3] == ["h100 is nvidia:sm_90.", "mi300x is amd:gfx942.", ""]

@@ -274,6 +274,16 @@ def test_a_plugin_that_is_switched_off_is_said_to_be(run: Callable, monkeypatch:
     assert "\n  PORTAKERNEL_DISABLE=triton is in force\n" in out
 
 
+def test_a_backend_that_is_switched_off_is_not_said_to_find_no_device(
+    run: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PORTAKERNEL_DISABLE", "intel,apple")
+    out = run("doctor").out
+    assert "\n  devices of apple, intel are not looked for: PORTAKERNEL_DISABLE switches it off\n" in out
+    (absent,) = re.findall(r"\n  no device of (.*) here\n", out)
+    assert not {"apple", "intel"} & set(absent.split(", "))
+
+
 def test_a_plugin_that_exits_on_import_for_its_command_is_broken(run: Callable, install: Callable[..., Path]) -> None:
     manifest = "schema_version: 1\nplugin: acme\nhooks: [portakernel_cli]\n"
     install("acme", manifest=manifest, source="import sys; sys.exit(7)")

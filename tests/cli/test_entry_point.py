@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = "import sys; from portakernel.cli import main; sys.exit(main())"
 ASKED = ["explain", "rms_norm", "--target", "amd:gfx942", "--dtype", "bfloat16", "--shape", "x=4096x8192"]
 
@@ -38,12 +40,13 @@ def test_exit_status_is_the_commands_own_and_output_is_plain() -> None:
     assert "\nNo kernel can serve it.\n" in done.stdout
 
 
-def test_a_reader_that_stops_early_is_no_error() -> None:
+@pytest.mark.parametrize("command", ["list --json", "list", "explain add --target h100"])
+def test_a_reader_that_stops_early_is_no_error_and_ends_as_shells_report_sigpipe(command: str) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, "list", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", PROGRAM, *command.split()], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.close()
         assert process.stderr.read() == ""
-        assert process.wait() == 1
+        assert process.wait() == 141

@@ -118,6 +118,36 @@ def test_every_reason_of_a_strong_candidate_is_told(run: Callable) -> None:
 
 
 @pytest.mark.usefixtures("_two_plugins")
+@pytest.mark.parametrize(
+    ("line", "environment", "used_by"),
+    [
+        ("rms_norm --target h100 USE", {}, "--use"),
+        ("rms_norm --target h100 USE --deny triton", {}, "--use"),
+        ("rms_norm --target h100 USE --deny triton --deny torch --reference forbid", {}, "--use"),
+        ("rms_norm --target h100", {"PORTAKERNEL_USE": "torch.rms_norm_mps", "PORTAKERNEL_PREFER": "torch"}, "PORTAKERNEL_USE"),  # noqa: E501
+        ("rms_norm --target h100 --shape x=1x1073741825 USE", {}, "--use"),
+        ("rms_norm --target h100 --phase backward USE", {}, "--use"),
+    ],
+)  # fmt: skip
+def test_who_serves_without_a_use_that_cannot_is_decided_not_guessed(
+    run: Callable, monkeypatch: pytest.MonkeyPatch, line: str, environment: dict[str, str], used_by: str
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    ran = run(f"explain {line.replace('USE', '--use torch.rms_norm_mps')}")
+    steps = [step.strip() for step in ran.out.partition("\nWhat to do\n")[2].splitlines()]
+    monkeypatch.delenv("PORTAKERNEL_USE", raising=False)
+    made = Dispatcher(dispatcher().registry)
+    monkeypatch.setattr(runtime, "_dispatcher", lambda: made)
+    free = run(f"explain {line.replace('USE', '')} --json").json["chosen"]
+    if free is None:
+        assert steps == ["`portakernel matrix --op rms_norm` shows where it is served, and in which dtypes."]
+    else:
+        assert ran.status == (0 if "backward" in line else 1)
+        assert steps == ([] if "backward" in line else [f"Without {used_by} {free} serves it."])
+
+
+@pytest.mark.usefixtures("_two_plugins")
 def test_what_the_hardware_emulates_is_said(run: Callable) -> None:
     asked = "explain rms_norm --dtype bfloat16 --target"
     assert (

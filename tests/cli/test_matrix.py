@@ -72,6 +72,7 @@ def test_an_overview_stands_before_several_ops(run: Callable) -> None:
 def test_unknown_names_are_told_with_the_nearest(run: Callable) -> None:
     for arguments, message in {
         "--op ad": "unknown op 'ad'; did you mean 'add'?",
+        "--vendor h100": "unknown vendor 'h100'; did you mean 'nvidia'? h100 is nvidia:sm_90",
         "--vendor amdd": "unknown vendor 'amdd'; did you mean 'amd'?",
         "--plugin tritn": "unknown plugin 'tritn'; did you mean 'triton'?",
     }.items():

@@ -95,7 +95,7 @@ def test_doctor_tells_what_is_misspelt_from_what_is_meant_for_other_machines(
     monkeypatch.setenv("PORTAKERNEL_DISABLE", "nowhere")
     ran = run("doctor --json")
     said = "policy.yaml:5: ops.ad: unknown op 'ad'; did you mean 'add'? Its wishes are left out"
-    others = "or nothing, where it is meant for other machines"
+    others = "or leave it as it is if it is meant for other machines"
     assert ran.err == f"portakernel: ConfigWarning: {said}: correct it, {others}\n"
     found = ran.json["findings"]
     told = {

@@ -96,7 +96,7 @@ def test_the_command_of_a_strict_kernels_error_comes_to_the_same_decision(run: C
     lines = str(error).splitlines()
     strict = {candidate.kernel.name for candidate in error.decision.strict}
     assert {line.split()[0] for line in lines[1:-2]} == strict
-    end = r"(; nothing else speaks against \S+( and \d+ others?)?|, and could not serve either)"
+    end = r"(; nothing else is known against \S+( and \d+ others?)?|, and could not serve either)"
     assert re.fullmatch(rf"  \d+ more are left out by that{end}", lines[-2])
     (command,) = re.fullmatch(r"  Run `(portakernel .*)` for the full decision\.", lines[-1]).groups()
     ran = run(*shlex.split(command)[1:], "--json")

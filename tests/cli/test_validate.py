@@ -104,9 +104,9 @@ def test_json_form_key_by_key(run: Callable, package: Callable) -> None:
         (
             ("{nvidia: sm_80+}", "{nvidea: sm_80+, amd: gfx9}\n    priority: high"),
             [
-                ":7: kernels[0].priority: found 'high'; ",
                 ":6: kernels[0].targets.nvidea: unknown vendor 'nvidea'; did you mean 'nvidia'?",
                 ":6: kernels[0].targets.amd: unknown amd arch 'gfx9'; ",
+                ":7: kernels[0].priority: found 'high'; ",
             ],
         ),
     ],
@@ -202,6 +202,23 @@ def test_a_policys_problems_are_told_with_file_line_and_key(run: Callable, polic
         f"{file}:4: ops.rms_norm.use: 'triton.add' has kernels of add, not of rms_norm; those are "
     )
     assert ran.out.endswith("\n1 policy file: 3 problems\n")
+
+
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        ("nvidia:h100:zzz", "ends with ':zzz', which means nothing; write 'nvidia:h100'"),
+        ("sm90a", "unknown vendor 'sm90a'; did you mean 'nvidia:sm_90a'?"),
+        ("amd:h100", "unknown amd arch 'h100'; it is nvidia:sm_90"),
+        ("amd:h100+", "unknown amd arch 'h100+'; it is nvidia:sm_90"),
+        ("nvidia:SM90a", None),
+        ("amd:gfx942:xnack-", None),
+    ],
+)
+def test_a_policys_targets_are_told_like_others(run: Callable, policy: Callable, target: str, told: str | None) -> None:
+    file = policy(f"schema_version: 1\ntargets: {{{target!r}: {{deny: triton}}}}\n")
+    found = run(f"validate {file} --json").json["problems"]
+    assert [problem["text"] for problem in found] == ([told] if told else [])
 
 
 def test_a_policys_problems_as_json(run: Callable, policy: Callable) -> None:

@@ -24,6 +24,8 @@ SOUND_PLUGIN: dict[str, Any] = {
             "dtypes": {"x": ["float32"], "weight": ["x"], "bias": ["x"]},
         },
         {"op": "silu_and_mul", "entry": "acme.kernels:silu", "dtypes": {"x": ["float32"]}},
+        {"op": "add", "name": "other", "entry": "acme.kernels:add", "dtypes": {"x": ["float16"], "y": ["x"]}},
+        {"op": "gelu_and_mul", "entry": "acme.kernels:gelu", "dtypes": {"x": ["float32"]}},
     ],
 }
 KERNELS = """\
@@ -32,6 +34,8 @@ def rms_norm(x, weight, *, eps, weight_offset=0.0, out=None): ...
 def softmax(x, *, out=None): ...
 def norm(x, weight, bias=None, *, eps, out=None): ...
 def silu(x, *, out=None): ...
+def gelu(x, *, approximate="none", out=None): ...
+def few(x): ...
 """
 # Each puts one fault into a sound manifest: of its form, of names, of entries, of claims.
 PLUGIN_FAULTS: dict[str, tuple[tuple[Any, ...], Any]] = {
@@ -51,6 +55,18 @@ PLUGIN_FAULTS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "property": (("kernels", 4, "properties"), {"fast": True}),
     "arch": (("kernels", 4, "targets"), {"nvidia": "hoper"}),
     "ready": (("ready",), 3),
+    "schema": (("schema_version",), 9),
+    "api": (("plugin_api",), 7),
+    "arch of an unknown op": (("kernels", 5, "targets"), {"nvidia": ["hoper"], "amd": "gfx9"}),
+    "dtype of an unknown op": (("kernels", 5, "dtypes"), {"x": ["bfloat61"], "y": ["x"]}),
+    "entry of an unknown op": (("kernels", 5, "check"), {"entry": "other.kernels:check", "reads": ["M"]}),
+    "unlisted archs": (
+        ("kernels", 6, "targets"),
+        {"amd": ["cdna3", "gfx9999"], "apple": {"in": "any", "not": ["m9"]}},
+    ),
+    "function that takes too little": (("kernels", 6, "entry"), "acme.kernels:few"),
+    "limit of no value": (("kernels", 6, "limits"), {"x.alignment": {"min": 32}}),
+    "dtype beside them": (("kernels", 6, "dtypes", "x"), ["bfloat61"]),
 }
 SOUND_BACKEND: dict[str, Any] = {
     "schema_version": 1,
@@ -89,6 +105,10 @@ def with_fault(data: dict[str, Any], fault: tuple[tuple[Any, ...], Any]) -> dict
     return made
 
 
+# What the faults of an unknown op's kernel are told beside.
+PLUGIN_FAULTS["unknown op"] = (("kernels", 5, "op"), "ad")
+
+
 @pytest.mark.parametrize(
     ("name", "sound", "faults"),
     [
@@ -118,6 +138,50 @@ def test_every_fault_is_told_among_all_others_as_it_is_alone(run: Callable, tmp_
     together = told(everything)
     assert alone - together == set()
     assert together - alone == set()
+
+
+def test_every_term_that_is_no_architecture_is_told_at_its_place(run: Callable, tmp_path: Path) -> None:
+    kernel = {
+        "op": "add",
+        "entry": "acme:add",
+        "dtypes": {"x": ["float32"], "y": ["x"]},
+        "targets": {
+            "nvidia": ["hoper", "sm_80+", "sm_8x..sm_9x"],
+            "amd": ["cdna3", "gfx9999"],
+            "apple": {"in": ["m1", "m99+"], "not": ["q1"]},
+            "cpu": ["sparc"],
+        },
+    }
+    file = tmp_path / "acme" / "plugin.yaml"
+    file.parent.mkdir()
+    file.write_text(yaml.safe_dump({"schema_version": 1, "plugin": "acme", "kernels": [kernel]}, sort_keys=False))
+    told = {p["key"]: p["text"] for p in run(f"validate {file} --json").json["problems"]}
+    here = "kernels[0].targets"
+    assert [key.removeprefix(here) for key in told] == [
+        ".nvidia[0]", ".nvidia[2]", ".amd[1]", ".apple.in[1]", ".apple.not[0]",
+    ]  # fmt: skip
+    assert told[f"{here}.nvidia[0]"] == "unknown nvidia arch 'hoper'; did you mean 'hopper'?"
+    assert told[f"{here}.amd[1]"] == (
+        "amd arch 'gfx9999' is not listed, and is taken for one that comes after gfx1250; correct it, or write"
+        " 'gfx1250+' for all that come after"
+    )
+    both = run(f"validate {file}").out.splitlines()
+    assert [line.partition("unknown ")[2] for line in both if ".nvidia[2]" in line] == [
+        "nvidia arch 'sm_8x'; did you mean 'sm_89' or 'sm_87' or 'sm_86'?",
+        "nvidia arch 'sm_9x'; did you mean 'sm_90' or 'sm_89' or 'sm_87'?",
+    ]
+
+
+def test_what_is_told_is_in_the_order_of_files_and_lines(run: Callable, tmp_path: Path) -> None:
+    faulty = with_fault(with_fault(SOUND_PLUGIN, PLUGIN_FAULTS["property"]), PLUGIN_FAULTS["dtype"])
+    for name in ("b", "a"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "plugin.yaml").write_text(yaml.safe_dump({**faulty, "colour": 1}, sort_keys=False))
+    (tmp_path / "a" / "policy.yaml").write_text("prefr: torch\ndeny: nosuch\n")
+    ran = run(f"validate {tmp_path / 'b'} {tmp_path / 'a' / 'policy.yaml'} {tmp_path / 'a'} --json")
+    places = [(p["file"], p["line"]) for p in ran.json["problems"]]
+    assert len({file for file, _ in places}) == 3
+    assert places == sorted(places)
 
 
 def test_a_path_that_is_not_there_hides_nothing_of_the_others(run: Callable, tmp_path: Path) -> None:

@@ -68,6 +68,12 @@ def test_a_cache_of_long_names_is_no_wider(run: Callable, tmp_path: Path, monkey
     assert too_wide(ran.out, 100) == []
 
 
+def test_an_error_in_a_pipe_is_one_line_however_long(run: Callable) -> None:
+    ran = run("explain scaled_mm --dtype float4_e2m1fn_x2 --target nvidia:sm_90")
+    assert len(ran.err) > 200
+    assert ran.err.count("\n") == 1
+
+
 def test_columns_says_how_wide(run: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "72")
     narrow = run("explain rms_norm --target nvidia:sm_90").out

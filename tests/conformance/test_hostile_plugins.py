@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from portakernel.calling.caller import OpCaller
-from portakernel.claims.request import Phase
+from portakernel.calling.fast.key_layout import PLAIN
 from portakernel.cli.diagnosis import Diagnosis
 from portakernel.cli.findings import slow
 from portakernel.config import Config
@@ -120,6 +120,6 @@ def test_a_kernel_that_raises_mid_call_is_not_replaced_silently(install):
     policy = caller.policy("!raises_mid_call.add")
     x, half = torch.ones(3), torch.ones(3, dtype=torch.float16)
     with pytest.raises(RuntimeError, match="the queue is full"):
-        caller.run(Phase.INFERENCE, (x, x), (), policy, (x, x, None))
+        caller.run(PLAIN, (x, x), (), policy, (x, x, None))
     with pytest.raises(NoKernelError):
-        caller.run(Phase.INFERENCE, (half, half), (), policy, (half, half, None))
+        caller.run(PLAIN, (half, half), (), policy, (half, half, None))

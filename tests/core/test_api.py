@@ -72,6 +72,20 @@ def test_explain_without_a_target_or_a_device_says_what_to_do(world, monkeypatch
     assert str(caught.value) == message
 
 
+def test_explain_without_a_device_names_the_backends_that_are_off(world, monkeypatch):
+    dispatcher = world.dispatcher(DISABLE="acme")
+    monkeypatch.setattr("portakernel.api.dispatcher", lambda: dispatcher)
+    with pytest.raises(ArgumentValueError) as caught:
+        portakernel.explain("add")
+    assert str(caught.value).endswith(". Backends that are off: acme (PORTAKERNEL_DISABLE switches it off)")
+    with pytest.raises(UnknownNameError) as unknown:
+        portakernel.explain("add", device="acme:0")
+    assert str(unknown.value) == (
+        "unknown device 'acme:0'; none is known. The acme backend looks for no device here: PORTAKERNEL_DISABLE"
+        " switches it off"
+    )
+
+
 def test_explains_candidates_are_the_ops_kernels(here):
     decision = portakernel.explain("add", target="acme:acme1")
     names = {candidate.kernel.name for candidate in decision.candidates}

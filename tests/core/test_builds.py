@@ -86,7 +86,8 @@ def test_the_dimensions_of_a_build_are_those_that_every_call_has(op):
 
 def test_what_is_built_for_one_size_is_in_no_other_sizes_key():
     from portakernel.calling.fast.claim_reads import Reads
-    from portakernel.calling.fast.keys import expressions, make_key
+    from portakernel.calling.fast.expressions import expressions
+    from portakernel.calling.fast.keys import make_key
 
     torch = pytest.importorskip("torch")
     units = {(64, 1e-5)}

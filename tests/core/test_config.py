@@ -115,6 +115,19 @@ def test_properties_can_be_required_and_one_that_does_not_exist_is_refused():
     assert str(caught.value) == "PORTAKERNEL_REQUIRE is 'determinism'; did you mean 'deterministic'?"
 
 
+def test_every_wrong_value_of_every_variable_is_told():
+    wrong = {"REQUIRE": "fast,inplace,good,determinism", "LOG": "all", "CACHE_MIB": "many", "PLUGINS": "triton.add"}
+    with pytest.raises(ConfigError) as caught:
+        Config.from_environment({f"PORTAKERNEL_{name}": value for name, value in wrong.items()})
+    assert str(caught.value).splitlines() == [
+        "PORTAKERNEL_REQUIRE is 'fast' and 'good'; known: batch_invariant, deterministic, graph_capture, inplace",
+        "PORTAKERNEL_REQUIRE is 'determinism'; did you mean 'deterministic'?",
+        "PORTAKERNEL_PLUGINS names the kernel 'triton.add'; it takes plugins, such as 'triton'",
+        "PORTAKERNEL_LOG is 'all'; known: summary",
+        "PORTAKERNEL_CACHE_MIB is 'many'; give a whole number, 0 or more",
+    ]
+
+
 def test_a_list_of_plugins_takes_plugins():
     assert Config.from_environment({"PORTAKERNEL_PLUGINS": "torch, triton"}).plugins == ("torch", "triton")
     with pytest.raises(ConfigError) as caught:
@@ -142,6 +155,16 @@ def test_the_processs_environment_is_read_when_none_is_given(monkeypatch):
     monkeypatch.setenv("PORTAKERNEL_PREFERED", "triton")
     assert Config.from_environment().use == ("triton",)
     assert [text.partition(" ")[0] for text in unknown_variables()] == ["PORTAKERNEL_PREFERED"]
+
+
+def test_an_op_where_a_kernel_is_wanted_is_answered_with_its_kernels(world):
+    world.plugin("a")
+    world.plugin("b", {"name": "fast"})
+    with pytest.raises(UnknownNameError) as caught:
+        world.dispatcher(USE="add")
+    assert str(caught.value) == (
+        "PORTAKERNEL_USE: unknown kernel or plugin 'add'; that is an op, whose kernels are a.add, b.fast, reference.add"
+    )
 
 
 def test_a_name_that_nothing_has_is_refused_under_use_when_the_dispatcher_is_made(world):

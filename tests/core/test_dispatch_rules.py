@@ -339,7 +339,7 @@ def test_rule_7_a_strict_kernels_own_reasons_come_first_and_the_others_are_count
     assert str(error) == (
         "no kernel for op add on acme:acme1 with x float32, y float32, M=9: argument uses p.add strictly\n"
         "  p.add  limit  needs M <= 8; this is 9\n"
-        "  3 more are left out by that; nothing else speaks against q.add and 1 other\n"
+        "  3 more are left out by that; nothing else is known against q.add and 1 other\n"
         "  Run `portakernel explain add --target acme:acme1 --dtype float32 --shape x=9 --use p.add` for the full"
         " decision."
     )
@@ -348,8 +348,8 @@ def test_rule_7_a_strict_kernels_own_reasons_come_first_and_the_others_are_count
 @pytest.mark.parametrize(
     ("environment", "left_out"),
     [
-        ({"DENY": "q"}, "nothing else speaks against reference.add"),
-        ({"REFERENCE": "forbid"}, "nothing else speaks against q.add"),
+        ({"DENY": "q"}, "nothing else is known against reference.add"),
+        ({"REFERENCE": "forbid"}, "nothing else is known against q.add"),
         ({"DENY": "q", "REFERENCE": "forbid"}, "and could not serve either"),
         ({"PLUGINS": "p", "DENY": "reference"}, "and could not serve either"),
     ],
@@ -476,6 +476,22 @@ def test_rule_9_without_the_attached_device_its_kernel_is_of_another_vendor(worl
     decision = world.dispatcher().decide(world.request(), under({"prefer": "side_kernels"}))
     assert decision.chosen.name == "ours.add"
     assert told(decision, "side_kernels.add") == [("vendor", "serves side, not acme")]
+
+
+@pytest.mark.parametrize(
+    ("environment", "why"),
+    [
+        ({"DISABLE": "side"}, "PORTAKERNEL_DISABLE switches it off"),
+        ({"PLUGINS": "side_kernels,ours"}, "PORTAKERNEL_PLUGINS allows only side_kernels, ours"),
+    ],
+)
+def test_rule_9_a_backend_that_is_switched_off_is_no_missing_device(world, environment, why):
+    world.backend("side", attach=True, torch_device="acme", lines=[["s1"]], first_party=False)
+    world.plugin("side_kernels", {"targets": {"side": "s1+"}})
+    world.plugin("ours")
+    decision = world.dispatcher(**environment).decide(world.request(present=True))
+    (reason,) = (text for code, text in told(decision, "side_kernels.add") if code == "vendor")
+    assert reason == f"serves side, not acme: the side backend looks for no device here: {why}"
 
 
 def test_rule_9_readiness_is_asked_of_the_attached_device(world, attached):

@@ -12,7 +12,8 @@ from portakernel.deciding.asking import ask
 from portakernel.errors import ManifestError, PortakernelError
 from portakernel.manifest.loading import load_manifest
 from portakernel.manifest.models import PluginManifest
-from portakernel.registry.kernel import Kernel, load_entry, plugin_kernels
+from portakernel.registry.kernel import Kernel, load_entry
+from portakernel.registry.manifest_kernels import plugin_kernels
 from portakernel.words.arch import ArchSpace, Selector
 from portakernel.words.target import Target
 
@@ -205,7 +206,7 @@ def test_a_kernel_is_first_party_when_its_package_is_and_not_by_the_name_of_its_
         ),
         (
             ADD.replace("sm_80+", "{in: [sm_80+], not: [hoper]}"),
-            ["p.yaml:6: kernels[0].targets.nvidia: unknown nvidia arch 'hoper'; did you mean 'hopper'?"],
+            ["p.yaml:6: kernels[0].targets.nvidia.not[0]: unknown nvidia arch 'hoper'; did you mean 'hopper'?"],
         ),
         (
             ADD.replace("sm_80+", "sm_90..sm_80"),

@@ -58,11 +58,20 @@ def test_who_names_a_refused_plugin_reads_the_same_sentence(site):
         registry.named("p.add")
 
 
-def test_nothing_else_of_a_manifest_for_another_version_is_judged(site):
+def test_at_run_time_nothing_else_of_a_manifest_for_another_version_is_judged(site):
+    package = site.package("p", plugin=PLUGIN.format(3))
+    with pytest.raises(PluginApiError) as caught:
+        load_manifest(PluginManifest, package.folder / "plugin.yaml", strict=False)
+    assert len(caught.value.problems) == 1
+
+
+def test_strictly_another_version_hides_nothing(site):
     package = site.package("p", plugin=PLUGIN.format(3))
     with pytest.raises(PluginApiError) as caught:
         load_manifest(PluginManifest, package.folder / "plugin.yaml", strict=True)
-    assert len(caught.value.problems) == 1
+    version, unknown = caught.value.problems
+    assert version.startswith(f"{package.folder / 'plugin.yaml'}:3: plugin_api: is 3; ")
+    assert unknown.startswith(f"{package.folder / 'plugin.yaml'}:4: keys_of_another_version: unknown key; ")
 
 
 @pytest.mark.parametrize("model", [PluginManifest, BackendManifest])

@@ -361,7 +361,9 @@ def test_a_kernel_that_does_not_fit_breaks_its_plugin_alone(world):
     (fault,) = registry.manager.broken
     assert (fault.stage, fault.package) == ("kernels", package)
     assert fault.reason.startswith(f"{package.folder / 'plugin.yaml'}:")
-    assert fault.reason.endswith(f"kernels[1].op: unknown op 'x'; {nearest('x', contracts())}")
+    op, entry = fault.reason.splitlines()
+    assert op.endswith(f"kernels[1].op: unknown op 'x'; {nearest('x', contracts())}")
+    assert entry.endswith("kernels[1].entry: 'a:b' is outside the plugin's own package 'fake_p'")
 
 
 # --- portakernel_targets ---------------------------------------------------------------------------------------------

@@ -182,7 +182,7 @@ def test_hardware_that_nothing_here_knows_is_told_and_its_section_holds_for_what
     assert "denied by 0.yaml:5" in texts(found[0].decide(world.request(target="novel:n1")), "a.add")
 
 
-DOUBT = "correct it, or nothing, where it is meant for other machines"
+DOUBT = "correct it, or leave it as it is if it is meant for other machines"
 SPELT_SO = f"It holds for devices that are called so, if any are: {DOUBT}"
 IN_RANGE = f"It holds for the devices in that range, if any are: {DOUBT}"
 ACME9 = "unknown acme arch 'acme9'; did you mean 'acme2' or 'acme1'?"

@@ -111,7 +111,10 @@ def test_what_is_offered_in_a_refused_dtypes_place_is_accepted_and_never_the_sam
             assert dtype not in offered
             for instead in offered:
                 question(op, dtypes=instead)
-            if elsewhere:
+            if formats := re.search(r"goes with scale format (.*): say which", elsewhere):
+                for name in formats[1].split(" or "):
+                    assert dtype in question(op, dtypes=dtype, formats=name).dtypes.values()
+            elif elsewhere:
                 named = ast.literal_eval(elsewhere.partition("as in ")[2])
                 assert dtype in question(op, dtypes=named).dtypes.values()
     assert refused
@@ -222,3 +225,27 @@ def test_a_question_keeps_its_op_target_phase_and_what_the_contract_saves():
     assert (request.op, request.target, request.phase, request.saved) == ("rms_norm", HERE, Phase.TRAINING, ("rstd",))
     assert question("add").saved == ()
     assert (request.device, request.attached, request.requires) == (None, (), frozenset())
+
+
+@pytest.mark.parametrize(("op", "by"), [("dequantize", "format"), ("scaled_mm", "format_a")])
+def test_a_dtype_that_goes_with_other_scale_formats_is_refused_with_those(op, by):
+    with pytest.raises(ArgumentTypeError) as caught:
+        ask(contract(op), HERE, dtypes="float4_e2m1fn_x2")
+    assert str(caught.value).endswith(
+        " can be float32. float4_e2m1fn_x2 goes with scale format mxfp4 or nvfp4: say which, as in format='mxfp4'"
+        " (--format mxfp4)"
+    )
+    first = contract(op).names[0]
+    with pytest.raises(ArgumentTypeError) as caught:
+        ask(contract(op), HERE, dtypes={first: "float4_e2m1fn_x2"})
+    assert str(caught.value) == (
+        f"{op}: {first} is float4_e2m1fn_x2; it must be float8_e4m3fn or float8_e4m3fnuz or float8_e5m2 or"
+        f" float8_e5m2fnuz. float4_e2m1fn_x2 goes with {by}='mxfp4' or 'nvfp4'"
+    )
+    assert ask(contract(op), HERE, dtypes={first: "float4_e2m1fn_x2"}, formats="mxfp4").formats
+
+
+def test_a_dtype_that_goes_with_no_scale_format_is_refused_without_any():
+    with pytest.raises(ArgumentTypeError) as caught:
+        ask(contract("quantize_fp4"), HERE, dtypes="float4_e2m1fn_x2")
+    assert str(caught.value) == ("quantize_fp4: x cannot be float4_e2m1fn_x2; x can be float32, float16 or bfloat16")

@@ -53,7 +53,7 @@ def test_the_registry_knows_the_vendors_archs_and_what_may_come_after_them(insta
         ("qualcomm:x1", "here: unknown vendor 'qualcomm'; known: amd, apple, cpu, intel, nvidia"),
         ("nvidia:sm_81", "here: unknown nvidia arch or product 'sm_81'; did you mean 'sm_89' or 'sm_87' or 'sm_86'? "),
         ("amd:gfx943", "here: unknown amd arch or product 'gfx943'; did you mean 'gfx942' or "),
-        ("amd:sm_90", "here: unknown amd arch or product 'sm_90'; no name is like it. It is nvidia:sm_90. amd has\n"),
+        ("amd:sm_90", "here: unknown amd arch or product 'sm_90'; it is nvidia:sm_90. amd has\n"),
     ],
 )
 def test_a_misspelt_vendor_or_arch_offers_the_nearest(installed, text, message):

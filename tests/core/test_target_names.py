@@ -92,6 +92,9 @@ def installed() -> Registry:
         # archs, in other spellings and without their vendor
         ("nvidia:SM90", "nvidia:sm_90"),
         ("sm_90a", "nvidia:sm_90"),
+        ("sm90a", "nvidia:sm_90"),
+        ("nvidia:SM100f", "nvidia:sm_100"),
+        ("amd:gfx942:sramecc+:xnack-", "amd:gfx942"),
         ("gfx942", "amd:gfx942"),
         ("x86_64", "cpu:x86_64"),
         ("cpu:riscv64", "cpu:riscv64"),
@@ -177,8 +180,14 @@ def test_products_are_offered_as_people_write_them(installed, name, offer):
         (
             "acme:b1",
             UnknownNameError,
-            f"here: unknown acme arch or product 'b1'; no name is like it. It is beta:b1. acme has\n{ACME}",
+            f"here: unknown acme arch or product 'b1'; it is beta:b1. acme has\n{ACME}",
         ),
+        (
+            "acme:x 7:zzz",
+            ArgumentValueError,
+            "here: target 'acme:x 7:zzz' ends with ':zzz', which means nothing; write 'acme:x 7'",
+        ),
+        ("b1:zzz", UnknownNameError, "here: unknown vendor 'b1'; did you mean 'beta'? b1 is beta:b1"),
         ("x7", ArgumentValueError, "here: target 'x7' may mean acme:a_2 or beta:b1; write one of these"),
         ("old", ArgumentValueError, "here: 'old' is a family of acme's archs; name one of them: a_1"),
         ("acme:old", ArgumentValueError, "here: 'old' is a family of acme's archs; name one of them: a_1"),
@@ -216,6 +225,23 @@ def test_where_an_arch_is_wanted_a_product_is_told_as_one_and_never_taken_for_an
     assert str(caught.value).endswith(", volta. It is sm_90: an arch is written here.")
     with pytest.raises(UnknownNameError, match=r"^unknown nvidia arch 'h300'; known: ada, ampere, "):
         installed.spaces["nvidia"].parse(["h300"])
+
+
+@pytest.mark.parametrize(
+    "text", ["nvidia:h100:zzz", "nvidia:sm_90:zzz", "amd:gfx942:foo", "cpu:x86_64:", "amd:mi300x:xnack+"]
+)
+def test_what_stands_behind_an_arch_and_means_nothing_is_refused(installed, text):
+    with pytest.raises(ArgumentValueError, match="which means nothing; write '"):
+        installed.target(text)
+
+
+def test_an_exact_arch_is_offered_as_it_is_written(installed):
+    with pytest.raises(UnknownNameError, match=r"^unknown nvidia arch 'SM90a'; did you mean 'sm_90a'\?$"):
+        installed.spaces["nvidia"].parse(["SM90a"])
+    with pytest.raises(
+        ArgumentValueError, match=r"^'gfx942:foo' ends with ':foo', which means nothing; write 'gfx942'$"
+    ):
+        installed.spaces["amd"].parse(["gfx942:foo"])
 
 
 def test_a_manifest_without_products_serves_as_before(world):

@@ -37,7 +37,8 @@ def test_sizes_that_never_come_again_take_no_more_memory_and_keep_their_numbers(
 def test_a_key_asks_each_check_once_for_its_shapes():
     torch = pytest.importorskip("torch")
     from portakernel.calling.fast.claim_reads import Reads
-    from portakernel.calling.fast.keys import expressions, make_key
+    from portakernel.calling.fast.expressions import expressions
+    from portakernel.calling.fast.keys import make_key
     from portakernel.claims.capability import Limit
     from portakernel.contracts import contract
 

@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from portakernel.calling.fast.expressions import Expressions
 from portakernel.calling.fast.generated import define
-from portakernel.calling.fast.keys import Expressions
 from portakernel.calling.fast.public_source import (
     GLOBALS,
     OUTSIDE,
@@ -19,7 +19,7 @@ from portakernel.calling.fast.public_source import (
     nested,
 )
 from portakernel.contract import Contract
-from portakernel.contract.signature_text import arguments, document
+from portakernel.contract.signature_text import arguments, document, outs
 
 
 def make_bound(
@@ -43,7 +43,8 @@ def make_bound(
     positional = [tensor.name for tensor in contract.tensors if not tensor.keyword]
     optional = [f"{t.name}=None" if t.optional else t.name for t in contract.tensors if not t.keyword]
     absent = "".join(f"    {tensor.name} = None\n" for tensor in contract.tensors if tensor.keyword)
-    changing = [*(t.name for t in contract.tensors if t.keyword), *parameters, "out"]
+    changing = [*(t.name for t in contract.tensors if t.keyword), *parameters]
+    changing += ["out"] if contract.outputs else []
     values = {**{name: repr(value) for name, value in parameters.items()}, "out": "None"}
     usual = _defaults(names["kernel"])
     held = [tensor.name for tensor in contract.tensors if f"held_{tensor.name}" in names]
@@ -56,9 +57,10 @@ def make_bound(
 """
     shapes = f"    {'; '.join(parts.shapes)}\n" if any("s_" in part for part in parts.open) else ""
     run = f"recorded({given}, None) if profiler._is_profiler_enabled else {launch}"
+    no_out = "" if contract.outputs else "    out = None\n"
     source = f"""\
-def {contract.op}({", ".join(arguments(contract, "out=None"))}):
-{named_dtypes(contract)}    if compiling():
+def {contract.op}({", ".join(arguments(contract, *outs(contract)))}):
+{no_out}{named_dtypes(contract)}    if compiling():
         return traced({given}, out, name)
 {shapes}    form = forms.latest
 {guarded}    if alike and out is None{canonical}{_compared(terms)}:
@@ -68,7 +70,7 @@ def {contract.op}({", ".join(arguments(contract, "out=None"))}):
     return otherwise({groups}, out)
 
 def call({", ".join([*optional, "keywords_only=...", *(f"{name}=..." for name in changing)])}):
-    if keywords_only is not ... or compiling() or {" or ".join(f"{name} is not ..." for name in changing)}:
+    if {" or ".join(["keywords_only is not ...", "compiling()", *(f"{name} is not ..." for name in changing)])}:
         if keywords_only is not ...:
             return {contract.op}({", ".join(positional)}, keywords_only)  # refused
         changed = {{{", ".join(f"{name!r}: {name}" for name in changing)}}}

@@ -1,12 +1,41 @@
-"""Functions from source text: where a loop over arguments would cost more than what it decides."""
+"""Functions from source text: where a loop over arguments would cost more than what it decides.
+
+Their source is known to ``linecache`` as long as they live, so that tracebacks, debuggers, profilers and
+``inspect.getsource`` show it.
+"""
 
 from __future__ import annotations
 
+import itertools
+import linecache
+import weakref
+from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any
+
+# How the name of a generated source begins, in place of a file's.
+MARK = "<portakernel: "
+
+# Of each name: an op has as many functions of one as there are dispatchers, or handles. The first has none, so that it
+# has the same name in every process.
+_NUMBERS: defaultdict[str, Iterator[int]] = defaultdict(lambda: itertools.count(1))
+
+
+class Shown:
+    """Keeps the lines of a source where ``linecache`` finds them, until this goes, with the functions made of it."""
+
+    def __init__(self, source: str, origin: str) -> None:
+        number = next(_NUMBERS[origin])
+        self.file = f"{MARK}{origin}>" if number == 1 else f"{MARK}{origin} #{number}>"
+        # without a time, which says that there is no file to compare with
+        linecache.cache[self.file] = len(source), None, source.splitlines(keepends=True), self.file
+        weakref.finalize(self, linecache.cache.pop, self.file, None).atexit = False
 
 
 def define(source: str, name: str, origin: str, names: dict[str, Any]) -> Any:
     """The function ``name`` that ``source`` defines, with ``names`` as its globals."""
-    scope = dict(names)  # no __name__: torch.compile would take it for a module that can be imported
-    exec(compile(source, f"<portakernel: {origin}>", "exec"), scope)
+    shown = Shown(source, origin)
+    # no __name__: torch.compile would take it for a module that can be imported
+    scope = {**names, "source of this function": shown}
+    exec(compile(source, shown.file, "exec"), scope)
     return scope[name]

@@ -1,253 +1,30 @@
-"""What tells calls of one form apart: each op's key function, generated from its contract and from claims.
-
-Generated, because a loop over arguments costs more than the whole dispatch may: the code is what one would write by
-hand for each op.
-"""
+"""Each op's key function, and its parts: code made of ``expressions``."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from torch import Tensor
-
 from portakernel.calling.fast.claim_reads import Reads
-from portakernel.calling.fast.generated import define
-from portakernel.calling.fast.shape_numbers import Verdicts
-from portakernel.claims.capability import Limit
-from portakernel.contract import Contract, TensorArgument
-from portakernel.contract.sizes import DIMENSION, parse_size
-from portakernel.deciding.builds import Unit, unit_names
-from portakernel.tensors.layout import alignment, flat_rows, stride_last
-
-_FACTS: dict[str, Callable[[Tensor], int]] = {
-    "contiguous": Tensor.is_contiguous,
-    "flat_rows": flat_rows,
-    "stride_last": stride_last,
-    "alignment": alignment,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Expressions:
-    """Source text over an op's arguments; ``shapes`` must be run before any of the others, ``products`` before some.
-
-    ``ranks`` is true when the arguments have as many dimensions as the contract says, and ``fit`` then when their
-    sizes go together. Of the key's parts ``sized`` follow from the shapes and the parameters ``sized_by``, ``strided``
-    from strides as well, ``open`` from all the rest.
-    """
-
-    shapes: tuple[str, ...]
-    products: tuple[str, ...]
-    ranks: str
-    fit: str
-    sized: tuple[str, ...]
-    sized_by: tuple[str, ...]
-    strided: tuple[str, ...]
-    open: tuple[str, ...]
-    names: dict[str, Any]
-
-    @property
-    def steady(self) -> tuple[str, ...]:
-        """What sizes and strides decide of the key."""
-        return (*self.sized, *self.strided)
-
-    @property
-    def judged(self) -> str:
-        """A line that looks ``sized`` up as one number, which is 0 where the sizes do not fit."""
-        given = "".join(f"{name}, " for name in self.sized_by)
-        return f"sized = judged(({given})) or judge({given})"
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """The key after ``judged``, but for the dtypes and devices that the call's form stands for."""
-        return ("sized", *self.strided, *self.open)
-
-
-def expressions(contract: Contract, reads: Reads, built: set[Unit] | None = None) -> Expressions:
-    """What tells one call's key from another's of its form: each limit's outcome, raw reads, asked features.
-
-    ``contract`` has no choice left open. ``built`` grows as kernels are built for sizes and values.
-    """
-    names: dict[str, Any] = {"prod": math.prod}
-    shapes = tuple(f"s_{t.name} = {unless_none(t, f'{t.name}.shape', 'None')}" for t in contract.tensors)
-    sizes, ranks, fit = dimension_sources(contract)
-    plain_sizes, products = dict(sizes), list[str]()
-    asked = {limit.parameter for limit in reads.limits} | {name for read, _ in reads.checks for name in read}
-    for rows in dict.fromkeys(tensor.leading for tensor in contract.tensors if tensor.leading in asked):
-        # a product, made once for all that asks for it
-        products.append(f"s__{rows} = {sizes[rows]}")
-        sizes[rows] = f"s__{rows}"
-    sized = [_bound(limit, sizes[limit.parameter]) for limit in reads.limits if limit.parameter in sizes]
-    strided, opened = list[str](), list[str]()
-    for tensor in contract.tensors:
-        of_tensor = [limit for limit in reads.limits if limit.parameter.startswith(f"{tensor.name}.")]
-        of_strides, of_address = _layout_parts(tensor, of_tensor, names)
-        strided += of_strides
-        opened += of_address
-    parameters = {parameter.name: parameter.name for parameter in contract.parameters}
-    facts: dict[str, str] = {}
-    for tensor in contract.tensors:
-        for fact, function in _FACTS.items():
-            names[f"{tensor.name}_{fact}"] = function
-            facts[f"{tensor.name}.{fact}"] = unless_none(tensor, f"{tensor.name}_{fact}({tensor.name})", "None")
-    opened += [name if name in parameters else "None" for name in reads.values]
-    sized_by = [f"s_{tensor.name}" for tensor in contract.tensors]
-    for i, (read, check) in enumerate(reads.checks):
-        names[f"check_{i}"] = check
-        if facts.keys().isdisjoint(read):
-            sized.append(_call(f"check_{i}", read, parameters | sizes))
-            sized_by += [name for name in read if name in parameters and name not in sized_by]
-        else:
-            addressed = any(name.endswith(".alignment") for name in read) or not parameters.keys().isdisjoint(read)
-            (opened if addressed else strided).append(_call(f"check_{i}", read, parameters | plain_sizes | facts))
-    for parameter in contract.parameters:
-        if parameter.kind in ("dtype", "format"):
-            opened.append(parameter.name)
-        elif parameter.feature:
-            opened.append(f"{parameter.name} == {parameter.default!r}")
-    if built is not None:
-        names["built"] = built
-        unit = [*(plain_sizes[name] for name in unit_names(contract)), *(p.name for p in contract.parameters)]
-        # the unit itself: what is built for one is not built for another
-        opened.append(
-            f"((unit if (unit := ({''.join(f'{part}, ' for part in unit)})) in built else None) if built else None)"
-        )
-    found = Expressions(
-        shapes, tuple(products), ranks, fit, tuple(sized), tuple(sized_by), tuple(strided), tuple(opened), names
-    )
-    verdicts = Verdicts(_make_judge(contract, found))
-    names |= {"judged": verdicts.known.get, "judge": verdicts.judge}
-    return found
-
-
-def _call(function: str, names: Sequence[str], sources: Mapping[str, str]) -> str:
-    return f"{function}({', '.join(sources.get(name, 'None') for name in names)})"
-
-
-def unless_none(tensor: TensorArgument, expression: str, otherwise: str) -> str:
-    """``expression``, or for an optional tensor that is None ``otherwise``."""
-    return f"({otherwise} if {tensor.name} is None else {expression})" if tensor.optional else expression
-
-
-def dimension_sources(contract: Contract) -> tuple[dict[str, str], str, str]:
-    """An expression for each dimension, one that is true when the ranks are right, and one when then the sizes are."""
-    sizes: dict[str, str] = {}
-    ranks: list[str] = []
-    equal: list[str] = []
-    leading = ""
-    for tensor in contract.tensors:
-        shape, fixed = f"s_{tensor.name}", tensor.fixed
-        rank, conditions = "", list[str]()
-        if tensor.leading is not None:
-            part = f"{shape}[:-{len(fixed)}]" if fixed else shape
-            rank = f"len({shape}) >= {len(fixed)}" if fixed else ""
-            conditions += [f"{part} == {leading}"] if leading else []
-            if not tensor.optional:
-                leading = leading or part
-                sizes.setdefault(tensor.leading, f"prod({part})")
-        else:
-            rank = f"len({shape}) == {len(fixed)}"
-        for place, text in enumerate(fixed):
-            size, found = parse_size(text), f"{shape}[{place - len(fixed)}]"
-            if size.name is None or size.name in sizes:
-                known = sizes.get(size.name or "", "")
-                conditions.append(f"{found} == {size.source(known)}")
-                conditions += [f"{known} % {size.divisor} == 0"] if size.divisor > 1 and not size.rounded else []
-            elif size.solvable and not tensor.optional:
-                sizes[size.name], condition = size.solved(found)
-                conditions += [condition] if condition else []
-        if tensor.optional:
-            terms = [term for term in (rank, *conditions) if term]
-            equal += [f"({shape} is None or ({' and '.join(terms)}))"] if terms else []
-        else:
-            ranks += [rank] if rank else []
-            equal += conditions
-    equal += [DIMENSION.sub(lambda found: sizes[found[0]], f"({text})") for text in contract.requirements]
-    return sizes, " and ".join(ranks) or "True", " and ".join(equal) or "True"
-
-
-def leading_source(contract: Contract) -> str:
-    """An expression for the shape of the leading dimensions; there is a tensor that has some."""
-    tensor = next(t for t in contract.tensors if t.leading is not None and not t.optional)
-    return f"s_{tensor.name}[:-{len(tensor.fixed)}]" if tensor.fixed else f"s_{tensor.name}"
-
-
-def _bound(limit: Limit, value: str) -> str:
-    terms = []
-    if limit.min is not None:
-        terms.append(f"{value} >= {limit.min}")
-    if limit.max is not None:
-        terms.append(f"{value} <= {limit.max}")
-    if limit.multiple_of is not None:
-        terms.append(f"{value} % {limit.multiple_of} == 0")
-    if limit.one_of is not None:
-        terms.append(f"{value} in {limit.one_of!r}")
-    if limit.power_of_two:
-        terms.append(f"({value} > 0 and {value} & ({value} - 1) == 0)")
-    return f"({' and '.join(terms)})"
-
-
-def _layout_parts(
-    tensor: TensorArgument, limits: Sequence[Limit], names: dict[str, Any]
-) -> tuple[list[str], list[str]]:
-    """What limits on strides ask, and what those on the address do.
-
-    A contiguous tensor needs no more for the first: that fixes its other facts.
-    """
-    strided = [limit for limit in limits if not limit.parameter.endswith(".alignment")]
-    aligned = [limit for limit in limits if limit.parameter.endswith(".alignment")]
-    of_strides, of_address = list[str](), list[str]()
-    if strided:
-        names[f"layout_{tensor.name}"] = _outcomes(f"layout_{tensor.name}", strided)
-        found = f"({tensor.name}.is_contiguous() or layout_{tensor.name}({tensor.name}))"
-        of_strides.append(unless_none(tensor, found, "None"))
-    if aligned:
-        names[f"aligned_{tensor.name}"] = _outcomes(f"aligned_{tensor.name}", aligned)
-        of_address.append(unless_none(tensor, f"aligned_{tensor.name}({tensor.name})", "None"))
-    return of_strides, of_address
-
-
-def _outcomes(name: str, limits: Sequence[Limit]) -> Callable[[Tensor], tuple[bool, ...]]:
-    """The function ``name(tensor)``: whether each limit on its layout admits it."""
-    fact_of = {limit: limit.parameter.partition(".")[2] for limit in limits}
-    lines = [f"{fact} = find_{fact}(tensor)" for fact in dict.fromkeys(fact_of.values())]
-    bounds = [_bound(limit, fact) for limit, fact in fact_of.items()]
-    source = f"def {name}(tensor):\n" + "".join(f"    {line}\n" for line in (*lines, _returned(bounds)))
-    made: Callable[..., Any] = define(source, name, name, {f"find_{fact}": find for fact, find in _FACTS.items()})
-    return made
-
-
-def _body(contract: Contract, body: Sequence[str], name: str, names: dict[str, Any]) -> Callable[..., Any]:
-    """The function ``name(*tensors, *parameters)`` with these lines."""
-    given = [*contract.names, *(parameter.name for parameter in contract.parameters)]
-    return _function(contract, given, body, name, names)
-
-
-def _function(
-    contract: Contract, given: Sequence[str], body: Sequence[str], name: str, names: dict[str, Any]
-) -> Callable[..., Any]:
-    source = f"def {name}({', '.join(given)}):\n" + "".join(f"    {line}\n" for line in body)
-    made: Callable[..., Any] = define(source, name, f"{contract.op}.{name}", names)
-    return made
-
-
-def _returned(parts: Sequence[str]) -> str:
-    return f"return ({''.join(f'{part}, ' for part in parts)})"
-
-
-def _make_judge(contract: Contract, parts: Expressions) -> Callable[..., tuple[Any, ...] | None]:
-    """``decide(*sized_by)``: what shapes decide of the key; None for shapes that do not fit the contract."""
-    body = [f"if not ({parts.ranks} and {parts.fit}): return None", *parts.products, _returned(parts.sized)]
-    return _function(contract, parts.sized_by, body, "decide", parts.names)
+from portakernel.calling.fast.expressions import (
+    FACTS,
+    Expressions,
+    body_of,
+    dimension_sources,
+    expressions,
+    returned,
+    unless_none,
+)
+from portakernel.contract import Contract
+from portakernel.deciding.builds import Unit
 
 
 def make_key(contract: Contract, parts: Expressions, *, checked: bool = False) -> Callable[..., tuple[Any, ...]]:
     """``key(*tensors, *parameters)``; where ``checked``, None for arguments that do not fit the contract."""
     test = ["if not sized: return None"] if checked else []
-    return _body(contract, [*parts.shapes, parts.judged, *test, _returned(parts.parts)], "key", parts.names)
+    return body_of(contract, [*parts.shapes, parts.judged, *test, returned(parts.parts)], "key", parts.names)
 
 
 def make_steady(contract: Contract, parts: Expressions) -> Callable[..., tuple[Any, ...] | None]:
@@ -258,12 +35,12 @@ def make_steady(contract: Contract, parts: Expressions) -> Callable[..., tuple[A
     sizes, _, _ = dimension_sources(contract)
     values = [*parts.steady, *(sizes[name] for name in contract.fixed_dims if name in sizes)]
     test = f"if not ({parts.ranks} and {parts.fit}): return None"
-    return _body(contract, [*parts.shapes, test, *parts.products, _returned(values)], "steady", parts.names)
+    return body_of(contract, [*parts.shapes, test, *parts.products, returned(values)], "steady", parts.names)
 
 
 def make_open(contract: Contract, parts: Expressions) -> Callable[..., tuple[Any, ...]]:
     """``open(*tensors, *parameters)``: the rest of the key."""
-    return _body(contract, [*parts.shapes, _returned(parts.open)], "open", parts.names)
+    return body_of(contract, [*parts.shapes, returned(parts.open)], "open", parts.names)
 
 
 class Keys(dict[Any, Callable[..., tuple[Any, ...]]]):
@@ -297,5 +74,5 @@ def make_value(contract: Contract, name: str) -> Callable[..., Any]:
     shapes = [f"s_{t.name} = {unless_none(t, f'{t.name}.shape', 'None')}" for t in contract.tensors]
     sizes = {parameter.name: parameter.name for parameter in contract.parameters} | dimension_sources(contract)[0]
     result = f"None if {owner} is None else fact({owner})" if fact else sizes.get(name, "None")
-    names = {"prod": math.prod, "fact": _FACTS.get(fact)}
-    return _body(contract, [*shapes, f"return {result}"], "value", names)
+    names = {"prod": math.prod, "fact": FACTS.get(fact)}
+    return body_of(contract, [*shapes, f"return {result}"], "value", names)

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from portakernel.calling.fast.expressions import Expressions, dimension_sources, leading_source
 from portakernel.calling.fast.forms import Forms, Signatures
 from portakernel.calling.fast.generated import define
-from portakernel.calling.fast.keys import Expressions, dimension_sources, leading_source
+from portakernel.calling.fast.key_layout import INPLACE, PLAIN, key_source
 from portakernel.calling.fast.public_source import GLOBALS, OUTSIDE, canonical_terms, make_plain, ours
-from portakernel.claims.request import Phase
 from portakernel.contract import Contract, Result
 from portakernel.contract.sizes import parse_size
 from portakernel.tensors.layout import has_plain_memory, mark_written
@@ -25,7 +25,8 @@ from portakernel.tensors.layout import has_plain_memory, mark_written
 def has_fast_out(contract: Contract) -> bool:
     """Whether the results' shapes and dtypes follow from the arguments alone, whatever the parameters."""
     parameters = {parameter.name for parameter in contract.parameters}
-    return not contract.choosers and all(result.dtype not in parameters for result in contract.outputs)
+    plain = not contract.mutated and not contract.choosers
+    return plain and all(result.dtype not in parameters for result in contract.outputs)
 
 
 def make_into(
@@ -41,12 +42,10 @@ def make_into(
     policy = dispatcher.policy() if context() else dispatcher.process_policy
     if kernel is not None:
         policy = pinned.get((kernel, policy)) if type(kernel) is str else None
-    key = (form.signature, {key}policy)
-    placement = table.get((*key, INFERENCE, True, None, False) if over else key)
+    placement = table.get({key_source(key, INPLACE)} if over else {key_source(key, PLAIN)})
     if placement is None:
         return None
 """
-    names = {**names, "INFERENCE": Phase.INFERENCE}
     return _make(contract, parts, signatures, "out, kernel", tail, names, falls_back=True)
 
 

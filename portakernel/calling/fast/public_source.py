@@ -1,4 +1,4 @@
-"""Generates each op's public function from its contract, and how a torch op looks a call up.
+"""Generates each op's public function from its contract.
 
 Generated, because a loop over arguments costs more than the whole dispatch may: the code is what one would write by
 hand for each op.
@@ -14,15 +14,16 @@ from typing import Any
 
 import torch
 
+from portakernel.calling.fast.expressions import Expressions, unless_none
 from portakernel.calling.fast.forms import Forms, Signatures
 from portakernel.calling.fast.generated import define
-from portakernel.calling.fast.keys import Expressions, Keys, unless_none
+from portakernel.calling.fast.key_layout import PHASES, PLAIN, TRAINING, key_source
+from portakernel.calling.fast.keys import Keys
 from portakernel.claims.capability import CannotRun
-from portakernel.claims.request import Phase
-from portakernel.contract import Contract, Result
+from portakernel.contract import Contract
 from portakernel.contract.near_misses import NOT_GIVEN
 from portakernel.contract.parameter import Parameter
-from portakernel.contract.signature_text import arguments, document
+from portakernel.contract.signature_text import arguments, document, outs
 from portakernel.tensors.layout import has_plain_memory
 from portakernel.tensors.torch_internals import (
     any_autocast,
@@ -41,7 +42,7 @@ from portakernel.words.dtypes import DTYPES
 GLOBALS: dict[str, Any] = {
     "has_plain_memory": has_plain_memory,
     "CannotRun": CannotRun,
-    "TRAINING": Phase.TRAINING,
+    **PHASES,
     "grad_enabled": torch.is_grad_enabled,
     "transforms": innermost_transform,
     "dispatch_modes": dispatch_modes,
@@ -201,10 +202,11 @@ def make_public(contract: Contract, lookup: Lookup, names: dict[str, Any]) -> Ca
     given, groups = groups_of(contract)
     canonical, words = canonical_terms(contract)
     tensors = ", ".join(contract.names)
-    strict = arguments(contract, "out=None", "kernel=None")
+    strict = arguments(contract, *outs(contract), "kernel=None")
+    no_out = "" if contract.outputs else "    out = None\n"
     source = f"""\
 def {contract.op}({", ".join(_tolerant(strict))}):
-    if unknown or keywords_only is not ...:
+{no_out}    if unknown or keywords_only is not ...:
         refuse(unknown, keywords_only)
 {named_dtypes(contract)}    if compiling():
         return traced({given}, out, kernel)
@@ -224,7 +226,7 @@ def {contract.op}({", ".join(_tolerant(strict))}):
                 if plain:
                     if kernel is not None:
                         policy = pinned.get((kernel, policy)) if type(kernel) is str else None
-                    placement = table.get((form.signature, {lookup.key}policy))
+                    placement = table.get({key_source(lookup.key, PLAIN)})
                     if placement is not None:
                         try:
                             if profiler._is_profiler_enabled:
@@ -237,7 +239,7 @@ def {contract.op}({", ".join(_tolerant(strict))}):
                             next(placement.calls)
                             return result
                 elif kernel is None and policy is dispatcher.process_policy:
-                    placement = table.get((form.signature, {lookup.key}policy, TRAINING, False, None, False))
+                    placement = table.get({key_source(lookup.key, TRAINING)})
                     if placement is not None and (result := train(placement, {groups})) is not None:
                         return result
     return slow({groups}, out, kernel, plain, declined)
@@ -260,66 +262,3 @@ def _tolerant(strict: Sequence[str]) -> list[str]:
     place = strict.index("*")
     positional = [text if "=" in text else f"{text}=NOT_GIVEN" for text in strict[:place]]
     return [*positional, "keywords_only=...", *strict[place + 1 :], "**unknown"]
-
-
-def _returned(contract: Contract, results: Sequence[Result], values: str) -> str:
-    """What a torch op returns of what a kernel ``found``: an empty tensor for each result that does not exist."""
-    terms = list[str]()
-    for name, wanted in (result.when for result in results if result.when is not None):
-        terms.append(f"{name} {'in' if isinstance(wanted, tuple) else '=='} {wanted!r}")
-    if not terms:
-        return "found"
-    like = contract.names[0]
-    otherwise = f"completed(found, ({values}), {like}, saved={len(results) > len(contract.outputs)})"
-    if len(results) == 2 and results[0].when is None:
-        otherwise = f"(found, {like}.new_empty(0))"
-    return f"found if {' and '.join(terms)} else {otherwise}"
-
-
-def make_hit(contract: Contract, lookup: Lookup, phase: Phase, names: dict[str, Any]) -> Callable[..., Any]:
-    """``hit(*tensors, *parameters, kernel, *rest)`` of a torch op: what it returns; None on a miss.
-
-    ``kernel`` and the rest are the op's own arguments (``kernel_argument``). ``names`` supplies ``table``, ``context``,
-    ``dispatcher``, ``named`` (policies with such a ``kernel``) and ``completed``, for results that do not exist.
-    """
-    given, _ = groups_of(contract)
-    canonical, words = canonical_terms(contract)
-    tensors = ", ".join(contract.names)
-    # torch hands windows over as lists
-    windows = [parameter.name for parameter in contract.parameters if parameter.kind == "window"]
-    listed = "".join(f"    {name} = tuple({name}) if type({name}) is list else {name}\n" for name in windows)
-    values = "".join(f"{parameter.name}, " for parameter in contract.parameters)
-    returned = _returned(contract, (*contract.outputs, *(contract.saved if phase is Phase.TRAINING else ())), values)
-    defaults = [f"{parameter.name}={parameter.default!r}" for parameter in contract.parameters]
-    optional = [f"{tensor.name}=None" if tensor.optional else tensor.name for tensor in contract.tensors]
-    accepted = ", ".join([*optional, *defaults, "kernel=''", "*rest"])
-    beyond = {Phase.INFERENCE: "", Phase.TRAINING: ", TRAINING, False, None, False"}[phase]
-    out = ", None" if phase is Phase.INFERENCE else ""
-    # in an op's implementation autograd has had its turn
-    recording = "form.leaf and grad_enabled()" if phase is Phase.INFERENCE else "False"
-    source = f"""\
-def hit({accepted}):
-{listed}    form = forms.latest
-    if not (
-            {ours(contract)} and (form.check({tensors}) or (form := forms.find({tensors})) is not None)
-            and {OUTSIDE} and not ({recording}){canonical}
-    ):
-        return None
-    {lookup.lines}
-    if not ({lookup.fit}):
-        return None
-    policy = dispatcher.policy() if context() else dispatcher.process_policy
-    if kernel and kernel != dispatcher.trace_token:
-        policy = named.get((kernel, policy))
-    placement = table.get((form.signature, {lookup.key}policy{beyond}))
-    if placement is None:
-        return None
-    try:
-        found = placement.launch({given}{out})
-    except CannotRun:
-        return None
-    return {returned}
-"""
-    names = {**GLOBALS, **words, **lookup.names, **names, "forms": lookup.forms}
-    made: Callable[..., Any] = define(source, "hit", f"{contract.op}.hit", names)
-    return made

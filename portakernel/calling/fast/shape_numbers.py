@@ -19,13 +19,13 @@ class Verdicts:
 
     def __init__(self, decide: Callable[..., tuple[Any, ...] | None]) -> None:
         self.known: dict[tuple[Any, ...], int] = {}
-        self._decide = decide
+        self.decide = decide
         self._numbers: dict[tuple[Any, ...], int] = {}
         self._next = itertools.count(1)
 
     def judge(self, *given: Any) -> int:
         """The number for ``given``, remembered under that tuple in ``known``."""
-        outcome = self._decide(*given)
+        outcome = self.decide(*given)
         if outcome is None:
             return 0
         # atomic: of two threads that come first together, both get the same

@@ -22,6 +22,7 @@ from portakernel.conformance.inputs import draw_inputs, generator
 from portakernel.conformance.observation import Finished
 from portakernel.conformance.trial import Outcome, Trial, attempt, synchronise
 from portakernel.conformance.venue import Venue, find_venue
+from portakernel.conformance.written import forward_of, with_twins
 from portakernel.contracts import contract
 from portakernel.errors import ArgumentTypeError, ArgumentValueError
 from portakernel.registry.kernel import Kernel
@@ -155,23 +156,26 @@ def _chosen(trial: Trial) -> list[str]:
     """What is wrong with the results of the op's own call, whichever kernel serves it."""
     from portakernel import ops
 
-    positional, keywords = trial.inputs.keywords(trial.inputs.tensors)
+    tensors, written = with_twins(trial)
+    positional, keywords = trial.inputs.keywords(tensors)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of fallbacks, which may well be
         found = getattr(ops, trial.contract.op)(*positional, **keywords)
-    return trial.compare_results(found if isinstance(found, tuple) else (found,))
+    return trial.compare_results(written or (found if isinstance(found, tuple) else (found,)))
 
 
 def _outcomes(trial: Trial, drawn: Drawn, source: torch.Generator) -> Iterator[Outcome]:
     """One outcome for each aspect that the kernel claims of the request."""
-    kernel, tensors, forward = trial.kernel, trial.inputs.tensors, Forward(trial)
+    kernel, tensors, forward = trial.kernel, trial.inputs.tensors, forward_of(trial)
     yield attempt("forward", forward.fresh)
     if not forward.calls:
         return
-    if drawn.gradient == "transposed":  # which says nothing about results: one in three
+    if drawn.gradient == "transposed" and isinstance(
+        forward, Forward
+    ):  # which says nothing about results: one in three
         yield attempt("out", forward.into_out)
     saves = kernel.saves in ("contract", "own") and trial.contract.saved
-    if saves and trial.serves(tensors, Phase.TRAINING):
+    if saves and isinstance(forward, Forward) and trial.serves(tensors, Phase.TRAINING):
         yield attempt("saved", forward.saving)
     backward = Backward(trial, source)
     if drawn.case.backward and trial.serves(tensors, Phase.BACKWARD):

@@ -1,0 +1,45 @@
+"""What a key is made of, in order: the one place that says so, for code that makes keys and for code that writes it.
+
+``(signature, *parts, policy)`` for a plain forward: the form's dtypes and devices, what ``keys.Expressions`` lists, the
+policy in force. Any other kind of call has its ``CallKind`` behind that, field by field. ``caller`` adds what is rarer:
+what kernels of attached devices read, that a stream is captured, a size that the key's kernel declined.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from portakernel.claims.request import Phase
+
+
+class CallKind(NamedTuple):
+    """What the choice depends on beside arguments and policy.
+
+    ``inplace``: the result goes over an argument. ``saved_by``: of a backward, the kernel that ran forward, where it
+    saves in a way of its own. ``below_autograd``: of a training forward, that autograd has had its turn.
+    """
+
+    phase: Phase = Phase.INFERENCE
+    inplace: bool = False
+    saved_by: str | None = None
+    below_autograd: bool = False
+
+
+PLAIN = CallKind()
+INPLACE = CallKind(inplace=True)
+TRAINING = CallKind(Phase.TRAINING)
+
+# How source text names a phase.
+PHASES: dict[str, Any] = {phase.name: phase for phase in Phase}
+
+
+def key_of(signature: object, parts: tuple[Any, ...], policy: object, kind: CallKind) -> tuple[Any, ...]:
+    """The key of a call."""
+    key = (signature, *parts, policy)
+    return key if kind == PLAIN else (*key, *kind)
+
+
+def key_source(parts: str, kind: CallKind) -> str:
+    """The same tuple as source text, where ``form`` and ``policy`` are known; ``parts`` are text, each with a comma."""
+    beyond = "".join(f", {value.name if isinstance(value, Phase) else repr(value)}" for value in kind)
+    return f"(form.signature, {parts}policy{beyond if kind != PLAIN else ''})"

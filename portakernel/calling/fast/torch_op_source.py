@@ -1,0 +1,74 @@
+"""Generates how a torch op, ``torch.ops.portakernel.<op>``, looks a call up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from portakernel.calling.fast.generated import define
+from portakernel.calling.fast.key_layout import CallKind, key_source
+from portakernel.calling.fast.public_source import GLOBALS, OUTSIDE, Lookup, canonical_terms, groups_of, ours
+from portakernel.claims.request import Phase
+from portakernel.contract import Contract, Result
+
+
+def _returned(contract: Contract, results: Sequence[Result], values: str) -> str:
+    """What a torch op returns of what a kernel ``found``: an empty tensor for each result that does not exist."""
+    terms = list[str]()
+    for name, wanted in (result.when for result in results if result.when is not None):
+        terms.append(f"{name} {'in' if isinstance(wanted, tuple) else '=='} {wanted!r}")
+    if not terms:
+        return "found"
+    like = contract.names[0]
+    otherwise = f"completed(found, ({values}), {like}, saved={len(results) > len(contract.outputs)})"
+    if len(results) == 2 and results[0].when is None:
+        otherwise = f"(found, {like}.new_empty(0))"
+    return f"found if {' and '.join(terms)} else {otherwise}"
+
+
+def make_hit(contract: Contract, lookup: Lookup, phase: Phase, names: dict[str, Any]) -> Callable[..., Any]:
+    """``hit(*tensors, *parameters, kernel, *rest)`` of a torch op: what it returns; None on a miss.
+
+    ``kernel`` and the rest are the op's own arguments (``kernel_argument``). ``names`` supplies ``table``, ``context``,
+    ``dispatcher``, ``named`` (policies with such a ``kernel``) and ``completed``, for results that do not exist.
+    """
+    given, _ = groups_of(contract)
+    canonical, words = canonical_terms(contract)
+    tensors = ", ".join(contract.names)
+    # torch hands windows over as lists
+    windows = [parameter.name for parameter in contract.parameters if parameter.kind == "window"]
+    listed = "".join(f"    {name} = tuple({name}) if type({name}) is list else {name}\n" for name in windows)
+    values = "".join(f"{parameter.name}, " for parameter in contract.parameters)
+    returned = _returned(contract, (*contract.outputs, *(contract.saved if phase is Phase.TRAINING else ())), values)
+    defaults = [f"{parameter.name}={parameter.default!r}" for parameter in contract.parameters]
+    optional = [f"{tensor.name}=None" if tensor.optional else tensor.name for tensor in contract.tensors]
+    accepted = ", ".join([*optional, *defaults, "kernel=''", "*rest"])
+    out = ", None" if phase is Phase.INFERENCE else ""
+    # in an op's implementation autograd has had its turn
+    recording = "form.leaf and grad_enabled()" if phase is Phase.INFERENCE else "False"
+    source = f"""\
+def hit({accepted}):
+{listed}    form = forms.latest
+    if not (
+            {ours(contract)} and (form.check({tensors}) or (form := forms.find({tensors})) is not None)
+            and {OUTSIDE} and not ({recording}){canonical}
+    ):
+        return None
+    {lookup.lines}
+    if not ({lookup.fit}):
+        return None
+    policy = dispatcher.policy() if context() else dispatcher.process_policy
+    if kernel and kernel != dispatcher.trace_token:
+        policy = named.get((kernel, policy))
+    placement = table.get({key_source(lookup.key, CallKind(phase))})
+    if placement is None:
+        return None
+    try:
+        found = placement.launch({given}{out})
+    except CannotRun:
+        return None
+    return {returned}
+"""
+    names = {**GLOBALS, **words, **lookup.names, **names, "forms": lookup.forms}
+    made: Callable[..., Any] = define(source, "hit", f"{contract.op}.hit", names)
+    return made

@@ -1,0 +1,112 @@
+"""What serving ops are given, drawn: lengths, page tables, slots, experts; and NaN where nobody may look.
+
+On the CPU, from one source of random numbers: for the conformance kit and for benchmarks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Generator, Tensor
+
+from portakernel.contract.case import Draw
+
+# The kinds of ``Draw`` that are drawn here.
+SERVING = ("lengths", "pages", "slots", "experts")
+# How often a length is nothing, or all there is room for; and a slot none.
+_ONE_IN = 5
+
+
+def depth(draw: Draw) -> int:
+    """How many other arguments' elements come first: lengths, then the pages that they need, then what these hold."""
+    return 2 if draw.poison else 1 if draw.lengths else 0
+
+
+def draw_serving(
+    draw: Draw,
+    shape: Sequence[int],
+    below: int,
+    dims: Mapping[str, int],
+    earlier: Mapping[str, Tensor],
+    source: Generator,
+) -> Tensor:
+    """The elements of an argument of one of these kinds; ``earlier`` has those of the arguments that it depends on."""
+    match draw.kind:
+        case "lengths":
+            return draw_lengths(tuple(shape), below, source)
+        case "slots":
+            return draw_slots(tuple(shape), below, source)
+        case "experts":
+            return draw_experts(tuple(shape), below, source)
+        case _:
+            return draw_pages(earlier[draw.lengths].cpu(), shape[-1], below, dims[draw.page], source)
+
+
+def draw_lengths(shape: tuple[int, ...], most: int, source: Generator) -> Tensor:
+    """Lengths from 0 to ``most``; one in five is 0, one in five ``most``."""
+    drawn = torch.randint(most + 1, shape, generator=source)
+    kinds = torch.randint(_ONE_IN, shape, generator=source)
+    return drawn.masked_fill(kinds == 0, 0).masked_fill(kinds == 1, most)
+
+
+def draw_pages(lengths: Tensor, width: int, pages: int, page: int, source: Generator) -> Tensor:
+    """A page table ``(B, width)`` for sequences of these ``lengths``, of ``pages`` pages of ``page`` tokens.
+
+    No page is two sequences'; what a sequence does not need is -1, ``pages``, or a page that is nobody's, where there
+    is one.
+
+    Raises:
+        ValueError: the sequences need more pages than there are, or than a row holds.
+    """
+    needed = [-(-length // page) for length in lengths.tolist()]
+    if sum(needed) > pages or any(count > width for count in needed):
+        text = f"sequences of {max(lengths.tolist(), default=0)} tokens and less need {sum(needed)} pages of {page}"
+        raise ValueError(f"{text}, {max(needed, default=0)} in a row; there are {pages}, {width} in a row")
+    order = torch.randperm(pages, generator=source)
+    nobodys = order[sum(needed) :].tolist() or [-1]
+    beyond = torch.tensor([-1, pages, nobodys[0]])
+    table = beyond[torch.randint(3, (len(needed), width), generator=source)]
+    first = 0
+    for row, count in enumerate(needed):
+        table[row, :count] = order[first : first + count]
+        first += count
+    return table
+
+
+def draw_slots(shape: tuple[int, ...], slots: int, source: Generator) -> Tensor:
+    """Different places below ``slots``; one in five is -1, and as many as there are no places for."""
+    count = math.prod(shape)
+    drawn = torch.full((count,), -1)
+    places = torch.randperm(slots, generator=source)[:count]
+    drawn[: len(places)] = places
+    drawn = drawn[torch.randperm(count, generator=source)]
+    return drawn.masked_fill(torch.randint(_ONE_IN, (count,), generator=source) == 0, -1).reshape(shape)
+
+
+def draw_experts(shape: tuple[int, ...], experts: int, source: Generator) -> Tensor:
+    """Different experts below ``experts`` in each row; where there is a choice, no row picks the last one in four.
+
+    Raises:
+        ValueError: a row picks more than there are.
+    """
+    picked = shape[-1]
+    if picked > experts:
+        raise ValueError(f"each row picks {picked} of {experts} experts; give as many at least")
+    among = max(picked, experts - experts // 4)
+    return torch.rand((*shape[:-1], among), generator=source).argsort(-1)[..., :picked].contiguous()
+
+
+def reached(table: Tensor, lengths: Tensor, pages: int, page: int) -> Tensor:
+    """Which tokens of which pages ``(pages, page)`` a sequence reaches."""
+    seen = torch.zeros(pages, page, dtype=torch.bool)
+    for row, length in zip(table.tolist(), lengths.tolist(), strict=True):
+        for place in range(-(-length // page)):
+            seen[row[place], : min(page, length - place * page)] = True
+    return seen
+
+
+def poisoned(cache: Tensor, seen: Tensor) -> Tensor:
+    """``cache`` ``(pages, page, ...)``, made of floats, NaN where nobody may look."""
+    return cache.masked_fill(~seen.reshape(*seen.shape, *[1] * (cache.dim() - seen.dim())), math.nan)

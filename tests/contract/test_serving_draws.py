@@ -1,0 +1,100 @@
+"""What serving ops are given: drawn so that every rule about it holds, and so that whoever looks too far reads NaN."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from portakernel.conformance.inputs import draw_inputs, generator
+from portakernel.contract import Case, Contract, Cost, Draw, Parameter, Result, TensorArgument, Tolerance
+from portakernel.tensors.serving import draw_experts, draw_lengths, draw_pages, draw_slots, poisoned, reached
+
+ATTENTION = Contract(
+    op="paged",
+    summary="",
+    formula="",
+    tensors=(
+        TensorArgument("query", ("B", "D"), ("float32",)),
+        TensorArgument("cache", ("NP", "P", "D"), ("query",), draw=Draw(poison="table")),
+        TensorArgument("table", ("B", "W"), ("int32",), draw=Draw("pages", below="NP", lengths="lens", page="P")),
+        TensorArgument("lens", ("B",), ("int32",), draw=Draw("lengths", below="W*P")),
+    ),
+    parameters=(Parameter("k", 2, kind="int"),),
+    outputs=(Result("best", ("B", "$k"), like="query"),),
+    cases=(),
+    tolerance=Tolerance(),
+    cost=lambda *_: Cost(0, 0),
+    source="",
+)
+CASE = Case("pages", dims={"B": 7, "D": 4, "NP": 40, "P": 8, "W": 5})
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_paged_cache_is_nan_where_no_sequence_reaches(seed):
+    dtypes = {"query": "float32", "cache": "float32", "table": "int32", "lens": "int32"}
+    given = draw_inputs(ATTENTION, CASE, dtypes, "cpu", generator(seed)).given
+    table, lengths, cache = given["table"].tolist(), given["lens"].tolist(), given["cache"]
+    used = [row[: -(-length // 8)] for row, length in zip(table, lengths, strict=True)]
+    pages = [page for row in used for page in row]
+    assert len(pages) == len(set(pages))
+    assert all(0 <= page < 40 for page in pages)
+    behind = [page for row, mine in zip(table, used, strict=True) for page in row[len(mine) :]]
+    assert {-1, 40} & set(behind) or not behind
+    assert not set(behind) & set(pages)
+    seen = sum(lengths)
+    assert int(cache.isnan().all(-1).sum()) == 40 * 8 - seen
+    assert int(cache.isnan().any(-1).sum()) == 40 * 8 - seen
+
+
+def test_lengths_hold_none_and_all():
+    drawn = draw_lengths((400,), 96, generator(3))
+    assert (int(drawn.min()), int(drawn.max())) == (0, 96)
+    assert 40 < int((drawn == 0).sum()) < 140
+    assert 40 < int((drawn == 96).sum()) < 140
+
+
+@pytest.mark.parametrize(("entries", "slots"), [(30, 50), (30, 10), (0, 5), (5, 0)])
+def test_slots_are_different_places_or_none(entries, slots):
+    drawn = draw_slots((entries,), slots, generator(5)).tolist()
+    taken = [slot for slot in drawn if slot >= 0]
+    assert len(taken) == len(set(taken))
+    assert all(slot < slots for slot in taken)
+    assert len(drawn) == entries
+    assert not entries or -1 in drawn
+
+
+@pytest.mark.parametrize(("picked", "experts"), [(1, 8), (2, 8), (8, 8), (6, 64)])
+def test_a_row_s_experts_are_different_and_some_have_no_row(picked, experts):
+    drawn = draw_experts((200, picked), experts, generator(7))
+    assert all(len(set(row)) == picked for row in drawn.tolist())
+    assert int(drawn.max()) < experts
+    assert (set(range(experts)) - set(drawn.flatten().tolist()) != set()) == (
+        experts - experts // 4 >= picked < experts
+    )
+
+
+def test_what_cannot_be_drawn_says_why():
+    with pytest.raises(
+        ValueError, match="sequences of 9 tokens and less need 5 pages of 4, 3 in a row; there are 4, 3 in"
+    ):
+        draw_pages(torch.tensor([9, 8]), 3, 4, 4, generator(1))
+    with pytest.raises(ValueError, match="each row picks 3 of 2 experts; give as many at least"):
+        draw_experts((4, 3), 2, generator(1))
+
+
+def test_what_is_reached_of_a_page_ends_inside_it():
+    seen = reached(torch.tensor([[2, -1]]), torch.tensor([3]), 3, 4)
+    assert seen.tolist() == [[False] * 4, [False] * 4, [True, True, True, False]]
+    assert poisoned(torch.zeros(3, 4, 2), seen).isnan().all(-1).tolist() == (~seen).tolist()
+
+
+@pytest.mark.parametrize("k", [1, 2, 5])
+def test_a_size_may_be_an_integer_parameter_s_value(k):
+    made = ATTENTION.at({"k": k})
+    assert made.outputs[0].shape == ("B", str(k))
+    shape, dtype = made.form(made.outputs[0], {"B": 7}, (), {"query": "float32"}, {"k": k})
+    assert (shape, dtype) == ((7, k), "float32")
+    assert ATTENTION.choosers == ("k",)
+    assert math.prod(shape) == 7 * k
