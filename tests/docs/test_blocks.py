@@ -91,7 +91,7 @@ ELSEWHERE: Mapping[str, tuple[str, str]] = {
         "with its files and its packages",
     ),
     "docs/policy.md: $ export PORTAKERNEL_POLICY=/etc/portakernel/base.yaml:/etc/portakernel/host.yaml": (
-        ("tests/core/test_policy_fleet.py"
+        ("tests/core/deciding/test_policy_fleet.py"
         "::test_denials_and_requirements_of_all_files_add_up_and_the_environments_too"),
         "over two files of the test's own",
     ),

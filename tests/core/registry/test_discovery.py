@@ -201,7 +201,7 @@ sys.exit(f"imported: {heavy}" if heavy else 0)
 
 def test_as_a_wheel_lays_them_out_our_packages_stand_beside_each_other(tmp_path):
     ignored = shutil.ignore_patterns("__pycache__")
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     for folder in ("portakernel", "plugins/portakernel_plugins", "backends/portakernel_backends"):
         shutil.copytree(root / folder, tmp_path / Path(folder).name, ignore=ignored)
     code = """\

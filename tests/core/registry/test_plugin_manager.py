@@ -14,7 +14,7 @@ from portakernel.errors import nearest
 from portakernel.registry.plugin_manager import Package, PluginManager
 from portakernel.registry.registry import Registry
 
-BROKEN = Path(__file__).resolve().parents[1] / "data" / "broken_plugins"
+BROKEN = Path(__file__).resolve().parents[2] / "data" / "broken_plugins"
 PLUGIN = "schema_version: 1\nplugin: {}\n"
 BACKEND = "schema_version: 1\nbackend: {0}\nvendor: {0}\ntorch_device: {0}\n"
 HOOK = "from portakernel.hookspecs import hookimpl\n\n@hookimpl\ndef {}:\n    {}\n"
