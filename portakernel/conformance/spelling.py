@@ -44,7 +44,7 @@ def read_back(
         manifest = PluginManifest.model_validate(data)
     except ValidationError as error:
         raise ManifestError(document.path, describe_errors(PluginManifest, document, error)) from error
-    (read,), _ = plugin_kernels(package, Loaded(manifest, document), spaces)
+    (read,) = plugin_kernels(package, Loaded(manifest, document), spaces)
     return read
 
 

@@ -29,23 +29,21 @@ class Judged:
 
 def plugin_kernels(
     package: Package, loaded: Loaded[PluginManifest], spaces: Mapping[str, ArchSpace]
-) -> tuple[tuple[Kernel, ...], tuple[str, ...]]:
-    """The kernels of a manifest, and of its entries for ops that nobody here has, that they rest.
+) -> tuple[Kernel, ...]:
+    """The kernels of a manifest, without those for ops that nobody here has (``resting_entries``).
 
     Raises:
         ManifestError: something in it does not fit; holds every problem found.
     """
-    entries = loaded.manifest.kernels
-    resting = tuple(
-        loaded.problem(
-            ("kernels", i, "op"),
-            f"no op here is called {entry.op!r}; {nearest(entry.op, contracts())}. The entry rests: upgrade"
-            " portakernel, or install what ships the op",
-        )
-        for i, entry in enumerate(entries)
-        if entry.op not in contracts()
-    )
-    return _KernelBuilder(package, loaded, spaces, "kernels").build(entries), resting
+    return _KernelBuilder(package, loaded, spaces, "kernels").build(loaded.manifest.kernels, resting=True)
+
+
+def resting_entries(loaded: Loaded[PluginManifest]) -> Iterator[str]:
+    """Of each entry for an op that nobody here has, that it rests, and until when."""
+    for i, entry in enumerate(loaded.manifest.kernels):
+        if entry.op not in contracts():
+            text = f"no op here is called {entry.op!r}; {nearest(entry.op, contracts())}. The entry rests: upgrade"
+            yield loaded.problem(("kernels", i, "op"), f"{text} portakernel, or install what ships the op")
 
 
 def judged_kernels(
@@ -76,8 +74,8 @@ class _KernelBuilder:
         self._faulty: set[tuple[int, KeyPath]] = set()
         self._now = -1  # the entry that is being judged
 
-    def build(self, entries: Sequence[KernelEntry]) -> tuple[Kernel, ...]:
-        kernels = self.judge(entries, resting=True)
+    def build(self, entries: Sequence[KernelEntry], *, resting: bool = False) -> tuple[Kernel, ...]:
+        kernels = self.judge(entries, resting=resting)
         if self.problems:
             # what is wrong under `defaults` is wrong for each kernel
             raise ManifestError(self.loaded.document.path, list(dict.fromkeys(self.problems)))

@@ -20,7 +20,7 @@ from portakernel.manifest.loading import Loaded, describe_errors
 from portakernel.manifest.models import ArchFacts, BackendManifest, KernelEntry, Mode, PluginManifest
 from portakernel.manifest.yaml_file import Document
 from portakernel.registry.kernel import Kernel, Priority
-from portakernel.registry.manifest_kernels import listed_kernels, plugin_kernels
+from portakernel.registry.manifest_kernels import listed_kernels, plugin_kernels, resting_entries
 from portakernel.registry.plugin_manager import Package, PluginManager
 from portakernel.registry.shipped_ops import ship_ops
 from portakernel.tensors import torch_build
@@ -105,8 +105,8 @@ class Registry:
                 )
                 continue
             try:
-                kernels, resting = plugin_kernels(package, loaded, self.spaces)
-                self.resting_entries += [(package, text) for text in resting]
+                kernels = plugin_kernels(package, loaded, self.spaces)
+                self.resting_entries += [(package, text) for text in resting_entries(loaded)]
                 if package.name in hooked:
                     kernels += self._listed(package, loaded, hooked[package.name])
                 names = [kernel.name for kernel in kernels]

@@ -164,7 +164,8 @@ def check_yaml(block: Block, folder: Path, capsys: pytest.CaptureFixture[str]) -
     elif "\ncalls:" in block.text:
         assert load_calls(file) != []
     else:
-        assert load_manifest(PluginManifest, file, strict=True).manifest.kernels != []
+        manifest = load_manifest(PluginManifest, file, strict=True).manifest
+        assert [*manifest.kernels, *manifest.ops] != []
 
 
 def check_toml(block: Block, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from portakernel_pages import generate
 
-from portakernel import generate
 from portakernel.cli import COMMANDS
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from portakernel import generate, runtime
+import portakernel
+from portakernel import runtime
 from portakernel.api import load_policy
 from portakernel.calling.fallback import Fallbacks
 from portakernel.contracts import contracts
@@ -450,7 +451,7 @@ def test_a_file_says_in_words_what_it_holds(under, write):
 
 
 def test_the_schema_is_the_models():
-    path = Path(generate.__file__).parent / "schema" / "policy.schema.json"
+    path = Path(portakernel.__file__).parent / "schema" / "policy.schema.json"
     assert json.loads(path.read_text(encoding="utf-8")) == PolicyDocument.model_json_schema()
 
 

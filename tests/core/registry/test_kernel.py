@@ -13,7 +13,7 @@ from portakernel.errors import ManifestError, PortakernelError
 from portakernel.manifest.loading import load_manifest
 from portakernel.manifest.models import PluginManifest
 from portakernel.registry.kernel import Kernel, load_entry
-from portakernel.registry.manifest_kernels import plugin_kernels
+from portakernel.registry.manifest_kernels import plugin_kernels, resting_entries
 from portakernel.words.arch import ArchSpace, Selector
 from portakernel.words.target import Target
 
@@ -90,10 +90,21 @@ def test_a_kernel_is_first_party_when_its_package_is_and_not_by_the_name_of_its_
     assert plugin_kernels(package, loaded, SPACES)[0].first_party is ours
 
 
+def test_an_entry_for_an_op_that_nobody_has_rests_beside_the_others(site, build):
+    body = ADD + ADD.replace("kernels:\n", "").replace("op: add", "op: ad")
+    (kernel,) = build(body)
+    assert kernel.name == "p.add"
+    package = site.package("q", plugin=(HEAD + body).replace("plugin: p", "plugin: q"))
+    loaded = load_manifest(PluginManifest, package.folder / "plugin.yaml", strict=True, shown_as="q.yaml")
+    (text,) = resting_entries(loaded)
+    assert text.startswith("q.yaml:")
+    assert "kernels[1].op: no op here is called 'ad'; did you mean 'add'?" in text
+    assert text.endswith("The entry rests: upgrade portakernel, or install what ships the op")
+
+
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
-        (ADD.replace("op: add", "op: ad"), ["p.yaml:4: kernels[0].op: unknown op 'ad'; did you mean 'add'?"]),
         (
             ADD.replace("y: [x]}", "y: [x], z: [x]}"),
             ["p.yaml:7: kernels[0].dtypes.z: unknown tensor argument 'z'; known: x, y"],
