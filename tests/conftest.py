@@ -1,5 +1,6 @@
 """What all tests share: one thread for each process, and first-party manifests that are read once."""
 
+import gc
 import json
 import multiprocessing
 import os
@@ -52,6 +53,12 @@ LONG = (
 @pytest.hookimpl(trylast=True)  # behind the shuffling
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+
+
+def pytest_collection_finish() -> None:
+    """What is there by now is kept out of later collections of garbage, which tests and torch's compiler ask for."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -39,6 +43,31 @@ OPS = sorted({kernel.op for kernel in runtime.dispatcher().registry.kernels.valu
 
 # How a row is shared: within a warp, by a block of several warps, and read again. (threads, row_threads, packs)
 SHAPES = {"in a warp": (128, 16, 8), "in a block": (128, 128, 2), "read again": (128, 128, 0)}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled_once(tmp_path_factory):
+    """What one worker of this run of the tests compiled, the others load."""
+    base = tmp_path_factory.getbasetemp()
+    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "emulated"
+    shared.mkdir(exist_ok=True)
+    compiling = emulator.run_limited
+
+    def run(command, *arguments, **options):
+        place = Path(command[command.index("-o") + 1])
+        kept = shared / hashlib.sha256(repr([word for word in command if word != str(place)]).encode()).hexdigest()
+        if kept.exists():
+            shutil.copy(kept, place)
+            return Mock(status=0)
+        ran = compiling(command, *arguments, **options)
+        if ran.status == 0:
+            shutil.copy(place, place.with_suffix(".kept"))
+            place.with_suffix(".kept").rename(kept)
+        return ran
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(emulator, "run_limited", run)
+        yield
 
 
 @pytest.fixture(params=[32, 64])
@@ -220,7 +249,7 @@ def test_without_a_cpp_compiler_the_emulator_says_what_to_install(monkeypatch):
         softmax(draw(3, 11 * 8 * 13))
 
 
-def test_threads_that_disagree_on_a_barrier_end_the_program_with_the_reason(tmp_path):
+def test_threads_that_disagree_on_a_barrier_end_the_program_with_the_reason(python, tmp_path):
     (tmp_path / "torn.hip").write_text("""\
 #include "portability.h"
 extern "C" __global__ void torn(float* x) {
@@ -242,7 +271,7 @@ with emulating():
     how = Configuration(threads=8, row_threads=8, packs=1, most_packs=1)
     launch.Launch(launch.program("torn", pointers=1, integers=0), how, ())(1, torch.zeros(1))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = python("-c", code)
     assert done.returncode != 0
     assert "3 of a block's 8 threads wait at a barrier that the others never reach" in done.stderr
 
@@ -253,8 +282,7 @@ def test_kernels_share_no_memory(warp_size):
     quantize_fp8(draw(130, 512), granularity="tensor", dtype="float8_e4m3fn")
     libraries = list(emulator._folder().glob("*.so"))
     assert libraries
-    for library in libraries:
-        shown = subprocess.run(
-            ["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True
-        ).stdout
-        assert [line.split()[-1] for line in shown.splitlines()] == ["launch"]
+    command = ["nm", "-A", "-D", "--defined-only", *libraries]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = [(line.partition(":")[0], line.split()[-1]) for line in shown.splitlines()]
+    assert sorted(found) == sorted((str(library), "launch") for library in libraries)
