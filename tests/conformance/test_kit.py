@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
 import shutil
@@ -12,7 +11,6 @@ import pytest
 
 from portakernel import runtime
 from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
-from portakernel.conformance import gradients
 from portakernel.conformance.runner import check, fresh_seed, plan, run, select_kernels
 from portakernel.conformance.suite import Suite, Unit
 from portakernel.conformance.venue import Unavailable, Venue, covers, find_venue
@@ -85,23 +83,6 @@ def test_every_case_runs_in_every_combination_of_dtypes_that_is_claimed(name, co
     assert passed["autograd"] == combinations
 
 
-@pytest.fixture
-def _needs_in_turn(monkeypatch):
-    """Each case asks for all gradients and for one other combination, so that each is asked for in some cases.
-
-    The interpreter takes longest for these. ``portakernel check`` asks each case for each combination.
-    """
-    turns = itertools.count(random.randrange(100))
-    combinations = gradients._combinations
-
-    def in_turn(needed, count):
-        everything, *others = combinations(needed, count)
-        return [everything, *([others[next(turns) % len(others)]] if others else [])]
-
-    monkeypatch.setattr(gradients, "_combinations", in_turn)
-
-
-@pytest.mark.usefixtures("_needs_in_turn")
 @pytest.mark.parametrize("name", triton_kernels())
 def test_triton_kernel_conforms_in_its_interpreter(make_suite, name, units_in_turn):
     pytest.importorskip("triton")
