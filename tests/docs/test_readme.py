@@ -81,7 +81,7 @@ def test_the_manifest_of_the_guide_is_a_valid_one(tmp_path: Path) -> None:
     from portakernel.manifest.models import PluginManifest
 
     guide = (ROOT / "docs" / "writing-a-kernel.md").read_text(encoding="utf-8")
-    (manifest,) = re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL)
+    manifest, *_ = re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL)
     path = tmp_path / "plugin.yaml"
     path.write_text(manifest, encoding="utf-8")
     assert load_manifest(PluginManifest, path, strict=True).manifest.plugin == "acme"
