@@ -70,9 +70,9 @@ def test_every_command_knows_it(site, run):
     explained = run("explain", "demo_scan", "--target", "h100", "--dtype", "bfloat16", "--shape", "x=4x8", "--json")
     assert explained["chosen"] == "demo_scan.demo_scan"
     assert '"op": "demo_scan"' in json.dumps(run("matrix", "--json"))
-    checked = run("check", "--op", "demo_scan", "--device", "cpu")
-    assert re.search(r"\n  demo_scan.demo_scan +\d\d+ +0 ", checked)
-    assert re.search(r"\n  reference.demo_scan +\d\d+ +0 ", checked)
+    for plugin in ("demo_scan", "reference"):
+        checked = run("check", "--op", "demo_scan", "--plugin", plugin, "--device", "cpu")
+        assert re.search(rf"\n  {plugin}.demo_scan +\d\d+ +0 ", checked)
     assert "no problems" in run("validate")
 
 

@@ -508,10 +508,13 @@ def test_a_third_partys_kernel_that_waits_does_not_count_as_serving(
 
     before, op = reference_only(), "dequantize"
     dtypes = {name: list(contract(op).possible_dtypes(name)) for name in contract(op).typed}
-    claims = json.dumps({"op": op, "entry": "acme_for_cli_tests:run", "targets": {"cpu": "any"}, "dtypes": dtypes})
+    formats = {p.of or p.name: list(p.choices) for p in contract(op).parameters if p.kind == "format"}
+    claims = {"op": op, "entry": "acme_for_cli_tests:run", "targets": {"cpu": "any"}, "dtypes": dtypes}
+    claims = json.dumps(claims | {"formats": formats})
     manifest = f"schema_version: 1\nplugin: acme\nkernels: [{claims}]\n"
     install("acme", manifest=manifest, source="def run(*a, **k): ...\n")
     assert reference_only() == before
+    assert run("doctor --json").json["broken"] == []
     monkeypatch.setenv("PORTAKERNEL_PREFER", "acme")
     install("other", manifest="schema_version: 1\nplugin: other\n")
     assert reference_only() == [one for one in before if one != op]
