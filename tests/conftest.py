@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import zlib
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -59,6 +60,13 @@ def pytest_collection_finish() -> None:
     """What is there by now is kept out of later collections of garbage, which tests and torch's compiler ask for."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Draws of torch follow the run's seed, as those of `random` and NumPy: `--randomly-seed=N` repeats a failure."""
+    seed = item.config.getoption("randomly_seed", None)
+    if isinstance(seed, int) and "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(seed + zlib.crc32(item.nodeid.encode()))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -217,9 +217,10 @@ def test_what_quantisation_returns_goes_straight_in(layout):
     y = scaled_mm.forward(a, b, scale_a, scale_b, **options, format_a=layout, format_b=layout, out_dtype="float32")
     back = [dequantize.forward(*operand, format=layout) for operand in (quantised(x), quantised(weight))]
     torch.testing.assert_close(y, back[0] @ back[1].T)
-    # within what the elements' own precision leaves
-    error = (y - x @ weight.T).norm() / (x @ weight.T).norm()
-    assert float(error) < (0.25 if layout in ("mxfp4", "nvfp4") else 0.06)
+    # Within what the elements' own precision leaves. Asked of the operands: the error of 1,560 elements hardly varies
+    # from draw to draw (0.03 and 0.12 with a spread of 0.002), the error of 54 products does.
+    for tensor, read in zip((x, weight), back, strict=True):
+        assert float((read - tensor).norm() / tensor.norm()) < (0.15 if layout in ("mxfp4", "nvfp4") else 0.045)
 
 
 @pytest.mark.parametrize("layout", ["row", "block_1x128", "mxfp8", "nvfp4"])
