@@ -91,6 +91,9 @@ def ways(folder: Path, x: torch.Tensor, y: torch.Tensor) -> dict[str, Callable[[
     def with_triton() -> None:
         increase[grid](y, x, _SIZE, block=_THREADS)
 
+    def with_triton_by_blocks() -> None:
+        increase_blocks[grid](into, source_of, block=_THREADS)
+
     def allocating() -> torch.Tensor:
         made = torch.empty_like(x)
         held.launch((grid[0], 1), made, x, _SIZE)
@@ -101,7 +104,7 @@ def ways(folder: Path, x: torch.Tensor, y: torch.Tensor) -> dict[str, Callable[[
         "Triton plugin": lambda: held.launch((grid[0], 1), y, x, _SIZE),
         "Triton plugin, two descriptors": lambda: by_blocks.launch((grid[0], 1), into, source_of),
         "Triton plugin, both made for the call": lambda: by_blocks.launch((grid[0], 1), described(y), described(x)),
-        "Triton's own launch, two descriptors": lambda: increase_blocks[grid](into, source_of, block=_THREADS),
+        "Triton's own launch, two descriptors": with_triton_by_blocks,
         "CuPy's RawKernel, addresses": with_cupy,
         "Triton's own launch": with_triton,
         "torch.add, out given": lambda: torch.add(x, ones, out=y),
