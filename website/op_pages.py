@@ -72,10 +72,10 @@ def _tensor(contract: Contract, tensor: TensorArgument) -> tuple[str, str, str, 
 def _shape(contract: Contract, tensor: TensorArgument) -> str:
     """The shape; where it depends on an argument's value, each shape with the values that it is for."""
     if not isinstance(tensor.shape, Choice):
-        return f"`{contract.describe_shape(tensor)}`"
+        return f"`{tensor.described}`"
     values: dict[str, list[str]] = {}
     for value, shape in tensor.shape.of.items():
-        values.setdefault(contract.describe_shape(replace(tensor, shape=shape)), []).append(str(value))
+        values.setdefault(replace(tensor, shape=shape).described, []).append(str(value))
     return "; ".join(f"`{shape}` for {', '.join(several)}" for shape, several in values.items())
 
 

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from portakernel.contract.case import Case, Draw
+from portakernel.contract.choices import choosers, chosen, dtype_of, made
 from portakernel.contract.format_advice import for_calls
 from portakernel.contract.near_misses import answer
 from portakernel.contract.parameter import Parameter
 from portakernel.contract.parts import Choice, Cost, Result, Shape, TensorArgument, Tolerance, alternatives
-from portakernel.contract.sizes import DIMENSION, parse_size
+from portakernel.contract.shape_binding import Binding, check_requirements
+from portakernel.contract.sizes import parse_size
 from portakernel.contract.value_rules import Ends, Indices
-from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
+from portakernel.errors import ArgumentTypeError, UnknownNameError
 from portakernel.text.printable import brief
 from portakernel.words.dtypes import DTYPES, FLOAT64
-from portakernel.words.symbols import holds
 
 # What a manifest may limit about a tensor argument's memory.
 #   contiguous   row-major without gaps
@@ -30,7 +31,6 @@ from portakernel.words.symbols import holds
 #   alignment    the largest power of two, up to 16, that divides the address in bytes
 LAYOUT_FACTS: tuple[str, ...] = ("contiguous", "flat_rows", "stride_last", "alignment")
 
-T = TypeVar("T")
 __all__ = [
     "LAYOUT_FACTS",
     "Case",
@@ -256,70 +256,12 @@ class Contract:
             ArgumentValueError: an argument has the wrong rank, two arguments disagree on a dimension, or the dimensions
                 do not fit the op's requirements.
         """
-        dims: dict[str, int] = {}
-        origin: dict[str, str] = {}
-        leading_shape: tuple[int, ...] | None = None
+        bound = Binding(self.op)
         for tensor in self.tensors:
-            shape = shapes.get(tensor.name)
-            if shape is None:
-                continue
-            fixed = tensor.fixed
-            wrong_rank = len(shape) < len(fixed) if tensor.leading is not None else len(shape) != len(fixed)
-            if wrong_rank:
-                raise ArgumentValueError(
-                    f"{self.op}: {tensor.name} has shape {tuple(shape)}, but needs {self.describe_shape(tensor)}"
-                )
-            split = len(shape) - len(fixed)
-            if tensor.leading is not None:
-                leading = tuple(shape[:split])
-                if leading_shape is not None and not _alike(leading, leading_shape):
-                    raise ArgumentValueError(
-                        f"{self.op}: {tensor.name} has shape {tuple(shape)}, but {origin[tensor.leading]} has leading"
-                        f" dimensions {leading_shape}; they must be equal (broadcasting is refused)"
-                    )
-                leading_shape = leading
-                dims[tensor.leading] = _product(leading)
-                origin.setdefault(tensor.leading, tensor.name)
-            for size, found in zip(fixed, shape[split:], strict=True):
-                self._bind(size, found, tensor.name, tuple(shape), dims, origin)
-        self.check_requirements(dims)
-        return dims, leading_shape
-
-    def _bind(
-        self, text: str, found: int, tensor: str, shape: tuple[int, ...], dims: dict[str, int], origin: dict[str, str]
-    ) -> None:
-        size = parse_size(text)
-        name = size.name
-        if name is None or name in dims:
-            wanted = size.of(dims[name] if name is not None else 0)
-            if name is not None and not size.exact(dims[name]):
-                raise ArgumentValueError(
-                    f"{self.op}: {tensor} needs {text}, a whole number, but {origin[name]} has {name} = {dims[name]}"
-                )
-            if not holds(found == wanted):
-                told = f"{text} = {wanted}" if name is not None and text != name else f"{wanted}"
-                because = f", but {origin[name]} has {name} = {dims[name]}" if name is not None else ""
-                shown = f"so {name} = {found}" if text == name else f"{found} where {told} is needed"
-                raise ArgumentValueError(f"{self.op}: {tensor} has shape {shape}, {shown}{because}")
-        elif size.solvable:
-            solved = size.solve(found)
-            if solved is None:
-                raise ArgumentValueError(f"{self.op}: {tensor} has shape {shape}; {found} is not {text} for any {name}")
-            dims[name] = solved
-            origin.setdefault(name, tensor)
-
-    def check_requirements(self, dims: Mapping[str, int]) -> None:
-        """Nothing, when the dimensions fit the op's requirements; those over unknown dimensions are left open.
-
-        Raises:
-            ArgumentValueError: one does not hold.
-        """
-        for condition in self.requirements:
-            names = sorted(set(DIMENSION.findall(condition)))
-            known = {name: dims[name] for name in names if name in dims}
-            if len(known) == len(names) and not holds(eval(condition, {"__builtins__": {}}, known)):
-                found = ", ".join(f"{name} = {size}" for name, size in known.items())
-                raise ArgumentValueError(f"{self.op}: needs {condition}; this is {found}")
+            if (shape := shapes.get(tensor.name)) is not None:
+                bound.add(tensor, shape)
+        check_requirements(self.op, self.requirements, bound.dims)
+        return bound.dims, bound.leading
 
     def form(
         self,
@@ -331,94 +273,19 @@ class Contract:
     ) -> tuple[tuple[int, ...], str]:
         """The shape and dtype of a result of ``at(values)``."""
         shape: list[int] = []
-        for text in _made(result.shape, values):
+        for text in made(result.shape, values):
             size = parse_size(text.lstrip("*"))
             shape += leading if text.startswith("*") else [size.of(dims[size.name] if size.name is not None else 0)]
-        dtype = _dtype(result, values)
+        dtype = dtype_of(result, values)
         if dtype == "float32" and dtypes.get(self.in_float64) == FLOAT64:
             dtype = FLOAT64
         return tuple(shape), dtypes[result.like] if dtype is None else str(values.get(dtype, dtype))
 
-    def describe_shape(self, tensor: TensorArgument) -> str:
-        """A tensor argument's shape for people: ``(..., N)``."""
-        if isinstance(tensor.shape, Choice):
-            shapes = {key: replace(tensor, shape=shape) for key, shape in tensor.shape.of.items()}
-            return ", ".join(f"{self.describe_shape(shape)} for {key}" for key, shape in shapes.items())
-        names = ["..." if name.startswith("*") else name for name in tensor.shape]
-        return f"({', '.join(names)}{',' if len(names) == 1 else ''})"
 
-
-@functools.cache
-def _choosers(contract: Contract) -> tuple[str, ...]:
-    results = (*contract.outputs, *contract.saved)
-    parts: list[object] = [part for tensor in contract.tensors for part in (tensor.shape, tensor.dtypes)]
-    parts += [part for result in results for part in (result.shape, result.dtype)]
-    names: list[str] = []
-    while parts:
-        part = parts.pop(0)
-        if isinstance(part, Choice):
-            names.append(part.by)
-            parts += part.of.values()
-        elif isinstance(part, tuple):
-            names += [size[1:] for size in part if isinstance(size, str) and size.startswith("$")]
-    return tuple(dict.fromkeys([*names, *(result.when[0] for result in results if result.when is not None)]))
-
-
-@functools.lru_cache(maxsize=1024)
-def _at(contract: Contract, chosen: tuple[Any, ...]) -> Contract:
-    values = contract.values(dict(zip(contract.choosers, chosen, strict=True)))
-
-    def exists(result: Result) -> bool:
-        if result.when is None:
-            return True
-        name, wanted = result.when
-        return values[name] in wanted if isinstance(wanted, tuple) else values[name] == wanted
-
-    def results(given: tuple[Result, ...]) -> tuple[Result, ...]:
-        return tuple(
-            replace(result, shape=_made(result.shape, values), dtype=_dtype(result, values), when=None)
-            for result in given
-            if exists(result)
-        )
-
-    return replace(
-        contract,
-        tensors=tuple(
-            replace(tensor, shape=_made(tensor.shape, values), dtypes=_made(tensor.dtypes, values))
-            for tensor in contract.tensors
-        ),
-        outputs=results(contract.outputs),
-        saved=results(contract.saved),
-    )
-
-
-def _dtype(result: Result, values: Mapping[str, Any]) -> str | None:
-    return None if result.dtype is None else _made(result.dtype, values)
-
-
-def _made(part: T | Choice[T], values: Mapping[str, Any]) -> T:
-    """``part``, its choices made, and the sizes in it that are parameters' values put in."""
-    made: Any = part
-    while isinstance(made, Choice):
-        made = made.of[values[made.by]]
-    if isinstance(made, tuple):
-        made = tuple(str(int(values[text[1:]])) if text.startswith("$") else text for text in made)
-    found: T = made
-    return found
+_choosers = functools.cache(choosers)
+_at = functools.lru_cache(maxsize=1024)(chosen)
 
 
 def _over(text: str) -> str | None:
     """The dimension that a size is over; none where it is a parameter's value."""
     return None if text.startswith("$") else parse_size(text.lstrip("*")).name
-
-
-def _product(sizes: tuple[int, ...]) -> int:
-    # not math.prod: under tracing the sizes are symbols, and a product that starts at the int 1 keeps them so
-    product = 1
-    for size in sizes:
-        product = product * size
-    return product
-
-
-def _alike(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    return len(one) == len(other) and all(holds(a == b) for a, b in zip(one, other, strict=True))

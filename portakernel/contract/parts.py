@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, TypeVar
 
 from portakernel.contract.case import Draw
@@ -67,6 +67,15 @@ class TensorArgument:
     def fixed(self) -> Shape:
         """The trailing sizes, one each."""
         return self.sizes[1:] if self.leading is not None else self.sizes
+
+    @property
+    def described(self) -> str:
+        """The shape for people: ``(..., N)``, with one for each value that it depends on."""
+        if isinstance(self.shape, Choice):
+            shapes = {key: replace(self, shape=shape) for key, shape in self.shape.of.items()}
+            return ", ".join(f"{shape.described} for {key}" for key, shape in shapes.items())
+        names = ["..." if name.startswith("*") else name for name in self.shape]
+        return f"({', '.join(names)}{',' if len(names) == 1 else ''})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,7 @@ def _tensor(contract: Contract, tensor: TensorArgument) -> str:
         dtypes += f", or {FLOAT64}, which the reference alone serves"
     none = "; a feature, neutral at None" if tensor.feature else "; or None" if tensor.optional else ""
     written = "; written, so that it shares no memory with another argument" if tensor.mutated else ""
-    return f"{tensor.name}: {contract.describe_shape(tensor)}, {dtypes}{none}{written}."
+    return f"{tensor.name}: {tensor.described}, {dtypes}{none}{written}."
 
 
 def _parameter(parameter: Parameter) -> str:
@@ -86,6 +86,6 @@ def _results(contract: Contract) -> list[str]:
     found = []
     for result in contract.outputs:
         when = f", when {result.when[0]} is {result.when[1]!r}" if result.when is not None else ""
-        shape = contract.describe_shape(TensorArgument(result.name, result.shape, ()))
+        shape = TensorArgument(result.name, result.shape, ()).described
         found.append(f"{result.name}: {shape}{when}.")
     return found

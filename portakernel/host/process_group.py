@@ -23,7 +23,7 @@ _groups: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
 
 
 class ProcessGroup:
-    """A group of processes in this session; as a context, and by ``end``, it is ended with all that they started.
+    """A group of processes; as a context, and by ``end``, it is ended with all that they started.
 
     Raises:
         OSError: it cannot be started.

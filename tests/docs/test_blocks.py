@@ -240,5 +240,7 @@ def test_make_test_runs_pytest() -> None:
 
 def test_the_names_that_the_native_page_imports_exist() -> None:
     (block,) = [block for block in blocks() if block.page == "docs/native.md"]
-    exec(compile(block.text.partition("\n")[0], block.page, "exec"), {})
+    names: dict[str, object] = {}
+    exec(compile(block.text.partition("\n")[0], block.page, "exec"), names)
+    assert {"Kernel", "Source", "Unit"} <= names.keys()
     compile(block.text, block.page, "exec")

@@ -51,8 +51,8 @@ def test_dimensions_features_and_what_may_be_limited():
     facts = ("contiguous", "flat_rows", "stride_last", "alignment")
     assert norm.limitable() == ("M", "N", *(f"{name}.{fact}" for name in ("x", "weight") for fact in facts))
     assert contract("add").dims == ("M",)
-    assert norm.describe_shape(norm.tensor("x")) == "(..., N)"
-    assert norm.describe_shape(norm.tensor("weight")) == "(N,)"
+    assert norm.tensor("x").described == "(..., N)"
+    assert norm.tensor("weight").described == "(N,)"
 
 
 def test_leading_dimensions_are_told_apart_from_fixed_ones():

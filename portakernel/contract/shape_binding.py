@@ -1,0 +1,92 @@
+"""Dimensions that arguments' shapes give: bound one tensor after the other, and held to what the op requires."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from portakernel.contract.parts import TensorArgument
+from portakernel.contract.sizes import DIMENSION, parse_size
+from portakernel.errors import ArgumentValueError
+from portakernel.words.symbols import holds
+
+
+class Binding:
+    """The dimensions of a call as far as its tensors tell: ``dims`` by name, and the ``leading`` ones."""
+
+    def __init__(self, op: str) -> None:
+        self.dims: dict[str, int] = {}
+        self.leading: tuple[int, ...] | None = None
+        self._op = op
+        # by dimension, the tensor that gave it
+        self._origin: dict[str, str] = {}
+
+    def add(self, tensor: TensorArgument, shape: tuple[int, ...]) -> None:
+        """Takes the dimensions that ``tensor`` gives with this shape.
+
+        Raises:
+            ArgumentValueError: it has the wrong rank, or disagrees with a tensor before it.
+        """
+        fixed, leads = tensor.fixed, tensor.leading
+        if len(shape) < len(fixed) if leads is not None else len(shape) != len(fixed):
+            text = f"{tensor.name} has shape {tuple(shape)}, but needs {tensor.described}"
+            raise ArgumentValueError(f"{self._op}: {text}")
+        split = len(shape) - len(fixed)
+        if leads is not None:
+            leading = tuple(shape[:split])
+            if self.leading is not None and not _alike(leading, self.leading):
+                raise ArgumentValueError(
+                    f"{self._op}: {tensor.name} has shape {tuple(shape)}, but {self._origin[leads]} has leading"
+                    f" dimensions {self.leading}; they must be equal (broadcasting is refused)"
+                )
+            self.leading = leading
+            self.dims[leads] = _product(leading)
+            self._origin.setdefault(leads, tensor.name)
+        for text, size in zip(fixed, shape[split:], strict=True):
+            self._bind(text, size, tensor.name, tuple(shape))
+
+    def _bind(self, text: str, given: int, tensor: str, shape: tuple[int, ...]) -> None:
+        size, dims = parse_size(text), self.dims
+        name = size.name
+        if name is None or name in dims:
+            wanted = size.of(dims[name] if name is not None else 0)
+            if name is not None and not size.exact(dims[name]):
+                text = f"{tensor} needs {text}, a whole number, but {self._origin[name]} has {name} = {dims[name]}"
+                raise ArgumentValueError(f"{self._op}: {text}")
+            if not holds(given == wanted):
+                needed = f"{text} = {wanted}" if name is not None and text != name else f"{wanted}"
+                because = f", but {self._origin[name]} has {name} = {dims[name]}" if name is not None else ""
+                shown = f"so {name} = {given}" if text == name else f"{given} where {needed} is needed"
+                raise ArgumentValueError(f"{self._op}: {tensor} has shape {shape}, {shown}{because}")
+        elif size.solvable:
+            solved = size.solve(given)
+            if solved is None:
+                text = f"{tensor} has shape {shape}; {given} is not {text} for any {name}"
+                raise ArgumentValueError(f"{self._op}: {text}")
+            dims[name] = solved
+            self._origin.setdefault(name, tensor)
+
+
+def check_requirements(op: str, requirements: Sequence[str], dims: Mapping[str, int]) -> None:
+    """Nothing, when the dimensions fit what the op requires; conditions over unknown dimensions are left open.
+
+    Raises:
+        ArgumentValueError: a condition does not hold.
+    """
+    for condition in requirements:
+        names = sorted(set(DIMENSION.findall(condition)))
+        known = {name: dims[name] for name in names if name in dims}
+        if len(known) == len(names) and not holds(eval(condition, {"__builtins__": {}}, known)):
+            sizes = ", ".join(f"{name} = {size}" for name, size in known.items())
+            raise ArgumentValueError(f"{op}: needs {condition}; this is {sizes}")
+
+
+def _product(sizes: tuple[int, ...]) -> int:
+    # not math.prod: under tracing the sizes are symbols, and a product that starts at the int 1 keeps them so
+    product = 1
+    for size in sizes:
+        product = product * size
+    return product
+
+
+def _alike(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    return len(one) == len(other) and all(holds(a == b) for a, b in zip(one, other, strict=True))
