@@ -26,7 +26,7 @@ def public_function(caller: OpCaller) -> Callable[..., Any]:
         "table": caller.table.entries,
         "context": dispatcher.context_layers.get,
         "dispatcher": dispatcher,
-        "pinned": caller.pinned,
+        "pinned": caller.policies.pinned,
         "slow": caller.slow,
         "traced": traced(caller),
         "into": lambda *_: None,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from portakernel.calling.arguments import Tensors
+from portakernel.calling.attempts import Attempts
 from portakernel.calling.caller import OpCaller
 from portakernel.calling.fast.key_layout import TRAINING, CallKind
 from portakernel.calling.key_table import Placement
@@ -35,21 +36,28 @@ class KernelChoice:
         """
         if traced and self.caller.checks_values:
             return None
-        placement, key = self._placed(TRAINING, tensors, values, kernel, traced=traced), None
+        placement, attempts = self._placed(TRAINING, tensors, values, kernel, traced=traced), None
         while placement.kernel.saves == "autograd":
             try:
-                found = placement.launch(*tensors, *values)
+                results = placement.launch(*tensors, *values)
             except CannotRun as error:
                 # a traced graph and a stream capture are no calls that others are like
                 if traced or error.rejection.code is ReasonCode.NOT_CAPTURABLE:
                     return None
-                policy = self.caller.policy(kernel)
-                key = self.caller.key(TRAINING, tensors, values, policy) if key is None else key
-                request = self.caller.request(TRAINING, tensors, values)
-                key, placement = self.caller.passed_over(key, placement, error.rejection, request, policy)
+                attempts = attempts or self._attempts(TRAINING, tensors, values, kernel, placement)
+                attempts.decline(placement, error.rejection)
+                placement = attempts.placed()
             else:
-                return self.caller.completed(found, values, tensors[0])
+                return self.caller.completed(results, values, tensors[0])
         return None
+
+    def _attempts(
+        self, kind: CallKind, tensors: Tensors, values: Sequence[Any], kernel: str, placement: Placement
+    ) -> Attempts:
+        """The way on from ``placement``."""
+        policy = self.caller.policy(kernel)
+        key = self.caller.key(kind, tensors, values, policy)
+        return Attempts(self.caller, kind, tensors, values, policy, key, placement)
 
     def _placed(
         self, kind: CallKind, tensors: Tensors, values: Sequence[Any], kernel: str, *, traced: bool
