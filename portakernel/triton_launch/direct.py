@@ -16,7 +16,8 @@ the key has the rest and the device. What the environment says (TRITON_DEBUG) ho
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -88,16 +89,16 @@ class Held:
         self._lock = make_lock()
 
     def watched(self) -> bool:
-        """Whether somebody watches launches (Triton's profiler does), who has to be told of each by Triton."""
+        """Whether somebody watches launches (Triton's profiler does): then Triton itself has to launch."""
         runtime = knobs.runtime
         return bool(runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls or self.kernel.pre_run_hooks)
 
     def hold(self, compiled: Any, args: tuple[Any, ...]) -> None:
         """Keeps what Triton compiled and launched for these arguments, where it can be launched without Triton."""
-        found = callable_of(compiled) if args[0].device.type != "cpu" else None
-        if found is None:
+        launcher = callable_of(compiled) if args[0].device.type != "cpu" else None
+        if launcher is None:
             return
-        call, *settings = found
+        call, *settings = launcher
         with self._lock:
             if any(len(types - {type(None)}) > 1 for types in self._widened(args)):
                 return  # no fact tells two types apart
@@ -144,12 +145,12 @@ def launch(grid, {given}):
         return miss(held, grid, ({given},))
     try:
         {head}
-        found = kernels.get({key})
+        compiled = kernels.get({key})
     except (AttributeError, TypeError):
-        found = None  # another type than any before
-    if found is None:
+        compiled = None  # another type than any before
+    if compiled is None:
         return miss(held, grid, ({given},))
-    call, function,{more} _ = found
+    call, function,{more} _ = compiled
     x, y = grid
     call(x, y, 1, stream(device), function,{more} {", ".join(passed)})
 """
@@ -167,6 +168,32 @@ def launch(grid, {given}):
         return made.__globals__["key"], made
 
 
+class _Usual(NamedTuple):
+    """How the usual facts of several arguments are asked for at once: their members, joined, in a form."""
+
+    joint: str
+    form: str
+
+    def source(self, members: Sequence[_Fact]) -> str:
+        """What is true when all facts are as usual, and else each of them."""
+        joined = self.joint.join(fact.member for fact in members)
+        return f"{self.form.format(joined)} or ({', '.join(fact.text for fact in members)},)"
+
+
+_ALIGNED = _Usual(" | ", "({}) & 15 == 0")
+_ONE = _Usual(" == ", "{} == 1")
+_EVEN = _Usual(" | ", f"(even := {{}}) & 15 == 0 and 0 <= even < {_INT32}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Fact:
+    """A fact about an argument as source: its own ``text``, and the ``member`` that it is of a ``usual`` expression."""
+
+    text: str
+    member: str
+    usual: _Usual
+
+
 def _specialised(
     names: Sequence[str], kinds: Sequence[set[type]], args: Sequence[Any], parameters: Sequence[Any]
 ) -> tuple[list[str], list[str], list[str]]:
@@ -176,42 +203,48 @@ def _specialised(
     all of them are.
     """
     addresses, facts, passed = list[str](), list[str](), list[str]()
-    usual: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    together: dict[_Usual, list[_Fact]] = {}
     for name, types, arg, parameter in zip(names, kinds, args, parameters, strict=False):
-        special = not parameter.do_not_specialize
-        passed.append(f"p{name}" if Tensor in types else name)
         absent = type(None) in types
         if Tensor in types:
             addresses.append(f"p{name} = {f'None if {name} is None else ' if absent else ''}{name}.data_ptr()")
-            asked = [f"{name}.dtype"]
-            if torch.version.hip:
-                asked.append(f"{name}.untyped_storage().size() < {_INT32}")
-            if special and not parameter.do_not_specialize_on_alignment:
-                aligned = f"p{name} & 15 == 0"
-                if absent:
-                    asked.append(aligned)
-                else:
-                    usual.setdefault((" | ", "({}) & 15 == 0"), []).append((f"p{name}", aligned))
-        elif int in types and special:
-            asked = [f"{name} & 15 == 0 if 1 < {name} < {_INT32} else 'one' if {name} == 1 else unusual({name})"]
-            if not absent:
-                even = " | ", f"(even := {{}}) & 15 == 0 and 0 <= even < {_INT32}"
-                usual.setdefault((" == ", "{} == 1") if arg == 1 else even, []).append((name, asked.pop()))
-        elif int in types:
-            asked = [f"{-_INT32} <= {name} < {_INT32}"]
-        elif float in types:
-            asked = [f"type({name}) is float"]
-        elif types == {type(None)}:
-            asked = []
-        else:
-            asked = [name]  # a dtype, a bool, another function: what it is
+        passed.append(f"p{name}" if Tensor in types else name)
+        alone, shared = _facts_alone(name, types, parameter), _fact_shared(name, types, arg, parameter)
+        if shared is not None and not absent:
+            together.setdefault(shared.usual, []).append(shared)
+        elif shared is not None:
+            alone.append(shared.text)
         if absent:
-            asked = [f"{name} is None or ({', '.join(asked)},)" if asked else f"{name} is None"]
-        facts += asked
-    for (joint, form), members in usual.items():
-        together = form.format(joint.join(member for member, _ in members))
-        facts.append(f"{together} or ({', '.join(fact for _, fact in members)},)")
+            alone = [f"{name} is None or ({', '.join(alone)},)" if alone else f"{name} is None"]
+        facts += alone
+    facts += [usual.source(members) for usual, members in together.items()]
     return addresses, facts, passed
+
+
+def _facts_alone(name: str, types: set[type], parameter: Any) -> list[str]:
+    """The facts about an argument that are asked of it alone, where it is there."""
+    if Tensor in types:
+        small = [f"{name}.untyped_storage().size() < {_INT32}"] if torch.version.hip else []
+        return [f"{name}.dtype", *small]
+    if int in types:
+        return [f"{-_INT32} <= {name} < {_INT32}"] if parameter.do_not_specialize else []
+    if float in types:
+        return [f"type({name}) is float"]
+    # of a dtype, a bool or another function, what it is
+    return [] if types == {type(None)} else [name]
+
+
+def _fact_shared(name: str, types: set[type], arg: Any, parameter: Any) -> _Fact | None:
+    """The fact about an argument that is usually the same of several, if it has one that Triton specialises for."""
+    if parameter.do_not_specialize:
+        return None
+    if Tensor in types:
+        aligned = _Fact(f"p{name} & 15 == 0", f"p{name}", _ALIGNED)
+        return None if parameter.do_not_specialize_on_alignment else aligned
+    if int in types:
+        text = f"{name} & 15 == 0 if 1 < {name} < {_INT32} else 'one' if {name} == 1 else unusual({name})"
+        return _Fact(text, name, _ONE if arg == 1 else _EVEN)
+    return None
 
 
 def _unusual(number: int) -> tuple[bool, bool]:
