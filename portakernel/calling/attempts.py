@@ -53,7 +53,7 @@ class Attempts:
         self._is_first = self.placement is None
 
     def run(self, arguments: Sequence[Any]) -> Any:
-        """What the first kernel returns that does not decline the call.
+        """The result of the first kernel that does not decline the call.
 
         Raises:
             NoKernelError: all that could serve have declined it.
@@ -67,7 +67,7 @@ class Attempts:
             self.decline(placement, rejection)
 
     def placed(self) -> Placement:
-        """What stands under the key, decided and remembered where nothing did.
+        """The placement under the key, decided and remembered where there was none.
 
         Raises:
             NoKernelError: no kernel can serve.
@@ -148,7 +148,7 @@ def _declining(placement: Placement, contract: Contract, request: Request, name:
 
 
 def _places(contract: Contract, phase: Phase) -> list[int | None]:
-    """Where the op's arguments stand among those of a launch; None for what it is not given."""
+    """The places of the op's arguments among those of a launch; None for what it is not given."""
     launched = signature(contract, phase)
     # backward is not given every argument; another tensor of its form stands for it
     names = [contract.stands_for.get(name, name) if name not in launched else name for name in contract.names]

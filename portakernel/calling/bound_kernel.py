@@ -151,12 +151,12 @@ class _Example:
         if is_recording():  # `warmup` looks for choices, and here there is none to make
             with outside_modes():
                 return self.otherwise(given, values, out)
-        found = self._arguments.canonical(values)
+        canonical = self._arguments.canonical(values)
         form = self.forms.find(*given)
         recorded = form is not None and form.leaf and torch.is_grad_enabled()
-        if form is None or recorded or not self._plain(*given) or self._opened_of(*given, *found) != self.opened:
-            self._refuse(given, found)
-        return self._placement.launch(*given, *found, None) if out is None else self._into(given, found, out)
+        if form is None or recorded or not self._plain(*given) or self._opened_of(*given, *canonical) != self.opened:
+            self._refuse(given, canonical)
+        return self._placement.launch(*given, *canonical, None) if out is None else self._into(given, canonical, out)
 
     def _into(self, given: Sequence[Tensor], values: Sequence[Any], out: Any) -> Any:
         op, inputs = self.contract.op, self._arguments.given(given)

@@ -114,7 +114,7 @@ class OpCaller:
         parameters: Sequence[Any],
         policy: Policy,
     ) -> tuple[Any, ...]:
-        """What the choice depends on; a plain forward has the key that the public function computes."""
+        """A call's key; that of a plain forward is the one that the public function computes."""
         key = key_of(self.signatures.of(tensors), self._key(*tensors, *parameters), policy, kind)
         if self._attached and self._names_attached(policy):
             key = (*key, self._attached_key(*tensors, *parameters))
@@ -172,7 +172,7 @@ class OpCaller:
         parameters: Sequence[Any],
         policy: Policy,
     ) -> Placement:
-        """What a call with these arguments would run, remembered for it."""
+        """The placement for a call with these arguments, remembered for it."""
         key = self.key(kind, tensors, parameters, policy)
         known = self.table.entries.get(key)
         return Attempts(self, kind, tensors, parameters, policy, key, known).placed() if known is None else known
@@ -180,7 +180,7 @@ class OpCaller:
     def request(
         self, kind: CallKind, tensors: Tensors, parameters: Sequence[Any], requires: frozenset[str] = frozenset()
     ) -> Request:
-        """What a call of this kind asks, its kernel having the properties that it ``requires``."""
+        """The request of a call of this kind, to a kernel with the properties that it ``requires``."""
         return self.arguments.request(
             tensors, parameters, kind.phase,
             saved_by=kind.saved_by, below_autograd=kind.below_autograd, requires=requires,
@@ -247,13 +247,13 @@ class OpCaller:
         op: Callable[..., Any] = self.torch_op()
         return self.transformed if transformed and self.transformed is not None else op
 
-    def public(self, found: Any, values: Sequence[Any]) -> Any:
-        """What the public function returns, of what the torch op did."""
-        return existing(self.contract, self.arguments.named(values), found)
+    def public(self, returned: Any, values: Sequence[Any]) -> Any:
+        """The public function's result, made of what the torch op returned."""
+        return existing(self.contract, self.arguments.named(values), returned)
 
-    def completed(self, found: Any, values: Sequence[Any], like: Any, *, saved: bool = False) -> Any:
-        """What the torch op returns, of what a kernel did."""
-        return completed(self.contract, self.arguments.named(values), found, like, saved=saved)
+    def completed(self, returned: Any, values: Sequence[Any], like: Any, *, saved: bool = False) -> Any:
+        """The torch op's result, made of what a kernel returned."""
+        return completed(self.contract, self.arguments.named(values), returned, like, saved=saved)
 
     def into(self, tensors: Tensors, values: Sequence[Any], out: Any, argument: str, plain: bool) -> Any:
         """A call that writes into ``out``, which may be an input where the contract allows it."""
@@ -262,8 +262,8 @@ class OpCaller:
         forms = self.arguments.results(tensors, values)
         targets = check_outs(contract.op, out, forms, first.device, list(inputs.values()))
         if not plain or first.is_meta or not all(map(has_plain_memory, targets)):
-            found = self.public(self._composed(tensors)(*tensors, *values, argument), values)
-            for each, result in zip(targets, found if isinstance(found, tuple) else (found,), strict=True):
+            returned = self.public(self._composed(tensors)(*tensors, *values, argument), values)
+            for each, result in zip(targets, returned if isinstance(returned, tuple) else (returned,), strict=True):
                 copy_into(each, result)
             return out
         over = overwritten(contract.op, targets, inputs, contract.inplace)

@@ -1,4 +1,4 @@
-"""What has been built in this process: kernels that have to be compiled before a call can be served by them.
+"""The builds of this process: of kernels that have to be compiled before they can serve a call.
 
 A kernel whose manifest says ``build`` is compiled by ``portakernel.warmup``, for one combination of dtypes, device,
 values and sizes at a time (leading dimensions excepted), and never on a call.
@@ -106,7 +106,7 @@ def _built(contract: Contract, kernel: Kernel, request: Request) -> Built:
     device = request.device.torch_device if request.device is not None else None
     dtypes = request.dtypes
     if request.phase is Phase.BACKWARD:
-        # backward is not told whether an optional argument that it does not read was there
+        # backward does not learn whether an optional argument that it does not read was there
         unknown = {tensor.name for tensor in contract.tensors if tensor.optional} - set(contract.backward_inputs)
         dtypes = {name: dtype for name, dtype in dtypes.items() if name not in unknown}
     return Built(kernel.name, request.phase, device, tuple(sorted(dtypes.items())), unit)

@@ -227,7 +227,7 @@ class _KernelBuilder:
         self.check_known("tensor with a scale format", claimed, contract.formats, path)
 
     def check_words(self, claim: Claim, path: KeyPath) -> None:
-        """What can be said of a claim of an op that is not known."""
+        """Judges what can be judged of a claim for an op that is not known."""
         if claim.targets is not None:
             self.targets(claim.targets, (*path, "targets"))
         arguments = {name for contract in contracts().values() for name in contract.typed}
@@ -290,7 +290,7 @@ class _KernelBuilder:
 
 
 def _merged(layers: Sequence[tuple[Claim, KeyPath]], key: str, default: Any) -> tuple[Any, KeyPath]:
-    """What the last layer that has the key says under it, and where that stands."""
+    """The value that the last layer with the key has under it, and where that stands."""
     for layer, path in reversed(layers):
         if (value := getattr(layer, key)) is not None:
             return value, (*path, key)

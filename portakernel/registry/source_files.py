@@ -1,4 +1,4 @@
-"""What a package's source files tell of its functions: whether they are there, and what they take. None is imported."""
+"""A package's functions by its source files: whether they are there, and what they take. None is imported."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def source_of(package: Package, module: str) -> Path | None:
 
 
 def missing(package: Package, entry: str) -> str:
-    """Why ``entry`` leads nowhere; empty where it does not, or where files do not tell."""
+    """Why ``entry`` leads nowhere; empty where it does not, or where the files do not say."""
     module, _, function = entry.partition(":")
     place = _place(package, module)
     if place is None:
@@ -59,7 +59,7 @@ def misfit(package: Package, kernel: Kernel, op: Contract) -> str:
 
 
 def untaken(package: Package, entry: str, positional: Sequence[str], keywords: Sequence[str]) -> list[str]:
-    """What the function that ``entry`` names would not take; nothing where that is no plain def, or cannot be read."""
+    """The arguments that ``entry``'s function would not take; none where it is no plain def, or cannot be read."""
     module, _, name = entry.partition(":")
     source = source_of(package, module)
     tree = parsed(source) if source is not None else None

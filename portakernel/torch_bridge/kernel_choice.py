@@ -62,7 +62,7 @@ class KernelChoice:
     def _placed(
         self, kind: CallKind, tensors: Tensors, values: Sequence[Any], kernel: str, *, traced: bool
     ) -> Placement:
-        """What would run: for a traced graph by the process's policy, because a graph outlives a context."""
+        """The placement to run: for a traced graph by the process's policy, because a graph outlives a context."""
         self.caller.arguments.check(tensors, values)
         if not traced:
             return self.caller.placed(kind, tensors, values, self.caller.policy(kernel))
@@ -107,7 +107,7 @@ class KernelChoice:
         return self.name(Phase.BACKWARD, tensors, values, kernel, traced=traced, saved_by=saved_by)
 
     def mark(self, kernel: str) -> Tensor:
-        """What is kept beside the saved tensors to say which kernel saved them."""
+        """A tensor to keep beside the saved ones, which says which kernel saved them."""
         with torch.inference_mode(False):  # autograd keeps none of inference mode's tensors
             return torch.tensor(self.kernels.index(kernel), device="cpu")
 

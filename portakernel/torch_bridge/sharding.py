@@ -68,8 +68,8 @@ class Sharding:
             None if tensor is None else self._local(place, tensor, split, possible)
             for place, tensor in enumerate(tensors)
         ]
-        found = self.caller.torch_op()(*local, *values, kernel)
-        results = found if isinstance(found, tuple) else (found,)
+        returned = self.caller.torch_op()(*local, *values, kernel)
+        results = returned if isinstance(returned, tuple) else (returned,)
         made = {output.name: place for place, output in enumerate(contract.outputs)}
         # of a result that does not exist in this call, the torch op returns an empty tensor
         wrapped = tuple(
@@ -78,7 +78,7 @@ class Sharding:
             else result
             for output, result in zip(self.contract.outputs, results, strict=True)
         )
-        return wrapped if isinstance(found, tuple) else wrapped[0]
+        return wrapped if isinstance(returned, tuple) else wrapped[0]
 
     def _mesh(self, given: Mapping[str, Any]) -> DeviceMesh:
         from torch.distributed.tensor import DTensor
@@ -213,7 +213,7 @@ def _returning(op: str, strides: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
 
 
 def _divides(axis: Axis, split: Sequence[Axis | None], tensors: Tensors, mesh: DeviceMesh) -> bool:
-    """Whether parts along ``axis``, where they have to be even, are."""
+    """Whether parts along ``axis`` are even, or need not be."""
     if not axis.even:
         return True
     ranks = math.prod(mesh.size(dim) for dim, other in enumerate(split) if other == axis)

@@ -45,11 +45,9 @@ def axes(contract: Contract, leading: int, present: Collection[str]) -> tuple[Ax
 
     ``contract`` has no choice left open.
     """
-    found = [axis for place in range(leading) if (axis := _row_axis(contract, place, leading, present)) is not None]
-    for names in _INDEPENDENT.get(contract.op, ()):
-        axis = _named_axis(contract, names, present)
-        found += [axis] if axis is not None else []
-    return tuple(found)
+    of_rows = (_row_axis(contract, place, leading, present) for place in range(leading))
+    of_names = (_named_axis(contract, names, present) for names in _INDEPENDENT.get(contract.op, ()))
+    return tuple(axis for axis in (*of_rows, *of_names) if axis is not None)
 
 
 def row_name(contract: Contract) -> str | None:

@@ -79,7 +79,7 @@ FOLDER = CacheFolder()
 
 
 def _whole(folder: Path) -> Iterator[Path]:
-    """What is finished: kernels, which have a list of their files, libraries, and Triton's fingerprint.
+    """All that is finished: kernels, which have a list of their files, libraries, and Triton's fingerprint.
 
     It is code: what somebody else but root can have written is left out.
     """

@@ -59,7 +59,7 @@ def _needs_scratch(run: Any) -> bool:
 
 
 def callable_of(compiled: Any) -> tuple[Any, ...] | None:
-    """What launches a compiled kernel, and the arguments it takes before the kernel's; None where only Triton knows.
+    """The launcher of a compiled kernel, and the arguments it takes before the kernel's; None where only Triton knows.
 
     Kernels that need scratch memory are left to Triton too: it is allocated anew for each launch.
     """
@@ -114,7 +114,7 @@ class Held:
         return [known | {_kind(arg)} for known, arg in zip(kinds, args, strict=True)]
 
     def key(self, args: tuple[Any, ...], settings: int = 0) -> tuple[Any, ...]:
-        """What Triton specialises for, of these arguments; from now on such types are expected."""
+        """The key of these arguments, of what Triton specialises for; from now on such types are expected."""
         wider = self._widened(args)
         if wider != self._kinds or self._key is None:
             self._kinds = wider
@@ -169,13 +169,13 @@ def launch(grid, {given}):
 
 
 class _Usual(NamedTuple):
-    """How the usual facts of several arguments are asked for at once: their members, joined, in a form."""
+    """One expression for the usual facts of several arguments: their members, joined, in a form."""
 
     joint: str
     form: str
 
     def source(self, members: Sequence[_Fact]) -> str:
-        """What is true when all facts are as usual, and else each of them."""
+        """Source of a part of the key: true when all facts are as usual, and else each of them."""
         joined = self.joint.join(fact.member for fact in members)
         return f"{self.form.format(joined)} or ({', '.join(fact.text for fact in members)},)"
 
@@ -248,7 +248,7 @@ def _fact_shared(name: str, types: set[type], arg: Any, parameter: Any) -> _Fact
 
 
 def _unusual(number: int) -> tuple[bool, bool]:
-    """What Triton specialises for in a number that is below 1, or too large for 32 bits."""
+    """The facts that Triton specialises for of a number below 1, or too large for 32 bits."""
     return number & 15 == 0, -_INT32 <= number < _INT32
 
 

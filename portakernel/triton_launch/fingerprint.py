@@ -91,7 +91,7 @@ def _digest(name: str, text: str) -> str:
 
 
 def _stamp(package: Path) -> str | None:
-    """What tells this installation from any other; None where its wheel does not vouch for the library."""
+    """What identifies this installation; None where its wheel does not vouch for the library."""
     record = _record(package)
     if record is None:
         return None

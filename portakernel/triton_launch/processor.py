@@ -19,7 +19,7 @@ _MOST_KEPT = 4096
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """What a launch's shape depends on: the arch, how many programs run side by side, and the threads of a warp."""
+    """The facts a launch's shape depends on: the arch, how many programs run side by side, the threads of a warp."""
 
     arch: str
     multiprocessors: int
@@ -56,7 +56,7 @@ def pretending(processor: Processor, launched: Callable[..., None]) -> Iterator[
 
 
 def pretended_launch() -> Callable[..., None] | None:
-    """What takes launches on meta tensors now."""
+    """The function that takes launches on meta tensors now, if there is one."""
     pretence = _PRETENCE.get()
     return pretence[1] if pretence is not None else None
 
@@ -70,13 +70,13 @@ def per_device(make: Callable[..., _Made]) -> Callable[..., _Made]:
 
     @wraps(make)
     def made(*key: Any) -> _Made:
-        found = kept.get(key)
-        if found is None:
-            found = make(*key)
+        value = kept.get(key)
+        if value is None:
+            value = make(*key)
             if key[1].type == "cuda":
                 if len(kept) >= _MOST_KEPT:
                     kept.clear()
-                kept[key] = found
-        return found
+                kept[key] = value
+        return value
 
     return made

@@ -189,7 +189,7 @@ def _wait_for_devices(calls: Sequence[WarmCall]) -> None:
 
 
 def _raised(error: Exception) -> str:
-    """What a call raised: portakernel's own errors say it themselves."""
+    """The text for what a call raised: portakernel's own errors say it themselves."""
     return str(error) if isinstance(error, PortakernelError) else exception_text(error)
 
 
@@ -218,5 +218,5 @@ def _run_and_count(step: Step) -> Iterator[WarmCall]:
 
 
 def _placements() -> dict[int, Placement]:
-    """What stands in the key tables, each by what tells it from any other that is kept."""
+    """The placements in the key tables, by identity, which is no other's as long as they are kept."""
     return {id(p): p for caller in runtime.callers_so_far() for p in list(caller.table.entries.values())}

@@ -71,7 +71,7 @@ class _Writer:
     try:
         alike = not ({nested(contract, held=held)}) and {alike}
     except AttributeError:
-        alike = False  # no tensor: `otherwise` tells
+        alike = False  # no tensor: `otherwise` refuses it
 """
 
     def full(self, launch: LaunchSource, canonical: str) -> str:
@@ -124,7 +124,7 @@ def _run(launch: LaunchSource, recorded: LaunchSource) -> str:
 
 
 def _defaults(kernel: Callable[..., Any]) -> dict[str, str]:
-    """What a kernel takes for arguments that it is not given, as source."""
+    """A kernel's own defaults, as source."""
     try:
         parameters = inspect.signature(kernel, follow_wrapped=False).parameters.values()
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""What tells calls of one form apart, as source text over an op's arguments: what its contract and claims make of them.
+"""How calls of one form differ, as source text over an op's arguments: what its contract and claims read of them.
 
 Generated, because a loop over arguments costs more than the whole dispatch may: the code is what one would write by
 hand for each op.
@@ -51,7 +51,7 @@ class Expressions:
 
     @property
     def steady(self) -> tuple[str, ...]:
-        """What sizes and strides decide of the key."""
+        """The key's parts that sizes and strides decide."""
         return (*self.sized, *self.strided)
 
     @property
@@ -67,7 +67,7 @@ class Expressions:
 
 
 def expressions(contract: Contract, reads: Reads, built: set[Unit] | None = None) -> Expressions:
-    """What tells one call's key from another's of its form: each limit's outcome, raw reads, asked features.
+    """The parts of a key: each limit's outcome, values that are read as they are, asked features.
 
     ``contract`` has no choice left open. ``built`` grows as kernels are built for sizes and values.
     """
@@ -151,7 +151,7 @@ class _Writer:
 
     def written(self) -> Expressions:
         """All of it, and the look-up of what shapes decide."""
-        found = Expressions(
+        written = Expressions(
             shapes=tuple(f"s_{t.name} = {unless_none(t, f'{t.name}.shape', 'None')}" for t in self.contract.tensors),
             products=tuple(self.products),
             ranks=self.ranks,
@@ -162,9 +162,9 @@ class _Writer:
             open=tuple(self.open),
             names=self.names,
         )
-        verdicts = Verdicts(_make_judge(self.contract, found))
+        verdicts = Verdicts(_make_judge(self.contract, written))
         self.names |= {"judged": verdicts.known.get, "judge": verdicts.judge}
-        return found
+        return written
 
 
 def _call(function: str, names: Sequence[str], sources: Mapping[str, str]) -> str:
@@ -195,13 +195,13 @@ def dimension_sources(contract: Contract) -> tuple[dict[str, str], str, str]:
         else:
             rank = f"len({shape}) == {len(fixed)}"
         for place, text in enumerate(fixed):
-            size, found = parse_size(text), f"{shape}[{place - len(fixed)}]"
+            size, actual = parse_size(text), f"{shape}[{place - len(fixed)}]"
             if size.name is None or size.name in sizes:
                 known = sizes.get(size.name or "", "")
-                conditions.append(f"{found} == {size.source(known)}")
+                conditions.append(f"{actual} == {size.source(known)}")
                 conditions += [f"{known} % {size.divisor} == 0"] if size.divisor > 1 and not size.rounded else []
             elif size.solvable and not tensor.optional:
-                sizes[size.name], condition = size.solved(found)
+                sizes[size.name], condition = size.solved(actual)
                 conditions += [condition] if condition else []
         if tensor.optional:
             terms = [term for term in (rank, *conditions) if term]
@@ -209,7 +209,7 @@ def dimension_sources(contract: Contract) -> tuple[dict[str, str], str, str]:
         else:
             ranks += [rank] if rank else []
             equal += conditions
-    equal += [DIMENSION.sub(lambda found: sizes[found[0]], f"({text})") for text in contract.requirements]
+    equal += [DIMENSION.sub(lambda match: sizes[match[0]], f"({text})") for text in contract.requirements]
     return sizes, " and ".join(ranks) or "True", " and ".join(equal) or "True"
 
 
@@ -237,7 +237,7 @@ def _bound(limit: Limit, value: str) -> str:
 def _layout_parts(
     tensor: TensorArgument, limits: Sequence[Limit], names: dict[str, Any]
 ) -> tuple[list[str], list[str]]:
-    """What limits on strides ask, and what those on the address do.
+    """The parts for limits on strides, and those for limits on the address.
 
     A contiguous tensor needs no more for the first: that fixes its other facts.
     """
@@ -246,8 +246,8 @@ def _layout_parts(
     of_strides, of_address = list[str](), list[str]()
     if strided:
         names[f"layout_{tensor.name}"] = _outcomes(f"layout_{tensor.name}", strided)
-        found = f"({tensor.name}.is_contiguous() or layout_{tensor.name}({tensor.name}))"
-        of_strides.append(unless_none(tensor, found, "None"))
+        outcome = f"({tensor.name}.is_contiguous() or layout_{tensor.name}({tensor.name}))"
+        of_strides.append(unless_none(tensor, outcome, "None"))
     if aligned:
         names[f"aligned_{tensor.name}"] = _outcomes(f"aligned_{tensor.name}", aligned)
         of_address.append(unless_none(tensor, f"aligned_{tensor.name}({tensor.name})", "None"))

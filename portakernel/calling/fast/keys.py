@@ -60,7 +60,7 @@ class Keys(dict[Any, Callable[..., tuple[Any, ...]]]):
 def chosen_expressions(
     contract: Contract, values: Mapping[str, Any], reads: Reads, built: set[Unit] | None = None
 ) -> Expressions:
-    """What tells one call's key from another's where the parameters have these values, choosers included."""
+    """The parts of a key where the parameters have these values; choosers are among them."""
     parts = expressions(contract.at(values), reads, built)
     return replace(parts, open=tuple(dict.fromkeys((*parts.open, *contract.choosers))))
 
