@@ -34,7 +34,7 @@ from portakernel.claims.capability import CannotRun, Rejection
 from portakernel.claims.request import Phase, Request
 from portakernel.contract import Contract
 from portakernel.contract.near_misses import BY_HEAD, heads_come_first
-from portakernel.deciding.builds import Unit
+from portakernel.deciding.builds import BuildUnit
 from portakernel.deciding.decision import Decision
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.deciding.explaining import decide_as_called
@@ -274,7 +274,7 @@ class OpCaller:
         return written
 
 
-def _parts(contract: Contract, reads: Reads, built: set[Unit] | None = None) -> Expressions | Keys:
+def _parts(contract: Contract, reads: Reads, built: set[BuildUnit] | None = None) -> Expressions | Keys:
     return Keys(contract, reads, built) if contract.choosers else expressions(contract, reads, built)
 
 

@@ -18,30 +18,30 @@ from portakernel.contract.sizes import parse_size
 from portakernel.host.locks import make_lock
 from portakernel.registry.kernel import Kernel
 
-Unit = tuple[Any, ...]
+BuildUnit = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
+class BuiltKernel:
     """One thing that was built."""
 
     kernel: str
     phase: Phase
     device: str | None
     dtypes: tuple[tuple[str, str], ...]
-    unit: Unit
+    unit: BuildUnit
 
 
 class Builds:
     """The kernels that were built, and for what; and what could not be built, with the reason."""
 
     def __init__(self) -> None:
-        self._done: set[Built] = set()
-        self._failed: dict[Built, Rejection] = {}
-        self._units: dict[str, set[Unit]] = {}
+        self._done: set[BuiltKernel] = set()
+        self._failed: dict[BuiltKernel, Rejection] = {}
+        self._units: dict[str, set[BuildUnit]] = {}
         self._lock = make_lock()
 
-    def units(self, op: str) -> set[Unit]:
+    def units(self, op: str) -> set[BuildUnit]:
         """The sizes and values for which some kernel of ``op`` was built; the set itself, which grows."""
         with self._lock:
             return self._units.setdefault(op, set())
@@ -100,7 +100,7 @@ def unit_names(contract: Contract) -> tuple[str, ...]:
     return tuple(name for name in contract.dims if name in fixed and name in contract.fixed_dims)
 
 
-def _built(contract: Contract, kernel: Kernel, request: Request) -> Built:
+def _built(contract: Contract, kernel: Kernel, request: Request) -> BuiltKernel:
     made = contract.at(request.values)
     unit = (*(request.dims.get(name) for name in unit_names(made)), *request.values.values())
     device = request.device.torch_device if request.device is not None else None
@@ -109,4 +109,4 @@ def _built(contract: Contract, kernel: Kernel, request: Request) -> Built:
         # backward does not learn whether an optional argument that it does not read was there
         unknown = {tensor.name for tensor in contract.tensors if tensor.optional} - set(contract.backward_inputs)
         dtypes = {name: dtype for name, dtype in dtypes.items() if name not in unknown}
-    return Built(kernel.name, request.phase, device, tuple(sorted(dtypes.items())), unit)
+    return BuiltKernel(kernel.name, request.phase, device, tuple(sorted(dtypes.items())), unit)

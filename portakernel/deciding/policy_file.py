@@ -93,7 +93,7 @@ def resolve_drafts(
     for draft in drafts:
         layers, doubts, of_names = tuple[Layer, ...](), tuple[str, ...](), list[str]()
         if draft.loaded is not None:
-            reader = _Reader(draft.loaded, draft.label, registry, strict=strict)
+            reader = _LayerReader(draft.loaded, draft.label, registry, strict=strict)
             layers, of_names, doubts = tuple(reader.layers()), reader.problems(), reader.doubts()
         if draft.problems or of_names:
             problems += [*draft.problems, *of_names]
@@ -145,7 +145,7 @@ def _readable(file: Path) -> Loaded[PolicyDocument] | None:
         return None
 
 
-class _Reader:
+class _LayerReader:
     """Turns a document into layers; collects what is wrong, or in doubt, with the names in it."""
 
     def __init__(self, loaded: Loaded[PolicyDocument], label: str, registry: Registry, *, strict: bool) -> None:

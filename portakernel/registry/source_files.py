@@ -14,7 +14,8 @@ from portakernel.manifest.yaml_file import MAX_BYTES
 from portakernel.registry.kernel import Kernel
 from portakernel.registry.plugin_manager import Package
 
-Function = ast.FunctionDef | ast.AsyncFunctionDef
+SourceFunction = ast.FunctionDef | ast.AsyncFunctionDef
+_Import = ast.Import | ast.ImportFrom
 
 
 def source_of(package: Package, module: str) -> Path | None:
@@ -42,7 +43,7 @@ def missing(package: Package, entry: str) -> str:
     names = set(_defined(tree.body))
     if function in names or {"*", "__getattr__"} & names:
         return ""
-    functions = [node.name for node in tree.body if isinstance(node, Function)]
+    functions = [node.name for node in tree.body if isinstance(node, SourceFunction)]
     return f"{module} has no function {function!r}; {nearest(function, functions)}"
 
 
@@ -63,7 +64,7 @@ def untaken(package: Package, entry: str, positional: Sequence[str], keywords: S
     module, _, name = entry.partition(":")
     source = source_of(package, module)
     tree = parsed(source) if source is not None else None
-    functions = [node for node in tree.body if isinstance(node, Function) and node.name == name] if tree else []
+    functions = [node for node in tree.body if isinstance(node, SourceFunction) and node.name == name] if tree else []
     if not functions or functions[-1].decorator_list:
         return []
     given = functions[-1].args
@@ -90,15 +91,14 @@ def parsed(source: Path) -> ast.Module | None:
 def _defined(body: Sequence[ast.stmt]) -> Iterator[str]:
     """The names that statements at a module's top bind, whichever way a condition goes."""
     for node in body:
-        if isinstance(node, Function | ast.ClassDef):
+        if isinstance(node, SourceFunction | ast.ClassDef):
             yield node.name
-        elif isinstance(node, ast.Import | ast.ImportFrom):
+        elif isinstance(node, _Import):
             yield from ((alias.asname or alias.name).partition(".")[0] for alias in node.names)
         else:
             stored = (n for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
             yield from (name.id for name in stored)
-            inner = (n for n in ast.walk(node) if isinstance(n, Function | ast.ClassDef | ast.Import | ast.ImportFrom))
-            for one in inner:
+            for one in (n for n in ast.walk(node) if isinstance(n, SourceFunction | ast.ClassDef | _Import)):
                 yield from _defined([one])
 
 

@@ -41,7 +41,7 @@ class Sharding:
         self.caller = caller
         self.contract = caller.contract
         self.signature = signature
-        self._told: set[tuple[str, object, object]] = set()
+        self._warned: set[tuple[str, object, object]] = set()
         self._lock = make_lock()
 
     def applying(self, tensors: Sequence[Any]) -> Callable[..., Any] | None:
@@ -171,9 +171,9 @@ class Sharding:
         op, name = self.contract.op, self.contract.names[place]
         held = tuple(tensor.placements)
         with self._lock:
-            if (name, held, wanted) in self._told:
+            if (name, held, wanted) in self._warned:
                 return
-            self._told.add((name, held, wanted))
+            self._warned.add((name, held, wanted))
         dims = {_dim(axis.arguments[place], tensor.ndim): axis.even for axis in possible}
         listed = [
             f"{dim}{' (in even parts)' if even else ''}"

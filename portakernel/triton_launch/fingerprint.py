@@ -42,22 +42,22 @@ def remember() -> None:
         return
     stamp = _stamp(Path(triton.__file__).parent)
     if stamp is not None:
-        cache.triton_key = _Kept(compute, stamp)
+        cache.triton_key = _KeptFingerprint(compute, stamp)
 
 
-class _Kept:
+class _KeptFingerprint:
     """Triton's fingerprint, in the place of the function that computes it."""
 
     def __init__(self, compute: Callable[[], str], stamp: str) -> None:
         functools.update_wrapper(self, compute)
         self._compute, self._stamp = compute, stamp
-        self._found = ""
+        self._fingerprint = ""
 
     def __call__(self) -> str:
-        if not self._found:
+        if not self._fingerprint:
             path = Path(knobs.cache.dir, _FOLDER, f"fingerprint-{self._stamp}")
-            self._found = _read(path) or _write(path, self._compute())
-        return self._found
+            self._fingerprint = _read(path) or _write(path, self._compute())
+        return self._fingerprint
 
 
 def _read(path: Path) -> str:

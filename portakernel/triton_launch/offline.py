@@ -42,7 +42,7 @@ _NUMBERS = count(1 << 20)
 _MULTIPROCESSORS = 100
 
 
-class _Driver:
+class _PretendedDriver:
     """The driver of a GPU that is not here: it has a target, and launches nothing."""
 
     def __init__(self, target: GPUTarget) -> None:
@@ -90,7 +90,7 @@ def compiling(target: Target, *, multiprocessors: int | None = None, dry: bool =
         return
     drivers: Any = runtime.driver
     active = drivers._active
-    drivers._active = _Driver(gpu)
+    drivers._active = _PretendedDriver(gpu)
     try:
         with pretending(processor, _Recorder(target, records, read=multiprocessors is None)):
             yield records
@@ -146,7 +146,7 @@ class _Search:
         asked = copy(kernel)
         vars(asked).pop("_do_compile", None)  # which announces compilations
         asked.device_caches, asked.pre_run_hooks = defaultdict(asked.create_binder), []
-        keys = _Keys([])
+        keys = _KeyCollector([])
         token = active_mode.set(keys)  # pyright: ignore[reportArgumentType] - of it, `submit` alone is called
         try:
             asked.warmup(*args, grid=grid, **OPTIONS, **meta)
@@ -160,7 +160,7 @@ class _Search:
 
 
 @dataclass(frozen=True, slots=True)
-class _Keys:
+class _KeyCollector:
     """A stand-in for Triton's asynchronous compilation, which takes the keys alone."""
 
     seen: list[str]

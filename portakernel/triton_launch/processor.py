@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
-_Made = TypeVar("_Made")
+_Value = TypeVar("_Value")
 
 # What is kept by size starts anew beyond this many: sizes are as they come.
 _MOST_KEPT = 4096
@@ -31,11 +31,11 @@ def processor(device: torch.device) -> Processor:
     if device.type != "cuda":
         pretence = _PRETENCE.get()
         return pretence[0] if pretence is not None else Processor("interpreter", multiprocessors=1, warp_size=32)
-    return _found(device)
+    return _processor_here(device)
 
 
 @cache
-def _found(device: torch.device) -> Processor:
+def _processor_here(device: torch.device) -> Processor:
     properties = torch.cuda.get_device_properties(device)
     arch = getattr(properties, "gcnArchName", None) if torch.version.hip else f"sm_{properties.major}{properties.minor}"
     return Processor(str(arch).partition(":")[0], properties.multi_processor_count, properties.warp_size)
@@ -61,15 +61,15 @@ def pretended_launch() -> Callable[..., None] | None:
     return pretence[1] if pretence is not None else None
 
 
-def per_device(make: Callable[..., _Made]) -> Callable[..., _Made]:
+def per_device(make: Callable[..., _Value]) -> Callable[..., _Value]:
     """``make(kernel, device, size, ...)``, by position, which keeps what it made for GPUs that are here.
 
     Elsewhere a processor may be pretended.
     """
-    kept: dict[tuple[Any, ...], _Made] = {}
+    kept: dict[tuple[Any, ...], _Value] = {}
 
     @wraps(make)
-    def made(*key: Any) -> _Made:
+    def made(*key: Any) -> _Value:
         value = kept.get(key)
         if value is None:
             value = make(*key)

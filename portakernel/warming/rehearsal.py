@@ -26,14 +26,14 @@ from portakernel.warming.ahead import compile_ahead
 from portakernel.warming.building import Progress, progressing
 from portakernel.warming.outcome import Call, WarmCall, Warmup
 from portakernel.warming.recording import Recording
-from portakernel.warming.steps import ConcreteCall, Step, described_call, prepared
+from portakernel.warming.steps import ConcreteCall, WarmupStep, described_call, prepared
 
 # A function whose runs still bring something new then (a cache that grows with each) makes other calls each time.
 MAX_RUNS = 5
 
 # The calls that could not be made, each with its diagnosis or what it raised.
 Failed = dict[str, str | Exception]
-Prepare = Callable[[Progress, Failed], Sequence[Step]]
+Prepare = Callable[[Progress, Failed], Sequence[WarmupStep]]
 
 
 def rehearse_function(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Warmup:
@@ -50,7 +50,7 @@ def rehearse_function(function: Callable[..., Any], args: Sequence[Any], kwargs:
     def recorded(progress: Progress) -> AbstractContextManager[object]:
         return Recording(callers, progress)
 
-    return _rehearsed(lambda progress, failed: [Step(lambda: function(*args, **kwargs))], recorded, alone=True)
+    return _rehearsed(lambda progress, failed: [WarmupStep(lambda: function(*args, **kwargs))], recorded, alone=True)
 
 
 def rehearse_call(
@@ -99,8 +99,8 @@ def _rehearsed_calls(
 ) -> Warmup:
     """Warms up calls, each under its name; ``alone``: what cannot be made is its own error."""
 
-    def prepare(progress: Progress, failed: Failed) -> Sequence[Step]:
-        steps: list[Step] = []
+    def prepare(progress: Progress, failed: Failed) -> Sequence[WarmupStep]:
+        steps: list[WarmupStep] = []
         for name, make in calls:
             try:
                 steps.append(prepared(*make(), progress))
@@ -151,9 +151,9 @@ def _rehearsed(
     return warmup
 
 
-def _run_first(steps: Sequence[Step], progress: Progress, failed: Failed, *, alone: bool) -> list[Step]:
+def _run_first(steps: Sequence[WarmupStep], progress: Progress, failed: Failed, *, alone: bool) -> list[WarmupStep]:
     """Runs each step; those that did not raise. What one of several raised is put into ``failed``."""
-    ran: list[Step] = []
+    ran: list[WarmupStep] = []
     for place, step in enumerate(steps):
         progress.advance("run 1")
         progress.count(place, len(steps))
@@ -168,7 +168,7 @@ def _run_first(steps: Sequence[Step], progress: Progress, failed: Failed, *, alo
     return ran
 
 
-def _run_until_settled(steps: Sequence[Step], progress: Progress) -> tuple[int, bool, list[WarmCall]]:
+def _run_until_settled(steps: Sequence[WarmupStep], progress: Progress) -> tuple[int, bool, list[WarmCall]]:
     """Runs all steps a second time and on, until nothing is new: how many runs it took, if it is so, their calls."""
     runs, settled = 1, False
     calls: list[WarmCall] = []
@@ -194,7 +194,7 @@ def _raised(error: Exception) -> str:
 
 
 def _compile_ahead(
-    steps: Sequence[Step], progress: Progress, workers: int | None
+    steps: Sequence[WarmupStep], progress: Progress, workers: int | None
 ) -> tuple[tuple[str, ...], dict[str, str]]:
     """Compiles side by side what the caches lack; what was compiled, and what could not be, with its diagnosis."""
     jobs = [job for step in steps for job in step.jobs]
@@ -205,7 +205,7 @@ def _compile_ahead(
     return compiled, {outcome.call: outcome.error for outcome in outcomes if outcome.error}
 
 
-def _run_and_count(step: Step) -> Iterator[WarmCall]:
+def _run_and_count(step: WarmupStep) -> Iterator[WarmCall]:
     """Runs it; what served its calls."""
     before = _placements()  # kept, so that none of the new ones gets the number of one that went
     counts = {key: placement.count() for key, placement in before.items()}

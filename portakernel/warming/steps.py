@@ -25,7 +25,7 @@ from portakernel.words.target import Device
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class WarmupStep:
     """Something to run; ``requests`` is what it makes of the op's phases, where it is a call of one op.
 
     ``jobs`` is what such a call may have to compile.
@@ -47,7 +47,7 @@ ConcreteCall = tuple[OpCaller, Sequence[Any], Sequence[Any], str | None]
 
 def prepared(
     caller: OpCaller, tensors: Sequence[Any], parameters: Sequence[Any], kernel: str | None, progress: Progress
-) -> Step:
+) -> WarmupStep:
     """The call, with what it needs built."""
     caller.arguments.check_kinds(tensors)
     if any(tensor is not None and tensor.is_meta for tensor in tensors):
@@ -83,7 +83,7 @@ def described_call(call: Call, device_of: Callable[[Call], str]) -> ConcreteCall
 
 def _on_scratch(
     caller: OpCaller, tensors: Sequence[Tensor | None], parameters: Sequence[Any], kernel: str | None
-) -> Step:
+) -> WarmupStep:
     """The public call on copies of ``tensors``, and the gradients of what it returns where they need some."""
     from portakernel import ops
 
@@ -107,4 +107,4 @@ def _on_scratch(
     policy = caller.policy(strictly(caller.dispatcher.registry, described_op.op, kernel))
     jobs = serving_jobs(caller, [copies.get(name) for name in described_op.names], values, phases, policy)
     requests = {phase: caller.arguments.request(tensors, values, phase) for phase in phases}
-    return Step(run, requests, tuple(jobs))
+    return WarmupStep(run, requests, tuple(jobs))

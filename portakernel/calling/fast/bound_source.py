@@ -32,7 +32,7 @@ def make_bound(
     checked when it was first seen), the tensors that are ``held_<name>``, ``recorded``, ``into``, ``otherwise``, and
     ``traced`` with the kernel's ``name``.
     """
-    writer = _Writer(contract, parts, expected, names)
+    writer = _HandleWriter(contract, parts, expected, names)
     canonical, words = canonical_terms(contract)
     source = f"{writer.full(launch, canonical)}\n{writer.brief(launch)}"
     parameters = {parameter.name: parameter.default for parameter in contract.parameters}
@@ -48,7 +48,7 @@ def make_bound(
     return function
 
 
-class _Writer:
+class _HandleWriter:
     """Writes a handle's two functions: ``full`` takes all of the op's arguments, ``brief`` is quick for tensors alone.
 
     What is called with tensors alone spares Python the keywords, which cost as much as a guard.

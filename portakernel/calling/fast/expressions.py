@@ -19,7 +19,7 @@ from portakernel.calling.fast.shape_numbers import Verdicts
 from portakernel.claims.capability import Limit
 from portakernel.contract import Contract, TensorArgument
 from portakernel.contract.sizes import DIMENSION, parse_size
-from portakernel.deciding.builds import Unit, unit_names
+from portakernel.deciding.builds import BuildUnit, unit_names
 from portakernel.tensors.layout import alignment, flat_rows, stride_last
 
 FACTS: dict[str, Callable[[Tensor], int]] = {
@@ -66,12 +66,12 @@ class Expressions:
         return ("sized", *self.strided, *self.open)
 
 
-def expressions(contract: Contract, reads: Reads, built: set[Unit] | None = None) -> Expressions:
+def expressions(contract: Contract, reads: Reads, built: set[BuildUnit] | None = None) -> Expressions:
     """The parts of a key: each limit's outcome, values that are read as they are, asked features.
 
     ``contract`` has no choice left open. ``built`` grows as kernels are built for sizes and values.
     """
-    writer = _Writer(contract, reads)
+    writer = _KeyWriter(contract, reads)
     writer.write_limits()
     writer.write_layouts()
     writer.write_values()
@@ -82,7 +82,7 @@ def expressions(contract: Contract, reads: Reads, built: set[Unit] | None = None
     return writer.written()
 
 
-class _Writer:
+class _KeyWriter:
     """Writes an op's ``Expressions`` piece by piece."""
 
     def __init__(self, contract: Contract, reads: Reads) -> None:
@@ -141,7 +141,7 @@ class _Writer:
             elif parameter.feature:
                 self.open.append(f"{parameter.name} == {parameter.default!r}")
 
-    def write_built(self, built: set[Unit]) -> None:
+    def write_built(self, built: set[BuildUnit]) -> None:
         """The unit that would have to be built, where it is: what is built for one is not built for another."""
         self.names["built"] = built
         unit = [*(self.plain_sizes[name] for name in unit_names(self.contract)), *self.parameters]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +20,8 @@ MAX_FORMS = 64
 # Of exact forms few are worth looking through: a check costs as much as a few of the questions that make a new one.
 MAX_EXACT_FORMS = 4
 
-Signature = tuple[Any, ...]
+# Of each tensor its dtype and device; None where it is absent.
+Kinds = tuple[tuple[torch.dtype, torch.device] | None, ...]
 
 
 class Form:
@@ -108,11 +108,10 @@ class Signatures:
     """One object for each combination of dtypes and devices that an op was called with."""
 
     def __init__(self) -> None:
-        self._known: dict[Signature, object] = {}
+        self._known: dict[Kinds, object] = {}
 
     def of(self, tensors: Sequence[Tensor | None]) -> object:
         """The object that stands for the dtypes and devices of these tensors."""
-        kinds: list[tuple[torch.dtype, torch.device] | None]
-        kinds = [None if tensor is None else (tensor.dtype, tensor.device) for tensor in tensors]
+        kinds = tuple([None if tensor is None else (tensor.dtype, tensor.device) for tensor in tensors])
         # atomic: of two threads that come first together, both get the same
-        return self._known.setdefault(tuple(kinds), object())
+        return self._known.setdefault(kinds, object())
