@@ -99,7 +99,7 @@ class Attempts:
             return placement.launch(*arguments)
 
     def _turn_to_capture(self) -> None:
-        """From now on the key is that of calls while a stream is captured."""
+        """Turns to the key that calls have while a stream is captured."""
         self.key, self.requires = (*self.key, _CAPTURED), self.requires | _CAPTURED
         self.placement = self._caller.table.entries.get(self.key)
 
@@ -126,7 +126,7 @@ class Attempts:
 def _decline_at(
     placement: Placement, contract: Contract, request: Request, name: str, value: Any, rejection: Rejection
 ) -> None:
-    """From now on ``placement`` declines calls of which ``name`` is ``value``, before its kernel is asked again."""
+    """Makes ``placement`` decline calls of which ``name`` is ``value``, before its kernel is asked again."""
     if all(refused != name for refused, _ in placement.refused):
         placement.run = _declining(placement, contract, request, name)
     placement.refused[name, value] = rejection

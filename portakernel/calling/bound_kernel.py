@@ -173,7 +173,7 @@ class _Example:
         return written
 
     def _refuse(self, given: Sequence[Any], values: Sequence[Any]) -> NoReturn:
-        """Raises for the first thing in which a call is not the example's."""
+        """Raises for the first difference between a call and the example."""
         op = self.contract.op
         self._arguments.check(given, values)
         bound, asked = self._arguments.named(self._values), self._arguments.named(values)

@@ -115,7 +115,7 @@ def _is_ruled_out(kernel: Kernel, rejections: Sequence[Rejection]) -> bool:
 
 
 def _of_nearest(rejections: Sequence[Rejection], kernel: Kernel) -> Sequence[Rejection]:
-    """Of a kernel with a variant for each dtype, why the one for this call's cannot serve: the others' say nothing."""
+    """The rejections of a kernel's variant for this call's dtype, if it has one; the other variants' say nothing."""
     others = [rejection for rejection in rejections if rejection.code is not ReasonCode.DTYPE]
     return others if others and len(kernel.variants) > 1 else rejections
 

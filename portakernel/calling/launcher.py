@@ -1,4 +1,10 @@
-"""A kernel's entry under the one signature that its phase has, on the device of its arguments."""
+"""A kernel's entry under the one signature that its phase has, on the device of its arguments.
+
+Of ``rms_norm`` for inference, where there is one device::
+
+    def launch(x, weight, eps, weight_offset, out):
+        return kernel(x, weight, eps=eps, weight_offset=weight_offset, out=out)
+"""
 
 from __future__ import annotations
 
@@ -68,7 +74,7 @@ def can_be_captured(kernel: Kernel, request: Request, dispatcher: Dispatcher) ->
 
 
 def _outside_captures(run: Callable[..., Any]) -> Callable[..., Any]:
-    """``run``, declining while a stream is captured: that the choice fell before costs a kernel that can be nothing."""
+    """``run``, which declines while a stream is captured; kernels that can be captured do not pay for the question."""
 
     def run_now(*arguments: Any) -> Any:
         if is_capturing():

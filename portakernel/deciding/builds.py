@@ -23,7 +23,7 @@ BuildUnit = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class BuiltKernel:
-    """One thing that was built."""
+    """A kernel as it was built: for one phase, device, combination of dtypes, and sizes."""
 
     kernel: str
     phase: Phase
@@ -47,7 +47,7 @@ class Builds:
             return self._units.setdefault(op, set())
 
     def remember(self, contract: Contract, kernel: Kernel, request: Request) -> None:
-        """``kernel`` is built for calls like ``request``."""
+        """Remembers that ``kernel`` is built for calls like ``request``."""
         made = _built(contract, kernel, request)
         with self._lock:
             self._failed.pop(made, None)
@@ -55,7 +55,7 @@ class Builds:
             self._units.setdefault(contract.op, set()).add(made.unit)
 
     def remember_failure(self, contract: Contract, kernel: Kernel, request: Request, reason: Rejection) -> None:
-        """``kernel`` cannot be built for calls like ``request``: from now on that is why it is refused."""
+        """Remembers why ``kernel`` cannot be built for calls like ``request``: from now on it is refused for that."""
         with self._lock:
             self._failed[_built(contract, kernel, request)] = reason
 

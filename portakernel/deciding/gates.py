@@ -26,7 +26,7 @@ from portakernel.words.target import Device
 
 @dataclass(frozen=True, slots=True)
 class Knowledge:
-    """Whom the gates ask."""
+    """The sources of what gates find out: about kernels, policies, plugins' code, builds."""
 
     registry: Registry
     process: ProcessWishes

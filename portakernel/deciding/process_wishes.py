@@ -48,7 +48,7 @@ class ProcessWishes:
         )
 
     def layers(self) -> tuple[Layer, ...]:
-        """Strongest first: ``set_policy``, the environment, the policy files with the last one first."""
+        """The layers, strongest first: ``set_policy``, the environment, the policy files with the last one first."""
         above = () if self.above is None else (self.above,)
         below = [layer for file in reversed(self.files) for layer in file.layers]
         return (*above, self.environment, *below)

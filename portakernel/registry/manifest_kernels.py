@@ -39,7 +39,7 @@ def plugin_kernels(
 
 
 def resting_entries(loaded: Loaded[PluginManifest]) -> Iterator[str]:
-    """Of each entry for an op that nobody here has, that it rests, and until when."""
+    """A text for each entry for an op that nobody here has: it rests, and until when."""
     for i, entry in enumerate(loaded.manifest.kernels):
         if entry.op not in contracts():
             text = f"no op here is called {entry.op!r}; {nearest(entry.op, contracts())}. The entry rests: upgrade"

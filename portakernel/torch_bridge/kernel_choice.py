@@ -1,4 +1,4 @@
-"""Which kernels run where a call is differentiated or traced, chosen before torch's dispatcher goes on."""
+"""The kernels that run where a call is differentiated or traced, chosen before torch's dispatcher goes on."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ class Sharding:
             # each rank's share of the rows adds its own to what all ranks hold
             gradient.append(Shard(dim) if dim is not None else Replicate() if axis is None else Partial("sum"))
         if tuple(tensor.placements) != tuple(wanted):
-            self._tell(place, tensor, tuple(wanted), possible)
+            self._warn_of_exchange(place, tensor, tuple(wanted), possible)
             tensor = self._redistributed(self.contract.names[place], tensor, wanted)
         if not (torch.is_grad_enabled() and tensor.requires_grad):
             return cast(Tensor, tensor.to_local())
@@ -159,7 +159,9 @@ class Sharding:
         moved = held.redistribute(placements=wanted).to_local().view(tensor.dtype)
         return _distributed(moved, mesh, wanted, shape)
 
-    def _tell(self, place: int, tensor: Any, wanted: tuple[Placement, ...], possible: Sequence[Axis]) -> None:
+    def _warn_of_exchange(
+        self, place: int, tensor: Any, wanted: tuple[Placement, ...], possible: Sequence[Axis]
+    ) -> None:
         """Warns once of shards that every such call has to exchange between ranks.
 
         To sum what is partial is no news, because no rank holds the numbers before; to take a part of what is whole
@@ -232,7 +234,7 @@ def _results_placements(split: Sequence[Axis | None], place: int) -> list[Any]:
 
 
 def _distributed(local: Tensor, mesh: DeviceMesh, placements: Sequence[Any], shape: tuple[int, ...]) -> DTensor:
-    """``local`` as this rank's part of a DTensor of ``shape``, which shares' sizes may not tell where uneven."""
+    """``local`` as this rank's part of a DTensor of ``shape``, which does not follow from uneven shares."""
     from torch.distributed.tensor import DTensor
 
     size = torch.Size(shape)

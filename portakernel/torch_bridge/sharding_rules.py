@@ -1,4 +1,4 @@
-"""Along which dimensions a call may be split between the ranks of a device mesh, derived from the op's contract.
+"""The dimensions along which the ranks of a device mesh may split a call, derived from the op's contract.
 
 No torch here: the page ``docs/sharding.md`` is made from the same rules.
 """
@@ -41,7 +41,7 @@ class Axis:
 
 
 def axes(contract: Contract, leading: int, present: Collection[str]) -> tuple[Axis, ...]:
-    """Along what a call with so many leading dimensions and these arguments present can be split.
+    """The axes along which a call with so many leading dimensions and these arguments present can be split.
 
     ``contract`` has no choice left open.
     """

@@ -109,7 +109,7 @@ class Held:
             self._kernels[key] = call, compiled.function, *settings, compiled
 
     def _widened(self, args: tuple[Any, ...]) -> list[set[type]]:
-        """Of each argument, the types that were given so far, with these."""
+        """The types of each argument that were given so far, with these."""
         kinds = self._kinds or [set[type]() for _ in args]
         return [known | {_kind(arg)} for known, arg in zip(kinds, args, strict=True)]
 
@@ -253,5 +253,5 @@ def _unusual(number: int) -> tuple[bool, bool]:
 
 
 def _kind(argument: Any) -> type:
-    """Its type, tensors of all classes being one."""
+    """The argument's type; tensors of all classes count as one."""
     return Tensor if isinstance(argument, Tensor) else type(argument)

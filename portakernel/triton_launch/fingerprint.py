@@ -61,7 +61,7 @@ class _KeptFingerprint:
 
 
 def _read(path: Path) -> str:
-    """What is kept there; empty where nothing is, or not what was written, or what somebody else can have written."""
+    """The kept text; empty where there is none, it is not as it was written, or somebody else can have written it."""
     with suppress(OSError, UnicodeDecodeError):
         kept = read_regular(path, limit=_MOST_BYTES, follow=False, trouble=trouble_with).decode("ascii")
         text, _, digest = kept.rstrip("\n").rpartition("\n")

@@ -46,7 +46,7 @@ def ready(device: Device) -> Rejection | Usable:
 
 
 def _toolchain() -> Rejection | None:
-    """What Triton compiles its launchers with, looked for as ``triton.runtime.build`` does: CC, gcc, clang."""
+    """The compiler for Triton's launchers, looked for as ``triton.runtime.build`` does: CC, gcc, clang."""
     if knobs.build.impl is not None:
         return None
     named = os.environ.get("CC")

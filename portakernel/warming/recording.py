@@ -1,4 +1,4 @@
-"""Seeing which ops a function calls: a dispatch mode, so that calls outside of a recording pay nothing for it."""
+"""Recording the ops that a function calls: a dispatch mode, so that calls outside of a recording pay nothing for it."""
 
 from __future__ import annotations
 

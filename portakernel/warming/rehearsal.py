@@ -196,7 +196,7 @@ def _raised(error: Exception) -> str:
 def _compile_ahead(
     steps: Sequence[WarmupStep], progress: Progress, workers: int | None
 ) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Compiles side by side what the caches lack; what was compiled, and what could not be, with its diagnosis."""
+    """Compiles side by side what the caches lack; returns what was compiled, and what could not be, with why."""
     jobs = [job for step in steps for job in step.jobs]
     if not jobs:
         return (), {}

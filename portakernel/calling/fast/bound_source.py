@@ -1,4 +1,16 @@
-"""Generates the call of a bound handle: guards, then the kernel itself."""
+"""Generates the call of a bound handle: guards, then the kernel itself.
+
+Of ``rms_norm``, for a kernel whose own defaults are as the example's but for ``eps``, shortened::
+
+    def call(x, weight, keywords_only=..., eps=..., weight_offset=..., out=...):
+        if keywords_only is not ... or eps is not ... or weight_offset is not ... or out is not ...:
+            ...  # on to the function with the op's own signature
+        form = forms.latest
+        alike = not (x.is_nested or weight is not held_weight and weight.is_nested) and form.check(x, weight)
+        if alike:
+            return kernel(x, weight, eps=1e-06)
+        return rms_norm(x, weight)
+"""
 
 from __future__ import annotations
 
@@ -133,7 +145,7 @@ def _defaults(kernel: Callable[..., Any]) -> dict[str, str]:
 
 
 def _compared(terms: Mapping[str, Any]) -> str:
-    """Further terms: parts of a key are what they were."""
+    """Further terms, which hold while parts of a key are what they were."""
     return "".join(f" and {_equal(part, value)}" for part, value in terms.items())
 
 

@@ -1,7 +1,8 @@
 """How calls of one form differ, as source text over an op's arguments: what its contract and claims read of them.
 
 Generated, because a loop over arguments costs more than the whole dispatch may: the code is what one would write by
-hand for each op.
+hand for each op. Of ``rms_norm`` the parts may be ``s_weight[-1] <= 16384`` (sized), ``(x.is_contiguous() or
+layout_x(x))`` (strided) and ``weight_offset == 0.0`` (open).
 """
 
 from __future__ import annotations
@@ -100,12 +101,12 @@ class _KeyWriter:
             self.sizes[rows] = f"s__{rows}"
 
     def write_limits(self) -> None:
-        """Of each limit on a size, its outcome."""
+        """The outcome of each limit on a size."""
         limits = [limit for limit in self.reads.limits if limit.parameter in self.sizes]
         self.sized += [_bound(limit, self.sizes[limit.parameter]) for limit in limits]
 
     def write_layouts(self) -> None:
-        """Of each tensor whose layout is limited, the outcomes."""
+        """The outcomes of limits on each tensor's layout."""
         for tensor in self.contract.tensors:
             limits = [limit for limit in self.reads.limits if limit.parameter.startswith(f"{tensor.name}.")]
             of_strides, of_address = _layout_parts(tensor, limits, self.names)
@@ -117,7 +118,7 @@ class _KeyWriter:
         self.open += [name if name in self.parameters else "None" for name in self.reads.values]
 
     def write_checks(self) -> None:
-        """Of each plugin's check, its answer, under the part that what it reads belongs to."""
+        """The answer of each plugin's check, in the part of the key that has what it reads."""
         facts = dict[str, str]()
         for tensor in self.contract.tensors:
             for fact, function in FACTS.items():

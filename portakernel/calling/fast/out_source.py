@@ -137,7 +137,7 @@ def _fits(contract: Contract, result: Result, out: str) -> str:
 
 
 def _apart(contract: Contract, outs: Sequence[str]) -> str:
-    """Lines that leave unless each result is an input that it may be, or shares no byte with any tensor."""
+    """Lines that return None unless each result is an input that it may be, or shares no byte with any tensor."""
     lines = list[str]()
     for place, out in enumerate(outs):
         lines.append(f"begin{place} = {out}.data_ptr(); end{place} = begin{place} + {out}.nbytes")

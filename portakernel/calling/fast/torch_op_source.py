@@ -1,4 +1,4 @@
-"""Generates how a torch op, ``torch.ops.portakernel.<op>``, looks a call up."""
+"""Generates the look-up of a call by a torch op, ``torch.ops.portakernel.<op>``."""
 
 from __future__ import annotations
 
