@@ -24,7 +24,7 @@ _HEADS = (("H", "D"), ("G", "D"), ("G", "E"))
 
 
 class Arguments:
-    """What one op makes of the arguments that it is called with: its tensors, then its parameters."""
+    """One op's arguments, its tensors and then its parameters: checks, names, shapes, the request of a call."""
 
     def __init__(self, contract: Contract, registry: Registry) -> None:
         self.contract = contract
@@ -146,11 +146,11 @@ class Arguments:
         contract = self.at(values)
         dims, leading = contract.bind_shapes(self.shapes(tensors))
         dtypes, named = self.dtypes(tensors), self.named(values)
-        found: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+        forms: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
         for result in (*contract.outputs, *(contract.saved if saved else ())):
             shape, dtype = contract.form(result, dims, leading or (), dtypes, named)
-            found[result.name] = shape, getattr(torch, dtype)
-        return found
+            forms[result.name] = shape, getattr(torch, dtype)
+        return forms
 
     def request(
         self,
@@ -200,7 +200,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def _no_tensor(contract: Contract, tensor: TensorArgument, argument: object) -> str:
-    """What ``argument`` is in a tensor's place, and how to make one of it."""
+    """The complaint about ``argument`` in a tensor's place, with how to make a tensor of it."""
     kind = type(argument)
     root, name = kind.__module__.partition(".")[0], f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
     wanted = f"{tensor.name} must be a tensor{' or None' if tensor.optional else ''}"
@@ -229,7 +229,7 @@ def _is_shape(argument: object) -> bool:
 
 
 def _of_list(contract: Contract, tensor: TensorArgument) -> str:
-    """How a list of numbers becomes a tensor of the dtype that ``tensor`` takes, on the first one's device."""
+    """The code that makes a list of numbers a tensor of the dtype that ``tensor`` takes, on the first one's device."""
     first, words = contract.names[0], [tensor.name]
     if tensor.name != first:
         possible = contract.possible_dtypes(tensor.name)

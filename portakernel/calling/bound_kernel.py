@@ -15,6 +15,7 @@ from portakernel.calling.fast.claim_reads import reads_of
 from portakernel.calling.fast.expressions import Expressions
 from portakernel.calling.fast.forms import Forms
 from portakernel.calling.fast.keys import chosen_expressions, make_open, make_steady
+from portakernel.calling.fast.launch_source import CallSource, LaunchSource
 from portakernel.calling.fast.out_source import has_fast_out, make_into_bound
 from portakernel.calling.fast.public_source import make_plain
 from portakernel.calling.key_table import Placement
@@ -91,15 +92,15 @@ def bind_kernel(caller: OpCaller, tensors: Sequence[Any], parameters: Sequence[A
     return bound
 
 
-def _launch(caller: OpCaller, placement: Placement) -> tuple[str, dict[str, Any]]:
-    """The call of the kernel as source, and what that calls.
+def _launch(caller: OpCaller, placement: Placement) -> tuple[LaunchSource, dict[str, Any]]:
+    """The kernel's launch, and what that calls.
 
     The launcher's own frame is spared, unless it has to look for a capture or at values.
     """
     request = placement.decision.request
     launch, names = launch_source(caller.contract, placement.kernel, request, caller.dispatcher)
     if caller.checks_values or not can_be_captured(placement.kernel, request, caller.dispatcher):
-        launch = f"run({', '.join([*caller.arguments.names, *caller.arguments.parameters])}, out)"
+        launch = LaunchSource(CallSource("run", (*caller.arguments.names, *caller.arguments.parameters, "out")))
     return launch, {**names, "run": placement.run, "recorded": placement.profiled}
 
 
@@ -150,12 +151,12 @@ class _Example:
         if is_recording():  # `warmup` looks for choices, and here there is none to make
             with outside_modes():
                 return self.otherwise(given, values, out)
-        found = self._arguments.canonical(values)
+        canonical = self._arguments.canonical(values)
         form = self.forms.find(*given)
         recorded = form is not None and form.leaf and torch.is_grad_enabled()
-        if form is None or recorded or not self._plain(*given) or self._opened_of(*given, *found) != self.opened:
-            self._refuse(given, found)
-        return self._placement.launch(*given, *found, None) if out is None else self._into(given, found, out)
+        if form is None or recorded or not self._plain(*given) or self._opened_of(*given, *canonical) != self.opened:
+            self._refuse(given, canonical)
+        return self._placement.launch(*given, *canonical, None) if out is None else self._into(given, canonical, out)
 
     def _into(self, given: Sequence[Tensor], values: Sequence[Any], out: Any) -> Any:
         op, inputs = self.contract.op, self._arguments.given(given)
@@ -172,7 +173,7 @@ class _Example:
         return written
 
     def _refuse(self, given: Sequence[Any], values: Sequence[Any]) -> NoReturn:
-        """Raises for the first thing in which a call is not the example's."""
+        """Raises for the first difference between a call and the example."""
         op = self.contract.op
         self._arguments.check(given, values)
         bound, asked = self._arguments.named(self._values), self._arguments.named(values)

@@ -1,4 +1,4 @@
-"""Which device of the registry a torch device is."""
+"""The registry's device behind a torch device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Telling of fallbacks: one warning for each kernel and reason, and for each op that the reference serves."""
+"""Warnings of fallbacks: one for each kernel and reason, and for each op that the reference serves."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _UNREMARKABLE = frozenset(
 
 
 class Fallbacks:
-    """What one op's fallbacks were told of already."""
+    """One op's fallbacks, and the warnings of them that were given already."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
-        self._told: set[tuple[str, str, str | None]] = set()
+        self._warned: set[tuple[str, str, str | None]] = set()
         self._lock = make_lock()
 
     def reasons(self, decision: Decision, policy: Policy) -> list[tuple[str, Rejection]]:
@@ -48,18 +48,18 @@ class Fallbacks:
         # a preference for a plugin is fulfilled by any kernel of it
         preferred = {name for name in wishes.prefer if wishes.rank(name) < wishes.rank(decision.chosen.name)}
         free = decision.chosen.is_reference and self._is_free(decision)
-        found: list[tuple[str, Rejection]] = []
+        reasons: list[tuple[str, Rejection]] = []
         for name in decision.passed_over:
             kernel, rejections = decision.candidate(name).kernel, decision.candidate(name).rejections
             expected = not free and not any(_is_unremarkable(rejection, decision.request) for rejection in rejections)
             if all(rejection.code is ReasonCode.FEATURE for rejection in rejections):
                 expected = expected and not _are_one(kernel, decision.chosen)
             if (name in preferred and not _is_ruled_out(kernel, rejections)) or expected:
-                found += [(name, rejection) for rejection in _of_nearest(rejections, kernel)]
-        return found
+                reasons += [(name, rejection) for rejection in _of_nearest(rejections, kernel)]
+        return reasons
 
     def warn(self, decision: Decision, policy: Policy) -> tuple[str, ...]:
-        """Warns of what was not told yet; the kernels that were expected to go before the chosen one."""
+        """Warns of what is new; returns the kernels that were expected to go before the chosen one."""
         chosen, request = decision.chosen, decision.request
         if chosen is None:
             return ()
@@ -90,36 +90,36 @@ class Fallbacks:
 
     def _is_first(self, name: str, code: str, parameter: str | None = None) -> bool:
         with self._lock:
-            new = (name, code, parameter) not in self._told
-            self._told.add((name, code, parameter))
+            new = (name, code, parameter) not in self._warned
+            self._warned.add((name, code, parameter))
         return new
 
 
 def _waits(candidate: Candidate) -> bool:
-    """Whether a third party's kernel could serve, were it named."""
+    """Whether the kernel is a third party's, and could serve if a policy named it."""
     return any(rejection.code is ReasonCode.THIRD_PARTY for rejection in candidate.rejections)
 
 
 def _is_unremarkable(rejection: Rejection, request: Request) -> bool:
-    """Whether it is no news that a kernel does not serve: it is for other hardware, say, or for other activations."""
+    """Whether nobody expected the kernel to serve: it is for other hardware, say, or for other activations."""
     name = rejection.parameter
     of_value = rejection.code is ReasonCode.FEATURE and name in request.values and name not in request.features
     return of_value or rejection.code in _UNREMARKABLE
 
 
 def _is_ruled_out(kernel: Kernel, rejections: Sequence[Rejection]) -> bool:
-    """Whether a policy keeps the kernel out that it prefers: `skipped_preferences` tells of that, by the name given."""
+    """Whether a policy rules out the kernel that it prefers: `skipped_preferences` reports that, by the name given."""
     codes = [rejection.code for rejection in rejections]
     switched_off = codes.count(ReasonCode.DISABLED) > (kernel.disabled is not None)
     return switched_off or ReasonCode.DENIED_BY_POLICY in codes or ReasonCode.NOT_ALLOWED in codes
 
 
 def _of_nearest(rejections: Sequence[Rejection], kernel: Kernel) -> Sequence[Rejection]:
-    """Of a kernel with a variant for each dtype, why the one for this call's cannot serve: the others' say nothing."""
+    """The rejections of a kernel's variant for this call's dtype, if it has one; the other variants' say nothing."""
     others = [rejection for rejection in rejections if rejection.code is not ReasonCode.DTYPE]
     return others if others and len(kernel.variants) > 1 else rejections
 
 
 def _are_one(kernel: Kernel, other: Kernel) -> bool:
-    """Whether two kernels are one module's, of which each has features that the other has not."""
+    """Whether two kernels are of one module, and so each has features that the other lacks."""
     return kernel.plugin == other.plugin and kernel.entry.partition(":")[0] == other.entry.partition(":")[0]

@@ -58,14 +58,14 @@ class Placement:
 
     @property
     def label(self) -> str:
-        """What a profiler shows: ``portakernel.rms_norm [triton.rms_norm]``, the phase where it is not inference."""
+        """A profiler's name for it: ``portakernel.rms_norm [triton.rms_norm]``, the phase where it is not inference."""
         request = self.decision.request
         phase = "" if request.phase is Phase.INFERENCE else f" {request.phase}"
         return f"portakernel.{request.op}{phase} [{self.kernel.name}]"
 
     @property
     def use(self) -> Use:
-        """What its calls are counted under."""
+        """The use that its calls are counted as."""
         request = self.decision.request
         return Use(request.op, self.kernel.name, str(request.phase), str(self.decision.target), self.fallback)
 
@@ -89,7 +89,7 @@ class KeyTable:
         self._lock = make_lock()
 
     def remember(self, key: Any, placement: Placement, replaced: Placement | None = None) -> Placement:
-        """What stands under ``key`` from now on: ``placement``, unless another thread came first.
+        """The placement under ``key`` from now on: this one, unless another thread came first.
 
         One that came of a fault which passes serves its own call alone.
         """

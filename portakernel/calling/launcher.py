@@ -1,4 +1,10 @@
-"""A kernel's entry under the one signature that its phase has, on the device of its arguments."""
+"""A kernel's entry under the one signature that its phase has, on the device of its arguments.
+
+Of ``rms_norm`` for inference, where there is one device::
+
+    def launch(x, weight, eps, weight_offset, out):
+        return kernel(x, weight, eps=eps, weight_offset=weight_offset, out=out)
+"""
 
 from __future__ import annotations
 
@@ -8,6 +14,7 @@ from typing import Any
 import torch
 
 from portakernel.calling.fast.generated import define
+from portakernel.calling.fast.launch_source import CallSource, LaunchSource
 from portakernel.calling.written import writing
 from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
 from portakernel.claims.request import Phase, Request
@@ -20,16 +27,16 @@ from portakernel.tensors.torch_internals import device_switch
 
 def launcher(contract: Contract, kernel: Kernel, request: Request, dispatcher: Dispatcher) -> Callable[..., Any]:
     """``kernel`` for the request's phase, taking all arguments by position, on its device whichever is current."""
-    call, names = launch_source(contract, kernel, request, dispatcher)
-    source = f"def launch({', '.join(signature(contract, request.phase))}):\n    return {call}\n"
+    launch, names = launch_source(contract, kernel, request, dispatcher)
+    source = f"def launch({', '.join(signature(contract, request.phase))}):\n    return {launch}\n"
     run: Callable[..., Any] = define(source, "launch", f"{kernel.name} {request.phase}", names)
     return run if can_be_captured(kernel, request, dispatcher) else _outside_captures(run)
 
 
 def launch_source(
     contract: Contract, kernel: Kernel, request: Request, dispatcher: Dispatcher
-) -> tuple[str, dict[str, Any]]:
-    """The launch of ``kernel`` with a launcher's arguments, as source, and what that calls.
+) -> tuple[LaunchSource, dict[str, Any]]:
+    """The launch of ``kernel`` with a launcher's arguments, and what that calls.
 
     A raw launch goes to the current device: where there are several, the request's is made current.
     """
@@ -40,10 +47,10 @@ def launch_source(
     device = request.device
     place = torch.device(device.torch_device) if device is not None and device.torch_device else torch.device("cpu")
     if place.type not in ("cuda", "xpu") or torch.get_device_module(place).device_count() < 2:
-        return call, names
-    given = ", ".join(signature(contract, phase))
+        return LaunchSource(call), names
+    elsewhere = CallSource("elsewhere", tuple(signature(contract, phase)))
     source = f"""\
-def elsewhere({given}):
+def {elsewhere}:
     before = exchange(index_here)
     try:
         return {call}
@@ -54,7 +61,7 @@ def elsewhere({given}):
     names["current_index"], exchange, restore = device_switch(place.type)
     scope = {**names, "exchange": exchange, "restore": restore}
     names["elsewhere"] = define(source, "elsewhere", f"{kernel.name} {phase}", scope)
-    return f"({call} if current_index() == index_here else elsewhere({given}))", names
+    return LaunchSource(call, elsewhere), names
 
 
 def can_be_captured(kernel: Kernel, request: Request, dispatcher: Dispatcher) -> bool:
@@ -67,7 +74,7 @@ def can_be_captured(kernel: Kernel, request: Request, dispatcher: Dispatcher) ->
 
 
 def _outside_captures(run: Callable[..., Any]) -> Callable[..., Any]:
-    """``run``, declining while a stream is captured: that the choice fell before costs a kernel that can be nothing."""
+    """``run``, which declines while a stream is captured; kernels that can be captured do not pay for the question."""
 
     def run_now(*arguments: Any) -> Any:
         if is_capturing():
@@ -91,12 +98,11 @@ def signature(contract: Contract, phase: Phase) -> list[str]:
             return [*grads, *contract.backward_inputs, *(saved.name for saved in contract.saved), *parameters, "needs"]
 
 
-def call_source(contract: Contract, kernel: Kernel, phase: Phase) -> str:
-    """The call of ``kernel`` with a launcher's arguments, as source: one call, no loops.
+def call_source(contract: Contract, kernel: Kernel, phase: Phase) -> CallSource:
+    """The call of ``kernel`` with a launcher's arguments: one call, no loops.
 
     Features that the kernel does not list are neutral, and not passed.
     """
-    names = signature(contract, phase)
     left_out = {feature.name for feature in contract.features if feature.name not in kernel.features}
     if contract.mutated:
         left_out.add("out")
@@ -105,16 +111,15 @@ def call_source(contract: Contract, kernel: Kernel, phase: Phase) -> str:
         by_keyword.add("needs")  # `out` may be the name of an output there
     else:
         by_keyword |= {"out", *(tensor.name for tensor in contract.tensors if tensor.keyword)}
-    arguments = {name: f"{name}={name}" if name in by_keyword else name for name in names if name not in left_out}
+    names = [name for name in signature(contract, phase) if name not in left_out]
+    positional = tuple(name for name in names if name not in by_keyword)
+    keywords = {name: name for name in names if name in by_keyword}
     if phase is Phase.TRAINING and contract.saved and kernel.saves in ("contract", "own"):
-        arguments["save"] = "save=True"
-    returned = "{call}"
-    if phase is Phase.BACKWARD and left_out & set(contract.names):
-        # the kernel knows nothing of tensors that it does not take: neither whether their gradients are needed
-        taken = [place for place, name in enumerate(contract.names) if name not in left_out]
-        arguments["needs"] = f"needs=({''.join(f'needs[{place}], ' for place in taken)})"
-        spread = [f"g[{taken.index(i)}]" if i in taken else "None" for i in range(len(contract.names))]
-        returned = f"(lambda g: ({', '.join(spread)}))({{call}})"
-    positional = [text for text in arguments.values() if "=" not in text]
-    call = f"kernel({', '.join([*positional, *(text for text in arguments.values() if '=' in text)])})"
-    return returned.format(call=call)
+        keywords["save"] = "True"
+    if phase is not Phase.BACKWARD or left_out.isdisjoint(contract.names):
+        return CallSource("kernel", positional, keywords)
+    # the kernel knows nothing of tensors that it does not take: neither whether their gradients are needed
+    taken = [place for place, name in enumerate(contract.names) if name not in left_out]
+    keywords["needs"] = f"({''.join(f'needs[{place}], ' for place in taken)})"
+    spread = [f"g[{taken.index(i)}]" if i in taken else "None" for i in range(len(contract.names))]
+    return CallSource("kernel", positional, keywords, f"(lambda g: ({', '.join(spread)}))({{call}})")

@@ -26,7 +26,7 @@ def public_function(caller: OpCaller) -> Callable[..., Any]:
         "table": caller.table.entries,
         "context": dispatcher.context_layers.get,
         "dispatcher": dispatcher,
-        "pinned": caller.pinned,
+        "pinned": caller.policies.pinned,
         "slow": caller.slow,
         "traced": traced(caller),
         "into": lambda *_: None,
@@ -51,18 +51,18 @@ def traced(caller: OpCaller) -> Callable[..., Any]:
     public = ""
     if any(output.when for output in contract.outputs):
         public = f"""\
-    found = tuple(result for result, exists in zip(found, ({exist})) if exists)
-    found = found[0] if len(found) == 1 else found
+    results = tuple(result for result, exists in zip(results, ({exist})) if exists)
+    results = results[0] if len(results) == 1 else results
 """
     source = f"""\
 def traced({given}, out, kernel):
     token = "" if compiler._is_exporting_flag else dispatcher.trace_token
-    found = op({given}, token if kernel is None else {STRICT_MARK!r} + kernel)
-{public}    return found if out is None else write(out, found, ({inputs},))
+    results = op({given}, token if kernel is None else {STRICT_MARK!r} + kernel)
+{public}    return results if out is None else write(out, results, ({inputs},))
 """
 
-    def write(out: Any, found: Any, inputs: Sequence[Tensor]) -> Any:
-        results = found if isinstance(found, tuple) else (found,)
+    def write(out: Any, returned: Any, inputs: Sequence[Tensor]) -> Any:
+        results = returned if isinstance(returned, tuple) else (returned,)
         forms = {str(place): (tuple(r.shape), r.dtype) for place, r in enumerate(results)}
         for target, result in zip(check_outs(contract.op, out, forms, inputs[0].device, inputs), results, strict=True):
             copy_into(target, result)

@@ -1,4 +1,4 @@
-"""What a call that was seen before runs, from ``portakernel.ops`` to the kernel's own function, as source text."""
+"""The functions that a repeated call goes through, from ``portakernel.ops`` to the kernel's own, as source text."""
 
 from __future__ import annotations
 

@@ -47,9 +47,9 @@ def ask(
     known = contract.values(given)
     made = contract.at(known)
     _check_format(contract, made, dtypes)
-    found = _dtypes(contract, made, dtypes, shapes, known)
-    made.check_dtypes(found, contract)
-    present = [t.name for t in contract.tensors if not t.optional or t.name in shapes or t.name in found]
+    typed = _dtypes(contract, made, dtypes, shapes, known)
+    made.check_dtypes(typed, contract)
+    present = [t.name for t in contract.tensors if not t.optional or t.name in shapes or t.name in typed]
     dims, _ = made.bind_shapes(shapes)
     plain = {f"{name}.{fact}": value for name in present for fact, value in PLAIN_FACTS.items()}
     for name in facts or ():
@@ -58,7 +58,7 @@ def ask(
     return Request(
         op=contract.op,
         target=target,
-        dtypes=found,
+        dtypes=typed,
         dims=dims,
         facts={**plain, **(facts or {})},
         features=asked_features(contract, known, present),
@@ -118,13 +118,15 @@ def _formats(contract: Contract, given: object) -> dict[str, object]:
         if name not in holders and name not in by_own_name:
             raise UnknownNameError("tensor with a scale format", str(name), holders, where=contract.op)
     holders = by_own_name | holders
-    found: dict[str, object] = {}
+    by_parameter: dict[str, object] = {}
     for name, asked in given.items():
         holder = holders[name]
         value = holder.canonical(contract.op, asked)
-        if found.setdefault(holder.name, value) != value:
-            raise ArgumentValueError(f"{contract.op}: {holder.name} is given twice: {found[holder.name]} and {value}")
-    return found
+        if by_parameter.setdefault(holder.name, value) != value:
+            raise ArgumentValueError(
+                f"{contract.op}: {holder.name} is given twice: {by_parameter[holder.name]} and {value}"
+            )
+    return by_parameter
 
 
 def _shapes(contract: Contract, given: object) -> dict[str, tuple[int, ...]]:
@@ -151,9 +153,9 @@ def _shapes(contract: Contract, given: object) -> dict[str, tuple[int, ...]]:
 def _dtypes(
     whole: Contract, contract: Contract, given: object, shapes: Mapping[str, object], values: Mapping[str, Any]
 ) -> dict[str, str]:
-    found = typed_values(contract, values)
+    typed = typed_values(contract, values)
     if given is None:
-        return found
+        return typed
     names = contract.typed
     for_all = isinstance(given, str)
     if not for_all and not isinstance(given, Mapping):
@@ -168,24 +170,24 @@ def _dtypes(
     for name in names:
         if for_all and name in optional and name not in shapes:
             continue
-        accepted = contract.accepted_dtypes(name, found)
+        accepted = contract.accepted_dtypes(name, typed)
         if asked.get(name) is not None:
             dtype = parse_dtype(asked[name]).name
             if not for_all or dtype in accepted or (dtype == FLOAT64 and name == contract.in_float64):
-                found[name], fitted = dtype, True
+                typed[name], fitted = dtype, True
                 continue
-        if name in found or name in optional:
+        if name in typed or name in optional:
             continue
         # it follows another argument's, or there is but one that it can have
-        if accepted and (accepted[0] in found.values() or len(accepted) == 1) and accepted[0] in DTYPES:
-            found[name] = accepted[0]
+        if accepted and (accepted[0] in typed.values() or len(accepted) == 1) and accepted[0] in DTYPES:
+            typed[name] = accepted[0]
     if not fitted and for_all:
         raise ArgumentTypeError(unfit(whole, contract, parse_dtype(given).name, shapes))
-    return found
+    return typed
 
 
 def unfit(whole: Contract, contract: Contract, dtype: str, shapes: Mapping[str, object]) -> str:
-    """That no argument of which something is asked can have ``dtype``, what these take, and where it does belong.
+    """The complaint that none of the asked arguments can have ``dtype``: what these take, and where it does belong.
 
     ``contract`` is that of such calls, ``whole`` the op's before its choices were made.
     """

@@ -1,4 +1,4 @@
-"""What has been built in this process: kernels that have to be compiled before a call can be served by them.
+"""The builds of this process: of kernels that have to be compiled before they can serve a call.
 
 A kernel whose manifest says ``build`` is compiled by ``portakernel.warmup``, for one combination of dtypes, device,
 values and sizes at a time (leading dimensions excepted), and never on a call.
@@ -18,36 +18,36 @@ from portakernel.contract.sizes import parse_size
 from portakernel.host.locks import make_lock
 from portakernel.registry.kernel import Kernel
 
-Unit = tuple[Any, ...]
+BuildUnit = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
-    """One thing that was built."""
+class BuiltKernel:
+    """A kernel as it was built: for one phase, device, combination of dtypes, and sizes."""
 
     kernel: str
     phase: Phase
     device: str | None
     dtypes: tuple[tuple[str, str], ...]
-    unit: Unit
+    unit: BuildUnit
 
 
 class Builds:
     """The kernels that were built, and for what; and what could not be built, with the reason."""
 
     def __init__(self) -> None:
-        self._done: set[Built] = set()
-        self._failed: dict[Built, Rejection] = {}
-        self._units: dict[str, set[Unit]] = {}
+        self._done: set[BuiltKernel] = set()
+        self._failed: dict[BuiltKernel, Rejection] = {}
+        self._units: dict[str, set[BuildUnit]] = {}
         self._lock = make_lock()
 
-    def units(self, op: str) -> set[Unit]:
+    def units(self, op: str) -> set[BuildUnit]:
         """The sizes and values for which some kernel of ``op`` was built; the set itself, which grows."""
         with self._lock:
             return self._units.setdefault(op, set())
 
     def remember(self, contract: Contract, kernel: Kernel, request: Request) -> None:
-        """``kernel`` is built for calls like ``request``."""
+        """Remembers that ``kernel`` is built for calls like ``request``."""
         made = _built(contract, kernel, request)
         with self._lock:
             self._failed.pop(made, None)
@@ -55,7 +55,7 @@ class Builds:
             self._units.setdefault(contract.op, set()).add(made.unit)
 
     def remember_failure(self, contract: Contract, kernel: Kernel, request: Request, reason: Rejection) -> None:
-        """``kernel`` cannot be built for calls like ``request``: from now on that is why it is refused."""
+        """Remembers why ``kernel`` cannot be built for calls like ``request``: from now on it is refused for that."""
         with self._lock:
             self._failed[_built(contract, kernel, request)] = reason
 
@@ -100,13 +100,13 @@ def unit_names(contract: Contract) -> tuple[str, ...]:
     return tuple(name for name in contract.dims if name in fixed and name in contract.fixed_dims)
 
 
-def _built(contract: Contract, kernel: Kernel, request: Request) -> Built:
+def _built(contract: Contract, kernel: Kernel, request: Request) -> BuiltKernel:
     made = contract.at(request.values)
     unit = (*(request.dims.get(name) for name in unit_names(made)), *request.values.values())
     device = request.device.torch_device if request.device is not None else None
     dtypes = request.dtypes
     if request.phase is Phase.BACKWARD:
-        # backward is not told whether an optional argument that it does not read was there
+        # backward does not learn whether an optional argument that it does not read was there
         unknown = {tensor.name for tensor in contract.tensors if tensor.optional} - set(contract.backward_inputs)
         dtypes = {name: dtype for name, dtype in dtypes.items() if name not in unknown}
-    return Built(kernel.name, request.phase, device, tuple(sorted(dtypes.items())), unit)
+    return BuiltKernel(kernel.name, request.phase, device, tuple(sorted(dtypes.items())), unit)

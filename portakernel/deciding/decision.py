@@ -20,7 +20,7 @@ Status = Literal["chosen", "eligible", "rejected"]
 
 
 class Use(NamedTuple):
-    """What ``stats()`` tells calls apart by; ``fallback`` are the kernels that were expected to go before."""
+    """What ``stats()`` counts calls by; ``fallback`` are the kernels that were expected to go before."""
 
     op: str
     kernel: str
@@ -86,7 +86,7 @@ class Decision:
 
     @property
     def target(self) -> Target:
-        """What the chosen kernel runs on."""
+        """The target that the chosen kernel runs on."""
         winner = self.candidates[0].target if self.chosen is not None else None
         return winner if winner is not None else self.request.target
 
@@ -148,7 +148,7 @@ class Decision:
         return NoKernelError("\n".join(lines), self)
 
     def _strictly(self) -> str:
-        """Who says that no other kernel may serve."""
+        """A clause that names who lets no other kernel serve; empty where nobody does."""
         if not self.strict or self.wishes is None:
             return ""
         sources = dict.fromkeys(self.wishes.use[one.kernel.name] for one in self.strict)
@@ -156,7 +156,7 @@ class Decision:
         return f": {' and '.join(sources)} uses {names} strictly"
 
     def _left_out(self) -> str:
-        """What a strict policy keeps from serving."""
+        """A clause on the kernels that only a strict policy keeps from serving."""
         # each of these has the strict policy among its reasons, a denial of its own is one more; what is refused is not
         # asked what its own check and its device's probe say
         alone = [
@@ -186,7 +186,7 @@ def order(candidate: Candidate, wishes: Wishes) -> tuple[int, int, int, str]:
 
 
 def lost(loser: Candidate, winner: Candidate, wishes: Wishes) -> Rejection:
-    """Why an eligible candidate does not go first."""
+    """The reason why an eligible candidate does not go first."""
     named = {**wishes.use, **wishes.prefer}
     if winner.kernel.name in named and order(loser, wishes)[0] != order(winner, wishes)[0]:
         text = f"{named[winner.kernel.name]} puts {winner.kernel.name} before it"
@@ -209,7 +209,7 @@ def is_recorded(kernel: Kernel, request: Request) -> bool:
 
 
 def why(winner: Candidate, losers: Sequence[Candidate], wishes: Wishes, request: Request) -> str:
-    """What made the winner win."""
+    """The reason why the winner goes first."""
     name = winner.kernel.name
     if is_recorded(winner.kernel, request):
         return "it runs forward in training, where PyTorch records its gradient; no backward kernel is called"

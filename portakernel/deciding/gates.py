@@ -26,7 +26,7 @@ from portakernel.words.target import Device
 
 @dataclass(frozen=True, slots=True)
 class Knowledge:
-    """Whom the gates ask."""
+    """The sources of what gates find out: about kernels, policies, plugins' code, builds."""
 
     registry: Registry
     process: ProcessWishes
@@ -53,15 +53,15 @@ class Assessment:
 
     def candidate(self) -> Candidate:
         """The outcome, once every gate was asked."""
-        found, request, wishes = self.rejections, self.request, self.wishes
-        rejections = tuple(dict.fromkeys(without_promises(found)))
+        request, wishes = self.request, self.wishes
+        rejections = tuple(dict.fromkeys(without_promises(self.rejections)))
         target = request.target if self.capability is not None else None
         return Candidate(
             self.kernel,
-            "rejected" if found else "eligible",
+            "rejected" if self.rejections else "eligible",
             self.kernel.priority.of(request),
             tuple(map(wishes.sourced, rejections)) if wishes.require else rejections,
-            () if found else tuple(self.assumed),
+            () if self.rejections else tuple(self.assumed),
             self.variant,
             self.devices[0].target if self.devices else target,
         )
@@ -130,19 +130,21 @@ def _claim(now: Knowledge, asked: Assessment) -> Iterator[Rejection]:
     here = [variant for variant in kernel.variants if variant[1].serving_target(request, spaces) is not None]
     rejections: list[Rejection] = []
     for name, capability in here or kernel.variants:
-        found = capability.rejections(request, spaces)
+        reasons = capability.rejections(request, spaces)
         if is_recorded(kernel, request):
-            found = tuple(rejection for rejection in found if rejection.code is not ReasonCode.NO_BACKWARD)
-        if not found:
+            reasons = tuple(rejection for rejection in reasons if rejection.code is not ReasonCode.NO_BACKWARD)
+        if not reasons:
             asked.variant, asked.capability = name, capability
             asked.devices = _serving_devices(capability, request, now.registry)
             return
-        rejections += [replace(rejection, text=f"{name}: {rejection.text}") for rejection in found] if name else found
+        rejections += (
+            [replace(rejection, text=f"{name}: {rejection.text}") for rejection in reasons] if name else reasons
+        )
     yield from (_explained(now, kernel, request, rejection) for rejection in rejections)
 
 
 def _explained(now: Knowledge, kernel: Kernel, request: Request, rejection: Rejection) -> Rejection:
-    """Where a kernel's vendor would be attached to the request's device, and no such device was found, says why."""
+    """The rejection; where its vendor would be attached to the request's device and none was found, it says why."""
     if rejection.code is not ReasonCode.VENDOR or request.device is None:
         return rejection
     claimed = {vendor for _, capability in kernel.variants for vendor in capability.targets}

@@ -5,8 +5,8 @@ process, the environment, the policy files (the last one first; what one says of
 of all). For each op, the strongest layer that mentions it decides between ``use`` and ``prefer``; ``deny`` and
 ``require`` add up over all, and of lists of ``plugins`` all hold.
 
-A name that nothing here has is nothing to decide by: ``deny`` of it is fulfilled, ``prefer`` skips it (``unmet`` tells
-of it), and ``use`` of it is an error where it is asked for.
+A name that nothing here has is nothing to decide by: ``deny`` of it is fulfilled, ``prefer`` skips it (``unmet`` says
+so), and ``use`` of it is an error where it is asked for.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ANY = Selector(("any",))
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What wishes are about: one op or all, one vendor's archs or every target."""
+    """The scope of wishes: one op or all, one vendor's archs or every target."""
 
     op: str | None = None
     vendor: str | None = None
@@ -58,7 +58,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one wish stands: ``where`` is how reasons name it (``policy.yaml:7``, ``PORTAKERNEL_DENY``).
+    """The place of one wish: ``where`` is how reasons name it (``policy.yaml:7``, ``PORTAKERNEL_DENY``).
 
     ``name`` is empty where the whole key is meant: the reference's mode, a list of plugins.
     """
@@ -118,7 +118,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What a policy says of one op on one target: kernels, and properties, by name, each with the source that named it.
+    """A policy's wishes for one op on one target: kernels and properties by name, each with the source that named it.
 
     Every chosen kernel must declare the properties in ``require``, and be of a plugin on each list of ``allow``.
     ``words`` are the names, first best, by which kernels are used and preferred: their own, or their plugin's.
@@ -134,7 +134,7 @@ class Wishes:
     allow: tuple[AllowList, ...] = ()
 
     def rank(self, kernel: str) -> int:
-        """How early ``kernel`` is named: with all that the same word stands for, or after all that is named."""
+        """The place of ``kernel`` in the order of names: one word's kernels share theirs, those not named come last."""
         named = list(dict.fromkeys(self.words.values()))
         return named.index(self.words[kernel]) if kernel in self.words else len(named)
 
@@ -163,7 +163,7 @@ class Policy:
         return [layer for layer in self.layers if layer.scope.covers(op, target, registry.spaces)]
 
     def wishes(self, op: str, target: Target, registry: Registry) -> Wishes:
-        """What this policy says of ``op`` on ``target``.
+        """This policy's wishes for ``op`` on ``target``.
 
         Raises:
             UnknownNameError: it uses, on this target, what is not here.
@@ -208,12 +208,12 @@ def _wishes(policy: Policy, op: str, target: Target, registry: Registry) -> Wish
 
 def _named(layer: Layer, key: Naming, op: str, registry: Registry) -> dict[str, str]:
     """The kernels of ``op`` that the layer names under ``key``, in its order, each with its place."""
-    found: dict[str, str] = {}
+    places: dict[str, str] = {}
     for name in getattr(layer, key):
         for kernel in registry.find(name):
             if kernel.op == op:
-                found.setdefault(kernel.name, layer.place(key, name))
-    return found
+                places.setdefault(kernel.name, layer.place(key, name))
+    return places
 
 
 @functools.lru_cache(maxsize=4096)

@@ -22,17 +22,17 @@ _MODES: tuple[str, ...] = get_args(ReferenceMode)
 
 def _several(value: Any) -> Any:
     if value == [] or not isinstance(value, (str, list)):
-        raise ValueError(f"{_found(value)}; write one name, or a list of names")
+        raise ValueError(f"{_at_fault(value)}; write one name, or a list of names")
     return [value] if isinstance(value, str) else value
 
 
 def _mode(value: Any) -> Any:
     if value not in _MODES:
-        raise ValueError(f"{_found(value)}; {nearest(str(value), _MODES)}")
+        raise ValueError(f"{_at_fault(value)}; {nearest(str(value), _MODES)}")
     return value
 
 
-def _found(value: Any) -> str:
+def _at_fault(value: Any) -> str:
     return "is empty" if value in (None, []) else f"found {shown(value)}"
 
 
@@ -62,7 +62,7 @@ PluginList = Annotated[
     list[Annotated[str, AfterValidator(_plugin)]], BeforeValidator(_several), _one_or_list({"type": "string"})
 ]
 # None stands for a key that is not there; a key without a value is an error.
-Mode = Annotated[ReferenceMode | None, BeforeValidator(_mode), WithJsonSchema({"enum": list(_MODES)})]
+ReferenceField = Annotated[ReferenceMode | None, BeforeValidator(_mode), WithJsonSchema({"enum": list(_MODES)})]
 
 
 class Section(BaseModel):
@@ -76,7 +76,7 @@ class Section(BaseModel):
     require: PropertyList = Field(
         default=[], description="properties that every chosen kernel must declare; adds up over all sources"
     )
-    reference: Mode = Field(default=None, description="whether the references may serve on accelerators")
+    reference: ReferenceField = Field(default=None, description="whether the references may serve on accelerators")
 
     @model_validator(mode="after")
     def _says_something(self) -> Section:

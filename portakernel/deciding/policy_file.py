@@ -39,14 +39,14 @@ class PolicyFile:
 
     def sentences(self) -> tuple[str, ...]:
         """Every wish with its place, strongest first: ``rms_norm on amd: use triton (policy.yaml:7)``."""
-        found = []
+        texts = []
         for layer in self.layers:
             about = f"{layer.scope}: " if str(layer.scope) else ""
             for place in layer.places:
                 whole = ", ".join(layer.plugins) if place.key == "plugins" else layer.reference
                 wish = f"{place.key} {place.name}" if place.name else f"{place.key}: {whole}"
-                found.append(f"{about}{wish} ({place.where})")
-        return tuple(found)
+                texts.append(f"{about}{wish} ({place.where})")
+        return tuple(texts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def read_drafts(paths: Sequence[str | Path]) -> tuple[Draft, ...]:
 
 
 def names_are_strict(drafts: Sequence[Draft]) -> bool:
-    """Whether a name that nothing here has is an error: as the last file says that speaks of it."""
+    """Whether a name that nothing here has is an error: the last file that speaks of it decides."""
     manifests = [draft.loaded.manifest for draft in drafts if draft.loaded is not None]
     said = [manifest.strict_names for manifest in manifests if "strict_names" in manifest.model_fields_set]
     return said[-1] if said else False
@@ -93,7 +93,7 @@ def resolve_drafts(
     for draft in drafts:
         layers, doubts, of_names = tuple[Layer, ...](), tuple[str, ...](), list[str]()
         if draft.loaded is not None:
-            reader = _Reader(draft.loaded, draft.label, registry, strict=strict)
+            reader = _LayerReader(draft.loaded, draft.label, registry, strict=strict)
             layers, of_names, doubts = tuple(reader.layers()), reader.problems(), reader.doubts()
         if draft.problems or of_names:
             problems += [*draft.problems, *of_names]
@@ -138,14 +138,14 @@ def _labels(paths: Sequence[Path]) -> list[str]:
 
 
 def _readable(file: Path) -> Loaded[PolicyDocument] | None:
-    """What the file says beside its unknown keys, so that one misspelling does not hide what else is wrong."""
+    """The file without its unknown keys, so that one misspelling does not hide what else is wrong."""
     try:
         return load_what_is_known(PolicyDocument, file)
     except ManifestError:
         return None
 
 
-class _Reader:
+class _LayerReader:
     """Turns a document into layers; collects what is wrong, or in doubt, with the names in it."""
 
     def __init__(self, loaded: Loaded[PolicyDocument], label: str, registry: Registry, *, strict: bool) -> None:
@@ -157,15 +157,15 @@ class _Reader:
         self._doubts: list[tuple[KeyPath, str]] = []
 
     def problems(self) -> list[str]:
-        """What was found to be wrong, from the top of the file down."""
+        """The problems, from the top of the file down."""
         return [self._loaded.problem(path, text) for path, text in self._sorted(self._problems)]
 
     def doubts(self) -> tuple[str, ...]:
-        """What is about nothing that is known here, from the top of the file down."""
+        """The doubts, about what is not known here, from the top of the file down."""
         return tuple(f"{self._where(path)}: {text}" for path, text in self._sorted(self._doubts))
 
-    def _sorted(self, found: list[tuple[KeyPath, str]]) -> list[tuple[KeyPath, str]]:
-        return sorted(found, key=lambda problem: self._loaded.document.line(problem[0]))
+    def _sorted(self, problems: list[tuple[KeyPath, str]]) -> list[tuple[KeyPath, str]]:
+        return sorted(problems, key=lambda problem: self._loaded.document.line(problem[0]))
 
     def layers(self) -> Iterator[Layer]:
         """The file's layers, strongest first: single targets before all, and in each single ops before all."""

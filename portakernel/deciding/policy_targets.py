@@ -44,7 +44,7 @@ def _is_range(term: str) -> bool:
 
 
 def _terms(term: str, space: ArchSpace) -> tuple[tuple[str, ...], UnknownNameError | None]:
-    """What stands after the colon as a selector's terms, products taken as their archs."""
+    """The selector's terms for the text after the colon, products taken as their archs."""
     if term == "any" or term in space.families:
         return (term,), None
     if not _is_range(term):

@@ -1,4 +1,4 @@
-"""What is wished for the whole process: by the environment, by policy files, and by ``set_policy``."""
+"""The wishes for the whole process: of the environment, of policy files, and of ``set_policy``."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ProcessWishes:
         )
 
     def layers(self) -> tuple[Layer, ...]:
-        """Strongest first: ``set_policy``, the environment, the policy files with the last one first."""
+        """The layers, strongest first: ``set_policy``, the environment, the policy files with the last one first."""
         above = () if self.above is None else (self.above,)
         below = [layer for file in reversed(self.files) for layer in file.layers]
         return (*above, self.environment, *below)
@@ -82,13 +82,13 @@ class ProcessWishes:
 
     def switched_off(self, kernel: Kernel, allow: Sequence[AllowList] = ()) -> list[Rejection]:
         """Why ``kernel`` may not be imported: the variable that names it, the lists of plugins that do not."""
-        found = list[Rejection]()
+        rejections = list[Rejection]()
         if named := self.disabled & {kernel.name, kernel.plugin}:
-            found.append(Rejection(ReasonCode.DISABLED, f"PORTAKERNEL_DISABLE names {', '.join(sorted(named))}"))
+            rejections.append(Rejection(ReasonCode.DISABLED, f"PORTAKERNEL_DISABLE names {', '.join(sorted(named))}"))
         for plugins, where in dict.fromkeys((*self.allow, *allow)):
             if kernel.plugin not in plugins and not kernel.is_reference:
-                found.append(Rejection(ReasonCode.NOT_ALLOWED, f"{where} allows only {', '.join(plugins)}"))
-        return found
+                rejections.append(Rejection(ReasonCode.NOT_ALLOWED, f"{where} allows only {', '.join(plugins)}"))
+        return rejections
 
     def why_off(self, package: Package) -> str:
         """Who keeps ``package`` from being imported, each list of plugins by its place; empty where nobody does."""

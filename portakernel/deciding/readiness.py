@@ -39,7 +39,7 @@ class Usable:
 
 
 class Readiness:
-    """What was found out about plugins' code in this process; each answer is kept, but for faults that pass.
+    """The answers of plugins' code in this process; each is kept, but for faults that pass.
 
     This is the border to plugins' code: whatever it raises becomes a reason, and is kept for ``doctor``. Imports and
     probes are waited for within a bound. A kernel's ``check`` and ``built`` are not: they are asked for every decision,
@@ -88,23 +88,23 @@ class Readiness:
 
     def not_installed(self, kernel: Kernel) -> list[Rejection]:
         """The required modules that are missing or of another version."""
-        found = []
+        rejections = []
         for module, specifier in kernel.requires.items():
             needs = f"needs {module} {specifier}".rstrip()
             try:
                 version = installed_version(module, kernel.distributions.get(module, ""))
             except OSError as error:
                 text = f"{needs}; what is installed cannot be read now: {error.strerror or error}"
-                found.append(Rejection(ReasonCode.NOT_INSTALLED, text, module, passing=True))
+                rejections.append(Rejection(ReasonCode.NOT_INSTALLED, text, module, passing=True))
                 continue
             if version is None:
-                found.append(Rejection(ReasonCode.NOT_INSTALLED, f"{needs}; it is not installed", module))
+                rejections.append(Rejection(ReasonCode.NOT_INSTALLED, f"{needs}; it is not installed", module))
             elif not _admits(specifier, version):
-                found.append(Rejection(ReasonCode.NOT_INSTALLED, f"{needs}; {version} is installed", module))
-        return found
+                rejections.append(Rejection(ReasonCode.NOT_INSTALLED, f"{needs}; {version} is installed", module))
+        return rejections
 
     def probe(self, kernel: Kernel, device: Device) -> Rejection | None:
-        """What the plugin's ``ready`` says of ``device``, asked once."""
+        """The answer of the plugin's ``ready`` for ``device``, asked once."""
         if kernel.ready is None:
             return None
         key = _key(kernel, device)
@@ -120,12 +120,12 @@ class Readiness:
         return answer if isinstance(answer, Rejection) else None
 
     def notes(self, kernel: Kernel, device: Device) -> tuple[str, ...]:
-        """What the plugin's probe, or the plugin since, has to say of ``device``; nothing where it was not asked."""
+        """The notes of the plugin's probe, or of the plugin since, on ``device``; none where it was not asked."""
         answer = self._probed.get(_key(kernel, device))
         return tuple(map(one_line, answer.notes)) if isinstance(answer, Usable) else ()
 
     def check(self, kernel: Kernel, values: Mapping[str, int | None]) -> Rejection | None:
-        """What the kernel's own ``check`` says of a request's values."""
+        """The answer of the kernel's own ``check`` for a request's values."""
         if kernel.check is None:
             return None
         named = {name.replace(".", "_"): value for name, value in values.items()}
@@ -133,7 +133,7 @@ class Readiness:
         return answer if isinstance(answer, Rejection) else None
 
     def built(self, kernel: Kernel, request: Request) -> Rejection | None:
-        """Why what the kernel's ``build`` makes does not serve ``request``, whichever process it was to make it."""
+        """The reason why no build of the kernel serves ``request``, whichever process was to make it."""
         if kernel.built is None:
             return None
         if (failure := self.load(kernel, kernel.built)) is not None:

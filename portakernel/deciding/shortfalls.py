@@ -1,4 +1,4 @@
-"""What a target's hardware has no instructions for, of what a request asks."""
+"""Shortfalls: dtypes and formats that a request asks for and its target's hardware has no instructions for."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Shortfall:
 
 
 def shortfalls(request: Request, registry: Registry) -> tuple[Shortfall, ...]:
-    """What the request asks for and its target's arch does not have natively; empty for archs without facts."""
+    """All that the request asks for and its target's arch does not have natively; empty for archs without facts."""
     backend = next((b for b in registry.backends.values() if b.vendor == request.target.vendor), None)
     facts: ArchFacts | None = backend.archs.get(request.target.arch) if backend is not None else None
     if facts is None:
@@ -71,21 +71,21 @@ def _of_formats(facts: ArchFacts, request: Request) -> Iterator[Shortfall]:
 def _elements(request: Request) -> dict[str, dict[str, None]]:
     """The dtypes that the elements of each asked scale format have, or where that is open may have."""
     contract = contracts()[request.op].at(request.values)
-    found: dict[str, dict[str, None]] = {}
+    elements: dict[str, dict[str, None]] = {}
     for holder, name in request.formats.items():
         # of what the op writes a parameter says the dtype
         typed = [holder] if holder in contract.names else [p.name for p in contract.parameters if p.kind == "dtype"]
         for one in typed:
             dtypes = (request.dtypes[one],) if one in request.dtypes else contract.possible_dtypes(one)
-            found.setdefault(name, {}).update(dict.fromkeys(dtypes))
-        found.setdefault(name, {})
-    return found
+            elements.setdefault(name, {}).update(dict.fromkeys(dtypes))
+        elements.setdefault(name, {})
+    return elements
 
 
 def _shortfall(
     kind: Literal["dtype", "format"], name: str, known: NativeEmulated, request: Request, unless: str = "", of: str = ""
 ) -> Shortfall:
-    """That ``name`` is emulated, or absent, as ``name`` is where it is one ``of`` elements that are."""
+    """The shortfall of ``name``, which is emulated or absent; so is a format ``of`` elements that are."""
     what = f"{'scale format ' if kind == 'format' else ''}{name}{of}"
     instead = _alike(kind, name, known)
     native = f"; native there: {', '.join(instead)}" if instead else ""
@@ -97,7 +97,7 @@ def _shortfall(
 
 
 def _alike(kind: str, name: str, known: NativeEmulated) -> list[str]:
-    """What the arch does have natively, and that stands nearest: floats of the same width, other scale formats."""
+    """The nearest that the arch has natively: floats of the same width, other scale formats."""
     if kind == "format":
         return list(known.native)
     bits = DTYPES[name].bits

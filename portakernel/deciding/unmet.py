@@ -76,14 +76,14 @@ def unlisted_names(environment: Layer, disabled: Iterable[str], registry: Regist
 
 
 def unknown_switches(names: Iterable[str], registry: Registry) -> list[UnknownNameError]:
-    """An error for each name in ``PORTAKERNEL_DISABLE`` that nothing here has: to be raised, or to be told."""
+    """An error for each name in ``PORTAKERNEL_DISABLE`` that nothing here has: to be raised, or reported."""
     known = {*registry.kernels, *registry.backends, *known_plugins(registry)}
     kind, where = "kernel, plugin or backend", "PORTAKERNEL_DISABLE"
     return [UnknownNameError(kind, name, known, where=where) for name in names if name not in known]
 
 
 def known_plugins(registry: Registry) -> list[str]:
-    """What a list of plugins may name: every package that is here, and the references."""
+    """The names that a list of plugins may hold: every package that is here, and the references."""
     return [*(package.name for package in registry.manager.packages), *registry.plugins()]
 
 
@@ -107,18 +107,18 @@ def skipped_preferences(
     for layer in layers:
         if layer.scope.op is None:
             rules += [(f"{layer.place('deny', name)} denies it", _called(name)) for name in layer.deny]
-    found: list[Unmet] = []
+    skipped: list[Unmet] = []
     for layer in layers:
         unknown = {wish.name: wish for wish in unknown_names(layer, ("prefer",), registry)}
         for name in layer.prefer:
             ruled = off.get(name.partition(".")[0], "")
             if name in unknown and not ruled:
-                found.append(unknown[name])
+                skipped.append(unknown[name])
                 continue
             if ruled := ruled or next((text for text, holds in rules if all(map(holds, registry.find(name)))), ""):
                 text, remedy = f"{name!r} cannot go first: {ruled}", "take one of the two back"
-                found.append(Unmet("prefer", name, layer.about("prefer", name), text, remedy))
-    return tuple(found)
+                skipped.append(Unmet("prefer", name, layer.about("prefer", name), text, remedy))
+    return tuple(skipped)
 
 
 def is_near(error: UnknownNameError) -> bool:

@@ -39,7 +39,7 @@ def plugin_kernels(
 
 
 def resting_entries(loaded: Loaded[PluginManifest]) -> Iterator[str]:
-    """Of each entry for an op that nobody here has, that it rests, and until when."""
+    """A text for each entry for an op that nobody here has: it rests, and until when."""
     for i, entry in enumerate(loaded.manifest.kernels):
         if entry.op not in contracts():
             text = f"no op here is called {entry.op!r}; {nearest(entry.op, contracts())}. The entry rests: upgrade"
@@ -179,33 +179,16 @@ class _KernelBuilder:
         self, contract: Contract, layers: Sequence[tuple[Claim, KeyPath]], entry: KernelEntry, saves: Saves
     ) -> Capability:
         """The claim that the layers make together, the last one that has a key deciding it."""
-
-        def merged(key: str, default: Any) -> tuple[Any, KeyPath]:
-            for layer, path in reversed(layers):
-                if (value := getattr(layer, key)) is not None:
-                    return value, (*path, key)
-            return default, (*layers[-1][1], key)
-
-        targets, targets_path = merged("targets", {})
-        dtypes, dtypes_path = merged("dtypes", {})
-        formats, formats_path = merged("formats", {})
-        limits, limits_path = merged("limits", {})
-        features, features_path = merged("features", [])
-        values, values_path = merged("values", {})
-        properties, _ = merged("properties", {})
-        prebuilt, _ = merged("prebuilt", False)
-        unlisted = {feature.name for feature in contract.features if feature.name not in features}
-        for name in contract.typed:
-            if name not in dtypes and name not in unlisted:
-                self.problem(dtypes_path, f"lacks {name}: {', '.join(contract.typed)} each need their dtypes")
-        self.check_known("tensor argument", dtypes, contract.typed, dtypes_path)
-        for name, accepted in dtypes.items():
-            self.check_known("dtype", accepted, [*DTYPES, *contract.typed], (*dtypes_path, name))
-            self.check_accepted(contract, name, accepted, (*dtypes_path, name))
-        for name in contract.formats:
-            if name not in formats:
-                self.problem(formats_path, f"lacks {name}: {', '.join(contract.formats)} each need their scale formats")
-        self.check_known("tensor with a scale format", formats, contract.formats, formats_path)
+        targets, targets_path = _merged(layers, "targets", {})
+        dtypes, dtypes_path = _merged(layers, "dtypes", {})
+        formats, formats_path = _merged(layers, "formats", {})
+        limits, limits_path = _merged(layers, "limits", {})
+        features, features_path = _merged(layers, "features", [])
+        values, values_path = _merged(layers, "values", {})
+        properties, _ = _merged(layers, "properties", {})
+        prebuilt, _ = _merged(layers, "prebuilt", False)
+        self.check_dtypes(contract, dtypes, features, dtypes_path)
+        self.check_formats(contract, formats, formats_path)
         self.check_known("dimension or layout fact", limits, contract.limitable(), limits_path)
         self.check_known("feature", features, [feature.name for feature in contract.features], features_path)
         self.check_values(contract, values, values_path)
@@ -223,8 +206,28 @@ class _KernelBuilder:
             forward_ad=entry.forward_ad,
         )
 
+    def check_dtypes(
+        self, contract: Contract, claimed: Mapping[str, Sequence[str]], features: Sequence[str], path: KeyPath
+    ) -> None:
+        """Dtypes are claimed of every tensor, but for features that are not, and of no other argument."""
+        unlisted = {feature.name for feature in contract.features if feature.name not in features}
+        for name in contract.typed:
+            if name not in claimed and name not in unlisted:
+                self.problem(path, f"lacks {name}: {', '.join(contract.typed)} each need their dtypes")
+        self.check_known("tensor argument", claimed, contract.typed, path)
+        for name, accepted in claimed.items():
+            self.check_known("dtype", accepted, [*DTYPES, *contract.typed], (*path, name))
+            self.check_accepted(contract, name, accepted, (*path, name))
+
+    def check_formats(self, contract: Contract, claimed: Mapping[str, Sequence[str]], path: KeyPath) -> None:
+        """Formats are claimed of every tensor that has scales, and of no other."""
+        for name in contract.formats:
+            if name not in claimed:
+                self.problem(path, f"lacks {name}: {', '.join(contract.formats)} each need their scale formats")
+        self.check_known("tensor with a scale format", claimed, contract.formats, path)
+
     def check_words(self, claim: Claim, path: KeyPath) -> None:
-        """What can be said of a claim of an op that is not known."""
+        """Judges what can be judged of a claim for an op that is not known."""
         if claim.targets is not None:
             self.targets(claim.targets, (*path, "targets"))
         arguments = {name for contract in contracts().values() for name in contract.typed}
@@ -258,13 +261,13 @@ class _KernelBuilder:
         for vendor, value in claimed.items():
             # a vendor that no installed backend knows is no error: its backend may be installed later
             space = self.spaces.get(vendor) or ArchSpace(vendor, (), {}, open_ended=True)
-            found = list(terms(value))
-            wrong = [((*path, vendor, *place), error) for place, term in found for error in space.faults(term)]
+            placed = list(terms(value))
+            wrong = [((*path, vendor, *place), error) for place, term in placed for error in space.faults(term)]
             for place, error in wrong:
                 self.problem(place, str(error))
             if not wrong:
-                include = tuple(term for place, term in found if place[:1] != ("not",))
-                selectors[vendor] = Selector(include, tuple(term for place, term in found if place[:1] == ("not",)))
+                include = tuple(term for place, term in placed if place[:1] != ("not",))
+                selectors[vendor] = Selector(include, tuple(term for place, term in placed if place[:1] == ("not",)))
         return selectors
 
     def priority(self, entry: KernelEntry, contract: Contract, path: KeyPath) -> Priority:
@@ -284,3 +287,11 @@ class _KernelBuilder:
             if name not in known:
                 here = (*path, i) if isinstance(names, (list, tuple)) else (*path, name)
                 self.problem(here, f"unknown {kind} {name!r}; {nearest(name, known)}")
+
+
+def _merged(layers: Sequence[tuple[Claim, KeyPath]], key: str, default: Any) -> tuple[Any, KeyPath]:
+    """The value that the last layer with the key has under it, and where that stands."""
+    for layer, path in reversed(layers):
+        if (value := getattr(layer, key)) is not None:
+            return value, (*path, key)
+    return default, (*layers[-1][1], key)

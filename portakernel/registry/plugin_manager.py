@@ -111,28 +111,28 @@ def installed_packages() -> tuple[Package, ...]:
 def _discovered() -> tuple[tuple[Package, ...], tuple[Unreadable, ...]]:
     """The installed packages, and the distributions that may have some and cannot be read."""
     registered, unreadable = entry_points(GROUP)
-    found: dict[tuple[str, str], Package] = {}
+    ours: dict[tuple[str, str], Package] = {}
     strangers: list[Package] = []
     for package in map(_package, registered):
         if package.first_party:
-            found.setdefault((package.name, package.module), package)  # whoever else registers it
+            ours.setdefault((package.name, package.module), package)  # whoever else registers it
         else:
             strangers.append(package)
-    found |= {(package.name, package.module): package for package in _shipped(found.keys())}
-    ranked = sorted((*found.values(), *strangers), key=lambda package: (package.distribution, package.name))
+    ours |= {(package.name, package.module): package for package in _shipped(ours.keys())}
+    ranked = sorted((*ours.values(), *strangers), key=lambda package: (package.distribution, package.name))
     return tuple(sorted(ranked, key=lambda package: not package.first_party)), tuple(unreadable)
 
 
-def _shipped(found: Collection[tuple[str, str]]) -> Iterator[Package]:
-    """What ships with portakernel, as it lies there: a distribution that calls itself so may hide our entry points.
+def _shipped(registered: Collection[tuple[str, str]]) -> Iterator[Package]:
+    """The packages in our own folders: a distribution that calls itself portakernel may hide our entry points.
 
-    Those whose name and module are ``found`` are left out.
+    Those whose name and module are ``registered`` are left out.
     """
     for own in _own_folders():
         for folder in own.iterdir() if own.is_dir() else ():
             module = f"{own.name}.{folder.name}"
             manifests = (folder / "plugin.yaml").is_file() or (folder / "backend.yaml").is_file()
-            if manifests and (folder.name, module) not in found and is_own(find_folder(module)):
+            if manifests and (folder.name, module) not in registered and is_own(find_folder(module)):
                 yield Package(folder.name, module, DISTRIBUTION, "unknown", folder, first_party=True)
 
 
@@ -293,12 +293,12 @@ class PluginManager:
                 yield package
 
     def call(self, hook: str, **arguments: Any) -> list[tuple[Package, Any]]:
-        """What each package that implements ``hook`` returns; one that fails is kept as broken and left out."""
+        """The answers of all packages that implement ``hook``; one that fails is kept as broken and left out."""
         asked = [(package, self.ask(package, hook, **arguments)) for package in self.implementing(hook)]
         return [(package, outcome.value) for package, outcome in asked if isinstance(outcome, Returned)]
 
     def ask(self, package: Package, hook: str, **arguments: Any) -> Returned[Any] | Raised:
-        """What one package's ``hook`` returns, or why it does not.
+        """One package's answer to ``hook``, or why there is none.
 
         Raises:
             CalledBackError: this very hook asks, for what only it can answer.

@@ -84,19 +84,19 @@ class Registry:
         self.kernels: Mapping[str, Kernel] = MappingProxyType({kernel.name: kernel for kernel in kernels})
 
     def _backends(self) -> dict[str, Backend]:
-        found: dict[str, Backend] = {}
+        backends: dict[str, Backend] = {}
         for name, (package, loaded) in self.manager.backends.items():
             vendor = loaded.manifest.vendor
-            rival = next((backend for backend in found.values() if backend.vendor == vendor), None)
+            rival = next((backend for backend in backends.values() if backend.vendor == vendor), None)
             if rival is None:
-                found[name] = Backend.from_manifest(package, loaded.manifest)
+                backends[name] = Backend.from_manifest(package, loaded.manifest)
             else:
                 text = f"vendor {vendor!r} is taken by backend {rival.package}"
                 self.manager.report_broken(package, "name", loaded.problem(("vendor",), text))
-        return found
+        return backends
 
     def _plugin_kernels(self) -> list[Kernel]:
-        found: list[Kernel] = []
+        accepted: list[Kernel] = []
         hooked = {package.name: returned for package, returned in self.manager.call("portakernel_kernels")}
         for package, loaded in self.manager.plugins.values():
             if package.name == REFERENCE:
@@ -113,10 +113,10 @@ class Registry:
                 if len(set(names)) < len(names):
                     text = f"{package}: portakernel_kernels repeats a kernel of plugin.yaml"
                     raise ManifestError(package.name, [text])
-                found += kernels
+                accepted += kernels
             except ManifestError as error:
                 self.manager.report_broken(package, "kernels", str(error), error)
-        return found
+        return accepted
 
     def _listed(self, package: Package, loaded: Loaded[PluginManifest], returned: Any) -> tuple[Kernel, ...]:
         """The kernels that a hook returned, checked as strictly as a manifest's."""
@@ -295,8 +295,8 @@ class Registry:
         Raises:
             UnknownNameError: neither a kernel nor a plugin is called that.
         """
-        if found := self.find(name):
-            return found
+        if kernels := self.find(name):
+            return kernels
         if name in contracts():
             text = f"that is an op, whose kernels are {', '.join(kernel.name for kernel in self.for_op(name))}"
             raise UnknownNameError("kernel or plugin", name, self.kernels, where=where, instead=text)
@@ -312,10 +312,10 @@ class Registry:
         raise UnknownNameError("kernel or plugin", name, [*self.kernels, *self.plugins()], where=where, hint=hint)
 
 
-def _is_device(found: Any) -> TypeGuard[Device]:
+def _is_device(answer: Any) -> TypeGuard[Device]:
     """Whether a hook's answer is a device whose fields are what they say."""
-    if not isinstance(found, Device):
+    if not isinstance(answer, Device):
         return False
-    target: Any = found.target
-    torch_device: Any = found.torch_device
+    target: Any = answer.target
+    torch_device: Any = answer.torch_device
     return isinstance(target, Target) and (torch_device is None or isinstance(torch_device, str))

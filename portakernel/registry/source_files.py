@@ -1,4 +1,4 @@
-"""What a package's source files tell of its functions: whether they are there, and what they take. None is imported."""
+"""A package's functions by its source files: whether they are there, and what they take. None is imported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from portakernel.manifest.yaml_file import MAX_BYTES
 from portakernel.registry.kernel import Kernel
 from portakernel.registry.plugin_manager import Package
 
-Function = ast.FunctionDef | ast.AsyncFunctionDef
+SourceFunction = ast.FunctionDef | ast.AsyncFunctionDef
+_Import = ast.Import | ast.ImportFrom
 
 
 def source_of(package: Package, module: str) -> Path | None:
@@ -27,7 +28,7 @@ def source_of(package: Package, module: str) -> Path | None:
 
 
 def missing(package: Package, entry: str) -> str:
-    """Why ``entry`` leads nowhere; empty where it does not, or where files do not tell."""
+    """Why ``entry`` leads nowhere; empty where it does not, or where the files do not say."""
     module, _, function = entry.partition(":")
     place = _place(package, module)
     if place is None:
@@ -42,7 +43,7 @@ def missing(package: Package, entry: str) -> str:
     names = set(_defined(tree.body))
     if function in names or {"*", "__getattr__"} & names:
         return ""
-    functions = [node.name for node in tree.body if isinstance(node, Function)]
+    functions = [node.name for node in tree.body if isinstance(node, SourceFunction)]
     return f"{module} has no function {function!r}; {nearest(function, functions)}"
 
 
@@ -59,11 +60,11 @@ def misfit(package: Package, kernel: Kernel, op: Contract) -> str:
 
 
 def untaken(package: Package, entry: str, positional: Sequence[str], keywords: Sequence[str]) -> list[str]:
-    """What the function that ``entry`` names would not take; nothing where that is no plain def, or cannot be read."""
+    """The arguments that ``entry``'s function would not take; none where it is no plain def, or cannot be read."""
     module, _, name = entry.partition(":")
     source = source_of(package, module)
     tree = parsed(source) if source is not None else None
-    functions = [node for node in tree.body if isinstance(node, Function) and node.name == name] if tree else []
+    functions = [node for node in tree.body if isinstance(node, SourceFunction) and node.name == name] if tree else []
     if not functions or functions[-1].decorator_list:
         return []
     given = functions[-1].args
@@ -90,15 +91,14 @@ def parsed(source: Path) -> ast.Module | None:
 def _defined(body: Sequence[ast.stmt]) -> Iterator[str]:
     """The names that statements at a module's top bind, whichever way a condition goes."""
     for node in body:
-        if isinstance(node, Function | ast.ClassDef):
+        if isinstance(node, SourceFunction | ast.ClassDef):
             yield node.name
-        elif isinstance(node, ast.Import | ast.ImportFrom):
+        elif isinstance(node, _Import):
             yield from ((alias.asname or alias.name).partition(".")[0] for alias in node.names)
         else:
             stored = (n for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
             yield from (name.id for name in stored)
-            inner = (n for n in ast.walk(node) if isinstance(n, Function | ast.ClassDef | ast.Import | ast.ImportFrom))
-            for one in inner:
+            for one in (n for n in ast.walk(node) if isinstance(n, SourceFunction | ast.ClassDef | _Import)):
                 yield from _defined([one])
 
 

@@ -1,4 +1,4 @@
-"""What kernels compile on calls: counted for ``warmup``, and refused while a stream is captured."""
+"""Compilations that calls cause: counted for ``warmup``, and refused while a stream is captured."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from portakernel.tensors.capture import is_capturing
 
 
 class Compilations:
-    """What was compiled on calls in this process, in order."""
+    """The names of what calls in this process compiled, in order."""
 
     def __init__(self) -> None:
         self._names: list[str] = []
@@ -20,7 +20,7 @@ class Compilations:
         return len(self._names)
 
     def since(self, count: int) -> tuple[str, ...]:
-        """What was compiled after the first ``count``."""
+        """The names after the first ``count``."""
         with self._lock:
             return tuple(self._names[count:])
 

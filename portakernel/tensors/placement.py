@@ -1,4 +1,4 @@
-"""Where tensors lie for kernels that follow no strides, as those of other libraries: as they are, or copied.
+"""Tensors for kernels that follow no strides, as those of other libraries: as they are, or copied.
 
 A plugin that wraps a library gives it ``rows(dense(x))``, and ``rows(y)`` to write to, where ``y = room(x, out)``; it
 returns ``delivered(y, out)``.

@@ -57,7 +57,7 @@ def _better_than_alone(stride: int, columns: int) -> bool:
 
 
 def row_target(x: Tensor, out: Tensor | None) -> tuple[Tensor, int]:
-    """Where a kernel writes rows like those of ``x``, and their stride: ``out``, or where it has no such new memory.
+    """Memory for rows like those of ``x``, and their stride: ``out``, or new memory where its rows have no one stride.
 
     New memory too where rows of ``out`` lie better than one of them alone.
     """

@@ -60,7 +60,7 @@ def described(
     for tensor in made.tensors:
         if tensor.leading is not None and tensor.name in shapes:
             leading = tuple(shapes[tensor.name])[: len(shapes[tensor.name]) - len(tensor.fixed)]
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for tensor in made.tensors:
         name = tensor.name
         if tensor.optional and name not in shapes and name not in request.dtypes:
@@ -80,5 +80,5 @@ def described(
         narrow = dtype.itemsize == 1 and dtype.is_floating_point
         zeros = torch.zeros(shape, dtype=torch.uint8 if narrow else dtype, device=device)
         zeros = zeros.view(dtype) if narrow else zeros
-        found[name] = zeros.requires_grad_() if training and dtype.is_floating_point and not narrow else zeros
-    return found
+        tensors[name] = zeros.requires_grad_() if training and dtype.is_floating_point and not narrow else zeros
+    return tensors

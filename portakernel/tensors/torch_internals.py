@@ -77,7 +77,7 @@ def only_device_contexts() -> bool:
 
 
 def device_switch(device_type: str) -> tuple[Callable[[], int], Callable[[int], int], Callable[[int], int]]:
-    """What tells the index of a type's current device, what changes it, telling what it was, and what changes it back.
+    """Three functions of a type of device: the current one's index; another made current, returning the old; and back.
 
     The last makes no context on a device that has none.
     The public functions and ``torch.cuda.device`` take some microseconds around these.

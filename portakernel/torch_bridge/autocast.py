@@ -1,4 +1,4 @@
-"""What autocast does to an op's arguments, as its contract says."""
+"""Autocast of an op's arguments, as its contract says."""
 
 from __future__ import annotations
 

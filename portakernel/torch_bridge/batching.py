@@ -57,8 +57,8 @@ class Batching:
         op = self.caller.torch_op()
         if moved is None:
             return looped(op)(info, in_dims, *arguments)
-        found = op(*moved)
-        return found, (0,) * len(found) if isinstance(found, tuple) else 0
+        returned = op(*moved)
+        return returned, (0,) * len(returned) if isinstance(returned, tuple) else 0
 
     def of_forward(self, apply: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
         """The rule for the form that also returns saved tensors, applied by ``apply``."""

@@ -37,7 +37,7 @@ _WITHOUT_FORWARD_MODE = re.compile(r"forward AD with (\S+) that does not support
 
 
 class Derivatives:
-    """What autograd, ``torch.func`` and tracing do with one op.
+    """One op under autograd, ``torch.func`` and tracing.
 
     ``torch.library``'s own registration of a gradient does not work under ``torch.func``'s transforms, and an
     ``autograd.Function`` does; both are made from the same formulas.
@@ -83,8 +83,8 @@ class Derivatives:
         While tracing, the kernels are chosen here, on fake tensors, and written into the graph by name. A kernel made
         of torch operators runs here, so that PyTorch records its gradient.
         """
-        if (found := self._hit(*arguments)) is not None:
-            return found
+        if (result := self._hit(*arguments)) is not None:
+            return result
         tensors, values, (kernel,) = self.signature.public(arguments)
         given = [tensor for tensor in tensors if tensor is not None]
         distributed = self.caller.distributed(given) if self.caller.distributed is not None else None
@@ -124,7 +124,7 @@ class Derivatives:
             return self.caller.torch_op("_backward")(*arguments)
 
     def _follows_tangents(self, given: Sequence[Tensor]) -> bool:
-        """Whether the reference computes: below the innermost transform a tangent cannot be seen, so there always."""
+        """Whether the reference follows tangents: below the innermost transform, where none can be seen, always."""
         if has_tangent(given):
             return True
         return self.contract.gradient != "none" and innermost_transform() is not None and some_forward_mode()
@@ -137,7 +137,7 @@ class Derivatives:
         self.caller.arguments.check(tensors, values)
         policy = self.caller.policy(kernel)
         try:
-            found = self.caller.run(CallKind(Phase.FORWARD_AD), tensors, values, policy, (*tensors, *values))
+            returned = self.caller.run(CallKind(Phase.FORWARD_AD), tensors, values, policy, (*tensors, *values))
         except NotImplementedError as error:
             if isinstance(error, PortakernelError):
                 raise
@@ -148,7 +148,7 @@ class Derivatives:
                 f"{op} has gradients, but no forward-mode derivative: its reference is made of {named[1]}, of which"
                 " PyTorch has none"
             ) from error
-        return self.caller.completed(found, values, tensors[0])
+        return self.caller.completed(returned, values, tensors[0])
 
     def _outputs(self, returned: Any) -> Any:
         """The outputs of the form that returns saved tensors too."""
@@ -227,8 +227,8 @@ class Derivatives:
         backward = self._backward_on_this_level if some_functionalize() else self._backward_on_all_levels
         # a second derivative needs the arguments as they were
         values = self._without_permissions(ctx.values) if torch.is_grad_enabled() else ctx.values
-        found = backward(*given, *kept, *values, needs, ctx.backward_kernel, ctx.saved_by)
-        return for_each_input(found if isinstance(found, tuple) else (found,), needs, count)
+        gradients = backward(*given, *kept, *values, needs, ctx.backward_kernel, ctx.saved_by)
+        return for_each_input(gradients if isinstance(gradients, tuple) else (gradients,), needs, count)
 
     def _backward_on_all_levels(self, *arguments: Any) -> Any:
         if innermost_transform() is None:
@@ -240,7 +240,7 @@ class Derivatives:
             return self._level_backward.apply(*arguments)
 
     def kept(self, ctx: Any) -> tuple[Tensor | None, ...]:
-        """What forward kept for backward.
+        """The tensors that forward kept for backward.
 
         Raises:
             DerivativeError: another kernel kept it than the one that backward was chosen for.
@@ -273,17 +273,17 @@ def run_backward(caller: OpCaller, parts: Parts, given: Sequence[Any]) -> Sequen
     tensors, values, (needs, kernel, saved_by) = parts
     policy = caller.policy(kernel)
     kind = CallKind(Phase.BACKWARD, saved_by=saved_by or None)
-    found: Sequence[Tensor | None] = caller.run(kind, tensors, values, policy, given)
-    for name, gradient, needed in zip(caller.contract.names, found, needs, strict=True):
+    gradients: Sequence[Tensor | None] = caller.run(kind, tensors, values, policy, given)
+    for name, gradient, needed in zip(caller.contract.names, gradients, needs, strict=True):
         if needed and gradient is None:
             raise DerivativeError(f"{caller.contract.op} has no gradient for {name}; pass {name}.detach()")
-    return found
+    return gradients
 
 
-def for_each_input(found: Sequence[Tensor | None], needs: Sequence[bool], count: int) -> tuple[Tensor | None, ...]:
-    """What an autograd node of ``count`` inputs returns: the needed gradients, and None for all else."""
-    gradients = [gradient if needed else None for gradient, needed in zip(found, needs, strict=True)]
-    return (*gradients, *(None,) * (count - len(gradients)))
+def for_each_input(gradients: Sequence[Tensor | None], needs: Sequence[bool], count: int) -> tuple[Tensor | None, ...]:
+    """An autograd node's result for its ``count`` inputs: the needed gradients, and None for all else."""
+    wanted = [gradient if needed else None for gradient, needed in zip(gradients, needs, strict=True)]
+    return (*wanted, *(None,) * (count - len(wanted)))
 
 
 def keep_nothing(ctx: Any, inputs: Any, output: Any) -> None:

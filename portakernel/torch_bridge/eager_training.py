@@ -65,10 +65,10 @@ class EagerTraining:
         if self.contract.gradient == "identity":
             return returned
         made = self.caller.arguments.at(values)
-        found = returned if isinstance(returned, tuple) else (returned,)
-        outputs = found[: len(made.outputs)]
+        results = returned if isinstance(returned, tuple) else (returned,)
+        outputs = results[: len(made.outputs)]
         held: dict[str, Tensor | None] = dict(zip(self.contract.names, tensors, strict=True))
-        held |= {result.name: tensor for result, tensor in zip((*made.outputs, *made.saved), found, strict=True)}
+        held |= {result.name: tensor for result, tensor in zip((*made.outputs, *made.saved), results, strict=True)}
         kept = [*self.contract.backward_inputs, *(saved.name for saved in self.contract.saved)]
         kernel: str = placement.kernel.name
         mark = self._marks.get(kernel)
@@ -97,8 +97,8 @@ class EagerTraining:
             return derivatives.kernel_gradient(ctx, *grads, kept=kept)
         needs = list(ctx.needs_input_grad[: derivatives.signature.tensors])
         arguments = (*given, *kept, *ctx.values, needs, ctx.backward_kernel, ctx.saved_by)
-        found = run_backward(self.caller, *derivatives.signature.backward(arguments))
-        return for_each_input(found, needs, count)
+        gradients = run_backward(self.caller, *derivatives.signature.backward(arguments))
+        return for_each_input(gradients, needs, count)
 
 
 def _is_plain(tensors: Sequence[Tensor | None]) -> bool:

@@ -1,4 +1,4 @@
-"""Which kernels run where a call is differentiated or traced, chosen before torch's dispatcher goes on."""
+"""The kernels that run where a call is differentiated or traced, chosen before torch's dispatcher goes on."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from portakernel.calling.arguments import Tensors
+from portakernel.calling.attempts import Attempts
 from portakernel.calling.caller import OpCaller
 from portakernel.calling.fast.key_layout import TRAINING, CallKind
 from portakernel.calling.key_table import Placement
@@ -35,26 +36,33 @@ class KernelChoice:
         """
         if traced and self.caller.checks_values:
             return None
-        placement, key = self._placed(TRAINING, tensors, values, kernel, traced=traced), None
+        placement, attempts = self._placed(TRAINING, tensors, values, kernel, traced=traced), None
         while placement.kernel.saves == "autograd":
             try:
-                found = placement.launch(*tensors, *values)
+                results = placement.launch(*tensors, *values)
             except CannotRun as error:
                 # a traced graph and a stream capture are no calls that others are like
                 if traced or error.rejection.code is ReasonCode.NOT_CAPTURABLE:
                     return None
-                policy = self.caller.policy(kernel)
-                key = self.caller.key(TRAINING, tensors, values, policy) if key is None else key
-                request = self.caller.request(TRAINING, tensors, values)
-                key, placement = self.caller.passed_over(key, placement, error.rejection, request, policy)
+                attempts = attempts or self._attempts(TRAINING, tensors, values, kernel, placement)
+                attempts.decline(placement, error.rejection)
+                placement = attempts.placed()
             else:
-                return self.caller.completed(found, values, tensors[0])
+                return self.caller.completed(results, values, tensors[0])
         return None
+
+    def _attempts(
+        self, kind: CallKind, tensors: Tensors, values: Sequence[Any], kernel: str, placement: Placement
+    ) -> Attempts:
+        """The way on from ``placement``."""
+        policy = self.caller.policy(kernel)
+        key = self.caller.key(kind, tensors, values, policy)
+        return Attempts(self.caller, kind, tensors, values, policy, key, placement)
 
     def _placed(
         self, kind: CallKind, tensors: Tensors, values: Sequence[Any], kernel: str, *, traced: bool
     ) -> Placement:
-        """What would run: for a traced graph by the process's policy, because a graph outlives a context."""
+        """The placement to run: for a traced graph by the process's policy, because a graph outlives a context."""
         self.caller.arguments.check(tensors, values)
         if not traced:
             return self.caller.placed(kind, tensors, values, self.caller.policy(kernel))
@@ -99,7 +107,7 @@ class KernelChoice:
         return self.name(Phase.BACKWARD, tensors, values, kernel, traced=traced, saved_by=saved_by)
 
     def mark(self, kernel: str) -> Tensor:
-        """What is kept beside the saved tensors to say which kernel saved them."""
+        """A tensor to keep beside the saved ones, which says which kernel saved them."""
         with torch.inference_mode(False):  # autograd keeps none of inference mode's tensors
             return torch.tensor(self.kernels.index(kernel), device="cpu")
 

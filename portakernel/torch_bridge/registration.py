@@ -65,30 +65,30 @@ class Bridge:
                 self.library.impl(op, self._autocast, key)
 
     def _inference(self, *arguments: Any) -> Any:
-        if (found := self._inference_hit(*arguments)) is not None:
-            return found
+        if (result := self._inference_hit(*arguments)) is not None:
+            return result
         tensors, values, (kernel,) = self.signature.public(arguments)
         self.caller.arguments.check(tensors, values)
         policy = self.caller.policy(kernel)
-        found = self.caller.run(PLAIN, tensors, values, policy, (*tensors, *values, None))
-        return self.caller.completed(found, values, tensors[0])
+        returned = self.caller.run(PLAIN, tensors, values, policy, (*tensors, *values, None))
+        return self.caller.completed(returned, values, tensors[0])
 
     def _training(self, *arguments: Any) -> Any:
-        if (found := self._training_hit(*arguments)) is not None:
-            return found
+        if (result := self._training_hit(*arguments)) is not None:
+            return result
         tensors, values, (kernel, _) = self.signature.forward(arguments)
         self.caller.arguments.check(tensors, values)
         policy, given = self.caller.policy(kernel), (*tensors, *values)
         kind = CallKind(Phase.TRAINING, below_autograd=self.caller.some_are_recorded)
-        found = self.caller.run(kind, tensors, values, policy, given)
-        return self.caller.completed(found, values, tensors[0], saved=True)
+        returned = self.caller.run(kind, tensors, values, policy, given)
+        return self.caller.completed(returned, values, tensors[0], saved=True)
 
     def _backward(self, *arguments: Any) -> Any:
         parts, given = self.signature.backward(arguments)
-        found = run_backward(self.caller, parts, given)
+        gradients = run_backward(self.caller, parts, given)
         # a torch op returns tensors only: an unwanted gradient is an empty one
         first = parts[0][0]
-        return _unwrapped(gradient if gradient is not None else first.new_empty(0) for gradient in found)
+        return _unwrapped(gradient if gradient is not None else first.new_empty(0) for gradient in gradients)
 
     def _fake(self, *arguments: Any) -> Any:
         tensors, values, _ = self.signature.public(arguments)
@@ -103,25 +103,25 @@ class Bridge:
         made.check_dtypes(self.caller.arguments.dtypes(tensors), self.caller.arguments.contract)
         forms = self.caller.arguments.results(tensors, values, saved=saved)
         like = tensors[0]
-        found = tuple(like.new_empty(shape, dtype=dtype) for shape, dtype in forms.values())
-        return self.caller.completed(found, values, like, saved=saved)
+        results = tuple(like.new_empty(shape, dtype=dtype) for shape, dtype in forms.values())
+        return self.caller.completed(results, values, like, saved=saved)
 
     def _fake_backward(self, *arguments: Any) -> Any:
         (tensors, values, (needs, _, _)), _ = self.signature.backward(arguments)
         made, first, empty = self.caller.arguments.at(values), tensors[0], (0,)
         dims, leading = made.bind_shapes(self.caller.arguments.shapes(tensors))
         dtypes, named = self.caller.arguments.dtypes(tensors), self.caller.arguments.named(values)
-        found = []
+        gradients = []
         for argument, tensor, needed in zip(made.tensors, tensors, needs, strict=True):
             if not needed:
-                found.append(first.new_empty(empty))
+                gradients.append(first.new_empty(empty))
             elif tensor is not None:
-                found.append(tensor.new_empty(tensor.shape))
+                gradients.append(tensor.new_empty(tensor.shape))
             else:  # neither kept nor stood for: its form follows from the others'
                 like = Result(argument.name, argument.sizes, like=alternatives(argument.dtypes)[0][0])
                 shape, dtype = made.form(like, dims, leading or (), dtypes, named)
-                found.append(first.new_empty(shape, dtype=getattr(torch, dtype)))
-        return _unwrapped(found)
+                gradients.append(first.new_empty(shape, dtype=getattr(torch, dtype)))
+        return _unwrapped(gradients)
 
     def _autocast(self, *arguments: Any) -> Any:
         tensors, values, (kernel,) = self.signature.public(arguments)
@@ -132,5 +132,5 @@ class Bridge:
 
 def _unwrapped(tensors: Iterable[Tensor]) -> Any:
     """One tensor alone, or several in a tuple, as torch's schemas have them."""
-    found = tuple(tensors)
-    return found[0] if len(found) == 1 else found
+    several = tuple(tensors)
+    return several[0] if len(several) == 1 else several

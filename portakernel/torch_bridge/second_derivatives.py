@@ -36,7 +36,7 @@ class SecondDerivatives:
         ctx.save_for_backward(*inputs[: len(self.signature.grads) + len(self.contract.backward_inputs)])
         ctx.values, ctx.needs = values, tuple(needs)
 
-    def gradient(self, ctx: Any, *found: Tensor) -> tuple[Tensor | None, ...]:
+    def gradient(self, ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients for backward's arguments from those of the gradients that it returned.
 
         Raises:
@@ -56,7 +56,7 @@ class SecondDerivatives:
 
         differentiate = _recorded if saved_tensor_hooks() else _transformed
         gradients = differentiate(
-            formula, [tensors[place] for place in wanted], lambda: tuple(found[place] for place in returned)
+            formula, [tensors[place] for place in wanted], lambda: tuple(upstream[place] for place in returned)
         )
         pulled = dict(zip(wanted, gradients, strict=True))
         return tuple(pulled.get(place) for place in range(len(ctx.needs_input_grad)))
@@ -72,24 +72,24 @@ class SecondDerivatives:
         return gradients
 
     def _saved(self, kept: Mapping[str, Any], parameters: Mapping[str, Any]) -> list[Any]:
-        """What forward saves, None for what does not exist in this call."""
+        """The tensors that forward saves, None for those that do not exist in this call."""
         exist = [result.name for result in self.contract.at(parameters).saved]
         if not exist:
             return [None] * len(self.contract.saved)
         if hasattr(self._reference, "saved"):
-            found = self._reference.saved(*kept.values(), **parameters)
+            saved = self._reference.saved(*kept.values(), **parameters)
         elif set(self.contract.names) <= kept.keys():
             given = [(tensor, kept[tensor.name]) for tensor in self.contract.tensors]
             keywords = {argument.name: tensor for argument, tensor in given if argument.keyword}
             positional = [tensor for argument, tensor in given if not argument.keyword]
-            found = self._reference.forward(*positional, **keywords, **parameters, save=True)[-len(exist) :]
+            saved = self._reference.forward(*positional, **keywords, **parameters, save=True)[-len(exist) :]
         else:
             op, names = self.contract.op, ", ".join(exist)
             raise DerivativeError(
                 f"{op} has a gradient, but no gradient of its gradient where forward saves {names}, which cannot be"
                 f" computed again from what backward is given; {reference_module(op)}.forward has one"
             )
-        named = dict(zip(exist, found, strict=True))
+        named = dict(zip(exist, saved, strict=True))
         return [named.get(result.name) for result in self.contract.saved]
 
     @functools.cached_property

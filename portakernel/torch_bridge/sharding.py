@@ -41,7 +41,7 @@ class Sharding:
         self.caller = caller
         self.contract = caller.contract
         self.signature = signature
-        self._told: set[tuple[str, object, object]] = set()
+        self._warned: set[tuple[str, object, object]] = set()
         self._lock = make_lock()
 
     def applying(self, tensors: Sequence[Any]) -> Callable[..., Any] | None:
@@ -68,8 +68,8 @@ class Sharding:
             None if tensor is None else self._local(place, tensor, split, possible)
             for place, tensor in enumerate(tensors)
         ]
-        found = self.caller.torch_op()(*local, *values, kernel)
-        results = found if isinstance(found, tuple) else (found,)
+        returned = self.caller.torch_op()(*local, *values, kernel)
+        results = returned if isinstance(returned, tuple) else (returned,)
         made = {output.name: place for place, output in enumerate(contract.outputs)}
         # of a result that does not exist in this call, the torch op returns an empty tensor
         wrapped = tuple(
@@ -78,7 +78,7 @@ class Sharding:
             else result
             for output, result in zip(self.contract.outputs, results, strict=True)
         )
-        return wrapped if isinstance(found, tuple) else wrapped[0]
+        return wrapped if isinstance(returned, tuple) else wrapped[0]
 
     def _mesh(self, given: Mapping[str, Any]) -> DeviceMesh:
         from torch.distributed.tensor import DTensor
@@ -137,7 +137,7 @@ class Sharding:
             # each rank's share of the rows adds its own to what all ranks hold
             gradient.append(Shard(dim) if dim is not None else Replicate() if axis is None else Partial("sum"))
         if tuple(tensor.placements) != tuple(wanted):
-            self._tell(place, tensor, tuple(wanted), possible)
+            self._warn_of_exchange(place, tensor, tuple(wanted), possible)
             tensor = self._redistributed(self.contract.names[place], tensor, wanted)
         if not (torch.is_grad_enabled() and tensor.requires_grad):
             return cast(Tensor, tensor.to_local())
@@ -159,7 +159,9 @@ class Sharding:
         moved = held.redistribute(placements=wanted).to_local().view(tensor.dtype)
         return _distributed(moved, mesh, wanted, shape)
 
-    def _tell(self, place: int, tensor: Any, wanted: tuple[Placement, ...], possible: Sequence[Axis]) -> None:
+    def _warn_of_exchange(
+        self, place: int, tensor: Any, wanted: tuple[Placement, ...], possible: Sequence[Axis]
+    ) -> None:
         """Warns once of shards that every such call has to exchange between ranks.
 
         To sum what is partial is no news, because no rank holds the numbers before; to take a part of what is whole
@@ -171,9 +173,9 @@ class Sharding:
         op, name = self.contract.op, self.contract.names[place]
         held = tuple(tensor.placements)
         with self._lock:
-            if (name, held, wanted) in self._told:
+            if (name, held, wanted) in self._warned:
                 return
-            self._told.add((name, held, wanted))
+            self._warned.add((name, held, wanted))
         dims = {_dim(axis.arguments[place], tensor.ndim): axis.even for axis in possible}
         listed = [
             f"{dim}{' (in even parts)' if even else ''}"
@@ -213,7 +215,7 @@ def _returning(op: str, strides: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
 
 
 def _divides(axis: Axis, split: Sequence[Axis | None], tensors: Tensors, mesh: DeviceMesh) -> bool:
-    """Whether parts along ``axis``, where they have to be even, are."""
+    """Whether parts along ``axis`` are even, or need not be."""
     if not axis.even:
         return True
     ranks = math.prod(mesh.size(dim) for dim, other in enumerate(split) if other == axis)
@@ -232,7 +234,7 @@ def _results_placements(split: Sequence[Axis | None], place: int) -> list[Any]:
 
 
 def _distributed(local: Tensor, mesh: DeviceMesh, placements: Sequence[Any], shape: tuple[int, ...]) -> DTensor:
-    """``local`` as this rank's part of a DTensor of ``shape``, which shares' sizes may not tell where uneven."""
+    """``local`` as this rank's part of a DTensor of ``shape``, which does not follow from uneven shares."""
     from torch.distributed.tensor import DTensor
 
     size = torch.Size(shape)

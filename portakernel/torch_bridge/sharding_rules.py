@@ -1,4 +1,4 @@
-"""Along which dimensions a call may be split between the ranks of a device mesh, derived from the op's contract.
+"""The dimensions along which the ranks of a device mesh may split a call, derived from the op's contract.
 
 No torch here: the page ``docs/sharding.md`` is made from the same rules.
 """
@@ -41,15 +41,13 @@ class Axis:
 
 
 def axes(contract: Contract, leading: int, present: Collection[str]) -> tuple[Axis, ...]:
-    """Along what a call with so many leading dimensions and these arguments present can be split.
+    """The axes along which a call with so many leading dimensions and these arguments present can be split.
 
     ``contract`` has no choice left open.
     """
-    found = [axis for place in range(leading) if (axis := _row_axis(contract, place, leading, present)) is not None]
-    for names in _INDEPENDENT.get(contract.op, ()):
-        axis = _named_axis(contract, names, present)
-        found += [axis] if axis is not None else []
-    return tuple(found)
+    of_rows = (_row_axis(contract, place, leading, present) for place in range(leading))
+    of_names = (_named_axis(contract, names, present) for names in _INDEPENDENT.get(contract.op, ()))
+    return tuple(axis for axis in (*of_rows, *of_names) if axis is not None)
 
 
 def row_name(contract: Contract) -> str | None:

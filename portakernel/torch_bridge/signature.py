@@ -24,7 +24,7 @@ _TYPES: dict[Kind, str] = {
 
 
 class Signature:
-    """How the contract's tensors and parameters stand in the torch ops' arguments.
+    """The places of the contract's tensors and parameters among the torch ops' arguments.
 
     An optional tensor that is None stays None, so that the tuples here may hold None.
     """

@@ -45,11 +45,11 @@ class CacheFolder(CompilerCache):
         return str(knobs.cache.dir)
 
     def use(self, private: str) -> None:
-        """Has Triton use another one."""
+        """Makes Triton use another directory."""
         knobs.cache.dir = private  # and TRITON_CACHE_DIR, for the processes that this one starts
 
     def settle(self) -> Rejection | None:
-        """Sees to it that there is a directory that can be used; why there is none."""
+        """Makes sure that there is a directory that can be used; returns why there is none."""
         # TRITON_CACHE_MANAGER need not keep a directory
         return None if knobs.cache.manager_class is not None else super().settle()
 
@@ -79,7 +79,7 @@ FOLDER = CacheFolder()
 
 
 def _whole(folder: Path) -> Iterator[Path]:
-    """What is finished: kernels, which have a list of their files, libraries, and Triton's fingerprint.
+    """All that is finished: kernels, which have a list of their files, libraries, and Triton's fingerprint.
 
     It is code: what somebody else but root can have written is left out.
     """

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -76,7 +76,7 @@ def _needs_scratch(run: Any) -> bool:
 
 
 def launching_of(compiled: Any) -> Launching | None:
-    """How a compiled kernel is launched without Triton; None where only Triton knows.
+    """The launch of a compiled kernel without Triton; None where only Triton knows.
 
     Kernels that need scratch memory are left to Triton too: it is allocated anew for each launch.
     """
@@ -106,7 +106,7 @@ class Held:
         self._lock = make_lock()
 
     def watched(self) -> bool:
-        """Whether somebody watches launches (Triton's profiler does), who has to be told of each by Triton."""
+        """Whether somebody watches launches (Triton's profiler does): then Triton itself has to launch."""
         runtime = knobs.runtime
         return bool(runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls or self.kernel.pre_run_hooks)
 
@@ -126,12 +126,12 @@ class Held:
             self._kernels[key] = launching.call, compiled.function, *more, compiled
 
     def _widened(self, args: tuple[Any, ...]) -> list[set[type]]:
-        """Of each argument, the types that were given so far, with these."""
+        """The types of each argument that were given so far, with these."""
         kinds = self._kinds or [set[type]() for _ in args]
         return [known | {_kind(arg)} for known, arg in zip(kinds, args, strict=True)]
 
     def key(self, args: tuple[Any, ...], launching: Launching | None = None) -> tuple[Any, ...]:
-        """What Triton specialises for, of these arguments; from now on such types are expected."""
+        """The key of these arguments, of what Triton specialises for; from now on such types are expected."""
         wider = self._widened(args)
         if wider != self._kinds or self._key is None:
             self._kinds = wider
@@ -167,12 +167,12 @@ def launch(grid, {given}):
         return miss(held, grid, ({given},))
     try:
         {head}
-        found = kernels.get({key})
+        compiled = kernels.get({key})
     except (AttributeError, TypeError):
-        found = None  # another type than any before
-    if found is None:
+        compiled = None  # another type than any before
+    if compiled is None:
         return miss(held, grid, ({given},))
-    call, function,{kept} _ = found
+    call, function,{kept} _ = compiled
     x, y = grid
     call(x, y, 1, stream(device), function,{more} {", ".join(passed)})
 """
@@ -190,6 +190,32 @@ def launch(grid, {given}):
         return made.__globals__["key"], made
 
 
+class _Usual(NamedTuple):
+    """One expression for the usual facts of several arguments: their members, joined, in a form."""
+
+    joint: str
+    form: str
+
+    def source(self, members: Sequence[_Fact]) -> str:
+        """Source of a part of the key: true when all facts are as usual, and else each of them."""
+        joined = self.joint.join(fact.member for fact in members)
+        return f"{self.form.format(joined)} or ({', '.join(fact.text for fact in members)},)"
+
+
+_ALIGNED = _Usual(" | ", "({}) & 15 == 0")
+_ONE = _Usual(" == ", "{} == 1")
+_EVEN = _Usual(" | ", f"(even := {{}}) & 15 == 0 and 0 <= even < {_INT32}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Fact:
+    """A fact about an argument as source: its own ``text``, and the ``member`` that it is of a ``usual`` expression."""
+
+    text: str
+    member: str
+    usual: _Usual
+
+
 def _specialised(
     names: Sequence[str], kinds: Sequence[set[type]], args: Sequence[Any], parameters: Sequence[Any]
 ) -> tuple[list[str], list[str], list[str]]:
@@ -199,48 +225,54 @@ def _specialised(
     all of them are.
     """
     addresses, facts, passed = list[str](), list[str](), list[str]()
-    usual: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    together: dict[_Usual, list[_Fact]] = {}
     for name, types, arg, parameter in zip(names, kinds, args, parameters, strict=False):
-        special = not parameter.do_not_specialize
-        passed.append(f"p{name}" if Tensor in types else name)
         absent = type(None) in types
         if Tensor in types:
             addresses.append(f"p{name} = {f'None if {name} is None else ' if absent else ''}{name}.data_ptr()")
-            asked = [f"{name}.dtype"]
-            if torch.version.hip:
-                asked.append(f"{name}.untyped_storage().size() < {_INT32}")
-            if special and not parameter.do_not_specialize_on_alignment:
-                aligned = f"p{name} & 15 == 0"
-                if absent:
-                    asked.append(aligned)
-                else:
-                    usual.setdefault((" | ", "({}) & 15 == 0"), []).append((f"p{name}", aligned))
-        elif int in types and special:
-            asked = [f"{name} & 15 == 0 if 1 < {name} < {_INT32} else 'one' if {name} == 1 else unusual({name})"]
-            if not absent:
-                even = " | ", f"(even := {{}}) & 15 == 0 and 0 <= even < {_INT32}"
-                usual.setdefault((" == ", "{} == 1") if arg == 1 else even, []).append((name, asked.pop()))
-        elif int in types:
-            asked = [f"{-_INT32} <= {name} < {_INT32}"]
-        elif float in types:
-            asked = [f"type({name}) is float"]
-        elif types == {type(None)}:
-            asked = []
-        elif described := [kind for kind in types if is_descriptor(kind)]:
-            asked = descriptor_facts(name, described[0])
-        else:
-            asked = [name]  # a dtype, a bool, another function: what it is
+        passed.append(f"p{name}" if Tensor in types else name)
+        alone, shared = _facts_alone(name, types, parameter), _fact_shared(name, types, arg, parameter)
+        if shared is not None and not absent:
+            together.setdefault(shared.usual, []).append(shared)
+        elif shared is not None:
+            alone.append(shared.text)
         if absent:
-            asked = [f"{name} is None or ({', '.join(asked)},)" if asked else f"{name} is None"]
-        facts += asked
-    for (joint, form), members in usual.items():
-        together = form.format(joint.join(member for member, _ in members))
-        facts.append(f"{together} or ({', '.join(fact for _, fact in members)},)")
+            alone = [f"{name} is None or ({', '.join(alone)},)" if alone else f"{name} is None"]
+        facts += alone
+    facts += [usual.source(members) for usual, members in together.items()]
     return addresses, facts, passed
 
 
+def _facts_alone(name: str, types: set[type], parameter: Any) -> list[str]:
+    """The facts about an argument that are asked of it alone, where it is there."""
+    if Tensor in types:
+        small = [f"{name}.untyped_storage().size() < {_INT32}"] if torch.version.hip else []
+        return [f"{name}.dtype", *small]
+    if int in types:
+        return [f"{-_INT32} <= {name} < {_INT32}"] if parameter.do_not_specialize else []
+    if float in types:
+        return [f"type({name}) is float"]
+    if (described := next(filter(is_descriptor, types), None)) is not None:
+        return descriptor_facts(name, described)
+    # of a dtype, a bool or another function, what it is
+    return [] if types == {type(None)} else [name]
+
+
+def _fact_shared(name: str, types: set[type], arg: Any, parameter: Any) -> _Fact | None:
+    """The fact about an argument that is usually the same of several, if it has one that Triton specialises for."""
+    if parameter.do_not_specialize:
+        return None
+    if Tensor in types:
+        aligned = _Fact(f"p{name} & 15 == 0", f"p{name}", _ALIGNED)
+        return None if parameter.do_not_specialize_on_alignment else aligned
+    if int in types:
+        text = f"{name} & 15 == 0 if 1 < {name} < {_INT32} else 'one' if {name} == 1 else unusual({name})"
+        return _Fact(text, name, _ONE if arg == 1 else _EVEN)
+    return None
+
+
 def _unusual(number: int) -> tuple[bool, bool]:
-    """What Triton specialises for in a number that is below 1, or too large for 32 bits."""
+    """The facts that Triton specialises for of a number below 1, or too large for 32 bits."""
     return number & 15 == 0, -_INT32 <= number < _INT32
 
 
@@ -251,5 +283,5 @@ def _is_mixed(types: set[type]) -> bool:
 
 
 def _kind(argument: Any) -> type:
-    """Its type, tensors of all classes being one."""
+    """The argument's type; tensors of all classes count as one."""
     return Tensor if isinstance(argument, Tensor) else type(argument)

@@ -42,26 +42,26 @@ def remember() -> None:
         return
     stamp = _stamp(Path(triton.__file__).parent)
     if stamp is not None:
-        cache.triton_key = _Kept(compute, stamp)
+        cache.triton_key = _KeptFingerprint(compute, stamp)
 
 
-class _Kept:
+class _KeptFingerprint:
     """Triton's fingerprint, in the place of the function that computes it."""
 
     def __init__(self, compute: Callable[[], str], stamp: str) -> None:
         functools.update_wrapper(self, compute)
         self._compute, self._stamp = compute, stamp
-        self._found = ""
+        self._fingerprint = ""
 
     def __call__(self) -> str:
-        if not self._found:
+        if not self._fingerprint:
             path = Path(knobs.cache.dir, _FOLDER, f"fingerprint-{self._stamp}")
-            self._found = _read(path) or _write(path, self._compute())
-        return self._found
+            self._fingerprint = _read(path) or _write(path, self._compute())
+        return self._fingerprint
 
 
 def _read(path: Path) -> str:
-    """What is kept there; empty where nothing is, or not what was written, or what somebody else can have written."""
+    """The kept text; empty where there is none, it is not as it was written, or somebody else can have written it."""
     with suppress(OSError, UnicodeDecodeError):
         kept = read_regular(path, limit=_MOST_BYTES, follow=False, trouble=trouble_with).decode("ascii")
         text, _, digest = kept.rstrip("\n").rpartition("\n")
@@ -91,7 +91,7 @@ def _digest(name: str, text: str) -> str:
 
 
 def _stamp(package: Path) -> str | None:
-    """What tells this installation from any other; None where its wheel does not vouch for the library."""
+    """What identifies this installation; None where its wheel does not vouch for the library."""
     record = _record(package)
     if record is None:
         return None

@@ -1,4 +1,4 @@
-"""How Triton kernels are launched: one way in, compiled or interpreted."""
+"""Launches of Triton kernels: one way in, compiled or interpreted."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ _NUMBERS = count(1 << 20)
 _MULTIPROCESSORS = 100
 
 
-class _Driver:
+class _PretendedDriver:
     """The driver of a GPU that is not here: it has a target, and launches nothing."""
 
     def __init__(self, target: GPUTarget) -> None:
@@ -82,18 +82,18 @@ def compiling(target: Target, *, multiprocessors: int | None = None, dry: bool =
         raise CannotRun(rejection)
     fingerprint.remember()
     gpu = gpu_target(target)
-    found: list[Compiled] = []
+    records: list[Compiled] = []
     processor = Processor(target.arch, multiprocessors or _MULTIPROCESSORS, gpu.warp_size)
     if dry:
-        with pretending(processor, _Search(target, found)):
-            yield found
+        with pretending(processor, _Search(target, records)):
+            yield records
         return
     drivers: Any = runtime.driver
     active = drivers._active
-    drivers._active = _Driver(gpu)
+    drivers._active = _PretendedDriver(gpu)
     try:
-        with pretending(processor, _Recorder(target, found, read=multiprocessors is None)):
-            yield found
+        with pretending(processor, _Recorder(target, records, read=multiprocessors is None)):
+            yield records
     finally:
         drivers._active = active
 
@@ -103,23 +103,23 @@ class _Recorder:
     """Compiles what launches on meta tensors would run, and notes what came of it."""
 
     target: Target
-    found: list[Compiled]
+    records: list[Compiled]
     read: bool
 
     def __call__(self, kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: Mapping[str, Any]) -> None:
         hash_helpers(kernel)
         begin = time.perf_counter()
         compiled = kernel.warmup(*args, grid=grid, **OPTIONS, **meta)
-        found = Compiled(_name(kernel), str(self.target), seconds=time.perf_counter() - begin, key=compiled.hash)
-        self.found.append(self._read(found, compiled) if self.read else found)
+        record = Compiled(_name(kernel), str(self.target), seconds=time.perf_counter() - begin, key=compiled.hash)
+        self.records.append(self._read(record, compiled) if self.read else record)
         if not self.read:
             _build_launcher(self.target, compiled)
 
-    def _read(self, found: Compiled, compiled: Any) -> Compiled:
+    def _read(self, record: Compiled, compiled: Any) -> Compiled:
         nvidia = self.target.vendor == "nvidia"
         registers, spilled = (_of_cubin if nvidia else _of_hsaco)(compiled.asm)
         return replace(
-            found,
+            record,
             registers=registers,
             spilled_bytes=spilled,
             shared_bytes=compiled.metadata.shared,
@@ -137,7 +137,7 @@ class _Search:
     """
 
     target: Target
-    found: list[Compiled]
+    records: list[Compiled]
 
     def __call__(self, kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: Mapping[str, Any]) -> None:
         from triton.runtime._async_compile import active_mode
@@ -146,7 +146,7 @@ class _Search:
         asked = copy(kernel)
         vars(asked).pop("_do_compile", None)  # which announces compilations
         asked.device_caches, asked.pre_run_hooks = defaultdict(asked.create_binder), []
-        keys = _Keys([])
+        keys = _KeyCollector([])
         token = active_mode.set(keys)  # pyright: ignore[reportArgumentType] - of it, `submit` alone is called
         try:
             asked.warmup(*args, grid=grid, **OPTIONS, **meta)
@@ -156,12 +156,12 @@ class _Search:
             name = hashlib.sha256(key.encode()).hexdigest()
             # as `triton.compile` asks
             if not get_cache_manager(name).get_group(f"{kernel.__name__[:150]}.json"):
-                self.found.append(Compiled(_name(kernel), str(self.target), key=name))
+                self.records.append(Compiled(_name(kernel), str(self.target), key=name))
 
 
 @dataclass(frozen=True, slots=True)
-class _Keys:
-    """What stands in for Triton's asynchronous compilation, and takes the keys alone."""
+class _KeyCollector:
+    """A stand-in for Triton's asynchronous compilation, which takes the keys alone."""
 
     seen: list[str]
 
@@ -189,8 +189,8 @@ def _of_cubin(asm: Mapping[str, Any]) -> tuple[int, int]:
         path = Path(folder, "kernel.cubin")
         path.write_bytes(asm["cubin"])
         command = [knobs.nvidia.cuobjdump.path, "-res-usage", str(path)]
-        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return _number(r"REG:(\d+)", told), _number(r"STACK:(\d+)", told)
+        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return _number(r"REG:(\d+)", usage), _number(r"STACK:(\d+)", usage)
 
 
 def _of_hsaco(asm: Mapping[str, Any]) -> tuple[int, int]:
@@ -200,4 +200,4 @@ def _of_hsaco(asm: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _number(pattern: str, text: str) -> int:
-    return max((int(found) for found in re.findall(pattern, text)), default=0)
+    return max((int(digits) for digits in re.findall(pattern, text)), default=0)

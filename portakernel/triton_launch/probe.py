@@ -46,7 +46,7 @@ def ready(device: Device) -> Rejection | Usable:
 
 
 def _toolchain() -> Rejection | None:
-    """What Triton compiles its launchers with, looked for as ``triton.runtime.build`` does: CC, gcc, clang."""
+    """The compiler for Triton's launchers, looked for as ``triton.runtime.build`` does: CC, gcc, clang."""
     if knobs.build.impl is not None:
         return None
     named = os.environ.get("CC")
@@ -83,15 +83,17 @@ def _driver(target: Target) -> Rejection | None:
     wanted, tool = _DRIVERS[target.vendor]
     try:
         active: Any = driver.active
-        found = active.get_current_target().backend
+        running = active.get_current_target().backend
     except RuntimeError as error:
         text = (
             f"Triton finds no usable {wanted} driver ({error}); check that `{tool}` lists the device and that this"
             " torch is built for it: torch.cuda.is_available() has to be true"
         )
         return Rejection(ReasonCode.DRIVER, text)
-    if found != wanted:
-        text = f"{target} needs Triton's {wanted} driver, and {found} is active; use a torch built for {target.vendor}"
+    if running != wanted:
+        text = (
+            f"{target} needs Triton's {wanted} driver, and {running} is active; use a torch built for {target.vendor}"
+        )
         return Rejection(ReasonCode.DRIVER, text)
     return None
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
-_Made = TypeVar("_Made")
+_Value = TypeVar("_Value")
 
 # What is kept by size starts anew beyond this many: sizes are as they come.
 _MOST_KEPT = 4096
@@ -19,7 +19,7 @@ _MOST_KEPT = 4096
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """What a launch's shape depends on: the arch, how many programs run side by side, and the threads of a warp."""
+    """The facts a launch's shape depends on: the arch, how many programs run side by side, the threads of a warp."""
 
     arch: str
     multiprocessors: int
@@ -31,11 +31,11 @@ def processor(device: torch.device) -> Processor:
     if device.type != "cuda":
         pretence = _PRETENCE.get()
         return pretence[0] if pretence is not None else Processor("interpreter", multiprocessors=1, warp_size=32)
-    return _found(device)
+    return _processor_here(device)
 
 
 @cache
-def _found(device: torch.device) -> Processor:
+def _processor_here(device: torch.device) -> Processor:
     properties = torch.cuda.get_device_properties(device)
     arch = getattr(properties, "gcnArchName", None) if torch.version.hip else f"sm_{properties.major}{properties.minor}"
     return Processor(str(arch).partition(":")[0], properties.multi_processor_count, properties.warp_size)
@@ -56,27 +56,27 @@ def pretending(processor: Processor, launched: Callable[..., None]) -> Iterator[
 
 
 def pretended_launch() -> Callable[..., None] | None:
-    """What takes launches on meta tensors now."""
+    """The function that takes launches on meta tensors now, if there is one."""
     pretence = _PRETENCE.get()
     return pretence[1] if pretence is not None else None
 
 
-def per_device(make: Callable[..., _Made]) -> Callable[..., _Made]:
+def per_device(make: Callable[..., _Value]) -> Callable[..., _Value]:
     """``make(kernel, device, size, ...)``, by position, which keeps what it made for GPUs that are here.
 
     Elsewhere a processor may be pretended.
     """
-    kept: dict[tuple[Any, ...], _Made] = {}
+    kept: dict[tuple[Any, ...], _Value] = {}
 
     @wraps(make)
-    def made(*key: Any) -> _Made:
-        found = kept.get(key)
-        if found is None:
-            found = make(*key)
+    def made(*key: Any) -> _Value:
+        value = kept.get(key)
+        if value is None:
+            value = make(*key)
             if key[1].type == "cuda":
                 if len(kept) >= _MOST_KEPT:
                     kept.clear()
-                kept[key] = found
-        return found
+                kept[key] = value
+        return value
 
     return made

@@ -33,7 +33,7 @@ _log = logger()
 def serving_jobs(
     caller: OpCaller, tensors: Sequence[Tensor | None], values: Sequence[Any], phases: Sequence[Phase], policy: Policy
 ) -> Iterator[tuple[Job, Device]]:
-    """What a call on these tensors, which have memory, may have to compile: a job for each phase, and its device.
+    """The jobs that a call on these tensors, which have memory, may have to compile: each phase's, with its device.
 
     Kernels take part whose plugin can compile ahead, on GPUs.
     """
@@ -61,7 +61,7 @@ def _fills_caches(dispatcher: Dispatcher, kernel: Kernel) -> bool:
 
 def lacking(dispatcher: Dispatcher, jobs: Sequence[tuple[Job, Device]]) -> list[Job]:
     """The jobs that bring the caches something that they lack, and that no job before brings."""
-    found: list[Job] = []
+    needed: list[Job] = []
     seen: set[str] = set()
     for job, device in jobs:
         kernel, target = dispatcher.registry.kernels[job.kernel], Target.parse(job.target)
@@ -75,26 +75,26 @@ def lacking(dispatcher: Dispatcher, jobs: Sequence[tuple[Job, Device]]) -> list[
         keys = {function.key for function in missing} - seen
         if keys:
             seen |= keys
-            found.append(job)
-    return found
+            needed.append(job)
+    return needed
 
 
 def compile_ahead(
     dispatcher: Dispatcher, jobs: Sequence[tuple[Job, Device]], progress: Progress, workers: int | None = None
 ) -> list[Outcome]:
-    """What came of each job that the caches lacked, once all are done.
+    """The outcome of each job that the caches lacked, once all are done.
 
     Nothing is compiled where the calls themselves are as quick.
     """
     todo = lacking(dispatcher, jobs)
     if len(todo) < WORTH_WORKERS:
         return []
-    found: list[Outcome] = []
+    outcomes: list[Outcome] = []
     progress.advance("compiling")
     progress.count(0, len(todo))
-    with closing(compile_all(todo, workers)) as outcomes:  # an interrupt ends the processes at once
-        for outcome in outcomes:
-            found.append(outcome)
+    with closing(compile_all(todo, workers)) as running:  # an interrupt ends the processes at once
+        for outcome in running:
+            outcomes.append(outcome)
             progress.advance(f"compiled {outcome.kernel}")
-            progress.count(len(found), len(todo))
-    return found
+            progress.count(len(outcomes), len(todo))
+    return outcomes

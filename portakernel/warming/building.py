@@ -27,9 +27,9 @@ Count = Callable[[int, int], None]
 
 @dataclass(slots=True)
 class Progress:
-    """What was built so far, each kernel once, and what could not be.
+    """The progress of builds: the kernels built so far, each once, and those that could not be.
 
-    ``advance`` is told of what comes next, ``count`` how much of how much of it is done.
+    ``advance`` is called with what comes next, ``count`` with how much of how much of it is done.
     """
 
     advance: Advance

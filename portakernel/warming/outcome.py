@@ -54,7 +54,7 @@ class WarmCall:
 
 @dataclass(frozen=True, slots=True)
 class Warmup:
-    """What a warm-up came to.
+    """The outcome of a warm-up.
 
     ``calls`` says which kernel serves what; ``built`` are kernels that are built now, ``declined`` those that could not
     be, with the reason; ``ahead`` is what was compiled side by side before the first call, ``compiled`` what calls made
@@ -103,9 +103,9 @@ class Warmup:
     def __repr__(self) -> str:
         state = "settled" if self.settled else "not settled"
         counts = {"built": len(self.built), "not built": len(self.declined), "failed": len(self.failed)}
-        told = [f"{count} {what}" for what, count in counts.items() if count]
+        counted = [f"{count} {what}" for what, count in counts.items() if count]
         calls = f"{len(self.calls)} kind{'s' * (len(self.calls) != 1)} of calls"
-        return brief(f"<Warmup {state} after {self.runs} runs: {', '.join([calls, *told])}>")
+        return brief(f"<Warmup {state} after {self.runs} runs: {', '.join([calls, *counted])}>")
 
     def __str__(self) -> str:
         kinds = "1 kind of call is" if len(self.calls) == 1 else f"{len(self.calls)} kinds of calls are"

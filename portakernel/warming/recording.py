@@ -1,4 +1,4 @@
-"""Seeing which ops a function calls: a dispatch mode, so that calls outside of a recording pay nothing for it."""
+"""Recording the ops that a function calls: a dispatch mode, so that calls outside of a recording pay nothing for it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         if is_fake([tensor for tensor in tensors if tensor is not None]):
             return  # a tracer's: the real call comes when what it makes is run
         caller.arguments.check(tensors, values)
-        # as building in ``warmup(op, *tensors)``, for backward together with forward: both are told forward's tensors
+        # as building in ``warmup(op, *tensors)``, for backward together with forward: both get forward's tensors
         phases = training_phases(caller.contract) if training else (Phase.INFERENCE,)
         policy = caller.policy(kernel)
         seen = (caller.contract.op, training, values, policy, *_forms(tensors))

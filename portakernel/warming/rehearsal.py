@@ -10,56 +10,30 @@ import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from portakernel import runtime
 from portakernel.calling.caller import OpCaller
-from portakernel.calling.devices import find_device
 from portakernel.calling.key_table import Placement
-from portakernel.claims.request import Phase, Request
 from portakernel.contracts import contract, contracts
-from portakernel.deciding.asking import ask
-from portakernel.deciding.kernel_argument import strictly
-from portakernel.errors import ArgumentTypeError, ArgumentValueError, CaptureError, PortakernelError, WarmupError
-from portakernel.offline.job import Job
+from portakernel.errors import ArgumentTypeError, CaptureError, PortakernelError, WarmupError
 from portakernel.tensors.capture import is_capturing
 from portakernel.tensors.compilation import compilations
-from portakernel.tensors.scratch import described, like
 from portakernel.text.printable import exception_text
-from portakernel.warming.ahead import compile_ahead, serving_jobs
-from portakernel.warming.building import Progress, build_for, phases_of, progressing
+from portakernel.warming.ahead import compile_ahead
+from portakernel.warming.building import Progress, progressing
 from portakernel.warming.outcome import Call, WarmCall, Warmup
 from portakernel.warming.recording import Recording
-from portakernel.words.target import Device
+from portakernel.warming.steps import ConcreteCall, WarmupStep, described_call, prepared
 
 # A function whose runs still bring something new then (a cache that grows with each) makes other calls each time.
 MAX_RUNS = 5
 
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """Something to run; ``requests`` is what it makes of the op's phases, where it is a call of one op.
-
-    ``jobs`` is what such a call may have to compile.
-    """
-
-    run: Callable[[], object]
-    requests: Mapping[Phase, Request] = field(default_factory=dict[Phase, Request])
-    jobs: tuple[tuple[Job, Device], ...] = ()
-
-    @property
-    def name(self) -> str:
-        """The call in words."""
-        return str(next(iter(self.requests.values())))
-
-
 # The calls that could not be made, each with its diagnosis or what it raised.
 Failed = dict[str, str | Exception]
-Prepare = Callable[[Progress, Failed], Sequence[_Step]]
+Prepare = Callable[[Progress, Failed], Sequence[WarmupStep]]
 
 
 def rehearse_function(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Warmup:
@@ -76,10 +50,7 @@ def rehearse_function(function: Callable[..., Any], args: Sequence[Any], kwargs:
     def recorded(progress: Progress) -> AbstractContextManager[object]:
         return Recording(callers, progress)
 
-    return _rehearsed(lambda progress, failed: [_Step(lambda: function(*args, **kwargs))], recorded, alone=True)
-
-
-_Made = tuple[OpCaller, Sequence[Any], Sequence[Any], str | None]
+    return _rehearsed(lambda progress, failed: [WarmupStep(lambda: function(*args, **kwargs))], recorded, alone=True)
 
 
 def rehearse_call(
@@ -104,7 +75,7 @@ def rehearse_described(
 ) -> Warmup:
     """Warms up calls in words, on zeros; ``device_of`` says on which of torch's devices.
 
-    ``shown`` is told of the progress, or a terminal; ``workers`` bounds the processes that compile, of which there is
+    ``shown`` shows the progress, or a terminal does; ``workers`` bounds the processes that compile, of which there is
     else one a core. ``alone``: there is one call, and no others to go on with.
 
     Raises:
@@ -115,12 +86,12 @@ def rehearse_described(
     for call in calls:
         contract(call.op)
     with torch.enable_grad():  # whether there are gradients is what `training` says, wherever this is called
-        made = [(str(call), functools.partial(_described, call, device_of)) for call in calls]
+        made = [(str(call), functools.partial(described_call, call, device_of)) for call in calls]
         return _rehearsed_calls(made, shown, workers, alone=alone)
 
 
 def _rehearsed_calls(
-    calls: Sequence[tuple[str, Callable[[], _Made]]],
+    calls: Sequence[tuple[str, Callable[[], ConcreteCall]]],
     shown: Progress | None = None,
     workers: int | None = None,
     *,
@@ -128,11 +99,11 @@ def _rehearsed_calls(
 ) -> Warmup:
     """Warms up calls, each under its name; ``alone``: what cannot be made is its own error."""
 
-    def prepare(progress: Progress, failed: Failed) -> Sequence[_Step]:
-        steps: list[_Step] = []
+    def prepare(progress: Progress, failed: Failed) -> Sequence[WarmupStep]:
+        steps: list[WarmupStep] = []
         for name, make in calls:
             try:
-                steps.append(_prepared(*make(), progress))
+                steps.append(prepared(*make(), progress))
             except Exception as error:  # the plugin border: what a build raises stops no other call
                 if alone:
                     raise
@@ -140,37 +111,6 @@ def _rehearsed_calls(
         return steps
 
     return _rehearsed(prepare, lambda progress: nullcontext(), shown, workers, alone=alone)
-
-
-def _prepared(
-    caller: OpCaller, tensors: Sequence[Any], parameters: Sequence[Any], kernel: str | None, progress: Progress
-) -> _Step:
-    """The call, with what it needs built."""
-    caller.arguments.check_kinds(tensors)
-    if any(tensor is not None and tensor.is_meta for tensor in tensors):
-        raise ArgumentValueError(f"{caller.contract.op}: on meta tensors nothing runs; give tensors of a device")
-    build_for(caller, tensors, parameters, kernel, progress)
-    return _on_scratch(caller, tensors, parameters, kernel)
-
-
-def _described(call: Call, device_of: Callable[[Call], str]) -> _Made:
-    caller, device = runtime.caller(call.op), device_of(call)
-    try:
-        place = torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError) as error:  # what torch raises for a device that is not there, or is none
-        known = ", ".join(sorted({d.torch_device for d in caller.dispatcher.registry.devices if d.torch_device}))
-        raise ArgumentValueError(f"{call.op}: device {device!r} cannot be used here; known: {known}") from error
-    request = ask(
-        caller.contract,
-        find_device(caller.dispatcher.registry, place).target,
-        dtypes=call.dtype,
-        shapes=call.shape,
-        formats=call.format,
-        values=call.parameters,
-    )
-    tensors = described(request, call.shape, place, training=call.training)
-    given = [tensors.get(name) for name in caller.contract.names]
-    return caller, given, list(request.values.values()), call.kernel
 
 
 def _rehearsed(
@@ -189,60 +129,74 @@ def _rehearsed(
         failed: Failed = {}
         steps = prepare(progress, failed)
         ahead, uncompiled = _compile_ahead(steps, progress, workers)
-        able = [step for step in steps if not any(str(job) in uncompiled for job, _ in step.jobs)]
         failed.update(uncompiled)
-        steps = []
+        able = [step for step in steps if not any(str(job) in uncompiled for job, _ in step.jobs)]
         with first_run(progress):
-            for place, step in enumerate(able):
-                progress.advance("run 1")
-                progress.count(place, len(able))
-                try:
-                    step.run()
-                except Exception as error:  # the plugin border: what a kernel raises stops no other call
-                    if (alone and isinstance(error, PortakernelError)) or not step.requests:
-                        raise
-                    failed[step.name] = error
-                else:
-                    steps.append(step)
-        runs, settled = 1, False
-        calls: list[WarmCall] = []
-        while not settled and runs < MAX_RUNS:
-            runs += 1
-            progress.advance(f"run {runs}")
-            known, compiled = _placements(), len(compilations())
-            calls = [call for step in steps for call in _run_and_count(step)]
-            settled = _placements().keys() == known.keys() and len(compilations()) == compiled
-    for name in {call.request.device.torch_device for call in calls if call.request.device is not None}:
-        # an error of what was launched belongs to the warm-up
-        if name is not None and not name.startswith("cpu"):
-            torch.get_device_module(name).synchronize(name)
-    seconds = time.perf_counter() - start
-    declined, compiled_now = tuple(progress.declined.items()), compilations().since(compiled_before)
-    found = Warmup(
+            steps = _run_first(able, progress, failed, alone=alone)
+        runs, settled, calls = _run_until_settled(steps, progress)
+    _wait_for_devices(calls)
+    warmup = Warmup(
         tuple(calls),
         tuple(progress.built),
-        declined,
-        compiled_now,
+        tuple(progress.declined.items()),
+        compilations().since(compiled_before),
         runs,
         settled,
-        seconds,
+        time.perf_counter() - start,
         ahead=ahead,
         failed=tuple((call, why if isinstance(why, str) else _raised(why)) for call, why in failed.items()),
     )
     if failed:
-        raise WarmupError(found) from next((why for why in failed.values() if isinstance(why, Exception)), None)
-    return found
+        raise WarmupError(warmup) from next((why for why in failed.values() if isinstance(why, Exception)), None)
+    return warmup
+
+
+def _run_first(steps: Sequence[WarmupStep], progress: Progress, failed: Failed, *, alone: bool) -> list[WarmupStep]:
+    """Runs each step; those that did not raise. What one of several raised is put into ``failed``."""
+    ran: list[WarmupStep] = []
+    for place, step in enumerate(steps):
+        progress.advance("run 1")
+        progress.count(place, len(steps))
+        try:
+            step.run()
+        except Exception as error:  # the plugin border: what a kernel raises stops no other call
+            if (alone and isinstance(error, PortakernelError)) or not step.requests:
+                raise
+            failed[step.name] = error
+        else:
+            ran.append(step)
+    return ran
+
+
+def _run_until_settled(steps: Sequence[WarmupStep], progress: Progress) -> tuple[int, bool, list[WarmCall]]:
+    """Runs all steps a second time and on, until nothing is new: how many runs it took, if it is so, their calls."""
+    runs, settled = 1, False
+    calls: list[WarmCall] = []
+    while not settled and runs < MAX_RUNS:
+        runs += 1
+        progress.advance(f"run {runs}")
+        known, compiled = _placements(), len(compilations())
+        calls = [call for step in steps for call in _run_and_count(step)]
+        settled = _placements().keys() == known.keys() and len(compilations()) == compiled
+    return runs, settled, calls
+
+
+def _wait_for_devices(calls: Sequence[WarmCall]) -> None:
+    """Returns once all that was launched is done, because an error of it belongs to the warm-up."""
+    for name in {call.request.device.torch_device for call in calls if call.request.device is not None}:
+        if name is not None and not name.startswith("cpu"):
+            torch.get_device_module(name).synchronize(name)
 
 
 def _raised(error: Exception) -> str:
-    """What a call raised: portakernel's own errors say it themselves."""
+    """The text for what a call raised: portakernel's own errors say it themselves."""
     return str(error) if isinstance(error, PortakernelError) else exception_text(error)
 
 
 def _compile_ahead(
-    steps: Sequence[_Step], progress: Progress, workers: int | None
+    steps: Sequence[WarmupStep], progress: Progress, workers: int | None
 ) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Compiles side by side what the caches lack; what was compiled, and what could not be, with its diagnosis."""
+    """Compiles side by side what the caches lack; returns what was compiled, and what could not be, with why."""
     jobs = [job for step in steps for job in step.jobs]
     if not jobs:
         return (), {}
@@ -251,7 +205,7 @@ def _compile_ahead(
     return compiled, {outcome.call: outcome.error for outcome in outcomes if outcome.error}
 
 
-def _run_and_count(step: _Step) -> Iterator[WarmCall]:
+def _run_and_count(step: WarmupStep) -> Iterator[WarmCall]:
     """Runs it; what served its calls."""
     before = _placements()  # kept, so that none of the new ones gets the number of one that went
     counts = {key: placement.count() for key, placement in before.items()}
@@ -264,34 +218,5 @@ def _run_and_count(step: _Step) -> Iterator[WarmCall]:
 
 
 def _placements() -> dict[int, Placement]:
-    """What stands in the key tables, each by what tells it from any other that is kept."""
+    """The placements in the key tables, by identity, which is no other's as long as they are kept."""
     return {id(p): p for caller in runtime.callers_so_far() for p in list(caller.table.entries.values())}
-
-
-def _on_scratch(
-    caller: OpCaller, tensors: Sequence[Tensor | None], parameters: Sequence[Any], kernel: str | None
-) -> _Step:
-    """The public call on copies of ``tensors``, and the gradients of what it returns where they need some."""
-    from portakernel import ops
-
-    function, described_op = getattr(ops, caller.contract.op), caller.contract
-    phases = phases_of(described_op, tensors)
-    copies = {name: like(t) for name, t in zip(described_op.names, tensors, strict=True) if t is not None}
-    positional = [copies.get(tensor.name) for tensor in described_op.tensors if not tensor.keyword]
-    named = {
-        tensor.name: copies[tensor.name] for tensor in described_op.tensors if tensor.keyword and tensor.name in copies
-    }
-    named |= caller.arguments.named(parameters)
-
-    def run() -> None:
-        found = function(*positional, **named, kernel=kernel)
-        results = [result for result in (found if isinstance(found, tuple) else (found,)) if result.requires_grad]
-        if Phase.INFERENCE not in phases and results and described_op.gradient != "none":
-            leaves = [copy for copy in copies.values() if copy.requires_grad]
-            torch.autograd.grad(results, leaves, [torch.ones_like(r) for r in results], allow_unused=True)
-
-    values = caller.arguments.canonical(parameters)
-    policy = caller.policy(strictly(caller.dispatcher.registry, described_op.op, kernel))
-    jobs = serving_jobs(caller, [copies.get(name) for name in described_op.names], values, phases, policy)
-    requests = {phase: caller.arguments.request(tensors, values, phase) for phase in phases}
-    return _Step(run, requests, tuple(jobs))

@@ -21,7 +21,7 @@ from portakernel.errors import (
 )
 from portakernel.offline.job import Job
 from portakernel.offline.outcome import Outcome
-from portakernel.warming import rehearsal
+from portakernel.warming import rehearsal, steps
 
 
 @pytest.fixture(autouse=True)
@@ -271,14 +271,14 @@ def test_calls_of_a_list_that_cannot_be_made_are_told_once_the_others_are_warm(w
 
 
 def test_what_a_build_raises_stops_no_other_call_of_a_list(monkeypatch):
-    build_for = rehearsal.build_for
+    build_for = steps.build_for
 
     def fail(caller, *given):
         if caller.contract.op == "add":
             raise RuntimeError("ld returned 1")
         build_for(caller, *given)
 
-    monkeypatch.setattr(rehearsal, "build_for", fail)
+    monkeypatch.setattr(steps, "build_for", fail)
     with pytest.raises(WarmupError) as caught:
         portakernel.warmup(SEVERAL)
     assert caught.value.warmup.failed == ((str(SEVERAL[0]), "RuntimeError: ld returned 1"),)
@@ -311,7 +311,7 @@ def test_what_cannot_be_compiled_ahead_is_not_called_and_the_rest_is(monkeypatch
         Outcome("triton.add", "nvidia:sm_90", str(jobs["add"]), error="the compiler ended its process (SIGABRT)\nno"),
         Outcome("triton.rms_norm", "nvidia:sm_90", str(jobs["rms_norm"])),
     ]
-    monkeypatch.setattr(rehearsal, "serving_jobs", lambda caller, *_: [(jobs[caller.contract.op], None)])
+    monkeypatch.setattr(steps, "serving_jobs", lambda caller, *_: [(jobs[caller.contract.op], None)])
     monkeypatch.setattr(rehearsal, "compile_ahead", lambda now, asked, shown, workers: outcomes)
     failing(monkeypatch, "add")
     with pytest.raises(WarmupError) as caught:

@@ -204,11 +204,11 @@ def test_a_policy_that_changes_while_a_kernel_is_named_leaves_no_wrong_choice(op
     other = threading.Thread(target=change)
     other.start()
     while not finished.is_set():
-        caller.pinned.clear()
-        caller.named.clear()
+        caller.policies.pinned.clear()
+        caller.policies.named.clear()
         with contextlib.suppress(NoKernelError):  # where it is denied just now
             ops.add(x, x, kernel="torch.add")
-        for (_, above), pinned in list(caller.pinned.items()):
+        for (_, above), pinned in list(caller.policies.pinned.items()):
             assert pinned.layers[1:] == above.layers
     other.join()
 

@@ -1,4 +1,4 @@
-"""What the choice among kernels reads of a call: limits, values, the plugins' own checks. A key holds no more."""
+"""The reads of an op: limits, values, plugins' own checks that its kernels' choice depends on. A key holds no more."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Reads:
 
 
 def reads_of(contract: Contract, kernels: Iterable[Kernel], readiness: Readiness) -> Reads:
-    """What decides whether, or how early, one of the kernels is chosen."""
+    """The reads of these kernels: all that decides if one of them is chosen, and how early."""
     few = {parameter.name for parameter in contract.parameters if parameter.kind in _FEW}
     limits, values = set[Limit](), set[str]()
     checks: list[tuple[tuple[str, ...], Callable[..., bool | None]]] = []

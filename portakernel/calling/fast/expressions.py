@@ -1,7 +1,8 @@
-"""What tells calls of one form apart, as source text over an op's arguments: what its contract and claims make of them.
+"""How calls of one form differ, as source text over an op's arguments: what its contract and claims read of them.
 
 Generated, because a loop over arguments costs more than the whole dispatch may: the code is what one would write by
-hand for each op.
+hand for each op. Of ``rms_norm`` the parts may be ``s_weight[-1] <= 16384`` (sized), ``(x.is_contiguous() or
+layout_x(x))`` (strided) and ``weight_offset == 0.0`` (open).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from portakernel.calling.fast.shape_numbers import Verdicts
 from portakernel.claims.capability import Limit
 from portakernel.contract import Contract, TensorArgument
 from portakernel.contract.sizes import DIMENSION, parse_size
-from portakernel.deciding.builds import Unit, unit_names
+from portakernel.deciding.builds import BuildUnit, unit_names
 from portakernel.tensors.layout import alignment, flat_rows, stride_last
 
 FACTS: dict[str, Callable[[Tensor], int]] = {
@@ -51,7 +52,7 @@ class Expressions:
 
     @property
     def steady(self) -> tuple[str, ...]:
-        """What sizes and strides decide of the key."""
+        """The key's parts that sizes and strides decide."""
         return (*self.sized, *self.strided)
 
     @property
@@ -66,12 +67,12 @@ class Expressions:
         return ("sized", *self.strided, *self.open)
 
 
-def expressions(contract: Contract, reads: Reads, built: set[Unit] | None = None) -> Expressions:
-    """What tells one call's key from another's of its form: each limit's outcome, raw reads, asked features.
+def expressions(contract: Contract, reads: Reads, built: set[BuildUnit] | None = None) -> Expressions:
+    """The parts of a key: each limit's outcome, values that are read as they are, asked features.
 
     ``contract`` has no choice left open. ``built`` grows as kernels are built for sizes and values.
     """
-    writer = _Writer(contract, reads)
+    writer = _KeyWriter(contract, reads)
     writer.write_limits()
     writer.write_layouts()
     writer.write_values()
@@ -82,7 +83,7 @@ def expressions(contract: Contract, reads: Reads, built: set[Unit] | None = None
     return writer.written()
 
 
-class _Writer:
+class _KeyWriter:
     """Writes an op's ``Expressions`` piece by piece."""
 
     def __init__(self, contract: Contract, reads: Reads) -> None:
@@ -100,12 +101,12 @@ class _Writer:
             self.sizes[rows] = f"s__{rows}"
 
     def write_limits(self) -> None:
-        """Of each limit on a size, its outcome."""
+        """The outcome of each limit on a size."""
         limits = [limit for limit in self.reads.limits if limit.parameter in self.sizes]
         self.sized += [_bound(limit, self.sizes[limit.parameter]) for limit in limits]
 
     def write_layouts(self) -> None:
-        """Of each tensor whose layout is limited, the outcomes."""
+        """The outcomes of limits on each tensor's layout."""
         for tensor in self.contract.tensors:
             limits = [limit for limit in self.reads.limits if limit.parameter.startswith(f"{tensor.name}.")]
             of_strides, of_address = _layout_parts(tensor, limits, self.names)
@@ -117,7 +118,7 @@ class _Writer:
         self.open += [name if name in self.parameters else "None" for name in self.reads.values]
 
     def write_checks(self) -> None:
-        """Of each plugin's check, its answer, under the part that what it reads belongs to."""
+        """The answer of each plugin's check, in the part of the key that has what it reads."""
         facts = dict[str, str]()
         for tensor in self.contract.tensors:
             for fact, function in FACTS.items():
@@ -141,7 +142,7 @@ class _Writer:
             elif parameter.feature:
                 self.open.append(f"{parameter.name} == {parameter.default!r}")
 
-    def write_built(self, built: set[Unit]) -> None:
+    def write_built(self, built: set[BuildUnit]) -> None:
         """The unit that would have to be built, where it is: what is built for one is not built for another."""
         self.names["built"] = built
         unit = [*(self.plain_sizes[name] for name in unit_names(self.contract)), *self.parameters]
@@ -151,7 +152,7 @@ class _Writer:
 
     def written(self) -> Expressions:
         """All of it, and the look-up of what shapes decide."""
-        found = Expressions(
+        written = Expressions(
             shapes=tuple(f"s_{t.name} = {unless_none(t, f'{t.name}.shape', 'None')}" for t in self.contract.tensors),
             products=tuple(self.products),
             ranks=self.ranks,
@@ -162,9 +163,9 @@ class _Writer:
             open=tuple(self.open),
             names=self.names,
         )
-        verdicts = Verdicts(_make_judge(self.contract, found))
+        verdicts = Verdicts(_make_judge(self.contract, written))
         self.names |= {"judged": verdicts.known.get, "judge": verdicts.judge}
-        return found
+        return written
 
 
 def _call(function: str, names: Sequence[str], sources: Mapping[str, str]) -> str:
@@ -195,13 +196,13 @@ def dimension_sources(contract: Contract) -> tuple[dict[str, str], str, str]:
         else:
             rank = f"len({shape}) == {len(fixed)}"
         for place, text in enumerate(fixed):
-            size, found = parse_size(text), f"{shape}[{place - len(fixed)}]"
+            size, actual = parse_size(text), f"{shape}[{place - len(fixed)}]"
             if size.name is None or size.name in sizes:
                 known = sizes.get(size.name or "", "")
-                conditions.append(f"{found} == {size.source(known)}")
+                conditions.append(f"{actual} == {size.source(known)}")
                 conditions += [f"{known} % {size.divisor} == 0"] if size.divisor > 1 and not size.rounded else []
             elif size.solvable and not tensor.optional:
-                sizes[size.name], condition = size.solved(found)
+                sizes[size.name], condition = size.solved(actual)
                 conditions += [condition] if condition else []
         if tensor.optional:
             terms = [term for term in (rank, *conditions) if term]
@@ -209,7 +210,7 @@ def dimension_sources(contract: Contract) -> tuple[dict[str, str], str, str]:
         else:
             ranks += [rank] if rank else []
             equal += conditions
-    equal += [DIMENSION.sub(lambda found: sizes[found[0]], f"({text})") for text in contract.requirements]
+    equal += [DIMENSION.sub(lambda match: sizes[match[0]], f"({text})") for text in contract.requirements]
     return sizes, " and ".join(ranks) or "True", " and ".join(equal) or "True"
 
 
@@ -237,7 +238,7 @@ def _bound(limit: Limit, value: str) -> str:
 def _layout_parts(
     tensor: TensorArgument, limits: Sequence[Limit], names: dict[str, Any]
 ) -> tuple[list[str], list[str]]:
-    """What limits on strides ask, and what those on the address do.
+    """The parts for limits on strides, and those for limits on the address.
 
     A contiguous tensor needs no more for the first: that fixes its other facts.
     """
@@ -246,8 +247,8 @@ def _layout_parts(
     of_strides, of_address = list[str](), list[str]()
     if strided:
         names[f"layout_{tensor.name}"] = _outcomes(f"layout_{tensor.name}", strided)
-        found = f"({tensor.name}.is_contiguous() or layout_{tensor.name}({tensor.name}))"
-        of_strides.append(unless_none(tensor, found, "None"))
+        outcome = f"({tensor.name}.is_contiguous() or layout_{tensor.name}({tensor.name}))"
+        of_strides.append(unless_none(tensor, outcome, "None"))
     if aligned:
         names[f"aligned_{tensor.name}"] = _outcomes(f"aligned_{tensor.name}", aligned)
         of_address.append(unless_none(tensor, f"aligned_{tensor.name}({tensor.name})", "None"))

@@ -1,4 +1,4 @@
-"""The forms of an op's calls: what is alike in calls that may read memory, told by one check in C++.
+"""The forms of an op's calls: what is alike in calls that may read memory, recognised by one check in C++.
 
 A form is first seen through the questions of ``public_source.make_plain``, asked from Python one after the other. From
 then on torch's own guard over tensors recognises it.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +20,8 @@ MAX_FORMS = 64
 # Of exact forms few are worth looking through: a check costs as much as a few of the questions that make a new one.
 MAX_EXACT_FORMS = 4
 
-Signature = tuple[Any, ...]
+# Of each tensor its dtype and device; None where it is absent.
+Kinds = tuple[tuple[torch.dtype, torch.device] | None, ...]
 
 
 class Form:
@@ -64,7 +64,7 @@ class Forms:
                 return form
         if not self._plain(*tensors):
             return None
-        # where autograd is passed by, which the check tells too, nothing is recorded whatever grad mode says
+        # where autograd is passed by, which the check sees too, nothing is recorded whatever grad mode says
         requires_grad = any(tensor is not None and tensor.requires_grad for tensor in tensors)
         leaf = requires_grad and not autograd_is_excluded()
         form = Form(self._check(tensors), leaf, self._signatures.of(tensors))
@@ -108,11 +108,10 @@ class Signatures:
     """One object for each combination of dtypes and devices that an op was called with."""
 
     def __init__(self) -> None:
-        self._known: dict[Signature, object] = {}
+        self._known: dict[Kinds, object] = {}
 
     def of(self, tensors: Sequence[Tensor | None]) -> object:
-        """What stands for the dtypes and devices of these tensors."""
-        found: list[tuple[torch.dtype, torch.device] | None]
-        found = [None if tensor is None else (tensor.dtype, tensor.device) for tensor in tensors]
+        """The object that stands for the dtypes and devices of these tensors."""
+        kinds = tuple([None if tensor is None else (tensor.dtype, tensor.device) for tensor in tensors])
         # atomic: of two threads that come first together, both get the same
-        return self._known.setdefault(tuple(found), object())
+        return self._known.setdefault(kinds, object())

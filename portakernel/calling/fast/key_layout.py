@@ -1,4 +1,4 @@
-"""What a key is made of, in order: the one place that says so, for code that makes keys and for code that writes it.
+"""The parts of a key, in order: the one place that says so, for code that makes keys and for code that writes it.
 
 ``(signature, *parts, policy)`` for a plain forward: the form's dtypes and devices, what ``keys.Expressions`` lists, the
 policy in force. Any other kind of call has its ``CallKind`` behind that, field by field. ``caller`` adds what is rarer:
@@ -13,7 +13,7 @@ from portakernel.claims.request import Phase
 
 
 class CallKind(NamedTuple):
-    """What the choice depends on beside arguments and policy.
+    """The kind of a call: all that the choice depends on beside arguments and policy.
 
     ``inplace``: the result goes over an argument. ``saved_by``: of a backward, the kernel that ran forward, where it
     saves in a way of its own. ``below_autograd``: of a training forward, that autograd has had its turn.

@@ -18,7 +18,7 @@ from portakernel.calling.fast.expressions import (
     unless_none,
 )
 from portakernel.contract import Contract
-from portakernel.deciding.builds import Unit
+from portakernel.deciding.builds import BuildUnit
 
 
 def make_key(contract: Contract, parts: Expressions, *, checked: bool = False) -> Callable[..., tuple[Any, ...]]:
@@ -46,7 +46,7 @@ def make_open(contract: Contract, parts: Expressions) -> Callable[..., tuple[Any
 class Keys(dict[Any, Callable[..., tuple[Any, ...]]]):
     """The key function for each value of an op's choosers, made when first asked for."""
 
-    def __init__(self, contract: Contract, reads: Reads, built: set[Unit] | None = None) -> None:
+    def __init__(self, contract: Contract, reads: Reads, built: set[BuildUnit] | None = None) -> None:
         super().__init__()
         self.contract, self.reads, self.built = contract, reads, built
 
@@ -58,9 +58,9 @@ class Keys(dict[Any, Callable[..., tuple[Any, ...]]]):
 
 
 def chosen_expressions(
-    contract: Contract, values: Mapping[str, Any], reads: Reads, built: set[Unit] | None = None
+    contract: Contract, values: Mapping[str, Any], reads: Reads, built: set[BuildUnit] | None = None
 ) -> Expressions:
-    """What tells one call's key from another's where the parameters have these values, choosers included."""
+    """The parts of a key where the parameters have these values; choosers are among them."""
     parts = expressions(contract.at(values), reads, built)
     return replace(parts, open=tuple(dict.fromkeys((*parts.open, *contract.choosers))))
 

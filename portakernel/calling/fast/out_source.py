@@ -58,8 +58,8 @@ def make_into_bound(
     ``keys.make_steady`` makes of it) and ``opened``.
     """
     steady, opened = ("".join(f"{part}, " for part in each) for each in (parts.steady, parts.open))
-    found, _, _ = dimension_sources(contract)
-    sizes = "".join(f"{found[name]}, " for name in contract.fixed_dims if name in found)
+    size_of, _, _ = dimension_sources(contract)
+    sizes = "".join(f"{size_of[name]}, " for name in contract.fixed_dims if name in size_of)
     tail = f"""\
     {"; ".join(parts.products)}
     if (over and not may_overwrite) or form.signature is not signature:
@@ -137,7 +137,7 @@ def _fits(contract: Contract, result: Result, out: str) -> str:
 
 
 def _apart(contract: Contract, outs: Sequence[str]) -> str:
-    """Lines that leave unless each result is an input that it may be, or shares no byte with any tensor."""
+    """Lines that return None unless each result is an input that it may be, or shares no byte with any tensor."""
     lines = list[str]()
     for place, out in enumerate(outs):
         lines.append(f"begin{place} = {out}.data_ptr(); end{place} = begin{place} + {out}.nbytes")
@@ -179,7 +179,7 @@ def _writable(contract: Contract, parts: Expressions) -> Callable[..., bool]:
 
 
 class _OfInputs(Signatures):
-    """What stands for the dtypes and devices of the inputs, which come first; those of the results follow from them."""
+    """Signatures of the inputs alone, which come first: the results' dtypes and devices follow from theirs."""
 
     def __init__(self, signatures: Signatures, inputs: int) -> None:
         super().__init__()

@@ -174,7 +174,7 @@ def named_dtypes(contract: Contract) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """How generated code makes a call's key: ``lines`` to run, whether the arguments ``fit``, the ``key``'s parts."""
+    """The look-up of a key as code: ``lines`` to run, whether the arguments ``fit``, the ``key``'s parts."""
 
     lines: str
     fit: str
@@ -216,7 +216,7 @@ def {contract.op}({", ".join(_tolerant(strict))}):
     try:
         ours = {ours(contract)}
     except AttributeError:
-        ours = False  # no tensor: `slow` tells
+        ours = False  # no tensor: `slow` refuses it
     if ours and (form.check({tensors}) or (form := forms.find({tensors})) is not None) and {OUTSIDE}:
         plain = not (form.leaf and grad_enabled())
         if out is None{canonical}:

@@ -1,4 +1,4 @@
-"""What an op's shapes decide, worked out once for each and from then on looked up as one number."""
+"""Numbers for what an op's shapes decide: worked out once for each shape, and from then on looked up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generates how a torch op, ``torch.ops.portakernel.<op>``, looks a call up."""
+"""Generates the look-up of a call by a torch op, ``torch.ops.portakernel.<op>``."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from portakernel.contract import Contract, Result
 
 
 def _returned(contract: Contract, results: Sequence[Result], values: str) -> str:
-    """What a torch op returns of what a kernel ``found``: an empty tensor for each result that does not exist."""
+    """What a torch op returns of a kernel's ``result``: an empty tensor for each one that does not exist."""
     terms = list[str]()
     for name, wanted in (result.when for result in results if result.when is not None):
         terms.append(f"{name} {'in' if isinstance(wanted, tuple) else '=='} {wanted!r}")
     if not terms:
-        return "found"
+        return "result"
     like = contract.names[0]
-    otherwise = f"completed(found, ({values}), {like}, saved={len(results) > len(contract.outputs)})"
+    otherwise = f"completed(result, ({values}), {like}, saved={len(results) > len(contract.outputs)})"
     if len(results) == 2 and results[0].when is None:
-        otherwise = f"(found, {like}.new_empty(0))"
-    return f"found if {' and '.join(terms)} else {otherwise}"
+        otherwise = f"(result, {like}.new_empty(0))"
+    return f"result if {' and '.join(terms)} else {otherwise}"
 
 
 def make_hit(contract: Contract, lookup: Lookup, phase: Phase, names: dict[str, Any]) -> Callable[..., Any]:
@@ -64,7 +64,7 @@ def hit({accepted}):
     if placement is None:
         return None
     try:
-        found = placement.launch({given}{out})
+        result = placement.launch({given}{out})
     except CannotRun:
         return None
     return {returned}

@@ -54,6 +54,80 @@ def _terms(s, g, w, b, m, r, weight_offset, ACTIVATION: tl.constexpr):
     return u, h, w[None, :]
 
 
+@triton.jit
+def _held_parameters(
+    weight, bias, lane, columns, weight_stride, bias_stride, BLOCK_N: tl.constexpr, BLOCKS: tl.constexpr
+):
+    """All blocks of the weight and of the bias, as narrow as they are; no blocks of a bias that is absent."""
+    ws, bs = (), ()
+    for i in tl.static_range(BLOCKS):
+        ws = ws + (parameter(weight, weight_stride, i * BLOCK_N + lane, columns),)
+        if bias is not None:
+            bs = bs + (parameter(bias, bias_stride, i * BLOCK_N + lane, columns),)
+    return ws, bs
+
+
+@triton.jit
+def _fetched(
+    s, grad_y, grad_summed, mean, rstd, row, rows, lane, columns, s_stride, grad_y_stride, grad_summed_stride,
+    BLOCK_N: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """All blocks of these rows of ``s``, ``grad_y`` and ``grad_summed``, and their ``rstd`` and ``mean``."""
+    ss = load_blocks(s, row, s_stride, rows, lane, columns, BLOCK_N, BLOCKS)
+    gs = load_blocks(grad_y, row, grad_y_stride, rows, lane, columns, BLOCK_N, BLOCKS)
+    r = tl.load(rstd + row, mask=row < rows, other=0.0)
+    m, es = None, ()
+    if mean is not None:
+        m = tl.load(mean + row, mask=row < rows, other=0.0)
+    if grad_summed is not None:
+        es = load_blocks(grad_summed, row, grad_summed_stride, rows, lane, columns, BLOCK_N, BLOCKS)
+    return ss, gs, es, r, m
+
+
+@triton.jit
+def _means(
+    ss, gs, ws, bs, m, r, weight_offset, columns, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCKS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+):  # fmt: skip
+    """The means of ``h * w * u`` and of ``h * w`` over each row."""
+    products = tl.full((BLOCK_M, BLOCK_N), 0.0, tl.float32)
+    totals = tl.full((BLOCK_M, BLOCK_N), 0.0, tl.float32)
+    for i in tl.static_range(BLOCKS):
+        u, h, w = _terms(ss[i], gs[i], ws[i], _block_of(bs, i), m, r, weight_offset, ACTIVATION)
+        products += h * w * u
+        totals += h * w
+    return (tl.sum(products, axis=1) / columns)[:, None], (tl.sum(totals, axis=1) / columns)[:, None]
+
+
+@triton.jit
+def _block_of(blocks, i: tl.constexpr):
+    """One of several blocks; None where there are none."""
+    block = None
+    if len(blocks) > 0:
+        block = blocks[i]
+    return block
+
+
+@triton.jit
+def _gradient(u, h, w, product, total, m, r, e):
+    """``grad_x`` of a block of rows."""
+    inner = h * w - u * product
+    if m is not None:
+        inner -= total
+    gradient = r[:, None] * inner
+    if e is not None:
+        gradient += e.to(tl.float32)
+    return gradient
+
+
+@triton.jit
+def _store_share(shares, share, program, column, columns):
+    """Stores a program's sums over its rows, if they are wanted."""
+    if shares is not None:
+        sums = tl.sum(share, axis=0)
+        tl.store(shares + program * columns + column, sums, mask=column < columns)
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _backward(
     s: tl.tensor,
@@ -82,66 +156,38 @@ def _backward(
 ) -> None:
     program = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, BLOCK_N)
-    ws, bs, weight_share, bias_share = (), (), (), ()
-    for i in tl.static_range(BLOCKS):
-        ws = ws + (parameter(weight, weight_stride, i * BLOCK_N + lane, columns),)
-        if bias is not None:
-            bs = bs + (parameter(bias, bias_stride, i * BLOCK_N + lane, columns),)
+    ws, bs = _held_parameters(weight, bias, lane, columns, weight_stride, bias_stride, BLOCK_N, BLOCKS)
+    weight_share, bias_share = (), ()
+    for _ in tl.static_range(BLOCKS):
         weight_share = weight_share + (tl.full((BLOCK_M, BLOCK_N), 0.0, tl.float32),)
         bias_share = bias_share + (tl.full((BLOCK_M, BLOCK_N), 0.0, tl.float32),)
 
     # The next rows are read before these are computed, so that there is always something on its way.
     row = program * BLOCK_M + tl.arange(0, BLOCK_M)
-    s_next = load_blocks(s, row, s_stride, rows, lane, columns, BLOCK_N, BLOCKS)
-    g_next = load_blocks(grad_y, row, grad_y_stride, rows, lane, columns, BLOCK_N, BLOCKS)
-    r_next = tl.load(rstd + row, mask=row < rows, other=0.0)
-    if mean is not None:
-        m_next = tl.load(mean + row, mask=row < rows, other=0.0)
-    if grad_summed is not None:
-        e_next = load_blocks(grad_summed, row, grad_summed_stride, rows, lane, columns, BLOCK_N, BLOCKS)
-
+    s_next, g_next, e_next, r_next, m_next = _fetched(
+        s, grad_y, grad_summed, mean, rstd, row, rows, lane, columns, s_stride, grad_y_stride, grad_summed_stride,
+        BLOCK_N, BLOCKS,
+    )  # fmt: skip
     step = tl.num_programs(0) * BLOCK_M
     for first in range(program * BLOCK_M, rows, step):
-        ss, gs, r, m = s_next, g_next, r_next, None
+        ss, gs, es, r, m = s_next, g_next, e_next, r_next, m_next
         row = first + step + tl.arange(0, BLOCK_M)
-        s_next = load_blocks(s, row, s_stride, rows, lane, columns, BLOCK_N, BLOCKS)
-        g_next = load_blocks(grad_y, row, grad_y_stride, rows, lane, columns, BLOCK_N, BLOCKS)
-        r_next = tl.load(rstd + row, mask=row < rows, other=0.0)
-        if mean is not None:
-            m = m_next
-            m_next = tl.load(mean + row, mask=row < rows, other=0.0)
-        if grad_summed is not None:
-            es = e_next
-            e_next = load_blocks(grad_summed, row, grad_summed_stride, rows, lane, columns, BLOCK_N, BLOCKS)
+        s_next, g_next, e_next, r_next, m_next = _fetched(
+            s, grad_y, grad_summed, mean, rstd, row, rows, lane, columns, s_stride, grad_y_stride, grad_summed_stride,
+            BLOCK_N, BLOCKS,
+        )  # fmt: skip
 
         row = first + tl.arange(0, BLOCK_M)
         if grad_x is not None:
-            products = tl.full((BLOCK_M, BLOCK_N), 0.0, tl.float32)
-            totals = tl.full((BLOCK_M, BLOCK_N), 0.0, tl.float32)
-            for i in tl.static_range(BLOCKS):
-                b = None
-                if bias is not None:
-                    b = bs[i]
-                u, h, w = _terms(ss[i], gs[i], ws[i], b, m, r, weight_offset, ACTIVATION)
-                products += h * w * u
-                totals += h * w
-            product = (tl.sum(products, axis=1) / columns)[:, None]
-            if mean is not None:
-                total = (tl.sum(totals, axis=1) / columns)[:, None]
+            product, total = _means(
+                ss, gs, ws, bs, m, r, weight_offset, columns, BLOCK_M, BLOCK_N, BLOCKS, ACTIVATION
+            )  # fmt: skip
         more_weight, more_bias = (), ()
         for i in tl.static_range(BLOCKS):
-            column = i * BLOCK_N + lane
-            b = None
-            if bias is not None:
-                b = bs[i]
-            u, h, w = _terms(ss[i], gs[i], ws[i], b, m, r, weight_offset, ACTIVATION)
+            u, h, w = _terms(ss[i], gs[i], ws[i], _block_of(bs, i), m, r, weight_offset, ACTIVATION)
             if grad_x is not None:
-                inner = h * w - u * product
-                if mean is not None:
-                    inner -= total
-                gradient = r[:, None] * inner
-                if grad_summed is not None:
-                    gradient += es[i].to(tl.float32)
+                column = i * BLOCK_N + lane
+                gradient = _gradient(u, h, w, product, total, m, r, _block_of(es, i))
                 store_block(grad_x, row, columns, rows, column, columns, gradient)
                 if grad_residual is not None:
                     store_block(grad_residual, row, columns, rows, column, columns, gradient)
@@ -150,13 +196,8 @@ def _backward(
         weight_share, bias_share = more_weight, more_bias
 
     for i in tl.static_range(BLOCKS):
-        column = i * BLOCK_N + lane
-        if weight_shares is not None:
-            share = tl.sum(weight_share[i], axis=0)
-            tl.store(weight_shares + program * columns + column, share, mask=column < columns)
-        if bias_shares is not None:
-            share = tl.sum(bias_share[i], axis=0)
-            tl.store(bias_shares + program * columns + column, share, mask=column < columns)
+        _store_share(weight_shares, weight_share[i], program, i * BLOCK_N + lane, columns)
+        _store_share(bias_shares, bias_share[i], program, i * BLOCK_N + lane, columns)
 
 
 def backward(
