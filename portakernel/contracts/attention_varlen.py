@@ -6,17 +6,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
-from portakernel.contract import (
-    Case,
-    Contract,
-    Cost,
-    Draw,
-    Ends,
-    Parameter,
-    Result,
-    TensorArgument,
-    Tolerance,
-)
+from portakernel.contract import Case, Contract, Cost, Draw, Ends, Parameter, Result, TensorArgument, Tolerance
 from portakernel.contracts.attention import visible_keys, visible_pairs
 
 

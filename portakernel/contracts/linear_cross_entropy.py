@@ -5,17 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from portakernel.contract import (
-    Case,
-    Contract,
-    Cost,
-    Draw,
-    Indices,
-    Parameter,
-    Result,
-    TensorArgument,
-    Tolerance,
-)
+from portakernel.contract import Case, Contract, Cost, Result, TensorArgument, Tolerance
+from portakernel.contracts.cross_entropy import PARAMETERS, TARGET
 
 
 def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[str, Any]) -> Cost:
@@ -51,25 +42,9 @@ CONTRACT = Contract(
     tensors=(
         TensorArgument("x", ("*M", "K"), ("float32", "float16", "bfloat16")),
         TensorArgument("weight", ("V", "K"), ("x",)),
-        TensorArgument(
-            "target",
-            ("*M",),
-            ("int64", "int32"),
-            draw=Draw("index", below="V", sometimes="ignore_index"),
-            rule=Indices("V", otherwise="ignore_index"),
-        ),
+        TARGET,
     ),
-    parameters=(
-        Parameter("ignore_index", -100, kind="int", summary="the target of rows that have no loss and no gradient"),
-        Parameter(
-            "label_smoothing",
-            0.0,
-            feature=True,
-            least=0.0,
-            most=1.0,
-            summary="the share of the target spread evenly, from 0 to 1",
-        ),
-    ),
+    parameters=PARAMETERS,
     outputs=(Result("loss", ("*M",), like="x", dtype="float32"),),
     saved=(Result("logsumexp", ("M",), like="x", dtype="float32"),),
     requirements=("V >= 1",),
