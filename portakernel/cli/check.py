@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from portakernel.cli.options import Json
+from portakernel.cli.options import FoundDevice, Json, OnlyOp, OnlyPlugin, Seed
 
 if TYPE_CHECKING:
     from portakernel.cli.output import Page, Style
@@ -19,21 +19,10 @@ STATUSES = ("passed", "failed", "skipped")
 
 
 def command(
-    plugin: Annotated[
-        str | None, typer.Option("--plugin", metavar="PLUGIN", help="Only this plugin's kernels.")
-    ] = None,
-    op: Annotated[str | None, typer.Option("--op", metavar="OP", help="Only kernels of this op.")] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            "--device",
-            metavar="DEVICE",
-            help="Where to run, such as cuda:0 or amd:gfx942 [default: wherever a kernel can].",
-        ),
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option("--seed", metavar="N", help="Draws the inputs [default: a fresh one, which is shown].")
-    ] = None,
+    plugin: OnlyPlugin = None,
+    op: OnlyOp = None,
+    device: FoundDevice = None,
+    seed: Seed = None,
     all_builds: Annotated[
         bool,
         typer.Option(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from portakernel.cli.check import find_device, print_result
-from portakernel.cli.options import Json
+from portakernel.cli.options import FoundDevice, Json, OnlyOp, OnlyPlugin, Output, Seed
 
 if TYPE_CHECKING:
     from portakernel.conformance.observation import Findings
@@ -20,21 +20,12 @@ if TYPE_CHECKING:
 
 
 def command(
-    plugin: Annotated[
-        str | None, typer.Option("--plugin", metavar="PLUGIN", help="Only this plugin's kernels.")
-    ] = None,
-    op: Annotated[str | None, typer.Option("--op", metavar="OP", help="Only kernels of this op.")] = None,
+    plugin: OnlyPlugin = None,
+    op: OnlyOp = None,
     kernel: Annotated[
         list[str] | None, typer.Option("--kernel", metavar="NAME", help="Only this kernel; repeatable.")
     ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            "--device",
-            metavar="DEVICE",
-            help="Where to run, such as cuda:0 or amd:gfx942 [default: wherever a kernel can].",
-        ),
-    ] = None,
+    device: FoundDevice = None,
     seconds: Annotated[
         float | None,
         typer.Option(
@@ -58,12 +49,8 @@ def command(
     strict: Annotated[
         bool, typer.Option("--strict", help="A refusal that would have worked counts as a failure.")
     ] = False,
-    seed: Annotated[
-        int | None, typer.Option("--seed", metavar="N", help="Draws the inputs [default: a fresh one, which is shown].")
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", metavar="DIR", help="Write the results there as JSON, as they come.")
-    ] = None,
+    seed: Seed = None,
+    output: Output = None,
     json: Json = False,
 ) -> None:
     """Hold what kernels declare against what is observed: claims that fail, refusals that would have worked.

@@ -10,7 +10,7 @@ import typer
 
 from portakernel.cli.check import find_device
 from portakernel.cli.explain import read_names, read_parameters, read_shapes
-from portakernel.cli.options import DTypes, Formats, Json, Shapes, Values
+from portakernel.cli.options import DTypes, FirstDevice, Formats, Json, Shapes, Values, Workers
 
 if TYPE_CHECKING:
     from portakernel.warming.outcome import Call, Warmup
@@ -27,19 +27,12 @@ def command(
     calls: Annotated[
         Path | None, typer.Option("--calls", metavar="FILE", help="A YAML file that lists calls, in place of one.")
     ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            "--device", metavar="DEVICE", help="Where, such as cuda:0 [default: this machine's first device]."
-        ),
-    ] = None,
+    device: FirstDevice = None,
     training: Annotated[bool, typer.Option("--training", help="Warm up forward for training, and backward.")] = False,
     kernel: Annotated[
         str | None, typer.Option("--kernel", metavar="NAME", help="Only this kernel, or this plugin's.")
     ] = None,
-    workers: Annotated[
-        int | None, typer.Option("--workers", metavar="N", min=1, help="Processes side by side [default: one a core].")
-    ] = None,
+    workers: Workers = None,
     json: Json = False,
 ) -> None:
     r"""Build and compile what calls like these need, run them, and fill the compilers' caches on disk.
