@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from portakernel.cli.check import find_device
 from portakernel.cli.options import COMMAND_LINE, Deny, DTypes, FirstDevice, Json, Output, Shapes, Values
 
 if TYPE_CHECKING:
@@ -86,7 +85,7 @@ def command(
         chosen_kernels(now.registry, op, None)  # a name that nothing has is told before torch is loaded
     admitted = _filter(now.registry, kernel or (), plugin or (), reference=not no_reference)
     before = read_report(compare) if compare is not None else None
-    where = find_device(now.registry, device) if device is not None else first_device(now.registry)
+    where = now.registry.device(device) if device is not None else first_device(now.registry)
     asked_for = Words(tuple(shape or ()), tuple(dtype or ()), tuple(parameters or ()), launch=launch, quick=quick)
     questions = asked_for.questions(asked, where)
     if plot:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from portakernel.cli.check import find_device
 from portakernel.cli.explain import read_names, read_parameters, read_shapes
 from portakernel.cli.options import DTypes, FirstDevice, Formats, Json, Shapes, Values, Workers
 
@@ -86,10 +85,10 @@ def _warm_up(calls: Sequence[Call], device: str | None, workers: int | None, *, 
     from portakernel.warming.rehearsal import rehearse_described
 
     registry = dispatcher().registry
-    where = find_device(registry, device) if device else None
+    where = registry.device(device) if device else None
 
     def device_of(call: Call) -> str:
-        found = find_device(registry, call.device) if call.device else where or first_device(registry)
+        found = registry.device(call.device) if call.device else where or first_device(registry)
         return found.torch_device or "cpu"
 
     with progress("warming up", len(calls)) as tell:
