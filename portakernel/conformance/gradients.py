@@ -120,7 +120,8 @@ class Backward:
         memory |= {f"grad {place}": grad for place, grad in enumerate(grads) if grad is not None}
         for needs in asked:
             found = self.run(grads, kept, needs)
-            problems += [f"needs {_shown(needs)}: {text}" for text in self.compare(found, needs, truth, memory)]
+            shown = "".join("1" if needed else "0" for needed in needs)
+            problems += [f"needs {shown}: {text}" for text in self.compare(found, needs, truth, memory)]
             if not self.calls:
                 self._again(found, grads, kept, needs)
         return problems
@@ -187,7 +188,3 @@ def _combinations(needed: Sequence[int], count: int) -> list[tuple[bool, ...]]:
     else:
         picks = [set(needed), *({place} for place in needed)]
     return [tuple(place in picked for place in range(count)) for picked in picks]
-
-
-def _shown(needs: Sequence[bool]) -> str:
-    return "".join("1" if needed else "0" for needed in needs)
