@@ -54,10 +54,9 @@ CONTRACT = Contract(
         " target, and inf with label smoothing, as in torch. A row that holds NaN or +inf has loss and lse NaN."
         " overwrite_logits=True permits backward to write the gradient over logits' memory and return logits: for"
         " callers that use them nowhere else, and go backward once. Kernels may ignore it. Not guaranteed: any result,"
-        " or an error, for a target elsewhere (portakernel's kernels raise IndexOutOfRangeError on the CPU);"
-        " lse of a row of nothing but"
-        " -inf (its loss is NaN); finite results where sums of logits exceed float32; equal bits from different"
-        " kernels; gradients that are subnormal in float32, which a kernel may flush to zero."
+        " or an error, for a target elsewhere (portakernel's kernels raise IndexOutOfRangeError on the CPU); lse of a"
+        " row of nothing but -inf (its loss is NaN); finite results where sums of logits exceed float32; equal bits"
+        " from different kernels; gradients that are subnormal in float32, which a kernel may flush to zero."
     ),
     tensors=(TensorArgument("logits", ("*M", "V"), ("float32", "float16", "bfloat16")), TARGET),
     parameters=(

@@ -34,10 +34,9 @@ CONTRACT = Contract(
         " precision, for tensor cores, but not to float16's range: probabilities below 2**-14 are what most of a"
         " gradient consists of. Forward saves lse (M,) in float32, of every row. A logit of -inf is a class of"
         " probability 0. A row with a logit that is NaN or +inf has loss NaN. Not guaranteed: any result, or an error,"
-        " for a target elsewhere (the reference raises IndexOutOfRangeError on the CPU); finite results"
-        " where logits exceed"
-        " float32; equal bits from different kernels; gradients that are subnormal in float32; all 24 bits of float32"
-        " products where torch.backends.cuda.matmul allows fewer, which the reference follows too."
+        " for a target elsewhere (the reference raises IndexOutOfRangeError on the CPU); finite results where logits"
+        " exceed float32; equal bits from different kernels; gradients that are subnormal in float32; all 24 bits of"
+        " float32 products where torch.backends.cuda.matmul allows fewer, which the reference follows too."
     ),
     tensors=(
         TensorArgument("x", ("*M", "K"), ("float32", "float16", "bfloat16")),
