@@ -13,7 +13,7 @@ from portakernel.cli.check import print_result
 from portakernel.cli.lint_report import print_findings, print_summary
 from portakernel.cli.output import page, print_json
 from portakernel.cli.progress import progress
-from portakernel.conformance.lint import lint
+from portakernel.conformance import lint as linting
 from portakernel.conformance.observation import Begun, Findings, Finished, Planned
 from portakernel.conformance.result import Result
 from portakernel.conformance.runner import fresh_seed
@@ -87,7 +87,7 @@ class LintRun(Run[Findings]):
         """Asks each kernel, with a progress bar on stderr where that is a terminal."""
         total = 0
         with progress("linting", total) as tell:
-            for findings, event in lint(self.dispatcher, kernels, seed=self.seed, device=self.where, **how):
+            for findings, event in linting.lint(self.dispatcher, kernels, seed=self.seed, device=self.where, **how):
                 if not self.found or self.found[-1] is not findings:
                     self.found.append(findings)
                 match event:
