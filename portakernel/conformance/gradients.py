@@ -116,7 +116,7 @@ class Backward:
         """What is wrong with the gradients in each of these combinations of needs."""
         trial, problems = self.trial, list[str]()
         truth = trial.truth.gradients(grads)
-        memory = trial.argument_memory() | {name: tensor for name, tensor in kept.items() if tensor is not None}
+        memory = trial.inputs.given | {name: tensor for name, tensor in kept.items() if tensor is not None}
         memory |= {f"grad {place}": grad for place, grad in enumerate(grads) if grad is not None}
         for needs in asked:
             found = self.run(grads, kept, needs)

@@ -222,10 +222,6 @@ class Trial:
             self.aliased |= dict.fromkeys(f"{name} lies in the memory of {other}" for other in shared)
         return problems
 
-    def argument_memory(self) -> dict[str, Tensor]:
-        """The inputs by name."""
-        return self.inputs.given
-
     def differing_bits(self, first: Sequence[Any], second: Sequence[Any], names: Sequence[str], when: str) -> list[str]:
         """Which results of two calls are not equal bit by bit."""
         problems = []
