@@ -47,7 +47,6 @@ from portakernel.bench.stopwatch import Stopwatch, stopwatch
 from portakernel.bench.traffic import flops_per_us_in_tflop_per_s
 from portakernel.claims.capability import ReasonCode
 from portakernel.claims.request import Phase
-from portakernel.cli.check import find_device
 from portakernel.runtime import dispatcher
 from portakernel.words.target import Device
 
@@ -258,7 +257,7 @@ def main(
     """Measures, prints a table of each product, and writes all of them where ``--output`` says, as they come."""
     if unknown := set(op or ()) - set(OPS):
         raise typer.BadParameter(f"{', '.join(sorted(unknown))}; known: {', '.join(OPS)}", param_hint="--op")
-    where = find_device(dispatcher().registry, device)
+    where = dispatcher().registry.device(device)
     place = torch.device(where.torch_device or device)
     cases = [case for case in (SMALL_CASES if small else CASES) if not op or case.op in op]
     watch, results, interrupted = stopwatch(place), list[Result](), False

@@ -52,7 +52,7 @@ _MORE: tuple[Matrix, ...] = ((1, 8192), (256, 8192), (8192, 2048), (8192, 6144),
 def _matrices(
     sizes: Sequence[Matrix],
     *,
-    core: bool,
+    core: bool = False,
     names: Sequence[str] = ("x",),
     width: int = 1,
     extra: str = "",
@@ -70,22 +70,15 @@ def _matrices(
     )
 
 
-def _rowwise(*, names: Sequence[str] = ("x",), extra: str = "") -> Grid:
-    """The grid of a norm or a sum over rows."""
-    rows = _matrices(_CORE, core=True, names=names, extra=extra) + _matrices(
-        _MORE, core=False, names=names, extra=extra
-    )
-    return Grid(rows, _matrices(((4, 256),), core=False, names=names, extra=extra)[0])
+def _grid(core: Sequence[Matrix], more: Sequence[Matrix], **how: Any) -> Grid:
+    """The grid of an op on matrices, ``how`` being what ``_matrices`` takes."""
+    rows = _matrices(core, core=True, **how) + _matrices(more, **how)
+    return Grid(rows, _matrices(((4, 256),), **how)[0])
 
 
 def _gated(**values: Any) -> Grid:
     """The grid of a gated activation, whose input is twice as wide as its result."""
-    core = _matrices(((8192, 14336),), core=True, width=2, **values)
-    more = ((64, 14336), (4096, 11008), (8192, 28672), (16384, 4096))
-    return Grid(
-        core + _matrices(more, core=False, width=2, **values),
-        _matrices(((4, 256),), core=False, width=2, **values)[0],
-    )
+    return _grid(((8192, 14336),), ((64, 14336), (4096, 11008), (8192, 28672), (16384, 4096)), width=2, **values)
 
 
 def _attention(
@@ -144,16 +137,10 @@ def _dequantize(rows: int, columns: int, format: str) -> Row:
     return Row(f"{rows}×{columns} {format}", {"q": (rows, columns // packed)}, {"format": format})
 
 
-def _quantising(sizes: Sequence[Matrix], *, names: Sequence[str] = ("x",), width: int = 1) -> Grid:
+def _quantising(sizes: Sequence[Matrix], **how: Any) -> Grid:
     """The grid of an op that quantises what it computes; the first of ``sizes`` is the core row."""
-
-    def rows(sizes: Sequence[Matrix], granularity: str, *, core: bool = False) -> tuple[Row, ...]:
-        return _matrices(sizes, core=core, names=names, width=width, granularity=granularity)
-
-    return Grid(
-        rows(sizes[:1], "row", core=True) + rows(sizes[1:], "row") + rows(sizes, "block_1x128"),
-        rows(((4, 256),), "row")[0],
-    )
+    rows = _grid(sizes[:1], sizes[1:], granularity="row", **how)
+    return Grid(rows.rows + _matrices(sizes, granularity="block_1x128", **how), rows.launch)
 
 
 _QUANTISED: tuple[Matrix, ...] = ((8192, 8192),)
@@ -163,26 +150,16 @@ _GATED: tuple[Matrix, ...] = ((8192, 14336), (64, 14336), (16384, 4096), (8192, 
 
 GRIDS: Mapping[str, Grid] = MappingProxyType(
     {
-        "add": _rowwise(names=("x", "y")),
-        "rms_norm": _rowwise(),
-        "add_rms_norm": _rowwise(names=("x", "residual")),
-        "layer_norm": _rowwise(extra="bias"),
-        "add_layer_norm": _rowwise(names=("x", "residual"), extra="bias"),
+        "add": _grid(_CORE, _MORE, names=("x", "y")),
+        "rms_norm": _grid(_CORE, _MORE),
+        "add_rms_norm": _grid(_CORE, _MORE, names=("x", "residual")),
+        "layer_norm": _grid(_CORE, _MORE, extra="bias"),
+        "add_layer_norm": _grid(_CORE, _MORE, names=("x", "residual"), extra="bias"),
         "silu_and_mul": _gated(),
         "gelu_and_mul": _gated(approximate="tanh"),
-        "softmax": Grid(
-            (
-                *_matrices(((8192, 32768),), core=True),
-                *_matrices(((64, 4096), (32768, 1024), (4096, 4096), (2048, 131072)), core=False),
-            ),
-            _matrices(((4, 256),), core=False)[0],
-        ),
-        "cross_entropy": Grid(
-            (
-                *_matrices(((8192, 131072),), core=True, names=("logits",)),
-                *_matrices(((8192, 32000), (4096, 151936), (2048, 262144)), core=False, names=("logits",)),
-            ),
-            _matrices(((4, 256),), core=False, names=("logits",))[0],
+        "softmax": _grid(((8192, 32768),), ((64, 4096), (32768, 1024), (4096, 4096), (2048, 131072))),
+        "cross_entropy": _grid(
+            ((8192, 131072),), ((8192, 32000), (4096, 151936), (2048, 262144)), names=("logits",)
         ),
         "linear_cross_entropy": Grid(
             (_loss(8192, 128256, 4096), _loss(16384, 32000, 2048), _loss(4096, 262144, 2304)), _loss(16, 64, 64)
@@ -199,27 +176,25 @@ GRIDS: Mapping[str, Grid] = MappingProxyType(
         "quantize_fp8": Grid(
             (
                 *_matrices(_QUANTISED, core=True, granularity="row"),
-                *_matrices(_SMALLER, core=False, granularity="row"),
-                *_matrices(_QUANTISED, core=False, granularity="tensor"),
-                *_matrices(_QUANTISED, core=False, granularity="block_1x128"),
-                *_matrices(_QUANTISED, core=False, granularity="block_128x128"),
+                *_matrices(_SMALLER, granularity="row"),
+                *_matrices(_QUANTISED, granularity="tensor"),
+                *_matrices(_QUANTISED, granularity="block_1x128"),
+                *_matrices(_QUANTISED, granularity="block_128x128"),
             ),
-            _matrices(((4, 256),), core=False, granularity="row")[0],
+            _matrices(((4, 256),), granularity="row")[0],
         ),
         "rms_norm_quantize": _quantising(_NORMALISED),
         "add_rms_norm_quantize": _quantising(_NORMALISED, names=("x", "residual")),
         "silu_and_mul_quantize": _quantising(_GATED, width=2),
         "quantize_fp4": Grid(
             (
-                *_matrices(_QUANTISED, core=False, format="nvfp4"),
-                *_matrices(_QUANTISED, core=False, format="mxfp4"),
-                *_matrices(_SMALLER, core=False, format="nvfp4"),
+                *_matrices(_QUANTISED, format="nvfp4"),
+                *_matrices(_QUANTISED, format="mxfp4"),
+                *_matrices(_SMALLER, format="nvfp4"),
             ),
-            _matrices(((4, 256),), core=False, format="mxfp4")[0],
+            _matrices(((4, 256),), format="mxfp4")[0],
         ),
-        "quantize_mxfp8": Grid(
-            _matrices(_QUANTISED + _SMALLER, core=False), _matrices(((4, 256),), core=False)[0]
-        ),
+        "quantize_mxfp8": _grid((), _QUANTISED + _SMALLER),
         "dequantize": Grid(
             tuple(_dequantize(8192, 8192, name) for name in ("row", "block_1x128", "mxfp8", "mxfp4", "nvfp4")),
             _dequantize(4, 256, "row"),

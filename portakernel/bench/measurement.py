@@ -7,10 +7,10 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from portakernel.bench.contenders import Contender, Field, described_error
 from portakernel.bench.operands import Operands
@@ -102,18 +102,19 @@ def measure(
             continue
         launch = contender.launch
         assert launch is not None
-        timed.append(Timed(name, tuple(_bound(launch, operands) for operands in sets)))
+        timed.append(Timed(name, tuple(partial(launch, operands) for operands in sets)))
     device = next(tensor.device for tensor in sets[0].tensors if tensor is not None)
     copying = _copying(moved_bytes, device, len(sets))
     if copying is not None:
         timed.append(copying)
+    references = {contender.kernel.name for contender in competing.contenders if contender.kernel.is_reference}
     budgets = _warmed(timed, watch, seconds, advance)
     for entry in list(timed):
         slow_us = budgets.get(entry.name)
         if entry.failure:
             done[entry.name] = Measured(entry.name, "failed", reason=entry.failure)
             timed.remove(entry)
-        elif slow_us is not None and _is_reference(competing, entry.name):
+        elif slow_us is not None and entry.name in references:
             text = f"one call takes {slow_us / 1e6:.2g} s, of {seconds:g} s for all; more --seconds time it"
             done[entry.name] = Measured(entry.name, "slow", reason=text)
             timed.remove(entry)
@@ -126,14 +127,6 @@ def measure(
             done[entry.name] = Measured(entry.name, "failed", reason=entry.failure)
     done.pop(COPY, None)
     return tuple(done.values()), latencies.get(COPY)
-
-
-def _bound(launch: Callable[[Operands], Any], operands: Operands) -> Call:
-    return lambda: launch(operands)
-
-
-def _is_reference(competing: Field, name: str) -> bool:
-    return any(contender.kernel.name == name and contender.kernel.is_reference for contender in competing.contenders)
 
 
 def _checked(
@@ -166,11 +159,7 @@ def _copying(moved_bytes: int, device: torch.device, count: int) -> Timed | None
     for source, target in pairs:
         source.zero_()
         target.zero_()
-    return Timed(COPY, tuple(_copy(source, target) for source, target in pairs))
-
-
-def _copy(source: Tensor, target: Tensor) -> Call:
-    return lambda: target.copy_(source)
+    return Timed(COPY, tuple(partial(target.copy_, source) for source, target in pairs))
 
 
 def _warmed(timed: Sequence[Timed], watch: Stopwatch, seconds: float, advance: Progress) -> Mapping[str, float]:

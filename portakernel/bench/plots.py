@@ -62,12 +62,9 @@ def _figure(cells: Sequence[Mapping[str, Any]], title: str) -> Any:
         for number, copy in enumerate(copies):
             if copy is not None:
                 axes.hlines(copy, number - 0.45, number + 0.45, colors="black", linestyles="dashed", linewidth=1)
-    axes.set_xticks(range(len(cells)), [_label(cell) for cell in cells], rotation=30, ha="right")
+    labels = [f"{cell['case']}\n{', '.join(dict.fromkeys(cell['dtypes'].values()))}" for cell in cells]
+    axes.set_xticks(range(len(cells)), labels, rotation=30, ha="right")
     axes.set_ylabel("TFLOP/s" if in_flops else "TB/s (dashed: a plain copy)")
     axes.set_title(title)
     figure.legend(fontsize="small", loc="outside upper right")
     return figure
-
-
-def _label(cell: Mapping[str, Any]) -> str:
-    return f"{cell['case']}\n{', '.join(dict.fromkeys(cell['dtypes'].values()))}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from portakernel.bench.results import Cell, LeftOut, routing
 from portakernel.errors import ArgumentValueError
-from portakernel.host.json_file import read_json
+from portakernel.host.json_file import finite, read_json
 
 if TYPE_CHECKING:
     from portakernel.bench.launches import LaunchCell
@@ -144,17 +143,6 @@ def compare(now: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, Any]
                     }
                 )
     return found
-
-
-def finite(data: Any) -> Any:
-    """``data`` with null in the place of numbers that JSON does not have."""
-    if isinstance(data, float):
-        return data if math.isfinite(data) else None
-    if isinstance(data, Mapping):
-        return {key: finite(value) for key, value in data.items()}
-    if isinstance(data, (list, tuple)):
-        return [finite(value) for value in data]
-    return data
 
 
 def _timed(cell: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

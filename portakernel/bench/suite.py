@@ -122,7 +122,8 @@ class Suite:
         if self.builds:
             for name, text in build_waiting(self.dispatcher, first, phase, self.admitted).items():
                 self.advance(f"not built {name}: {text}")
-        competing = self._field(first, phase)
+        compete = backward_field if phase is Phase.BACKWARD else forward_field
+        competing = compete(self.dispatcher, first, self.admitted)
         expected, reference_failure = self._expected(first, phase, competing)
         kernels, copy = measure(
             competing,
@@ -135,10 +136,6 @@ class Suite:
         )
         source = expected.source if expected else None
         return self._result(question, phase, cost, competing, (source, reference_failure), (kernels, copy))
-
-    def _field(self, operands: Operands, phase: Phase) -> Field:
-        make = backward_field if phase is Phase.BACKWARD else forward_field
-        return make(self.dispatcher, operands, self.admitted)
 
     def _prepare_backward(self, sets: Sequence[Operands]) -> None:
         """Draws gradients, and runs the reference's forward for what backward is given.

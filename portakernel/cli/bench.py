@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from portakernel.cli.check import find_device
-from portakernel.cli.options import COMMAND_LINE, DTypes, Json, Shapes, Values
+from portakernel.cli.options import COMMAND_LINE, Deny, DTypes, FirstDevice, Json, Output, Shapes, Values
 
 if TYPE_CHECKING:
     from portakernel.bench.contenders import Filter
@@ -26,19 +25,12 @@ def command(
     dtype: DTypes = None,
     shape: Shapes = None,
     parameters: Values = None,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            "--device", metavar="DEVICE", help="Where, such as cuda:0 [default: this machine's first device]."
-        ),
-    ] = None,
+    device: FirstDevice = None,
     kernel: Annotated[Names, typer.Option("--kernel", metavar="NAME", help="Only this kernel; repeatable.")] = None,
     plugin: Annotated[
         Names, typer.Option("--plugin", metavar="PLUGIN", help="Only this plugin's kernels; repeatable.")
     ] = None,
-    deny: Annotated[
-        Names, typer.Option("--deny", metavar="NAME", help="Never this kernel, or this plugin's; repeatable.")
-    ] = None,
+    deny: Deny = None,
     no_reference: Annotated[bool, typer.Option("--no-reference", help="Do not time the reference.")] = False,
     backward: Annotated[bool, typer.Option("--backward", help="Measure gradients too.")] = False,
     no_forward: Annotated[bool, typer.Option("--no-forward", help="Measure gradients alone.")] = False,
@@ -51,9 +43,7 @@ def command(
         float, typer.Option("--seconds", metavar="S", min=0.0, help="How long to time each request.")
     ] = 1.0,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Draws the inputs.")] = 0,
-    output: Annotated[
-        Path | None, typer.Option("--output", metavar="DIR", help="Write the results there as JSON, as they come.")
-    ] = None,
+    output: Output = None,
     plot: Annotated[bool, typer.Option("--plot", help="Draw them there too, as PNG and SVG (matplotlib).")] = False,
     compare: Annotated[
         Path | None, typer.Option("--compare", metavar="FILE", help="Print ratios to an earlier result.")
@@ -95,7 +85,7 @@ def command(
         chosen_kernels(now.registry, op, None)  # a name that nothing has is told before torch is loaded
     admitted = _filter(now.registry, kernel or (), plugin or (), reference=not no_reference)
     before = read_report(compare) if compare is not None else None
-    where = find_device(now.registry, device) if device is not None else first_device(now.registry)
+    where = now.registry.device(device) if device is not None else first_device(now.registry)
     asked_for = Words(tuple(shape or ()), tuple(dtype or ()), tuple(parameters or ()), launch=launch, quick=quick)
     questions = asked_for.questions(asked, where)
     if plot:

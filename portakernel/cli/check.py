@@ -7,33 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from portakernel.cli.options import Json
+from portakernel.cli.options import FoundDevice, Json, OnlyOp, OnlyPlugin, Seed
 
 if TYPE_CHECKING:
     from portakernel.cli.output import Page, Style
     from portakernel.conformance.result import Result
-    from portakernel.registry.registry import Registry
-    from portakernel.words.target import Device
 
 STATUSES = ("passed", "failed", "skipped")
 
 
 def command(
-    plugin: Annotated[
-        str | None, typer.Option("--plugin", metavar="PLUGIN", help="Only this plugin's kernels.")
-    ] = None,
-    op: Annotated[str | None, typer.Option("--op", metavar="OP", help="Only kernels of this op.")] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            "--device",
-            metavar="DEVICE",
-            help="Where to run, such as cuda:0 or amd:gfx942 [default: wherever a kernel can].",
-        ),
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option("--seed", metavar="N", help="Draws the inputs [default: a fresh one, which is shown].")
-    ] = None,
+    plugin: OnlyPlugin = None,
+    op: OnlyOp = None,
+    device: FoundDevice = None,
+    seed: Seed = None,
     all_builds: Annotated[
         bool,
         typer.Option(
@@ -65,7 +52,7 @@ def command(
 
     now = dispatcher()
     chosen_kernels(now.registry, op, plugin)  # a name that nothing has is told before torch is loaded
-    where = find_device(now.registry, device) if device is not None else None
+    where = now.registry.device(device) if device is not None else None
     seed = runner.fresh_seed() if seed is None else seed
     asked: dict[str, Any] = {"plugin": plugin, "op": op, "device": where, "all_builds": all_builds, "huge": huge}
     cases = runner.plan(now, **asked)
@@ -94,15 +81,6 @@ def command(
     # what a manifest says of itself runs nothing
     ran = any(result.status != "skipped" and result.aspect not in ("boundary", "coverage") for result in results)
     raise typer.Exit(0 if ran and not any(result.status == "failed" for result in results) else 1)
-
-
-def find_device(registry: Registry, name: str) -> Device:
-    """The device of this machine that ``name`` means: torch's name for it, its target, or its uuid.
-
-    Raises:
-        UnknownNameError: there is no such device, or torch cannot reach it.
-    """
-    return registry.device(name)
 
 
 def progressing(results: Iterable[Result], cases: int) -> Iterator[Result]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from portakernel.cli.options import Json
+from portakernel.cli.options import Json, OnlyOp, OnlyPlugin, Workers
 
 if TYPE_CHECKING:
     from portakernel.cli.output import Cell, Page
@@ -19,10 +19,8 @@ if TYPE_CHECKING:
 
 
 def command(
-    plugin: Annotated[
-        str | None, typer.Option("--plugin", metavar="PLUGIN", help="Only this plugin's kernels.")
-    ] = None,
-    op: Annotated[str | None, typer.Option("--op", metavar="OP", help="Only kernels of this op.")] = None,
+    plugin: OnlyPlugin = None,
+    op: OnlyOp = None,
     target: Annotated[
         list[str] | None,
         typer.Option("--target", metavar="VENDOR:ARCH", help="For this target, be it absent; repeatable."),
@@ -30,9 +28,7 @@ def command(
     every: Annotated[
         bool, typer.Option("--all", help="Every case of the op in each of its dtypes, not one for each kernel.")
     ] = False,
-    workers: Annotated[
-        int | None, typer.Option("--workers", metavar="N", min=1, help="Processes side by side [default: one a core].")
-    ] = None,
+    workers: Workers = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print every function, not just failures.")] = False,
     json: Json = False,
 ) -> None:

@@ -158,11 +158,10 @@ def read_text(file: Path | None) -> Text:
 
 def _device(name: str | None) -> Device:
     from portakernel.api import explain
-    from portakernel.cli.check import find_device
     from portakernel.runtime import dispatcher
 
     if name is not None:
-        device = find_device(dispatcher().registry, name)
+        device = dispatcher().registry.device(name)
         if device.attached:
             way_out = f"run there, with PORTAKERNEL_PREFER={device.target.vendor}"
             raise ArgumentValueError(f"--device {name} shares the tensors of {device.torch_device}: {way_out}")

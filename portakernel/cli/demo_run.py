@@ -6,7 +6,7 @@ import math
 import re
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -176,7 +176,7 @@ def differences(ours: Outcome, twin: Outcome, positions: int) -> Iterator[Differ
         yield Difference(f"gradient of {name}", _relative(gradient, twin.gradients[name]), once)
     # each step starts from parameters that differ by the roundings before it, and steps add up
     steps = min(COMPARED_STEPS, len(ours.losses))
-    first = _apart(ours.losses[:steps], twin.losses[:steps])
+    first = max(abs(a - b) / abs(b) for a, b in zip(ours.losses[:steps], twin.losses[:steps], strict=True))
     yield Difference(f"losses of the first {steps} steps", first, once * steps)
     # where two draws differ, what follows has no twin
     alike = [(i, slice(1 + _in_common(*pair))) for i, pair in enumerate(zip(ours.texts, twin.texts, strict=True))]
@@ -214,10 +214,6 @@ def _learning_rate(step: int, steps: int) -> float:
 def _in_common(ours: bytes, twin: bytes) -> int:
     """With how many equal bytes both begin."""
     return next((i for i, (a, b) in enumerate(zip(ours, twin, strict=True)) if a != b), len(ours))
-
-
-def _apart(ours: Sequence[float], twin: Sequence[float]) -> float:
-    return max(abs(a - b) / abs(b) for a, b in zip(ours, twin, strict=True))
 
 
 def _relative(ours: Tensor, twin: Tensor) -> float:

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sysconfig
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +159,9 @@ class Diagnosis:
                     "summary": backend.summary,
                     **_package_json(backend.package),
                     "devices": [
-                        _device_json(device) for device in self.devices if device.target.vendor == backend.vendor
+                        {**asdict(device), "target": str(device.target)}
+                        for device in self.devices
+                        if device.target.vendor == backend.vendor
                     ],
                 }
                 for backend in registry.backends.values()
@@ -367,20 +369,6 @@ def _package_json(package: Package) -> dict[str, Any]:
         "distribution": package.distribution,
         "version": package.version,
         "first_party": package.first_party,
-    }
-
-
-def _device_json(device: Device) -> dict[str, Any]:
-    return {
-        "target": str(device.target),
-        "name": device.name,
-        "torch_device": device.torch_device,
-        "uuid": device.uuid,
-        "memory_bytes": device.memory_bytes,
-        "driver": device.driver,
-        "attached": device.attached,
-        "note": device.note,
-        "features": None if device.features is None else list(device.features),
     }
 
 

@@ -11,7 +11,7 @@ import typer
 from portakernel.cli.options import Json
 
 if TYPE_CHECKING:
-    from portakernel.cli.decision_diff import Changed, Difference, Question, Standing
+    from portakernel.cli.decision_diff import Changed, Difference, Standing
     from portakernel.cli.output import Page
 
 
@@ -50,7 +50,8 @@ def _print(out: Page, found: Difference) -> None:
     if other:
         out.heading("Another kernel is chosen")
         for one in other:
-            out.line(f"{_place(one)}: {one.old.chosen or 'none'} -> {one.new.chosen or 'none'}", "bad", indent=2)
+            place = f"{one.new.op} on {one.new.target} for {one.new.request.phase}"
+            out.line(f"{place}: {one.old.chosen or 'none'} -> {one.new.chosen or 'none'}", "bad", indent=2)
             out.line(f"before: {one.old.why}", indent=4)
             out.line(f"now: {one.new.why}", indent=4)
     if rows := [row for one in found.changed for row in _rows(one)]:
@@ -59,20 +60,11 @@ def _print(out: Page, found: Difference) -> None:
     for questions, which in ((found.only_old, "first"), (found.only_new, "second")):
         if questions:
             out.heading(f"Only in the {which} file")
-            out.table([_cells(question) for question in questions], indent=2)
+            out.table(questions, indent=2)
     if found.changed or found.only_old or found.only_new:
         out.line()
     total = found.same + len(found.changed)
     out.line(f"{total} decisions compared: {len(other)} chose another kernel, {found.same} are the same")
-
-
-def _place(one: Changed) -> str:
-    return f"{one.new.op} on {one.new.target} for {one.new.request.phase}"
-
-
-def _cells(question: Question) -> tuple[str, str, str]:
-    op, target, phase = question
-    return op, target, phase
 
 
 def _rows(one: Changed) -> Iterator[tuple[str, str, str, str]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from portakernel.cli.options import COMMAND_LINE, DTypes, Formats, Json, Shapes, Values
+from portakernel.cli.options import COMMAND_LINE, Deny, DTypes, Formats, Json, Shapes, Values
 from portakernel.errors import ArgumentValueError, UnknownNameError
 
 if TYPE_CHECKING:
@@ -61,10 +61,7 @@ def command(
         list[str] | None,
         typer.Option("--prefer", metavar="NAME", help="First this kernel, or this plugin's; repeatable."),
     ] = None,
-    deny: Annotated[
-        list[str] | None,
-        typer.Option("--deny", metavar="NAME", help="Never this kernel, or this plugin's; repeatable."),
-    ] = None,
+    deny: Deny = None,
     require: Annotated[
         list[str] | None,
         typer.Option("--require", metavar="PROPERTY", help="Only kernels with this property; repeatable."),

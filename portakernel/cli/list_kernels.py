@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from portakernel.cli.options import Json
+from portakernel.cli.options import Json, OnlyOp
 
 if TYPE_CHECKING:
     from portakernel.claims.capability import Capability
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def command(
-    op: Annotated[str | None, typer.Option("--op", metavar="OP", help="Only kernels of this op.")] = None,
+    op: OnlyOp = None,
     plugin: Annotated[
         str | None, typer.Option("--plugin", metavar="PLUGIN", help="Only kernels of this plugin.")
     ] = None,

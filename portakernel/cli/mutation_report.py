@@ -10,7 +10,7 @@ from portakernel.cli.check import shortened
 from portakernel.cli.output import Cell, Page, Style
 
 if TYPE_CHECKING:
-    from portakernel.conformance.mutation import Judged, Kind, Mutated, Verdict
+    from portakernel.conformance.mutation import Kind, Mutated, Verdict
 
 _VERDICTS: Mapping[Verdict, tuple[str, Style]] = {
     "noticed": ("noticed", "good"),
@@ -30,7 +30,11 @@ def print_mutated(out: Page, known: Mutated) -> None:
     place = ", ".join(filter(None, (known.device, known.mode)))
     out.heading(f"{known.subject} on {place}" if place else known.subject)
     for kind, header in _KINDS.items():
-        rows = [_row(judged) for judged in known.judged if judged.mutation.kind == kind and judged.verdict != "skipped"]
+        rows = [
+            (judged.mutation.claim, Cell(*_VERDICTS[judged.verdict]), judged.by, shortened(judged.detail))
+            for judged in known.judged
+            if judged.mutation.kind == kind and judged.verdict != "skipped"
+        ]
         if rows:
             out.table(rows, (header, "", "by", "what"), indent=2)
     reasons = Counter(judged.detail for judged in known.judged if judged.verdict == "skipped")
@@ -38,10 +42,6 @@ def print_mutated(out: Page, known: Mutated) -> None:
         out.line(f"{count} skipped: {reason}", "faint", indent=2)
     if known.left:
         out.line(f"{known.left} not tried", "faint", indent=2)
-
-
-def _row(judged: Judged) -> tuple[str | Cell, ...]:
-    return judged.mutation.claim, Cell(*_VERDICTS[judged.verdict]), judged.by, shortened(judged.detail)
 
 
 def print_summary(out: Page, found: Sequence[Mutated], seed: int, *, interrupted: bool) -> None:

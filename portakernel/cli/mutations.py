@@ -7,18 +7,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from portakernel.bench.circumstances import circumstances
-from portakernel.bench.report import new_file, write_whole
+from portakernel.cli.lint_run import Run
 from portakernel.cli.mutation_report import print_mutated, print_summary
-from portakernel.cli.output import page, print_json
 from portakernel.cli.progress import progress
 from portakernel.cli.required_keys import Kind, RequiredKeys
 from portakernel.conformance.mutate import mutate
 from portakernel.conformance.mutation import Judged, Listed, Mutated, counts
 from portakernel.conformance.observation import Finished
-from portakernel.conformance.runner import fresh_seed
 from portakernel.deciding.dispatcher import Dispatcher
-from portakernel.deciding.explaining import first_device
 from portakernel.errors import ArgumentValueError
 from portakernel.registry.kernel import Kernel
 from portakernel.words.target import Device
@@ -46,26 +42,18 @@ def run_mutations(
         asked = ", ".join(dict.fromkeys(kernel.plugin for kernel in kernels)) or plugin
         text = "has no manifest to change: what it claims follows from the ops' contracts"
         raise ArgumentValueError(f"{asked} {text}; name a plugin that has a plugin.yaml: `portakernel list`")
-    run = _Run(dispatcher, where, fresh_seed() if seed is None else seed, output, shows=shows)
+    run = MutationRun(dispatcher, where, seed, output, shows=shows)
     with suppress(KeyboardInterrupt):
-        run.over(described, plugin, where, patience_s)
+        run.over(described, plugin, patience_s)
     return run.end(strict=strict)
 
 
-class _Run:
-    """A run of the command: asks, shows and writes what comes."""
+class MutationRun(Run[Mutated]):
+    """What was changed, and who noticed it."""
 
-    def __init__(self, dispatcher: Dispatcher, where: Device | None, seed: int, output: Path | None, *, shows: bool):
-        self.dispatcher, self.seed, self.shows, self.out = dispatcher, seed, shows, page()
-        self.found: list[Mutated] = []
-        self.interrupted = True  # until the last mutation is done
-        device = where if where is not None else first_device(dispatcher.registry)
-        self.circumstances = circumstances(dispatcher.registry, device)
-        date = self.circumstances["date"]
-        self.path = new_file(output, device.name, date, "mutations") if output is not None else None
-        self._write()
+    name = "mutations"
 
-    def over(self, kernels: Sequence[Kernel], plugin: str | None, where: Device | None, patience_s: float) -> None:
+    def over(self, kernels: Sequence[Kernel], plugin: str | None, patience_s: float) -> None:
         """First the manifests' keys, of which nothing runs, then each kernel's claims; with a progress bar."""
         total = 0
         with progress("mutating", total) as tell:
@@ -80,14 +68,16 @@ class _Run:
                 elif isinstance(event, Judged):
                     tell(advance=1)
                 elif isinstance(event, Finished):
-                    self._write()
+                    self.write()
                     if self.shows:
                         print_mutated(self.out, known)
 
             for keys in self._manifests(kernels, plugin):
                 for known, event in _removed_keys(keys, None if plugin is not None else kernels):
                     take(known, event)
-            for known, event in mutate(self.dispatcher, kernels, seed=self.seed, device=where, patience_s=patience_s):
+            for known, event in mutate(
+                self.dispatcher, kernels, seed=self.seed, device=self.where, patience_s=patience_s
+            ):
                 take(known, event)
         self.interrupted = False
 
@@ -102,39 +92,22 @@ class _Run:
                 if package is not None and package.folder is not None:
                     yield RequiredKeys(package, kind, package.folder / f"{kind}.yaml", spaces)
 
-    def end(self, *, strict: bool) -> int:
-        """Prints what comes last; the exit status."""
-        self._write()
-        if not self.shows:
-            print_json({**self._to_json(), "file": str(self.path) if self.path is not None else None})
-        else:
-            for known in self.found:
-                if known.left:
-                    print_mutated(self.out, known)
-            print_summary(self.out, self.found, self.seed, interrupted=self.interrupted)
-            if self.path is not None:
-                self.out.line(f"written to {self.path}")
-        if self.interrupted:
-            return 130
+    def _results(self) -> dict[str, Any]:
+        return {"summary": self._counts(), "subjects": [known.to_json() for known in self.found]}
+
+    def _print_rest(self) -> None:
+        for known in self.found:
+            if known.left:
+                print_mutated(self.out, known)
+        print_summary(self.out, self.found, self.seed, interrupted=self.interrupted)
+
+    def _holds(self, *, strict: bool) -> bool:
         summary = self._counts()
         bad = summary["unnoticed"] or (strict and summary["would_have_worked"])
-        return 0 if summary["noticed"] and not bad else 1
+        return bool(summary["noticed"] and not bad)
 
     def _counts(self) -> dict[str, int]:
         return counts(judged for known in self.found for judged in known.judged)
-
-    def _to_json(self) -> dict[str, Any]:
-        return {
-            "circumstances": self.circumstances,
-            "seed": self.seed,
-            "interrupted": self.interrupted,
-            "summary": self._counts(),
-            "subjects": [known.to_json() for known in self.found],
-        }
-
-    def _write(self) -> None:
-        if self.path is not None:
-            write_whole(self._to_json(), self.path)
 
 
 def _removed_keys(keys: RequiredKeys, kernels: Sequence[Kernel] | None) -> Iterator[tuple[Mutated, object]]:

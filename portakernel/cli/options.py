@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -34,4 +35,32 @@ Values = Annotated[
     typer.Option(
         "--set", metavar="NAME=VALUE", help="A keyword argument of the op, as 1.0, true, none, tanh; repeatable."
     ),
+]
+
+# Which kernels, and where they run.
+OnlyPlugin = Annotated[str | None, typer.Option("--plugin", metavar="PLUGIN", help="Only this plugin's kernels.")]
+OnlyOp = Annotated[str | None, typer.Option("--op", metavar="OP", help="Only kernels of this op.")]
+Deny = Annotated[
+    list[str] | None, typer.Option("--deny", metavar="NAME", help="Never this kernel, or this plugin's; repeatable.")
+]
+FoundDevice = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        metavar="DEVICE",
+        help="Where to run, such as cuda:0 or amd:gfx942 [default: wherever a kernel can].",
+    ),
+]
+FirstDevice = Annotated[
+    str | None,
+    typer.Option("--device", metavar="DEVICE", help="Where, such as cuda:0 [default: this machine's first device]."),
+]
+Seed = Annotated[
+    int | None, typer.Option("--seed", metavar="N", help="Draws the inputs [default: a fresh one, which is shown].")
+]
+Workers = Annotated[
+    int | None, typer.Option("--workers", metavar="N", min=1, help="Processes side by side [default: one a core].")
+]
+Output = Annotated[
+    Path | None, typer.Option("--output", metavar="DIR", help="Write the results there as JSON, as they come.")
 ]

@@ -7,7 +7,6 @@ import ctypes
 import io
 import itertools
 import json
-import math
 import os
 import sys
 import textwrap
@@ -16,6 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal, TextIO
 
+from portakernel.host.json_file import finite
 from portakernel.text.printable import printable
 
 Style = Literal["", "good", "bad", "doubt", "faint", "strong"]
@@ -181,7 +181,7 @@ def answers() -> TextIO | None:
 
 def print_json(data: Any) -> None:
     """Prints ``data`` as JSON. A number that JSON does not have (NaN, an infinity) becomes null."""
-    print(json.dumps(_finite(data), indent=2), file=answers())
+    print(json.dumps(finite(data), indent=2), file=answers())
 
 
 def print_json_error(kind: str, message: str) -> None:
@@ -237,13 +237,3 @@ def _flush() -> None:
     if sys.stdout is not None:  # pyright: ignore[reportUnnecessaryComparison]
         sys.stdout.flush()
     ctypes.CDLL(None).fflush(None)
-
-
-def _finite(data: Any) -> Any:
-    if isinstance(data, float):
-        return data if math.isfinite(data) else None
-    if isinstance(data, dict):
-        return {key: _finite(value) for key, value in data.items()}
-    if isinstance(data, (list, tuple)):
-        return [_finite(value) for value in data]
-    return data

@@ -12,8 +12,8 @@ from portakernel.deciding.policy_document import PolicyDocument
 from portakernel.deciding.policy_file import FILE_NAME, load_policy_file
 from portakernel.deciding.process_wishes import allowed_plugins, read
 from portakernel.deciding.unmet import unknown_names, unknown_plugins, unknown_switches
-from portakernel.errors import ManifestError, PolicyFileError
-from portakernel.manifest.yaml_file import read_yaml
+from portakernel.errors import PolicyFileError
+from portakernel.manifest.yaml_file import keys_in
 from portakernel.registry.plugin_manager import PluginManager
 from portakernel.registry.registry import Registry
 
@@ -35,11 +35,7 @@ def is_policy(file: Path) -> bool:
         return False
     if file.name == FILE_NAME:
         return True
-    try:
-        data = read_yaml(file).data
-    except ManifestError:
-        return False
-    keys = set(data) if isinstance(data, dict) else set[str]()
+    keys = set(keys_in(file) or ())
     return not keys & _OF_MANIFESTS and bool(keys & (PolicyDocument.model_fields.keys() - {"schema_version"}))
 
 

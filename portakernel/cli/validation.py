@@ -23,7 +23,7 @@ from portakernel.deciding.process_wishes import allowed_plugins, read
 from portakernel.errors import ArgumentValueError, ManifestError, nearest
 from portakernel.manifest.loading import Loaded, load_manifest, load_what_is_known
 from portakernel.manifest.models import BackendManifest, Claim, PluginManifest, terms
-from portakernel.manifest.yaml_file import KeyPath, read_yaml
+from portakernel.manifest.yaml_file import KeyPath, keys_in
 from portakernel.registry.manifest_kernels import judged_kernels
 from portakernel.registry.plugin_manager import Package, PluginManager, installed_packages
 from portakernel.registry.registry import REFERENCE, Backend
@@ -150,7 +150,9 @@ def problems_of(subjects: Sequence[Subject], *, imports: bool = False) -> dict[S
     # a package that has both manifests is looked through once
     for folder, subject in {subject.package.folder: subject for subject in subjects}.items():
         if folder is not None and (folder / "__init__.py").is_file():
-            problems[subject] += past_the_door(folder, _plugin_api(subject.file))
+            data = keys_in(subject.file)
+            plugin_api = None if data is None else data.get("plugin_api", 1)
+            problems[subject] += past_the_door(folder, plugin_api)
     return problems
 
 
@@ -160,20 +162,8 @@ def _in_folder(folder: Path) -> list[Path]:
 
 def _kind(file: Path) -> Literal["plugin", "backend"]:
     """What a manifest under another name is, by its keys."""
-    try:
-        data = read_yaml(file).data
-    except ManifestError:
-        return "plugin"
-    return "backend" if isinstance(data, dict) and "backend" in data and "plugin" not in data else "plugin"
-
-
-def _plugin_api(file: Path) -> object:
-    """The plugin API that a manifest says it is written for, if anything."""
-    try:
-        data = read_yaml(file).data
-    except ManifestError:
-        return None
-    return data.get("plugin_api", 1) if isinstance(data, dict) else None
+    data = keys_in(file) or {}
+    return "backend" if "backend" in data and "plugin" not in data else "plugin"
 
 
 def _guessed_package(file: Path) -> Package:
@@ -211,11 +201,7 @@ def backend_problems(subject: Subject, spaces: dict[str, ArchSpace], owners: dic
 
 def _vendor_meant(file: Path) -> set[str]:
     """The vendor of a ``backend.yaml`` that cannot be accepted, where it can be read at all."""
-    try:
-        data = read_yaml(file).data
-    except ManifestError:
-        return set()
-    vendor = data.get("vendor") if isinstance(data, dict) else None
+    vendor = (keys_in(file) or {}).get("vendor")
     return {vendor} if isinstance(vendor, str) else set()
 
 

@@ -46,13 +46,6 @@ def print_variables(out: Page, told: dict[str, Any]) -> None:
         out.line(sentence, "bad", indent=2)
 
 
-def markdown_table() -> str:
-    """The variables as a table in Markdown: that of docs/cli.md."""
-    lines = ["| variable | what it does | accepts | who reads it, and when |", "|---|---|---|---|"]
-    lines += [f"| `{v.name}` | {v.summary} | {v.accepts} | {v.read_by} |" for v in VARIABLES]
-    return "\n".join(lines) + "\n"
-
-
 def _error() -> str | None:
     """What is wrong with a variable's value, or a policy file that one names: what would stop a call."""
     try:

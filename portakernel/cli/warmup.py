@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from portakernel.cli.check import find_device
 from portakernel.cli.explain import read_names, read_parameters, read_shapes
-from portakernel.cli.options import DTypes, Formats, Json, Shapes, Values
+from portakernel.cli.options import DTypes, FirstDevice, Formats, Json, Shapes, Values, Workers
 
 if TYPE_CHECKING:
     from portakernel.warming.outcome import Call, Warmup
@@ -27,19 +26,12 @@ def command(
     calls: Annotated[
         Path | None, typer.Option("--calls", metavar="FILE", help="A YAML file that lists calls, in place of one.")
     ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            "--device", metavar="DEVICE", help="Where, such as cuda:0 [default: this machine's first device]."
-        ),
-    ] = None,
+    device: FirstDevice = None,
     training: Annotated[bool, typer.Option("--training", help="Warm up forward for training, and backward.")] = False,
     kernel: Annotated[
         str | None, typer.Option("--kernel", metavar="NAME", help="Only this kernel, or this plugin's.")
     ] = None,
-    workers: Annotated[
-        int | None, typer.Option("--workers", metavar="N", min=1, help="Processes side by side [default: one a core].")
-    ] = None,
+    workers: Workers = None,
     json: Json = False,
 ) -> None:
     r"""Build and compile what calls like these need, run them, and fill the compilers' caches on disk.
@@ -93,10 +85,10 @@ def _warm_up(calls: Sequence[Call], device: str | None, workers: int | None, *, 
     from portakernel.warming.rehearsal import rehearse_described
 
     registry = dispatcher().registry
-    where = find_device(registry, device) if device else None
+    where = registry.device(device) if device else None
 
     def device_of(call: Call) -> str:
-        found = find_device(registry, call.device) if call.device else where or first_device(registry)
+        found = registry.device(call.device) if call.device else where or first_device(registry)
         return found.torch_device or "cpu"
 
     with progress("warming up", len(calls)) as tell:

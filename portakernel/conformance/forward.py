@@ -71,7 +71,7 @@ class Forward:
         first = self.run()
         self.calls = [first]
         problems = self.trial.compare_results(first)
-        problems += self.trial.own_memory(first, self.trial.argument_memory(), self.names)
+        problems += self.trial.own_memory(first, self.trial.inputs.given, self.names)
         second = self.run(label="a second forward")
         self.calls.append(second)
         earlier = {f"an earlier call's {name}": tensor for name, tensor in zip(self.names, first, strict=False)}
@@ -158,7 +158,7 @@ class Forward:
             problems += trial.compare_results(saved, saved=True)
         else:
             names = [*self.names, *(f"saved tensor {place}" for place in range(len(saved)))]
-        return problems + trial.own_memory((*outputs, *saved), trial.argument_memory(), names)
+        return problems + trial.own_memory((*outputs, *saved), trial.inputs.given, names)
 
     def repeated(self) -> list[str]:
         """Which outputs of two equal calls are not equal bit by bit."""

@@ -116,11 +116,12 @@ class Backward:
         """What is wrong with the gradients in each of these combinations of needs."""
         trial, problems = self.trial, list[str]()
         truth = trial.truth.gradients(grads)
-        memory = trial.argument_memory() | {name: tensor for name, tensor in kept.items() if tensor is not None}
+        memory = trial.inputs.given | {name: tensor for name, tensor in kept.items() if tensor is not None}
         memory |= {f"grad {place}": grad for place, grad in enumerate(grads) if grad is not None}
         for needs in asked:
             found = self.run(grads, kept, needs)
-            problems += [f"needs {_shown(needs)}: {text}" for text in self.compare(found, needs, truth, memory)]
+            shown = "".join("1" if needed else "0" for needed in needs)
+            problems += [f"needs {shown}: {text}" for text in self.compare(found, needs, truth, memory)]
             if not self.calls:
                 self._again(found, grads, kept, needs)
         return problems
@@ -187,7 +188,3 @@ def _combinations(needed: Sequence[int], count: int) -> list[tuple[bool, ...]]:
     else:
         picks = [set(needed), *({place} for place in needed)]
     return [tuple(place in picked for place in range(count)) for picked in picks]
-
-
-def _shown(needs: Sequence[bool]) -> str:
-    return "".join("1" if needed else "0" for needed in needs)

@@ -36,11 +36,9 @@ class Graph:
 
     def outcomes(self) -> Iterator[Outcome]:
         """One outcome, where the kernel claims the property and the case computes something."""
-        if "graph_capture" in self.trial.properties and any(map(self._computes, self.trial.contract.results)):
+        trial = self.trial
+        if "graph_capture" in trial.properties and any(all(trial.inputs.shape(r)) for r in trial.contract.results):
             yield attempt("graph", self.replayed)
-
-    def _computes(self, output: Any) -> bool:
-        return all(self.trial.inputs.shape(output))
 
     def replayed(self) -> list[str]:
         """What is wrong with the replay of forward, and of backward where the kernel has one for this case."""

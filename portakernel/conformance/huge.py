@@ -23,7 +23,7 @@ from portakernel.conformance.claims import DTypes, case_dtypes, resized
 from portakernel.conformance.gradients import Backward
 from portakernel.conformance.inputs import Inputs, case_shape, draw_inputs, generator, is_present
 from portakernel.conformance.result import Aspect, Result
-from portakernel.conformance.trial import Outcome, Trial, attempt
+from portakernel.conformance.trial import Outcome, Trial, attempt, result_of
 from portakernel.conformance.truth import Gradient, Truth
 from portakernel.conformance.venue import Venue, refusals
 from portakernel.contract import Contract
@@ -117,7 +117,7 @@ def results(
     made = repetitions(op, elements)
     if venue.mode is not None or not made:
         text = f"not in mode {venue.mode!r}" if venue.mode is not None else "the op has no rows to repeat"
-        yield _result(kernel, venue, f"{op.op}[huge]", Outcome("claim", "skipped", text))
+        yield result_of(kernel, venue, f"{op.op}[huge]", Outcome("claim", "skipped", text))
         return
     for repetition in made:
         dtypes = _smallest(op, venue.variants(kernel, dispatcher), repetition.part)
@@ -125,10 +125,10 @@ def results(
         name = f"{op.op}[{repetition.dimension} = {size}, {_shown(repetition.part, dtypes)}]"
         if dtypes is None:
             outcome = Outcome("claim", "skipped", "no dtypes are claimed for the case")
-            yield _result(kernel, venue, name, outcome)
+            yield result_of(kernel, venue, name, outcome)
             continue
         for outcome in _Huge(dispatcher, kernel, venue, seed, repetition, dtypes).outcomes():
-            yield _result(kernel, venue, name, outcome)
+            yield result_of(kernel, venue, name, outcome)
 
 
 def cases_reported(kernel: Kernel, venue: Venue) -> int:
@@ -152,13 +152,6 @@ def _smallest(of: Contract, variants: Sequence[Capability], case: Case) -> DType
 def _shown(case: Case, dtypes: DTypes | None) -> str:
     terms = {**case.parameters, **(dtypes or {})}
     return ", ".join(f"{name}={value}" for name, value in terms.items())
-
-
-def _result(kernel: Kernel, venue: Venue, case: str, outcome: Outcome) -> Result:
-    return Result(
-        kernel.name, kernel.op, case, outcome.aspect, outcome.status, outcome.detail, str(venue), venue.mode,
-        outcome.seconds, outcome.traceback,
-    )  # fmt: skip
 
 
 class _Huge:
@@ -198,10 +191,11 @@ class _Huge:
             return
         yield self._attempt("forward", lambda: self.forward(whole))
         contracts_own = self.kernel.saves == "contract"
-        if self.trial.contract.saved and contracts_own and self._serves(whole, Phase.TRAINING):
+        if self.trial.contract.saved and contracts_own and self.trial.serves(whole.tensors, Phase.TRAINING):
             yield self._attempt("saved", lambda: self.saving(whole))
         # the gradient of a table has the sum of what all of its parts give
-        if not self._of_a_table() and contracts_own and self._serves(whole, Phase.BACKWARD):
+        of_a_table = self.repetition.dimension in _tables(self.trial.contract, self.repetition.part)
+        if not of_a_table and contracts_own and self.trial.serves(whole.tensors, Phase.BACKWARD):
             yield self._attempt("backward", lambda: self.backward(whole))
         yield from self.trial.memory_outcomes()
 
@@ -209,13 +203,6 @@ class _Huge:
         """The outcome of ``check``; a device that has no room for it proves nothing."""
         outcome = attempt(aspect, check)
         return _too_large(aspect) if outcome.detail.startswith("OutOfMemoryError") else outcome
-
-    def _serves(self, whole: Inputs, phase: Phase) -> bool:
-        request = self.trial.caller.arguments.request(whole.tensors, whole.values, phase)
-        return not refusals(self.dispatcher, self.kernel, self.venue, request)
-
-    def _of_a_table(self) -> bool:
-        return self.repetition.dimension in _tables(self.trial.contract, self.repetition.part)
 
     # --- repeating -------------------------------------------------------------------------------------------------
 

@@ -91,7 +91,8 @@ class _Linter:
                     self.done |= set(running[-1:])
                     if isinstance(event, Begun):
                         running.append(event)
-                        self._begin(event)
+                        if event.claim and self.deadline is None:
+                            self.deadline = time.perf_counter() + self.job.seconds
                         yield event
                     else:
                         self.finished = not event.lost and self.suspect is None
@@ -103,10 +104,6 @@ class _Linter:
         left = self.job.seconds if self.deadline is None else max(0.0, self.deadline - time.perf_counter())
         known = Known(frozenset(self.done), tuple(self.findings.observations), self.suspect)
         return replace(self.job, seconds=left, known=known)
-
-    def _begin(self, begun: Begun) -> None:
-        if begun.claim and self.deadline is None:
-            self.deadline = time.perf_counter() + self.job.seconds
 
     def _died(self, death: Death, running: Sequence[Begun], held: Sequence[Result | Observation]) -> Iterator[Event]:
         """What a death says of what was running."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from portakernel.claims.capability import Capability, Limit
 from portakernel.conformance.mutation import Kind, Mutation
-from portakernel.conformance.narrowing import narrowings
+from portakernel.conformance.narrowing import narrowings, with_limit
 from portakernel.conformance.venue import Venue, covers
 from portakernel.conformance.widening import Widening, on_target, widenings
 from portakernel.contracts import contract
@@ -94,17 +94,13 @@ def _raised(kernel: Kernel, here: Sequence[Capability]) -> Iterator[Widening]:
         most = limit.max or 0
         raised = replace(limit, max=2 * most)
         rejection = Limit(limit.parameter, max=most).rejection(2 * most)
-        variants = tuple((name, _with(c, limit, raised) if c in here else c) for name, c in kernel.variants)
+        variants = tuple((name, with_limit(limit, raised, c) if c in here else c) for name, c in kernel.variants)
         if rejection is not None:
             names = [name for name, c in kernel.variants if c in here and limit in c.limits]
             some = f" ({', '.join(names)})" if len(names) < len(here) else ""
             claim = f"{limit.parameter} <= {most} and not {2 * most}{some}"
             changed = replace(kernel, variants=variants)
             yield Widening(claim, rejection.code, limit.parameter, changed, (limit, raised))
-
-
-def _with(c: Capability, before: Limit, after: Limit) -> Capability:
-    return replace(c, limits=tuple(after if limit == before else limit for limit in c.limits))
 
 
 def _elsewhere(dispatcher: Dispatcher, kernel: Kernel, vendor: str, arch: str = "ARCH") -> str:

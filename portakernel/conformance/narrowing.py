@@ -47,7 +47,7 @@ def narrowings(
     """
     if kernel.disabled is not None:
         return
-    for changes in (_dtypes, _formats, _values, _features, _properties, _limits):
+    for changes in (_listed, _named, _limits):
         for claim, parameter, change in changes(here):
             yield from _narrowed(Narrowing(claim, parameter, kernel), change, here)
     if contract.saved and kernel.saves == "contract" and kernel.backward is None:
@@ -82,25 +82,13 @@ def _narrowed(narrowing: Narrowing, change: _Change, here: Sequence[Capability])
 _Changes = Iterator[tuple[str, str, _Change]]
 
 
-def _dtypes(here: Sequence[Capability]) -> _Changes:
-    """Each dtype of each argument."""
-    for name, dtype in dict.fromkeys((n, d) for c in here for n, accepted in c.dtypes.items() for d in accepted):
-        yield f"{name} as {dtype}", name, partial(_without, "dtypes", name, dtype)
-
-
-def _formats(here: Sequence[Capability]) -> _Changes:
-    """Each scale format of each tensor."""
-    for name, scale_format in dict.fromkeys(
-        (n, f) for c in here for n, accepted in c.formats.items() for f in accepted
-    ):
-        yield f"{name} with {scale_format} scales", name, partial(_without, "formats", name, scale_format)
-
-
-def _values(here: Sequence[Capability]) -> _Changes:
-    """Each value of each keyword argument of which some are claimed."""
-    for name, value in dict.fromkeys((n, v) for c in here for n, accepted in c.values.items() for v in accepted):
-        shown = str(value).lower() if isinstance(value, bool) else repr(value)
-        yield f"{name} as {shown}", name, partial(_without, "values", name, value)
+def _listed(here: Sequence[Capability]) -> _Changes:
+    """Each dtype and scale format of each argument; each value of each keyword argument of which some are claimed."""
+    for key, words in (("dtypes", "as {}"), ("formats", "with {} scales"), ("values", "as {}")):
+        listed = ((n, entry) for c in here for n, accepted in getattr(c, key).items() for entry in accepted)
+        for name, entry in dict.fromkeys(listed):
+            shown = str(entry).lower() if isinstance(entry, bool) else repr(entry) if key == "values" else entry
+            yield f"{name} {words.format(shown)}", name, partial(_without, key, name, entry)
 
 
 def _without(key: str, name: str, entry: object, c: Capability) -> Capability | None:
@@ -112,43 +100,36 @@ def _without(key: str, name: str, entry: object, c: Capability) -> Capability | 
     return replace(c, **changed) if left else None
 
 
-def _features(here: Sequence[Capability]) -> _Changes:
-    """Each feature."""
+def _named(here: Sequence[Capability]) -> _Changes:
+    """Each feature, and each property."""
 
-    def less(feature: str, c: Capability) -> Capability:
-        return replace(c, features=c.features - {feature})
+    def less(key: str, name: str, c: Capability) -> Capability:
+        changed: Any = {key: getattr(c, key) - {name}}
+        return replace(c, **changed)
 
-    for feature in sorted(frozenset[str]().union(*(c.features for c in here))):
-        yield f"feature {feature}", feature, partial(less, feature)
-
-
-def _properties(here: Sequence[Capability]) -> _Changes:
-    """Each property."""
-
-    def less(name: str, c: Capability) -> Capability:
-        return replace(c, properties=c.properties - {name})
-
-    for name in sorted(frozenset[str]().union(*(c.properties for c in here))):
-        yield f"property {name}", name, partial(less, name)
+    for key, what in (("features", "feature"), ("properties", "property")):
+        for name in sorted(frozenset[str]().union(*(getattr(c, key) for c in here))):
+            yield f"{what} {name}", name, partial(less, key, name)
 
 
 def _limits(here: Sequence[Capability]) -> _Changes:
     """Half of what the largest size admits, and each of several listed values."""
-
-    def tighten(before: Limit, after: Limit, c: Capability) -> Capability:
-        return replace(c, limits=tuple(after if limit == before else limit for limit in c.limits))
-
     for limit in dict.fromkeys(limit for c in here for limit in c.limits):
         if limit.max is not None:
             step = limit.multiple_of or 1
             half = max(limit.max // 2, limit.min or 0) // step * step
             if half < limit.max:
                 claim = f"{limit.parameter} between {half} and {limit.max}"
-                yield claim, limit.parameter, partial(tighten, limit, replace(limit, max=half))
+                yield claim, limit.parameter, partial(with_limit, limit, replace(limit, max=half))
         listed = limit.one_of or ()
         for value in listed if len(listed) > 1 else ():
             left = replace(limit, one_of=tuple(other for other in listed if other != value))
-            yield f"{limit.parameter} = {value}", limit.parameter, partial(tighten, limit, left)
+            yield f"{limit.parameter} = {value}", limit.parameter, partial(with_limit, limit, left)
+
+
+def with_limit(before: Limit, after: Limit, c: Capability) -> Capability:
+    """``c`` with one of its limits in the place of another."""
+    return replace(c, limits=tuple(after if limit == before else limit for limit in c.limits))
 
 
 def _targets(

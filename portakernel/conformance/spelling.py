@@ -17,7 +17,7 @@ from portakernel.manifest.yaml_file import Document
 from portakernel.registry.kernel import Kernel
 from portakernel.registry.manifest_kernels import plugin_kernels
 from portakernel.registry.plugin_manager import Package
-from portakernel.words.arch import ArchSpace, Selector
+from portakernel.words.arch import ArchSpace
 
 # The keys of an entry that say what variants claim.
 _CLAIMED = ("targets", "dtypes", "formats", "limits", "features", "values", "properties", "prebuilt", "variants")
@@ -92,7 +92,7 @@ def _rewritten(data: Mapping[str, Any], index: int, kernel: Kernel) -> dict[str,
 def _claim(kernel: Kernel, c: Capability) -> dict[str, Any]:
     """What a variant claims, key by key."""
     return {
-        "targets": {vendor: _selector(selector) for vendor, selector in c.targets.items()},
+        "targets": {vendor: {"in": list(s.include), "not": list(s.exclude)} for vendor, s in c.targets.items()},
         "dtypes": {name: list(accepted) for name, accepted in c.dtypes.items()},
         "formats": {name: list(c.formats.get(name, ())) for name in contract(kernel.op).formats},
         "limits": {limit.parameter: terms for limit in c.limits if (terms := _terms(limit))},
@@ -101,10 +101,6 @@ def _claim(kernel: Kernel, c: Capability) -> dict[str, Any]:
         "properties": dict.fromkeys(sorted(c.properties), True),
         "prebuilt": c.prebuilt,
     }
-
-
-def _selector(selector: Selector) -> dict[str, list[str]]:
-    return {"in": list(selector.include), "not": list(selector.exclude)}
 
 
 def _terms(limit: Limit) -> dict[str, Any]:

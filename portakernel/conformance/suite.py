@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from portakernel import runtime
 from portakernel.calling.caller import OpCaller
@@ -23,7 +23,7 @@ from portakernel.conformance.result import Result
 from portakernel.conformance.selection import build_case, claims_in, fewest
 from portakernel.conformance.tangents import Tangents
 from portakernel.conformance.threads import on_one_thread
-from portakernel.conformance.trial import Outcome, Trial, attempt
+from portakernel.conformance.trial import Outcome, Trial, attempt, result_of
 from portakernel.conformance.venue import Venue, refusals
 from portakernel.conformance.written import forward_of
 from portakernel.contract import Case
@@ -201,11 +201,7 @@ class Suite:
         detail = outcome.detail
         if outcome.status == "failed" and outcome.aspect not in ("boundary", "coverage"):
             detail += f" (seed {self.seed})"
-        kernel, venue = self.kernel, self.venue
-        return Result(
-            kernel.name, kernel.op, case, outcome.aspect, outcome.status, detail, str(venue), venue.mode,
-            outcome.seconds, outcome.traceback,
-        )  # fmt: skip
+        return result_of(self.kernel, self.venue, case, replace(outcome, detail=detail))
 
     # --- cases -----------------------------------------------------------------------------------------------------
 

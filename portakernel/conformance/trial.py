@@ -21,7 +21,7 @@ from portakernel.claims.request import Phase
 from portakernel.conformance.comparison import Mismatch, compare, compare_rows
 from portakernel.conformance.inputs import Inputs
 from portakernel.conformance.memory import changed_around, footprint, same_bits, shares_memory
-from portakernel.conformance.result import Aspect, Status
+from portakernel.conformance.result import Aspect, Result, Status
 from portakernel.conformance.truth import Truth, exact
 from portakernel.conformance.venue import Venue, refusals
 from portakernel.contract import Contract
@@ -55,6 +55,14 @@ def attempt(aspect: Aspect, check: Callable[[], Sequence[str]]) -> Outcome:
     except Exception as error:  # noqa: BLE001 - the plugin border: a kernel that raises fails its case, not the kit
         detail, trace = f"{type(error).__name__}: {error}", traceback.format_exc()
     return Outcome(aspect, status, detail, time.perf_counter() - start, trace)
+
+
+def result_of(kernel: Kernel, venue: Venue, case: str, outcome: Outcome) -> Result:
+    """An outcome as it is reported: of which kernel, where, in which case."""
+    return Result(
+        kernel.name, kernel.op, case, outcome.aspect, outcome.status, outcome.detail, str(venue), venue.mode,
+        outcome.seconds, outcome.traceback,
+    )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -221,10 +229,6 @@ class Trial:
             shared = [other for other, memory in neighbours if shares_memory(tensor, memory)]
             self.aliased |= dict.fromkeys(f"{name} lies in the memory of {other}" for other in shared)
         return problems
-
-    def argument_memory(self) -> dict[str, Tensor]:
-        """The inputs by name."""
-        return self.inputs.given
 
     def differing_bits(self, first: Sequence[Any], second: Sequence[Any], names: Sequence[str], when: str) -> list[str]:
         """Which results of two calls are not equal bit by bit."""

@@ -33,13 +33,13 @@ CONTRACT = Contract(
         "summed is added in float32 and rounded once to x's dtype, and y is the norm of that rounded sum: the results"
         " are those of add and layer_norm one after the other. Everything else, the activation too, is computed in"
         " float32 and rounded once, at the end. activation: relu (NaN stays NaN), gelu (by erf), gelu_tanh, silu."
-        " out=(x, residual) writes y over x and summed over residual. Forward saves mean (M,) and rstd (M,) in"
-        " float32; backward computes what the activation was applied to once more, from them. The gradients of x and"
-        " residual are equal. relu has slope 0 at 0. A row of summed that holds an infinity is NaN throughout. Not"
-        " guaranteed: equal bits of y from different kernels; finite results where the sum of squares exceeds float32;"
-        " the saved mean of a row that holds an infinity; digits of rstd where the mean is many times the standard"
-        " deviation, lost in proportion to their ratio; terms of a gradient that are subnormal in float32, which a"
-        " kernel may flush to zero."
+        " out=(x, residual) writes y over x and summed over residual. Forward saves mean (M,) and rstd (M,) in float32;"
+        " backward computes what the activation was applied to once more, from them. The gradients of x and residual"
+        " are equal. relu has slope 0 at 0. A row of summed that holds an infinity is NaN throughout. Not guaranteed:"
+        " equal bits of y from different kernels; finite results where the sum of squares exceeds float32; the saved"
+        " mean of a row that holds an infinity; digits of rstd where the mean is many times the standard deviation,"
+        " lost in proportion to their ratio; terms of a gradient that are subnormal in float32, which a kernel may"
+        " flush to zero."
     ),
     tensors=(
         TensorArgument("x", ("*M", "N"), ("float32", "float16", "bfloat16")),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from portakernel.contract import Case, Contract, Cost, Parameter, Result, TensorArgument, Tolerance
+from portakernel.contract import Case, Contract, Cost, Parameter, Result, TensorArgument, Tolerance, row_cases
 
 
 def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[str, Any]) -> Cost:
@@ -42,26 +42,12 @@ CONTRACT = Contract(
     # as rms_norm: torch's fused CUDA kernel gives NaN for every element and for rstd
     infinite_rows="may_be_nan",
     cases=(
-        Case("one element", (1,), {"N": 1}),
-        Case("one row", (), {"N": 64}),
-        Case("block", (4,), {"N": 128}),
-        Case("block and one", (3,), {"N": 129}),
-        Case("prime sizes", (7,), {"N": 1009}),
-        Case("three dimensions", (2, 3), {"N": 96}),
-        Case("no rows", (0,), {"N": 48}),
-        Case("many rows", (131,), {"N": 40}),
+        *row_cases.SIZES,
         Case("long row", (2,), {"N": 5120}),
         Case("both sliced", (5,), {"N": 72}, layouts={"x": "sliced", "residual": "sliced"}),
-        Case("transposed residual", (6,), {"N": 33}, layouts={"residual": "transposed"}),
-        Case("transposed x", (6,), {"N": 34}, layouts={"x": "transposed"}),
-        Case("expanded residual", (4,), {"N": 65}, layouts={"residual": "expanded"}),
-        Case("every second column", (5,), {"N": 50}, layouts={"x": "stepped", "residual": "stepped"}),
-        Case("rows with two strides", (3, 4), {"N": 56}, layouts={"x": "split", "residual": "contiguous"}),
-        Case("offset by one", (3,), {"N": 80}, layouts={"residual": "offset"}),
+        *row_cases.RESIDUAL_LAYOUTS,
         Case("stepped weight", (3,), {"N": 52}, layouts={"weight": "stepped"}),
-        Case("large eps", (3,), {"N": 77}, parameters={"eps": 0.5}),
-        Case("offset weight", (3,), {"N": 100}, parameters={"weight_offset": 1.0}),
-        Case("offset weight and eps", (5,), {"N": 31}, parameters={"weight_offset": -0.5, "eps": 1e-3}),
+        *row_cases.RMS_PARAMETERS,
         # sums that overflow float16 are infinite, and gradients there NaN or not by the order of operations
         Case("large magnitudes", (3,), {"N": 90}, values="large", backward=False),
         # its gradients are sums of subnormal terms, which a kernel may flush

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from portakernel.contract import Case, Contract, Cost, Parameter, Result, TensorArgument, Tolerance
+from portakernel.contract import Case, Contract, Cost, Parameter, Result, TensorArgument, Tolerance, row_cases
 from portakernel.contracts import rms_norm_quantize
 from portakernel.contracts.quantize_fp8 import CASES_OF_ROWS, OF_ROWS, parameters, results
 
@@ -39,22 +39,8 @@ CONTRACT = Contract(
     cases=(
         *CASES_OF_ROWS,
         Case("both sliced", (5,), {"N": 260}, {"x": "sliced", "residual": "sliced"}, {"granularity": "block_1x128"}),
-        Case("transposed residual", (6,), {"N": 33}, layouts={"residual": "transposed"}),
-        Case("transposed x", (6,), {"N": 34}, layouts={"x": "transposed"}),
-        Case("expanded residual", (4,), {"N": 65}, layouts={"residual": "expanded"}),
-        Case("every second column", (5,), {"N": 50}, layouts={"x": "stepped", "residual": "stepped"}),
-        Case("rows with two strides", (3, 4), {"N": 56}, layouts={"x": "split", "residual": "contiguous"}),
-        Case("offset by one", (3,), {"N": 80}, layouts={"residual": "offset"}),
-        Case("stepped weight", (3,), {"N": 152}, {"weight": "stepped"}, {"granularity": "block_1x128"}),
-        Case("large eps", (3,), {"N": 77}, parameters={"eps": 0.5}),
-        Case("offset weight", (3,), {"N": 100}, parameters={"weight_offset": 1.0}),
-        Case("offset weight and eps", (5,), {"N": 31}, parameters={"weight_offset": -0.5, "eps": 1e-3}),
-        Case("large magnitudes", (3,), {"N": 90}, values="large"),
-        Case("tiny magnitudes", (3,), {"N": 90}, values="tiny"),
-        Case("NaN and infinities in rows", (7,), {"N": 70}, values="special"),
-        # the weight's are in every row, and few of so many blocks
-        Case("NaN and infinities in blocks", (7,), {"N": 1100}, {}, {"granularity": "block_1x128"}, values="special"),
-        Case("zeros", (3,), {"N": 60}, values="zeros"),
+        *row_cases.RESIDUAL_LAYOUTS,
+        *rms_norm_quantize.CASES_OF_NORMS,
     ),
     # summed: one float32 addition rounded once has one right answer
     tolerance=Tolerance(

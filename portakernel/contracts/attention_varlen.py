@@ -6,17 +6,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
-from portakernel.contract import (
-    Case,
-    Contract,
-    Cost,
-    Draw,
-    Ends,
-    Parameter,
-    Result,
-    TensorArgument,
-    Tolerance,
-)
+from portakernel.contract import Case, Contract, Cost, Draw, Ends, Parameter, Result, TensorArgument, Tolerance
 from portakernel.contracts.attention import visible_keys, visible_pairs
 
 
@@ -50,16 +40,14 @@ CONTRACT = Contract(
     ),
     notes=(
         "Sequence n has the queries from cu_seqlens_q[n] to before cu_seqlens_q[n + 1] and the keys likewise; both"
-        " ascend from 0, to S and to T at most; kernels that read them on the host (the reference, those on"
-        " the CPU) raise"
-        " ArgumentValueError where they do not, and for others that is undefined. Everything holds within"
-        " each sequence as it does for"
-        " attention, with the sequence's own numbers of queries and keys as S and T: alignment at the bottom right,"
-        " ALiBi distances, zeros and lse -inf (or the sink) for queries without keys. A sequence may be empty, on one"
-        " side or on both. max_seqlen_q and max_seqlen_k are upper bounds of those numbers, not necessarily reached;"
-        " they change no result, and spare kernels that need them a wait for the device. Undefined where they are too"
-        " small. lse is (H, S). Forward saves it. Not guaranteed: what attention does not guarantee; what rows hold"
-        " that belong to no sequence."
+        " ascend from 0, to S and to T at most; kernels that read them on the host (the reference, those on the CPU)"
+        " raise ArgumentValueError where they do not, and for others that is undefined. Everything holds within each"
+        " sequence as it does for attention, with the sequence's own numbers of queries and keys as S and T: alignment"
+        " at the bottom right, ALiBi distances, zeros and lse -inf (or the sink) for queries without keys. A sequence"
+        " may be empty, on one side or on both. max_seqlen_q and max_seqlen_k are upper bounds of those numbers, not"
+        " necessarily reached; they change no result, and spare kernels that need them a wait for the device. Undefined"
+        " where they are too small. lse is (H, S). Forward saves it. Not guaranteed: what attention does not guarantee;"
+        " what rows hold that belong to no sequence."
     ),
     tensors=(
         TensorArgument("q", ("S", "H", "D"), ("float32", "float16", "bfloat16")),

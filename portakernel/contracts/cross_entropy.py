@@ -5,16 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from portakernel.contract import (
-    Case,
-    Contract,
-    Cost,
-    Draw,
-    Indices,
-    Parameter,
-    Result,
-    TensorArgument,
-    Tolerance,
+from portakernel.contract import Case, Contract, Cost, Draw, Indices, Parameter, Result, TensorArgument, Tolerance
+
+# Of every op that compares rows of logits with a target.
+TARGET = TensorArgument(
+    "target",
+    ("*M",),
+    ("int64", "int32"),
+    draw=Draw("index", below="V", sometimes="ignore_index"),
+    rule=Indices("V", otherwise="ignore_index"),
+)
+PARAMETERS = (
+    Parameter("ignore_index", -100, kind="int", summary="the target of rows that have no loss and no gradient"),
+    Parameter(
+        "label_smoothing",
+        0.0,
+        feature=True,
+        least=0.0,
+        most=1.0,
+        summary="the share of the target spread evenly, from 0 to 1",
+    ),
 )
 
 
@@ -44,31 +54,13 @@ CONTRACT = Contract(
         " target, and inf with label smoothing, as in torch. A row that holds NaN or +inf has loss and lse NaN."
         " overwrite_logits=True permits backward to write the gradient over logits' memory and return logits: for"
         " callers that use them nowhere else, and go backward once. Kernels may ignore it. Not guaranteed: any result,"
-        " or an error, for a target elsewhere (portakernel's kernels raise IndexOutOfRangeError on the CPU);"
-        " lse of a row of nothing but"
-        " -inf (its loss is NaN); finite results where sums of logits exceed float32; equal bits from different"
-        " kernels; gradients that are subnormal in float32, which a kernel may flush to zero."
+        " or an error, for a target elsewhere (portakernel's kernels raise IndexOutOfRangeError on the CPU); lse of a"
+        " row of nothing but -inf (its loss is NaN); finite results where sums of logits exceed float32; equal bits"
+        " from different kernels; gradients that are subnormal in float32, which a kernel may flush to zero."
     ),
-    tensors=(
-        TensorArgument("logits", ("*M", "V"), ("float32", "float16", "bfloat16")),
-        TensorArgument(
-            "target",
-            ("*M",),
-            ("int64", "int32"),
-            draw=Draw("index", below="V", sometimes="ignore_index"),
-            rule=Indices("V", otherwise="ignore_index"),
-        ),
-    ),
+    tensors=(TensorArgument("logits", ("*M", "V"), ("float32", "float16", "bfloat16")), TARGET),
     parameters=(
-        Parameter("ignore_index", -100, kind="int", summary="the target of rows that have no loss and no gradient"),
-        Parameter(
-            "label_smoothing",
-            0.0,
-            feature=True,
-            least=0.0,
-            most=1.0,
-            summary="the share of the target spread evenly, from 0 to 1",
-        ),
+        *PARAMETERS,
         Parameter("overwrite_logits", False, kind="bool", summary="backward may write over logits", permission=True),
         Parameter("return_lse", False, feature=True, kind="bool", summary="return each row's log-sum-exp as well"),
     ),

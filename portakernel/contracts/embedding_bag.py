@@ -5,18 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from portakernel.contract import (
-    Case,
-    Contract,
-    Cost,
-    Draw,
-    Ends,
-    Indices,
-    Parameter,
-    Result,
-    TensorArgument,
-    Tolerance,
-)
+from portakernel.contract import Case, Contract, Cost, Draw, Ends, Indices, Parameter, Result, TensorArgument, Tolerance
 
 
 def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[str, Any]) -> Cost:
@@ -40,10 +29,9 @@ CONTRACT = Contract(
         " may be empty, and give zeros in both modes. per_sample_weights: (I,) only with mode='sum' (the reference"
         " raises ArgumentValueError). Products and sums are in float32 and rounded once. The gradient of weight is"
         " dense, zeros where no bag looked; it is summed in float32 over indices sorted stably, without atomics. Not"
-        " guaranteed: any result, or an error, for indices or offsets elsewhere (on the CPU portakernel's kernels"
-        " raise IndexOutOfRangeError for indices, ArgumentValueError for offsets); equal bits from different"
-        " kernels; numbers that are"
-        " subnormal in float32, on devices that take them for zero (Apple GPUs)."
+        " guaranteed: any result, or an error, for indices or offsets elsewhere (on the CPU portakernel's kernels raise"
+        " IndexOutOfRangeError for indices, ArgumentValueError for offsets); equal bits from different kernels; numbers"
+        " that are subnormal in float32, on devices that take them for zero (Apple GPUs)."
     ),
     tensors=(
         TensorArgument("weight", ("V", "N"), ("float32", "float16", "bfloat16")),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from portakernel.contract import Case, Contract, Cost, Parameter, Result, TensorArgument, Tolerance
+from portakernel.contract import Case, Contract, Cost, Parameter, Result, TensorArgument, Tolerance, row_cases
 
 
 def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[str, Any]) -> Cost:
@@ -39,38 +39,20 @@ CONTRACT = Contract(
     # torch's vectorised erf on the CPU makes gelu(+inf) NaN (torch 2.13, x86-64, 2026-11-20)
     infinite_rows="may_be_nan",
     cases=(
-        Case("one element", (1,), {"N": 1}),
+        *row_cases.SIZES,
         Case("one element, tanh", (1,), {"N": 1}, parameters={"approximate": "tanh"}),
-        Case("one row", (), {"N": 64}),
-        Case("block", (4,), {"N": 128}),
-        Case("block and one", (3,), {"N": 129}),
         Case("block and one, tanh", (3,), {"N": 129}, parameters={"approximate": "tanh"}),
-        Case("prime sizes", (7,), {"N": 1009}),
         Case("prime sizes, tanh", (7,), {"N": 1009}, parameters={"approximate": "tanh"}),
-        Case("three dimensions", (2, 3), {"N": 96}),
-        Case("no rows", (0,), {"N": 48}),
-        Case("many rows", (131,), {"N": 40}),
         Case("long row, tanh", (2,), {"N": 5120}, parameters={"approximate": "tanh"}),
         Case("sliced rows", (5,), {"N": 72}, layouts={"x": "sliced"}),
-        Case("transposed", (6,), {"N": 33}, layouts={"x": "transposed"}),
-        Case("expanded rows", (4,), {"N": 65}, layouts={"x": "expanded"}),
-        Case("every second column", (5,), {"N": 50}, layouts={"x": "stepped"}),
-        Case("rows with two strides", (3, 4), {"N": 56}, layouts={"x": "split"}),
-        Case("offset by one", (3,), {"N": 80}, layouts={"x": "offset"}),
+        *row_cases.LAYOUTS,
         Case("large magnitudes", (3,), {"N": 90}, values="large"),
         Case("large magnitudes, tanh", (3,), {"N": 90}, values="large", parameters={"approximate": "tanh"}),
         # its gradients are subnormal, and a kernel may flush them
         Case("tiny magnitudes", (3,), {"N": 90}, values="tiny", backward=False),
         # the halves' special values meet in other pairs at each of these sizes; no slope is defined at an infinity
         Case("NaN, infinities, signed zeros", (6,), {"N": 70}, values="special", backward=False),
-        Case(
-            "specials, other pairs, tanh",
-            (6,),
-            {"N": 68},
-            values="special",
-            parameters={"approximate": "tanh"},
-            backward=False,
-        ),
+        Case("specials, other pairs, tanh", (6,), {"N": 68}, {}, {"approximate": "tanh"}, "special", backward=False),
         Case("zeros", (3,), {"N": 60}, values="zeros"),
     ),
     # float32: erf or tanh of a rounded argument, a sum, three products; 16-bit results are one rounding of that.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from portakernel.contract import Case, Contract, Cost, Parameter, Result, TensorArgument, Tolerance
+from portakernel.contract import Case, Contract, Cost, Parameter, Result, TensorArgument, Tolerance, row_cases
 
 
 def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[str, Any]) -> Cost:
@@ -49,24 +50,13 @@ CONTRACT = Contract(
     # the saved mean of such a row: infinite by the formula, NaN by Welford's updates
     infinite_rows="may_be_nan",
     cases=(
-        Case("one element", (1,), {"N": 1}, present=("bias",)),
+        *(replace(case, present=("bias",)) for case in row_cases.SIZES),
         # each deviation is zero, and rstd is 1 / sqrt(eps)
         Case("one column", (5,), {"N": 1}),
-        Case("one row", (), {"N": 64}, present=("bias",)),
-        Case("block", (4,), {"N": 128}, present=("bias",)),
-        Case("block and one", (3,), {"N": 129}, present=("bias",)),
         Case("no bias", (3,), {"N": 130}),
-        Case("prime sizes", (7,), {"N": 1009}, present=("bias",)),
-        Case("three dimensions", (2, 3), {"N": 96}, present=("bias",)),
-        Case("no rows", (0,), {"N": 48}, present=("bias",)),
-        Case("many rows", (131,), {"N": 40}, present=("bias",)),
         Case("long row", (2,), {"N": 5120}, present=("bias",)),
         Case("sliced rows", (5,), {"N": 72}, layouts={"x": "sliced"}, present=("bias",)),
-        Case("transposed", (6,), {"N": 33}, layouts={"x": "transposed"}, present=("bias",)),
-        Case("expanded rows", (4,), {"N": 65}, layouts={"x": "expanded"}, present=("bias",)),
-        Case("every second column", (5,), {"N": 50}, layouts={"x": "stepped"}, present=("bias",)),
-        Case("rows with two strides", (3, 4), {"N": 56}, layouts={"x": "split"}, present=("bias",)),
-        Case("offset by one", (3,), {"N": 80}, layouts={"x": "offset"}, present=("bias",)),
+        *(replace(case, present=("bias",)) for case in row_cases.LAYOUTS),
         Case("stepped weight", (3,), {"N": 52}, layouts={"weight": "stepped"}, present=("bias",)),
         Case("stepped bias", (3,), {"N": 53}, layouts={"bias": "stepped"}, present=("bias",)),
         Case("large eps", (3,), {"N": 77}, parameters={"eps": 0.5}, present=("bias",)),

@@ -5,17 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from portakernel.contract import (
-    Case,
-    Contract,
-    Cost,
-    Draw,
-    Indices,
-    Parameter,
-    Result,
-    TensorArgument,
-    Tolerance,
-)
+from portakernel.contract import Case, Contract, Cost, Result, TensorArgument, Tolerance
+from portakernel.contracts.cross_entropy import PARAMETERS, TARGET
 
 
 def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[str, Any]) -> Cost:
@@ -43,33 +34,16 @@ CONTRACT = Contract(
         " precision, for tensor cores, but not to float16's range: probabilities below 2**-14 are what most of a"
         " gradient consists of. Forward saves lse (M,) in float32, of every row. A logit of -inf is a class of"
         " probability 0. A row with a logit that is NaN or +inf has loss NaN. Not guaranteed: any result, or an error,"
-        " for a target elsewhere (the reference raises IndexOutOfRangeError on the CPU); finite results"
-        " where logits exceed"
-        " float32; equal bits from different kernels; gradients that are subnormal in float32; all 24 bits of float32"
-        " products where torch.backends.cuda.matmul allows fewer, which the reference follows too."
+        " for a target elsewhere (the reference raises IndexOutOfRangeError on the CPU); finite results where logits"
+        " exceed float32; equal bits from different kernels; gradients that are subnormal in float32; all 24 bits of"
+        " float32 products where torch.backends.cuda.matmul allows fewer, which the reference follows too."
     ),
     tensors=(
         TensorArgument("x", ("*M", "K"), ("float32", "float16", "bfloat16")),
         TensorArgument("weight", ("V", "K"), ("x",)),
-        TensorArgument(
-            "target",
-            ("*M",),
-            ("int64", "int32"),
-            draw=Draw("index", below="V", sometimes="ignore_index"),
-            rule=Indices("V", otherwise="ignore_index"),
-        ),
+        TARGET,
     ),
-    parameters=(
-        Parameter("ignore_index", -100, kind="int", summary="the target of rows that have no loss and no gradient"),
-        Parameter(
-            "label_smoothing",
-            0.0,
-            feature=True,
-            least=0.0,
-            most=1.0,
-            summary="the share of the target spread evenly, from 0 to 1",
-        ),
-    ),
+    parameters=PARAMETERS,
     outputs=(Result("loss", ("*M",), like="x", dtype="float32"),),
     saved=(Result("logsumexp", ("M",), like="x", dtype="float32"),),
     requirements=("V >= 1",),

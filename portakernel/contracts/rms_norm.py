@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from portakernel.contract import Case, Contract, Cost, Parameter, Result, TensorArgument, Tolerance
+from portakernel.contract import Case, Contract, Cost, Parameter, Result, TensorArgument, Tolerance, row_cases
 
 
 def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[str, Any]) -> Cost:
@@ -38,25 +38,12 @@ CONTRACT = Contract(
     # torch's fused CUDA kernel gives NaN for every element and for rstd (torch 2.11, H200, 2026-11-20)
     infinite_rows="may_be_nan",
     cases=(
-        Case("one element", (1,), {"N": 1}),
-        Case("one row", (), {"N": 64}),
-        Case("block", (4,), {"N": 128}),
-        Case("block and one", (3,), {"N": 129}),
-        Case("prime sizes", (7,), {"N": 1009}),
-        Case("three dimensions", (2, 3), {"N": 96}),
-        Case("no rows", (0,), {"N": 48}),
-        Case("many rows", (131,), {"N": 40}),
+        *row_cases.SIZES,
         Case("long row", (2,), {"N": 5120}),
         Case("sliced rows", (5,), {"N": 72}, layouts={"x": "sliced"}),
-        Case("transposed", (6,), {"N": 33}, layouts={"x": "transposed"}),
-        Case("expanded rows", (4,), {"N": 65}, layouts={"x": "expanded"}),
-        Case("every second column", (5,), {"N": 50}, layouts={"x": "stepped"}),
-        Case("rows with two strides", (3, 4), {"N": 56}, layouts={"x": "split"}),
-        Case("offset by one", (3,), {"N": 80}, layouts={"x": "offset"}),
+        *row_cases.LAYOUTS,
         Case("stepped weight", (3,), {"N": 52}, layouts={"weight": "stepped"}),
-        Case("large eps", (3,), {"N": 77}, parameters={"eps": 0.5}),
-        Case("offset weight", (3,), {"N": 100}, parameters={"weight_offset": 1.0}),
-        Case("offset weight and eps", (5,), {"N": 31}, parameters={"weight_offset": -0.5, "eps": 1e-3}),
+        *row_cases.RMS_PARAMETERS,
         Case("large magnitudes", (3,), {"N": 90}, values="large"),
         # its gradients are sums of subnormal terms, which torch's CUDA kernel flushes (torch 2.11, H200, 2026-11-20)
         Case("tiny magnitudes", (3,), {"N": 90}, values="tiny", backward=False),

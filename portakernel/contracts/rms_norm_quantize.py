@@ -5,9 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from portakernel.contract import Case, Contract, Cost, Parameter, TensorArgument, Tolerance
+from portakernel.contract import Case, Contract, Cost, Parameter, TensorArgument, Tolerance, row_cases
 from portakernel.contracts.dequantize import FLOAT8, scale_count
 from portakernel.contracts.quantize_fp8 import CASES_OF_ROWS, OF_ROWS, parameters, results
+
+# Beside how rows lie in memory.
+CASES_OF_NORMS = (
+    Case("stepped weight", (3,), {"N": 152}, {"weight": "stepped"}, {"granularity": "block_1x128"}),
+    *row_cases.RMS_PARAMETERS,
+    Case("large magnitudes", (3,), {"N": 90}, values="large"),
+    Case("tiny magnitudes", (3,), {"N": 90}, values="tiny"),
+    Case("NaN and infinities in rows", (7,), {"N": 70}, values="special"),
+    # the weight's are in every row, and few of so many blocks
+    Case("NaN and infinities in blocks", (7,), {"N": 1100}, {}, {"granularity": "block_1x128"}, values="special"),
+    Case("zeros", (3,), {"N": 60}, values="zeros"),
+)
 
 
 def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[str, Any]) -> Cost:
@@ -47,21 +59,8 @@ CONTRACT = Contract(
     cases=(
         *CASES_OF_ROWS,
         Case("sliced rows", (5,), {"N": 260}, {"x": "sliced"}, {"granularity": "block_1x128"}),
-        Case("transposed", (6,), {"N": 33}, layouts={"x": "transposed"}),
-        Case("expanded rows", (4,), {"N": 65}, layouts={"x": "expanded"}),
-        Case("every second column", (5,), {"N": 50}, layouts={"x": "stepped"}),
-        Case("rows with two strides", (3, 4), {"N": 56}, layouts={"x": "split"}),
-        Case("offset by one", (3,), {"N": 80}, layouts={"x": "offset"}),
-        Case("stepped weight", (3,), {"N": 152}, {"weight": "stepped"}, {"granularity": "block_1x128"}),
-        Case("large eps", (3,), {"N": 77}, parameters={"eps": 0.5}),
-        Case("offset weight", (3,), {"N": 100}, parameters={"weight_offset": 1.0}),
-        Case("offset weight and eps", (5,), {"N": 31}, parameters={"weight_offset": -0.5, "eps": 1e-3}),
-        Case("large magnitudes", (3,), {"N": 90}, values="large"),
-        Case("tiny magnitudes", (3,), {"N": 90}, values="tiny"),
-        Case("NaN and infinities in rows", (7,), {"N": 70}, values="special"),
-        # the weight's are in every row, and few of so many blocks
-        Case("NaN and infinities in blocks", (7,), {"N": 1100}, {}, {"granularity": "block_1x128"}, values="special"),
-        Case("zeros", (3,), {"N": 60}, values="zeros"),
+        *row_cases.LAYOUTS,
+        *CASES_OF_NORMS,
     ),
     # scale: the norm's 8 units of float32 may be 16 of the scale's, and 2.5 are the division's. q: y / scale is off by
     # less than 24 of these, 24 * 2**-23 of at most 16 units to a power of two.

@@ -5,17 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from portakernel.contract import (
-    Case,
-    Contract,
-    Cost,
-    Draw,
-    Indices,
-    Parameter,
-    Result,
-    TensorArgument,
-    Tolerance,
-)
+from portakernel.contract import Case, Contract, Cost, Draw, Indices, Parameter, Result, TensorArgument, Tolerance
 
 
 def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[str, Any]) -> Cost:
@@ -42,15 +32,14 @@ CONTRACT = Contract(
     ),
     notes=(
         "Each result is computed in float32 and rounded once. Halves are GPT-NeoX's pairing, interleaved=True is"
-        " GPT-J's. Without positions, a token's position is its index in the last leading dimension, so that"
-        " q: (B, S, H, D) needs none (and a token without leading dimensions is at 0); the tables must cover it:"
-        " ArgumentValueError where L is less. A position outside 0 ... L - 1 is an IndexOutOfRangeError in"
-        " the reference"
-        " on the CPU and undefined on accelerators, where positions are not read back. cos and sin are"
-        " constants: they get no"
-        " gradient; those of q and k are the outputs' gradients turned by the negative angle. out=(q, k) writes over"
-        " the inputs. Not guaranteed: equal bits from different kernels, which may fuse a product with the sum; equal"
-        " results for a token alone and among others without positions, because then its index is its position."
+        " GPT-J's. Without positions, a token's position is its index in the last leading dimension, so that q: (B, S,"
+        " H, D) needs none (and a token without leading dimensions is at 0); the tables must cover it:"
+        " ArgumentValueError where L is less. A position outside 0 ... L - 1 is an IndexOutOfRangeError in the"
+        " reference on the CPU and undefined on accelerators, where positions are not read back. cos and sin are"
+        " constants: they get no gradient; those of q and k are the outputs' gradients turned by the negative angle."
+        " out=(q, k) writes over the inputs. Not guaranteed: equal bits from different kernels, which may fuse a"
+        " product with the sum; equal results for a token alone and among others without positions, because then its"
+        " index is its position."
     ),
     tensors=(
         TensorArgument("q", ("*S", "H", "D"), ("float32", "float16", "bfloat16")),

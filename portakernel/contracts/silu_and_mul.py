@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from portakernel.contract import Case, Contract, Cost, Result, TensorArgument, Tolerance
+from portakernel.contract import Case, Contract, Cost, Result, TensorArgument, Tolerance, row_cases
 
 
 def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[str, Any]) -> Cost:
@@ -30,21 +30,10 @@ CONTRACT = Contract(
     outputs=(Result("y", ("*M", "N"), like="x"),),
     gradient="kernel",
     cases=(
-        Case("one element", (1,), {"N": 1}),
-        Case("one row", (), {"N": 64}),
-        Case("block", (4,), {"N": 128}),
-        Case("block and one", (3,), {"N": 129}),
-        Case("prime sizes", (7,), {"N": 1009}),
-        Case("three dimensions", (2, 3), {"N": 96}),
-        Case("no rows", (0,), {"N": 48}),
-        Case("many rows", (131,), {"N": 40}),
+        *row_cases.SIZES,
         Case("long row", (2,), {"N": 5120}),
         Case("sliced rows", (5,), {"N": 72}, layouts={"x": "sliced"}),
-        Case("transposed", (6,), {"N": 33}, layouts={"x": "transposed"}),
-        Case("expanded rows", (4,), {"N": 65}, layouts={"x": "expanded"}),
-        Case("every second column", (5,), {"N": 50}, layouts={"x": "stepped"}),
-        Case("rows with two strides", (3, 4), {"N": 56}, layouts={"x": "split"}),
-        Case("offset by one", (3,), {"N": 80}, layouts={"x": "offset"}),
+        *row_cases.LAYOUTS,
         Case("large magnitudes", (3,), {"N": 90}, values="large"),
         # its gradients are subnormal, and a kernel may flush them
         Case("tiny magnitudes", (3,), {"N": 90}, values="tiny", backward=False),

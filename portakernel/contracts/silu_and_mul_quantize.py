@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from portakernel.contract import Case, Contract, Cost, TensorArgument, Tolerance
+from portakernel.contract import Case, Contract, Cost, TensorArgument, Tolerance, row_cases
 from portakernel.contracts.dequantize import FLOAT8, scale_count
 from portakernel.contracts.quantize_fp8 import CASES_OF_ROWS, OF_ROWS, parameters, results
 
@@ -37,11 +37,7 @@ CONTRACT = Contract(
     cases=(
         *CASES_OF_ROWS,
         Case("sliced rows", (5,), {"N": 260}, {"x": "sliced"}, {"granularity": "block_1x128"}),
-        Case("transposed", (6,), {"N": 33}, layouts={"x": "transposed"}),
-        Case("expanded rows", (4,), {"N": 65}, layouts={"x": "expanded"}),
-        Case("every second column", (5,), {"N": 50}, layouts={"x": "stepped"}),
-        Case("rows with two strides", (3, 4), {"N": 56}, layouts={"x": "split"}),
-        Case("offset by one", (3,), {"N": 80}, layouts={"x": "offset"}),
+        *row_cases.LAYOUTS,
         Case("large magnitudes", (3,), {"N": 90}, values="large"),
         Case("large magnitudes in blocks", (3,), {"N": 390}, {}, {"granularity": "block_1x128"}, values="large"),
         Case("tiny magnitudes", (3,), {"N": 90}, values="tiny"),

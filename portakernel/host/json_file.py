@@ -1,8 +1,10 @@
-"""JSON files that somebody else may have written: regular, of bounded size and depth."""
+"""JSON files that somebody else may have written: regular, of bounded size and depth; and what JSON cannot hold."""
 
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,3 +25,14 @@ def read_json(path: Path) -> Any:
         return json.loads(content.decode("utf-8-sig"))
     except RecursionError:
         raise ValueError("it is nested too deep") from None
+
+
+def finite(data: Any) -> Any:
+    """``data`` with null in the place of numbers that JSON does not have."""
+    if isinstance(data, float):
+        return data if math.isfinite(data) else None
+    if isinstance(data, Mapping):
+        return {key: finite(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [finite(value) for value in data]
+    return data

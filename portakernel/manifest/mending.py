@@ -41,7 +41,8 @@ def mended(model: type[M], data: Any) -> tuple[M, frozenset[KeyPath]] | None:
         except ValidationError as error:
             faults = error.errors()
             known = dict.fromkeys(inside(data, fault["loc"]) for fault in faults)
-            missing = {(*inside(data, fault["loc"]), str(fault["loc"][-1])) for fault in faults if _is_missing(fault)}
+            lacking = [fault["loc"] for fault in faults if fault["type"] == "missing"]
+            missing = {(*inside(data, place), str(place[-1])) for place in lacking}
             paths = [*missing, *(path for path in known if not any(other[:-1] == path for other in missing))]
             if not any(paths):
                 return None
@@ -61,10 +62,6 @@ def inside(data: Any, location: tuple[str | int, ...]) -> KeyPath:
             data = here[part]
             path.append(part)
     return tuple(path)
-
-
-def _is_missing(fault: Any) -> bool:
-    return bool(fault["type"] == "missing")
 
 
 def _without_fault(data: Any, path: KeyPath) -> tuple[Any, list[KeyPath]]:

@@ -237,3 +237,12 @@ def read_yaml(path: Path, *, shown_as: str | None = None) -> Document:
     except yaml.YAMLError as error:
         raise ManifestError(name, [f"{name}: is not valid YAML: {error}"]) from error
     return Document(name, data, builder.lines)
+
+
+def keys_in(path: Path) -> dict[Any, Any] | None:
+    """What the file's one document holds by its keys; None where it cannot be read, or has none."""
+    try:
+        data = read_yaml(path).data
+    except ManifestError:
+        return None
+    return data if isinstance(data, dict) else None

@@ -4,17 +4,14 @@ A manifest claims; a proof says that a kernel was compiled for a target or ran o
 which dtypes. Its three kinds say different things: *compiled*, that the kernel's compiler makes code for the target;
 *native*, that the instruction which the claim implies is in that code; *ran*, that results were right on such hardware.
 
-To record: ``python -m portakernel.matrix.proofs OUTPUT...``, with what the three commands print with ``--json``. What
-is known of a kernel from the same command on the same target is replaced.
+``python -m portakernel_pages.proofs`` records those of portakernel's own kernels.
 """
 
 from __future__ import annotations
 
-import json
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -23,7 +20,6 @@ from portakernel.contracts import contracts
 from portakernel.errors import ArgumentValueError
 from portakernel.host.json_file import read_json
 from portakernel.registry.kernel import Kernel
-from portakernel.registry.registry import Registry
 from portakernel.words.dtypes import DTYPES, SCALE_FORMATS
 
 Kind = Literal["compiled", "native", "ran"]
@@ -66,16 +62,6 @@ def recorded(path: Path = RECORD) -> tuple[Proof, ...]:
     for row in rows:
         row["dtypes"], row["formats"] = tuple(row["dtypes"]), tuple(row["formats"])
     return tuple(Proof(target=target, **row) for row in rows for target in row.pop("targets"))
-
-
-def written(proofs: Iterable[Proof]) -> str:
-    """The text of a file that holds ``proofs``: a line for each kernel and kind, targets of equal proofs together."""
-    targets: dict[str, list[str]] = {}
-    for proof in sorted(proofs, key=lambda proof: (proof.kernel, KINDS.index(proof.kind), proof.by, proof.target)):
-        row = {key: value for key, value in asdict(proof).items() if key != "target"}
-        targets.setdefault(json.dumps(row), []).append(proof.target)
-    lines = [json.dumps(json.loads(row) | {"targets": several}) for row, several in targets.items()]
-    return "[\n" + ",\n".join(lines) + "\n]\n"
 
 
 def merged(known: Iterable[Proof], new: Sequence[Proof]) -> tuple[Proof, ...]:
@@ -195,18 +181,3 @@ def _told(kernel: Kernel, output: Mapping[str, Any]) -> tuple[str, str, str]:
     wanted = dict.fromkeys((*kernel.requires, "torch") if known.get("device") else kernel.requires)
     versions = [f"{name} {known['versions'][name]}" for name in wanted if name in known["versions"]]
     return known["date"][:10], known.get("device") or "", ", ".join(versions)
-
-
-def main() -> int:
-    """Takes the outputs of commands into the record; the process's exit status."""
-    kernels = Registry().kernels
-    ours = {name: kernel for name, kernel in kernels.items() if kernel.first_party}
-    known = recorded()
-    for path in sys.argv[1:]:
-        known = merged(known, read_output(Path(path), ours))
-    RECORD.write_text(written(known), encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

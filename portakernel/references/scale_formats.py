@@ -71,7 +71,7 @@ def block_maxima(x: Tensor, format: str) -> Tensor:
         padded = torch.nn.functional.pad(x.flatten() if format == "tensor" else x, (0, 1))
         maxima = padded.abs().amax(-1, keepdim=format == "row")
     else:
-        (rows, columns), matrix = BLOCKS[format], _matrix(x)
+        (rows, columns), matrix = BLOCKS[format], x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
         padded = torch.nn.functional.pad(matrix, (0, -matrix.shape[1] % columns, 0, -matrix.shape[0] % rows))
         down, across = padded.shape[0] // rows, padded.shape[1] // columns
         maxima = padded.abs().reshape(down, rows, across, columns).amax((1, 3))
@@ -176,10 +176,6 @@ def write_all(results: tuple[Tensor, ...], out: tuple[Tensor, ...] | None) -> tu
     """``write`` for an op of several outputs."""
     given = (None,) * len(results) if out is None else out
     return tuple(write(result, tensor) for result, tensor in zip(results, given, strict=True))
-
-
-def _matrix(x: Tensor) -> Tensor:
-    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
 def _nibbles(tensor: Tensor) -> Tensor:

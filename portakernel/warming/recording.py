@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from portakernel.calling.arguments import Tensors
 from portakernel.calling.caller import OpCaller
 from portakernel.claims.request import Phase
 from portakernel.tensors.torch_internals import is_fake, outside_modes
@@ -56,16 +54,9 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         # as building in ``warmup(op, *tensors)``, for backward together with forward: both get forward's tensors
         phases = training_phases(caller.contract) if training else (Phase.INFERENCE,)
         policy = caller.policy(kernel)
-        seen = (caller.contract.op, training, values, policy, *_forms(tensors))
+        forms = ((t.dtype, t.device, t.shape, t.stride()) if t is not None else None for t in tensors)
+        seen = (caller.contract.op, training, values, policy, *forms)
         if seen not in self._seen:
             self._seen.add(seen)
             with outside_modes():
                 build_phases(caller, tensors, values, phases, policy, self._progress, winners_only=True)
-
-
-def _forms(tensors: Tensors) -> Iterable[tuple[Any, ...] | None]:
-    return (_form(tensor) if tensor is not None else None for tensor in tensors)
-
-
-def _form(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.dtype, tensor.device, tensor.shape, tensor.stride()

@@ -12,7 +12,7 @@ from typing import Any
 from portakernel.conformance.claims import elements, possible
 from portakernel.conformance.inputs import case_shape, is_present
 from portakernel.conformance.memory import layouts_of
-from portakernel.contract import Contract, Parameter, TensorArgument
+from portakernel.contract import Contract, Parameter
 from portakernel.contract.case import Case, Layout, Values
 from portakernel.contract.sizes import DIMENSION, parse_size
 from portakernel.words.dtypes import DTYPES
@@ -222,15 +222,10 @@ def _split(rows: int, chance: random.Random) -> tuple[int, ...]:
     return (first, rows // first) if chance.random() < 0.7 else (first, 1, rows // first)
 
 
-def _cut(contract: Contract) -> list[TensorArgument]:
-    """The arguments that cut a dimension into pieces."""
-    return [tensor for tensor in contract.tensors if tensor.draw.kind == "segments"]
-
-
 def _with_pieces(contract: Contract, case: Case, chance: random.Random) -> Case:
     """``case`` with the ends of the pieces that a dimension is cut into, and the parameters that bound these."""
     given, parameters = dict(case.given), dict(case.parameters)
-    for tensor in _cut(contract):
+    for tensor in (tensor for tensor in contract.tensors if tensor.draw.kind == "segments"):
         whole, count = case.dims[tensor.draw.below], case_shape(tensor, case)[0] - 1
         inner = sorted(chance.choice((0, whole, chance.randint(0, whole))) for _ in range(count - 1))
         ends = (0, *inner, whole) if count else (0,)

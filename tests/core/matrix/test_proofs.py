@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
+from portakernel_pages.proofs import written
 
 from portakernel.errors import ArgumentValueError
 from portakernel.matrix.page.rows import rows
-from portakernel.matrix.proofs import Proof, merged, read_output, recorded, written
+from portakernel.matrix.proofs import Proof, merged, read_output, recorded
 from portakernel.matrix.table import support_matrix
 
 CIRCUMSTANCES = {"date": "2026-11-22T12:24:48+00:00", "versions": {"torch": "2.13.0", "other": "1.0"}}
