@@ -21,7 +21,6 @@ from portakernel.calling.caller import OpCaller
 from portakernel.calling.devices import find_device
 from portakernel.calling.key_table import Placement
 from portakernel.claims.request import Phase, Request
-from portakernel.contracts import contract, contracts
 from portakernel.deciding.asking import ask
 from portakernel.deciding.kernel_argument import strictly
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, CaptureError, PortakernelError, WarmupError
@@ -71,7 +70,7 @@ def rehearse_function(function: Callable[..., Any], args: Sequence[Any], kwargs:
     if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
         name = getattr(function, "__qualname__", repr(function))
         raise ArgumentTypeError(f"warmup runs a function, and a call of {name} only makes what runs later; wrap it")
-    callers = [runtime.caller(op) for op in contracts()]
+    callers = [runtime.caller(op) for op in runtime.dispatcher().registry.ops]
 
     def recorded(progress: Progress) -> AbstractContextManager[object]:
         return Recording(callers, progress)
@@ -113,7 +112,7 @@ def rehearse_described(
         WarmupError: some could not be made, compiled or run; the others were.
     """
     for call in calls:
-        contract(call.op)
+        runtime.contract_of(call.op)
     with torch.enable_grad():  # whether there are gradients is what `training` says, wherever this is called
         made = [(str(call), functools.partial(_described, call, device_of)) for call in calls]
         return _rehearsed_calls(made, shown, workers, alone=alone)
