@@ -23,6 +23,7 @@ import triton.language as tl
 import typer
 from rich.console import Console
 from rich.table import Table
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from portakernel.authoring.native import Kernel, Options, Source, Unit
 from portakernel.triton_launch.launch import prepared
@@ -33,6 +34,7 @@ LAUNCH_US, ALLOCATING_US = 5.0, 7.0
 BUDGETS = {
     "portakernel.native": LAUNCH_US,
     "Triton plugin": LAUNCH_US,
+    "Triton plugin, two descriptors": LAUNCH_US,
     "Triton plugin, output allocated": ALLOCATING_US,
     "Triton plugin's add": ALLOCATING_US,
     "Triton plugin's rms_norm": ALLOCATING_US,
@@ -55,6 +57,18 @@ def increase(y, x, n, block: tl.constexpr):
     tl.store(y + at, tl.load(x + at, mask=at < n) + 1.0, mask=at < n)
 
 
+@triton.jit
+def increase_blocks(y, x, block: tl.constexpr):
+    """The same by tensor descriptors."""
+    at = tl.program_id(0) * block
+    y.store([at], x.load([at]) + 1.0)
+
+
+def described(tensor: torch.Tensor) -> TensorDescriptor:
+    """A descriptor of the whole tensor, by which a program's block of it is copied."""
+    return TensorDescriptor(tensor, tensor.shape, tensor.stride(), [_THREADS])
+
+
 def ways(folder: Path, x: torch.Tensor, y: torch.Tensor) -> dict[str, Callable[[], Any]]:
     """Each way to launch, ready; what it returns is the sum where it is not in ``y``."""
     source = Source(folder, "increase.cu")
@@ -66,6 +80,8 @@ def ways(folder: Path, x: torch.Tensor, y: torch.Tensor) -> dict[str, Callable[[
     addresses = y.data_ptr(), x.data_ptr()
 
     held = prepared(increase, {"block": _THREADS, "num_warps": 4})
+    by_blocks = prepared(increase_blocks, {"block": _THREADS, "num_warps": 4})
+    source_of, into = described(x), described(y)
     ones, weight = torch.ones_like(x), torch.ones_like(x)
 
     def with_cupy() -> None:
@@ -75,6 +91,9 @@ def ways(folder: Path, x: torch.Tensor, y: torch.Tensor) -> dict[str, Callable[[
     def with_triton() -> None:
         increase[grid](y, x, _SIZE, block=_THREADS)
 
+    def with_triton_by_blocks() -> None:
+        increase_blocks[grid](into, source_of, block=_THREADS)
+
     def allocating() -> torch.Tensor:
         made = torch.empty_like(x)
         held.launch((grid[0], 1), made, x, _SIZE)
@@ -83,6 +102,9 @@ def ways(folder: Path, x: torch.Tensor, y: torch.Tensor) -> dict[str, Callable[[
     return {
         "portakernel.native": lambda: ours(grid, block, 0, y, x, _SIZE),
         "Triton plugin": lambda: held.launch((grid[0], 1), y, x, _SIZE),
+        "Triton plugin, two descriptors": lambda: by_blocks.launch((grid[0], 1), into, source_of),
+        "Triton plugin, both made for the call": lambda: by_blocks.launch((grid[0], 1), described(y), described(x)),
+        "Triton's own launch, two descriptors": with_triton_by_blocks,
         "CuPy's RawKernel, addresses": with_cupy,
         "Triton's own launch": with_triton,
         "torch.add, out given": lambda: torch.add(x, ones, out=y),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from portakernel.contract import Contract
 from portakernel.errors import ArgumentTypeError, ArgumentValueError
-from portakernel.tensors.layout import disjoint
+from portakernel.tensors.layout import disjoint, overlaps_itself
 
 Form = tuple[tuple[int, ...], torch.dtype]
 
@@ -52,11 +52,8 @@ def _check_out(op: str, where: str, out: Any, shape: tuple[int, ...], dtype: tor
         raise ArgumentValueError(f"{op}: {where} has shape {tuple(out.shape)}; the result has {tuple(shape)}")
     if out.device != device:
         raise ArgumentValueError(f"{op}: {where} is on {out.device}; the inputs are on {device}")
-    span = 1
-    for stride, size in sorted(zip(out.stride(), out.shape, strict=True)):
-        if size > 1 and stride < span:
-            raise ArgumentValueError(f"{op}: several elements of {where} share memory, as after expand()")
-        span += (size - 1) * stride
+    if overlaps_itself(out):
+        raise ArgumentValueError(f"{op}: several elements of {where} share memory, as after expand()")
 
 
 def overwritten(op: str, outs: Sequence[Tensor], inputs: Mapping[str, Tensor], inplace: Sequence[str]) -> str | None:

@@ -18,6 +18,7 @@ from portakernel.contract import Contract
 from portakernel.contract.value_rules import Ends, Indices
 from portakernel.errors import ArgumentValueError, IndexOutOfRangeError
 from portakernel.tensors.capture import is_capturing
+from portakernel.tensors.index_values import outside
 from portakernel.tensors.layout import has_plain_memory
 
 
@@ -84,15 +85,11 @@ def _is_readable(tensor: Tensor) -> bool:
 def _check_indices(
     op: str, name: str, numbers: Tensor, dimension: str, size: int, also: tuple[str, int] | None
 ) -> None:
-    found = numbers.detach().long()  # or else an accepted number beyond int32 would be compared without its upper bits
-    outside = (found < 0) | (found >= size)
-    accepted = f"in [0, {dimension}) with {dimension} = {size}"
-    if also is not None:
-        outside &= found != also[1]
-        accepted += f", or {also[0]} = {also[1]}"
-    if bool(outside.any()):
-        place = outside.nonzero()[0].tolist()
-        raise IndexOutOfRangeError(f"{op}: {_at(name, place)} is {int(found[tuple(place)])}; it must be {accepted}")
+    wrong = outside(numbers, size, also[1] if also else None)
+    if bool(wrong.any()):
+        place = wrong.nonzero()[0].tolist()
+        accepted = f"in [0, {dimension}) with {dimension} = {size}" + (f", or {also[0]} = {also[1]}" if also else "")
+        raise IndexOutOfRangeError(f"{op}: {_at(name, place)} is {int(numbers[tuple(place)])}; it must be {accepted}")
 
 
 def _check_ends(op: str, name: str, numbers: Tensor, dimension: str, size: int) -> None:

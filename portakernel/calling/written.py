@@ -11,7 +11,7 @@ from torch import Tensor
 
 from portakernel.contract import Contract
 from portakernel.errors import ArgumentValueError
-from portakernel.tensors.layout import disjoint, mark_written
+from portakernel.tensors.layout import disjoint, mark_written, overlaps_itself
 
 
 def writing(contract: Contract, kernel: Callable[..., Any]) -> Callable[..., None]:
@@ -57,12 +57,9 @@ def _check_closely(op: str, given: Mapping[str, Tensor | None], mutated: Sequenc
         tensor = given.get(name)
         if tensor is None or not tensor.numel():
             continue
-        span = 1
-        for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-            if size > 1 and stride < span:
-                text = f"{op}: several elements of {name}, which is written, share memory, as after expand()"
-                raise ArgumentValueError(f"{text}; give a tensor of its own (clone())")
-            span += (size - 1) * stride
+        if overlaps_itself(tensor):
+            text = f"{op}: several elements of {name}, which is written, share memory, as after expand()"
+            raise ArgumentValueError(f"{text}; give a tensor of its own (clone())")
         for other, neighbour in given.items():
             if other == name or neighbour is None or not neighbour.numel() or disjoint(tensor, neighbour):
                 continue

@@ -193,7 +193,7 @@ class Capability:
     def serving_target(self, request: Request, spaces: Mapping[str, ArchSpace]) -> Target | None:
         """The request's own target or the first attached one that this claim covers."""
         for target in (request.target, *(device.target for device in request.attached)):
-            if not self._target_rejections(target, spaces):
+            if self._covers(target, spaces):
                 return target
         return None
 
@@ -208,7 +208,7 @@ class Capability:
         """
         found: list[Rejection] = []
         if self.serving_target(request, spaces) is None:
-            found += self._target_rejections(request.target, spaces)
+            found.append(self._target_rejection(request.target, spaces))
         found += self._dtype_rejections(request)
         found += self._format_rejections(request)
         for limit in self.limits:
@@ -246,21 +246,25 @@ class Capability:
             notes += [note] if note else []
         return tuple(notes)
 
-    def _target_rejections(self, target: Target, spaces: Mapping[str, ArchSpace]) -> list[Rejection]:
-        selector = self.selector(target.vendor)
+    def _covers(self, target: Target, spaces: Mapping[str, ArchSpace]) -> bool:
+        selector, space = self.selector(target.vendor), spaces.get(target.vendor)
+        if selector is None or not selector.include:
+            return False
+        if space is None:
+            return selector.include == ("any",)
+        return space.membership(selector, target.arch, prebuilt=self.prebuilt).inside
+
+    def _target_rejection(self, target: Target, spaces: Mapping[str, ArchSpace]) -> Rejection:
+        """Why ``target`` is not covered."""
+        selector, space = self.selector(target.vendor), spaces.get(target.vendor)
         if selector is None or not selector.include:
             served = [vendor for vendor, archs in self.targets.items() if archs.include]
             vendors = ", ".join("torch devices" if vendor == "*" else vendor for vendor in served) or "nothing"
-            return [Rejection(ReasonCode.VENDOR, f"serves {vendors}, not {target.vendor}", "target")]
-        space = spaces.get(target.vendor)
-        if space is None and selector.include == ("any",):
-            return []
+            return Rejection(ReasonCode.VENDOR, f"serves {vendors}, not {target.vendor}", "target")
         if space is None:
-            return [Rejection(ReasonCode.VENDOR, f"no backend for vendor {target.vendor} is installed", "target")]
-        membership = space.membership(selector, target.arch, prebuilt=self.prebuilt)
-        if membership.inside:
-            return []
-        return [Rejection(ReasonCode.ARCH, membership.note or f"needs {selector}; this is {target.arch}", "target")]
+            return Rejection(ReasonCode.VENDOR, f"no backend for vendor {target.vendor} is installed", "target")
+        note = space.membership(selector, target.arch, prebuilt=self.prebuilt).note
+        return Rejection(ReasonCode.ARCH, note or f"needs {selector}; this is {target.arch}", "target")
 
     def _dtype_rejections(self, request: Request) -> Iterator[Rejection]:
         for name, accepted in self.dtypes.items():

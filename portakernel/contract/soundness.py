@@ -30,17 +30,17 @@ def contract_faults(contract: Contract) -> Iterator[str]:
             yield f"argument {name!r} is there twice; name each once"
     if not contract.tensors or contract.tensors[0].optional:
         yield "the first argument has to be a tensor that is always there: device and dtype follow from it"
+    results = (*contract.outputs, *contract.saved)
+    shapes = [(f"tensor {tensor.name}", tensor.shape) for tensor in contract.tensors]
+    shapes += [(f"result {result.name}", result.shape) for result in results]
+    unreadable = [text for what, shape in shapes for text in _sizes(what, alternatives(shape), contract)]
+    yield from unreadable
     for place, tensor in enumerate(contract.tensors):
-        yield from _sizes(f"tensor {tensor.name}", alternatives(tensor.shape), contract)
         known = [*DTYPES, *contract.names[:place]]
         for dtype in (dtype for group in alternatives(tensor.dtypes) for dtype in group):
             if dtype not in known:
                 yield f"tensor {tensor.name}: unknown dtype {dtype!r}; {nearest(dtype, known)}"
-    results = (*contract.outputs, *contract.saved)
-    unreadable = [text for r in results for text in _sizes(f"result {r.name}", alternatives(r.shape), contract)]
-    unreadable += [text for t in contract.tensors for text in _sizes("", alternatives(t.shape), contract)]
     for result in results:
-        yield from _sizes(f"result {result.name}", alternatives(result.shape), contract)
         if result.like not in contract.names:
             yield f"result {result.name} is like {result.like!r}; {nearest(result.like, contract.names)}"
     yield from _unknown("kept", contract.backward_inputs, [*contract.names, *(result.name for result in results)])
@@ -51,7 +51,8 @@ def contract_faults(contract: Contract) -> Iterator[str]:
         yield "there are no cases; give some, because nothing that is claimed can be proven without"
     for case in contract.cases:
         where = f"case {case.name!r}"
-        yield from _unknown(where, () if unreadable else case.dims, () if unreadable else contract.dims)
+        if not unreadable:
+            yield from _unknown(where, case.dims, contract.dims)
         yield from _unknown(where, case.parameters, [parameter.name for parameter in contract.parameters])
         yield from _unknown(where, [*case.layouts, *case.present, *case.given], contract.names)
 

@@ -63,6 +63,9 @@ CONTRACT = Contract(
         Case(
             "gelu by tanh with bias", (2, 3, 4), {"K": 36, "N": 9}, {}, {"activation": "gelu_tanh"}, present=("bias",)
         ),
+        # rows of whole vectors, which fused epilogues ask for
+        Case("relu with bias", (34,), {"K": 64, "N": 72}, parameters={"activation": "relu"}, present=("bias",)),
+        Case("gelu by tanh, vectors", (21,), {"K": 48, "N": 40}, {}, {"activation": "gelu_tanh"}, present=("bias",)),
         Case("silu", (17,), {"K": 48, "N": 40}, parameters={"activation": "silu"}),
         Case("sliced rows", (18,), {"K": 48, "N": 40}, layouts={"x": "sliced"}, present=("bias",)),
         Case("transposed", (18,), {"K": 33, "N": 40}, layouts={"x": "transposed"}),

@@ -13,7 +13,7 @@ from portakernel.claims.capability import Rejection
 from portakernel.claims.request import Phase, Request
 from portakernel.config import Config
 from portakernel.deciding.builds import Builds
-from portakernel.deciding.decision import Candidate, Decision, lost, order, why
+from portakernel.deciding.decision import Decision, lost, order, why
 from portakernel.deciding.gates import Knowledge, assess
 from portakernel.deciding.kernel_argument import TOKEN_MARK
 from portakernel.deciding.policies import Layer, Policy, Wishes, intern_policy
@@ -143,7 +143,8 @@ class Dispatcher:
         """
         request, wishes = self._wished(request, self.policy() if policy is None else policy)
         kernels = self.registry.for_op(request.op)
-        candidates = [self._assess(kernel, request, wishes, cannot or {}) for kernel in kernels]
+        now = self._knowledge()
+        candidates = [assess(now, kernel, request, wishes, cannot or {}) for kernel in kernels]
         eligible = sorted((c for c in candidates if not c.rejections), key=lambda c: order(c, wishes))
         rejected = [candidate for candidate in candidates if candidate.rejections]
         while eligible and (failure := self._load_failure(eligible[0].kernel, request)):
@@ -169,7 +170,7 @@ class Dispatcher:
         """Why the kernel ``name`` cannot serve ``request``, as ``decide`` would say; no other kernel is asked."""
         kernel = self.registry.kernels[name]
         request, wishes = self._wished(request, policy)
-        rejections = self._assess(kernel, request, wishes, {}).rejections
+        rejections = assess(self._knowledge(), kernel, request, wishes, {}).rejections
         failure = self._load_failure(kernel, request) if not rejections else None
         return (failure,) if failure is not None else rejections
 
@@ -190,9 +191,9 @@ class Dispatcher:
         """Tells plugins of a decision that a call will be served by."""
         self.registry.manager.call("portakernel_decided", decision=decision)
 
-    def _assess(self, kernel: Kernel, request: Request, wishes: Wishes, cannot: Mapping[str, Rejection]) -> Candidate:
-        asked = Knowledge(self.registry, self.process, self.readiness, self.builds)
-        return assess(asked, kernel, request, wishes, cannot)
+    def _knowledge(self) -> Knowledge:
+        # made anew for each decision: the kit decides with copies, some of whose parts are others
+        return Knowledge(self.registry, self.process, self.readiness, self.builds)
 
     def _load_failure(self, kernel: Kernel, request: Request) -> Rejection | None:
         if request.device is None:

@@ -137,8 +137,7 @@ def _claim(now: Knowledge, asked: Assessment) -> Iterator[Rejection]:
             asked.variant, asked.capability = name, capability
             asked.devices = _serving_devices(capability, request, now.registry)
             return
-        prefix = f"{name}: " if name else ""
-        rejections += [replace(rejection, text=prefix + rejection.text) for rejection in found]
+        rejections += [replace(rejection, text=f"{name}: {rejection.text}") for rejection in found] if name else found
     yield from (_explained(now, kernel, request, rejection) for rejection in rejections)
 
 

@@ -17,18 +17,22 @@ from portakernel.errors import ArgumentValueError, IndexOutOfRangeError
 _FEW = 256
 
 
+def outside(indices: Tensor, below: int, ignored: int | None = None) -> Tensor:
+    """Where an index is neither in [0, ``below``) nor the one that is ignored."""
+    indices = indices.long()  # or else an `ignored` beyond int32 would be compared without its upper bits
+    wrong = (indices < 0) | (indices >= below)
+    return wrong if ignored is None else wrong & (indices != ignored)
+
+
 def check_indices(op: str, name: str, indices: Tensor, below: int, size: str, ignored: int | None = None) -> None:
     """Nothing, when each index is in [0, ``below``), the size called ``size``, or is the one that is ignored.
 
     Raises:
         IndexOutOfRangeError: one is not; names the first.
     """
-    found = indices.long()  # or else an `ignored` beyond int32 would be compared without its upper bits
-    outside = (found < 0) | (found >= below)
-    if ignored is not None:
-        outside &= found != ignored
-    if outside.any():
-        first = int(found[outside][0])
+    wrong = outside(indices, below, ignored)
+    if wrong.any():
+        first = int(indices[wrong][0])
         if ignored is None:
             raise IndexOutOfRangeError(f"{op}: {name} holds {first}, which is not in [0, {size}) with {size} = {below}")
         text = f"is neither in [0, {size}) with {size} = {below} nor ignore_index = {ignored}"

@@ -92,6 +92,16 @@ def _inner_block(tensor: Tensor) -> tuple[int, list[int]]:
     return block * tensor.element_size(), outer
 
 
+def overlaps_itself(tensor: Tensor) -> bool:
+    """Whether several elements may share memory, as after ``expand()``."""
+    span = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride < span:
+            return True
+        span += (size - 1) * stride
+    return False
+
+
 def disjoint(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors surely share no byte; by address, because separate storages can lie in one buffer.
 

@@ -5,9 +5,10 @@ the facts are read by code generated for the types of the arguments, and the com
 addresses.
 
 What Triton specialises a kernel for (3.6 to 3.9): of a tensor its dtype and whether its address is divisible by 16 (on
-AMD also whether its memory spans less than 2 GiB), of an integer its width, whether it is 1 and whether 16 divides it,
-of anything else its type; all compile-time values and options. Those last are the same for all that a ``Held`` holds;
-the key has the rest and the device. What the environment says (TRITON_DEBUG) holds from a kernel's first launch on.
+AMD also whether its memory spans less than 2 GiB), of a tensor descriptor dtype and block (in Gluon its layout too),
+of an integer its width, whether it is 1 and whether 16 divides it, of anything else its type; all compile-time values
+and options. Those last are the same for all that a ``Held`` holds; the key has the rest and the device. What the
+environment says (TRITON_DEBUG) holds from a kernel's first launch on.
 """
 
 # pyright: reportPrivateUsage=false
@@ -16,6 +17,7 @@ the key has the rest and the device. What the environment says (TRITON_DEBUG) ho
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,6 +27,8 @@ from triton import knobs
 
 from portakernel.calling.fast.generated import define
 from portakernel.host.locks import make_lock
+from portakernel.triton_launch.descriptors import Encoder, encoded, is_descriptor, tensor_of, unwrapped
+from portakernel.triton_launch.descriptors import facts as descriptor_facts
 from portakernel.triton_launch.interpreter import is_interpreting
 
 _INT32 = 1 << 31
@@ -32,19 +36,33 @@ _INT32 = 1 << 31
 _MOST_KERNELS = 4096
 
 
-def _by_c_launcher(run: Any, packed: Any) -> tuple[Any, ...]:
+@dataclass(frozen=True, slots=True)
+class Launching:
+    """How a compiled kernel is launched: what is called, and what that takes before the kernel's own arguments.
+
+    ``encoders`` make of each tensor descriptor what is passed for it; where there are none, it is passed itself.
+    """
+
+    call: Any
+    settings: tuple[Any, ...]
+    encoders: tuple[Encoder, ...] = ()
+
+
+def _by_c_launcher(run: Any, packed: Any) -> Launching:
     """A kernel of triton 3.6: its C function, which takes the object's own settings and no scratch memory."""
-    return run.launch, run.launch_cooperative_grid, run.launch_pdl, None, None, packed, None, None, None
+    settings = run.launch_cooperative_grid, run.launch_pdl, None, None, packed, None, None, None
+    launch, encoders = unwrapped(run.launch)
+    return Launching(launch, settings, encoders)
 
 
-def _by_launcher(run: Any, packed: Any) -> tuple[Any, ...]:
+def _by_launcher(run: Any, packed: Any) -> Launching:
     """The launcher object, whose call is the same in all known versions."""
-    return run, packed, None, None, None
+    return Launching(run, (packed, None, None, None))
 
 
-# By version and the launcher's class, what to call and what it takes between the function and the kernel's arguments:
-# settings, then metadata and hooks, of which there are none. Any other is launched by Triton itself.
-_KNOWN: Mapping[tuple[str, str], Callable[[Any, Any], tuple[Any, ...]]] = {
+# By version and the launcher's class, how it is launched; the settings end with metadata and hooks, of which there are
+# none. Any other is launched by Triton itself.
+_KNOWN: Mapping[tuple[str, str], Callable[[Any, Any], Launching]] = {
     ("3.6", "CudaLauncher"): _by_c_launcher,
     ("3.6", "HIPLauncher"): _by_launcher,
     ("3.9", "CudaLauncher"): _by_launcher,
@@ -57,8 +75,8 @@ def _needs_scratch(run: Any) -> bool:
     return any(getattr(run, f"{kind}_scratch_size", None) for kind in ("global", "profile"))
 
 
-def callable_of(compiled: Any) -> tuple[Any, ...] | None:
-    """What launches a compiled kernel, and the arguments it takes before the kernel's; None where only Triton knows.
+def launching_of(compiled: Any) -> Launching | None:
+    """How a compiled kernel is launched without Triton; None where only Triton knows.
 
     Kernels that need scratch memory are left to Triton too: it is allocated anew for each launch.
     """
@@ -94,46 +112,51 @@ class Held:
 
     def hold(self, compiled: Any, args: tuple[Any, ...]) -> None:
         """Keeps what Triton compiled and launched for these arguments, where it can be launched without Triton."""
-        found = callable_of(compiled) if args[0].device.type != "cpu" else None
-        if found is None:
+        launching = launching_of(compiled) if tensor_of(args[0]).device.type != "cpu" else None
+        if launching is None:
             return
-        call, *settings = found
         with self._lock:
-            if any(len(types - {type(None)}) > 1 for types in self._widened(args)):
-                return  # no fact tells two types apart
-            key = self.key(args, len(settings))
+            if any(map(_is_mixed, self._widened(args))):
+                return
+            key = self.key(args, launching)
             if len(self._kernels) >= _MOST_KERNELS:
                 self._kernels.clear()
             # the compiled kernel itself is kept, because its module goes with it
-            self._kernels[key] = call, compiled.function, *settings, compiled
+            more = (*launching.settings, *launching.encoders)
+            self._kernels[key] = launching.call, compiled.function, *more, compiled
 
     def _widened(self, args: tuple[Any, ...]) -> list[set[type]]:
         """Of each argument, the types that were given so far, with these."""
         kinds = self._kinds or [set[type]() for _ in args]
         return [known | {_kind(arg)} for known, arg in zip(kinds, args, strict=True)]
 
-    def key(self, args: tuple[Any, ...], settings: int = 0) -> tuple[Any, ...]:
+    def key(self, args: tuple[Any, ...], launching: Launching | None = None) -> tuple[Any, ...]:
         """What Triton specialises for, of these arguments; from now on such types are expected."""
         wider = self._widened(args)
         if wider != self._kinds or self._key is None:
             self._kinds = wider
             self._kernels = {}
-            self._key, self.launch = self._generated(wider, args, settings)
+            self._key, self.launch = self._generated(wider, args, launching or Launching(None, ()))
         return self._key(*args)
 
     def _first(self, grid: tuple[int, int], *args: Any) -> None:
         self._miss(self, grid, args)
 
     def _generated(
-        self, kinds: Sequence[set[type]], args: tuple[Any, ...], settings: int
+        self, kinds: Sequence[set[type]], args: tuple[Any, ...], launching: Launching
     ) -> tuple[Callable[..., tuple[Any, ...]], Callable[..., None]]:
         """The key of arguments of these types, and their launch; for others, no key, or one that is not held."""
         names = [f"a{place}" for place in range(len(kinds))]
         addresses, facts, passed = _specialised(names, kinds, args, self.kernel.params)
+        described = [place for place, types in enumerate(kinds) if any(map(is_descriptor, types))]
+        for place, encoder in zip(described, range(len(launching.encoders)), strict=False):
+            passed[place] = encoded(names[place], f"e{encoder}")
         # the launcher takes compile-time values too, and ignores them
         passed += ["None"] * (len(self.kernel.params) - len(kinds))
-        given, head = ", ".join(names), "; ".join([f"device = {names[0]}.get_device()", *addresses])
-        key, more = f"(device, {', '.join(facts)})", "".join(f" s{place}," for place in range(settings))
+        first = f"{names[0]}.base" if 0 in described else names[0]
+        given, head = ", ".join(names), "; ".join([f"device = {first}.get_device()", *addresses])
+        key, more = f"(device, {', '.join(facts)})", "".join(f" s{place}," for place in range(len(launching.settings)))
+        kept = more + "".join(f" e{place}," for place in range(len(launching.encoders)))
         source = f"""\
 def key({given}):
     {head}
@@ -149,7 +172,7 @@ def launch(grid, {given}):
         found = None  # another type than any before
     if found is None:
         return miss(held, grid, ({given},))
-    call, function,{more} _ = found
+    call, function,{kept} _ = found
     x, y = grid
     call(x, y, 1, stream(device), function,{more} {", ".join(passed)})
 """
@@ -203,6 +226,8 @@ def _specialised(
             asked = [f"type({name}) is float"]
         elif types == {type(None)}:
             asked = []
+        elif described := [kind for kind in types if is_descriptor(kind)]:
+            asked = descriptor_facts(name, described[0])
         else:
             asked = [name]  # a dtype, a bool, another function: what it is
         if absent:
@@ -217,6 +242,12 @@ def _specialised(
 def _unusual(number: int) -> tuple[bool, bool]:
     """What Triton specialises for in a number that is below 1, or too large for 32 bits."""
     return number & 15 == 0, -_INT32 <= number < _INT32
+
+
+def _is_mixed(types: set[type]) -> bool:
+    """Whether no fact tells the types of an argument apart, or one way of passing them does not do for all."""
+    given = types - {type(None)}
+    return len(given) > 1 or (len(types) > 1 and any(map(is_descriptor, given)))
 
 
 def _kind(argument: Any) -> type:

@@ -16,6 +16,7 @@ from portakernel.errors import ArgumentValueError
 from portakernel.tensors.compilation import compilations
 from portakernel.triton_launch import interpreter
 from portakernel.triton_launch.cache_folder import FOLDER
+from portakernel.triton_launch.descriptors import tensor_of
 from portakernel.triton_launch.direct import Held
 from portakernel.triton_launch.processor import pretended_launch
 
@@ -36,8 +37,9 @@ _GRID_WIDTH = 1 << 20
 def launch(kernel: Any, grid: tuple[int, int], *args: Any, parameter: str | None = None, **meta: Any) -> None:
     """Launch ``kernel`` on the current device, which the dispatcher makes the arguments'; or interpret it.
 
-    ``grid`` counts programs along two dimensions. ``parameter`` is the dimension to name where the kernel needs more
-    than the device has; it is not passed on.
+    The first argument is a tensor or a ``TensorDescriptor``, Triton's or Gluon's; of a descriptor the map is kept, so
+    that one of the same memory costs little the next time. ``grid`` counts programs along two dimensions. ``parameter``
+    is the dimension to name where the kernel needs more than the device has; it is not passed on.
 
     Raises:
         CannotRun: the compiled kernel exceeds a resource of the device; nothing was launched.
@@ -64,12 +66,13 @@ def _launch_anew(parameter: str | None, held: Held, grid: tuple[int, int], args:
     if interpreter.is_interpreting():
         interpreter.run(kernel, grid, args, meta)
         return
-    if args[0].is_meta and (pretended := pretended_launch()) is not None:
+    first = tensor_of(args[0])
+    if first.is_meta and (pretended := pretended_launch()) is not None:
         pretended(kernel, grid, args, meta)
         return
     # Under TRITON_INTERPRET=1 the kernel is no JITFunction, and CPU tensors are what it takes.
     jitted = isinstance(kernel, triton.JITFunction)
-    if jitted and args[0].device.type == "cpu":
+    if jitted and first.device.type == "cpu":
         raise ArgumentValueError(
             f"Triton kernel {kernel.__name__} was given tensors on cpu; it is compiled for GPUs (torch device cuda)."
             " Move the tensors to a GPU, or run it in Triton's interpreter, inside"
