@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, overload
 from portakernel.claims.request import Phase
 from portakernel.contract import Contract
 from portakernel.contract.near_misses import sure_answer
-from portakernel.contracts import contract
 from portakernel.deciding.decision import Decision, Use
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.deciding.explaining import explain_in_words, first_device
@@ -22,7 +21,7 @@ from portakernel.deciding.policy_block import PolicyBlock
 from portakernel.deciding.process_wishes import read
 from portakernel.errors import ArgumentTypeError, UnknownNameError
 from portakernel.registry.plugin_manager import Broken, Package
-from portakernel.runtime import caller, callers_so_far, dispatcher
+from portakernel.runtime import caller, callers_so_far, contract_of, dispatcher
 from portakernel.text.printable import brief
 from portakernel.warming.outcome import Call, Warmup
 from portakernel.words.target import Device
@@ -92,7 +91,7 @@ def explain(
         UnknownNameError: the op, target, device, dtype, phase or a parameter does not exist.
         ArgumentTypeError, ArgumentValueError: arguments that the op does not accept.
     """
-    described, now = contract(op), dispatcher()
+    described, now = contract_of(op), dispatcher()
     if phase is not None and phase not in list(Phase):
         raise UnknownNameError("phase", phase, [str(known) for known in Phase])
     if tensors:
@@ -147,7 +146,7 @@ def _records_gradients() -> bool:
 
 def _call(op: str, tensors: Sequence[Any], named: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
     """A call's tensors and its parameters' values, each in the contract's order."""
-    described = contract(op)
+    described = contract_of(op)
     positional = [tensor.name for tensor in described.tensors if not tensor.keyword]
     needed = [tensor.name for tensor in described.tensors if not tensor.optional]
     held = dict(zip(positional, tensors, strict=False))
@@ -234,7 +233,7 @@ def warmup(what: Any, /, *args: Any, **kwargs: Any) -> Warmup:
             text = "an op's name with tensors or with dtype and shape, a list of portakernel.Call alone, or a function"
             raise ArgumentTypeError(f"warmup takes {text} with its arguments; its first argument is {what!r}")
         return rehearse_described(listed, _device_of)
-    described = contract(what)
+    described = contract_of(what)
     if args:
         _own_words(described, "warmup", {name: kwargs[name] for name in _WORDS if name in kwargs})
         kernel = kwargs.pop("kernel", None)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from portakernel.contracts import contract, contracts
 from portakernel.host.forks import unsplit
 
 
@@ -15,11 +14,9 @@ def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with unsplit(f"making ops.{name}"):
-        from portakernel.runtime import caller, dispatcher
+        from portakernel.runtime import caller, contract_of
 
-        if name not in contracts():
-            dispatcher()  # a plugin may ship it
-        contract(name)  # an unknown op is told so before torch is imported
+        contract_of(name)  # an unknown op is told so before torch is imported
         from portakernel.calling.public import public_function
 
         # two threads may come first together: all shall have one function
@@ -27,4 +24,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(contracts())
+    from portakernel.runtime import dispatcher
+
+    return sorted(dispatcher().registry.ops)

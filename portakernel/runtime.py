@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from portakernel.config import Config
+from portakernel.contract import Contract
 from portakernel.contracts import contract, contracts
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.errors import CalledBackError
@@ -79,6 +80,17 @@ def dispatcher() -> Dispatcher:
     # once it is kept: a warning that is an error is raised once, and what it was about is left out from then on
     made[1].process.warn_of_doubts()
     return made[1]
+
+
+def contract_of(op: str) -> Contract:
+    """The contract of ``op``, which a plugin may ship: then it is known once the dispatcher is made.
+
+    Raises:
+        UnknownNameError: there is no such op; offers the nearest.
+    """
+    if op not in contracts():
+        dispatcher()
+    return contract(op)
 
 
 class _Bridges:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from portakernel.contract import Choice, Contract, Result, TensorArgument, alternatives
 from portakernel.contract.case import Case
 from portakernel.contract.signature_text import signature
-from portakernel.contracts import contracts
+from portakernel.contracts import own_contracts
 from portakernel.matrix.proofs import KINDS, Proof
 from portakernel.matrix.table import OpSupport, table
 
@@ -17,11 +17,11 @@ INDEX = "ops/index.md"
 
 def op_pages(matrix: Sequence[OpSupport], proofs: Sequence[Proof], page_of_matrix: str) -> dict[str, str]:
     """The pages by their paths, the list of all ops first."""
-    rows = [(f"[`{contract.op}`]({contract.op}.md)", contract.summary) for contract in contracts().values()]
+    rows = [(f"[`{contract.op}`]({contract.op}.md)", contract.summary) for contract in own_contracts().values()]
     pages = {INDEX: "\n\n".join(["# Ops", _INTRODUCTION, table(("op", "what it computes"), rows)]) + "\n"}
     for support in matrix:
         link = f"../{page_of_matrix}#op={support.op}"
-        pages[f"ops/{support.op}.md"] = _page(contracts()[support.op], support, proofs, link)
+        pages[f"ops/{support.op}.md"] = _page(own_contracts()[support.op], support, proofs, link)
     return pages
 
 

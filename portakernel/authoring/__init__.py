@@ -17,6 +17,7 @@ from portakernel.claims.request import Phase, Request
 from portakernel.claims.request_words import warmup_call, warmup_call_on
 from portakernel.contract import Case, Choice, Contract, Cost, Draw, Parameter, Result, TensorArgument, Tolerance
 from portakernel.contract.sizes import parse_size
+from portakernel.contract.value_rules import Ends, Experts, Indices, Lengths, Pages, Slots
 from portakernel.contracts import contract, contracts, reference_module
 from portakernel.deciding.readiness import Usable
 from portakernel.errors import ArgumentValueError, CaptureError, DriverError, NoKernelError, nearest
@@ -38,13 +39,19 @@ __all__ = [
     "Device",
     "Draw",
     "DriverError",
+    "Ends",
+    "Experts",
+    "Indices",
+    "Lengths",
     "NoKernelError",
+    "Pages",
     "Parameter",
     "Phase",
     "ReasonCode",
     "Rejection",
     "Request",
     "Result",
+    "Slots",
     "Target",
     "TensorArgument",
     "Tolerance",

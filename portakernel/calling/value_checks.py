@@ -13,12 +13,13 @@ from typing import Any
 from torch import Tensor
 
 from portakernel.calling.launcher import signature
+from portakernel.calling.serving_checks import check_most, check_serving
 from portakernel.claims.request import Phase, Request
 from portakernel.contract import Contract
-from portakernel.contract.value_rules import Ends, Indices
+from portakernel.contract.value_rules import Ends, Experts, Indices, Lengths, Pages, Slots
 from portakernel.errors import ArgumentValueError, IndexOutOfRangeError
 from portakernel.tensors.capture import is_capturing
-from portakernel.tensors.index_values import outside
+from portakernel.tensors.index_values import element, outside
 from portakernel.tensors.layout import has_plain_memory
 
 
@@ -50,13 +51,16 @@ def check_values(contract: Contract, arguments: dict[str, Any]) -> None:
     """Nothing, when the tensors' numbers are such as the op is defined for. Tensors without memory are passed over.
 
     Raises:
-        IndexOutOfRangeError: an index points at nothing.
-        ArgumentValueError: ends of pieces fall, or lie outside; a bound on the pieces' length is too small.
+        IndexOutOfRangeError: an index, page, slot or expert points at nothing.
+        ArgumentValueError: ends of pieces fall, or lie outside; a length has no room; a slot is written twice; a
+            bound on lengths is too small.
     """
     readable = {name: given for name, given in arguments.items() if isinstance(given, Tensor) and _is_readable(given)}
     shapes = {tensor.name: tuple(arguments[tensor.name].shape) for tensor in _present(contract, arguments)}
     dims, _ = contract.at(arguments).bind_shapes(shapes)
-    for tensor in contract.tensors:
+    sizes = {**dims, **{f"${parameter.name}": arguments[parameter.name] for parameter in contract.parameters}}
+    # lengths come before the pages that they reach
+    for tensor in sorted(contract.tensors, key=lambda tensor: isinstance(tensor.rule, Pages)):
         numbers = readable.get(tensor.name)
         if numbers is None:
             continue
@@ -66,12 +70,16 @@ def check_values(contract: Contract, arguments: dict[str, Any]) -> None:
                 _check_indices(contract.op, tensor.name, numbers, below, dims[below], also)
             case Ends(most):
                 _check_ends(contract.op, tensor.name, numbers, most, dims[most])
+            case Lengths() | Pages() | Slots() | Experts() as rule:
+                check_serving(contract.op, tensor.name, numbers, rule, sizes, readable)
             case None:
                 pass
     for parameter in contract.parameters:
         ends, most = readable.get(parameter.bounds), arguments[parameter.name]
         if ends is not None and most is not None:
-            _check_lengths(contract.op, parameter.bounds, ends, parameter.name, most)
+            counted = isinstance(contract.tensor(parameter.bounds).rule, Lengths)
+            check = check_most if counted else _check_lengths
+            check(contract.op, parameter.bounds, ends, parameter.name, most)
 
 
 def _present(contract: Contract, arguments: dict[str, Any]) -> Iterator[Any]:
@@ -89,7 +97,9 @@ def _check_indices(
     if bool(wrong.any()):
         place = wrong.nonzero()[0].tolist()
         accepted = f"in [0, {dimension}) with {dimension} = {size}" + (f", or {also[0]} = {also[1]}" if also else "")
-        raise IndexOutOfRangeError(f"{op}: {_at(name, place)} is {int(numbers[tuple(place)])}; it must be {accepted}")
+        raise IndexOutOfRangeError(
+            f"{op}: {element(name, place)} is {int(numbers[tuple(place)])}; it must be {accepted}"
+        )
 
 
 def _check_ends(op: str, name: str, numbers: Tensor, dimension: str, size: int) -> None:
@@ -99,22 +109,17 @@ def _check_ends(op: str, name: str, numbers: Tensor, dimension: str, size: int) 
         return
     listed = found.tolist()
     if listed[0] != 0:
-        raise ArgumentValueError(f"{op}: {_at(name, [0])} is {listed[0]}; it must be 0")
+        raise ArgumentValueError(f"{op}: {element(name, [0])} is {listed[0]}; it must be 0")
     place = next(i for i, end in enumerate(listed) if end > size or (i and end < listed[i - 1]))
-    accepted = f"at least {_at(name, [place - 1])} = {listed[place - 1]}"
+    accepted = f"at least {element(name, [place - 1])} = {listed[place - 1]}"
     if listed[place] > size:
         accepted = f"at most {dimension} = {size}"
-    raise ArgumentValueError(f"{op}: {_at(name, [place])} is {listed[place]}; it must be {accepted}")
+    raise ArgumentValueError(f"{op}: {element(name, [place])} is {listed[place]}; it must be {accepted}")
 
 
 def _check_lengths(op: str, name: str, ends: Tensor, parameter: str, most: int) -> None:
     lengths = ends.detach().long().diff()
     if bool((lengths > most).any()):
         place = int(lengths.argmax())
-        text = f"but {_at(name, [place])} to {_at(name, [place + 1])} are {int(lengths[place])}"
+        text = f"but {element(name, [place])} to {element(name, [place + 1])} are {int(lengths[place])}"
         raise ArgumentValueError(f"{op}: {parameter} is {most}, {text}; it must be at least that, or None")
-
-
-def _at(name: str, place: list[int]) -> str:
-    """An element as one would write it; a tensor without dimensions has but one."""
-    return f"{name}[{', '.join(map(str, place))}]" if place else name

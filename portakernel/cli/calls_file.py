@@ -7,15 +7,16 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from portakernel.contracts import contracts
 from portakernel.errors import nearest
 from portakernel.manifest.loading import load_manifest
+from portakernel.runtime import dispatcher
 from portakernel.warming.outcome import Call
 
 
 def _op(name: str) -> str:
-    if name not in contracts():
-        raise ValueError(f"unknown op {name!r}; {nearest(name, contracts())}")
+    ops = dispatcher().registry.ops
+    if name not in ops:
+        raise ValueError(f"unknown op {name!r}; {nearest(name, ops)}")
     return name
 
 

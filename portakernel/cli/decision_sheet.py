@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from portakernel.claims.request import Phase
 from portakernel.cli.output import Cell, Page
-from portakernel.contracts import contract, contracts
+from portakernel.contracts import contract
 from portakernel.deciding.explaining import explain_in_words
 from portakernel.errors import ArgumentTypeError
 from portakernel.words.dtypes import parse_dtype
@@ -40,7 +40,7 @@ def decide_sheet(
         ArgumentTypeError: an op of ``ops``, or every op there is, has no argument that can have the dtype.
     """
     having = [
-        op for op, made in sorted(contracts().items()) if phase is not Phase.BACKWARD or made.gradient == "kernel"
+        op for op, made in sorted(now.registry.ops.items()) if phase is not Phase.BACKWARD or made.gradient == "kernel"
     ]
     found: list[Decision] = []
     for target in targets or (None,):

@@ -124,7 +124,7 @@ class Diagnosis:
         now = self.dispatcher
         facts = now.registry, now.process.disabled, now.process.allow
         for target in dict.fromkeys(device.target for device in self.devices):
-            for op in contracts():
+            for op in now.registry.ops:
                 yield from skipped_preferences(now.process_policy, op, target, *facts)
 
     def layers_here(self) -> list[Layer]:

@@ -6,8 +6,9 @@ import keyword
 from collections.abc import Iterable, Iterator
 
 from portakernel.contract.contract import Contract, alternatives
-from portakernel.contract.parts import Shape
+from portakernel.contract.parts import Shape, TensorArgument
 from portakernel.contract.sizes import parse_size
+from portakernel.contract.value_rules import Ends, Experts, Indices, Lengths, Pages, Slots
 from portakernel.errors import nearest
 from portakernel.words.dtypes import DTYPES
 
@@ -40,6 +41,8 @@ def contract_faults(contract: Contract) -> Iterator[str]:
         for dtype in (dtype for group in alternatives(tensor.dtypes) for dtype in group):
             if dtype not in known:
                 yield f"tensor {tensor.name}: unknown dtype {dtype!r}; {nearest(dtype, known)}"
+        if not unreadable:
+            yield from _rule(tensor, contract)
     for result in results:
         if result.like not in contract.names:
             yield f"result {result.name} is like {result.like!r}; {nearest(result.like, contract.names)}"
@@ -72,6 +75,30 @@ def _sizes(what: str, shapes: Iterable[Shape], contract: Contract) -> Iterator[s
             parse_size(text.lstrip("*"))
         except ValueError as error:
             yield f"{what}: {error}"
+
+
+def _rule(tensor: TensorArgument, contract: Contract) -> Iterator[str]:
+    """What a rule about the numbers in a tensor names that there is not."""
+    integers = [parameter.name for parameter in contract.parameters if parameter.kind == "int"]
+    what, sizes = (
+        f"tensor {tensor.name}, rule {type(tensor.rule).__name__}",
+        [*contract.dims, *(f"${i}" for i in integers)],
+    )
+    match tensor.rule:
+        case Indices(below, otherwise):
+            yield from _unknown(what, [below], contract.dims)
+            yield from _unknown(what, filter(None, [otherwise]), integers)
+        case Ends(most):
+            yield from _unknown(what, [most], contract.dims)
+        case Lengths(size) | Slots(size) | Experts(size):
+            yield from _unknown(what, size.split("*"), sizes)
+        case Pages(below, lengths, page):
+            yield from _unknown(what, [*below.split("*"), *page.split("*")], sizes)
+            counted = [other.name for other in contract.tensors if isinstance(other.rule, Lengths)]
+            if lengths not in counted:
+                yield f"{what}: {lengths!r} is no argument with a rule Lengths; {nearest(lengths, counted)}"
+        case None:
+            pass
 
 
 def _unknown(what: str, given: Iterable[str], known: Iterable[str]) -> Iterator[str]:

@@ -24,4 +24,42 @@ class Ends:
     most: str
 
 
-ValueRule = Indices | Ends
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Each number counts a sequence's tokens: from 0 to the size ``most``.
+
+    A size of these rules is a dimension, the value of an ``int`` parameter (``$k``), or a product of them (``W*P``).
+    """
+
+    most: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """A page table, a row for each sequence: what its length reaches is from 0 to below the size ``below``.
+
+    ``lengths`` names the argument that holds the lengths (with a rule ``Lengths``), ``page`` the size that is how many
+    tokens a page has. Entries behind those may be anything: nobody follows them.
+    """
+
+    below: str
+    lengths: str
+    page: str
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """Where tokens are written: -1 for one that is not, else from 0 to below the size ``below``, and no place twice."""
+
+    below: str
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """Which expert takes a token: from 0 to below the size ``below``."""
+
+    below: str
+
+
+ServingRule = Lengths | Pages | Slots | Experts
+ValueRule = Indices | Ends | ServingRule

@@ -13,7 +13,7 @@ from typing import Any
 
 from portakernel.claims.capability import Capability
 from portakernel.claims.float64 import without_tests
-from portakernel.contracts import contracts
+from portakernel.contracts import contract
 from portakernel.errors import UnknownNameError
 from portakernel.manifest.models import ArchFacts, NativeEmulated
 from portakernel.registry.kernel import Kernel
@@ -121,7 +121,7 @@ def support_matrix(
         raise unknown_vendor(vendor, registry.spaces)
     if plugin is not None and plugin not in registry.plugins():
         raise UnknownNameError("plugin", plugin, registry.plugins())
-    ops = [op] if op is not None else list(contracts())
+    ops = [op] if op is not None else list(registry.ops)
     found = (_op_support(registry, name, vendor, plugin) for name in ops)
     return tuple(support for support in found if support.kernels)
 
@@ -134,7 +134,7 @@ def _op_support(registry: Registry, op: str, vendor: str | None, plugin: str | N
     if vendor is not None:
         reached = {name for place in places for name in place.servings}
         kernels = [kernel for kernel in kernels if kernel.name in reached]
-    return OpSupport(op, contracts()[op].summary, tuple(kernels), places)
+    return OpSupport(op, contract(op).summary, tuple(kernels), places)
 
 
 def _places(backend: Backend, kernels: Sequence[Kernel]) -> list[Place]:

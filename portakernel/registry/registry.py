@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from portakernel.claims.capability import Capability
 from portakernel.contract import Contract
-from portakernel.contracts import contract, contracts, reference_module
+from portakernel.contracts import contract, own_contracts, reference_module
 from portakernel.errors import ManifestError, UnknownNameError
 from portakernel.host.foreign import Raised, Returned, call_contained
 from portakernel.host.locks import KeyedLocks
@@ -66,7 +66,8 @@ class Registry:
     """Ops, kernels, backends and plugins of this process.
 
     ``kernels`` holds every kernel by its full name, usable here or not: what cannot serve is a rejection, not an
-    absence. Devices are probed when first asked for.
+    absence. ``ops`` has every op's contract by name: portakernel's own, and those that these packages ship, whatever
+    other packages the process has known. Devices are probed when first asked for.
     """
 
     def __init__(self, manager: PluginManager | None = None) -> None:
@@ -79,9 +80,11 @@ class Registry:
         )
         # Entries for ops that nobody here has, which rest: with their file's line and what to do.
         self.resting_entries: list[tuple[Package, str]] = []
-        ship_ops(self.manager)
-        kernels = [*self._plugin_kernels(), *map(self._reference, contracts().values())]
-        self.kernels: Mapping[str, Kernel] = MappingProxyType({kernel.name: kernel for kernel in kernels})
+        self.ops: Mapping[str, Contract] = MappingProxyType({**own_contracts(), **ship_ops(self.manager)})
+        kernels = [*self._plugin_kernels(), *map(self._reference, self.ops.values())]
+        self.kernels: Mapping[str, Kernel] = MappingProxyType(
+            {kernel.name: kernel for kernel in kernels if kernel.op in self.ops}
+        )
 
     def _backends(self) -> dict[str, Backend]:
         backends: dict[str, Backend] = {}
@@ -297,7 +300,7 @@ class Registry:
         """
         if kernels := self.find(name):
             return kernels
-        if name in contracts():
+        if name in self.ops:
             text = f"that is an op, whose kernels are {', '.join(kernel.name for kernel in self.for_op(name))}"
             raise UnknownNameError("kernel or plugin", name, self.kernels, where=where, instead=text)
         plugin, hint = name.partition(".")[0], ""

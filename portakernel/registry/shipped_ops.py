@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 
 from portakernel.contract import Contract
 from portakernel.contract.signature_text import signature
@@ -31,8 +32,12 @@ class Offer:
     faults: tuple[str, ...]
 
 
-def ship_ops(manager: PluginManager) -> None:
-    """Makes every sound op of the packages in force known; what is wrong with others is kept as broken."""
+def ship_ops(manager: PluginManager) -> Mapping[str, Contract]:
+    """Makes every sound op of the packages in force known, and returns them by name.
+
+    What is wrong with others is kept as broken.
+    """
+    found = dict[str, Contract]()
     offers = [offer for package, loaded in manager.plugins.values() for offer in offers_of(manager, package, loaded)]
     for offer, faults in faults_of(offers).items():
         if faults:
@@ -40,6 +45,8 @@ def ship_ops(manager: PluginManager) -> None:
                 manager.report_broken(offer.package, "ops", offer.loaded.problem(offer.path, text))
         elif offer.contract is not None:
             ship(offer.contract, offer.entry.reference, offer.package.name)
+            found[offer.contract.op] = offer.contract
+    return MappingProxyType(dict(sorted(found.items())))
 
 
 def offers_of(manager: PluginManager, package: Package, loaded: Loaded[PluginManifest]) -> Iterator[Offer]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -15,6 +16,11 @@ from portakernel.errors import ArgumentValueError, IndexOutOfRangeError
 
 # Of few numbers Python's own comparison is the quicker one.
 _FEW = 256
+
+
+def element(name: str, place: Sequence[int]) -> str:
+    """An element as one would write it; a tensor without dimensions has but one."""
+    return f"{name}[{', '.join(map(str, place))}]" if place else name
 
 
 def outside(indices: Tensor, below: int, ignored: int | None = None) -> Tensor:

@@ -17,7 +17,6 @@ import torch
 from portakernel import runtime
 from portakernel.calling.caller import OpCaller
 from portakernel.calling.key_table import Placement
-from portakernel.contracts import contract, contracts
 from portakernel.errors import ArgumentTypeError, CaptureError, PortakernelError, WarmupError
 from portakernel.tensors.capture import is_capturing
 from portakernel.tensors.compilation import compilations
@@ -45,7 +44,7 @@ def rehearse_function(function: Callable[..., Any], args: Sequence[Any], kwargs:
     if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
         name = getattr(function, "__qualname__", repr(function))
         raise ArgumentTypeError(f"warmup runs a function, and a call of {name} only makes what runs later; wrap it")
-    callers = [runtime.caller(op) for op in contracts()]
+    callers = [runtime.caller(op) for op in runtime.dispatcher().registry.ops]
 
     def recorded(progress: Progress) -> AbstractContextManager[object]:
         return Recording(callers, progress)
@@ -84,7 +83,7 @@ def rehearse_described(
         WarmupError: some could not be made, compiled or run; the others were.
     """
     for call in calls:
-        contract(call.op)
+        runtime.contract_of(call.op)
     with torch.enable_grad():  # whether there are gradients is what `training` says, wherever this is called
         made = [(str(call), functools.partial(described_call, call, device_of)) for call in calls]
         return _rehearsed_calls(made, shown, workers, alone=alone)

@@ -133,6 +133,92 @@ def test_an_entry_for_an_op_that_nobody_has_rests_and_its_plugin_lives(site, run
     assert any("paged_sort" in problem["text"] for problem in run("validate", "--json", status=1)["problems"])
 
 
+BUILD = """
+BUILT = []
+
+
+def build(request, tensors, values):
+    BUILT.append(request.op)
+
+
+def demo_scan"""
+
+
+def test_a_warm_up_that_is_a_process_s_first_act_builds_its_kernels(site, run):
+    folder = site(changes={"kernel.py": ("\n\ndef demo_scan", BUILD)})
+    manifest = folder / "plugin.yaml"
+    text = manifest.read_text(encoding="utf-8").replace("priority: 10", f"build: {folder.name}.kernel:build")
+    manifest.write_text(text, encoding="utf-8")
+    code = f"""
+import torch, portakernel
+warm = portakernel.warmup(lambda: portakernel.ops.demo_scan(torch.ones(2, 3)))
+from {folder.name} import kernel
+print(set(kernel.BUILT), [call.kernel for call in warm.calls])
+"""
+    built = "{'demo_scan'} ['demo_scan.demo_scan']\n"
+    assert run("-c", code, PORTAKERNEL_DENY="inductor,reference") == built
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("portakernel.explain('demo_scan', x).chosen.name", "demo_scan.demo_scan"),
+        ("portakernel.explain('demo_scan', target='h100', dtype='float32').chosen.name", "demo_scan.demo_scan"),
+        ("portakernel.bind('demo_scan', x)(x).tolist()", "[[1.0, 2.0, 3.0]]"),
+        ("portakernel.warmup('demo_scan', x, kernel='demo_scan').calls[0].kernel", "demo_scan.demo_scan"),
+        ("portakernel.warmup([call]).calls[0].kernel", "demo_scan.demo_scan"),
+        ("'demo_scan' in dir(portakernel.ops)", "True"),
+    ],
+)
+def test_whatever_a_process_asks_first_knows_it(site, run, asked, said):
+    site()
+    code = f"""
+import torch, portakernel
+x = torch.ones(1, 3)
+call = portakernel.Call("demo_scan", dtype="float32", shape={{"x": (1, 3)}}, kernel="demo_scan.demo_scan")
+print({asked})
+"""
+    assert run("-c", code) == f"{said}\n"
+
+
+def test_a_list_of_calls_to_warm_up_may_name_it(site, run, tmp_path):
+    site()
+    calls = tmp_path / "calls.yaml"
+    calls.write_text("calls:\n- {op: demo_scan, dtype: float32, shape: {x: [4, 8]}, kernel: demo_scan}\n", "utf-8")
+    # 1: there was nothing to build
+    told = run("warmup", "--calls", str(calls), "--json", status=1)
+    assert [call["kernel"] for call in told["calls"]] == ["demo_scan.demo_scan"]
+
+
+def test_a_registry_of_packages_that_do_not_ship_it_has_neither_op_nor_kernels(site, run):
+    site()
+    code = """
+from portakernel.registry.plugin_manager import PluginManager, installed_packages
+from portakernel.registry.registry import Registry
+from portakernel.matrix.table import support_matrix
+from portakernel.runtime import dispatcher
+everyone, ours = dispatcher().registry, Registry(PluginManager([p for p in installed_packages() if p.first_party]))
+for registry in (everyone, ours):
+    supports = [support.op for support in support_matrix(registry)]
+    print("demo_scan" in registry.ops, sum(kernel.op == "demo_scan" for kernel in registry.kernels.values()))
+    print("demo_scan" in supports, supports == list(registry.ops))
+"""
+    assert run("-c", code) == "True 3\nTrue True\nFalse 0\nFalse True\n"
+
+
+def test_the_pages_of_this_repository_do_not_speak_of_it(site, run):
+    site()
+    code = """
+import sys
+from portakernel.runtime import dispatcher
+from portakernel_pages import generate
+assert "demo_scan" in dispatcher().registry.ops
+sys.argv[1:] = ["--check"]
+sys.exit(generate.main())
+"""
+    assert run("-c", code) == ""
+
+
 def test_a_process_without_any_pays_nothing():
     code = "import sys, portakernel.ops, portakernel.runtime as r; r.dispatcher(); print('torch' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -21,14 +21,12 @@ from portakernel.cli.diagnosis import Diagnosis, Readiness, find_compiler
 from portakernel.cli.faults import REMEDIES
 from portakernel.cli.findings import findings
 from portakernel.config import VARIABLES, Config
-from portakernel.contracts import contract, contracts
+from portakernel.contracts import contract
 from portakernel.deciding.asking import ask
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.runtime import dispatcher
 from portakernel.words.target import Device, Target
 
-# Of ``add`` the gradient is the output's: nothing serves its backward.
-WITH_GRADIENT = [op for op, contract in contracts().items() if contract.gradient != "none"]
 RAISING = """\
 schema_version: 1
 plugin: acme
@@ -77,7 +75,7 @@ def test_json_form_key_by_key(run: Callable) -> None:
     assert ready["ready"] is True
     coverage = next(c for c in data["coverage"] if c["torch_device"] == "cpu")
     assert list(coverage) == ["target", "torch_device", "accelerated", "reference_only", "phases"]
-    assert sorted(coverage["accelerated"] + coverage["reference_only"]) == sorted(contracts())
+    assert sorted(coverage["accelerated"] + coverage["reference_only"]) == sorted(dispatcher().registry.ops)
     assert [phase["phase"] for phase in coverage["phases"]] == ["inference", "training", "backward"]
     for phase in coverage["phases"]:
         assert list(phase) == ["phase", "ready", "buildable", "reference_only", "unserved"]
@@ -197,22 +195,25 @@ def ready(device):
 
 def test_ops_that_only_the_reference_serves_need_attention_on_accelerators() -> None:
     card = Device(Target("nvidia", "sm_90"), "NVIDIA H200", "cuda:0", memory_bytes=2**37, driver="580.1")
-    reference = [Readiness(f"reference.{op}", card, ()) for op in contracts()]
+    reference = [Readiness(f"reference.{op}", card, ()) for op in dispatcher().registry.ops]
     ready = (*reference, Readiness("triton.add", card, ()))
     diagnosis = Diagnosis(dispatcher(), None, (card,), ready, (), (), None)
     (coverage,) = diagnosis.coverage()
     assert coverage.accelerated == ("add",)
-    rest = [op for op in contracts() if op != "add"]
+    ops = dispatcher().registry.ops
+    rest = [op for op in ops if op != "add"]
     assert list(coverage.reference_only) == rest
+    # of ``add`` the gradient is the output's: nothing serves its backward
+    with_gradient = [op for op, contract in ops.items() if contract.gradient != "none"]
     finding = next(finding for finding in findings(diagnosis) if finding.what.startswith("cuda:0: "))
     assert finding.state == "attention"
     assert finding.what == (
         "cuda:0: NVIDIA H200 (nvidia:sm_90), 128.0 GiB, driver 580.1; beside the reference, kernels serve"
-        f" 1 of {len(contracts())} ops in inference, 1 of {len(WITH_GRADIENT)} ops in training,"
-        f" 0 of {len(WITH_GRADIENT) - 1} ops in backward"
+        f" 1 of {len(ops)} ops in inference, 1 of {len(with_gradient)} ops in training,"
+        f" 0 of {len(with_gradient) - 1} ops in backward"
     )
     assert finding.details[0] == f"only the reference, in inference: {', '.join(rest)}"
-    assert finding.details[2] == f"only the reference, in backward: {', '.join(WITH_GRADIENT[1:])}"
+    assert finding.details[2] == f"only the reference, in backward: {', '.join(with_gradient[1:])}"
     assert finding.action == "expect those to be slow; `portakernel matrix --vendor nvidia` shows what there is"
 
 
@@ -474,14 +475,14 @@ def test_ops_that_nothing_serves_are_counted_and_named(wish: dict[str, Any]) -> 
     card = Device(Target("nvidia", "sm_90"), "NVIDIA H200", "cuda:0", memory_bytes=2**37, driver="580.1")
     rejection = Rejection(ReasonCode.DISABLED, "switched off")
     off = (rejection,) if "disable" in wish else ()
-    ready = (*(Readiness(f"reference.{op}", card, off) for op in contracts()), Readiness("triton.add", card, ()))
+    ready = (*(Readiness(f"reference.{op}", card, off) for op in now.registry.ops), Readiness("triton.add", card, ()))
     diagnosis = Diagnosis(now, None, (card,), ready, (), (), None)
     (coverage,) = diagnosis.coverage()
-    rest = [op for op in contracts() if op != "add"]
+    rest = [op for op in now.registry.ops if op != "add"]
     assert (coverage.reference_only, list(coverage.phases[0].unserved)) == ((), rest)
     finding = next(finding for finding in findings(diagnosis) if finding.what.startswith("cuda:0: "))
     assert finding.state == "attention"
-    assert f"; kernels serve 1 of {len(contracts())} ops in inference, " in finding.what
+    assert f"; kernels serve 1 of {len(now.registry.ops)} ops in inference, " in finding.what
     assert f"nothing, in inference: {', '.join(rest)}" in finding.details
 
 

@@ -15,7 +15,6 @@ from portakernel.claims.advice import REASONS
 from portakernel.claims.capability import ReasonCode, Rejection
 from portakernel.cli.advice import advice
 from portakernel.cli.explain import read_names
-from portakernel.contracts import contracts
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.registry.plugin_manager import PluginManager, installed_packages
 from portakernel.registry.registry import Registry
@@ -390,10 +389,12 @@ def test_an_op_without_a_backward_kernel_is_no_question_for_backward(run: Callab
 
 
 def test_all_ops_for_backward_are_those_with_a_backward(run: Callable) -> None:
-    having = [op for op, described in sorted(contracts().items()) if described.gradient == "kernel"]
+    having = [op for op, described in sorted(dispatcher().registry.ops.items()) if described.gradient == "kernel"]
     told = run("explain --all --target h100 --phase backward --json").json["decisions"]
     assert [decision["op"] for decision in told] == having
-    assert len(run("explain --all --target h100 --phase training --json").json["decisions"]) == len(contracts())
+    assert len(run("explain --all --target h100 --phase training --json").json["decisions"]) == len(
+        dispatcher().registry.ops
+    )
 
 
 THOSE = "those that can have run forward are torch.rms_norm, torch.rms_norm_cpu, torch.rms_norm_xpu, triton.rms_norm"

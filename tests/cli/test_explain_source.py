@@ -12,10 +12,10 @@ import torch
 
 import portakernel
 from portakernel.calling.fast.generated import MARK, define
-from portakernel.contracts import contracts
+from portakernel.contracts import own_contracts
 
 
-@pytest.mark.parametrize("op", contracts())
+@pytest.mark.parametrize("op", own_contracts())
 def test_a_call_s_functions_are_shown_from_the_op_to_the_kernel(run, op):
     ran = run(f"explain {op} --source --json")
     steps = ran.json["source"]
@@ -27,7 +27,7 @@ def test_a_call_s_functions_are_shown_from_the_op_to_the_kernel(run, op):
         assert step["source"].lstrip().startswith(("def ", "@"))
         assert (step["line"] >= 1, bool(step["file"])) == (True, True)
     compile(steps[0]["source"], "shown", "exec")
-    assert f"return slow({'(' + ', '.join(contracts()[op].names)}" in steps[0]["source"]
+    assert f"return slow({'(' + ', '.join(own_contracts()[op].names)}" in steps[0]["source"]
 
 
 def test_people_read_it_under_what_each_function_is_there_for(run):

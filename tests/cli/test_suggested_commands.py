@@ -17,7 +17,7 @@ from portakernel.claims.request import Phase
 from portakernel.claims.request_words import explain_command
 from portakernel.contract import Case, TensorArgument
 from portakernel.contract.sizes import parse_size
-from portakernel.contracts import contract, contracts
+from portakernel.contracts import contract, own_contracts
 from portakernel.deciding.decision import Decision
 from portakernel.deciding.explaining import explain_in_words
 from portakernel.errors import NoKernelError
@@ -43,7 +43,7 @@ def decision_of(data: dict[str, Any]) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("target", HERE)
-@pytest.mark.parametrize("op", contracts())
+@pytest.mark.parametrize("op", own_contracts())
 def test_the_command_of_each_ops_requests_asks_for_them_again(run: Callable, op: str, target: str) -> None:
     described, now = contract(op), runtime.dispatcher()
     for case in described.cases[:: max(1, len(described.cases) // 3)]:

@@ -9,7 +9,7 @@ import pytest
 
 from portakernel.authoring.native import CodeObject, KernelFacts, cache
 from portakernel.cli.output import Page
-from portakernel.contracts import contracts
+from portakernel.contracts import own_contracts
 from portakernel.words.target import Target
 
 # Paths, commands to copy and lists without a space: nothing to break, and nobody would want it broken.
@@ -29,7 +29,7 @@ COMMANDS = (
     "new plugin width_of_a_line",
     *(
         f"explain {op} --target {target}"
-        for op in contracts()
+        for op in own_contracts()
         for target in ("nvidia:sm_90", "amd:gfx942", "cpu:x86_64")
     ),
     "explain attention --target nvidia:sm_100 --dtype float32 --phase training --set softcap=30.0",

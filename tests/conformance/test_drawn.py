@@ -19,7 +19,7 @@ from portakernel.conformance.inputs import draw_inputs, generator
 from portakernel.conformance.isolation import Death
 from portakernel.conformance.observation import Finished
 from portakernel.conformance.trial import Outcome
-from portakernel.contracts import contract, contracts
+from portakernel.contracts import contract, own_contracts
 from portakernel_plugins.torch.attention import flash_cpu as attention_flash_cpu
 
 JOB = Job("cpu", ("attention",), frozenset(), seed=5, first=0, step=1, end=1 << 20, seconds=100.0)
@@ -46,7 +46,7 @@ def test_a_seed_and_a_number_are_a_request():
     assert draw_request(contract("attention"), 6, 3) != first[3]
 
 
-@pytest.mark.parametrize("op", sorted(contracts()))
+@pytest.mark.parametrize("op", sorted(own_contracts()))
 def test_requests_are_ones_that_the_op_takes(op):
     for number, drawn in enumerate(requests(op, 25)):
         assert possible(contract(op), drawn.case)

@@ -13,7 +13,7 @@ import torch
 import portakernel
 from portakernel import ops
 from portakernel.claims.capability import Capability, ReasonCode, Rejection
-from portakernel.contracts import contracts
+from portakernel.contracts import own_contracts
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.deciding.policies import make_layer
 from portakernel.registry.plugin_manager import Broken, Package
@@ -34,7 +34,7 @@ RETURNED: Mapping[str, Any] = {
     "bind": lambda: portakernel.bind("rms_norm", X, WEIGHT),
     "explain": lambda: [
         portakernel.explain("rms_norm", X, WEIGHT),
-        *(portakernel.explain(op, target="nvidia:sm_90") for op in contracts()),
+        *(portakernel.explain(op, target="nvidia:sm_90") for op in own_contracts()),
         portakernel.explain("attention", target="apple:m4", dtype="float32", phase="training"),
     ],
     "plugins": portakernel.plugins,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from portakernel_pages.sharding_page import MODES, splits
 
-from portakernel.contracts import contract, contracts
+from portakernel.contracts import contract, own_contracts
 
 # `ask(part, ranks, device)` is what each rank found (conftest.py)
 Ask = Callable[[str, int, str], list[Any]]
@@ -75,7 +75,7 @@ def is_split(record: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("op", contracts())
+@pytest.mark.parametrize("op", own_contracts())
 class TestEachOp:
     def test_gives_the_numbers_of_the_whole_tensors_forward_and_backward(self, ask: Ask, op: str, device: str) -> None:
         wrong = [

@@ -20,7 +20,7 @@ import pytest
 from portakernel_pages.generate import first_party
 
 from portakernel.claims.advice import REASONS
-from portakernel.contracts import contracts
+from portakernel.contracts import own_contracts
 from portakernel.matrix.proofs import recorded
 from portakernel.matrix.table import support_matrix
 
@@ -104,7 +104,7 @@ read = cache(_Links)
 
 
 def test_there_is_a_page_for_every_op_and_every_reason(site: Path) -> None:
-    for folder, names in {"ops": contracts(), "reasons": REASONS}.items():
+    for folder, names in {"ops": own_contracts(), "reasons": REASONS}.items():
         assert {path.stem for path in (site / folder).glob("*.html")} == {"index", *map(str, names)}
 
 
@@ -272,7 +272,7 @@ def test_a_link_restores_the_filter_and_so_does_going_back(site: Path, page: Any
         chosen = {name: page.locator(f"#{name}").input_value() for name in choice}
         assert (chosen, _shown(page, choice)) == (choice, _expected(choice))
     before = page.url
-    page.select_option("#op", random.choice([op for op in contracts() if op != choices[-1].get("op")]))
+    page.select_option("#op", random.choice([op for op in own_contracts() if op != choices[-1].get("op")]))
     assert page.url != before
     page.go_back()
     assert (page.url, _shown(page, choices[-1])) == (before, _expected(choices[-1]))

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from portakernel.contracts import contracts
+from portakernel.contracts import own_contracts
 
 # How a fault's call ended: with an error of portakernel's (its class and message), or with a result.
 Ended = dict[str, Any]
-OPS = list(contracts())
+OPS = list(own_contracts())
 
 
 def _ended(call: Callable[[], object]) -> Ended:
@@ -101,7 +101,7 @@ def _broken_values(op: str) -> list[Ended]:
     ]
 
 
-@pytest.mark.parametrize("op", [op for op, described in contracts().items() if described.parameters])
+@pytest.mark.parametrize("op", [op for op, described in own_contracts().items() if described.parameters])
 def test_a_value_of_no_kind_is_refused_with_a_reason(fault, op):
     outcome = fault(_broken_values, op)
     assert outcome.status == 0, outcome.stderr

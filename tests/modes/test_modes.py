@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from portakernel_pages.modes.table import MODES, Mode, page
 
-from portakernel.contracts import contracts
+from portakernel.contracts import own_contracts
 
 
 def cells_of(text: str) -> dict[tuple[str, str], str]:
@@ -40,14 +40,14 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("op", contracts())
+@pytest.mark.parametrize("op", own_contracts())
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 def test_an_op_does_in_a_mode_what_the_page_says(mode: Mode, op: str) -> None:
     assert str(mode.run(op)) == CELLS[mode.name, op]
 
 
 def test_every_cell_works_or_refuses_with_an_error_of_portakernel() -> None:
-    assert CELLS.keys() == {(mode.name, op) for mode in MODES for op in contracts()}
+    assert CELLS.keys() == {(mode.name, op) for mode in MODES for op in own_contracts()}
     unclear = {
         cell for cell in CELLS.values() if cell != "works" and not cell.startswith("refuses with `DerivativeError`: ")
     }
@@ -55,5 +55,5 @@ def test_every_cell_works_or_refuses_with_an_error_of_portakernel() -> None:
 
 
 def test_the_page_is_what_its_cells_and_the_modes_make() -> None:
-    outcomes = {mode.name: {op: CELLS[mode.name, op] for op in contracts()} for mode in MODES}
+    outcomes = {mode.name: {op: CELLS[mode.name, op] for op in own_contracts()} for mode in MODES}
     assert page(outcomes) == PAGE, "docs/modes.md is stale: run `make modes`"

@@ -14,10 +14,10 @@ import portakernel
 from portakernel import ops
 from portakernel.conformance.inputs import draw_inputs, generator
 from portakernel.contract.parameter import Parameter
-from portakernel.contracts import contract, contracts
+from portakernel.contracts import contract, own_contracts
 from portakernel.errors import ArgumentValueError
 
-FLOATS = [(op, p) for op, described in contracts().items() for p in described.parameters if p.kind == "float"]
+FLOATS = [(op, p) for op, described in own_contracts().items() for p in described.parameters if p.kind == "float"]
 pytestmark = pytest.mark.filterwarnings("ignore::portakernel.errors.FallbackWarning")
 
 

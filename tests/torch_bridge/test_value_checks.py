@@ -21,8 +21,8 @@ from portakernel.calling.launcher import launcher
 from portakernel.calling.public import public_function
 from portakernel.config import Config
 from portakernel.conformance.inputs import Inputs, draw_inputs, generator
-from portakernel.contract.value_rules import Ends, Indices
-from portakernel.contracts import contract, contracts
+from portakernel.contract.value_rules import Ends, Experts, Indices, Lengths, Pages, Slots
+from portakernel.contracts import contract, own_contracts
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.errors import ArgumentValueError, IndexOutOfRangeError
 from portakernel.registry.plugin_manager import Package, PluginManager, find_folder
@@ -318,7 +318,8 @@ def drawn(op: str) -> Inputs:
 
 def test_a_rule_is_what_the_kit_draws_by():
     kinds = {"index": Indices, "segments": Ends, "offsets": Ends}
-    every = [(op, tensor) for op, described in contracts().items() for tensor in described.tensors]
+    kinds |= {"lengths": Lengths, "pages": Pages, "slots": Slots, "experts": Experts}
+    every = [(op, tensor) for op, described in own_contracts().items() for tensor in described.tensors]
     expected = {(op, tensor.name): kinds[tensor.draw.kind] for op, tensor in every if tensor.draw.kind in kinds}
     ruled = {(op, tensor.name): tensor.rule for op, tensor in every if tensor.rule is not None}
     assert {place: type(rule) for place, rule in ruled.items()} == expected

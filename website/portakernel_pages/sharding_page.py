@@ -9,7 +9,7 @@ from typing import Any
 
 from portakernel.contract import Contract
 from portakernel.contract.parameter import Parameter
-from portakernel.contracts import contracts
+from portakernel.contracts import own_contracts
 from portakernel.torch_bridge.sharding_rules import Axis, axes, row_name
 
 # What other modes do with DTensors. Outcomes are `works`, or `refuses with` and the error's class.
@@ -88,7 +88,7 @@ def splits(contract: Contract) -> tuple[Split, ...]:
 def sharding_page() -> str:
     """The whole page."""
     rows = []
-    for contract in contracts().values():
+    for contract in own_contracts().values():
         several = splits(contract)
         rows += [_row(split) for split in several]
         if not several:

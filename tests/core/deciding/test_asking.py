@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from portakernel.claims.request import Phase
-from portakernel.contracts import contract, contracts
+from portakernel.contracts import contract, own_contracts
 from portakernel.deciding.asking import ask
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, PortakernelError, UnknownNameError
 from portakernel.words.dtypes import DTYPES
@@ -97,7 +97,7 @@ def test_dtypes_that_the_op_does_not_accept_are_refused(op, given, error, messag
         question(op, dtypes=given)
 
 
-@pytest.mark.parametrize("op", contracts())
+@pytest.mark.parametrize("op", own_contracts())
 def test_what_is_offered_in_a_refused_dtypes_place_is_accepted_and_never_the_same(op):
     refused = 0
     for dtype in DTYPES:

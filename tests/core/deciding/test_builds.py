@@ -9,7 +9,7 @@ import pytest
 from portakernel import runtime
 from portakernel.claims.capability import ReasonCode, Rejection
 from portakernel.claims.request import Phase, Request
-from portakernel.contracts import contract, contracts
+from portakernel.contracts import contract, own_contracts
 from portakernel.deciding.asking import ask
 from portakernel.deciding.builds import Builds, unit_names
 from portakernel.words.target import Device, Target
@@ -78,7 +78,7 @@ def test_a_symbol_of_a_traced_graph_is_no_size_that_was_built(builds):
     assert rejection.code is ReasonCode.NEEDS_BUILD
 
 
-@pytest.mark.parametrize("op", contracts())
+@pytest.mark.parametrize("op", own_contracts())
 def test_the_dimensions_of_a_build_are_those_that_every_call_has(op):
     names = unit_names(contract(op).at())
     assert set(names) <= set(contract(op).fixed_dims)

@@ -15,7 +15,7 @@ import portakernel
 from portakernel import runtime
 from portakernel.api import load_policy
 from portakernel.calling.fallback import Fallbacks
-from portakernel.contracts import contracts
+from portakernel.contracts import own_contracts
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.deciding.policies import make_layer
 from portakernel.deciding.policy_document import PolicyDocument
@@ -26,7 +26,7 @@ BACKWARDS = "is not within one line of acme's archs, oldest first"
 OF_RMS_NORM = "a.rms_norm, b.rms_norm, reference.rms_norm"
 KERNELS = ["a", "a.add", "a.rms_norm", "b", "b.add", "b.rms_norm", "b.second", "reference"]
 KEYS = "deny, ops, plugins, prefer, reference, require, schema_version, strict_names, targets, use"
-KNOWN = nearest("c", [*KERNELS, *(f"reference.{op}" for op in contracts())])
+KNOWN = nearest("c", [*KERNELS, *(f"reference.{op}" for op in own_contracts())])
 
 
 @pytest.fixture

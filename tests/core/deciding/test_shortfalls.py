@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from portakernel.contracts import contract, contracts
+from portakernel.contracts import contract, own_contracts
 from portakernel.deciding.asking import ask
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.deciding.shortfalls import shortfalls
@@ -17,7 +17,7 @@ from portakernel.registry.registry import Registry
 from portakernel.words.dtypes import DTYPES, SCALE_FORMATS
 from portakernel.words.target import Device, Target
 
-QUANTISED = [op for op in contracts() if contract(op).formats]
+QUANTISED = [op for op in own_contracts() if contract(op).formats]
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,7 @@ def test_no_format_is_called_emulated_where_its_elements_are_called_absent(dispa
                 assert all(s.state == "absent" for s in found if s.kind == "format"), (arch, name, dtype)
 
 
-@pytest.mark.parametrize("op", contracts())
+@pytest.mark.parametrize("op", own_contracts())
 def test_dtypes_are_assumed_only_of_those_that_the_op_takes_with_the_formats_asked_for(dispatcher, op):
     described = contract(op)
     for target, name in itertools.product(("nvidia:sm_80", "nvidia:sm_100", "amd:gfx942"), SCALE_FORMATS):

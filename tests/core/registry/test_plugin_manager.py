@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from portakernel.claims.capability import ReasonCode
-from portakernel.contracts import contracts
+from portakernel.contracts import own_contracts
 from portakernel.registry.plugin_manager import Package, PluginManager
 from portakernel.registry.registry import Registry
 
@@ -356,7 +356,7 @@ def test_a_kernel_that_does_not_fit_breaks_its_plugin_alone(world):
     )
     world.plugin("sound")
     registry = Registry(PluginManager([package, *world.packages]))
-    assert set(registry.kernels) == {"sound.add", *(f"reference.{op}" for op in contracts())}
+    assert set(registry.kernels) == {"sound.add", *(f"reference.{op}" for op in own_contracts())}
     (fault,) = registry.manager.broken
     assert (fault.stage, fault.package) == ("kernels", package)
     assert fault.reason.startswith(f"{package.folder / 'plugin.yaml'}:")

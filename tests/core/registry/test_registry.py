@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from portakernel.contracts import contracts
+from portakernel.contracts import own_contracts
 from portakernel.errors import UnknownNameError
 from portakernel.registry.plugin_manager import PluginManager
 from portakernel.registry.registry import REFERENCE, Registry
@@ -24,7 +24,7 @@ from pathlib import Path
 def test_it_holds_every_kernel_by_its_full_name_and_the_references(world):
     world.plugin("p", {}, {"op": "rms_norm"}, {"name": "second"})
     registry = world.registry()
-    references = [f"reference.{op}" for op in contracts()]
+    references = [f"reference.{op}" for op in own_contracts()]
     assert list(registry.kernels) == ["p.add", "p.rms_norm", "p.second", *references]
     assert [kernel.name for kernel in registry.for_op("add")] == ["p.add", "p.second", "reference.add"]
     assert registry.plugins() == ("p", "reference")
@@ -53,7 +53,7 @@ def test_a_name_means_a_kernel_or_all_of_a_plugin(world):
     registry = world.registry()
     assert registry.named("p.add") == (registry.kernels["p.add"],)
     assert registry.named("p") == (registry.kernels["p.add"], registry.kernels["p.rms_norm"])
-    assert [kernel.name for kernel in registry.named("reference")] == [f"reference.{op}" for op in contracts()]
+    assert [kernel.name for kernel in registry.named("reference")] == [f"reference.{op}" for op in own_contracts()]
 
 
 def test_an_unknown_name_offers_the_nearest_and_says_where_it_stands(world):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import portakernel
-from portakernel.contracts import contract, contracts
+from portakernel.contracts import contract, own_contracts
 from portakernel.deciding.asking import ask
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
 from portakernel.words.target import Target
@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 HERE = Target("nvidia", "sm_100")
 OWN = {
     op: words
-    for op, described in contracts().items()
+    for op, described in own_contracts().items()
     if (words := [p.name for p in described.parameters if p.name in ("dtype", "format")])
 }
 

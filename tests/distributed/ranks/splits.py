@@ -12,7 +12,7 @@ from trial import Outcome, compare
 
 from portakernel.conformance.inputs import Inputs, case_parameters, draw_inputs, generator
 from portakernel.contract import Case, Contract
-from portakernel.contracts import contracts
+from portakernel.contracts import own_contracts
 
 # elements of all arguments together
 _SMALL = 12000
@@ -73,7 +73,7 @@ def places(inputs: Inputs, label: tuple[str, int]) -> list[list[Placement]]:
 def records(mesh: DeviceMesh) -> list[dict[str, Any]]:
     """What happens in each."""
     found: list[dict[str, Any]] = []
-    for op, contract in contracts().items():
+    for op, contract in own_contracts().items():
         for case, inputs in small_cases(contract):
             found += [_record(op, case, inputs, label, mesh, places(inputs, label)) for label in labels(inputs)]
             normal = case.values == "normal" and all(t.numel() for t in inputs.given.values())
@@ -111,7 +111,7 @@ def _record(
         "place": label[1],
         "leading": len(inputs.leading),
         "absent": [name for name in inputs.contract.names if name not in inputs.given],
-        "parameters": {name: inputs.parameters[name] for name in contracts()[op].choosers},
+        "parameters": {name: inputs.parameters[name] for name in own_contracts()[op].choosers},
         "dims": dict(inputs.dims),
         "results": outcome.results,
         "gradients": outcome.gradients,

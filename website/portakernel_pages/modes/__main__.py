@@ -13,13 +13,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m portakernel_pages.modes", description=__doc__)
     parser.add_argument("--write", metavar="PATH", type=Path, help="write the page there instead of printing it")
     path: Path | None = parser.parse_args().write
-    from portakernel.contracts import contracts
+    from portakernel.contracts import own_contracts
     from portakernel_pages.modes.table import observed, page
 
     with warnings.catch_warnings():
         # which kernel serves is not what the page is about, and torch's compiler warns of its own parts
         warnings.simplefilter("ignore")
-        text = page(observed(list(contracts())))
+        text = page(observed(list(own_contracts())))
     if path is None:
         sys.stdout.write(text)
     else:
