@@ -38,9 +38,9 @@ def command(
     registry = dispatcher().registry
     kernels = chosen_kernels(registry, op, plugin)
     if json:
-        print_json({"kernels": [kernel_json(kernel) for kernel in kernels]})
+        print_json({"kernels": [kernel_json(registry, kernel) for kernel in kernels]})
         return
-    page().table([row for kernel in kernels for row in _rows(kernel)], ("op", "kernel", "", "claims"))
+    page().table([row for kernel in kernels for row in _rows(registry, kernel)], ("op", "kernel", "", "claims"))
     tell_broken(registry)
 
 
@@ -68,7 +68,7 @@ def tell_broken(registry: Registry) -> None:
         print(f"left out, being broken: {', '.join(broken)}; `portakernel doctor` says why", file=sys.stderr)
 
 
-def kernel_json(kernel: Kernel) -> dict[str, Any]:
+def kernel_json(registry: Registry, kernel: Kernel) -> dict[str, Any]:
     """A kernel's claims as JSON-ready data; stable."""
     return {
         "op": kernel.op,
@@ -82,7 +82,7 @@ def kernel_json(kernel: Kernel) -> dict[str, Any]:
         "disabled": kernel.disabled,
         "requires": dict(kernel.requires),
         "variants": [_variant_json(name, capability) for name, capability in kernel.variants],
-        "source": _source(kernel),
+        "source": _source(registry, kernel),
     }
 
 
@@ -99,11 +99,15 @@ def _variant_json(name: str, capability: Capability) -> dict[str, Any]:
     }
 
 
-def _source(kernel: Kernel) -> dict[str, Any]:
+def _source(registry: Registry, kernel: Kernel) -> dict[str, Any]:
+    """The distribution that a kernel is from; a reference is from the one that ships the op."""
     from portakernel import __version__
+    from portakernel.contracts import shipped
     from portakernel.registry.plugin_manager import DISTRIBUTION
 
     package = kernel.package
+    if kernel.is_reference and kernel.op in shipped():
+        package, _ = registry.manager.plugins[shipped()[kernel.op].plugin]
     return {
         "distribution": package.distribution if package else DISTRIBUTION,
         "version": package.version if package else __version__,
@@ -115,9 +119,9 @@ def _highest(priority: Priority) -> int:
     return max((number for _, number in priority.rules), default=0)
 
 
-def _rows(kernel: Kernel) -> Iterator[Sequence[str]]:
+def _rows(registry: Registry, kernel: Kernel) -> Iterator[Sequence[str]]:
     """A row for each claim, each with op and kernel, so that a search for either gives whole answers."""
-    source = _source(kernel)
+    source = _source(registry, kernel)
     variants = [capability for _, capability in kernel.variants]
     claims = {
         "targets": _joined([_targets(variant.targets) for variant in variants]),

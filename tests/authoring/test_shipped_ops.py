@@ -67,6 +67,9 @@ def test_every_command_knows_it(site, run):
         "inductor.demo_scan",  # which makes a candidate of any op's formula
         "reference.demo_scan",
     }
+    sources = {k["kernel"]: k["source"]["distribution"] for k in run("list", "--op", "demo_scan", "--json")["kernels"]}
+    own = "portakernel-demo-scan"
+    assert sources == {"demo_scan.demo_scan": own, "inductor.demo_scan": "portakernel", "reference.demo_scan": own}
     explained = run("explain", "demo_scan", "--target", "h100", "--dtype", "bfloat16", "--shape", "x=4x8", "--json")
     assert explained["chosen"] == "demo_scan.demo_scan"
     assert '"op": "demo_scan"' in json.dumps(run("matrix", "--json"))

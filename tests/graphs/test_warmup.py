@@ -288,10 +288,10 @@ def test_what_a_build_raises_stops_no_other_call_of_a_list(monkeypatch):
 def test_an_op_that_there_is_not_is_an_error_before_anything_runs(monkeypatch):
     failing(monkeypatch, "add")
     with pytest.raises(UnknownNameError) as caught:
-        portakernel.warmup([SEVERAL[0], portakernel.Call("softmx", "float32", {"x": (4, 8)})])
-    assert str(caught.value) == "unknown op 'softmx'; did you mean 'softmax'?"
-    with pytest.raises(UnknownNameError, match=r"^unknown op 'softmx'; did you mean 'softmax'\?$"):
-        runtime.caller("softmx")
+        portakernel.warmup([SEVERAL[0], portakernel.Call("scaled_m", "float32", {"x": (4, 8)})])
+    assert str(caught.value) == "unknown op 'scaled_m'; did you mean 'scaled_mm'?"
+    with pytest.raises(UnknownNameError, match=r"^unknown op 'scaled_m'; did you mean 'scaled_mm'\?$"):
+        runtime.caller("scaled_m")
 
 
 def test_a_functions_own_error_is_its_callers():
