@@ -58,7 +58,8 @@ def _of_blocks() -> tuple[Replacement, ...]:
     """``block_type`` and ``tensor`` take the form of an earlier block of that shape."""
     from triton.language import core
 
-    block, tensor = core.block_type, core.tensor
+    block: Any = core.block_type
+    tensor: Any = core.tensor
     make_block, make_tensor, block_to_ir = block.__init__, tensor.__init__, block.to_ir
     forms: dict[tuple[int, ...], _Form] = {}
     scalar_shape, scalar_numel = core.tuple([]), core.constexpr(1)
