@@ -14,6 +14,7 @@ import os
 import runpy
 import select
 import signal
+import site
 import socket
 import sys
 import traceback
@@ -77,6 +78,8 @@ def become(request: dict[str, Any]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     searched = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.path[:1] = ["", *searched]
+    if "site" in request:  # and what was installed there since
+        site.addsitedir(request["site"])
 
 
 def run(request: dict[str, Any]) -> None:

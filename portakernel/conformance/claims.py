@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from portakernel.claims.capability import Capability, Limit
 from portakernel.conformance.inputs import case_parameters, case_shape, is_present
@@ -54,10 +55,19 @@ def case_dtypes(contract: Contract, capability: Capability, case: Case, *, all_o
         return ()
     # what a case says of a dtype that a parameter holds, it says of itself
     fixed = {name: str(value) for name, value in case.parameters.items() if name in names}
+    held = [name for name in names if name not in contract.names]
+    made: dict[tuple[str, ...], Contract] = {}  # one contract for all combinations, but for dtypes that parameters hold
+
+    def taken(dtypes: DTypes) -> bool:
+        key = tuple(dtypes[name] for name in held)
+        if key not in made:
+            made[key] = contract.at(case_parameters(contract, case, dtypes))
+        return _accepted(contract, made[key], tuple(dtypes.items()))
+
     combinations = [
         dtypes
         for dtypes in _combined(contract, capability, names)
-        if all(dtypes[name] == value for name, value in fixed.items()) and accepted(contract, case, dtypes)
+        if all(dtypes[name] == value for name, value in fixed.items()) and taken(dtypes)
     ]
     if all_of_them or len(combinations) <= _FULL_PRODUCT:
         return tuple(combinations)
@@ -72,10 +82,17 @@ def case_dtypes(contract: Contract, capability: Capability, case: Case, *, all_o
 
 def accepted(contract: Contract, case: Case | None, dtypes: DTypes) -> bool:
     """Whether kernels are asked for these dtypes together, with the case's parameters."""
-    if dtypes.get(contract.in_float64) == FLOAT64:
+    made = contract.at(case_parameters(contract, case, dtypes) if case is not None else None)
+    return _accepted(contract, made, tuple(dtypes.items()))
+
+
+@lru_cache(maxsize=1 << 16)  # an op's cases, and its kernels, ask for the same ones
+def _accepted(contract: Contract, made: Contract, dtypes: tuple[tuple[str, str], ...]) -> bool:
+    named = dict(dtypes)
+    if named.get(contract.in_float64) == FLOAT64:
         return False  # calls may have it, and the reference serves them
     try:
-        contract.at(case_parameters(contract, case, dtypes) if case is not None else None).check_dtypes(dtypes)
+        made.check_dtypes(named)
     except ArgumentTypeError:
         return False
     return True

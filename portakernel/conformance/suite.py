@@ -140,6 +140,9 @@ class Suite:
         small_enough = unit.case is not None and self._refused(unit.case, None) is None
         return small_enough and {r.code for r in self.rejections(unit)} <= {ReasonCode.NEEDS_BUILD}
 
+    def _is_served(self, inputs: Inputs, phase: Phase) -> bool:
+        return {rejection.code for rejection in self._refusals(inputs, phase)} <= {ReasonCode.NEEDS_BUILD}
+
     def rejections(
         self, unit: Unit, *, phase: Phase = Phase.INFERENCE, requires: frozenset[str] = frozenset()
     ) -> tuple[Rejection, ...]:
@@ -230,9 +233,7 @@ class Suite:
         if self.kernel.build is None:
             return None
 
-        def ready(phase: Phase) -> bool:
-            return {rejection.code for rejection in self._refusals(trial.inputs, phase)} <= {ReasonCode.NEEDS_BUILD}
-
+        ready = functools.partial(self._is_served, trial.inputs)
         outcome = attempt("claim", lambda: build_case(self.caller, self.kernel, case, trial.inputs, ready))
         return outcome if outcome.status == "failed" else None
 
@@ -352,9 +353,10 @@ class Suite:
         """What ran of a case or, when it has not been run yet, what would."""
         if unit.name not in self.ran and unit.case is not None:
             inputs = self._inputs(unit.case, dict(unit.dtypes))
-            forward = self.would_run(unit)
-            refused = {rejection.code for rejection in self._refusals(inputs, Phase.BACKWARD)}
-            self.ran[unit.name] = Ran(forward, forward and unit.case.backward and refused <= {ReasonCode.NEEDS_BUILD})
+            forward = self._refused(unit.case, None) is None and self._is_served(inputs, Phase.INFERENCE)
+            self.ran[unit.name] = Ran(
+                forward, forward and unit.case.backward and self._is_served(inputs, Phase.BACKWARD)
+            )
         return self.ran[unit.name]
 
     def uncovered(self) -> list[str]:

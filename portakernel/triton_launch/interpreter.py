@@ -19,6 +19,8 @@ from functools import cache
 from types import FunctionType
 from typing import Any
 
+from portakernel.triton_launch.interpreter_shortcuts import shortcuts
+
 _INTERPRETING: ContextVar[bool] = ContextVar("portakernel_triton_interpreting", default=False)
 _LANGUAGE_PATCHED = threading.Lock()
 
@@ -40,7 +42,7 @@ def is_interpreting() -> bool:
 
 def run(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: Mapping[str, Any]) -> None:
     """Run a ``@triton.jit`` kernel's programs in order; launch options in ``meta`` (``num_warps``) have no effect."""
-    with _LANGUAGE_PATCHED, _callable_jit_functions(), _exact_bfloat16(), _scalar_ranges(), _silence():
+    with _LANGUAGE_PATCHED, shortcuts(), _callable_jit_functions(), _exact_bfloat16(), _scalar_ranges(), _silence():
         _interpreted(kernel.fn)[grid](*args, **meta)
 
 

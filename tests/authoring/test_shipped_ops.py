@@ -41,15 +41,12 @@ def site(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Callable[..., Any]:
-    """Runs a command, or a program, where the site is on the path; returns its JSON, or its output."""
+def run(tmp_path: Path, python: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[..., Any]:
+    """Runs a command where the site is on the path; returns its JSON, or its output."""
 
     def command(*words: str, status: int = 0, **environment: str) -> Any:
-        given = [sys.executable, *(("-m", "portakernel") if words[0] != "-c" else ()), *words]
-        ran = subprocess.run(
-            given, env=os.environ | {"PYTHONPATH": str(tmp_path / "site")} | environment, capture_output=True,
-            text=True, timeout=300, check=False, cwd=tmp_path,
-        )  # fmt: skip
+        variables = os.environ | {"PYTHONPATH": str(tmp_path / "site")} | environment
+        ran = python("-m", "portakernel", *words, env=variables, cwd=tmp_path)
         assert ran.returncode == status, ran.stdout + ran.stderr
         return json.loads(ran.stdout) if "--json" in words else ran.stdout + ran.stderr
 

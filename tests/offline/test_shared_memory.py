@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -56,7 +55,7 @@ def add(x, y, *, out=None):
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory):
+def outcomes(tmp_path_factory: pytest.TempPathFactory, python):
     """Runs ``portakernel compile`` for targets, where the package is installed."""
     pytest.importorskip("triton")
     site = tmp_path_factory.mktemp("site")
@@ -72,10 +71,9 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory):
         path.write_text(text)
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "portakernel", "compile", "--plugin", "acme", *arguments]
         kept = {name: value for name, value in os.environ.items() if not name.startswith("PORTAKERNEL_")}
         environment = {**kept, "PYTHONPATH": str(site), "PYTHONWARNINGS": "ignore", "COLUMNS": "200"}
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        return python("-m", "portakernel", "compile", "--plugin", "acme", *arguments, env=environment)
 
     return run
 

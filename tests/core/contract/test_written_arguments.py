@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 import textwrap
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -133,15 +132,14 @@ print(json.dumps(said))
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def said(tmp_path_factory: pytest.TempPathFactory, python: Callable[..., Any]) -> dict[str, Any]:
     """What a process said in which such an op is; once for all tests."""
     folder = tmp_path_factory.mktemp("op")
     for name, text in (("contracts", CONTRACT), ("references", REFERENCE)):
         (folder / name).mkdir()
         (folder / name / "write_rows.py").write_text(textwrap.dedent(text), encoding="utf-8")
     (folder / "broken.py").write_text(BROKEN, encoding="utf-8")
-    command = [sys.executable, "-c", PROGRAM, str(folder), ",".join(["aot_eager"] + ["inductor"] * HAS_COMPILER)]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, timeout=300)
+    ran = python("-c", PROGRAM, folder, ",".join(["aot_eager"] + ["inductor"] * HAS_COMPILER), cwd=folder)
     assert ran.returncode == 0, ran.stderr
     found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
     return found

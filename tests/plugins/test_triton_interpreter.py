@@ -1,0 +1,99 @@
+"""The interpreter's shortcuts change no bit of what a kernel computes, and Triton is as it was behind each launch."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("triton")
+
+import torch
+import triton
+import triton.language as tl
+from triton.language import core
+from triton.language.semantic import TritonSemantic
+from triton.runtime import interpreter as of_triton
+
+from portakernel.triton_launch import interpreter, interpreter_shortcuts
+from portakernel.triton_launch.interpreter_shortcuts import shortcuts
+
+
+@triton.jit
+def _halved(x):
+    return x * 0.5
+
+
+@triton.jit
+def _much(x_ptr, y_ptr, sums_ptr, bits_ptr, n: tl.constexpr, block: tl.constexpr):
+    """Some of everything: masks, casts, broadcasts between ranks, reductions, products, integers that wrap around."""
+    row = tl.program_id(0)
+    columns = tl.arange(0, block)
+    x = tl.load(x_ptr + row * n + columns, mask=columns < n, other=0.0)
+    wide = x.to(tl.float32)
+    outer = wide[:, None] * _halved(wide)[None, :] + 1
+    product = tl.dot(outer, tl.trans(outer), input_precision="ieee")
+    total = tl.sum(product, axis=1)
+    for step in tl.range(3):
+        total += tl.max(tl.where(columns[:, None] > step, outer, -outer), axis=1)
+    tl.store(y_ptr + row * n + columns, (total / tl.sqrt(tl.sum(wide * wide) + 1e-3)).to(x.dtype), mask=columns < n)
+    tl.store(sums_ptr + row, tl.sum(tl.cumsum(total, axis=0)))
+    mixed = (columns * 2147483 + row) * 1103515245 + 12345
+    bits = mixed.to(tl.uint32, bitcast=True) >> 3
+    tl.store(bits_ptr + row * block + columns, (bits ^ (bits << 7)).to(tl.int32, bitcast=True))
+
+
+def results(dtype):
+    x = torch.randn(3, 13, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).to(dtype)
+    x[1, 2:5] = torch.tensor([torch.inf, torch.nan, -0.0])
+    y, sums = torch.empty_like(x), torch.empty(3, dtype=torch.float32)
+    bits = torch.empty(3, 16, dtype=torch.int32)
+    interpreter.run(_much, (3,), (x, y, sums, bits), {"n": 13, "block": 16})
+    return [tensor.contiguous().view(torch.uint8).clone() for tensor in (y, sums, bits)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_every_bit_is_what_tritons_own_interpreter_gives(monkeypatch, dtype):
+    found = [results(dtype), results(dtype)]  # the second with what the first one kept
+    monkeypatch.setattr(interpreter, "shortcuts", nullcontext)
+    for pair in found:
+        assert all(map(torch.equal, pair, results(dtype)))
+
+
+def test_triton_is_as_it_was_behind_a_launch():
+    owners = (core, tl, core.block_type, core.tensor, core.dtype, TritonSemantic, of_triton)
+    before = [dict(vars(owner)) for owner in owners]
+    results(torch.float32)
+    assert [dict(vars(owner)) for owner in owners] == before
+
+
+def test_what_raises_leaves_triton_as_it_was_too():
+    before = dict(vars(core.block_type))
+
+    def launched():
+        with shortcuts():
+            assert dict(vars(core.block_type)) != before
+            core.block_type(tl.float32, [3])
+
+    with pytest.raises(ValueError, match="must be a power of 2"):
+        launched()
+    assert dict(vars(core.block_type)) == before
+
+
+def test_a_release_whose_code_was_not_read_runs_as_it_is(monkeypatch):
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__="4.0.0"))
+    assert interpreter_shortcuts._replacements.__wrapped__() == ()
+
+
+def test_overflow_is_looked_for_where_somebody_is_told(monkeypatch):
+    asked = []
+    monkeypatch.setattr(TritonSemantic, "binary_op_sanitize_overflow_impl", lambda *given: asked.append(given))
+    (replaced,) = [
+        value for _, name, value in interpreter_shortcuts._of_operations() if name == "binary_op_sanitize_overflow_impl"
+    ]
+    for debug in (False, True):
+        semantic = SimpleNamespace(builder=SimpleNamespace(options=SimpleNamespace(debug=debug)))
+        replaced(semantic, 1, 2, None)
+        assert len(asked) == debug
