@@ -10,12 +10,13 @@ from portakernel import runtime
 from portakernel.claims.capability import Capability, Limit, ReasonCode
 from portakernel.conformance.claims import elements
 from portakernel.conformance.widening import Widening, cases_beyond, widened, widenings
-from portakernel.contracts import contract
+from portakernel.contracts import contract, own_contracts
 
 
 def kernels_for_cpus():
     registry = runtime.dispatcher().registry
-    return [k.name for k in registry.kernels.values() if k.first_party and k.disabled is None]
+    ours = [k for k in registry.kernels.values() if k.first_party and k.op in own_contracts()]
+    return [k.name for k in ours if k.disabled is None]
 
 
 def here(kernel):
