@@ -55,7 +55,7 @@ def _section(command: str) -> str:
         "cache list",
         "bench rms_norm softmax --device cpu --seconds 0 --quick",
         "bench rms_norm --device cpu --seconds 0 --launch",
-        "demo {text}",
+        "demo {text} --steps 2",
     ],
 )
 def test_every_key_is_documented(run: Callable, tmp_path: Path, line: str) -> None:
