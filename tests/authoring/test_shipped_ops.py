@@ -42,11 +42,12 @@ def site(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def run(tmp_path: Path, python: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[..., Any]:
-    """Runs a command where the site is on the path; returns its JSON, or its output."""
+    """Runs a command, or a program, where the site is on the path; returns its JSON, or its output."""
 
     def command(*words: str, status: int = 0, **environment: str) -> Any:
         variables = os.environ | {"PYTHONPATH": str(tmp_path / "site")} | environment
-        ran = python("-m", "portakernel", *words, env=variables, cwd=tmp_path)
+        command_line = words if words[0] == "-c" else ("-m", "portakernel", *words)
+        ran = python(*command_line, env=variables, cwd=tmp_path)
         assert ran.returncode == status, ran.stdout + ran.stderr
         return json.loads(ran.stdout) if "--json" in words else ran.stdout + ran.stderr
 

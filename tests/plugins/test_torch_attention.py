@@ -517,8 +517,8 @@ def test_cudnn_is_refused_where_it_is_one_whose_results_are_wrong(monkeypatch):
 
 
 def test_on_the_cpu_a_16_bit_call_that_wants_lse_goes_elsewhere(monkeypatch):
-    # it is told once in a process, and another test may have been told
-    monkeypatch.setattr(runtime.caller("attention")._fallbacks, "_told", set())
+    # it is warned of once in a process, and another test may have had the warning
+    monkeypatch.setattr(runtime.caller("attention")._fallbacks, "_warned", set())
     q, k, v = (tensor.bfloat16() for tensor in draw(5, 5))
     with portakernel.policy(use="torch"):
         assert portakernel.explain("attention", q, k, v).chosen.name == "torch.attention_flash_cpu"

@@ -35,16 +35,16 @@ from portakernel_plugins.triton.norms.weight_gradients import summed_shares
 
 
 @triton.jit
-def _terms(s, g, w, b, m, r, weight_offset, ACTIVATION: tl.constexpr):
+def _terms(s, g, w, b, moments, weight_offset, ACTIVATION: tl.constexpr):
     """``u``, ``h`` and ``w`` of a block of rows in float32; beyond their end ``h`` is 0."""
     u = s.to(tl.float32)
     h = g.to(tl.float32)
     w = w.to(tl.float32)
     if weight_offset is not None:
         w = w + weight_offset
-    if m is not None:
-        u = u - m[:, None]
-    u = u * r[:, None]
+    if len(moments) > 1:
+        u = u - moments[1][:, None]
+    u = u * moments[0][:, None]
     if ACTIVATION != "none":
         z = u * w[None, :]
         if b is not None:
@@ -72,28 +72,30 @@ def _fetched(
     s, grad_y, grad_summed, mean, rstd, row, rows, lane, columns, s_stride, grad_y_stride, grad_summed_stride,
     BLOCK_N: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """All blocks of these rows of ``s``, ``grad_y`` and ``grad_summed``, and their ``rstd`` and ``mean``."""
+    """All blocks of these rows of ``s``, ``grad_y`` and ``grad_summed``, and ``(rstd, mean)``; none of what is absent.
+
+    Up to Triton 3.6, a tuple that a function returns cannot hold None.
+    """
     ss = load_blocks(s, row, s_stride, rows, lane, columns, BLOCK_N, BLOCKS)
     gs = load_blocks(grad_y, row, grad_y_stride, rows, lane, columns, BLOCK_N, BLOCKS)
-    r = tl.load(rstd + row, mask=row < rows, other=0.0)
-    m, es = None, ()
+    moments, es = (tl.load(rstd + row, mask=row < rows, other=0.0),), ()
     if mean is not None:
-        m = tl.load(mean + row, mask=row < rows, other=0.0)
+        moments = moments + (tl.load(mean + row, mask=row < rows, other=0.0),)
     if grad_summed is not None:
         es = load_blocks(grad_summed, row, grad_summed_stride, rows, lane, columns, BLOCK_N, BLOCKS)
-    return ss, gs, es, r, m
+    return ss, gs, es, moments
 
 
 @triton.jit
 def _means(
-    ss, gs, ws, bs, m, r, weight_offset, columns, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCKS: tl.constexpr,
+    ss, gs, ws, bs, moments, weight_offset, columns, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCKS: tl.constexpr,
     ACTIVATION: tl.constexpr,
 ):  # fmt: skip
     """The means of ``h * w * u`` and of ``h * w`` over each row."""
     products = tl.full((BLOCK_M, BLOCK_N), 0.0, tl.float32)
     totals = tl.full((BLOCK_M, BLOCK_N), 0.0, tl.float32)
     for i in tl.static_range(BLOCKS):
-        u, h, w = _terms(ss[i], gs[i], ws[i], _block_of(bs, i), m, r, weight_offset, ACTIVATION)
+        u, h, w = _terms(ss[i], gs[i], ws[i], _block_of(bs, i), moments, weight_offset, ACTIVATION)
         products += h * w * u
         totals += h * w
     return (tl.sum(products, axis=1) / columns)[:, None], (tl.sum(totals, axis=1) / columns)[:, None]
@@ -109,12 +111,12 @@ def _block_of(blocks, i: tl.constexpr):
 
 
 @triton.jit
-def _gradient(u, h, w, product, total, m, r, e):
+def _gradient(u, h, w, product, total, moments, e):
     """``grad_x`` of a block of rows."""
     inner = h * w - u * product
-    if m is not None:
+    if len(moments) > 1:
         inner -= total
-    gradient = r[:, None] * inner
+    gradient = moments[0][:, None] * inner
     if e is not None:
         gradient += e.to(tl.float32)
     return gradient
@@ -164,15 +166,15 @@ def _backward(
 
     # The next rows are read before these are computed, so that there is always something on its way.
     row = program * BLOCK_M + tl.arange(0, BLOCK_M)
-    s_next, g_next, e_next, r_next, m_next = _fetched(
+    s_next, g_next, e_next, moments_next = _fetched(
         s, grad_y, grad_summed, mean, rstd, row, rows, lane, columns, s_stride, grad_y_stride, grad_summed_stride,
         BLOCK_N, BLOCKS,
     )  # fmt: skip
     step = tl.num_programs(0) * BLOCK_M
     for first in range(program * BLOCK_M, rows, step):
-        ss, gs, es, r, m = s_next, g_next, e_next, r_next, m_next
+        ss, gs, es, moments = s_next, g_next, e_next, moments_next
         row = first + step + tl.arange(0, BLOCK_M)
-        s_next, g_next, e_next, r_next, m_next = _fetched(
+        s_next, g_next, e_next, moments_next = _fetched(
             s, grad_y, grad_summed, mean, rstd, row, rows, lane, columns, s_stride, grad_y_stride, grad_summed_stride,
             BLOCK_N, BLOCKS,
         )  # fmt: skip
@@ -180,14 +182,14 @@ def _backward(
         row = first + tl.arange(0, BLOCK_M)
         if grad_x is not None:
             product, total = _means(
-                ss, gs, ws, bs, m, r, weight_offset, columns, BLOCK_M, BLOCK_N, BLOCKS, ACTIVATION
+                ss, gs, ws, bs, moments, weight_offset, columns, BLOCK_M, BLOCK_N, BLOCKS, ACTIVATION
             )  # fmt: skip
         more_weight, more_bias = (), ()
         for i in tl.static_range(BLOCKS):
-            u, h, w = _terms(ss[i], gs[i], ws[i], _block_of(bs, i), m, r, weight_offset, ACTIVATION)
+            u, h, w = _terms(ss[i], gs[i], ws[i], _block_of(bs, i), moments, weight_offset, ACTIVATION)
             if grad_x is not None:
                 column = i * BLOCK_N + lane
-                gradient = _gradient(u, h, w, product, total, m, r, _block_of(es, i))
+                gradient = _gradient(u, h, w, product, total, moments, _block_of(es, i))
                 store_block(grad_x, row, columns, rows, column, columns, gradient)
                 if grad_residual is not None:
                     store_block(grad_residual, row, columns, rows, column, columns, gradient)
