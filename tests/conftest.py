@@ -126,7 +126,7 @@ def fork_server() -> Any:
     """Forks a process that has imported torch and portakernel already, and made nothing of either."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        ["torch", "portakernel.ops", "portakernel.calling.public", "portakernel.torch_bridge", "pytest"]
+        ["torch", "portakernel.ops", "portakernel.calling.public", "portakernel.torch_bridge", "typer", "pytest"]
     )
     return context
 

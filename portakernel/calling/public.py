@@ -21,7 +21,8 @@ from portakernel.tensors.torch_internals import compiler
 def public_function(caller: OpCaller) -> Callable[..., Any]:
     """The function that ``portakernel.ops`` offers for the caller's op."""
     contract, dispatcher, parts = caller.contract, caller.dispatcher, caller.expressions
-    dispatcher.refresh_trace_token()
+    if not dispatcher.trace_token:
+        dispatcher.refresh_trace_token()
     names = {
         "table": caller.table.entries,
         "context": dispatcher.context_layers.get,

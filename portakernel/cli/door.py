@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -30,13 +30,22 @@ def past_the_door(folder: Path, plugin_api: object) -> Iterator[Problem]:
             tree = ast.parse(read_regular(path, limit=_MOST_BYTES), str(path))
         except (OSError, SyntaxError, ValueError):
             continue  # that it cannot be read or imported, whoever imports it says
-        for node in ast.walk(tree):
+        for node in _statements(tree.body):
             for module, name in _imports(node):
                 if module not in open_to and not f"{module}.".startswith(f"{DOOR}."):
-                    yield Problem(str(path), getattr(node, "lineno", None), None, _advice(module, name))
+                    yield Problem(str(path), node.lineno, None, _advice(module, name))
 
 
-def _imports(node: ast.AST) -> Iterator[tuple[str, str]]:
+def _statements(body: Sequence[ast.AST]) -> Iterator[ast.stmt]:
+    """All statements of a body, and of the bodies in it; not the expressions, which are nine tenths of a tree."""
+    for node in body:
+        if isinstance(node, ast.stmt):
+            yield node
+        for inner in ("body", "orelse", "handlers", "finalbody", "cases"):
+            yield from _statements(getattr(node, inner, ()))
+
+
+def _imports(node: ast.stmt) -> Iterator[tuple[str, str]]:
     """The modules of portakernel that a statement imports, each with the name that it takes from there."""
     pairs = list[tuple[str, str]]()
     if isinstance(node, ast.Import):

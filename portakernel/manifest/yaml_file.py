@@ -151,6 +151,8 @@ class _Builder:
         return value
 
     def refuse_unshown(self, mark: Any, text: str, layout: str) -> None:
+        if text.isprintable():
+            return
         if unshown := next((c for c in text if is_unshown(c) and c not in layout), None):
             raise self.fail(mark, f"holds {unshown!r}, which a terminal obeys or hides and does not show; remove it")
 

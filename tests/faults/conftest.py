@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import io
 import json
@@ -67,6 +68,7 @@ def fault(fork_server: Any, tmp_path: Path) -> Callable[..., Outcome]:
 
 
 def _child(folder: str, file: str, name: str, arguments: str, variables: Mapping[str, str]) -> None:
+    gc.freeze()  # what was imported before the fork is not looked at again
     for number, stream in ((1, "stdout"), (2, "stderr")):
         descriptor = os.open(os.path.join(folder, stream), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(descriptor, number)
