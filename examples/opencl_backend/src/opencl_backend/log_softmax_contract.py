@@ -58,11 +58,13 @@ CONTRACT = Contract(
         Case("zeros", (3,), {"N": 60}, values="zeros"),
     ),
     # float32: a sum in any order under the logarithm, whose relative error is absolute outside, and a division; what is
-    # summed into a gradient is a probability whose exponent was rounded. 16-bit results are one rounding of that.
+    # summed into a gradient is a probability whose exponent was rounded. A gradient that is one number everywhere is
+    # summed with the same rounding again and again: the 563 terms of a lane in 16 of the long row lose up to 192 ulp.
+    # 16-bit results are one rounding of that.
     tolerance=Tolerance(
         forward={"float32": 16.0, "float16": 0.51, "bfloat16": 0.51},
         saved={"float32": 16.0},
-        backward={"float32": 32.0, "float16": 0.51, "bfloat16": 0.51},
+        backward={"float32": 192.0, "float16": 0.51, "bfloat16": 0.51},
     ),
     cost=cost,
     source="Hinton, Vinyals & Dean 2015, Distilling the Knowledge in a Neural Network, arXiv 1503.02531, equation 1",
