@@ -140,23 +140,23 @@ def forked_observers(fork_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def _warm_python() -> Iterator[Callable[[tuple[str, ...]], Path]]:
     """The socket of a process that has imported these modules and forks (warm_python.py), started when it is needed."""
-    started: dict[tuple[str, ...], subprocess.Popen[bytes]] = {}
+    started: dict[tuple[str, ...], tuple[Path, subprocess.Popen[bytes]]] = {}
     starting = threading.Lock()
     with tempfile.TemporaryDirectory(prefix="warm") as folder:  # a socket's name is short
 
         def address(imports: tuple[str, ...]) -> Path:
-            socket_of_it = Path(folder, "-".join(imports))
             with starting:
                 if imports not in started:
+                    socket_of_it = Path(folder, str(len(started)))
                     command = [sys.executable, ROOT / "tests" / "warm_python.py", socket_of_it, *imports]
                     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
                     assert process.stdout is not None
                     assert process.stdout.readline() == b"ready\n"
-                    started[imports] = process
-            return socket_of_it
+                    started[imports] = socket_of_it, process
+                return started[imports][0]
 
         yield address
-        for process in started.values():
+        for _, process in started.values():
             process.communicate(timeout=60)  # the end of its stdin
 
 

@@ -16,6 +16,16 @@ import pytest
 from portakernel.runtime import dispatcher
 from portakernel.scaffold import scaffold
 
+# What a process holds that has asked portakernel nothing yet.
+IMPORTED = (
+    "torch",
+    "typer",
+    "portakernel.ops",
+    "portakernel.calling.public",
+    "portakernel.torch_bridge",
+    "portakernel.cli",
+)
+
 
 @pytest.fixture
 def site(tmp_path: Path) -> Callable[..., Path]:
@@ -47,7 +57,7 @@ def run(tmp_path: Path, python: Callable[..., subprocess.CompletedProcess[str]])
     def command(*words: str, status: int = 0, **environment: str) -> Any:
         variables = os.environ | {"PYTHONPATH": str(tmp_path / "site")} | environment
         command_line = words if words[0] == "-c" else ("-m", "portakernel", *words)
-        ran = python(*command_line, env=variables, cwd=tmp_path)
+        ran = python(*command_line, env=variables, cwd=tmp_path, imports=IMPORTED)
         assert ran.returncode == status, ran.stdout + ran.stderr
         return json.loads(ran.stdout) if "--json" in words else ran.stdout + ran.stderr
 
