@@ -8,6 +8,7 @@ duals, autocast, lazy negation) goes through ``torch.ops.portakernel`` instead.
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -93,8 +94,17 @@ class OpCaller:
         """The policy in force, with what a torch op's ``kernel`` argument adds to it."""
         return self.policies.under(self.dispatcher.policy(), argument)
 
-    def hit(self, phase: Phase) -> Callable[..., Any]:
-        """``hit`` for a torch op of ``phase`` (``fast.torch_op_source.make_hit``)."""
+    @functools.cached_property  # most ops are never called as torch ops: their source is written when one is
+    def inference_hit(self) -> Callable[..., Any]:
+        """``hit`` of the torch op (``fast.torch_op_source.make_hit``)."""
+        return self._hit(Phase.INFERENCE)
+
+    @functools.cached_property
+    def training_hit(self) -> Callable[..., Any]:
+        """``hit`` of its part ``_forward``."""
+        return self._hit(Phase.TRAINING)
+
+    def _hit(self, phase: Phase) -> Callable[..., Any]:
         # what writes returns nothing, which is what a miss returns
         if self.contract.mutated or (phase is Phase.TRAINING and self.some_are_recorded):
             return lambda *_: None

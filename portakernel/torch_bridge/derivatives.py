@@ -48,7 +48,6 @@ class Derivatives:
         self.contract = caller.contract
         self.signature = signature
         self.choice = KernelChoice(caller)
-        self._hit = caller.hit(Phase.INFERENCE)
 
     def register(self, library: torch.library.Library) -> None:
         """Enters the rules for the op and its parts."""
@@ -83,7 +82,7 @@ class Derivatives:
         While tracing, the kernels are chosen here, on fake tensors, and written into the graph by name. A kernel made
         of torch operators runs here, so that PyTorch records its gradient.
         """
-        if (result := self._hit(*arguments)) is not None:
+        if (result := self.caller.inference_hit(*arguments)) is not None:
             return result
         tensors, values, (kernel,) = self.signature.public(arguments)
         given = [tensor for tensor in tensors if tensor is not None]

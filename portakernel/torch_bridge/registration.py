@@ -34,7 +34,6 @@ class Bridge:
         self.caller = caller
         self.contract = caller.contract
         self.signature = Signature(caller.contract)
-        self._inference_hit, self._training_hit = caller.hit(Phase.INFERENCE), caller.hit(Phase.TRAINING)
         self.library = torch.library.Library(caller.namespace, "FRAGMENT")
         for schema in self.signature.schemas():
             self.library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
@@ -65,7 +64,7 @@ class Bridge:
                 self.library.impl(op, self._autocast, key)
 
     def _inference(self, *arguments: Any) -> Any:
-        if (result := self._inference_hit(*arguments)) is not None:
+        if (result := self.caller.inference_hit(*arguments)) is not None:
             return result
         tensors, values, (kernel,) = self.signature.public(arguments)
         self.caller.arguments.check(tensors, values)
@@ -74,7 +73,7 @@ class Bridge:
         return self.caller.completed(returned, values, tensors[0])
 
     def _training(self, *arguments: Any) -> Any:
-        if (result := self._training_hit(*arguments)) is not None:
+        if (result := self.caller.training_hit(*arguments)) is not None:
             return result
         tensors, values, (kernel, _) = self.signature.forward(arguments)
         self.caller.arguments.check(tensors, values)
