@@ -1,11 +1,15 @@
-"""Fake distributions, written into a temporary folder and importable, from which small registries are made."""
+"""What tests of the core decide over: fake distributions in a temporary folder, or ops whose kernels read raw memory.
+
+The first, ``world``, make small registries. The second, ``ops``, have a dispatcher and a namespace of their own.
+"""
 
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,19 +17,24 @@ from typing import Any
 import pytest
 import yaml
 
+from portakernel.calling.caller import OpCaller
+from portakernel.calling.public import public_function
 from portakernel.claims.request import Request
 from portakernel.config import Config
 from portakernel.contracts import contract
 from portakernel.deciding.asking import ask
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.deciding.process_wishes import allowed_plugins, read
-from portakernel.registry.plugin_manager import Package, PluginManager
+from portakernel.registry.plugin_manager import Package, PluginManager, find_folder
 from portakernel.registry.registry import Registry
+from portakernel.torch_bridge.registration import Bridge
 from portakernel.words.target import Device, Target
 
+DATA = Path(__file__).parents[1] / "data"
 PREFIX = "fake_"
 ALL = {"x": ["float32", "float16", "bfloat16"]}
 DTYPES = {"add": {**ALL, "y": ["x"]}, "rms_norm": {**ALL, "weight": ["x", "float32"]}}
+_namespaces = itertools.count()
 
 
 @pytest.fixture(autouse=True)
@@ -149,3 +158,54 @@ def world(site: Site) -> World:
     world = World(site)
     world.backend("acme", lines=[["acme1", "acme2"]])
     return world
+
+
+@dataclass
+class Ops:
+    """The ops of one dispatcher, registered under a namespace of their own."""
+
+    dispatcher: Dispatcher
+    bridges: dict[str, Bridge]
+
+    def caller(self, op: str) -> OpCaller:
+        return self.bridges[op].caller
+
+    def __post_init__(self) -> None:
+        self.add: Callable[..., Any] = public_function(self.caller("add"))
+        self.rms_norm: Callable[..., Any] = public_function(self.caller("rms_norm"))
+
+    def served(self, op: str, phase: str = "inference") -> dict[str, int]:
+        """Calls by kernel."""
+        counts: dict[str, int] = {}
+        for use, calls in self.caller(op).table.counts().items():
+            if use.phase == phase:
+                counts[use.kernel] = counts.get(use.kernel, 0) + calls
+        return counts
+
+
+def _package(name: str, module: str, distribution: str = "portakernel") -> Package:
+    return Package(name, module, distribution, "1.0", find_folder(module), first_party=distribution == "portakernel")
+
+
+@pytest.fixture
+def ops(monkeypatch: pytest.MonkeyPatch) -> Ops:
+    monkeypatch.syspath_prepend(DATA)
+    packages = [
+        _package("raw_kernels", "raw_kernels"),
+        _package("torch", "portakernel_plugins.torch"),
+        _package("cpu", "portakernel_backends.cpu"),
+    ]
+    dispatcher = Dispatcher(Registry(PluginManager(packages)), Config())
+    assert dispatcher.registry.manager.broken == []
+    namespace = f"portakernel_test_{next(_namespaces)}"
+    callers = {op: OpCaller(contract(op), dispatcher, namespace) for op in ("add", "rms_norm")}
+    return Ops(dispatcher, {op: Bridge(caller) for op, caller in callers.items()})
+
+
+@pytest.fixture
+def calls(ops: Ops) -> list[str]:
+    """What the raw kernels were called for, from now on."""
+    from raw_kernels import kernels
+
+    kernels.CALLS.clear()
+    return kernels.CALLS
