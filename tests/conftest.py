@@ -62,6 +62,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """At the end it is garbage like any other: libraries count what is left, and say so."""
+    gc.unfreeze()
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Draws of torch follow the run's seed, as those of `random` and NumPy: `--randomly-seed=N` repeats a failure."""
     seed = item.config.getoption("randomly_seed", None)
