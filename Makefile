@@ -27,7 +27,8 @@ NVIDIA_COMPILERS := nvidia-cuda-nvcc nvidia-cuda-nvrtc nvidia-nvvm nvidia-cuda-c
 .DELETE_ON_ERROR:
 # What `make outside` makes and tests; its name is nobody's.
 OUTSIDER := outsider_for_make
-.PHONY: help setup nvidia-compilers test outside demo site lint lint-mypy lint-pyright lint-style lint-imports format generate generate-check modes clean
+OLDEST_TRITON := $(VENV)/oldest-triton
+.PHONY: help setup nvidia-compilers test oldest-triton outside demo site lint lint-mypy lint-pyright lint-style lint-imports format generate generate-check modes clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r target text; do \
@@ -42,6 +43,12 @@ nvidia-compilers: setup ## add what compiles CUTLASS and CuTe DSL to .venv; no G
 
 test: setup ## run the tests: make test PYTEST_ARGS="-k rms_norm"
 	@$(VENV_PYTHON) -m pytest $(PYTEST_ARGS)
+
+# torch brings a newer one, which some kernels need less care for.
+oldest-triton: setup ## run the plugins' tests with the oldest Triton that is supported
+	@test -d "$(OLDEST_TRITON)" || { echo "Installing Triton 3.6" && $(VENV_PYTHON) -m pip install -qq --no-compile \
+		--disable-pip-version-check --no-deps --target "$(OLDEST_TRITON)" 'triton==3.6.*'; }
+	@PYTHONPATH="$(CURDIR)/$(OLDEST_TRITON)" $(VENV_PYTHON) -m pytest tests/plugins $(PYTEST_ARGS)
 
 # An environment of its own over .venv, so that neither this repository nor .venv is touched.
 outside: setup ## make a plugin, a backend and an op in an empty folder elsewhere, install them and run their tests
