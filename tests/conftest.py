@@ -139,7 +139,7 @@ def fork_server() -> Any:
 @pytest.fixture
 def forked_observers(fork_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are observed in forked processes, not in ones that have to import torch first."""
-    monkeypatch.setattr("portakernel.conformance.isolation.get_context", lambda _: fork_server)
+    monkeypatch.setattr("portakernel.conformance.observing.isolation.get_context", lambda _: fork_server)
 
 
 @pytest.fixture(scope="session")

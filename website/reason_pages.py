@@ -13,7 +13,7 @@ from portakernel.claims.advice import REASONS, Reason
 from portakernel.claims.capability import ReasonCode, Rejection
 from portakernel.cli import main
 from portakernel.cli.advice import advice
-from portakernel.cli.explanation import print_explanation
+from portakernel.cli.explain.explanation import print_explanation
 from portakernel.cli.output import Page
 from portakernel.contracts import contract
 from portakernel.deciding.asking import ask

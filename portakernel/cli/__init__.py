@@ -1,8 +1,9 @@
 """The command line: ``portakernel list``, ``explain``, ``check`` and the others of ``COMMANDS``.
 
 To add a command, write a module with a function ``command`` whose docstring is its help, and list it in ``COMMANDS``;
-a plugin adds one with the hook ``portakernel_cli``. Commands import what they need when they run, so that those that
-answer from manifests alone load neither torch nor rich.
+one that needs several modules has a folder, and its function in ``command.py`` there. A plugin adds one with the hook
+``portakernel_cli``. Commands import what they need when they run, so that those that answer from manifests alone load
+neither torch nor rich.
 """
 
 from __future__ import annotations
@@ -32,19 +33,19 @@ if TYPE_CHECKING:
 COMMANDS: Mapping[str, str] = {
     "list": "list_kernels",
     "matrix": "matrix",
-    "doctor": "doctor",
-    "explain": "explain",
+    "doctor": "doctor.command",
+    "explain": "explain.command",
     "diff": "diff",
     "new": "new",
-    "validate": "validate",
+    "validate": "validate.command",
     "check": "check",
-    "lint": "lint",
+    "lint": "lint.command",
     "compile": "compile_kernels",
     "build": "build",
     "warmup": "warmup",
-    "bench": "bench",
+    "bench": "bench.command",
     "cache": "cache",
-    "demo": "demo",
+    "demo": "demo.command",
 }
 
 BAD_INPUT = 2  # what was asked cannot be answered

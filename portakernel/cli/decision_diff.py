@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from portakernel.cli.decision_sheet import SCHEMA_VERSION
+from portakernel.cli.explain.decision_sheet import SCHEMA_VERSION
 from portakernel.errors import ArgumentValueError
 from portakernel.host.regular_file import read_regular
 

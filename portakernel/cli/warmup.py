@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from portakernel.cli.explain import read_names, read_parameters, read_shapes
+from portakernel.cli.explain.command import read_names, read_parameters, read_shapes
 from portakernel.cli.options import DTypes, FirstDevice, Formats, Json, Shapes, Values, Workers
 
 if TYPE_CHECKING:

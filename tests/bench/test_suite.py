@@ -16,7 +16,7 @@ from portakernel.bench.results import Cell, Latency, LeftOut, routing
 from portakernel.bench.stopwatch import Clock, stopwatch
 from portakernel.bench.suite import Plan, Suite
 from portakernel.bench.verification import difference
-from portakernel.cli.bench_report import print_cell
+from portakernel.cli.bench.report import print_cell
 from portakernel.cli.output import Page
 from portakernel.contracts import own_contracts
 from portakernel.deciding.dispatcher import Dispatcher

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from portakernel.cli.absence import absence
-from portakernel.cli.diagnosis import Diagnosis
-from portakernel.cli.findings import Finding, findings
+from portakernel.cli.doctor.absence import absence
+from portakernel.cli.doctor.diagnosis import Diagnosis
+from portakernel.cli.doctor.findings import Finding, findings
 from portakernel.runtime import dispatcher
 from portakernel.tensors import torch_build
 from portakernel.tensors.torch_build import TorchBuild

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from portakernel import __version__
-from portakernel.cli.decision_sheet import default_dtypes
+from portakernel.cli.explain.decision_sheet import default_dtypes
 from portakernel.contracts import own_contracts
 from portakernel.runtime import dispatcher
 

@@ -16,10 +16,10 @@ import pytest
 from portakernel import __version__
 from portakernel.claims.capability import ReasonCode, Rejection
 from portakernel.claims.request import Phase
-from portakernel.cli import diagnosis
-from portakernel.cli.diagnosis import Diagnosis, Readiness, find_compiler
-from portakernel.cli.faults import REMEDIES
-from portakernel.cli.findings import findings
+from portakernel.cli.doctor import diagnosis
+from portakernel.cli.doctor.diagnosis import Diagnosis, Readiness, find_compiler
+from portakernel.cli.doctor.faults import REMEDIES
+from portakernel.cli.doctor.findings import findings
 from portakernel.config import VARIABLES, Config
 from portakernel.contracts import contract
 from portakernel.deciding.asking import ask

@@ -14,7 +14,7 @@ from portakernel import runtime
 from portakernel.claims.advice import REASONS
 from portakernel.claims.capability import ReasonCode, Rejection
 from portakernel.cli.advice import advice
-from portakernel.cli.explain import read_names
+from portakernel.cli.explain.command import read_names
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.registry.plugin_manager import PluginManager, installed_packages
 from portakernel.registry.registry import Registry

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from portakernel.conformance import lint as linting
-from portakernel.conformance.observation import Begun, Findings, Finished, Observation, Planned, Refusal
+from portakernel.conformance.observing import lint as linting
+from portakernel.conformance.observing.observation import Begun, Findings, Finished, Observation, Planned, Refusal
 from portakernel.conformance.result import Result
 
 PLACE = "cpu:x86_64 (cpu)"

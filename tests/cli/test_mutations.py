@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from portakernel import runtime
-from portakernel.cli import mutations, required_keys
-from portakernel.cli.problems import Problem
-from portakernel.cli.required_keys import RequiredKeys
-from portakernel.conformance.mutation import Judged, Listed, Mutated, Mutation
-from portakernel.conformance.observation import Finished
+from portakernel.cli.lint import mutations, required_keys
+from portakernel.cli.lint.required_keys import RequiredKeys
+from portakernel.cli.validate.problems import Problem
+from portakernel.conformance.mutation.mutation import Judged, Listed, Mutated, Mutation
+from portakernel.conformance.observing.observation import Finished
 
 pytestmark = pytest.mark.usefixtures("forked_observers")
 

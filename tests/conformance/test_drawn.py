@@ -16,8 +16,8 @@ from portakernel.conformance.drawn import processes
 from portakernel.conformance.drawn.request import draw_request
 from portakernel.conformance.drawn.trying import CHOSEN, Begun, Job, Tried, Undefined
 from portakernel.conformance.inputs import draw_inputs, generator
-from portakernel.conformance.isolation import Death
-from portakernel.conformance.observation import Finished
+from portakernel.conformance.observing.isolation import Death
+from portakernel.conformance.observing.observation import Finished
 from portakernel.conformance.trial import Outcome
 from portakernel.contracts import contract, own_contracts
 from portakernel_plugins.torch.attention import flash_cpu as attention_flash_cpu

@@ -13,8 +13,8 @@ import torch
 
 from portakernel.calling.caller import OpCaller
 from portakernel.calling.fast.key_layout import PLAIN
-from portakernel.cli.diagnosis import Diagnosis
-from portakernel.cli.findings import slow
+from portakernel.cli.doctor.diagnosis import Diagnosis
+from portakernel.cli.doctor.findings import slow
 from portakernel.config import Config
 from portakernel.conformance.runner import run
 from portakernel.conformance.venue import find_venue

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from portakernel.conformance import lint as linting
-from portakernel.conformance.isolation import Death
-from portakernel.conformance.lint import lint
-from portakernel.conformance.observation import Begun, Findings, Finished, Observation, Planned, Refusal
+from portakernel.conformance.observing import lint as linting
+from portakernel.conformance.observing.isolation import Death
+from portakernel.conformance.observing.lint import lint
+from portakernel.conformance.observing.observation import Begun, Findings, Finished, Observation, Planned, Refusal
 from portakernel.conformance.result import Result
 from portakernel.words.target import Device, Target
 

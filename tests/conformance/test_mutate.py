@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from portakernel.conformance import mutate as mutating
-from portakernel.conformance.isolation import Death
-from portakernel.conformance.mutate import mutate
-from portakernel.conformance.mutation import Judged, Listed, Mutated, Mutation, Trying
-from portakernel.conformance.observation import Finished
+from portakernel.conformance.mutation import processes as mutating
+from portakernel.conformance.mutation.mutation import Judged, Listed, Mutated, Mutation, Trying
+from portakernel.conformance.mutation.processes import mutate
+from portakernel.conformance.observing.isolation import Death
+from portakernel.conformance.observing.observation import Finished
 from portakernel.words.target import Device, Target
 
 pytestmark = pytest.mark.usefixtures("forked_observers")

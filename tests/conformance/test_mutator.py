@@ -8,12 +8,13 @@ from dataclasses import replace
 import pytest
 
 from portakernel import runtime
-from portakernel.conformance import observer as observing
-from portakernel.conformance import spelling, trial
-from portakernel.conformance.mutants import mutants
-from portakernel.conformance.mutation import Judged, Listed
-from portakernel.conformance.mutator import Mutator
-from portakernel.conformance.spelling import differences, entry_index, read_back
+from portakernel.conformance import trial
+from portakernel.conformance.mutation import spelling
+from portakernel.conformance.mutation.mutants import mutants
+from portakernel.conformance.mutation.mutation import Judged, Listed
+from portakernel.conformance.mutation.spelling import differences, entry_index, read_back
+from portakernel.conformance.mutation.trying import Mutator
+from portakernel.conformance.observing import observer as observing
 from portakernel.conformance.suite import Suite
 from portakernel.conformance.venue import Unavailable, find_venue
 

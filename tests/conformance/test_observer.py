@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from portakernel.conformance.observation import AGAINST, Begun, Findings, Finished, Observation
-from portakernel.conformance.observer import Known, Observer
+from portakernel.conformance.observing.observation import AGAINST, Begun, Findings, Finished, Observation
+from portakernel.conformance.observing.observer import Known, Observer
 from portakernel.conformance.venue import find_venue
 from portakernel.contracts import contract
 

@@ -107,9 +107,9 @@ ILL = {
 
 def _ill():
     """What doctor, validate and a call say of packages that are broken before their import, each in its own way."""
-    from portakernel.cli.diagnosis import examine
-    from portakernel.cli.findings import findings
-    from portakernel.cli.validation import installed_subjects, problems_of
+    from portakernel.cli.doctor.diagnosis import examine
+    from portakernel.cli.doctor.findings import findings
+    from portakernel.cli.validate.validation import installed_subjects, problems_of
 
     for name, manifest in ILL.items():
         _install(name, f"{name}-dist", broken=True)

@@ -10,9 +10,9 @@ from torch import Tensor
 
 import portakernel
 from portakernel import ops
-from portakernel.cli import decoder
-from portakernel.cli.decoder import Cache
-from portakernel.cli.decoder_ops import Ops, PlainTorch, ThroughPortakernel
+from portakernel.cli.demo import decoder
+from portakernel.cli.demo.decoder import Cache
+from portakernel.cli.demo.decoder_ops import Ops, PlainTorch, ThroughPortakernel
 from portakernel.errors import CaptureError
 from portakernel.tensors.capture import is_capturing
 

@@ -80,7 +80,7 @@ def test_wheel_holds_exactly_the_files_of_the_three_import_packages(wheel: Path)
 
 def test_wheel_holds_what_is_read_as_data(wheel: Path) -> None:
     contents = _contents(wheel)
-    assert {"portakernel/py.typed", "portakernel/cli/demo_text.txt"} <= contents
+    assert {"portakernel/py.typed", "portakernel/cli/demo/text.txt"} <= contents
     assert {f"portakernel/schema/{name}.schema.json" for name in ("plugin", "backend", "policy")} <= contents
     assert {
         f"portakernel_plugins/{name}/plugin.yaml" for name in _folders("portakernel_plugins", "plugin.yaml")

@@ -67,7 +67,7 @@ def command(
     """
     from portakernel.bench.grids import grid
     from portakernel.bench.report import read_report
-    from portakernel.cli.bench_words import Words
+    from portakernel.cli.bench.requests import Words
     from portakernel.cli.list_kernels import chosen_kernels
     from portakernel.contracts import contracts
     from portakernel.deciding.explaining import first_device
@@ -134,7 +134,7 @@ class _Run:
         """Measures every request."""
         from portakernel.bench.results import Cell
         from portakernel.bench.suite import Plan, Suite
-        from portakernel.cli.bench_report import print_cell
+        from portakernel.cli.bench.report import print_cell
         from portakernel.cli.progress import progress
 
         plan = Plan(tuple(questions), forward, backward, chosen_sizes)
@@ -153,7 +153,7 @@ class _Run:
         """Times the host's part of every op."""
         from portakernel.bench.launches import time_launches
         from portakernel.bench.stopwatch import stopwatch
-        from portakernel.cli.bench_report import print_launches
+        from portakernel.cli.bench.report import print_launches
         from portakernel.cli.progress import progress
 
         watch = stopwatch(self.device)
@@ -174,7 +174,7 @@ class _Run:
         """Prints what comes last, and draws; the exit status."""
         from portakernel.bench.circumstances import clocks
         from portakernel.bench.report import compare
-        from portakernel.cli.bench_report import print_comparison, print_end
+        from portakernel.cli.bench.report import print_comparison, print_end
         from portakernel.cli.output import print_json
 
         self.report.circumstances["clocks"] = clocks(self.where)  # of a device that is still warm

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from portakernel.bench.grids import Row, case_name
 from portakernel.bench.question import DType, Question, launch_row, questions, rows_of, too_large
-from portakernel.cli.explain import read_names, read_parameters, read_shapes
+from portakernel.cli.explain.command import read_names, read_parameters, read_shapes
 from portakernel.errors import ArgumentValueError
 from portakernel.words.target import Device
 

@@ -1,0 +1,1 @@
+"""``portakernel demo``: a small language model that learns and writes, on plain torch and through the ops."""

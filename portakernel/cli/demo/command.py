@@ -15,11 +15,11 @@ from portakernel.cli.options import COMMAND_LINE, Json
 from portakernel.errors import ArgumentValueError, UnknownNameError
 
 if TYPE_CHECKING:
-    from portakernel.cli.demo_live import Live
-    from portakernel.cli.demo_run import Trial
+    from portakernel.cli.demo.live import Live
+    from portakernel.cli.demo.run import Trial
     from portakernel.words.target import Device
 
-OWN_TEXT = "demo_text.txt"
+OWN_TEXT = "text.txt"
 STEPS = 200
 MOST_BYTES = 1 << 16
 PRECISIONS = ("float32", "fp8")
@@ -74,16 +74,16 @@ def command(
         portakernel demo --prefer opencl
         portakernel demo --fault rms_norm
     """
-    from portakernel.cli.decoder_ops import NAMES
+    from portakernel.cli.demo.decoder_ops import NAMES
 
     if fault is not None and fault not in NAMES:
         raise UnknownNameError("op of the demo", fault, NAMES, where="--fault")
     if precision not in PRECISIONS:
         raise UnknownNameError("precision", precision, PRECISIONS, where="--precision")
     text = read_text(file)
-    from portakernel.cli import demo_run
-    from portakernel.cli.demo_live import Live
-    from portakernel.cli.demo_report import report
+    from portakernel.cli.demo import run as demo_run
+    from portakernel.cli.demo.live import Live
+    from portakernel.cli.demo.report import report
     from portakernel.cli.output import page, print_json
 
     where = _device(device)
@@ -142,7 +142,7 @@ def read_text(file: Path | None) -> Text:
         ArgumentValueError: it cannot be read, or is too short for a byte to follow another.
     """
     if file is None:
-        return Text(None, (files("portakernel.cli") / OWN_TEXT).read_bytes(), False)
+        return Text(None, (files("portakernel.cli.demo") / OWN_TEXT).read_bytes(), False)
     try:
         with file.open("rb") as stream:
             data = stream.read(MOST_BYTES + 1)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from portakernel.cli import decoder
-from portakernel.cli.demo_report import continued
+from portakernel.cli.demo import decoder
+from portakernel.cli.demo.report import continued
 from portakernel.cli.output import Page
 from portakernel.words.target import Device
 
 if TYPE_CHECKING:
-    from portakernel.cli.demo import Text
-    from portakernel.cli.demo_run import Trial
+    from portakernel.cli.demo.command import Text
+    from portakernel.cli.demo.run import Trial
 
 
 class Live:

@@ -11,7 +11,7 @@ import typer
 from portakernel.cli.options import Json
 
 if TYPE_CHECKING:
-    from portakernel.cli.findings import Finding, State
+    from portakernel.cli.doctor.findings import Finding, State
     from portakernel.cli.output import Page, Style
 
 _HEADINGS: Mapping[State, str] = {"healthy": "Healthy", "attention": "Needs attention", "sick": "Sick"}
@@ -40,12 +40,12 @@ def command(
         portakernel doctor --environment
         portakernel doctor --json
     """
-    from portakernel.cli.diagnosis import examine
-    from portakernel.cli.findings import findings
+    from portakernel.cli.doctor.diagnosis import examine
+    from portakernel.cli.doctor.findings import findings
     from portakernel.cli.output import page, print_json
 
     if environment:
-        from portakernel.cli.variables import print_variables, variables_json
+        from portakernel.cli.doctor.variables import print_variables, variables_json
 
         told = variables_json()
         print_json(told) if json else print_variables(page(), told)

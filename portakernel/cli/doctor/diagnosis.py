@@ -16,7 +16,7 @@ from portakernel import __version__
 from portakernel.claims.capability import ReasonCode, Rejection
 from portakernel.claims.request import Phase
 from portakernel.cli.advice import install_command, pip_command
-from portakernel.cli.faults import location, remedy
+from portakernel.cli.doctor.faults import location, remedy
 from portakernel.config import VARIABLES, Config, unknown_variables
 from portakernel.contracts import contract, contracts
 from portakernel.deciding.asking import ask

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from portakernel.claims.capability import ReasonCode
-from portakernel.cli.absence import absence
 from portakernel.cli.advice import advice, pip_command
-from portakernel.cli.diagnosis import Coverage, Diagnosis, PhaseCoverage, Readiness, environment, resting_for
-from portakernel.cli.faults import location, remedy
+from portakernel.cli.doctor.absence import absence
+from portakernel.cli.doctor.diagnosis import Coverage, Diagnosis, PhaseCoverage, Readiness, environment, resting_for
+from portakernel.cli.doctor.faults import location, remedy
 from portakernel.config import VARIABLES, unknown_variables
 from portakernel.deciding.policies import Scope
 from portakernel.deciding.process_wishes import DOUBT_REMEDY

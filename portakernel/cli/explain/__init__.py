@@ -1,0 +1,1 @@
+"""``portakernel explain``: which kernel serves, and why; one decision in sentences, many as a table."""

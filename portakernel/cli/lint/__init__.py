@@ -1,0 +1,1 @@
+"""``portakernel lint``: whether kernels do what they claim and refuse the rest, and who notices a wrong claim."""

@@ -10,7 +10,7 @@ from portakernel.cli.check import shortened
 from portakernel.cli.output import Cell, Page, Style
 
 if TYPE_CHECKING:
-    from portakernel.conformance.mutation import Kind, Mutated, Verdict
+    from portakernel.conformance.mutation.mutation import Kind, Mutated, Verdict
 
 _VERDICTS: Mapping[Verdict, tuple[str, Style]] = {
     "noticed": ("noticed", "good"),

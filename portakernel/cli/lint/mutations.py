@@ -7,13 +7,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from portakernel.cli.lint_run import Run
-from portakernel.cli.mutation_report import print_mutated, print_summary
+from portakernel.cli.lint.mutation_report import print_mutated, print_summary
+from portakernel.cli.lint.required_keys import Kind, RequiredKeys
+from portakernel.cli.lint.run import Run
 from portakernel.cli.progress import progress
-from portakernel.cli.required_keys import Kind, RequiredKeys
-from portakernel.conformance.mutate import mutate
-from portakernel.conformance.mutation import Judged, Listed, Mutated, counts
-from portakernel.conformance.observation import Finished
+from portakernel.conformance.mutation.mutation import Judged, Listed, Mutated, counts
+from portakernel.conformance.mutation.processes import mutate
+from portakernel.conformance.observing.observation import Finished
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.errors import ArgumentValueError
 from portakernel.registry.kernel import Kernel

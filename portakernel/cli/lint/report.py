@@ -9,7 +9,7 @@ from portakernel.cli.check import shortened
 from portakernel.cli.output import Cell, Page, Style
 
 if TYPE_CHECKING:
-    from portakernel.conformance.observation import Findings, Observation, Observed, Outcome, Verdict
+    from portakernel.conformance.observing.observation import Findings, Observation, Observed, Outcome, Verdict
 
 _VERDICTS: Mapping[Verdict, tuple[str, Style]] = {
     "would_have_worked": ("would have worked", "doubt"),

@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 import yaml
 
-from portakernel.cli.problems import Problem
-from portakernel.cli.validation import Subject, backend_problems, plugin_problems
-from portakernel.conformance.mutation import Judged, Mutation
+from portakernel.cli.validate.problems import Problem
+from portakernel.cli.validate.validation import Subject, backend_problems, plugin_problems
+from portakernel.conformance.mutation.mutation import Judged, Mutation
 from portakernel.contract import Contract
 from portakernel.contracts import contracts
 from portakernel.manifest.mending import without

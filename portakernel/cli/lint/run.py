@@ -10,11 +10,11 @@ from typing import Any, Generic, TypeVar
 from portakernel.bench.circumstances import circumstances
 from portakernel.bench.report import new_file, write_whole
 from portakernel.cli.check import print_result
-from portakernel.cli.lint_report import print_findings, print_summary
+from portakernel.cli.lint.report import print_findings, print_summary
 from portakernel.cli.output import page, print_json
 from portakernel.cli.progress import progress
-from portakernel.conformance import lint as linting
-from portakernel.conformance.observation import Begun, Findings, Finished, Planned
+from portakernel.conformance.observing import lint as linting
+from portakernel.conformance.observing.observation import Begun, Findings, Finished, Planned
 from portakernel.conformance.result import Result
 from portakernel.conformance.runner import fresh_seed
 from portakernel.deciding.dispatcher import Dispatcher

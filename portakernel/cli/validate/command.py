@@ -39,9 +39,9 @@ def command(
         portakernel validate /etc/portakernel/policy.yaml
     """
     from portakernel.cli.output import page, print_json
-    from portakernel.cli.policy_validation import is_policy, policies_in_force, problems_of_policies
-    from portakernel.cli.problems import Problem
-    from portakernel.cli.validation import Subject, installed_subjects, problems_of, subjects_at
+    from portakernel.cli.validate.policies import is_policy, policies_in_force, problems_of_policies
+    from portakernel.cli.validate.problems import Problem
+    from portakernel.cli.validate.validation import Subject, installed_subjects, problems_of, subjects_at
     from portakernel.errors import ArgumentValueError
 
     if paths:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import portakernel
 from portakernel import authoring
-from portakernel.cli.problems import Problem
+from portakernel.cli.validate.problems import Problem
 from portakernel.host.regular_file import read_regular
 
 DOOR = authoring.__name__

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 
-from portakernel.cli.problems import Problem
+from portakernel.cli.validate.problems import Problem
 from portakernel.host.regular_file import read_regular
 from portakernel.manifest.yaml_file import MAX_BYTES
 from portakernel.registry.plugin_manager import Package

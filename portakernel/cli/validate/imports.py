@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from portakernel.cli.problems import Problem
+from portakernel.cli.validate.problems import Problem
 from portakernel.registry.plugin_manager import Package
 
 SECONDS = 60.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from portakernel.cli.problems import Problem, problems_in
+from portakernel.cli.validate.problems import Problem, problems_in
 from portakernel.config import Config
 from portakernel.deciding.policies import NAMING, environment_layer
 from portakernel.deciding.policy_document import PolicyDocument

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from portakernel.cli.problems import Problem
+from portakernel.cli.validate.problems import Problem
 from portakernel.host.regular_file import read_regular
 from portakernel.manifest.yaml_file import MAX_BYTES
 from portakernel.registry.plugin_manager import GROUP, Package

@@ -11,12 +11,12 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel
 
-from portakernel.cli.claims import claim_problems
-from portakernel.cli.door import past_the_door
-from portakernel.cli.entries import source_problems
-from portakernel.cli.imports import import_problems
-from portakernel.cli.problems import Problem, problems_in
-from portakernel.cli.projects import FILE, Project, read_project
+from portakernel.cli.validate.claims import claim_problems
+from portakernel.cli.validate.door import past_the_door
+from portakernel.cli.validate.entries import source_problems
+from portakernel.cli.validate.imports import import_problems
+from portakernel.cli.validate.problems import Problem, problems_in
+from portakernel.cli.validate.projects import FILE, Project, read_project
 from portakernel.config import Config
 from portakernel.contracts import contracts, ship
 from portakernel.deciding.process_wishes import allowed_plugins, read

@@ -17,7 +17,7 @@ from typing import Any
 
 from portakernel.conformance.drawn.processes import run_all
 from portakernel.conformance.drawn.trying import Begun, Job, Tried, Undefined
-from portakernel.conformance.isolation import Death
+from portakernel.conformance.observing.isolation import Death
 from portakernel.conformance.runner import fresh_seed
 from portakernel.contracts import contracts
 

@@ -19,7 +19,7 @@ from portakernel.conformance.drawn.request import Drawn, draw_request
 from portakernel.conformance.forward import Forward
 from portakernel.conformance.gradients import Backward
 from portakernel.conformance.inputs import draw_inputs, generator
-from portakernel.conformance.observation import Finished
+from portakernel.conformance.observing.observation import Finished
 from portakernel.conformance.trial import Outcome, Trial, attempt, synchronise
 from portakernel.conformance.venue import Venue, find_venue
 from portakernel.conformance.written import forward_of, with_twins

@@ -1,0 +1,1 @@
+"""Manifests changed in one place, to see who of the kit notices."""

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from portakernel.claims.capability import Capability, Limit
-from portakernel.conformance.mutation import Kind, Mutation
-from portakernel.conformance.narrowing import narrowings, with_limit
+from portakernel.conformance.mutation.mutation import Kind, Mutation
+from portakernel.conformance.mutation.narrowing import narrowings, with_limit
 from portakernel.conformance.venue import Venue, covers
 from portakernel.conformance.widening import Widening, on_target, widenings
 from portakernel.contracts import contract

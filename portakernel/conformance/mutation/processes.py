@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from portakernel.conformance.isolation import Asked, Death, run_apart
-from portakernel.conformance.mutants import mutants
-from portakernel.conformance.mutation import Judged, Listed, Mutated, Mutation, Trying
-from portakernel.conformance.mutator import Mutator
-from portakernel.conformance.observation import Finished
+from portakernel.conformance.mutation.mutants import mutants
+from portakernel.conformance.mutation.mutation import Judged, Listed, Mutated, Mutation, Trying
+from portakernel.conformance.mutation.trying import Mutator
+from portakernel.conformance.observing.isolation import Asked, Death, run_apart
+from portakernel.conformance.observing.observation import Finished
 from portakernel.conformance.venue import Unavailable, Venue, find_venue
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.registry.kernel import Kernel

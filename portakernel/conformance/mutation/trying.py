@@ -7,14 +7,14 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from portakernel.conformance.absence import absent
 from portakernel.conformance.claims import elements
-from portakernel.conformance.mutants import Mutant, mutants
-from portakernel.conformance.mutation import By, Judged, Listed, Mutation, Trying, Verdict
-from portakernel.conformance.observation import AGAINST, Finished, Observation
-from portakernel.conformance.observer import Observer, Trials
-from portakernel.conformance.spelling import differences, entry_index, read_back
-from portakernel.conformance.spoiling import Spoiler
+from portakernel.conformance.mutation.absence import absent
+from portakernel.conformance.mutation.mutants import Mutant, mutants
+from portakernel.conformance.mutation.mutation import By, Judged, Listed, Mutation, Trying, Verdict
+from portakernel.conformance.mutation.spelling import differences, entry_index, read_back
+from portakernel.conformance.mutation.spoiling import Spoiler
+from portakernel.conformance.observing.observation import AGAINST, Finished, Observation
+from portakernel.conformance.observing.observer import Observer, Trials
 from portakernel.conformance.suite import Suite, Unit
 from portakernel.conformance.trial import DECLARED
 from portakernel.conformance.venue import Venue

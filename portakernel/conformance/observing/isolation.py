@@ -17,8 +17,8 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from portakernel import runtime
 from portakernel.config import Config
-from portakernel.conformance.observation import Event, Finished
-from portakernel.conformance.observer import Known, Observer
+from portakernel.conformance.observing.observation import Event, Finished
+from portakernel.conformance.observing.observer import Known, Observer
 from portakernel.conformance.venue import Venue, find_venue, venue_beside
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.host.process_group import ProcessGroup

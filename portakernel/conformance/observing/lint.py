@@ -6,9 +6,9 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from portakernel.conformance.isolation import Asked, Death, Job, run_apart
-from portakernel.conformance.observation import Begun, Event, Findings, Finished, Observation, Planned
-from portakernel.conformance.observer import Known
+from portakernel.conformance.observing.isolation import Asked, Death, Job, run_apart
+from portakernel.conformance.observing.observation import Begun, Event, Findings, Finished, Observation, Planned
+from portakernel.conformance.observing.observer import Known
 from portakernel.conformance.result import Result
 from portakernel.conformance.venue import Unavailable, find_venue, venue_beside
 from portakernel.deciding.dispatcher import Dispatcher

@@ -14,7 +14,16 @@ from pathlib import Path
 import torch
 
 from portakernel.calling.fast.generated import MARK
-from portakernel.conformance.observation import AGAINST, Begun, Event, Finished, Observation, Outcome, Planned, Refusal
+from portakernel.conformance.observing.observation import (
+    AGAINST,
+    Begun,
+    Event,
+    Finished,
+    Observation,
+    Outcome,
+    Planned,
+    Refusal,
+)
 from portakernel.conformance.result import Result
 from portakernel.conformance.suite import CLAIM_CODES, Suite, Unit, most_elements
 from portakernel.conformance.trial import DECLARED, synchronise
