@@ -17,7 +17,8 @@ from portakernel.cli.explain.explanation import print_explanation
 from portakernel.cli.output import Page
 from portakernel.contracts import contract
 from portakernel.deciding.asking import ask
-from portakernel.deciding.decision import Candidate, Decision
+from portakernel.deciding.decision import Decision
+from portakernel.deciding.ranking import Candidate
 from portakernel.matrix.table import table
 from portakernel.registry.kernel import Kernel
 from portakernel.registry.registry import Registry

@@ -13,8 +13,9 @@ from portakernel.bench.operands import Operands
 from portakernel.calling.launcher import launcher
 from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
 from portakernel.claims.request import Phase
-from portakernel.deciding.decision import Candidate, Decision
+from portakernel.deciding.decision import Decision
 from portakernel.deciding.dispatcher import Dispatcher
+from portakernel.deciding.ranking import Candidate
 from portakernel.registry.kernel import Kernel
 from portakernel.warming.building import build, waiting
 

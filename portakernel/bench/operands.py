@@ -17,7 +17,7 @@ from portakernel.contract import Contract
 from portakernel.contract.case import Draw
 from portakernel.contracts import contract
 from portakernel.tensors.scratch import described
-from portakernel.tensors.serving import SERVING, depth, draw_serving
+from portakernel.tensors.serving_draws import SERVING, depth, draw_serving
 
 # Random numbers are made in float32 before they are narrowed; a piece at a time, because some tensors fill a device.
 _PIECE = 1 << 26

@@ -1,8 +1,7 @@
 """The slow path: from a call that no key answered to a placement, which is remembered, and a launched kernel.
 
-For each op a function is generated from its contract and from what the installed kernels' claims read, so that a call
-computes just the key that selection depends on: dtypes, devices, the outcome of each declared limit, which features are
-asked, the policy. Anything that a raw kernel launch would get wrong (autograd, subclasses, modes, vmap, forward-mode
+The fast path is ``public.py`` with the sources in ``fast/``. Its key holds just what selection depends on: dtypes,
+devices, the outcome of each limit that an installed kernel declares, which features are asked, the policy. Anything that a raw kernel launch would get wrong (autograd, subclasses, modes, vmap, forward-mode
 duals, autocast, lazy negation) goes through ``torch.ops.portakernel`` instead.
 """
 

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from portakernel.claims.capability import ReasonCode, Rejection
 from portakernel.claims.float64 import is_test
 from portakernel.claims.request import Request
-from portakernel.deciding.decision import Candidate, Decision
+from portakernel.deciding.decision import Decision
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.deciding.policies import Policy, Wishes
+from portakernel.deciding.ranking import Candidate
 from portakernel.errors import FallbackWarning, ReferenceWarning
 from portakernel.host.call_site import callers_level
 from portakernel.host.locks import make_lock

@@ -13,13 +13,14 @@ from portakernel.claims.capability import Rejection
 from portakernel.claims.request import Phase, Request
 from portakernel.config import Config
 from portakernel.deciding.builds import Builds
-from portakernel.deciding.decision import Decision, lost, order, why
+from portakernel.deciding.decision import Decision
 from portakernel.deciding.gates import Knowledge, assess
+from portakernel.deciding.hardware_shortfalls import shortfalls
 from portakernel.deciding.kernel_argument import TOKEN_MARK
 from portakernel.deciding.policies import Layer, Policy, Wishes, intern_policy
 from portakernel.deciding.process_wishes import ProcessWishes, allowed_plugins, read
+from portakernel.deciding.ranking import lost, order, why
 from portakernel.deciding.readiness import Readiness, required
-from portakernel.deciding.shortfalls import shortfalls
 from portakernel.deciding.unmet import skipped_preferences
 from portakernel.host.locks import make_lock
 from portakernel.registry.kernel import Kernel

@@ -14,9 +14,9 @@ from portakernel.claims.request import Phase, Request
 from portakernel.claims.request_words import warmup_call
 from portakernel.contracts import contract
 from portakernel.deciding.builds import Builds, without_promises
-from portakernel.deciding.decision import Candidate, is_recorded
 from portakernel.deciding.policies import Wishes
 from portakernel.deciding.process_wishes import ProcessWishes
+from portakernel.deciding.ranking import Candidate, is_recorded
 from portakernel.deciding.readiness import Readiness
 from portakernel.registry.kernel import Kernel
 from portakernel.registry.registry import Registry
@@ -69,12 +69,12 @@ class Assessment:
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """One question. ``spared`` kernels are not asked: those that something speaks against already."""
+    """One question. Where it ``spares`` them, kernels that something speaks against already are not asked."""
 
     name: str
     question: str
     ask: Callable[[Knowledge, Assessment], Iterable[Rejection]]
-    spared: bool = False
+    spares: bool = False
 
 
 def assess(
@@ -83,7 +83,7 @@ def assess(
     """``kernel`` with every reason why it cannot serve ``request``, or with what was taken for granted."""
     made = Assessment(kernel, request, wishes, cannot)
     for gate in GATES:
-        if not (gate.spared and made.rejections):
+        if not (gate.spares and made.rejections):
             made.rejections += gate.ask(now, made)
     return made.candidate()
 
@@ -246,8 +246,8 @@ GATES: tuple[Gate, ...] = (
     Gate("attached", "Where it runs on an attached device: does a policy name it?", _attached),
     Gate("declined", "Did it take such calls, when it was asked?", _declined),
     Gate("installed", "Is everything that it imports installed?", _installed),
-    Gate("check", "Does its own check say yes?", _check, spared=True),
-    Gate("probe", "Does the device pass its plugin's probe?", _probe, spared=True),
+    Gate("check", "Does its own check say yes?", _check, spares=True),
+    Gate("probe", "Does the device pass its plugin's probe?", _probe, spares=True),
     Gate("built", "Is it built, where it has to be ahead of calls?", _built),
-    Gate("promises", "What of the claim cannot be seen yet, and is taken for granted?", _promises, spared=True),
+    Gate("promises", "What of the claim cannot be seen yet, and is taken for granted?", _promises, spares=True),
 )

@@ -121,7 +121,7 @@ class Wishes:
     """A policy's wishes for one op on one target: kernels and properties by name, each with the source that named it.
 
     Every chosen kernel must declare the properties in ``require``, and be of a plugin on each list of ``allow``.
-    ``words`` are the names, first best, by which kernels are used and preferred: their own, or their plugin's.
+    ``words`` has, best first, the name by which each kernel is used or preferred: its own, or its plugin's.
     """
 
     use: Mapping[str, str]

@@ -25,7 +25,7 @@ class Job:
 
     ``call`` says in words what that is. ``multiprocessors`` are those of the device of this machine whose calls are to
     find it compiled; None where all that counts is what the compiler makes of it. With ``evidence`` its assembly has to
-    hold what the manifest names; the size of another call may be too odd for it.
+    hold the instructions that the manifest names; calls of odd sizes may compile to others, and are asked without.
     """
 
     kernel: str

@@ -22,7 +22,7 @@ from portakernel.manifest.yaml_file import Document
 from portakernel.registry.kernel import Kernel, Priority
 from portakernel.registry.manifest_kernels import listed_kernels, plugin_kernels, resting_entries
 from portakernel.registry.plugin_manager import Package, PluginManager
-from portakernel.registry.shipped_ops import ship_ops
+from portakernel.registry.plugin_ops import ship_ops
 from portakernel.tensors import torch_build
 from portakernel.text.printable import exception_text
 from portakernel.words.arch import ArchSpace, Selector

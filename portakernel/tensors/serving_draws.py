@@ -86,7 +86,7 @@ def draw_slots(shape: tuple[int, ...], slots: int, source: Generator) -> Tensor:
 
 
 def draw_experts(shape: tuple[int, ...], experts: int, source: Generator) -> Tensor:
-    """Different experts below ``experts`` in each row; where there is a choice, no row picks the last one in four.
+    """Different experts below ``experts`` in each row; where there is a choice, no row picks one of the last quarter.
 
     Raises:
         ValueError: a row picks more than there are.

@@ -26,9 +26,9 @@ from portakernel.words.target import Device
 
 @dataclass(frozen=True, slots=True)
 class WarmupStep:
-    """Something to run; ``requests`` is what it makes of the op's phases, where it is a call of one op.
+    """Something to run. Where it is a call of one op, ``requests`` has its request of each phase.
 
-    ``jobs`` is what such a call may have to compile.
+    ``jobs`` are the compilations that such a call may need.
     """
 
     run: Callable[[], object]

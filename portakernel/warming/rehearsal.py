@@ -24,8 +24,8 @@ from portakernel.text.printable import exception_text
 from portakernel.warming.ahead import compile_ahead
 from portakernel.warming.building import Progress, progressing
 from portakernel.warming.outcome import Call, WarmCall, Warmup
+from portakernel.warming.prepared_calls import ConcreteCall, WarmupStep, described_call, prepared
 from portakernel.warming.recording import Recording
-from portakernel.warming.steps import ConcreteCall, WarmupStep, described_call, prepared
 
 # A function whose runs still bring something new then (a cache that grows with each) makes other calls each time.
 MAX_RUNS = 5

@@ -148,7 +148,7 @@ def test_progress_is_told_and_processes_are_bounded(monkeypatch):
         return []
 
     monkeypatch.setattr("portakernel.warming.rehearsal.compile_ahead", compile_ahead)
-    monkeypatch.setattr("portakernel.warming.steps.serving_jobs", lambda *_: [("a job", None)])
+    monkeypatch.setattr("portakernel.warming.prepared_calls.serving_jobs", lambda *_: [("a job", None)])
     given = ["warmup", "add", "--dtype=float32", "--shape=x=3x5", "--device=cpu", "--kernel=torch", "--workers=3"]
     assert main(given) == 1
     assert bounds == [3]

@@ -257,7 +257,8 @@ def {contract.op}({", ".join(_tolerant(strict))}):
 def _tolerant(strict: Sequence[str]) -> list[str]:
     """Arguments that take any call, so that its mistakes get an answer: what is by position, then what is by name.
 
-    Defaults of what is by position cost less than of what is by name alone, as much as it costs to take the unknown.
+    Python fills in a default for a positional argument faster than for one by name alone; what that saves pays for the
+    ``**unknown``.
     """
     place = strict.index("*")
     positional = [text if "=" in text else f"{text}=NOT_GIVEN" for text in strict[:place]]

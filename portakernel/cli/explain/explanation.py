@@ -11,11 +11,12 @@ from portakernel.cli.advice import advice, of_nearest_variant
 from portakernel.cli.options import COMMAND_LINE
 from portakernel.cli.output import Cell, Page, Style
 from portakernel.contracts import contract
-from portakernel.deciding.decision import tier
+from portakernel.deciding.ranking import tier
 
 if TYPE_CHECKING:
     from portakernel.claims.request import Request
-    from portakernel.deciding.decision import Candidate, Decision
+    from portakernel.deciding.decision import Decision
+    from portakernel.deciding.ranking import Candidate
     from portakernel.registry.kernel import Kernel
     from portakernel.registry.registry import Registry
     from portakernel.words.target import Target

@@ -26,8 +26,8 @@ from portakernel.manifest.models import BackendManifest, Claim, PluginManifest, 
 from portakernel.manifest.yaml_file import KeyPath, keys_in
 from portakernel.registry.manifest_kernels import judged_kernels
 from portakernel.registry.plugin_manager import Package, PluginManager, installed_packages
+from portakernel.registry.plugin_ops import faults_of, offers_of
 from portakernel.registry.registry import REFERENCE, Backend
-from portakernel.registry.shipped_ops import faults_of, offers_of
 from portakernel.registry.source_files import misfit, missing
 from portakernel.words.arch import ArchSpace
 

@@ -9,7 +9,7 @@ import torch
 
 from portakernel.conformance.inputs import draw_inputs, generator
 from portakernel.contract import Case, Contract, Cost, Draw, Parameter, Result, TensorArgument, Tolerance
-from portakernel.tensors.serving import draw_experts, draw_lengths, draw_pages, draw_slots, poisoned, reached
+from portakernel.tensors.serving_draws import draw_experts, draw_lengths, draw_pages, draw_slots, poisoned, reached
 
 ATTENTION = Contract(
     op="paged",

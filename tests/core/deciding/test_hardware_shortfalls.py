@@ -10,7 +10,7 @@ import pytest
 from portakernel.contracts import contract, own_contracts
 from portakernel.deciding.asking import ask
 from portakernel.deciding.dispatcher import Dispatcher
-from portakernel.deciding.shortfalls import shortfalls
+from portakernel.deciding.hardware_shortfalls import shortfalls
 from portakernel.errors import PortakernelError
 from portakernel.registry.plugin_manager import PluginManager, installed_packages
 from portakernel.registry.registry import Registry
