@@ -1,8 +1,9 @@
 """The slow path: from a call that no key answered to a placement, which is remembered, and a launched kernel.
 
 The fast path is ``public.py`` with the sources in ``fast/``. Its key holds just what selection depends on: dtypes,
-devices, the outcome of each limit that an installed kernel declares, which features are asked, the policy. Anything that a raw kernel launch would get wrong (autograd, subclasses, modes, vmap, forward-mode
-duals, autocast, lazy negation) goes through ``torch.ops.portakernel`` instead.
+devices, the outcome of each limit that an installed kernel declares, which features are asked, the policy. Anything
+that a raw kernel launch would get wrong (autograd, subclasses, modes, vmap, forward-mode duals, autocast, lazy
+negation) goes through ``torch.ops.portakernel`` instead.
 """
 
 from __future__ import annotations

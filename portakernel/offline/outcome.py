@@ -45,7 +45,7 @@ class Outcome:
 
     @property
     def too_large(self) -> tuple[Compiled, ...]:
-        """The functions that need more shared memory than a program of the target may have, so that no launch succeeds."""
+        """The functions that need more shared memory than a program of the target has: they cannot be launched."""
         most = self.shared_bytes_available
         return () if most is None else tuple(found for found in self.functions if found.shared_bytes > most)
 

@@ -1,8 +1,8 @@
 """``TensorDescriptor`` arguments of a launch: the 128-byte map that TMA reads is made once for a tensor, and kept.
 
-Whoever launches gives the descriptors. Triton 3.6 has a launch encode each descriptor anew, which takes as long as the launch itself. What a map holds is where
-a tensor lies and the block that a kernel copies: of one compiled kernel's argument it is kept by address, sizes and
-strides. Kernels for archs without TMA take the same facts one by one.
+Whoever launches gives the descriptors. Triton 3.6 has a launch encode each descriptor anew, which takes as long as the
+launch itself. What a map holds is where a tensor lies and the block that a kernel copies: of one compiled kernel's
+argument it is kept by address, sizes and strides. Kernels for archs without TMA take the same facts one by one.
 """
 
 from __future__ import annotations
