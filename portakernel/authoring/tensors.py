@@ -7,7 +7,7 @@ from portakernel.tensors.capture import is_capturing
 from portakernel.tensors.compilation import announce_once, compilations
 from portakernel.tensors.index_values import check_indices, check_offsets, sequence_ends
 from portakernel.tensors.placement import as_bytes, delivered, dense, room, rows
-from portakernel.tensors.rows import contiguous_like, row_stride, row_target, with_row_stride
+from portakernel.tensors.rows import contiguous_like, joined_stride, row_stride, row_target, with_row_stride
 
 __all__ = [
     "announce_once",
@@ -20,6 +20,7 @@ __all__ = [
     "delivered",
     "dense",
     "is_capturing",
+    "joined_stride",
     "room",
     "row_stride",
     "row_target",

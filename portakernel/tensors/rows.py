@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -17,20 +19,26 @@ def row_stride(tensor: Tensor) -> int | None:
         return columns
     if columns > 1 and tensor.stride(-1) != 1:
         return None
-    stride: int | None = None
+    return joined_stride(tensor.shape[:-1], tensor.stride()[:-1])
+
+
+def joined_stride(sizes: Sequence[int], strides: Sequence[int]) -> int | None:
+    """The stride of the one dimension that these dimensions make together; 0 where each has one element.
+
+    None where they make none: the elements of a dimension must begin where those of the next one end.
+    """
+    joined: int | None = None
     span = 0
-    for size, step in zip(reversed(tensor.shape[:-1]), reversed(tensor.stride()[:-1]), strict=True):
-        if size == 0:
-            return columns
+    for size, step in zip(reversed(sizes), reversed(strides), strict=True):
         if size == 1:
             continue
-        if stride is None:
-            stride, span = step, step * size
+        if joined is None:
+            joined, span = step, step * size
         elif step == span:
             span = step * size
         else:
             return None
-    return columns if stride is None else stride
+    return 0 if joined is None else joined
 
 
 def with_row_stride(tensor: Tensor) -> tuple[Tensor, int]:

@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from portakernel.authoring import ArgumentValueError
-from portakernel.authoring.tensors import contiguous_like
+from portakernel.authoring.tensors import contiguous_like, joined_stride
 from portakernel.authoring.triton import Held, cdiv, grid_of, per_device, prepared, program_index
 from portakernel_plugins.triton.launching.configurations import configuration
 
@@ -222,29 +222,13 @@ class _Turn(NamedTuple):
 _NONE = _Turn(None, None)
 
 
-def _stride(sizes: Sequence[int], strides: Sequence[int]) -> int | None:
-    """The stride of the one dimension that these make; None where they make none."""
-    stride: int | None = None
-    span = 0
-    for size, step in zip(reversed(sizes), reversed(strides), strict=True):
-        if size == 1:
-            continue
-        if stride is None:
-            stride, span = step, step * size
-        elif step == span:
-            span = step * size
-        else:
-            return None
-    return 0 if stride is None else stride
-
-
 def _strides(x: Tensor) -> tuple[int, int] | None:
     """The strides of tokens and heads of ``x: (*S, heads, D)``; None where a kernel cannot follow them."""
     heads, width = x.shape[-2:]
     if x.is_contiguous():
         return heads * width, width
     strides = x.stride()
-    token = _stride(x.shape[:-2], strides[:-2]) if width == 1 or strides[-1] == 1 else None
+    token = joined_stride(x.shape[:-2], strides[:-2]) if width == 1 or strides[-1] == 1 else None
     return None if token is None else (token, strides[-2])
 
 
@@ -282,7 +266,7 @@ def _rotate(
         return
     position_stride = 0
     if positions is not None:
-        stride = _stride(leading, positions.stride())
+        stride = joined_stride(leading, positions.stride())
         positions, position_stride = (positions.contiguous(), 1) if stride is None else (positions, stride)
     rest = max(q.rest, k.rest)
     wraps = length != tokens
