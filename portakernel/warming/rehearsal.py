@@ -17,6 +17,7 @@ import torch
 from portakernel import runtime
 from portakernel.calling.caller import OpCaller
 from portakernel.calling.key_table import Placement
+from portakernel.claims.request import Phase
 from portakernel.errors import ArgumentTypeError, CaptureError, PortakernelError, WarmupError
 from portakernel.tensors.capture import is_capturing
 from portakernel.tensors.compilation import compilations
@@ -29,6 +30,7 @@ from portakernel.warming.recording import Recording
 
 # A function whose runs still bring something new then (a cache that grows with each) makes other calls each time.
 MAX_RUNS = 5
+_PHASES = list(Phase)
 
 # The calls that could not be made, each with its diagnosis or what it raised.
 Failed = dict[str, str | Exception]
@@ -217,5 +219,9 @@ def _run_and_count(step: WarmupStep) -> Iterator[WarmCall]:
 
 
 def _placements() -> dict[int, Placement]:
-    """The placements in the key tables, by identity, which is no other's as long as they are kept."""
-    return {id(p): p for caller in runtime.callers_so_far() for p in list(caller.table.entries.values())}
+    """The placements in the key tables, by identity, which is no other's as long as they are kept.
+
+    Of each op by phase, whatever was called first in this process.
+    """
+    tables = (list(caller.table.entries.values()) for caller in runtime.callers_so_far())
+    return {id(p): p for table in tables for p in sorted(table, key=lambda p: _PHASES.index(p.decision.request.phase))}

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from portakernel import ops
+from portakernel import ops, runtime
 from portakernel.cli import main
 from portakernel.contracts import contract
 from portakernel.deciding.asking import ask
@@ -86,6 +86,14 @@ def test_a_file_lists_calls(tmp_path, capsys):
     ]
     assert answer["calls"][1]["request"]["dtypes"] == {"x": "bfloat16", "weight": "float32"}
     assert (answer["op"], answer["device"], answer["failed"]) == (None, "cpu", {})
+    # whatever the process called first
+    entries = runtime.caller("rms_norm").table.entries
+    known = list(reversed(entries.items()))
+    entries.clear()
+    entries.update(known)
+    main(["warmup", "--calls", str(file), "--device", "cpu", "--json"])
+    again = json.loads(capsys.readouterr().out)
+    assert [call["phase"] for call in again["calls"]] == ["inference", "training", "backward"]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from portakernel.errors import (
 )
 from portakernel.offline.job import Job
 from portakernel.offline.outcome import Outcome
-from portakernel.warming import rehearsal, steps
+from portakernel.warming import prepared_calls, rehearsal
 
 
 @pytest.fixture(autouse=True)
@@ -271,14 +271,14 @@ def test_calls_of_a_list_that_cannot_be_made_are_told_once_the_others_are_warm(w
 
 
 def test_what_a_build_raises_stops_no_other_call_of_a_list(monkeypatch):
-    build_for = steps.build_for
+    build_for = prepared_calls.build_for
 
     def fail(caller, *given):
         if caller.contract.op == "add":
             raise RuntimeError("ld returned 1")
         build_for(caller, *given)
 
-    monkeypatch.setattr(steps, "build_for", fail)
+    monkeypatch.setattr(prepared_calls, "build_for", fail)
     with pytest.raises(WarmupError) as caught:
         portakernel.warmup(SEVERAL)
     assert caught.value.warmup.failed == ((str(SEVERAL[0]), "RuntimeError: ld returned 1"),)
