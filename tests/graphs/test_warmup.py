@@ -311,7 +311,7 @@ def test_what_cannot_be_compiled_ahead_is_not_called_and_the_rest_is(monkeypatch
         Outcome("triton.add", "nvidia:sm_90", str(jobs["add"]), error="the compiler ended its process (SIGABRT)\nno"),
         Outcome("triton.rms_norm", "nvidia:sm_90", str(jobs["rms_norm"])),
     ]
-    monkeypatch.setattr(steps, "serving_jobs", lambda caller, *_: [(jobs[caller.contract.op], None)])
+    monkeypatch.setattr(prepared_calls, "serving_jobs", lambda caller, *_: [(jobs[caller.contract.op], None)])
     monkeypatch.setattr(rehearsal, "compile_ahead", lambda now, asked, shown, workers: outcomes)
     failing(monkeypatch, "add")
     with pytest.raises(WarmupError) as caught:
