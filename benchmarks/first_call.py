@@ -28,7 +28,6 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from portakernel.bench.grids import grid
 from portakernel.bench.question import launch_row, questions
 from portakernel.calling.devices import find_device
 from portakernel.contracts import contract
@@ -50,7 +49,7 @@ def specs(target: Target) -> list[Spec]:
     """A small call of each kernel of the Triton plugin that serves it on ``target``, as another process is told it."""
     found = []
     for kernel in dispatcher().registry.kernels.values():
-        if kernel.plugin == "triton" and grid(kernel.op) is not None:
+        if kernel.plugin == "triton" and contract(kernel.op).grid is not None:
             spec = _spec(kernel, target)
             if spec is not None:
                 found.append(spec)

@@ -3,7 +3,7 @@
     portakernel bench --device cuda:0 --backward --build --output benchmarks/results
     python benchmarks/kernel_tables.py benchmarks/results/bench-nvidia-h200-*.json
 
-The cases that portakernel/bench/grids.py calls core go into the README, all of them into
+The cases that the contracts' grids call core go into the README, all of them into
 `benchmarks/results/kernels-DEVICE.md`. Of several results of one case the latest counts.
 """
 
@@ -17,8 +17,8 @@ from typing import Annotated, Any
 
 import typer
 
-from portakernel.bench.grids import grid
 from portakernel.bench.plots import draw
+from portakernel.contracts import contract
 
 ROOT = Path(__file__).parent.parent
 BEGIN, END = "<!-- kernels: benchmarks/kernel_tables.py writes these lines -->", "<!-- kernels end -->"
@@ -93,7 +93,7 @@ def microseconds(value: float | None) -> str:
 
 def is_core(cell: Cell) -> bool:
     """Whether the case is one that libraries are compared on."""
-    rows = grid(cell["op"])
+    rows = contract(cell["op"]).grid
     return rows is not None and any(row.core and row.name == cell["case"] for row in rows.rows)
 
 

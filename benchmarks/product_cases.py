@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.functional import ScalingType
 
-from portakernel.bench.grids import Row
 from portakernel.bench.operands import Operands, draw
 from portakernel.bench.question import questions
 from portakernel.calling.arguments import Arguments
+from portakernel.contract import GridRow
 from portakernel.contracts import contract
 from portakernel.references import scaled_mm as scaled_mm_reference
 from portakernel.runtime import dispatcher
@@ -52,13 +52,13 @@ class Case:
         """A multiplication and an addition for each term."""
         return 2 * self.m * self.n * self.k
 
-    def row(self) -> Row:
+    def row(self) -> GridRow:
         """The case as portakernel's benchmarks describe one."""
         if self.op == "linear_act":
             shapes: dict[str, tuple[int, ...]] = {"x": (self.m, self.k), "weight": (self.n, self.k), "bias": (self.n,)}
-            return Row(str(self), shapes, {"activation": self.variant})
+            return GridRow(str(self), shapes, {"activation": self.variant})
         values = dict(zip(("format_a", "format_b"), _FORMATS[self.variant], strict=True))
-        return Row(str(self), {"a": (self.m, self.k), "b": (self.n, self.k)}, values)
+        return GridRow(str(self), {"a": (self.m, self.k), "b": (self.n, self.k)}, values)
 
 
 CASES = (

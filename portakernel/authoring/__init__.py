@@ -15,7 +15,19 @@ from __future__ import annotations
 from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
 from portakernel.claims.request import Phase, Request
 from portakernel.claims.request_words import warmup_call, warmup_call_on
-from portakernel.contract import Case, Choice, Contract, Cost, Draw, Parameter, Result, TensorArgument, Tolerance
+from portakernel.contract import (
+    Case,
+    Choice,
+    Contract,
+    Cost,
+    Draw,
+    Grid,
+    GridRow,
+    Parameter,
+    Result,
+    TensorArgument,
+    Tolerance,
+)
 from portakernel.contract.sizes import parse_size
 from portakernel.contract.value_rules import Ends, Experts, Indices, Lengths, Pages, Slots
 from portakernel.contracts import contract, contracts, reference_module
@@ -41,6 +53,8 @@ __all__ = [
     "DriverError",
     "Ends",
     "Experts",
+    "Grid",
+    "GridRow",
     "Indices",
     "Lengths",
     "NoKernelError",

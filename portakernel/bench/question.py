@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from portakernel.bench.grids import Row, grid
 from portakernel.bench.traffic import forward_cost
 from portakernel.claims.request import Request
-from portakernel.contract import Contract, Cost
+from portakernel.contract import Contract, Cost, GridRow
 from portakernel.contracts import contract
 from portakernel.deciding.asking import ask, unfit
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
@@ -29,7 +28,7 @@ class Question:
     """One request to measure: a row in one dtype."""
 
     op: str
-    row: Row
+    row: GridRow
     dtypes: Mapping[str, str]
     request: Request
 
@@ -39,7 +38,7 @@ class Question:
         return forward_cost(contract(self.op), self.request)
 
 
-def questions(op: str, rows: Sequence[Row], dtypes: Sequence[DType], target: Target) -> list[Question]:
+def questions(op: str, rows: Sequence[GridRow], dtypes: Sequence[DType], target: Target) -> list[Question]:
     """Every row in every dtype.
 
     Raises:
@@ -52,30 +51,30 @@ def questions(op: str, rows: Sequence[Row], dtypes: Sequence[DType], target: Tar
             request = ask(contract(op), target, dtypes=named, shapes=row.shapes, values=values)
             held = [parameter.name for parameter in contract(op).parameters if parameter.kind == "dtype"]
             shown = {name: request.dtypes[name] for name in (*named, *held)}
-            found.append(Question(op, Row(row.name, row.shapes, values, row.core), shown, request))
+            found.append(Question(op, GridRow(row.name, row.shapes, values, row.core), shown, request))
     return found
 
 
-def rows_of(op: str, *, core_only: bool) -> tuple[Row, ...]:
+def rows_of(op: str, *, core_only: bool) -> tuple[GridRow, ...]:
     """The rows of ``op`` that are measured where no shape is given.
 
     Raises:
         ArgumentValueError: nobody has chosen any.
     """
-    known = grid(op)
+    known = contract(op).grid
     if known is None:
         name = contract(op).names[0]
         raise ArgumentValueError(
-            f"{op}: no sizes are chosen for it; give a shape, such as --shape {name}=4096x4096, or add its rows to"
-            " portakernel/bench/grids.py"
+            f"{op}: no sizes are chosen for it; give a shape, such as --shape {name}=4096x4096, or give its"
+            " contract a grid"
         )
     core = tuple(row for row in known.rows if row.core)
     return (core or known.rows[:1]) if core_only else known.rows
 
 
-def launch_row(op: str) -> Row:
+def launch_row(op: str) -> GridRow:
     """The small row on which a launch is timed; raises what ``rows_of`` does."""
-    known = grid(op)
+    known = contract(op).grid
     return known.launch if known is not None else rows_of(op, core_only=True)[0]
 
 
@@ -91,7 +90,7 @@ def too_large(cost: Cost, *, on_cpu: bool, free_bytes: int | None) -> str:
     return ""
 
 
-def _typed(contract: Contract, row: Row, dtype: DType) -> tuple[dict[str, str], dict[str, Any]]:
+def _typed(contract: Contract, row: GridRow, dtype: DType) -> tuple[dict[str, str], dict[str, Any]]:
     """A dtype for each argument that is passed, and the row's values with the dtype that a parameter may hold.
 
     Arguments that cannot have the dtype (indices, quantised elements) have the first one that they may have.

@@ -15,6 +15,7 @@ from portakernel.contract.contract import (
     Tolerance,
     alternatives,
 )
+from portakernel.contract.grids import Grid, GridRow
 
 __all__ = [
     "LAYOUT_FACTS",
@@ -24,6 +25,8 @@ __all__ = [
     "Cost",
     "Draw",
     "Ends",
+    "Grid",
+    "GridRow",
     "Indices",
     "Parameter",
     "Result",

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from portakernel.contract.case import Case, Draw
 from portakernel.contract.choices import choosers, chosen, dtype_of, made
 from portakernel.contract.format_advice import for_calls
+from portakernel.contract.grids import Grid
 from portakernel.contract.near_misses import answer
 from portakernel.contract.parameter import Parameter
 from portakernel.contract.parts import Choice, Cost, Result, Shape, TensorArgument, Tolerance, alternatives
@@ -61,7 +62,7 @@ class Contract:
     may give NaN throughout. ``autocast`` says what happens to dtypes under autocast: ``keep`` (the op computes in
     float32 anyhow), ``promote`` (arguments of different float dtypes are cast to the widest) or ``cast`` (to autocast's
     own dtype, as matrix products are). ``host_reads`` names arguments whose values the reference reads on the host, for
-    which it waits for the device.
+    which it waits for the device. ``grid`` has the sizes that ``portakernel bench`` measures.
     """
 
     op: str
@@ -84,6 +85,7 @@ class Contract:
     infinite_rows: Literal["exact", "may_be_nan"] = "exact"
     autocast: Literal["keep", "promote", "cast"] = "keep"
     host_reads: tuple[str, ...] = ()
+    grid: Grid | None = None
 
     def __post_init__(self) -> None:
         if self.mutated and (self.outputs or self.saved or self.gradient != "none"):

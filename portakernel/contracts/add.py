@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from portakernel.contract import Case, Contract, Cost, Result, TensorArgument, Tolerance
+from portakernel.contract import Case, Contract, Cost, Result, TensorArgument, Tolerance, grids
 
 
 def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[str, Any]) -> Cost:
@@ -51,6 +51,7 @@ CONTRACT = Contract(
     # One addition rounded once is half a unit from the truth; float16 and bfloat16 are added in float32, whose own
     # rounding can tip a tie.
     tolerance=Tolerance(forward={"float32": 0.5, "float16": 0.501, "bfloat16": 0.501}),
+    grid=grids.matrix_grid(grids.CORE, grids.MORE, names=("x", "y")),
     cost=cost,
     source="IEEE 754-2019, 5.4.1 (addition)",
 )

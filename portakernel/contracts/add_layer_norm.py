@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from portakernel.contract import Case, Contract, Cost, Parameter, Result, TensorArgument, Tolerance
+from portakernel.contract import Case, Contract, Cost, Parameter, Result, TensorArgument, Tolerance, grids
 
 # Operations for each element, transcendental functions counted as one.
 _ACTIVATION_FLOPS = {"none": 0, "relu": 1, "gelu": 5, "gelu_tanh": 9, "silu": 4}
@@ -107,6 +107,7 @@ CONTRACT = Contract(
         saved={"float32": 8.0},
         backward={"float32": 48.0, "float16": 0.51, "bfloat16": 0.51},
     ),
+    grid=grids.matrix_grid(grids.CORE, grids.MORE, names=("x", "residual"), extra="bias"),
     cost=cost,
     source=(
         "Ba, Kiros & Hinton 2016, Layer Normalization, arXiv 1607.06450, equation 3, of x + residual; gelu:"

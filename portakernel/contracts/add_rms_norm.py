@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from portakernel.contract import Case, Contract, Cost, Parameter, Result, TensorArgument, Tolerance, row_cases
+from portakernel.contract import (
+    Case,
+    Contract,
+    Cost,
+    Parameter,
+    Result,
+    TensorArgument,
+    Tolerance,
+    grids,
+    row_cases,
+)
 
 
 def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[str, Any]) -> Cost:
@@ -68,6 +78,7 @@ CONTRACT = Contract(
         saved={"float32": 8.0},
         backward={"float32": 16.0, "float16": 0.51, "bfloat16": 0.51},
     ),
+    grid=grids.matrix_grid(grids.CORE, grids.MORE, names=("x", "residual")),
     cost=cost,
     source="Zhang & Sennrich 2019, Root Mean Square Layer Normalization, arXiv 1910.07467, equation 4, of x + residual",
 )

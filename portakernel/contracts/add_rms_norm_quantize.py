@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from portakernel.contract import Case, Contract, Cost, Parameter, Result, TensorArgument, Tolerance, row_cases
+from portakernel.contract import (
+    Case,
+    Contract,
+    Cost,
+    Parameter,
+    Result,
+    TensorArgument,
+    Tolerance,
+    grids,
+    row_cases,
+)
 from portakernel.contracts import rms_norm_quantize
 from portakernel.contracts.quantize_fp8 import CASES_OF_ROWS, OF_ROWS, parameters, results
 
@@ -51,6 +61,7 @@ CONTRACT = Contract(
             "summed.bfloat16": 0.0,
         }
     ),
+    grid=grids.quantising_grid(grids.NORMALISED, names=("x", "residual")),
     cost=cost,
     source=(
         "Zhang & Sennrich 2019, Root Mean Square Layer Normalization, arXiv 1910.07467, equation 4, of x + residual;"

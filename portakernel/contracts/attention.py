@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from portakernel.contract import Case, Contract, Cost, Draw, Parameter, Result, TensorArgument, Tolerance
+from portakernel.contract import (
+    Case,
+    Contract,
+    Cost,
+    Draw,
+    Grid,
+    GridRow,
+    Parameter,
+    Result,
+    TensorArgument,
+    Tolerance,
+)
 
 
 def visible_pairs(S: int, T: int, *, causal: bool, window: tuple[int, int]) -> int:
@@ -56,6 +67,13 @@ def _dims(
         "D": D,
         "E": D if E is None else E,
     }
+
+
+def _row(B: int, S: int, H: int, G: int, D: int, T: int | None = None, *, core: bool = False, **values: Any) -> GridRow:
+    keys = S if T is None else T
+    length = f"S{S}" if T is None else f"S{S} T{T}"
+    name = f"B{B} {length} H{H}/{G} D{D}" + "".join(f" {key}" for key, value in values.items() if value is True)
+    return GridRow(name, {"q": (B, S, H, D), "k": (B, keys, G, D), "v": (B, keys, G, D)}, values, core)
 
 
 CONTRACT = Contract(
@@ -222,6 +240,18 @@ CONTRACT = Contract(
     ),
     # lse: a product over D in any order, exponentials and a sum over T in any order, one logarithm; all in float32.
     tolerance=Tolerance(forward={"lse.float32": 16.0}, saved={"logsumexp.float32": 16.0}, rule="plain"),
+    grid=Grid(
+        (
+            _row(16, 1024, 16, 16, 64, core=True, causal=True),
+            _row(4, 4096, 32, 8, 128, core=True, causal=True),
+            _row(1, 16384, 32, 8, 128, core=True, causal=True),
+            _row(4, 4096, 32, 8, 128),
+            _row(4, 4096, 16, 16, 256, causal=True),
+            _row(8, 2048, 32, 4, 96, causal=True),
+            _row(64, 1, 32, 8, 128, 4096, causal=True),
+        ),
+        _row(1, 16, 2, 2, 64, causal=True),
+    ),
     cost=cost,
     source=(
         "Dao 2023, FlashAttention-2, arXiv 2307.08691; grouped heads: Ainslie et al. 2023, arXiv 2305.13245; ALiBi:"

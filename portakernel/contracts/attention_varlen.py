@@ -6,7 +6,19 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
-from portakernel.contract import Case, Contract, Cost, Draw, Ends, Parameter, Result, TensorArgument, Tolerance
+from portakernel.contract import (
+    Case,
+    Contract,
+    Cost,
+    Draw,
+    Ends,
+    Grid,
+    GridRow,
+    Parameter,
+    Result,
+    TensorArgument,
+    Tolerance,
+)
 from portakernel.contracts.attention import visible_keys, visible_pairs
 
 
@@ -30,6 +42,14 @@ def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[
 def _dims(*, B: int, S: int, T: int, H: int, D: int, G: int | None = None, E: int | None = None) -> dict[str, int]:
     """A case's dimensions: as many key heads as heads and value dims as key dims, unless given."""
     return {"B": B, "S": S, "T": T, "H": H, "G": H if G is None else G, "D": D, "E": D if E is None else E}
+
+
+def _row(B: int, length: int, H: int, G: int, D: int) -> GridRow:
+    """``B`` sequences of one length."""
+    tokens, ends = B * length, (B + 1,)
+    shapes = {"q": (tokens, H, D), "k": (tokens, G, D), "v": (tokens, G, D), "cu_seqlens_q": ends, "cu_seqlens_k": ends}
+    values = {"causal": True, "max_seqlen_q": length, "max_seqlen_k": length}
+    return GridRow(f"{B} of {length} H{H}/{G} D{D} causal", shapes, values)
 
 
 CONTRACT = Contract(
@@ -205,6 +225,10 @@ CONTRACT = Contract(
     host_reads=("cu_seqlens_q", "cu_seqlens_k"),
     # as for attention
     tolerance=Tolerance(forward={"lse.float32": 16.0}, saved={"logsumexp.float32": 16.0}, rule="plain"),
+    grid=Grid(
+        (_row(4, 4096, 32, 8, 128), _row(16, 1024, 16, 16, 64), _row(64, 256, 32, 8, 128)),
+        _row(2, 16, 2, 2, 64),
+    ),
     cost=cost,
     source="Dao 2023, FlashAttention-2, arXiv 2307.08691; flash_attn_varlen_func for the form; sources of attention",
 )

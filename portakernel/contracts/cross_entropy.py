@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from portakernel.contract import Case, Contract, Cost, Draw, Indices, Parameter, Result, TensorArgument, Tolerance
+from portakernel.contract import (
+    Case,
+    Contract,
+    Cost,
+    Draw,
+    Indices,
+    Parameter,
+    Result,
+    TensorArgument,
+    Tolerance,
+    grids,
+)
 
 # Of every op that compares rows of logits with a target.
 TARGET = TensorArgument(
@@ -107,6 +118,7 @@ CONTRACT = Contract(
         saved={"float32": 8.0},
         backward={"float32": 96.0, "float16": 0.51, "bfloat16": 0.51},
     ),
+    grid=grids.matrix_grid(((8192, 131072),), ((8192, 32000), (4096, 151936), (2048, 262144)), names=("logits",)),
     cost=cost,
     source=(
         "Bishop 2006, Pattern Recognition and Machine Learning, equation 4.108; label smoothing: Szegedy et al. 2015,"

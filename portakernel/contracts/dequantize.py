@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from portakernel.contract import Case, Choice, Contract, Cost, Draw, Parameter, Result, TensorArgument, Tolerance
+from portakernel.contract import (
+    Case,
+    Choice,
+    Contract,
+    Cost,
+    Draw,
+    Grid,
+    GridRow,
+    Parameter,
+    Result,
+    TensorArgument,
+    Tolerance,
+)
 from portakernel.contract.sizes import parse_size
 from portakernel.words.dtypes import DTYPES, SCALE_FORMATS
 
@@ -63,6 +75,11 @@ def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[
     moved = element_bytes(values["format"], rows, columns) + rows * columns * DTYPES[values["dtype"]].itemsize
     moved += scale_count(values["format"], rows, columns) * itemsizes["scale"] + itemsizes.get("global_scale", 0)
     return Cost(bytes=moved, flops=rows * columns)
+
+
+def _row(rows: int, columns: int, format: str) -> GridRow:
+    packed = 2 if format in ("mxfp4", "nvfp4") else 1
+    return GridRow(f"{rows}×{columns} {format}", {"q": (rows, columns // packed)}, {"format": format})
 
 
 CONTRACT = Contract(
@@ -131,6 +148,10 @@ CONTRACT = Contract(
     # two products in float32, each of which may add half a unit of a number that is up to twice as large; 16-bit
     # results are one rounding of that
     tolerance=Tolerance(forward={"float32": 1.5, "float16": 0.501, "bfloat16": 0.501}),
+    grid=Grid(
+        tuple(_row(8192, 8192, name) for name in ("row", "block_1x128", "mxfp8", "mxfp4", "nvfp4")),
+        _row(4, 256, "row"),
+    ),
     cost=cost,
     source="OCP Microscaling Formats 1.0, 5.3 and 5.4; DeepSeek-V3, arXiv 2412.19437, 3.3.2 (blocks of 128)",
 )

@@ -5,7 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from portakernel.contract import Case, Contract, Cost, Draw, Ends, Indices, Parameter, Result, TensorArgument, Tolerance
+from portakernel.contract import (
+    Case,
+    Contract,
+    Cost,
+    Draw,
+    Ends,
+    Grid,
+    GridRow,
+    Indices,
+    Parameter,
+    Result,
+    TensorArgument,
+    Tolerance,
+)
 
 
 def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[str, Any]) -> Cost:
@@ -17,6 +30,11 @@ def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[
     samples = itemsizes.get("per_sample_weights", 0)
     flops = indices * columns * (2 if samples else 1)
     return Cost(bytes=rows * columns * itemsizes["weight"] + integers + indices * samples, flops=flops)
+
+
+def _row(bags: int, each: int, V: int, N: int, *, core: bool = False) -> GridRow:
+    shapes = {"weight": (V, N), "indices": (bags * each,), "offsets": (bags,)}
+    return GridRow(f"{bags} bags of {each} V{V} D{N}", shapes, core=core)
 
 
 CONTRACT = Contract(
@@ -98,6 +116,15 @@ CONTRACT = Contract(
     tolerance=Tolerance(
         forward={"float32": 32.0, "float16": 0.51, "bfloat16": 0.51},
         backward={"float32": 32.0, "float16": 0.51, "bfloat16": 0.51},
+    ),
+    grid=Grid(
+        (
+            _row(8192, 32, 1_000_000, 128, core=True),
+            _row(8192, 1, 1_000_000, 128),
+            _row(65536, 8, 1_000_000, 64),
+            _row(4096, 128, 200_000, 256),
+        ),
+        _row(4, 4, 64, 64),
     ),
     cost=cost,
     source="torch.nn.EmbeddingBag; Naumov et al. 2019, Deep Learning Recommendation Model, arXiv 1906.00091, section 2",

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from portakernel.contract import Case, Contract, Cost, Parameter, Result, TensorArgument, Tolerance, row_cases
+from portakernel.contract import (
+    Case,
+    Contract,
+    Cost,
+    Parameter,
+    Result,
+    TensorArgument,
+    Tolerance,
+    grids,
+    row_cases,
+)
 
 
 def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[str, Any]) -> Cost:
@@ -61,6 +71,7 @@ CONTRACT = Contract(
         forward={"float32": 16.0, "float16": 0.51, "bfloat16": 0.51},
         backward={"float32": 32.0, "float16": 0.51, "bfloat16": 0.51},
     ),
+    grid=grids.gated_grid(approximate="tanh"),
     cost=cost,
     source=(
         "Shazeer 2020, GLU Variants Improve Transformer, arXiv 2002.05202 (GEGLU, without its linear layers); both"

@@ -6,7 +6,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from portakernel.contract import Case, Contract, Cost, Parameter, Result, TensorArgument, Tolerance, row_cases
+from portakernel.contract import (
+    Case,
+    Contract,
+    Cost,
+    Parameter,
+    Result,
+    TensorArgument,
+    Tolerance,
+    grids,
+    row_cases,
+)
 
 
 def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[str, Any]) -> Cost:
@@ -74,6 +84,7 @@ CONTRACT = Contract(
         saved={"float32": 8.0},
         backward={"float32": 48.0, "float16": 0.51, "bfloat16": 0.51},
     ),
+    grid=grids.matrix_grid(grids.CORE, grids.MORE, extra="bias"),
     cost=cost,
     source="Ba, Kiros & Hinton 2016, Layer Normalization, arXiv 1607.06450, equation 3",
 )

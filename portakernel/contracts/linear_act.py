@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from portakernel.contract import Case, Contract, Cost, Parameter, Result, TensorArgument, Tolerance
+from portakernel.contract import (
+    Case,
+    Contract,
+    Cost,
+    Grid,
+    GridRow,
+    Parameter,
+    Result,
+    TensorArgument,
+    Tolerance,
+)
 
 
 def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[str, Any]) -> Cost:
@@ -14,6 +24,11 @@ def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[
     m, n, k = dims["M"], dims["N"], dims["K"]
     elements = (m * k + m * n) * itemsizes["x"] + n * k * itemsizes["weight"] + n * itemsizes.get("bias", 0)
     return Cost(bytes=elements, flops=2 * m * n * k)
+
+
+def _row(M: int, N: int, K: int, activation: str, *, core: bool = False) -> GridRow:
+    shapes = {"x": (M, K), "weight": (N, K), "bias": (N,)}
+    return GridRow(f"{M}×{N}×{K} {activation}", shapes, {"activation": activation}, core)
 
 
 CONTRACT = Contract(
@@ -100,6 +115,16 @@ CONTRACT = Contract(
     # The plain formula rounds after the layer and after the activation: twice its distance leaves room for other orders
     # of summation, and none for sums in 16 bits.
     tolerance=Tolerance(rule="plain"),
+    grid=Grid(
+        (
+            _row(8192, 14336, 4096, "gelu", core=True),
+            _row(64, 14336, 4096, "gelu", core=True),
+            _row(8192, 4096, 14336, "none"),
+            _row(4096, 8192, 8192, "silu"),
+            _row(1, 14336, 4096, "none"),
+        ),
+        _row(16, 64, 64, "gelu"),
+    ),
     cost=cost,
     source="Hendrycks & Gimpel 2016, Gaussian Error Linear Units, arXiv 1606.08415 (gelu, silu); torch.nn.Linear",
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from portakernel.contract import Case, Contract, Cost, Result, TensorArgument, Tolerance
+from portakernel.contract import Case, Contract, Cost, Grid, GridRow, Result, TensorArgument, Tolerance
 from portakernel.contracts.cross_entropy import PARAMETERS, TARGET
 
 
@@ -15,6 +15,10 @@ def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[
     elements = m * k * itemsizes["x"] + v * k * itemsizes["weight"]
     each = 3 if values["label_smoothing"] == 0 else 4
     return Cost(bytes=elements + m * (itemsizes["target"] + 4), flops=m * v * (2 * k + each))
+
+
+def _row(M: int, V: int, K: int) -> GridRow:
+    return GridRow(f"{M}×{V}×{K}", {"x": (M, K), "weight": (V, K)})
 
 
 CONTRACT = Contract(
@@ -86,6 +90,7 @@ CONTRACT = Contract(
         saved={"float32": 16.0},
         backward={"float32": 96.0, "float16": 1.51, "bfloat16": 1.51},
     ),
+    grid=Grid((_row(8192, 128256, 4096), _row(16384, 32000, 2048), _row(4096, 262144, 2304)), _row(16, 64, 64)),
     cost=cost,
     source=(
         "Bishop 2006, Pattern Recognition and Machine Learning, equations 4.104 to 4.109; without all logits:"

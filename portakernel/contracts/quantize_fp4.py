@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from portakernel.contract import Case, Choice, Contract, Cost, Parameter, Result, TensorArgument, Tolerance
+from portakernel.contract import (
+    Case,
+    Choice,
+    Contract,
+    Cost,
+    Grid,
+    Parameter,
+    Result,
+    TensorArgument,
+    Tolerance,
+    grids,
+)
 from portakernel.contracts.dequantize import FLOAT4_FORMATS, SCALE_SHAPES, scale_count
 
 
@@ -93,6 +104,14 @@ CONTRACT = Contract(
     # the order given, break them alike. So the float32 is the nearest one.
     tolerance=Tolerance(
         forward={"float4_e2m1fn_x2": 0.50001, "float8_e8m0fnu": 0.0, "float8_e4m3fn": 0.0, "float32": 0.5}
+    ),
+    grid=Grid(
+        (
+            *grids.matrices(grids.QUANTISED, format="nvfp4"),
+            *grids.matrices(grids.QUANTISED, format="mxfp4"),
+            *grids.matrices(grids.SMALLER, format="nvfp4"),
+        ),
+        grids.matrices(((4, 256),), format="mxfp4")[0],
     ),
     cost=cost,
     source=(

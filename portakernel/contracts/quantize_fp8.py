@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from portakernel.contract import Case, Choice, Contract, Cost, Parameter, Result, TensorArgument, Tolerance
+from portakernel.contract import (
+    Case,
+    Choice,
+    Contract,
+    Cost,
+    Grid,
+    Parameter,
+    Result,
+    TensorArgument,
+    Tolerance,
+    grids,
+)
 from portakernel.contracts.dequantize import FLOAT8, SCALE_SHAPES, scale_count
 
 GRANULARITIES = ("tensor", "row", "block_1x128", "block_128x128")
@@ -109,6 +120,16 @@ CONTRACT = Contract(
     # q: x / scale in float32 may tip a tie, and so may a scale that is off as far as it may be: 16 units to a power of
     # two, times 5 * 2**-23. scale: half a unit for a division as IEEE 754 has it; OpenCL allows one 2.5.
     tolerance=Tolerance(forward={**dict.fromkeys(FLOAT8, 0.50001), "float32": 2.5}),
+    grid=Grid(
+        (
+            *grids.matrices(grids.QUANTISED, core=True, granularity="row"),
+            *grids.matrices(grids.SMALLER, granularity="row"),
+            *grids.matrices(grids.QUANTISED, granularity="tensor"),
+            *grids.matrices(grids.QUANTISED, granularity="block_1x128"),
+            *grids.matrices(grids.QUANTISED, granularity="block_128x128"),
+        ),
+        grids.matrices(((4, 256),), granularity="row")[0],
+    ),
     cost=cost,
     source=(
         "Micikevicius et al. 2022, FP8 Formats for Deep Learning, arXiv 2209.05433, 3; OCP 8-bit Floating Point"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from portakernel.contract import Case, Contract, Cost, Parameter, Result, TensorArgument, Tolerance
+from portakernel.contract import Case, Contract, Cost, Parameter, Result, TensorArgument, Tolerance, grids
 from portakernel.contracts.dequantize import ELEMENTS, SCALE_SHAPES, scale_count
 
 
@@ -57,6 +57,7 @@ CONTRACT = Contract(
     ),
     # everything but the rounding is exact; what is left is for a conversion that rounds through float32
     tolerance=Tolerance(forward={"float8_e4m3fn": 0.50001, "float8_e5m2": 0.50001, "float8_e8m0fnu": 0.0}),
+    grid=grids.matrix_grid((), grids.QUANTISED + grids.SMALLER),
     cost=cost,
     source="OCP Microscaling Formats (MX) Specification 1.0, 6.3; Rouhani et al. 2023, arXiv 2310.10537, algorithm 1",
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from portakernel.contract import Case, Contract, Cost, Parameter, TensorArgument, Tolerance, row_cases
+from portakernel.contract import Case, Contract, Cost, Parameter, TensorArgument, Tolerance, grids, row_cases
 from portakernel.contracts.dequantize import FLOAT8, scale_count
 from portakernel.contracts.quantize_fp8 import CASES_OF_ROWS, OF_ROWS, parameters, results
 
@@ -65,6 +65,7 @@ CONTRACT = Contract(
     # scale: the norm's 8 units of float32 may be 16 of the scale's, and 2.5 are the division's. q: y / scale is off by
     # less than 24 of these, 24 * 2**-23 of at most 16 units to a power of two.
     tolerance=Tolerance(forward={**dict.fromkeys(FLOAT8, 0.5001), "float32": 18.5}),
+    grid=grids.quantising_grid(grids.NORMALISED),
     cost=cost,
     source=(
         "Zhang & Sennrich 2019, Root Mean Square Layer Normalization, arXiv 1910.07467, equation 4; quantize_fp8 for"

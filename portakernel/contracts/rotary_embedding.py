@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from portakernel.contract import Case, Contract, Cost, Draw, Indices, Parameter, Result, TensorArgument, Tolerance
+from portakernel.contract import (
+    Case,
+    Contract,
+    Cost,
+    Draw,
+    Grid,
+    GridRow,
+    Indices,
+    Parameter,
+    Result,
+    TensorArgument,
+    Tolerance,
+)
 
 
 def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[str, Any]) -> Cost:
@@ -20,6 +32,19 @@ def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[
         bytes=2 * heads * dims["D"] * itemsizes["q"] + tables + positions,
         flops=6 * heads * dims["C"],
     )
+
+
+def _row(tokens: int, H: int, G: int, D: int, *, core: bool = False, positions: int = 0) -> GridRow:
+    table = positions or tokens
+    shapes: dict[str, tuple[int, ...]] = {
+        "q": (tokens, H, D),
+        "k": (tokens, G, D),
+        "cos": (table, D // 2),
+        "sin": (table, D // 2),
+    }
+    if positions:
+        shapes["positions"] = (tokens,)
+    return GridRow(f"{tokens} tokens H{H}/{G} D{D}" + (" positions" if positions else ""), shapes, core=core)
 
 
 CONTRACT = Contract(
@@ -128,6 +153,15 @@ CONTRACT = Contract(
     tolerance=Tolerance(
         forward={"float32": 1.5, "float16": 0.501, "bfloat16": 0.501},
         backward={"float32": 1.5, "float16": 0.501, "bfloat16": 0.501},
+    ),
+    grid=Grid(
+        (
+            _row(8192, 32, 8, 128, core=True),
+            _row(8192, 32, 32, 64),
+            _row(16384, 64, 8, 128),
+            _row(64, 32, 8, 128, positions=8192),
+        ),
+        _row(4, 4, 2, 64),
     ),
     cost=cost,
     source=(

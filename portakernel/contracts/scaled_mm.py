@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from portakernel.contract import Case, Choice, Contract, Cost, Draw, Parameter, Result, TensorArgument, Tolerance
+from portakernel.contract import (
+    Case,
+    Choice,
+    Contract,
+    Cost,
+    Draw,
+    Grid,
+    GridRow,
+    Parameter,
+    Result,
+    TensorArgument,
+    Tolerance,
+)
 from portakernel.contracts.dequantize import ELEMENTS, FLOAT4_FORMATS, SCALES, element_bytes, scale_count
 from portakernel.words.dtypes import DTYPES, SCALE_FORMATS
 
@@ -68,6 +80,13 @@ def _case(
         backward=False,
         present=present,
     )
+
+
+def _row(M: int, N: int, K: int, format_a: str, format_b: str, *, core: bool = False) -> GridRow:
+    packed = 2 if format_a in ("mxfp4", "nvfp4") else 1
+    shapes = {"a": (M, K // packed), "b": (N, K // packed)}
+    values = {"format_a": format_a, "format_b": format_b}
+    return GridRow(f"{M}×{N}×{K} {format_a}" + (f"/{format_b}" if format_a != format_b else ""), shapes, values, core)
 
 
 CONTRACT = Contract(
@@ -185,6 +204,18 @@ CONTRACT = Contract(
         _case("transposed scales", (40, 8, 260), ("block_1x128", "block_128x128"), layouts={"scale_a": "transposed"}),
     ),
     tolerance=Tolerance(rule="plain"),
+    grid=Grid(
+        (
+            _row(4096, 4096, 4096, "row", "row", core=True),
+            _row(8192, 8192, 8192, "row", "row", core=True),
+            _row(8192, 14336, 4096, "tensor", "tensor"),
+            _row(64, 14336, 4096, "row", "row"),
+            _row(8192, 8192, 8192, "block_1x128", "block_128x128"),
+            _row(8192, 8192, 8192, "mxfp8", "mxfp8"),
+            _row(8192, 8192, 8192, "nvfp4", "nvfp4"),
+        ),
+        _row(16, 64, 64, "row", "row"),
+    ),
     cost=cost,
     source=(
         "OCP Microscaling Formats (MX) Specification 1.0, 6.2 (dot products); NVIDIA cuBLAS, 1D block scaling factors"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from portakernel.contract import Case, Contract, Cost, Result, TensorArgument, Tolerance, row_cases
+from portakernel.contract import Case, Contract, Cost, Result, TensorArgument, Tolerance, grids, row_cases
 
 
 def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[str, Any]) -> Cost:
@@ -48,6 +48,7 @@ CONTRACT = Contract(
         forward={"float32": 8.0, "float16": 0.51, "bfloat16": 0.51},
         backward={"float32": 16.0, "float16": 0.51, "bfloat16": 0.51},
     ),
+    grid=grids.gated_grid(),
     cost=cost,
     source="Shazeer 2020, GLU Variants Improve Transformer, arXiv 2002.05202 (SwiGLU, without its linear layers)",
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from portakernel.contract import Case, Contract, Cost, Result, TensorArgument, Tolerance, row_cases
+from portakernel.contract import Case, Contract, Cost, Result, TensorArgument, Tolerance, grids, row_cases
 
 
 def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[str, Any]) -> Cost:
@@ -50,6 +50,7 @@ CONTRACT = Contract(
         forward={"float32": 32.0, "float16": 0.51, "bfloat16": 0.51},
         backward={"float32": 16.0, "float16": 0.51, "bfloat16": 0.51},
     ),
+    grid=grids.matrix_grid(((8192, 32768),), ((64, 4096), (32768, 1024), (4096, 4096), (2048, 131072))),
     cost=cost,
     source="Bridle 1990, Probabilistic Interpretation of Feedforward Classification Network Outputs",
 )

@@ -85,6 +85,8 @@ def test_every_command_knows_it(site, run):
         checked = run("check", "--op", "demo_scan", "--plugin", plugin, "--device", "cpu")
         assert re.search(rf"\n  {plugin}.demo_scan +\d\d+ +0 ", checked)
     assert "no problems" in run("validate")
+    measured = run("bench", "demo_scan", "--device", "cpu", "--launch", "--plugin", "demo_scan", "--json")
+    assert [cell["case"] for cell in measured["launches"]] == ["4×256"]
 
 
 @pytest.mark.parametrize(
@@ -99,6 +101,7 @@ def test_every_command_knows_it(site, run):
         ("contract.py", "CONTRACT = Contract(", "WAS = Contract(", "contract has nothing called 'CONTRACT'"),
         ("contract.py", "CONTRACT = Contract(", "CONTRACT = dict(", "is a dict; name a portakernel.authoring.Contract"),
         ("contract.py", "import annotations\n", "import annotations\nraise OSError('no')\n", "CONTRACT failed: OSEr"),
+        ("contract.py", '{"x": (64, 4096)}', '{"y": (64, 4096)}', "grid row '64×4096': unknown 'y'; known: x"),
         ("contract.py", '{"N": 33}', '{"n": 33}', "case 'rows': unknown 'n'; known: M, N"),
         ("reference.py", "def forward(x: Tensor, *,", "def forward(*,", "reference.forward does not take x; for demo"),
         ("reference.py", "def magnitudes(", "def sizes(", "the reference is not whole: portakernel_demo_scan.refer"),

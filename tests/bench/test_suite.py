@@ -9,7 +9,6 @@ import torch
 
 from portakernel.bench import measurement
 from portakernel.bench.contenders import Filter
-from portakernel.bench.grids import Row
 from portakernel.bench.launches import time_launches
 from portakernel.bench.question import launch_row, questions
 from portakernel.bench.results import Cell, Latency, LeftOut, routing
@@ -18,6 +17,7 @@ from portakernel.bench.suite import Plan, Suite
 from portakernel.bench.verification import difference
 from portakernel.cli.bench.report import print_cell
 from portakernel.cli.output import Page
+from portakernel.contract import GridRow
 from portakernel.contracts import own_contracts
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.deciding.policies import make_layer
@@ -37,7 +37,7 @@ def measured(
     dispatcher: Dispatcher,
     op: str,
     *,
-    rows: Sequence[Row] = (),
+    rows: Sequence[GridRow] = (),
     dtypes: Sequence[str] = ("float32",),
     admitted: Filter | None = None,
     forward: bool = True,
@@ -57,7 +57,7 @@ def one(found: Sequence[Cell | LeftOut]) -> Cell:
 
 
 def test_what_was_built_for_other_leading_sizes_is_built_for_these_too(acme) -> None:
-    rows = [Row(f"{m} rows", {"x": (m, 64), "weight": (64,)}) for m in (4, 8)]
+    rows = [GridRow(f"{m} rows", {"x": (m, 64), "weight": (64,)}) for m in (4, 8)]
     admitted = Filter(("acme.for_rows",))
     for cell in measured(acme("for_rows"), "rms_norm", rows=rows, admitted=admitted, builds=True):
         assert [(kernel.kernel, kernel.status) for kernel in cell.kernels] == [("acme.for_rows", "timed")]
@@ -78,7 +78,7 @@ def test_every_kernel_that_serves_here_is_timed_forward_and_backward(op: str) ->
 
 
 def test_the_numbers_of_a_cell_go_together() -> None:
-    cell = one(measured(Dispatcher(), "rms_norm", rows=[Row("small", {"x": (64, 256)})], seconds=0.02))
+    cell = one(measured(Dispatcher(), "rms_norm", rows=[GridRow("small", {"x": (64, 256)})], seconds=0.02))
     found = cell.to_json()
     assert (found["case"], found["bytes"], found["bound"]) == ("small", 2 * 64 * 256 * 4 + 1024, "memory")
     times = [row["latency_us"] for row in found["kernels"]]
@@ -169,7 +169,7 @@ def test_a_policy_takes_kernels_out_and_says_so() -> None:
 
 
 def test_ops_without_backward_kernels_and_sizes_for_accelerators_are_left_out() -> None:
-    large = Row("large", {"x": (1 << 15, 1 << 14)})
+    large = GridRow("large", {"x": (1 << 15, 1 << 14)})
     found = measured(Dispatcher(), "quantize_fp8", rows=[large], backward=True, chosen_sizes=False)
     assert [(entry.op, entry.case, entry.phase) for entry in found if isinstance(entry, LeftOut)] == [
         ("quantize_fp8", "large", "backward"),

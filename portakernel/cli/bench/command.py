@@ -65,7 +65,6 @@ def command(
         portakernel bench attention linear_act --no-reference --output results --plot
         portakernel bench rms_norm --launch --plugin triton --json
     """
-    from portakernel.bench.grids import grid
     from portakernel.bench.report import read_report
     from portakernel.cli.bench.requests import Words
     from portakernel.cli.list_kernels import chosen_kernels
@@ -76,7 +75,7 @@ def command(
     from portakernel.runtime import dispatcher
 
     now = dispatcher()
-    asked = list(dict.fromkeys(ops or (op for op in contracts() if grid(op) is not None)))
+    asked = list(dict.fromkeys(ops or (op for op, contract in contracts().items() if contract.grid is not None)))
     if no_forward and not backward:
         raise ArgumentValueError("--no-forward leaves nothing to measure; add --backward")
     if plot and output is None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from portakernel.bench.grids import Row, case_name
 from portakernel.bench.question import DType, Question, launch_row, questions, rows_of, too_large
 from portakernel.cli.explain.command import read_names, read_parameters, read_shapes
+from portakernel.contract import GridRow
+from portakernel.contract.grids import Shapes
 from portakernel.errors import ArgumentValueError
 from portakernel.words.target import Device
 
@@ -41,14 +43,20 @@ class Words:
             found += asked
         return found
 
-    def rows(self, op: str) -> list[Row]:
+    def rows(self, op: str) -> list[GridRow]:
         """The sizes of ``op`` to measure."""
         values = read_parameters(op, self.parameters)
         if self.shapes:
-            return [Row(case_name(shapes, values), shapes, values) for shapes in shape_sets(self.shapes)]
+            return [GridRow(_case_name(shapes, values), shapes, values) for shapes in shape_sets(self.shapes)]
         known = (launch_row(op),) if self.launch else rows_of(op, core_only=self.quick)
         suffix = "".join(f" {name}={value}" for name, value in values.items())
-        return [Row(row.name + suffix, row.shapes, {**row.values, **values}, row.core) for row in known]
+        return [GridRow(row.name + suffix, row.shapes, {**row.values, **values}, row.core) for row in known]
+
+
+def _case_name(shapes: Shapes, values: Mapping[str, Any]) -> str:
+    """A row's name where it has none: its shapes and keyword arguments."""
+    texts = [f"{name} {'×'.join(map(str, shape)) or 'scalar'}" for name, shape in shapes.items()]
+    return ", ".join([*texts, *(f"{name}={value}" for name, value in values.items())])
 
 
 def shape_sets(texts: Sequence[str]) -> list[dict[str, tuple[int, ...]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from portakernel.authoring import Case, Contract, Cost, Parameter, Result, TensorArgument, Tolerance
+from portakernel.authoring import Case, Contract, Cost, Grid, GridRow, Parameter, Result, TensorArgument, Tolerance
 
 
 def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[str, Any]) -> Cost:
@@ -65,6 +65,11 @@ CONTRACT = Contract(
         forward={"float32": 16.0, "float16": 0.51, "bfloat16": 0.51},
         saved={"float32": 16.0},
         backward={"float32": 192.0, "float16": 0.51, "bfloat16": 0.51},
+    ),
+    # a decoder's logits, and rows as long as other ops are measured on
+    grid=Grid(
+        rows=(GridRow("64×128256", {"x": (64, 128256)}), GridRow("4096×4096", {"x": (4096, 4096)})),
+        launch=GridRow("4×256", {"x": (4, 256)}),
     ),
     cost=cost,
     source="Hinton, Vinyals & Dean 2015, Distilling the Knowledge in a Neural Network, arXiv 1503.02531, equation 1",
