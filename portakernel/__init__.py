@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from portakernel.host.as_written import as_written
 from portakernel.host.forks import unsplit
 from portakernel.torch_import import offer_ops
 
@@ -25,6 +26,7 @@ __all__ = [
 ]  # fmt: skip
 
 
+@as_written
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         from importlib.metadata import version

@@ -20,6 +20,7 @@ from portakernel.deciding.policies import Layer, Names, ReferenceMode, make_laye
 from portakernel.deciding.policy_block import PolicyBlock
 from portakernel.deciding.process_wishes import read
 from portakernel.errors import ArgumentTypeError, UnknownNameError
+from portakernel.host.as_written import as_written
 from portakernel.registry.plugin_manager import Broken, Package
 from portakernel.runtime import caller, callers_so_far, contract_of, dispatcher
 from portakernel.text.printable import brief
@@ -60,6 +61,7 @@ class Served:
         return brief(f"Served({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in fields(self))})")
 
 
+@as_written
 def explain(
     op: str,
     *tensors: Any,
@@ -163,6 +165,7 @@ def _call(op: str, tensors: Sequence[Any], named: Mapping[str, Any]) -> tuple[li
     return [given.get(name) for name in described.names], list(described.values(values).values())
 
 
+@as_written
 def bind(op: str, *tensors: Any, kernel: str | None = None, **parameters: Any) -> BoundKernel:
     """The kernel for calls like this example, fixed: a callable with the op's own arguments and almost no overhead.
 
@@ -200,6 +203,7 @@ def warmup(
 def warmup(calls: Sequence[Call], /) -> Warmup: ...
 @overload
 def warmup(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Warmup: ...
+@as_written
 def warmup(what: Any, /, *args: Any, **kwargs: Any) -> Warmup:
     """Builds, loads and compiles what calls need, and runs them until a run brings nothing new; what came of it.
 
@@ -256,6 +260,7 @@ def _device_of(call: Call) -> str:
 _WORDS = ("dtype", "shape", "format", "device", "training")
 
 
+@as_written
 def policy(
     *,
     use: Names = (),
@@ -287,11 +292,13 @@ def policy(
     return PolicyBlock(make, ", ".join(f"{key}={named!r}" for key, named in wishes.items() if named))
 
 
+@as_written
 def use(*names: str) -> PolicyBlock:
     """``policy(use=names)``: inside the ``with`` block those kernels, or an error."""
     return policy(use=names)
 
 
+@as_written
 def set_policy(
     *,
     use: Names = (),
@@ -312,6 +319,7 @@ def set_policy(
     dispatcher().set_process_layer(None if layer == empty else layer)
 
 
+@as_written
 def load_policy(*paths: str | PathLike[str] | None) -> None:
     """Sets the process's policy files (docs/policy.md), in the place of ``PORTAKERNEL_POLICY``'s; None takes them away.
 
@@ -351,6 +359,7 @@ def plugins() -> tuple[PluginState, ...]:
     )
 
 
+@as_written
 def stats() -> tuple[Served, ...]:
     """How many calls each kernel served since the process began, most first."""
     total = sum((asked.table.counts() for asked in callers_so_far()), Counter[Use]())

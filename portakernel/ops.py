@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from portakernel.host.as_written import as_written
 from portakernel.host.forks import unsplit
 
 
+@as_written
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

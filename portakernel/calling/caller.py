@@ -42,6 +42,7 @@ from portakernel.deciding.explaining import decide_as_called
 from portakernel.deciding.kernel_argument import strictly
 from portakernel.deciding.policies import Policy
 from portakernel.errors import LayoutWarning
+from portakernel.host.as_written import as_written
 from portakernel.host.call_site import callers_level
 from portakernel.host.forks import unsplit
 from portakernel.tensors.layout import has_plain_memory, mark_written
@@ -222,6 +223,7 @@ class OpCaller:
             attempts.decline(declined[0], declined[1].rejection)
         return attempts.run(arguments)
 
+    @as_written
     def slow(
         self,
         tensors: Sequence[Any],

@@ -13,6 +13,7 @@ import torch
 from portakernel.claims.capability import Rejection
 from portakernel.claims.request import Phase
 from portakernel.deciding.decision import Decision, Use
+from portakernel.host.as_written import as_written
 from portakernel.host.locks import make_lock
 from portakernel.registry.kernel import Kernel
 from portakernel.tensors.torch_internals import profiler
@@ -51,6 +52,7 @@ class Placement:
         next(self.calls)
         return result
 
+    @as_written
     def profiled(self, *arguments: Any) -> Any:
         """Runs the kernel as an event of its own, not counted."""
         with torch.profiler.record_function(self.label):

@@ -75,7 +75,7 @@ def traced({given}, out, kernel):
         "compiler": compiler,
         "write": write,
     }
-    made: Callable[..., Any] = define(source, "traced", f"{contract.op}.traced", names)
+    made: Callable[..., Any] = define(source, "traced", f"{contract.op}.traced", names, compiles=True)
     return made
 
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.deciding.policies import Layer, Policy
 from portakernel.errors import PortakernelError
+from portakernel.host.as_written import as_written
 from portakernel.text.printable import brief
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -30,6 +31,7 @@ class PolicyBlock:
     def __repr__(self) -> str:
         return brief(f"<PolicyBlock: {self._wishes or 'no wishes'}>")
 
+    @as_written
     def __enter__(self) -> Policy:
         dispatcher, layer = self._made = self._made or self._make()
         before = dispatcher.context_layers.get()
@@ -37,6 +39,7 @@ class PolicyBlock:
         dispatcher.context_layers.set((layer, *before))
         return dispatcher.policy()
 
+    @as_written
     def __exit__(self, *error: object) -> None:
         entered = _entered.get()
         place = len(entered) - 1

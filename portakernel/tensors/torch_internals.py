@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 from torch._C._dynamo.guards import TensorGuards
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch._guards import detect_fake_mode
@@ -21,6 +22,8 @@ from torch._ops import _OpNamespace
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
+
+from portakernel.host.as_written import as_written, mark_with
 
 # The innermost transform of torch.func, or None.
 innermost_transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
@@ -48,6 +51,10 @@ compiler: Any = torch.compiler
 forward_ad: Any = torch.autograd.forward_ad
 # Whether a gradient that reaches a DTensor through ``to_local`` has itself none: torch 2.11 leaves None, 2.13 does not.
 dtensors_lose_second_derivatives: bool = torch.__version__ < "2.13"
+
+# What Dynamo does with a function's frame, and with those below it.
+_LEFT = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
+mark_with(lambda code: set_code_exec_strategy(code, _LEFT))
 
 
 def only_vmap() -> bool:
@@ -196,6 +203,7 @@ class _UnregisteredOps(_OpNamespace):
     # an op is saved by its module's name, which is that of its namespace's class
     __module__ = _OpNamespace.__module__
 
+    @as_written
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)

@@ -15,6 +15,7 @@ from portakernel.calling.fast.key_layout import CallKind
 from portakernel.claims.request import Phase
 from portakernel.deciding.kernel_argument import STRICT_MARK
 from portakernel.errors import DerivativeError, PortakernelError
+from portakernel.host.as_written import as_written
 from portakernel.tensors.torch_internals import (
     SingleLevelFunction,
     below_autograd,
@@ -76,6 +77,7 @@ class Derivatives:
             torch.library.register_vmap(f"{name}_backward", looped(self.caller.torch_op("_backward")), lib=library)
         self.caller.transformed = self._transformed
 
+    @as_written
     def above_autograd(self, *arguments: Any) -> Any:
         """The op before autograd: picks the differentiable form where gradients or tangents are asked for.
 
@@ -112,11 +114,13 @@ class Derivatives:
         with below_autograd():
             return self.caller.torch_op()(*tensors, *values, kernel)
 
+    @as_written
     def _below(self, *arguments: Any) -> Any:
         """The form that returns saved tensors too, below this level's autograd."""
         with below_autograd():
             return self.caller.torch_op("_forward")(*arguments)
 
+    @as_written
     def _backward_below(self, *arguments: Any) -> Any:
         """The gradients, below this level's autograd."""
         with below_autograd():
@@ -183,6 +187,7 @@ class Derivatives:
         pairs = zip(self.contract.parameters, values, strict=True)
         return tuple(parameter.default if parameter.permission else value for parameter, value in pairs)
 
+    @as_written
     def _keep(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         tensors, values, (kernel, backward_kernel) = self.signature.forward(inputs)
         returned = output if isinstance(output, tuple) else (output,)
@@ -205,6 +210,7 @@ class Derivatives:
         # where a gradient stands for an argument's form, there has to be one
         ctx.set_materialize_grads(any(name in self.signature.grads for name in self.contract.stands_for.values()))
 
+    @as_written
     def kernel_gradient(
         self, ctx: Any, *grads: Tensor | None, kept: tuple[Tensor | None, ...] | None = None
     ) -> tuple[Tensor | None, ...]:
@@ -257,6 +263,7 @@ class Derivatives:
             )
         return tuple(kept_by_forward)
 
+    @as_written
     def identity_gradient(self, ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
         """The result's gradient, for each argument that needs one."""
         needs = ctx.needs_input_grad

@@ -16,6 +16,7 @@ from portakernel.calling.caller import OpCaller
 from portakernel.calling.key_table import Placement
 from portakernel.claims.capability import CannotRun
 from portakernel.contract import Contract
+from portakernel.host.as_written import as_written
 from portakernel.tensors.layout import has_plain_memory
 from portakernel.tensors.torch_internals import dispatch_modes, forward_ad, innermost_transform
 from portakernel.torch_bridge.derivatives import Derivatives, for_each_input, run_backward
@@ -34,9 +35,11 @@ class EagerTraining:
         self.caller: OpCaller = derivatives.caller
         self.contract: Contract = derivatives.contract
 
+        @as_written
         def forward(ctx: Any, *arguments: Any) -> Any:
             return self._forward(ctx, *arguments)
 
+        @as_written
         def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
             return self._backward(ctx, *grads)
 
@@ -50,6 +53,7 @@ class EagerTraining:
         # where kernels save in ways of their own, which one it was is kept beside what it saved
         self._marks = {name: choice.mark(name) for name in choice.kernels} if self._own else {}
 
+    @as_written
     def apply(self, placement: Placement, tensors: Sequence[Tensor | None], values: Sequence[Any]) -> Any:
         """The op's results with their gradient recorded, by ``placement``'s kernel; None when it declines the call."""
         try:

@@ -17,6 +17,7 @@ from portakernel.calling.caller import OpCaller
 from portakernel.calling.fast.key_layout import PLAIN, CallKind
 from portakernel.claims.request import Phase
 from portakernel.contract import Result, alternatives
+from portakernel.host.as_written import as_written
 from portakernel.torch_bridge.autocast import autocast
 from portakernel.torch_bridge.derivatives import Derivatives, run_backward
 from portakernel.torch_bridge.eager_training import EagerTraining, has_eager_training
@@ -63,6 +64,7 @@ class Bridge:
             for key in _AUTOCAST_KEYS:
                 self.library.impl(op, self._autocast, key)
 
+    @as_written
     def _inference(self, *arguments: Any) -> Any:
         if (result := self.caller.inference_hit(*arguments)) is not None:
             return result
@@ -72,6 +74,7 @@ class Bridge:
         returned = self.caller.run(PLAIN, tensors, values, policy, (*tensors, *values, None))
         return self.caller.completed(returned, values, tensors[0])
 
+    @as_written
     def _training(self, *arguments: Any) -> Any:
         if (result := self.caller.training_hit(*arguments)) is not None:
             return result
@@ -82,6 +85,7 @@ class Bridge:
         returned = self.caller.run(kind, tensors, values, policy, given)
         return self.caller.completed(returned, values, tensors[0], saved=True)
 
+    @as_written
     def _backward(self, *arguments: Any) -> Any:
         parts, given = self.signature.backward(arguments)
         gradients = run_backward(self.caller, parts, given)
@@ -122,6 +126,7 @@ class Bridge:
                 gradients.append(first.new_empty(shape, dtype=getattr(torch, dtype)))
         return _unwrapped(gradients)
 
+    @as_written
     def _autocast(self, *arguments: Any) -> Any:
         tensors, values, (kernel,) = self.signature.public(arguments)
         device = tensors[0].device.type

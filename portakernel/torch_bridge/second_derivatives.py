@@ -13,6 +13,7 @@ from torch import Tensor
 from portakernel.calling.caller import OpCaller
 from portakernel.contracts import reference_module
 from portakernel.errors import DerivativeError
+from portakernel.host.as_written import as_written
 from portakernel.tensors.torch_internals import saved_tensor_hooks
 from portakernel.torch_bridge.signature import Signature
 
@@ -29,6 +30,7 @@ class SecondDerivatives:
         self.contract = caller.contract
         self.signature = signature
 
+    @as_written
     def keep(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Keeps backward's arguments, without the tensors that forward saved."""
         del output
@@ -36,6 +38,7 @@ class SecondDerivatives:
         ctx.save_for_backward(*inputs[: len(self.signature.grads) + len(self.contract.backward_inputs)])
         ctx.values, ctx.needs = values, tuple(needs)
 
+    @as_written
     def gradient(self, ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients for backward's arguments from those of the gradients that it returned.
 

@@ -10,6 +10,7 @@ import torch
 from portakernel.calling.caller import OpCaller
 from portakernel.claims.request import Phase
 from portakernel.errors import ArgumentTypeError, DerivativeError
+from portakernel.host.as_written import as_written
 from portakernel.tensors.torch_internals import below_autograd, has_tangent, is_fake, some_are_distributed
 from portakernel.torch_bridge.kernel_choice import KernelChoice
 from portakernel.torch_bridge.signature import Signature
@@ -29,6 +30,7 @@ class Writing:
         torch.library.register_vmap(f"{self.caller.namespace}::{op}", self._refuse_vmap, lib=library)
         self.caller.distributed = self._refuse_distributed
 
+    @as_written
     def _above_autograd(self, *arguments: Any) -> None:
         """Before autograd: nothing of the call can be recorded.
 

@@ -49,7 +49,7 @@ def make_bound(
     source = f"{writer.full(launch, canonical)}\n{writer.brief(launch)}"
     parameters = {parameter.name: parameter.default for parameter in contract.parameters}
     scope = {**GLOBALS, **words, **parameters, **parts.names, **names}
-    full: Callable[..., Any] = define(source, contract.op, f"bound.{contract.op}", scope)
+    full: Callable[..., Any] = define(source, contract.op, f"bound.{contract.op}", scope, compiles=True)
     know_defaults(full)
     made: Any = full.__globals__["call"]
     made.__signature__ = inspect.signature(full)

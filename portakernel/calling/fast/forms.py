@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from portakernel.calling.fast.generated import define
+from portakernel.host.as_written import as_written
 from portakernel.tensors.torch_internals import autograd_is_excluded, tensor_guard
 
 # More than a process mixes in one op: dtypes, ranks, devices, inference mode. The oldest makes place.
@@ -46,16 +47,15 @@ class Forms:
     """
 
     def __init__(self, plain: Callable[..., bool], signatures: Signatures, *, exact: bool = False) -> None:
-        self.latest = Form(lambda *_: False, False, None)
+        self.latest = Form(as_written(lambda *_: False), False, None)
         self._plain = plain
         self._signatures = signatures
         self._exact = exact
         self._known: tuple[Form, ...] = ()
 
+    @as_written
     def find(self, *tensors: Tensor | None) -> Form | None:
         """The form of these tensors, from now on the latest; None when their memory may not be read as it is."""
-        if torch.compiler.is_dynamo_compiling():
-            return None  # torch.compile gave up on the call's frame and traces this one, where no guard can be made
         if any(isinstance(tensor, Tensor) and tensor.is_nested for tensor in tensors):
             return None
         for form in self._known:

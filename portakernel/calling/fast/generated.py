@@ -13,6 +13,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
+from portakernel.host.as_written import run_as_written
+
 # How the name of a generated source begins, in place of a file's.
 MARK = "<portakernel: "
 
@@ -32,10 +34,16 @@ class Shown:
         weakref.finalize(self, linecache.cache.pop, self.file, None).atexit = False
 
 
-def define(source: str, name: str, origin: str, names: dict[str, Any]) -> Any:
-    """The function ``name`` that ``source`` defines, with ``names`` as its globals."""
+def define(source: str, name: str, origin: str, names: dict[str, Any], *, compiles: bool = False) -> Any:
+    """The function ``name`` that ``source`` defines, with ``names`` as its globals.
+
+    Unless it ``compiles``, torch.compile leaves it as it is when it is called by what could not be compiled.
+    """
     shown = Shown(source, origin)
     # no __name__: torch.compile would take it for a module that can be imported
     scope = {**names, "source of this function": shown}
-    exec(compile(source, shown.file, "exec"), scope)
+    code = compile(source, shown.file, "exec")
+    if not compiles:
+        run_as_written(code)
+    exec(code, scope)
     return scope[name]

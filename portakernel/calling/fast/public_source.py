@@ -245,7 +245,7 @@ def {contract.op}({", ".join(_tolerant(strict))}):
     return slow({groups}, out, kernel, plain, declined)
 """
     names = {**GLOBALS, **words, **lookup.names, **names, "forms": lookup.forms, "NOT_GIVEN": NOT_GIVEN}
-    made: Any = define(source, contract.op, f"ops.{contract.op}", names)
+    made: Any = define(source, contract.op, f"ops.{contract.op}", names, compiles=True)
     know_defaults(made)
     made.__doc__ = document(contract)
     made.__module__ = "portakernel.ops"

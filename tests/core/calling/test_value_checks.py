@@ -278,9 +278,9 @@ def test_without_the_variable_no_source_differs_and_no_placement_is_wrapped(op, 
         found: dict[str, list[str]] = {"before a call": [], "bound": []}
         when = "before a call"
 
-        def noting(source: str, name: str, *more: Any) -> Any:
+        def noting(source: str, name: str, *more: Any, **kinds: Any) -> Any:
             found[when].append(source)
-            return plain(source, name, *more)
+            return plain(source, name, *more, **kinds)
 
         for module in (public_source, out_source, bound_source):
             monkeypatch.setattr(module, "define", noting)

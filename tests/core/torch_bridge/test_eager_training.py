@@ -100,7 +100,9 @@ def test_a_second_derivative_is_that_of_the_formula(ops, arguments):
         first = gradients(function, x, weight, create_graph=True)
         return torch.autograd.grad(first[0].square().sum() + first[1].sum(), (x, weight))
 
-    assert_same(twice(ops.rms_norm), twice(norm))
+    for derivative, wanted in zip(twice(ops.rms_norm), twice(norm), strict=True):
+        # float32's sums of large terms that cancel: of 6,000 drawn the worst was off by 2e-6 of the largest
+        torch.testing.assert_close(derivative, wanted, rtol=0, atol=2e-5 * float(wanted.abs().max()))
 
 
 @pytest.mark.parametrize("levels", [2, 3])
