@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
@@ -94,27 +94,32 @@ def contract_of(op: str) -> Contract:
 
 
 class _Bridges:
-    """Every op's registration; made once, though making them asks torch for ops that are not there yet."""
+    """The ops' registrations, each made once: when its op is first used, or with all others when torch asks for one."""
 
     def __init__(self) -> None:
         self.made: Mapping[str, Bridge] = {}
 
-    def make(self) -> Mapping[str, Bridge]:
-        """All of them.
+    def make(self, op: str) -> Bridge:
+        """The registration of ``op``.
 
         Raises:
-            CalledBackError: they are being made, and what is asked meanwhile asks for them.
+            CalledBackError: some are being made, and what is asked meanwhile asks for this one.
         """
-        if self.made and not contracts().keys() - self.made.keys():
-            return self.made
+        return self.made.get(op) or self._with({op})[op]
+
+    def make_all(self) -> Mapping[str, Bridge]:
+        """All of them; raises as ``make`` does."""
+        return self._with(None) if not self.made or contracts().keys() - self.made.keys() else self.made
+
+    def _with(self, ops: Collection[str] | None) -> Mapping[str, Bridge]:
+        """Those that were made, and of these ops, or of all."""
         with _making(_REGISTRATION), unsplit("registering the ops"):
             now = dispatcher()  # first, because plugins may ship ops
-            if missing := contracts().keys() - self.made.keys():
-                from portakernel.calling.caller import OpCaller
-                from portakernel.torch_bridge.registration import Bridge
+            from portakernel.calling.caller import OpCaller
+            from portakernel.torch_bridge.registration import Bridge
 
-                made = {op: Bridge(OpCaller(contract(op), now)) for op in contracts() if op in missing}
-                self.made = {**self.made, **made}
+            missing = [op for op in (contracts() if ops is None else ops) if op not in self.made]
+            self.made = {**self.made, **{op: Bridge(OpCaller(contract(op), now)) for op in missing}}
         return self.made
 
 
@@ -123,17 +128,17 @@ _bridges = _Bridges()
 
 
 def caller(op: str) -> OpCaller:
-    """The caller of ``op``; the first one asked for registers every op in ``torch.ops.portakernel``.
+    """The caller of ``op``, which is registered in ``torch.ops.portakernel`` when it is first asked for.
 
     Raises:
         UnknownNameError: there is no such op.
     """
-    return _bridges.make()[contract(op).op].caller
+    return _bridges.make(contract(op).op).caller
 
 
 def register() -> bool:
     """Registers every op in ``torch.ops.portakernel``; false while this thread is about it."""
-    return _REGISTRATION not in _MAKING.get() and bool(_bridges.make())
+    return _REGISTRATION not in _MAKING.get() and bool(_bridges.make_all())
 
 
 def callers_so_far() -> list[OpCaller]:
