@@ -1,4 +1,4 @@
-"""torch.compile looks at every function that is entered below one it could not compile: ours run as they are written."""
+"""torch.compile looks at functions that are entered below one it could not compile: ours run as they are written."""
 
 import re
 from contextlib import suppress
