@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from portakernel.contract import Contract
 from portakernel.contract.signature_text import signature
 from portakernel.errors import nearest
 from portakernel.host.regular_file import read_regular
-from portakernel.manifest.yaml_file import MAX_BYTES
 from portakernel.registry.kernel import Kernel
 from portakernel.registry.plugin_manager import Package
 
 SourceFunction = ast.FunctionDef | ast.AsyncFunctionDef
 _Import = ast.Import | ast.ImportFrom
+_MOST_BYTES = 16 << 20
 
 
 def source_of(package: Package, module: str) -> Path | None:
@@ -83,9 +84,23 @@ def _place(package: Package, module: str) -> Path | None:
 def parsed(source: Path) -> ast.Module | None:
     """A source file as a tree; None where it cannot be read, or is no Python."""
     try:
-        return ast.parse(read_regular(source, limit=MAX_BYTES))
+        return tree_of(source)
     except (OSError, SyntaxError, ValueError):
         return None
+
+
+def tree_of(source: Path) -> ast.Module:
+    """A source file as a tree, the same for the same text: it is asked for each function, and for what it imports.
+
+    Raises:
+        OSError: it cannot be read.
+        SyntaxError: it is no Python.
+        ValueError: it is no text.
+    """
+    return _tree(read_regular(source, limit=_MOST_BYTES))
+
+
+_tree: Callable[[bytes], ast.Module] = lru_cache(maxsize=256)(ast.parse)
 
 
 def _defined(body: Sequence[ast.stmt]) -> Iterator[str]:

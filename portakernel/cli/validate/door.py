@@ -10,7 +10,7 @@ from pathlib import Path
 import portakernel
 from portakernel import authoring
 from portakernel.cli.validate.problems import Problem
-from portakernel.host.regular_file import read_regular
+from portakernel.registry.source_files import parsed
 
 DOOR = authoring.__name__
 _CALLERS = {"portakernel", "portakernel.ops", "portakernel.errors"}
@@ -19,18 +19,14 @@ _VERSION_1 = {
     f"portakernel.{name}"
     for name in ("capability", "compilation", "hookspecs", "offline.compiled", "readiness", "request", "target")
 }
-_MOST_BYTES = 16 << 20
 
 
 def past_the_door(folder: Path, plugin_api: object) -> Iterator[Problem]:
     """A problem for each line of the modules in ``folder`` that imports what may change without notice."""
     open_to = _CALLERS | (_VERSION_1 if plugin_api == 1 else set())
     for path in sorted(folder.rglob("*.py")):
-        try:
-            tree = ast.parse(read_regular(path, limit=_MOST_BYTES), str(path))
-        except (OSError, SyntaxError, ValueError):
-            continue  # that it cannot be read or imported, whoever imports it says
-        for node in _statements(tree.body):
+        tree = parsed(path)
+        for node in _statements(tree.body if tree is not None else ()):  # whoever imports it says what is wrong
             for module, name in _imports(node):
                 if module not in open_to and not f"{module}.".startswith(f"{DOOR}."):
                     yield Problem(str(path), node.lineno, None, _advice(module, name))

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator, Sequence
 
 from portakernel.cli.validate.problems import Problem
-from portakernel.host.regular_file import read_regular
-from portakernel.manifest.yaml_file import MAX_BYTES
 from portakernel.registry.plugin_manager import Package
-from portakernel.registry.source_files import imported, leads_nowhere, source_of
+from portakernel.registry.source_files import imported, leads_nowhere, source_of, tree_of
 
 
 def source_problems(package: Package, entries: Sequence[str]) -> Iterator[Problem]:
@@ -19,7 +16,7 @@ def source_problems(package: Package, entries: Sequence[str]) -> Iterator[Proble
         if source is None:
             continue
         try:
-            tree = ast.parse(read_regular(source, limit=MAX_BYTES), filename=str(source))
+            tree = tree_of(source)
         except OSError as error:
             yield Problem(str(source), None, None, f"cannot be read: {error.strerror or error}")
             continue
