@@ -126,13 +126,24 @@ def _manifests_are_read_once() -> Iterator[None]:
         yield
 
 
+def modules_in(*rooms: str) -> list[str]:
+    """The names of the modules of portakernel that stand in these folders."""
+    folders = [ROOT / "portakernel" / room for room in rooms]
+    files = [file for folder in folders for file in sorted(folder.glob("*.py")) if file.stem != "__init__"]
+    return [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in files]
+
+
 @pytest.fixture(scope="session")
 def fork_server() -> Any:
     """Forks a process that has imported torch and portakernel already, and made nothing of either."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["torch", "portakernel.ops", "portakernel.calling.public", "portakernel.torch_bridge", "typer", "pytest"]
-    )
+    context.set_forkserver_preload([
+        "torch", "numpy.typing", "pytest", "typer", "filelock", "platformdirs", "sqlite3",
+        "portakernel.api", "portakernel.ops", "portakernel.calling.public", "portakernel.torch_bridge.registration",
+        "portakernel.authoring.host", "portakernel.authoring.tensors", "portakernel.native.entry",
+        *modules_in("contracts", "deciding", "matrix", "cli/doctor", "cli/explain", "cli/validate"),
+        "portakernel.cli.list_kernels", "portakernel.cli.matrix",
+    ])  # fmt: skip
     return context
 
 
