@@ -84,10 +84,11 @@ class Distribution:
 
     def modules(self) -> set[str]:
         """The import names that it provides, as it declares them or as its files have them."""
-        declared = set(self.read("top_level.txt").split())
-        files = [line.partition(",")[0] for line in self.read("RECORD").splitlines()]
-        tops = (re.match(r"([^/.]+)(/|\.py$|\..*\.so$|\.so$)", file.strip('"')) for file in files)
-        return declared or {top[1] for top in tops if top}
+        if declared := set(self.read("top_level.txt").split()):
+            return declared
+        files = (line.partition(",")[0].strip('"').partition("/") for line in self.read("RECORD").splitlines())
+        tops = {top + slash for top, slash, _ in files}
+        return {found[1] for top in tops if (found := re.fullmatch(r"([^/.]+)(/|\.py|\..*\.so|\.so)", top))}
 
 
 @dataclass(frozen=True, slots=True)
