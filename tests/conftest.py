@@ -134,16 +134,22 @@ def modules_in(*rooms: str) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def fork_server() -> Any:
-    """Forks a process that has imported torch and portakernel already, and made nothing of either."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([
+def imported_first() -> tuple[str, ...]:
+    """What calls and commands import before they ask which plugins there are."""
+    return (
         "torch", "numpy.typing", "pytest", "typer", "filelock", "platformdirs", "sqlite3",
         "portakernel.api", "portakernel.ops", "portakernel.calling.public", "portakernel.torch_bridge.registration",
         "portakernel.authoring.host", "portakernel.authoring.tensors", "portakernel.native.entry",
         *modules_in("contracts", "deciding", "matrix", "cli/doctor", "cli/explain", "cli/validate"),
         "portakernel.cli.list_kernels", "portakernel.cli.matrix",
-    ])  # fmt: skip
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def fork_server(imported_first: tuple[str, ...]) -> Any:
+    """Forks a process that has imported torch and portakernel already, and made nothing of either."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(imported_first))
     return context
 
 

@@ -6,6 +6,7 @@ in ``tests/conftest.py``. Without portakernel among them, a program's variables 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import importlib
@@ -17,6 +18,7 @@ import signal
 import site
 import socket
 import sys
+import threading
 import traceback
 import types
 from typing import Any
@@ -95,6 +97,38 @@ def run(request: dict[str, Any]) -> None:
     exec(compile(what, "<string>", "exec"), vars(main))
 
 
+def outcome(request: dict[str, Any]) -> int:
+    """The status that the program ends with; what it raises is printed as Python prints it."""
+    try:
+        run(request)
+    except SystemExit as ended:
+        if ended.code is None or isinstance(ended.code, int):
+            return ended.code or 0
+        sys.stderr.write(f"{ended.code}\n")
+        return 1
+    except Exception as error:  # noqa: BLE001 - of any program
+        # without the lines of this file
+        behind = error.__traceback__
+        while behind is not None and behind.tb_frame.f_code.co_filename == __file__:
+            behind = behind.tb_next
+        traceback.print_exception(type(error), error, behind)
+        return 1
+    return 0
+
+
+def end(status: int) -> None:
+    """Ends as Python does, without taking modules apart, which would copy what is shared with the first process."""
+    threading._shutdown()  # waits for threads that are no daemons
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None and not stream.closed:
+                stream.flush()
+        except (OSError, ValueError):  # closed at the other end
+            status = 120
+    os._exit(status & 0xFF)
+
+
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupted run ends by its socket
     for name in sys.argv[2:]:
@@ -102,12 +136,4 @@ if __name__ == "__main__":
     gc.freeze()  # what is imported is not looked at again in each fork
     if (asked := serve(sys.argv[1])) is not None:
         become(asked)
-        try:
-            run(asked)
-        except Exception as error:  # noqa: BLE001 - of any program
-            # without the lines of this file
-            behind = error.__traceback__
-            while behind is not None and behind.tb_frame.f_code.co_filename == __file__:
-                behind = behind.tb_next
-            traceback.print_exception(type(error), error, behind)
-            sys.exit(1)
+        end(outcome(asked))

@@ -16,16 +16,6 @@ import pytest
 from portakernel.runtime import dispatcher
 from portakernel.scaffold import scaffold
 
-# What a process holds that has asked portakernel nothing yet.
-IMPORTED = (
-    "torch",
-    "typer",
-    "portakernel.ops",
-    "portakernel.calling.public",
-    "portakernel.torch_bridge",
-    "portakernel.cli",
-)
-
 
 @pytest.fixture
 def site(tmp_path: Path) -> Callable[..., Path]:
@@ -51,13 +41,15 @@ def site(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def run(tmp_path: Path, python: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[..., Any]:
+def run(
+    tmp_path: Path, python: Callable[..., subprocess.CompletedProcess[str]], imported_first: tuple[str, ...]
+) -> Callable[..., Any]:
     """Runs a command, or a program, where the site is on the path; returns its JSON, or its output."""
 
     def command(*words: str, status: int = 0, **environment: str) -> Any:
         variables = os.environ | {"PYTHONPATH": str(tmp_path / "site")} | environment
         command_line = words if words[0] == "-c" else ("-m", "portakernel", *words)
-        ran = python(*command_line, env=variables, cwd=tmp_path, imports=IMPORTED)
+        ran = python(*command_line, env=variables, cwd=tmp_path, imports=imported_first)
         assert ran.returncode == status, ran.stdout + ran.stderr
         return json.loads(ran.stdout) if "--json" in words else ran.stdout + ran.stderr
 
