@@ -42,7 +42,10 @@ def is_interpreting() -> bool:
 
 def run(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: Mapping[str, Any]) -> None:
     """Run a ``@triton.jit`` kernel's programs in order; launch options in ``meta`` (``num_warps``) have no effect."""
-    with _LANGUAGE_PATCHED, shortcuts(), _callable_jit_functions(), _exact_bfloat16(), _scalar_ranges(), _silence():
+    with (
+        _LANGUAGE_PATCHED, shortcuts(), _callable_jit_functions(), _exact_bfloat16(), _rows_apart(), _scalar_ranges(),
+        _silence(),
+    ):  # fmt: skip
         _interpreted(kernel.fn)[grid](*args, **meta)
 
 
@@ -96,6 +99,28 @@ def _exact_bfloat16() -> Iterator[None]:
         yield
     finally:
         interpreter._convert_float = general
+
+
+@contextmanager
+def _rows_apart() -> Iterator[None]:
+    """Let ``tl.dot`` multiply row by row, so that a row has the same bits wherever it stands in a tile.
+
+    Matrix units give it; BLAS, which computes whole tiles faster, does not on every CPU (OpenBLAS on AMD's Zen 5).
+    """
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    whole = InterpreterBuilder.create_dot
+
+    def dot(self: Any, a: Any, b: Any, d: Any, *how: Any) -> Any:
+        rows, columns, sums = a.data[..., None, :], b.data[..., None, :, :], d.data[..., None, :]
+        product = whole(self, TensorHandle(rows, a.dtype), TensorHandle(columns, b.dtype), TensorHandle(sums, d.dtype), *how)
+        return TensorHandle(product.data[..., 0, :], d.dtype.scalar)
+
+    InterpreterBuilder.create_dot = dot
+    try:
+        yield
+    finally:
+        InterpreterBuilder.create_dot = whole
 
 
 def _range(*bounds: Any) -> range:

@@ -43,11 +43,16 @@ def find() -> list[Device]:
 
 @cache
 def opened() -> Opened:
-    """The CPU devices of every OpenCL driver. Only these share memory with the host in all drivers."""
+    """The CPU devices of every OpenCL driver. Only these share memory with the host in all drivers.
+
+    Of a driver that is here in several versions the newest alone: an old one knows fewer CPUs.
+    """
     _provide_caches()
     import pyopencl as cl
 
-    found = [device for platform in cl.get_platforms() for device in platform.get_devices(cl.device_type.CPU)]
+    oldest_first = sorted(cl.get_platforms(), key=lambda platform: [int(n) for n in re.findall(r"\d+", platform.version)])
+    drivers = {platform.name: platform for platform in oldest_first}.values()
+    found = [device for platform in drivers for device in platform.get_devices(cl.device_type.CPU)]
     return Opened(tuple(d for d in found if d.available and d.compiler_available), os.getpid())
 
 
@@ -106,8 +111,9 @@ def ready(device: Device) -> Rejection | None:
     except CannotRun as declared:
         return declared.rejection
     except cl.Error as error:
-        first_line = str(error).strip().partition("\n")[0]
-        return Rejection(ReasonCode.DRIVER, f"{device.name} failed on a tiny kernel: {first_line}; try another driver")
+        lines = str(error).strip().splitlines()
+        why = next((line for line in lines if line.startswith("error: ")), lines[0])  # the compiler's, where it spoke
+        return Rejection(ReasonCode.DRIVER, f"{device.name} failed on a tiny kernel: {why}; try another driver")
     except Exception as error:  # noqa: BLE001 - the plugin's border: whatever fails here is the answer
         return Rejection(ReasonCode.PROBE_FAILED, f"a tiny kernel failed: {type(error).__name__}: {error}")
     if np.array_equal(found, x + x):
