@@ -23,6 +23,9 @@ NVIDIA_COMPILERS := nvidia-cuda-nvcc nvidia-cuda-nvrtc nvidia-nvvm nvidia-cuda-c
 	nvidia-cutlass-dsl nvidia-cutlass-dsl-libs-base nvidia-cutlass-dsl-libs-core nvidia-cutlass-dsl-libs-cu13 \
 	cuda-bindings cuda-pathfinder protobuf
 
+# The tests start hundreds of processes, each of which would compile torch's modules anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 # What `make outside` makes and tests; its name is nobody's.
