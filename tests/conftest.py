@@ -1,8 +1,10 @@
-"""What all tests share: one thread for each process, and first-party manifests that are read once."""
+"""What all tests share: one thread for each process, our own files that are read once, processes that are forked."""
 
 import gc
+import importlib
 import json
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import signal
 import socket
@@ -19,10 +21,6 @@ from typing import Any, TypeVar
 
 import pytest
 
-from portakernel.manifest.loading import load_manifest
-from portakernel.registry import plugin_manager, registry
-from portakernel.registry.manifest_kernels import plugin_kernels
-
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
 # Before torch is imported: as many processes run as there are cores, and what torch's threads take then, waiting for
@@ -31,14 +29,21 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if "torch" in sys.modules:
     sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
+# OpenCL's driver for CPUs compiles the tiny kernel that a device is probed with: half a second, unless it has it.
+if "POCL_CACHE_DIR" not in os.environ:
+    OPENCL_CACHE = tempfile.TemporaryDirectory(prefix="opencl")  # of this process, which the workers inherit
+    os.environ["POCL_CACHE_DIR"] = OPENCL_CACHE.name
+
 # What a machine lacks skips with a reason that begins so, or comes from `importorskip`. Where nothing may lack, as in
 # .ci/run, that is a failure; what needs a GPU, or another system, skips there too, with a reason that says so.
 LACKS = ("lacks ", "could not import ")
 NOTHING_MAY_LACK = os.environ.get("TESTS_REQUIRE_ALL") == "1"
 
 ROOT = Path(__file__).parents[1]
-OURS = (ROOT / "plugins", ROOT / "backends")
 
+# Where tests, and the processes that they fork, find `first_party`; importing it is what keeps the files.
+sys.path.append(str(ROOT / "tests"))
+importlib.import_module("first_party")
 
 # These take ten seconds and more each: they come first, so that at the end no worker waits for another's.
 LONG = (
@@ -49,6 +54,11 @@ LONG = (
     "tests/distributed/test_sharding.py::test_over_a_mesh_of_two_dimensions_each_splits_along_its_own",
     "tests/conformance/test_kit.py::test_triton_kernel_conforms_in_its_interpreter",
 )
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores: tests wait for processes, which wait for a compiler or for time to pass."""
+    return len(os.sched_getaffinity(0)) + 1
 
 
 @pytest.hookimpl(trylast=True)  # behind the shuffling
@@ -96,36 +106,6 @@ def judged(report: Report) -> Report:
     return report
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _manifests_are_read_once() -> Iterator[None]:
-    """Most tests have a registry of their own, which takes 0.1 s, most of that to read and judge the same manifests."""
-    read: dict[Any, Any] = {}
-    judged: list[tuple[tuple[Any, Any], dict[str, Any], Any]] = []
-
-    def load(model: Any, path: Path, **options: Any) -> Any:
-        if not any(folder in path.parents for folder in OURS):
-            return load_manifest(model, path, **options)
-        key = model, path, path.stat().st_mtime_ns, *options.items()
-        if key not in read:
-            read[key] = load_manifest(model, path, **options)
-        return read[key]
-
-    def kernels(package: Any, loaded: Any, spaces: Mapping[str, Any]) -> Any:
-        if not any(loaded is one for one in read.values()):
-            return plugin_kernels(package, loaded, spaces)
-        for of, beside, found in judged:
-            if of[0] == package and of[1] is loaded and beside == spaces:
-                return found
-        found = plugin_kernels(package, loaded, spaces)
-        judged.append(((package, loaded), dict(spaces), found))
-        return found
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plugin_manager, "load_manifest", load)
-        patch.setattr(registry, "plugin_kernels", kernels)
-        yield
-
-
 def modules_in(*rooms: str) -> list[str]:
     """The names of the modules of portakernel that stand in these folders."""
     folders = [ROOT / "portakernel" / room for room in rooms]
@@ -141,7 +121,7 @@ def imported_first() -> tuple[str, ...]:
         "portakernel.api", "portakernel.ops", "portakernel.calling.public", "portakernel.torch_bridge.registration",
         "portakernel.authoring.host", "portakernel.authoring.tensors", "portakernel.native.entry",
         *modules_in("contracts", "deciding", "matrix", "cli/doctor", "cli/explain", "cli/validate"),
-        "portakernel.cli.list_kernels", "portakernel.cli.matrix",
+        "portakernel.cli.list_kernels", "portakernel.cli.matrix", "first_party",
     )  # fmt: skip
 
 
@@ -150,6 +130,9 @@ def fork_server(imported_first: tuple[str, ...]) -> Any:
     """Forks a process that has imported torch and portakernel already, and made nothing of either."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(imported_first))
+    with pytest.MonkeyPatch.context() as patch:  # modules that it does not find it leaves out in silence
+        patch.setenv("PYTHONPATH", str(ROOT / "tests"), prepend=os.pathsep)
+        multiprocessing.forkserver.ensure_running()
     return context
 
 

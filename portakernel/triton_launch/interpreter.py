@@ -103,24 +103,27 @@ def _exact_bfloat16() -> Iterator[None]:
 
 @contextmanager
 def _rows_apart() -> Iterator[None]:
-    """Let ``tl.dot`` multiply row by row, so that a row has the same bits wherever it stands in a tile.
+    """Let ``tl.dot`` multiply row by row, so that a row's bits depend neither on its place in a tile nor on strides.
 
-    Matrix units give it; BLAS, which computes whole tiles faster, does not on every CPU (OpenBLAS on AMD's Zen 5).
+    Matrix units give that; BLAS, which multiplies whole tiles faster, does not on every CPU (OpenBLAS on AMD's Zen 5).
     """
+    import numpy as np
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-    whole = InterpreterBuilder.create_dot
+    builder: Any = InterpreterBuilder
+    whole = builder.create_dot
 
     def dot(self: Any, a: Any, b: Any, d: Any, *how: Any) -> Any:
-        rows, columns, sums = a.data[..., None, :], b.data[..., None, :, :], d.data[..., None, :]
-        product = whole(self, TensorHandle(rows, a.dtype), TensorHandle(columns, b.dtype), TensorHandle(sums, d.dtype), *how)
+        rows, columns = (np.ascontiguousarray(tile.data) for tile in (a, b))
+        by_row = rows[..., None, :], columns[..., None, :, :], d.data[..., None, :]
+        product = whole(self, *map(TensorHandle, by_row, (a.dtype, b.dtype, d.dtype)), *how)
         return TensorHandle(product.data[..., 0, :], d.dtype.scalar)
 
-    InterpreterBuilder.create_dot = dot
+    builder.create_dot = dot
     try:
         yield
     finally:
-        InterpreterBuilder.create_dot = whole
+        builder.create_dot = whole
 
 
 def _range(*bounds: Any) -> range:

@@ -36,7 +36,7 @@ def test_a_skip_for_what_a_machine_lacks_fails_where_nothing_may_lack(
     for name, source in {**TESTS, "conftest.py": CONFTEST.read_text(encoding="utf-8")}.items():
         (tmp_path / name).write_text(source, encoding="utf-8")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-    environment["TESTS_REQUIRE_ALL"] = required
+    environment |= {"TESTS_REQUIRE_ALL": required, "PYTHONPATH": str(CONFTEST.parent)}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n0", "--continue-on-collection-errors"]
     command += ["-c", os.devnull, "--rootdir", str(tmp_path), str(tmp_path)]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)

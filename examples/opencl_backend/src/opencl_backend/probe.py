@@ -50,7 +50,7 @@ def opened() -> Opened:
     _provide_caches()
     import pyopencl as cl
 
-    oldest_first = sorted(cl.get_platforms(), key=lambda platform: [int(n) for n in re.findall(r"\d+", platform.version)])
+    oldest_first = sorted(cl.get_platforms(), key=lambda p: [int(n) for n in re.findall(r"\d+", p.version)])
     drivers = {platform.name: platform for platform in oldest_first}.values()
     found = [device for platform in drivers for device in platform.get_devices(cl.device_type.CPU)]
     return Opened(tuple(d for d in found if d.available and d.compiler_available), os.getpid())
