@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from portakernel.cli.demo import decoder
-from portakernel.cli.demo.decoder_ops import Ops, PlainTorch, ThroughPortakernel
+from portakernel_kit.demo import decoder
+from portakernel_kit.demo.decoder_ops import Ops, PlainTorch, ThroughPortakernel
 
 CALLS = 20
 

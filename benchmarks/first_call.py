@@ -28,7 +28,6 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from portakernel.bench.question import launch_row, questions
 from portakernel.calling.devices import find_device
 from portakernel.contracts import contract
 from portakernel.deciding.policies import intern_policy, make_layer
@@ -36,6 +35,7 @@ from portakernel.registry.kernel import Kernel
 from portakernel.runtime import dispatcher
 from portakernel.tensors.scratch import described
 from portakernel.words.target import Target
+from portakernel_kit.bench.question import launch_row, questions
 
 WAYS = ("portakernel", "triton")
 PARTS = ("portakernel", "import triton", "probe", "import plugin", "call")

@@ -17,8 +17,8 @@ from typing import Annotated, Any
 
 import typer
 
-from portakernel.bench.plots import draw
 from portakernel.contracts import contract
+from portakernel_kit.bench.plots import draw
 
 ROOT = Path(__file__).parent.parent
 BEGIN, END = "<!-- kernels: benchmarks/kernel_tables.py writes these lines -->", "<!-- kernels end -->"

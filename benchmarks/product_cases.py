@@ -12,14 +12,14 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.functional import ScalingType
 
-from portakernel.bench.operands import Operands, draw
-from portakernel.bench.question import questions
 from portakernel.calling.arguments import Arguments
 from portakernel.contract import GridRow
 from portakernel.contracts import contract
 from portakernel.references import scaled_mm as scaled_mm_reference
 from portakernel.runtime import dispatcher
 from portakernel.words.target import Device
+from portakernel_kit.bench.operands import Operands, draw
+from portakernel_kit.bench.question import questions
 
 Call = Callable[[], Any]
 Named = tuple[str, Call]

@@ -40,15 +40,15 @@ from torch import Tensor
 
 import portakernel
 from portakernel import ops
-from portakernel.bench.circumstances import clocks
-from portakernel.bench.contenders import Field, Filter, build_waiting, described_error, forward_field
-from portakernel.bench.results import Latency
-from portakernel.bench.stopwatch import Stopwatch, stopwatch
-from portakernel.bench.traffic import flops_per_us_in_tflop_per_s
 from portakernel.claims.capability import ReasonCode
 from portakernel.claims.request import Phase
 from portakernel.runtime import dispatcher
 from portakernel.words.target import Device
+from portakernel_kit.bench.circumstances import clocks
+from portakernel_kit.bench.contenders import Field, Filter, build_waiting, described_error, forward_field
+from portakernel_kit.bench.results import Latency
+from portakernel_kit.bench.stopwatch import Stopwatch, stopwatch
+from portakernel_kit.bench.traffic import flops_per_us_in_tflop_per_s
 
 Advance = Callable[[str], None]
 

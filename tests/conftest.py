@@ -2,6 +2,7 @@
 
 import gc
 import importlib
+import itertools
 import json
 import multiprocessing
 import multiprocessing.forkserver
@@ -107,10 +108,12 @@ def judged(report: Report) -> Report:
 
 
 def modules_in(*rooms: str) -> list[str]:
-    """The names of the modules of portakernel that stand in these folders."""
-    folders = [ROOT / "portakernel" / room for room in rooms]
-    files = [file for folder in folders for file in sorted(folder.glob("*.py")) if file.stem != "__init__"]
-    return [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in files]
+    """The names of the modules of the core, or of the kit, that stand in these folders."""
+    found = list[str]()
+    for root, room in itertools.product((ROOT, ROOT / "kit"), rooms):
+        files = [file for file in sorted((root / room).glob("*.py")) if file.stem != "__init__"]
+        found += [".".join(file.relative_to(root).with_suffix("").parts) for file in files]
+    return found
 
 
 @pytest.fixture(scope="session")
@@ -120,7 +123,8 @@ def imported_first() -> tuple[str, ...]:
         "torch", "numpy.typing", "pytest", "typer", "filelock", "platformdirs", "sqlite3",
         "portakernel.api", "portakernel.ops", "portakernel.calling.public", "portakernel.torch_bridge.registration",
         "portakernel.authoring.host", "portakernel.authoring.tensors", "portakernel.native.entry",
-        *modules_in("contracts", "deciding", "matrix", "cli/doctor", "cli/explain", "cli/validate"),
+        *modules_in("portakernel/contracts", "portakernel/deciding", "portakernel/matrix"),
+        *modules_in("portakernel/cli/doctor", "portakernel/cli/explain", "portakernel_kit/cli/validate"),
         "portakernel.cli.list_kernels", "portakernel.cli.matrix", "first_party",
     )  # fmt: skip
 
@@ -139,7 +143,7 @@ def fork_server(imported_first: tuple[str, ...]) -> Any:
 @pytest.fixture
 def forked_observers(fork_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are observed in forked processes, not in ones that have to import torch first."""
-    monkeypatch.setattr("portakernel.conformance.observing.isolation.get_context", lambda _: fork_server)
+    monkeypatch.setattr("portakernel_kit.conformance.observing.isolation.get_context", lambda _: fork_server)
 
 
 @pytest.fixture(scope="session")

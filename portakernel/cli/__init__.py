@@ -1,9 +1,9 @@
 """The command line: ``portakernel list``, ``explain``, ``check`` and the others of ``COMMANDS``.
 
 To add a command, write a module with a function ``command`` whose docstring is its help, and list it in ``COMMANDS``;
-one that needs several modules has a folder, and its function in ``command.py`` there. A plugin adds one with the hook
-``portakernel_cli``. Commands import what they need when they run, so that those that answer from manifests alone load
-neither torch nor rich.
+one that needs several modules has a folder, and its function in ``command.py`` there. Those of authors stand in the kit
+(``kit/portakernel_kit``). A plugin adds one with the hook ``portakernel_cli``. Commands import what they need when they
+run, so that those that answer from manifests alone load neither torch nor rich.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ if TYPE_CHECKING:
 
 # The module of each command, by the command's name; a module called `list` would hide the builtin in here.
 COMMANDS: Mapping[str, str] = {
-    "list": "list_kernels",
-    "matrix": "matrix",
-    "doctor": "doctor.command",
-    "explain": "explain.command",
-    "diff": "diff",
-    "new": "new",
-    "validate": "validate.command",
-    "check": "check",
-    "lint": "lint.command",
-    "compile": "compile_kernels",
-    "build": "build",
-    "warmup": "warmup",
-    "bench": "bench.command",
-    "cache": "cache",
-    "demo": "demo.command",
+    "list": "portakernel.cli.list_kernels",
+    "matrix": "portakernel.cli.matrix",
+    "doctor": "portakernel.cli.doctor.command",
+    "explain": "portakernel.cli.explain.command",
+    "diff": "portakernel.cli.diff",
+    "new": "portakernel_kit.cli.new",
+    "validate": "portakernel_kit.cli.validate.command",
+    "check": "portakernel_kit.cli.check",
+    "lint": "portakernel_kit.cli.lint.command",
+    "compile": "portakernel_kit.cli.compile_kernels",
+    "build": "portakernel.cli.build",
+    "warmup": "portakernel.cli.warmup",
+    "bench": "portakernel_kit.cli.bench.command",
+    "cache": "portakernel.cli.cache",
+    "demo": "portakernel_kit.demo.command",
 }
 
 BAD_INPUT = 2  # what was asked cannot be answered
@@ -96,7 +96,7 @@ def make_app(names: Iterable[str] = COMMANDS, manager: PluginManager | None = No
         manager.call("portakernel_cli", app=app)
         _keep_first(app)
     for name in names:
-        command = importlib.import_module(f"portakernel.cli.{COMMANDS[name]}").command
+        command = importlib.import_module(COMMANDS[name]).command
         app.command(name, help=_help(command), short_help=_help(command).partition("\n")[0])(command)
     return app
 

@@ -9,6 +9,7 @@ from types import FrameType
 _BETWEEN = frozenset(
     {
         "portakernel",
+        "portakernel_kit",
         "portakernel_plugins",
         "portakernel_backends",
         "torch",

@@ -16,7 +16,7 @@ import yaml
 from portakernel.cli import main
 from portakernel.errors import ArgumentValueError
 from portakernel.runtime import dispatcher
-from portakernel.scaffold import scaffold
+from portakernel_kit.scaffold import scaffold
 
 SHARED = {".github/workflows/tests.yml", ".gitignore", "README.md", "pyproject.toml"}
 FILES = {

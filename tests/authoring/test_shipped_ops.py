@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from portakernel.runtime import dispatcher
-from portakernel.scaffold import scaffold
+from portakernel_kit.scaffold import scaffold
 
 
 @pytest.fixture

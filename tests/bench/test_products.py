@@ -15,8 +15,8 @@ import pytest
 import torch
 import typer
 
-from portakernel.bench.contenders import Field
 from portakernel.claims.capability import ReasonCode, Rejection
+from portakernel_kit.bench.contenders import Field
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from portakernel.bench.question import launch_row, questions, rows_of, too_large
-from portakernel.bench.traffic import backward_cost, forward_cost, is_compute_bound
 from portakernel.contract import Cost, GridRow
 from portakernel.contracts import contract, own_contracts
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
 from portakernel.words.target import Target
+from portakernel_kit.bench.question import launch_row, questions, rows_of, too_large
+from portakernel_kit.bench.traffic import backward_cost, forward_cost, is_compute_bound
 
 HERE = Target("cpu", "x86_64")
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from portakernel.bench.stopwatch import Events, flush_bytes
+from portakernel_kit.bench.stopwatch import Events, flush_bytes
 
 CPU = torch.device("cpu")
 

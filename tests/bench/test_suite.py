@@ -7,21 +7,21 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from portakernel.bench import measurement
-from portakernel.bench.contenders import Filter
-from portakernel.bench.launches import time_launches
-from portakernel.bench.question import launch_row, questions
-from portakernel.bench.results import Cell, Latency, LeftOut, routing
-from portakernel.bench.stopwatch import Clock, stopwatch
-from portakernel.bench.suite import Plan, Suite
-from portakernel.bench.verification import difference
-from portakernel.cli.bench.report import print_cell
 from portakernel.cli.output import Page
 from portakernel.contract import GridRow
 from portakernel.contracts import own_contracts
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.deciding.policies import make_layer
 from portakernel.words.target import Target
+from portakernel_kit.bench import measurement
+from portakernel_kit.bench.contenders import Filter
+from portakernel_kit.bench.launches import time_launches
+from portakernel_kit.bench.question import launch_row, questions
+from portakernel_kit.bench.results import Cell, Latency, LeftOut, routing
+from portakernel_kit.bench.stopwatch import Clock, stopwatch
+from portakernel_kit.bench.suite import Plan, Suite
+from portakernel_kit.bench.verification import difference
+from portakernel_kit.cli.bench.report import print_cell
 
 HERE = Target("cpu", "x86_64")
 CPU = torch.device("cpu")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from portakernel.bench import suite
-from portakernel.bench.report import compare, new_file, read_report
+from portakernel_kit.bench import suite
+from portakernel_kit.bench.report import compare, new_file, read_report
 
 SMALL = "--device cpu --seconds 0 --shape x=4x64"
 MATPLOTLIB = "--plot draws with matplotlib, which cannot be imported"

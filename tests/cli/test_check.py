@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from portakernel import conformance
-from portakernel.conformance.result import Result
+from portakernel_kit import conformance
+from portakernel_kit.conformance.result import Result
 
 PASSED = Result("acme.add", "add", "add[odd, x=float32]", "forward", "passed", device="cpu:x86_64 (cpu)")
 FAILED = Result(

@@ -12,10 +12,10 @@ import torch
 
 import portakernel
 from portakernel import runtime
-from portakernel.cli.demo import decoder
-from portakernel.cli.demo import run as demo_run
-from portakernel.cli.demo.command import MOST_BYTES
-from portakernel.cli.demo.decoder_ops import NAMES
+from portakernel_kit.demo import decoder
+from portakernel_kit.demo import run as demo_run
+from portakernel_kit.demo.command import MOST_BYTES
+from portakernel_kit.demo.decoder_ops import NAMES
 
 
 @pytest.fixture(autouse=True)
@@ -119,13 +119,13 @@ def test_without_a_file_the_text_is_the_package_s_own(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     data = run("demo --device cpu --steps 1 --json").json
-    assert (data["file"], data["bytes"]) == (None, len((files("portakernel.cli.demo") / "text.txt").read_bytes()))
+    assert (data["file"], data["bytes"]) == (None, len((files("portakernel_kit.demo") / "text.txt").read_bytes()))
     assert data["prompts"][0] == "A model is a lon"
 
 
 def test_the_model_learns_what_it_reads(run: Callable, tmp_path: Path) -> None:
     read = tmp_path / "page.txt"
-    read.write_bytes((files("portakernel.cli.demo") / "text.txt").read_bytes()[:400])
+    read.write_bytes((files("portakernel_kit.demo") / "text.txt").read_bytes()[:400])
     ran = run("demo", str(read), "--device", "cpu", "--steps", "250", "--json")
     data = ran.json
     losses = data["losses"]["portakernel"]

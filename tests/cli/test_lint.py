@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from portakernel.conformance.observing import lint as linting
-from portakernel.conformance.observing.observation import Begun, Findings, Finished, Observation, Planned, Refusal
-from portakernel.conformance.result import Result
+from portakernel_kit.conformance.observing import lint as linting
+from portakernel_kit.conformance.observing.observation import Begun, Findings, Finished, Observation, Planned, Refusal
+from portakernel_kit.conformance.result import Result
 
 PLACE = "cpu:x86_64 (cpu)"
 HOLDS = Result("acme.add", "add", "add[odd, x=float32]", "forward", "passed", device=PLACE)

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from portakernel import runtime
-from portakernel.cli.lint import mutations, required_keys
-from portakernel.cli.lint.required_keys import RequiredKeys
-from portakernel.cli.validate.problems import Problem
-from portakernel.conformance.mutation.mutation import Judged, Listed, Mutated, Mutation
-from portakernel.conformance.observing.observation import Finished
+from portakernel_kit.cli.lint import mutations, required_keys
+from portakernel_kit.cli.lint.required_keys import RequiredKeys
+from portakernel_kit.cli.validate.problems import Problem
+from portakernel_kit.conformance.mutation.mutation import Judged, Listed, Mutated, Mutation
+from portakernel_kit.conformance.observing.observation import Finished
 
 pytestmark = pytest.mark.usefixtures("forked_observers")
 

@@ -207,7 +207,7 @@ def test_an_entry_that_does_not_import_is_told_where_it_fails(acme: Callable, so
 
 
 def test_an_import_that_hangs_is_ended(acme: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
-    from portakernel.cli.validate import imports
+    from portakernel_kit.cli.validate import imports
 
     monkeypatch.setattr(imports.import_problems, "__defaults__", (1.0,))
     source = f"import threading\nthreading.Event().wait()\n{SOURCE}"

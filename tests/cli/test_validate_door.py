@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from portakernel.cli.validate.door import DOOR, past_the_door
+from portakernel_kit.cli.validate.door import DOOR, past_the_door
 
 ROOT = Path(__file__).parents[2]
 

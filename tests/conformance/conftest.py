@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from portakernel.config import Config
-from portakernel.conformance.suite import Suite, Unit
-from portakernel.conformance.venue import Unavailable, find_venue
 from portakernel.contracts import contract
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.registry.plugin_manager import Package, PluginManager, installed_packages
 from portakernel.registry.registry import Registry
+from portakernel_kit.conformance.suite import Suite, Unit
+from portakernel_kit.conformance.venue import Unavailable, find_venue
 
 SEED = 20261120
 Kernel = Callable[..., Any]

@@ -7,9 +7,9 @@ from dataclasses import fields
 import pytest
 
 from portakernel.claims.capability import Capability, Limit
-from portakernel.conformance.boundary import boundary_outcomes
-from portakernel.conformance.claims import just_inside, just_outside
 from portakernel.contracts import contract
+from portakernel_kit.conformance.boundary import boundary_outcomes
+from portakernel_kit.conformance.claims import just_inside, just_outside
 
 
 def coverage(suite):

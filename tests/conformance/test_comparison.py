@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from portakernel.conformance.comparison import Match, Mismatch, compare, compare_rows, distance_ulp, ulp_at
-from portakernel.conformance.memory import same_bits
+from portakernel_kit.conformance.comparison import Match, Mismatch, compare, compare_rows, distance_ulp, ulp_at
+from portakernel_kit.conformance.memory import same_bits
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 dtypes = pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)

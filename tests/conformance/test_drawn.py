@@ -10,16 +10,16 @@ from itertools import pairwise
 import pytest
 import torch
 
-from portakernel.conformance.claims import possible
-from portakernel.conformance.drawn import __main__ as command
-from portakernel.conformance.drawn import processes
-from portakernel.conformance.drawn.request import draw_request
-from portakernel.conformance.drawn.trying import CHOSEN, Begun, Job, Tried, Undefined
-from portakernel.conformance.inputs import draw_inputs, generator
-from portakernel.conformance.observing.isolation import Death
-from portakernel.conformance.observing.observation import Finished
-from portakernel.conformance.trial import Outcome
 from portakernel.contracts import contract, own_contracts
+from portakernel_kit.conformance.claims import possible
+from portakernel_kit.conformance.drawn import __main__ as command
+from portakernel_kit.conformance.drawn import processes
+from portakernel_kit.conformance.drawn.request import draw_request
+from portakernel_kit.conformance.drawn.trying import CHOSEN, Begun, Job, Tried, Undefined
+from portakernel_kit.conformance.inputs import draw_inputs, generator
+from portakernel_kit.conformance.observing.isolation import Death
+from portakernel_kit.conformance.observing.observation import Finished
+from portakernel_kit.conformance.trial import Outcome
 from portakernel_plugins.torch.attention import flash_cpu as attention_flash_cpu
 
 JOB = Job("cpu", ("attention",), frozenset(), seed=5, first=0, step=1, end=1 << 20, seconds=100.0)

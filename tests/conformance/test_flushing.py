@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from portakernel.conformance.venue import Venue
+from portakernel_kit.conformance.venue import Venue
 
 
 @pytest.mark.parametrize("kernel", ["torch.add", "torch.softmax_cpu"])

@@ -16,17 +16,17 @@ from portakernel.calling.fast.key_layout import PLAIN
 from portakernel.cli.doctor.diagnosis import Diagnosis
 from portakernel.cli.doctor.findings import slow
 from portakernel.config import Config
-from portakernel.conformance.runner import run
-from portakernel.conformance.venue import find_venue
 from portakernel.contracts import contract
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.errors import NoKernelError
 from portakernel.registry import plugin_manager
 from portakernel.registry.plugin_manager import Package, PluginManager
 from portakernel.registry.registry import Registry
+from portakernel_kit.conformance.runner import run
+from portakernel_kit.conformance.venue import find_venue
 
 DATA = Path(__file__).resolve().parents[1] / "data"
-README = Path(__file__).resolve().parents[2] / "portakernel" / "conformance" / "README.md"
+README = Path(__file__).resolve().parents[2] / "kit" / "portakernel_kit" / "conformance" / "README.md"
 ROWS = dict(re.findall(r"^\| `(\w+)` \| .*? \| `([^`]+)` \|$", README.read_text(encoding="utf-8"), re.MULTILINE))
 HOSTILE = sorted(folder.name for folder in (DATA / "hostile_plugins").iterdir() if (folder / "plugin.yaml").exists())
 # What the kit finds; the others are noticed before it runs.

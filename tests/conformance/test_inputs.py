@@ -9,8 +9,11 @@ from collections import Counter
 import pytest
 import torch
 
-from portakernel.conformance.inputs import draw_inputs, draw_values, generator
-from portakernel.conformance.memory import (
+from portakernel.contract.case import Case
+from portakernel.contracts import contract, own_contracts
+from portakernel.tensors.layout import alignment, flat_rows, stride_last
+from portakernel_kit.conformance.inputs import draw_inputs, draw_values, generator
+from portakernel_kit.conformance.memory import (
     changed_around,
     footprint,
     place_tensor,
@@ -18,9 +21,6 @@ from portakernel.conformance.memory import (
     shares_memory,
     twin,
 )
-from portakernel.contract.case import Case
-from portakernel.contracts import contract, own_contracts
-from portakernel.tensors.layout import alignment, flat_rows, stride_last
 
 DTYPES = ("float32", "float16", "bfloat16")
 

@@ -11,12 +11,12 @@ import pytest
 
 from portakernel import runtime
 from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
-from portakernel.conformance.runner import check, fresh_seed, plan, run, select_kernels
-from portakernel.conformance.suite import Suite, Unit
-from portakernel.conformance.venue import Unavailable, Venue, covers, find_venue
 from portakernel.contracts import contract
 from portakernel.errors import UnknownNameError
 from portakernel.words.target import Device, Target
+from portakernel_kit.conformance.runner import check, fresh_seed, plan, run, select_kernels
+from portakernel_kit.conformance.suite import Suite, Unit
+from portakernel_kit.conformance.venue import Unavailable, Venue, covers, find_venue
 
 
 def failures(results):

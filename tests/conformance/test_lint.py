@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from portakernel.conformance.observing import lint as linting
-from portakernel.conformance.observing.isolation import Death
-from portakernel.conformance.observing.lint import lint
-from portakernel.conformance.observing.observation import Begun, Findings, Finished, Observation, Planned, Refusal
-from portakernel.conformance.result import Result
 from portakernel.words.target import Device, Target
+from portakernel_kit.conformance.observing import lint as linting
+from portakernel_kit.conformance.observing.isolation import Death
+from portakernel_kit.conformance.observing.lint import lint
+from portakernel_kit.conformance.observing.observation import Begun, Findings, Finished, Observation, Planned, Refusal
+from portakernel_kit.conformance.result import Result
 
 pytestmark = pytest.mark.usefixtures("forked_observers")
 

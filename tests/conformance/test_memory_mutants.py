@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from portakernel.conformance.comparison import distance_ulp
+from portakernel_kit.conformance.comparison import distance_ulp
 
 KERNELS = ("reference.add", "reference.rms_norm", "torch.add", "torch.rms_norm_cpu")
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from portakernel.conformance.mutation import processes as mutating
-from portakernel.conformance.mutation.mutation import Judged, Listed, Mutated, Mutation, Trying
-from portakernel.conformance.mutation.processes import mutate
-from portakernel.conformance.observing.isolation import Death
-from portakernel.conformance.observing.observation import Finished
 from portakernel.words.target import Device, Target
+from portakernel_kit.conformance.mutation import processes as mutating
+from portakernel_kit.conformance.mutation.mutation import Judged, Listed, Mutated, Mutation, Trying
+from portakernel_kit.conformance.mutation.processes import mutate
+from portakernel_kit.conformance.observing.isolation import Death
+from portakernel_kit.conformance.observing.observation import Finished
 
 pytestmark = pytest.mark.usefixtures("forked_observers")
 

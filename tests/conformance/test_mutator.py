@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 
 from portakernel import runtime
-from portakernel.conformance import trial
-from portakernel.conformance.mutation import spelling
-from portakernel.conformance.mutation.mutants import mutants
-from portakernel.conformance.mutation.mutation import Judged, Listed
-from portakernel.conformance.mutation.spelling import differences, entry_index, read_back
-from portakernel.conformance.mutation.trying import Mutator
-from portakernel.conformance.observing import observer as observing
-from portakernel.conformance.suite import Suite
-from portakernel.conformance.venue import Unavailable, find_venue
+from portakernel_kit.conformance import trial
+from portakernel_kit.conformance.mutation import spelling
+from portakernel_kit.conformance.mutation.mutants import mutants
+from portakernel_kit.conformance.mutation.mutation import Judged, Listed
+from portakernel_kit.conformance.mutation.spelling import differences, entry_index, read_back
+from portakernel_kit.conformance.mutation.trying import Mutator
+from portakernel_kit.conformance.observing import observer as observing
+from portakernel_kit.conformance.suite import Suite
+from portakernel_kit.conformance.venue import Unavailable, find_venue
 
 SEED = 20261122
 # It is wrong in halves, beyond 600 elements and where x is not contiguous, and says so.

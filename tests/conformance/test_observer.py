@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from portakernel.conformance.observing.observation import AGAINST, Begun, Findings, Finished, Observation
-from portakernel.conformance.observing.observer import Known, Observer
-from portakernel.conformance.venue import find_venue
 from portakernel.contracts import contract
+from portakernel_kit.conformance.observing.observation import AGAINST, Begun, Findings, Finished, Observation
+from portakernel_kit.conformance.observing.observer import Known, Observer
+from portakernel_kit.conformance.venue import find_venue
 
 SEED = 20261122
 # Refuses what no manifest says.
@@ -208,7 +208,7 @@ def test_property_that_is_not_listed_is_looked_for(observer, jitter, verdict):
 
 
 def test_what_the_reference_cannot_judge_says_nothing(observer, monkeypatch):
-    from portakernel.conformance.truth import Truth
+    from portakernel_kit.conformance.truth import Truth
 
     made = observer("dtypes: {x: [float32], y: [x]}")
     truth = Truth.of

@@ -94,7 +94,7 @@ def test_unknown_name_ends_the_run_before_collection(run_pytest, tmp_path, optio
 
 def test_plugin_imports_nothing_of_weight_until_it_is_asked():
     code = (
-        "import sys, portakernel.conformance.pytest_plugin\n"
+        "import sys, portakernel_kit.conformance.pytest_plugin\n"
         "print(sorted({'torch', 'pydantic', 'yaml', 'portakernel.registry.registry'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from portakernel.conformance.threads import on_one_thread
+from portakernel_kit.conformance.threads import on_one_thread
 
 
 @pytest.fixture(autouse=True)

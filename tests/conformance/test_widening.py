@@ -8,9 +8,9 @@ import pytest
 
 from portakernel import runtime
 from portakernel.claims.capability import Capability, Limit, ReasonCode
-from portakernel.conformance.claims import elements
-from portakernel.conformance.widening import Widening, cases_beyond, widened, widenings
 from portakernel.contracts import contract, own_contracts
+from portakernel_kit.conformance.claims import elements
+from portakernel_kit.conformance.widening import Widening, cases_beyond, widened, widenings
 
 
 def kernels_for_cpus():

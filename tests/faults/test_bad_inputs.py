@@ -29,8 +29,8 @@ def _ended(call: Callable[[], object]) -> Ended:
 
 def _example(op: str) -> tuple[list[Any], dict[str, Any]]:
     """Arguments of a small call."""
-    from portakernel.conformance.inputs import draw_inputs, generator
     from portakernel.contracts import contract
+    from portakernel_kit.conformance.inputs import draw_inputs, generator
 
     described = contract(op)
     sizes = [(case, math.prod((*case.dims.values(), *case.leading))) for case in described.cases if not case.given]

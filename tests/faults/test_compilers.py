@@ -211,7 +211,7 @@ import os, signal, subprocess, sys
 from pathlib import Path
 sys.path.insert(0, {folder!r})
 from hanging import Hanging
-from portakernel.conformance.observing.isolation import run_apart
+from portakernel_kit.conformance.observing.isolation import run_apart
 if __name__ == "__main__":
     print(list(run_apart(Hanging({file!r}), 600.0)))
 """

@@ -120,9 +120,9 @@ def test_what_stands_in_the_place_of_calls_is_an_error(fault, kind):
 def _json(kind, reader):
     file = Path("results.json").absolute()
     STANDS[kind][0](file)
-    from portakernel.bench.report import read_report
     from portakernel.errors import ArgumentValueError
     from portakernel.matrix.proofs import read_output
+    from portakernel_kit.bench.report import read_report
 
     try:
         read_report(file) if reader == "report" else read_output(file, {})

@@ -109,7 +109,7 @@ def _ill():
     """What doctor, validate and a call say of packages that are broken before their import, each in its own way."""
     from portakernel.cli.doctor.diagnosis import examine
     from portakernel.cli.doctor.findings import findings
-    from portakernel.cli.validate.validation import installed_subjects, problems_of
+    from portakernel_kit.cli.validate.validation import installed_subjects, problems_of
 
     for name, manifest in ILL.items():
         _install(name, f"{name}-dist", broken=True)
@@ -152,8 +152,8 @@ def _serves_every_op(files):
     import torch
 
     from portakernel import ops
-    from portakernel.conformance.inputs import case_parameters, draw_inputs, generator
     from portakernel.contracts import own_contracts
+    from portakernel_kit.conformance.inputs import case_parameters, draw_inputs, generator
 
     if files:
         _write(files)

@@ -10,11 +10,11 @@ from torch import Tensor
 
 import portakernel
 from portakernel import ops
-from portakernel.cli.demo import decoder
-from portakernel.cli.demo.decoder import Cache
-from portakernel.cli.demo.decoder_ops import Ops, PlainTorch, ThroughPortakernel
 from portakernel.errors import CaptureError
 from portakernel.tensors.capture import is_capturing
+from portakernel_kit.demo import decoder
+from portakernel_kit.demo.decoder import Cache
+from portakernel_kit.demo.decoder_ops import Ops, PlainTorch, ThroughPortakernel
 
 # float32 is not for FlashAttention
 pytestmark = pytest.mark.filterwarnings("ignore::portakernel.errors.FallbackWarning")

@@ -7,12 +7,12 @@ import torch
 
 from portakernel import runtime
 from portakernel.calling.caller import OpCaller
-from portakernel.conformance.graph import Captured, Graph, capture_cuda
-from portakernel.conformance.inputs import draw_inputs, generator
-from portakernel.conformance.runner import run, select_kernels
-from portakernel.conformance.trial import Trial
-from portakernel.conformance.venue import Unavailable, find_venue
 from portakernel.contracts import contract
+from portakernel_kit.conformance.graph import Captured, Graph, capture_cuda
+from portakernel_kit.conformance.inputs import draw_inputs, generator
+from portakernel_kit.conformance.runner import run, select_kernels
+from portakernel_kit.conformance.trial import Trial
+from portakernel_kit.conformance.venue import Unavailable, find_venue
 
 RMS_NORM = contract("rms_norm")
 CLAIMED = frozenset({"graph_capture", "deterministic"})

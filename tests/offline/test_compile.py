@@ -12,12 +12,12 @@ pytest.importorskip("triton")
 import torch
 
 from portakernel.claims.request import Phase
-from portakernel.conformance.offline_jobs import jobs
 from portakernel.offline.compiled import Compiled
 from portakernel.offline.outcome import Outcome
 from portakernel.runtime import dispatcher
 from portakernel.triton_launch.offline import compiling
 from portakernel.words.target import Target
+from portakernel_kit.conformance.offline_jobs import jobs
 from portakernel_plugins.triton.norms import rms_norm
 
 

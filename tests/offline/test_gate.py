@@ -9,10 +9,10 @@ import pytest
 
 pytest.importorskip("triton")
 
-from portakernel.conformance.offline_jobs import jobs
 from portakernel.offline.workers import compile_job
 from portakernel.runtime import dispatcher
 from portakernel.words.target import Target
+from portakernel_kit.conformance.offline_jobs import jobs
 
 TARGETS = (
     *("nvidia:sm_80", "nvidia:sm_89", "nvidia:sm_90", "nvidia:sm_100", "nvidia:sm_120"),

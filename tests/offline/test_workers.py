@@ -10,12 +10,12 @@ import pytest
 
 pytest.importorskip("triton")
 
-from portakernel.conformance.offline_jobs import jobs
 from portakernel.offline import workers
 from portakernel.offline.job import Job
 from portakernel.offline.workers import compile_all, compile_job
 from portakernel.runtime import dispatcher
 from portakernel.words.target import Target
+from portakernel_kit.conformance.offline_jobs import jobs
 
 # What the interpreter of each worker runs first: the plugin's context is another for one target.
 STAND_IN = """\
@@ -100,7 +100,7 @@ def test_a_script_that_compiles_as_it_is_read_is_read_once(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "print('read', flush=True)\n"
-        "from portakernel.conformance.offline_jobs import jobs\n"
+        "from portakernel_kit.conformance.offline_jobs import jobs\n"
         "from portakernel.offline.workers import compile_all\n"
         "from portakernel.runtime import dispatcher\n"
         "from portakernel.words.target import Target\n"

@@ -73,14 +73,14 @@ def _contents(wheel: Path) -> set[str]:
         return {name for name in archive.namelist() if ".dist-info/" not in name}
 
 
-def test_wheel_holds_exactly_the_files_of_the_three_import_packages(wheel: Path) -> None:
-    assert set(PACKAGES) == {"portakernel", "portakernel_plugins", "portakernel_backends"}
+def test_wheel_holds_exactly_the_files_of_the_import_packages(wheel: Path) -> None:
+    assert set(PACKAGES) == {"portakernel", "portakernel_kit", "portakernel_plugins", "portakernel_backends"}
     assert _contents(wheel) == _files_of_packages()
 
 
 def test_wheel_holds_what_is_read_as_data(wheel: Path) -> None:
     contents = _contents(wheel)
-    assert {"portakernel/py.typed", "portakernel/cli/demo/text.txt"} <= contents
+    assert {"portakernel/py.typed", "portakernel_kit/demo/text.txt"} <= contents
     assert {f"portakernel/schema/{name}.schema.json" for name in ("plugin", "backend", "policy")} <= contents
     assert {
         f"portakernel_plugins/{name}/plugin.yaml" for name in _folders("portakernel_plugins", "plugin.yaml")

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from portakernel import runtime
 from portakernel.claims.capability import CannotRun
-from portakernel.conformance.runner import fresh_seed
-from portakernel.conformance.suite import Suite
-from portakernel.conformance.venue import find_venue
 from portakernel.references import add_rms_norm as add_rms_norm_reference
 from portakernel.references import layer_norm as layer_norm_reference
 from portakernel.references import quantize_fp8 as quantize_fp8_reference
 from portakernel.references import rms_norm as rms_norm_reference
+from portakernel_kit.conformance.runner import fresh_seed
+from portakernel_kit.conformance.suite import Suite
+from portakernel_kit.conformance.venue import find_venue
 from portakernel_plugins.hip import configurations, emulator, norms
 from portakernel_plugins.hip.add import add
 from portakernel_plugins.hip.add_rms_norm import add_rms_norm

@@ -18,13 +18,13 @@ import portakernel
 from portakernel.claims.capability import ReasonCode
 from portakernel.cli.advice import advice
 from portakernel.config import Config
-from portakernel.conformance.suite import Suite
-from portakernel.conformance.venue import Venue, claimed_targets
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.registry.plugin_manager import PluginManager
 from portakernel.registry.registry import Registry
 from portakernel.tensors.torch_build import TorchBuild
 from portakernel.words.target import Device, Target
+from portakernel_kit.conformance.suite import Suite
+from portakernel_kit.conformance.venue import Venue, claimed_targets
 from portakernel_plugins.conch.addressing import check_gemma, check_halves, check_rows
 from portakernel_plugins.flashinfer import probe
 

@@ -9,8 +9,8 @@ from packaging.version import Version
 import portakernel
 from portakernel import ops
 from portakernel.claims.capability import CannotRun, ReasonCode
-from portakernel.conformance.memory import place_tensor
 from portakernel.references import scale_formats
+from portakernel_kit.conformance.memory import place_tensor
 from portakernel_plugins.torch.matrix import scale_layout, scaled_mm_blocks, scaled_mm_mx
 
 

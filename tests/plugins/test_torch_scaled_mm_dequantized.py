@@ -7,12 +7,12 @@ import itertools
 import pytest
 import torch
 
-from portakernel.conformance.comparison import Match, compare_rows
-from portakernel.conformance.inputs import draw_inputs, generator
-from portakernel.conformance.truth import Truth
 from portakernel.contract.case import Case
 from portakernel.contracts import contract
 from portakernel.words.dtypes import SCALE_FORMATS
+from portakernel_kit.conformance.comparison import Match, compare_rows
+from portakernel_kit.conformance.inputs import draw_inputs, generator
+from portakernel_kit.conformance.truth import Truth
 from portakernel_plugins.torch.matrix import scaled_mm_dequantized as module
 
 CONTRACT = contract("scaled_mm")

@@ -9,12 +9,12 @@ pytest.importorskip("triton")
 import torch
 from torch import Tensor
 
-from portakernel.conformance.comparison import Match, compare
 from portakernel.contracts import contract
 from portakernel.references import add_rms_norm_quantize as add_reference
 from portakernel.references import rms_norm_quantize as norm_reference
 from portakernel.references import silu_and_mul_quantize as gate_reference
 from portakernel.triton_launch.interpreter import interpreting
+from portakernel_kit.conformance.comparison import Match, compare
 from portakernel_plugins.triton.launching.configurations import configuration
 from portakernel_plugins.triton.norms.norm_forward import is_long
 from portakernel_plugins.triton.quantize import add_rms_norm_quantize, rms_norm_quantize, silu_and_mul_quantize

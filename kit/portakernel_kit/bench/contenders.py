@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from portakernel.bench.operands import Operands
 from portakernel.calling.launcher import launcher
 from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
 from portakernel.claims.request import Phase
@@ -18,6 +17,7 @@ from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.deciding.ranking import Candidate
 from portakernel.registry.kernel import Kernel
 from portakernel.warming.building import build, waiting
+from portakernel_kit.bench.operands import Operands
 
 Launch = Callable[[Operands], Any]
 

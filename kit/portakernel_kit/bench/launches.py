@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-from portakernel.bench.contenders import Contender, Filter, described_error, forward_field
-from portakernel.bench.operands import Operands, draw
-from portakernel.bench.question import Question
-from portakernel.bench.results import Latency
-from portakernel.bench.stopwatch import Stopwatch
 from portakernel.calling.arguments import Arguments
 from portakernel.contracts import contract
 from portakernel.deciding.dispatcher import Dispatcher
+from portakernel_kit.bench.contenders import Contender, Filter, described_error, forward_field
+from portakernel_kit.bench.operands import Operands, draw
+from portakernel_kit.bench.question import Question
+from portakernel_kit.bench.results import Latency
+from portakernel_kit.bench.stopwatch import Stopwatch
 
 # So few that the device's queue is never full, whatever a call launches; the host waits for it after each burst.
 _CALLS = 20

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from portakernel.bench.contenders import Contender, Field, described_error
-from portakernel.bench.operands import Operands
-from portakernel.bench.results import Latency, Measured, Status
-from portakernel.bench.stopwatch import Batch, Call, Stopwatch
-from portakernel.bench.verification import differences
+from portakernel_kit.bench.contenders import Contender, Field, described_error
+from portakernel_kit.bench.operands import Operands
+from portakernel_kit.bench.results import Latency, Measured, Status
+from portakernel_kit.bench.stopwatch import Batch, Call, Stopwatch
+from portakernel_kit.bench.verification import differences
 
 COPY = "copy"
 # A round has several launches of each, so that a median stands behind each figure, and few, so that rounds alternate.

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from portakernel.bench.question import Question
 from portakernel.calling.arguments import Arguments, dtype_name
 from portakernel.claims.request import Phase, Request
 from portakernel.contract import Contract
@@ -18,6 +17,7 @@ from portakernel.contract.case import Draw
 from portakernel.contracts import contract
 from portakernel.tensors.scratch import described
 from portakernel.tensors.serving_draws import SERVING, depth, draw_serving
+from portakernel_kit.bench.question import Question
 
 # Random numbers are made in float32 before they are narrowed; a piece at a time, because some tensors fill a device.
 _PIECE = 1 << 26

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from portakernel.bench.traffic import forward_cost
 from portakernel.claims.request import Request
 from portakernel.contract import Contract, Cost, GridRow
 from portakernel.contracts import contract
@@ -14,6 +13,7 @@ from portakernel.deciding.asking import ask, unfit
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
 from portakernel.words.dtypes import DTYPES, parse_dtype
 from portakernel.words.target import Target
+from portakernel_kit.bench.traffic import forward_cost
 
 # What a CPU does in about a tenth of a second; larger rows are for accelerators.
 _CPU_BYTES, _CPU_FLOPS = 1 << 27, 10_000_000_000

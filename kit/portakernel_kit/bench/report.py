@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from portakernel.bench.results import Cell, LeftOut, routing
 from portakernel.errors import ArgumentValueError
 from portakernel.host.json_file import finite, read_json
+from portakernel_kit.bench.results import Cell, LeftOut, routing
 
 if TYPE_CHECKING:
-    from portakernel.bench.launches import LaunchCell
+    from portakernel_kit.bench.launches import LaunchCell
 
 FORMAT = 1
 

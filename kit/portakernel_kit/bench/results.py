@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from portakernel.bench.traffic import bytes_per_us_in_tb_per_s, flops_per_us_in_tflop_per_s
+from portakernel_kit.bench.traffic import bytes_per_us_in_tb_per_s, flops_per_us_in_tflop_per_s
 
 # `timed`; `wrong`: differs from the reference; `failed`: raised, or could not be imported; `slow`: the reference, of
 # which one call takes too much of the time that there is.

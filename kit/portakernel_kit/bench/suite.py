@@ -8,7 +8,13 @@ from typing import Any
 
 import torch
 
-from portakernel.bench.contenders import (
+from portakernel.calling.arguments import Arguments
+from portakernel.calling.launcher import launcher
+from portakernel.claims.request import Phase
+from portakernel.contract import Contract, Cost
+from portakernel.contracts import contract
+from portakernel.deciding.dispatcher import Dispatcher
+from portakernel_kit.bench.contenders import (
     Contender,
     Field,
     Filter,
@@ -18,18 +24,12 @@ from portakernel.bench.contenders import (
     forward_field,
     training_results,
 )
-from portakernel.bench.measurement import Expected, measure, results_of
-from portakernel.bench.operands import Operands, draw, memory_bytes
-from portakernel.bench.question import Question, too_large
-from portakernel.bench.results import Cell, LeftOut
-from portakernel.bench.stopwatch import Stopwatch, stopwatch
-from portakernel.bench.traffic import backward_cost, forward_cost, is_compute_bound
-from portakernel.calling.arguments import Arguments
-from portakernel.calling.launcher import launcher
-from portakernel.claims.request import Phase
-from portakernel.contract import Contract, Cost
-from portakernel.contracts import contract
-from portakernel.deciding.dispatcher import Dispatcher
+from portakernel_kit.bench.measurement import Expected, measure, results_of
+from portakernel_kit.bench.operands import Operands, draw, memory_bytes
+from portakernel_kit.bench.question import Question, too_large
+from portakernel_kit.bench.results import Cell, LeftOut
+from portakernel_kit.bench.stopwatch import Stopwatch, stopwatch
+from portakernel_kit.bench.traffic import backward_cost, forward_cost, is_compute_bound
 
 Progress = Callable[[str], None]
 

@@ -11,7 +11,7 @@ from portakernel.cli.options import FoundDevice, Json, OnlyOp, OnlyPlugin, Seed
 
 if TYPE_CHECKING:
     from portakernel.cli.output import Page, Style
-    from portakernel.conformance.result import Result
+    from portakernel_kit.conformance.result import Result
 
 STATUSES = ("passed", "failed", "skipped")
 
@@ -47,8 +47,8 @@ def command(
     """
     from portakernel.cli.list_kernels import chosen_kernels
     from portakernel.cli.output import page, print_json
-    from portakernel.conformance import runner
     from portakernel.runtime import dispatcher
+    from portakernel_kit.conformance import runner
 
     now = dispatcher()
     chosen_kernels(now.registry, op, plugin)  # a name that nothing has is told before torch is loaded
@@ -68,7 +68,7 @@ def command(
         interrupted = True
     summary = summarise(results)
     if json:
-        from portakernel.bench.circumstances import software
+        from portakernel_kit.bench.circumstances import software
 
         found = [result.to_json() for result in results]
         known = {**software(now.registry), "device": where.name if where is not None else None}

@@ -68,7 +68,7 @@ def command(
     except KeyboardInterrupt:
         interrupted = True
     if json:
-        from portakernel.bench.circumstances import software
+        from portakernel_kit.bench.circumstances import software
 
         outcomes = [outcome.to_json() for outcome in found]
         known = software(now.registry)
@@ -98,9 +98,9 @@ def _outcomes(
 ) -> Iterator[Outcome]:
     """What comes of each kernel and target, as it comes, with a progress bar on stderr where that is a terminal."""
     from portakernel.cli.progress import progress
-    from portakernel.conformance.offline_jobs import jobs
     from portakernel.offline.outcome import Outcome
     from portakernel.offline.workers import compile_all
+    from portakernel_kit.conformance.offline_jobs import jobs
 
     planned: list[Job] = []
     for kernel in kernels:

@@ -38,7 +38,7 @@ def command(
     """
     from portakernel.cli.output import page, print_json
     from portakernel.runtime import dispatcher
-    from portakernel.scaffold import scaffold
+    from portakernel_kit.scaffold import scaffold
 
     written = scaffold(kind, name, directory, dispatcher().registry)
     steps = (f"cd {written.folder}", "pip install -e '.[test]'", "pytest")

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from portakernel.calling.arguments import dtype_name
-from portakernel.conformance.gradients import Backward
-from portakernel.conformance.trial import Trial
 from portakernel.errors import FallbackWarning, ReferenceWarning
+from portakernel_kit.conformance.gradients import Backward
+from portakernel_kit.conformance.trial import Trial
 
 
 @dataclass(slots=True)

@@ -8,14 +8,14 @@ from typing import get_args
 
 from portakernel.claims.capability import Capability, Property, ReasonCode
 from portakernel.claims.request import Phase, Request
-from portakernel.conformance.claims import dtype_combinations, just_inside, just_outside, unclaimed_dtypes
-from portakernel.conformance.trial import Outcome, attempt
-from portakernel.conformance.venue import claimed_targets
 from portakernel.contract import Contract
 from portakernel.registry.kernel import Kernel
 from portakernel.words.arch import ArchSpace
 from portakernel.words.dtypes import SCALE_FORMATS
 from portakernel.words.target import Target
+from portakernel_kit.conformance.claims import dtype_combinations, just_inside, just_outside, unclaimed_dtypes
+from portakernel_kit.conformance.trial import Outcome, attempt
+from portakernel_kit.conformance.venue import claimed_targets
 
 _Check = Callable[[], list[str]]
 _LIMIT_CODES = (ReasonCode.LIMIT, ReasonCode.LAYOUT, ReasonCode.ALIGNMENT)

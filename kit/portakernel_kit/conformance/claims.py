@@ -9,12 +9,12 @@ from dataclasses import replace
 from functools import lru_cache
 
 from portakernel.claims.capability import Capability, Limit
-from portakernel.conformance.inputs import case_parameters, case_shape, is_present
 from portakernel.contract import Contract
 from portakernel.contract.case import Case
 from portakernel.contract.sizes import parse_size
 from portakernel.errors import ArgumentTypeError, ArgumentValueError
 from portakernel.words.dtypes import DTYPES, FLOAT64
+from portakernel_kit.conformance.inputs import case_parameters, case_shape, is_present
 
 DTypes = Mapping[str, str]
 

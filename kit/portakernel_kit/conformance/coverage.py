@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from portakernel.claims.capability import Capability
 from portakernel.claims.request import format_values
-from portakernel.conformance.claims import accepted, dtype_combinations
-from portakernel.conformance.inputs import is_present
 from portakernel.contract import Case, Contract, Parameter, TensorArgument
+from portakernel_kit.conformance.claims import accepted, dtype_combinations
+from portakernel_kit.conformance.inputs import is_present
 
 # a case, and the dtypes that it ran in
 Executed = tuple[Case, Sequence[tuple[str, str]]]

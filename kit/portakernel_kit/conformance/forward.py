@@ -12,10 +12,10 @@ from torch import Tensor
 
 from portakernel.calling.arguments import dtype_name
 from portakernel.claims.request import Phase
-from portakernel.conformance.memory import place_tensor, twin
-from portakernel.conformance.trial import Outcome, Trial, attempt
 from portakernel.contract import Result as TensorResult
 from portakernel.contract.case import Layout
+from portakernel_kit.conformance.memory import place_tensor, twin
+from portakernel_kit.conformance.trial import Outcome, Trial, attempt
 
 # How an ``out`` of the caller may lie, by its rank: rows apart, columns apart, rows that no single stride serves.
 _OUT_LAYOUTS: tuple[tuple[Layout, ...], ...] = (

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from portakernel.calling.arguments import dtype_name
 from portakernel.claims.request import Phase
-from portakernel.conformance.forward import Forward
-from portakernel.conformance.inputs import draw_values
-from portakernel.conformance.memory import place_tensor
-from portakernel.conformance.trial import Outcome, Trial, attempt
-from portakernel.conformance.truth import Gradient
 from portakernel.contract.case import Layout
+from portakernel_kit.conformance.forward import Forward
+from portakernel_kit.conformance.inputs import draw_values
+from portakernel_kit.conformance.memory import place_tensor
+from portakernel_kit.conformance.trial import Outcome, Trial, attempt
+from portakernel_kit.conformance.truth import Gradient
 
 
 @dataclass(slots=True)

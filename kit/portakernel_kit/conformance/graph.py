@@ -12,9 +12,9 @@ from torch import Tensor
 
 from portakernel.calling.launcher import launcher
 from portakernel.claims.request import Phase
-from portakernel.conformance.gradients import Backward
-from portakernel.conformance.trial import Outcome, Trial, attempt
 from portakernel.tensors.scratch import like, refill
+from portakernel_kit.conformance.gradients import Backward
+from portakernel_kit.conformance.trial import Outcome, Trial, attempt
 
 # What a capture returns: the results, whose memory the replay writes, and the replay.
 Captured = tuple[tuple[Any, ...], Callable[[], None]]

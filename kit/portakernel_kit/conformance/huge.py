@@ -19,13 +19,6 @@ from torch import Tensor
 from portakernel.calling.caller import OpCaller
 from portakernel.claims.capability import Capability
 from portakernel.claims.request import Phase
-from portakernel.conformance.claims import DTypes, case_dtypes, resized
-from portakernel.conformance.gradients import Backward
-from portakernel.conformance.inputs import Inputs, case_shape, draw_inputs, generator, is_present
-from portakernel.conformance.result import Aspect, Result
-from portakernel.conformance.trial import Outcome, Trial, attempt, result_of
-from portakernel.conformance.truth import Gradient, Truth
-from portakernel.conformance.venue import Venue, refusals
 from portakernel.contract import Contract
 from portakernel.contract import Result as TensorResult
 from portakernel.contract.case import Case
@@ -34,6 +27,13 @@ from portakernel.contracts import contract
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.registry.kernel import Kernel
 from portakernel.words.dtypes import DTYPES
+from portakernel_kit.conformance.claims import DTypes, case_dtypes, resized
+from portakernel_kit.conformance.gradients import Backward
+from portakernel_kit.conformance.inputs import Inputs, case_shape, draw_inputs, generator, is_present
+from portakernel_kit.conformance.result import Aspect, Result
+from portakernel_kit.conformance.trial import Outcome, Trial, attempt, result_of
+from portakernel_kit.conformance.truth import Gradient, Truth
+from portakernel_kit.conformance.venue import Venue, refusals
 
 ELEMENTS = 1 << 31
 PART = 3 * 128

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from portakernel.calling.arguments import dtype_name
-from portakernel.conformance.memory import place_tensor
 from portakernel.contract import Contract, TensorArgument
 from portakernel.contract import Result as TensorResult
 from portakernel.contract.case import Case, Layout, Values
 from portakernel.contract.sizes import parse_size
 from portakernel.tensors.serving_draws import SERVING, depth, draw_serving, poisoned, reached
 from portakernel.words.dtypes import parse_dtype
+from portakernel_kit.conformance.memory import place_tensor
 
 # A sum of 2**16 squares of numbers up to 2**55 is finite in float32, where ops accumulate.
 _LARGEST_EXPONENT = 55

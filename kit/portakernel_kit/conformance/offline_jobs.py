@@ -8,9 +8,6 @@ from dataclasses import replace
 from portakernel.calling.caller import OpCaller
 from portakernel.claims.capability import Capability
 from portakernel.claims.request import Phase
-from portakernel.conformance.claims import case_dtypes, elements
-from portakernel.conformance.inputs import Inputs, draw_inputs, generator
-from portakernel.conformance.venue import Venue, covers, refusals
 from portakernel.contract import Contract
 from portakernel.contract.case import Case
 from portakernel.contracts import contract
@@ -19,6 +16,9 @@ from portakernel.offline.forms import Form
 from portakernel.offline.job import Job
 from portakernel.registry.kernel import Kernel
 from portakernel.words.target import Target
+from portakernel_kit.conformance.claims import case_dtypes, elements
+from portakernel_kit.conformance.inputs import Inputs, draw_inputs, generator
+from portakernel_kit.conformance.venue import Venue, covers, refusals
 
 # Sizes that vector accesses, tiles and scale blocks divide, so that the code that is read is the fast one.
 _ROUND = 16

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from portakernel import runtime
-from portakernel.conformance.result import Result
-from portakernel.conformance.runner import fresh_seed, select_kernels
-from portakernel.conformance.suite import Suite, Unit
-from portakernel.conformance.venue import Unavailable, find_venue
 from portakernel.registry.kernel import Kernel
+from portakernel_kit.conformance.result import Result
+from portakernel_kit.conformance.runner import fresh_seed, select_kernels
+from portakernel_kit.conformance.suite import Suite, Unit
+from portakernel_kit.conformance.venue import Unavailable, find_venue
 
 _SHOWN_FRAMES = 12  # of a traceback's end: the kernel's part, not the kit's
 

@@ -43,8 +43,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Finds the kernels, so that a wrong name ends the run before anything is collected."""
     if not _asked(config):
         return
-    from portakernel.conformance.pytest_items import selected_kernels
     from portakernel.errors import UnknownNameError
+    from portakernel_kit.conformance.pytest_items import selected_kernels
 
     try:
         selected_kernels(config)
@@ -56,6 +56,6 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
     """Adds the kit's items to what was collected, before anything is deselected or put in another order."""
     if _asked(config):
-        from portakernel.conformance.pytest_items import collect
+        from portakernel_kit.conformance.pytest_items import collect
 
         items += collect(session)

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from portakernel.claims.request import Phase
-from portakernel.conformance.memory import same_bits
-from portakernel.conformance.trial import Trial
-from portakernel.conformance.written import with_twins
+from portakernel_kit.conformance.memory import same_bits
+from portakernel_kit.conformance.trial import Trial
+from portakernel_kit.conformance.written import with_twins
 
 THREADS = 4
 _CALLS = 10

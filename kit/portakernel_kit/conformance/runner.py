@@ -5,15 +5,15 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator
 
-from portakernel.conformance import huge as huge_calls
-from portakernel.conformance.result import Result
-from portakernel.conformance.suite import Suite
-from portakernel.conformance.venue import Unavailable, Venue, find_venue
 from portakernel.contracts import contract
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.errors import UnknownNameError
 from portakernel.registry.kernel import Kernel
 from portakernel.words.target import Device
+from portakernel_kit.conformance import huge as huge_calls
+from portakernel_kit.conformance.result import Result
+from portakernel_kit.conformance.suite import Suite
+from portakernel_kit.conformance.venue import Unavailable, Venue, find_venue
 
 __all__ = ["Result", "check", "fresh_seed", "plan", "run", "select_kernels"]
 

@@ -12,11 +12,11 @@ from typing import TypeVar
 from portakernel.calling.caller import OpCaller
 from portakernel.claims.capability import Capability
 from portakernel.claims.request import Phase, format_values
-from portakernel.conformance.inputs import Inputs, is_present
 from portakernel.contract import Contract
 from portakernel.contract.case import Case
 from portakernel.registry.kernel import Kernel
 from portakernel.warming.building import build
+from portakernel_kit.conformance.inputs import Inputs, is_present
 
 T = TypeVar("T")
 

@@ -10,26 +10,26 @@ from portakernel import runtime
 from portakernel.calling.caller import OpCaller
 from portakernel.claims.capability import ReasonCode, Rejection
 from portakernel.claims.request import Phase
-from portakernel.conformance.autograd import Autograd
-from portakernel.conformance.boundary import boundary_count, boundary_outcomes
-from portakernel.conformance.claims import accepted, case_dtypes, cases_at_limits, elements
-from portakernel.conformance.coverage import shared_by_rows, uncovered
-from portakernel.conformance.gradients import Backward
-from portakernel.conformance.graph import Graph, capture_cuda
-from portakernel.conformance.inputs import Inputs, draw_inputs, generator, is_present
-from portakernel.conformance.repetition import THREADS as REPEATING_THREADS
-from portakernel.conformance.repetition import Repetition
-from portakernel.conformance.result import Result
-from portakernel.conformance.selection import build_case, claims_in, fewest
-from portakernel.conformance.tangents import Tangents
-from portakernel.conformance.threads import on_one_thread
-from portakernel.conformance.trial import Outcome, Trial, attempt, result_of
-from portakernel.conformance.venue import Venue, refusals
-from portakernel.conformance.written import forward_of
 from portakernel.contract import Case
 from portakernel.contracts import contract
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.registry.kernel import Kernel
+from portakernel_kit.conformance.autograd import Autograd
+from portakernel_kit.conformance.boundary import boundary_count, boundary_outcomes
+from portakernel_kit.conformance.claims import accepted, case_dtypes, cases_at_limits, elements
+from portakernel_kit.conformance.coverage import shared_by_rows, uncovered
+from portakernel_kit.conformance.gradients import Backward
+from portakernel_kit.conformance.graph import Graph, capture_cuda
+from portakernel_kit.conformance.inputs import Inputs, draw_inputs, generator, is_present
+from portakernel_kit.conformance.repetition import THREADS as REPEATING_THREADS
+from portakernel_kit.conformance.repetition import Repetition
+from portakernel_kit.conformance.result import Result
+from portakernel_kit.conformance.selection import build_case, claims_in, fewest
+from portakernel_kit.conformance.tangents import Tangents
+from portakernel_kit.conformance.threads import on_one_thread
+from portakernel_kit.conformance.trial import Outcome, Trial, attempt, result_of
+from portakernel_kit.conformance.venue import Venue, refusals
+from portakernel_kit.conformance.written import forward_of
 
 # What a claim refuses; whatever else a refusal says is that the kernel cannot be used here at all.
 CLAIM_CODES = frozenset(

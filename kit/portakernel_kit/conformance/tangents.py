@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from portakernel.claims.request import Phase
-from portakernel.conformance.gradients import Backward
-from portakernel.conformance.trial import Outcome, Trial, attempt
-from portakernel.conformance.truth import exact
 from portakernel.tensors.torch_internals import forward_ad
+from portakernel_kit.conformance.gradients import Backward
+from portakernel_kit.conformance.trial import Outcome, Trial, attempt
+from portakernel_kit.conformance.truth import exact
 
 # So many roundings of the dtype may lie between the two products, of the size of their absolute terms: a tangent that
 # is lost leaves half of them out, and the gradients that are the truth here are looked at one by one elsewhere.

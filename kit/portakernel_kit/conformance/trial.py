@@ -18,14 +18,14 @@ from portakernel.calling.caller import OpCaller
 from portakernel.calling.launcher import launcher
 from portakernel.claims.capability import CannotRun
 from portakernel.claims.request import Phase
-from portakernel.conformance.comparison import Mismatch, compare, compare_rows
-from portakernel.conformance.inputs import Inputs
-from portakernel.conformance.memory import changed_around, footprint, same_bits, shares_memory
-from portakernel.conformance.result import Aspect, Result, Status
-from portakernel.conformance.truth import Truth, exact
-from portakernel.conformance.venue import Venue, refusals
 from portakernel.contract import Contract
 from portakernel.registry.kernel import Kernel
+from portakernel_kit.conformance.comparison import Mismatch, compare, compare_rows
+from portakernel_kit.conformance.inputs import Inputs
+from portakernel_kit.conformance.memory import changed_around, footprint, same_bits, shares_memory
+from portakernel_kit.conformance.result import Aspect, Result, Status
+from portakernel_kit.conformance.truth import Truth, exact
+from portakernel_kit.conformance.venue import Venue, refusals
 
 # How the detail of a ``CannotRun`` begins.
 DECLARED = "the kernel declared that it cannot run"

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from portakernel.conformance.comparison import numbers, ulp_at
-from portakernel.conformance.inputs import Inputs
 from portakernel.contract import Contract
 from portakernel.contracts import reference_module
+from portakernel_kit.conformance.comparison import numbers, ulp_at
+from portakernel_kit.conformance.inputs import Inputs
 
 
 def exact(tensor: Tensor) -> Tensor:

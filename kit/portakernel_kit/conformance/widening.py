@@ -14,16 +14,16 @@ from typing import Any
 
 from portakernel.claims.capability import Capability, Limit, Property, ReasonCode
 from portakernel.claims.request import Phase
-from portakernel.conformance.claims import elements, just_outside, resized
-from portakernel.conformance.inputs import case_shape, is_present
-from portakernel.conformance.memory import layouts_of
-from portakernel.conformance.result import Aspect
 from portakernel.contract import Contract, TensorArgument
 from portakernel.contract.case import Case, Layout
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.registry.kernel import Kernel
 from portakernel.words.arch import Selector
 from portakernel.words.target import Target
+from portakernel_kit.conformance.claims import elements, just_outside, resized
+from portakernel_kit.conformance.inputs import case_shape, is_present
+from portakernel_kit.conformance.memory import layouts_of
+from portakernel_kit.conformance.result import Aspect
 
 # The aspect of the kit that shows a property, and the reason for which a kernel without it is refused.
 PROPERTIES: Mapping[Property, tuple[Aspect, ReasonCode]] = {

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from portakernel.claims.request import Phase
-from portakernel.conformance.forward import Forward
-from portakernel.conformance.memory import same_bits, twin
-from portakernel.conformance.trial import Outcome, Trial, attempt
 from portakernel.tensors.placement import as_bytes
+from portakernel_kit.conformance.forward import Forward
+from portakernel_kit.conformance.memory import same_bits, twin
+from portakernel_kit.conformance.trial import Outcome, Trial, attempt
 
 
 def forward_of(trial: Trial) -> Forward | Written:

@@ -15,9 +15,9 @@ from portakernel.cli.options import COMMAND_LINE, Json
 from portakernel.errors import ArgumentValueError, UnknownNameError
 
 if TYPE_CHECKING:
-    from portakernel.cli.demo.live import Live
-    from portakernel.cli.demo.run import Trial
     from portakernel.words.target import Device
+    from portakernel_kit.demo.live import Live
+    from portakernel_kit.demo.run import Trial
 
 OWN_TEXT = "text.txt"
 STEPS = 200
@@ -74,17 +74,17 @@ def command(
         portakernel demo --prefer opencl
         portakernel demo --fault rms_norm
     """
-    from portakernel.cli.demo.decoder_ops import NAMES
+    from portakernel_kit.demo.decoder_ops import NAMES
 
     if fault is not None and fault not in NAMES:
         raise UnknownNameError("op of the demo", fault, NAMES, where="--fault")
     if precision not in PRECISIONS:
         raise UnknownNameError("precision", precision, PRECISIONS, where="--precision")
     text = read_text(file)
-    from portakernel.cli.demo import run as demo_run
-    from portakernel.cli.demo.live import Live
-    from portakernel.cli.demo.report import report
     from portakernel.cli.output import page, print_json
+    from portakernel_kit.demo import run as demo_run
+    from portakernel_kit.demo.live import Live
+    from portakernel_kit.demo.report import report
 
     where = _device(device)
     live = None if json else Live(page())
@@ -142,7 +142,7 @@ def read_text(file: Path | None) -> Text:
         ArgumentValueError: it cannot be read, or is too short for a byte to follow another.
     """
     if file is None:
-        return Text(None, (files("portakernel.cli.demo") / OWN_TEXT).read_bytes(), False)
+        return Text(None, (files("portakernel_kit.demo") / OWN_TEXT).read_bytes(), False)
     try:
         with file.open("rb") as stream:
             data = stream.read(MOST_BYTES + 1)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from portakernel.cli.demo.decoder_ops import Ops
+from portakernel_kit.demo.decoder_ops import Ops
 
 SYMBOLS = 256  # a byte's values
 LAYERS = 2

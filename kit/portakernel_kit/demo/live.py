@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from portakernel.cli.demo import decoder
-from portakernel.cli.demo.report import continued
 from portakernel.cli.output import Page
 from portakernel.words.target import Device
+from portakernel_kit.demo import decoder
+from portakernel_kit.demo.report import continued
 
 if TYPE_CHECKING:
-    from portakernel.cli.demo.command import Text
-    from portakernel.cli.demo.run import Trial
+    from portakernel_kit.demo.command import Text
+    from portakernel_kit.demo.run import Trial
 
 
 class Live:

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from portakernel.api import explain, stats
-from portakernel.cli.demo import decoder
-from portakernel.cli.demo.run import Difference, Outcome, Quantised, differences
 from portakernel.cli.output import Cell, Page
 from portakernel.deciding.decision import Decision
 from portakernel.runtime import callers_so_far
 from portakernel.words.target import Device
+from portakernel_kit.demo import decoder
+from portakernel_kit.demo.run import Difference, Outcome, Quantised, differences
 
 if TYPE_CHECKING:
     from portakernel.api import Served
-    from portakernel.cli.demo.command import Text
+    from portakernel_kit.demo.command import Text
 
 SHOWN = 4  # of the texts
 _WORD = re.compile(r"[^\W\d_]+")
@@ -242,7 +242,7 @@ def _decisions() -> Iterator[Decision]:
 
 def _elsewhere(low_precision: tuple[str, ...]) -> Iterator[tuple[str, Decision]]:
     """What would run on hardware that is not here."""
-    from portakernel.cli.demo.decoder_ops import NAMES
+    from portakernel_kit.demo.decoder_ops import NAMES
 
     for place, target in ELSEWHERE.items():
         for op in (*NAMES, *low_precision):

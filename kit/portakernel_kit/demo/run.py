@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from portakernel.cli.demo import decoder
-from portakernel.cli.demo.decoder_ops import Ops, PlainTorch, ThroughPortakernel
+from portakernel_kit.demo import decoder
+from portakernel_kit.demo.decoder_ops import Ops, PlainTorch, ThroughPortakernel
 
 WARMUP_STEPS = 20
 LEARNING_RATE = 3e-3

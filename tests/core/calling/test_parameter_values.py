@@ -12,10 +12,10 @@ from torch import Tensor
 
 import portakernel
 from portakernel import ops
-from portakernel.conformance.inputs import draw_inputs, generator
 from portakernel.contract.parameter import Parameter
 from portakernel.contracts import contract, own_contracts
 from portakernel.errors import ArgumentValueError
+from portakernel_kit.conformance.inputs import draw_inputs, generator
 
 FLOATS = [(op, p) for op, described in own_contracts().items() for p in described.parameters if p.kind == "float"]
 pytestmark = pytest.mark.filterwarnings("ignore::portakernel.errors.FallbackWarning")

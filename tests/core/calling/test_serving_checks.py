@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from portakernel.calling.value_checks import check_values, has_rules
-from portakernel.conformance.inputs import draw_inputs, generator
 from portakernel.contract import Case, Contract, Cost, Draw, Parameter, Result, TensorArgument, Tolerance
 from portakernel.contract.soundness import contract_faults
 from portakernel.contract.value_rules import Experts, Indices, Lengths, Pages, Slots
 from portakernel.errors import ArgumentValueError, IndexOutOfRangeError
+from portakernel_kit.conformance.inputs import draw_inputs, generator
 
 INTEGERS = ("int32", "int64")
 TABLE = Draw("pages", below="NP", lengths="lens", page="P")

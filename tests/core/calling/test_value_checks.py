@@ -20,7 +20,6 @@ from portakernel.calling.fast import bound_source, out_source, public_source
 from portakernel.calling.launcher import launcher
 from portakernel.calling.public import public_function
 from portakernel.config import Config
-from portakernel.conformance.inputs import Inputs, draw_inputs, generator
 from portakernel.contract.value_rules import Ends, Experts, Indices, Lengths, Pages, Slots
 from portakernel.contracts import contract, own_contracts
 from portakernel.deciding.dispatcher import Dispatcher
@@ -28,6 +27,7 @@ from portakernel.errors import ArgumentValueError, IndexOutOfRangeError
 from portakernel.registry.plugin_manager import Package, PluginManager, find_folder
 from portakernel.registry.registry import Registry
 from portakernel.torch_bridge.registration import Bridge
+from portakernel_kit.conformance.inputs import Inputs, draw_inputs, generator
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # torch's own
 _namespaces = itertools.count()

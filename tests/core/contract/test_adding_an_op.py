@@ -55,7 +55,7 @@ portakernel.references.__path__.append(sys.argv[1] + "/references")
 import json
 import torch
 import portakernel
-from portakernel.conformance.runner import check
+from portakernel_kit.conformance.runner import check
 from portakernel.runtime import dispatcher
 
 x = torch.arange(6.0).reshape(2, 3).requires_grad_()

@@ -6,12 +6,12 @@ from dataclasses import FrozenInstanceError, replace
 
 import pytest
 
-from portakernel.conformance.inputs import case_shape, is_present
 from portakernel.contract import alternatives
 from portakernel.contract.signature_text import signature as signature_of
 from portakernel.contracts import contract, own_contracts
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
 from portakernel.words.dtypes import DTYPES
+from portakernel_kit.conformance.inputs import case_shape, is_present
 
 
 def test_there_is_a_contract_for_each_module_named_as_it():

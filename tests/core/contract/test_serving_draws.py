@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from portakernel.conformance.inputs import draw_inputs, generator
 from portakernel.contract import Case, Contract, Cost, Draw, Parameter, Result, TensorArgument, Tolerance
 from portakernel.tensors.serving_draws import draw_experts, draw_lengths, draw_pages, draw_slots, poisoned, reached
+from portakernel_kit.conformance.inputs import draw_inputs, generator
 
 ATTENTION = Contract(
     op="paged",

@@ -68,7 +68,7 @@ sys.path.insert(0, sys.argv[1])
 import torch
 import portakernel
 from portakernel import ops
-from portakernel.conformance.runner import check
+from portakernel_kit.conformance.runner import check
 from portakernel.runtime import caller, dispatcher
 
 warnings.simplefilter("ignore")

@@ -11,13 +11,13 @@ import torch
 from portakernel_pages.modes.subject import Subject, smallest_case
 
 import portakernel
-from portakernel.conformance.suite import Suite
-from portakernel.conformance.venue import Venue
 from portakernel.contract import Case
 from portakernel.contracts import contract, own_contracts
 from portakernel.errors import ArgumentTypeError, NoKernelError
 from portakernel.runtime import dispatcher
 from portakernel.words.target import Target
+from portakernel_kit.conformance.suite import Suite
+from portakernel_kit.conformance.venue import Venue
 
 DIFFERENTIATED = sorted(op for op, described in own_contracts().items() if described.in_float64)
 

@@ -9,9 +9,9 @@ from splits import dtypes, on_device
 from torch.distributed.tensor import DeviceMesh, Partial, Placement, Replicate, Shard
 from trial import compare
 
-from portakernel.conformance.inputs import draw_inputs, generator
 from portakernel.contract import Case
 from portakernel.contracts import contract
+from portakernel_kit.conformance.inputs import draw_inputs, generator
 
 R = Replicate()
 # op, case, how each argument is placed over the outer and the inner dimension

@@ -10,9 +10,9 @@ from typing import Any
 from torch.distributed.tensor import DeviceMesh, Partial, Placement, Replicate, Shard
 from trial import Outcome, compare
 
-from portakernel.conformance.inputs import Inputs, case_parameters, draw_inputs, generator
 from portakernel.contract import Case, Contract
 from portakernel.contracts import own_contracts
+from portakernel_kit.conformance.inputs import Inputs, case_parameters, draw_inputs, generator
 
 # elements of all arguments together
 _SMALL = 12000

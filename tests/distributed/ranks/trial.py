@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.distributed.tensor import DeviceMesh, DTensor, Placement, Replicate, Shard, distribute_tensor
 
 import portakernel.ops
-from portakernel.conformance.inputs import Inputs
 from portakernel.contracts import contract
 from portakernel.errors import FallbackWarning, RedistributionWarning, ReferenceWarning
+from portakernel_kit.conformance.inputs import Inputs
 
 # Arguments that have no gradient, as their contracts' notes say.
 _CONSTANTS = {("rotary_embedding", "cos"), ("rotary_embedding", "sin")}

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from portakernel.conformance.truth import exact
 from portakernel.tensors.torch_internals import forward_ad
+from portakernel_kit.conformance.truth import exact
 from portakernel_pages.modes.outcome import Outcome, observe, require
 from portakernel_pages.modes.subject import Subject, far
 

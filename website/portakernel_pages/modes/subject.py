@@ -17,16 +17,16 @@ from portakernel.calling.arguments import dtype_name
 from portakernel.calling.caller import OpCaller
 from portakernel.calling.devices import find_device
 from portakernel.claims.request import Phase
-from portakernel.conformance.claims import accepted, elements
-from portakernel.conformance.gradients import Backward
-from portakernel.conformance.inputs import Inputs, case_shape, draw_inputs, draw_values, generator, is_present
-from portakernel.conformance.trial import Trial
-from portakernel.conformance.truth import exact
-from portakernel.conformance.venue import Venue
 from portakernel.contract import Contract, TensorArgument
 from portakernel.contract.case import Case
 from portakernel.contracts import contract, reference_module
 from portakernel.words.dtypes import FLOAT64
+from portakernel_kit.conformance.claims import accepted, elements
+from portakernel_kit.conformance.gradients import Backward
+from portakernel_kit.conformance.inputs import Inputs, case_shape, draw_inputs, draw_values, generator, is_present
+from portakernel_kit.conformance.trial import Trial
+from portakernel_kit.conformance.truth import exact
+from portakernel_kit.conformance.venue import Venue
 
 SEED = 20261121
 

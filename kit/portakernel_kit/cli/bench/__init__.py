@@ -1,1 +1,1 @@
-"""``portakernel bench``: what it asks for and prints; what it measures with is ``portakernel.bench``."""
+"""``portakernel bench``: what it asks for and prints; what it measures with is ``portakernel_kit.bench``."""

@@ -11,11 +11,11 @@ import typer
 from portakernel.cli.options import COMMAND_LINE, Deny, DTypes, FirstDevice, Json, Output, Shapes, Values
 
 if TYPE_CHECKING:
-    from portakernel.bench.contenders import Filter
-    from portakernel.bench.question import Question
-    from portakernel.bench.report import Report
     from portakernel.registry.registry import Registry
     from portakernel.words.target import Device
+    from portakernel_kit.bench.contenders import Filter
+    from portakernel_kit.bench.question import Question
+    from portakernel_kit.bench.report import Report
 
 Names = list[str] | None
 
@@ -65,14 +65,14 @@ def command(
         portakernel bench attention linear_act --no-reference --output results --plot
         portakernel bench rms_norm --launch --plugin triton --json
     """
-    from portakernel.bench.report import read_report
-    from portakernel.cli.bench.requests import Words
     from portakernel.cli.list_kernels import chosen_kernels
     from portakernel.contracts import contracts
     from portakernel.deciding.explaining import first_device
     from portakernel.deciding.policies import make_layer
     from portakernel.errors import ArgumentValueError
     from portakernel.runtime import dispatcher
+    from portakernel_kit.bench.report import read_report
+    from portakernel_kit.cli.bench.requests import Words
 
     now = dispatcher()
     asked = list(dict.fromkeys(ops or (op for op, contract in contracts().items() if contract.grid is not None)))
@@ -88,7 +88,7 @@ def command(
     asked_for = Words(tuple(shape or ()), tuple(dtype or ()), tuple(parameters or ()), launch=launch, quick=quick)
     questions = asked_for.questions(asked, where)
     if plot:
-        from portakernel.bench.plots import check_plots
+        from portakernel_kit.bench.plots import check_plots
 
         check_plots()
     layer = make_layer(COMMAND_LINE, (), (), tuple(deny or ())).check(now.registry)
@@ -114,10 +114,10 @@ class _Run:
     ) -> None:
         import torch
 
-        from portakernel.bench.circumstances import circumstances
-        from portakernel.bench.report import Report, new_file
         from portakernel.cli.output import page
         from portakernel.runtime import dispatcher
+        from portakernel_kit.bench.circumstances import circumstances
+        from portakernel_kit.bench.report import Report, new_file
 
         self.dispatcher, self.where, self.admitted = dispatcher(), where, admitted
         self.seconds, self.seed, self.shows, self.out = seconds, seed, shows, page()
@@ -131,10 +131,10 @@ class _Run:
         self, questions: Sequence[Question], *, forward: bool, backward: bool, builds: bool, chosen_sizes: bool
     ) -> None:
         """Measures every request."""
-        from portakernel.bench.results import Cell
-        from portakernel.bench.suite import Plan, Suite
-        from portakernel.cli.bench.report import print_cell
         from portakernel.cli.progress import progress
+        from portakernel_kit.bench.results import Cell
+        from portakernel_kit.bench.suite import Plan, Suite
+        from portakernel_kit.cli.bench.report import print_cell
 
         plan = Plan(tuple(questions), forward, backward, chosen_sizes)
         suite = Suite(self.dispatcher, self.device, self.admitted, self.seconds, self.seed, builds)
@@ -150,10 +150,10 @@ class _Run:
 
     def launches(self, questions: Sequence[Question]) -> None:
         """Times the host's part of every op."""
-        from portakernel.bench.launches import time_launches
-        from portakernel.bench.stopwatch import stopwatch
-        from portakernel.cli.bench.report import print_launches
         from portakernel.cli.progress import progress
+        from portakernel_kit.bench.launches import time_launches
+        from portakernel_kit.bench.stopwatch import stopwatch
+        from portakernel_kit.cli.bench.report import print_launches
 
         watch = stopwatch(self.device)
         with progress("measuring", len(questions)) as tell:
@@ -171,10 +171,10 @@ class _Run:
 
     def end(self, before: dict[str, Any] | None, *, plot: bool) -> int:
         """Prints what comes last, and draws; the exit status."""
-        from portakernel.bench.circumstances import clocks
-        from portakernel.bench.report import compare
-        from portakernel.cli.bench.report import print_comparison, print_end
         from portakernel.cli.output import print_json
+        from portakernel_kit.bench.circumstances import clocks
+        from portakernel_kit.bench.report import compare
+        from portakernel_kit.cli.bench.report import print_comparison, print_end
 
         self.report.circumstances["clocks"] = clocks(self.where)  # of a device that is still warm
         self._write()
@@ -182,7 +182,7 @@ class _Run:
         comparison = compare(report["cells"], before["cells"]) if before is not None else None
         drawn: list[Path] = []
         if plot and self.path is not None:
-            from portakernel.bench.plots import draw
+            from portakernel_kit.bench.plots import draw
 
             drawn = draw(report, self.path.with_suffix(""))
         files = [str(path) for path in ([self.path] if self.path is not None else []) + drawn]
@@ -206,6 +206,6 @@ def _filter(registry: Registry, kernels: Sequence[str], plugins: Sequence[str], 
     for kind, names, known in (("kernel", kernels, registry.kernels), ("plugin", plugins, registry.plugins())):
         if unknown := next((name for name in names if name not in known), None):
             raise UnknownNameError(kind, unknown, known)
-    from portakernel.bench.contenders import Filter
+    from portakernel_kit.bench.contenders import Filter
 
     return Filter(tuple(kernels), tuple(plugins), reference)

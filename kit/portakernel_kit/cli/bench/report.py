@@ -7,12 +7,12 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from portakernel.bench.results import Cell as Measurement
 from portakernel.cli.output import Cell, Page, Style
+from portakernel_kit.bench.results import Cell as Measurement
 
 if TYPE_CHECKING:
-    from portakernel.bench.launches import LaunchCell
-    from portakernel.bench.report import Report
+    from portakernel_kit.bench.launches import LaunchCell
+    from portakernel_kit.bench.report import Report
 
 _PICKED = "picked"
 

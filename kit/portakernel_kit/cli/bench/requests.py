@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from portakernel.bench.question import DType, Question, launch_row, questions, rows_of, too_large
 from portakernel.cli.explain.command import read_names, read_parameters, read_shapes
 from portakernel.contract import GridRow
 from portakernel.contract.grids import Shapes
 from portakernel.errors import ArgumentValueError
 from portakernel.words.target import Device
+from portakernel_kit.bench.question import DType, Question, launch_row, questions, rows_of, too_large
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,12 +81,12 @@ def command(
             raise ArgumentValueError(
                 f"{given} does not go with --mutate, which tries each mutation by itself; drop one"
             )
-        from portakernel.cli.lint.mutations import run_mutations
+        from portakernel_kit.cli.lint.mutations import run_mutations
 
         whole = plugin if op is None and not kernel else None
         raise typer.Exit(run_mutations(now, asked, whole, where, seed, output, patience, shows=not json, strict=strict))
     seconds = 20.0 if seconds is None else seconds
-    from portakernel.cli.lint.run import LintRun
+    from portakernel_kit.cli.lint.run import LintRun
 
     run = LintRun(now, where, seed, output, shows=not json)
     with suppress(KeyboardInterrupt):

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from portakernel.cli.check import shortened
 from portakernel.cli.output import Cell, Page, Style
+from portakernel_kit.cli.check import shortened
 
 if TYPE_CHECKING:
-    from portakernel.conformance.mutation.mutation import Kind, Mutated, Verdict
+    from portakernel_kit.conformance.mutation.mutation import Kind, Mutated, Verdict
 
 _VERDICTS: Mapping[Verdict, tuple[str, Style]] = {
     "noticed": ("noticed", "good"),

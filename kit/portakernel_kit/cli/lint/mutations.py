@@ -7,17 +7,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from portakernel.cli.lint.mutation_report import print_mutated, print_summary
-from portakernel.cli.lint.required_keys import Kind, RequiredKeys
-from portakernel.cli.lint.run import Run
 from portakernel.cli.progress import progress
-from portakernel.conformance.mutation.mutation import Judged, Listed, Mutated, counts
-from portakernel.conformance.mutation.processes import mutate
-from portakernel.conformance.observing.observation import Finished
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.errors import ArgumentValueError
 from portakernel.registry.kernel import Kernel
 from portakernel.words.target import Device
+from portakernel_kit.cli.lint.mutation_report import print_mutated, print_summary
+from portakernel_kit.cli.lint.required_keys import Kind, RequiredKeys
+from portakernel_kit.cli.lint.run import Run
+from portakernel_kit.conformance.mutation.mutation import Judged, Listed, Mutated, counts
+from portakernel_kit.conformance.mutation.processes import mutate
+from portakernel_kit.conformance.observing.observation import Finished
 
 
 def run_mutations(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from portakernel.cli.check import shortened
 from portakernel.cli.output import Cell, Page, Style
+from portakernel_kit.cli.check import shortened
 
 if TYPE_CHECKING:
-    from portakernel.conformance.observing.observation import Findings, Observation, Observed, Outcome, Verdict
+    from portakernel_kit.conformance.observing.observation import Findings, Observation, Observed, Outcome, Verdict
 
 _VERDICTS: Mapping[Verdict, tuple[str, Style]] = {
     "would_have_worked": ("would have worked", "doubt"),

@@ -12,9 +12,6 @@ from typing import Any, Literal
 
 import yaml
 
-from portakernel.cli.validate.problems import Problem
-from portakernel.cli.validate.validation import Subject, backend_problems, plugin_problems
-from portakernel.conformance.mutation.mutation import Judged, Mutation
 from portakernel.contract import Contract
 from portakernel.contracts import contracts
 from portakernel.manifest.mending import without
@@ -22,6 +19,9 @@ from portakernel.manifest.yaml_file import KeyPath, read_yaml
 from portakernel.registry.kernel import Kernel
 from portakernel.registry.plugin_manager import Package
 from portakernel.words.arch import ArchSpace
+from portakernel_kit.cli.validate.problems import Problem
+from portakernel_kit.cli.validate.validation import Subject, backend_problems, plugin_problems
+from portakernel_kit.conformance.mutation.mutation import Judged, Mutation
 
 Kind = Literal["plugin", "backend"]
 # What of a claim every kernel needs, from whichever layer it comes.

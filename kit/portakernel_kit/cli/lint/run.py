@@ -7,20 +7,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from portakernel.bench.circumstances import circumstances
-from portakernel.bench.report import new_file, write_whole
-from portakernel.cli.check import print_result
-from portakernel.cli.lint.report import print_findings, print_summary
 from portakernel.cli.output import page, print_json
 from portakernel.cli.progress import progress
-from portakernel.conformance.observing import lint as linting
-from portakernel.conformance.observing.observation import Begun, Findings, Finished, Planned
-from portakernel.conformance.result import Result
-from portakernel.conformance.runner import fresh_seed
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.deciding.explaining import first_device
 from portakernel.registry.kernel import Kernel
 from portakernel.words.target import Device
+from portakernel_kit.bench.circumstances import circumstances
+from portakernel_kit.bench.report import new_file, write_whole
+from portakernel_kit.cli.check import print_result
+from portakernel_kit.cli.lint.report import print_findings, print_summary
+from portakernel_kit.conformance.observing import lint as linting
+from portakernel_kit.conformance.observing.observation import Begun, Findings, Finished, Planned
+from portakernel_kit.conformance.result import Result
+from portakernel_kit.conformance.runner import fresh_seed
 
 Found = TypeVar("Found")
 

@@ -39,10 +39,10 @@ def command(
         portakernel validate /etc/portakernel/policy.yaml
     """
     from portakernel.cli.output import page, print_json
-    from portakernel.cli.validate.policies import is_policy, policies_in_force, problems_of_policies
-    from portakernel.cli.validate.problems import Problem
-    from portakernel.cli.validate.validation import Subject, installed_subjects, problems_of, subjects_at
     from portakernel.errors import ArgumentValueError
+    from portakernel_kit.cli.validate.policies import is_policy, policies_in_force, problems_of_policies
+    from portakernel_kit.cli.validate.problems import Problem
+    from portakernel_kit.cli.validate.validation import Subject, installed_subjects, problems_of, subjects_at
 
     if paths:
         elsewhere, named = list[Problem](), list[Subject]()

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import portakernel
 from portakernel import authoring
-from portakernel.cli.validate.problems import Problem
 from portakernel.registry.source_files import parsed
+from portakernel_kit.cli.validate.problems import Problem
 
 DOOR = authoring.__name__
+_OURS = {"portakernel", "portakernel_kit"}
 _CALLERS = {"portakernel", "portakernel.ops", "portakernel.errors"}
 # What packages written for version 1 import.
 _VERSION_1 = {
@@ -53,7 +54,7 @@ def _imports(node: ast.stmt) -> Iterator[tuple[str, str]]:
         pairs = [("portakernel" if a.name in public else f"portakernel.{a.name}", a.name) for a in node.names]
     else:
         pairs = [(node.module, alias.name) for alias in node.names]
-    yield from (pair for pair in pairs if pair[0].partition(".")[0] == "portakernel")
+    yield from (pair for pair in pairs if pair[0].partition(".")[0] in _OURS)
 
 
 def _advice(module: str, name: str) -> str:

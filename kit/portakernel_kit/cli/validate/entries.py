@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from portakernel.cli.validate.problems import Problem
 from portakernel.registry.plugin_manager import Package
 from portakernel.registry.source_files import imported, leads_nowhere, source_of, tree_of
+from portakernel_kit.cli.validate.problems import Problem
 
 
 def source_problems(package: Package, entries: Sequence[str]) -> Iterator[Problem]:

@@ -12,8 +12,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from portakernel.cli.validate.problems import Problem
 from portakernel.registry.plugin_manager import Package
+from portakernel_kit.cli.validate.problems import Problem
 
 SECONDS = 60.0
 # Reads {"path": [...], "folder": ..., "entries": [...]} and writes, behind a mark that what plugins print is not taken

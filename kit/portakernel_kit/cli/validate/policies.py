@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from portakernel.cli.validate.problems import Problem, problems_in
 from portakernel.config import Config
 from portakernel.deciding.policies import NAMING, environment_layer
 from portakernel.deciding.policy_document import PolicyDocument
@@ -16,6 +15,7 @@ from portakernel.errors import PolicyFileError
 from portakernel.manifest.yaml_file import keys_in
 from portakernel.registry.plugin_manager import PluginManager
 from portakernel.registry.registry import Registry
+from portakernel_kit.cli.validate.problems import Problem, problems_in
 
 _OF_MANIFESTS = {"plugin", "backend", "kernels"}
 

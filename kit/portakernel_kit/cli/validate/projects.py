@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from portakernel.cli.validate.problems import Problem
 from portakernel.host.regular_file import read_regular
 from portakernel.manifest.yaml_file import MAX_BYTES
 from portakernel.registry.plugin_manager import GROUP, Package
+from portakernel_kit.cli.validate.problems import Problem
 
 FILE = "pyproject.toml"
 _EXAMPLE = f'add [project.entry-points.{GROUP}] with NAME = "MODULE", NAME being that of the manifests'

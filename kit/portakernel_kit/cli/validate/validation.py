@@ -11,12 +11,6 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel
 
-from portakernel.cli.validate.claims import claim_problems
-from portakernel.cli.validate.door import past_the_door
-from portakernel.cli.validate.entries import source_problems
-from portakernel.cli.validate.imports import import_problems
-from portakernel.cli.validate.problems import Problem, problems_in
-from portakernel.cli.validate.projects import FILE, Project, read_project
 from portakernel.config import Config
 from portakernel.contracts import contracts, ship
 from portakernel.deciding.process_wishes import allowed_plugins, read
@@ -30,6 +24,12 @@ from portakernel.registry.plugin_ops import faults_of, offers_of
 from portakernel.registry.registry import REFERENCE, Backend
 from portakernel.registry.source_files import misfit, missing
 from portakernel.words.arch import ArchSpace
+from portakernel_kit.cli.validate.claims import claim_problems
+from portakernel_kit.cli.validate.door import past_the_door
+from portakernel_kit.cli.validate.entries import source_problems
+from portakernel_kit.cli.validate.imports import import_problems
+from portakernel_kit.cli.validate.problems import Problem, problems_in
+from portakernel_kit.cli.validate.projects import FILE, Project, read_project
 
 M = TypeVar("M", bound=BaseModel)
 MANIFESTS: Mapping[str, Literal["plugin", "backend"]] = {"plugin.yaml": "plugin", "backend.yaml": "backend"}

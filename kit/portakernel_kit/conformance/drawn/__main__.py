@@ -1,4 +1,4 @@
-"""``python -m portakernel.conformance.drawn``: requests drawn from the contracts, put to every kernel that claims them.
+"""``python -m portakernel_kit.conformance.drawn``: requests drawn from contracts, put to every kernel that claims them.
 
 Failures are written to ``failures.jsonl`` as they come, counts to ``summary.json``; ``--number`` repeats one request.
 """
@@ -15,11 +15,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from portakernel.conformance.drawn.processes import run_all
-from portakernel.conformance.drawn.trying import Begun, Job, Tried, Undefined
-from portakernel.conformance.observing.isolation import Death
-from portakernel.conformance.runner import fresh_seed
 from portakernel.contracts import contracts
+from portakernel_kit.conformance.drawn.processes import run_all
+from portakernel_kit.conformance.drawn.trying import Begun, Job, Tried, Undefined
+from portakernel_kit.conformance.observing.isolation import Death
+from portakernel_kit.conformance.runner import fresh_seed
 
 
 def main() -> int:
@@ -107,7 +107,7 @@ def _say(line: str) -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m portakernel.conformance.drawn", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m portakernel_kit.conformance.drawn", description=__doc__)
     parser.add_argument("--device", default="cpu", help="torch's name for it: cpu, cuda:0")
     parser.add_argument("--seconds", type=float, default=60.0, help="how long requests are drawn")
     parser.add_argument("--draws", type=int, default=1 << 30, metavar="N", help="and how many at most")

@@ -8,9 +8,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
-from portakernel.conformance.drawn.trying import Begun, Event, Job
-from portakernel.conformance.observing.isolation import Death, run_apart
-from portakernel.conformance.observing.observation import Finished
+from portakernel_kit.conformance.drawn.trying import Begun, Event, Job
+from portakernel_kit.conformance.observing.isolation import Death, run_apart
+from portakernel_kit.conformance.observing.observation import Finished
 
 # A kernel may have to be compiled before its first call; what takes longer hangs.
 _PATIENCE_S = 120.0

@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from portakernel.conformance.claims import elements, possible
-from portakernel.conformance.inputs import case_shape, is_present
-from portakernel.conformance.memory import layouts_of
 from portakernel.contract import Contract, Parameter
 from portakernel.contract.case import Case, Layout, Values
 from portakernel.contract.sizes import DIMENSION, parse_size
 from portakernel.words.dtypes import DTYPES
+from portakernel_kit.conformance.claims import elements, possible
+from portakernel_kit.conformance.inputs import case_shape, is_present
+from portakernel_kit.conformance.memory import layouts_of
 
 # The truth is computed on the CPU, in float64: up to here that takes some milliseconds.
 _MOST_ELEMENTS, _MOST_FLOPS = (1 << 11, 1 << 14, 1 << 16), 50_000_000

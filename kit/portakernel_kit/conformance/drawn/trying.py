@@ -14,19 +14,19 @@ import torch
 from portakernel import runtime
 from portakernel.calling.caller import OpCaller
 from portakernel.claims.request import Phase
-from portakernel.conformance.autograd import Autograd
-from portakernel.conformance.drawn.request import Drawn, draw_request
-from portakernel.conformance.forward import Forward
-from portakernel.conformance.gradients import Backward
-from portakernel.conformance.inputs import draw_inputs, generator
-from portakernel.conformance.observing.observation import Finished
-from portakernel.conformance.trial import Outcome, Trial, attempt, synchronise
-from portakernel.conformance.venue import Venue, find_venue
-from portakernel.conformance.written import forward_of, with_twins
 from portakernel.contracts import contract
 from portakernel.errors import ArgumentTypeError, ArgumentValueError
 from portakernel.registry.kernel import Kernel
 from portakernel.registry.registry import REFERENCE
+from portakernel_kit.conformance.autograd import Autograd
+from portakernel_kit.conformance.drawn.request import Drawn, draw_request
+from portakernel_kit.conformance.forward import Forward
+from portakernel_kit.conformance.gradients import Backward
+from portakernel_kit.conformance.inputs import draw_inputs, generator
+from portakernel_kit.conformance.observing.observation import Finished
+from portakernel_kit.conformance.trial import Outcome, Trial, attempt, synchronise
+from portakernel_kit.conformance.venue import Venue, find_venue
+from portakernel_kit.conformance.written import forward_of, with_twins
 
 # In place of a kernel's name: whichever the op's own call chooses.
 CHOSEN = "chosen"
@@ -83,7 +83,7 @@ class Job:
         """Runs it in this process; the op of a request is given by its number."""
         deadline = time.monotonic() + self.seconds
         found = _Requests(self)
-        # tensors are small, and threads that wait for each other cost more (portakernel.conformance.threads)
+        # tensors are small, and threads that wait for each other cost more (portakernel_kit.conformance.threads)
         torch.set_num_threads(1)
         for number in range(self.first, self.end, self.step):
             if time.monotonic() > deadline:

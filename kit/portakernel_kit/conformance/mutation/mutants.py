@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from portakernel.claims.capability import Capability, Limit
-from portakernel.conformance.mutation.mutation import Kind, Mutation
-from portakernel.conformance.mutation.narrowing import narrowings, with_limit
-from portakernel.conformance.venue import Venue, covers
-from portakernel.conformance.widening import Widening, on_target, widenings
 from portakernel.contracts import contract
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.registry.kernel import Kernel
 from portakernel.words.target import Device, Target
+from portakernel_kit.conformance.mutation.mutation import Kind, Mutation
+from portakernel_kit.conformance.mutation.narrowing import narrowings, with_limit
+from portakernel_kit.conformance.venue import Venue, covers
+from portakernel_kit.conformance.widening import Widening, on_target, widenings
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from portakernel.conformance.mutation.mutants import mutants
-from portakernel.conformance.mutation.mutation import Judged, Listed, Mutated, Mutation, Trying
-from portakernel.conformance.mutation.trying import Mutator
-from portakernel.conformance.observing.isolation import Asked, Death, run_apart
-from portakernel.conformance.observing.observation import Finished
-from portakernel.conformance.venue import Unavailable, Venue, find_venue
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.registry.kernel import Kernel
 from portakernel.words.target import Device
+from portakernel_kit.conformance.mutation.mutants import mutants
+from portakernel_kit.conformance.mutation.mutation import Judged, Listed, Mutated, Mutation, Trying
+from portakernel_kit.conformance.mutation.trying import Mutator
+from portakernel_kit.conformance.observing.isolation import Asked, Death, run_apart
+from portakernel_kit.conformance.observing.observation import Finished
+from portakernel_kit.conformance.venue import Unavailable, Venue, find_venue
 
 Event = Listed | Trying | Judged | Finished
 

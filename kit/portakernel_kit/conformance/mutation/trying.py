@@ -7,22 +7,22 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from portakernel.conformance.claims import elements
-from portakernel.conformance.mutation.absence import absent
-from portakernel.conformance.mutation.mutants import Mutant, mutants
-from portakernel.conformance.mutation.mutation import By, Judged, Listed, Mutation, Trying, Verdict
-from portakernel.conformance.mutation.spelling import differences, entry_index, read_back
-from portakernel.conformance.mutation.spoiling import Spoiler
-from portakernel.conformance.observing.observation import AGAINST, Finished, Observation
-from portakernel.conformance.observing.observer import Observer, Trials
-from portakernel.conformance.suite import Suite, Unit
-from portakernel.conformance.trial import DECLARED
-from portakernel.conformance.venue import Venue
-from portakernel.conformance.widening import cases_beyond, widened
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.deciding.readiness import Readiness, installed_version
 from portakernel.errors import ManifestError
 from portakernel.registry.kernel import Kernel
+from portakernel_kit.conformance.claims import elements
+from portakernel_kit.conformance.mutation.absence import absent
+from portakernel_kit.conformance.mutation.mutants import Mutant, mutants
+from portakernel_kit.conformance.mutation.mutation import By, Judged, Listed, Mutation, Trying, Verdict
+from portakernel_kit.conformance.mutation.spelling import differences, entry_index, read_back
+from portakernel_kit.conformance.mutation.spoiling import Spoiler
+from portakernel_kit.conformance.observing.observation import AGAINST, Finished, Observation
+from portakernel_kit.conformance.observing.observer import Observer, Trials
+from portakernel_kit.conformance.suite import Suite, Unit
+from portakernel_kit.conformance.trial import DECLARED
+from portakernel_kit.conformance.venue import Venue
+from portakernel_kit.conformance.widening import cases_beyond, widened
 
 # Of what a widened claim admits so many cases are tried, or for so long; the first that fails is enough.
 _MOST_CASES = 60

@@ -17,14 +17,14 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from portakernel import runtime
 from portakernel.config import Config
-from portakernel.conformance.observing.observation import Event, Finished
-from portakernel.conformance.observing.observer import Known, Observer
-from portakernel.conformance.venue import Venue, find_venue, venue_beside
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.host.process_group import ProcessGroup
 from portakernel.registry.plugin_manager import Package, PluginManager
 from portakernel.registry.registry import Registry
 from portakernel.words.target import Device
+from portakernel_kit.conformance.observing.observation import Event, Finished
+from portakernel_kit.conformance.observing.observer import Known, Observer
+from portakernel_kit.conformance.venue import Venue, find_venue, venue_beside
 
 # Of what a process wrote, the end is where the reason for its death stands.
 _MOST_WRITTEN = 4000

@@ -6,14 +6,14 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from portakernel.conformance.observing.isolation import Asked, Death, Job, run_apart
-from portakernel.conformance.observing.observation import Begun, Event, Findings, Finished, Observation, Planned
-from portakernel.conformance.observing.observer import Known
-from portakernel.conformance.result import Result
-from portakernel.conformance.venue import Unavailable, find_venue, venue_beside
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.registry.kernel import Kernel
 from portakernel.words.target import Device
+from portakernel_kit.conformance.observing.isolation import Asked, Death, Job, run_apart
+from portakernel_kit.conformance.observing.observation import Begun, Event, Findings, Finished, Observation, Planned
+from portakernel_kit.conformance.observing.observer import Known
+from portakernel_kit.conformance.result import Result
+from portakernel_kit.conformance.venue import Unavailable, find_venue, venue_beside
 
 # So many claimed cases may end their process; the others are then left out: each costs the start of another.
 _MOST_DEATHS = 3

@@ -14,7 +14,11 @@ from pathlib import Path
 import torch
 
 from portakernel.calling.fast.generated import MARK
-from portakernel.conformance.observing.observation import (
+from portakernel.contract.case import Case
+from portakernel.deciding.dispatcher import Dispatcher
+from portakernel.registry.kernel import Kernel
+from portakernel.registry.registry import REFERENCE
+from portakernel_kit.conformance.observing.observation import (
     AGAINST,
     Begun,
     Event,
@@ -24,15 +28,11 @@ from portakernel.conformance.observing.observation import (
     Planned,
     Refusal,
 )
-from portakernel.conformance.result import Result
-from portakernel.conformance.suite import CLAIM_CODES, Suite, Unit, most_elements
-from portakernel.conformance.trial import DECLARED, synchronise
-from portakernel.conformance.venue import Venue
-from portakernel.conformance.widening import Widening, cases_beyond, on_target, widened, widenings
-from portakernel.contract.case import Case
-from portakernel.deciding.dispatcher import Dispatcher
-from portakernel.registry.kernel import Kernel
-from portakernel.registry.registry import REFERENCE
+from portakernel_kit.conformance.result import Result
+from portakernel_kit.conformance.suite import CLAIM_CODES, Suite, Unit, most_elements
+from portakernel_kit.conformance.trial import DECLARED, synchronise
+from portakernel_kit.conformance.venue import Venue
+from portakernel_kit.conformance.widening import Widening, cases_beyond, on_target, widened, widenings
 
 # So many counterexamples make a refusal right; of those that end or block their process one is enough.
 _ENOUGH = 3

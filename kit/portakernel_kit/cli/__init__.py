@@ -1,0 +1,1 @@
+"""The commands of authors: ``new``, ``validate``, ``check``, ``lint``, ``compile``, ``bench``."""
