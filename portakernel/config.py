@@ -1,4 +1,7 @@
-"""Every ``PORTAKERNEL_*`` environment variable, in one table; read when a dispatcher is made, never on a call."""
+"""Every ``PORTAKERNEL_*`` environment variable, in one table; none is read on a call.
+
+Most are read when a dispatcher is made; the table says which are read later, as those of caches are.
+"""
 
 from __future__ import annotations
 

@@ -17,10 +17,10 @@
         return delivered(y, out)
 
 ``launch`` finds the compiled kernel by the facts that Triton specialises for, without Triton's binder; ``prepared``
-keeps that look-up for who launches the same kernel with the same compile-time values again. What Triton has to compile
+keeps that look-up for further launches with the same compile-time values. What Triton has to compile
 is announced first: ``portakernel.warmup`` counts it, and a stream that is being captured refuses it. A kernel that
 needs more than the device has raises ``CannotRun`` before anything ran. Arguments may be Triton's ``TensorDescriptor``
-(TMA): the maps of such are kept by address, sizes and strides, where Triton makes them anew for each launch.
+(TMA): their maps are kept by address, sizes and strides, where Triton makes them anew for each launch.
 
 A manifest names functions of the plugin's own package, which can be these, imported there: ``ready`` (whether Triton
 works on a device), ``interpreting`` (the context of a mode on CPU tensors), ``compiling`` (of ``offline``: for targets

@@ -106,7 +106,7 @@ class OpCaller:
         return self._hit(Phase.TRAINING)
 
     def _hit(self, phase: Phase) -> Callable[..., Any]:
-        # what writes returns nothing, which is what a miss returns
+        # an op that writes its arguments returns None, which would read as a miss
         if self.contract.mutated or (phase is Phase.TRAINING and self.some_are_recorded):
             return lambda *_: None
         names = {

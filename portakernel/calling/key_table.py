@@ -93,7 +93,7 @@ class KeyTable:
     def remember(self, key: Any, placement: Placement, replaced: Placement | None = None) -> Placement:
         """The placement under ``key`` from now on: this one, unless another thread came first.
 
-        One that came of a fault which passes serves its own call alone.
+        A placement that was decided during a passing fault (no memory, no descriptors) serves its own call alone.
         """
         if placement.decision.passes:
             return placement

@@ -80,7 +80,7 @@ class Rejection:
 
 
 class CannotRun(PortakernelError):  # noqa: N818 - an outcome that a kernel declares, not a failure
-    """Raised by a kernel before it has launched anything: this call it cannot serve, the next kernel shall.
+    """Raised by a kernel before it has launched anything: it cannot serve this call; the next kernel is asked.
 
     Any other exception counts as a bug and propagates.
     """
@@ -159,8 +159,8 @@ class Capability:
     """One whole alternative of what a kernel claims; a kernel has one or several.
 
     ``targets`` maps a vendor to the selected archs, and ``*`` to those of every vendor not named. ``dtypes`` maps a
-    tensor argument to the names it may have, where another argument's name means that one's dtype. ``values`` maps a
-    keyword argument to those it may have; one that is not named may have any.
+    tensor argument to the dtypes it may have; another argument's name stands for that argument's dtype. ``values`` maps a
+    keyword argument to the values it may have; an argument that is not named may have any.
     """
 
     targets: Mapping[str, Selector]
@@ -230,8 +230,8 @@ class Capability:
     ) -> tuple[str, ...]:
         """What was taken for granted because the request leaves it open, and notes on an unlisted arch.
 
-        ``possible`` are the dtypes that the op lets each argument have in calls with the request's values: where the
-        kernel takes all of these nothing is assumed, and no other is worth a word.
+        ``possible`` are the dtypes that the op lets each argument have in calls with the request's values. Where the
+        kernel takes all of them, nothing is assumed.
         """
         open_limits = [limit for limit in self.limits if request.value(limit.parameter) is None]
         notes = [str(limit) for limit in open_limits if limit.parameter.partition(".")[0] not in request.absent]

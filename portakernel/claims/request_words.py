@@ -46,7 +46,7 @@ def explain_command(request: Request, wishes: Wishes | None = None) -> str:
 def warmup_call(request: Request) -> str:
     """The ``portakernel.warmup(...)`` that builds what ``request`` lacks, as Python source.
 
-    In words where the request says all that it takes; else with the op's tensors by name.
+    It names the op and its shapes where these are all that the call takes; else it passes the op's tensors by name.
     """
     described = contract(request.op)
     made = described.at(request.values)
@@ -97,7 +97,7 @@ def _dtypes(described: Contract, request: Request) -> Mapping[str, Any] | str:
 
 
 def _shapes(described: Contract, request: Request) -> dict[str, tuple[int, ...]]:
-    """The shapes of as many tensors as give every dimension that is known; leading dimensions as their product."""
+    """Shapes of tensors that together show every known dimension; leading dimensions appear as their product."""
     found: dict[str, tuple[int, ...]] = {}
     given: set[str | None] = set()
     for tensor in described.at(request.values).tensors:

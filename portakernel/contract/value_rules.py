@@ -36,10 +36,10 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """A page table, a row for each sequence: what its length reaches is from 0 to below the size ``below``.
+    """A page table with a row for each sequence: the entries that its length reaches are at least 0 and below ``below``.
 
-    ``lengths`` names the argument that holds the lengths (with a rule ``Lengths``), ``page`` the size that is how many
-    tokens a page has. Entries behind those may be anything: nobody follows them.
+    ``below`` names a size, ``page`` the size that says how many tokens a page holds, ``lengths`` the argument with the
+    sequences' lengths (which has a rule ``Lengths``). Entries that no length reaches may hold anything.
     """
 
     below: str

@@ -35,7 +35,7 @@ def own_contracts() -> Mapping[str, Contract]:
         OSError: they cannot be listed at this moment.
     """
     modules = sorted(module.name for module in pkgutil.iter_modules(__path__))
-    if not modules:  # it takes a folder that cannot be listed, for want of descriptors, for empty
+    if not modules:  # without file descriptors pkgutil cannot list the folder, and says that it is empty
         raise OSError(errno.EMFILE, "the ops cannot be listed", next(iter(__path__)))
     return MappingProxyType({name: importlib.import_module(f"{__name__}.{name}").CONTRACT for name in modules})
 

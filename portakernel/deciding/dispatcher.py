@@ -80,9 +80,9 @@ class Dispatcher:
                 self.refresh_trace_token()
 
     def refresh_trace_token(self) -> None:
-        """Names what decisions depend on: a compiled graph, perhaps kept on disk, holds while the token is the same.
+        """Makes the token of all that decisions depend on: a compiled graph, perhaps kept on disk, holds for one token.
 
-        The devices are no part of it, which would have to be probed: torch keeps graphs by device itself.
+        Devices are no part of it: they would have to be probed, and torch keeps graphs by device itself.
         """
         import hashlib
         import platform
@@ -157,7 +157,7 @@ class Dispatcher:
             )
         winner = replace(eligible[0], status="chosen")
         losers = [replace(loser, rejections=(lost(loser, winner, wishes),)) for loser in eligible[1:]]
-        # nobody expects the reference where it was not asked for: what stands after it waits for a policy
+        # a third party's kernel stands behind the reference: that the reference was passed over surprises nobody
         named = {*wishes.use, *wishes.prefer}
         before = [c for c in rejected if order(c, wishes) < order(winner, wishes)]
         before = [c for c in before if not c.kernel.is_reference or c.kernel.name in named]

@@ -15,12 +15,12 @@ from portakernel.contract.case import Draw
 
 # The kinds of ``Draw`` that are drawn here.
 SERVING = ("lengths", "pages", "slots", "experts")
-# How often a length is nothing, or all there is room for; and a slot none.
+# One length in so many is 0, one is the whole capacity; one slot in so many is none.
 _ONE_IN = 5
 
 
 def depth(draw: Draw) -> int:
-    """How many other arguments' elements come first: lengths, then the pages that they need, then what these hold."""
+    """When an argument is drawn: lengths first (0), then the pages they need (1), then what the pages hold (2)."""
     return 2 if draw.poison else 1 if draw.lengths else 0
 
 

@@ -76,8 +76,8 @@ def rehearse_described(
 ) -> Warmup:
     """Warms up calls in words, on zeros; ``device_of`` says on which of torch's devices.
 
-    ``shown`` shows the progress, or a terminal does; ``workers`` bounds the processes that compile, of which there is
-    else one a core. ``alone``: there is one call, and no others to go on with.
+    Progress goes to ``shown``, or to a terminal. ``workers`` bounds the processes that compile (default: one a core).
+    ``alone``: there is a single call, so what is wrong with it is raised, not reported.
 
     Raises:
         UnknownNameError: an op that there is not; nothing was warmed up.
@@ -219,9 +219,9 @@ def _run_and_count(step: WarmupStep) -> Iterator[WarmCall]:
 
 
 def _placements() -> dict[int, Placement]:
-    """The placements in the key tables, by identity, which is no other's as long as they are kept.
+    """The placements in the key tables, by their ``id``, which no other object has while they are kept.
 
-    Of each op by phase, whatever was called first in this process.
+    Those of one op stand in the order of phases, not in the order in which this process called them.
     """
     tables = (list(caller.table.entries.values()) for caller in runtime.callers_so_far())
     return {id(p): p for table in tables for p in sorted(table, key=lambda p: _PHASES.index(p.decision.request.phase))}

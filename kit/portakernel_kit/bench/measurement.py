@@ -163,7 +163,7 @@ def _copying(moved_bytes: int, device: torch.device, count: int) -> Timed | None
 
 
 def _warmed(timed: Sequence[Timed], watch: Stopwatch, seconds: float, advance: Progress) -> Mapping[str, float]:
-    """Runs each a few times, and says of each how many launches a round has time for; the time of those too slow."""
+    """Runs each a few times and sets how many launches of it fit into a round; returns the times of those too slow."""
     slow: dict[str, float] = {}
     share_us = seconds * 1e6 / (_ROUNDS_WANTED * max(len(timed), 1))
     for entry in timed:

@@ -23,7 +23,7 @@ Call = Callable[[], Any]
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The time of each call of a batch, and the lead over the device that the host needs to enqueue such a batch."""
+    """The time of each call of a batch, and by how much the host has to be ahead of the device to enqueue the batch."""
 
     latencies_us: tuple[float, ...]
     lead_us: float = 0.0

@@ -168,7 +168,7 @@ def _drawn(
         return torch.randint(low, high, shape, generator=source, dtype=torch.uint8)
     if draw.kind == "scale":
         return torch.exp2(4 * torch.rand(shape, dtype=torch.float64, generator=source) - 2)
-    # What every row shares (a weight) stays ordinary where the rows are next to nothing: zeros would hide it.
+    # A tensor that all rows share (a weight) stays ordinary beside tiny or zero rows: zeros in it would hide theirs.
     shared = argument.leading is None and case.values in ("tiny", "zeros") and len(shape) < 2
     drawn = draw_values(shape, "normal" if shared else case.values, dtype, source, place)
     if draw.poison in earlier:

@@ -18,8 +18,8 @@ from portakernel.host.as_written import run_as_written
 # How the name of a generated source begins, in place of a file's.
 MARK = "<portakernel: "
 
-# Of each name: an op has as many functions of one as there are dispatchers, or handles. The first has none, so that it
-# has the same name in every process.
+# The number of the next source of each name: every dispatcher and every bound handle makes functions of its own. The
+# first source of a name is shown without a number, so that it is called the same in every process.
 _NUMBERS: defaultdict[str, Iterator[int]] = defaultdict(lambda: itertools.count(1))
 
 
@@ -37,7 +37,8 @@ class Shown:
 def define(source: str, name: str, origin: str, names: dict[str, Any], *, compiles: bool = False) -> Any:
     """The function ``name`` that ``source`` defines, with ``names`` as its globals.
 
-    Unless it ``compiles``, torch.compile leaves it as it is when it is called by what could not be compiled.
+    torch.compile looks into it only where it ``compiles``; elsewhere Python runs it, also below a frame that torch.compile
+    gave up.
     """
     shown = Shown(source, origin)
     # no __name__: torch.compile would take it for a module that can be imported

@@ -96,7 +96,7 @@ def plain({", ".join(contract.names)}):
 def ours(contract: Contract, *more: str) -> str:
     """An expression that is true when torch's functions are not overridden, and no tensor is nested.
 
-    A nested one must not meet a form's check; an overridden one would see that it is asked.
+    A form's check must not meet a nested tensor, and a tensor that overrides torch's functions would notice the check.
     """
     overridden = f"has_torch_function({', '.join([*contract.names, *more])})"
     plain = f"(not {overridden} or (function_modes() and only_device_contexts()))"
@@ -106,7 +106,7 @@ def ours(contract: Contract, *more: str) -> str:
 def nested(contract: Contract, *more: str, held: Collection[str] = ()) -> str:
     """An expression that is true when some tensor is nested; it raises AttributeError for what is no tensor.
 
-    Of each in ``held`` there is a dense tensor known by the name ``held_<name>``: that one need not be asked.
+    For each name in ``held`` the source knows a dense tensor ``held_<name>``, which needs no check.
     """
     terms = [f"{name}.is_nested" for name in more]
     for tensor in contract.tensors:

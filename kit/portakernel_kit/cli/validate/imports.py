@@ -16,8 +16,8 @@ from portakernel.registry.plugin_manager import Package
 from portakernel_kit.cli.validate.problems import Problem
 
 SECONDS = 60.0
-# Reads {"path": [...], "folder": ..., "entries": [...]} and writes, behind a mark that what plugins print is not taken
-# for, {entry: {"error", "file", "line"}}.
+# Reads {"path": [...], "folder": ..., "entries": [...]} and writes {entry: {"error", "file", "line"}} behind a mark,
+# which tells it from what plugins print.
 _MARK = "portakernel entries: "
 _CHILD = f"""
 import contextlib, importlib, json, sys, traceback
