@@ -277,8 +277,8 @@ def policy(
     Write the block around a compiled function, which then follows it, not inside one. One block may be entered again,
     inside itself, and in several threads.
 
-    A name that nothing here has is an error under ``use`` alone: ``deny`` has nothing to do, ``prefer`` leaves it out with
-    a warning (docs/policy.md).
+    A name that nothing here has is an error under ``use`` alone; ``deny`` has nothing to do then, ``prefer`` leaves it
+    out with a warning (docs/policy.md).
 
     Raises, when it is entered:
         UnknownNameError: a name under ``use`` that nothing has; with ``strict_names`` in a policy file, any.

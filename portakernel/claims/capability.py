@@ -159,7 +159,7 @@ class Capability:
     """One whole alternative of what a kernel claims; a kernel has one or several.
 
     ``targets`` maps a vendor to the selected archs, and ``*`` to those of every vendor not named. ``dtypes`` maps a
-    tensor argument to the dtypes it may have; another argument's name stands for that argument's dtype. ``values`` maps a
+    tensor argument to the dtypes it may have; another argument's name stands for that one's dtype. ``values`` maps a
     keyword argument to the values it may have; an argument that is not named may have any.
     """
 

@@ -36,7 +36,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """A page table with a row for each sequence: the entries that its length reaches are at least 0 and below ``below``.
+    """A page table, a row for each sequence: entries that its length reaches are at least 0 and below ``below``.
 
     ``below`` names a size, ``page`` the size that says how many tokens a page holds, ``lengths`` the argument with the
     sequences' lengths (which has a rule ``Lengths``). Entries that no length reaches may hold anything.

@@ -37,7 +37,7 @@ class Shown:
 def define(source: str, name: str, origin: str, names: dict[str, Any], *, compiles: bool = False) -> Any:
     """The function ``name`` that ``source`` defines, with ``names`` as its globals.
 
-    torch.compile looks into it only where it ``compiles``; elsewhere Python runs it, also below a frame that torch.compile
+    torch.compile looks into it only where it ``compiles``; else Python runs it, also below a frame that torch.compile
     gave up.
     """
     shown = Shown(source, origin)

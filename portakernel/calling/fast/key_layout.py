@@ -1,8 +1,8 @@
 """The parts of a key, in order: the one place that says so, for code that makes keys and for code that writes it.
 
-``(signature, *parts, policy)`` for a plain forward: the form's dtypes and devices, what ``expressions.Expressions`` lists, the
-policy in force. Any other kind of call has its ``CallKind`` behind that, field by field. ``caller`` adds what is rarer:
-what kernels of attached devices read, that a stream is captured, a size that the key's kernel declined.
+``(signature, *parts, policy)`` for a plain forward: the form's dtypes and devices, what ``expressions.Expressions``
+lists, the policy in force. Any other kind of call has its ``CallKind`` behind that, field by field. ``caller`` adds
+what is rarer: what kernels of attached devices read, that a stream is captured, a size that the key's kernel declined.
 """
 
 from __future__ import annotations
