@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
 from portakernel.claims.request import Phase, Request
-from portakernel.claims.request_words import warmup_call, warmup_call_on
+from portakernel.claims.request_commands import warmup_call, warmup_call_on
 from portakernel.contract import (
     Case,
     Choice,

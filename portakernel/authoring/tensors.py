@@ -5,8 +5,8 @@ from __future__ import annotations
 from portakernel.calling.outputs import copy_into
 from portakernel.tensors.capture import is_capturing
 from portakernel.tensors.compilation import announce_once, compilations
+from portakernel.tensors.dense import as_bytes, delivered, dense, room, rows
 from portakernel.tensors.index_values import check_indices, check_offsets, sequence_ends
-from portakernel.tensors.placement import as_bytes, delivered, dense, room, rows
 from portakernel.tensors.rows import contiguous_like, joined_stride, row_stride, row_target, with_row_stride
 
 __all__ = [

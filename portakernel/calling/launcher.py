@@ -15,7 +15,7 @@ import torch
 
 from portakernel.calling.fast.generated import define
 from portakernel.calling.fast.launch_source import CallSource, LaunchSource
-from portakernel.calling.written import writing
+from portakernel.calling.written_arguments import writing
 from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
 from portakernel.claims.request import Phase, Request
 from portakernel.contract import Contract

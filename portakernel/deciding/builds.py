@@ -12,7 +12,7 @@ from typing import Any
 
 from portakernel.claims.capability import ReasonCode, Rejection
 from portakernel.claims.request import Phase, Request
-from portakernel.claims.request_words import warmup_call
+from portakernel.claims.request_commands import warmup_call
 from portakernel.contract import Contract
 from portakernel.contract.sizes import parse_size
 from portakernel.host.locks import make_lock

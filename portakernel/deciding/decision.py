@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from portakernel.claims.capability import ReasonCode
 from portakernel.claims.request import Phase, Request
-from portakernel.claims.request_words import explain_command
+from portakernel.claims.request_commands import explain_command
 from portakernel.deciding.hardware_shortfalls import Shortfall
 from portakernel.deciding.policies import Wishes
 from portakernel.deciding.ranking import Candidate, tier

@@ -19,7 +19,7 @@ from portakernel.deciding.hardware_shortfalls import shortfalls
 from portakernel.deciding.kernel_argument import TOKEN_MARK
 from portakernel.deciding.policies import Layer, Policy, Wishes, intern_policy
 from portakernel.deciding.process_wishes import ProcessWishes, allowed_plugins, read
-from portakernel.deciding.ranking import lost, order, why
+from portakernel.deciding.ranking import order, why, why_not
 from portakernel.deciding.readiness import Readiness, required
 from portakernel.deciding.unmet import skipped_preferences
 from portakernel.host.locks import make_lock
@@ -156,7 +156,7 @@ class Dispatcher:
                 request, None, "no kernel can serve this request", tuple(rejected), (), missing, wishes=wishes
             )
         winner = replace(eligible[0], status="chosen")
-        losers = [replace(loser, rejections=(lost(loser, winner, wishes),)) for loser in eligible[1:]]
+        losers = [replace(loser, rejections=(why_not(loser, winner, wishes),)) for loser in eligible[1:]]
         # a third party's kernel stands behind the reference: that the reference was passed over surprises nobody
         named = {*wishes.use, *wishes.prefer}
         before = [c for c in rejected if order(c, wishes) < order(winner, wishes)]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from portakernel.claims.capability import Capability, ReasonCode, Rejection
 from portakernel.claims.request import Phase, Request
-from portakernel.claims.request_words import warmup_call
+from portakernel.claims.request_commands import warmup_call
 from portakernel.contracts import contract
 from portakernel.deciding.builds import Builds, without_promises
 from portakernel.deciding.policies import Wishes

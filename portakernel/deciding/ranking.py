@@ -59,7 +59,7 @@ def order(candidate: Candidate, wishes: Wishes) -> tuple[int, int, int, str]:
     return wishes.rank(kernel.name), tier(kernel), -candidate.priority, kernel.name
 
 
-def lost(loser: Candidate, winner: Candidate, wishes: Wishes) -> Rejection:
+def why_not(loser: Candidate, winner: Candidate, wishes: Wishes) -> Rejection:
     """The reason why an eligible candidate does not go first."""
     named = {**wishes.use, **wishes.prefer}
     if winner.kernel.name in named and order(loser, wishes)[0] != order(winner, wishes)[0]:

@@ -21,7 +21,7 @@ from portakernel.host.process_group import ProcessGroup
 from portakernel.offline.compiled import Compiling
 from portakernel.offline.job import Job, call_on_meta
 from portakernel.offline.outcome import Outcome
-from portakernel.offline.shared_memory_limits import available_bytes
+from portakernel.offline.shared_memory import available_bytes
 from portakernel.registry.kernel import Kernel
 from portakernel.words.target import Target
 

@@ -14,7 +14,7 @@ import pytest
 import portakernel
 from portakernel import runtime
 from portakernel.claims.request import Phase
-from portakernel.claims.request_words import explain_command
+from portakernel.claims.request_commands import explain_command
 from portakernel.contract import Case, TensorArgument
 from portakernel.contract.sizes import parse_size
 from portakernel.contracts import contract, own_contracts

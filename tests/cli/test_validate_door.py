@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from portakernel_kit.cli.validate.door import DOOR, past_the_door
+from portakernel_kit.cli.validate.allowed_imports import DOOR, past_the_door
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,9 +29,9 @@ def package(tmp_path):
     ("line", "advice"),
     [
         (
-            "from portakernel.tensors.placement import delivered",
+            "from portakernel.tensors.dense import delivered",
             (
-                "imports portakernel.tensors.placement, which changes without notice; import delivered from"
+                "imports portakernel.tensors.dense, which changes without notice; import delivered from"
                 " portakernel.authoring.tensors"
             ),
         ),

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import portakernel
-from portakernel_kit.cli.validate.door import past_the_door
+from portakernel_kit.cli.validate.allowed_imports import past_the_door
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "opencl_backend"

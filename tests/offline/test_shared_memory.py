@@ -12,7 +12,7 @@ import pytest
 
 from portakernel.offline.compiled import Compiled
 from portakernel.offline.outcome import Outcome
-from portakernel.offline.shared_memory_limits import available_bytes
+from portakernel.offline.shared_memory import available_bytes
 from portakernel.runtime import dispatcher
 from portakernel.words.target import Target
 

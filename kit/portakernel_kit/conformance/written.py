@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from portakernel.claims.request import Phase
-from portakernel.tensors.placement import as_bytes
+from portakernel.tensors.dense import as_bytes
 from portakernel_kit.conformance.forward import Forward
 from portakernel_kit.conformance.memory import same_bits, twin
 from portakernel_kit.conformance.trial import Outcome, Trial, attempt

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 from portakernel.cli.output import Page
 
 if TYPE_CHECKING:
-    from portakernel.calling.running_source import Step
+    from portakernel.calling.call_steps import Step
     from portakernel.deciding.decision import Decision
 
 
 def running_steps(decision: Decision) -> list[Step]:
     """What a call that the decision is about runs once it was seen; loads torch, and the chosen kernel's module."""
     from portakernel import ops
-    from portakernel.calling.running_source import steps
+    from portakernel.calling.call_steps import steps
     from portakernel.runtime import caller
 
     op = decision.request.op

@@ -91,9 +91,9 @@ def command(
         portakernel explain --all --target h100 --target mi300x --json
     """
     from portakernel.claims.request import Phase
+    from portakernel.cli.explain.call_steps import print_steps, running_steps
     from portakernel.cli.explain.decision_sheet import decide_sheet, print_sheet, sheet_json
     from portakernel.cli.explain.explanation import print_explanation
-    from portakernel.cli.explain.running_steps import print_steps, running_steps
     from portakernel.cli.output import page, print_json
     from portakernel.deciding.explaining import explain_in_words, without_use
     from portakernel.deciding.kernel_argument import check_ships

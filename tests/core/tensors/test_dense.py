@@ -8,7 +8,7 @@ import torch
 from portakernel.errors import CaptureError
 from portakernel.tensors import compilation
 from portakernel.tensors.compilation import announce_once, compilations
-from portakernel.tensors.placement import delivered, dense, room, rows
+from portakernel.tensors.dense import delivered, dense, room, rows
 
 
 def test_what_has_no_gaps_stays_and_what_has_is_copied():

@@ -24,10 +24,10 @@ from portakernel.registry.plugin_ops import faults_of, offers_of
 from portakernel.registry.registry import REFERENCE, Backend
 from portakernel.registry.source_files import misfit, missing
 from portakernel.words.arch import ArchSpace
+from portakernel_kit.cli.validate.allowed_imports import past_the_door
 from portakernel_kit.cli.validate.claims import claim_problems
-from portakernel_kit.cli.validate.door import past_the_door
 from portakernel_kit.cli.validate.entries import source_problems
-from portakernel_kit.cli.validate.imports import import_problems
+from portakernel_kit.cli.validate.entry_imports import import_problems
 from portakernel_kit.cli.validate.problems import Problem, problems_in
 from portakernel_kit.cli.validate.projects import FILE, Project, read_project
 
