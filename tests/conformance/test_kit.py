@@ -264,6 +264,25 @@ def test_kernel_whose_import_fails_is_a_failure_and_no_refusal(make_suite):
     assert "portakernel_plugins.torch.add has no function 'addition'" in found[0].detail
 
 
+SHARED = """
+BUFFERS = {}
+
+def add(x, y, *, out=None):
+    if out is None:
+        out = BUFFERS.setdefault((x.shape, x.dtype), torch.empty(x.shape, dtype=x.dtype))
+    return torch.add(x, y, out=out)
+"""
+
+
+def test_one_buffer_that_all_threads_are_given_has_the_numbers_of_one_of_them(acme):
+    dispatcher = acme("dtypes: {x: [float32], y: [x]}", SHARED)
+    kernel = dispatcher.registry.kernels["acme.add"]
+    suite = Suite(dispatcher, kernel, find_venue(dispatcher, kernel, cpu_device(dispatcher)), fresh_seed())
+    found = results_of(suite, only=lambda unit: unit.kind == "repetition")
+    (detail,) = [result.detail for result in found if result.aspect == "threads"]
+    assert detail.startswith("30 of 40 calls from 4 threads gave other bits than alone: a buffer")
+
+
 KEPT = """
 KEPT = {kept}
 BUILT = []
