@@ -52,9 +52,11 @@ class Repetition:
         alone = [[tensor.clone() for tensor in self._first(trial)] for trial in self.trials]
         wrong, raised = [0] * THREADS, list[BaseException]()
         together = threading.Barrier(THREADS)  # before each call: else one thread is done before another begins
+        inner = torch.get_num_threads()
 
         def work(place: int) -> None:
             trial, wanted = self.trials[place], alone[place]
+            torch.set_num_threads(inner)  # a new thread begins with what the process began with, which sums otherwise
             try:
                 for _ in range(_CALLS):
                     together.wait()
