@@ -103,7 +103,7 @@ class Contract:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the tensor arguments."""
-        return tuple(tensor.name for tensor in self.tensors)
+        return _names(self)
 
     @property
     def mutated(self) -> tuple[str, ...]:
@@ -223,8 +223,7 @@ class Contract:
         The reference alone serves such calls, which are for ``torch.autograd.gradcheck``: no kernel can claim them, and
         the kit asks for none. Other arguments follow by their own ``dtypes``; results in float32 are in float64 then.
         """
-        first, accepted = self.names[0], self.accepted_dtypes(self.names[0], {})
-        return first if self.gradient != "none" and "float32" in accepted and FLOAT64 not in accepted else ""
+        return _in_float64(self)
 
     def possible_dtypes(self, name: str) -> tuple[str, ...]:
         """What ``name`` (of ``typed``) may be in some call."""
@@ -282,6 +281,17 @@ class Contract:
         if dtype == "float32" and dtypes.get(self.in_float64) == FLOAT64:
             dtype = FLOAT64
         return tuple(shape), dtypes[result.like] if dtype is None else str(values.get(dtype, dtype))
+
+
+@functools.cache
+def _names(contract: Contract) -> tuple[str, ...]:
+    return tuple(tensor.name for tensor in contract.tensors)
+
+
+@functools.cache
+def _in_float64(contract: Contract) -> str:
+    first, accepted = contract.names[0], contract.accepted_dtypes(contract.names[0], {})
+    return first if contract.gradient != "none" and "float32" in accepted and FLOAT64 not in accepted else ""
 
 
 _choosers = functools.cache(choosers)
