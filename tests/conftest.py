@@ -30,6 +30,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if "torch" in sys.modules:
     sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
+# Inductor compiles a library for each kind of vector instructions that the CPU has, and loads it in a process of its
+# own, to see whether compiler and torch know them: ten seconds, and one in each process later. These they may not know.
+CPU = Path("/proc/cpuinfo")
+if CPU.exists() and "amx_fp16" not in CPU.read_text(encoding="utf-8"):
+    os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+
 # OpenCL's driver for CPUs compiles the tiny kernel that a device is probed with: half a second, unless it has it.
 if "POCL_CACHE_DIR" not in os.environ:
     OPENCL_CACHE = tempfile.TemporaryDirectory(prefix="opencl")  # of this process, which the workers inherit
