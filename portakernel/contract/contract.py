@@ -125,13 +125,12 @@ class Contract:
     @property
     def dims(self) -> tuple[str, ...]:
         """The names of the dimensions, in order of first mention, whatever the parameters."""
-        return tuple(dict.fromkeys(name for shape in self._shapes() for size in shape if (name := _over(size))))
+        return _dims(self)
 
     @property
     def fixed_dims(self) -> tuple[str, ...]:
         """The names of the dimensions that are not products of leading ones."""
-        leading = {shape[0][1:] for shape in self._shapes() if shape and shape[0].startswith("*")}
-        return tuple(name for name in self.dims if name not in leading)
+        return _fixed_dims(self)
 
     @property
     def backward_inputs(self) -> tuple[str, ...]:
@@ -147,9 +146,6 @@ class Contract:
     def typed(self) -> tuple[str, ...]:
         """What has a dtype in requests and manifests: the tensor arguments, and parameters that hold a dtype."""
         return (*self.names, *(parameter.name for parameter in self.parameters if parameter.kind == "dtype"))
-
-    def _shapes(self) -> list[Shape]:
-        return [shape for tensor in self.tensors for shape in alternatives(tensor.shape)]
 
     def tensor(self, name: str) -> TensorArgument:
         """The tensor argument called ``name``."""
@@ -286,6 +282,21 @@ class Contract:
 @functools.cache
 def _names(contract: Contract) -> tuple[str, ...]:
     return tuple(tensor.name for tensor in contract.tensors)
+
+
+@functools.cache
+def _dims(contract: Contract) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for shape in _shapes(contract) for size in shape if (name := _over(size))))
+
+
+@functools.cache
+def _fixed_dims(contract: Contract) -> tuple[str, ...]:
+    leading = {shape[0][1:] for shape in _shapes(contract) if shape and shape[0].startswith("*")}
+    return tuple(name for name in contract.dims if name not in leading)
+
+
+def _shapes(contract: Contract) -> list[Shape]:
+    return [shape for tensor in contract.tensors for shape in alternatives(tensor.shape)]
 
 
 @functools.cache
