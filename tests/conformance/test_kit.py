@@ -28,14 +28,14 @@ def results_of(suite, *, only=lambda unit: True):
 
 
 def cpu_device(dispatcher):
-    device = next((d for d in dispatcher.registry.devices if d.torch_device == "cpu" and not d.attached), None)
+    device = next(iter(dispatcher.registry.devices_on("cpu")), None)
     return device or pytest.skip("no backend describes this CPU")
 
 
 def kernels_for_the_cpu():
     """Every kernel of portakernel's own that claims this machine's CPU."""
     registry = runtime.dispatcher().registry
-    cpus = [device for device in registry.devices if device.torch_device == "cpu" and not device.attached]
+    cpus = registry.devices_on("cpu")
     found = [kernel for kernel in registry.kernels.values() if kernel.first_party and cpus]
     return [k.name for k in found if any(covers(c, cpus[0].target, registry.spaces) for _, c in k.variants)]
 
