@@ -4,6 +4,7 @@ import gc
 import importlib
 import itertools
 import json
+import logging
 import multiprocessing
 import multiprocessing.forkserver
 import os
@@ -29,6 +30,12 @@ Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 if "torch" in sys.modules:
     sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+# Inductor compiles a library for each kind of vector instructions that the CPU has, and loads it in a process of its
+# own, to see whether compiler and torch know them: ten seconds, and one in each process later. These they may not know.
+CPU = Path("/proc/cpuinfo")
+if CPU.exists() and "amx_fp16" not in CPU.read_text(encoding="utf-8"):
+    os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 # OpenCL's driver for CPUs compiles the tiny kernel that a device is probed with: half a second, unless it has it.
 if "POCL_CACHE_DIR" not in os.environ:
@@ -78,8 +85,26 @@ def pytest_unconfigure() -> None:
     gc.unfreeze()
 
 
+def pytest_runtest_call() -> None:
+    leave_compiler_alone()
+
+
+def leave_compiler_alone() -> None:
+    """Torch's compiler does not do here what it does for those who watch it, a tenth of its work and more.
+
+    It writes out every graph once somebody listens to its trace, as pytest does to each logger that passes nothing on;
+    and it flushes the processor's caches to tell how long a graph's guards take.
+    """
+    trace = logging.getLogger("torch.__trace")
+    for listener in [listener for listener in trace.handlers if type(listener).__module__ == "_pytest.logging"]:
+        trace.removeHandler(listener)
+    if "torch._dynamo.guards" in sys.modules:
+        sys.modules["torch._dynamo.guards"].__dict__["profile_guard_manager"] = lambda *_: 0.0
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Draws of torch follow the run's seed, as those of `random` and NumPy: `--randomly-seed=N` repeats a failure."""
+    leave_compiler_alone()
     seed = item.config.getoption("randomly_seed", None)
     if isinstance(seed, int) and "torch" in sys.modules:
         sys.modules["torch"].manual_seed(seed + zlib.crc32(item.nodeid.encode()))

@@ -20,11 +20,11 @@ def find_device(registry: Registry, device: torch.device) -> Device:
     A GPU whose context exists is described by torch, which costs no probe: NVML takes its time, and may hang. A device
     that no backend found is described from what torch knows of it.
     """
-    described = _from_torch(device)
     if device.type == "cuda" and cuda_is_initialised():
-        return described
-    same = (known for known in registry.devices_on(device.type) if known.torch_device == described.torch_device)
-    return next(same, described)
+        return _from_torch(device)
+    name = _name(device)
+    same = next((known for known in registry.devices_on(device.type) if known.torch_device == name), None)
+    return _from_torch(device) if same is None else same
 
 
 def _is_rocm() -> bool:
@@ -44,6 +44,10 @@ def _from_torch(device: torch.device) -> Device:
         # On ROCm torch shows the bytes of the id in a form of its own, so that there the index has to do.
         uuid = f"GPU-{properties.uuid}" if target.vendor == "nvidia" else None
         return Device(target, properties.name, f"cuda:{index}", uuid, properties.total_memory)
-    # A tensor's device always has its index, but for the CPU's.
-    name = f"{device}:0" if str(device) in ("cuda", *_VENDORS) else str(device)
+    name = _name(device)
     return Device(Target(_VENDORS.get(device.type, device.type), "unknown"), name, name)
+
+
+def _name(device: torch.device) -> str:
+    """A tensor's device always has its index, but for the CPU's."""
+    return f"{device}:0" if str(device) in ("cuda", *_VENDORS) else str(device)

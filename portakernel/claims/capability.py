@@ -105,24 +105,29 @@ class Limit:
         return brief(f"<Limit {self}>")
 
     def __str__(self) -> str:
-        return f"{self.parameter} {' and '.join(text for text, _ in self._terms(0))}"
+        return f"{self.parameter} {' and '.join(self._terms())}"
 
     def admits(self, value: int) -> bool:
         """Whether ``value`` is within the bound."""
-        return all(holds for _, holds in self._terms(value))
+        return (
+            (self.min is None or known(value >= self.min))
+            and (self.max is None or known(value <= self.max))
+            and (self.multiple_of is None or known(value % self.multiple_of == 0))
+            and (self.one_of is None or any(known(value == one) for one in self.one_of))
+            and (not self.power_of_two or (known(value > 0) and known(value & (value - 1) == 0)))
+        )
 
-    def _terms(self, value: int) -> Iterator[tuple[str, bool]]:
+    def _terms(self) -> Iterator[str]:
         if self.min is not None:
-            yield f">= {self.min}", known(value >= self.min)
+            yield f">= {self.min}"
         if self.max is not None:
-            yield f"<= {self.max}", known(value <= self.max)
+            yield f"<= {self.max}"
         if self.multiple_of is not None:
-            yield f"a multiple of {self.multiple_of}", known(value % self.multiple_of == 0)
+            yield f"a multiple of {self.multiple_of}"
         if self.one_of is not None:
-            several = len(self.one_of) > 1
-            yield f"{'in' if several else '='} {_shown(self.one_of)}", any(known(value == one) for one in self.one_of)
+            yield f"{'in' if len(self.one_of) > 1 else '='} {_shown(self.one_of)}"
         if self.power_of_two:
-            yield "a power of two", known(value > 0) and known(value & (value - 1) == 0)
+            yield "a power of two"
 
     def rejection(self, value: int) -> Rejection | None:
         """The reason for which ``value`` is refused."""

@@ -103,7 +103,7 @@ class Contract:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the tensor arguments."""
-        return tuple(tensor.name for tensor in self.tensors)
+        return _names(self)
 
     @property
     def mutated(self) -> tuple[str, ...]:
@@ -125,13 +125,12 @@ class Contract:
     @property
     def dims(self) -> tuple[str, ...]:
         """The names of the dimensions, in order of first mention, whatever the parameters."""
-        return tuple(dict.fromkeys(name for shape in self._shapes() for size in shape if (name := _over(size))))
+        return _dims(self)
 
     @property
     def fixed_dims(self) -> tuple[str, ...]:
         """The names of the dimensions that are not products of leading ones."""
-        leading = {shape[0][1:] for shape in self._shapes() if shape and shape[0].startswith("*")}
-        return tuple(name for name in self.dims if name not in leading)
+        return _fixed_dims(self)
 
     @property
     def backward_inputs(self) -> tuple[str, ...]:
@@ -147,9 +146,6 @@ class Contract:
     def typed(self) -> tuple[str, ...]:
         """What has a dtype in requests and manifests: the tensor arguments, and parameters that hold a dtype."""
         return (*self.names, *(parameter.name for parameter in self.parameters if parameter.kind == "dtype"))
-
-    def _shapes(self) -> list[Shape]:
-        return [shape for tensor in self.tensors for shape in alternatives(tensor.shape)]
 
     def tensor(self, name: str) -> TensorArgument:
         """The tensor argument called ``name``."""
@@ -223,8 +219,7 @@ class Contract:
         The reference alone serves such calls, which are for ``torch.autograd.gradcheck``: no kernel can claim them, and
         the kit asks for none. Other arguments follow by their own ``dtypes``; results in float32 are in float64 then.
         """
-        first, accepted = self.names[0], self.accepted_dtypes(self.names[0], {})
-        return first if self.gradient != "none" and "float32" in accepted and FLOAT64 not in accepted else ""
+        return _in_float64(self)
 
     def possible_dtypes(self, name: str) -> tuple[str, ...]:
         """What ``name`` (of ``typed``) may be in some call."""
@@ -282,6 +277,32 @@ class Contract:
         if dtype == "float32" and dtypes.get(self.in_float64) == FLOAT64:
             dtype = FLOAT64
         return tuple(shape), dtypes[result.like] if dtype is None else str(values.get(dtype, dtype))
+
+
+@functools.cache
+def _names(contract: Contract) -> tuple[str, ...]:
+    return tuple(tensor.name for tensor in contract.tensors)
+
+
+@functools.cache
+def _dims(contract: Contract) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for shape in _shapes(contract) for size in shape if (name := _over(size))))
+
+
+@functools.cache
+def _fixed_dims(contract: Contract) -> tuple[str, ...]:
+    leading = {shape[0][1:] for shape in _shapes(contract) if shape and shape[0].startswith("*")}
+    return tuple(name for name in contract.dims if name not in leading)
+
+
+def _shapes(contract: Contract) -> list[Shape]:
+    return [shape for tensor in contract.tensors for shape in alternatives(tensor.shape)]
+
+
+@functools.cache
+def _in_float64(contract: Contract) -> str:
+    first, accepted = contract.names[0], contract.accepted_dtypes(contract.names[0], {})
+    return first if contract.gradient != "none" and "float32" in accepted and FLOAT64 not in accepted else ""
 
 
 _choosers = functools.cache(choosers)

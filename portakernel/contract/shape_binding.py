@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
+from types import CodeType
 
 from portakernel.contract.parts import TensorArgument
 from portakernel.contract.sizes import DIMENSION, parse_size
@@ -73,11 +75,17 @@ def check_requirements(op: str, requirements: Sequence[str], dims: Mapping[str, 
         ArgumentValueError: a condition does not hold.
     """
     for condition in requirements:
-        names = sorted(set(DIMENSION.findall(condition)))
+        names, code = _compiled(condition)
         known = {name: dims[name] for name in names if name in dims}
-        if len(known) == len(names) and not holds(eval(condition, {"__builtins__": {}}, known)):
+        if len(known) == len(names) and not holds(eval(code, {"__builtins__": {}}, known)):
             sizes = ", ".join(f"{name} = {size}" for name, size in known.items())
             raise ArgumentValueError(f"{op}: needs {condition}; this is {sizes}")
+
+
+@cache
+def _compiled(condition: str) -> tuple[tuple[str, ...], CodeType]:
+    """The dimensions that a condition is over, and its code."""
+    return tuple(sorted(set(DIMENSION.findall(condition)))), compile(condition, condition, "eval")
 
 
 def _product(sizes: tuple[int, ...]) -> int:

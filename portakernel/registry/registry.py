@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from types import MappingProxyType
 from typing import Any, TypeGuard
 
@@ -31,6 +32,7 @@ from portakernel.words.target import Device, Target
 from portakernel.words.target_names import find_device, find_target
 
 REFERENCE = "reference"
+_Listing = dict[str, list[KernelEntry]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +132,11 @@ class Registry:
             text = f"{place}: {base} returned {returned!r}, which is no list of kernels: {exception_text(error)}"
             raise ManifestError(place, [text]) from error
         entries = listing.value
-        document, model = Document(place, {base: entries}, None), dict[str, list[KernelEntry]]
+        document = Document(place, {base: entries}, None)
         try:
-            kernels = TypeAdapter(model).validate_python(document.data)[base]
+            kernels = _listing_adapter().validate_python(document.data)[base]
         except ValidationError as error:
-            raise ManifestError(place, describe_errors(model, document, error)) from error
+            raise ManifestError(place, describe_errors(_Listing, document, error)) from error
         return listed_kernels(package, replace(loaded, document=document), self.spaces, kernels)
 
     def _reference(self, contract: Contract) -> Kernel:
@@ -313,6 +315,11 @@ class Registry:
         elif known and "portakernel_kernels" in known[1].manifest.hooks and self.manager.is_off(known[0]):
             hint = f"Plugin {known[0]} may not be imported, so that kernels which it lists in code are not known"
         raise UnknownNameError("kernel or plugin", name, [*self.kernels, *self.plugins()], where=where, hint=hint)
+
+
+@cache
+def _listing_adapter() -> TypeAdapter[_Listing]:
+    return TypeAdapter(_Listing)
 
 
 def _is_device(answer: Any) -> TypeGuard[Device]:

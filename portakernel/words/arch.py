@@ -171,7 +171,7 @@ class ArchSpace:
                     False, f"{arch} is newer than the listed archs, and a prebuilt kernel has no code for it"
                 )
             return Membership(False)
-        if arch in self.archs or self.open_ended:
+        if self.open_ended or arch in self.archs:
             return Membership(True)
         return Membership(
             True, f"{arch} is not among the listed {self.vendor} archs; taken as a later member of its line"

@@ -73,7 +73,7 @@ def make_suite(registry):
             entry: wrap for entry, wrap in ((kernel.entry, forward), (kernel.backward, backward)) if entry and wrap
         }
         dispatcher = MutatingDispatcher(registry, wrappers, Config(disable=disable))
-        cpu = next(device for device in registry.devices if device.torch_device == "cpu" and not device.attached)
+        cpu = next(iter(registry.devices_on("cpu")))  # no other vendor is probed
         venue = find_venue(dispatcher, kernel, cpu)
         if isinstance(venue, Unavailable):
             pytest.skip(venue.reason)
@@ -123,7 +123,7 @@ def acme(packages, tmp_path, monkeypatch):
         package = Package("acme", module, "acme-kernels", "1", folder)
         dispatcher = Dispatcher(Registry(PluginManager((*packages, package))), Config())
         assert dispatcher.registry.manager.broken == []
-        if not any(device.torch_device == "cpu" and not device.attached for device in dispatcher.registry.devices):
+        if not dispatcher.registry.devices_on("cpu"):
             pytest.skip("no backend describes this CPU")
         return dispatcher
 

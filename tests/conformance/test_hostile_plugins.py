@@ -50,7 +50,7 @@ def install(packages, monkeypatch):
         package = Package(registered_as or name, name, f"{name}-dist", "1.0", folder)
         made.append(name)
         dispatcher = Dispatcher(Registry(PluginManager([*packages, package])), Config())
-        if not any(device.torch_device == "cpu" and not device.attached for device in dispatcher.registry.devices):
+        if not dispatcher.registry.devices_on("cpu"):
             pytest.skip("no backend describes this CPU")
         return dispatcher, package
 
@@ -69,7 +69,7 @@ def test_the_kit_finds_it_and_says_what_the_table_says(install, name):
     dispatcher, package = install(name)
     kernel = dispatcher.registry.kernels[f"{name}.add"]
     assert kernel.package is package
-    cpu = next(d for d in dispatcher.registry.devices if d.torch_device == "cpu" and not d.attached)
+    cpu = next(iter(dispatcher.registry.devices_on("cpu")))
     results = run(dispatcher, kernel, find_venue(dispatcher, kernel, cpu), seed=20261122)
     failures = [f"{result.aspect}: {result.detail}" for result in results if result.status == "failed"]
     assert [text for text in failures if re.match(pattern(name), text)], failures[:5]

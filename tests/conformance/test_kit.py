@@ -28,14 +28,14 @@ def results_of(suite, *, only=lambda unit: True):
 
 
 def cpu_device(dispatcher):
-    device = next((d for d in dispatcher.registry.devices if d.torch_device == "cpu" and not d.attached), None)
+    device = next(iter(dispatcher.registry.devices_on("cpu")), None)
     return device or pytest.skip("no backend describes this CPU")
 
 
 def kernels_for_the_cpu():
     """Every kernel of portakernel's own that claims this machine's CPU."""
     registry = runtime.dispatcher().registry
-    cpus = [device for device in registry.devices if device.torch_device == "cpu" and not device.attached]
+    cpus = registry.devices_on("cpu")
     found = [kernel for kernel in registry.kernels.values() if kernel.first_party and cpus]
     return [k.name for k in found if any(covers(c, cpus[0].target, registry.spaces) for _, c in k.variants)]
 
@@ -262,6 +262,25 @@ def test_kernel_whose_import_fails_is_a_failure_and_no_refusal(make_suite):
     assert [(result.aspect, result.status) for result in found] == [("claim", "failed")]
     assert "import_failed" in found[0].detail
     assert "portakernel_plugins.torch.add has no function 'addition'" in found[0].detail
+
+
+SHARED = """
+BUFFERS = {}
+
+def add(x, y, *, out=None):
+    if out is None:
+        out = BUFFERS.setdefault((x.shape, x.dtype), torch.empty(x.shape, dtype=x.dtype))
+    return torch.add(x, y, out=out)
+"""
+
+
+def test_one_buffer_that_all_threads_are_given_has_the_numbers_of_one_of_them(acme):
+    dispatcher = acme("dtypes: {x: [float32], y: [x]}", SHARED)
+    kernel = dispatcher.registry.kernels["acme.add"]
+    suite = Suite(dispatcher, kernel, find_venue(dispatcher, kernel, cpu_device(dispatcher)), fresh_seed())
+    found = results_of(suite, only=lambda unit: unit.kind == "repetition")
+    (detail,) = [result.detail for result in found if result.aspect == "threads"]
+    assert detail.startswith("30 of 40 calls from 4 threads gave other bits than alone: a buffer")
 
 
 KEPT = """

@@ -36,7 +36,8 @@ def judge(acme) -> Callable[..., dict[str, Judged]]:
     def judged(claims: str, source: str = "", *, op: str = "add", only: str = "") -> dict[str, Judged]:
         dispatcher = acme(claims, source, op=op)
         kernel = dispatcher.registry.kernels[f"acme.{op}"]
-        mutator = Mutator(dispatcher, kernel, find_venue(dispatcher, kernel), SEED)
+        cpu = next(iter(dispatcher.registry.devices_on("cpu")))
+        mutator = Mutator(dispatcher, kernel, find_venue(dispatcher, kernel, cpu), SEED)
         if only:
             (mutant,) = (m for m in mutants(dispatcher, kernel, mutator.venue) if m.mutation.claim == only)
             return {only: mutator.judge(mutant)}

@@ -27,7 +27,8 @@ def observer(acme):
     def make(claims: str, source: str = "", *, op: str = "add") -> Observer:
         dispatcher = acme(claims, source, op=op)
         kernel = dispatcher.registry.kernels[f"acme.{op}"]
-        return Observer(dispatcher, kernel, find_venue(dispatcher, kernel), SEED)
+        cpu = next(iter(dispatcher.registry.devices_on("cpu")))
+        return Observer(dispatcher, kernel, find_venue(dispatcher, kernel, cpu), SEED)
 
     return make
 

@@ -50,3 +50,11 @@ def test_a_case_runs_on_one_thread(make_suite):
     results = list(suite.run(suite.units()[0]))
     assert {result.status for result in results} == {"passed"}
     assert seen == {1}
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_matrix_product_has_as_many_threads_in_threads_of_the_kit_as_in_the_first(make_suite, threads):
+    torch.set_num_threads(threads)
+    suite = make_suite("torch.linear_act")
+    results = [result for unit in suite.units() if unit.kind == "repetition" for result in suite.run(unit)]
+    assert {result.aspect for result in results if result.status == "passed"} == {"threads", "memory"}

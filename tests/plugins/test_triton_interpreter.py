@@ -47,13 +47,35 @@ def _much(x_ptr, y_ptr, sums_ptr, bits_ptr, n: tl.constexpr, block: tl.constexpr
     tl.store(bits_ptr + row * block + columns, (bits ^ (bits << 7)).to(tl.int32, bitcast=True))
 
 
+@triton.jit
+def _laid_out(x_ptr, y_ptr, flags_ptr, n: tl.constexpr):
+    """Scalars beside transposed blocks, whose sums depend on how they lie; pointers that go back; truth values."""
+    rows = tl.arange(0, n)
+    places = rows[:, None] * n + rows[None, :]
+    tile = tl.load(x_ptr + places).to(tl.float32)
+    turned = tl.trans(tile) * 1.5 + 0.1 - tl.load(x_ptr + 1)
+    chosen = tl.where(turned > 0.0, -0.0, 1.0 / turned) + tl.where(rows % 3 == 1, 2.5, rows[:, None])
+    y = tl.sum(turned, axis=0) + tl.sum(-3.0 * chosen, axis=1) - tl.sum(7 - turned, axis=1)
+    tl.store(y_ptr + (n - 1) - rows, y, mask=rows.to(tl.uint32) >= 2)
+    flags = (turned <= tile) & (rows[:, None] != 3) | (rows[None, :] == rows[:, None]) ^ (rows > 1)
+    tl.store(flags_ptr + places.to(tl.uint32), flags.to(tl.int8) + (tile < 0).to(tl.int8) * 2)
+
+
+def results_laid_out(dtype):
+    x = torch.randn(16, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).to(dtype)
+    y, flags = torch.zeros(16, dtype=torch.float32), torch.empty(16, 16, dtype=torch.int8)
+    interpreter.run(_laid_out, (1,), (x, y, flags), {"n": 16})
+    return [y.view(torch.uint8).clone(), flags]
+
+
 def results(dtype):
     x = torch.randn(3, 13, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).to(dtype)
     x[1, 2:5] = torch.tensor([torch.inf, torch.nan, -0.0])
     y, sums = torch.empty_like(x), torch.empty(3, dtype=torch.float32)
     bits = torch.empty(3, 16, dtype=torch.int32)
     interpreter.run(_much, (3,), (x, y, sums, bits), {"n": 13, "block": 16})
-    return [tensor.contiguous().view(torch.uint8).clone() for tensor in (y, sums, bits)]
+    found = [tensor.contiguous().view(torch.uint8).clone() for tensor in (y, sums, bits)]
+    return found + results_laid_out(dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -98,11 +120,14 @@ def test_a_release_whose_code_was_not_read_runs_as_it_is(monkeypatch):
     assert interpreter_shortcuts._replacements.__wrapped__() == ()
 
 
+@pytest.mark.skipif(AS_IT_IS, reason=f"Triton {triton.__version__} is not one that is changed")
 def test_overflow_is_looked_for_where_somebody_is_told(monkeypatch):
+    from portakernel.triton_launch import interpreter_operations
+
     asked = []
-    monkeypatch.setattr(TritonSemantic, "binary_op_sanitize_overflow_impl", lambda *given: asked.append(given))
+    monkeypatch.setattr(interpreter_operations, "_sanitize_any", lambda *given: asked.append(given))
     (replaced,) = [
-        value for _, name, value in interpreter_shortcuts._of_operations() if name == "binary_op_sanitize_overflow_impl"
+        value for _, name, value in interpreter_operations.of_operations() if name == "binary_op_sanitize_overflow_impl"
     ]
     for debug in (False, True):
         semantic = SimpleNamespace(builder=SimpleNamespace(options=SimpleNamespace(debug=debug)))

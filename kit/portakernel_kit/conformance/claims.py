@@ -26,12 +26,19 @@ _FULL_PRODUCT = 6
 
 def dtype_combinations(contract: Contract, capability: Capability) -> tuple[DTypes, ...]:
     """Every combination of dtypes that the claim covers, one for each argument; accepted by the op or not."""
-    return _combined(contract, capability, [name for name in contract.typed if name in capability.dtypes])
+    return _combined(capability, [name for name in contract.typed if name in capability.dtypes])
 
 
-def _combined(contract: Contract, capability: Capability, names: Sequence[str]) -> tuple[DTypes, ...]:
+def _combined(capability: Capability, names: Sequence[str]) -> tuple[DTypes, ...]:
+    return _combinations(tuple((name, capability.dtypes[name]) for name in names))
+
+
+@lru_cache(maxsize=1 << 12)
+def _combinations(claimed: tuple[tuple[str, tuple[str, ...]], ...]) -> tuple[DTypes, ...]:
+    """Each different combination of dtypes, where each of these names may have these."""
+    names = [name for name, _ in claimed]
     found: dict[tuple[str, ...], None] = {}
-    for picked in itertools.product(*(capability.dtypes[name] for name in names)):
+    for picked in itertools.product(*(dtypes for _, dtypes in claimed)):
         named = dict(zip(names, picked, strict=True))
         found[tuple(_followed(dtype, named) for dtype in picked)] = None
     return tuple(dict(zip(names, dtypes, strict=True)) for dtypes in found)
@@ -66,7 +73,7 @@ def case_dtypes(contract: Contract, capability: Capability, case: Case, *, all_o
 
     combinations = [
         dtypes
-        for dtypes in _combined(contract, capability, names)
+        for dtypes in _combined(capability, names)
         if all(dtypes[name] == value for name, value in fixed.items()) and taken(dtypes)
     ]
     if all_of_them or len(combinations) <= _FULL_PRODUCT:

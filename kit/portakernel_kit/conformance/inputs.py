@@ -104,9 +104,13 @@ def is_present(argument: TensorArgument, case: Case) -> bool:
 
 
 def draw_inputs(
-    contract: Contract, case: Case, dtypes: Mapping[str, str], device: torch.device | str, source: torch.Generator
+    contract: Contract,
+    case: Case,
+    dtypes: Mapping[str, str],
+    device: torch.device | str,
+    source: torch.Generator | None,
 ) -> Inputs:
-    """The case's inputs in these dtypes."""
+    """The case's inputs in these dtypes; full of zeros where there is no ``source``."""
     parameters = case_parameters(contract, case, dtypes)
     made = contract.at(parameters)
     found, elements = dict[str, Tensor](), dict[str, Tensor]()
@@ -116,7 +120,11 @@ def draw_inputs(
         shape = case_shape(argument, case)
         layout = case.layouts.get(argument.name, "contiguous")
         dtype = dtypes[argument.name]
-        drawn = _drawn(made, argument, case, parameters, _stored_shape(shape, layout), dtype, source, place, elements)
+        stored = _stored_shape(shape, layout)
+        if source is None:
+            drawn = torch.zeros(stored, dtype=torch.uint8)
+        else:
+            drawn = _drawn(made, argument, case, parameters, stored, dtype, source, place, elements)
         elements[argument.name] = drawn
         found[argument.name] = place_tensor(drawn, shape, layout, dtype, device)
     tensors = [found.get(name) for name in made.names]

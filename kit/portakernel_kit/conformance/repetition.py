@@ -6,7 +6,8 @@ import gc
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -29,6 +30,16 @@ def _taking_turns(_frame: FrameType, _event: str, _argument: Any) -> Any:
     return _taking_turns
 
 
+@contextmanager
+def _line_by_line() -> Iterator[None]:
+    """Within this context this thread takes turns with others."""
+    sys.settrace(_taking_turns)
+    try:
+        yield
+    finally:
+        sys.settrace(None)
+
+
 @dataclass(slots=True)
 class Repetition:
     """Calls of one kernel on the inputs of several trials, which differ in their numbers alone."""
@@ -37,25 +48,26 @@ class Repetition:
 
     def threads(self) -> list[str]:
         """Each thread gets the bits that it gets alone; asked of kernels that claim to be deterministic."""
-        alone = [self._first(trial) for trial in self.trials]
+        # copies: a kernel that returns one buffer for all would be compared with itself
+        alone = [[tensor.clone() for tensor in self._first(trial)] for trial in self.trials]
         wrong, raised = [0] * THREADS, list[BaseException]()
         together = threading.Barrier(THREADS)  # before each call: else one thread is done before another begins
+        inner = torch.get_num_threads()
 
         def work(place: int) -> None:
             trial, wanted = self.trials[place], alone[place]
-            sys.settrace(_taking_turns)  # of this thread alone
+            torch.set_num_threads(inner)  # a new thread begins with what the process began with, which sums otherwise
             try:
                 for _ in range(_CALLS):
                     together.wait()
-                    found = self._results(trial)
+                    found = self._results(trial, in_turns=True)
+                    together.wait()  # by now whoever writes to the same memory has done so
                     wrong[place] += not all(same_bits(a, b) for a, b in zip(found, wanted, strict=True))
             except threading.BrokenBarrierError:
                 return  # another thread's call has raised
             except Exception as error:  # noqa: BLE001 - a kernel's: told below, where it can be seen
                 raised.append(error)
                 together.abort()
-            finally:
-                sys.settrace(None)
 
         workers = [threading.Thread(target=work, args=(place,)) for place in range(THREADS)]
         for worker in workers:
@@ -94,10 +106,10 @@ class Repetition:
         trial.call(Phase.INFERENCE, tensors, None, written=written)
         return self._results(trial)
 
-    def _results(self, trial: Trial) -> tuple[Any, ...]:
+    def _results(self, trial: Trial, *, in_turns: bool = False) -> tuple[Any, ...]:
         """One call, without the looks around it that ``Trial.call`` takes: those are no part of the kernel."""
         launch, (tensors, written) = trial.launchers[Phase.INFERENCE], with_twins(trial)
-        with trial.venue.enter(), torch.no_grad():
+        with trial.venue.enter(), torch.no_grad(), _line_by_line() if in_turns else nullcontext():
             found = launch(*tensors, *trial.inputs.values, None)
         return written or (tuple(found) if isinstance(found, (tuple, list)) else (found,))
 

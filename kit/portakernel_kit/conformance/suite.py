@@ -149,7 +149,7 @@ class Suite:
         """Why the kernel does not serve a case in these dtypes."""
         if unit.case is None:
             return ()
-        return self._refusals(self._inputs(unit.case, dict(unit.dtypes)), phase, requires=requires)
+        return self._refusals(self._forms(unit.case, dict(unit.dtypes)), phase, requires=requires)
 
     def units(self) -> tuple[Unit, ...]:
         """Every unit, coverage last; the order and the names are the same in every process."""
@@ -212,6 +212,10 @@ class Suite:
         source = generator(self.seed, self.contract.op, case.name, *dtypes.values(), *again)
         return draw_inputs(self.contract, case, dtypes, self.venue.torch_device, source)
 
+    def _forms(self, case: Case, dtypes: Mapping[str, str]) -> Inputs:
+        """The inputs as far as claims see them, which ask for no number."""
+        return draw_inputs(self.contract, case, dtypes, self.venue.torch_device, None)
+
     def _trial(self, case: Case, dtypes: Mapping[str, str], *again: str) -> Trial:
         inputs = self._inputs(case, dtypes, *again)
         return Trial(self.caller, self.kernel, self.venue, inputs, self._properties(inputs))
@@ -219,7 +223,9 @@ class Suite:
     def _properties(self, inputs: Inputs) -> frozenset[str]:
         """The properties that the kernel claims for a case that it serves; one variant may claim more than another."""
         claimed = frozenset[str]().union(*(variant.properties for variant in self.variants))
-        refused = {r.parameter for name in claimed for r in self._refusals(inputs, requires=frozenset({name}))}
+        request = self.caller.arguments.request(inputs.tensors, inputs.values, Phase.INFERENCE)
+        asked = (replace(request, requires=frozenset({name})) for name in claimed)
+        refused = {r.parameter for one in asked for r in refusals(self.dispatcher, self.kernel, self.venue, one)}
         return claimed - refused
 
     def _refusals(
@@ -352,7 +358,7 @@ class Suite:
     def _ran(self, unit: Unit) -> Ran:
         """What ran of a case or, when it has not been run yet, what would."""
         if unit.name not in self.ran and unit.case is not None:
-            inputs = self._inputs(unit.case, dict(unit.dtypes))
+            inputs = self._forms(unit.case, dict(unit.dtypes))
             forward = self._refused(unit.case, None) is None and self._is_served(inputs, Phase.INFERENCE)
             self.ran[unit.name] = Ran(
                 forward, forward and unit.case.backward and self._is_served(inputs, Phase.BACKWARD)

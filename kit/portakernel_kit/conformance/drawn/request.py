@@ -6,7 +6,9 @@ import math
 import random
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from itertools import pairwise
+from types import CodeType
 from typing import Any
 
 from portakernel.contract import Contract, Parameter
@@ -160,6 +162,7 @@ def _sized(contract: Contract, case: Case, dtypes: Mapping[str, str], chance: ra
         return made
 
 
+@cache
 def _may_be_empty(contract: Contract, name: str) -> bool:
     """Whether some case of the op says what is true where the dimension is 0."""
     leads = any(t.leading == name for t in contract.at(contract.values()).tensors)
@@ -183,9 +186,9 @@ def _size(chance: random.Random, top: float, step: int, *, empty: bool) -> int:
 def _failing(contract: Contract, dims: Mapping[str, int]) -> list[str]:
     """The dimensions of a requirement that does not hold, or of pieces or indices that cannot be."""
     for condition in contract.requirements:
-        names = list(dict.fromkeys(DIMENSION.findall(condition)))
-        if not eval(condition, {"__builtins__": {}}, {name: dims[name] for name in names}):
-            return names
+        names, code = _compiled(condition)
+        if not eval(code, {"__builtins__": {}}, {name: dims[name] for name in names}):
+            return list(names)
     for tensor in contract.tensors:
         kind, below = tensor.draw.kind, tensor.draw.below
         if kind not in ("segments", "index"):
@@ -196,6 +199,12 @@ def _failing(contract: Contract, dims: Mapping[str, int]) -> list[str]:
         if empty is not None and full is not None and dims[empty] == 0 and dims[full] > 0:
             return [empty, full]
     return []
+
+
+@cache
+def _compiled(condition: str) -> tuple[tuple[str, ...], CodeType]:
+    """The dimensions that a condition is over, and its code."""
+    return tuple(dict.fromkeys(DIMENSION.findall(condition))), compile(condition, condition, "eval")
 
 
 def _too_large(contract: Contract, case: Case, dims: Mapping[str, int], dtypes: Mapping[str, str], most: int) -> bool:
