@@ -5,7 +5,9 @@ import importlib
 import json
 import multiprocessing
 import multiprocessing.forkserver
+import multiprocessing.spawn
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -14,7 +16,7 @@ import tempfile
 import threading
 import zlib
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -44,6 +46,24 @@ ROOT = Path(__file__).parents[1]
 # Where tests, and the processes that they fork, find `first_party`; importing it is what keeps the files.
 sys.path.append(str(ROOT / "tests"))
 importlib.import_module("first_party")
+
+# What programs import that tests run, from others than us: autograd loads symbolic shapes when it is given gradients.
+IMPORTED = (
+    "torch", "torch.fx.experimental.symbolic_shapes", "numpy.typing", "pytest", "typer", "rich.console", "pydantic",
+    "yaml", "pluggy", "packaging.requirements", "filelock", "platformdirs", "sqlite3", "logging.config",
+)  # fmt: skip
+
+# One process for all workers of a run has imported that, when the first of them asks, and forks their programs.
+FORKING: subprocess.Popen[bytes] | None = None
+if "WARM_PYTHON" not in os.environ:
+    WARM_FOLDER = tempfile.TemporaryDirectory(prefix="warm")  # a socket's name is short
+    os.environ["WARM_PYTHON"] = f"{WARM_FOLDER.name}/python"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(os.environ["WARM_PYTHON"])
+        listener.listen()
+        number = str(listener.fileno())
+        command = [sys.executable, str(ROOT / "tests" / "warm_python.py"), number, os.environ["WARM_PYTHON"], *IMPORTED]
+        FORKING = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[listener.fileno()])
 
 # These take ten seconds and more each: they come first, so that at the end no worker waits for another's.
 LONG = (
@@ -75,6 +95,8 @@ def pytest_collection_finish() -> None:
 def pytest_unconfigure() -> None:
     """At the end it is garbage like any other: libraries count what is left, and say so."""
     gc.unfreeze()
+    if FORKING is not None:
+        FORKING.communicate(timeout=60)  # the end of its stdin
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -126,13 +148,20 @@ def imported_first() -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="session")
-def fork_server(imported_first: tuple[str, ...]) -> Any:
+def imported_with_triton(imported_first: tuple[str, ...]) -> tuple[str, ...]:
+    """And what compiles Triton kernels; it begins as the environment says, which is too late for TRITON_INTERPRET."""
+    return (*imported_first, "triton", "portakernel.offline.workers", "portakernel.triton_launch.offline")
+
+
+@pytest.fixture(scope="session")
+def fork_server(imported_first: tuple[str, ...], forked_interpreter: Callable[..., Path]) -> Any:
     """Forks a process that has imported torch and portakernel already, and made nothing of either."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(imported_first))
-    with pytest.MonkeyPatch.context() as patch:  # modules that it does not find it leaves out in silence
-        patch.setenv("PYTHONPATH", str(ROOT / "tests"), prepend=os.pathsep)
-        multiprocessing.forkserver.ensure_running()
+    started_as = multiprocessing.spawn.get_executable()
+    multiprocessing.set_executable(str(forked_interpreter(imported_first)))
+    multiprocessing.forkserver.ensure_running()
+    multiprocessing.set_executable(started_as)
     return context
 
 
@@ -142,36 +171,75 @@ def forked_observers(fork_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("portakernel.conformance.observing.isolation.get_context", lambda _: fork_server)
 
 
-@pytest.fixture(scope="session")
-def _warm_python() -> Iterator[Callable[[tuple[str, ...]], Path]]:
-    """The socket of a process that has imported these modules and forks (warm_python.py), started when it is needed."""
-    started: dict[tuple[str, ...], tuple[Path, subprocess.Popen[bytes]]] = {}
-    starting = threading.Lock()
-    with tempfile.TemporaryDirectory(prefix="warm") as folder:  # a socket's name is short
-
-        def address(imports: tuple[str, ...]) -> Path:
-            with starting:
-                if imports not in started:
-                    socket_of_it = Path(folder, str(len(started)))
-                    command = [sys.executable, ROOT / "tests" / "warm_python.py", socket_of_it, *imports]
-                    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-                    assert process.stdout is not None
-                    assert process.stdout.readline() == b"ready\n"
-                    started[imports] = socket_of_it, process
-                return started[imports][0]
-
-        yield address
-        for _, process in started.values():
-            process.communicate(timeout=60)  # the end of its stdin
+@pytest.fixture
+def forked_workers(
+    forked_interpreter: Callable[..., Path], imported_with_triton: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs are compiled in forked processes, not in ones that have to import torch and Triton first."""
+    monkeypatch.setattr("portakernel.offline.workers.sys.executable", str(forked_interpreter(imported_with_triton)))
 
 
 @pytest.fixture(scope="session")
-def python(_warm_python: Callable[[tuple[str, ...]], Path]) -> Callable[..., subprocess.CompletedProcess[str]]:
+def _warm_python() -> Callable[[tuple[str, ...]], str]:
+    """The socket of a process that has imported these modules, and IMPORTED, and forks (warm_python.py)."""
+    known: dict[tuple[str, ...], str] = {}
+    asking = threading.Lock()
+
+    def address(imports: tuple[str, ...]) -> str:
+        with asking:
+            if imports not in known:
+                with socket.socket(socket.AF_UNIX) as connection:
+                    connection.connect(os.environ["WARM_PYTHON"])
+                    connection.sendall(json.dumps({"imports": imports}).encode() + b"\n")
+                    known[imports] = connection.makefile("r").readline().strip()
+            return known[imports]
+
+    return address
+
+
+# What stands for an interpreter: with what it does not know itself, such as -I, it is the real one. (multiprocessing
+# hands PYTHONDONTWRITEBYTECODE on as -B.)
+INTERPRETER = """\
+#!/bin/sh
+test "$1" != -B || shift
+case "$1" in
+-c | -m | [!-]*) exec {forked} "$@" ;;
+*) exec {real} "$@" ;;
+esac
+"""
+
+
+@pytest.fixture(scope="session")
+def forked_interpreter(
+    _warm_python: Callable[[tuple[str, ...]], str], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Path]:
+    """A command that does what ``python`` does, with programs that are forked, as those that they start are in turn.
+
+    ``real`` is the interpreter that it stands for, and ``site`` where its packages are, beside those of this one.
+    """
+
+    def made(imports: tuple[str, ...] = (), *, real: Path = Path(sys.executable), site: Path | None = None) -> Path:
+        script = tmp_path_factory.mktemp("interpreter") / "python"
+        told = {"executable": str(script)} | ({} if site is None else {"site": str(site)})
+        client = ROOT / "tests" / "authoring" / "warm_command.py"
+        forked = [sys.executable, "-I", "-S", client, _warm_python(imports), json.dumps(told)]
+        text = INTERPRETER.format(forked=shlex.join(map(str, forked)), real=shlex.quote(str(real)))
+        script.write_text(text, encoding="utf-8")
+        script.chmod(0o755)
+        return script
+
+    return made
+
+
+@pytest.fixture(scope="session")
+def python(
+    _warm_python: Callable[[tuple[str, ...]], str], forked_interpreter: Callable[..., Path]
+) -> Callable[..., subprocess.CompletedProcess[str]]:
     """``python("-c", code, *arguments)`` or ``python("-m", module, ...)`` in a process of its own, without the wait.
 
     As ``subprocess.run([sys.executable, ...], capture_output=True, text=True)``, but the process is forked from one
-    that has imported torch, which takes two seconds, and what else is in ``imports``. Where what a process imports, or
-    when, is what is tested, start one.
+    that has imported torch, which takes two seconds, and what else is in IMPORTED and ``imports``; with ``forks``, so
+    are those that it starts as Python. Where what a process imports, or when, is what is tested, start one.
     """
 
     def run(
@@ -179,13 +247,15 @@ def python(_warm_python: Callable[[tuple[str, ...]], Path]) -> Callable[..., sub
         env: Mapping[str, str] | None = None,
         cwd: str | Path | None = None,
         timeout: float = 300,
-        imports: tuple[str, ...] = ("torch",),
+        imports: tuple[str, ...] = (),
+        forks: bool = False,
     ) -> subprocess.CompletedProcess[str]:
         given = [str(argument) for argument in arguments]
         request = {"arguments": given, "env": dict(os.environ if env is None else env), "cwd": str(cwd or Path.cwd())}
+        request |= {"numbers": [1, 2]} | ({"executable": str(forked_interpreter(imports))} if forks else {})
         readers, writers = zip(os.pipe(), os.pipe(), strict=True)
         with socket.socket(socket.AF_UNIX) as connection, ThreadPoolExecutor(2) as threads:
-            connection.connect(str(_warm_python(imports)))
+            connection.connect(_warm_python(imports))
             line = json.dumps(request).encode() + b"\n"
             connection.sendall(line[socket.send_fds(connection, [line], writers) :])
             for writer in writers:
