@@ -1,5 +1,6 @@
 """What all tests share: one thread for each process, our own files that are read once, processes that are forked."""
 
+import functools
 import gc
 import importlib
 import json
@@ -13,7 +14,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import zlib
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping
@@ -74,6 +74,15 @@ LONG = (
     "tests/distributed/test_sharding.py::test_over_a_mesh_of_two_dimensions_each_splits_along_its_own",
     "tests/conformance/test_kit.py::test_triton_kernel_conforms_in_its_interpreter",
 )
+
+
+def pytest_xdist_setupnodes(specs: list[Any]) -> None:
+    """Workers are forked, too: what they import as they collect takes each of them three seconds."""
+    execnet = importlib.import_module("execnet")
+    script = Path(tempfile.mkdtemp(dir=Path(os.environ["WARM_PYTHON"]).parent), "python")
+    imports = ("torch._dynamo", "torch.distributed.tensor", "triton", "networkx", "jinja2")
+    write_interpreter(script, imports, sys.executable, {})
+    specs[:] = [execnet.XSpec(f"{spec}//python={script}") for spec in specs]
 
 
 def pytest_xdist_auto_num_workers() -> int:
@@ -179,29 +188,20 @@ def forked_workers(
     monkeypatch.setattr("portakernel.offline.workers.sys.executable", str(forked_interpreter(imported_with_triton)))
 
 
-@pytest.fixture(scope="session")
-def _warm_python() -> Callable[[tuple[str, ...]], str]:
+@functools.cache
+def warm_address(imports: tuple[str, ...]) -> str:
     """The socket of a process that has imported these modules, and IMPORTED, and forks (warm_python.py)."""
-    known: dict[tuple[str, ...], str] = {}
-    asking = threading.Lock()
-
-    def address(imports: tuple[str, ...]) -> str:
-        with asking:
-            if imports not in known:
-                with socket.socket(socket.AF_UNIX) as connection:
-                    connection.connect(os.environ["WARM_PYTHON"])
-                    connection.sendall(json.dumps({"imports": imports}).encode() + b"\n")
-                    known[imports] = connection.makefile("r").readline().strip()
-            return known[imports]
-
-    return address
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(os.environ["WARM_PYTHON"])
+        connection.sendall(json.dumps({"imports": imports}).encode() + b"\n")
+        return connection.makefile("r").readline().strip()
 
 
-# What stands for an interpreter: with what it does not know itself, such as -I, it is the real one. (multiprocessing
-# hands PYTHONDONTWRITEBYTECODE on as -B.)
+# What stands for an interpreter: with options that it does not know, such as -I, it is the real one. Others say that
+# streams are not buffered, and hand PYTHONDONTWRITEBYTECODE on.
 INTERPRETER = """\
 #!/bin/sh
-test "$1" != -B || shift
+while test "$1" = -u || test "$1" = -B; do shift; done
 case "$1" in
 -c | -m | [!-]*) exec {forked} "$@" ;;
 *) exec {real} "$@" ;;
@@ -209,10 +209,17 @@ esac
 """
 
 
+def write_interpreter(script: Path, imports: tuple[str, ...], real: Path | str, told: Mapping[str, str]) -> None:
+    """Makes ``script`` a command that does what ``python`` does, with programs that are forked."""
+    client = ROOT / "tests" / "authoring" / "warm_command.py"
+    forked = [sys.executable, "-I", "-S", client, warm_address(imports), json.dumps(told)]
+    text = INTERPRETER.format(forked=shlex.join(map(str, forked)), real=shlex.quote(str(real)))
+    script.write_text(text, encoding="utf-8")
+    script.chmod(0o755)
+
+
 @pytest.fixture(scope="session")
-def forked_interpreter(
-    _warm_python: Callable[[tuple[str, ...]], str], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., Path]:
+def forked_interpreter(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """A command that does what ``python`` does, with programs that are forked, as those that they start are in turn.
 
     ``real`` is the interpreter that it stands for, and ``site`` where its packages are, beside those of this one.
@@ -221,20 +228,14 @@ def forked_interpreter(
     def made(imports: tuple[str, ...] = (), *, real: Path = Path(sys.executable), site: Path | None = None) -> Path:
         script = tmp_path_factory.mktemp("interpreter") / "python"
         told = {"executable": str(script)} | ({} if site is None else {"site": str(site)})
-        client = ROOT / "tests" / "authoring" / "warm_command.py"
-        forked = [sys.executable, "-I", "-S", client, _warm_python(imports), json.dumps(told)]
-        text = INTERPRETER.format(forked=shlex.join(map(str, forked)), real=shlex.quote(str(real)))
-        script.write_text(text, encoding="utf-8")
-        script.chmod(0o755)
+        write_interpreter(script, imports, real, told)
         return script
 
     return made
 
 
 @pytest.fixture(scope="session")
-def python(
-    _warm_python: Callable[[tuple[str, ...]], str], forked_interpreter: Callable[..., Path]
-) -> Callable[..., subprocess.CompletedProcess[str]]:
+def python(forked_interpreter: Callable[..., Path]) -> Callable[..., subprocess.CompletedProcess[str]]:
     """``python("-c", code, *arguments)`` or ``python("-m", module, ...)`` in a process of its own, without the wait.
 
     As ``subprocess.run([sys.executable, ...], capture_output=True, text=True)``, but the process is forked from one
@@ -255,7 +256,7 @@ def python(
         request |= {"numbers": [1, 2]} | ({"executable": str(forked_interpreter(imports))} if forks else {})
         readers, writers = zip(os.pipe(), os.pipe(), strict=True)
         with socket.socket(socket.AF_UNIX) as connection, ThreadPoolExecutor(2) as threads:
-            connection.connect(_warm_python(imports))
+            connection.connect(warm_address(imports))
             line = json.dumps(request).encode() + b"\n"
             connection.sendall(line[socket.send_fds(connection, [line], writers) :])
             for writer in writers:

@@ -82,7 +82,8 @@ class Server:
 
     def _warm_up(self) -> None:
         for name in self.imports:
-            importlib.import_module(name)
+            with contextlib.suppress(ImportError):  # then programs lack it, too
+                importlib.import_module(name)
         gc.freeze()  # what is imported is not looked at again in each fork
         self.is_warm = True
 
