@@ -78,6 +78,8 @@ LONG = (
 
 def pytest_xdist_setupnodes(specs: list[Any]) -> None:
     """Workers are forked, too: what they import as they collect takes each of them three seconds."""
+    if sys.platform != "linux" or not all(spec.popen for spec in specs):
+        return
     execnet = importlib.import_module("execnet")
     script = Path(tempfile.mkdtemp(dir=Path(os.environ["WARM_PYTHON"]).parent), "python")
     imports = ("torch._dynamo", "torch.distributed.tensor", "triton", "networkx", "jinja2")
