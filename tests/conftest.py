@@ -1,9 +1,11 @@
 """What all tests share: one thread for each process, our own files that are read once, processes that are forked."""
 
+import atexit
 import functools
 import gc
 import importlib
 import json
+import logging
 import multiprocessing
 import multiprocessing.forkserver
 import multiprocessing.spawn
@@ -43,9 +45,8 @@ NOTHING_MAY_LACK = os.environ.get("TESTS_REQUIRE_ALL") == "1"
 
 ROOT = Path(__file__).parents[1]
 
-# Where tests, and the processes that they fork, find `first_party`; importing it is what keeps the files.
+# Where tests, and the processes that they fork, find `first_party`.
 sys.path.append(str(ROOT / "tests"))
-importlib.import_module("first_party")
 
 # What programs import that tests run, from others than us: autograd loads symbolic shapes when it is given gradients.
 IMPORTED = (
@@ -92,20 +93,41 @@ def pytest_xdist_auto_num_workers() -> int:
     return len(os.sched_getaffinity(0)) + 1
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Importing ``first_party`` is what keeps our files; whoever only hands tests to workers needs none."""
+    if config.getoption("dist", "no") == "no":
+        importlib.import_module("first_party")
+
+
 @pytest.hookimpl(trylast=True)  # behind the shuffling
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.nodeid.startswith(LONG))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Garbage waits: what modules make while they are imported stays, and would be looked through again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_finish() -> None:
-    """What is there by now is kept out of later collections of garbage, which tests and torch's compiler ask for."""
-    gc.collect()
+    """What is there by now is kept out of later collections of garbage, which tests and torch's compiler ask for.
+
+    torch has forty loggers that pass nothing on; pytest would hang its handlers onto each, six times in every test.
+    """
     gc.freeze()
+    for logger in logging.root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger):
+            logger.propagate = True
 
 
 def pytest_unconfigure() -> None:
-    """At the end it is garbage like any other: libraries count what is left, and say so."""
-    gc.unfreeze()
+    """At the very end it is garbage like any other: libraries count what is left, and say so."""
+    atexit.register(gc.unfreeze)
     if FORKING is not None:
         FORKING.communicate(timeout=60)  # the end of its stdin
 
@@ -114,7 +136,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Draws of torch follow the run's seed, as those of `random` and NumPy: `--randomly-seed=N` repeats a failure."""
     seed = item.config.getoption("randomly_seed", None)
     if isinstance(seed, int) and "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(seed + zlib.crc32(item.nodeid.encode()))
+        _seed_torch(seed + zlib.crc32(item.nodeid.encode()))
+
+
+def _seed_torch(seed: int) -> None:
+    """As ``torch.manual_seed``, which takes a millisecond to leave word for devices that torch is not built for."""
+    torch = sys.modules["torch"]
+    (torch if torch.accelerator.current_accelerator() is not None else torch.default_generator).manual_seed(seed)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -154,7 +182,7 @@ def imported_first() -> tuple[str, ...]:
         "portakernel.api", "portakernel.ops", "portakernel.calling.public", "portakernel.torch_bridge.registration",
         "portakernel.authoring.host", "portakernel.authoring.tensors", "portakernel.native.entry",
         *modules_in("contracts", "deciding", "matrix", "cli/doctor", "cli/explain", "cli/validate"),
-        "portakernel.cli.list_kernels", "portakernel.cli.matrix", "first_party",
+        "portakernel.cli.list_kernels", "portakernel.cli.matrix", "forked_first", "fault_process",
     )  # fmt: skip
 
 

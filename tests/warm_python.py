@@ -38,6 +38,7 @@ class Server:
     def __init__(self, listener: socket.socket, address: str, imports: list[str]) -> None:
         self.listener, self.address, self.imports = listener, address, imports
         self.beside: dict[tuple[str, ...], str] = {}
+        self.variables: dict[str, str] = {}  # that imports have set
         self.running: dict[int, socket.socket] = {}
         self.is_warm = False
 
@@ -69,7 +70,7 @@ class Server:
             if (program := os.fork()) == 0:
                 self._forget()
                 connection.close()
-                return {**request, "handed": handed}
+                return {**request, "handed": handed, "variables": self.variables}
             self.running[program] = connection
             _tell(connection, str(program))
         else:
@@ -81,9 +82,11 @@ class Server:
         return None
 
     def _warm_up(self) -> None:
+        before = dict(os.environ)
         for name in self.imports:
             with contextlib.suppress(ImportError):  # then programs lack it, too
                 importlib.import_module(name)
+        self.variables |= {name: value for name, value in os.environ.items() if before.get(name) != value}
         gc.freeze()  # what is imported is not looked at again in each fork
         self.is_warm = True
 
@@ -178,7 +181,7 @@ def become(request: dict[str, Any]) -> None:
     sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
     os.chdir(request["cwd"])
     os.environ.clear()
-    os.environ.update(request["env"])
+    os.environ.update({**request["variables"], **request["env"]})
     sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if "group" in request:  # that of the process which stands for it, unless that has gone

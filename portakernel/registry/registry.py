@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -31,6 +32,8 @@ from portakernel.words.target import Device, Target
 from portakernel.words.target_names import find_device, find_target
 
 REFERENCE = "reference"
+# What ``portakernel_kernels`` returned, under the hook's name.
+_Listing = dict[str, list[KernelEntry]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +133,11 @@ class Registry:
             text = f"{place}: {base} returned {returned!r}, which is no list of kernels: {exception_text(error)}"
             raise ManifestError(place, [text]) from error
         entries = listing.value
-        document, model = Document(place, {base: entries}, None), dict[str, list[KernelEntry]]
+        document = Document(place, {base: entries}, None)
         try:
-            kernels = TypeAdapter(model).validate_python(document.data)[base]
+            kernels = listing_model().validate_python(document.data)[base]
         except ValidationError as error:
-            raise ManifestError(place, describe_errors(model, document, error)) from error
+            raise ManifestError(place, describe_errors(_Listing, document, error)) from error
         return listed_kernels(package, replace(loaded, document=document), self.spaces, kernels)
 
     def _reference(self, contract: Contract) -> Kernel:
@@ -313,6 +316,12 @@ class Registry:
         elif known and "portakernel_kernels" in known[1].manifest.hooks and self.manager.is_off(known[0]):
             hint = f"Plugin {known[0]} may not be imported, so that kernels which it lists in code are not known"
         raise UnknownNameError("kernel or plugin", name, [*self.kernels, *self.plugins()], where=where, hint=hint)
+
+
+@functools.cache
+def listing_model() -> TypeAdapter[_Listing]:
+    """What judges the form of a listing; to make it takes ten milliseconds."""
+    return TypeAdapter(_Listing)
 
 
 def _is_device(answer: Any) -> TypeGuard[Device]:
