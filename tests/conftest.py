@@ -187,6 +187,12 @@ def imported_first() -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="session")
+def imported_to_compile() -> tuple[str, ...]:
+    """What torch.compile and DTensors import when they are first used."""
+    return ("torch.distributed.tensor", "torch._dynamo")
+
+
+@pytest.fixture(scope="session")
 def imported_with_triton(imported_first: tuple[str, ...]) -> tuple[str, ...]:
     """And what compiles Triton kernels; it begins as the environment says, which is too late for TRITON_INTERPRET."""
     return (*imported_first, "triton", "portakernel.offline.workers", "portakernel.triton_launch.offline")
