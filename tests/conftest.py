@@ -54,6 +54,9 @@ IMPORTED = (
     "yaml", "pluggy", "packaging.requirements", "filelock", "platformdirs", "sqlite3", "logging.config",
 )  # fmt: skip
 
+# What else they import that compile.
+COMPILING = ("torch._dynamo", "torch.distributed.tensor", "triton", "networkx", "jinja2")
+
 # One process for all workers of a run has imported that, when the first of them asks, and forks their programs.
 FORKING: subprocess.Popen[bytes] | None = None
 if "WARM_PYTHON" not in os.environ:
@@ -83,8 +86,7 @@ def pytest_xdist_setupnodes(specs: list[Any]) -> None:
         return
     execnet = importlib.import_module("execnet")
     script = Path(tempfile.mkdtemp(dir=Path(os.environ["WARM_PYTHON"]).parent), "python")
-    imports = ("torch._dynamo", "torch.distributed.tensor", "triton", "networkx", "jinja2")
-    write_interpreter(script, imports, sys.executable, {})
+    write_interpreter(script, COMPILING, sys.executable, {})
     specs[:] = [execnet.XSpec(f"{spec}//python={script}") for spec in specs]
 
 
@@ -188,8 +190,8 @@ def imported_first() -> tuple[str, ...]:
 
 @pytest.fixture(scope="session")
 def imported_to_compile() -> tuple[str, ...]:
-    """What torch.compile and DTensors import when they are first used."""
-    return ("torch.distributed.tensor", "torch._dynamo")
+    """What torch.compile and DTensors import when they are first used, as workers have."""
+    return COMPILING
 
 
 @pytest.fixture(scope="session")
