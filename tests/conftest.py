@@ -1,5 +1,7 @@
 """What all tests share: one thread for each process, our own files that are read once, processes that are forked."""
 
+import atexit
+import functools
 import gc
 import importlib
 import itertools
@@ -7,16 +9,17 @@ import json
 import logging
 import multiprocessing
 import multiprocessing.forkserver
+import multiprocessing.spawn
 import os
+import shlex
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import zlib
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -49,9 +52,29 @@ NOTHING_MAY_LACK = os.environ.get("TESTS_REQUIRE_ALL") == "1"
 
 ROOT = Path(__file__).parents[1]
 
-# Where tests, and the processes that they fork, find `first_party`; importing it is what keeps the files.
+# Where tests, and the processes that they fork, find `first_party`.
 sys.path.append(str(ROOT / "tests"))
-importlib.import_module("first_party")
+
+# What programs import that tests run, from others than us: autograd loads symbolic shapes when it is given gradients.
+IMPORTED = (
+    "torch", "torch.fx.experimental.symbolic_shapes", "numpy.typing", "pytest", "typer", "rich.console", "pydantic",
+    "yaml", "pluggy", "packaging.requirements", "filelock", "platformdirs", "sqlite3", "logging.config",
+)  # fmt: skip
+
+# What else they import that compile.
+COMPILING = ("torch._dynamo", "torch.distributed.tensor", "triton", "networkx", "jinja2")
+
+# One process for all workers of a run has imported that, when the first of them asks, and forks their programs.
+FORKING: subprocess.Popen[bytes] | None = None
+if "WARM_PYTHON" not in os.environ:
+    WARM_FOLDER = tempfile.TemporaryDirectory(prefix="warm")  # a socket's name is short
+    os.environ["WARM_PYTHON"] = f"{WARM_FOLDER.name}/python"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(os.environ["WARM_PYTHON"])
+        listener.listen()
+        number = str(listener.fileno())
+        command = [sys.executable, str(ROOT / "tests" / "warm_python.py"), number, os.environ["WARM_PYTHON"], *IMPORTED]
+        FORKING = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[listener.fileno()])
 
 # These take ten seconds and more each: they come first, so that at the end no worker waits for another's.
 LONG = (
@@ -64,9 +87,25 @@ LONG = (
 )
 
 
+def pytest_xdist_setupnodes(specs: list[Any]) -> None:
+    """Workers are forked, too: what they import as they collect takes each of them three seconds."""
+    if sys.platform != "linux" or not all(spec.popen for spec in specs):
+        return
+    execnet = importlib.import_module("execnet")
+    script = Path(tempfile.mkdtemp(dir=Path(os.environ["WARM_PYTHON"]).parent), "python")
+    write_interpreter(script, COMPILING, sys.executable, {})
+    specs[:] = [execnet.XSpec(f"{spec}//python={script}") for spec in specs]
+
+
 def pytest_xdist_auto_num_workers() -> int:
     """One more than there are cores: tests wait for processes, which wait for a compiler or for time to pass."""
     return len(os.sched_getaffinity(0)) + 1
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Importing ``first_party`` is what keeps our files; whoever only hands tests to workers needs none."""
+    if config.getoption("dist", "no") == "no":
+        importlib.import_module("first_party")
 
 
 @pytest.hookimpl(trylast=True)  # behind the shuffling
@@ -74,15 +113,32 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.nodeid.startswith(LONG))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Garbage waits: what modules make while they are imported stays, and would be looked through again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_finish() -> None:
-    """What is there by now is kept out of later collections of garbage, which tests and torch's compiler ask for."""
-    gc.collect()
+    """What is there by now is kept out of later collections of garbage, which tests and torch's compiler ask for.
+
+    torch has forty loggers that pass nothing on; pytest would hang its handlers onto each, six times in every test.
+    """
     gc.freeze()
+    for logger in logging.root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger):
+            logger.propagate = True
 
 
 def pytest_unconfigure() -> None:
-    """At the end it is garbage like any other: libraries count what is left, and say so."""
-    gc.unfreeze()
+    """At the very end it is garbage like any other: libraries count what is left, and say so."""
+    atexit.register(gc.unfreeze)
+    if FORKING is not None:
+        FORKING.communicate(timeout=60)  # the end of its stdin
 
 
 def pytest_runtest_call() -> None:
@@ -107,7 +163,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     leave_compiler_alone()
     seed = item.config.getoption("randomly_seed", None)
     if isinstance(seed, int) and "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(seed + zlib.crc32(item.nodeid.encode()))
+        _seed_torch(seed + zlib.crc32(item.nodeid.encode()))
+
+
+def _seed_torch(seed: int) -> None:
+    """As ``torch.manual_seed``, which takes a millisecond to leave word for devices that torch is not built for."""
+    torch = sys.modules["torch"]
+    (torch if torch.accelerator.current_accelerator() is not None else torch.default_generator).manual_seed(seed)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -150,18 +212,31 @@ def imported_first() -> tuple[str, ...]:
         "portakernel.authoring.host", "portakernel.authoring.tensors", "portakernel.native.entry",
         *modules_in("portakernel/contracts", "portakernel/deciding", "portakernel/matrix"),
         *modules_in("portakernel/cli/doctor", "portakernel/cli/explain", "portakernel_kit/cli/validate"),
-        "portakernel.cli.list_kernels", "portakernel.cli.matrix", "first_party",
+        "portakernel.cli.list_kernels", "portakernel.cli.matrix", "forked_first", "fault_process",
     )  # fmt: skip
 
 
 @pytest.fixture(scope="session")
-def fork_server(imported_first: tuple[str, ...]) -> Any:
+def imported_to_compile() -> tuple[str, ...]:
+    """What torch.compile and DTensors import when they are first used, as workers have."""
+    return COMPILING
+
+
+@pytest.fixture(scope="session")
+def imported_with_triton(imported_first: tuple[str, ...]) -> tuple[str, ...]:
+    """And what compiles Triton kernels; it begins as the environment says, which is too late for TRITON_INTERPRET."""
+    return (*imported_first, "triton", "portakernel.offline.workers", "portakernel.triton_launch.offline")
+
+
+@pytest.fixture(scope="session")
+def fork_server(imported_first: tuple[str, ...], forked_interpreter: Callable[..., Path]) -> Any:
     """Forks a process that has imported torch and portakernel already, and made nothing of either."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(imported_first))
-    with pytest.MonkeyPatch.context() as patch:  # modules that it does not find it leaves out in silence
-        patch.setenv("PYTHONPATH", str(ROOT / "tests"), prepend=os.pathsep)
-        multiprocessing.forkserver.ensure_running()
+    started_as = multiprocessing.spawn.get_executable()
+    multiprocessing.set_executable(str(forked_interpreter(imported_first)))
+    multiprocessing.forkserver.ensure_running()
+    multiprocessing.set_executable(started_as)
     return context
 
 
@@ -171,36 +246,67 @@ def forked_observers(fork_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("portakernel_kit.conformance.observing.isolation.get_context", lambda _: fork_server)
 
 
+@pytest.fixture
+def forked_workers(
+    forked_interpreter: Callable[..., Path], imported_with_triton: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs are compiled in forked processes, not in ones that have to import torch and Triton first."""
+    monkeypatch.setattr("portakernel.offline.workers.sys.executable", str(forked_interpreter(imported_with_triton)))
+
+
+@functools.cache
+def warm_address(imports: tuple[str, ...]) -> str:
+    """The socket of a process that has imported these modules, and IMPORTED, and forks (warm_python.py)."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(os.environ["WARM_PYTHON"])
+        connection.sendall(json.dumps({"imports": imports}).encode() + b"\n")
+        return connection.makefile("r").readline().strip()
+
+
+# What stands for an interpreter: with options that it does not know, such as -I, it is the real one. Others say that
+# streams are not buffered, and hand PYTHONDONTWRITEBYTECODE on.
+INTERPRETER = """\
+#!/bin/sh
+while test "$1" = -u || test "$1" = -B; do shift; done
+case "$1" in
+-c | -m | [!-]*) exec {forked} "$@" ;;
+*) exec {real} "$@" ;;
+esac
+"""
+
+
+def write_interpreter(script: Path, imports: tuple[str, ...], real: Path | str, told: Mapping[str, str]) -> None:
+    """Makes ``script`` a command that does what ``python`` does, with programs that are forked."""
+    client = ROOT / "tests" / "authoring" / "warm_command.py"
+    forked = [sys.executable, "-I", "-S", client, warm_address(imports), json.dumps(told)]
+    text = INTERPRETER.format(forked=shlex.join(map(str, forked)), real=shlex.quote(str(real)))
+    script.write_text(text, encoding="utf-8")
+    script.chmod(0o755)
+
+
 @pytest.fixture(scope="session")
-def _warm_python() -> Iterator[Callable[[tuple[str, ...]], Path]]:
-    """The socket of a process that has imported these modules and forks (warm_python.py), started when it is needed."""
-    started: dict[tuple[str, ...], tuple[Path, subprocess.Popen[bytes]]] = {}
-    starting = threading.Lock()
-    with tempfile.TemporaryDirectory(prefix="warm") as folder:  # a socket's name is short
+def forked_interpreter(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """A command that does what ``python`` does, with programs that are forked, as those that they start are in turn.
 
-        def address(imports: tuple[str, ...]) -> Path:
-            with starting:
-                if imports not in started:
-                    socket_of_it = Path(folder, str(len(started)))
-                    command = [sys.executable, ROOT / "tests" / "warm_python.py", socket_of_it, *imports]
-                    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-                    assert process.stdout is not None
-                    assert process.stdout.readline() == b"ready\n"
-                    started[imports] = socket_of_it, process
-                return started[imports][0]
+    ``real`` is the interpreter that it stands for, and ``site`` where its packages are, beside those of this one.
+    """
 
-        yield address
-        for _, process in started.values():
-            process.communicate(timeout=60)  # the end of its stdin
+    def made(imports: tuple[str, ...] = (), *, real: Path = Path(sys.executable), site: Path | None = None) -> Path:
+        script = tmp_path_factory.mktemp("interpreter") / "python"
+        told = {"executable": str(script)} | ({} if site is None else {"site": str(site)})
+        write_interpreter(script, imports, real, told)
+        return script
+
+    return made
 
 
 @pytest.fixture(scope="session")
-def python(_warm_python: Callable[[tuple[str, ...]], Path]) -> Callable[..., subprocess.CompletedProcess[str]]:
+def python(forked_interpreter: Callable[..., Path]) -> Callable[..., subprocess.CompletedProcess[str]]:
     """``python("-c", code, *arguments)`` or ``python("-m", module, ...)`` in a process of its own, without the wait.
 
     As ``subprocess.run([sys.executable, ...], capture_output=True, text=True)``, but the process is forked from one
-    that has imported torch, which takes two seconds, and what else is in ``imports``. Where what a process imports, or
-    when, is what is tested, start one.
+    that has imported torch, which takes two seconds, and what else is in IMPORTED and ``imports``; with ``forks``, so
+    are those that it starts as Python. Where what a process imports, or when, is what is tested, start one.
     """
 
     def run(
@@ -208,13 +314,15 @@ def python(_warm_python: Callable[[tuple[str, ...]], Path]) -> Callable[..., sub
         env: Mapping[str, str] | None = None,
         cwd: str | Path | None = None,
         timeout: float = 300,
-        imports: tuple[str, ...] = ("torch",),
+        imports: tuple[str, ...] = (),
+        forks: bool = False,
     ) -> subprocess.CompletedProcess[str]:
         given = [str(argument) for argument in arguments]
         request = {"arguments": given, "env": dict(os.environ if env is None else env), "cwd": str(cwd or Path.cwd())}
+        request |= {"numbers": [1, 2]} | ({"executable": str(forked_interpreter(imports))} if forks else {})
         readers, writers = zip(os.pipe(), os.pipe(), strict=True)
         with socket.socket(socket.AF_UNIX) as connection, ThreadPoolExecutor(2) as threads:
-            connection.connect(str(_warm_python(imports)))
+            connection.connect(warm_address(imports))
             line = json.dumps(request).encode() + b"\n"
             connection.sendall(line[socket.send_fds(connection, [line], writers) :])
             for writer in writers:

@@ -60,6 +60,23 @@ def _listing(self: Any, package: Any, loaded: Any, returned: Any) -> Any:
 plugin_manager.load_manifest = _load  # type: ignore[attr-defined]  # pyright: ignore[reportPrivateImportUsage]
 registry.Registry._listed = _listing  # type: ignore[method-assign]  # pyright: ignore[reportPrivateUsage]
 registry.plugin_kernels = _kernels  # type: ignore[attr-defined]  # pyright: ignore[reportPrivateImportUsage]
+
+
+def kernels() -> list[Any]:
+    """Our kernels, as they were judged."""
+    return [kernel for _, _, found in _judged for kernel in found]
+
+
+def _judge_ours() -> None:
+    """Judges our kernels over the backends that are installed, as a registry does; no plugin's code is asked."""
+    manager = plugin_manager.PluginManager()
+    found = [registry.Backend.from_manifest(package, loaded.manifest) for package, loaded in manager.backends.values()]
+    spaces = {backend.vendor: backend.space for backend in found}
+    for package, loaded in manager.plugins.values():
+        if package.first_party:
+            _kernels(package, loaded, spaces)
+
+
 for folder in OURS:
     for file in folder.rglob("*.yaml"):
         for name, model in (("plugin.yaml", PluginManifest), ("backend.yaml", BackendManifest)):
@@ -67,3 +84,4 @@ for folder in OURS:
                 _load(model, file, strict=False)
     for file in folder.rglob("*.py"):
         parsed(file)
+_judge_ours()

@@ -7,6 +7,7 @@ comes from a stranger's package. Here the parser's events are folded into data w
 from __future__ import annotations
 
 import errno
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -221,6 +222,11 @@ def read_yaml(path: Path, *, shown_as: str | None = None) -> Document:
         is_kind = error.errno in (errno.EINVAL, errno.EISDIR, errno.EFBIG)
         text = error.strerror if is_kind else f"cannot be read: {error.strerror or error}"
         raise ManifestError(name, [f"{name}: {text}"]) from error
+    return _document(name, content)
+
+
+@functools.lru_cache(maxsize=64)  # a command reads a manifest several times; nobody changes what it holds
+def _document(name: str, content: bytes) -> Document:
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

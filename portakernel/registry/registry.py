@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from types import MappingProxyType
 from typing import Any, TypeGuard
 
@@ -32,6 +32,7 @@ from portakernel.words.target import Device, Target
 from portakernel.words.target_names import find_device, find_target
 
 REFERENCE = "reference"
+# What ``portakernel_kernels`` returned, under the hook's name.
 _Listing = dict[str, list[KernelEntry]]
 
 
@@ -134,7 +135,7 @@ class Registry:
         entries = listing.value
         document = Document(place, {base: entries}, None)
         try:
-            kernels = _listing_adapter().validate_python(document.data)[base]
+            kernels = listing_model().validate_python(document.data)[base]
         except ValidationError as error:
             raise ManifestError(place, describe_errors(_Listing, document, error)) from error
         return listed_kernels(package, replace(loaded, document=document), self.spaces, kernels)
@@ -317,8 +318,9 @@ class Registry:
         raise UnknownNameError("kernel or plugin", name, [*self.kernels, *self.plugins()], where=where, hint=hint)
 
 
-@cache
-def _listing_adapter() -> TypeAdapter[_Listing]:
+@functools.cache
+def listing_model() -> TypeAdapter[_Listing]:
+    """What judges the form of a listing; to make it takes ten milliseconds."""
     return TypeAdapter(_Listing)
 
 

@@ -41,7 +41,7 @@ def missing(package: Package, entry: str) -> str:
     tree = parsed(source)
     if tree is None:
         return ""  # its own problem
-    names = set(_defined(tree.body))
+    names = _names(tree)
     if function in names or {"*", "__getattr__"} & names:
         return ""
     functions = [node.name for node in tree.body if isinstance(node, SourceFunction)]
@@ -101,6 +101,11 @@ def tree_of(source: Path) -> ast.Module:
 
 
 _tree: Callable[[bytes], ast.Module] = lru_cache(maxsize=256)(ast.parse)
+
+
+@lru_cache(maxsize=256)
+def _names(tree: ast.Module) -> frozenset[str]:
+    return frozenset(_defined(tree.body))
 
 
 def _defined(body: Sequence[ast.stmt]) -> Iterator[str]:

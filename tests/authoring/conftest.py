@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import os
-import shlex
 import site
 import subprocess
-import sys
 import sysconfig
-import tempfile
 import venv
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parent
-
-# What a guide's reader types, and what it means in the environment, where one process has imported torch for all.
+# What a guide's reader types, and what it means in the environment; pytest rewrites what is not imported yet.
 COMMANDS = {
     "python": 'exec "{python}" "$@"',
-    "portakernel": 'exec {warm} -m portakernel "$@"',
-    "pytest": 'exec {warm} -m pytest -p no:cacheprovider "$@"',
+    "portakernel": 'exec "{knowing}" -m portakernel "$@"',
+    "pytest": 'exec "{forked}" -m pytest -p no:cacheprovider "$@"',
     "hatchling": 'exec "{python}" -m hatchling "$@"',
-    "pip": 'exec "{ours}" -m pip --python "{python}" "$@"',
+    "pip": 'exec "{python}" -m pip "$@"',
 }
 
 
@@ -55,7 +50,7 @@ def _environment(folder: Path) -> tuple[Path, Path]:
 
 
 @pytest.fixture
-def shell(tmp_path: Path) -> Iterator[Shell]:
+def shell(tmp_path: Path, forked_interpreter: Callable[..., Path], imported_first: tuple[str, ...]) -> Shell:
     """A terminal in an empty folder outside the repository, where no network is needed."""
     if os.name != "posix":
         pytest.skip("the guides are written for a POSIX shell")
@@ -70,18 +65,11 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
     path = f"{bin_folder}{os.pathsep}{os.environ.get('PATH', '')}"
     ours = {"PATH": path, "PYTHONDONTWRITEBYTECODE": "1", "NO_COLOR": "1", "COLUMNS": "120", "OMP_NUM_THREADS": "1"}
     variables = {**inherited, **pip, **ours}
-    with tempfile.TemporaryDirectory(prefix="warm") as short:  # a socket's name is short
-        address = Path(short, "torch")
-        warm = shlex.join(map(str, [sys.executable, "-I", "-S", FOLDER / "warm_command.py", address, packages]))
-        for name, text in COMMANDS.items():
-            script = bin_folder / name
-            command = text.format(python=python, ours=sys.executable, warm=warm)
-            script.write_text(f"#!/bin/sh\n{command}\n", encoding="utf-8")
-            script.chmod(0o755)
-        command = [python, FOLDER.parent / "warm_python.py", address, "torch"]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        with subprocess.Popen(command, cwd=empty, env=variables, **pipes) as process:
-            assert process.stdout is not None
-            assert process.stdout.readline() == b"ready\n"
-            yield Shell(variables, empty)
-            process.communicate(timeout=60)  # the end of its stdin
+    environments = {"real": python, "site": packages}
+    forked, knowing = forked_interpreter(**environments), forked_interpreter(imported_first, **environments)
+    for name, text in COMMANDS.items():
+        script = bin_folder / name
+        command = text.format(python=python, forked=forked, knowing=knowing)
+        script.write_text(f"#!/bin/sh\n{command}\n", encoding="utf-8")
+        script.chmod(0o755)
+    return Shell(variables, empty)

@@ -56,6 +56,19 @@ def run(
     return command
 
 
+# Each word of its arguments is a command's; what it tells is how each ended, and its output.
+IN_TURN = """
+import contextlib, io, json, sys
+from portakernel.cli import main
+told = []
+for command in sys.argv[1:]:
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        status = main(command.split())
+    told.append([status, output.getvalue()])
+print(json.dumps(told))
+"""
+
+
 def broken(found: Any) -> list[str]:
     return [fault["reason"] for fault in found["broken"] if "demo" in fault["name"]]
 
@@ -101,14 +114,16 @@ def test_every_command_knows_it(site, run):
 )  # fmt: skip
 def test_what_cannot_be_an_op_is_refused_with_its_place_and_nobody_else_suffers(site, run, file, old, new, said):
     folder = site(changes={file: (old, new)})
-    found = run("doctor", "--json", status=1)
-    (reason, *_) = broken(found)
+    commands = ("doctor --json", "validate --json", "explain softmax --dtype float32 --json")
+    statuses, outputs = zip(*json.loads(run("-c", IN_TURN, *commands)), strict=True)
+    assert statuses == (1, 1, 0)
+    diagnosis, validated, explained = map(json.loads, outputs)
+    (reason, *_) = broken(diagnosis)
     assert re.search(r"plugin\.yaml:9: ops\[0\]: ", reason)
     assert said in reason
     assert f"{folder.name}" in reason
-    problems = run("validate", "--json", status=1)["problems"]
-    assert any(problem["line"] == 9 and said in problem["text"] for problem in problems)
-    assert run("explain", "softmax", "--dtype", "float32", "--json")["chosen"].startswith("torch.")
+    assert any(problem["line"] == 9 and said in problem["text"] for problem in validated["problems"])
+    assert explained["chosen"].startswith("torch.")
 
 
 def test_of_two_that_ship_one_op_neither_does(site, run):

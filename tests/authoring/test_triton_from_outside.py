@@ -64,7 +64,7 @@ def silu_and_mul(x, *, out=None):
 
 
 @pytest.fixture(scope="module")
-def run(python, tmp_path_factory: pytest.TempPathFactory):
+def run(python, imported_with_triton: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory):
     """Runs ``portakernel`` where the package is installed."""
     site = tmp_path_factory.mktemp("site")
     for name, text in {
@@ -80,7 +80,8 @@ def run(python, tmp_path_factory: pytest.TempPathFactory):
     environment = os.environ | {"PYTHONPATH": str(site), "COLUMNS": "100"}
 
     def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return python("-m", "portakernel", *arguments, cwd=site, env=environment)
+        how = {"cwd": site, "env": environment, "imports": imported_with_triton, "forks": True}
+        return python("-m", "portakernel", *arguments, **how)
 
     return command
 

@@ -1,29 +1,49 @@
-"""A command of a terminal, run by a process that has imported torch (tests/warm_python.py): same streams, same folder.
+"""Stands for a Python whose program a process runs that has imported torch (tests/warm_python.py).
 
-``warm_command.py SOCKET SITE -m MODULE ...``: SITE is where the environment's packages are, some of them since that
-process started.
+``warm_command.py SOCKET REQUEST -m MODULE ...``, or ``-c CODE ...`` or ``FILE ...``: REQUEST is JSON, what the program
+is told besides. It has this process's streams and descriptors, folder, variables and group, and this process ends as it
+does; where this one is killed, so is the program.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import socket
 import sys
 
 
 def main() -> int:
-    address, site, *arguments = sys.argv[1:]
-    request = {"arguments": arguments, "env": dict(os.environ), "cwd": os.getcwd(), "site": site}
+    address, request, *arguments = sys.argv[1:]
+    numbers = [number for number in map(int, os.listdir("/dev/fd")) if _is_open(number)]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the program's to answer, which is in the same group
+    asked = {"arguments": arguments, "env": dict(os.environ), "cwd": os.getcwd(), "group": os.getpgrp()}
+    line = json.dumps({**asked, "numbers": numbers, **json.loads(request)}).encode() + b"\n"
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(address)
-        line = json.dumps(request).encode() + b"\n"
-        connection.sendall(line[socket.send_fds(connection, [line], [1, 2]) :])
+        connection.sendall(line[socket.send_fds(connection, [line], numbers) :])
+        for number in numbers:  # whoever waits for their other ends waits for the program
+            os.close(number)
         answers = connection.makefile("r")
         answers.readline()
         status = int(answers.readline())
-    return status if status >= 0 else 128 - status
+    if status < 0:
+        with contextlib.suppress(OSError):  # of SIGKILL
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    return status
+
+
+def _is_open(number: int) -> bool:
+    """Of those that are listed, one is the list's."""
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    os._exit(main())

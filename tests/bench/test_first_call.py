@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -44,20 +43,25 @@ def test_every_op_with_sizes_and_a_triton_kernel_is_asked_for_and_survives_json(
         assert all(dtype == spec["call"]["dtype"][name] for name, (_, dtype, _) in spec["tensors"].items())
 
 
-def asked(way: str, calls: list[dict[str, Any]], **environment: str) -> dict[str, Any]:
-    """What a fresh process answers, on the CPU."""
-    ran = subprocess.run(
-        [sys.executable, str(FOLDER / "first_call_process.py")],
-        input=json.dumps({"way": way, "device": "cpu", "calls": calls}),
-        env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    return json.loads(ran.stdout)
+@pytest.fixture
+def asked(forked_interpreter):
+    """What a process answers that has imported torch alone, of what its clock counts, on the CPU."""
+
+    def ask(way: str, calls: list[dict[str, Any]], **environment: str) -> dict[str, Any]:
+        ran = subprocess.run(
+            [forked_interpreter(), str(FOLDER / "first_call_process.py")],
+            input=json.dumps({"way": way, "device": "cpu", "calls": calls}),
+            env={**os.environ, **environment},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        return json.loads(ran.stdout)
+
+    return ask
 
 
-def test_a_process_tells_the_parts_of_its_first_call_and_later_ones_whole(first_call, specs):
+def test_a_process_tells_the_parts_of_its_first_call_and_later_ones_whole(first_call, specs, asked):
     calls = [
         {**spec, "kernel": f"reference.{spec['op']}", "entry": f"portakernel.references.{spec['op']}:forward"}
         for spec in specs
@@ -69,7 +73,7 @@ def test_a_process_tells_the_parts_of_its_first_call_and_later_ones_whole(first_
     assert all(spent >= 0 for spent in first["spent_ms"].values())
 
 
-def test_tritons_way_launches_the_plugins_kernels_by_tritons_jit(specs):
+def test_tritons_way_launches_the_plugins_kernels_by_tritons_jit(specs, asked):
     calls = [spec for spec in specs if spec["op"] in ("add", "quantize_fp8")]
     answer = asked("triton", calls, TRITON_INTERPRET="1")
     assert [(call["op"], list(call["spent_ms"])) for call in answer["calls"]] == [
@@ -104,9 +108,7 @@ def test_figures_are_medians_over_processes(first_call):
     assert row == ("add", "28.0", "42.0", "0.67", "2.0", "2.0", "2.0", "2.0", "20.0", "3.0", "6.0", "0.50")
 
 
-def test_what_is_no_gpu_is_refused(first_call):
-    ran = subprocess.run(
-        [sys.executable, str(FOLDER / "first_call.py"), "--device", "cpu"], capture_output=True, text=True, check=False
-    )
+def test_what_is_no_gpu_is_refused(first_call, python):
+    ran = python(FOLDER / "first_call.py", "--device", "cpu")
     assert ran.returncode == 1
     assert ran.stderr == "first_call measures kernels of GPUs, which cpu is none of; give --device cuda:0\n"

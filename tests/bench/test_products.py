@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -28,17 +26,11 @@ def products(benchmark_script) -> Iterator[ModuleType]:
 
 
 @pytest.fixture(scope="module")
-def written(products, tmp_path_factory) -> dict[str, Any]:
+def written(products, python, tmp_path_factory) -> dict[str, Any]:
     """What a run on the CPU writes; what torch.compile is given runs as it is, since compiling takes most of a run."""
     folder = tmp_path_factory.mktemp("results")
-    command = [sys.executable, str(FOLDER / "products.py"), "--small", "--device", "cpu", "--no-autotune"]
-    ran = subprocess.run(
-        [*command, "--rounds", "2", "--output", str(folder)],
-        env={**os.environ, "TORCHDYNAMO_DISABLE": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    words = (FOLDER / "products.py", "--small", "--device", "cpu", "--no-autotune", "--rounds", "2", "--output", folder)
+    ran = python(*words, env={**os.environ, "TORCHDYNAMO_DISABLE": "1"})
     assert ran.returncode == 0, ran.stderr
     assert len((folder / "products-cpu.md").read_text().splitlines()) > 10
     return json.loads((folder / "products-cpu.json").read_text())

@@ -79,3 +79,13 @@ def install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Pa
         return folder
 
     return add
+
+
+@pytest.fixture
+def small_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the demo trains has a hundredth of its weights."""
+    sizes = {"WIDTH": 64, "HEADS": 2, "GROUPS": 1, "HEAD_WIDTH": 32, "HIDDEN": 256, "CONTEXT": 64}
+    for name, size in sizes.items():
+        monkeypatch.setattr(f"portakernel_kit.demo.decoder.{name}", size)
+    monkeypatch.setattr("portakernel_kit.demo.run.TEXTS", 4)
+    monkeypatch.setattr("portakernel_kit.demo.run.WRITTEN", 12)

@@ -10,6 +10,8 @@ pytest.importorskip("triton")
 
 from portakernel.cli import main
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 
 def test_it_compiles_what_is_claimed_and_says_what_is_not(capsys):
     given = ["compile", "--op", "add", "--plugin", "triton", "--target", "amd:gfx1030", "--target", "nvidia:sm_90"]

@@ -17,21 +17,14 @@ from portakernel_kit.demo import run as demo_run
 from portakernel_kit.demo.command import MOST_BYTES
 from portakernel_kit.demo.decoder_ops import NAMES
 
+pytestmark = pytest.mark.usefixtures("small_model")
+
 
 @pytest.fixture(autouse=True)
 def _nothing_was_called_before() -> None:
     """A demo reports its process's calls, and this process ran other tests."""
     for caller in runtime.callers_so_far():
         caller.table.clear()
-
-
-@pytest.fixture(autouse=True)
-def _a_small_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = {"WIDTH": 64, "HEADS": 2, "GROUPS": 1, "HEAD_WIDTH": 32, "HIDDEN": 256, "CONTEXT": 64}
-    for name, size in sizes.items():
-        monkeypatch.setattr(decoder, name, size)
-    monkeypatch.setattr(demo_run, "TEXTS", 4)
-    monkeypatch.setattr(demo_run, "WRITTEN", 32)
 
 
 @pytest.fixture
@@ -83,7 +76,7 @@ def test_json_form_key_by_key_and_both_sides_agree(run: Callable, text: Path) ->
 
 @pytest.mark.parametrize("op", NAMES)
 def test_one_wrong_element_is_found(run: Callable, text: Path, op: str) -> None:
-    ran = run("demo", str(text), "--device", "cpu", "--steps", "8", "--fault", op)
+    ran = run("demo", str(text), "--device", "cpu", "--steps", "2", "--fault", op)
     assert ran.status == 1
     assert "TOO LARGE" in ran.out
     last = (
@@ -123,14 +116,15 @@ def test_without_a_file_the_text_is_the_package_s_own(
     assert data["prompts"][0] == "A model is a lon"
 
 
-def test_the_model_learns_what_it_reads(run: Callable, tmp_path: Path) -> None:
+def test_the_model_learns_what_it_reads(run: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_run, "WRITTEN", 32)
     read = tmp_path / "page.txt"
-    read.write_bytes((files("portakernel_kit.demo") / "text.txt").read_bytes()[:400])
-    ran = run("demo", str(read), "--device", "cpu", "--steps", "250", "--json")
+    read.write_bytes((files("portakernel_kit.demo") / "text.txt").read_bytes()[:160])
+    ran = run("demo", str(read), "--device", "cpu", "--steps", "100", "--json")
     data = ran.json
     losses = data["losses"]["portakernel"]
     assert ran.status == 0
-    assert len(losses) == 250
+    assert len(losses) == 100
     assert losses[0] > 5
     assert max(losses[-10:]) < 1
     # whole words of the text, where the untrained model wrote none

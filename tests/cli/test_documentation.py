@@ -11,7 +11,7 @@ import pytest
 
 from portakernel.config import VARIABLES
 
-pytestmark = pytest.mark.usefixtures("forked_observers")
+pytestmark = pytest.mark.usefixtures("forked_observers", "small_model")
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
 # Objects whose keys are names of arguments, dimensions, vendors, modules or variables.

@@ -276,6 +276,7 @@ def add(x, y, *, out=None):
 """
 
 
+@pytest.mark.usefixtures("forked_observers")
 def test_installed_plugin_is_observed_in_a_process_of_its_own(run: Callable, install: Callable) -> None:
     install("acme", manifest=MANIFEST, source=SOURCE)
     ran = run("lint --plugin acme --device cpu --seconds 600 --json")

@@ -207,9 +207,9 @@ def test_an_entry_that_does_not_import_is_told_where_it_fails(acme: Callable, so
 
 
 def test_an_import_that_hangs_is_ended(acme: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
-    from portakernel_kit.cli.validate import imports
+    from portakernel_kit.cli.validate import entry_imports
 
-    monkeypatch.setattr(imports.import_problems, "__defaults__", (1.0,))
+    monkeypatch.setattr(entry_imports.import_problems, "__defaults__", (1.0,))
     source = f"import threading\nthreading.Event().wait()\n{SOURCE}"
     (found,) = acme(ADD, source=source, options=("--imports",))
     assert found == ("acme: importing acme.kernels:add takes longer than 1 s; do at the first call what takes so long")

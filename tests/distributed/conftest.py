@@ -10,6 +10,7 @@ import socket
 import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,6 @@ import pytest
 
 RANKS = Path(__file__).parent / "ranks"
 PROGRAM = f"import sys; sys.path.insert(0, {str(RANKS)!r}); import main; main.main()"
-# What every rank imports sooner or later, which takes longer than what it is asked.
-IMPORTS = ("torch", "torch.distributed.tensor", "torch._dynamo")
 # several times what they take on two busy cores
 TIMEOUT_S = 480
 
@@ -27,7 +26,9 @@ Ask = Callable[[str, int, str], list[Any]]
 
 
 @pytest.fixture(scope="session")
-def ask(python: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Ask:
+def ask(
+    python: Callable[..., Any], imported_to_compile: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
+) -> Ask:
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
@@ -39,7 +40,8 @@ def ask(python: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) ->
             fcntl.flock(lock, fcntl.LOCK_EX)
             failed = folder / "failed"
             if not failed.exists() and not all(answer.exists() for answer in answers):
-                problem = _run(python, part, world, device, folder)
+                # what every rank imports sooner or later takes longer than what it is asked
+                problem = _run(partial(python, imports=imported_to_compile), part, world, device, folder)
                 if problem is not None:
                     failed.write_text(problem, encoding="utf-8")
             if failed.exists():
@@ -58,7 +60,7 @@ def _run(python: Callable[..., Any], part: str, world: int, device: str, folder:
     def run(rank: int) -> int:
         words = ["-c", PROGRAM, rank, world, folder, device, part]
         try:
-            ran = python(*words, env=environment, timeout=TIMEOUT_S, imports=IMPORTS)
+            ran = python(*words, env=environment, timeout=TIMEOUT_S)
         except subprocess.TimeoutExpired as late:
             (folder / f"{rank}.log").write_text(f"{late.stdout}{late.stderr}\nnot done in {TIMEOUT_S} s")
             return -1

@@ -6,7 +6,7 @@ import functools
 import os
 import re
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -78,7 +78,9 @@ def test_the_list_shown_leaves_the_others_out(example: Path) -> None:
     }
 
 
-def test_a_policy_that_names_what_is_absent_denied_and_broken_serves_and_warns_as_shown(tmp_path: Path) -> None:
+def test_a_policy_that_names_what_is_absent_denied_and_broken_serves_and_warns_as_shown(
+    tmp_path: Path, forked_interpreter: Callable[..., Path], imported_first: tuple[str, ...]
+) -> None:
     """The console block, line by line; how many names are known depends on what is installed beside."""
     lines = FLEET.splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("$ export"))
@@ -88,7 +90,7 @@ def test_a_policy_that_names_what_is_absent_denied_and_broken_serves_and_warns_a
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: shaky-kernels\nVersion: 1.0\n", encoding="utf-8")
     (info / "entry_points.txt").write_text("[portakernel]\nshaky = shaky_kernels\n", encoding="utf-8")
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PORTAKERNEL_")}
-    python = f'python() {{ "{sys.executable}" "$@"; }}'
+    python = f'python() {{ "{forked_interpreter(imported_first)}" "$@"; }}'
     script = "\n".join([python, *(line[2:] for line in lines[start : start + 2])])
     done = subprocess.run(
         ["bash", "-c", script], cwd=tmp_path, env={**kept, "PYTHONPATH": str(tmp_path / "site")}, check=False,

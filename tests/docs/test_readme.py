@@ -46,12 +46,12 @@ def test_the_decision_is_the_one_that_explain_prints(
     assert lines == shown.splitlines()
 
 
-def test_the_demo_prints_what_is_shown(python: Callable[..., Any]) -> None:
+def test_the_demo_prints_what_is_shown(python: Callable[..., Any], imported_to_compile: tuple[str, ...]) -> None:
     # in a process of its own: the table holds every decision of the process
     command = ["-m", "portakernel", "demo", "--device", "cpu", "--steps", "10"]
     # without the COLUMNS that readline sets, which pytest loads
     variables = {name: value for name, value in os.environ.items() if name != "COLUMNS"} | {"OMP_NUM_THREADS": "1"}
-    ran = python(*command, cwd=ROOT, env=variables)
+    ran = python(*command, cwd=ROOT, env=variables, imports=imported_to_compile)
     assert ran.returncode == 0, ran.stderr
     printed = iter(list(map(_without_counts, ran.stdout.splitlines())))
     (shown,) = re.findall(r"```\n(A byte-level decoder.*?)```", README, re.DOTALL)

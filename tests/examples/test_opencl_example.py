@@ -6,7 +6,7 @@ import importlib.metadata
 import importlib.util
 import os
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,17 +27,18 @@ def _missing() -> str | None:
 
 @pytest.mark.skipif(_missing() is not None, reason=f"lacks {_missing()}")
 @pytest.mark.skipif(not EXAMPLE.is_dir(), reason="the examples are not part of this distribution")
-def test_the_opencl_example_passes_its_own_tests() -> None:
+def test_the_opencl_example_passes_its_own_tests(python: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     # A process of its own: drivers of OpenCL start threads, and pyopencl reads its settings when it is imported.
     ours = ("PORTAKERNEL_", "PYTEST_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     environment |= {"PYOPENCL_NO_CACHE": "1"}
     probe = "from opencl_backend.probe import find, ready; print(*(r.text for d in find() if (r := ready(d))))"
-    asked = subprocess.run([sys.executable, "-c", probe], env=environment, capture_output=True, text=True, check=True)
+    asked = python("-c", probe, env=environment)
+    assert asked.returncode == 0, asked.stderr
     if "unknown target CPU" in asked.stdout:
         pytest.skip(f"lacks an OpenCL driver that knows this CPU (Debian: pocl-opencl-icd): {asked.stdout.strip()}")
-    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", str(EXAMPLE)]
-    result = subprocess.run(command, cwd=EXAMPLE, env=environment, capture_output=True, text=True, check=False)
+    command = ["-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", str(EXAMPLE)]
+    result = python(*command, cwd=EXAMPLE, env=environment, forks=True)
     assert result.returncode == 0, result.stdout + result.stderr
 
 

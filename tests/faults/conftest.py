@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import gc
-import importlib.util
-import io
 import json
-import os
-import signal
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import fault_process
 import pytest
 
 SECONDS = 60.0
@@ -48,7 +44,9 @@ def fault(fork_server: Any, tmp_path: Path) -> Callable[..., Outcome]:
         (folder / "home").mkdir(parents=True)
         variables = {"HOME": str(folder / "home"), **(env or {})}
         where = function.__code__.co_filename, function.__qualname__
-        process = fork_server.Process(target=_child, args=(str(folder), *where, json.dumps(arguments), variables))
+        process = fork_server.Process(
+            target=fault_process.run, args=(str(folder), *where, json.dumps(arguments), variables)
+        )
         process.start()
         process.join(seconds)
         if process.exitcode is None:
@@ -65,26 +63,3 @@ def fault(fork_server: Any, tmp_path: Path) -> Callable[..., Outcome]:
         )
 
     return run
-
-
-def _child(folder: str, file: str, name: str, arguments: str, variables: Mapping[str, str]) -> None:
-    gc.freeze()  # what was imported before the fork is not looked at again
-    for number, stream in ((1, "stdout"), (2, "stderr")):
-        descriptor = os.open(os.path.join(folder, stream), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(descriptor, number)
-        os.close(descriptor)
-    sys.stdout, sys.stderr = (io.TextIOWrapper(io.FileIO(n, "w", closefd=False), write_through=True) for n in (1, 2))
-    for variable in [variable for variable in os.environ if variable.startswith("PORTAKERNEL_")]:
-        del os.environ[variable]
-    os.environ.update(variables)
-    os.chdir(folder)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    spec = importlib.util.spec_from_file_location("fault_module", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["fault_module"] = module
-    spec.loader.exec_module(module)
-    returned = getattr(module, name)(*json.loads(arguments))
-    with open(os.path.join(folder, "returned"), "w", encoding="utf-8") as file_object:
-        json.dump(returned, file_object)

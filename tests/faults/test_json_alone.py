@@ -56,7 +56,8 @@ sys.stdout.write("NOISE")
 COMMANDS = (
     "list", "matrix --op add", "doctor", "explain add --target nvidia:sm_90", "validate noisy/plugin.yaml --imports",
     "check --plugin noisy", "lint --plugin noisy", "compile --plugin noisy --target amd:gfx942",
-    "build --plugin noisy --target amd:gfx942", "warmup add --tensor x=4", "bench add --kernel noisy.add", "cache list",
+    "build --plugin noisy --target amd:gfx942", "warmup add --tensor x=4", "cache list",
+    "bench add --kernel noisy.add --shape x=4x64 --seconds 0",
 )  # fmt: skip
 MANIFEST = """\
 schema_version: 1
@@ -82,7 +83,7 @@ def add(x, y, *, alpha=1.0, out=None):
 
 
 @pytest.fixture
-def noisy(python, tmp_path):
+def noisy(python, imported_first, tmp_path):
     """Installs a plugin with this source, and runs a command beside it as a program."""
 
     def run(source, command):
@@ -96,7 +97,8 @@ def noisy(python, tmp_path):
         (info / "entry_points.txt").write_text("[portakernel]\nnoisy = noisy\n")
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PORTAKERNEL_")}
         environment |= {"PYTHONPATH": str(tmp_path), "HOME": str(tmp_path)}
-        return python("-m", "portakernel", *command.split(), "--json", cwd=tmp_path, env=environment, timeout=120)
+        words = "-m", "portakernel", *command.split(), "--json"
+        return python(*words, cwd=tmp_path, env=environment, timeout=120, imports=imported_first, forks=True)
 
     return run
 

@@ -105,7 +105,7 @@ def lacking(asked: list[Job]) -> list[Job]:
     return ahead.lacking(dispatcher(), [(one, None) for one in asked])
 
 
-def test_launches_find_in_the_cache_what_workers_compiled_ahead(here, monkeypatch):
+def test_launches_find_in_the_cache_what_workers_compiled_ahead(here, forked_workers, monkeypatch):
     asked = like_calls()
     assert lacking(asked) == asked
     outcomes = list(compile_all(asked, workers=2))

@@ -55,7 +55,7 @@ def add(x, y, *, out=None):
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory, python):
+def outcomes(tmp_path_factory: pytest.TempPathFactory, python, imported_with_triton: tuple[str, ...]):
     """Runs ``portakernel compile`` for targets, where the package is installed."""
     pytest.importorskip("triton")
     site = tmp_path_factory.mktemp("site")
@@ -73,7 +73,8 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory, python):
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("PORTAKERNEL_")}
         environment = {**kept, "PYTHONPATH": str(site), "PYTHONWARNINGS": "ignore", "COLUMNS": "200"}
-        return python("-m", "portakernel", "compile", "--plugin", "acme", *arguments, env=environment)
+        how = {"env": environment, "imports": imported_with_triton, "forks": True}
+        return python("-m", "portakernel", "compile", "--plugin", "acme", *arguments, **how)
 
     return run
 

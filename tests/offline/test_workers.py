@@ -17,21 +17,20 @@ from portakernel.runtime import dispatcher
 from portakernel.words.target import Target
 from portakernel_kit.conformance.offline_jobs import jobs
 
-# What the interpreter of each worker runs first: the plugin's context is another for one target.
+# What each worker runs first: the plugin's context is another for one target.
 STAND_IN = """\
 import os
-if os.environ.get("STAND_IN_FOR"):
-    import portakernel.offline.workers as workers
-    real = workers.offline_context
-    def context(now, kernel):
-        made = real(now, kernel)
-        def compiling(target):
-            if target.arch != os.environ["STAND_IN_FOR"]:
-                return made(target)
-            os.write(2, b"ptxas: line 7: unknown instruction\\n")
-            {body}
-        return compiling
-    workers.offline_context = context
+import portakernel.offline.workers as workers
+real = workers.offline_context
+def context(now, kernel):
+    made = real(now, kernel)
+    def compiling(target):
+        if target.arch != "sm_89":
+            return made(target)
+        os.write(2, b"ptxas: line 7: unknown instruction\\n")
+        {body}
+    return compiling
+workers.offline_context = context
 """
 
 
@@ -41,14 +40,11 @@ def add_for(arch: str) -> Job:
 
 
 @pytest.fixture
-def stand_in(tmp_path, monkeypatch):
+def stand_in(forked_workers, monkeypatch):
     """Makes workers run ``body`` in the place of the compiler for sm_89."""
 
     def use(body: str) -> None:
-        (tmp_path / "sitecustomize.py").write_text(STAND_IN.format(body=body), encoding="utf-8")
-        paths = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
-        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
-        monkeypatch.setenv("STAND_IN_FOR", "sm_89")
+        monkeypatch.setattr(workers, "_WORKER", STAND_IN.format(body=body) + workers._WORKER)
 
     return use
 
@@ -114,7 +110,7 @@ def test_a_script_that_compiles_as_it_is_read_is_read_once(tmp_path):
 
 
 @pytest.mark.parametrize("how", ["given up", "interrupted"])
-def test_no_process_is_left_when_the_iteration_ends_early(monkeypatch, how):
+def test_no_process_is_left_when_the_iteration_ends_early(forked_workers, monkeypatch, how):
     started = []
 
     class Counted(workers._Worker):

@@ -9,6 +9,7 @@ import sys
 import tarfile
 import tomllib
 import zipfile
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path, PurePosixPath
 
@@ -90,16 +91,16 @@ def test_wheel_holds_what_is_read_as_data(wheel: Path) -> None:
     } <= contents
 
 
-def test_the_demo_runs_from_a_wheel_outside_a_checkout(wheel: Path, tmp_path: Path) -> None:
+def test_the_demo_runs_from_a_wheel_outside_a_checkout(
+    wheel: Path, tmp_path: Path, python: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     variables = {**os.environ, "PYTHONPATH": str(tmp_path / "site"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", _DEMO, "demo", "--device", "cpu", "--steps", "1", "--json"]
-    ran = subprocess.run(
-        command, cwd=elsewhere, env=variables, capture_output=True, text=True, check=False, timeout=300
-    )
+    command = ["-c", _DEMO, "demo", "--device", "cpu", "--steps", "1", "--json"]
+    ran = python(*command, cwd=elsewhere, env=variables)
     assert ran.returncode == 0, ran.stderr
     data = json.loads(ran.stdout)
     assert (data["agrees"], data["file"], data["prompts"][0]) == (True, None, "A model is a lon")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,15 +31,15 @@ TESTS = {
     [("", "1 passed, 4 skipped, 1 xfailed"), ("1", "1 failed, 1 passed, 1 skipped, 1 xfailed, 2 errors")],
 )
 def test_a_skip_for_what_a_machine_lacks_fails_where_nothing_may_lack(
-    tmp_path: Path, required: str, summary: str
+    tmp_path: Path, required: str, summary: str, python: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
     for name, source in {**TESTS, "conftest.py": CONFTEST.read_text(encoding="utf-8")}.items():
         (tmp_path / name).write_text(source, encoding="utf-8")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     environment |= {"TESTS_REQUIRE_ALL": required, "PYTHONPATH": str(CONFTEST.parent)}
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n0", "--continue-on-collection-errors"]
+    command = ["-m", "pytest", "-p", "no:cacheprovider", "-n0", "--continue-on-collection-errors"]
     command += ["-c", os.devnull, "--rootdir", str(tmp_path), str(tmp_path)]
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    ran = python(*command, env=environment, timeout=60)
     assert summary in ran.stdout, ran.stdout
     if required:
         assert "test_tool.py:4: this machine lacks clang 17 or later" in ran.stdout

@@ -32,6 +32,14 @@ def width() -> int:
 
 
 @pytest.fixture
+def built(testrun_uid) -> int:
+    """A size that silu_and_mul is built for; the first test of the run that asks has it compiled."""
+    width = 5000 + int(testrun_uid, 16) % 4000
+    assert portakernel.warmup("silu_and_mul", torch.zeros(3, 2 * width)).built == (KERNEL,)
+    return width
+
+
+@pytest.fixture
 def no_compiler(monkeypatch: pytest.MonkeyPatch):
     def refuse():
         def compile_graph(*arguments, **keywords):
@@ -62,27 +70,25 @@ def test_until_it_is_built_the_reason_is_the_command(width):
         portakernel.ops.silu_and_mul(torch.zeros(2, 2 * width), kernel="inductor")
 
 
-def test_what_was_built_serves_any_leading_dimensions_without_compiling(width, no_compiler):
-    assert portakernel.warmup("silu_and_mul", torch.zeros(3, 2 * width)).built == (KERNEL,)
+def test_what_was_built_serves_any_leading_dimensions_without_compiling(built, no_compiler):
     no_compiler()
     for leading in ((1,), (3,), (64,), (2, 5), ()):
-        x = torch.randn(*leading, 2 * width)
+        x = torch.randn(*leading, 2 * built)
         assert portakernel.explain("silu_and_mul", x).chosen.name == KERNEL
         torch.testing.assert_close(portakernel.ops.silu_and_mul(x), reference(x))
-        out = torch.empty(*leading, width)
+        out = torch.empty(*leading, built)
         assert portakernel.ops.silu_and_mul(x, out=out) is out
         torch.testing.assert_close(out, reference(x))
 
 
 @pytest.mark.filterwarnings("ignore::portakernel.errors.FallbackWarning")  # no rows are left to torch's chain
-def test_other_sizes_dtypes_phases_and_layouts_are_refused(width):
-    portakernel.warmup("silu_and_mul", torch.zeros(3, 2 * width))
-    built = torch.zeros(3, 2 * width)
+def test_other_sizes_dtypes_phases_and_layouts_are_refused(built):
+    like = torch.zeros(3, 2 * built)
     others = {
-        "size": torch.zeros(3, 2 * width + 2),
-        "dtype": built.half(),
-        "rows": torch.zeros(0, 2 * width),
-        "layout": torch.zeros(2 * width, 3).T,
+        "size": torch.zeros(3, 2 * built + 2),
+        "dtype": like.half(),
+        "rows": torch.zeros(0, 2 * built),
+        "layout": torch.zeros(2 * built, 3).T,
     }
     codes = {name: {str(r.code) for r in explained(x).rejections} for name, x in others.items()}
     assert codes == {
@@ -91,8 +97,8 @@ def test_other_sizes_dtypes_phases_and_layouts_are_refused(width):
         "rows": {"limit"},
         "layout": {"layout"},
     }
-    assert "needs_build" in {r.code for r in explained(built, phase="backward").rejections}
-    assert portakernel.ops.silu_and_mul(others["rows"]).shape == (0, width)
+    assert "needs_build" in {r.code for r in explained(like, phase="backward").rejections}
+    assert portakernel.ops.silu_and_mul(others["rows"]).shape == (0, built)
 
 
 def test_a_request_never_compiles_even_where_nothing_was_built(width, no_compiler):
@@ -101,11 +107,9 @@ def test_a_request_never_compiles_even_where_nothing_was_built(width, no_compile
     torch.testing.assert_close(portakernel.ops.silu_and_mul(x), reference(x))
 
 
-def test_building_again_compiles_nothing(width, no_compiler):
-    x = torch.zeros(3, 2 * width)
-    portakernel.warmup("silu_and_mul", x)
+def test_building_again_compiles_nothing(built, no_compiler):
     no_compiler()
-    assert portakernel.warmup("silu_and_mul", x).built == (KERNEL,)
+    assert portakernel.warmup("silu_and_mul", torch.zeros(3, 2 * built)).built == (KERNEL,)
 
 
 def test_training_goes_through_what_was_built(width, no_compiler):
@@ -131,9 +135,8 @@ def test_saved_tensors_are_the_contracts(width):
     torch.testing.assert_close(found, x.grad)
 
 
-def test_a_policy_denies_and_names_it(width):
-    x = torch.randn(3, 2 * width)
-    portakernel.warmup("silu_and_mul", x)
+def test_a_policy_denies_and_names_it(built):
+    x = torch.randn(3, 2 * built)
     with portakernel.policy(deny="inductor"):
         assert portakernel.explain("silu_and_mul", x).chosen.name != KERNEL
         assert portakernel.warmup("silu_and_mul", torch.zeros(1, 2)).built == ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -45,30 +46,37 @@ def held(inputs, truth):
     return compare_rows(found, truth.outputs["y"], truth.plain["y"])
 
 
-@pytest.fixture(params=["cpu", "cuda", "xpu"])
-def numbers(request, monkeypatch):
+@contextmanager
+def numbers_of(device):
     """What a device of the type multiplies, by this one; products of bfloat16 are exact in float32."""
-    asked, device = module._Numbers.asked, request.param
-    monkeypatch.setattr(module._Numbers, "asked", lambda _, found: asked(device, found))
-    if device == "cuda":
+    asked = module._Numbers.asked
 
-        def product(left, right):
-            left, right = module._in_bfloat16(left, right)
-            assert left.dtype is right.dtype is torch.bfloat16
-            return left.float() @ right.float().t()
+    def product(left, right):
+        left, right = module._in_bfloat16(left, right)
+        assert left.dtype is right.dtype is torch.bfloat16
+        return left.float() @ right.float().t()
 
-        monkeypatch.setattr(module, "_wide_product", product)
-    return device
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module._Numbers, "asked", lambda _, found: asked(device, found))
+        if device == "cuda":
+            patch.setattr(module, "_wide_product", product)
+        yield
+
+
+DEVICES = ("cpu", "cuda", "xpu")
 
 
 @pytest.mark.parametrize("out_dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("left", KINDS, ids="-".join)
-def test_every_pair_of_formats_and_dtypes_is_as_exact_as_the_result_asks(left, out_dtype, numbers):
+def test_every_pair_of_formats_and_dtypes_is_as_exact_as_the_result_asks(left, out_dtype):
     wrong = {}
     for right in KINDS:
-        outcome = held(*draw(left, right, out_dtype=out_dtype))
-        if not isinstance(outcome, Match):
-            wrong[right] = str(outcome)
+        drawn = draw(left, right, out_dtype=out_dtype)
+        for device in DEVICES:
+            with numbers_of(device):
+                outcome = held(*drawn)
+            if not isinstance(outcome, Match):
+                wrong[right, device] = str(outcome)
     assert wrong == {}
 
 
@@ -76,19 +84,24 @@ FOUR = ("tensor", "row", "block_1x128", "nvfp4")
 
 
 @pytest.mark.parametrize(("left", "right"), list(itertools.product(FOUR, FOUR)))
-def test_global_scales_and_a_bias_are_applied_to_sums_of_float32(left, right, numbers):
+def test_global_scales_and_a_bias_are_applied_to_sums_of_float32(left, right):
     kinds = [(layout, ELEMENTS[layout][-1]) for layout in (left, right)]
     present = ("bias", "global_scale_a", "global_scale_b")
     sizes = [(1, 1, 2), (1, 17, 130), (33, 1, 64), (5, 8, 0)]
     for size, out_dtype in itertools.product(sizes, ["float32", "bfloat16"]):
-        outcome = held(*draw(*kinds, out_dtype=out_dtype, present=present, sizes=size))
-        assert isinstance(outcome, Match), (size, out_dtype, outcome)
+        drawn = draw(*kinds, out_dtype=out_dtype, present=present, sizes=size)
+        for device in DEVICES:
+            with numbers_of(device):
+                outcome = held(*drawn)
+            assert isinstance(outcome, Match), (size, out_dtype, device, outcome)
 
 
-def test_float32_results_hold_more_digits_than_operands_in_bfloat16_give(numbers):
+@pytest.mark.parametrize("device", DEVICES)
+def test_float32_results_hold_more_digits_than_operands_in_bfloat16_give(device):
     for layout in ("tensor", "block_1x128", "block_128x128", "row"):
         inputs, truth = draw((layout, "float8_e5m2"), (layout, "float8_e4m3fn"), out_dtype="float32")
         positional, keywords = inputs.keywords(inputs.tensors)
-        found = module.scaled_mm(*positional, **keywords).double()
+        with numbers_of(device):
+            found = module.scaled_mm(*positional, **keywords).double()
         want = truth.outputs["y"]
         assert float((found - want).abs().max() / want.abs().max()) < 2.0**-15

@@ -97,10 +97,11 @@ def _compiled(of: Program, defines: Defines, warp_size: int) -> Any:
     source = of.source.path
     macros = {**dict(defines), "EMULATED": warp_size, "KERNEL": of.name, "SOURCE": f'"{source.name}"'}
     # Hidden, because g++ makes what inlines and templates keep unique in a process, of libraries that show it: as large
-    # as in the first one, though what is shared memory here differs between configurations.
+    # as in the first one, though what is shared memory here differs between configurations. -O0, because to compile
+    # takes longer than to run.
     command = [
         _compiler(),
-        *("-std=c++17", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-w"),
+        *("-std=c++17", "-O0", "-shared", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-w"),
         f"-I{source.parent}",
         *(f"-D{name}={value}" for name, value in macros.items()),
         *("-o", str(library), str(source.with_name("emulated.cpp"))),

@@ -303,8 +303,7 @@ def _readiness(now: Dispatcher, kernel: Kernel, device: Device) -> Readiness | N
     """Whether ``kernel`` is installed and usable on ``device``; None where its claims do not reach."""
     # Naming the kernel makes it the winner if it can be one, so that it is imported too. Nobody's wishes enter.
     policy = intern_policy((make_layer("doctor", use=(kernel.name,)),))
-    decision = now.decide(ask(contract(kernel.op), device.target, device=device), policy)
-    rejections = decision.candidate(kernel.name).rejections
+    rejections = now.rejections(kernel.name, ask(contract(kernel.op), device.target, device=device), policy)
     if any(rejection.code in _ELSEWHERE for rejection in rejections):
         return None
     return Readiness(kernel.name, device, rejections)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -232,13 +230,14 @@ for call in (ops.write_rows, bound, torch.ops.portakernel.write_rows, compiled):
 
 
 @pytest.mark.parametrize("checks", ["0", "1"])
-def test_every_way_to_an_op_that_writes_looks_first_where_it_is_asked_to(tmp_path: Path, checks: str):
+def test_every_way_to_an_op_that_writes_looks_first_where_it_is_asked_to(
+    python: Any, imported_to_compile: tuple[str, ...], tmp_path: Path, checks: str
+):
     for folder, text in {"contracts": CONTRACT, "references": REFERENCE}.items():
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "write_rows.py").write_text(text, encoding="utf-8")
     environment = {**os.environ, "PORTAKERNEL_CHECKS": checks}
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    ran = python("-c", PROGRAM, tmp_path, env=environment, imports=imported_to_compile)
     assert ran.returncode == 0, ran.stderr
     said = {"0": "wrote 3.0", "1": "write_rows: slots[1] is 2, and so is slots[0] 0.0"}
     assert ran.stdout.splitlines() == [said[checks]] * 4

@@ -76,11 +76,13 @@ print(json.dumps({
 """
 
 
-def test_an_op_is_added_by_adding_two_files(python: Callable[..., Any], tmp_path: Path) -> None:
+def test_an_op_is_added_by_adding_two_files(
+    python: Callable[..., Any], imported_to_compile: tuple[str, ...], tmp_path: Path
+) -> None:
     for folder, text in (("contracts", CONTRACT), ("references", REFERENCE)):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "scale_by.py").write_text(textwrap.dedent(text), encoding="utf-8")
-    ran = python("-c", PROGRAM, tmp_path, cwd=tmp_path)
+    ran = python("-c", PROGRAM, tmp_path, cwd=tmp_path, imports=imported_to_compile)
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout.splitlines()[-1])
     tripled = [[0.0, 3.0, 6.0], [9.0, 12.0, 15.0]]

@@ -132,14 +132,17 @@ print(json.dumps(said))
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory, python: Callable[..., Any]) -> dict[str, Any]:
+def said(
+    tmp_path_factory: pytest.TempPathFactory, python: Callable[..., Any], imported_to_compile: tuple[str, ...]
+) -> dict[str, Any]:
     """What a process said in which such an op is; once for all tests."""
     folder = tmp_path_factory.mktemp("op")
     for name, text in (("contracts", CONTRACT), ("references", REFERENCE)):
         (folder / name).mkdir()
         (folder / name / "write_rows.py").write_text(textwrap.dedent(text), encoding="utf-8")
     (folder / "broken.py").write_text(BROKEN, encoding="utf-8")
-    ran = python("-c", PROGRAM, folder, ",".join(["aot_eager"] + ["inductor"] * HAS_COMPILER), cwd=folder)
+    backends = ",".join(["aot_eager"] + ["inductor"] * HAS_COMPILER)
+    ran = python("-c", PROGRAM, folder, backends, cwd=folder, imports=imported_to_compile)
     assert ran.returncode == 0, ran.stderr
     found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
     return found

@@ -5,10 +5,7 @@
 // it would hang, or read what is not there yet.
 #pragma once
 
-// C's headers alone: C++'s would take a compiler as long as the kernel.
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
+// This one alone: C's other headers are C++'s too there, and take a compiler as long as the kernel.
 #include <ucontext.h>
 
 #define __global__
@@ -21,6 +18,8 @@ constexpr int WARP_SIZE = EMULATED;
 struct alignas(16) Words4 { unsigned x, y, z, w; };
 struct alignas(8) Words2 { unsigned x, y; };
 
+extern "C" int dprintf(int descriptor, const char* format, ...);
+
 namespace emulator {
 
 constexpr unsigned MOST_THREADS = 1024;
@@ -28,11 +27,13 @@ constexpr unsigned STACK_BYTES = 64 << 10;
 
 inline ucontext_t scheduler, fibers[MOST_THREADS];
 inline bool ended[MOST_THREADS];
-inline unsigned current, here_x, here_y, slots[MOST_THREADS];
+inline unsigned current, together, here_x, here_y, slots[MOST_THREADS];
 inline char stacks[MOST_THREADS][STACK_BYTES];
 inline void (*body)();
 
-inline void barrier() { swapcontext(&fibers[current], &scheduler); }
+inline void barrier() {
+    if (together != 1) swapcontext(&fibers[current], &scheduler);
+}
 
 inline void begin() {
     body();
@@ -41,6 +42,12 @@ inline void begin() {
 }
 
 inline void run_block(unsigned threads) {
+    together = threads;
+    if (threads == 1) {  // no fiber: it takes longer than the kernel, of which a grid has a million then
+        current = 0;
+        body();
+        return;
+    }
     for (unsigned thread = 0; thread < threads; ++thread) {
         ended[thread] = false;
         getcontext(&fibers[thread]);
@@ -53,9 +60,8 @@ inline void run_block(unsigned threads) {
         running = 0;
         for (unsigned thread = 0; thread < threads; ++thread) running += !ended[thread];
         if (running != 0 && running != threads) {
-            fprintf(stderr, "%u of a block's %u threads wait at a barrier that the others never reach\n", running,
-                         threads);
-            abort();
+            dprintf(2, "%u of a block's %u threads wait at a barrier that the others never reach\n", running, threads);
+            __builtin_abort();
         }
     }
 }
@@ -102,10 +108,10 @@ template <int MASK> inline unsigned exchanged_bits(unsigned x) {
 
 inline void opaque(unsigned& word) { asm volatile("" : "+r"(word)); }
 
-inline float fused(float a, float b, float c) { return fmaf(a, b, c); }
-inline float maximum(float a, float b) { return fmaxf(a, b); }
-inline float square_root(float x) { return sqrtf(x); }
-inline float power_of_two(float x) { return exp2f(x); }
+inline float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+inline float maximum(float a, float b) { return __builtin_fmaxf(a, b); }
+inline float square_root(float x) { return __builtin_sqrtf(x); }
+inline float power_of_two(float x) { return __builtin_exp2f(x); }
 inline float reciprocal(float x) { return 1.0f / x; }
 
 inline unsigned emulated_bits(float x) { return __builtin_bit_cast(unsigned, x); }
