@@ -115,11 +115,15 @@ class Server:
         return self.beside[more]
 
     def _hear_of_ends(self) -> None:
-        self.woken, waking = map(_own, os.pipe())
+        # A handler that writes, no wakeup descriptor: an event loop that an import runs takes that away as it closes.
+        self.woken, self.waking = map(_own, os.pipe())
         os.set_blocking(self.woken, False)
-        os.set_blocking(waking, False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(waking)
+        os.set_blocking(self.waking, False)
+        signal.signal(signal.SIGCHLD, self._wake)
+
+    def _wake(self, *_: object) -> None:
+        with contextlib.suppress(BlockingIOError):  # it is full: it wakes all the same
+            os.write(self.waking, b"-")
 
     def _tell_ends(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -132,9 +136,9 @@ class Server:
 
     def _forget(self) -> None:
         """In a forked process, what is this one's."""
-        os.close(signal.set_wakeup_fd(-1))
-        os.close(self.woken)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.close(self.waking)
+        os.close(self.woken)
         for connection in (self.listener, *self.running.values()):
             connection.close()
         self.running = {}
