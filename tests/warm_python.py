@@ -261,6 +261,7 @@ def end(status: int) -> None:
                 stream.flush()
         except (OSError, ValueError):  # closed at the other end
             status = 120
+    ctypes.CDLL(None).fflush(None)  # C's own streams
     os._exit(status & 0xFF)
 
 
