@@ -38,7 +38,7 @@ COMMANDS: Mapping[str, str] = {
     "diff": "portakernel.cli.diff",
     "new": "portakernel_kit.cli.new",
     "validate": "portakernel_kit.cli.validate.command",
-    "check": "portakernel_kit.cli.check",
+    "check": "portakernel_kit.cli.check.command",
     "lint": "portakernel_kit.cli.lint.command",
     "compile": "portakernel_kit.cli.compile_kernels",
     "build": "portakernel.cli.build",

@@ -6,10 +6,12 @@ import warnings
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from portakernel.calling.arguments import dtype_name
 from portakernel.errors import FallbackWarning, ReferenceWarning
 from portakernel_kit.conformance.gradients import Backward
+from portakernel_kit.conformance.memory import twin
 from portakernel_kit.conformance.trial import Trial
 
 
@@ -29,8 +31,8 @@ class Autograd:
         grads = backward.draw("contiguous")
         truth = trial.truth.gradients(grads)
         tensors = [
-            tensor.detach().requires_grad_() if tensor is not None and want is not None else tensor
-            for tensor, want in zip(trial.inputs.tensors, truth, strict=True)
+            self._leaf(name, tensor) if tensor is not None and want is not None else tensor
+            for name, tensor, want in zip(trial.contract.names, trial.inputs.tensors, truth, strict=True)
         ]
         positional, keywords = trial.inputs.keywords(tensors)
         with trial.venue.enter(), warnings.catch_warnings():
@@ -56,3 +58,8 @@ class Autograd:
             else:
                 problems += backward.hold(gradient, name, tensor, want)
         return problems
+
+    def _leaf(self, name: str, tensor: Tensor) -> Tensor:
+        """The argument, as one whose gradient is asked for; a copy that lies alike where backward may write over it."""
+        found = twin(tensor) if name in self.trial.permitted else tensor
+        return found.detach().requires_grad_()

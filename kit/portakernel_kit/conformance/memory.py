@@ -119,7 +119,10 @@ def changed_around(tensor: Tensor, before: Tensor) -> bool:
     if tensor.numel():
         same = torch.uint8 if _is_byte_float(tensor.dtype) else tensor.dtype
         typed = expected.view(same)
-        typed.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).copy_(tensor.view(same))
+        # elements of an expanded tensor share memory
+        sizes = [1 if stride == 0 else size for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+        place = sizes, tensor.stride(), tensor.storage_offset()
+        typed.as_strided(*place).copy_(tensor.view(same).as_strided(*place))
     return not torch.equal(expected, footprint(tensor))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Iterator
 
@@ -11,11 +12,16 @@ from portakernel.errors import UnknownNameError
 from portakernel.registry.kernel import Kernel
 from portakernel.words.target import Device
 from portakernel_kit.conformance import huge as huge_calls
+from portakernel_kit.conformance.drawn.processes import Drawing
+from portakernel_kit.conformance.drawn.spelling import parse_request
 from portakernel_kit.conformance.result import Result
 from portakernel_kit.conformance.suite import Suite
 from portakernel_kit.conformance.venue import Unavailable, Venue, find_venue
 
-__all__ = ["Result", "check", "fresh_seed", "plan", "run", "select_kernels"]
+# Each has a copy of torch, and of what kernels keep.
+_MOST_WORKERS = 8
+
+__all__ = ["Result", "again", "check", "drawing", "fresh_seed", "plan", "run", "select_kernels"]
 
 
 def check(
@@ -91,6 +97,41 @@ def run(
     suite = Suite(dispatcher, kernel, venue, seed, all_builds=all_builds)
     for unit in suite.units():
         yield from suite.run(unit)
+
+
+def drawing(
+    dispatcher: Dispatcher,
+    *,
+    plugin: str | None = None,
+    op: str | None = None,
+    device: Device | None = None,
+    seed: int,
+    seconds: float,
+    first: int = 0,
+) -> Drawing:
+    """Requests drawn for the same kernels, for so many seconds in all, in processes of their own."""
+    kernels = [
+        kernel
+        for kernel in select_kernels(dispatcher, plugin, op)
+        if kernel.build is None and isinstance(find_venue(dispatcher, kernel, device), Venue)
+    ]
+    workers = max(1, min(_MOST_WORKERS, len(os.sched_getaffinity(0)), len(kernels)))
+    return Drawing(dispatcher, kernels, seed, seconds, device, first, workers)
+
+
+def again(dispatcher: Dispatcher, text: str, device: Device | None = None) -> Iterator[Result]:
+    """The results of the one request that ``text`` spells (``portakernel_kit.conformance.drawn.spelling``).
+
+    Raises:
+        ArgumentValueError: it is none.
+    """
+    request = parse_request(text, dispatcher.registry.kernels)
+    kernel = dispatcher.registry.kernels[request.kernel]
+    venue = find_venue(dispatcher, kernel, device)
+    if isinstance(venue, Unavailable):
+        yield Result(kernel.name, kernel.op, f"{kernel.op}[{request.case.name}]", "claim", "skipped", venue.reason)
+        return
+    yield from Suite(dispatcher, kernel, venue, request.seed).run(request.unit(kernel.op))
 
 
 def fresh_seed() -> int:

@@ -13,6 +13,7 @@ from portakernel.claims.request import Phase
 from portakernel.contract import Case
 from portakernel.contracts import contract
 from portakernel.deciding.dispatcher import Dispatcher
+from portakernel.errors import ArgumentTypeError, ArgumentValueError
 from portakernel.registry.kernel import Kernel
 from portakernel_kit.conformance.autograd import Autograd
 from portakernel_kit.conformance.boundary import boundary_count, boundary_outcomes
@@ -60,7 +61,7 @@ def most_elements(venue: Venue) -> int:
 class Unit:
     """What is run, counted and reported together: a case in given dtypes, gradients in given dtypes, or all claims.
 
-    ``kind`` is ``case``, ``autograd``, ``repetition``, ``boundary``, ``coverage`` or ``unbuilt``: what a kernel is not
+    ``kind`` is ``case``, ``drawn`` (a case that a seed has drawn), ``autograd``, ``repetition``, ``boundary``, ``coverage`` or ``unbuilt``: what a kernel is not
     built for.
     """
 
@@ -151,6 +152,15 @@ class Suite:
             return ()
         return self._refusals(self._forms(unit.case, dict(unit.dtypes)), phase, requires=requires)
 
+    def why_refused(self, unit: Unit) -> str:
+        """Why a case does not run in these dtypes; empty where it does, or where it only has to be built."""
+        refused = self._refused(unit.case, None) if unit.case is not None else None
+        if refused is not None:
+            return refused.detail
+        rejections = self.rejections(unit)
+        built = {rejection.code for rejection in rejections} <= {ReasonCode.NEEDS_BUILD}
+        return "" if built else "; ".join(f"{rejection.code}: {rejection.text}" for rejection in rejections)
+
     def units(self) -> tuple[Unit, ...]:
         """Every unit, coverage last; the order and the names are the same in every process."""
         op, found = self.contract.op, list(self._selected)
@@ -190,6 +200,7 @@ class Suite:
             return
         outcomes = {
             "case": self._case,
+            "drawn": self._case,
             "autograd": self._autograd,
             "coverage": self._coverage,
             "repetition": self._repetition,
@@ -197,7 +208,7 @@ class Suite:
         }
         found = outcomes[unit.kind](unit)
         # through autograd a case runs as a model runs it, with every thread
-        for outcome in on_one_thread(found) if unit.kind == "case" else found:
+        for outcome in on_one_thread(found) if unit.kind in ("case", "drawn") else found:
             yield self._result(unit.name, outcome)
 
     def _result(self, case: str, outcome: Outcome) -> Result:
@@ -271,7 +282,12 @@ class Suite:
             return
         case, dtypes = unit.case, dict(unit.dtypes)
         refused = self._refused(case, None)
-        trial = None if refused else self._trial(case, dtypes)
+        try:
+            trial = None if refused else self._trial(case, dtypes)
+        except (ArgumentTypeError, ArgumentValueError, IndexError) as error:
+            if unit.kind != "drawn":
+                raise
+            trial, refused = None, Outcome("claim", "skipped", f"{self.contract.op} has no such call: {error}")
         refused = refused or (self._built(case, trial) if trial else None) or self._refused(case, trial)
         if refused or trial is None:
             self.ran[unit.name] = Ran(False, False)
@@ -293,7 +309,7 @@ class Suite:
         if "deterministic" in trial.properties and forward.calls:
             yield attempt("determinism", lambda: forward.repeated() + backward.repeated())
         # tiny numbers, of which a device may flush some, say nothing about graphs
-        if forward.calls and self.venue.captures and case.values != "tiny":
+        if forward.calls and self.venue.captures and case.values != "tiny" and not trial.permitted:
             fresh = self._trial(case, dtypes, "graph")
             yield from Graph(trial, fresh, generator(self.seed, unit.name, "graph"), capture_cuda).outcomes()
         yield from trial.memory_outcomes()

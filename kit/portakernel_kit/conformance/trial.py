@@ -91,6 +91,12 @@ class Trial:
         """The op's contract, without open choices."""
         return self.inputs.contract
 
+    @property
+    def permitted(self) -> frozenset[str]:
+        """The arguments that backward may write over in this case."""
+        given = self.inputs.parameters
+        return frozenset(p.permission for p in self.contract.parameters if p.permission and given[p.name])
+
     def of(self, kernel: Kernel, venue: Venue) -> Trial:
         """Another kernel's trial of the same inputs, about which the truth is known already."""
         other = copy.copy(self)
@@ -156,12 +162,19 @@ class Trial:
         problems, tolerance = [], self.contract.tolerance
         allowed = tolerance.saved if saved else tolerance.forward
         for tensor, spec in zip(found, specs, strict=True):
-            want = self._allowing_nan(tensor, truth[spec.name], spec.name)
+            want = self._where_specified(tensor, self._allowing_nan(tensor, truth[spec.name], spec.name), spec.name)
             magnitude, plain = self.truth.magnitudes.get(spec.name), self.truth.plain.get(spec.name)
             slack = None if saved else self.truth.slack.get(spec.name)
             form = self.inputs.form(spec)
             problems += self.compare(tensor, spec.name, *form, want, allowed, magnitude, plain, slack=slack)
         return problems
+
+    def _where_specified(self, found: Any, want: Tensor, name: str) -> Tensor:
+        """``want``, with what the kernel gives where the contract says nothing."""
+        free = self.truth.free.get(name)
+        if free is None or not isinstance(found, Tensor) or found.shape != want.shape:
+            return want
+        return torch.where(free.reshape(want.shape), exact(found), want)
 
     def _allowing_nan(self, found: Any, want: Tensor, name: str) -> Tensor:
         """``want``, with NaN where the kernel gives it and the contract lets a row of an infinity be NaN.

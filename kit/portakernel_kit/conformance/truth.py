@@ -46,7 +46,7 @@ class Truth:
     """A case's outputs and saved tensors in float64, by name.
 
     ``magnitudes`` are those of results that can cancel, ``slack`` what float32 loses of them before it is rounded to
-    less, ``plain`` what the plain formula gives in the inputs' dtype.
+    less, ``plain`` what the plain formula gives in the inputs' dtype. Of ``free`` elements the contract says nothing.
     """
 
     inputs: Inputs
@@ -55,6 +55,7 @@ class Truth:
     magnitudes: Mapping[str, Tensor | None]
     slack: Mapping[str, Tensor]
     plain: Mapping[str, Tensor]
+    free: Mapping[str, Tensor]
 
     @property
     def contract(self) -> Contract:
@@ -82,6 +83,10 @@ class Truth:
                 plain = _call(reference.plain, inputs, stored)
             if hasattr(reference, "output_magnitudes"):
                 magnitudes = _call(reference.output_magnitudes, inputs, given)
+            free: Mapping[str, Tensor] = {}
+            if hasattr(reference, "unspecified"):
+                positional, keywords = inputs.keywords(given)
+                free = reference.unspecified(*positional, **keywords)
             saved_magnitudes: tuple[Tensor | None, ...] = ()
             if hasattr(reference, "saved_magnitudes"):
                 saved_magnitudes = _call(reference.saved_magnitudes, inputs, given)
@@ -102,6 +107,7 @@ class Truth:
             dict(zip(outputs, magnitudes, strict=False)) | dict(zip(saved, saved_magnitudes, strict=False)),
             slack,
             {name: exact(tensor) for name, tensor in zip([*outputs, *saved], plain, strict=False)},
+            free,
         )
 
     def untouched(self) -> dict[str, Tensor]:
@@ -142,7 +148,9 @@ class Truth:
         held |= {o.name: exact(self.outputs[o.name].to(self.inputs.dtype(o))) for o in self.contract.outputs}
         held |= self.saved
         kept = [held.get(name) for name in self._kept_names()]
-        parameters = self.inputs.parameters
+        # what backward may write over is read again for the magnitudes
+        off = {p.name: p.default for p in self.contract.parameters if p.permission}
+        parameters = {**self.inputs.parameters, **off}
         with torch.no_grad():
             needs = tuple(t is not None and t.dtype.is_floating_point for t in self.inputs.tensors)
             values = reference.backward(*wide_grads, *kept, **parameters, needs=needs)

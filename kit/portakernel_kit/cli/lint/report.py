@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from portakernel.cli.output import Cell, Page, Style
-from portakernel_kit.cli.check import shortened
+from portakernel_kit.cli.check.report import shortened
 
 if TYPE_CHECKING:
     from portakernel_kit.conformance.observing.observation import Findings, Observation, Observed, Outcome, Verdict

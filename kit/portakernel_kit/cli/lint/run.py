@@ -15,7 +15,7 @@ from portakernel.registry.kernel import Kernel
 from portakernel.words.target import Device
 from portakernel_kit.bench.circumstances import circumstances
 from portakernel_kit.bench.report import new_file, write_whole
-from portakernel_kit.cli.check import print_result
+from portakernel_kit.cli.check.report import print_result
 from portakernel_kit.cli.lint.report import print_findings, print_summary
 from portakernel_kit.conformance.observing import lint as linting
 from portakernel_kit.conformance.observing.observation import Begun, Findings, Finished, Planned

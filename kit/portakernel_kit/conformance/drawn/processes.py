@@ -1,67 +1,140 @@
-"""Jobs side by side in processes of their own: a kernel that ends its process costs that request alone."""
+"""Drawn requests in processes of their own, side by side: a kernel that ends its process costs that request alone."""
 
 from __future__ import annotations
 
 import queue
+import re
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from portakernel_kit.conformance.drawn.trying import Begun, Event, Job
-from portakernel_kit.conformance.observing.isolation import Death, run_apart
+from portakernel.deciding.dispatcher import Dispatcher
+from portakernel.errors import ArgumentValueError
+from portakernel.registry.kernel import Kernel
+from portakernel.words.target import Device
+from portakernel_kit.conformance.drawn.trying import Begun, Covered, Drew, Event, Job
+from portakernel_kit.conformance.observing.isolation import Asked, Death, run_apart
 from portakernel_kit.conformance.observing.observation import Finished
+from portakernel_kit.conformance.result import Result
 
 # A kernel may have to be compiled before its first call; what takes longer hangs.
 _PATIENCE_S = 120.0
+# So many requests of one kernel may end their process; its others are then left out: each costs the start of another.
+_MOST_DEATHS = 3
 
 
-def run_all(job: Job, workers: int) -> Iterator[Event | Death | tuple[Begun, Death] | BaseException]:
-    """The events of the job's requests, dealt out to ``workers`` processes, as they come.
+def parse_budget(text: str) -> float:
+    """The seconds that ``60s``, ``10m``, ``2h`` or ``0`` are; infinity for ``all``.
 
-    Where one dies, that and what it had begun, and another goes on behind it.
+    Raises:
+        ArgumentValueError: it is none of these.
     """
-    found: queue.Queue[Event | tuple[Begun, Death] | Death | BaseException | None] = queue.Queue()
-    deadline = time.monotonic() + job.seconds
-
-    def follow(own: Job) -> None:
-        try:
-            for event in _restarted(own, deadline):
-                found.put(event)
-        except BaseException as error:  # noqa: BLE001 - raised again where it is read
-            found.put(error)
-        finally:
-            found.put(None)
-
-    jobs = [replace(job, first=job.first + place, step=workers) for place in range(workers)]
-    threads = [threading.Thread(target=follow, args=(own,), daemon=True) for own in jobs]
-    for thread in threads:
-        thread.start()
-    left = len(threads)
-    while left:
-        event = found.get()
-        if isinstance(event, BaseException):
-            raise event
-        if event is None:
-            left -= 1
-        else:
-            yield event
+    if text == "all":
+        return float("inf")
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)?", text)
+    if found is None:
+        raise ArgumentValueError(f"a budget is a time, such as 60s or 10m, 0, or all; this is {text!r}")
+    return float(found[1]) * {"m": 60, "h": 3600}.get(found[2], 1)
 
 
-def _restarted(job: Job, deadline: float) -> Iterator[Event | Death | tuple[Begun, Death]]:
-    """The events of one process after the other, until there is nothing left to do."""
-    while (left := deadline - time.monotonic()) > 0 and job.first < job.end:
-        begun: Begun | None = None
-        for event in run_apart(replace(job, seconds=left), _PATIENCE_S):
-            if isinstance(event, Begun):
-                begun = event
-            if isinstance(event, Finished) and not event.lost:
-                return
-            if isinstance(event, Death):
-                yield event if begun is None else (begun, event)
-                if begun is None:
-                    return  # it could not even start
-            elif not isinstance(event, Finished):
+@dataclass(slots=True)
+class Drawing:
+    """Drawn requests of several kernels, and what has come of them; ``pairs`` are asked of possible ones, by kernel."""
+
+    dispatcher: Dispatcher
+    kernels: Sequence[Kernel]
+    seed: int
+    seconds: float
+    device: Device | None = None
+    first: int = 0
+    workers: int = 1
+    rounds: Counter[str] = field(default_factory=Counter[str])
+    pairs: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+
+    def results(self) -> Iterator[Result]:
+        """Every result, as it comes; of a request that fails, those of the smallest that fails alike."""
+        found: queue.Queue[Event | Result | BaseException | None] = queue.Queue()
+        deadline = time.monotonic() + self.seconds
+
+        def follow(job: Job) -> None:
+            try:
+                for event in self._restarted(job, deadline):
+                    found.put(event)
+            except BaseException as error:  # noqa: BLE001 - raised again where it is read
+                found.put(error)
+            finally:
+                found.put(None)
+
+        manager, disabled = self.dispatcher.registry.manager, self.dispatcher.process.disabled
+        asked = [Asked(manager.packages, disabled, kernel.name, self.device) for kernel in self.kernels]
+        shares = [tuple(asked[place :: self.workers]) for place in range(self.workers)]
+        jobs = [Job(share, self.seed, self.seconds, self.first) for share in shares if share]
+        for job in jobs:
+            threading.Thread(target=follow, args=(job,), daemon=True).start()
+        left = len(jobs)
+        while left:
+            event = found.get()
+            if isinstance(event, BaseException):
+                raise event
+            if event is None:
+                left -= 1
+            elif isinstance(event, Covered):
+                self.pairs[event.kernel] = event.asked, event.possible
+            elif isinstance(event, Drew):
+                self.rounds[event.begun.kernel] += 1
+                yield from (_repeatable(result, event.request) for result in event.results)
+            elif isinstance(event, Result):
                 yield event
-        if begun is not None:
-            job = replace(job, first=begun.number + job.step)
+
+    def to_json(self) -> dict[str, Any]:
+        """How many requests there were, and of how many pairs; ``first``: of each kernel so many, for certain."""
+        pairs = [sum(column) for column in zip(*self.pairs.values(), strict=True)] or [0, 0]
+        fewest = min((self.rounds[kernel.name] for kernel in self.kernels), default=0)
+        head = {"requests": self.rounds.total(), "first": self.first + fewest}
+        return head | dict(zip(("pairs_asked", "pairs_possible"), pairs, strict=True))
+
+    def _restarted(self, job: Job, deadline: float) -> Iterator[Event | Result]:
+        """The events of one process after the other, until there is nothing left to do."""
+        deaths: Counter[str] = Counter()
+        while job.asked and (left := deadline - time.monotonic()) > 0:
+            begun: Begun | None = None
+            failed: Drew | None = None
+            for event in run_apart(replace(job, seconds=left), _PATIENCE_S):
+                if isinstance(event, Drew):
+                    failed = None if event.is_last else event
+                    if event.is_last:
+                        yield event
+                elif isinstance(event, Covered):
+                    yield event
+                elif isinstance(event, Begun):
+                    done = job.done if begun is None or event.round == begun.round else frozenset[str]()
+                    begun, job = event, replace(job, first=event.round, done=done | {event.kernel})
+                elif isinstance(event, Death):
+                    if failed is not None:
+                        yield failed  # it died of what was to be a smaller one
+                    elif begun is None:
+                        raise RuntimeError(f"no process that runs drawn requests could begin: {event.text}")
+                    else:
+                        yield _died(self.dispatcher.registry.kernels[begun.kernel], begun, event)
+                    if begun is not None:
+                        deaths[begun.kernel] += 1
+                elif not event.lost:
+                    return
+            gone = {name for name, count in deaths.items() if count >= _MOST_DEATHS}
+            job = replace(job, asked=tuple(asked for asked in job.asked if asked.kernel not in gone))
+
+
+def _died(kernel: Kernel, begun: Begun, death: Death) -> Result:
+    case = f"{kernel.op}[drawn {begun.round}]"
+    result = Result(kernel.name, kernel.op, case, "forward", "failed", death.text, traceback=death.written)
+    return _repeatable(result, begun.request)
+
+
+def _repeatable(result: Result, request: str) -> Result:
+    """The result and, where it failed, what to enter to see it again."""
+    if result.status != "failed":
+        return result
+    return replace(result, detail=f"{result.detail}\nagain: portakernel check --one '{request}'")

@@ -1,188 +1,182 @@
-"""Drawn requests, one after the other, put to every kernel that claims them; an event for each thing that was tried."""
+"""Drawn requests put to kernels, round by round, in this process; what fails is made smaller."""
 
 from __future__ import annotations
 
+import math
+import os
+import resource
 import time
-import traceback
-import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
-from portakernel import runtime
-from portakernel.calling.caller import OpCaller
-from portakernel.claims.request import Phase
-from portakernel.contracts import contract
-from portakernel.errors import ArgumentTypeError, ArgumentValueError
-from portakernel.registry.kernel import Kernel
-from portakernel.registry.registry import REFERENCE
-from portakernel_kit.conformance.autograd import Autograd
-from portakernel_kit.conformance.drawn.request import Drawn, draw_request
-from portakernel_kit.conformance.forward import Forward
-from portakernel_kit.conformance.gradients import Backward
-from portakernel_kit.conformance.inputs import draw_inputs, generator
+from portakernel.contract.case import Case
+from portakernel_kit.conformance.drawn.requests import Requests
+from portakernel_kit.conformance.drawn.shrinking import shrunk
+from portakernel_kit.conformance.drawn.spelling import Request
+from portakernel_kit.conformance.observing.isolation import Asked
 from portakernel_kit.conformance.observing.observation import Finished
-from portakernel_kit.conformance.trial import Outcome, Trial, attempt, synchronise
+from portakernel_kit.conformance.result import Result
+from portakernel_kit.conformance.suite import Suite, Unit
+from portakernel_kit.conformance.trial import synchronise
 from portakernel_kit.conformance.venue import Venue, find_venue
-from portakernel_kit.conformance.written import forward_of, with_twins
 
-# In place of a kernel's name: whichever the op's own call chooses.
-CHOSEN = "chosen"
+# How long the first failure of a kernel in an aspect is made smaller; later ones are likely the same.
+_SHRINKING_S = 10.0
+# What is left to the rest of the machine by kernels that run on the CPU.
+_MOST_MEMORY = 0.75
 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
     """A kernel is put to a request: what ends the process next, it ended."""
 
-    number: int
-    op: str
     kernel: str
+    round: int
+    request: str
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
-    """One aspect of one request of one kernel; ``drawn`` says what was asked where it failed."""
+class Drew:
+    """A request's results, with the line that repeats it; ``is_last`` unless a smaller one that fails may follow."""
 
     begun: Begun
-    outcome: Outcome
-    drawn: dict[str, Any] | None = None
+    results: tuple[Result, ...]
+    request: str
+    is_last: bool = True
 
 
 @dataclass(frozen=True, slots=True)
-class Undefined:
-    """A request that the op refuses, and why."""
+class Covered:
+    """How many pairs of levels the requests of a kernel have asked for together, of those that can be."""
 
-    begun: Begun
-    reason: str
+    kernel: str
+    asked: int
+    possible: int
 
 
-Event = Begun | Tried | Undefined | Finished
+Event = Begun | Drew | Covered | Finished
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The requests ``first``, ``first + step``, … below ``end``, as many as come in ``seconds``.
+    """Requests of several kernels: one of each in a round, for so many seconds, or until every pair is asked for.
 
-    ``kernels`` names kernels and plugins; where it is empty all are tried. With ``modes`` kernels for devices that are
-    not here run too, where their plugin has an execution mode.
+    Begins with the round ``first``, in which the kernels ``done`` had their turn.
     """
 
-    device: str
-    ops: tuple[str, ...]
-    kernels: frozenset[str]
+    asked: tuple[Asked, ...]
     seed: int
-    first: int
-    step: int
-    end: int
     seconds: float
-    modes: bool = False
+    first: int = 0
+    done: frozenset[str] = frozenset()
 
     def events(self) -> Iterator[Event]:
-        """Runs it in this process; the op of a request is given by its number."""
+        """Runs it in this process."""
         deadline = time.monotonic() + self.seconds
-        found = _Requests(self)
+        found = [tried for asked in self.asked if (tried := _tried(asked, self.seed, self.first)) is not None]
+        _bound_memory(found)
         # tensors are small, and threads that wait for each other cost more (portakernel_kit.conformance.threads)
         torch.set_num_threads(1)
-        for number in range(self.first, self.end, self.step):
-            if time.monotonic() > deadline:
-                break
-            for event in found.tried(number):
-                yield event
-                if isinstance(event, Tried) and event.outcome.status == "failed" and self._lost():
+        round, left = self.first, [kernel for kernel in found if kernel.name not in self.done]
+        others = [kernel for kernel in found if kernel.name in self.done]
+        while left or others:
+            for kernel in list(left):
+                if time.monotonic() > deadline:
+                    break
+                more = yield from kernel.next(round, all_pairs=math.isinf(self.seconds))
+                if not more:
+                    left.remove(kernel)
+                if kernel.is_lost():
                     yield Finished(lost=True)
                     return
+            if time.monotonic() > deadline:
+                break
+            left, others, round = [*left, *others], [], round + 1
+        for kernel in found:
+            yield Covered(kernel.name, *kernel.covered())
         yield Finished()
 
-    def _lost(self) -> bool:
+
+def _tried(asked: Asked, seed: int, first: int) -> _Tried | None:
+    now = asked.dispatcher()
+    kernel = now.registry.kernels[asked.kernel]
+    venue = find_venue(now, kernel, asked.device)
+    if not isinstance(venue, Venue) or kernel.build is not None:
+        return None
+    return _Tried(Suite(now, kernel, venue, seed), first)
+
+
+def _bound_memory(found: Sequence[_Tried]) -> None:
+    """What a kernel asks for beyond the machine's memory is refused, which fails its case, and kills nobody."""
+    if all(kernel.suite.venue.torch_device == "cpu" for kernel in found) and hasattr(resource, "RLIMIT_DATA"):
+        most = int(_MOST_MEMORY * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        resource.setrlimit(resource.RLIMIT_DATA, (most if hard < 0 else min(most, hard), hard))
+
+
+class _Tried:
+    """One kernel, and its requests."""
+
+    def __init__(self, suite: Suite, first: int) -> None:
+        self.suite, self.name = suite, suite.kernel.name
+        self.requests = Requests(suite)
+        self.units = iter(self.requests)
+        self.shrunk: set[str] = set()
+        for _ in range(first):
+            next(self.units, None)
+
+    def next(self, round: int, *, all_pairs: bool) -> Generator[Event, None, bool]:
+        """The events of the next request; returns whether there may be more of them."""
+        if all_pairs and not self.requests.covering.left:
+            return False
+        unit = next(self.units, None)
+        if unit is None or unit.case is None:
+            return False
+        line = str(self._request(unit, unit.case))
+        begun = Begun(self.name, round, line)
+        yield begun
+        results = tuple(self.suite.run(unit))
+        failed = {result.aspect for result in results if result.status == "failed"} - self.shrunk
+        yield Drew(begun, results, line, is_last=not failed)
+        if failed:
+            self.shrunk |= failed
+            yield self._smaller(begun, unit, results, sorted(failed)[0])
+        return True
+
+    def _smaller(self, begun: Begun, unit: Unit, results: tuple[Result, ...], aspect: str) -> Drew:
+        """The smallest request that fails in this aspect too."""
+        last, case = results, unit.case
+        assert case is not None
+
+        def fails(tried: Case) -> bool:
+            nonlocal last
+            other = replace(unit, case=tried)
+            try:
+                if self.suite.why_refused(other):
+                    return False
+                found = tuple(self.suite.run(other))
+            except Exception:  # noqa: BLE001 - a simpler case may be none of the op's, which is told in many ways
+                return False
+            failed = any(result.status == "failed" and result.aspect == aspect for result in found)
+            last = found if failed else last
+            return failed
+
+        case = shrunk(self.suite.contract, case, fails, _SHRINKING_S)
+        return Drew(begun, last, str(self._request(unit, case)))
+
+    def _request(self, unit: Unit, case: Case) -> Request:
+        return Request(self.name, case, dict(unit.dtypes), self.suite.seed)
+
+    def covered(self) -> tuple[int, int]:
+        """How many pairs were asked for, and could be."""
+        return len(self.requests.covering.asked), self.requests.covering.possible
+
+    def is_lost(self) -> bool:
         """Whether the device answers no more."""
         try:
-            synchronise(torch.device(self.device))
+            synchronise(torch.device(self.suite.venue.torch_device))
         except Exception:  # noqa: BLE001 - the plugin border: whatever a kernel left behind
             return True
         return False
-
-
-class _Requests:
-    """What a process needs for all of its requests."""
-
-    def __init__(self, job: Job) -> None:
-        self.job, self.dispatcher = job, runtime.dispatcher()
-        self.callers = {op: OpCaller(contract(op), self.dispatcher) for op in job.ops}
-        devices = self.dispatcher.registry.devices
-        here = next(device for device in devices if device.torch_device == job.device and not device.attached)
-        self.kernels: dict[str, list[tuple[Kernel, Venue]]] = {op: [] for op in job.ops}
-        for kernel in self.dispatcher.registry.kernels.values():
-            if kernel.op not in self.kernels or (job.kernels and not {kernel.name, kernel.plugin} & job.kernels):
-                continue
-            venue = find_venue(self.dispatcher, kernel, here)
-            if isinstance(venue, Venue) and (venue.mode is None or job.modes):
-                self.kernels[kernel.op].append((kernel, venue))
-
-    def tried(self, number: int) -> Iterator[Event]:
-        """What comes of one request."""
-        job, op = self.job, self.job.ops[number % len(self.job.ops)]
-        caller, source = self.callers[op], generator(self.job.seed, op, "drawn", number)
-        drawn = draw_request(caller.contract, job.seed, number)
-        first = Begun(number, op, CHOSEN)
-        yield first
-        inputs = draw_inputs(caller.contract, drawn.case, drawn.dtypes, job.device, source)
-        reference = self.dispatcher.registry.kernels[f"{REFERENCE}.{op}"]
-        place = Venue(job.device, ())
-        try:
-            trial = Trial(caller, reference, place, inputs, frozenset())
-        except (ArgumentValueError, ArgumentTypeError, IndexError) as error:
-            yield Undefined(first, str(error))
-            return
-        except Exception as error:  # noqa: BLE001 - the formula itself is at fault, not one kernel
-            what = Outcome("claim", "failed", f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
-            yield Tried(first, what, drawn.to_json())
-            return
-        if not job.kernels:
-            outcome = attempt("forward", lambda: _chosen(trial))
-            yield Tried(first, outcome, drawn.to_json() if outcome.status == "failed" else None)
-        for kernel, venue in self.kernels[op]:
-            small = venue.max_elements is None or sum(t.numel() for t in inputs.given.values()) <= venue.max_elements
-            other = trial.of(kernel, venue)
-            if small and other.serves(inputs.tensors):
-                begun = Begun(number, op, kernel.name)
-                yield begun
-                for outcome in _outcomes(other, drawn, generator(job.seed, op, "gradients", number)):
-                    yield Tried(begun, outcome, drawn.to_json() if outcome.status == "failed" else None)
-
-
-def _chosen(trial: Trial) -> list[str]:
-    """What is wrong with the results of the op's own call, whichever kernel serves it."""
-    from portakernel import ops
-
-    tensors, written = with_twins(trial)
-    positional, keywords = trial.inputs.keywords(tensors)
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of fallbacks, which may well be
-        found = getattr(ops, trial.contract.op)(*positional, **keywords)
-    return trial.compare_results(written or (found if isinstance(found, tuple) else (found,)))
-
-
-def _outcomes(trial: Trial, drawn: Drawn, source: torch.Generator) -> Iterator[Outcome]:
-    """One outcome for each aspect that the kernel claims of the request."""
-    kernel, tensors, forward = trial.kernel, trial.inputs.tensors, forward_of(trial)
-    yield attempt("forward", forward.fresh)
-    if not forward.calls:
-        return
-    if drawn.gradient == "transposed" and isinstance(
-        forward, Forward
-    ):  # which says nothing about results: one in three
-        yield attempt("out", forward.into_out)
-    saves = kernel.saves in ("contract", "own") and trial.contract.saved
-    if saves and isinstance(forward, Forward) and trial.serves(tensors, Phase.TRAINING):
-        yield attempt("saved", forward.saving)
-    backward = Backward(trial, source)
-    if drawn.case.backward and trial.serves(tensors, Phase.BACKWARD):
-        yield attempt("backward", lambda: backward.once(drawn.gradient))
-    recorded = kernel.saves == "autograd" and drawn.case.backward and trial.venue.mode is None
-    if recorded and trial.serves(tensors, Phase.TRAINING):
-        yield attempt("autograd", Autograd(trial, source).gradients)
-    if trial.serves(tensors, requires=frozenset({"deterministic"})):
-        yield attempt("determinism", lambda: forward.repeated() + backward.repeated())
-    yield from trial.memory_outcomes()

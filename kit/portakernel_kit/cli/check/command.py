@@ -1,0 +1,143 @@
+"""``portakernel check``: the conformance kit, run on the installed kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from portakernel.cli.options import FoundDevice, Json, OnlyOp, OnlyPlugin, Seed
+from portakernel_kit.cli.check.report import modes_of, print_result, print_summary, summarise
+
+if TYPE_CHECKING:
+    from portakernel_kit.conformance.drawn.processes import Drawing
+    from portakernel_kit.conformance.result import Result
+
+
+def command(
+    plugin: OnlyPlugin = None,
+    op: OnlyOp = None,
+    device: FoundDevice = None,
+    seed: Seed = None,
+    budget: Annotated[
+        str,
+        typer.Option(
+            "--budget",
+            metavar="TIME",
+            help="How long requests are drawn beside the cases: 60s, 10m, 0, or all: until every pair was asked for.",
+        ),
+    ] = "20s",
+    first: Annotated[
+        int, typer.Option("--first", metavar="N", min=0, help="Leave out the first N drawn requests of each kernel.")
+    ] = 0,
+    one: Annotated[
+        str | None, typer.Option("--one", metavar="JSON", help="The one request that a failure has printed, again.")
+    ] = None,
+    coverage: Annotated[
+        bool,
+        typer.Option("--coverage", help="Which pairs of features, values, dtypes, layouts and sizes are asked for."),
+    ] = False,
+    all_builds: Annotated[
+        bool,
+        typer.Option(
+            "--all-builds", help="Every case of kernels that have to be built, not the few that test each claim once."
+        ),
+    ] = False,
+    huge: Annotated[
+        bool,
+        typer.Option("--huge", help="Calls with more than 2**31 elements, which take tens of GB, and not the cases."),
+    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print every result, not just failures.")] = False,
+    json: Json = False,
+) -> None:
+    """Prove kernels correct: every case that a kernel claims, the refusal of what it does not, and drawn requests.
+
+    Exits with 0 when all that ran passed, 1 on any failure or when nothing ran, 130 when interrupted.
+
+    For example:
+
+        portakernel check
+        portakernel check --plugin triton --op rms_norm --device cuda:0
+        portakernel check --plugin acme --budget 10m
+        portakernel check --plugin acme --coverage
+        portakernel check --device cuda:0 --huge
+    """
+    from portakernel.cli.list_kernels import chosen_kernels
+    from portakernel.cli.output import page, print_json
+    from portakernel.runtime import dispatcher
+    from portakernel_kit.conformance import runner
+    from portakernel_kit.conformance.drawn.processes import parse_budget
+
+    now = dispatcher()
+    chosen_kernels(now.registry, op, plugin)  # a name that nothing has is told before torch is loaded
+    where = now.registry.device(device) if device is not None else None
+    seed = runner.fresh_seed() if seed is None else seed
+    seconds = parse_budget(budget)
+    if coverage:
+        from portakernel_kit.cli.check.coverage import show
+
+        raise typer.Exit(show(now, plugin=plugin, op=op, device=where, seed=seed, json=json))
+    asked: dict[str, Any] = {"plugin": plugin, "op": op, "device": where}
+    known: dict[str, Any] = {**asked, "all_builds": all_builds, "huge": huge}
+    drawing = None
+    if one is not None:
+        steps = iter([runner.again(now, one, where)])
+    else:
+        steps = iter([progressing(runner.check(now, seed=seed, **known), runner.plan(now, **known))])
+        drawing = runner.drawing(now, seed=seed, seconds=0.0 if huge else seconds, first=first, **asked)
+    results: list[Result] = []
+    out = page()
+    interrupted = False
+    try:
+        for step in (*steps, *([timed(drawing)] if drawing is not None else [])):
+            for result in step:
+                results.append(result)
+                if not json and (verbose or result.status == "failed"):
+                    print_result(out, result, verbose=verbose)
+    except KeyboardInterrupt:
+        interrupted = True
+    summary = summarise(results)
+    drawn = drawing.to_json() if drawing is not None else {}
+    if json:
+        from portakernel_kit.bench.circumstances import software
+
+        found = [result.to_json() for result in results]
+        circumstances = {**software(now.registry), "device": where.name if where is not None else None}
+        head = {"circumstances": circumstances, "seed": seed, "interrupted": interrupted, "drawn": drawn}
+        print_json({**head, "summary": summary, "results": found})
+    else:
+        print_summary(out, summary, modes_of(results), seed, drawn, interrupted=interrupted)
+    if interrupted:
+        raise typer.Exit(130)
+    # what a manifest says of itself runs nothing
+    ran = any(result.status != "skipped" and result.aspect not in ("boundary", "coverage") for result in results)
+    raise typer.Exit(0 if ran and not any(result.status == "failed" for result in results) else 1)
+
+
+def progressing(results: Iterable[Result], cases: int) -> Iterator[Result]:
+    """The results as they come, with a progress bar on stderr where that is a terminal."""
+    from portakernel.cli.progress import progress
+
+    seen: set[tuple[str, str]] = set()
+    with progress("checking", cases) as tell:
+        for result in results:
+            if result.aspect != "boundary":  # whose cases the plan does not count
+                seen.add((result.kernel, result.case))
+            tell(completed=len(seen), description=result.kernel)
+            yield result
+
+
+def timed(drawing: Drawing) -> Iterator[Result]:
+    """The results of drawn requests as they come, with a progress bar of their time."""
+    import math
+    import time
+
+    from portakernel.cli.progress import progress
+
+    start = time.monotonic()
+    total = 0 if math.isinf(drawing.seconds) else round(drawing.seconds)
+    with progress("drawing requests", total) as tell:
+        for result in drawing.results():
+            tell(completed=min(round(time.monotonic() - start), total), description=result.kernel)
+            yield result

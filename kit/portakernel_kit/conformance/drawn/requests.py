@@ -1,0 +1,92 @@
+"""The drawn requests of one kernel, one after the other, and which pairs of levels they have asked for."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from portakernel.claims.capability import Capability
+from portakernel.contract import Contract
+from portakernel.errors import ArgumentTypeError, ArgumentValueError
+from portakernel_kit.conformance.claims import dtype_combinations
+from portakernel_kit.conformance.drawn.covering import Covering
+from portakernel_kit.conformance.drawn.levels import apart, factors, levels_of, neutral_features
+from portakernel_kit.conformance.drawn.request import Drawn, draw_request, numbers_of
+from portakernel_kit.conformance.suite import Suite, Unit
+
+# Once every pair was asked for, so many draws in a row that the kernel does not claim are the end.
+_MOST_REFUSED = 400
+
+
+class Requests:
+    """Units of a suite that hold drawn requests, which its kernel claims; equal ones for an equal seed.
+
+    The first ones ask for every pair of levels that can be, then for whatever comes. Nothing is run to know them.
+    """
+
+    def __init__(self, suite: Suite) -> None:
+        self.suite, self.contract = suite, suite.contract
+        claimed = claimed_factors(self.contract, suite.variants)
+        features = {name: level for name, level in neutral_features(self.contract).items() if name in claimed}
+        self.covering = Covering(claimed, features, apart(self.contract))
+
+    def __iter__(self) -> Iterator[Unit]:
+        seed, kernel = self.suite.seed, self.suite.kernel.name
+        chance, refused, place = random.Random(f"{seed} {kernel}"), 0, 0
+        for number in itertools.count():
+            wishes = self.covering.wishes(chance)
+            drawn = draw_request(self.contract, seed, number, wishes or None, most=self.suite.venue.max_elements)
+            levels = levels_of(self.contract, drawn.case, drawn.dtypes)
+            unit = self._unit(drawn, place)
+            why = self._refusal(unit)
+            if why:
+                self.covering.missed(wishes, why, {})
+                refused += 1
+                if not wishes and refused > _MOST_REFUSED:
+                    return
+                continue
+            self.covering.missed(wishes, f"{self.contract.op} has no such call", levels)
+            self.covering.took(levels)
+            refused, place = 0, place + 1
+            yield unit
+
+    def _refusal(self, unit: Unit) -> str:
+        """Why the op, or the kernel, does not serve a request; empty where both do."""
+        try:
+            return self.suite.why_refused(unit)
+        except (ArgumentTypeError, ArgumentValueError) as error:
+            return str(error)
+
+    def _unit(self, drawn: Drawn, place: int) -> Unit:
+        case = replace(drawn.case, name=f"drawn {place}")
+        return Unit("drawn", f"{self.contract.op}[{case.name}]", case, tuple(drawn.dtypes.items()))
+
+
+def claimed_factors(contract: Contract, variants: Sequence[Capability]) -> dict[str, tuple[str, ...]]:
+    """The factors of the op's requests, with the levels that some variant may claim, and more than one of them."""
+    found = factors(contract, numbers_of(contract))
+    neutral = neutral_features(contract)
+    features = frozenset[str]().union(*(variant.features for variant in variants))
+    absent = {p.name for p in contract.features} - features
+    for name, level in neutral.items():
+        if name.removesuffix(" lies").removesuffix(" before").removesuffix(" after") in absent:
+            found[name] = (level,)
+    claimed: dict[str, set[str]] = {}
+    for variant in variants:
+        for combination in dtype_combinations(contract, variant):
+            for name, dtype in combination.items():
+                claimed.setdefault(f"{name} dtype" if name in contract.names else name, set()).add(dtype)
+    for parameter in contract.parameters:
+        if parameter.kind == "format":
+            formats = [variant.formats.get(parameter.of or parameter.name) for variant in variants]
+            if all(known is not None for known in formats):
+                claimed[parameter.name] = {str(one) for known in formats for one in known or ()}
+        values = [variant.values.get(parameter.name) for variant in variants]
+        if all(known is not None for known in values):
+            claimed[parameter.name] = {str(one) for known in values for one in known or ()}
+    for name, levels in claimed.items():
+        if name in found:
+            found[name] = tuple(level for level in found[name] if level in levels)
+    return {name: levels for name, levels in found.items() if len(levels) > 1}

@@ -1,0 +1,192 @@
+"""The dimensions of a drawn request: ones that the op admits, at the levels wished for, of tensors small enough."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from types import CodeType
+
+from portakernel.contract import Contract
+from portakernel.contract.case import Case
+from portakernel.contract.sizes import DIMENSION, parse_size
+from portakernel.words.dtypes import DTYPES
+from portakernel_kit.conformance.claims import elements, possible
+from portakernel_kit.conformance.drawn.levels import LARGE, MOST_LEADING, RANK, SIZES, size_level
+
+# The truth is computed on the CPU, in float64: up to here that takes some milliseconds, of one large size some more.
+_MOST_ELEMENTS, _MOST_FLOPS = (1 << 11, 1 << 14, 1 << 16), 50_000_000
+_MOST_OF_LARGE, _MOST_FLOPS_OF_LARGE = 1 << 20, 200_000_000
+_LARGEST_BITS = 12.0
+# What a call moves of inputs and results, for each element of the largest that there may be.
+_BYTES = 16
+# And what it computes, in a mode that bounds them.
+_FLOPS = 64
+# Vocabularies, contexts, rows of a table: what production has of one dimension.
+_LARGE_BITS = 18.0
+# So often dimensions are drawn again before a wish for one is given up.
+_PATIENCE = 80
+
+
+@dataclass(slots=True)
+class _Sizes:
+    """The dimensions of one request; ``tops`` are the logarithms that they stay below."""
+
+    contract: Contract
+    wishes: dict[str, str]
+    chance: random.Random
+    tops: dict[str, float]
+    dims: dict[str, int]
+
+    def again(self, name: str) -> None:
+        """Another size of this dimension."""
+        wish = self.wishes.get(name, "")
+        if wish == "0" and not _may_be_empty(self.contract, name):
+            wish = "1"
+        self.dims[name] = _size(self.chance, self.tops[name], wish)
+
+    def make_hold(self, failing: list[str]) -> None:
+        """Draws again the dimensions of what a requirement does not admit, often as multiples of each other."""
+        for name in failing:
+            self.again(name)
+        if len(failing) == 2 and self.chance.random() < 0.8:
+            multiple = self.dims[failing[1]] * self.chance.randint(1, 8)
+            if self.wishes.get(failing[0], "") in ("", size_level(multiple)):
+                self.dims[failing[0]] = multiple
+
+    def shrink(self, *, by_size: bool) -> None:
+        """A smaller size of one dimension: of what is not wished to be large first."""
+        ordinary = [name for name in self.dims if not self.wishes.get(name, "").startswith("large")]
+        small = all(self.tops[name] <= 1.0 or self.dims[name] <= 1 for name in ordinary)
+        names = list(self.dims) if small or not ordinary else ordinary
+        name = max(names, key=lambda n: (self.dims[n] if by_size else 1, self.chance.random()))
+        self.tops[name] = max(self.tops[name] - 0.5, 1.0)
+        self.again(name)
+
+
+def sized(
+    contract: Contract,
+    case: Case,
+    dtypes: Mapping[str, str],
+    wishes: Mapping[str, str],
+    chance: random.Random,
+    most: int | None,
+) -> Case:
+    """``case`` with dimensions, of tensors of up to ``most`` elements.
+
+    What of the wishes for them the op does not admit is not fulfilled.
+    """
+    made = contract.at(case.parameters)
+    leading = {size[1:] for t in made.tensors for size in t.sizes if size.startswith("*")}
+    large = any(wishes.get(name, "").startswith("large") for name in contract.dims)
+    bound = most
+    most = min(most or _MOST_OF_LARGE, _MOST_OF_LARGE if large else chance.choice(_MOST_ELEMENTS))
+    flops = _MOST_FLOPS_OF_LARGE if large else _MOST_FLOPS
+    flops = flops if bound is None else min(flops, _FLOPS * bound)
+    # not the same ones are the large ones each time
+    tops = {name: chance.uniform(1.0, _LARGEST_BITS) for name in contract.dims}
+    sizes = _Sizes(contract, {n: wishes[n] for n in contract.dims if n in wishes}, chance, tops, {})
+    for name in contract.dims:
+        sizes.again(name)
+    tries = 0
+    while True:
+        tries += 1
+        if tries % _PATIENCE == 0 and sizes.wishes:
+            del sizes.wishes[chance.choice(list(sizes.wishes))]
+        if failing := _failing(contract, sizes.dims):
+            sizes.make_hold(failing)
+            continue
+        dims = sizes.dims
+        rows = next((dims[name] for name in leading), 1)
+        fixed = {name: size for name, size in dims.items() if name not in leading}
+        shaped = replace(case, dims=fixed, leading=_split(rows, wishes.get(RANK), chance) if leading else ())
+        too_large = _too_large(contract, shaped, dims, dtypes, most, flops)
+        if not too_large and possible(contract, shaped):
+            return shaped
+        sizes.shrink(by_size=too_large)
+
+
+@cache
+def _may_be_empty(contract: Contract, name: str) -> bool:
+    """Whether some case of the op says what is true where the dimension is 0."""
+    leads = any(t.leading == name for t in contract.at(contract.values()).tensors)
+    return any(case.dims.get(name) == 0 or (leads and 0 in case.leading) for case in contract.cases)
+
+
+def _size(chance: random.Random, top: float, level: str) -> int:
+    """A size of this level, up to ``2**top`` unless it is a large one; of any level where none is wished for."""
+    if not level:
+        level = chance.choice(SIZES[1:-2])
+    if level in ("0", "1"):
+        return int(level)
+    if level.startswith("large"):
+        # wished for by name; where even that is too large, the smallest of them
+        size = max(int(2 ** chance.uniform(math.log2(LARGE), max(_LARGE_BITS - (_LARGEST_BITS - top), 12.1))), LARGE + 8)
+        return size // 8 * 8 if level.endswith("8 * k") else size // 8 * 8 + chance.randint(1, 7)
+    power = 1 << chance.randint(1, max(int(top), 2))
+    if level in ("2**k", "2**k - 1", "2**k + 1"):
+        return power + {"2**k": 0, "2**k - 1": -1, "2**k + 1": 1}[level]
+    size = int(2 ** chance.uniform(0.0, max(top, 4.7)))
+    size = max(size // 8 * 8, 24) if level == "8 * k" else max(size // 2 * 2 + 1, 11)
+    while size_level(size) != level:
+        size += 8 if level == "8 * k" else 2
+    return size
+
+
+def _failing(contract: Contract, dims: Mapping[str, int]) -> list[str]:
+    """The dimensions of a requirement that does not hold, or of pieces or indices that cannot be."""
+    for condition in contract.requirements:
+        names, code = _compiled(condition)
+        if not eval(code, {"__builtins__": {}}, {name: dims[name] for name in names}):
+            return list(names)
+    for tensor in contract.tensors:
+        kind, below = tensor.draw.kind, tensor.draw.below
+        if kind not in ("segments", "index"):
+            continue
+        count = parse_size(tensor.sizes[0].removeprefix("*")).name
+        # what belongs to no piece has no result, and of nothing there is no index
+        empty, full = (count, below) if kind == "segments" else (below, count)
+        if empty is not None and full is not None and dims[empty] == 0 and dims[full] > 0:
+            return [empty, full]
+    return []
+
+
+@cache
+def _compiled(condition: str) -> tuple[tuple[str, ...], CodeType]:
+    """The dimensions that a condition is over, and its code."""
+    return tuple(dict.fromkeys(DIMENSION.findall(condition))), compile(condition, condition, "eval")
+
+
+def _too_large(
+    contract: Contract, case: Case, dims: Mapping[str, int], dtypes: Mapping[str, str], most: int, flops: int
+) -> bool:
+    # the formulas compute what masks hide too, and of an empty dimension the others are in memory all the same
+    itemsizes = {name: DTYPES[dtype].itemsize for name, dtype in dtypes.items()}
+    choosing = {name: case.parameters[name] for name in contract.choosers}
+    full = replace(
+        case,
+        leading=tuple(max(size, 1) for size in case.leading),
+        dims={name: max(size, 1) for name, size in case.dims.items()},
+    )
+    cost = contract.cost({name: max(size, 1) for name, size in dims.items()}, itemsizes, contract.values(choosing))
+    too_many = elements(contract, full) > most or cost.bytes > _BYTES * most
+    return too_many or cost.flops > flops
+
+
+def _split(rows: int, wish: str | None, chance: random.Random) -> tuple[int, ...]:
+    """Leading dimensions whose product is ``rows``: as many as wished for, none at all of one row alone."""
+    rank = int(wish) if wish is not None else chance.choice((0, 1, 1, 1, 2, 2, 3))
+    if rank == 0:
+        return () if rows == 1 else (rows,)
+    sizes = [1] * rank
+    left = rows
+    for place in range(rank - 1):
+        if left > 1:
+            sizes[place] = chance.choice([size for size in range(1, min(left, 64) + 1) if left % size == 0])
+            left //= sizes[place]
+    sizes[-1] = left
+    if rank == MOST_LEADING or chance.random() < 0.5:
+        chance.shuffle(sizes)
+    return tuple(sizes)
