@@ -99,6 +99,7 @@ def test_every_command_knows_it(site, run):
     [
         ("contract.py", 'op="demo_scan"', 'op="softmax"', "the op 'softmax' is portakernel's own; give yours another"),
         ("contract.py", 'op="demo_scan"', 'op="Demo scan"', "op 'Demo scan' is no name for an op; write lower-case"),
+        ("contract.py", 'op="demo_scan"', 'op="class"', "op 'class' is no name for an op: it is a word of Python; add"),
         ("contract.py", 'TensorArgument("x", ("*M", "N")', 'TensorArgument("x", ("*M", "N//2")', "'N//2' is no size;"),
         ("contract.py", 'TensorArgument("x", ("*M", "N"), ("float32"', 'TensorArgument("x", ("*M", "N"), ("float"',
          "tensor x: unknown dtype 'float'; did you mean"),
@@ -209,6 +210,13 @@ def test_a_list_of_calls_to_warm_up_may_name_it(site, run, tmp_path):
     # 1: there was nothing to build
     told = run("warmup", "--calls", str(calls), "--json", status=1)
     assert [call["kernel"] for call in told["calls"]] == ["demo_scan.demo_scan"]
+
+
+def test_a_call_to_warm_up_may_be_the_first_to_name_it(site, run):
+    site()
+    command = "warmup demo_scan --shape x=4x8 --dtype float32 --kernel demo_scan --training --json"
+    told = run(*command.split(), status=1)  # 1: there was nothing to build
+    assert {call["kernel"] for call in told["calls"]} == {"demo_scan.demo_scan"}
 
 
 def test_a_registry_of_packages_that_do_not_ship_it_has_neither_op_nor_kernels(site, run):
