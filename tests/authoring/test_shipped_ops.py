@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -124,6 +125,11 @@ def test_what_cannot_be_an_op_is_refused_with_its_place_and_nobody_else_suffers(
     assert said in reason
     assert f"{folder.name}" in reason
     assert any(problem["line"] == 9 and said in problem["text"] for problem in validated["problems"])
+    # what was wrong with the op is not told once more of its kernels, unless to refer to it
+    unknown = [problem["text"] for problem in validated["problems"] if "unknown op" in problem["text"]]
+    assert all(text.endswith("; mend ops[0] first, which may be it") for text in unknown)
+    if file == "reference.py":
+        assert unknown == []
     assert explained["chosen"].startswith("torch.")
 
 
@@ -132,6 +138,69 @@ def test_of_two_that_ship_one_op_neither_does(site, run):
     site("demo_other", {"contract.py": ('op="demo_other"', 'op="demo_scan"')})
     reasons = broken(run("doctor", "--json", status=1))
     assert len([reason for reason in reasons if "the op 'demo_scan' is shipped by" in reason]) == 2
+
+
+def project(folder: Path, name: str, distribution: str, kernel: str) -> Path:
+    """A project that is not installed, whose plugin has one more kernel than others; its folder."""
+    module = folder / "src" / f"portakernel_{name}"
+    module.mkdir(parents=True)
+    (module / "__init__.py").touch()
+    (module / "kernel.py").write_text("def scan(x, *, exclusive=False, out=None): ...\n", encoding="utf-8")
+    (module / "plugin.yaml").write_text(f"schema_version: 1\nplugin: {name}\nkernels:\n  - {kernel}\n", "utf-8")
+    entry = f'[project.entry-points.portakernel]\n{name} = "portakernel_{name}"\n'
+    text = f'[project]\nname = "{distribution}"\nversion = "0.2.0"\n{entry}'
+    (folder / "pyproject.toml").write_text(text, encoding="utf-8")
+    return folder
+
+
+OTHERS_KERNEL = "{op: demo_scan, entry: portakernel_fast.kernel:scan, targets: {cpu: any}, dtypes: {x: [float32]}}"
+
+
+def test_a_package_may_have_kernels_for_an_op_that_another_one_ships(site, run, tmp_path):
+    folder = project(tmp_path / "fast", "fast", "fast-scans", OTHERS_KERNEL)
+    (alone,) = run("validate", str(folder), "--json", status=1)["problems"]
+    known = len(dispatcher().registry.ops)
+    assert alone["text"] == f"unknown op 'demo_scan'; {known} are known, none of them close"
+    site()
+    found = run("validate", str(folder), "--json")
+    assert found["problems"] == []
+    manifest = folder / "src" / "portakernel_fast" / "plugin.yaml"
+    assert run("validate", str(manifest), "--json")["problems"] == []
+    misspelt = manifest.read_text(encoding="utf-8").replace("op: demo_scan", "op: paged_sort")
+    manifest.write_text(misspelt, encoding="utf-8")
+    (told,) = run("validate", str(folder), "--json", status=1)["problems"]
+    assert told["text"] == f"unknown op 'paged_sort'; {known + 1} are known, none of them close"
+    assert "unknown op" in run("validate", str(folder), status=1, PORTAKERNEL_DISABLE="demo_scan")
+
+
+def test_of_two_projects_one_may_have_kernels_for_the_other_s_op_in_either_order(run, tmp_path):
+    fast = project(tmp_path / "fast", "fast", "fast-scans", OTHERS_KERNEL)
+    ships = scaffold("op", "demo_scan", tmp_path, dispatcher().registry).folder
+    for order in ((fast, ships), (ships, fast)):
+        assert run("validate", *map(str, order), "--json")["problems"] == []
+
+
+def test_a_project_of_which_a_copy_is_installed_is_the_one_that_is_judged(site, run, tmp_path):
+    module = site()
+    folder = tmp_path / "demo_scan"
+    shutil.copytree(module, folder / "src" / module.name)
+    assert run("validate", str(folder), "--json")["problems"] == []
+    pyproject = folder / "pyproject.toml"
+    pyproject.write_text(
+        pyproject.read_text(encoding="utf-8").replace("portakernel-demo-scan", "Portakernel.Demo_scan")
+    )
+    assert run("validate", str(folder), "--json")["problems"] == []
+    contract = folder / "src" / module.name / "contract.py"
+    contract.write_text(contract.read_text(encoding="utf-8").replace('{"N": 33}', '{"n": 33}'), encoding="utf-8")
+    (told,) = run("validate", str(folder), "--json", status=1)["problems"]
+    assert told["text"] == "case 'rows': unknown 'n'; known: M, N"
+    pyproject.write_text(pyproject.read_text(encoding="utf-8").replace("Portakernel.Demo_scan", "demo-scans"))
+    found = run("validate", str(folder), "--json", status=1)
+    taken = (
+        "the name 'demo_scan' is taken by demo_scan (portakernel-demo-scan 0.1.0); choose another, in the manifests too"
+    )
+    assert [problem["text"] for problem in found["problems"]] == [taken, told["text"]]
+    assert [(checked["kind"], checked["problems"]) for checked in found["checked"]] == [("plugin", 1), ("project", 1)]
 
 
 def test_switched_off_it_takes_its_op_away(site, run):
