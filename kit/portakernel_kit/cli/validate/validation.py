@@ -153,7 +153,7 @@ def problems_of(subjects: Sequence[Subject], *, imports: bool = False) -> dict[S
         if folder is not None and (folder / "__init__.py").is_file():
             data = keys_in(subject.file)
             plugin_api = None if data is None else data.get("plugin_api", 1)
-            problems[subject] += past_the_door(folder, plugin_api)
+            problems[subject] += past_the_door(folder, plugin_api, subject.package.module)
     return problems
 
 
