@@ -125,6 +125,7 @@ def test_what_cannot_be_an_op_is_refused_with_its_place_and_nobody_else_suffers(
     assert said in reason
     assert f"{folder.name}" in reason
     assert any(problem["line"] == 9 and said in problem["text"] for problem in validated["problems"])
+    assert not any("no op here is called" in finding["what"] for finding in diagnosis["findings"])
     # what was wrong with the op is not told once more of its kernels, unless to refer to it
     unknown = [problem["text"] for problem in validated["problems"] if "unknown op" in problem["text"]]
     assert all(text.endswith("; mend ops[0] first, which may be it") for text in unknown)
