@@ -3,58 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-from portakernel.runtime import dispatcher
-from portakernel_kit.scaffold import scaffold
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Callable[..., Path]:
-    """Installs what ``portakernel new op`` writes, with texts of its files replaced."""
-
-    def install(name: str = "demo_scan", changes: dict[str, tuple[str, str]] | None = None) -> Path:
-        written = scaffold("op", name, tmp_path, dispatcher().registry)
-        module = written.folder / "src" / written.module
-        for file, (old, new) in (changes or {}).items():
-            text = (module / file).read_text(encoding="utf-8")
-            assert old in text
-            (module / file).write_text(text.replace(old, new), encoding="utf-8")
-        root = tmp_path / "site"
-        root.mkdir(exist_ok=True)
-        module.rename(root / written.module)
-        info = root / f"{written.module}-0.1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {written.distribution}\nVersion: 0.1.0\n")
-        (info / "entry_points.txt").write_text(f"[portakernel]\n{name} = {written.module}\n")
-        return root / written.module
-
-    return install
-
-
-@pytest.fixture
-def run(
-    tmp_path: Path, python: Callable[..., subprocess.CompletedProcess[str]], imported_first: tuple[str, ...]
-) -> Callable[..., Any]:
-    """Runs a command, or a program, where the site is on the path; returns its JSON, or its output."""
-
-    def command(*words: str, status: int = 0, **environment: str) -> Any:
-        variables = os.environ | {"PYTHONPATH": str(tmp_path / "site")} | environment
-        command_line = words if words[0] == "-c" else ("-m", "portakernel", *words)
-        ran = python(*command_line, env=variables, cwd=tmp_path, imports=imported_first)
-        assert ran.returncode == status, ran.stdout + ran.stderr
-        return json.loads(ran.stdout) if "--json" in words else ran.stdout + ran.stderr
-
-    return command
-
 
 # Each word of its arguments is a command's; what it tells is how each ended, and its output.
 IN_TURN = """
