@@ -62,7 +62,18 @@ def test_every_command_knows_it(site, run):
         ("contract.py", "import annotations\n", "import annotations\nraise OSError('no')\n", "CONTRACT failed: OSEr"),
         ("contract.py", '{"x": (64, 4096)}', '{"y": (64, 4096)}', "grid row '64×4096': unknown 'y'; known: x"),
         ("contract.py", '{"N": 33}', '{"n": 33}', "case 'rows': unknown 'n'; known: M, N"),
+        ("contract.py", 'gradient="kernel"', 'gradient="kernle"', "gradient: unknown 'kernle'; did you mean 'kernel'"),
+        ("contract.py", '{"x": "sliced"}', '{"x": "slicd"}', "case 'sliced rows': layouts, x: unknown 'slicd'; "),
+        ("contract.py", '{"N": 33}', '{"N": 33}, values="tny"', "case 'rows': values: unknown 'tny'; did "),
+        ("contract.py", '{"N": 33})', '33)', "CONTRACT cannot be read as a contract: TypeError: "),
+        ("contract.py", "cost=cost", "cost=lambda: 3", "cost cannot be called with its three arguments, (dims"),
+        ("contract.py", "cost=cost", "cost=3", "cost is 3; give a function that takes (dims, itemsizes, values)"),
+        ("contract.py", '{"float32": 16.0,', '{"float32": -1.0,', "tolerance, forward, float32: -1.0 is no num"),
+        ("contract.py", '{"float32": 16.0, "float16": 1.0,', '{"float32": 16.0,', "forward: none for float16, which y"),
         ("reference.py", "def forward(x: Tensor, *,", "def forward(*,", "reference.forward does not take x; for demo"),
+        ("reference.py", "def forward(x: Tensor, *,", "def forward(x, z, *,", "reference.forward needs z, which nothing gi"),
+        ("reference.py", "def backward(grad_y: Tensor, *,", "def backward(grad_y, more, *,", "backward needs more, which"),
+        ("reference.py", "def forward(x: Tensor, *,", "def forward(x, *, by,", "reference.forward needs by, which nothing"),
         ("reference.py", "def magnitudes(", "def sizes(", "the reference is not whole: portakernel_demo_scan.refer"),
     ],
 )  # fmt: skip
@@ -78,6 +89,16 @@ def test_what_cannot_be_an_op_is_refused_with_its_place_and_nobody_else_suffers(
     assert f"{folder.name}" in reason
     assert any(problem["line"] == 9 and said in problem["text"] for problem in validated["problems"])
     assert explained["chosen"].startswith("torch.")
+
+
+def test_a_kernel_that_needs_more_than_its_op_gives_is_refused_with_its_place(site, run):
+    site(changes={"kernel.py": ("def demo_scan(x: Tensor, *,", "def demo_scan(x, y, z=0, *, by,")})
+    (problem,) = run("validate", "--json", status=1)["problems"]
+    assert (problem["line"], problem["key"]) == (13, "kernels[0].entry")
+    assert problem["text"] == (
+        "portakernel_demo_scan.kernel.demo_scan needs y, by, which nothing gives it; "
+        "a kernel takes what its op does: demo_scan(x, *, out=None, kernel=None)"
+    )
 
 
 def test_of_two_that_ship_one_op_neither_does(site, run):
