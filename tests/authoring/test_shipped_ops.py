@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from portakernel.registry.plugin_manager import Package
+from portakernel_kit.cli.validate.entry_imports import import_contracts
+
 # Each word of its arguments is a command's; what it tells is how each ended, and its output.
 IN_TURN = """
 import contextlib, io, json, sys
@@ -71,9 +74,9 @@ def test_every_command_knows_it(site, run):
         ("contract.py", '{"float32": 16.0,', '{"float32": -1.0,', "tolerance, forward, float32: -1.0 is no num"),
         ("contract.py", '{"float32": 16.0, "float16": 1.0,', '{"float32": 16.0,', "forward: none for float16, which y"),
         ("reference.py", "def forward(x: Tensor, *,", "def forward(*,", "reference.forward does not take x; for demo"),
-        ("reference.py", "def forward(x: Tensor, *,", "def forward(x, z, *,", "reference.forward needs z, which nothing gi"),
-        ("reference.py", "def backward(grad_y: Tensor, *,", "def backward(grad_y, more, *,", "backward needs more, which"),
-        ("reference.py", "def forward(x: Tensor, *,", "def forward(x, *, by,", "reference.forward needs by, which nothing"),
+        ("reference.py", "def forward(x: Tensor, *,", "def forward(x, z, *,", "reference.forward needs z, wh"),
+        ("reference.py", "def backward(grad_y: Tensor, *,", "def backward(grad_y, more, *,", "backward needs mo"),
+        ("reference.py", "def forward(x: Tensor, *,", "def forward(x, *, by,", "reference.forward needs by, which n"),
         ("reference.py", "def magnitudes(", "def sizes(", "the reference is not whole: portakernel_demo_scan.refer"),
     ],
 )  # fmt: skip
@@ -99,6 +102,50 @@ def test_a_kernel_that_needs_more_than_its_op_gives_is_refused_with_its_place(si
         "portakernel_demo_scan.kernel.demo_scan needs y, by, which nothing gives it; "
         "a kernel takes what its op does: demo_scan(x, *, out=None, kernel=None)"
     )
+
+
+def test_validate_says_that_a_contract_ends_its_process_and_goes_on(site, run):
+    folder = site(changes={"contract.py": ("import annotations\n", "import annotations\nimport os\nos._exit(3)\n")})
+    found = run("validate", str(folder), "--json", status=1)
+    text = "ops[0]: importing portakernel_demo_scan.contract:CONTRACT ended its process with status 3; "
+    assert [(p["line"], f"{p['key']}: {p['text']}") for p in found["problems"]][:1] == [
+        (9, f"{text}a module must not end the program")
+    ]
+
+
+def test_contracts_are_waited_for_within_a_bound_and_one_that_ends_the_process_hides_no_other(tmp_path):
+    modules = {"slow": "import time\ntime.sleep(60)\nC = 1\n", "deadly": "import os\nos._exit(5)\n", "fine": "C = 1\n"}
+    for name, text in {"__init__": "", **modules}.items():
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+    folder = tmp_path.rename(tmp_path.with_name("waited_for"))
+    package = Package("waited", "waited_for", "waited", "1.0", folder)
+    found = import_contracts(package, [f"waited_for.{name}:C" for name in ("slow", "deadly", "fine")], 1.0)
+    assert found.deadly == {
+        "waited_for.slow:C": "importing waited_for.slow:C takes longer than 1 s; "
+        "do at the first call what takes so long",
+        "waited_for.deadly:C": "importing waited_for.deadly:C ended its process with status 5; "
+        "a module must not end the program",
+    }
+    assert found.loading_torch == frozenset()
+
+
+def test_validate_names_a_contract_that_loads_torch(site, run):
+    folder = site(changes={"contract.py": ("import annotations\n", "import annotations\nimport torch\n")})
+    (problem,) = run("validate", str(folder), "--json", status=1)["problems"]
+    text = "torch became loaded by importing the contract's module; import it in the reference alone"
+    assert (problem["line"], problem["key"], problem["text"]) == (9, "ops[0].contract", text)
+
+
+def test_a_reference_that_cannot_be_imported_is_named_by_validate_with_imports_and_by_doctor(site, run):
+    folder = site(changes={"reference.py": ("import torch\n", "import torch, nosuchthing\n")})
+    assert run("validate", str(folder), "--json")["ok"]
+    (problem,) = run("validate", str(folder), "--imports", "--json", status=1)["problems"]
+    raised = (
+        "importing portakernel_demo_scan.reference:forward raised ModuleNotFoundError: No module named 'nosuchthing'"
+    )
+    assert (problem["file"], problem["line"]) == (str(folder / "reference.py"), 5)
+    assert problem["text"] == f"{raised}; import what may be missing where it is used"
+    assert broken(run("doctor", "--json", status=1)) == [raised]
 
 
 def test_of_two_that_ship_one_op_neither_does(site, run):

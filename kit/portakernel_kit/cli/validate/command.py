@@ -27,8 +27,8 @@ def command(
 ) -> None:
     """Check manifests and policy files strictly, and say all that is wrong, by file and line: key, found, accepted.
 
-    Nothing of a plugin is imported for its manifest, unless --imports asks for it. Exits with 0 when all is well, 1
-    when there is a problem.
+    Nothing of a plugin is imported for its manifest but the contracts of ops that it ships, unless --imports asks for
+    it. Exits with 0 when all is well, 1 when there is a problem.
 
     For example:
 

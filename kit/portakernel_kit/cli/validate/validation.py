@@ -27,7 +27,7 @@ from portakernel.words.arch import ArchSpace
 from portakernel_kit.cli.validate.allowed_imports import past_the_door
 from portakernel_kit.cli.validate.claims import claim_problems
 from portakernel_kit.cli.validate.entries import source_problems
-from portakernel_kit.cli.validate.entry_imports import import_problems
+from portakernel_kit.cli.validate.entry_imports import import_contracts, import_problems
 from portakernel_kit.cli.validate.problems import Problem, problems_in
 from portakernel_kit.cli.validate.projects import FILE, Project, read_project
 
@@ -220,9 +220,15 @@ def plugin_problems(subject: Subject, spaces: Mapping[str, ArchSpace], *, import
     if loaded.manifest.plugin == REFERENCE:
         found.append(loaded.problem(("plugin",), f"the name {REFERENCE!r} is taken by portakernel's own references"))
     found += [loaded.problem(path, text) for path, text in _strange_targets(loaded.manifest, spaces)]
+    within = f"{subject.package.module}."
+    shipped = [entry.contract for entry in loaded.manifest.ops if f"{entry.contract}.".startswith(within)]
+    contract_imports = import_contracts(subject.package, list(dict.fromkeys(shipped)))
     with _importable(subject.package):
-        offers = list(offers_of(PluginManager([]), subject.package, loaded))
+        offers = list(offers_of(PluginManager([]), subject.package, loaded, contract_imports.deadly))
     for offer, of_op in faults_of(offers).items():
+        if offer.entry.contract in contract_imports.loading_torch:
+            text = "torch became loaded by importing the contract's module; import it in the reference alone"
+            found.append(loaded.problem((*offer.path, "contract"), text))
         found += [loaded.problem(offer.path, text) for text in of_op]
         if offer.contract is not None and not of_op:
             ship(offer.contract, offer.entry.reference, subject.package.name)
@@ -236,7 +242,8 @@ def plugin_problems(subject: Subject, spaces: Mapping[str, ArchSpace], *, import
             continue
         if text := misfit(subject.package, judged.kernel, contracts()[judged.kernel.op]):
             found.append(loaded.problem(("kernels", i, "entry"), text))
-    named = list(dict.fromkeys(entry for _, entry in entries))
+    references = [f"{offer.entry.reference}:forward" for offer, of_op in faults_of(offers).items() if not of_op]
+    named = list(dict.fromkeys([*(entry for _, entry in entries), *references]))
     in_sources = list(source_problems(subject.package, named))
     if imports and not in_sources:
         in_sources += import_problems(subject.package, named)
