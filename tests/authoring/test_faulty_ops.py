@@ -47,6 +47,20 @@ def test_other_cases_and_other_ops_are_checked_all_the_same(site, run):
     }
 
 
+def test_where_no_case_can_be_picked_the_kernel_has_one_failed_case(site, run):
+    """Of kernels that are built, cases are picked by their tensors' forms: one that has none leaves no choice."""
+    site(changes={"contract.py": ('"x": "transposed"', '"x": "split"')})
+    text = "making tensors of the contract's case 'columns apart' raised ValueError: layout 'split' needs a tensor of "
+    found = run("check", "--op", "demo_scan", "--plugin", "inductor", "--device", "cpu", "--json", status=1)
+    (result,) = found["results"]
+    assert (result["case"], result["aspect"], result["status"]) == ("demo_scan[*]", "claim", "failed")
+    assert result["detail"].startswith(text)
+    asked = ["-p", "no:cacheprovider", "--portakernel-op=demo_scan", "--portakernel-plugin=inductor"]
+    told = run("-c", f"import sys, pytest; sys.exit(pytest.main({asked}))", status=1)
+    assert text in told
+    assert "1 failed" in told
+
+
 @pytest.mark.parametrize(
     ("change", "words", "said"),
     [
