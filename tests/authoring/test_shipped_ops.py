@@ -3,59 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from portakernel.registry.plugin_manager import Package
 from portakernel.runtime import dispatcher
+from portakernel_kit.cli.validate.entry_imports import import_contracts
 from portakernel_kit.scaffold import scaffold
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Callable[..., Path]:
-    """Installs what ``portakernel new op`` writes, with texts of its files replaced."""
-
-    def install(name: str = "demo_scan", changes: dict[str, tuple[str, str]] | None = None) -> Path:
-        written = scaffold("op", name, tmp_path, dispatcher().registry)
-        module = written.folder / "src" / written.module
-        for file, (old, new) in (changes or {}).items():
-            text = (module / file).read_text(encoding="utf-8")
-            assert old in text
-            (module / file).write_text(text.replace(old, new), encoding="utf-8")
-        root = tmp_path / "site"
-        root.mkdir(exist_ok=True)
-        module.rename(root / written.module)
-        info = root / f"{written.module}-0.1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {written.distribution}\nVersion: 0.1.0\n")
-        (info / "entry_points.txt").write_text(f"[portakernel]\n{name} = {written.module}\n")
-        return root / written.module
-
-    return install
-
-
-@pytest.fixture
-def run(
-    tmp_path: Path, python: Callable[..., subprocess.CompletedProcess[str]], imported_first: tuple[str, ...]
-) -> Callable[..., Any]:
-    """Runs a command, or a program, where the site is on the path; returns its JSON, or its output."""
-
-    def command(*words: str, status: int = 0, **environment: str) -> Any:
-        variables = os.environ | {"PYTHONPATH": str(tmp_path / "site")} | environment
-        command_line = words if words[0] == "-c" else ("-m", "portakernel", *words)
-        ran = python(*command_line, env=variables, cwd=tmp_path, imports=imported_first)
-        assert ran.returncode == status, ran.stdout + ran.stderr
-        return json.loads(ran.stdout) if "--json" in words else ran.stdout + ran.stderr
-
-    return command
-
 
 # Each word of its arguments is a command's; what it tells is how each ended, and its output.
 IN_TURN = """
@@ -110,7 +70,18 @@ def test_every_command_knows_it(site, run):
         ("contract.py", "import annotations\n", "import annotations\nraise OSError('no')\n", "CONTRACT failed: OSEr"),
         ("contract.py", '{"x": (64, 4096)}', '{"y": (64, 4096)}', "grid row '64×4096': unknown 'y'; known: x"),
         ("contract.py", '{"N": 33}', '{"n": 33}', "case 'rows': unknown 'n'; known: M, N"),
+        ("contract.py", 'gradient="kernel"', 'gradient="kernle"', "gradient: unknown 'kernle'; did you mean 'kernel'"),
+        ("contract.py", '{"x": "sliced"}', '{"x": "slicd"}', "case 'sliced rows': layouts, x: unknown 'slicd'; "),
+        ("contract.py", '{"N": 33}', '{"N": 33}, values="tny"', "case 'rows': values: unknown 'tny'; did "),
+        ("contract.py", '{"N": 33})', '33)', "CONTRACT cannot be read as a contract: TypeError: "),
+        ("contract.py", "cost=cost", "cost=lambda: 3", "cost cannot be called with its three arguments, (dims"),
+        ("contract.py", "cost=cost", "cost=3", "cost is 3; give a function that takes (dims, itemsizes, values)"),
+        ("contract.py", '{"float32": 16.0,', '{"float32": -1.0,', "tolerance, forward, float32: -1.0 is no num"),
+        ("contract.py", '{"float32": 16.0, "float16": 1.0,', '{"float32": 16.0,', "forward: none for float16, which y"),
         ("reference.py", "def forward(x: Tensor, *,", "def forward(*,", "reference.forward does not take x; for demo"),
+        ("reference.py", "def forward(x: Tensor, *,", "def forward(x, z, *,", "reference.forward needs z, wh"),
+        ("reference.py", "def backward(grad_y: Tensor, *,", "def backward(grad_y, more, *,", "backward needs mo"),
+        ("reference.py", "def forward(x: Tensor, *,", "def forward(x, *, by,", "reference.forward needs by, which n"),
         ("reference.py", "def magnitudes(", "def sizes(", "the reference is not whole: portakernel_demo_scan.refer"),
     ],
 )  # fmt: skip
@@ -132,6 +103,60 @@ def test_what_cannot_be_an_op_is_refused_with_its_place_and_nobody_else_suffers(
     if file == "reference.py":
         assert unknown == []
     assert explained["chosen"].startswith("torch.")
+
+
+def test_a_kernel_that_needs_more_than_its_op_gives_is_refused_with_its_place(site, run):
+    site(changes={"kernel.py": ("def demo_scan(x: Tensor, *,", "def demo_scan(x, y, z=0, *, by,")})
+    (problem,) = run("validate", "--json", status=1)["problems"]
+    assert (problem["line"], problem["key"]) == (13, "kernels[0].entry")
+    assert problem["text"] == (
+        "portakernel_demo_scan.kernel.demo_scan needs y, by, which nothing gives it; "
+        "a kernel takes what its op does: demo_scan(x, *, out=None, kernel=None)"
+    )
+
+
+def test_validate_says_that_a_contract_ends_its_process_and_goes_on(site, run):
+    folder = site(changes={"contract.py": ("import annotations\n", "import annotations\nimport os\nos._exit(3)\n")})
+    found = run("validate", str(folder), "--json", status=1)
+    text = "ops[0]: importing portakernel_demo_scan.contract:CONTRACT ended its process with status 3; "
+    assert [(p["line"], f"{p['key']}: {p['text']}") for p in found["problems"]][:1] == [
+        (9, f"{text}a module must not end the program")
+    ]
+
+
+def test_contracts_are_waited_for_within_a_bound_and_one_that_ends_the_process_hides_no_other(tmp_path):
+    modules = {"slow": "import time\ntime.sleep(60)\nC = 1\n", "deadly": "import os\nos._exit(5)\n", "fine": "C = 1\n"}
+    for name, text in {"__init__": "", **modules}.items():
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+    folder = tmp_path.rename(tmp_path.with_name("waited_for"))
+    package = Package("waited", "waited_for", "waited", "1.0", folder)
+    found = import_contracts(package, [f"waited_for.{name}:C" for name in ("slow", "deadly", "fine")], 1.0)
+    assert found.deadly == {
+        "waited_for.slow:C": "importing waited_for.slow:C takes longer than 1 s; "
+        "do at the first call what takes so long",
+        "waited_for.deadly:C": "importing waited_for.deadly:C ended its process with status 5; "
+        "a module must not end the program",
+    }
+    assert found.loading_torch == frozenset()
+
+
+def test_validate_names_a_contract_that_loads_torch(site, run):
+    folder = site(changes={"contract.py": ("import annotations\n", "import annotations\nimport torch\n")})
+    (problem,) = run("validate", str(folder), "--json", status=1)["problems"]
+    text = "torch became loaded by importing the contract's module; import it in the reference alone"
+    assert (problem["line"], problem["key"], problem["text"]) == (9, "ops[0].contract", text)
+
+
+def test_a_reference_that_cannot_be_imported_is_named_by_validate_with_imports_and_by_doctor(site, run):
+    folder = site(changes={"reference.py": ("import torch\n", "import torch, nosuchthing\n")})
+    assert run("validate", str(folder), "--json")["ok"]
+    (problem,) = run("validate", str(folder), "--imports", "--json", status=1)["problems"]
+    raised = (
+        "importing portakernel_demo_scan.reference:forward raised ModuleNotFoundError: No module named 'nosuchthing'"
+    )
+    assert (problem["file"], problem["line"]) == (str(folder / "reference.py"), 5)
+    assert problem["text"] == f"{raised}; import what may be missing where it is used"
+    assert broken(run("doctor", "--json", status=1)) == [raised]
 
 
 def test_of_two_that_ship_one_op_neither_does(site, run):

@@ -17,6 +17,7 @@ from portakernel.manifest.loading import Loaded, load_manifest, load_what_is_kno
 from portakernel.manifest.models import PluginManifest
 from portakernel.registry.plugin_manager import Package, PluginManager, installed_packages
 from portakernel.registry.plugin_ops import Offer, faults_of, offers_of, ship_ops
+from portakernel_kit.cli.validate.entry_imports import import_contracts
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -25,36 +26,51 @@ M = TypeVar("M", bound=BaseModel)
 class PluginDraft:
     """What a ``plugin.yaml`` says beside what is wrong with its form, None where that is nothing.
 
-    ``problems`` are those of its form and its ops. ``refused`` has the ops that are at fault, each with its place in
-    the manifest; the name of one whose contract cannot be had is empty.
+    ``problems`` are those of its form and its ops, ``references`` the functions of its sound ops. ``refused`` has the
+    ops that are at fault, each with its place in the manifest; the name of one whose contract cannot be had is empty.
     """
 
     loaded: Loaded[PluginManifest] | None
     problems: tuple[str, ...]
     refused: Mapping[str, str]
+    references: tuple[str, ...] = ()
 
 
 def read_plugins(files: Sequence[tuple[Package, Path]]) -> list[PluginDraft]:
     """The manifests; the ops among theirs that are sound are known from then on."""
     read = [_read(file) for _, file in files]
+    loading_torch = set[str]()
     offers = dict[Path, list[Offer]]()  # of a file that is named twice once: it is no rival of its own
     for (package, file), (loaded, _) in zip(files, read, strict=True):
         if loaded is not None and file.resolve() not in offers:
+            imported = import_contracts(package, _own_contracts(package, loaded.manifest))
+            loading_torch |= imported.loading_torch
             with _importable(package):
-                offers[file.resolve()] = list(offers_of(PluginManager([]), package, loaded))
+                offers[file.resolve()] = list(offers_of(PluginManager([]), package, loaded, imported.deadly))
     faults = faults_of([offer for several in offers.values() for offer in several])
     for offer, texts in faults.items():
         if offer.contract is not None and not texts:
             ship(offer.contract, offer.entry.reference, offer.package.name)
     drafts = list[PluginDraft]()
     for (_, file), (loaded, problems) in zip(files, read, strict=True):
-        refused = dict[str, str]()
+        refused, references = dict[str, str](), list[str]()
         for offer in offers.get(file.resolve(), ()):
+            if offer.entry.contract in loading_torch:
+                text = "torch became loaded by importing the contract's module; import it in the reference alone"
+                problems.append(offer.loaded.problem((*offer.path, "contract"), text))
             problems += [offer.loaded.problem(offer.path, text) for text in faults[offer]]
             if faults[offer]:
                 refused[offer.contract.op if offer.contract is not None else ""] = f"ops[{offer.path[-1]}]"
-        drafts.append(PluginDraft(loaded, tuple(problems), refused))
+            else:
+                references.append(f"{offer.entry.reference}:forward")
+        drafts.append(PluginDraft(loaded, tuple(problems), refused, tuple(references)))
     return drafts
+
+
+def _own_contracts(package: Package, manifest: PluginManifest) -> list[str]:
+    """The contracts among those that a manifest ships which are its own package's."""
+    within = f"{package.module}."
+    return list(dict.fromkeys(e.contract for e in manifest.ops if f"{e.contract}.".startswith(within)))
 
 
 def know_installed_ops(beside: Iterable[Package], is_off: Callable[[str], bool]) -> None:

@@ -228,7 +228,7 @@ def plugin_problems(
             continue
         if text := misfit(subject.package, judged.kernel, contracts()[judged.kernel.op]):
             found.append(loaded.problem(("kernels", i, "entry"), text))
-    named = list(dict.fromkeys(entry for _, entry in entries))
+    named = list(dict.fromkeys([*(entry for _, entry in entries), *draft.references]))
     in_sources = list(source_problems(subject.package, named))
     if imports and not in_sources:
         in_sources += import_problems(subject.package, named)
