@@ -28,6 +28,7 @@ import contextlib, importlib, json, sys, traceback
 asked = json.loads(sys.stdin.readline())
 sys.path[:0] = asked["path"]
 found = {{}}
+had_torch = "torch" in sys.modules  # by a .pth file of the environment, say
 for entry in asked["entries"]:
     module, _, function = entry.partition(":")
     try:
@@ -39,7 +40,7 @@ for entry in asked["entries"]:
         frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(asked["folder"])]
         place = (frames[-1].filename, frames[-1].lineno) if frames else (None, None)
         found[entry] = {{"error": f"{{type(error).__name__}}: {{error}}", "file": place[0], "line": place[1]}}
-    print({_MARK!r} + json.dumps([found, "torch" in sys.modules]), flush=True)
+    print({_MARK!r} + json.dumps([found, "torch" in sys.modules and not had_torch]), flush=True)
 """
 
 
