@@ -19,9 +19,7 @@ _PARTS = ("_forward", "_backward")
 
 def contract_faults(contract: Contract) -> Iterator[str]:
     """What is wrong with a contract; nothing where it is sound."""
-    op = contract.op
-    if not _is_name(op) or op != op.lower() or op.endswith(_PARTS):
-        yield f"op {op!r} is no name for an op; write lower-case letters, digits and underscores, such as my_op"
+    yield from op_name_faults(contract.op)
     names = [*contract.names, *(parameter.name for parameter in contract.parameters)]
     for name in names:
         if not _is_name(name) or name in _RESERVED:
@@ -61,6 +59,17 @@ def contract_faults(contract: Contract) -> Iterator[str]:
     for row in (*contract.grid.rows, contract.grid.launch) if contract.grid else ():
         yield from _unknown(f"grid row {row.name!r}", row.shapes, contract.names)
         yield from _unknown(f"grid row {row.name!r}", row.values, [parameter.name for parameter in contract.parameters])
+
+
+def op_name_faults(op: str) -> Iterator[str]:
+    """Why an op cannot be called so: its name is a function's, in Python and in torch."""
+    if keyword.iskeyword(op):
+        yield f"op {op!r} is no name for an op: it is a word of Python; add another word to it, such as {op}_op"
+    elif op.endswith(_PARTS):
+        ends = " and ".join(_PARTS)
+        yield f"op {op!r} is no name for an op: names that end in {ends} are those of its parts; choose another"
+    elif not _is_name(op) or op != op.lower():
+        yield f"op {op!r} is no name for an op; write lower-case letters, digits and underscores, such as my_op"
 
 
 def _is_name(text: str) -> bool:

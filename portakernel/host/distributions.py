@@ -141,7 +141,7 @@ def _section(text: str, group: str) -> Iterator[tuple[str, str]]:
 
 def version(name: str) -> str | None:
     """The version of the distribution called ``name``; None where there is none."""
-    distribution = distributions().get(_normalised(name))
+    distribution = distributions().get(normalised(name))
     return None if distribution is None else distribution.named()[1]
 
 
@@ -207,7 +207,7 @@ def _inside(entry: str) -> Iterator[Distribution]:
         return
     for name in names:
         if name.endswith((".dist-info", ".egg-info")):
-            yield Distribution(_normalised(name.rpartition(".")[0].partition("-")[0]), Path(entry, name))
+            yield Distribution(normalised(name.rpartition(".")[0].partition("-")[0]), Path(entry, name))
 
 
 def _others(finder: object, context: importlib.metadata.DistributionFinder.Context) -> Iterator[Distribution]:
@@ -215,14 +215,15 @@ def _others(finder: object, context: importlib.metadata.DistributionFinder.Conte
     try:
         for other in finder.find_distributions(context):  # type: ignore[attr-defined]
             name = other.metadata["Name"]
-            yield Distribution(_normalised(name), Path(f"{name}-{other.version}.dist-info"), other)
+            yield Distribution(normalised(name), Path(f"{name}-{other.version}.dist-info"), other)
     except Exception as error:
         if is_passing(error):
             raise
         _log.debug("%r: %s", finder, error)
 
 
-def _normalised(name: str) -> str:
+def normalised(name: str) -> str:
+    """A distribution's name as the one that stands for all its spellings."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from portakernel.claims.capability import Capability, Saves
@@ -47,10 +48,14 @@ def resting_entries(loaded: Loaded[PluginManifest]) -> Iterator[str]:
 
 
 def judged_kernels(
-    package: Package, loaded: Loaded[PluginManifest], spaces: Mapping[str, ArchSpace]
+    package: Package, loaded: Loaded[PluginManifest], spaces: Mapping[str, ArchSpace], refused: Mapping[str, str]
 ) -> tuple[tuple[Judged | None, ...], tuple[str, ...]]:
-    """The kernels of a manifest, None for those of ops that are not known, and every problem found."""
-    builder = _KernelBuilder(package, loaded, spaces, "kernels")
+    """The kernels of a manifest, None for those of ops that are not known, and every problem found.
+
+    ``refused`` has the manifest's own ops that are at fault, each with its place; one whose name cannot be told has an
+    empty one. That their kernels' op is not known is no second problem.
+    """
+    builder = _KernelBuilder(package, loaded, spaces, "kernels", refused)
     kernels = builder.judge(loaded.manifest.kernels)
     judged = (None if kernel is None else Judged(kernel, builder.faulty_keys(i)) for i, kernel in enumerate(kernels))
     return tuple(judged), tuple(dict.fromkeys(builder.problems))
@@ -67,9 +72,15 @@ class _KernelBuilder:
     """Turns entries into kernels; ``base`` is the key under which they stand."""
 
     def __init__(
-        self, package: Package, loaded: Loaded[PluginManifest], spaces: Mapping[str, ArchSpace], base: str
+        self,
+        package: Package,
+        loaded: Loaded[PluginManifest],
+        spaces: Mapping[str, ArchSpace],
+        base: str,
+        refused: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.package, self.loaded, self.spaces, self.base = package, loaded, spaces, base
+        self.refused = refused
         self.problems: list[str] = []
         self._faulty: set[tuple[int, KeyPath]] = set()
         self._now = -1  # the entry that is being judged
@@ -124,9 +135,11 @@ class _KernelBuilder:
             self.problem(path, f"{entry!r} is outside the plugin's own package {self.package.module!r}")
 
     def kernel(self, entry: KernelEntry, path: KeyPath) -> Kernel | None:
-        contract = contracts().get(entry.op)
-        if contract is None:
-            self.problem((*path, "op"), f"unknown op {entry.op!r}; {nearest(entry.op, contracts())}")
+        contract = contracts().get(entry.op) if entry.op not in self.refused else None
+        if contract is None and entry.op not in self.refused:
+            places = " and ".join(self.refused.values())
+            own = f"; mend {places} first, which may be it" if places else ""
+            self.problem((*path, "op"), f"unknown op {entry.op!r}; {nearest(entry.op, contracts())}{own}")
         for key in ("entry", "backward", "build", "built"):
             if (value := getattr(entry, key)) is not None:
                 self.check_entry(value, (*path, key))

@@ -8,15 +8,16 @@ from functools import partial
 from types import MappingProxyType
 
 from portakernel.contract import Contract
+from portakernel.contract.field_values import value_faults
 from portakernel.contract.signature_text import signature
 from portakernel.contract.soundness import contract_faults
 from portakernel.contracts import own_contracts, ship, shipped
-from portakernel.host.foreign import Raised, call_bounded
+from portakernel.host.foreign import Raised, call_bounded, call_contained
 from portakernel.manifest.loading import Loaded
 from portakernel.manifest.models import OpEntry, PluginManifest
 from portakernel.manifest.yaml_file import KeyPath
 from portakernel.registry.plugin_manager import Package, PluginManager
-from portakernel.registry.source_files import missing, untaken
+from portakernel.registry.source_files import disagreement, missing
 from portakernel.text.printable import exception_text
 
 
@@ -49,14 +50,22 @@ def ship_ops(manager: PluginManager) -> Mapping[str, Contract]:
     return MappingProxyType(dict(sorted(found.items())))
 
 
-def offers_of(manager: PluginManager, package: Package, loaded: Loaded[PluginManifest]) -> Iterator[Offer]:
-    """The ops that a manifest lists; their contracts' modules are imported, unless the package may not be."""
+def offers_of(
+    manager: PluginManager, package: Package, loaded: Loaded[PluginManifest], deadly: Mapping[str, str] | None = None
+) -> Iterator[Offer]:
+    """The ops that a manifest lists; their contracts' modules are imported, unless the package may not be.
+
+    ``deadly`` are entries of contracts that would end or hold the process, and what is to be said of each.
+    """
     if manager.is_off(package):
         return
     for i, entry in enumerate(loaded.manifest.ops):
         path: KeyPath = ("ops", i)
         if text := _outside(package, entry) or missing(package, entry.contract):
             text = text.replace("has no function", "has nothing called")
+            yield Offer(package, loaded, path, entry, None, (text,))
+            continue
+        if text := (deadly or {}).get(entry.contract, ""):
             yield Offer(package, loaded, path, entry, None, (text,))
             continue
         what = f"importing {entry.contract} of {package}"
@@ -68,8 +77,21 @@ def offers_of(manager: PluginManager, package: Package, loaded: Loaded[PluginMan
             text = f"{entry.contract} is a {type(outcome.value).__name__}; name a portakernel.authoring.Contract"
             yield Offer(package, loaded, path, entry, None, (text,))
         else:
-            faults = (*contract_faults(outcome.value), *_reference_faults(package, entry, outcome.value))
-            yield Offer(package, loaded, path, entry, outcome.value, faults)
+            yield _judged(package, loaded, path, entry, outcome.value)
+
+
+def _judged(
+    package: Package, loaded: Loaded[PluginManifest], path: KeyPath, entry: OpEntry, contract: Contract
+) -> Offer:
+    def faults() -> tuple[str, ...]:
+        own = (*contract_faults(contract), *value_faults(contract))
+        return own or tuple(_reference_faults(package, entry, contract))
+
+    judged = call_contained(faults)
+    if isinstance(judged, Raised):  # fields of quite another kind, such as names in the place of cases
+        text = f"{entry.contract} cannot be read as a contract: {exception_text(judged.error)}"
+        return Offer(package, loaded, path, entry, None, (text,))
+    return Offer(package, loaded, path, entry, contract, judged.value)
 
 
 def faults_of(offers: list[Offer]) -> Mapping[Offer, tuple[str, ...]]:
@@ -121,7 +143,6 @@ def _reference_faults(package: Package, entry: OpEntry, contract: Contract) -> I
     for function, (given, by_name) in wanted.items():
         if text := missing(package, f"{entry.reference}:{function}"):
             yield f"the reference is not whole: {text}"
-        elif lacking := untaken(package, f"{entry.reference}:{function}", given, by_name):
+        elif text := disagreement(package, f"{entry.reference}:{function}", given, by_name):
             takes = f"{function}({', '.join(given)}, *, {', '.join(by_name)})"
-            text = f"{entry.reference}.{function} does not take {', '.join(lacking)}"
             yield f"{text}; for {signature(contract)} it is {takes}"

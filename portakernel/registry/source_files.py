@@ -53,26 +53,44 @@ def misfit(package: Package, kernel: Kernel, op: Contract) -> str:
     needed = [t.name for t in op.tensors if not t.keyword and (not t.feature or t.name in kernel.features)]
     values = [p.name for p in op.parameters if not p.feature or p.name in kernel.features]
     values += [t.name for t in op.tensors if t.keyword and (not t.feature or t.name in kernel.features)]
-    lacking = untaken(package, kernel.entry, needed, [*values, *(["out"] if op.outputs else [])])
-    if not lacking:
-        return ""
-    name = kernel.entry.replace(":", ".")
-    return f"{name} does not take {', '.join(lacking)}; a kernel takes what its op does: {signature(op)}"
+    text = disagreement(package, kernel.entry, needed, [*values, *(["out"] if op.outputs else [])])
+    return f"{text}; a kernel takes what its op does: {signature(op)}" if text else ""
 
 
-def untaken(package: Package, entry: str, positional: Sequence[str], keywords: Sequence[str]) -> list[str]:
-    """The arguments that ``entry``'s function would not take; none where it is no plain def, or cannot be read."""
+def disagreement(package: Package, entry: str, positional: Sequence[str], keywords: Sequence[str]) -> str:
+    """What ``entry``'s function does not take of what it is given, or needs beside; empty where it takes just that.
+
+    Empty too where it is no plain def, or cannot be read.
+    """
     module, _, name = entry.partition(":")
     source = source_of(package, module)
     tree = parsed(source) if source is not None else None
     functions = [node for node in tree.body if isinstance(node, SourceFunction) and node.name == name] if tree else []
     if not functions or functions[-1].decorator_list:
-        return []
+        return ""
     given = functions[-1].args
+    texts = (
+        ("does not take", _untaken(given, positional, keywords)),
+        ("needs", _not_given(given, positional, keywords)),
+    )
+    told = " and ".join(f"{what} {', '.join(names)}" for what, names in texts if names)
+    beside = ", which nothing gives it" if told and texts[1][1] else ""
+    return f"{entry.replace(':', '.')} {told}{beside}" if told else ""
+
+
+def _untaken(given: ast.arguments, positional: Sequence[str], keywords: Sequence[str]) -> list[str]:
     places = [argument.arg for argument in (*given.posonlyargs, *given.args)]
     names = {argument.arg for argument in (*given.args, *given.kwonlyargs)}
     lacking = [] if given.vararg or len(places) >= len(positional) else list(positional[len(places) :])
     return lacking + ([] if given.kwarg else [value for value in keywords if value not in names])
+
+
+def _not_given(given: ast.arguments, positional: Sequence[str], keywords: Sequence[str]) -> list[str]:
+    """The arguments without a default that are passed neither by position nor by name."""
+    places = [*given.posonlyargs, *given.args]
+    needed = places[len(positional) : len(places) - len(given.defaults)]
+    needed += [one for one, default in zip(given.kwonlyargs, given.kw_defaults, strict=True) if default is None]
+    return [one.arg for one in needed if one.arg not in keywords or one in given.posonlyargs]
 
 
 def _place(package: Package, module: str) -> Path | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import site
 import subprocess
@@ -10,8 +11,12 @@ import venv
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from portakernel.runtime import dispatcher
+from portakernel_kit.scaffold import scaffold
 
 # What a guide's reader types, and what it means in the environment; pytest rewrites what is not imported yet.
 COMMANDS = {
@@ -73,3 +78,42 @@ def shell(tmp_path: Path, forked_interpreter: Callable[..., Path], imported_firs
         script.write_text(f"#!/bin/sh\n{command}\n", encoding="utf-8")
         script.chmod(0o755)
     return Shell(variables, empty)
+
+
+@pytest.fixture(name="site")
+def installed_op(tmp_path: Path) -> Callable[..., Path]:
+    """Installs what ``portakernel new op`` writes, with texts of its files replaced."""
+
+    def install(name: str = "demo_scan", changes: dict[str, tuple[str, str]] | None = None) -> Path:
+        written = scaffold("op", name, tmp_path, dispatcher().registry)
+        module = written.folder / "src" / written.module
+        for file, (old, new) in (changes or {}).items():
+            text = (module / file).read_text(encoding="utf-8")
+            assert old in text
+            (module / file).write_text(text.replace(old, new), encoding="utf-8")
+        root = tmp_path / "site"
+        root.mkdir(exist_ok=True)
+        module.rename(root / written.module)
+        info = root / f"{written.module}-0.1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {written.distribution}\nVersion: 0.1.0\n")
+        (info / "entry_points.txt").write_text(f"[portakernel]\n{name} = {written.module}\n")
+        return root / written.module
+
+    return install
+
+
+@pytest.fixture
+def run(
+    tmp_path: Path, python: Callable[..., subprocess.CompletedProcess[str]], imported_first: tuple[str, ...]
+) -> Callable[..., Any]:
+    """Runs a command, or a program, where the site is on the path; returns its JSON, or its output."""
+
+    def command(*words: str, status: int = 0, **environment: str) -> Any:
+        variables = os.environ | {"PYTHONPATH": str(tmp_path / "site")} | environment
+        command_line = words if words[0] == "-c" else ("-m", "portakernel", *words)
+        ran = python(*command_line, env=variables, cwd=tmp_path, imports=imported_first)
+        assert ran.returncode == status, ran.stdout + ran.stderr
+        return json.loads(ran.stdout) if "--json" in words else ran.stdout + ran.stderr
+
+    return command

@@ -87,6 +87,21 @@ def test_a_name_that_cannot_be_used_is_refused_with_what_can(tmp_path, name, mes
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("class", "op 'class' is no name for an op: it is a word of Python; add another word to it, such as class_op"),
+        ("lambda", "op 'lambda' is no name for an op: it is a word of Python; add another word to it, such as"),
+        ("scan_backward", "op 'scan_backward' is no name for an op: names that end in _forward and _backward are"),
+    ],
+)
+def test_an_op_is_not_called_what_no_function_is(tmp_path, capsys, name, message):
+    assert main(["new", "op", name, "--directory", str(tmp_path)]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert list(tmp_path.iterdir()) == []
+    assert main(["new", "plugin", name, "--directory", str(tmp_path)]) == 0
+
+
 def test_what_exists_is_left_as_it_is(tmp_path):
     (tmp_path / "demo_x").mkdir()
     with pytest.raises(ArgumentValueError, match=r"demo_x exists; remove it, choose another name, or another --dir"):

@@ -3,58 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import re
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from portakernel.registry.plugin_manager import Package
 from portakernel.runtime import dispatcher
+from portakernel_kit.cli.validate.entry_imports import import_contracts
 from portakernel_kit.scaffold import scaffold
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Callable[..., Path]:
-    """Installs what ``portakernel new op`` writes, with texts of its files replaced."""
-
-    def install(name: str = "demo_scan", changes: dict[str, tuple[str, str]] | None = None) -> Path:
-        written = scaffold("op", name, tmp_path, dispatcher().registry)
-        module = written.folder / "src" / written.module
-        for file, (old, new) in (changes or {}).items():
-            text = (module / file).read_text(encoding="utf-8")
-            assert old in text
-            (module / file).write_text(text.replace(old, new), encoding="utf-8")
-        root = tmp_path / "site"
-        root.mkdir(exist_ok=True)
-        module.rename(root / written.module)
-        info = root / f"{written.module}-0.1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {written.distribution}\nVersion: 0.1.0\n")
-        (info / "entry_points.txt").write_text(f"[portakernel]\n{name} = {written.module}\n")
-        return root / written.module
-
-    return install
-
-
-@pytest.fixture
-def run(
-    tmp_path: Path, python: Callable[..., subprocess.CompletedProcess[str]], imported_first: tuple[str, ...]
-) -> Callable[..., Any]:
-    """Runs a command, or a program, where the site is on the path; returns its JSON, or its output."""
-
-    def command(*words: str, status: int = 0, **environment: str) -> Any:
-        variables = os.environ | {"PYTHONPATH": str(tmp_path / "site")} | environment
-        command_line = words if words[0] == "-c" else ("-m", "portakernel", *words)
-        ran = python(*command_line, env=variables, cwd=tmp_path, imports=imported_first)
-        assert ran.returncode == status, ran.stdout + ran.stderr
-        return json.loads(ran.stdout) if "--json" in words else ran.stdout + ran.stderr
-
-    return command
-
 
 # Each word of its arguments is a command's; what it tells is how each ended, and its output.
 IN_TURN = """
@@ -99,6 +60,7 @@ def test_every_command_knows_it(site, run):
     [
         ("contract.py", 'op="demo_scan"', 'op="softmax"', "the op 'softmax' is portakernel's own; give yours another"),
         ("contract.py", 'op="demo_scan"', 'op="Demo scan"', "op 'Demo scan' is no name for an op; write lower-case"),
+        ("contract.py", 'op="demo_scan"', 'op="class"', "op 'class' is no name for an op: it is a word of Python; add"),
         ("contract.py", 'TensorArgument("x", ("*M", "N")', 'TensorArgument("x", ("*M", "N//2")', "'N//2' is no size;"),
         ("contract.py", 'TensorArgument("x", ("*M", "N"), ("float32"', 'TensorArgument("x", ("*M", "N"), ("float"',
          "tensor x: unknown dtype 'float'; did you mean"),
@@ -108,7 +70,18 @@ def test_every_command_knows_it(site, run):
         ("contract.py", "import annotations\n", "import annotations\nraise OSError('no')\n", "CONTRACT failed: OSEr"),
         ("contract.py", '{"x": (64, 4096)}', '{"y": (64, 4096)}', "grid row '64×4096': unknown 'y'; known: x"),
         ("contract.py", '{"N": 33}', '{"n": 33}', "case 'rows': unknown 'n'; known: M, N"),
+        ("contract.py", 'gradient="kernel"', 'gradient="kernle"', "gradient: unknown 'kernle'; did you mean 'kernel'"),
+        ("contract.py", '{"x": "sliced"}', '{"x": "slicd"}', "case 'sliced rows': layouts, x: unknown 'slicd'; "),
+        ("contract.py", '{"N": 33}', '{"N": 33}, values="tny"', "case 'rows': values: unknown 'tny'; did "),
+        ("contract.py", '{"N": 33})', '33)', "CONTRACT cannot be read as a contract: TypeError: "),
+        ("contract.py", "cost=cost", "cost=lambda: 3", "cost cannot be called with its three arguments, (dims"),
+        ("contract.py", "cost=cost", "cost=3", "cost is 3; give a function that takes (dims, itemsizes, values)"),
+        ("contract.py", '{"float32": 16.0,', '{"float32": -1.0,', "tolerance, forward, float32: -1.0 is no num"),
+        ("contract.py", '{"float32": 16.0, "float16": 1.0,', '{"float32": 16.0,', "forward: none for float16, which y"),
         ("reference.py", "def forward(x: Tensor, *,", "def forward(*,", "reference.forward does not take x; for demo"),
+        ("reference.py", "def forward(x: Tensor, *,", "def forward(x, z, *,", "reference.forward needs z, wh"),
+        ("reference.py", "def backward(grad_y: Tensor, *,", "def backward(grad_y, more, *,", "backward needs mo"),
+        ("reference.py", "def forward(x: Tensor, *,", "def forward(x, *, by,", "reference.forward needs by, which n"),
         ("reference.py", "def magnitudes(", "def sizes(", "the reference is not whole: portakernel_demo_scan.refer"),
     ],
 )  # fmt: skip
@@ -123,7 +96,67 @@ def test_what_cannot_be_an_op_is_refused_with_its_place_and_nobody_else_suffers(
     assert said in reason
     assert f"{folder.name}" in reason
     assert any(problem["line"] == 9 and said in problem["text"] for problem in validated["problems"])
+    assert not any("no op here is called" in finding["what"] for finding in diagnosis["findings"])
+    # what was wrong with the op is not told once more of its kernels, unless to refer to it
+    unknown = [problem["text"] for problem in validated["problems"] if "unknown op" in problem["text"]]
+    assert all(text.endswith("; mend ops[0] first, which may be it") for text in unknown)
+    if file == "reference.py":
+        assert unknown == []
     assert explained["chosen"].startswith("torch.")
+
+
+def test_a_kernel_that_needs_more_than_its_op_gives_is_refused_with_its_place(site, run):
+    site(changes={"kernel.py": ("def demo_scan(x: Tensor, *,", "def demo_scan(x, y, z=0, *, by,")})
+    (problem,) = run("validate", "--json", status=1)["problems"]
+    assert (problem["line"], problem["key"]) == (13, "kernels[0].entry")
+    assert problem["text"] == (
+        "portakernel_demo_scan.kernel.demo_scan needs y, by, which nothing gives it; "
+        "a kernel takes what its op does: demo_scan(x, *, out=None, kernel=None)"
+    )
+
+
+def test_validate_says_that_a_contract_ends_its_process_and_goes_on(site, run):
+    folder = site(changes={"contract.py": ("import annotations\n", "import annotations\nimport os\nos._exit(3)\n")})
+    found = run("validate", str(folder), "--json", status=1)
+    text = "ops[0]: importing portakernel_demo_scan.contract:CONTRACT ended its process with status 3; "
+    assert [(p["line"], f"{p['key']}: {p['text']}") for p in found["problems"]][:1] == [
+        (9, f"{text}a module must not end the program")
+    ]
+
+
+def test_contracts_are_waited_for_within_a_bound_and_one_that_ends_the_process_hides_no_other(tmp_path):
+    modules = {"slow": "import time\ntime.sleep(60)\nC = 1\n", "deadly": "import os\nos._exit(5)\n", "fine": "C = 1\n"}
+    for name, text in {"__init__": "", **modules}.items():
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+    folder = tmp_path.rename(tmp_path.with_name("waited_for"))
+    package = Package("waited", "waited_for", "waited", "1.0", folder)
+    found = import_contracts(package, [f"waited_for.{name}:C" for name in ("slow", "deadly", "fine")], 1.0)
+    assert found.deadly == {
+        "waited_for.slow:C": "importing waited_for.slow:C takes longer than 1 s; "
+        "do at the first call what takes so long",
+        "waited_for.deadly:C": "importing waited_for.deadly:C ended its process with status 5; "
+        "a module must not end the program",
+    }
+    assert found.loading_torch == frozenset()
+
+
+def test_validate_names_a_contract_that_loads_torch(site, run):
+    folder = site(changes={"contract.py": ("import annotations\n", "import annotations\nimport torch\n")})
+    (problem,) = run("validate", str(folder), "--json", status=1)["problems"]
+    text = "torch became loaded by importing the contract's module; import it in the reference alone"
+    assert (problem["line"], problem["key"], problem["text"]) == (9, "ops[0].contract", text)
+
+
+def test_a_reference_that_cannot_be_imported_is_named_by_validate_with_imports_and_by_doctor(site, run):
+    folder = site(changes={"reference.py": ("import torch\n", "import torch, nosuchthing\n")})
+    assert run("validate", str(folder), "--json")["ok"]
+    (problem,) = run("validate", str(folder), "--imports", "--json", status=1)["problems"]
+    raised = (
+        "importing portakernel_demo_scan.reference:forward raised ModuleNotFoundError: No module named 'nosuchthing'"
+    )
+    assert (problem["file"], problem["line"]) == (str(folder / "reference.py"), 5)
+    assert problem["text"] == f"{raised}; import what may be missing where it is used"
+    assert broken(run("doctor", "--json", status=1)) == [raised]
 
 
 def test_of_two_that_ship_one_op_neither_does(site, run):
@@ -131,6 +164,69 @@ def test_of_two_that_ship_one_op_neither_does(site, run):
     site("demo_other", {"contract.py": ('op="demo_other"', 'op="demo_scan"')})
     reasons = broken(run("doctor", "--json", status=1))
     assert len([reason for reason in reasons if "the op 'demo_scan' is shipped by" in reason]) == 2
+
+
+def project(folder: Path, name: str, distribution: str, kernel: str) -> Path:
+    """A project that is not installed, whose plugin has one more kernel than others; its folder."""
+    module = folder / "src" / f"portakernel_{name}"
+    module.mkdir(parents=True)
+    (module / "__init__.py").touch()
+    (module / "kernel.py").write_text("def scan(x, *, exclusive=False, out=None): ...\n", encoding="utf-8")
+    (module / "plugin.yaml").write_text(f"schema_version: 1\nplugin: {name}\nkernels:\n  - {kernel}\n", "utf-8")
+    entry = f'[project.entry-points.portakernel]\n{name} = "portakernel_{name}"\n'
+    text = f'[project]\nname = "{distribution}"\nversion = "0.2.0"\n{entry}'
+    (folder / "pyproject.toml").write_text(text, encoding="utf-8")
+    return folder
+
+
+OTHERS_KERNEL = "{op: demo_scan, entry: portakernel_fast.kernel:scan, targets: {cpu: any}, dtypes: {x: [float32]}}"
+
+
+def test_a_package_may_have_kernels_for_an_op_that_another_one_ships(site, run, tmp_path):
+    folder = project(tmp_path / "fast", "fast", "fast-scans", OTHERS_KERNEL)
+    (alone,) = run("validate", str(folder), "--json", status=1)["problems"]
+    known = len(dispatcher().registry.ops)
+    assert alone["text"] == f"unknown op 'demo_scan'; {known} are known, none of them close"
+    site()
+    found = run("validate", str(folder), "--json")
+    assert found["problems"] == []
+    manifest = folder / "src" / "portakernel_fast" / "plugin.yaml"
+    assert run("validate", str(manifest), "--json")["problems"] == []
+    misspelt = manifest.read_text(encoding="utf-8").replace("op: demo_scan", "op: paged_sort")
+    manifest.write_text(misspelt, encoding="utf-8")
+    (told,) = run("validate", str(folder), "--json", status=1)["problems"]
+    assert told["text"] == f"unknown op 'paged_sort'; {known + 1} are known, none of them close"
+    assert "unknown op" in run("validate", str(folder), status=1, PORTAKERNEL_DISABLE="demo_scan")
+
+
+def test_of_two_projects_one_may_have_kernels_for_the_other_s_op_in_either_order(run, tmp_path):
+    fast = project(tmp_path / "fast", "fast", "fast-scans", OTHERS_KERNEL)
+    ships = scaffold("op", "demo_scan", tmp_path, dispatcher().registry).folder
+    for order in ((fast, ships), (ships, fast)):
+        assert run("validate", *map(str, order), "--json")["problems"] == []
+
+
+def test_a_project_of_which_a_copy_is_installed_is_the_one_that_is_judged(site, run, tmp_path):
+    module = site()
+    folder = tmp_path / "demo_scan"
+    shutil.copytree(module, folder / "src" / module.name)
+    assert run("validate", str(folder), "--json")["problems"] == []
+    pyproject = folder / "pyproject.toml"
+    pyproject.write_text(
+        pyproject.read_text(encoding="utf-8").replace("portakernel-demo-scan", "Portakernel.Demo_scan")
+    )
+    assert run("validate", str(folder), "--json")["problems"] == []
+    contract = folder / "src" / module.name / "contract.py"
+    contract.write_text(contract.read_text(encoding="utf-8").replace('{"N": 33}', '{"n": 33}'), encoding="utf-8")
+    (told,) = run("validate", str(folder), "--json", status=1)["problems"]
+    assert told["text"] == "case 'rows': unknown 'n'; known: M, N"
+    pyproject.write_text(pyproject.read_text(encoding="utf-8").replace("Portakernel.Demo_scan", "demo-scans"))
+    found = run("validate", str(folder), "--json", status=1)
+    taken = (
+        "the name 'demo_scan' is taken by demo_scan (portakernel-demo-scan 0.1.0); choose another, in the manifests too"
+    )
+    assert [problem["text"] for problem in found["problems"]] == [taken, told["text"]]
+    assert [(checked["kind"], checked["problems"]) for checked in found["checked"]] == [("plugin", 1), ("project", 1)]
 
 
 def test_switched_off_it_takes_its_op_away(site, run):
@@ -209,6 +305,13 @@ def test_a_list_of_calls_to_warm_up_may_name_it(site, run, tmp_path):
     # 1: there was nothing to build
     told = run("warmup", "--calls", str(calls), "--json", status=1)
     assert [call["kernel"] for call in told["calls"]] == ["demo_scan.demo_scan"]
+
+
+def test_a_call_to_warm_up_may_be_the_first_to_name_it(site, run):
+    site()
+    command = "warmup demo_scan --shape x=4x8 --dtype float32 --kernel demo_scan --training --json"
+    told = run(*command.split(), status=1)  # 1: there was nothing to build
+    assert {call["kernel"] for call in told["calls"]} == {"demo_scan.demo_scan"}
 
 
 def test_a_registry_of_packages_that_do_not_ship_it_has_neither_op_nor_kernels(site, run):

@@ -50,6 +50,27 @@ def package(tmp_path):
             ),
         ),
         (
+            "import portakernel_plugins.triton",
+            (
+                "imports portakernel_plugins.triton, which changes without notice; what plugins may import stands in"
+                " portakernel.authoring, and docs/writing-a-kernel.md lists it"
+            ),
+        ),
+        (
+            "from portakernel_backends import nvidia",
+            (
+                "imports portakernel_backends.nvidia, which changes without notice; what plugins may import stands in"
+                " portakernel.authoring, and docs/writing-a-kernel.md lists it"
+            ),
+        ),
+        (
+            "from portakernel_plugins.triton.rows import delivered",
+            (
+                "imports portakernel_plugins.triton.rows, which changes without notice; import delivered from"
+                " portakernel.authoring.tensors"
+            ),
+        ),
+        (
             "if True:\n    from portakernel.capability import CannotRun",
             "imports portakernel.capability, which changes without notice; import CannotRun from portakernel.authoring",
         ),
@@ -89,7 +110,15 @@ def test_packages_of_the_first_version_import_what_it_had(package):
 
 @pytest.mark.parametrize("folder", ["plugins/portakernel_plugins", "backends/portakernel_backends", "examples"])
 def test_our_own_packages_come_in_by_the_door_types_included(folder):
-    assert [str(problem) for problem in past_the_door(ROOT / folder, 2)] == []
+    for package in sorted(path.parent for path in (ROOT / folder).glob("*/__init__.py")):
+        own = f"{Path(folder).name}.{package.name}"
+        assert [str(problem) for problem in past_the_door(package, 2, own)] == []
+
+
+def test_a_plugin_imports_its_own_modules_and_not_its_neighbours(package):
+    folder = package("from portakernel_plugins.acme import rows\nfrom portakernel_plugins import acme, triton\n")
+    told = [str(problem) for problem in past_the_door(folder, 2, "portakernel_plugins.acme")]
+    assert [text.partition(":2: ")[2].partition(",")[0] for text in told] == ["imports portakernel_plugins.triton"]
 
 
 def test_the_door_lists_what_it_imports_and_no_more():

@@ -470,7 +470,8 @@ def test_scores_beyond_what_an_exponential_holds_are_no_infinities() -> None:
     out, lse = run(tensors, return_lse=True)
     exact, exact_lse = attention.plain(**{name: tensor.double() for name, tensor in tensors.items()}, return_lse=True)
     torch.testing.assert_close(out.double(), exact, rtol=0.02, atol=0.02)
-    torch.testing.assert_close(lse.double(), exact_lse, rtol=1e-6, atol=0.0)
+    # what cancels in a score is of the size of the largest
+    torch.testing.assert_close(lse.double(), exact_lse, rtol=1e-6, atol=1e-6 * float(exact_lse.abs().max()))
 
 
 def test_nan_and_infinity_stay_with_the_queries_that_see_them() -> None:

@@ -78,7 +78,7 @@ def forward_field(dispatcher: Dispatcher, operands: Operands, admitted: Filter) 
     """The kernels for forward without a gradient."""
     decision = dispatcher.decide(operands.request(Phase.INFERENCE))
     eligible = [c.kernel for c in decision.candidates if _serves(c, admitted) and admitted.admits(c.kernel)]
-    contenders = tuple(_contender(dispatcher, operands, kernel, Phase.INFERENCE) for kernel in eligible)
+    contenders = tuple(contender(dispatcher, operands, kernel, Phase.INFERENCE) for kernel in eligible)
     return Field(decision.chosen.name if decision.chosen else None, contenders, _rejections(decision, admitted))
 
 
@@ -155,7 +155,8 @@ def _rejections(decision: Decision, admitted: Filter) -> dict[str, tuple[Rejecti
     }
 
 
-def _contender(dispatcher: Dispatcher, operands: Operands, kernel: Kernel, phase: Phase) -> Contender:
+def contender(dispatcher: Dispatcher, operands: Operands, kernel: Kernel, phase: Phase) -> Contender:
+    """``kernel`` as something to call in ``phase``, whatever policies say of it."""
     request = operands.request(phase)
     try:
         run = launcher(operands.contract, kernel, replace(request, requires=frozenset()), dispatcher)

@@ -13,7 +13,7 @@ from portakernel.deciding.asking import ask, unfit
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
 from portakernel.words.dtypes import DTYPES, parse_dtype
 from portakernel.words.target import Target
-from portakernel_kit.bench.traffic import forward_cost
+from portakernel_kit.bench.traffic import FaultyOp, forward_cost
 
 # What a CPU does in about a tenth of a second; larger rows are for accelerators.
 _CPU_BYTES, _CPU_FLOPS = 1 << 27, 10_000_000_000
@@ -34,8 +34,15 @@ class Question:
 
     @property
     def cost(self) -> Cost:
-        """What forward has to move and compute."""
+        """What forward has to move and compute; raises what ``forward_cost`` does."""
         return forward_cost(contract(self.op), self.request)
+
+    def too_large(self, *, on_cpu: bool, free_bytes: int | None) -> str:
+        """Why it is left out where nobody asked for it; empty where it is not, or the contract's cost is at fault."""
+        try:
+            return too_large(self.cost, on_cpu=on_cpu, free_bytes=free_bytes)
+        except FaultyOp:  # measuring it says so
+            return ""
 
 
 def questions(op: str, rows: Sequence[GridRow], dtypes: Sequence[DType], target: Target) -> list[Question]:

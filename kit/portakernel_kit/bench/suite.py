@@ -15,21 +15,21 @@ from portakernel.contract import Contract, Cost
 from portakernel.contracts import contract
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel_kit.bench.contenders import (
-    Contender,
     Field,
     Filter,
     backward_field,
     build_waiting,
+    contender,
     described_error,
     forward_field,
     training_results,
 )
 from portakernel_kit.bench.measurement import Expected, measure, results_of
 from portakernel_kit.bench.operands import Operands, draw, memory_bytes
-from portakernel_kit.bench.question import Question, too_large
-from portakernel_kit.bench.results import Cell, LeftOut
+from portakernel_kit.bench.question import Question
+from portakernel_kit.bench.results import Cell, LeftOut, Measured
 from portakernel_kit.bench.stopwatch import Stopwatch, stopwatch
-from portakernel_kit.bench.traffic import backward_cost, forward_cost, is_compute_bound
+from portakernel_kit.bench.traffic import FaultyOp, backward_cost, forward_cost, is_compute_bound
 
 Progress = Callable[[str], None]
 
@@ -82,6 +82,8 @@ class Suite:
                 self.advance(f"{op.op} {question.row.name} {phase_name(phase)}")
                 try:
                     yield self._cell(question, phase)
+                except FaultyOp as fault:
+                    yield self._unmeasured(question, phase, str(fault))
                 except RuntimeError as error:
                     # torch's own, of the reference: no memory left, or a device that broke
                     yield LeftOut(op.op, question.row.name, phase_name(phase), described_error(error))
@@ -98,7 +100,7 @@ class Suite:
         free_bytes: int | None = None
         if self.device.type == "cuda":
             free_bytes = torch.cuda.mem_get_info(self.device)[0]
-        return too_large(question.cost, on_cpu=self.device.type == "cpu", free_bytes=free_bytes)
+        return question.too_large(on_cpu=self.device.type == "cpu", free_bytes=free_bytes)
 
     def _release(self) -> None:
         """Gives back what the allocator keeps, so that what is free is known before the next request."""
@@ -115,7 +117,13 @@ class Suite:
         sets = [first, *(draw(question, arguments, self.device, self.seed + i) for i in range(1, count))]
         cost = forward_cost(op, question.request, first.lengths())
         if phase is Phase.BACKWARD:
-            self._prepare_backward(sets)
+            try:
+                self._prepare_backward(sets)
+            except RuntimeError:
+                raise  # torch's own, which need not be the reference's fault
+            except (Exception, SystemExit) as error:
+                text = f"the reference of {op.op} is at fault: {described_error(error)}"
+                raise FaultyOp(text) from error
             read = {name: memory_bytes(tensor) for name, tensor in (first.grads | first.kept).items()}
             needed = [t for t, need in zip(first.tensors, first.needs, strict=True) if need]
             cost = backward_cost(op, cost, read, [memory_bytes(tensor) for tensor in needed])
@@ -160,20 +168,28 @@ class Suite:
         names = tuple(result.name for result in made.results)
         if phase is Phase.BACKWARD:
             names = tuple(f"gradient of {name}" for name in operands.contract.names)
-        others = sorted(competing.contenders, key=lambda contender: contender.kernel.name != competing.chosen)
+        others = sorted(competing.contenders, key=lambda one: one.kernel.name != competing.chosen)
         failure = ""
-        for judge in (self._reference(operands, phase), *others):
+        reference = self.dispatcher.registry.kernels[f"reference.{operands.contract.op}"]
+        for judge in (contender(self.dispatcher, operands, reference, phase), *others):
+            if judge.launch is None:
+                failure = failure or judge.failure
+                continue
             try:
-                return Expected(results_of(judge, operands, self.watch), judge.kernel.name, names), failure
+                results = results_of(judge, operands, self.watch)
+                if len(results) == len(names):
+                    return Expected(results, judge.kernel.name, names), failure
+                failure = failure or f"{judge.kernel.name} returned {len(results)} results, not {len(names)}"
             except Exception as error:  # noqa: BLE001 - the plugin border: others than the first are shown in their turn
                 failure = failure or described_error(error)
         return None, failure
 
-    def _reference(self, operands: Operands, phase: Phase) -> Contender:
-        """The reference as something to call, whatever policies say of it."""
-        kernel = self.dispatcher.registry.kernels[f"reference.{operands.contract.op}"]
-        run = launcher(operands.contract, kernel, operands.request(phase), self.dispatcher)
-        return Contender(kernel, lambda given: run(*given.call(phase)))
+    def _unmeasured(self, question: Question, phase: Phase, reason: str) -> Cell:
+        """A request of an op that is at fault itself: every kernel of it that takes part has failed."""
+        kernels = filter(self.admitted.admits, self.dispatcher.registry.kernels.values())
+        failed = tuple(Measured(k.name, "failed", reason=reason) for k in kernels if k.op == question.op)
+        nobody = Field(None, ())
+        return self._result(question, phase, Cost(bytes=0, flops=0), nobody, (None, ""), (failed, None))
 
     def _result(
         self, question: Question, phase: Phase, cost: Cost, competing: Field, judge: tuple[str | None, str], times: Any

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from portakernel.claims.request import Request
 from portakernel.contract import Contract, Cost
+from portakernel.text.printable import exception_text
 from portakernel.words.dtypes import DTYPES
 
 # Operations for each byte from which on a call is stated in TFLOP/s: an H200 computes 170 bfloat16 operations while it
@@ -18,10 +19,25 @@ _BACKWARD_FLOPS: Mapping[str, float] = {"attention": 2.5, "attention_varlen": 2.
 _UNREAD: Mapping[str, frozenset[str]] = {"embedding_bag": frozenset({"weight"})}
 
 
+class FaultyOp(Exception):  # noqa: N818 - what is reported is its message, which names what is at fault
+    """An op whose contract or reference is at fault, so that nothing of it can be measured."""
+
+
 def forward_cost(contract: Contract, request: Request, lengths: Mapping[str, Sequence[int]] | None = None) -> Cost:
-    """What the op's contract says of a forward call; with the ``lengths`` in integer tensors, by name, of that one."""
+    """What the op's contract says of a forward call; with the ``lengths`` in integer tensors, by name, of that one.
+
+    Raises:
+        FaultyOp: the contract's ``cost`` raises, or returns something else.
+    """
     itemsizes = {name: DTYPES[dtype].itemsize for name, dtype in request.dtypes.items() if name in contract.names}
-    return contract.cost(request.dims, itemsizes, {**request.values, **(lengths or {})})
+    what = f"the contract of {contract.op} is at fault: its cost"
+    try:
+        cost: object = contract.cost(request.dims, itemsizes, {**request.values, **(lengths or {})})
+    except Exception as error:
+        raise FaultyOp(f"{what} raised {exception_text(error)}") from error
+    if not isinstance(cost, Cost):
+        raise FaultyOp(f"{what} returned {type(cost).__name__}; return a portakernel.authoring.Cost")
+    return cost
 
 
 def backward_cost(contract: Contract, forward: Cost, read: Mapping[str, int], written: Sequence[int]) -> Cost:

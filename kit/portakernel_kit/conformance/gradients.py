@@ -21,7 +21,6 @@ from portakernel_kit.conformance.memory import place_tensor, twin
 from portakernel_kit.conformance.trial import Outcome, Trial, attempt
 from portakernel_kit.conformance.truth import Gradient
 
-
 # Equal terms are the worst to add up one by one: tolerances are for as many as the ops' own cases have.
 _MOST_EQUAL_TERMS = 128
 

@@ -10,6 +10,7 @@ import pytest
 
 from portakernel import runtime
 from portakernel.registry.kernel import Kernel
+from portakernel_kit.conformance.op_faults import OpFault
 from portakernel_kit.conformance.result import Result
 from portakernel_kit.conformance.runner import fresh_seed, select_kernels
 from portakernel_kit.conformance.suite import Suite, Unit
@@ -40,8 +41,13 @@ class KernelNode(pytest.Collector):
             yield UnavailableItem.from_parent(self, name=f"{self.kernel.op}[*]", reason=venue.reason)
             return
         all_builds = bool(self.config.getoption("portakernel_all_builds"))
-        suite = Suite(runtime.dispatcher(), self.kernel, venue, self.seed, all_builds=all_builds)
-        for unit in suite.units():
+        try:
+            suite = Suite(runtime.dispatcher(), self.kernel, venue, self.seed, all_builds=all_builds)
+            units = suite.units()
+        except OpFault as fault:
+            yield FaultyItem.from_parent(self, name=f"{self.kernel.op}[*]", fault=fault)
+            return
+        for unit in units:
             yield UnitItem.from_parent(self, name=unit.name, suite=suite, unit=unit)
 
 
@@ -55,6 +61,22 @@ class UnavailableItem(pytest.Item):
     def runtest(self) -> None:
         """Skips."""
         pytest.skip(self.reason)
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        """Where the item is from: the kernel."""
+        return self.path, None, self.nodeid
+
+
+class FaultyItem(pytest.Item):
+    """A kernel of an op that is at fault itself, so that there are no units."""
+
+    def __init__(self, *, fault: OpFault, **keywords: Any) -> None:
+        super().__init__(**keywords)
+        self.fault = fault
+
+    def runtest(self) -> None:
+        """Fails."""
+        pytest.fail(str(self.fault), pytrace=False)
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
         """Where the item is from: the kernel."""

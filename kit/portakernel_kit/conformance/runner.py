@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import traceback
 from collections.abc import Iterator
 
 from portakernel.contracts import contract
@@ -14,8 +15,10 @@ from portakernel.words.target import Device
 from portakernel_kit.conformance import huge as huge_calls
 from portakernel_kit.conformance.drawn.processes import Drawing
 from portakernel_kit.conformance.drawn.spelling import parse_request
+from portakernel_kit.conformance.op_faults import OpFault
 from portakernel_kit.conformance.result import Result
 from portakernel_kit.conformance.suite import Suite
+from portakernel_kit.conformance.trial import Outcome, result_of
 from portakernel_kit.conformance.venue import Unavailable, Venue, find_venue
 
 # Each has a copy of torch, and of what kernels keep.
@@ -73,7 +76,10 @@ def plan(
         elif huge:
             count += huge_calls.cases_reported(kernel, venue)
         else:
-            count += Suite(dispatcher, kernel, venue, seed or 0, all_builds=all_builds).cases_reported()
+            try:
+                count += Suite(dispatcher, kernel, venue, seed or 0, all_builds=all_builds).cases_reported()
+            except OpFault:
+                count += 1
     return count
 
 
@@ -86,17 +92,21 @@ def run(
     all_builds: bool = False,
     huge: bool = False,
 ) -> Iterator[Result]:
-    """Every result for one kernel at one venue, as it comes."""
+    """Every result for one kernel at one venue, as it comes; a failed one where the op is at fault, not the kernel."""
     if isinstance(venue, Unavailable):
         yield Result(kernel.name, kernel.op, f"{kernel.op}[*]", "claim", "skipped", venue.reason)
         return
     seed = fresh_seed() if seed is None else seed
-    if huge:
-        yield from huge_calls.results(dispatcher, kernel, venue, seed)
-        return
-    suite = Suite(dispatcher, kernel, venue, seed, all_builds=all_builds)
-    for unit in suite.units():
-        yield from suite.run(unit)
+    try:
+        if huge:
+            yield from huge_calls.results(dispatcher, kernel, venue, seed)
+            return
+        suite = Suite(dispatcher, kernel, venue, seed, all_builds=all_builds)
+        for unit in suite.units():
+            yield from suite.run(unit)
+    except OpFault as fault:
+        outcome = Outcome("claim", "failed", str(fault), traceback=traceback.format_exc())
+        yield result_of(kernel, venue, f"{kernel.op}[*]", outcome)
 
 
 def drawing(

@@ -22,13 +22,14 @@ from portakernel_kit.conformance.coverage import shared_by_rows, uncovered
 from portakernel_kit.conformance.gradients import Backward
 from portakernel_kit.conformance.graph import Graph, capture_cuda
 from portakernel_kit.conformance.inputs import Inputs, draw_inputs, generator, is_present
+from portakernel_kit.conformance.op_faults import OpFault, blamed
 from portakernel_kit.conformance.repetition import THREADS as REPEATING_THREADS
 from portakernel_kit.conformance.repetition import Repetition
 from portakernel_kit.conformance.result import Result
 from portakernel_kit.conformance.selection import build_case, claims_in, fewest
 from portakernel_kit.conformance.tangents import Tangents
 from portakernel_kit.conformance.threads import on_one_thread
-from portakernel_kit.conformance.trial import Outcome, Trial, attempt, result_of
+from portakernel_kit.conformance.trial import Outcome, Trial, attempt, ending_in_words, result_of
 from portakernel_kit.conformance.venue import Venue, refusals
 from portakernel_kit.conformance.written import forward_of
 
@@ -206,7 +207,7 @@ class Suite:
             "repetition": self._repetition,
             "unbuilt": self._unbuilt,
         }
-        found = outcomes[unit.kind](unit)
+        found = ending_in_words(outcomes[unit.kind](unit))
         # through autograd a case runs as a model runs it, with every thread
         for outcome in on_one_thread(found) if unit.kind in ("case", "drawn") else found:
             yield self._result(unit.name, outcome)
@@ -221,11 +222,13 @@ class Suite:
 
     def _inputs(self, case: Case, dtypes: Mapping[str, str], *again: str) -> Inputs:
         source = generator(self.seed, self.contract.op, case.name, *dtypes.values(), *again)
-        return draw_inputs(self.contract, case, dtypes, self.venue.torch_device, source)
+        with blamed(f"drawing the contract's case {case.name!r}"):
+            return draw_inputs(self.contract, case, dtypes, self.venue.torch_device, source)
 
     def _forms(self, case: Case, dtypes: Mapping[str, str]) -> Inputs:
         """The inputs as far as claims see them, which ask for no number."""
-        return draw_inputs(self.contract, case, dtypes, self.venue.torch_device, None)
+        with blamed(f"making tensors of the contract's case {case.name!r}"):
+            return draw_inputs(self.contract, case, dtypes, self.venue.torch_device, None)
 
     def _trial(self, case: Case, dtypes: Mapping[str, str], *again: str) -> Trial:
         inputs = self._inputs(case, dtypes, *again)
@@ -281,16 +284,21 @@ class Suite:
         if unit.case is None:
             return
         case, dtypes = unit.case, dict(unit.dtypes)
+        self.ran[unit.name] = Ran(False, False)  # until it has: an op that is at fault ends the case
         refused = self._refused(case, None)
         try:
             trial = None if refused else self._trial(case, dtypes)
-        except (ArgumentTypeError, ArgumentValueError, IndexError) as error:
-            if unit.kind != "drawn":
+        except OpFault as fault:
+            if unit.kind != "drawn" or not isinstance(
+                fault.__cause__, (ArgumentTypeError, ArgumentValueError, IndexError)
+            ):
                 raise
-            trial, refused = None, Outcome("claim", "skipped", f"{self.contract.op} has no such call: {error}")
+            trial, refused = (
+                None,
+                Outcome("claim", "skipped", f"{self.contract.op} has no such call: {fault.__cause__}"),
+            )
         refused = refused or (self._built(case, trial) if trial else None) or self._refused(case, trial)
         if refused or trial is None:
-            self.ran[unit.name] = Ran(False, False)
             yield from [refused] if refused else []
             return
         forward = forward_of(trial)

@@ -23,6 +23,7 @@ from portakernel.registry.kernel import Kernel
 from portakernel_kit.conformance.comparison import Mismatch, compare, compare_rows
 from portakernel_kit.conformance.inputs import Inputs
 from portakernel_kit.conformance.memory import changed_around, footprint, same_bits, shares_memory
+from portakernel_kit.conformance.op_faults import OpFault
 from portakernel_kit.conformance.result import Aspect, Result, Status
 from portakernel_kit.conformance.truth import Truth, exact
 from portakernel_kit.conformance.venue import Venue, refusals
@@ -52,9 +53,19 @@ def attempt(aspect: Aspect, check: Callable[[], Sequence[str]]) -> Outcome:
         status, detail = ("failed" if problems else "passed"), "; ".join(problems)
     except CannotRun as declared:
         status, detail = "skipped", f"{DECLARED}: {declared}"
+    except OpFault as fault:
+        detail, trace = str(fault), traceback.format_exc()
     except Exception as error:  # noqa: BLE001 - the plugin border: a kernel that raises fails its case, not the kit
         detail, trace = f"{type(error).__name__}: {error}", traceback.format_exc()
     return Outcome(aspect, status, detail, time.perf_counter() - start, trace)
+
+
+def ending_in_words(outcomes: Iterator[Outcome]) -> Iterator[Outcome]:
+    """``outcomes``; where the op itself turns out to be at fault, a failed one that says so is the last."""
+    try:
+        yield from outcomes
+    except OpFault as fault:
+        yield Outcome("claim", "failed", str(fault), traceback=traceback.format_exc())
 
 
 def result_of(kernel: Kernel, venue: Venue, case: str, outcome: Outcome) -> Result:

@@ -7,7 +7,6 @@ results before they are rounded, say.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,9 +15,9 @@ import torch
 from torch import Tensor
 
 from portakernel.contract import Contract
-from portakernel.contracts import reference_module
 from portakernel_kit.conformance.comparison import numbers, ulp_at
 from portakernel_kit.conformance.inputs import Inputs
+from portakernel_kit.conformance.op_faults import asked, counted, reference_of
 
 
 def exact(tensor: Tensor) -> Tensor:
@@ -64,8 +63,12 @@ class Truth:
 
     @classmethod
     def of(cls, inputs: Inputs) -> Truth:
-        """The truth about these inputs."""
-        contract, reference = inputs.contract, _reference(inputs.contract)
+        """The truth about these inputs.
+
+        Raises:
+            OpFault: the reference cannot say it.
+        """
+        contract, reference = inputs.contract, reference_of(inputs.contract)
         outputs = [output.name for output in contract.results]
         given = [None if tensor is None else exact(tensor) for tensor in inputs.tensors]
         stored = [None if tensor is None else tensor.detach().to("cpu") for tensor in inputs.tensors]
@@ -73,25 +76,28 @@ class Truth:
             if contract.mutated:
                 found = _written(reference, inputs, given)
             elif hasattr(reference, "truth"):
-                found = _call(reference.truth, inputs, stored)
+                found = _call(reference, "truth", inputs, stored)
             else:
                 # saved tensors as the contract of all values has them
-                found = _call(reference.forward, inputs, given, **({"save": True} if contract.saved else {}))
+                found = _call(reference, "forward", inputs, given, **({"save": True} if contract.saved else {}))
             plain: tuple[Tensor, ...] = ()
             magnitudes: tuple[Tensor | None, ...] = ()
             if contract.tolerance.rule == "plain":
-                plain = _call(reference.plain, inputs, stored)
+                plain = _call(reference, "plain", inputs, stored)
             if hasattr(reference, "output_magnitudes"):
-                magnitudes = _call(reference.output_magnitudes, inputs, given)
+                magnitudes = _call(reference, "output_magnitudes", inputs, given)
             free: Mapping[str, Tensor] = {}
             if hasattr(reference, "unspecified"):
                 positional, keywords = inputs.keywords(given)
-                free = reference.unspecified(*positional, **keywords)
+                free = asked(reference, "unspecified")(*positional, **keywords)
             saved_magnitudes: tuple[Tensor | None, ...] = ()
             if hasattr(reference, "saved_magnitudes"):
-                saved_magnitudes = _call(reference.saved_magnitudes, inputs, given)
+                saved_magnitudes = _call(reference, "saved_magnitudes", inputs, given)
         saved = [result.name for result in contract.saved]
-        named = dict(zip([*outputs, *saved], found, strict=True))
+        made = "truth" if hasattr(reference, "truth") and not contract.mutated else "forward"
+        named = dict(
+            zip([*outputs, *saved], counted(found, [*outputs, *saved], f"the reference's {made}"), strict=True)
+        )
         slack: dict[str, Tensor] = {}
         if getattr(reference, "FLOAT32_MAGNITUDES", False):
             wide = [inputs.dtype(output) is torch.float32 for output in contract.results]
@@ -112,7 +118,7 @@ class Truth:
 
     def untouched(self) -> dict[str, Tensor]:
         """Of each argument that the op writes, the elements that it leaves as they are: those that keep any value."""
-        reference, kept = _reference(self.contract), list[tuple[Tensor, ...]]()
+        reference, kept = reference_of(self.contract), list[tuple[Tensor, ...]]()
         for fill in (1.0, 2.0):
             given = [None if tensor is None else exact(tensor) for tensor in self.inputs.tensors]
             for place, argument in enumerate(self.contract.tensors):
@@ -142,7 +148,7 @@ class Truth:
             return tuple(None if wide is None else Gradient(wide, wide.abs()) for _ in self.inputs.tensors)
         if self.contract.tolerance.rule == "plain":
             return self._plain_gradients(grads)
-        reference, wide_grads = _reference(self.contract), [None if g is None else exact(g) for g in grads]
+        reference, wide_grads = reference_of(self.contract), [None if g is None else exact(g) for g in grads]
         held: dict[str, Tensor | None] = {name: exact(tensor) for name, tensor in self.inputs.given.items()}
         # outputs as backward is given them, rounded
         held |= {o.name: exact(self.outputs[o.name].to(self.inputs.dtype(o))) for o in self.contract.outputs}
@@ -153,8 +159,11 @@ class Truth:
         parameters = {**self.inputs.parameters, **off}
         with torch.no_grad():
             needs = tuple(t is not None and t.dtype.is_floating_point for t in self.inputs.tensors)
-            values = reference.backward(*wide_grads, *kept, **parameters, needs=needs)
-            magnitudes = reference.magnitudes(*wide_grads, *kept, **parameters)
+            values = asked(reference, "backward")(*wide_grads, *kept, **parameters, needs=needs)
+            magnitudes = asked(reference, "magnitudes")(*wide_grads, *kept, **parameters)
+        names = [f"the gradient of {name}" for name in self.contract.names]
+        values = counted(values, names, "the reference's backward")
+        magnitudes = counted(magnitudes, names, "the reference's magnitudes")
         pairs = zip(values, magnitudes, strict=True)
         return tuple(None if value is None else Gradient(value, magnitude) for value, magnitude in pairs)
 
@@ -176,7 +185,7 @@ class Truth:
 
     def _autograd(self, tensors: Sequence[Tensor | None], grads: Sequence[Tensor | None]) -> list[Tensor | None]:
         leaves = [t.clone().requires_grad_() if t is not None and t.dtype.is_floating_point else t for t in tensors]
-        outputs = _call(_reference(self.contract).plain, self.inputs, leaves)
+        outputs = _call(reference_of(self.contract), "plain", self.inputs, leaves)
         pairs = zip(outputs, [o for o in self.contract.outputs if o.differentiable], grads, strict=False)
         used = [(output, grad.detach().to("cpu", output.dtype)) for output, _, grad in pairs if grad is not None]
         wanted = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
@@ -190,10 +199,6 @@ def _largest_row(gradient: Tensor) -> float:
     return float(torch.linalg.vector_norm(rows, dim=-1).max()) if rows.numel() else 0.0
 
 
-def _reference(contract: Contract) -> Any:
-    return importlib.import_module(reference_module(contract.op))
-
-
 def _whole(contract: Contract) -> Contract:
     """The contract before choices were made."""
     from portakernel.contracts import contracts
@@ -205,11 +210,13 @@ def _written(reference: Any, inputs: Inputs, given: Sequence[Tensor | None]) -> 
     """What the reference makes of the arguments that it writes; ``given`` stays as it is."""
     mutated = [argument.mutated for argument in inputs.contract.tensors]
     tensors = [t.clone() if t is not None and m else t for t, m in zip(given, mutated, strict=True)]
-    _call(reference.forward, inputs, tensors)
+    _call(reference, "forward", inputs, tensors)
     return tuple(t for t, m in zip(tensors, mutated, strict=True) if t is not None and m)
 
 
-def _call(function: Any, inputs: Inputs, tensors: Sequence[Tensor | None], **more: Any) -> tuple[Tensor, ...]:
+def _call(
+    reference: Any, function: str, inputs: Inputs, tensors: Sequence[Tensor | None], **more: Any
+) -> tuple[Tensor, ...]:
     positional, keywords = inputs.keywords(tensors)
-    found = function(*positional, **keywords, **more)
+    found = asked(reference, function)(*positional, **keywords, **more)
     return found if isinstance(found, tuple) else (found,)

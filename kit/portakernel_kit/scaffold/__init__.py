@@ -15,6 +15,7 @@ from pathlib import Path
 from string import Template
 from typing import Literal
 
+from portakernel.contract.soundness import op_name_faults
 from portakernel.contracts import contracts
 from portakernel.errors import ArgumentValueError
 from portakernel.manifest.api_version import PLUGIN_API
@@ -58,6 +59,8 @@ def scaffold(kind: Kind, name: str, parent: Path, registry: Registry) -> Scaffol
         ArgumentValueError: the name cannot be used or is taken, the folder exists, or cannot be written.
     """
     check_name(name, registry)
+    if kind == "op" and (faults := list(op_name_faults(name))):
+        raise ArgumentValueError("; ".join(faults))
     written = Scaffold(kind, name, parent / name, tuple(sorted(_files(kind, name))))
     if written.folder.exists() or written.folder.is_symlink():
         raise ArgumentValueError(f"{written.folder} exists; remove it, choose another name, or another --directory")

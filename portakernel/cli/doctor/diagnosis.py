@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sysconfig
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from portakernel.claims.request import Phase
 from portakernel.cli.advice import install_command, pip_command
 from portakernel.cli.doctor.faults import location, remedy
 from portakernel.config import VARIABLES, Config, unknown_variables
-from portakernel.contracts import contract, contracts
+from portakernel.contracts import contract, contracts, shipped
 from portakernel.deciding.asking import ask
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.deciding.policies import Layer, intern_policy, make_layer
@@ -271,6 +271,7 @@ def examine() -> Diagnosis:
         for kernel in now.registry.kernels.values()
         if (found := _readiness(now, kernel, device)) is not None
     )
+    _import_references(now)
     _call_commands(now)
     compiler = find_compiler()
     broken = tuple(now.registry.manager.broken)
@@ -307,6 +308,16 @@ def _readiness(now: Dispatcher, kernel: Kernel, device: Device) -> Readiness | N
     if any(rejection.code in _ELSEWHERE for rejection in rejections):
         return None
     return Readiness(kernel.name, device, rejections)
+
+
+def _import_references(now: Dispatcher) -> None:
+    """Imports the formulas of ops that plugins ship: of one that fails, its plugin is then known as broken."""
+    if torch_build.installed() is None:
+        return
+    for op, found in shipped().items():
+        plugin, kernel = now.registry.manager.plugins.get(found.plugin), now.registry.kernels.get(f"reference.{op}")
+        if plugin is not None and kernel is not None:
+            now.readiness.load(replace(kernel, plugin=found.plugin, package=plugin[0]), kernel.entry)
 
 
 def _call_commands(now: Dispatcher) -> None:

@@ -126,8 +126,10 @@ def plugins(diagnosis: Diagnosis) -> Iterator[Finding]:
             yield _plugin(package, diagnosis)
         yield from _unusable(package, diagnosis, ill=package in ill)
         yield from _noted(package, diagnosis)
+    # what is wrong with a package's own op is told of it: that its kernels rest follows
+    of_ops = {broken.package for broken in diagnosis.broken if broken.stage == "ops"}
     for package, text in diagnosis.dispatcher.registry.resting_entries:
-        if not manager.is_off(package):
+        if not manager.is_off(package) and package not in of_ops:
             what, _, advice = text.rpartition(": ")
             yield Finding("attention", f"plugin {package}: {what}", advice)
 

@@ -227,9 +227,9 @@ def read_parameters(op: str, texts: Sequence[str]) -> dict[str, Any]:
         ArgumentTypeError, ArgumentValueError: a text is not of that form, names an argument twice, or is no value of
             it.
     """
-    from portakernel.contracts import contract
+    from portakernel.runtime import contract_of
 
-    described = contract(op)
+    described = contract_of(op)
     known = [parameter.name for parameter in described.parameters]
     found: dict[str, Any] = {}
     for text in texts:

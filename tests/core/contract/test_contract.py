@@ -7,7 +7,9 @@ from dataclasses import FrozenInstanceError, replace
 import pytest
 
 from portakernel.contract import alternatives
+from portakernel.contract.field_values import value_faults
 from portakernel.contract.signature_text import signature as signature_of
+from portakernel.contract.soundness import contract_faults
 from portakernel.contracts import contract, own_contracts
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
 from portakernel.words.dtypes import DTYPES
@@ -18,6 +20,10 @@ def test_there_is_a_contract_for_each_module_named_as_it():
     assert {"add", "rms_norm"} <= set(own_contracts())
     assert all(described.op == name for name, described in own_contracts().items())
     assert [described.op for described in own_contracts().values()] == list(own_contracts())
+
+
+def test_portakernel_s_own_contracts_are_sound():
+    assert [fault for own in own_contracts().values() for fault in (*contract_faults(own), *value_faults(own))] == []
 
 
 def test_an_unknown_op_offers_the_nearest():

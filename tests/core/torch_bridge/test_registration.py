@@ -246,7 +246,8 @@ def test_a_transform_reaches_the_torch_op_itself(ops):
     x, weight = normal(3, 4), normal(4)
     op = ops.caller("rms_norm").torch_op().default
     found = torch.func.grad(lambda x: op(x, weight).square().sum())(x)
-    torch.testing.assert_close(found, torch.func.grad(lambda x: norm(x, weight).square().sum())(x))
+    wanted = torch.func.grad(lambda x: norm(x, weight).square().sum())(x)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_functionalize_alone_and_among_others_reaches_the_op(ops):

@@ -11,7 +11,7 @@ from portakernel.contract import GridRow
 from portakernel.contract.grids import Shapes
 from portakernel.errors import ArgumentValueError
 from portakernel.words.target import Device
-from portakernel_kit.bench.question import DType, Question, launch_row, questions, rows_of, too_large
+from portakernel_kit.bench.question import DType, Question, launch_row, questions, rows_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Words:
         for op in ops:
             asked = questions(op, self.rows(op), dtypes, where.target)
             on_cpu = where.torch_device == "cpu" and not self.shapes
-            if on_cpu and all(too_large(question.cost, on_cpu=True, free_bytes=None) for question in asked):
+            if on_cpu and all(question.too_large(on_cpu=True, free_bytes=None) for question in asked):
                 asked += questions(op, [launch_row(op)], dtypes, where.target)
             found += asked
         return found

@@ -1,1 +1,1 @@
-"""``portakernel validate``: what is wrong with manifests, policies and sources; no plugin is imported."""
+"""``portakernel validate``: what is wrong with manifests, policies and sources; no kernel is imported."""

@@ -13,7 +13,7 @@ from portakernel.registry.source_files import parsed
 from portakernel_kit.cli.validate.problems import Problem
 
 DOOR = authoring.__name__
-_OURS = {"portakernel", "portakernel_kit"}
+_OURS = {"portakernel", "portakernel_kit", "portakernel_plugins", "portakernel_backends"}
 _CALLERS = {"portakernel", "portakernel.ops", "portakernel.errors"}
 # What packages written for version 1 import.
 _VERSION_1 = {
@@ -22,14 +22,18 @@ _VERSION_1 = {
 }
 
 
-def past_the_door(folder: Path, plugin_api: object) -> Iterator[Problem]:
-    """A problem for each line of the modules in ``folder`` that imports what may change without notice."""
+def past_the_door(folder: Path, plugin_api: object, own: str = "") -> Iterator[Problem]:
+    """A problem for each line of the modules in ``folder`` that imports what may change without notice.
+
+    ``own`` is the dotted name of the package itself, whose modules are its own to import; other plugins and backends
+    are as closed as the core.
+    """
     open_to = _CALLERS | (_VERSION_1 if plugin_api == 1 else set())
     for path in sorted(folder.rglob("*.py")):
         tree = parsed(path)
         for node in _statements(tree.body if tree is not None else ()):  # whoever imports it says what is wrong
             for module, name in _imports(node):
-                if module not in open_to and not f"{module}.".startswith(f"{DOOR}."):
+                if module not in open_to and not f"{module}.".startswith((f"{DOOR}.", f"{own or DOOR}.")):
                     yield Problem(str(path), node.lineno, None, _advice(module, name))
 
 
@@ -49,6 +53,8 @@ def _imports(node: ast.stmt) -> Iterator[tuple[str, str]]:
         pairs = [(alias.name, "") for alias in node.names]
     elif not isinstance(node, ast.ImportFrom) or node.level or node.module is None:
         return
+    elif node.module in ("portakernel_plugins", "portakernel_backends"):
+        pairs = [(f"{node.module}.{alias.name}", alias.name) for alias in node.names]
     elif node.module == "portakernel":
         public = {*portakernel.__all__, "__version__"}
         pairs = [("portakernel" if a.name in public else f"portakernel.{a.name}", a.name) for a in node.names]

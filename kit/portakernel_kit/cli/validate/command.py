@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
@@ -27,8 +28,8 @@ def command(
 ) -> None:
     """Check manifests and policy files strictly, and say all that is wrong, by file and line: key, found, accepted.
 
-    Nothing of a plugin is imported for its manifest, unless --imports asks for it. Exits with 0 when all is well, 1
-    when there is a problem.
+    Nothing of a plugin is imported for its manifest but the contracts of ops, unless --imports asks for it. Exits with
+    0 when all is well, 1 when there is a problem.
 
     For example:
 
@@ -42,6 +43,7 @@ def command(
     from portakernel.errors import ArgumentValueError
     from portakernel_kit.cli.validate.policies import is_policy, policies_in_force, problems_of_policies
     from portakernel_kit.cli.validate.problems import Problem
+    from portakernel_kit.cli.validate.projects import FILE
     from portakernel_kit.cli.validate.validation import Subject, installed_subjects, problems_of, subjects_at
 
     if paths:
@@ -82,6 +84,16 @@ def command(
                     *(
                         {"file": str(file), "kind": "policy", "module": None, "problems": len(several)}
                         for file, several in of_policies.items()
+                    ),
+                    # a file of a project's, or what is none: an entry point, a variable, a path that is not there
+                    *(
+                        {
+                            "file": file,
+                            "kind": "project" if Path(file).name == FILE else "other",
+                            "module": None,
+                            "problems": several,
+                        }
+                        for file, several in Counter(problem.file for problem in (*elsewhere, *of_variables)).items()
                     ),
                 ],
                 "problems": [problem.to_json() for problem in problems],

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
-
-from pydantic import BaseModel
+from typing import Any, Literal
 
 from portakernel.config import Config
-from portakernel.contracts import contracts, ship
+from portakernel.contracts import contracts
 from portakernel.deciding.process_wishes import allowed_plugins, read
 from portakernel.errors import ArgumentValueError, ManifestError, nearest
-from portakernel.manifest.loading import Loaded, load_manifest, load_what_is_known
+from portakernel.host.distributions import normalised
+from portakernel.manifest.loading import Loaded, load_manifest
 from portakernel.manifest.models import BackendManifest, Claim, PluginManifest, terms
 from portakernel.manifest.yaml_file import KeyPath, keys_in
 from portakernel.registry.manifest_kernels import judged_kernels
-from portakernel.registry.plugin_manager import Package, PluginManager, installed_packages
-from portakernel.registry.plugin_ops import faults_of, offers_of
+from portakernel.registry.plugin_manager import Package, installed_packages
 from portakernel.registry.registry import REFERENCE, Backend
 from portakernel.registry.source_files import misfit, missing
 from portakernel.words.arch import ArchSpace
@@ -28,10 +24,10 @@ from portakernel_kit.cli.validate.allowed_imports import past_the_door
 from portakernel_kit.cli.validate.claims import claim_problems
 from portakernel_kit.cli.validate.entries import source_problems
 from portakernel_kit.cli.validate.entry_imports import import_problems
+from portakernel_kit.cli.validate.plugin_drafts import PluginDraft, as_far_as_known, know_installed_ops, read_plugins
 from portakernel_kit.cli.validate.problems import Problem, problems_in
 from portakernel_kit.cli.validate.projects import FILE, Project, read_project
 
-M = TypeVar("M", bound=BaseModel)
 MANIFESTS: Mapping[str, Literal["plugin", "backend"]] = {"plugin.yaml": "plugin", "backend.yaml": "backend"}
 
 
@@ -118,7 +114,9 @@ def _registered(path: Path, project: Project) -> tuple[list[Subject], list[Probl
         place = (str(path / FILE), None, f"project.entry-points.portakernel.{package.name}")
         folder = package.folder.resolve() if package.folder is not None else None
         for other in installed_packages():
-            if other.name == package.name and (other.folder is None or other.folder.resolve() != folder):
+            if other.name != package.name or normalised(other.distribution) == normalised(package.distribution):
+                continue  # the project itself may be installed, from here or as a copy
+            if other.folder is None or other.folder.resolve() != folder:
                 text = f"the name {package.name!r} is taken by {other}; choose another, in the manifests too"
                 problems.append(Problem(*place, text))
         files = _in_folder(package.folder) if package.folder is not None else []
@@ -144,15 +142,18 @@ def problems_of(subjects: Sequence[Subject], *, imports: bool = False) -> dict[S
         found = backend_problems(subject, spaces, owners)
         if subject in problems:
             problems[subject] = found
-    for subject in subjects:
-        if subject.kind == "plugin":
-            problems[subject] = plugin_problems(subject, spaces, imports=imports)
+    is_off = _switched_off(Config.from_environment())
+    know_installed_ops((subject.package for subject in subjects), is_off)
+    plugins = [subject for subject in subjects if subject.kind == "plugin"]
+    drafts = read_plugins([(subject.package, subject.file) for subject in plugins])
+    for subject, draft in zip(plugins, drafts, strict=True):
+        problems[subject] = plugin_problems(subject, spaces, draft, imports=imports)
     # a package that has both manifests is looked through once
     for folder, subject in {subject.package.folder: subject for subject in subjects}.items():
         if folder is not None and (folder / "__init__.py").is_file():
             data = keys_in(subject.file)
             plugin_api = None if data is None else data.get("plugin_api", 1)
-            problems[subject] += past_the_door(folder, plugin_api)
+            problems[subject] += past_the_door(folder, plugin_api, subject.package.module)
     return problems
 
 
@@ -181,7 +182,7 @@ def backend_problems(subject: Subject, spaces: dict[str, ArchSpace], owners: dic
     try:
         loaded = load_manifest(BackendManifest, subject.file, strict=True)
     except ManifestError as error:
-        known = _readable(BackendManifest, subject)
+        known = as_far_as_known(BackendManifest, subject.file)
         if known is None or ("vendor",) in known.taken_out:
             for vendor in _vendor_meant(subject.file) - spaces.keys():  # that it is known is not what is wrong
                 spaces[vendor], owners[vendor] = ArchSpace(vendor, (), {}, open_ended=True), subject.package
@@ -205,28 +206,19 @@ def _vendor_meant(file: Path) -> set[str]:
     return {vendor} if isinstance(vendor, str) else set()
 
 
-def plugin_problems(subject: Subject, spaces: Mapping[str, ArchSpace], *, imports: bool = False) -> list[Problem]:
-    """The problems of a ``plugin.yaml``."""
-    found: list[str] = []
-    try:
-        loaded = load_manifest(PluginManifest, subject.file, strict=True)
-    except ManifestError as error:
-        found += error.problems
-        known = _readable(PluginManifest, subject)
-        if known is None:
-            return problems_in(subject.file, found)
-        loaded = known
+def plugin_problems(
+    subject: Subject, spaces: Mapping[str, ArchSpace], draft: PluginDraft | None = None, *, imports: bool = False
+) -> list[Problem]:
+    """The problems of a ``plugin.yaml``, which is read now unless its ``draft`` was before."""
+    (draft,) = [draft] if draft is not None else read_plugins([(subject.package, subject.file)])
+    found, loaded = [*draft.problems], draft.loaded
+    if loaded is None:
+        return problems_in(subject.file, found)
     found += _misnamed(subject, loaded, "plugin", loaded.manifest.plugin)
     if loaded.manifest.plugin == REFERENCE:
         found.append(loaded.problem(("plugin",), f"the name {REFERENCE!r} is taken by portakernel's own references"))
     found += [loaded.problem(path, text) for path, text in _strange_targets(loaded.manifest, spaces)]
-    with _importable(subject.package):
-        offers = list(offers_of(PluginManager([]), subject.package, loaded))
-    for offer, of_op in faults_of(offers).items():
-        found += [loaded.problem(offer.path, text) for text in of_op]
-        if offer.contract is not None and not of_op:
-            ship(offer.contract, offer.entry.reference, subject.package.name)
-    kernels, faults = judged_kernels(subject.package, loaded, spaces)
+    kernels, faults = judged_kernels(subject.package, loaded, spaces, draft.refused)
     found += faults
     found += [loaded.problem(path, text) for path, text in claim_problems(kernels, spaces)]
     entries = list(_entries(loaded.manifest))
@@ -236,31 +228,11 @@ def plugin_problems(subject: Subject, spaces: Mapping[str, ArchSpace], *, import
             continue
         if text := misfit(subject.package, judged.kernel, contracts()[judged.kernel.op]):
             found.append(loaded.problem(("kernels", i, "entry"), text))
-    named = list(dict.fromkeys(entry for _, entry in entries))
+    named = list(dict.fromkeys([*(entry for _, entry in entries), *draft.references]))
     in_sources = list(source_problems(subject.package, named))
     if imports and not in_sources:
         in_sources += import_problems(subject.package, named)
     return [*problems_in(subject.file, list(filter(None, dict.fromkeys(found)))), *in_sources]
-
-
-@contextmanager
-def _importable(package: Package) -> Iterator[None]:
-    """Inside, the contracts of a package that is not installed can be imported: kernels cannot be judged without."""
-    roots = [str(package.folder.resolve().parents[package.module.count(".")])] if package.folder is not None else []
-    sys.path[:0] = roots
-    try:
-        yield
-    finally:
-        for root in roots:
-            sys.path.remove(root)
-
-
-def _readable(model: type[M], subject: Subject) -> Loaded[M] | None:
-    """What the manifest says beside what is wrong with its form, so that one slip does not hide what else is wrong."""
-    try:
-        return load_what_is_known(model, subject.file)
-    except ManifestError:
-        return None
 
 
 def _misnamed(subject: Subject, loaded: Loaded[Any], key: str, name: str) -> list[str]:

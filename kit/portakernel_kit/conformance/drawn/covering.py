@@ -82,8 +82,11 @@ class Covering:
     def _within(self, levels: Mapping[str, str]) -> Iterable[Together]:
         pairs = sorted((name, level) for name, level in levels.items() if name in self.factors)
         yield from combinations(pairs, 2)
-        coarse = [(name, level if level == self.thrice[name] else _other(self.thrice[name]))
-                  for name, level in pairs if name in self.thrice]
+        coarse = [
+            (name, level if level == self.thrice[name] else _other(self.thrice[name]))
+            for name, level in pairs
+            if name in self.thrice
+        ]
         yield from combinations(coarse, 3)
 
     def _fine(self, name: str, level: str, chance: random.Random) -> str:

@@ -86,7 +86,9 @@ def draw_value(parameter: Parameter, wishes: Mapping[str, str], chance: random.R
     if level in ("least", "most"):
         return getattr(parameter, level)
     # of any magnitude that a model has, or as likely as any number up to 2
-    size = math.exp(chance.uniform(math.log(1e-6), math.log(4.0))) if chance.random() < 0.5 else chance.uniform(0.0, 2.0)
+    size = (
+        math.exp(chance.uniform(math.log(1e-6), math.log(4.0))) if chance.random() < 0.5 else chance.uniform(0.0, 2.0)
+    )
     return min(size, parameter.most) if level == "above 0" else max(-size, parameter.least)
 
 
@@ -132,7 +134,9 @@ def factors(contract: Contract, numbers: tuple[str, ...]) -> dict[str, tuple[str
     for name in contract.names:
         found[f"{name} dtype"] = tuple(sorted(contract.possible_dtypes(name)))
     for tensor in contract.tensors:
-        ranks = (len(shape) + (MOST_LEADING - 1) * shape[0].startswith("*") for shape in alternatives(tensor.shape) if shape)
+        ranks = (
+            len(shape) + (MOST_LEADING - 1) * shape[0].startswith("*") for shape in alternatives(tensor.shape) if shape
+        )
         absent = (ABSENT,) if tensor.optional else ()
         found[f"{tensor.name} lies"] = (*absent, "contiguous", *layouts_of(max(ranks, default=0)))
     cut = [tensor for tensor in contract.tensors if tensor.draw.kind in ("segments", "offsets")]

@@ -17,7 +17,6 @@ from portakernel.registry.kernel import Kernel
 from portakernel.words.target import Device
 from portakernel_kit.conformance.drawn.trying import Begun, Covered, Drew, Event, Job
 from portakernel_kit.conformance.observing.isolation import Asked, Death, run_apart
-from portakernel_kit.conformance.observing.observation import Finished
 from portakernel_kit.conformance.result import Result
 
 # A kernel may have to be compiled before its first call; what takes longer hangs.

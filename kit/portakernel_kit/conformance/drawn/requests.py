@@ -14,6 +14,7 @@ from portakernel_kit.conformance.claims import dtype_combinations
 from portakernel_kit.conformance.drawn.covering import Covering
 from portakernel_kit.conformance.drawn.levels import apart, factors, levels_of, neutral_features
 from portakernel_kit.conformance.drawn.request import Drawn, draw_request, numbers_of
+from portakernel_kit.conformance.op_faults import OpFault
 from portakernel_kit.conformance.suite import Suite, Unit
 
 # Once every pair was asked for, so many draws in a row that the kernel does not claim are the end.
@@ -58,6 +59,8 @@ class Requests:
             return self.suite.why_refused(unit)
         except (ArgumentTypeError, ArgumentValueError) as error:
             return str(error)
+        except OpFault as fault:
+            return str(fault.__cause__ or fault)
 
     def _unit(self, drawn: Drawn, place: int) -> Unit:
         case = replace(drawn.case, name=f"drawn {place}")

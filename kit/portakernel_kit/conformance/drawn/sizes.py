@@ -123,7 +123,9 @@ def _size(chance: random.Random, top: float, level: str) -> int:
         return int(level)
     if level.startswith("large"):
         # wished for by name; where even that is too large, the smallest of them
-        size = max(int(2 ** chance.uniform(math.log2(LARGE), max(_LARGE_BITS - (_LARGEST_BITS - top), 12.1))), LARGE + 8)
+        size = max(
+            int(2 ** chance.uniform(math.log2(LARGE), max(_LARGE_BITS - (_LARGEST_BITS - top), 12.1))), LARGE + 8
+        )
         return size // 8 * 8 if level.endswith("8 * k") else size // 8 * 8 + chance.randint(1, 7)
     power = 1 << chance.randint(1, max(int(top), 2))
     if level in ("2**k", "2**k - 1", "2**k + 1"):
