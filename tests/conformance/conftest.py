@@ -18,7 +18,8 @@ from portakernel.contracts import contract
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.registry.plugin_manager import Package, PluginManager, installed_packages
 from portakernel.registry.registry import Registry
-from portakernel_kit.conformance.suite import Suite, Unit
+from portakernel_kit.conformance.suite import Suite
+from portakernel_kit.conformance.unit import Unit
 from portakernel_kit.conformance.venue import Unavailable, find_venue
 
 SEED = 20261120

@@ -1,35 +1,26 @@
-"""Requests drawn from contracts: what they hold, that they find wrong kernels, and what one costs that dies."""
+"""Requests drawn from contracts: what they hold, which pairs they ask for, and that they find wrong kernels."""
 
 from __future__ import annotations
 
 import json
 import math
+import random
 from dataclasses import replace
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import pytest
-import torch
 
+from portakernel.contract.case import Case
 from portakernel.contracts import contract, own_contracts
-from portakernel_kit.conformance.claims import possible
-from portakernel_kit.conformance.drawn import __main__ as command
-from portakernel_kit.conformance.drawn import processes
-from portakernel_kit.conformance.drawn.request import draw_request
-from portakernel_kit.conformance.drawn.trying import CHOSEN, Begun, Job, Tried, Undefined
+from portakernel.errors import ArgumentValueError
+from portakernel_kit.conformance.claims import elements, possible
+from portakernel_kit.conformance.drawn.levels import SIZES, apart, factors, levels_of, size_level
+from portakernel_kit.conformance.drawn.request import draw_request, numbers_of
+from portakernel_kit.conformance.drawn.requests import Requests
+from portakernel_kit.conformance.drawn.shrinking import shrunk
+from portakernel_kit.conformance.drawn.spelling import Request, parse_request
 from portakernel_kit.conformance.inputs import draw_inputs, generator
-from portakernel_kit.conformance.observing.isolation import Death
-from portakernel_kit.conformance.observing.observation import Finished
-from portakernel_kit.conformance.trial import Outcome
 from portakernel_plugins.torch.attention import flash_cpu as attention_flash_cpu
-
-JOB = Job("cpu", ("attention",), frozenset(), seed=5, first=0, step=1, end=1 << 20, seconds=100.0)
-
-
-@pytest.fixture(autouse=True)
-def threads():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def requests(op, count):
@@ -47,37 +38,53 @@ def test_a_seed_and_a_number_are_a_request():
 
 
 @pytest.mark.parametrize("op", sorted(own_contracts()))
-def test_requests_are_ones_that_the_op_takes(op):
+def test_requests_are_ones_that_the_op_takes_and_their_levels_are_known(op):
+    known = factors(contract(op), numbers_of(contract(op)))
     for number, drawn in enumerate(requests(op, 25)):
         assert possible(contract(op), drawn.case)
         inputs = draw_inputs(contract(op), drawn.case, drawn.dtypes, "cpu", generator(5, number))
         inputs.contract.check_dtypes({name: str(t.dtype).removeprefix("torch.") for name, t in inputs.given.items()})
+        levels = levels_of(contract(op), drawn.case, drawn.dtypes)
+        assert {name: level for name, level in levels.items() if name in known and level not in known[name]} == {}
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 5, 7, 8, 9, 24, 31, 32, 33, 40, 4096, 4097, 4104, 131072])
+def test_each_size_has_one_level(size):
+    wanted = {0: "0", 1: "1", 3: "2**k - 1", 5: "2**k + 1", 7: "2**k - 1", 9: "2**k + 1", 24: "8 * k", 31: "2**k - 1"}
+    wanted |= {33: "2**k + 1", 40: "8 * k", 4097: "large other", 4104: "large 8 * k", 131072: "large 8 * k"}
+    assert size_level(size) == wanted.get(size, "2**k")
+
+
+@pytest.mark.parametrize("level", SIZES)
+def test_a_size_that_is_wished_for_comes(level):
+    drawn = draw_request(contract("softmax"), 1, 2, {"M": level, "rank": "2"})
+    assert (size_level(math.prod(drawn.case.leading)), len(drawn.case.leading)) == (level, 2)
 
 
 def test_every_number_is_drawn_neutral_at_zero_below_next_to_it_and_far_from_it():
     scales = [drawn.case.parameters["scale"] for drawn in requests("attention", 600)]
     assert None in scales
-    found = {math.copysign(1.0, scale) * 0.0 if scale == 0 else scale for scale in scales if scale is not None}
-    assert {0.0, 1e-30, -1e-30, 1e30, -1e30, -1.0} <= found
+    assert {0.0, 1e-30, -1e-30, 1e30, -1e30} <= set(scales)
     assert {math.copysign(1.0, scale) for scale in scales if scale == 0} == {1.0, -1.0}
     smoothed = {drawn.case.parameters["label_smoothing"] for drawn in requests("cross_entropy", 300)}
     assert {0.0, 1.0, 1e-30} <= smoothed
-    assert min(smoothed) == 0.0
-    assert max(smoothed) == 1.0
+    assert (min(smoothed), max(smoothed)) == (0.0, 1.0)
 
 
 def test_sizes_layouts_features_and_dtypes_are_all_drawn():
     drawn = requests("attention", 600)
     for name in ("B", "S", "T"):
         assert {0, 1} <= {request.case.dims[name] for request in drawn}
-        assert max(request.case.dims[name] for request in drawn) > 200
+        assert max(request.case.dims[name] for request in drawn) > 4096
     layouts = {layout for request in drawn for layout in request.case.layouts.values()}
     assert layouts == {"sliced", "transposed", "expanded", "stepped", "offset", "split"}
     assert {name for request in drawn for name in request.case.present} == {"alibi_slopes", "bias", "sinks"}
     assert {request.dtypes["q"] for request in drawn} == {"float32", "float16", "bfloat16"}
     assert {request.case.backward for request in drawn} == {True, False}
-    formats = {tuple(r.case.parameters[f"format_{x}"] for x in "ab") for r in requests("scaled_mm", 600)}
+    formats = {tuple(r.case.parameters[f"format_{x}"] for x in "ab") for r in requests("scaled_mm", 1500)}
     assert len(formats) == 49
+    assert {len(request.case.leading) for request in requests("rms_norm", 100)} == {0, 1, 2, 3, 4, 5}
+    assert {request.case.parameters["overwrite_logits"] for request in requests("cross_entropy", 40)} == {True, False}
 
 
 def test_a_gradient_is_not_asked_for_where_greater_ones_cancel():
@@ -95,99 +102,136 @@ def test_what_bounds_pieces_is_no_less_than_the_longest():
             assert bound is None or bound >= max((b - a for a, b in pairwise(ends)), default=0)
 
 
-# --- what is found ---------------------------------------------------------------------------------------------------
+# --- of one kernel ---------------------------------------------------------------------------------------------------
 
 
-def failures(job):
-    events = list(job.events())
-    assert events[-1] == Finished()
-    return [event for event in events if isinstance(event, Tried) and event.outcome.status == "failed"]
+def test_a_kernels_requests_ask_for_every_pair_that_can_be(make_suite):
+    suite = make_suite("torch.softmax_cpu")
+    drawn = Requests(suite)
+    units = []
+    for unit in drawn:
+        units.append(unit)
+        if not drawn.covering.left:
+            break
+    described = contract("softmax")
+    seen = [levels_of(described, unit.case, dict(unit.dtypes)) for unit in units]
+    wide = factors(described, numbers_of(described))
+    for first, second in (("N", "x lies"), ("x dtype", "numbers"), ("rank", "x dtype")):
+        pairs = {(levels[first], levels[second]) for levels in seen}
+        wished = {tuple(sorted(((first, a), (second, b)))) for a in wide[first] for b in wide[second]}
+        refused = set(drawn.covering.refused) | apart(described)
+        assert {tuple(sorted(((first, a), (second, b)))) for a, b in pairs} == wished - refused
+    assert not any(suite.why_refused(unit) for unit in units)
+    assert len(units) < 200
 
 
-def test_a_kernel_that_is_wrong_for_some_scales_is_found_and_the_right_one_is_not(monkeypatch):
-    job = replace(JOB, kernels=frozenset({"torch.attention_flash_cpu"}), first=115, end=140)
-    assert failures(job) == []
+def test_a_kernel_is_asked_for_what_it_claims_alone(make_suite):
+    drawn = Requests(make_suite("torch.attention_flash_cpu"))
+    assert "softcap" not in drawn.covering.factors
+    assert "sinks lies" not in drawn.covering.factors
+    assert {unit.case.parameters["softcap"] for unit in islice(drawn, 10)} == {0.0}
+
+
+def test_units_of_one_seed_are_the_same_whoever_asks_for_them(make_suite):
+    suite = make_suite("torch.softmax_cpu")
+    first, second = Requests(suite), Requests(suite)
+    units = list(islice(first, 4))
+    assert [second.at(place) for place in (3, 0)] == [units[3], units[0]]
+
+
+def test_a_mode_bounds_what_is_drawn():
+    for number in range(40):
+        drawn = draw_request(contract("softmax"), 2, number, {"N": "large other"}, most=5000)
+        assert elements(contract("softmax"), drawn.case) <= 5000
+
+
+def failures(suite, units):
+    return [unit for unit in units for result in suite.run(unit) if result.status == "failed"]
+
+
+def test_a_kernel_that_is_wrong_for_some_scales_is_found_and_the_right_one_is_not(make_suite, monkeypatch):
+    suite = make_suite("torch.attention_flash_cpu")
+    units = list(islice(Requests(suite), 60))
+    assert failures(suite, units[:12]) == []
 
     def as_given(q, scale):
         return q, q.shape[-1] ** -0.5 if scale is None else scale
 
     monkeypatch.setattr(attention_flash_cpu, "above_zero", as_given)
-    found = [event for event in failures(job) if event.outcome.aspect == "forward"]
-    assert found
-    for event in found:
-        assert event.drawn["parameters"]["causal"]
-        assert event.drawn["parameters"]["scale"] <= 0
+    asked = [u.case.parameters for u in units]
+    below = [u for u, asked in zip(units, asked, strict=True) if asked["causal"] and (asked["scale"] or 1.0) < 0]
+    assert failures(suite, below)
 
 
-def test_the_ops_own_call_is_tried_too_and_every_kernel_beside():
-    events = list(replace(JOB, end=6).events())
-    begun = [event for event in events if isinstance(event, Begun)]
-    assert [event.number for event in begun if event.kernel == CHOSEN] == list(range(6))
-    assert {"reference.attention", "torch.attention_math"} <= {event.kernel for event in begun}
+def test_backward_may_write_over_what_it_is_permitted_to_and_over_nothing_else(make_suite):
+    case = Case("drawn 0", (4,), {"V": 24}, parameters={"overwrite_logits": True})
+    unit = Request("", case, {"logits": "float32", "target": "int64"}, 0).unit("cross_entropy")
+    suite = make_suite("reference.cross_entropy")
+    results = {result.aspect: result.status for result in suite.run(unit)}
+    assert (results["backward"], results["purity"], results["view"]) == ("passed", "passed", "passed")
+
+    def spoils_target(real):
+        def backward(grad, logits, target, *others, **more):
+            found = real(grad, logits, target, *others, **more)
+            target.fill_(1)
+            return found
+
+        return backward
+
+    spoilt = make_suite("reference.cross_entropy", backward=spoils_target)
+    assert {result.aspect: result.status for result in spoilt.run(unit)}["purity"] == "failed"
 
 
-# --- processes -------------------------------------------------------------------------------------------------------
-
-DEATH = Death("ended", "it ended its process: signal 11 (SIGSEGV)", "")
+# --- a request that fails --------------------------------------------------------------------------------------------
 
 
-def test_a_process_goes_on_behind_the_request_that_ended_the_one_before(monkeypatch):
-    begun = [Begun(4, "add", "acme.add"), Begun(9, "add", "acme.add"), Begun(12, "add", "acme.add")]
-    ends, firsts = iter([DEATH, Finished(lost=True), Finished()]), []
+def test_a_failing_request_is_made_as_small_as_one_that_fails_alike():
+    described = contract("rms_norm")
+    case = Case(
+        "drawn 1", (3, 1, 5), {"N": 200}, {"x": "sliced", "weight": "stepped"}, {"eps": 1e-3, "weight_offset": 2.0},
+        values="large",
+    )  # fmt: skip
+    asked = []
 
-    def apart(job, patience):
-        firsts.append(job.first)
-        yield begun[len(firsts) - 1]
-        yield next(ends)
+    def fails(tried):
+        asked.append(tried)
+        return tried.dims["N"] > 16 and tried.layouts.get("x") == "sliced"
 
-    monkeypatch.setattr(processes, "run_apart", apart)
-    events = list(processes.run_all(replace(JOB, first=2), 1))
-    assert events == [begun[0], (begun[0], DEATH), begun[1], begun[2]]
-    assert firsts == [2, 5, 10]
-
-
-def test_processes_take_requests_in_turn(monkeypatch):
-    jobs = []
-
-    def apart(job, patience):
-        jobs.append((job.first, job.step))
-        yield Finished()
-
-    monkeypatch.setattr(processes, "run_apart", apart)
-    assert list(processes.run_all(JOB, 3)) == []
-    assert sorted(jobs) == [(0, 3), (1, 3), (2, 3)]
+    small = shrunk(described, case, fails, 60.0)
+    assert (small.dims["N"], small.leading, dict(small.layouts), small.values) == (17, (1,), {"x": "sliced"}, "normal")
+    assert dict(small.parameters) == {"eps": 1e-6, "weight_offset": 0.0}
+    assert len(asked) < 100
+    assert shrunk(described, case, fails, 0.0) == case
 
 
-def test_a_process_that_cannot_start_is_not_tried_for_ever(monkeypatch):
-    monkeypatch.setattr(processes, "run_apart", lambda job, patience: iter([DEATH]))
-    assert list(processes.run_all(JOB, 1)) == [DEATH]
+@pytest.mark.parametrize("op", sorted(own_contracts()))
+def test_a_request_is_spelled_and_read_again(op, registry):
+    for drawn in requests(op, 10):
+        case = replace(drawn.case, parameters=contract(op).values(drawn.case.parameters))
+        request = Request(f"reference.{op}", case, drawn.dtypes, 7)
+        assert parse_request(str(request), registry.kernels) == request
+        assert " " not in str(request)
 
 
-def test_failures_are_written_with_what_repeats_them(monkeypatch, tmp_path, capsys):
-    begun = Begun(7, "add", "acme.add")
-    wrong, right = Outcome("forward", "failed", "sum: 1 of 1 elements differ"), Outcome("forward", "passed")
-    drawn = requests("add", 8)[7].to_json()
-    events = [
-        begun,
-        Tried(begun, wrong, drawn),
-        Tried(begun, right),
-        Undefined(Begun(8, "add", CHOSEN), "no"),
-        (begun, DEATH),
-    ]
-    monkeypatch.setattr(command, "run_all", lambda job, workers: iter(events))
-    asked = ["drawn", "--seed", "5", "--op", "add", "--output", str(tmp_path), "--workers", "3"]
-    monkeypatch.setattr("sys.argv", asked)
-    assert command.main() == 1
-    lines = [json.loads(line) for line in (tmp_path / "failures.jsonl").read_text().splitlines()]
-    assert [(line["seed"], line["number"], line["kernel"], line["aspect"]) for line in lines] == [
-        (5, 7, "acme.add", "forward"),
-        (5, 7, "acme.add", "ended"),
-    ]
-    assert lines[0]["request"] == json.loads(json.dumps(drawn))
-    summary = json.loads((tmp_path / "summary.json").read_text())
-    assert summary["kernels"] == {"acme.add": {"requests": 1, "failures": 2}}
-    assert (summary["requests"], summary["undefined"], summary["failures"]) == (1, 1, 2)
-    assert capsys.readouterr().out.splitlines()[:2] == [
-        "seed 5, device cpu, 3 processes",
-        "7 acme.add forward sum: 1 of 1 elements differ",
-    ]
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "takes the JSON of a request"),
+        ("[1]", "takes a JSON object with kernel, dtypes and seed"),
+        ('{"kernel":"x.add","dtypes":{},"seed":1}', "asks kernel 'x.add', which is not installed"),
+        ('{"kernel":"torch.add","dtypes":{},"seed":1,"size":3}', "has no key 'size'; its keys are kernel, draw, "),
+        ('{"kernel":"torch.add","dtypes":{"z":"int8"},"seed":1}', "add knows no 'z'"),
+        ('{"kernel":"torch.add","dtypes":{},"layouts":{"x":"round"},"seed":1}', "add knows no 'round'"),
+        ('{"kernel":"torch.add","dtypes":{},"values":"odd","seed":1}', "add knows no 'odd'"),
+    ],
+)
+def test_text_that_is_no_request_is_refused_in_words(text, said, registry):
+    with pytest.raises(ArgumentValueError, match=said):
+        parse_request(text, registry.kernels)
+
+
+def test_equal_wishes_are_not_equal_requests():
+    wishes = {"N": "other", "rank": "1"}
+    found = {draw_request(contract("softmax"), 4, number, wishes).case.dims["N"] for number in range(30)}
+    assert len(found) > 10
+    assert random.Random(1).random() != random.Random(2).random()

@@ -15,7 +15,8 @@ from portakernel.contracts import contract
 from portakernel.errors import UnknownNameError
 from portakernel.words.target import Device, Target
 from portakernel_kit.conformance.runner import check, fresh_seed, plan, run, select_kernels
-from portakernel_kit.conformance.suite import Suite, Unit
+from portakernel_kit.conformance.suite import Suite
+from portakernel_kit.conformance.unit import Unit
 from portakernel_kit.conformance.venue import Unavailable, Venue, covers, find_venue
 
 

@@ -10,10 +10,12 @@ import pytest
 
 from portakernel import runtime
 from portakernel.registry.kernel import Kernel
+from portakernel_kit.conformance.drawn.requests import Requests
 from portakernel_kit.conformance.op_faults import OpFault
 from portakernel_kit.conformance.result import Result
 from portakernel_kit.conformance.runner import fresh_seed, select_kernels
-from portakernel_kit.conformance.suite import Suite, Unit
+from portakernel_kit.conformance.suite import Suite
+from portakernel_kit.conformance.unit import Unit
 from portakernel_kit.conformance.venue import Unavailable, find_venue
 
 _SHOWN_FRAMES = 12  # of a traceback's end: the kernel's part, not the kit's
@@ -49,6 +51,10 @@ class KernelNode(pytest.Collector):
             return
         for unit in units:
             yield UnitItem.from_parent(self, name=unit.name, suite=suite, unit=unit)
+        requests = Requests(suite)
+        for place in range(0 if self.kernel.build is not None else self.config.getoption("portakernel_draws")):
+            name = f"{self.kernel.op}[drawn {place}]"
+            yield DrawnItem.from_parent(self, name=name, requests=requests, place=place)
 
 
 class UnavailableItem(pytest.Item):
@@ -114,6 +120,22 @@ class UnitItem(pytest.Item):
     def reportinfo(self) -> tuple[Path, int | None, str]:
         """Where the item is from: the kernel."""
         return self.path, None, self.nodeid
+
+
+class DrawnItem(UnitItem):
+    """One drawn request of a kernel: which, is known once it runs, so that every process has the same items."""
+
+    def __init__(self, *, requests: Requests, place: int, **keywords: Any) -> None:
+        super().__init__(suite=requests.suite, unit=Unit("drawn", keywords["name"]), **keywords)
+        self.requests, self.place = requests, place
+
+    def runtest(self) -> None:
+        """Runs the request."""
+        unit = self.requests.at(self.place)
+        if unit is None:
+            pytest.skip("the kernel claims no other request that could be drawn")
+        self.unit = unit
+        super().runtest()
 
 
 def selected_kernels(config: pytest.Config) -> tuple[Kernel, ...]:

@@ -29,6 +29,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--portakernel-seed", type=int, default=None, metavar="N", help="draw the inputs of an earlier run's seed again"
     )
     group.addoption(
+        "--portakernel-draws",
+        type=int,
+        default=16,
+        metavar="N",
+        help="so many requests of each kernel are drawn beside its cases [default: 16]",
+    )
+    group.addoption(
         "--portakernel-all-builds",
         action="store_true",
         help="run every case of kernels that have to be built, not as few as put each claim to the test",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from portakernel import runtime
 from portakernel.calling.caller import OpCaller
@@ -30,6 +30,7 @@ from portakernel_kit.conformance.selection import build_case, claims_in, fewest
 from portakernel_kit.conformance.tangents import Tangents
 from portakernel_kit.conformance.threads import on_one_thread
 from portakernel_kit.conformance.trial import Outcome, Trial, attempt, ending_in_words, result_of
+from portakernel_kit.conformance.unit import Ran, Unit, is_plain, shown
 from portakernel_kit.conformance.venue import Venue, refusals
 from portakernel_kit.conformance.written import forward_of
 
@@ -56,28 +57,6 @@ _REPEATED_ELEMENTS = 1 << 14
 def most_elements(venue: Venue) -> int:
     """Up to how many elements a tensor of a case that the kit makes has."""
     return min(_MAX_ELEMENTS, venue.max_elements or _MAX_ELEMENTS)
-
-
-@dataclass(frozen=True, slots=True)
-class Unit:
-    """What is run, counted and reported together: a case in given dtypes, gradients in given dtypes, or all claims.
-
-    ``kind`` is ``case``, ``drawn`` (a case that a seed has drawn), ``autograd``, ``repetition``, ``boundary``, ``coverage`` or ``unbuilt``: what a kernel is not
-    built for.
-    """
-
-    kind: str
-    name: str
-    case: Case | None = None
-    dtypes: tuple[tuple[str, str], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Ran:
-    """What of a case ran: nothing where the kernel does not claim it."""
-
-    forward: bool
-    backward: bool
 
 
 class Suite:
@@ -111,7 +90,7 @@ class Suite:
         """Every case in each of its dtypes."""
         op = self.contract.op
         return tuple(
-            Unit("case", f"{op}[{case.name}, {_shown(dtypes)}]", case, dtypes)
+            Unit("case", f"{op}[{case.name}, {shown(dtypes)}]", case, dtypes)
             for case in self.cases
             for dtypes in self._dtypes(case)
         )
@@ -168,9 +147,9 @@ class Suite:
         if self.venue.mode is None and self.contract.gradient != "none":
             plain = self._dtypes(self.contract.cases[0])
             if self.some_only:
-                selected = [unit.dtypes for unit in found if unit.case is not None and _is_plain(unit.case)]
+                selected = [unit.dtypes for unit in found if unit.case is not None and is_plain(unit.case)]
                 plain = tuple(dtypes for dtypes in plain if dtypes in selected)[:1] or plain[:1]
-            found += [Unit("autograd", f"{op}[autograd, {_shown(d)}]", dtypes=d) for d in plain]
+            found += [Unit("autograd", f"{op}[autograd, {shown(d)}]", dtypes=d) for d in plain]
         if self.venue.mode is None and self.kernel.build is None:
             found.append(Unit("repetition", f"{op}[repeated calls]"))
         if self.some_only and len(self._selected) < len(self._served):
@@ -336,7 +315,7 @@ class Suite:
             return
         ran = [other.case for other in self._selected if other.dtypes == unit.dtypes] if self.some_only else []
         for case in sorted(self.contract.cases, key=lambda case: case not in ran):  # what is built goes first
-            plain = _is_plain(case) and elements(self.contract, case) > 1
+            plain = is_plain(case) and elements(self.contract, case) > 1
             passed = {t.name for t in self.contract.tensors if is_present(t, case)} - {n for n, _ in unit.dtypes}
             if not plain or passed or self._refused(case, None) or not accepted(self.contract, case, dict(unit.dtypes)):
                 continue
@@ -356,7 +335,7 @@ class Suite:
         """The largest of the ordinary cases that are small and served, over and over."""
 
         def size(unit: Unit) -> int:
-            return elements(self.contract, unit.case) if unit.case is not None and _is_plain(unit.case) else 0
+            return elements(self.contract, unit.case) if unit.case is not None and is_plain(unit.case) else 0
 
         small = (unit for unit in self._selected if 1 < size(unit) <= _REPEATED_ELEMENTS)
         served = (unit for unit in sorted(small, key=size, reverse=True) if self.would_run(unit))
@@ -408,12 +387,3 @@ class Suite:
                 what = f"claims property batch_invariant for {unit.case.name!r}, where rows share {', '.join(shared)}"
                 found[what] = None
         return list(found)
-
-
-def _is_plain(case: Case) -> bool:
-    """Whether gradients of the case through autograd can be held to the tolerance."""
-    return case.backward and case.values == "normal"
-
-
-def _shown(dtypes: tuple[tuple[str, str], ...]) -> str:
-    return ", ".join(f"{name}={dtype}" for name, dtype in dtypes)

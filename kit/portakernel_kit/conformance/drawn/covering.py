@@ -1,7 +1,8 @@
 """A covering array, made row by row: which levels to ask for together next, so that soon each pair was asked for.
 
 Greedy, after Cohen et al. 1997 (The AETG System, IEEE Transactions on Software Engineering 23.7): a row begins with a
-pair that is left, and takes for one factor after the other the level that makes up most of the pairs that are.
+pair that is left, and takes for one factor after the other the level that makes up most of the pairs that are. What then
+does not come about may be another pair's fault: later rows put the pair into rows that have come about.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from itertools import combinations, product
 Level = tuple[str, str]
 Together = tuple[Level, ...]
 
-# So many rows in which a pair was wished for, and did not come about, are enough: it cannot be.
-_MOST_TRIES = 6
+# So many rows that began with a pair, which did not come about, are enough: it cannot be. Of a level that never came
+# about, in whatever pair, no more is asked after so many.
+_MOST_TRIES, _MOST_TRIES_OF_LEVEL = 4, 12
 
 
 @dataclass(slots=True)
@@ -33,6 +35,9 @@ class Covering:
     asked: set[Together] = field(default_factory=set[Together])
     left: dict[Together, int] = field(default_factory=dict[Together, int])
     refused: dict[Together, str] = field(default_factory=dict[Together, str])
+    _rows: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
+    _first: Together = ()
+    _level_tries: dict[Level, int] = field(default_factory=dict[Level, int])
 
     def __post_init__(self) -> None:
         for names in combinations(sorted(self.factors), 2):
@@ -54,7 +59,10 @@ class Covering:
             return {}
         fewest = min(self.left.values())
         first = chance.choice([together for together, tries in self.left.items() if tries == fewest])
+        self._first = first
         row = {name: self._fine(name, level, chance) for name, level in first}
+        if fewest and self._rows:
+            return {**chance.choice(self._rows), **row}
         others = [name for name in self.factors if name not in row]
         chance.shuffle(others)
         for name in others:
@@ -64,20 +72,34 @@ class Covering:
                 row[name] = max(levels, key=lambda level: self._gain((name, level), row))
         return row
 
-    def took(self, levels: Mapping[str, str]) -> None:
-        """A row with these levels has come about."""
+    def took(self, levels: Mapping[str, str]) -> bool:
+        """A row with these levels has come about; returns whether something in it was asked for the first time."""
+        before = len(self.asked)
+        self._rows.append({name: level for name, level in levels.items() if name in self.factors})
+        for level in levels.items():
+            self._level_tries[level] = -1
         for together in self._within(levels):
             if self.left.pop(together, None) is not None or self.refused.pop(together, None) is not None:
                 self.asked.add(together)
+        return len(self.asked) > before
 
-    def missed(self, wished: Mapping[str, str], why: str, came: Mapping[str, str]) -> None:
-        """A row with these levels has not come about, or another one instead; of what is left too often, no more."""
-        for together in set(self._within(wished)).difference(self._within(came)):
-            if together in self.left:
-                self.left[together] += 1
-                if self.left[together] >= _MOST_TRIES:
-                    del self.left[together]
-                    self.refused[together] = why
+    def missed(self, why: str) -> None:
+        """The row that was wished for last has not come about, unless what it began with has been asked for since."""
+        if self._first not in self.left:
+            return
+        self.left[self._first] += 1
+        if self.left[self._first] >= _MOST_TRIES:
+            self.refused[self._first] = why
+            del self.left[self._first]
+        for level in self._first:
+            tries = self._level_tries.get(level, 0)
+            if tries >= 0:
+                self._level_tries[level] = tries + 1
+                if tries + 1 == _MOST_TRIES_OF_LEVEL:
+                    gone = [together for together in self.left if level in together]
+                    self.refused |= dict.fromkeys(gone, why)
+                    for together in gone:
+                        del self.left[together]
 
     def _within(self, levels: Mapping[str, str]) -> Iterable[Together]:
         pairs = sorted((name, level) for name, level in levels.items() if name in self.factors)

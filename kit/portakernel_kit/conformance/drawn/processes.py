@@ -50,7 +50,7 @@ class Drawing:
     device: Device | None = None
     first: int = 0
     workers: int = 1
-    rounds: Counter[str] = field(default_factory=Counter[str])
+    turns: Counter[str] = field(default_factory=Counter[str])
     pairs: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
 
     def results(self) -> Iterator[Result]:
@@ -83,7 +83,7 @@ class Drawing:
             elif isinstance(event, Covered):
                 self.pairs[event.kernel] = event.asked, event.possible
             elif isinstance(event, Drew):
-                self.rounds[event.begun.kernel] += 1
+                self.turns[event.begun.kernel] += 1
                 yield from (_repeatable(result, event.request) for result in event.results)
             elif isinstance(event, Result):
                 yield event
@@ -91,8 +91,8 @@ class Drawing:
     def to_json(self) -> dict[str, Any]:
         """How many requests there were, and of how many pairs; ``first``: of each kernel so many, for certain."""
         pairs = [sum(column) for column in zip(*self.pairs.values(), strict=True)] or [0, 0]
-        fewest = min((self.rounds[kernel.name] for kernel in self.kernels), default=0)
-        head = {"requests": self.rounds.total(), "first": self.first + fewest}
+        fewest = min((self.turns[kernel.name] for kernel in self.kernels), default=0)
+        head = {"requests": self.turns.total(), "first": self.first + fewest}
         return head | dict(zip(("pairs_asked", "pairs_possible"), pairs, strict=True))
 
     def _restarted(self, job: Job, deadline: float) -> Iterator[Event | Result]:
@@ -109,8 +109,8 @@ class Drawing:
                 elif isinstance(event, Covered):
                     yield event
                 elif isinstance(event, Begun):
-                    done = job.done if begun is None or event.round == begun.round else frozenset[str]()
-                    begun, job = event, replace(job, first=event.round, done=done | {event.kernel})
+                    done = job.done if begun is None or event.turn == begun.turn else frozenset[str]()
+                    begun, job = event, replace(job, first=event.turn, done=done | {event.kernel})
                 elif isinstance(event, Death):
                     if failed is not None:
                         yield failed  # it died of what was to be a smaller one
@@ -127,13 +127,13 @@ class Drawing:
 
 
 def _died(kernel: Kernel, begun: Begun, death: Death) -> Result:
-    case = f"{kernel.op}[drawn {begun.round}]"
+    case = f"{kernel.op}[drawn {begun.turn}]"
     result = Result(kernel.name, kernel.op, case, "forward", "failed", death.text, traceback=death.written)
     return _repeatable(result, begun.request)
 
 
 def _repeatable(result: Result, request: str) -> Result:
     """The result and, where it failed, what to enter to see it again."""
-    if result.status != "failed":
+    if result.status != "failed" or not request:
         return result
     return replace(result, detail=f"{result.detail}\nagain: portakernel check --one '{request}'")

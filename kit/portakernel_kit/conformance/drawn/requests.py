@@ -15,7 +15,8 @@ from portakernel_kit.conformance.drawn.covering import Covering
 from portakernel_kit.conformance.drawn.levels import apart, factors, levels_of, neutral_features
 from portakernel_kit.conformance.drawn.request import Drawn, draw_request, numbers_of
 from portakernel_kit.conformance.op_faults import OpFault
-from portakernel_kit.conformance.suite import Suite, Unit
+from portakernel_kit.conformance.suite import Suite
+from portakernel_kit.conformance.unit import Unit
 
 # Once every pair was asked for, so many draws in a row that the kernel does not claim are the end.
 _MOST_REFUSED = 400
@@ -32,8 +33,18 @@ class Requests:
         claimed = claimed_factors(self.contract, suite.variants)
         features = {name: level for name, level in neutral_features(self.contract).items() if name in claimed}
         self.covering = Covering(claimed, features, apart(self.contract))
+        self._units, self._known = self._drawn(), list[Unit]()
+
+    def at(self, place: int) -> Unit | None:
+        """The request at this place; None where there are not as many."""
+        while len(self._known) <= place and (unit := next(self._units, None)) is not None:
+            self._known.append(unit)
+        return self._known[place] if place < len(self._known) else None
 
     def __iter__(self) -> Iterator[Unit]:
+        return self._units
+
+    def _drawn(self) -> Iterator[Unit]:
         seed, kernel = self.suite.seed, self.suite.kernel.name
         chance, refused, place = random.Random(f"{seed} {kernel}"), 0, 0
         for number in itertools.count():
@@ -43,13 +54,15 @@ class Requests:
             unit = self._unit(drawn, place)
             why = self._refusal(unit)
             if why:
-                self.covering.missed(wishes, why, {})
+                self.covering.missed(why)
                 refused += 1
                 if not wishes and refused > _MOST_REFUSED:
                     return
                 continue
-            self.covering.missed(wishes, f"{self.contract.op} has no such call", levels)
-            self.covering.took(levels)
+            is_new = self.covering.took(levels)
+            self.covering.missed(f"{self.contract.op} has no such call")
+            if wishes and not is_new:
+                continue
             refused, place = 0, place + 1
             yield unit
 

@@ -15,6 +15,7 @@ from portakernel.contract.sizes import DIMENSION, parse_size
 from portakernel.words.dtypes import DTYPES
 from portakernel_kit.conformance.claims import elements, possible
 from portakernel_kit.conformance.drawn.levels import LARGE, MOST_LEADING, RANK, SIZES, size_level
+from portakernel_kit.conformance.op_faults import OpFault
 
 # The truth is computed on the CPU, in float64: up to here that takes some milliseconds, of one large size some more.
 _MOST_ELEMENTS, _MOST_FLOPS = (1 << 11, 1 << 14, 1 << 16), 50_000_000
@@ -27,7 +28,8 @@ _FLOPS = 64
 # Vocabularies, contexts, rows of a table: what production has of one dimension.
 _LARGE_BITS = 18.0
 # So often dimensions are drawn again before a wish for one is given up.
-_PATIENCE = 80
+_PATIENCE = 25
+_MOST_TRIES = 20_000
 
 
 @dataclass(slots=True)
@@ -77,6 +79,9 @@ def sized(
     """``case`` with dimensions, of tensors of up to ``most`` elements.
 
     What of the wishes for them the op does not admit is not fulfilled.
+
+    Raises:
+        OpFault: no dimensions could be found that the op admits.
     """
     made = contract.at(case.parameters)
     leading = {size[1:] for t in made.tensors for size in t.sizes if size.startswith("*")}
@@ -93,6 +98,8 @@ def sized(
     tries = 0
     while True:
         tries += 1
+        if tries > _MOST_TRIES:
+            raise OpFault(f"{contract.op}: no dimensions that its requirements admit came up in {_MOST_TRIES} draws")
         if tries % _PATIENCE == 0 and sizes.wishes:
             del sizes.wishes[chance.choice(list(sizes.wishes))]
         if failing := _failing(contract, sizes.dims):

@@ -11,7 +11,7 @@ from portakernel.contract.case import Case, Layout, Values
 from portakernel.contracts import contract
 from portakernel.errors import ArgumentValueError
 from portakernel.registry.kernel import Kernel
-from portakernel_kit.conformance.suite import Unit
+from portakernel_kit.conformance.unit import Unit
 
 # Of a case, what stands for itself in JSON.
 _PLAIN = ("dims", "layouts", "values", "backward")

@@ -1,4 +1,4 @@
-"""Drawn requests put to kernels, round by round, in this process; what fails is made smaller."""
+"""Drawn requests put to kernels, turn by turn, in this process; what fails is made smaller."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from portakernel_kit.conformance.drawn.shrinking import shrunk
 from portakernel_kit.conformance.drawn.spelling import Request
 from portakernel_kit.conformance.observing.isolation import Asked
 from portakernel_kit.conformance.observing.observation import Finished
+from portakernel_kit.conformance.op_faults import OpFault
 from portakernel_kit.conformance.result import Result
-from portakernel_kit.conformance.suite import Suite, Unit
+from portakernel_kit.conformance.suite import Suite
 from portakernel_kit.conformance.trial import synchronise
+from portakernel_kit.conformance.unit import Unit
 from portakernel_kit.conformance.venue import Venue, find_venue
 
 # How long the first failure of a kernel in an aspect is made smaller; later ones are likely the same.
@@ -33,7 +35,7 @@ class Begun:
     """A kernel is put to a request: what ends the process next, it ended."""
 
     kernel: str
-    round: int
+    turn: int
     request: str
 
 
@@ -61,9 +63,9 @@ Event = Begun | Drew | Covered | Finished
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Requests of several kernels: one of each in a round, for so many seconds, or until every pair is asked for.
+    """Requests of several kernels: one of each in a turn, for so many seconds, or until every pair is asked for.
 
-    Begins with the round ``first``, in which the kernels ``done`` had their turn.
+    Begins with the turn ``first``, in which the kernels ``done`` were asked.
     """
 
     asked: tuple[Asked, ...]
@@ -79,13 +81,13 @@ class Job:
         _bound_memory(found)
         # tensors are small, and threads that wait for each other cost more (portakernel_kit.conformance.threads)
         torch.set_num_threads(1)
-        round, left = self.first, [kernel for kernel in found if kernel.name not in self.done]
+        turn, left = self.first, [kernel for kernel in found if kernel.name not in self.done]
         others = [kernel for kernel in found if kernel.name in self.done]
         while left or others:
             for kernel in list(left):
                 if time.monotonic() > deadline:
                     break
-                more = yield from kernel.next(round, all_pairs=math.isinf(self.seconds))
+                more = yield from kernel.next(turn, all_pairs=math.isinf(self.seconds))
                 if not more:
                     left.remove(kernel)
                 if kernel.is_lost():
@@ -93,7 +95,7 @@ class Job:
                     return
             if time.monotonic() > deadline:
                 break
-            left, others, round = [*left, *others], [], round + 1
+            left, others, turn = [*left, *others], [], turn + 1
         for kernel in found:
             yield Covered(kernel.name, *kernel.covered())
         yield Finished()
@@ -127,15 +129,21 @@ class _Tried:
         for _ in range(first):
             next(self.units, None)
 
-    def next(self, round: int, *, all_pairs: bool) -> Generator[Event, None, bool]:
+    def next(self, turn: int, *, all_pairs: bool) -> Generator[Event, None, bool]:
         """The events of the next request; returns whether there may be more of them."""
         if all_pairs and not self.requests.covering.left:
             return False
-        unit = next(self.units, None)
+        try:
+            unit = next(self.units, None)
+        except OpFault as fault:
+            kernel = self.suite.kernel
+            result = Result(self.name, kernel.op, f"{kernel.op}[drawn {turn}]", "claim", "failed", str(fault))
+            yield Drew(Begun(self.name, turn, ""), (result,), "")
+            return False
         if unit is None or unit.case is None:
             return False
         line = str(self._request(unit, unit.case))
-        begun = Begun(self.name, round, line)
+        begun = Begun(self.name, turn, line)
         yield begun
         results = tuple(self.suite.run(unit))
         failed = {result.aspect for result in results if result.status == "failed"} - self.shrunk

@@ -1,0 +1,39 @@
+"""What the kit runs, counts and reports together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from portakernel.contract.case import Case
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What is run, counted and reported together: a case in given dtypes, gradients in given dtypes, or all claims.
+
+    ``kind`` is ``case``, ``drawn`` (a case that a seed has drawn), ``autograd``, ``repetition``, ``boundary``,
+    ``coverage`` or ``unbuilt``: what a kernel is not built for.
+    """
+
+    kind: str
+    name: str
+    case: Case | None = None
+    dtypes: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What of a case ran: nothing where the kernel does not claim it."""
+
+    forward: bool
+    backward: bool
+
+
+def is_plain(case: Case) -> bool:
+    """Whether gradients of the case through autograd can be held to the tolerance."""
+    return case.backward and case.values == "normal"
+
+
+def shown(dtypes: tuple[tuple[str, str], ...]) -> str:
+    """The dtypes, as the names of units have them."""
+    return ", ".join(f"{name}={dtype}" for name, dtype in dtypes)
