@@ -72,7 +72,9 @@ CONTRACT = Contract(
     tensors=(TensorArgument("logits", ("*M", "V"), ("float32", "float16", "bfloat16")), TARGET),
     parameters=(
         *PARAMETERS,
-        Parameter("overwrite_logits", False, kind="bool", summary="backward may write over logits", permission="logits"),
+        Parameter(
+            "overwrite_logits", False, kind="bool", summary="backward may write over logits", permission="logits"
+        ),
         Parameter("return_lse", False, feature=True, kind="bool", summary="return each row's log-sum-exp as well"),
     ),
     outputs=(

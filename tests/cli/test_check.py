@@ -19,6 +19,23 @@ FAILED = Result(
 SKIPPED = Result("acme.norm", "rms_norm", "rms_norm[*]", "claim", "skipped", "serves amd any; here: cpu:x86_64")
 
 
+DRAWN = Result("acme.add", "add", "add[drawn 0]", "forward", "failed", "5 ulp off\nagain: portakernel check --one '{}'")
+replace_result = replace
+
+
+class FakeDrawing:
+    """One request that fails, where there is time for it."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def results(self) -> Iterator[Result]:
+        yield from [DRAWN] if self.seconds else []
+
+    def to_json(self) -> dict[str, int]:
+        return {"requests": int(self.seconds > 0), "first": 1, "pairs_asked": 3, "pairs_possible": 4}
+
+
 @pytest.fixture
 def kit(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any]]]:
     """Puts a kit with these results in place of the real one; an exception among them is raised. Returns the calls."""
@@ -33,7 +50,13 @@ def kit(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any]]]:
                     raise result
                 yield result
 
-        fake = SimpleNamespace(check=check, plan=lambda _, **__: len(results), fresh_seed=lambda: 7)
+        fake = SimpleNamespace(
+            check=check,
+            plan=lambda _, **__: len(results),
+            fresh_seed=lambda: 7,
+            drawing=lambda *_, seconds, **__: FakeDrawing(seconds),
+            again=lambda _, text, __: iter([replace_result(PASSED, case=f"add[{text}]")]),
+        )
         monkeypatch.setattr(conformance, "runner", fake, raising=False)
         return calls
 
@@ -44,7 +67,7 @@ def test_json_form_key_by_key(run: Callable, kit: Callable) -> None:
     kit([PASSED, FAILED, SKIPPED])
     ran = run("check --json")
     assert ran.status == 1
-    assert list(ran.json) == ["circumstances", "seed", "interrupted", "summary", "results"]
+    assert list(ran.json) == ["circumstances", "seed", "interrupted", "drawn", "summary", "results"]
     assert (ran.json["seed"], ran.json["interrupted"]) == (7, False)
     assert ran.json["summary"] == [
         {
@@ -142,3 +165,76 @@ def test_the_real_kit_passes_torchs_add(run: Callable) -> None:
     ran = run("check --plugin torch --op add --device cpu --json")
     assert ran.status == 0, ran.json["summary"]
     assert ran.json["summary"][0]["kernel"] == "torch.add"
+
+
+def test_drawn_requests_follow_the_cases_for_as_long_as_is_asked(run: Callable, kit: Callable) -> None:
+    kit([PASSED])
+    ran = run("check --budget 2m --seed 5")
+    assert ran.status == 1
+    assert ran.out.splitlines() == [
+        "failed acme.add add[drawn 0] forward",
+        "    5 ulp off",
+        "    again: portakernel check --one '{}'",
+        "",
+        "Conformance, seed 5",
+        "  kernel    passed  failed  skipped  reason",
+        "  acme.add       1       1        0  add[drawn 0] forward: 5 ulp off",
+        "  1 requests drawn beside the cases; 3 of 4 pairs of what may differ were asked for",
+    ]
+    assert run("check").status == 0
+
+
+def test_one_request_is_asked_again_alone(run: Callable, kit: Callable) -> None:
+    kit([FAILED])
+    ran = run("check", "--one", "{}", "--json")
+    assert (ran.status, [result["case"] for result in ran.json["results"]]) == (0, ["add[{}]"])
+
+
+@pytest.mark.parametrize("budget", ["soon", "-1s", "10x"])
+def test_a_budget_is_a_time(run: Callable, budget: str) -> None:
+    ran = run("check", f"--budget={budget}")
+    assert ran.status == 2
+    assert f"a budget is a time, such as 60s or 10m, 0, or all; this is {budget!r}" in ran.err
+
+
+def test_coverage_says_which_pairs_are_asked_for_and_runs_nothing(run: Callable) -> None:
+    ran = run("check --coverage --plugin torch --op softmax --device cpu --json")
+    (kernel,) = ran.json["kernels"]
+    assert kernel["kernel"] == "torch.softmax_cpu"
+    assert kernel["asked"] + kernel["refused"] == kernel["pairs"]
+    assert kernel["left"] == 0
+    shown = run("check --coverage --plugin torch --op softmax --device cpu --seed 4").out
+    assert "100.0%" in shown
+    assert "softmax has no such call" in " ".join(shown.split())
+
+
+def test_a_failing_kernel_is_found_by_what_is_drawn_and_by_the_line_that_is_printed(
+    run: Callable, install: Callable
+) -> None:
+    manifest = """\
+schema_version: 1
+plugin: acme
+kernels:
+  - op: softmax
+    entry: acme_for_cli_tests:softmax
+    targets: {cpu: any}
+    dtypes: {x: [float32]}
+"""
+    source = """\
+import torch
+
+def softmax(x, *, out=None):
+    y = torch.softmax(x.float(), -1).to(x.dtype).contiguous()
+    if x.dim() > 4:
+        y[..., -1] = 2
+    return y if out is None else out.copy_(y)
+"""
+    install("acme", manifest=manifest, source=source)
+    ran = run("check --plugin acme --budget all --seed 3 --device cpu --json")
+    failed = [result for result in ran.json["results"] if result["status"] == "failed"]
+    assert failed
+    assert all("[drawn" in result["case"] for result in failed)
+    line = failed[0]["detail"].partition("portakernel check --one '")[2].rstrip("'")
+    again = run("check", "--one", line, "--json")
+    assert again.status == 1
+    assert '"N":1}' in line

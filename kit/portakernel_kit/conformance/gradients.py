@@ -168,7 +168,9 @@ class Backward:
         error grows like the root of their number: Higham 2002, Accuracy and Stability of Numerical Algorithms, 4.2.
         """
         needs = [gradient is not None for gradient in self.trial.inputs.tensors]
-        growth = max(1.0, math.sqrt(self._terms(needs) / _MOST_EQUAL_TERMS))
+        results = (self.trial.inputs.shape(output) for output in self.trial.contract.outputs)
+        row = max((shape[-1] for shape in results if shape), default=1)
+        growth = max(1.0, math.sqrt(max(self._terms(needs), row) / _MOST_EQUAL_TERMS))
         given = self.trial.contract.tolerance.backward
         tolerance = {kind: ulp * growth if kind.endswith("float32") else ulp for kind, ulp in given.items()}
         # what float32 loses, before the sum is rounded to less

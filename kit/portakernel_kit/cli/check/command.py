@@ -27,7 +27,7 @@ def command(
             metavar="TIME",
             help="How long requests are drawn beside the cases: 60s, 10m, 0, or all: until every pair was asked for.",
         ),
-    ] = "20s",
+    ] = "0",
     first: Annotated[
         int, typer.Option("--first", metavar="N", min=0, help="Leave out the first N drawn requests of each kernel.")
     ] = 0,

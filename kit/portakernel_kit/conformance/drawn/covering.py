@@ -1,8 +1,8 @@
 """A covering array, made row by row: which levels to ask for together next, so that soon each pair was asked for.
 
 Greedy, after Cohen et al. 1997 (The AETG System, IEEE Transactions on Software Engineering 23.7): a row begins with a
-pair that is left, and takes for one factor after the other the level that makes up most of the pairs that are. What then
-does not come about may be another pair's fault: later rows put the pair into rows that have come about.
+pair that is left, and takes for one factor after the other the level that makes up most of the pairs that are. What
+then does not come about may be another pair's fault: later rows put the pair into rows that have come about.
 """
 
 from __future__ import annotations

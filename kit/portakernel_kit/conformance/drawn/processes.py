@@ -55,6 +55,8 @@ class Drawing:
 
     def results(self) -> Iterator[Result]:
         """Every result, as it comes; of a request that fails, those of the smallest that fails alike."""
+        if self.seconds <= 0:
+            return
         found: queue.Queue[Event | Result | BaseException | None] = queue.Queue()
         deadline = time.monotonic() + self.seconds
 

@@ -36,7 +36,9 @@ def _simpler(contract: Contract, case: Case) -> Iterator[Case]:
     for name in case.present:
         yield replace(case, present=tuple(other for other in case.present if other != name))
     for parameter in contract.parameters:
-        if case.parameters.get(parameter.name, parameter.default) != parameter.default and not parameter.bounds:
+        # an activation may be undefined at what the case holds, and what bounds pieces is bound to them
+        fixed = parameter.bounds or (parameter.kind == "text" and case.values != "normal")
+        if case.parameters.get(parameter.name, parameter.default) != parameter.default and not fixed:
             yield replace(case, parameters={**case.parameters, parameter.name: parameter.default})
     if case.layouts:
         yield replace(case, layouts={})

@@ -55,7 +55,7 @@ class _Sizes:
             self.again(name)
         if len(failing) == 2 and self.chance.random() < 0.8:
             multiple = self.dims[failing[1]] * self.chance.randint(1, 8)
-            if self.wishes.get(failing[0], "") in ("", size_level(multiple)):
+            if multiple <= LARGE and self.wishes.get(failing[0], "") in ("", size_level(multiple)):
                 self.dims[failing[0]] = multiple
 
     def shrink(self, *, by_size: bool) -> None:

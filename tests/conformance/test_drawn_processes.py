@@ -1,0 +1,115 @@
+"""Drawn requests in processes of their own: what one costs that dies, and what is told of it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+
+from portakernel import runtime
+from portakernel.errors import ArgumentValueError
+from portakernel_kit.conformance.drawn import processes
+from portakernel_kit.conformance.drawn.processes import Drawing, parse_budget
+from portakernel_kit.conformance.drawn.trying import Begun, Covered, Drew
+from portakernel_kit.conformance.observing.isolation import Death
+from portakernel_kit.conformance.observing.observation import Finished
+from portakernel_kit.conformance.result import Result
+
+PASSED = Result("torch.softmax_cpu", "softmax", "softmax[drawn 0]", "forward", "passed")
+FAILED = replace(PASSED, status="failed", detail="off")
+DEATH = Death("ended", "it ended its process: signal 11 (SIGSEGV)", "")
+
+
+def begun(turn):
+    return Begun("torch.softmax_cpu", turn, f"request {turn}")
+
+
+@pytest.fixture
+def drawing():
+    now = runtime.dispatcher()
+    return Drawing(now, [now.registry.kernels["torch.softmax_cpu"]], 3, 60.0)
+
+
+@pytest.fixture
+def apart(monkeypatch):
+    """Puts these events of one process after the other in the place of processes; returns their jobs."""
+
+    def replaced(*events):
+        jobs, left = [], iter(events)
+
+        def run(job, patience):
+            jobs.append(job)
+            yield from next(left)
+
+        monkeypatch.setattr(processes, "run_apart", run)
+        return jobs
+
+    return replaced
+
+
+def test_a_process_goes_on_behind_the_request_that_ended_the_one_before(drawing, apart):
+    first = [begun(0), Drew(begun(0), (PASSED,), "request 0"), begun(1), DEATH]
+    second = [begun(2), Drew(begun(2), (PASSED,), "request 2"), Covered("torch.softmax_cpu", 3, 4), Finished()]
+    jobs = apart(first, second)
+    found = list(drawing.results())
+    assert [(result.case, result.status) for result in found] == [
+        ("softmax[drawn 0]", "passed"),
+        ("softmax[drawn 1]", "failed"),
+        ("softmax[drawn 0]", "passed"),
+    ]
+    assert found[1].detail == f"{DEATH.text}\nagain: portakernel check --one 'request 1'"
+    assert [(job.first, job.done) for job in jobs] == [(0, frozenset()), (1, {"torch.softmax_cpu"})]
+    assert drawing.to_json() == {"requests": 2, "first": 2, "pairs_asked": 3, "pairs_possible": 4}
+
+
+def test_of_a_request_that_fails_the_smallest_is_told_or_itself_where_that_ends_the_process(drawing, apart):
+    small = replace(FAILED, detail="off alike")
+    failing = [begun(0), Drew(begun(0), (FAILED,), "large", is_last=False)]
+    apart([*failing, Drew(begun(0), (small,), "small"), Finished()])
+    assert [r.detail for r in drawing.results()] == ["off alike\nagain: portakernel check --one 'small'"]
+    apart([*failing, DEATH], [Finished()])
+    assert [r.detail for r in drawing.results()] == ["off\nagain: portakernel check --one 'large'"]
+
+
+def test_a_kernel_whose_requests_end_their_processes_is_left_after_some(drawing, apart):
+    jobs = apart(*([begun(turn), DEATH] for turn in range(9)))
+    assert len(list(drawing.results())) == len(jobs) == 3
+
+
+def test_a_process_that_cannot_start_is_said(drawing, apart):
+    apart([DEATH])
+    with pytest.raises(RuntimeError, match="no process that runs drawn requests could begin: it ended its process"):
+        list(drawing.results())
+
+
+def test_no_budget_starts_no_process(drawing, apart):
+    jobs = apart()
+    drawing.seconds = 0.0
+    assert list(drawing.results()) == jobs == []
+
+
+def test_in_turn_each_kernel_is_asked_until_every_pair_was(fork_server, monkeypatch):
+    monkeypatch.setattr("portakernel_kit.conformance.observing.isolation.get_context", lambda _: fork_server)
+    now = runtime.dispatcher()
+    kernels = [now.registry.kernels[name] for name in ("torch.add", "torch.softmax_cpu")]
+    drawing = Drawing(now, kernels, 3, float("inf"))
+    found = Counter[str]()
+    for result in islice(drawing.results(), 400):
+        found[result.kernel] += 1
+        assert result.status != "failed", result.detail
+    assert found["torch.add"] > 100 < found["torch.softmax_cpu"]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("0", 0), ("90", 90), ("60s", 60), ("1.5m", 90), ("2h", 7200), ("all", float("inf"))]
+)
+def test_a_budget_is_a_time_or_all(text, seconds):
+    assert parse_budget(text) == seconds
+
+
+def test_what_is_no_budget_is_refused():
+    with pytest.raises(ArgumentValueError, match=json.dumps("10 minutes").replace('"', "'")):
+        parse_budget("10 minutes")
