@@ -23,10 +23,10 @@ class Parameter:
 
     A feature's default is neutral: passing it changes nothing. ``choices`` are the accepted words of a ``text``,
     ``dtype`` or ``format``. ``optional`` ones may be None. A ``format`` is that of the tensor called ``of``, under
-    whose name requests and manifests have it. A ``permission`` names the argument that backward may write over
-    where the value is True, and need not; graphs, which could not know of it, are traced without. Of a ``float``, results are defined from
-    ``least`` to ``most``, however near to either, and the conformance kit draws from there. An ``int`` that ``bounds``
-    a tensor is at least the length of the longest piece that this tensor's ends leave.
+    whose name requests and manifests have it. A ``permission`` names the argument that backward may write over where
+    the value is True, and need not; graphs, which could not know of it, are traced without. Of a ``float``, results
+    are defined from ``least`` to ``most``, however near to either, and the conformance kit draws from there. An
+    ``int`` that ``bounds`` a tensor is at least the length of the longest piece that this tensor's ends leave.
     """
 
     name: str

@@ -52,7 +52,8 @@ class KernelNode(pytest.Collector):
         for unit in units:
             yield UnitItem.from_parent(self, name=unit.name, suite=suite, unit=unit)
         requests = Requests(suite)
-        for place in range(0 if self.kernel.build is not None else self.config.getoption("portakernel_draws")):
+        draws = int(self.config.getoption("portakernel_draws") or 0)
+        for place in range(0 if self.kernel.build is not None else draws):
             name = f"{self.kernel.op}[drawn {place}]"
             yield DrawnItem.from_parent(self, name=name, requests=requests, place=place)
 

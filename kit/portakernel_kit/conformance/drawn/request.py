@@ -172,5 +172,5 @@ def _layouts(contract: Contract, case: Case, wishes: Mapping[str, str]) -> dict[
 def _numbers(contract: Contract, case: Case, wishes: Mapping[str, str]) -> Values:
     """The kind of numbers wished for, where the op's cases show it and no parameter is far from 1."""
     far = any(not 1 / _ORDINARY <= size <= _ORDINARY for size in _magnitudes(contract, case))
-    fitting = [kind for kind in numbers_of(contract) if kind == wishes.get(NUMBERS) and not far]
-    return fitting[0] if fitting else "normal"
+    shown: dict[str, Values] = {str(kind): kind for kind in numbers_of(contract)}
+    return "normal" if far else shown.get(wishes.get(NUMBERS, ""), "normal")
