@@ -15,7 +15,7 @@ from portakernel.contracts import contract, own_contracts
 from portakernel.errors import ArgumentValueError
 from portakernel_kit.conformance.claims import elements, possible
 from portakernel_kit.conformance.drawn.levels import SIZES, apart, factors, levels_of, size_level
-from portakernel_kit.conformance.drawn.request import draw_request, numbers_of
+from portakernel_kit.conformance.drawn.request import draw_request
 from portakernel_kit.conformance.drawn.requests import Requests
 from portakernel_kit.conformance.drawn.shrinking import shrunk
 from portakernel_kit.conformance.drawn.spelling import Request, parse_request
@@ -39,7 +39,7 @@ def test_a_seed_and_a_number_are_a_request():
 
 @pytest.mark.parametrize("op", sorted(own_contracts()))
 def test_requests_are_ones_that_the_op_takes_and_their_levels_are_known(op):
-    known = factors(contract(op), numbers_of(contract(op)))
+    known = factors(contract(op))
     for number, drawn in enumerate(requests(op, 25)):
         assert possible(contract(op), drawn.case)
         inputs = draw_inputs(contract(op), drawn.case, drawn.dtypes, "cpu", generator(5, number))
@@ -115,7 +115,7 @@ def test_a_kernels_requests_ask_for_every_pair_that_can_be(make_suite):
             break
     described = contract("softmax")
     seen = [levels_of(described, unit.case, dict(unit.dtypes)) for unit in units]
-    wide = factors(described, numbers_of(described))
+    wide = factors(described)
     for first, second in (("N", "x lies"), ("x dtype", "numbers"), ("rank", "x dtype")):
         pairs = {(levels[first], levels[second]) for levels in seen}
         wished = {tuple(sorted(((first, a), (second, b)))) for a in wide[first] for b in wide[second]}

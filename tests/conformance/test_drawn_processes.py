@@ -8,13 +8,14 @@ from dataclasses import replace
 from itertools import islice
 
 import pytest
+import torch
 
 from portakernel import runtime
 from portakernel.errors import ArgumentValueError
-from portakernel_kit.conformance.drawn import processes
+from portakernel_kit.conformance.drawn import processes, trying
 from portakernel_kit.conformance.drawn.processes import Drawing, parse_budget
-from portakernel_kit.conformance.drawn.trying import Begun, Covered, Drew
-from portakernel_kit.conformance.observing.isolation import Death
+from portakernel_kit.conformance.drawn.trying import Begun, Covered, Drew, Job
+from portakernel_kit.conformance.observing.isolation import Asked, Death
 from portakernel_kit.conformance.observing.observation import Finished
 from portakernel_kit.conformance.result import Result
 
@@ -25,6 +26,15 @@ DEATH = Death("ended", "it ended its process: signal 11 (SIGSEGV)", "")
 
 def begun(turn):
     return Begun("torch.softmax_cpu", turn, f"request {turn}")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays_bounded(monkeypatch):
+    """Other tests run in this process, too."""
+    monkeypatch.setattr(trying, "_bound_memory", lambda: None)
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture
@@ -63,6 +73,18 @@ def test_a_process_goes_on_behind_the_request_that_ended_the_one_before(drawing,
     assert found[1].detail == f"{DEATH.text}\nagain: portakernel check --one 'request 1'"
     assert [(job.first, job.done) for job in jobs] == [(0, frozenset()), (1, {"torch.softmax_cpu"})]
     assert drawing.to_json() == {"requests": 2, "first": 2, "pairs_asked": 3, "pairs_possible": 4}
+
+
+def test_a_kernel_that_ended_a_process_goes_on_behind_the_request_that_did(drawing):
+    manager = drawing.dispatcher.registry.manager
+    asked = Asked(manager.packages, drawing.dispatcher.process.disabled, "torch.softmax_cpu", None)
+    lines = {}
+    for job in (Job((asked,), 3, 60.0, 0), Job((asked,), 3, 60.0, 1, frozenset({"torch.softmax_cpu"}))):
+        events = (event for event in job.events() if isinstance(event, Begun))
+        for event in islice(events, 3):
+            lines.setdefault(event.turn, set()).add(event.request)
+    assert sorted(lines) == [0, 1, 2, 3, 4]
+    assert all(len(requests) == 1 for requests in lines.values())
 
 
 def test_of_a_request_that_fails_the_smallest_is_told_or_itself_where_that_ends_the_process(drawing, apart):

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from portakernel.claims.capability import Capability, Limit
-from portakernel.contract import Contract
+from portakernel.contract import Contract, TensorArgument, alternatives
 from portakernel.contract.case import Case
 from portakernel.contract.sizes import parse_size
 from portakernel.errors import ArgumentTypeError, ArgumentValueError
@@ -122,17 +122,24 @@ def cases_at_limits(contract: Contract, variants: Sequence[Capability], max_elem
 
 def resized(contract: Contract, case: Case, dimension: str, size: int, name: str, max_elements: int) -> Case | None:
     """``case`` with another size of one dimension; None where its tensors cannot be, or are not worth drawing."""
-    # pieces of a tensor are drawn, and looped over by references, one by one
-    cut = [t for t in contract.tensors if t.draw.kind in ("segments", "offsets")]
-    pieces = {parse_size(text).name for tensor in cut for text in tensor.sizes}
-    # and of one or two elements every piece is trivial: gradients that are nothing but the rounding of what cancels
-    whole = {t.draw.below for t in cut}
-    if (dimension in pieces and size > _MOST_PIECES) or dimension in whole:
+    # of one or two elements every piece is trivial: gradients that are nothing but the rounding of what cancels
+    whole = {tensor.draw.below for tensor in _cut(contract)}
+    if (dimension in piece_counts(contract) and size > _MOST_PIECES) or dimension in whole:
         return None
     leads = any(tensor.leading == dimension for tensor in contract.at(contract.values(case.parameters)).tensors)
     leading = (size,) if leads else case.leading
     made = replace(case, name=name, leading=leading, dims=case.dims if leads else {**case.dims, dimension: size})
     return made if elements(contract, made) <= max_elements and possible(contract, made) else None
+
+
+def piece_counts(contract: Contract) -> set[str | None]:
+    """The dimensions that count pieces of a tensor, which are drawn, and looped over by references, one by one."""
+    shapes = (shape for tensor in _cut(contract) for shape in alternatives(tensor.shape))
+    return {parse_size(size).name for shape in shapes for size in shape}
+
+
+def _cut(contract: Contract) -> list[TensorArgument]:
+    return [tensor for tensor in contract.tensors if tensor.draw.kind in ("segments", "offsets")]
 
 
 def possible(contract: Contract, case: Case) -> bool:

@@ -21,7 +21,7 @@ from portakernel_kit.conformance.memory import place_tensor, twin
 from portakernel_kit.conformance.trial import Outcome, Trial, attempt
 from portakernel_kit.conformance.truth import Gradient
 
-# Equal terms are the worst to add up one by one: tolerances are for as many as the ops' own cases have.
+# Equal terms are the worst to add up one by one: of drawn requests so many are within the tolerances of ops' own cases.
 _MOST_EQUAL_TERMS = 128
 
 
@@ -99,9 +99,10 @@ class Backward:
         rank = min(len(trial.inputs.shape(output)) for output in trial.contract.outputs if output.differentiable)
         layouts: dict[Layout, list[tuple[bool, ...]]] = {
             "contiguous": _combinations(needed, len(everything)),
+            "expanded": [everything],
         }
-        if self._terms(everything) <= _MOST_EQUAL_TERMS:
-            layouts["expanded"] = [everything]
+        if trial.is_drawn and self._terms(everything) > _MOST_EQUAL_TERMS:
+            del layouts["expanded"]
         if rank >= 1:
             layouts["transposed" if rank >= 2 else "stepped"] = [everything]
         for layout, asked in layouts.items():
@@ -119,12 +120,6 @@ class Backward:
         pairs = zip(inputs.tensors, everything, strict=True)
         least = min((t.numel() for t, needs in pairs if needs and t is not None), default=1)
         return max(math.prod(inputs.leading), found / max(least, 1))
-
-    def once(self, layout: Layout) -> list[str]:
-        """Every gradient at once, from those of the outputs that lie as ``layout`` says."""
-        grads = self.draw(layout)
-        everything = tuple(gradient is not None for gradient in self.trial.truth.gradients(grads))
-        return self._held(grads, self.kept(), [everything])
 
     def _held(
         self, grads: Sequence[Tensor | None], kept: Mapping[str, Tensor | None], asked: Sequence[tuple[bool, ...]]
@@ -162,17 +157,8 @@ class Backward:
         return problems + trial.own_memory(found, memory, self.names)
 
     def hold(self, gradient: Any, name: str, tensor: Tensor, want: Gradient) -> list[str]:
-        """What is wrong with one gradient.
-
-        The contract's tolerances are for as many terms as its cases have. Of terms of one sign, added one by one, the
-        error grows like the root of their number: Higham 2002, Accuracy and Stability of Numerical Algorithms, 4.2.
-        """
-        needs = [gradient is not None for gradient in self.trial.inputs.tensors]
-        results = (self.trial.inputs.shape(output) for output in self.trial.contract.outputs)
-        # of an argument with rows each element may depend on all others of its row
-        row = max((shape[-1] for shape in results if shape), default=1) if tensor.dim() > 1 else 1
-        growth = max(1.0, math.sqrt(max(self._terms(needs), row) / _MOST_EQUAL_TERMS))
-        given = self.trial.contract.tolerance.backward
+        """What is wrong with one gradient."""
+        growth, given = self._growth(tensor), self.trial.contract.tolerance.backward
         tolerance = {kind: ulp * growth if kind.endswith("float32") else ulp for kind, ulp in given.items()}
         # what float32 loses, before the sum is rounded to less
         slack = None
@@ -191,6 +177,20 @@ class Backward:
             cancelling=want.cancelling,
             slack=slack,
         )
+
+    def _growth(self, tensor: Tensor) -> float:
+        """How many times the contract's tolerance a float32 gradient of a drawn request may be off.
+
+        Of terms of one sign, added one by one, the error grows like the root of their number: Higham 2002, Accuracy and
+        Stability of Numerical Algorithms, 4.2.
+        """
+        if not self.trial.is_drawn:
+            return 1.0
+        terms = self._terms([gradient is not None for gradient in self.trial.inputs.tensors])
+        if tensor.dim() > 1:  # of an argument with rows each element may depend on all others of its row
+            results = (self.trial.inputs.shape(output) for output in self.trial.contract.outputs)
+            terms = max(terms, *(shape[-1] for shape in results if shape), 1)
+        return max(1.0, math.sqrt(terms / _MOST_EQUAL_TERMS))
 
     def _again(
         self,

@@ -15,7 +15,7 @@ from portakernel_kit.conformance.op_faults import OpFault
 from portakernel_kit.conformance.result import Result
 from portakernel_kit.conformance.runner import fresh_seed, select_kernels
 from portakernel_kit.conformance.suite import Suite
-from portakernel_kit.conformance.unit import Unit
+from portakernel_kit.conformance.unit import Unit, drawn_name
 from portakernel_kit.conformance.venue import Unavailable, find_venue
 
 _SHOWN_FRAMES = 12  # of a traceback's end: the kernel's part, not the kit's
@@ -54,7 +54,7 @@ class KernelNode(pytest.Collector):
         requests = Requests(suite)
         draws = int(self.config.getoption("portakernel_draws") or 0)
         for place in range(0 if self.kernel.build is not None else draws):
-            name = f"{self.kernel.op}[drawn {place}]"
+            name = drawn_name(self.kernel.op, place)
             yield DrawnItem.from_parent(self, name=name, requests=requests, place=place)
 
 

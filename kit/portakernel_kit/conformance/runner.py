@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import secrets
-import traceback
 from collections.abc import Iterator
 
 from portakernel.contracts import contract
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.errors import UnknownNameError
+from portakernel.offline.workers import cores
 from portakernel.registry.kernel import Kernel
 from portakernel.words.target import Device
 from portakernel_kit.conformance import huge as huge_calls
@@ -18,7 +17,7 @@ from portakernel_kit.conformance.drawn.spelling import parse_request
 from portakernel_kit.conformance.op_faults import OpFault
 from portakernel_kit.conformance.result import Result
 from portakernel_kit.conformance.suite import Suite
-from portakernel_kit.conformance.trial import Outcome, result_of
+from portakernel_kit.conformance.trial import fault_of_op, result_of
 from portakernel_kit.conformance.venue import Unavailable, Venue, find_venue
 
 # Each has a copy of torch, and of what kernels keep.
@@ -105,8 +104,7 @@ def run(
         for unit in suite.units():
             yield from suite.run(unit)
     except OpFault as fault:
-        outcome = Outcome("claim", "failed", str(fault), traceback=traceback.format_exc())
-        yield result_of(kernel, venue, f"{kernel.op}[*]", outcome)
+        yield result_of(kernel, venue, f"{kernel.op}[*]", fault_of_op(fault))
 
 
 def drawing(
@@ -125,7 +123,7 @@ def drawing(
         for kernel in select_kernels(dispatcher, plugin, op)
         if kernel.build is None and isinstance(find_venue(dispatcher, kernel, device), Venue)
     ]
-    workers = max(1, min(_MOST_WORKERS, len(os.sched_getaffinity(0)), len(kernels)))
+    workers = max(1, min(_MOST_WORKERS, cores(), len(kernels)))
     return Drawing(dispatcher, kernels, seed, seconds, device, first, workers)
 
 

@@ -48,6 +48,8 @@ CLAIM_CODES = frozenset(
         ReasonCode.CANNOT_RUN,
     }
 )
+# With these a reference refuses what was drawn, and the op does not take.
+_NO_CALL = (ArgumentTypeError, ArgumentValueError, IndexError)
 # Sizes at a kernel's limits are tried up to here: a check of the kit, not a load test.
 _MAX_ELEMENTS = 1 << 22
 # Calls that are made a hundred times are of up to so many.
@@ -118,8 +120,7 @@ class Suite:
 
     def would_run(self, unit: Unit) -> bool:
         """Whether the kernel serves a case in these dtypes, or would once it is built."""
-        small_enough = unit.case is not None and self._refused(unit.case, None) is None
-        return small_enough and {r.code for r in self.rejections(unit)} <= {ReasonCode.NEEDS_BUILD}
+        return unit.case is not None and not self.why_refused(unit)
 
     def _is_served(self, inputs: Inputs, phase: Phase) -> bool:
         return {rejection.code for rejection in self._refusals(inputs, phase)} <= {ReasonCode.NEEDS_BUILD}
@@ -209,9 +210,9 @@ class Suite:
         with blamed(f"making tensors of the contract's case {case.name!r}"):
             return draw_inputs(self.contract, case, dtypes, self.venue.torch_device, None)
 
-    def _trial(self, case: Case, dtypes: Mapping[str, str], *again: str) -> Trial:
+    def _trial(self, case: Case, dtypes: Mapping[str, str], *again: str, drawn: bool = False) -> Trial:
         inputs = self._inputs(case, dtypes, *again)
-        return Trial(self.caller, self.kernel, self.venue, inputs, self._properties(inputs))
+        return Trial(self.caller, self.kernel, self.venue, inputs, self._properties(inputs), is_drawn=drawn)
 
     def _properties(self, inputs: Inputs) -> frozenset[str]:
         """The properties that the kernel claims for a case that it serves; one variant may claim more than another."""
@@ -265,17 +266,14 @@ class Suite:
         case, dtypes = unit.case, dict(unit.dtypes)
         self.ran[unit.name] = Ran(False, False)  # until it has: an op that is at fault ends the case
         refused = self._refused(case, None)
+        drawn = unit.kind == "drawn"
         try:
-            trial = None if refused else self._trial(case, dtypes)
+            trial = None if refused else self._trial(case, dtypes, drawn=drawn)
         except OpFault as fault:
-            if unit.kind != "drawn" or not isinstance(
-                fault.__cause__, (ArgumentTypeError, ArgumentValueError, IndexError)
-            ):
+            if not drawn or not isinstance(fault.__cause__, _NO_CALL):
                 raise
-            trial, refused = (
-                None,
-                Outcome("claim", "skipped", f"{self.contract.op} has no such call: {fault.__cause__}"),
-            )
+            yield Outcome("claim", "skipped", f"{self.contract.op} has no such call: {fault.__cause__}")
+            return
         refused = refused or (self._built(case, trial) if trial else None) or self._refused(case, trial)
         if refused or trial is None:
             yield from [refused] if refused else []
@@ -297,7 +295,7 @@ class Suite:
             yield attempt("determinism", lambda: forward.repeated() + backward.repeated())
         # tiny numbers, of which a device may flush some, say nothing about graphs
         if forward.calls and self.venue.captures and case.values != "tiny" and not trial.permitted:
-            fresh = self._trial(case, dtypes, "graph")
+            fresh = self._trial(case, dtypes, "graph", drawn=drawn)
             yield from Graph(trial, fresh, generator(self.seed, unit.name, "graph"), capture_cuda).outcomes()
         yield from trial.memory_outcomes()
         done = {outcome.aspect for outcome in found if outcome.status != "skipped"}

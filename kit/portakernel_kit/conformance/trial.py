@@ -65,7 +65,12 @@ def ending_in_words(outcomes: Iterator[Outcome]) -> Iterator[Outcome]:
     try:
         yield from outcomes
     except OpFault as fault:
-        yield Outcome("claim", "failed", str(fault), traceback=traceback.format_exc())
+        yield fault_of_op(fault)
+
+
+def fault_of_op(fault: OpFault) -> Outcome:
+    """What a fault of the op itself comes to, while it is handled."""
+    return Outcome("claim", "failed", str(fault), traceback=traceback.format_exc())
 
 
 def result_of(kernel: Kernel, venue: Venue, case: str, outcome: Outcome) -> Result:
@@ -80,6 +85,7 @@ def result_of(kernel: Kernel, venue: Venue, case: str, outcome: Outcome) -> Resu
 class Trial:
     """A kernel, a place to run it, inputs and the truth about them.
 
+    ``is_drawn``: the inputs may be longer than those of the op's cases, which its tolerances are made for.
     ``disturbed`` and ``aliased`` gather what the calls did to memory that was not theirs, and which results were no
     tensors of their own.
     """
@@ -93,6 +99,7 @@ class Trial:
     disturbed: dict[str, None] = field(default_factory=dict[str, None])
     aliased: dict[str, None] = field(default_factory=dict[str, None])
     launchers: dict[Phase, Callable[..., Any]] = field(default_factory=dict[Phase, Callable[..., Any]])
+    is_drawn: bool = False
 
     def __post_init__(self) -> None:
         self.truth = Truth.of(self.inputs)

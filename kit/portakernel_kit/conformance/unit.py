@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from portakernel.contract.case import Case
@@ -19,6 +20,21 @@ class Unit:
     name: str
     case: Case | None = None
     dtypes: tuple[tuple[str, str], ...] = ()
+
+
+def drawn_name(op: str, number: int) -> str:
+    """The name of a unit that holds a drawn case, which is known before the case is."""
+    return f"{op}[{drawn_case(number)}]"
+
+
+def drawn_case(number: int) -> str:
+    """The name of a drawn case; it decides, with the seed, which numbers its tensors hold."""
+    return f"drawn {number}"
+
+
+def drawn_unit(op: str, case: Case, dtypes: Mapping[str, str]) -> Unit:
+    """What runs a drawn case."""
+    return Unit("drawn", f"{op}[{case.name}]", case, tuple(dtypes.items()))
 
 
 @dataclass(frozen=True, slots=True)

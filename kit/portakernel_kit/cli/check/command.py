@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -82,19 +85,19 @@ def command(
     known: dict[str, Any] = {**asked, "all_builds": all_builds, "huge": huge}
     drawing = None
     if one is not None:
-        steps = iter([runner.again(now, one, where)])
+        found = runner.again(now, one, where)
     else:
-        steps = iter([progressing(runner.check(now, seed=seed, **known), runner.plan(now, **known))])
         drawing = runner.drawing(now, seed=seed, seconds=0.0 if huge else seconds, first=first, **asked)
+        cases = progressing(runner.check(now, seed=seed, **known), runner.plan(now, **known))
+        found = itertools.chain(cases, timed(drawing))
     results: list[Result] = []
     out = page()
     interrupted = False
     try:
-        for step in (*steps, *([timed(drawing)] if drawing is not None else [])):
-            for result in step:
-                results.append(result)
-                if not json and (verbose or result.status == "failed"):
-                    print_result(out, result, verbose=verbose)
+        for result in found:
+            results.append(result)
+            if not json and (verbose or result.status == "failed"):
+                print_result(out, result, verbose=verbose)
     except KeyboardInterrupt:
         interrupted = True
     summary = summarise(results)
@@ -102,10 +105,10 @@ def command(
     if json:
         from portakernel_kit.bench.circumstances import software
 
-        found = [result.to_json() for result in results]
+        shown = [result.to_json() for result in results]
         circumstances = {**software(now.registry), "device": where.name if where is not None else None}
         head = {"circumstances": circumstances, "seed": seed, "interrupted": interrupted, "drawn": drawn}
-        print_json({**head, "summary": summary, "results": found})
+        print_json({**head, "summary": summary, "results": shown})
     else:
         print_summary(out, summary, modes_of(results), seed, drawn, interrupted=interrupted)
     if interrupted:
@@ -130,9 +133,6 @@ def progressing(results: Iterable[Result], cases: int) -> Iterator[Result]:
 
 def timed(drawing: Drawing) -> Iterator[Result]:
     """The results of drawn requests as they come, with a progress bar of their time."""
-    import math
-    import time
-
     from portakernel.cli.progress import progress
 
     start = time.monotonic()

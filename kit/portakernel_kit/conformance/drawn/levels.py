@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping
+from functools import cache
 from itertools import chain
 from typing import Any
 
 from portakernel.contract import Contract, Parameter, alternatives
-from portakernel.contract.case import Case
-from portakernel.contract.sizes import parse_size
+from portakernel.contract.case import Case, Values
+from portakernel_kit.conformance.claims import piece_counts
 from portakernel_kit.conformance.drawn.covering import Together
 from portakernel_kit.conformance.inputs import case_parameters, is_present
 from portakernel_kit.conformance.memory import layouts_of
@@ -126,8 +127,14 @@ def _sign(value: Any) -> float:
 # --- a request -------------------------------------------------------------------------------------------------------
 
 
-def factors(contract: Contract, numbers: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """Every factor of an op's requests, with its levels; ``numbers`` are the kinds that they may hold."""
+def numbers_of(contract: Contract) -> tuple[Values, ...]:
+    """The kinds of numbers that some case of the op shows."""
+    return tuple(dict.fromkeys(["normal", *(case.values for case in contract.cases)]))
+
+
+@cache
+def factors(contract: Contract) -> Mapping[str, tuple[str, ...]]:
+    """Every factor of an op's requests, with its levels."""
     found: dict[str, tuple[str, ...]] = {}
     for parameter in contract.parameters:
         found |= parameter_factors(parameter)
@@ -139,13 +146,12 @@ def factors(contract: Contract, numbers: tuple[str, ...]) -> dict[str, tuple[str
         )
         absent = (ABSENT,) if tensor.optional else ()
         found[f"{tensor.name} lies"] = (*absent, "contiguous", *layouts_of(max(ranks, default=0)))
-    cut = [tensor for tensor in contract.tensors if tensor.draw.kind in ("segments", "offsets")]
-    pieces = {parse_size(size).name for tensor in cut for shape in alternatives(tensor.shape) for size in shape}
+    pieces = piece_counts(contract)
     # references go through pieces one by one
     found |= {name: SIZES[:-2] if name in pieces else SIZES for name in contract.dims}
     if _rows(contract):
         found[RANK] = tuple(map(str, range(MOST_LEADING + 1)))
-    found[NUMBERS] = numbers
+    found[NUMBERS] = numbers_of(contract)
     return {name: levels for name, levels in found.items() if len(levels) > 1}
 
 

@@ -18,6 +18,7 @@ from portakernel.words.target import Device
 from portakernel_kit.conformance.drawn.trying import Begun, Covered, Drew, Event, Job
 from portakernel_kit.conformance.observing.isolation import Asked, Death, run_apart
 from portakernel_kit.conformance.result import Result
+from portakernel_kit.conformance.unit import drawn_name
 
 # A kernel may have to be compiled before its first call; what takes longer hangs.
 _PATIENCE_S = 120.0
@@ -129,8 +130,15 @@ class Drawing:
 
 
 def _died(kernel: Kernel, begun: Begun, death: Death) -> Result:
-    case = f"{kernel.op}[drawn {begun.turn}]"
-    result = Result(kernel.name, kernel.op, case, "forward", "failed", death.text, traceback=death.written)
+    result = Result(
+        kernel.name,
+        kernel.op,
+        drawn_name(kernel.op, begun.turn),
+        "forward",
+        "failed",
+        death.text,
+        traceback=death.written,
+    )
     return _repeatable(result, begun.request)
 
 

@@ -20,6 +20,7 @@ from portakernel_kit.conformance.drawn.levels import (
     draw_value,
     factors,
     neutral_features,
+    numbers_of,
 )
 from portakernel_kit.conformance.drawn.sizes import sized
 from portakernel_kit.conformance.inputs import case_shape, is_present
@@ -65,11 +66,6 @@ def draw_request(
     return Drawn(replace(case, backward=_has_gradient(contract, case)), dtypes)
 
 
-def numbers_of(contract: Contract) -> tuple[Values, ...]:
-    """The kinds of numbers that some case of the op shows."""
-    return tuple(dict.fromkeys(["normal", *(case.values for case in contract.cases)]))
-
-
 def any_wishes(contract: Contract, chance: random.Random) -> dict[str, str]:
     """A level for each factor, whatever was asked for before: of every second one the neutral level.
 
@@ -78,7 +74,7 @@ def any_wishes(contract: Contract, chance: random.Random) -> dict[str, str]:
     plain, stepped = chance.random() < 0.4, chance.random() < 0.5
     found: dict[str, str] = {}
     features = neutral_features(contract)
-    for name, levels in factors(contract, numbers_of(contract)).items():
+    for name, levels in factors(contract).items():
         if name in contract.dims:
             usual = ("8 * k", "2**k") if stepped else levels[1:-2]
             found[name] = chance.choice(levels if chance.random() < 0.15 else usual)

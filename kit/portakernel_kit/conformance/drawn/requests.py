@@ -13,10 +13,10 @@ from portakernel.errors import ArgumentTypeError, ArgumentValueError
 from portakernel_kit.conformance.claims import dtype_combinations
 from portakernel_kit.conformance.drawn.covering import Covering
 from portakernel_kit.conformance.drawn.levels import apart, factors, levels_of, neutral_features
-from portakernel_kit.conformance.drawn.request import Drawn, draw_request, numbers_of
+from portakernel_kit.conformance.drawn.request import draw_request
 from portakernel_kit.conformance.op_faults import OpFault
 from portakernel_kit.conformance.suite import Suite
-from portakernel_kit.conformance.unit import Unit
+from portakernel_kit.conformance.unit import Unit, drawn_case, drawn_unit
 
 # Once every pair was asked for, so many draws in a row that the kernel does not claim are the end.
 _MOST_REFUSED = 400
@@ -35,14 +35,20 @@ class Requests:
         self.covering = Covering(claimed, features, apart(self.contract))
         self._units, self._known = self._drawn(), list[Unit]()
 
-    def at(self, place: int) -> Unit | None:
-        """The request at this place; None where there are not as many."""
-        while len(self._known) <= place and (unit := next(self._units, None)) is not None:
+    def at(self, place: int, *, all_pairs: bool = False) -> Unit | None:
+        """The request at this place; None where there are not as many, or where ``all_pairs`` took fewer."""
+        while len(self._known) <= place and not (all_pairs and not self.covering.left):
+            unit = next(self._units, None)
+            if unit is None:
+                break
             self._known.append(unit)
         return self._known[place] if place < len(self._known) else None
 
     def __iter__(self) -> Iterator[Unit]:
-        return self._units
+        place = 0
+        while (unit := self.at(place)) is not None:
+            yield unit
+            place += 1
 
     def _drawn(self) -> Iterator[Unit]:
         seed, kernel = self.suite.seed, self.suite.kernel.name
@@ -51,8 +57,8 @@ class Requests:
             wishes = self.covering.wishes(chance)
             drawn = draw_request(self.contract, seed, number, wishes or None, most=self.suite.venue.max_elements)
             levels = levels_of(self.contract, drawn.case, drawn.dtypes)
-            unit = self._unit(drawn, place)
-            why = self._refusal(unit)
+            unit = drawn_unit(self.contract.op, replace(drawn.case, name=drawn_case(place)), drawn.dtypes)
+            why = self.refusal(unit)
             if why:
                 self.covering.missed(why)
                 refused += 1
@@ -66,7 +72,7 @@ class Requests:
             refused, place = 0, place + 1
             yield unit
 
-    def _refusal(self, unit: Unit) -> str:
+    def refusal(self, unit: Unit) -> str:
         """Why the op, or the kernel, does not serve a request; empty where both do."""
         try:
             return self.suite.why_refused(unit)
@@ -75,14 +81,10 @@ class Requests:
         except OpFault as fault:
             return str(fault.__cause__ or fault)
 
-    def _unit(self, drawn: Drawn, place: int) -> Unit:
-        case = replace(drawn.case, name=f"drawn {place}")
-        return Unit("drawn", f"{self.contract.op}[{case.name}]", case, tuple(drawn.dtypes.items()))
-
 
 def claimed_factors(contract: Contract, variants: Sequence[Capability]) -> dict[str, tuple[str, ...]]:
     """The factors of the op's requests, with the levels that some variant may claim, and more than one of them."""
-    found = factors(contract, numbers_of(contract))
+    found = dict(factors(contract))
     neutral = neutral_features(contract)
     features = frozenset[str]().union(*(variant.features for variant in variants))
     absent = {p.name for p in contract.features} - features

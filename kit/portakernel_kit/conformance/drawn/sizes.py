@@ -84,7 +84,7 @@ def sized(
         OpFault: no dimensions could be found that the op admits.
     """
     made = contract.at(case.parameters)
-    leading = {size[1:] for t in made.tensors for size in t.sizes if size.startswith("*")}
+    leading = {tensor.leading for tensor in made.tensors if tensor.leading}
     large = any(wishes.get(name, "").startswith("large") for name in contract.dims)
     bound = most
     most = min(most or _MOST_OF_LARGE, _MOST_OF_LARGE if large else chance.choice(_MOST_ELEMENTS))

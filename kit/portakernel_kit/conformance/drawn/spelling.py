@@ -11,21 +11,11 @@ from portakernel.contract.case import Case, Layout, Values
 from portakernel.contracts import contract
 from portakernel.errors import ArgumentValueError
 from portakernel.registry.kernel import Kernel
-from portakernel_kit.conformance.unit import Unit
+from portakernel_kit.conformance.unit import Unit, drawn_case, drawn_unit
 
 # Of a case, what stands for itself in JSON.
 _PLAIN = ("dims", "layouts", "values", "backward")
 _KEYS = ("kernel", "draw", "dtypes", "leading", "parameters", "present", "given", *_PLAIN, "seed")
-
-
-def name_of(draw: int) -> str:
-    """What a drawn case is called; it decides, with the seed, which numbers its tensors hold."""
-    return f"drawn {draw}"
-
-
-def number_of(case: Case) -> int:
-    """The number that ``name_of`` was given."""
-    return int(case.name.rpartition(" ")[2])
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +29,8 @@ class Request:
 
     def __str__(self) -> str:
         case, default = self.case, Case("")
-        data: dict[str, Any] = {"kernel": self.kernel, "draw": number_of(case), "dtypes": dict(self.dtypes)}
+        draw = int(case.name.rpartition(" ")[2])
+        data: dict[str, Any] = {"kernel": self.kernel, "draw": draw, "dtypes": dict(self.dtypes)}
         for field in fields(case):
             value = getattr(case, field.name)
             if field.name != "name" and value != getattr(default, field.name):
@@ -48,7 +39,7 @@ class Request:
 
     def unit(self, op: str) -> Unit:
         """What a suite runs."""
-        return Unit("drawn", f"{op}[{self.case.name}]", self.case, tuple(self.dtypes.items()))
+        return drawn_unit(op, self.case, self.dtypes)
 
 
 def parse_request(text: str, kernels: Mapping[str, Kernel]) -> Request:
@@ -77,7 +68,7 @@ def parse_request(text: str, kernels: Mapping[str, Kernel]) -> Request:
     if wrong:
         raise ArgumentValueError(f"--one: {described.op} knows no {wrong[0]!r}")
     case = Case(
-        name_of(int(data.get("draw", 0))),
+        drawn_case(int(data.get("draw", 0))),
         tuple(map(int, data.get("leading", ()))),
         {name: int(size) for name, size in data.get("dims", {}).items()},
         layouts,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
-import resource
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,8 +20,8 @@ from portakernel_kit.conformance.observing.observation import Finished
 from portakernel_kit.conformance.op_faults import OpFault
 from portakernel_kit.conformance.result import Result
 from portakernel_kit.conformance.suite import Suite
-from portakernel_kit.conformance.trial import synchronise
-from portakernel_kit.conformance.unit import Unit
+from portakernel_kit.conformance.trial import fault_of_op, result_of, synchronise
+from portakernel_kit.conformance.unit import Unit, drawn_name
 from portakernel_kit.conformance.venue import Venue, find_venue
 
 # How long the first failure of a kernel in an aspect is made smaller; later ones are likely the same.
@@ -77,72 +77,69 @@ class Job:
     def events(self) -> Iterator[Event]:
         """Runs it in this process."""
         deadline = time.monotonic() + self.seconds
-        found = [tried for asked in self.asked if (tried := _tried(asked, self.seed, self.first)) is not None]
-        _bound_memory(found)
+        found = list(filter(None, (_tried(asked, self.seed) for asked in self.asked)))
+        if all(kernel.suite.venue.torch_device == "cpu" for kernel in found):
+            _bound_memory()
         # tensors are small, and threads that wait for each other cost more (portakernel_kit.conformance.threads)
         torch.set_num_threads(1)
-        turn, left = self.first, [kernel for kernel in found if kernel.name not in self.done]
-        others = [kernel for kernel in found if kernel.name in self.done]
-        while left or others:
+        left = list(found)
+        for turn in itertools.count(self.first):
             for kernel in list(left):
+                if turn == self.first and kernel.name in self.done:
+                    continue
                 if time.monotonic() > deadline:
                     break
-                more = yield from kernel.next(turn, all_pairs=math.isinf(self.seconds))
+                more = yield from kernel.ask(turn, all_pairs=math.isinf(self.seconds))
                 if not more:
                     left.remove(kernel)
                 if kernel.is_lost():
                     yield Finished(lost=True)
                     return
-            if time.monotonic() > deadline:
+            if not left or time.monotonic() > deadline:
                 break
-            left, others, turn = [*left, *others], [], turn + 1
         for kernel in found:
             yield Covered(kernel.name, *kernel.covered())
         yield Finished()
 
 
-def _tried(asked: Asked, seed: int, first: int) -> _Tried | None:
+def _tried(asked: Asked, seed: int) -> _Tried | None:
     now = asked.dispatcher()
     kernel = now.registry.kernels[asked.kernel]
     venue = find_venue(now, kernel, asked.device)
-    if not isinstance(venue, Venue) or kernel.build is not None:
-        return None
-    return _Tried(Suite(now, kernel, venue, seed), first)
+    return _Tried(Suite(now, kernel, venue, seed)) if isinstance(venue, Venue) else None
 
 
-def _bound_memory(found: Sequence[_Tried]) -> None:
+def _bound_memory() -> None:
     """What a kernel asks for beyond the machine's memory is refused, which fails its case, and kills nobody."""
-    if all(kernel.suite.venue.torch_device == "cpu" for kernel in found) and hasattr(resource, "RLIMIT_DATA"):
-        most = int(_MOST_MEMORY * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-        resource.setrlimit(resource.RLIMIT_DATA, (most if hard < 0 else min(most, hard), hard))
+    try:
+        import resource
+    except ImportError:  # not a Unix
+        return
+    most = int(_MOST_MEMORY * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    resource.setrlimit(resource.RLIMIT_DATA, (most if hard < 0 else min(most, hard), hard))
 
 
 class _Tried:
     """One kernel, and its requests."""
 
-    def __init__(self, suite: Suite, first: int) -> None:
+    def __init__(self, suite: Suite) -> None:
         self.suite, self.name = suite, suite.kernel.name
         self.requests = Requests(suite)
-        self.units = iter(self.requests)
         self.shrunk: set[str] = set()
-        for _ in range(first):
-            next(self.units, None)
 
-    def next(self, turn: int, *, all_pairs: bool) -> Generator[Event, None, bool]:
-        """The events of the next request; returns whether there may be more of them."""
-        if all_pairs and not self.requests.covering.left:
-            return False
+    def ask(self, turn: int, *, all_pairs: bool) -> Generator[Event, None, bool]:
+        """The events of the request of this turn; returns whether there may be more of them."""
         try:
-            unit = next(self.units, None)
+            unit = self.requests.at(turn, all_pairs=all_pairs)
         except OpFault as fault:
             kernel = self.suite.kernel
-            result = Result(self.name, kernel.op, f"{kernel.op}[drawn {turn}]", "claim", "failed", str(fault))
+            result = result_of(kernel, self.suite.venue, drawn_name(kernel.op, turn), fault_of_op(fault))
             yield Drew(Begun(self.name, turn, ""), (result,), "")
             return False
         if unit is None or unit.case is None:
             return False
-        line = str(self._request(unit, unit.case))
+        line = self._line(unit, unit.case)
         begun = Begun(self.name, turn, line)
         yield begun
         results = tuple(self.suite.run(unit))
@@ -150,32 +147,28 @@ class _Tried:
         yield Drew(begun, results, line, is_last=not failed)
         if failed:
             self.shrunk |= failed
-            yield self._smaller(begun, unit, results, sorted(failed)[0])
+            yield self._smaller(begun, unit, unit.case, results, min(failed))
         return True
 
-    def _smaller(self, begun: Begun, unit: Unit, results: tuple[Result, ...], aspect: str) -> Drew:
+    def _smaller(self, begun: Begun, unit: Unit, case: Case, results: tuple[Result, ...], aspect: str) -> Drew:
         """The smallest request that fails in this aspect too."""
-        last, case = results, unit.case
-        assert case is not None
+        last = results
 
         def fails(tried: Case) -> bool:
             nonlocal last
             other = replace(unit, case=tried)
-            try:
-                if self.suite.why_refused(other):
-                    return False
-                found = tuple(self.suite.run(other))
-            except Exception:  # noqa: BLE001 - a simpler case may be none of the op's, which is told in many ways
+            if self.requests.refusal(other):
                 return False
+            found = tuple(self.suite.run(other))
             failed = any(result.status == "failed" and result.aspect == aspect for result in found)
             last = found if failed else last
             return failed
 
-        case = shrunk(self.suite.contract, case, fails, _SHRINKING_S)
-        return Drew(begun, last, str(self._request(unit, case)))
+        small = shrunk(self.suite.contract, case, fails, _SHRINKING_S)
+        return Drew(begun, last, self._line(unit, small))
 
-    def _request(self, unit: Unit, case: Case) -> Request:
-        return Request(self.name, case, dict(unit.dtypes), self.suite.seed)
+    def _line(self, unit: Unit, case: Case) -> str:
+        return str(Request(self.name, case, dict(unit.dtypes), self.suite.seed))
 
     def covered(self) -> tuple[int, int]:
         """How many pairs were asked for, and could be."""
