@@ -217,9 +217,9 @@ def test_a_project_of_which_a_copy_is_installed_is_the_one_that_is_judged(site, 
     )
     assert run("validate", str(folder), "--json")["problems"] == []
     contract = folder / "src" / module.name / "contract.py"
-    contract.write_text(contract.read_text(encoding="utf-8").replace('{"N": 33}', '{"n": 33}'), encoding="utf-8")
+    contract.write_text(contract.read_text(encoding="utf-8").replace('{"N": 33}', '{"rows": 33}'), encoding="utf-8")
     (told,) = run("validate", str(folder), "--json", status=1)["problems"]
-    assert told["text"] == "case 'rows': unknown 'n'; known: M, N"
+    assert told["text"] == "case 'rows': unknown 'rows'; known: M, N"
     pyproject.write_text(pyproject.read_text(encoding="utf-8").replace("Portakernel.Demo_scan", "demo-scans"))
     found = run("validate", str(folder), "--json", status=1)
     taken = (
