@@ -21,9 +21,21 @@ void store_f32(float value, size_t i, global float *to) { to[i] = value; }
 void store8_f32(float8 value, size_t i, global float *to) { vstore8(value, 0, to + i); }
 
 float load_f16(size_t i, global const half *from) { return vload_half(i, from); }
-float8 load8_f16(size_t i, global const half *from) { return vload_half8(0, from + i); }
 void store_f16(float value, size_t i, global half *to) { vstore_half_rte(value, i, to); }
-void store8_f16(float8 value, size_t i, global half *to) { vstore_half8_rte(value, 0, to + i); }
+
+// Rows begin at any element, and PoCL takes eight halves to begin at 16 bytes, as they do here.
+float8 load8_f16(size_t i, global const half *from)
+{
+    ushort8 bits = vload8(0, (global const ushort *)from + i);
+    return vload_half8(0, (private const half *)&bits);
+}
+
+void store8_f16(float8 value, size_t i, global half *to)
+{
+    ushort8 bits;
+    vstore_half8_rte(value, 0, (private half *)&bits);
+    vstore8(bits, 0, (global ushort *)to + i);
+}
 
 float load_bf16(size_t i, global const ushort *from) { return as_float((uint)from[i] << 16); }
 float8 load8_bf16(size_t i, global const ushort *from) { return as_float8(convert_uint8(vload8(0, from + i)) << 16); }
