@@ -64,6 +64,8 @@ def backward(
     needs: tuple[bool, ...] = (True, True, True, True),
 ) -> tuple[Tensor | None, ...]:
     """Gradients for ``x``, ``residual``, ``weight`` and ``bias``; an output's gradient of None is zero."""
+    if grad_y is None:  # whatever the statistics are: 0 * infinity is NaN
+        summed, mean, rstd = (torch.zeros_like(held) for held in (summed, mean, rstd))
     wide = _wide(summed)
     # wide throughout, so that the sum below is rounded once
     through = torch.zeros_like(wide) if grad_y is None else _wide(grad_y)

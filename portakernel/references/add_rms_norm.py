@@ -53,6 +53,8 @@ def backward(
     needs: tuple[bool, ...] = (True, True, True),
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients for ``x``, ``residual`` and ``weight`` from those of ``y`` and ``summed``; None is zero."""
+    if grad_y is None:  # whatever the statistics are: 0 * infinity is NaN
+        summed, rstd = (torch.zeros_like(held) for held in (summed, rstd))
     through = torch.zeros_like(summed) if grad_y is None else grad_y
     # wide throughout, so that the sum below is rounded once
     grad, grad_weight = rms_norm.backward(

@@ -161,10 +161,11 @@ class Backward:
         growth, given = self._growth(tensor), self.trial.contract.tolerance.backward
         tolerance = {kind: ulp * growth if kind.endswith("float32") else ulp for kind, ulp in given.items()}
         # what float32 loses, before the sum is rounded to less
-        slack = None
+        slack = want.slack
         wide = tensor.dtype is torch.float32 or "float32" not in tolerance
         if want.magnitude is not None and growth > 1 and not wide:
-            slack = tolerance["float32"] * ulp_at(want.magnitude, torch.float32)
+            lost = tolerance["float32"] * ulp_at(want.magnitude, torch.float32)
+            slack = lost if slack is None else slack + lost
         return self.trial.compare(
             gradient,
             name,

@@ -31,13 +31,14 @@ class Gradient:
     """One gradient, and how far off it may be.
 
     ``magnitude`` is the sum of the absolute terms behind each of its elements, ``plain`` what the plain formula gives,
-    ``cancelling`` the norm of what rounding leaves of a row of terms that cancel.
+    ``cancelling`` the norm of what rounding leaves of a row of terms that cancel, ``slack`` what sums lose.
     """
 
     value: Tensor
     magnitude: Tensor | None = None
     plain: Tensor | None = None
     cancelling: float = 0.0
+    slack: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,11 @@ class Truth:
                 if magnitude is not None and not held:
                     slack[name] = ulps * ulp_at(magnitude, torch.float32)
             magnitudes = tuple(m if held else None for held, m in zip(wide, magnitudes, strict=True))
+        if sums_in_order(reference):
+            single = [_single(tensor) for tensor in inputs.tensors]
+            with torch.no_grad():
+                lost = _call(reference, "forward", inputs, single)
+            slack |= {name: _lost(one, named[name]) for name, one in zip(outputs, lost, strict=True)}
         return cls(
             inputs,
             {name: named[name] for name in outputs},
@@ -161,11 +167,19 @@ class Truth:
             needs = tuple(t is not None and t.dtype.is_floating_point for t in self.inputs.tensors)
             values = asked(reference, "backward")(*wide_grads, *kept, **parameters, needs=needs)
             magnitudes = asked(reference, "magnitudes")(*wide_grads, *kept, **parameters)
+            lost: Sequence[Tensor | None] = [None] * len(values)
+            if sums_in_order(reference):
+                given = [None if tensor is None else _single(tensor) for tensor in (*wide_grads, *kept)]
+                lost = reference.backward(*given, **parameters, needs=needs)
         names = [f"the gradient of {name}" for name in self.contract.names]
         values = counted(values, names, "the reference's backward")
         magnitudes = counted(magnitudes, names, "the reference's magnitudes")
-        pairs = zip(values, magnitudes, strict=True)
-        return tuple(None if value is None else Gradient(value, magnitude) for value, magnitude in pairs)
+        return tuple(
+            None
+            if value is None
+            else Gradient(value, magnitude, slack=None if one is None else _lost(one, value))
+            for value, magnitude, one in zip(values, magnitudes, lost, strict=True)
+        )
 
     def _plain_gradients(self, grads: Sequence[Tensor | None]) -> tuple[Gradient | None, ...]:
         """Autograd through the plain formula: in float64 for the truth, in the inputs' dtype for the distance."""
@@ -191,6 +205,25 @@ class Truth:
         wanted = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
         found = iter(torch.autograd.grad([o for o, _ in used], wanted, [g for _, g in used], allow_unused=True))
         return [next(found) if leaf is not None and leaf.requires_grad else None for leaf in leaves]
+
+
+def sums_in_order(reference: Any) -> bool:
+    """Whether the reference in float32 adds one term after the other, and so tells what sums of these numbers lose.
+
+    Terms of equal size and sign lose up to half a unit in the last place each, all to the same side; terms drawn alike
+    lose the root of that (Higham & Mary 2019, A new approach to probabilistic rounding error analysis).
+    """
+    return bool(getattr(reference, "SUMS_IN_ORDER", False))
+
+
+def _single(tensor: Tensor | None) -> Tensor | None:
+    found = None if tensor is None else tensor.detach().to("cpu")
+    return found.float() if found is not None and found.dtype.is_floating_point else found
+
+
+def _lost(single: Tensor, value: Tensor) -> Tensor:
+    """Twice what was lost, since another order loses other digits; nothing where either is no number."""
+    return 2.0 * (single.double() - value).abs().nan_to_num(0.0, 0.0)
 
 
 def _largest_row(gradient: Tensor) -> float:

@@ -1,4 +1,5 @@
-// y = x / temperature - lse with lse = log(sum(exp(x / temperature))) along a row, one work-item a row.
+// y = (x - top) / temperature - rest with top = max(x) and rest = log(sum(exp((x - top) / temperature))) along a row,
+// one work-item a row. Both are kept for the gradient: their sum would lose the digits that a probability needs.
 
 // Elements are summed in groups, and the groups then, because the error of a sum grows with the number of its terms.
 #define GROUP 512
@@ -49,8 +50,8 @@ float sum_of(global const STORED(X) *x, ulong columns)
 
 // The row's maximum is subtracted first, so that nothing overflows; a NaN or +inf makes the sum NaN, and so all of the
 // row.
-kernel void log_softmax(global const STORED(X) *x, global STORED(X) *y, global float *lse, float temperature,
-                        ulong columns, ulong rows)
+kernel void log_softmax(global const STORED(X) *x, global STORED(X) *y, global float *top, global float *rest,
+                        float temperature, ulong columns, ulong rows)
 {
     size_t row = get_global_id(0);
     if (row >= rows)
@@ -58,18 +59,21 @@ kernel void log_softmax(global const STORED(X) *x, global STORED(X) *y, global f
     x += row * columns;
     y += row * columns;
     float most = largest(x, columns);
-    float rest = log(sum_of_exponentials(x, most, temperature, columns));
-    lse[row] = most / temperature + rest;
+    float sum = log(sum_of_exponentials(x, most, temperature, columns));
+    top[row] = isnan(sum) ? sum : most;
+    rest[row] = sum;
     size_t i = 0;
     for (; i + 8 <= columns; i += 8)
-        STORE8(X, (LOAD8(X, i, x) - most) / temperature - rest, i, y);
+        STORE8(X, (LOAD8(X, i, x) - most) / temperature - sum, i, y);
     for (; i < columns; i++)
-        STORE(X, (LOAD(X, i, x) - most) / temperature - rest, i, y);
+        STORE(X, (LOAD(X, i, x) - most) / temperature - sum, i, y);
 }
 
-// grad_x = (g - p * sum(g)) / temperature with g = grad_y and the probabilities p = exp(x / temperature - lse).
-kernel void log_softmax_backward(global const STORED(X) *grad_y, global const STORED(X) *x, global const float *lse,
-                                 global STORED(X) *grad_x, float temperature, ulong columns, ulong rows)
+// grad_x = (g - p * sum(g)) / temperature with g = grad_y and the probabilities
+// p = exp((x - top) / temperature - rest).
+kernel void log_softmax_backward(global const STORED(X) *grad_y, global const STORED(X) *x, global const float *top,
+                                 global const float *rest, global STORED(X) *grad_x, float temperature, ulong columns,
+                                 ulong rows)
 {
     size_t row = get_global_id(0);
     if (row >= rows)
@@ -80,11 +84,11 @@ kernel void log_softmax_backward(global const STORED(X) *grad_y, global const ST
     float sum = sum_of(grad_y, columns);
     size_t i = 0;
     for (; i + 8 <= columns; i += 8) {
-        float8 p = exp(LOAD8(X, i, x) / temperature - lse[row]);
+        float8 p = exp((LOAD8(X, i, x) - top[row]) / temperature - rest[row]);
         STORE8(X, (LOAD8(X, i, grad_y) - p * sum) / temperature, i, grad_x);
     }
     for (; i < columns; i++) {
-        float p = exp(LOAD(X, i, x) / temperature - lse[row]);
+        float p = exp((LOAD(X, i, x) - top[row]) / temperature - rest[row]);
         STORE(X, (LOAD(X, i, grad_y) - p * sum) / temperature, i, grad_x);
     }
 }

@@ -22,14 +22,15 @@ CONTRACT = Contract(
         "For sampling, scoring and distillation: what log(softmax(x / temperature)) loses where a probability is too"
         " small for its dtype is kept. Everything is computed in float32 and rounded once, at the end; nothing"
         " overflows. -inf beside a finite number gives -inf; a row with +inf or NaN, and a row of -inf alone, is NaN"
-        " throughout. Forward saves lse (M,), the logarithm of the sum, in float32. Not guaranteed: equal bits from"
+        " throughout. Forward saves top (M,), the largest x or NaN, and rest (M,), the logarithm of"
+        " sum(exp((x - top) / temperature)), in float32. Not guaranteed: equal bits from"
         " different kernels; digits of a log-probability below the last place of 1 in float32, which a sum that is"
         " nearly 1 does not have; gradients that are subnormal in float32, which a kernel may flush to zero."
     ),
     tensors=(TensorArgument("x", ("*M", "N"), ("float32", "float16", "bfloat16")),),
     parameters=(Parameter("temperature", 1.0, least=0.01, summary="what x is divided by"),),
     outputs=(Result("y", ("*M", "N"), like="x"),),
-    saved=(Result("lse", ("M",), like="x", dtype="float32"),),
+    saved=(Result("top", ("M",), like="x", dtype="float32"), Result("rest", ("M",), like="x", dtype="float32")),
     gradient="kernel",
     inplace=("x",),
     cases=(

@@ -1,7 +1,7 @@
 """``log_softmax`` and its gradient as formulas: what serves where no kernel can, and judges those that do.
 
-With ``z = x / temperature`` and ``lse = log(sum(exp(z)))``, ``y = z - lse`` and
-``dx = (g - exp(z - lse) * sum(g)) / temperature``.
+With ``below = (x - top) / temperature``, ``top = max(x)`` and ``rest = log(sum(exp(below)))``, ``y = below - rest`` and
+``dx = (g - exp(y) * sum(g)) / temperature``.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# Rounding in the exponent z - lse moves a probability p by up to 3 * 2**-24 * p * (|z| + |lse|): this much of the
-# 192 ulp that the contract allows a float32 gradient.
+# Rounding in the exponent y moves a probability p by up to 3 * 2**-24 * p * (|below| + rest): this much of the 192
+# ulp that the contract allows a float32 gradient.
 _EXPONENT_SHARE = 1 / 64
 
 
@@ -19,22 +19,23 @@ def _wide(tensor: Tensor) -> Tensor:
 
 
 def _parts(x: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-    """The row's maximum, how far each element is below it, and the logarithm of the sum; over ``temperature``."""
+    """The row's maximum, how far each element is below it over ``temperature``, and the logarithm of the sum."""
     # a row of no elements has no maximum
     top = x.amax(-1, keepdim=True) if x.shape[-1] else x.sum(-1, keepdim=True)
     # inf - inf: a row that holds +inf, or nothing but -inf, comes out as NaN
     below = (x - top) / temperature
-    return top / temperature, below, below.exp().sum(-1, keepdim=True).log()
+    rest = below.exp().sum(-1, keepdim=True).log()
+    return torch.where(rest.isnan(), rest, top), below, rest
 
 
 def forward(
     x: Tensor, *, temperature: float = 1.0, out: Tensor | None = None, save: bool = False
-) -> Tensor | tuple[Tensor, Tensor]:
-    """``x / temperature - lse`` with ``x: (*M, N)``, rounded once; ``lse (M,)`` too with ``save``."""
+) -> Tensor | tuple[Tensor, Tensor, Tensor]:
+    """``y: (*M, N)``, rounded once; ``top`` and ``rest``, ``(M,)``, too with ``save``."""
     top, below, rest = _parts(_wide(x), temperature)
     y = (below - rest).to(x.dtype)
     y = y.contiguous() if out is None else out.copy_(y)
-    return (y, (top + rest).reshape(-1)) if save else y
+    return (y, top.reshape(-1), rest.reshape(-1)) if save else y
 
 
 def output_magnitudes(x: Tensor, *, temperature: float = 1.0) -> tuple[Tensor]:
@@ -43,26 +44,32 @@ def output_magnitudes(x: Tensor, *, temperature: float = 1.0) -> tuple[Tensor]:
     return (below.abs() + rest + 1,)
 
 
-def saved_magnitudes(x: Tensor, *, temperature: float = 1.0) -> tuple[Tensor]:
-    """Those behind ``lse``."""
+def saved_magnitudes(x: Tensor, *, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Those behind ``top``, which is exact, and ``rest``."""
     top, _, rest = _parts(x.double(), temperature)
-    return ((top.abs() + rest + 1).reshape(-1),)
+    return top.abs().reshape(-1), (rest + 1).reshape(-1)
 
 
 def backward(
-    grad_y: Tensor, x: Tensor, lse: Tensor, *, temperature: float = 1.0, needs: tuple[bool] = (True,)
+    grad_y: Tensor, x: Tensor, top: Tensor, rest: Tensor, *, temperature: float = 1.0, needs: tuple[bool] = (True,)
 ) -> tuple[Tensor | None]:
     """The gradient for ``x`` from that of ``y``."""
     if not needs[0]:
         return (None,)
     g = _wide(grad_y)
-    p = (_wide(x) / temperature - lse.reshape(*x.shape[:-1], 1)).exp()
+    p = _exponent(_wide(x), top, rest, temperature).exp()
     return (((g - p * g.sum(-1, keepdim=True)) / temperature).to(x.dtype).contiguous(),)
 
 
-def magnitudes(grad_y: Tensor, x: Tensor, lse: Tensor, *, temperature: float = 1.0) -> tuple[Tensor]:
+def magnitudes(grad_y: Tensor, x: Tensor, top: Tensor, rest: Tensor, *, temperature: float = 1.0) -> tuple[Tensor]:
     """The sums of absolute terms behind the gradient, and what rounding the exponent does to a probability."""
-    g, z, row = grad_y.double().abs(), x.double() / temperature, lse.double().reshape(*x.shape[:-1], 1)
-    p = (z - row).exp()
-    moved = torch.where(p == 0, 0, p * (z.abs() + row.abs()) * _EXPONENT_SHARE)
+    g, y = grad_y.double().abs(), _exponent(x.double(), top.double(), rest.double(), temperature)
+    moved = torch.where(y.exp() == 0, 0, y.exp() * (y.abs() + 2 * rest.double().reshape(*x.shape[:-1], 1)))
+    p, moved = y.exp(), moved * _EXPONENT_SHARE
     return ((g + (p + moved) * g.sum(-1, keepdim=True)) / temperature,)
+
+
+def _exponent(x: Tensor, top: Tensor, rest: Tensor, temperature: float) -> Tensor:
+    """``y`` from what forward saved."""
+    row = (*x.shape[:-1], 1)
+    return (x - top.reshape(row)) / temperature - rest.reshape(row)
