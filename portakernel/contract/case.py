@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Layout = Literal["contiguous", "sliced", "transposed", "expanded", "stepped", "offset", "split"]
-Values = Literal["normal", "large", "tiny", "special", "zeros"]
+Values = Literal["normal", "large", "tiny", "special", "zeros", "mixed"]
 
 
 DrawKind = Literal["numbers", "index", "segments", "offsets", "scale", "mask", "lengths", "pages", "slots", "experts"]
@@ -46,7 +46,7 @@ class Case:
 
     ``leading`` is the shape of the ``*`` dimensions; ``layouts`` says how each argument lies in memory (contiguous
     where not named); ``values`` draws the numbers: ``normal``, ``large`` and ``tiny`` magnitudes, ``special`` with NaN,
-    both infinities and signed zeros, ``zeros``. ``present`` names the optional tensors that are passed, ``given`` holds
+    both infinities and signed zeros, ``zeros``, ``mixed`` rows and blocks, each of which may differ. ``present`` names the optional tensors that are passed, ``given`` holds
     the elements of integer tensors that shall not be drawn.
     """
 

@@ -253,6 +253,50 @@ def backward(
     return grad_q, grad_k, grad_v, None, grad_bias, grad_sinks
 
 
+def gradient_roundings(
+    grad_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    alibi_slopes: Tensor | None,
+    bias: Tensor | None,
+    sinks: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    window: Window = (-1, -1),
+    softcap: float = 0.0,
+    return_lse: bool = False,
+) -> tuple[Tensor | None, ...]:
+    """What rounding errors of the gradients are in proportion to: the root of the sum of each one's squared terms.
+
+    Kernels subtract ``sum(g * out)``, of an ``out`` that was rounded, from ``dP``, and where one weight is close to 1
+    these cancel.
+    """
+    del lse, return_lse
+    G, factor = k.shape[2], _scale(scale, q) ** 2
+    found = [None if x is None else torch.zeros_like(x, dtype=torch.float64) for x in (q, k, v, bias, sinks)]
+    of_q, of_k, of_v, of_bias, of_sinks = found
+    assert of_q is not None and of_k is not None and of_v is not None
+    for piece in _pieces(q, k, v, alibi_slopes, bias, sinks):
+        b, g, s = piece.at
+        softmax = _softmax(piece.scores(causal, scale, window, softcap)[0], piece.sinks)
+        grad, y = (_grouped(x.double(), 2, G)[b, s, g].square() for x in (grad_out, out))
+        weights, mean = softmax.weights.square(), torch.einsum("bsgre,bsgre->bgrs", grad, y)
+        of_v[b, :, g] += torch.einsum("bgrst,bsgre->btge", weights, grad)
+        terms = weights * (torch.einsum("bsgre,btge->bgrst", grad, piece.v.square()) + mean.unsqueeze(-1))
+        _grouped(of_q, 2, G)[b, s, g] = factor * torch.einsum("bgrst,btgd->bsgrd", terms, piece.k.square())
+        of_k[b, :, g] += factor * torch.einsum("bgrst,bsgrd->btgd", terms, piece.q.square())
+        if of_bias is not None:
+            _grouped(of_bias, 1, G)[b, g, :, s] = terms
+        if of_sinks is not None and softmax.sink_weights is not None:
+            _grouped(of_sinks, 0, G)[g] += (softmax.sink_weights.square() * mean).sum((0, 3))
+    roots = [None if x is None else x.sqrt() for x in found]
+    return (*roots[:3], None, *roots[3:])
+
+
 def plain(
     q: Tensor,
     k: Tensor,

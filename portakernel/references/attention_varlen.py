@@ -134,6 +134,38 @@ def backward(
     return grad_q, grad_k, grad_v, None, None, None, rounded
 
 
+def gradient_roundings(
+    grad_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    alibi_slopes: Tensor | None,
+    sinks: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    *,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    **more: Any,
+) -> tuple[Tensor | None, ...]:
+    """``attention.gradient_roundings`` for each sequence."""
+    del max_seqlen_q, max_seqlen_k
+    of_q, of_k, of_v = (torch.zeros_like(x, dtype=torch.float64) for x in (q, k, v))
+    of_sinks = None if sinks is None else torch.zeros_like(sinks, dtype=torch.float64)
+    for queries, keys in _sequences(cu_seqlens_q, cu_seqlens_k, q, k):
+        parts = [_batch(x, at) for x, at in ((grad_out, queries), (q, queries), (k, keys), (v, keys))]
+        ends = (_batch(out, queries), lse[:, queries].unsqueeze(0))
+        found = attention.gradient_roundings(*parts, alibi_slopes, None, sinks, *ends, **more)
+        for whole, tokens, part in ((of_q, queries, found[0]), (of_k, keys, found[1]), (of_v, keys, found[2])):
+            if part is not None:
+                whole[tokens] = part.squeeze(0)
+        if of_sinks is not None and found[5] is not None:
+            of_sinks = torch.hypot(of_sinks, found[5])
+    return of_q, of_k, of_v, None, None, None, of_sinks
+
+
 def plain(
     q: Tensor,
     k: Tensor,

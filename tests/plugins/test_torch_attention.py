@@ -190,6 +190,15 @@ def test_flash_leaves_windows_to_others_whose_open_end_it_takes_for_one(window):
     compare(attention_flash, draw(5, 4), causal=False, scale=None, window=window)
 
 
+def test_flash_leaves_windows_to_others_whose_far_end_it_takes_for_none():
+    asked = {"causal": False, "scale": None, "return_lse": False}
+    with pytest.raises(CannotRun, match="needs S <= its end") as caught:
+        attention_flash.attention(*draw(9, 2), window=(-1, 7), **asked)
+    assert (caught.value.rejection.code, caught.value.rejection.parameter) == (ReasonCode.LIMIT, "window")
+    compare(attention_flash, draw(9, 2), causal=False, scale=None, window=(-1, 8))
+    compare(attention_flash, draw(9, 2), causal=False, scale=None, window=(-1, 1))
+
+
 @pytest.mark.parametrize(("S", "T"), [(5, 5), (9, 4), (1, 7)])
 @pytest.mark.parametrize("scale", [0.0, -0.0, -0.5, -1e-20, 1e-40, -1e-40])
 @pytest.mark.parametrize("kernel", [attention_flash, attention_efficient, attention_cudnn])

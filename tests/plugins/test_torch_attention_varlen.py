@@ -56,7 +56,7 @@ def flash_backward(grad, q, k, v, out, lse, cu_q, cu_k, max_q, max_k, dropout, c
 @pytest.mark.parametrize(
     ("longest", "scale"), [(True, None), (False, None), (True, 0.0), (True, -0.3), (False, -1e-40)]
 )
-@pytest.mark.parametrize("window", [(2, -1), (1, 2**20), (-1, 2)])
+@pytest.mark.parametrize("window", [(2, -1), (1, 2**20), (-1, 2), (-1, 4)])
 def test_flash_gives_the_references_numbers(queries, keys, causal, longest, scale, window, monkeypatch):
     monkeypatch.setattr(attention_varlen_flash, "_forward", flash_forward)
     monkeypatch.setattr(attention_varlen_flash, "_backward", flash_backward)

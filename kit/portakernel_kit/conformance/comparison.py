@@ -143,7 +143,7 @@ def compare(
     )
 
 
-def compare_rows(got: Tensor, want: Tensor, plain: Tensor, *, cancelling: float | None = None) -> Comparison:
+def compare_rows(got: Tensor, want: Tensor, plain: Tensor, *, cancelling: float | Tensor | None = None) -> Comparison:
     """Whether each row of ``got`` is about as far from ``want`` as ``plain`` is; all on the CPU, of one shape.
 
     Distances are Euclidean, over the last dimension. Allowed is twice the plain formula's, of the row or of rows on
@@ -154,7 +154,7 @@ def compare_rows(got: Tensor, want: Tensor, plain: Tensor, *, cancelling: float 
     formula differs by its order of summation alone, eight times and sixteen roundings. A gradient, for which
     ``cancelling`` is given, is measured with the plain formula's worst row: where it cancels to nothing, as for a query
     that sees one key, the plain formula may hit the zero, and an equally good one the rounding of what cancels, which
-    has that norm.
+    has that norm, or each row its own.
     NaN and infinities have to be where the truth has them; where it is finite, an infinity counts as the number that
     would come next, or as the truth where that lies beyond.
     """

@@ -119,7 +119,9 @@ class Backward:
         found = max(math.prod(inputs.shape(o)) for o in self.trial.contract.outputs if o.differentiable)
         pairs = zip(inputs.tensors, everything, strict=True)
         least = min((t.numel() for t, needs in pairs if needs and t is not None), default=1)
-        return max(math.prod(inputs.leading), found / max(least, 1))
+        # where indices say which, it may be all of them
+        named = max((t.numel() for t in inputs.given.values() if not t.dtype.is_floating_point), default=0)
+        return max(math.prod(inputs.leading), named, found / max(least, 1))
 
     def _held(
         self, grads: Sequence[Tensor | None], kept: Mapping[str, Tensor | None], asked: Sequence[tuple[bool, ...]]

@@ -26,13 +26,14 @@ class Graph:
     """Capture's aspect of one trial.
 
     ``fresh`` is a trial of the same case with other numbers, ``source`` draws gradients for it. ``capture`` takes a
-    call into a graph.
+    call into a graph. Without ``backward`` the case has no gradient.
     """
 
     trial: Trial
     fresh: Trial
     source: torch.Generator
     capture: Capture
+    backward: bool = True
 
     def outcomes(self) -> Iterator[Outcome]:
         """One outcome, where the kernel claims the property and the case computes something."""
@@ -43,7 +44,7 @@ class Graph:
     def replayed(self) -> list[str]:
         """What is wrong with the replay of forward, and of backward where the kernel has one for this case."""
         problems = [f"forward, {text}" for text in self._forward()]
-        if self.trial.serves(self.trial.inputs.tensors, Phase.BACKWARD):
+        if self.backward and self.trial.serves(self.trial.inputs.tensors, Phase.BACKWARD):
             problems += [f"backward, {text}" for text in self._backward()]
         return problems
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +19,7 @@ from portakernel.contract.sizes import parse_size
 from portakernel.tensors.serving_draws import SERVING, depth, draw_serving, poisoned, reached
 from portakernel.words.dtypes import parse_dtype
 from portakernel_kit.conformance.memory import place_tensor
-
-# A sum of 2**16 squares of numbers up to 2**55 is finite in float32, where ops accumulate.
-_LARGEST_EXPONENT = 55
+from portakernel_kit.conformance.mixed_numbers import LARGEST_EXPONENT, mixed
 
 # What hides a score without being minus infinity; log2(e) times that is still a number.
 _HIDING = -(2.0**100)
@@ -177,8 +175,9 @@ def _drawn(
     if draw.kind == "scale":
         return torch.exp2(4 * torch.rand(shape, dtype=torch.float64, generator=source) - 2)
     # A tensor that all rows share (a weight) stays ordinary beside tiny or zero rows: zeros in it would hide theirs.
-    shared = argument.leading is None and case.values in ("tiny", "zeros") and len(shape) < 2
-    drawn = draw_values(shape, "normal" if shared else case.values, dtype, source, place)
+    shared = argument.leading is None and case.values in ("tiny", "zeros", "mixed") and len(shape) < 2
+    kinds = frozenset(shown.values for shown in contract.cases)
+    drawn = draw_values(shape, "normal" if shared else case.values, dtype, source, place, kinds=kinds)
     if draw.poison in earlier:
         table = next(tensor for tensor in contract.tensors if tensor.name == draw.poison).draw
         seen = reached(earlier[draw.poison], earlier[table.lengths], *shape[:2])
@@ -192,8 +191,19 @@ def _drawn(
     return drawn
 
 
-def draw_values(shape: Sequence[int], values: Values, dtype: str, source: torch.Generator, place: int = 0) -> Tensor:
-    """Numbers of the given kind, in float64 on the CPU; ``place`` counts the arguments before this one."""
+def draw_values(
+    shape: Sequence[int],
+    values: Values,
+    dtype: str,
+    source: torch.Generator,
+    place: int = 0,
+    *,
+    kinds: Set[Values] = frozenset(),
+) -> Tensor:
+    """Numbers of the given kind, in float64 on the CPU; ``place`` counts the arguments before this one.
+
+    Extreme numbers are mixed with others where they are among ``kinds``.
+    """
     normal = torch.randn(tuple(shape), dtype=torch.float64, generator=source)
     limits = torch.finfo(getattr(torch, dtype))
     kind = parse_dtype(dtype)
@@ -201,7 +211,7 @@ def draw_values(shape: Sequence[int], values: Values, dtype: str, source: torch.
         case "normal":
             return normal
         case "large":
-            top = min(math.frexp(limits.max)[1], _LARGEST_EXPONENT)
+            top = min(math.frexp(limits.max)[1], LARGEST_EXPONENT)
             return _spread(normal, top - 8, top, source).clamp(-limits.max, limits.max)
         case "tiny":
             smallest = kind.min_exponent - kind.mantissa_bits
@@ -210,6 +220,8 @@ def draw_values(shape: Sequence[int], values: Values, dtype: str, source: torch.
             return torch.zeros_like(normal).copysign(normal)
         case "special":
             return _with_specials(normal, source, place)
+        case "mixed":
+            return mixed(normal, kinds, dtype, source)
 
 
 def _spread(signs: Tensor, low: int, high: int, source: torch.Generator) -> Tensor:

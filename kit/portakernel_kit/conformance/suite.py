@@ -296,7 +296,8 @@ class Suite:
         # tiny numbers, of which a device may flush some, say nothing about graphs
         if forward.calls and self.venue.captures and case.values != "tiny" and not trial.permitted:
             fresh = self._trial(case, dtypes, "graph", drawn=drawn)
-            yield from Graph(trial, fresh, generator(self.seed, unit.name, "graph"), capture_cuda).outcomes()
+            source = generator(self.seed, unit.name, "graph")
+            yield from Graph(trial, fresh, source, capture_cuda, case.backward).outcomes()
         yield from trial.memory_outcomes()
         done = {outcome.aspect for outcome in found if outcome.status != "skipped"}
         self.ran[unit.name] = Ran("forward" in done, "backward" in done)

@@ -223,7 +223,7 @@ class Trial:
         magnitude: Tensor | None = None,
         plain: Tensor | None = None,
         *,
-        cancelling: float | None = None,
+        cancelling: float | Tensor | None = None,
         slack: Tensor | None = None,
     ) -> list[str]:
         """What is wrong with one result: in ulp, or where the op's rule says so by the plain formula's distance."""

@@ -31,13 +31,14 @@ class Gradient:
     """One gradient, and how far off it may be.
 
     ``magnitude`` is the sum of the absolute terms behind each of its elements, ``plain`` what the plain formula gives,
-    ``cancelling`` the norm of what rounding leaves of a row of terms that cancel, ``slack`` what sums lose.
+    ``cancelling`` the norm of what rounding leaves of a row of terms that cancel, of each row or of any, ``slack`` what
+    sums lose.
     """
 
     value: Tensor
     magnitude: Tensor | None = None
     plain: Tensor | None = None
-    cancelling: float = 0.0
+    cancelling: float | Tensor = 0.0
     slack: Tensor | None = None
 
 
@@ -155,11 +156,7 @@ class Truth:
         if self.contract.tolerance.rule == "plain":
             return self._plain_gradients(grads)
         reference, wide_grads = reference_of(self.contract), [None if g is None else exact(g) for g in grads]
-        held: dict[str, Tensor | None] = {name: exact(tensor) for name, tensor in self.inputs.given.items()}
-        # outputs as backward is given them, rounded
-        held |= {o.name: exact(self.outputs[o.name].to(self.inputs.dtype(o))) for o in self.contract.outputs}
-        held |= self.saved
-        kept = [held.get(name) for name in self._kept_names()]
+        kept = self._exactly_kept()
         # what backward may write over is read again for the magnitudes
         off = {p.name: p.default for p in self.contract.parameters if p.permission}
         parameters = {**self.inputs.parameters, **off}
@@ -181,6 +178,13 @@ class Truth:
             for value, magnitude, one in zip(values, magnitudes, lost, strict=True)
         )
 
+    def _exactly_kept(self) -> list[Tensor | None]:
+        """What backward is given beside the gradients, in float64: outputs as they are handed over, rounded."""
+        held: dict[str, Tensor | None] = {name: exact(tensor) for name, tensor in self.inputs.given.items()}
+        held |= {o.name: exact(self.outputs[o.name].to(self.inputs.dtype(o))) for o in self.contract.outputs}
+        held |= self.saved
+        return [held.get(name) for name in self._kept_names()]
+
     def _plain_gradients(self, grads: Sequence[Tensor | None]) -> tuple[Gradient | None, ...]:
         """Autograd through the plain formula: in float64 for the truth, in the inputs' dtype for the distance."""
         exact_ones = self._autograd([None if t is None else exact(t) for t in self.inputs.tensors], grads)
@@ -190,12 +194,21 @@ class Truth:
         norms = [0.0 if value is None else _largest_row(value) for value in exact_ones]
         floats = [t.dtype for t in self.inputs.given.values() if t.dtype.is_floating_point]
         unit = max((16.0 if d is torch.float32 else 2.0) * torch.finfo(d).eps for d in floats)
-        return tuple(
-            None
-            if value is None or plain is None
-            else Gradient(value, plain=exact(plain), cancelling=unit * (norm or max(norms)))
-            for value, plain, norm in zip(exact_ones, rounded, norms, strict=True)
-        )
+        roundings: Sequence[Tensor | None] = [None] * len(exact_ones)
+        reference = reference_of(self.contract)
+        if hasattr(reference, "gradient_roundings"):
+            wide = [None if grad is None else exact(grad) for grad in grads]
+            kept = self._exactly_kept()
+            roundings = asked(reference, "gradient_roundings")(*wide, *kept, **self.inputs.parameters)
+        found: list[Gradient | None] = []
+        for value, plain, norm, terms in zip(exact_ones, rounded, norms, roundings, strict=True):
+            if value is None or plain is None:
+                found.append(None)
+                continue
+            alike = unit * (norm or max(norms))
+            own = 0.0 if terms is None else unit * torch.linalg.vector_norm(_rows(terms), dim=-1)
+            found.append(Gradient(value, plain=exact(plain), cancelling=alike + own))
+        return tuple(found)
 
     def _autograd(self, tensors: Sequence[Tensor | None], grads: Sequence[Tensor | None]) -> list[Tensor | None]:
         leaves = [t.clone().requires_grad_() if t is not None and t.dtype.is_floating_point else t for t in tensors]
@@ -222,14 +235,17 @@ def _single(tensor: Tensor | None) -> Tensor | None:
 
 
 def _lost(single: Tensor, value: Tensor) -> Tensor:
-    """Twice what was lost, since another order loses other digits; nothing where either is no number."""
-    return 2.0 * (single.double() - value).abs().nan_to_num(0.0, 0.0)
+    """Four times what was lost, since another order loses other digits; nothing where either is no number."""
+    return 4.0 * (single.double() - value).abs().nan_to_num(0.0, 0.0)
 
 
 def _largest_row(gradient: Tensor) -> float:
-    rows = torch.where(gradient.isfinite(), gradient, 0.0)
-    rows = rows.reshape(-1, rows.shape[-1] if rows.dim() and rows.shape[-1] else 1)
-    return float(torch.linalg.vector_norm(rows, dim=-1).max()) if rows.numel() else 0.0
+    return float(torch.linalg.vector_norm(_rows(gradient), dim=-1).max()) if gradient.numel() else 0.0
+
+
+def _rows(numbers: Tensor) -> Tensor:
+    finite = torch.where(numbers.isfinite(), numbers, 0.0)
+    return finite.reshape(-1, finite.shape[-1] if finite.dim() and finite.shape[-1] else 1)
 
 
 def _whole(contract: Contract) -> Contract:

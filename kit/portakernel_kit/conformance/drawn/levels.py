@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import struct
 from collections.abc import Mapping
 from functools import cache
 from itertools import chain
@@ -90,7 +91,9 @@ def draw_value(parameter: Parameter, wishes: Mapping[str, str], chance: random.R
     size = (
         math.exp(chance.uniform(math.log(1e-6), math.log(4.0))) if chance.random() < 0.5 else chance.uniform(0.0, 2.0)
     )
-    return min(size, parameter.most) if level == "above 0" else max(-size, parameter.least)
+    value = min(size, parameter.most) if level == "above 0" else max(-size, parameter.least)
+    # as kernels take it, so that nothing which cancels shows how it was rounded
+    return struct.unpack("f", struct.pack("f", value))[0]
 
 
 def value_levels(parameter: Parameter, value: Any) -> dict[str, str]:
@@ -128,8 +131,8 @@ def _sign(value: Any) -> float:
 
 
 def numbers_of(contract: Contract) -> tuple[Values, ...]:
-    """The kinds of numbers that some case of the op shows."""
-    return tuple(dict.fromkeys(["normal", *(case.values for case in contract.cases)]))
+    """The kinds of numbers that some case of the op shows, and rows of several of them."""
+    return tuple(dict.fromkeys(["normal", "mixed", *(case.values for case in contract.cases)]))
 
 
 @cache

@@ -61,7 +61,7 @@ def draw_request(
     case = _with_pieces(contract, case, wishes, chance)
     values = _numbers(contract, case, wishes)
     if values != "normal":
-        case = replace(case, parameters={**parameters, **case.parameters, **_shown(contract, values, chance)})
+        case = replace(case, parameters=_shown(contract, values, {**parameters, **case.parameters}, chance))
     case = replace(case, values=values, layouts=_layouts(contract.at(case.parameters), case, wishes))
     return Drawn(replace(case, backward=_has_gradient(contract, case)), dtypes)
 
@@ -93,11 +93,17 @@ def any_wishes(contract: Contract, chance: random.Random) -> dict[str, str]:
     return found
 
 
-def _shown(contract: Contract, values: Values, chance: random.Random) -> dict[str, Any]:
-    """The words with which some case of the op shows such numbers: an activation may be undefined at infinity."""
-    case = chance.choice([case for case in contract.cases if case.values == values])
-    words = [p.name for p in contract.parameters if p.kind == "text" and p.name not in contract.choosers]
-    return {name: case.parameters.get(name, contract.parameter(name).default) for name in words}
+def _shown(
+    contract: Contract, values: Values, parameters: Mapping[str, Any], chance: random.Random
+) -> dict[str, Any]:
+    """``parameters`` with the words that some case of the op has for such numbers: not all are defined at infinity."""
+    extreme = [c for c in contract.cases if c.values in ("large", "tiny", "zeros")] or list(contract.cases)
+    case = chance.choice([c for c in contract.cases if c.values == values] or extreme)
+    words = {p.name: case.parameters.get(p.name, p.default) for p in contract.parameters if p.kind == "text"}
+    found = {**parameters, **words}
+    if contract.at(found).tensors != contract.at(parameters).tensors:  # whose sizes are already drawn
+        found |= {name: parameters[name] for name in contract.choosers}
+    return found
 
 
 def _dtypes(
@@ -119,7 +125,9 @@ def _dtypes(
 
 def _has_gradient(contract: Contract, case: Case) -> bool:
     """Whether the op has a gradient that numbers like these do not bury in what cancels."""
-    shown = any(c.backward for c in contract.cases if c.values == case.values)
+    kinds = ("large", "tiny", "zeros") if case.values == "mixed" else (case.values,)
+    without = {c.values for c in contract.cases} - {c.values for c in contract.cases if c.backward}
+    shown = not without.intersection(kinds)
     ordinary = all(size == 0.0 or 1 / _ORDINARY <= size <= _ORDINARY for size in _magnitudes(contract, case))
     # a plain formula's distance from the truth says how large an error is, not how large the terms are that cancel
     told = contract.tolerance.rule != "plain" or max((*case.dims.values(), *case.leading), default=0) <= LARGE

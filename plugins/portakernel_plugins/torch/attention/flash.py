@@ -108,4 +108,8 @@ def _masks(S: int, T: int, causal: bool, window: Window) -> tuple[bool, dict[str
     if 0 <= left < T and not 0 <= right < T and S > T + 1:
         text = "a window that is open to the right needs S <= T + 1, because it ends T keys after the query"
         raise CannotRun(Rejection(ReasonCode.LIMIT, f"{text}; this is S = {S}, T = {T}", "window"))
+    # and one that ends as far away, or further, for one without an end
+    if not 0 <= left < T and T <= right < S - 1:
+        text = "a window that ends T keys after the query, or later, needs S <= its end + 1"
+        raise CannotRun(Rejection(ReasonCode.LIMIT, f"{text}; this is S = {S}, T = {T}, {right} keys after", "window"))
     return flag, {"window_size_left": left, "window_size_right": right} if left >= 0 or window[1] >= 0 else {}

@@ -121,6 +121,9 @@ def _longest(
     # a window without an end is taken for one of so many keys after the query, of which the first may stand far before
     if window is not None and window[0] >= 0 and not 0 <= window[1] < keys:
         keys = max(keys, queries)
+    # and one that ends so many keys after it, or more, for one without an end
+    elif window is not None and 0 <= window[1] < queries - 1:
+        keys = max(keys, window[1] + 1)
     return queries, keys
 
 

@@ -88,6 +88,8 @@ def _gradients(
     eps: float,
     needs: tuple[bool, bool, bool, bool],
 ) -> tuple[Tensor | None, ...]:
+    if grad_y is None:
+        return shared.past_norm(grad_summed, weight, needs)
     given = shared.before_norm(grad_y, grad_summed, summed, weight)
     grad, *grads = of_norm(*given, mean, rstd, eps=eps, needs=(needs[0] or needs[1], needs[2], needs[3]))
     grad_weight, grad_bias = (None if grad is None else grad.to(weight.dtype) for grad in grads)

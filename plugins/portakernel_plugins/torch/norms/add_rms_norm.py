@@ -63,7 +63,7 @@ def backward(
     *,
     eps: float,
     needs: tuple[bool, bool, bool],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple[Tensor | None, ...]:
     """Gradients for ``x`` and ``residual`` (..., N) and ``weight`` (N,), as ``needs`` asks for; None is zero."""
     return _gradients(rms_norm.backward, grad_y, grad_summed, weight, summed, rstd, needs, eps=eps)
 
@@ -78,7 +78,7 @@ def backward_cpu(
     eps: float,
     weight_offset: float = 0.0,
     needs: tuple[bool, bool, bool],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple[Tensor | None, ...]:
     """The gradients on CPUs."""
     parameters = {"eps": eps, "weight_offset": weight_offset}
     return _gradients(rms_norm.backward_cpu, grad_y, grad_summed, weight, summed, rstd, needs, **parameters)
@@ -93,7 +93,9 @@ def _gradients(
     rstd: Tensor,
     needs: tuple[bool, bool, bool],
     **parameters: float,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple[Tensor | None, ...]:
+    if grad_y is None:
+        return shared.past_norm(grad_summed, weight, needs)
     given = shared.before_norm(grad_y, grad_summed, summed, weight)
     grad, grad_weight = of_norm(*given, rstd, needs=(needs[0] or needs[1], needs[2]), **parameters)
     grad_x, grad_residual = shared.behind_norm(grad, grad_summed, summed, needs)

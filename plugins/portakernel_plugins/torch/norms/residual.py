@@ -6,14 +6,20 @@ import torch
 from torch import Tensor
 
 
+def past_norm(grad_summed: Tensor | None, weight: Tensor, needs: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
+    """The gradients where the norm's output has none: it adds nothing, whatever its statistics are."""
+    assert grad_summed is not None
+    through = [grad_summed.clone(memory_format=torch.contiguous_format) if needed else None for needed in needs[:2]]
+    return (*through, *(torch.zeros_like(weight) if needed else None for needed in needs[2:]))
+
+
 def before_norm(
-    grad_y: Tensor | None, grad_summed: Tensor | None, summed: Tensor, weight: Tensor
+    grad_y: Tensor, grad_summed: Tensor | None, summed: Tensor, weight: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``grad_y``, ``summed`` and ``weight`` as the norm's backward takes them.
 
     Where ``grad_summed`` is added to what it returns, that has to be float32, for the gradient to be rounded once.
     """
-    grad_y = torch.zeros_like(summed) if grad_y is None else grad_y
     return (grad_y, summed, weight) if grad_summed is None else (grad_y.float(), summed.float(), weight.float())
 
 
