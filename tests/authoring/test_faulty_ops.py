@@ -31,7 +31,9 @@ BENCH = ("bench", "demo_scan", "--shape", "x=8x8", "--device", "cpu", "--seconds
 def test_check_says_what_of_the_op_is_at_fault(site, run, change, aspect, said):
     file, old, new = change
     folder = site(changes={file: (old, new)})
-    found = run("check", "--op", "demo_scan", "--plugin", "demo_scan", "--device", "cpu", "--json", status=1)
+    found = run(
+        "check", "--op", "demo_scan", "--plugin", "demo_scan", "--device", "cpu", "--budget", "0", "--json", status=1
+    )
     failed = [r for r in found["results"] if r["status"] == "failed" and r["case"].startswith("demo_scan[rows, ")]
     text = said.format(reference=folder / "reference.py")
     assert {(r["aspect"], r["detail"]) for r in failed} == {(aspect, f"{text} (seed {found['seed']})")}
@@ -51,7 +53,9 @@ def test_where_no_case_can_be_picked_the_kernel_has_one_failed_case(site, run):
     """Of kernels that are built, cases are picked by their tensors' forms: one that has none leaves no choice."""
     site(changes={"contract.py": ('"x": "transposed"', '"x": "split"')})
     text = "making tensors of the contract's case 'columns apart' raised ValueError: layout 'split' needs a tensor of "
-    found = run("check", "--op", "demo_scan", "--plugin", "inductor", "--device", "cpu", "--json", status=1)
+    found = run(
+        "check", "--op", "demo_scan", "--plugin", "inductor", "--device", "cpu", "--budget", "0", "--json", status=1
+    )
     (result,) = found["results"]
     assert (result["case"], result["aspect"], result["status"]) == ("demo_scan[*]", "claim", "failed")
     assert result["detail"].startswith(text)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from portakernel_kit import conformance
+from portakernel_kit.conformance.drawn.processes import Budget
 from portakernel_kit.conformance.result import Result
 
 PASSED = Result("acme.add", "add", "add[odd, x=float32]", "forward", "passed", device="cpu:x86_64 (cpu)")
@@ -26,14 +27,14 @@ replace_result = replace
 class FakeDrawing:
     """One request that fails, where there is time for it."""
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
+    def __init__(self, budget: Budget) -> None:
+        self.budget = budget
 
     def results(self) -> Iterator[Result]:
-        yield from [DRAWN] if self.seconds else []
+        yield from [DRAWN] if self.budget.seconds > 60 else []
 
     def to_json(self) -> dict[str, int]:
-        return {"requests": int(self.seconds > 0), "first": 1, "pairs_asked": 3, "pairs_possible": 4}
+        return {"requests": int(self.budget.seconds > 60), "first": 1, "pairs_asked": 3, "pairs_possible": 4}
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def kit(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any]]]:
             check=check,
             plan=lambda _, **__: len(results),
             fresh_seed=lambda: 7,
-            drawing=lambda *_, seconds, **__: FakeDrawing(seconds),
+            drawing=lambda *_, budget, **__: FakeDrawing(budget),
             again=lambda _, text, __: iter([replace_result(PASSED, case=f"add[{text}]")]),
         )
         monkeypatch.setattr(conformance, "runner", fake, raising=False)
@@ -164,6 +165,7 @@ def test_names_that_nothing_has_are_bad_input(run: Callable, arguments: str, mes
 def test_the_real_kit_passes_torchs_add(run: Callable) -> None:
     ran = run("check --plugin torch --op add --device cpu --json")
     assert ran.status == 0, ran.json["summary"]
+    assert ran.json["drawn"]["pairs_asked"] == ran.json["drawn"]["pairs_possible"] > 100
     assert ran.json["summary"][0]["kernel"] == "torch.add"
 
 

@@ -24,7 +24,7 @@ COMMANDS = (
     "warmup --help",
     "compile --plugin triton --op add --target amd:gfx942",
     "warmup add --shape x=4x8 --dtype float32",
-    "check --plugin torch --op add",
+    "check --plugin torch --op add --budget 0",
     "bench add --shape x=4x8 --kernel torch.add",
     "new plugin width_of_a_line",
     *(

@@ -13,7 +13,7 @@ import torch
 from portakernel import runtime
 from portakernel.errors import ArgumentValueError
 from portakernel_kit.conformance.drawn import processes, trying
-from portakernel_kit.conformance.drawn.processes import Drawing, parse_budget
+from portakernel_kit.conformance.drawn.processes import Budget, Drawing, parse_budget
 from portakernel_kit.conformance.drawn.trying import Begun, Covered, Drew, Job
 from portakernel_kit.conformance.observing.isolation import Asked, Death
 from portakernel_kit.conformance.observing.observation import Finished
@@ -40,7 +40,7 @@ def _nothing_stays_bounded(monkeypatch):
 @pytest.fixture
 def drawing():
     now = runtime.dispatcher()
-    return Drawing(now, [now.registry.kernels["torch.softmax_cpu"]], 3, 60.0)
+    return Drawing(now, [now.registry.kernels["torch.softmax_cpu"]], 3, Budget(60.0))
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_a_process_that_cannot_start_is_said(drawing, apart):
 
 def test_no_budget_starts_no_process(drawing, apart):
     jobs = apart()
-    drawing.seconds = 0.0
+    drawing.budget = Budget(0.0)
     assert list(drawing.results()) == jobs == []
 
 
@@ -117,7 +117,7 @@ def test_in_turn_each_kernel_is_asked_until_every_pair_was(fork_server, monkeypa
     monkeypatch.setattr("portakernel_kit.conformance.observing.isolation.get_context", lambda _: fork_server)
     now = runtime.dispatcher()
     kernels = [now.registry.kernels[name] for name in ("torch.add", "torch.softmax_cpu")]
-    drawing = Drawing(now, kernels, 3, float("inf"))
+    drawing = Drawing(now, kernels, 3, parse_budget("all"))
     found = Counter[str]()
     for result in islice(drawing.results(), 400):
         found[result.kernel] += 1
@@ -129,7 +129,7 @@ def test_in_turn_each_kernel_is_asked_until_every_pair_was(fork_server, monkeypa
     ("text", "seconds"), [("0", 0), ("90", 90), ("60s", 60), ("1.5m", 90), ("2h", 7200), ("all", float("inf"))]
 )
 def test_a_budget_is_a_time_or_all(text, seconds):
-    assert parse_budget(text) == seconds
+    assert parse_budget(text) == Budget(seconds, all_pairs=text == "all")
 
 
 def test_what_is_no_budget_is_refused():

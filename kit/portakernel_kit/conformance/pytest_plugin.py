@@ -31,9 +31,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--portakernel-draws",
         type=int,
-        default=0,
+        default=16,
         metavar="N",
-        help="so many requests of each kernel are drawn beside its cases [default: 0]",
+        help="so many requests of each kernel are drawn beside its cases [default: 16]",
     )
     group.addoption(
         "--portakernel-all-builds",

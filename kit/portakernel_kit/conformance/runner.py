@@ -12,7 +12,7 @@ from portakernel.offline.workers import cores
 from portakernel.registry.kernel import Kernel
 from portakernel.words.target import Device
 from portakernel_kit.conformance import huge as huge_calls
-from portakernel_kit.conformance.drawn.processes import Drawing
+from portakernel_kit.conformance.drawn.processes import DEFAULT_BUDGET, Budget, Drawing
 from portakernel_kit.conformance.drawn.spelling import parse_request
 from portakernel_kit.conformance.op_faults import OpFault
 from portakernel_kit.conformance.result import Result
@@ -114,17 +114,17 @@ def drawing(
     op: str | None = None,
     device: Device | None = None,
     seed: int,
-    seconds: float,
+    budget: Budget = DEFAULT_BUDGET,
     first: int = 0,
 ) -> Drawing:
-    """Requests drawn for the same kernels, for so many seconds in all, in processes of their own."""
+    """Requests drawn for the same kernels, within a budget over all of them, in processes of their own."""
     kernels = [
         kernel
         for kernel in select_kernels(dispatcher, plugin, op)
         if kernel.build is None and isinstance(find_venue(dispatcher, kernel, device), Venue)
     ]
     workers = max(1, min(_MOST_WORKERS, cores(), len(kernels)))
-    return Drawing(dispatcher, kernels, seed, seconds, device, first, workers)
+    return Drawing(dispatcher, kernels, seed, budget, device, first, workers)
 
 
 def again(dispatcher: Dispatcher, text: str, device: Device | None = None) -> Iterator[Result]:

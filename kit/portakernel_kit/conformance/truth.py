@@ -172,9 +172,7 @@ class Truth:
         values = counted(values, names, "the reference's backward")
         magnitudes = counted(magnitudes, names, "the reference's magnitudes")
         return tuple(
-            None
-            if value is None
-            else Gradient(value, magnitude, slack=None if one is None else _lost(one, value))
+            None if value is None else Gradient(value, magnitude, slack=None if one is None else _lost(one, value))
             for value, magnitude, one in zip(values, magnitudes, lost, strict=True)
         )
 

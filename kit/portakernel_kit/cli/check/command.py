@@ -24,13 +24,14 @@ def command(
     device: FoundDevice = None,
     seed: Seed = None,
     budget: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--budget",
             metavar="TIME",
-            help="How long requests are drawn beside the cases: 60s, 10m, 0, or all: until every pair was asked for.",
+            help="How long requests are drawn beside the cases: 60s, 10m, 0; all: until every pair was asked for."
+            "  [default: all, and 60s at most]",
         ),
-    ] = "0",
+    ] = None,
     first: Annotated[
         int, typer.Option("--first", metavar="N", min=0, help="Leave out the first N drawn requests of each kernel.")
     ] = 0,
@@ -70,13 +71,13 @@ def command(
     from portakernel.cli.output import page, print_json
     from portakernel.runtime import dispatcher
     from portakernel_kit.conformance import runner
-    from portakernel_kit.conformance.drawn.processes import parse_budget
+    from portakernel_kit.conformance.drawn.processes import DEFAULT_BUDGET, Budget, parse_budget
 
     now = dispatcher()
     chosen_kernels(now.registry, op, plugin)  # a name that nothing has is told before torch is loaded
     where = now.registry.device(device) if device is not None else None
     seed = runner.fresh_seed() if seed is None else seed
-    seconds = parse_budget(budget)
+    within = DEFAULT_BUDGET if budget is None else parse_budget(budget)
     if coverage:
         from portakernel_kit.cli.check.coverage import show
 
@@ -87,7 +88,7 @@ def command(
     if one is not None:
         found = runner.again(now, one, where)
     else:
-        drawing = runner.drawing(now, seed=seed, seconds=0.0 if huge else seconds, first=first, **asked)
+        drawing = runner.drawing(now, seed=seed, budget=Budget(0.0) if huge else within, first=first, **asked)
         cases = progressing(runner.check(now, seed=seed, **known), runner.plan(now, **known))
         found = itertools.chain(cases, timed(drawing))
     results: list[Result] = []
@@ -136,7 +137,7 @@ def timed(drawing: Drawing) -> Iterator[Result]:
     from portakernel.cli.progress import progress
 
     start = time.monotonic()
-    total = 0 if math.isinf(drawing.seconds) else round(drawing.seconds)
+    total = 0 if math.isinf(drawing.budget.seconds) else round(drawing.budget.seconds)
     with progress("drawing requests", total) as tell:
         for result in drawing.results():
             tell(completed=min(round(time.monotonic() - start), total), description=result.kernel)

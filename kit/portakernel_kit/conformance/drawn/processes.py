@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import re
 import threading
@@ -26,18 +27,30 @@ _PATIENCE_S = 120.0
 _MOST_DEATHS = 3
 
 
-def parse_budget(text: str) -> float:
-    """The seconds that ``60s``, ``10m``, ``2h`` or ``0`` are; infinity for ``all``.
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How many seconds requests are drawn for, over all kernels; or at most, where ``all_pairs`` are enough."""
+
+    seconds: float
+    all_pairs: bool = False
+
+
+# Where nothing else is asked for: every pair, as far as a minute goes.
+DEFAULT_BUDGET = Budget(60.0, all_pairs=True)
+
+
+def parse_budget(text: str) -> Budget:
+    """What ``60s``, ``10m``, ``2h``, ``0`` or ``all`` is.
 
     Raises:
         ArgumentValueError: it is none of these.
     """
     if text == "all":
-        return float("inf")
+        return Budget(math.inf, all_pairs=True)
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)?", text)
     if found is None:
         raise ArgumentValueError(f"a budget is a time, such as 60s or 10m, 0, or all; this is {text!r}")
-    return float(found[1]) * {"m": 60, "h": 3600}.get(found[2], 1)
+    return Budget(float(found[1]) * {"m": 60, "h": 3600}.get(found[2], 1))
 
 
 @dataclass(slots=True)
@@ -47,7 +60,7 @@ class Drawing:
     dispatcher: Dispatcher
     kernels: Sequence[Kernel]
     seed: int
-    seconds: float
+    budget: Budget
     device: Device | None = None
     first: int = 0
     workers: int = 1
@@ -56,10 +69,10 @@ class Drawing:
 
     def results(self) -> Iterator[Result]:
         """Every result, as it comes; of a request that fails, those of the smallest that fails alike."""
-        if self.seconds <= 0:
+        if self.budget.seconds <= 0:
             return
         found: queue.Queue[Event | Result | BaseException | None] = queue.Queue()
-        deadline = time.monotonic() + self.seconds
+        deadline = time.monotonic() + self.budget.seconds
 
         def follow(job: Job) -> None:
             try:
@@ -73,7 +86,8 @@ class Drawing:
         manager, disabled = self.dispatcher.registry.manager, self.dispatcher.process.disabled
         asked = [Asked(manager.packages, disabled, kernel.name, self.device) for kernel in self.kernels]
         shares = [tuple(asked[place :: self.workers]) for place in range(self.workers)]
-        jobs = [Job(share, self.seed, self.seconds, self.first) for share in shares if share]
+        seconds, pairs = self.budget.seconds, self.budget.all_pairs
+        jobs = [Job(share, self.seed, seconds, self.first, all_pairs=pairs) for share in shares if share]
         for job in jobs:
             threading.Thread(target=follow, args=(job,), daemon=True).start()
         left = len(jobs)

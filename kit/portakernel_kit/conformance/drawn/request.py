@@ -93,9 +93,7 @@ def any_wishes(contract: Contract, chance: random.Random) -> dict[str, str]:
     return found
 
 
-def _shown(
-    contract: Contract, values: Values, parameters: Mapping[str, Any], chance: random.Random
-) -> dict[str, Any]:
+def _shown(contract: Contract, values: Values, parameters: Mapping[str, Any], chance: random.Random) -> dict[str, Any]:
     """``parameters`` with the words that some case of the op has for such numbers: not all are defined at infinity."""
     extreme = [c for c in contract.cases if c.values in ("large", "tiny", "zeros")] or list(contract.cases)
     case = chance.choice([c for c in contract.cases if c.values == values] or extreme)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import time
 from collections.abc import Generator, Iterator
@@ -63,7 +62,7 @@ Event = Begun | Drew | Covered | Finished
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Requests of several kernels: one of each in a turn, for so many seconds, or until every pair is asked for.
+    """Requests of several kernels: one of each in a turn, for so many seconds, or until ``all_pairs`` are asked for.
 
     Begins with the turn ``first``, in which the kernels ``done`` were asked.
     """
@@ -73,6 +72,7 @@ class Job:
     seconds: float
     first: int = 0
     done: frozenset[str] = frozenset()
+    all_pairs: bool = False
 
     def events(self) -> Iterator[Event]:
         """Runs it in this process."""
@@ -89,7 +89,7 @@ class Job:
                     continue
                 if time.monotonic() > deadline:
                     break
-                more = yield from kernel.ask(turn, all_pairs=math.isinf(self.seconds))
+                more = yield from kernel.ask(turn, all_pairs=self.all_pairs)
                 if not more:
                     left.remove(kernel)
                 if kernel.is_lost():
