@@ -46,8 +46,8 @@ class Case:
 
     ``leading`` is the shape of the ``*`` dimensions; ``layouts`` says how each argument lies in memory (contiguous
     where not named); ``values`` draws the numbers: ``normal``, ``large`` and ``tiny`` magnitudes, ``special`` with NaN,
-    both infinities and signed zeros, ``zeros``, ``mixed`` rows and blocks, each of which may differ. ``present`` names the optional tensors that are passed, ``given`` holds
-    the elements of integer tensors that shall not be drawn.
+    both infinities and signed zeros, ``zeros``, ``mixed`` rows and blocks, each of which may differ. ``present`` names
+    the optional tensors that are passed, ``given`` holds the elements of integer tensors that shall not be drawn.
     """
 
     name: str

@@ -277,9 +277,8 @@ def gradient_roundings(
     """
     del lse, return_lse
     G, factor = k.shape[2], _scale(scale, q) ** 2
-    found = [None if x is None else torch.zeros_like(x, dtype=torch.float64) for x in (q, k, v, bias, sinks)]
-    of_q, of_k, of_v, of_bias, of_sinks = found
-    assert of_q is not None and of_k is not None and of_v is not None
+    of_q, of_k, of_v = (torch.zeros_like(x, dtype=torch.float64) for x in (q, k, v))
+    of_bias, of_sinks = (None if x is None else torch.zeros_like(x, dtype=torch.float64) for x in (bias, sinks))
     for piece in _pieces(q, k, v, alibi_slopes, bias, sinks):
         b, g, s = piece.at
         softmax = _softmax(piece.scores(causal, scale, window, softcap)[0], piece.sinks)
@@ -293,8 +292,8 @@ def gradient_roundings(
             _grouped(of_bias, 1, G)[b, g, :, s] = terms
         if of_sinks is not None and softmax.sink_weights is not None:
             _grouped(of_sinks, 0, G)[g] += (softmax.sink_weights.square() * mean).sum((0, 3))
-    roots = [None if x is None else x.sqrt() for x in found]
-    return (*roots[:3], None, *roots[3:])
+    found = (of_q, of_k, of_v, None, of_bias, of_sinks)
+    return tuple(None if x is None else x.sqrt() for x in found)
 
 
 def plain(

@@ -155,9 +155,18 @@ def gradient_roundings(
     of_q, of_k, of_v = (torch.zeros_like(x, dtype=torch.float64) for x in (q, k, v))
     of_sinks = None if sinks is None else torch.zeros_like(sinks, dtype=torch.float64)
     for queries, keys in _sequences(cu_seqlens_q, cu_seqlens_k, q, k):
-        parts = [_batch(x, at) for x, at in ((grad_out, queries), (q, queries), (k, keys), (v, keys))]
-        ends = (_batch(out, queries), lse[:, queries].unsqueeze(0))
-        found = attention.gradient_roundings(*parts, alibi_slopes, None, sinks, *ends, **more)
+        found = attention.gradient_roundings(
+            _batch(grad_out, queries),
+            _batch(q, queries),
+            _batch(k, keys),
+            _batch(v, keys),
+            alibi_slopes,
+            None,
+            sinks,
+            _batch(out, queries),
+            lse[:, queries].unsqueeze(0),
+            **more,
+        )
         for whole, tokens, part in ((of_q, queries, found[0]), (of_k, keys, found[1]), (of_v, keys, found[2])):
             if part is not None:
                 whole[tokens] = part.squeeze(0)
