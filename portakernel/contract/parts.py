@@ -115,9 +115,12 @@ class Tolerance:
     ``plain``: per row, by twice the distance (in float32, eight times) at which the reference's ``plain`` formula,
     computed in the inputs' own dtype, ends up. Results that have an entry in ``forward`` or ``saved`` under their name
     are measured in ulp even so.
+
+    ``signed_zeros``: where an output is zero, it has the sign that the formula gives.
     """
 
     forward: Mapping[str, float] = field(default_factory=dict[str, float])
     saved: Mapping[str, float] = field(default_factory=dict[str, float])
     backward: Mapping[str, float] = field(default_factory=dict[str, float])
     rule: Literal["ulp", "plain"] = "ulp"
+    signed_zeros: bool = False

@@ -50,7 +50,7 @@ CONTRACT = Contract(
     ),
     # One addition rounded once is half a unit from the truth; float16 and bfloat16 are added in float32, whose own
     # rounding can tip a tie.
-    tolerance=Tolerance(forward={"float32": 0.5, "float16": 0.501, "bfloat16": 0.501}),
+    tolerance=Tolerance(forward={"float32": 0.5, "float16": 0.501, "bfloat16": 0.501}, signed_zeros=True),
     grid=grids.matrix_grid(grids.CORE, grids.MORE, names=("x", "y")),
     cost=cost,
     source="IEEE 754-2019, 5.4.1 (addition)",

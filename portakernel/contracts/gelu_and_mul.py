@@ -70,6 +70,7 @@ CONTRACT = Contract(
     tolerance=Tolerance(
         forward={"float32": 16.0, "float16": 0.51, "bfloat16": 0.51},
         backward={"float32": 32.0, "float16": 0.51, "bfloat16": 0.51},
+        signed_zeros=True,
     ),
     grid=grids.gated_grid(approximate="tanh"),
     cost=cost,

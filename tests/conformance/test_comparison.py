@@ -236,3 +236,11 @@ def test_bits_of_one_element_are_compared_whatever_its_strides():
     one = torch.ones(4, dtype=torch.bfloat16)[1:2].as_strided((1, 1), (5, 2))
     assert same_bits(one, torch.ones(1, 1, dtype=torch.bfloat16))
     assert not same_bits(one, -one)
+
+
+def test_a_zero_of_the_other_sign_is_wrong_where_signs_are_promised():
+    got, want = torch.tensor([0.0, -0.0, -0.0]), torch.tensor([0.0, -0.0, 0.0], dtype=torch.float64)
+    assert isinstance(compare(got, want, 1.0), Match)
+    found = compare(got, want, 1.0, signed_zeros=True)
+    assert isinstance(found, Mismatch)
+    assert (found.index, found.wrong, str(found.got)) == ((2,), 1, "-0.0")

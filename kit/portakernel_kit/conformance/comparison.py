@@ -118,15 +118,24 @@ def distance_ulp(got: Tensor, want: Tensor, magnitude: Tensor | None = None, *, 
 
 
 def compare(
-    got: Tensor, want: Tensor, tolerance_ulp: float, magnitude: Tensor | None = None, *, slack: Tensor | None = None
+    got: Tensor,
+    want: Tensor,
+    tolerance_ulp: float,
+    magnitude: Tensor | None = None,
+    *,
+    slack: Tensor | None = None,
+    signed_zeros: bool = False,
 ) -> Comparison:
     """Whether every element of ``got`` is within ``tolerance_ulp`` of ``want``; all on the CPU, of one shape.
 
-    ``magnitude`` and ``slack`` as in ``distance_ulp``.
+    ``magnitude`` and ``slack`` as in ``distance_ulp``. With ``signed_zeros`` a zero of the other sign is wrong.
     """
     if got.numel() == 0:
         return Match()
     distance = distance_ulp(got, want, magnitude, slack=slack)
+    if signed_zeros:
+        found = numbers(got)
+        distance[(found == 0) & (want == 0) & (found.signbit() != want.signbit())] = math.inf
     worst = int(distance.argmax())
     far = float(distance.reshape(-1)[worst])
     if far <= tolerance_ulp:

@@ -184,7 +184,10 @@ class Trial:
             magnitude, plain = self.truth.magnitudes.get(spec.name), self.truth.plain.get(spec.name)
             slack = None if saved else self.truth.slack.get(spec.name)
             form = self.inputs.form(spec)
-            problems += self.compare(tensor, spec.name, *form, want, allowed, magnitude, plain, slack=slack)
+            signed = tolerance.signed_zeros and not saved
+            problems += self.compare(
+                tensor, spec.name, *form, want, allowed, magnitude, plain, slack=slack, signed_zeros=signed
+            )
         return problems
 
     def _where_specified(self, found: Any, want: Tensor, name: str) -> Tensor:
@@ -225,6 +228,7 @@ class Trial:
         *,
         cancelling: float | Tensor | None = None,
         slack: Tensor | None = None,
+        signed_zeros: bool = False,
     ) -> list[str]:
         """What is wrong with one result: in ulp, or where the op's rule says so by the plain formula's distance."""
         if problem := self.form(found, name, shape, dtype):
@@ -237,7 +241,8 @@ class Trial:
         elif allowed is None:
             return [f"{name} is {kind}, for which the op's contract gives no tolerance"]
         else:
-            outcome = compare(got, want, allowed + self.venue.allowance_ulp.get(kind, 0.0), magnitude, slack=slack)
+            allowed += self.venue.allowance_ulp.get(kind, 0.0)
+            outcome = compare(got, want, allowed, magnitude, slack=slack, signed_zeros=signed_zeros)
         return [f"{name}: {outcome}"] if isinstance(outcome, Mismatch) else []
 
     def form(self, found: Any, name: str, shape: Sequence[int], dtype: torch.dtype) -> str:
