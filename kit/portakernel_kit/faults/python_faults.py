@@ -54,6 +54,8 @@ class _Finder(ast.NodeVisitor):
         """The faults of a node, then those inside it."""
         if isinstance(node, (ast.Import, ast.ImportFrom, ast.JoinedStr, ast.Raise, ast.Pass, ast.Global, ast.Nonlocal)):
             return
+        if isinstance(node, ast.If) and self.source.of(node.test).rpartition(".")[2] == "TYPE_CHECKING":
+            return
         if isinstance(node, ast.stmt):
             self.lines = _lines_of(node)
             if node.col_offset == 0:
@@ -110,11 +112,6 @@ class _Finder(ast.NodeVisitor):
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         for statement in node.body:
             self.visit(statement)
-
-    def visit_If(self, node: ast.If) -> None:
-        if self.source.of(node.test).rpartition(".")[2] == "TYPE_CHECKING":
-            return
-        self.generic_visit(node)
 
     def visit_Assert(self, node: ast.Assert) -> None:
         self.visit(node.test)

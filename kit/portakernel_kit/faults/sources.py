@@ -68,9 +68,11 @@ class Sources:
         return self._reached[module]
 
     def _files(self, module: str) -> list[Path]:
-        """The file of a module of the package."""
-        file = source_of(self.package, module)
-        return [file] if file is not None else []
+        """The file of a module of the package, and those of the packages that it lies in, which are imported first."""
+        own, parts = self.package.module, module.split(".")
+        above = (".".join(parts[:count]) for count in range(1, len(parts) + 1))
+        inside = [name for name in above if name == own or name.startswith(f"{own}.")]
+        return [file for name in inside if (file := source_of(self.package, name)) is not None]
 
     def _imports(self, file: Path) -> Iterator[str]:
         """Every module that a file imports; of ``from a import b`` both ``a`` and ``a.b``, which may be one."""

@@ -143,7 +143,7 @@ class Measuring:
 
 @dataclass(frozen=True, slots=True)
 class Putting:
-    """Units put to kernels in this order for ``seconds``, until one fails; ``witness``: the line of a request alone."""
+    """Units put to kernels in this order for ``seconds``, one at least, until one fails; ``witness``: the line of a request alone."""
 
     steps: tuple[tuple[str, Unit], ...]
     seconds: float
@@ -153,7 +153,7 @@ class Putting:
         """Runs it in this process."""
         del room
         tried, start = dict[str, _Tried](), None
-        for kernel, unit in self._steps(of):
+        for count, (kernel, unit) in enumerate(self._steps(of)):
             if kernel not in tried:
                 made = _Tried.of(of, kernel)
                 if isinstance(made, Absent):
@@ -162,7 +162,7 @@ class Putting:
                 tried[kernel] = made
                 yield made.loaded({})
             start = time.monotonic() if start is None else start
-            if time.monotonic() > start + self.seconds:
+            if count and time.monotonic() > start + self.seconds:
                 return
             yield from tried[kernel].run(unit, None)
 
