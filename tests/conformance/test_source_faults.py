@@ -1,4 +1,4 @@
-"""Faults in the source of a tiny plugin: what they are, which the kit finds, and that the plugin itself stays as it is."""
+"""Faults in the source of a tiny plugin: which there are, which the kit finds, and that the plugin stays as it is."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from portakernel_kit.faults.fault import Judged
 from portakernel_kit.faults.known import equal_faults, find_known, read_known, stale
 from portakernel_kit.faults.listing import faults_of_files, list_faults, spread
 from portakernel_kit.faults.native_faults import native_faults
-from portakernel_kit.faults.python_faults import HUGE, TEXT, TUNING, python_faults
+from portakernel_kit.faults.python_faults import ASSERTED, HUGE, TEXT, TUNING, python_faults
 from portakernel_kit.faults.results import Results, digest, resumed
 from portakernel_kit.faults.running import Terms, try_faults
 from portakernel_kit.faults.serving import Baseline, Working
@@ -134,6 +134,7 @@ def f(x: int = 3, row_stride: int = 1, col_stride: int = 1, n: "int" = 0) -> lis
         total += tl.load(x + i * row_stride, mask=(i < n) & (i > 0), other=0.0, eviction_policy="evict_last")
         tl.store(x + i * col_stride, tl.max(total.to(tl.float32), axis=0), mask=i < n)
     wide = i.to(tl.int64)
+    tl.static_assert(n > 1)
     launch(x, n, num_warps=4, eps=EPS)
     while n:
         n -= 1
@@ -175,7 +176,7 @@ def test_texts_annotations_imports_and_what_is_raised_stay():
 
 def test_what_cannot_change_a_result_is_left_out_by_a_rule():
     faults, excluded = python_faults(EVERYTHING.encode(), "f.py")
-    assert excluded.keys() == {TUNING, HUGE, TEXT}
+    assert excluded.keys() == {TUNING, HUGE, TEXT, ASSERTED}
     assert not [fault for fault in faults if fault.before in ("128", "4")]
     without = [fault.after for fault in faults if fault.kind == "mask" and "eviction_policy" in fault.after]
     assert without == ['x + i * row_stride, eviction_policy="evict_last"']

@@ -15,11 +15,13 @@ from portakernel_kit.faults.source_text import SourceText
 TUNING = "how a kernel is tiled or cached: its results stay"
 HUGE = "the width of an index: shows beyond 2**31 elements, for which there is `portakernel check --huge`"
 TEXT = "what is said to people: errors, warnings, logs, __repr__"
+ASSERTED = "an assertion left out: what holds stays so"
 _TUNING = re.compile(
     r"(?i)(num_)?(warps?|stages|ctas|threads|buffers)|.*block(_?size)?(_[a-z0-9]+)?|maxnreg|waves_per_eu|.*cache"
-    r"(_modifier|_size)?|eviction_policy|maxsize|num_programs|unroll|loop_unroll_factor|flatten|volatile|.*_per_program"
+    r"(_modifier|_size)?|eviction_policy|maxsize|encoding|num_programs|unroll|loop_unroll_factor|flatten|volatile|.*_per_program"
 )
 _LOGGING = re.compile(r"(.*\.)?(warn|warning|debug|info|error|exception|log|print|static_print|device_print)")
+_ASSERTING = re.compile(r"(.*\.)?(static|device)_assert")
 _SPOKEN = frozenset(("__repr__", "__str__", "__doc__", "__all__"))
 _WIDE = frozenset(("int64", "int32", "uint64"))
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -175,7 +177,8 @@ def _is_plain(node: ast.AST) -> bool:
 def _rule(change: Change, node: ast.AST, source: SourceText) -> str:
     """The rule by which a fault in this node is left out; empty where there is none."""
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-        return TEXT if _LOGGING.fullmatch(source.of(node.value.func)) else ""
+        called = source.of(node.value.func)
+        return TEXT if _LOGGING.fullmatch(called) else ASSERTED if _ASSERTING.fullmatch(called) else ""
     if isinstance(node, ast.Call) and change.kind == "cast":
         arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
         return HUGE if any(isinstance(a, ast.Attribute) and a.attr in _WIDE for a in arguments) else ""

@@ -12,7 +12,7 @@ from portakernel.registry.kernel import Kernel
 from portakernel.words.target import Device
 from portakernel_kit.conformance.observing.isolation import Asked, Death, run_apart
 from portakernel_kit.conformance.observing.observation import Finished
-from portakernel_kit.conformance.venue import Venue, find_venue
+from portakernel_kit.conformance.venue import Unavailable, Venue, find_venue
 from portakernel_kit.faults.fault import Fault, Judged
 from portakernel_kit.faults.serving import Baseline, Event, FaultsJob
 from portakernel_kit.faults.sources import Sources
@@ -54,8 +54,11 @@ def try_faults(
     """
     if not faults:
         return
-    venues = [find_venue(dispatcher, kernel, device) for kernel in kernels]
-    forks = all(venue.torch_device == "cpu" for venue in venues if isinstance(venue, Venue))
+    venues = {kernel.name: find_venue(dispatcher, kernel, device) for kernel in kernels}
+    forks = all(venue.torch_device == "cpu" for venue in venues.values() if isinstance(venue, Venue))
+    absent = tuple((name, venue.reason) for name, venue in venues.items() if isinstance(venue, Unavailable))
+    for name, reason in absent:
+        yield Baseline(name, "", None, 0, reason)
     files = frozenset[Path]().union(*map(sources.reached, kernels))
     asked = Asked(dispatcher.registry.manager.packages, dispatcher.process.disabled, kernels[0].name, device)
     with tempfile.TemporaryDirectory(prefix="portakernel-faults") as folder:
@@ -65,7 +68,7 @@ def try_faults(
             sources.folder,
             Path(folder),
             tuple(sources.foreign_imports(files)),
-            tuple(kernel.name for kernel in kernels),
+            tuple(name for name, venue in venues.items() if isinstance(venue, Venue)),
             tuple(faults),
             terms.seed,
             terms.budget_s,
@@ -74,6 +77,7 @@ def try_faults(
             terms.workers,
             forks,
             terms.proving,
+            absent,
         )
         yield from _restarted(job)
 

@@ -54,8 +54,8 @@ Event = Working | Baseline | Judged | Finished
 class FaultsJob:
     """Faults in the kernels of one plugin, in this order; up to ``most`` of them that run are tried.
 
-    ``folder`` is for copies of ``original``, the plugin's package ``module``. ``proving``: each fault is put to the
-    request that is to show it, and to no other.
+    ``folder`` is for copies of ``original``, the plugin's package ``module``. ``absent``: kernels that cannot run here,
+    and why. ``proving``: each fault is put to the request that is to show it, and to no other.
     """
 
     asked: Asked
@@ -72,6 +72,7 @@ class FaultsJob:
     workers: int = 1
     forks: bool = True
     proving: bool = False
+    absent: tuple[tuple[str, str], ...] = ()
 
     def events(self) -> Iterator[Event]:
         """Runs it in this process."""
@@ -108,7 +109,7 @@ class FaultsJob:
     # --- faults ------------------------------------------------------------------------------------------------------
 
     def _try(self, of: Circumstances) -> Iterator[Event]:
-        evidence, filled = Evidence(self.seed), self.folder / "filled"
+        evidence, filled = Evidence(self.seed, absent=dict(self.absent)), self.folder / "filled"
         for event in self._measure(of, evidence, filled):
             yield event
             if isinstance(event, Baseline) and event.fails:
@@ -186,9 +187,13 @@ class FaultsJob:
     def _prove(self, of: Circumstances) -> Iterator[Event]:
         """The request that shows a fault passes without it and fails with it."""
         pool: Pool[tuple[Fault, bool]] = Pool(of, self._rooms(self.workers, None), forks=self.forks)
+        absent = dict(self.absent)
+        for fault in self.faults:
+            if fault.kernels[0] in absent:
+                yield Judged(fault, "not_run", detail=f"its kernel does not run here: {absent[fault.kernels[0]]}")
 
         def tasks() -> Iterator[Task[tuple[Fault, bool]]]:
-            for fault in self.faults:
+            for fault in (fault for fault in self.faults if fault.kernels[0] not in absent):
                 job = Putting((), self.budget_s, witness=(fault.kernels[0], fault.shows))
                 yield Task((fault, False), job)
                 yield Task((fault, True), job, fault.file, self._with(fault))

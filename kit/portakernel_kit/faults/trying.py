@@ -143,7 +143,10 @@ class Measuring:
 
 @dataclass(frozen=True, slots=True)
 class Putting:
-    """Units put to kernels in this order for ``seconds``, one at least, until one fails; ``witness``: the line of a request alone."""
+    """Units put to kernels in this order for ``seconds``, one at least, until one fails.
+
+    With a ``witness``, a kernel and the line of a request, that request alone is put to it.
+    """
 
     steps: tuple[tuple[str, Unit], ...]
     seconds: float
