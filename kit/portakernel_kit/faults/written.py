@@ -14,8 +14,9 @@ from portakernel_kit.faults.known import entry_problems
 from portakernel_kit.faults.source_text import SourceText
 from portakernel_kit.faults.sources import Sources
 
-_WANTED = ("kernel", "file", "before", "after", "kind", "why")
-_KEYS = frozenset((*_WANTED, "shows"))
+# What an entry has to say.
+WANTED = ("kernel", "file", "before", "after", "kind", "why")
+_KEYS = frozenset((*WANTED, "shows"))
 
 
 def read_written(path: Path, sources: Sources, kernels: Sequence[Kernel]) -> list[Fault]:
@@ -38,7 +39,7 @@ def read_written(path: Path, sources: Sources, kernels: Sequence[Kernel]) -> lis
             continue
         for index, entry in enumerate(document.data):
             place = f"{file}:{document.line((index,))}"
-            wrong = entry_problems(entry, _WANTED, _KEYS)
+            wrong = entry_problems(entry, WANTED, _KEYS)
             fault, more = _fault(entry, sources, names) if not wrong else (None, [])
             problems += [f"{place}: {problem}" for problem in (*wrong, *more)]
             found += [fault] if fault is not None else []

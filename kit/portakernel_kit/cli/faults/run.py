@@ -61,6 +61,7 @@ class FaultsRun:
         self.results = Results(plugin, terms.seed, digest(self.sources), ops)
         self.circumstances = software(dispatcher.registry)
         self.faults: list[Fault] = []
+        self.written: Path | None = None
 
     def choose(self, written: Path | None, ids: Sequence[str]) -> None:
         """Settles which faults are tried: those written by hand, or of every file; of these, the ones named.
@@ -69,6 +70,7 @@ class FaultsRun:
             ManifestError: a file of faults is wrong.
             UnknownNameError: there is no such fault.
         """
+        self.written = written
         if written is not None:
             every = read_written(written, self.sources, self.kernels)
             if self.terms.proving:
@@ -149,7 +151,8 @@ class FaultsRun:
 
     def _again(self) -> str:
         """The command that tries one fault again, but for its name."""
-        return f"portakernel faults {self.results.plugin} --seed {self.terms.seed} --fault"
+        source = f" --from {self.written}" if self.written is not None else ""
+        return f"portakernel faults {self.results.plugin}{source} --seed {self.terms.seed} --fault"
 
     def _to_json(self) -> dict[str, Any]:
         head = {"circumstances": self.circumstances, "interrupted": self.interrupted}
