@@ -115,10 +115,12 @@ class Evidence:
                 return Judged(fault, "killed", LOAD, "", "", ran.text, asked, ran.seconds)
             self.kills[fault.file, begun.kernel, begun.unit] += 1
             return Judged(fault, "killed", by, begun.kernel, begun.unit, ran.text, asked, ran.seconds)
-        if ran.ended and all(ended.declined for ended in ran.ended):
-            detail = f"it declines all {asked} requests that it claims"
-            return Judged(fault, "killed", "coverage", ran.ended[0].kernel, "", detail, asked, ran.seconds)
-        return Judged(fault, "alive", asked=asked, seconds=ran.seconds)
+        refused = [ended for ended in ran.ended if not ended.ran]
+        if refused and len(refused) == asked:
+            detail = f"refuses all {asked} requests, which it served: {refused[0].why}"
+            return Judged(fault, "killed", "coverage", refused[0].kernel, "", detail, asked, ran.seconds)
+        detail = f"refuses {len(refused)} of {asked} requests, which it served: {refused[0].why}" if refused else ""
+        return Judged(fault, "alive", detail=detail, asked=asked, seconds=ran.seconds)
 
     def _is_untold(self, fault: Fault) -> bool:
         """Whether its line cannot be seen: in C++, and in what is compiled for a device; an interpreter's can."""

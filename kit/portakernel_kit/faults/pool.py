@@ -36,13 +36,17 @@ _MOST_WRITTEN = 2000
 
 @dataclass(frozen=True, slots=True)
 class Task(Generic[K]):
-    """What one process does, for ``key``; meanwhile ``file`` of its copy has ``content``. ``caches``: it fills them."""
+    """What one process does, for ``key``; meanwhile ``file`` of its copy has ``content``.
+
+    ``caches``: it fills them; ``is_fresh``: its own begin empty.
+    """
 
     key: K
     job: Measuring | Putting
     file: str = ""
     content: bytes = b""
     caches: Path | None = None
+    is_fresh: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +124,7 @@ class Pool(Generic[K]):
 
     def __init__(self, of: Circumstances, rooms: list[Room], *, forks: bool) -> None:
         self.of, self.free = of, list(rooms)
+        self.filled = rooms[0].filled
         self.context: Any = get_context("fork" if forks else "spawn")
 
     def run(self, tasks: Iterator[Task[K]], patience_s: Callable[[K], float]) -> Iterator[tuple[K, Ran] | None]:
@@ -146,8 +151,8 @@ class Pool(Generic[K]):
 
     def _begun(self, task: Task[K], patience_s: float) -> _Process[K]:
         room, held = self.free.pop(), ExitStack()
-        if task.caches is not None:
-            room = Room(room.copy, task.caches)
+        if task.caches is not None or task.is_fresh:
+            room = Room(room.copy, task.caches or room.caches)
         if task.file:
             held.enter_context(room.copy.changed(task.file, task.content))
         log = room.copy.folder.parent / "written"
@@ -159,10 +164,10 @@ class Pool(Generic[K]):
 
     def _ended(self, process: _Process[K]) -> None:
         process.end()
-        folder = process.room.copy.folder.parent
+        caches = process.room.copy.folder.parent / "caches"
         if process.task.caches is None:
-            shutil.rmtree(process.room.caches, ignore_errors=True)
-        self.free.append(Room(process.room.copy, folder / "caches", process.room.filled))
+            shutil.rmtree(caches, ignore_errors=True)
+        self.free.append(Room(process.room.copy, caches, self.filled))
 
 
 def _ending(status: int | None, written: str) -> str:

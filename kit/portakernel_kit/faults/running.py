@@ -78,6 +78,7 @@ def try_faults(
             forks,
             terms.proving,
             absent,
+            frozenset(kernel.name for kernel in kernels if kernel.build is not None),
         )
         yield from _restarted(job)
 

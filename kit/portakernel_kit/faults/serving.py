@@ -22,7 +22,7 @@ from portakernel_kit.faults.trying import Absent, Circumstances, Measuring, Putt
 # A unit may take so many times what it takes without a fault, if that is more than the patience.
 _SLOWER = 10.0
 # How long the unchanged kernel's cases may take, and a spawned process until it has imported torch.
-_CASES_S = 300.0
+_CASES_S = 60.0
 _SPAWNED_S = 120.0
 # Drawn requests are measured for so much of a fault's budget: beside the cases, as many as will be put to it.
 _DRAWN = 0.5
@@ -55,7 +55,8 @@ class FaultsJob:
     """Faults in the kernels of one plugin, in this order; up to ``most`` of them that run are tried.
 
     ``folder`` is for copies of ``original``, the plugin's package ``module``. ``absent``: kernels that cannot run here,
-    and why. ``proving``: each fault is put to the request that is to show it, and to no other.
+    and why. ``built``: those that are built, for which what was built without a fault must not stand. ``proving``: each
+    fault is put to the request that is to show it, and to no other.
     """
 
     asked: Asked
@@ -73,6 +74,7 @@ class FaultsJob:
     forks: bool = True
     proving: bool = False
     absent: tuple[tuple[str, str], ...] = ()
+    built: frozenset[str] = frozenset()
 
     def events(self) -> Iterator[Event]:
         """Runs it in this process."""
@@ -126,7 +128,9 @@ class FaultsJob:
                     told.append(Judged(fault, "not_run", detail=why))
                     continue
                 tried += 1
-                yield Task(fault, Putting(evidence.steps(fault), self.budget_s), fault.file, self._with(fault))
+                fresh = not self.built.isdisjoint(fault.kernels)
+                job = Putting(evidence.steps(fault), self.budget_s)
+                yield Task(fault, job, fault.file, self._with(fault), is_fresh=fresh)
 
         alive = list[Judged]()
         for found in pool.run(tasks(), lambda fault: self._patience(evidence.slowest_s(fault))):
@@ -220,7 +224,9 @@ def _proof(fault: Fault, without: Ran, faulty: Ran) -> Judged:
         detail = f"the request does not run: {unrun[0] if unrun else 'there is none'}"
         return Judged(fault, "unproven", "", kernel, "", detail, 0, seconds)
     if after is None:
-        return Judged(fault, "unproven", "", kernel, "", "with the fault the request passes too", 1, seconds)
+        refused = [ended.why for ended in faulty.ended if not ended.ran]
+        detail = f"is refused: {refused[0]}" if refused else "passes too"
+        return Judged(fault, "unproven", "", kernel, "", f"with the fault the request {detail}", 1, seconds)
     case = faulty.ended[0].unit.name if faulty.ended else ""
     return Judged(fault, "proven", after[0], kernel, case, after[1], 1, seconds, fault.shows)
 
@@ -233,8 +239,6 @@ def _failure(ran: Ran) -> tuple[str, str] | None:
     for ended in ran.ended:
         if ended.failed is not None:
             return ended.failed.aspect, ended.failed.detail
-        if ended.declined:
-            return "coverage", ended.why
     if ran.ending != "done":
         return DIED if ran.ending == "died" else HUNG, ran.text
     return None

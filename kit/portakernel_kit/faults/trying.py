@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import random
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -21,7 +22,6 @@ from portakernel_kit.conformance.observing.isolation import Asked
 from portakernel_kit.conformance.op_faults import OpFault
 from portakernel_kit.conformance.result import Result
 from portakernel_kit.conformance.suite import Suite
-from portakernel_kit.conformance.trial import DECLARED
 from portakernel_kit.conformance.unit import Unit
 from portakernel_kit.conformance.venue import Unavailable, Venue, find_venue
 from portakernel_kit.faults.copies import PackageCopy, own_caches
@@ -65,14 +65,13 @@ class Beginning:
 class Ended:
     """A unit has run: the result that failed first, if any did, and the lines that ran.
 
-    ``ran`` unless all of it was skipped, for ``why``; ``declined``: by the kernel itself.
+    ``ran`` unless all of it was skipped, for ``why``: the kernel refuses it.
     """
 
     kernel: str
     unit: Unit
     failed: Result | None
     ran: bool
-    declined: bool
     seconds: float
     why: str = ""
     again: str = ""
@@ -108,7 +107,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Measuring:
-    """A kernel as it is: each of its cases, then drawn requests for ``drawing_s`` seconds, until one fails."""
+    """A kernel as it is: its cases for ``cases_s`` seconds, then drawn requests for ``drawing_s``, until one fails."""
 
     kernel: str
     drawing_s: float
@@ -124,9 +123,9 @@ class Measuring:
             return
         yield tried.loaded(tracer.taken())
         start = time.monotonic()
-        for unit in tried.suite.units():
-            if unit.kind in _UNASKED:
-                continue
+        units = [unit for unit in tried.suite.units() if unit.kind not in _UNASKED]
+        random.Random(of.seed).shuffle(units)  # so that of many some of each kind are measured
+        for unit in units:
             if time.monotonic() > start + self.cases_s:
                 break
             yield from tried.run(unit, tracer)
@@ -218,11 +217,10 @@ class _Tried:
                     failed = result
                     break
         ran = any(result.status != "skipped" for result in results)
-        declined = not ran and any(DECLARED in result.detail for result in results)
         why = "" if ran else "; ".join(result.detail for result in results)
         again = _spelled(self.kernel, unit, self.suite.seed) if failed is not None else ""
         lines = tracer.taken() if tracer is not None else {}
-        yield Ended(self.kernel.name, unit, failed, ran, declined, time.monotonic() - start, why, again, lines)
+        yield Ended(self.kernel.name, unit, failed, ran, time.monotonic() - start, why, again, lines)
 
 
 def _spelled(kernel: Kernel, unit: Unit, seed: int) -> str:

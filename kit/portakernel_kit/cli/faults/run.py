@@ -75,8 +75,6 @@ class FaultsRun:
             every = read_written(written, self.sources, self.kernels)
             if self.terms.proving:
                 every = [fault for fault in every if fault.shows]
-            reached = {name for fault in every for name in fault.kernels}
-            self.kernels = [kernel for kernel in self.kernels if kernel.name in reached]
         else:
             listing = list_faults(self.sources, self.kernels)
             every, self.results.excluded, self.results.unread = list(listing.faults), listing.excluded, listing.unread
@@ -93,6 +91,8 @@ class FaultsRun:
         self.results.judged += done
         judged = {one.fault for one in done}
         self.faults = [fault for fault in chosen if fault not in judged]
+        reached = {name for fault in self.faults for name in fault.kernels}
+        self.kernels = [kernel for kernel in self.kernels if kernel.name in reached]
 
     def _done(self, faults: Sequence[Fault]) -> list[Judged]:
         return resumed(self.output, self.results, faults) if self.output is not None else []
