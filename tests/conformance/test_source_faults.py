@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,7 @@ import os
 
 import torch
 
+from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
 from {module}.scaling import scaled
 
 
@@ -246,6 +248,10 @@ TRIED = (
     {"before": "return torch.add", "after": "while y is not None: pass\n    return torch.add"},
     {"before": "return torch.add(s", "after": "os.abort()\n    return torch.add(s"},
     {"before": "import os", "after": "import os, no_such_module"},
+    {
+        "before": "return torch",
+        "after": "raise CannotRun(Rejection(ReasonCode.CANNOT_RUN, 'not today'))\n    return torch",
+    },
 )
 
 
@@ -263,15 +269,42 @@ def test_what_comes_of_faults_and_the_plugin_stays_as_it_is(plugin, tmp_path):
         ("killed", "hung"),
         ("killed", "died"),
         ("killed", "load"),
+        ("killed", "coverage"),
     ]
     assert told["y - x"].detail == "its line does not run here"
     assert told[TRIED[5]["after"]].detail == "it ended its process: signal 6 (SIGABRT)"
     assert told[TRIED[6]["after"]].detail == "ModuleNotFoundError: No module named 'no_such_module'"
     assert told["torch.zeros(x.shape"].asked > 10
+    assert told[TRIED[7]["after"]].detail.endswith("the kernel declared that it cannot run: cannot_run: not today")
     (baseline,) = (event for event in events if isinstance(event, Baseline))
     assert (baseline.kernel, baseline.fails, baseline.absent) == ("acme.add", "", "")
     assert digest(sources_of(dispatcher)) == before
     assert not list(sources_of(dispatcher).folder.rglob("__pycache__"))
+
+
+COMPILING = """\
+from pathlib import Path
+
+
+def scaled(x):
+    if "#error" in Path(__file__).with_name("kernel.cu").read_text(encoding="utf-8"):
+        raise RuntimeError("kernel.cu does not compile")
+    return x * 1.0
+"""
+
+
+@pytest.mark.usefixtures("forked_observers")
+def test_of_c_plus_plus_that_survives_only_what_is_compiled_is_alive(plugin):
+    dispatcher = plugin(scaling=COMPILING)
+    sources = sources_of(dispatcher)
+    (sources.folder / "other.cu").write_text(KERNEL, encoding="utf-8")
+    faults = [
+        replace(next(fault for fault in faults_of_files(sources, [file]) if fault.before == "<"), kernels=("acme.add",))
+        for file in ("kernel.cu", "other.cu")
+    ]
+    _, events = judged(dispatcher, faults)
+    verdicts = {event.fault.file: (event.verdict, event.detail) for event in events if isinstance(event, Judged)}
+    assert verdicts == {"kernel.cu": ("alive", ""), "other.cu": ("not_run", "its line is not compiled here")}
 
 
 @pytest.mark.usefixtures("forked_observers")

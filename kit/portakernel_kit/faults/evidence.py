@@ -115,11 +115,14 @@ class Evidence:
                 return Judged(fault, "killed", LOAD, "", "", ran.text, asked, ran.seconds)
             self.kills[fault.file, begun.kernel, begun.unit] += 1
             return Judged(fault, "killed", by, begun.kernel, begun.unit, ran.text, asked, ran.seconds)
-        refused = [ended for ended in ran.ended if not ended.ran]
-        if refused and len(refused) == asked:
-            detail = f"refuses all {asked} requests, which it served: {refused[0].why}"
+        requests = [ended for ended in ran.ended if ended.unit.case is not None]
+        refused = [ended for ended in requests if not ended.ran]
+        if refused and len(refused) == len(requests):
+            detail = f"refuses all {len(refused)} requests, which it served: {refused[0].why}"
             return Judged(fault, "killed", "coverage", refused[0].kernel, "", detail, asked, ran.seconds)
-        detail = f"refuses {len(refused)} of {asked} requests, which it served: {refused[0].why}" if refused else ""
+        detail = (
+            f"refuses {len(refused)} of {len(requests)} requests, which it served: {refused[0].why}" if refused else ""
+        )
         return Judged(fault, "alive", detail=detail, asked=asked, seconds=ran.seconds)
 
     def _is_untold(self, fault: Fault) -> bool:

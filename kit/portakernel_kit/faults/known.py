@@ -36,9 +36,9 @@ class Known:
 
 
 def find_known(folder: Path, package: Path) -> Path | None:
-    """``faults.yaml`` in a folder or in one above it, up to its project's, or above the package; None where neither is.
+    """``faults.yaml`` in a folder or in one above it, up to its project's; None where there is none.
 
-    Above the folder of portakernel's own packages it is ``kit/faults/equal.yaml``.
+    For portakernel's own packages, in its repository, it is ``kit/faults/equal.yaml``.
     """
     for above in (folder, *folder.parents):
         if (above / NAME).is_file():

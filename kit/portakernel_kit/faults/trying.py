@@ -31,6 +31,8 @@ from portakernel_kit.faults.lines import LineTracer
 _MOST_MEMORY = 0.75
 # What calls from several threads at once are traced by themselves; autograd's threads are torch's.
 _UNTRACED = frozenset(("repetition",))
+# What a kernel that refuses a request passes all the same.
+_OF_REFUSED = frozenset(("purity", "view"))
 # What is asked of manifests and of the kit, whatever the source says.
 _UNASKED = frozenset(("coverage", "unbuilt"))
 
@@ -216,8 +218,8 @@ class _Tried:
                 if result.status == "failed":
                     failed = result
                     break
-        ran = any(result.status != "skipped" for result in results)
-        why = "" if ran else "; ".join(result.detail for result in results)
+        ran = any(result.status != "skipped" and result.aspect not in _OF_REFUSED for result in results)
+        why = "" if ran else "; ".join(dict.fromkeys(result.detail for result in results if result.detail))
         again = _spelled(self.kernel, unit, self.suite.seed) if failed is not None else ""
         lines = tracer.taken() if tracer is not None else {}
         yield Ended(self.kernel.name, unit, failed, ran, time.monotonic() - start, why, again, lines)
