@@ -1,4 +1,9 @@
-"""What may be wrong in an expression: the pieces of text that each kind of fault replaces."""
+"""What may be wrong in an expression: the pieces of text that each kind of fault replaces.
+
+To add a kind, write a function that yields its changes of a node, or add to one, name it in ``CHANGES``, and list the
+kind in docs/cli.md. Changes that are no Python are dropped by whoever asks; what cannot change a result gets a rule in
+``python_faults``.
+"""
 
 from __future__ import annotations
 

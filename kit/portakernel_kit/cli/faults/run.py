@@ -120,6 +120,8 @@ class FaultsRun:
                         known = [one for one in self.results.baselines if one.kernel != event.kernel]
                         self.results.baselines = [*known, event]
                         self._show_baseline(event)
+                        self._write()
+                        tell(description=event.kernel)
                     elif isinstance(event, Judged):
                         self.results.judged.append(event)
                         self._show(event)
