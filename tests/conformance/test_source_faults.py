@@ -59,6 +59,7 @@ def scaled(x):
     return x * 1.0
 """
 KERNEL = "__global__ void kernel(const float* x, int n) { if (i < n) y[i] = x[i] + 1; }\n"
+ROOT = Path(__file__).parents[2]
 TERMS = Terms(7, budget_s=0.4, patience_s=1.0)
 
 
@@ -368,6 +369,16 @@ def test_known_equal_faults_are_told_apart_and_stale_ones_named(plugin, tmp_path
     gone = stale(faults_of_files(sources, {entry.identity[0] for entry in known}), known)
     assert [entry.place for entry in gone] == [f"{file}:2"]
     assert find_known(tmp_path, sources.folder) == file
+
+
+def test_no_entry_of_our_own_list_is_stale(registry):
+    packages = [package for package, _ in registry.manager.plugins.values() if package.folder is not None]
+    for package in packages:
+        sources = Sources.of(package)
+        file = find_known(ROOT, sources.folder)
+        assert file == ROOT / "kit" / "faults" / "equal.yaml"
+        known = read_known(file, package.name)
+        assert [entry.place for entry in stale(faults_of_files(sources, {e.identity[0] for e in known}), known)] == []
 
 
 def test_a_list_of_equal_faults_names_each_wrong_entry(tmp_path):

@@ -21,9 +21,12 @@ from portakernel_kit.faults.trying import Absent, Circumstances, Measuring, Putt
 
 # A unit may take so many times what it takes without a fault, if that is more than the patience.
 _SLOWER = 10.0
-# How long the unchanged kernel's cases may take, and a spawned process until it has imported torch.
-_CASES_S = 60.0
+# How long a spawned process may take until it has imported torch.
 _SPAWNED_S = 120.0
+# The unchanged kernel's cases are measured for so many budgets, or seconds if that is more: all that fit one, which
+# take twice as long while lines are seen.
+_CASES = 3.0
+_CASES_S = 15.0
 # Drawn requests are measured for so much of a fault's budget: beside the cases, as many as will be put to it.
 _DRAWN = 0.5
 
@@ -150,8 +153,9 @@ class FaultsJob:
     def _measure(self, of: Circumstances, evidence: Evidence, filled: Path) -> Iterator[Event]:
         """Each kernel as it is."""
         pool: Pool[str] = Pool(of, self._rooms(min(self.workers, len(self.kernels)) or 1, None), forks=self.forks)
+        longest = max(_CASES_S, _CASES * self.budget_s)
         measuring = (
-            Task(name, Measuring(name, _DRAWN * self.budget_s, _CASES_S), caches=filled) for name in self.kernels
+            Task(name, Measuring(name, _DRAWN * self.budget_s, longest), caches=filled) for name in self.kernels
         )
         for found in pool.run(measuring, lambda _: max(_SPAWNED_S, self.patience_s)):
             if found is None:
