@@ -40,6 +40,7 @@ COMMANDS: Mapping[str, str] = {
     "validate": "portakernel_kit.cli.validate.command",
     "check": "portakernel_kit.cli.check.command",
     "lint": "portakernel_kit.cli.lint.command",
+    "faults": "portakernel_kit.cli.faults.command",
     "compile": "portakernel_kit.cli.compile_kernels",
     "build": "portakernel.cli.build",
     "warmup": "portakernel.cli.warmup",

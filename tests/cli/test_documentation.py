@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("forked_observers", "small_model")
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
 # Objects whose keys are names of arguments, dimensions, vendors, modules or variables.
 OPEN = {"dtypes", "dims", "facts", "features", "formats", "targets", "requires", "set"}
-OPEN |= {"shapes", "values", "versions", "clocks"}
+OPEN |= {"by", "shapes", "values", "versions", "clocks"}
 
 
 def _keys(data: Any) -> Iterator[str]:
@@ -51,6 +51,7 @@ def _section(command: str) -> str:
         "check --plugin torch --op add",
         "lint --kernel torch.add --kernel torch.rms_norm_cpu --seconds 1",
         "lint --kernel torch.add --mutate",
+        "faults torch --op add --most 1 --budget 0s --seed 7",
         "compile --plugin triton --op add --target nvidia:sm_90",
         "cache list",
         "bench rms_norm softmax --device cpu --seconds 0 --quick",
@@ -72,7 +73,21 @@ def test_every_key_is_documented(run: Callable, tmp_path: Path, line: str) -> No
 
 @pytest.mark.parametrize(
     "command",
-    ["list", "matrix", "doctor", "explain", "diff", "new", "validate", "check", "lint", "compile", "bench", "demo"],
+    [
+        "list",
+        "matrix",
+        "doctor",
+        "explain",
+        "diff",
+        "new",
+        "validate",
+        "check",
+        "lint",
+        "faults",
+        "compile",
+        "bench",
+        "demo",
+    ],
 )
 def test_every_option_is_documented(run: Callable, command: str) -> None:
     options = set(re.findall(r"--[a-z]+", run(command, "--help").out)) - {"--help", "--json"}

@@ -23,7 +23,11 @@ from portakernel.cli.calls_file import load_calls
 from portakernel.deciding.policy_file import load_policy_file
 from portakernel.manifest.loading import load_manifest
 from portakernel.manifest.models import PluginManifest
+from portakernel.manifest.yaml_file import read_yaml
 from portakernel.runtime import dispatcher
+from portakernel_kit.conformance.drawn.spelling import parse_request
+from portakernel_kit.faults.known import entry_problems, read_known
+from portakernel_kit.faults.written import WANTED
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
@@ -157,11 +161,18 @@ def check_json(block: Block, folder: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 def check_yaml(block: Block, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A manifest or a file of calls, by its keys."""
+    """A manifest, a file of calls or a list of faults, by its keys."""
     file = folder / "shown.yaml"
     file.write_text(block.text, encoding="utf-8")
     if block.page == "docs/policy.md":
         assert load_policy_file(file, dispatcher().registry).layers != ()
+    elif "\n  shows:" in block.text:
+        (entry,) = read_yaml(file).data
+        assert entry_problems(entry, WANTED, frozenset((*WANTED, "shows"))) == []
+        kernels = {"acme.rms_norm": dispatcher().registry.kernels["triton.rms_norm"]}
+        assert parse_request(entry["shows"], kernels).seed == 7
+    elif "why:" in block.text:
+        assert read_known(file, "acme") != ()
     elif "\ncalls:" in block.text:
         assert load_calls(file) != []
     else:

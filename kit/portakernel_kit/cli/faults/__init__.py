@@ -1,0 +1,1 @@
+"""``portakernel faults``: options, a run, what it prints."""

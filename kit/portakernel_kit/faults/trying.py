@@ -1,0 +1,263 @@
+"""What a process does with one copy of a plugin: measure the unchanged kernels, or put requests to a faulty one."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import random
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+
+from portakernel.registry.kernel import Kernel
+from portakernel_kit.conformance.drawn.requests import Requests
+from portakernel_kit.conformance.drawn.spelling import Request, parse_request
+from portakernel_kit.conformance.observing.isolation import Asked
+from portakernel_kit.conformance.op_faults import OpFault
+from portakernel_kit.conformance.result import Result
+from portakernel_kit.conformance.suite import Suite
+from portakernel_kit.conformance.unit import Unit
+from portakernel_kit.conformance.venue import Unavailable, Venue, find_venue
+from portakernel_kit.faults.copies import PackageCopy, own_caches
+from portakernel_kit.faults.lines import LineTracer
+
+# Of the memory that kernels on the CPU take, so much is left to the rest of the machine.
+_MOST_MEMORY = 0.75
+# What calls from several threads at once are traced by themselves; autograd's threads are torch's.
+_UNTRACED = frozenset(("repetition",))
+# What a kernel that refuses a request passes all the same.
+_OF_REFUSED = frozenset(("purity", "view"))
+# What is asked of manifests and of the kit, whatever the source says.
+_UNASKED = frozenset(("coverage", "unbuilt"))
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The kernel's modules are there; ``lines`` have run meanwhile."""
+
+    kernel: str
+    place: str
+    mode: str | None
+    lines: Mapping[str, frozenset[int]] = field(default_factory=dict[str, frozenset[int]])
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """The kernel cannot run here, and why."""
+
+    kernel: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """A unit begins: what ends the process next, it ended."""
+
+    kernel: str
+    unit: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A unit has run: the result that failed first, if any did, and the lines that ran.
+
+    ``ran`` unless all of it was skipped, for ``why``: the kernel refuses it.
+    """
+
+    kernel: str
+    unit: Unit
+    failed: Result | None
+    ran: bool
+    seconds: float
+    why: str = ""
+    again: str = ""
+    lines: Mapping[str, frozenset[int]] = field(default_factory=dict[str, frozenset[int]])
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Nothing else comes."""
+
+
+Event = Loaded | Absent | Beginning | Ended | Done
+
+
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    """What all processes of a run share."""
+
+    packages: Asked
+    seed: int
+    module: str
+    share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What one process at a time has for itself: a copy of the package, and caches that begin as ``filled`` are."""
+
+    copy: PackageCopy
+    caches: Path
+    filled: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Measuring:
+    """A kernel as it is: its cases for ``cases_s`` seconds, then drawn requests for ``drawing_s``, until one fails."""
+
+    kernel: str
+    drawing_s: float
+    cases_s: float
+
+    def events(self, of: Circumstances, room: Room) -> Iterator[Event]:
+        """Runs it in this process."""
+        tracer = LineTracer(room.copy.folder)
+        with tracer.running():
+            tried = _Tried.of(of, self.kernel)
+        if isinstance(tried, Absent):
+            yield tried
+            return
+        yield tried.loaded(tracer.taken())
+        start = time.monotonic()
+        units = [unit for unit in tried.suite.units() if unit.kind not in _UNASKED]
+        random.Random(of.seed).shuffle(units)  # so that of many some of each kind are measured
+        for unit in units:
+            if time.monotonic() > start + self.cases_s:
+                break
+            yield from tried.run(unit, tracer)
+        requests, start = iter(Requests(tried.suite)), time.monotonic()
+        while time.monotonic() < start + self.drawing_s:
+            try:
+                drawn = next(requests, None)
+            except OpFault:  # the contract's, and no kernel's
+                return
+            if drawn is None:
+                return
+            yield from tried.run(drawn, tracer)
+
+
+@dataclass(frozen=True, slots=True)
+class Putting:
+    """Units put to kernels in this order for ``seconds``, one at least, until one fails.
+
+    With a ``witness``, a kernel and the line of a request, that request alone is put to it.
+    """
+
+    steps: tuple[tuple[str, Unit], ...]
+    seconds: float
+    witness: tuple[str, str] | None = None
+
+    def events(self, of: Circumstances, room: Room) -> Iterator[Event]:
+        """Runs it in this process."""
+        del room
+        tried, start = dict[str, _Tried](), None
+        for count, (kernel, unit) in enumerate(self._steps(of)):
+            if kernel not in tried:
+                made = _Tried.of(of, kernel)
+                if isinstance(made, Absent):
+                    yield made
+                    return
+                tried[kernel] = made
+                yield made.loaded({})
+            start = time.monotonic() if start is None else start
+            if count and time.monotonic() > start + self.seconds:
+                return
+            yield from tried[kernel].run(unit, None)
+
+    def _steps(self, of: Circumstances) -> tuple[tuple[str, Unit], ...]:
+        if self.witness is None:
+            return self.steps
+        kernel, line = self.witness
+        kernels = of.packages.dispatcher().registry.kernels
+        return ((kernel, parse_request(line, kernels).unit(kernels[kernel].op)),)
+
+
+class _Tried:
+    """One kernel at its venue, with its modules loaded."""
+
+    def __init__(self, suite: Suite, venue: Venue) -> None:
+        self.suite, self.venue, self.kernel = suite, venue, suite.kernel
+
+    @classmethod
+    def of(cls, of: Circumstances, name: str) -> _Tried | Absent:
+        """The kernel; ``Absent`` where its modules do not load, or find nothing here to run on."""
+        asked = of.packages
+        now = asked.dispatcher()
+        kernel = now.registry.kernels.get(name)
+        if kernel is None:
+            return Absent(name, "its plugin lists it no more")
+        venue = find_venue(now, kernel, asked.device)
+        if isinstance(venue, Unavailable):
+            return Absent(name, venue.reason)
+        try:
+            with venue.enter():
+                for entry in filter(None, (kernel.entry, kernel.backward)):
+                    now.entry(entry)
+        except Exception as error:  # noqa: BLE001 - the plugin border: a fault may make its import raise anything
+            return Absent(name, f"{type(error).__name__}: {error}")
+        return cls(Suite(now, kernel, venue, of.seed), venue)
+
+    def loaded(self, lines: Mapping[str, frozenset[int]]) -> Loaded:
+        """That it is."""
+        return Loaded(self.kernel.name, str(self.venue), self.venue.mode, lines)
+
+    def run(self, unit: Unit, tracer: LineTracer | None) -> Iterator[Event]:
+        """One unit, up to the first result that fails."""
+        yield Beginning(self.kernel.name, unit.name)
+        start = time.monotonic()
+        results, failed = list[Result](), None
+        with tracer.running() if tracer is not None and unit.kind not in _UNTRACED else nullcontext():
+            for result in self.suite.run(unit):
+                results.append(result)
+                if result.status == "failed":
+                    failed = result
+                    break
+        ran = any(result.status != "skipped" and result.aspect not in _OF_REFUSED for result in results)
+        why = "" if ran else "; ".join(dict.fromkeys(result.detail for result in results if result.detail))
+        again = _spelled(self.kernel, unit, self.suite.seed) if failed is not None else ""
+        lines = tracer.taken() if tracer is not None else {}
+        yield Ended(self.kernel.name, unit, failed, ran, time.monotonic() - start, why, again, lines)
+
+
+def _spelled(kernel: Kernel, unit: Unit, seed: int) -> str:
+    """The line that repeats a drawn request."""
+    if unit.kind != "drawn" or unit.case is None:
+        return ""
+    return str(Request(kernel.name, unit.case, dict(unit.dtypes), seed))
+
+
+def work(pipe: Connection, job: Measuring | Putting, of: Circumstances, room: Room, log: Path) -> None:
+    """What the process does: the job's events go into ``pipe``, what is written, below Python too, to ``log``."""
+    with log.open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    faulthandler.enable()
+    own_caches(room.caches, room.filled)
+    room.copy.use()
+    if of.packages.device is None or of.packages.device.torch_device == "cpu":
+        _bound_memory(of.share)
+    torch.set_num_threads(1)  # as the kit does (portakernel_kit.conformance.threads)
+    for event in job.events(of, room):
+        pipe.send(event)
+        if isinstance(event, Absent) or (isinstance(event, Ended) and event.failed is not None):
+            break
+    pipe.send(Done())
+    sys.stdout.flush()
+    os._exit(0)  # a faulty kernel may have left anything behind: nothing is taken apart
+
+
+def _bound_memory(share: float) -> None:
+    """What a kernel asks for beyond this process's share of the memory is refused, which fails its case."""
+    try:
+        import resource
+    except ImportError:  # not a Unix
+        return
+    most = int(share * _MOST_MEMORY * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    resource.setrlimit(resource.RLIMIT_DATA, (most if hard < 0 else min(most, hard), hard))
