@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,12 @@ WANTED = ("kernel", "file", "before", "after", "kind", "why")
 _KEYS = frozenset((*WANTED, "shows"))
 
 
-def read_written(path: Path, sources: Sources, kernels: Sequence[Kernel]) -> list[Fault]:
+def read_written(
+    path: Path, sources: Sources, kernels: Sequence[Kernel], others: Set[str] = frozenset()
+) -> list[Fault]:
     """The faults of a file, or of every ``.yaml`` file of a folder, in kernels of the plugin.
+
+    Those in ``others``' kernels, which are not asked for, are left out.
 
     Raises:
         ManifestError: a file cannot be read, or an entry fits nothing; names all of them.
@@ -40,6 +44,8 @@ def read_written(path: Path, sources: Sources, kernels: Sequence[Kernel]) -> lis
         for index, entry in enumerate(document.data):
             place = f"{file}:{document.line((index,))}"
             wrong = entry_problems(entry, WANTED, _KEYS)
+            if not wrong and entry["kernel"] not in names and entry["kernel"] in others:
+                continue
             fault, more = _fault(entry, sources, names) if not wrong else (None, [])
             problems += [f"{place}: {problem}" for problem in (*wrong, *more)]
             found += [fault] if fault is not None else []

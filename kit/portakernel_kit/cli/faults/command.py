@@ -94,7 +94,7 @@ def command(
     from portakernel_kit.conformance.runner import fresh_seed
     from portakernel_kit.faults.running import Terms
 
-    seconds, many = parse_budget(budget), workers if workers is not None else min(_MOST_WORKERS, cores())
+    seconds, many = parse_budget(budget).seconds, workers if workers is not None else min(_MOST_WORKERS, cores())
     terms = Terms(fresh_seed() if seed is None else seed, seconds, patience, most, many, by_witness)
     run = FaultsRun(now, asked, terms, where, output, equal, shows=not json, verbose=verbose)
     run.choose(written, fault or [])

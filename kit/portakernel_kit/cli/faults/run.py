@@ -72,7 +72,7 @@ class FaultsRun:
         """
         self.written = written
         if written is not None:
-            every = read_written(written, self.sources, self.kernels)
+            every = read_written(written, self.sources, self.kernels, self.dispatcher.registry.kernels.keys())
             if self.terms.proving:
                 every = [fault for fault in every if fault.shows]
         else:
