@@ -26,7 +26,7 @@ _SPAWNED_S = 120.0
 # The unchanged kernel's cases are measured for so many budgets, or seconds if that is more: all that fit one, which
 # take twice as long while lines are seen.
 _CASES = 3.0
-_CASES_S = 15.0
+_CASES_S = 60.0
 # Drawn requests are measured for so much of a fault's budget: beside the cases, as many as will be put to it.
 _DRAWN = 0.5
 
