@@ -58,13 +58,13 @@ class _Sizes:
             if multiple <= LARGE and self.wishes.get(failing[0], "") in ("", size_level(multiple)):
                 self.dims[failing[0]] = multiple
 
-    def shrink(self, *, by_size: bool) -> None:
-        """A smaller size of one dimension: of what is not wished to be large first."""
+    def shrink(self, bits: float) -> None:
+        """A smaller size of one dimension, of ``bits`` too many if any: of what is not wished to be large first."""
         ordinary = [name for name in self.dims if not self.wishes.get(name, "").startswith("large")]
         small = all(self.tops[name] <= 1.0 or self.dims[name] <= 1 for name in ordinary)
         names = list(self.dims) if small or not ordinary else ordinary
-        name = max(names, key=lambda n: (self.dims[n] if by_size else 1, self.chance.random()))
-        self.tops[name] = max(self.tops[name] - 0.5, 1.0)
+        name = max(names, key=lambda n: (self.dims[n] if bits else 1, self.chance.random()))
+        self.tops[name] = max(self.tops[name] - max(bits / 3, 0.5), 1.0)
         self.again(name)
 
 
@@ -109,10 +109,10 @@ def sized(
         rows = next((dims[name] for name in leading), 1)
         fixed = {name: size for name, size in dims.items() if name not in leading}
         shaped = replace(case, dims=fixed, leading=_split(rows, wishes.get(RANK), chance) if leading else ())
-        too_large = _too_large(contract, shaped, dims, dtypes, most, flops)
-        if not too_large and possible(contract, shaped):
+        bits = _bits_too_many(contract, shaped, dims, dtypes, most, flops)
+        if not bits and possible(contract, shaped):
             return shaped
-        sizes.shrink(by_size=too_large)
+        sizes.shrink(bits)
 
 
 @cache
@@ -168,9 +168,10 @@ def _compiled(condition: str) -> tuple[tuple[str, ...], CodeType]:
     return tuple(dict.fromkeys(DIMENSION.findall(condition))), compile(condition, condition, "eval")
 
 
-def _too_large(
+def _bits_too_many(
     contract: Contract, case: Case, dims: Mapping[str, int], dtypes: Mapping[str, str], most: int, flops: int
-) -> bool:
+) -> float:
+    """The logarithm of how many times too large the request is; 0 where it is not."""
     # the formulas compute what masks hide too, and of an empty dimension the others are in memory all the same
     itemsizes = {name: DTYPES[dtype].itemsize for name, dtype in dtypes.items()}
     choosing = {name: case.parameters[name] for name in contract.choosers}
@@ -180,8 +181,8 @@ def _too_large(
         dims={name: max(size, 1) for name, size in case.dims.items()},
     )
     cost = contract.cost({name: max(size, 1) for name, size in dims.items()}, itemsizes, contract.values(choosing))
-    too_many = elements(contract, full) > most or cost.bytes > _BYTES * most
-    return too_many or cost.flops > flops
+    times = max(elements(contract, full) / most, cost.bytes / (_BYTES * most), cost.flops / flops)
+    return math.log2(times) if times > 1.0 else 0.0
 
 
 def _split(rows: int, wish: str | None, chance: random.Random) -> tuple[int, ...]:
