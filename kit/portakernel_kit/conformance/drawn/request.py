@@ -28,6 +28,8 @@ from portakernel_kit.conformance.memory import layouts_of
 
 # A gradient in which greater ones cancel is nothing but their rounding; one of what is divided by less, no number.
 _ORDINARY = 1e6
+# Of usual requests so many have one large dimension, where the op admits it: a vocabulary, a context, a batch.
+_LARGE_SHARE = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +76,11 @@ def any_wishes(contract: Contract, chance: random.Random) -> dict[str, str]:
     plain, stepped = chance.random() < 0.4, chance.random() < 0.5
     found: dict[str, str] = {}
     features = neutral_features(contract)
+    large = chance.choice(list(contract.dims)) if chance.random() < _LARGE_SHARE else None
     for name, levels in factors(contract).items():
         if name in contract.dims:
             usual = ("8 * k", "2**k") if stepped else levels[1:-2]
-            found[name] = chance.choice(levels if chance.random() < 0.15 else usual)
+            found[name] = chance.choice(levels[-2:] if name == large else levels if chance.random() < 0.1 else usual)
         elif name.endswith(" dtype"):
             # of many dtypes kernels claim the first more often than the others
             continue

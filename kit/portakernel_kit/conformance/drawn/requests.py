@@ -6,13 +6,14 @@ import itertools
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 
-from portakernel.claims.capability import Capability
+from portakernel.claims.capability import Capability, Limit
 from portakernel.contract import Contract
 from portakernel.errors import ArgumentTypeError, ArgumentValueError
 from portakernel_kit.conformance.claims import dtype_combinations
 from portakernel_kit.conformance.drawn.covering import Covering
-from portakernel_kit.conformance.drawn.levels import apart, factors, levels_of, neutral_features
+from portakernel_kit.conformance.drawn.levels import SIZES, apart, factors, levels_of, neutral_features, size_level
 from portakernel_kit.conformance.drawn.request import draw_request
 from portakernel_kit.conformance.op_faults import OpFault
 from portakernel_kit.conformance.suite import Suite
@@ -87,6 +88,22 @@ class Requests:
             return str(fault.__cause__ or fault)
 
 
+@cache
+def _sizes_of_level() -> dict[str, tuple[int, ...]]:
+    """Some sizes of each level, among them all that are small and the multiples of large powers of two."""
+    found: dict[str, list[int]] = {level: [] for level in SIZES}
+    for size in (
+        *range(300),
+        *(power + more for power in (1 << k for k in range(9, 19)) for more in (-1, 0, 1, 8, 24)),
+    ):
+        found[size_level(size)].append(size)
+    return {level: tuple(sizes) for level, sizes in found.items()}
+
+
+def _admit(limits: Sequence[Limit], level: str) -> bool:
+    return any(all(limit.admits(size) for limit in limits) for size in _sizes_of_level()[level])
+
+
 def claimed_factors(contract: Contract, variants: Sequence[Capability]) -> dict[str, tuple[str, ...]]:
     """The factors of the op's requests, with the levels that some variant may claim, and more than one of them."""
     found = dict(factors(contract))
@@ -109,6 +126,10 @@ def claimed_factors(contract: Contract, variants: Sequence[Capability]) -> dict[
         values = [variant.values.get(parameter.name) for variant in variants]
         if all(known is not None for known in values):
             claimed[parameter.name] = {str(one) for known in values for one in known or ()}
+    for name in contract.dims:
+        limits = [[limit for limit in variant.limits if limit.parameter == name] for variant in variants]
+        if all(limits):
+            claimed[name] = {level for level in SIZES if any(_admit(one, level) for one in limits)}
     for name, levels in claimed.items():
         if name in found:
             found[name] = tuple(level for level in found[name] if level in levels)

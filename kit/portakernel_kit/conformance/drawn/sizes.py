@@ -18,7 +18,9 @@ from portakernel_kit.conformance.drawn.levels import LARGE, MOST_LEADING, RANK, 
 from portakernel_kit.conformance.op_faults import OpFault
 
 # The truth is computed on the CPU, in float64: up to here that takes some milliseconds, of one large size some more.
-_MOST_ELEMENTS, _MOST_FLOPS = (1 << 11, 1 << 14, 1 << 16), 50_000_000
+# One request in ten has several blocks of what kernels take at once on a CPU.
+_MOST_ELEMENTS = (1 << 11,) * 3 + (1 << 14,) * 3 + (1 << 16,) * 3 + (1 << 19,)
+_MOST_FLOPS = 50_000_000
 _MOST_OF_LARGE, _MOST_FLOPS_OF_LARGE = 1 << 20, 200_000_000
 _LARGEST_BITS = 12.0
 # What a call moves of inputs and results, for each element of the largest that there may be.
@@ -92,6 +94,7 @@ def sized(
     flops = flops if bound is None else min(flops, _FLOPS * bound)
     # not the same ones are the large ones each time
     tops = {name: chance.uniform(1.0, _LARGEST_BITS) for name in contract.dims}
+    tops |= {name: _LARGEST_BITS for name in tops if wishes.get(name, "").startswith("large")}
     sizes = _Sizes(contract, {n: wishes[n] for n in contract.dims if n in wishes}, chance, tops, {})
     for name in contract.dims:
         sizes.again(name)
@@ -137,7 +140,7 @@ def _size(chance: random.Random, top: float, level: str) -> int:
     power = 1 << chance.randint(1, max(int(top), 2))
     if level in ("2**k", "2**k - 1", "2**k + 1"):
         return power + {"2**k": 0, "2**k - 1": -1, "2**k + 1": 1}[level]
-    size = int(2 ** chance.uniform(0.0, max(top, 4.7)))
+    size = min(int(2 ** chance.uniform(0.0, max(top, 4.7))), LARGE - 64)
     size = max(size // 8 * 8, 24) if level == "8 * k" else max(size // 2 * 2 + 1, 11)
     while size_level(size) != level:
         size += 8 if level == "8 * k" else 2
