@@ -190,7 +190,9 @@ class Backward:
         if not self.trial.is_drawn:
             return 1.0
         terms = self._terms([gradient is not None for gradient in self.trial.inputs.tensors])
-        if tensor.dim() > 1:  # of an argument with rows each element may depend on all others of its row
+        pairs = zip(self.trial.contract.tensors, self.trial.inputs.tensors, strict=True)
+        rows = tensor.dim() > 1 or any(argument.leading for argument, given in pairs if given is tensor)
+        if rows:  # each element may depend on all others of its row
             results = (self.trial.inputs.shape(output) for output in self.trial.contract.outputs)
             terms = max(terms, *(shape[-1] for shape in results if shape), 1)
         return max(1.0, math.sqrt(terms / _MOST_EQUAL_TERMS))
