@@ -23,6 +23,7 @@ from portakernel_kit.conformance.mixed_numbers import LARGEST_EXPONENT, mixed
 
 # What hides a score without being minus infinity; log2(e) times that is still a number.
 _HIDING = -(2.0**100)
+_FEW_ROWS = 200
 _SPECIALS = (math.nan, math.inf, -math.inf, 0.0, -0.0)
 
 
@@ -175,7 +176,10 @@ def _drawn(
     if draw.kind == "scale":
         return torch.exp2(4 * torch.rand(shape, dtype=torch.float64, generator=source) - 2)
     # A tensor that all rows share (a weight) stays ordinary beside tiny or zero rows: zeros in it would hide theirs.
-    shared = argument.leading is None and case.values in ("tiny", "zeros", "mixed") and len(shape) < 2
+    # So it does beside many rows with special values: in one of them a sum is zero but for its rounding, times infinity.
+    many = math.prod(case.leading) > _FEW_ROWS
+    plain_beside = ("tiny", "zeros", "mixed", *(("special",) if many else ()))
+    shared = argument.leading is None and case.values in plain_beside and len(shape) < 2
     kinds = frozenset(shown.values for shown in contract.cases)
     drawn = draw_values(shape, "normal" if shared else case.values, dtype, source, place, kinds=kinds)
     if draw.poison in earlier:
