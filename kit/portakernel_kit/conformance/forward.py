@@ -100,7 +100,7 @@ class Forward:
         trial, problems = self.trial, list[str]()
         results = trial.contract.outputs
         rank = max(len(trial.inputs.shape(result)) for result in results)
-        for layout in _OUT_LAYOUTS[min(rank, 3)]:
+        for layout in trial.some(_OUT_LAYOUTS[min(rank, 3)]):
             outs = [self._out(layout, result) for result in results]
             found = self.run(outs, f"forward with {layout} out")
             problems += [f"{layout} out: {text}" for text in self._written(outs, found)]
@@ -128,7 +128,7 @@ class Forward:
     def over_input(self) -> list[str]:
         """Over inputs: copies of them that lie in memory alike."""
         trial, problems = self.trial, list[str]()
-        for over in self._overwritable():
+        for over in trial.some(self._overwritable()):
             twins = {name: twin(trial.inputs.given[name]) for name in over}
             pairs = zip(trial.contract.names, trial.inputs.tensors, strict=True)
             tensors = [twins.get(name, tensor) for name, tensor in pairs]

@@ -97,18 +97,18 @@ class Backward:
         everything = tuple(gradient is not None for gradient in trial.truth.gradients(grads))
         needed = [place for place, needs in enumerate(everything) if needs]
         rank = min(len(trial.inputs.shape(output)) for output in trial.contract.outputs if output.differentiable)
-        layouts: dict[Layout, list[tuple[bool, ...]]] = {
-            "contiguous": _combinations(needed, len(everything)),
-            "expanded": [everything],
-        }
+        others: list[Layout] = ["expanded"]
         if trial.is_drawn and self._terms(everything) > _MOST_EQUAL_TERMS:
-            del layouts["expanded"]
+            others = []
         if rank >= 1:
-            layouts["transposed" if rank >= 2 else "stepped"] = [everything]
+            others.append("transposed" if rank >= 2 else "stepped")
+        fewer = [needs for needs in _combinations(needed, len(everything)) if needs != everything]
+        layouts: dict[Layout, list[tuple[bool, ...]]] = {"contiguous": [everything, *trial.some(fewer)]}
+        layouts |= {layout: [everything] for layout in trial.some(others)}
         for layout, asked in layouts.items():
             given = grads if layout == "contiguous" else self.draw(layout)
             problems += [f"{layout} gradient, {text}" for text in self._held(given, kept, asked)]
-        for place in range(len(grads) if len(grads) > 1 else 0):
+        for place in trial.some(range(len(grads) if len(grads) > 1 else 0)):
             alone = [grad if i == place else None for i, grad in enumerate(grads)]
             problems += [f"gradient of output {place} alone, {text}" for text in self._held(alone, kept, [everything])]
         return problems

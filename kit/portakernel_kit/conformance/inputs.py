@@ -176,7 +176,7 @@ def _drawn(
     if draw.kind == "scale":
         return torch.exp2(4 * torch.rand(shape, dtype=torch.float64, generator=source) - 2)
     # A tensor that all rows share (a weight) stays ordinary beside tiny or zero rows: zeros in it would hide theirs.
-    # So it does beside many rows with special values: in one of them a sum is zero but for its rounding, times infinity.
+    # So it does beside many rows with special values: in one of them a sum is zero but for rounding, times infinity.
     many = math.prod(case.leading) > _FEW_ROWS
     plain_beside = ("tiny", "zeros", "mixed", *(("special",) if many else ()))
     shared = argument.leading is None and case.values in plain_beside and len(shape) < 2

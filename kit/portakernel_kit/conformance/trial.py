@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import math
+import random
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,6 +29,8 @@ from portakernel_kit.conformance.op_faults import OpFault
 from portakernel_kit.conformance.result import Aspect, Result, Status
 from portakernel_kit.conformance.truth import Truth, exact
 from portakernel_kit.conformance.venue import Venue, refusals
+
+Way = TypeVar("Way")
 
 # How the detail of a ``CannotRun`` begins.
 DECLARED = "the kernel declared that it cannot run"
@@ -172,6 +175,14 @@ class Trial:
             elif changed_around(tensor, footprints[name]):
                 self.disturbed[f"{label or phase} wrote beside {name}"] = None
         return tuple(found) if isinstance(found, (tuple, list)) else (found,)
+
+    def some(self, ways: Sequence[Way], count: int = 1) -> list[Way]:
+        """All of the ways to call; of a drawn request so many: other requests take the others."""
+        if not self.is_drawn:
+            return list(ways)
+        inputs = self.inputs
+        chance = random.Random(f"{inputs.dims} {inputs.leading} {sorted(inputs.parameters.items(), key=str)}")
+        return chance.sample(list(ways), min(count, len(ways)))
 
     # --- comparing -------------------------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ from portakernel_kit.conformance.memory import layouts_of
 # A gradient in which greater ones cancel is nothing but their rounding; one of what is divided by less, no number.
 _ORDINARY = 1e6
 # Of usual requests so many have one large dimension, where the op admits it: a vocabulary, a context, a batch.
-_LARGE_SHARE = 0.2
+_LARGE_SHARE = 0.35
 
 
 @dataclass(frozen=True, slots=True)
