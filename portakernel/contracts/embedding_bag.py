@@ -116,7 +116,6 @@ CONTRACT = Contract(
     tolerance=Tolerance(
         forward={"float32": 32.0, "float16": 0.51, "bfloat16": 0.51},
         backward={"float32": 32.0, "float16": 0.51, "bfloat16": 0.51},
-        signed_zeros=True,
     ),
     grid=Grid(
         (

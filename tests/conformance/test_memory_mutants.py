@@ -157,6 +157,20 @@ def result_not_contiguous(mutant, kernel):
     return mutated
 
 
+def saved_memory_kept(mutant, kernel):
+    kept = {}
+
+    def mutated(*tensors, **keywords):
+        results = kernel(*tensors, **keywords)
+        if not keywords.get("save"):
+            return results
+        mutant.touched = True
+        *outputs, saved = results
+        return (*outputs, kept.setdefault(saved.shape, torch.empty_like(saved)).copy_(saved))
+
+    return mutated
+
+
 MUTANTS = (
     input_returned,
     result_written_into_input,
@@ -188,6 +202,7 @@ def test_mutant_is_killed_in_every_case_that_it_touches(hunt, kernel, mutate):
     [
         (result_beside_input, {"view", "purity"}),
         (one_buffer_for_all, {"view"}),
+        (saved_memory_kept, {"view"}),
         (out_overrun, {"purity"}),
         (out_copied, {"out", "inplace"}),
         (input_spoilt, {"purity", "determinism"}),

@@ -149,13 +149,19 @@ class Forward:
         return found[:count], found[count:]
 
     def saving(self) -> list[str]:
-        """With ``save``: the same outputs, and the tensors that the contract names (or the kernel's own)."""
+        """With ``save``: the same outputs, and the tensors that the contract names (or the kernel's own).
+
+        What the contract names lies in memory of its own: a second forward may come before the first one's backward.
+        """
         trial = self.trial
         outputs, saved = self.train()
         problems = trial.compare_results(outputs)
         names = [*self.names, *(result.name for result in trial.contract.saved)]
         if trial.kernel.saves == "contract":
             problems += trial.compare_results(saved, saved=True)
+            again = [tensor for part in self.train("a second forward with save") for tensor in part]
+            earlier = {f"an earlier call's {name}": t for name, t in zip(names, (*outputs, *saved), strict=False)}
+            trial.own_memory(again, earlier, names)
         else:
             names = [*self.names, *(f"saved tensor {place}" for place in range(len(saved)))]
         return problems + trial.own_memory((*outputs, *saved), trial.inputs.given, names)
