@@ -16,8 +16,8 @@ LARGEST_EXPONENT = 55
 
 _BLOCKS = (16, 32, 64, 128)
 # How far another magnitude is from an ordinary row's: not far up, since ops promise few digits of small exponentials.
-_DOWN, _UP = -8.0, 1.0
-_PEAK = 4.0
+_DOWN, _UP = -8.0, 0.5
+_PEAK = 3.0
 
 
 def mixed(normal: Tensor, kinds: Set[Values], dtype: str, source: torch.Generator) -> Tensor:

@@ -28,7 +28,7 @@ _SPAWNED_S = 120.0
 _CASES = 3.0
 _CASES_S = 60.0
 # Drawn requests are measured for so much of a fault's budget: beside the cases, as many as will be put to it.
-_DRAWN = 0.5
+_DRAWN = 1.0
 
 
 @dataclass(frozen=True, slots=True)
