@@ -180,7 +180,7 @@ def _drawn(
     many = math.prod(case.leading) > _FEW_ROWS
     plain_beside = ("tiny", "zeros", "mixed", *(("special",) if many else ()))
     shared = argument.leading is None and case.values in plain_beside and len(shape) < 2
-    kinds = frozenset(shown.values for shown in contract.cases)
+    kinds = frozenset[Values](shown.values for shown in contract.cases)
     drawn = draw_values(shape, "normal" if shared else case.values, dtype, source, place, kinds=kinds)
     if draw.poison in earlier:
         table = next(tensor for tensor in contract.tensors if tensor.name == draw.poison).draw
