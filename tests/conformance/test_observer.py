@@ -186,7 +186,7 @@ def small(M):
     assert {f"add[{case.name}, x=float32, y=float32]" for case in odd} <= {o.case for o in found.observations}
 
 
-@pytest.mark.parametrize(("addend", "verdict"), [("0", "would_have_worked"), ("1", "right")])
+@pytest.mark.parametrize(("addend", "verdict"), [("-0.0", "would_have_worked"), ("0", "right"), ("1", "right")])
 def test_kernel_that_its_manifest_switches_off_is_tried(observer, addend, verdict):
     source = f"\n\ndef add(x, y, *, out=None, works=add):\n    return works(x, y, out=out).add_({addend})\n"
     found = findings(observer("dtypes: {x: [float32], y: [x]}, disabled: wrong in 2024", source))
