@@ -18,11 +18,12 @@ from portakernel_kit.conformance.comparison import ulp_at
 from portakernel_kit.conformance.forward import Forward
 from portakernel_kit.conformance.inputs import draw_values
 from portakernel_kit.conformance.memory import place_tensor, twin
-from portakernel_kit.conformance.trial import Outcome, Trial, attempt
+from portakernel_kit.conformance.trial import FARTHEST, Outcome, Trial, attempt
 from portakernel_kit.conformance.truth import Gradient
 
 # Equal terms are the worst to add up one by one: of drawn requests so many are within the tolerances of ops' own cases.
 _MOST_EQUAL_TERMS = 128
+_MOST_IN_A_ROW = 2048
 
 
 @dataclass(slots=True)
@@ -98,7 +99,8 @@ class Backward:
         needed = [place for place, needs in enumerate(everything) if needs]
         rank = min(len(trial.inputs.shape(output)) for output in trial.contract.outputs if output.differentiable)
         others: list[Layout] = ["expanded"]
-        if trial.is_drawn and self._terms(everything) > _MOST_EQUAL_TERMS:
+        longest = max((t.shape[-1] for t in trial.inputs.given.values() if t.dim()), default=0)
+        if trial.is_drawn and (self._terms(everything) > _MOST_EQUAL_TERMS or longest > _MOST_IN_A_ROW):
             others = []
         if rank >= 1:
             others.append("transposed" if rank >= 2 else "stepped")
@@ -195,7 +197,7 @@ class Backward:
         if rows:  # each element may depend on all others of its row
             results = (self.trial.inputs.shape(output) for output in self.trial.contract.outputs)
             terms = max(terms, *(shape[-1] for shape in results if shape), 1)
-        return max(1.0, math.sqrt(terms / _MOST_EQUAL_TERMS))
+        return max(FARTHEST, math.sqrt(terms / _MOST_EQUAL_TERMS))
 
     def _again(
         self,

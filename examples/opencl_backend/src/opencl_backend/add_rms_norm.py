@@ -55,6 +55,8 @@ def backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients for ``x``, ``residual`` and ``weight`` from those of ``y`` and ``summed``; None is zero."""
     del eps
+    if grad_y is None:  # the norm passes nothing on, whatever its statistics are
+        rstd = torch.zeros_like(rstd)
     through = torch.zeros_like(summed) if grad_y is None else grad_y
     grad = grad_input(through, grad_summed, summed, weight, rstd, weight_offset) if needs[0] or needs[1] else None
     return (

@@ -59,7 +59,8 @@ kernel void log_softmax(global const STORED(X) *x, global STORED(X) *y, global f
     x += row * columns;
     y += row * columns;
     float most = largest(x, columns);
-    float sum = log(sum_of_exponentials(x, most, temperature, columns));
+    // the sum is at least 1, close to which a driver's log has few digits
+    float sum = log1p(sum_of_exponentials(x, most, temperature, columns) - 1);
     top[row] = isnan(sum) ? sum : most;
     rest[row] = sum;
     size_t i = 0;
