@@ -28,9 +28,12 @@ float sum_of_exponentials(global const STORED(X) *x, float most, float temperatu
             lanes += exp((LOAD8(X, j, x) - most) / temperature);
         sum += sum_of_lanes(lanes);
     }
+    float8 lanes = 0;
+    for (; i + 8 <= columns; i += 8)
+        lanes += exp((LOAD8(X, i, x) - most) / temperature);
     for (; i < columns; i++)
         rest += exp((LOAD(X, i, x) - most) / temperature);
-    return sum + rest;
+    return sum + sum_of_lanes(lanes) + rest;
 }
 
 float sum_of(global const STORED(X) *x, ulong columns)
@@ -43,9 +46,12 @@ float sum_of(global const STORED(X) *x, ulong columns)
             lanes += LOAD8(X, j, x);
         sum += sum_of_lanes(lanes);
     }
+    float8 lanes = 0;
+    for (; i + 8 <= columns; i += 8)
+        lanes += LOAD8(X, i, x);
     for (; i < columns; i++)
         rest += LOAD(X, i, x);
-    return sum + rest;
+    return sum + sum_of_lanes(lanes) + rest;
 }
 
 // The row's maximum is subtracted first, so that nothing overflows; a NaN or +inf makes the sum NaN, and so all of the
