@@ -29,6 +29,8 @@ _BYTES = 16
 _FLOPS = 64
 # Vocabularies, contexts, rows of a table: what production has of one dimension.
 _LARGE_BITS = 18.0
+# Most dimensions of models are multiples of these, and what is next to one is the edge of a tile.
+_STEPS = (8, 8, 16, 64, 128)
 # So often dimensions are drawn again before a wish for one is given up.
 _PATIENCE = 25
 _MOST_TRIES = 20_000
@@ -141,9 +143,16 @@ def _size(chance: random.Random, top: float, level: str) -> int:
     if level in ("2**k", "2**k - 1", "2**k + 1"):
         return power + {"2**k": 0, "2**k - 1": -1, "2**k + 1": 1}[level]
     size = min(int(2 ** chance.uniform(0.0, max(top, 4.7))), LARGE - 64)
-    size = max(size // 8 * 8, 24) if level == "8 * k" else max(size // 2 * 2 + 1, 11)
+    step = chance.choice(_STEPS)
+    if level == "8 * k":
+        size = max(size // step * step, 3 * step)
+        return size if size_level(size) == level else size + step  # a power of two and a step is none
+    beside = size // step * step + chance.choice((-1, 1))
+    if chance.random() < 0.3 and size_level(beside) == level:
+        return beside
+    size = max(size // 2 * 2 + 1, 11)
     while size_level(size) != level:
-        size += 8 if level == "8 * k" else 2
+        size += 2
     return size
 
 
