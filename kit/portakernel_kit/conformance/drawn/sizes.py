@@ -13,7 +13,7 @@ from portakernel.contract import Contract
 from portakernel.contract.case import Case
 from portakernel.contract.sizes import DIMENSION, parse_size
 from portakernel.words.dtypes import DTYPES
-from portakernel_kit.conformance.claims import elements, possible
+from portakernel_kit.conformance.claims import elements, piece_counts, possible
 from portakernel_kit.conformance.drawn.levels import LARGE, MOST_LEADING, RANK, SIZES, size_level
 from portakernel_kit.conformance.op_faults import OpFault
 
@@ -192,8 +192,12 @@ def _bits_too_many(
         leading=tuple(max(size, 1) for size in case.leading),
         dims={name: max(size, 1) for name, size in case.dims.items()},
     )
-    cost = contract.cost({name: max(size, 1) for name, size in dims.items()}, itemsizes, contract.values(choosing))
-    times = max(elements(contract, full) / most, cost.bytes / (_BYTES * most), cost.flops / flops)
+    values, filled = contract.values(choosing), {name: max(size, 1) for name, size in dims.items()}
+    times = elements(contract, full) / most
+    # one of the pieces may be all there is
+    for shares in (filled, {name: 1 if name in piece_counts(contract) else size for name, size in filled.items()}):
+        cost = contract.cost(shares, itemsizes, values)
+        times = max(times, cost.bytes / (_BYTES * most), cost.flops / flops)
     return math.log2(times) if times > 1.0 else 0.0
 
 
