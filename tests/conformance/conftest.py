@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -107,7 +108,23 @@ def add(x, y, *, out=None):
 
 
 @pytest.fixture
-def acme(packages, tmp_path, monkeypatch):
+def with_acme(packages, monkeypatch):
+    """A dispatcher over portakernel's packages and ``acme``, whose package is the folder."""
+
+    def make(folder: Path) -> Dispatcher:
+        monkeypatch.syspath_prepend(folder.parent)
+        package = Package("acme", folder.name, "acme-kernels", "1", folder)
+        dispatcher = Dispatcher(Registry(PluginManager((*packages, package))), Config())
+        assert dispatcher.registry.manager.broken == []
+        if not dispatcher.registry.devices_on("cpu"):
+            pytest.skip("no backend describes this CPU")
+        return dispatcher
+
+    return make
+
+
+@pytest.fixture
+def acme(with_acme, tmp_path):
     """A dispatcher with a kernel ``acme.<op>`` beside those of portakernel.
 
     ``claims`` are its entry's in plugin.yaml, where HERE is its module; ``source`` comes behind an ``add`` that works.
@@ -120,13 +137,7 @@ def acme(packages, tmp_path, monkeypatch):
         (folder / "__init__.py").write_text(ACME_SOURCE + source, encoding="utf-8")
         entry = f"  - {{op: {op}, entry: 'HERE:{op}', {claims}}}\n"
         (folder / "plugin.yaml").write_text(ACME_MANIFEST + entry.replace("HERE", module), encoding="utf-8")
-        monkeypatch.syspath_prepend(tmp_path)
-        package = Package("acme", module, "acme-kernels", "1", folder)
-        dispatcher = Dispatcher(Registry(PluginManager((*packages, package))), Config())
-        assert dispatcher.registry.manager.broken == []
-        if not dispatcher.registry.devices_on("cpu"):
-            pytest.skip("no backend describes this CPU")
-        return dispatcher
+        return with_acme(folder)
 
     return make
 

@@ -31,6 +31,7 @@ def tree_seed() -> int:
     return int(hashlib.sha256(found.stdout).hexdigest()[:7], 16)
 
 
+@cache
 def venues() -> dict[str, Venue]:
     registry = runtime.dispatcher().registry
     cpu: Device | None = next(iter(registry.devices_on("cpu")), None)

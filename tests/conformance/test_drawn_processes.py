@@ -31,7 +31,7 @@ def begun(turn):
 @pytest.fixture(autouse=True)
 def _nothing_stays_bounded(monkeypatch):
     """Other tests run in this process, too."""
-    monkeypatch.setattr(trying, "_bound_memory", lambda: None)
+    monkeypatch.setattr(trying, "bound_memory", lambda: None)
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)

@@ -10,11 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from portakernel.config import Config
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.errors import ArgumentValueError, ManifestError
-from portakernel.registry.plugin_manager import Package, PluginManager
-from portakernel.registry.registry import Registry
+from portakernel.registry.plugin_manager import Package
 from portakernel_kit.conformance.observing.isolation import Death
 from portakernel_kit.conformance.observing.observation import Finished
 from portakernel_kit.faults import running
@@ -64,7 +62,7 @@ TERMS = Terms(7, budget_s=0.4, patience_s=1.0)
 
 
 @pytest.fixture
-def plugin(packages, tmp_path, monkeypatch):
+def plugin(with_acme, tmp_path):
     """A dispatcher with ``acme.add``, whose package has these files beside its own."""
 
     def make(**files: str) -> Dispatcher:
@@ -76,13 +74,7 @@ def plugin(packages, tmp_path, monkeypatch):
             (folder / f"{name}.py").write_text(source.replace("{module}", module), encoding="utf-8")
         (folder / "kernel.cu").write_text(KERNEL, encoding="utf-8")
         (folder / "plugin.yaml").write_text(MANIFEST.format(module=module), encoding="utf-8")
-        monkeypatch.syspath_prepend(tmp_path)
-        package = Package("acme", module, "acme-kernels", "1", folder)
-        dispatcher = Dispatcher(Registry(PluginManager((*packages, package))), Config())
-        assert dispatcher.registry.manager.broken == []
-        if not dispatcher.registry.devices_on("cpu"):
-            pytest.skip("no backend describes this CPU")
-        return dispatcher
+        return with_acme(folder)
 
     return make
 

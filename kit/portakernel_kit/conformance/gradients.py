@@ -18,12 +18,11 @@ from portakernel_kit.conformance.comparison import ulp_at
 from portakernel_kit.conformance.forward import Forward
 from portakernel_kit.conformance.inputs import draw_values
 from portakernel_kit.conformance.memory import place_tensor, twin
-from portakernel_kit.conformance.trial import FARTHEST, Outcome, Trial, attempt
+from portakernel_kit.conformance.trial import FARTHEST, LONG_ROW, Outcome, Trial, attempt
 from portakernel_kit.conformance.truth import Gradient
 
 # Equal terms are the worst to add up one by one: of drawn requests so many are within the tolerances of ops' own cases.
 _MOST_EQUAL_TERMS = 128
-_MOST_IN_A_ROW = 2048
 
 
 @dataclass(slots=True)
@@ -95,12 +94,12 @@ class Backward:
         trial, problems = self.trial, list[str]()
         kept = self.kept()
         grads = self.draw("contiguous")
-        everything = tuple(gradient is not None for gradient in trial.truth.gradients(grads))
+        truth = trial.truth.gradients(grads)
+        everything = tuple(gradient is not None for gradient in truth)
         needed = [place for place, needs in enumerate(everything) if needs]
         rank = min(len(trial.inputs.shape(output)) for output in trial.contract.outputs if output.differentiable)
         others: list[Layout] = ["expanded"]
-        longest = max((t.shape[-1] for t in trial.inputs.given.values() if t.dim()), default=0)
-        if trial.is_drawn and (self._terms(everything) > _MOST_EQUAL_TERMS or longest > _MOST_IN_A_ROW):
+        if trial.is_drawn and (self._terms(everything) > _MOST_EQUAL_TERMS or trial.longest_row > LONG_ROW):
             others = []
         if rank >= 1:
             others.append("transposed" if rank >= 2 else "stepped")
@@ -109,10 +108,13 @@ class Backward:
         layouts |= {layout: [everything] for layout in trial.some(others)}
         for layout, asked in layouts.items():
             given = grads if layout == "contiguous" else self.draw(layout)
-            problems += [f"{layout} gradient, {text}" for text in self._held(given, kept, asked)]
+            want = truth if given is grads else trial.truth.gradients(given)
+            problems += [f"{layout} gradient, {text}" for text in self._held(given, kept, asked, want)]
         for place in trial.some(range(len(grads) if len(grads) > 1 else 0)):
             alone = [grad if i == place else None for i, grad in enumerate(grads)]
-            problems += [f"gradient of output {place} alone, {text}" for text in self._held(alone, kept, [everything])]
+            want = trial.truth.gradients(alone)
+            texts = self._held(alone, kept, [everything], want)
+            problems += [f"gradient of output {place} alone, {text}" for text in texts]
         return problems
 
     def _terms(self, everything: Sequence[bool]) -> float:
@@ -126,11 +128,14 @@ class Backward:
         return max(math.prod(inputs.leading), named, found / max(least, 1))
 
     def _held(
-        self, grads: Sequence[Tensor | None], kept: Mapping[str, Tensor | None], asked: Sequence[tuple[bool, ...]]
+        self,
+        grads: Sequence[Tensor | None],
+        kept: Mapping[str, Tensor | None],
+        asked: Sequence[tuple[bool, ...]],
+        truth: Sequence[Gradient | None],
     ) -> list[str]:
         """What is wrong with the gradients in each of these combinations of needs."""
         trial, problems = self.trial, list[str]()
-        truth = trial.truth.gradients(grads)
         memory = trial.inputs.given | {name: tensor for name, tensor in kept.items() if tensor is not None}
         memory |= {f"grad {place}": grad for place, grad in enumerate(grads) if grad is not None}
         for needs in asked:

@@ -19,7 +19,7 @@ from portakernel.contract.sizes import parse_size
 from portakernel.tensors.serving_draws import SERVING, depth, draw_serving, poisoned, reached
 from portakernel.words.dtypes import parse_dtype
 from portakernel_kit.conformance.memory import place_tensor
-from portakernel_kit.conformance.mixed_numbers import LARGEST_EXPONENT, mixed
+from portakernel_kit.conformance.mixed_numbers import largest_exponent, mixed
 
 # What hides a score without being minus infinity; log2(e) times that is still a number.
 _HIDING = -(2.0**100)
@@ -215,7 +215,7 @@ def draw_values(
         case "normal":
             return normal
         case "large":
-            top = min(math.frexp(limits.max)[1], LARGEST_EXPONENT)
+            top = largest_exponent(dtype)
             return _spread(normal, top - 8, top, source).clamp(-limits.max, limits.max)
         case "tiny":
             smallest = kind.min_exponent - kind.mantissa_bits

@@ -12,12 +12,17 @@ from portakernel.contract.case import Values
 from portakernel.words.dtypes import parse_dtype
 
 # A sum of 2**16 squares of numbers up to 2**55 is finite in float32, where ops accumulate.
-LARGEST_EXPONENT = 55
+_LARGEST_EXPONENT = 55
 
 _BLOCKS = (16, 32, 64, 128)
 # How far another magnitude is from an ordinary row's: not far up, since ops promise few digits of small exponentials.
 _DOWN, _UP = -8.0, 0.5
 _PEAK = 3.0
+
+
+def largest_exponent(dtype: str) -> int:
+    """Where large numbers of the dtype end: at its largest, or where their squares can still be summed."""
+    return min(math.frexp(torch.finfo(getattr(torch, dtype)).max)[1], _LARGEST_EXPONENT)
 
 
 def mixed(normal: Tensor, kinds: Set[Values], dtype: str, source: torch.Generator) -> Tensor:
@@ -55,7 +60,7 @@ def mixed(normal: Tensor, kinds: Set[Values], dtype: str, source: torch.Generato
     limits, known = torch.finfo(getattr(torch, dtype)), parse_dtype(dtype)
     extreme: list[Tensor] = []
     if "large" in kinds:
-        top = min(math.frexp(limits.max)[1], LARGEST_EXPONENT)
+        top = largest_exponent(dtype)
         extreme.append(rows.sign() * torch.exp2(top - 4 + 4 * rows.abs().tanh()).clamp(max=limits.max))
     if "tiny" in kinds:
         extreme.append(rows * 2.0 ** (known.min_exponent - known.mantissa_bits // 2))

@@ -35,7 +35,7 @@ Way = TypeVar("Way")
 # How the detail of a ``CannotRun`` begins.
 DECLARED = "the kernel declared that it cannot run"
 # What the tolerances of ops' own cases hold for, sums in any order.
-_LONG_ROW = 2048
+LONG_ROW = 2048
 # Of the millions of elements of drawn requests the worst is so many times further off than of the cases' thousands.
 FARTHEST = 1.5
 
@@ -123,6 +123,11 @@ class Trial:
         """The arguments that backward may write over in this case."""
         given = self.inputs.parameters
         return frozenset(p.permission for p in self.contract.parameters if p.permission and given[p.name])
+
+    @property
+    def longest_row(self) -> int:
+        """The largest last dimension of an argument."""
+        return max((tensor.shape[-1] for tensor in self.inputs.given.values() if tensor.dim()), default=0)
 
     def of(self, kernel: Kernel, venue: Venue) -> Trial:
         """Another kernel's trial of the same inputs, about which the truth is known already."""
@@ -227,8 +232,7 @@ class Trial:
         A sum of n terms of one size, one after the other, loses n/2 units in the last place at most (Higham 2002,
         Accuracy and Stability of Numerical Algorithms, 4.2). Ops' own cases have up to so many in a row.
         """
-        rows = [tensor.shape[-1] for tensor in self.inputs.given.values() if tensor.dim()]
-        return max(FARTHEST, max(rows, default=0) / _LONG_ROW) if self.is_drawn else 1.0
+        return max(FARTHEST, self.longest_row / LONG_ROW) if self.is_drawn else 1.0
 
     def _where_specified(self, found: Any, want: Tensor, name: str) -> Tensor:
         """``want``, with what the kernel gives where the contract says nothing."""

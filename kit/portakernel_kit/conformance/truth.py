@@ -108,7 +108,7 @@ class Truth:
                 if magnitude is not None and not held:
                     slack[name] = ulps * ulp_at(magnitude, torch.float32)
             magnitudes = tuple(m if held else None for held, m in zip(wide, magnitudes, strict=True))
-        if sums_in_order(reference):
+        if _sums_in_order(reference):
             single = [_single(tensor) for tensor in inputs.tensors]
             with torch.no_grad():
                 lost = _call(reference, "forward", inputs, single)
@@ -165,7 +165,7 @@ class Truth:
             values = asked(reference, "backward")(*wide_grads, *kept, **parameters, needs=needs)
             magnitudes = asked(reference, "magnitudes")(*wide_grads, *kept, **parameters)
             lost: Sequence[Tensor | None] = [None] * len(values)
-            if sums_in_order(reference):
+            if _sums_in_order(reference):
                 given = [None if tensor is None else _single(tensor) for tensor in (*wide_grads, *kept)]
                 lost = reference.backward(*given, **parameters, needs=needs)
         names = [f"the gradient of {name}" for name in self.contract.names]
@@ -218,7 +218,7 @@ class Truth:
         return [next(found) if leaf is not None and leaf.requires_grad else None for leaf in leaves]
 
 
-def sums_in_order(reference: Any) -> bool:
+def _sums_in_order(reference: Any) -> bool:
     """Whether the reference in float32 adds one term after the other, and so tells what sums of these numbers lose.
 
     Terms of equal size and sign lose up to half a unit in the last place each, all to the same side; terms drawn alike

@@ -68,7 +68,7 @@ class Evidence:
 
     def slowest_s(self, fault: Fault) -> float:
         """How long the slowest unit takes that may be put to it."""
-        return max((one.seconds for name in fault.kernels for one in self.measured.get(name, ())), default=0.0)
+        return max((one.seconds for one in self._all(fault)), default=0.0)
 
     def why_not_run(self, fault: Fault) -> str:
         """Why no request comes to the fault here; empty where one does, or where that cannot be seen."""
@@ -82,10 +82,8 @@ class Evidence:
 
     def steps(self, fault: Fault) -> tuple[tuple[str, Unit], ...]:
         """What is put to it, in order: what found faults of its file, what runs its line, all else."""
-        every = [one for name in fault.kernels for one in self.measured.get(name, ())]
-        told = list(self._running(fault))
-        if not told:
-            told = every
+        every = list(self._all(fault))
+        told = list(self._running(fault)) or every
         source = random.Random(f"{self.seed} {fault.id}")
         found = {id(one): self.kills[fault.file, one.kernel, one.unit.name] for one in told}
         killers = sorted((one for one in told if found[id(one)]), key=lambda one: -found[id(one)])[:_MOST_KILLERS]

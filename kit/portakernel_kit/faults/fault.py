@@ -17,6 +17,8 @@ from typing import Any, Literal
 # unproven  it does not
 Verdict = Literal["killed", "alive", "equal", "not_run", "proven", "unproven"]
 VERDICTS: tuple[Verdict, ...] = ("killed", "alive", "equal", "not_run", "proven", "unproven")
+# What tells a fault from others, as a list of known ones names it.
+IDENTITY = ("file", "text", "kind", "before", "after", "occurrence")
 # Beside the aspects of the kit (``portakernel_kit.conformance.result``) these end a fault.
 LOAD, DIED, HUNG = "load", "died", "hung"
 
@@ -76,8 +78,7 @@ class Fault:
 
     def to_json(self) -> dict[str, Any]:
         """The fault as JSON-ready data; stable."""
-        keys = ("file", "text", "kind", "before", "after", "occurrence")
-        told = {key: getattr(self, key) for key in keys}
+        told = dict(zip(IDENTITY, self.identity, strict=True))
         return {"id": self.id, **told, "line": self.place.line, "kernels": list(self.kernels), "why": self.why}
 
 
@@ -106,8 +107,8 @@ class Judged:
 
 def numbered(faults: Iterable[Fault]) -> Iterator[Fault]:
     """The faults with their occurrences: equal replacements of equal lines of a file are counted."""
-    seen: Counter[tuple[str, ...]] = Counter()
+    seen: Counter[tuple[str | int, ...]] = Counter()
     for fault in faults:
-        key = fault.file, fault.text, fault.kind, fault.before, fault.after
+        key = fault.identity[:-1]
         yield replace(fault, occurrence=seen[key])
         seen[key] += 1

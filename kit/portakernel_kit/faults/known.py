@@ -13,10 +13,10 @@ from typing import Any
 
 from portakernel.errors import ManifestError
 from portakernel.manifest.yaml_file import read_yaml
-from portakernel_kit.faults.fault import Fault
+from portakernel_kit.faults.fault import IDENTITY, Fault
 
 NAME = "faults.yaml"
-_TEXTS = ("file", "text", "kind", "before", "after", "why")
+_TEXTS = (*IDENTITY[:-1], "why")
 _KEYS = frozenset((*_TEXTS, "occurrence", "plugin"))
 
 
@@ -31,8 +31,7 @@ class Known:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON-ready data; stable."""
-        keys = ("file", "text", "kind", "before", "after", "occurrence")
-        return {"place": self.place, **dict(zip(keys, self.identity, strict=True)), "why": self.why}
+        return {"place": self.place, **dict(zip(IDENTITY, self.identity, strict=True)), "why": self.why}
 
 
 def find_known(folder: Path, package: Path) -> Path | None:

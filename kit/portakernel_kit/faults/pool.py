@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -13,6 +12,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
+from portakernel_kit.conformance.observing.isolation import ending, written
 from portakernel_kit.faults.trying import (
     Beginning,
     Circumstances,
@@ -31,7 +31,6 @@ K = TypeVar("K")
 _SIGN_S = 5.0
 # How long a killed process may take to be gone, inside a driver.
 _GONE_S = 10.0
-_MOST_WRITTEN = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +93,7 @@ class _Process(Generic[K]):
                 self.events.append(event)
         except (EOFError, OSError):
             self.process.join(_GONE_S)
-            return self._ran("died", _ending(self.process.exitcode, self._written()))
+            return self._ran("died", ending(self.process.exitcode, written(self.log)))
         return None
 
     def overdue(self) -> Ran | None:
@@ -105,9 +104,6 @@ class _Process(Generic[K]):
 
     def _ran(self, ending: Literal["done", "died", "hung"], text: str = "") -> Ran:
         return Ran(tuple(self.events), ending, text, time.monotonic() - self.start)
-
-    def _written(self) -> str:
-        return self.log.read_text(encoding="utf-8", errors="replace").strip()[-_MOST_WRITTEN:]
 
     def end(self) -> None:
         """It is gone, and its copy as it was."""
@@ -168,13 +164,3 @@ class Pool(Generic[K]):
         if process.task.caches is None:
             shutil.rmtree(caches, ignore_errors=True)
         self.free.append(Room(process.room.copy, caches, self.filled))
-
-
-def _ending(status: int | None, written: str) -> str:
-    last = written.splitlines()[-1] if written else ""
-    if status is None or status >= 0:
-        return f"it ended its process: exit status {status}" + (f": {last}" if last else "")
-    try:
-        return f"it ended its process: signal {-status} ({signal.Signals(-status).name})"
-    except ValueError:
-        return f"it ended its process: signal {-status}"

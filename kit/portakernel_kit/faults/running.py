@@ -35,11 +35,6 @@ class Terms:
     proving: bool = False
 
 
-def limited(terms: Terms, most: int | None) -> Terms:
-    """The same terms, for so many faults at most."""
-    return replace(terms, most=most)
-
-
 def try_faults(
     dispatcher: Dispatcher,
     sources: Sources,

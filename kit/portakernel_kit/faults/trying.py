@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import random
 import sys
@@ -18,7 +17,7 @@ import torch
 from portakernel.registry.kernel import Kernel
 from portakernel_kit.conformance.drawn.requests import Requests
 from portakernel_kit.conformance.drawn.spelling import Request, parse_request
-from portakernel_kit.conformance.observing.isolation import Asked
+from portakernel_kit.conformance.observing.isolation import Asked, bound_memory, write_to
 from portakernel_kit.conformance.op_faults import OpFault
 from portakernel_kit.conformance.result import Result
 from portakernel_kit.conformance.suite import Suite
@@ -27,8 +26,6 @@ from portakernel_kit.conformance.venue import Unavailable, Venue, find_venue
 from portakernel_kit.faults.copies import PackageCopy, own_caches
 from portakernel_kit.faults.lines import LineTracer
 
-# Of the memory that kernels on the CPU take, so much is left to the rest of the machine.
-_MOST_MEMORY = 0.75
 # What calls from several threads at once are traced by themselves; autograd's threads are torch's.
 _UNTRACED = frozenset(("repetition",))
 # What a kernel that refuses a request passes all the same.
@@ -234,14 +231,12 @@ def _spelled(kernel: Kernel, unit: Unit, seed: int) -> str:
 
 def work(pipe: Connection, job: Measuring | Putting, of: Circumstances, room: Room, log: Path) -> None:
     """What the process does: the job's events go into ``pipe``, what is written, below Python too, to ``log``."""
-    with log.open("wb") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    faulthandler.enable()
+    log.unlink(missing_ok=True)  # another fault's
+    write_to(log)
     own_caches(room.caches, room.filled)
     room.copy.use()
     if of.packages.device is None or of.packages.device.torch_device == "cpu":
-        _bound_memory(of.share)
+        bound_memory(of.share)
     torch.set_num_threads(1)  # as the kit does (portakernel_kit.conformance.threads)
     for event in job.events(of, room):
         pipe.send(event)
@@ -250,14 +245,3 @@ def work(pipe: Connection, job: Measuring | Putting, of: Circumstances, room: Ro
     pipe.send(Done())
     sys.stdout.flush()
     os._exit(0)  # a faulty kernel may have left anything behind: nothing is taken apart
-
-
-def _bound_memory(share: float) -> None:
-    """What a kernel asks for beyond this process's share of the memory is refused, which fails its case."""
-    try:
-        import resource
-    except ImportError:  # not a Unix
-        return
-    most = int(share * _MOST_MEMORY * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    resource.setrlimit(resource.RLIMIT_DATA, (most if hard < 0 else min(most, hard), hard))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,7 @@ class FaultsRun:
         """Tries them, with a progress bar; the exit status."""
         judged_before = len([one for one in self.results.judged if one.verdict not in ("equal", "not_run")])
         most = None if self.terms.most is None else max(0, self.terms.most - judged_before)
-        terms = running.limited(self.terms, most)
+        terms = replace(self.terms, most=most)
         total = len(self.faults) if most is None else min(most, len(self.faults))
         self._write(last=True)
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
@@ -14,7 +13,7 @@ from portakernel.contract.case import Case
 from portakernel_kit.conformance.drawn.requests import Requests
 from portakernel_kit.conformance.drawn.shrinking import shrunk
 from portakernel_kit.conformance.drawn.spelling import Request
-from portakernel_kit.conformance.observing.isolation import Asked
+from portakernel_kit.conformance.observing.isolation import Asked, bound_memory
 from portakernel_kit.conformance.observing.observation import Finished
 from portakernel_kit.conformance.op_faults import OpFault
 from portakernel_kit.conformance.result import Result
@@ -25,8 +24,6 @@ from portakernel_kit.conformance.venue import Venue, find_venue
 
 # How long the first failure of a kernel in an aspect is made smaller; later ones are likely the same.
 _SHRINKING_S = 10.0
-# What is left to the rest of the machine by kernels that run on the CPU.
-_MOST_MEMORY = 0.75
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +76,7 @@ class Job:
         deadline = time.monotonic() + self.seconds
         found = list(filter(None, (_tried(asked, self.seed) for asked in self.asked)))
         if all(kernel.suite.venue.torch_device == "cpu" for kernel in found):
-            _bound_memory()
+            bound_memory()
         # tensors are small, and threads that wait for each other cost more (portakernel_kit.conformance.threads)
         torch.set_num_threads(1)
         left = list(found)
@@ -107,17 +104,6 @@ def _tried(asked: Asked, seed: int) -> _Tried | None:
     kernel = now.registry.kernels[asked.kernel]
     venue = find_venue(now, kernel, asked.device)
     return _Tried(Suite(now, kernel, venue, seed)) if isinstance(venue, Venue) else None
-
-
-def _bound_memory() -> None:
-    """What a kernel asks for beyond the machine's memory is refused, which fails its case, and kills nobody."""
-    try:
-        import resource
-    except ImportError:  # not a Unix
-        return
-    most = int(_MOST_MEMORY * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    resource.setrlimit(resource.RLIMIT_DATA, (most if hard < 0 else min(most, hard), hard))
 
 
 class _Tried:

@@ -26,6 +26,8 @@ from portakernel_kit.conformance.observing.observation import Event, Finished
 from portakernel_kit.conformance.observing.observer import Known, Observer
 from portakernel_kit.conformance.venue import Venue, find_venue, venue_beside
 
+# Of the memory that kernels on the CPU take, what is left to the rest of the machine.
+_MOST_MEMORY = 0.75
 # Of what a process wrote, the end is where the reason for its death stands.
 _MOST_WRITTEN = 4000
 # How long a process may take to load torch and to plan: no kernel runs meanwhile.
@@ -142,36 +144,55 @@ def _received(pipe: Connection, process: BaseProcess, log: Path, patience_s: flo
             event = pipe.recv()
         except (EOFError, OSError):
             process.join()
-            written = _written(log)
-            yield Death("ended", f"it ended its process: {_ending(process.exitcode, written)}", written)
+            text = written(log)
+            yield Death("ended", ending(process.exitcode, text), text)
             return
         yield event
         begun = True
         if isinstance(event, Finished):
             process.join(_GONE_S)  # what it has to put in order at its end, it may
             return
-    yield Death("hung", f"it did not end within {patience_s:g} seconds", _written(log))
+    yield Death("hung", f"it did not end within {patience_s:g} seconds", written(log))
 
 
 def _work(pipe: Connection, job: Work[object], log: Path, group: int) -> None:
     """What the process does. What is written, below Python too, goes to ``log``: a library that aborts says why."""
     os.setpgid(0, group)
-    with log.open("ab") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    faulthandler.enable()
+    write_to(log)
     for event in job.events():
         pipe.send(event)
 
 
-def _ending(status: int | None, written: str) -> str:
-    if status is None or status >= 0:
-        return f"exit status {status}: {written.splitlines()[-1]}" if written else f"exit status {status}"
+def write_to(log: Path) -> None:
+    """From now on what this process writes, below Python too, goes behind what is in ``log``."""
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    faulthandler.enable()
+
+
+def bound_memory(share: float = 1.0) -> None:
+    """What a kernel asks for beyond this process's share of the memory is refused, which fails its case alone."""
     try:
-        return f"signal {-status} ({signal.Signals(-status).name})"
+        import resource
+    except ImportError:  # not a Unix
+        return
+    most = int(share * _MOST_MEMORY * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    resource.setrlimit(resource.RLIMIT_DATA, (most if hard < 0 else min(most, hard), hard))
+
+
+def ending(status: int | None, written: str) -> str:
+    """How a process ended by itself, with the last line that it wrote."""
+    if status is None or status >= 0:
+        last = f": {written.splitlines()[-1]}" if written else ""
+        return f"it ended its process: exit status {status}{last}"
+    try:
+        return f"it ended its process: signal {-status} ({signal.Signals(-status).name})"
     except ValueError:
-        return f"signal {-status}"
+        return f"it ended its process: signal {-status}"
 
 
-def _written(log: Path) -> str:
+def written(log: Path) -> str:
+    """The end of what a process wrote."""
     return log.read_text(encoding="utf-8", errors="replace").strip()[-_MOST_WRITTEN:]
