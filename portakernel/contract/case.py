@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Layout = Literal["contiguous", "sliced", "transposed", "expanded", "stepped", "offset", "split"]
-Values = Literal["normal", "large", "tiny", "special", "zeros", "mixed"]
+Values = Literal["normal", "large", "tiny", "special", "zeros", "sparse", "mixed"]
 
 
 DrawKind = Literal["numbers", "index", "segments", "offsets", "scale", "mask", "lengths", "pages", "slots", "experts"]

@@ -144,6 +144,8 @@ CONTRACT = Contract(
         Case("every second byte", (5,), {"K": 96}, {"q": "stepped"}, {"format": "nvfp4"}),
         Case("large magnitudes", (3,), {"K": 90}, values="large"),
         Case("zeros", (3,), {"K": 60}, parameters={"format": "tensor"}, values="zeros"),
+        Case("NaN and infinities", (7,), {"K": 70}, values="special"),
+        Case("NaN, mxfp8", (7,), {"K": 170}, parameters={"format": "mxfp8", "dtype": "float16"}, values="special"),
     ),
     # two products in float32, each of which may add half a unit of a number that is up to twice as large; 16-bit
     # results are one rounding of that

@@ -13,18 +13,20 @@ import pytest
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.errors import ArgumentValueError, ManifestError
 from portakernel.registry.plugin_manager import Package
-from portakernel_kit.conformance.observing.isolation import Death
+from portakernel_kit.conformance.observing.isolation import Asked, Death
 from portakernel_kit.conformance.observing.observation import Finished
 from portakernel_kit.faults import running
 from portakernel_kit.faults.fault import Judged
 from portakernel_kit.faults.known import equal_faults, find_known, read_known, stale
 from portakernel_kit.faults.listing import faults_of_files, list_faults, spread
 from portakernel_kit.faults.native_faults import native_faults
+from portakernel_kit.faults.pool import Ran
 from portakernel_kit.faults.python_faults import ASSERTED, HUGE, TEXT, TUNING, python_faults
 from portakernel_kit.faults.results import Results, digest, resumed
 from portakernel_kit.faults.running import Terms, try_faults
-from portakernel_kit.faults.serving import Baseline, Working
+from portakernel_kit.faults.serving import Baseline, FaultsJob, Working
 from portakernel_kit.faults.sources import Sources
+from portakernel_kit.faults.trying import Beginning, Circumstances, Ended, Putting
 from portakernel_kit.faults.written import read_written
 
 MANIFEST = """\
@@ -273,6 +275,41 @@ def test_what_comes_of_faults_and_the_plugin_stays_as_it_is(plugin, tmp_path):
     assert (baseline.kernel, baseline.fails, baseline.absent) == ("acme.add", "", "")
     assert digest(sources_of(dispatcher)) == before
     assert not list(sources_of(dispatcher).folder.rglob("__pycache__"))
+
+
+def test_while_there_is_time_requests_are_put_that_were_not_measured(plugin):
+    dispatcher = plugin()
+    packages = Asked(dispatcher.registry.manager.packages, frozenset(), "acme.add", None)
+    putting = Putting((), 0.3, more=("acme.add",))
+    events = list(putting.events(Circumstances(packages, 7, "acme"), None))
+    ended = [event for event in events if isinstance(event, Ended)]
+    begun = [event for event in events if isinstance(event, Beginning)]
+    assert ended and all(one.is_new and one.failed is None for one in ended)
+    assert all(json.loads(one.request)["seed"] == 8 for one in begun)
+    assert Ran(tuple(events), "done").new_request == ("acme.add", begun[-1].request)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_such_a_request_finds_is_put_to_the_kernel_as_it_is(plugin, tmp_path, fails):
+    dispatcher = plugin()
+    (fault,) = written(dispatcher, tmp_path, TRIED[0])
+    judged = Judged(fault, "killed", "forward", "acme.add", again="{...}")
+    ran = Ran((), "died" if fails else "done", "signal 11")
+
+    class Pool:
+        def run(self, tasks, patience_s):
+            (task,) = tasks
+            assert (task.file, task.job.witness) == ("", ("acme.add", "{...}"))
+            assert patience_s(task.key) > 0
+            return iter([(task.key, ran)])
+
+    job = FaultsJob(None, "acme", tmp_path, tmp_path, (), ("acme.add",), (fault,), 7)
+    (event,) = job._confirmed(Pool(), {fault: (judged, ("acme.add", "{...}"))})
+    if fails:
+        assert event.verdict == "alive"
+        assert event.detail == "a request fails without the fault too: {...}: signal 11"
+    else:
+        assert event == judged
 
 
 COMPILING = """\

@@ -24,6 +24,10 @@ from portakernel_kit.conformance.mixed_numbers import largest_exponent, mixed
 # What hides a score without being minus infinity; log2(e) times that is still a number.
 _HIDING = -(2.0**100)
 _FEW_ROWS = 200
+# One column in so many is zero among sparse numbers.
+_SPARSE = 8
+# Of scales beside special numbers so many are NaN.
+_NAN_SCALES = 0.1
 _SPECIALS = (math.nan, math.inf, -math.inf, 0.0, -0.0)
 
 
@@ -169,12 +173,10 @@ def _drawn(
         if draw.kind == "segments" and len(cuts) > 1:
             cuts[-1] = bound
         return cuts
-    if dtype in ("float8_e8m0fnu", "float4_e2m1fn_x2"):
-        # exponents around that of 1; every pair of 4-bit numbers
-        low, high = (120, 135) if dtype == "float8_e8m0fnu" else (0, 256)
-        return torch.randint(low, high, shape, generator=source, dtype=torch.uint8)
+    if dtype == "float4_e2m1fn_x2":
+        return torch.randint(256, shape, generator=source, dtype=torch.uint8)  # every pair of numbers
     if draw.kind == "scale":
-        return torch.exp2(4 * torch.rand(shape, dtype=torch.float64, generator=source) - 2)
+        return _scales(shape, dtype, source, special=case.values == "special")
     # A tensor that all rows share (a weight) stays ordinary beside tiny or zero rows: zeros in it would hide theirs.
     # So it does beside many rows with special values: in one of them a sum is zero but for rounding, times infinity.
     many = math.prod(case.leading) > _FEW_ROWS
@@ -193,6 +195,15 @@ def _drawn(
         least = torch.rand((*shape[:-1], 1), generator=source) < 0.1
         drawn = drawn.masked_fill(least, max(torch.finfo(getattr(torch, dtype)).min, _HIDING))
     return drawn
+
+
+def _scales(shape: Sequence[int], dtype: str, source: torch.Generator, *, special: bool) -> Tensor:
+    """Scales around 1, in float64 or as bytes of e8m0; beside special numbers some are NaN."""
+    if dtype == "float8_e8m0fnu":
+        drawn, nan = torch.randint(120, 135, tuple(shape), generator=source, dtype=torch.uint8), 255.0
+    else:
+        drawn, nan = torch.exp2(4 * torch.rand(tuple(shape), dtype=torch.float64, generator=source) - 2), math.nan
+    return drawn.masked_fill(torch.rand(tuple(shape), generator=source) < _NAN_SCALES, nan) if special else drawn
 
 
 def draw_values(
@@ -224,8 +235,17 @@ def draw_values(
             return torch.zeros_like(normal).copysign(normal)
         case "special":
             return _with_specials(normal, source, place)
+        case "sparse":
+            return normal.masked_fill(_zero_columns(shape), 0.0)
         case "mixed":
             return mixed(normal, kinds, dtype, source)
+
+
+def _zero_columns(shape: Sequence[int]) -> Tensor:
+    """Every eighth column, the same ones in all tensors of as many: where a weight is zero, its bias and gate are too."""
+    columns = torch.arange(shape[-1] if shape else 1)
+    zero = (columns % _SPARSE == len(columns) // 2 % _SPARSE) & (len(columns) > 1)
+    return zero.reshape(tuple(shape[-1:]))
 
 
 def _spread(signs: Tensor, low: int, high: int, source: torch.Generator) -> Tensor:

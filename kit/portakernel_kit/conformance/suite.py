@@ -32,7 +32,7 @@ from portakernel_kit.conformance.threads import on_one_thread
 from portakernel_kit.conformance.trial import Outcome, Trial, attempt, ending_in_words, result_of
 from portakernel_kit.conformance.unit import Ran, Unit, is_plain, shown
 from portakernel_kit.conformance.venue import Venue, refusals
-from portakernel_kit.conformance.written import forward_of
+from portakernel_kit.conformance.written import call_before, forward_of
 
 # What a claim refuses; whatever else a refusal says is that the kernel cannot be used here at all.
 CLAIM_CODES = frozenset(
@@ -278,6 +278,11 @@ class Suite:
         if refused or trial is None:
             yield from [refused] if refused else []
             return
+        if drawn:
+            before = attempt("forward", lambda: call_before(trial, self._inputs(case, dtypes, "before")))
+            if before.status == "failed":
+                yield before
+                return
         forward = forward_of(trial)
         found = []
         for outcome in forward.outcomes():

@@ -10,6 +10,7 @@ from torch import Tensor
 from portakernel.claims.request import Phase
 from portakernel.tensors.dense import as_bytes
 from portakernel_kit.conformance.forward import Forward
+from portakernel_kit.conformance.inputs import Inputs
 from portakernel_kit.conformance.memory import same_bits, twin
 from portakernel_kit.conformance.trial import Outcome, Trial, attempt
 
@@ -25,6 +26,15 @@ def with_twins(trial: Trial) -> tuple[list[Tensor | None], tuple[Tensor, ...]]:
     tensors = [twin(t) if a.mutated and t is not None else t for a, t in pairs]
     written = (t for (a, _), t in zip(pairs, tensors, strict=True) if a.mutated and t is not None)
     return tensors, tuple(written)
+
+
+def call_before(trial: Trial, inputs: Inputs) -> list[str]:
+    """Calls the kernel on inputs of the same form with other numbers: what it keeps of them, it must not use again."""
+    before = trial.of(trial.kernel, trial.venue)
+    before.inputs = inputs
+    tensors, written = with_twins(before)
+    before.call(Phase.INFERENCE, tensors, None, written=written, label="a call with other numbers")
+    return []
 
 
 @dataclass(slots=True)

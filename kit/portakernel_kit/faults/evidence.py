@@ -93,15 +93,20 @@ class Evidence:
         units = {(one.kernel, one.unit.name): one.unit for one in every}
         return tuple((kernel, units[kernel, name]) for kernel, name in ordered)
 
+    def drawn_for(self, fault: Fault) -> tuple[str, ...]:
+        """The kernels for which more is drawn: those of which some request runs its line, or all."""
+        running = tuple(dict.fromkeys(one.kernel for one in self._running(fault)))
+        return running or tuple(name for name in fault.kernels if name in self.measured)
+
     def judge(self, fault: Fault, ran: Ran) -> Judged:
-        """What came of the requests that were put to it."""
-        asked = len(ran.ended)
+        """What came of the requests that were put to it; one that was not measured proves nothing by itself."""
+        asked, is_new = len(ran.ended), bool(ran.new_request[1])
         for event in ran.events:
             if isinstance(event, Absent):
                 return Judged(fault, "killed", LOAD, event.kernel, "", event.why, asked, ran.seconds)
         for ended in ran.ended:
             if (failed := ended.failed) is not None:
-                self.kills[fault.file, ended.kernel, ended.unit.name] += 1
+                self.kills[fault.file, ended.kernel, ended.unit.name] += not is_new
                 by = LOAD if any(text in failed.detail for text in _UNCOMPILED) else failed.aspect
                 return Judged(
                     fault, "killed", by, ended.kernel, failed.case, failed.detail, asked, ran.seconds, ended.again
@@ -111,9 +116,9 @@ class Evidence:
             begun = ran.begun
             if begun is None:
                 return Judged(fault, "killed", LOAD, "", "", ran.text, asked, ran.seconds)
-            self.kills[fault.file, begun.kernel, begun.unit] += 1
-            return Judged(fault, "killed", by, begun.kernel, begun.unit, ran.text, asked, ran.seconds)
-        requests = [ended for ended in ran.ended if ended.unit.case is not None]
+            self.kills[fault.file, begun.kernel, begun.unit] += not is_new
+            return Judged(fault, "killed", by, begun.kernel, begun.unit, ran.text, asked, ran.seconds, begun.request)
+        requests = [ended for ended in ran.ended if ended.unit.case is not None and not ended.is_new]
         refused = [ended for ended in requests if not ended.ran]
         if refused and len(refused) == len(requests):
             detail = f"refuses all {len(refused)} requests, which it served: {refused[0].why}"

@@ -63,6 +63,12 @@ class Ran:
         return tuple(event for event in self.events if isinstance(event, Ended))
 
     @property
+    def new_request(self) -> tuple[str, str]:
+        """The kernel and the line of the last request, where it was not measured; else empty."""
+        last = next((event for event in reversed(self.events) if isinstance(event, Beginning)), None)
+        return (last.kernel, last.request) if last is not None else ("", "")
+
+    @property
     def begun(self) -> Beginning | None:
         """The unit that was running at the end, where one was."""
         last = self.events[-1] if self.events else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import shutil
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,22 +132,25 @@ class FaultsJob:
                     continue
                 tried += 1
                 fresh = not self.built.isdisjoint(fault.kernels)
-                job = Putting(evidence.steps(fault), self.budget_s)
+                job = Putting(evidence.steps(fault), self.budget_s, more=evidence.drawn_for(fault))
                 yield Task(fault, job, fault.file, self._with(fault), is_fresh=fresh)
 
-        alive = list[Judged]()
+        alive, unsure = list[Judged](), dict[Fault, tuple[Judged, tuple[str, str]]]()
         for found in pool.run(tasks(), lambda fault: self._patience(evidence.slowest_s(fault))):
             while told:
                 yield told.popleft()
             if found is None:
                 yield Working("trying")
                 continue
-            judged = evidence.judge(*found)
-            if judged.verdict == "alive" and judged.fault.untold and Path(judged.fault.file).suffix in NATIVE:
+            judged, new = evidence.judge(*found), found[1].new_request
+            if judged.verdict == "killed" and new[1] and judged.again == new[1]:
+                unsure[judged.fault] = judged, new
+            elif judged.verdict == "alive" and judged.fault.untold and Path(judged.fault.file).suffix in NATIVE:
                 alive.append(judged)
             else:
                 yield judged
         yield from told
+        yield from self._confirmed(pool, unsure)
         yield from self._compiled(pool, evidence, alive)
 
     def _measure(self, of: Circumstances, evidence: Evidence, filled: Path) -> Iterator[Event]:
@@ -169,6 +172,24 @@ class FaultsJob:
 
     def _with(self, fault: Fault) -> bytes:
         return fault.applied((self.original / fault.file).read_bytes())
+
+    def _confirmed(self, pool: Pool[Fault], unsure: Mapping[Fault, tuple[Judged, tuple[str, str]]]) -> Iterator[Event]:
+        """Of requests that were not measured: whether the kernel passes them as it is."""
+
+        def tasks() -> Iterator[Task[Fault]]:
+            for fault, (_, request) in unsure.items():
+                yield Task(fault, Putting((), self.budget_s, witness=request))
+
+        for found in pool.run(tasks(), lambda fault: self._patience(unsure[fault][0].seconds)):
+            if found is None:
+                yield Working("confirming")
+                continue
+            judged, (_, line) = unsure[found[0]]
+            if (failure := _failure(found[1])) is None:
+                yield judged
+            else:
+                detail = f"a request fails without the fault too: {line}: {failure[1]}"
+                yield Judged(judged.fault, "alive", detail=detail, asked=judged.asked, seconds=judged.seconds)
 
     def _compiled(self, pool: Pool[Fault], evidence: Evidence, alive: list[Judged]) -> Iterator[Event]:
         """Of C++ that survives: whether its line is compiled at all, which an error in its place tells."""

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from itertools import chain
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -54,17 +55,18 @@ class Absent:
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """A unit begins: what ends the process next, it ended."""
+    """A unit begins: what ends the process next, it ended. ``request``: the line of one that was not measured."""
 
     kernel: str
     unit: str
+    request: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
     """A unit has run: the result that failed first, if any did, and the lines that ran.
 
-    ``ran`` unless all of it was skipped, for ``why``: the kernel refuses it.
+    ``ran`` unless all of it was skipped, for ``why``: the kernel refuses it. ``is_new``: it was not measured.
     """
 
     kernel: str
@@ -75,6 +77,7 @@ class Ended:
     why: str = ""
     again: str = ""
     lines: Mapping[str, frozenset[int]] = field(default_factory=dict[str, frozenset[int]])
+    is_new: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +119,7 @@ class Measuring:
         """Runs it in this process."""
         tracer = LineTracer(room.copy.folder)
         with tracer.running():
-            tried = _Tried.of(of, self.kernel)
+            tried = _Tried.of(of, self.kernel, of.seed)
         if isinstance(tried, Absent):
             yield tried
             return
@@ -143,20 +146,28 @@ class Measuring:
 class Putting:
     """Units put to kernels in this order for ``seconds``, one at least, until one fails.
 
+    While there is time after these, requests are drawn for the kernels ``more``, which nobody has put to them before.
     With a ``witness``, a kernel and the line of a request, that request alone is put to it.
     """
 
     steps: tuple[tuple[str, Unit], ...]
     seconds: float
     witness: tuple[str, str] | None = None
+    more: tuple[str, ...] = ()
 
     def events(self, of: Circumstances, room: Room) -> Iterator[Event]:
         """Runs it in this process."""
         del room
         tried, start = dict[str, _Tried](), None
-        for count, (kernel, unit) in enumerate(self._steps(of)):
-            if kernel not in tried:
-                made = _Tried.of(of, kernel)
+        steps = ((kernel, unit, of.seed, False) for kernel, unit in self.steps)
+        if self.witness is not None:
+            kernel, line = self.witness
+            kernels = of.packages.dispatcher().registry.kernels
+            request = parse_request(line, kernels)
+            steps = iter([(kernel, request.unit(kernels[kernel].op), request.seed, False)])
+        for count, (kernel, unit, seed, is_new) in enumerate(chain(steps, self._more(tried, of))):
+            if kernel not in tried or tried[kernel].suite.seed != seed:
+                made = _Tried.of(of, kernel, seed)
                 if isinstance(made, Absent):
                     yield made
                     return
@@ -165,14 +176,27 @@ class Putting:
             start = time.monotonic() if start is None else start
             if count and time.monotonic() > start + self.seconds:
                 return
-            yield from tried[kernel].run(unit, None)
+            yield from tried[kernel].run(unit, None, is_new=is_new)
 
-    def _steps(self, of: Circumstances) -> tuple[tuple[str, Unit], ...]:
-        if self.witness is None:
-            return self.steps
-        kernel, line = self.witness
-        kernels = of.packages.dispatcher().registry.kernels
-        return ((kernel, parse_request(line, kernels).unit(kernels[kernel].op)),)
+    def _more(self, tried: Mapping[str, _Tried], of: Circumstances) -> Iterator[tuple[str, Unit, int, bool]]:
+        """Requests of another seed than those that were measured, one of each kernel in turn."""
+        seed = of.seed + 1
+        drawn = dict[str, Iterator[Unit]]()
+        for name in self.more:
+            known = tried.get(name) or _Tried.of(of, name, seed)
+            if isinstance(known, _Tried):
+                suite = known.suite
+                drawn[name] = iter(Requests(Suite(suite.dispatcher, suite.kernel, suite.venue, seed)))
+        while drawn:
+            for name, requests in list(drawn.items()):
+                try:
+                    unit = next(requests, None)
+                except OpFault:  # the contract's, and no kernel's
+                    unit = None
+                if unit is None:
+                    del drawn[name]
+                else:
+                    yield name, unit, seed, True
 
 
 class _Tried:
@@ -182,7 +206,7 @@ class _Tried:
         self.suite, self.venue, self.kernel = suite, venue, suite.kernel
 
     @classmethod
-    def of(cls, of: Circumstances, name: str) -> _Tried | Absent:
+    def of(cls, of: Circumstances, name: str, seed: int) -> _Tried | Absent:
         """The kernel; ``Absent`` where its modules do not load, or find nothing here to run on."""
         asked = of.packages
         now = asked.dispatcher()
@@ -198,15 +222,15 @@ class _Tried:
                     now.entry(entry)
         except Exception as error:  # noqa: BLE001 - the plugin border: a fault may make its import raise anything
             return Absent(name, f"{type(error).__name__}: {error}")
-        return cls(Suite(now, kernel, venue, of.seed), venue)
+        return cls(Suite(now, kernel, venue, seed), venue)
 
     def loaded(self, lines: Mapping[str, frozenset[int]]) -> Loaded:
         """That it is."""
         return Loaded(self.kernel.name, str(self.venue), self.venue.mode, lines)
 
-    def run(self, unit: Unit, tracer: LineTracer | None) -> Iterator[Event]:
+    def run(self, unit: Unit, tracer: LineTracer | None, *, is_new: bool = False) -> Iterator[Event]:
         """One unit, up to the first result that fails."""
-        yield Beginning(self.kernel.name, unit.name)
+        yield Beginning(self.kernel.name, unit.name, _spelled(self.kernel, unit, self.suite.seed) if is_new else "")
         start = time.monotonic()
         results, failed = list[Result](), None
         with tracer.running() if tracer is not None and unit.kind not in _UNTRACED else nullcontext():
@@ -219,7 +243,7 @@ class _Tried:
         why = "" if ran else "; ".join(dict.fromkeys(result.detail for result in results if result.detail))
         again = _spelled(self.kernel, unit, self.suite.seed) if failed is not None else ""
         lines = tracer.taken() if tracer is not None else {}
-        yield Ended(self.kernel.name, unit, failed, ran, time.monotonic() - start, why, again, lines)
+        yield Ended(self.kernel.name, unit, failed, ran, time.monotonic() - start, why, again, lines, is_new)
 
 
 def _spelled(kernel: Kernel, unit: Unit, seed: int) -> str:

@@ -131,8 +131,8 @@ def _sign(value: Any) -> float:
 
 
 def numbers_of(contract: Contract) -> tuple[Values, ...]:
-    """The kinds of numbers that some case of the op shows, and rows of several of them."""
-    return tuple(dict.fromkeys(["normal", "mixed", *(case.values for case in contract.cases)]))
+    """The kinds of numbers that some case of the op shows, columns of zeros, and rows of several kinds."""
+    return tuple(dict.fromkeys(["normal", "sparse", "mixed", *(case.values for case in contract.cases)]))
 
 
 @cache

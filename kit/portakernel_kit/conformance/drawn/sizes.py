@@ -25,8 +25,10 @@ _MOST_OF_LARGE, _MOST_FLOPS_OF_LARGE = 1 << 20, 200_000_000
 _LARGEST_BITS = 12.0
 # What a call moves of inputs and results, for each element of the largest that there may be.
 _BYTES = 16
-# And what it computes, in a mode that bounds them.
-_FLOPS = 64
+# And what it computes, in a mode that bounds them: there each program takes its time, whose tile is seldom smaller.
+_FLOPS, _TILE = 64, 16
+# A long row is few programs there, many small ones are many.
+_SHARE_OF_ORDINARY = 4
 # Vocabularies, contexts, rows of a table: what production has of one dimension.
 _LARGE_BITS = 18.0
 # Most dimensions of models are multiples of these, and what is next to one is the edge of a tile.
@@ -91,9 +93,14 @@ def sized(
     leading = {tensor.leading for tensor in made.tensors if tensor.leading}
     large = any(wishes.get(name, "").startswith("large") for name in contract.dims)
     bound = most
-    most = min(most or _MOST_OF_LARGE, _MOST_OF_LARGE if large else chance.choice(_MOST_ELEMENTS))
+    if large:
+        most = min(bound or _MOST_OF_LARGE, _MOST_OF_LARGE)
+    else:
+        most = min((bound or _MOST_OF_LARGE) // _SHARE_OF_ORDINARY, chance.choice(_MOST_ELEMENTS))
     flops = _MOST_FLOPS_OF_LARGE if large else _MOST_FLOPS
-    flops = flops if bound is None else min(flops, _FLOPS * bound)
+    tile = 1
+    if bound is not None:
+        flops, tile = min(flops, _FLOPS * bound), _TILE
     # not the same ones are the large ones each time
     tops = {name: chance.uniform(1.0, _LARGEST_BITS) for name in contract.dims}
     tops |= {name: _LARGEST_BITS for name in tops if wishes.get(name, "").startswith("large")}
@@ -114,7 +121,7 @@ def sized(
         rows = next((dims[name] for name in leading), 1)
         fixed = {name: size for name, size in dims.items() if name not in leading}
         shaped = replace(case, dims=fixed, leading=_split(rows, wishes.get(RANK), chance) if leading else ())
-        bits = _bits_too_many(contract, shaped, dims, dtypes, most, flops)
+        bits = _bits_too_many(contract, shaped, dims, dtypes, most, flops, tile)
         if not bits and possible(contract, shaped):
             return shaped
         sizes.shrink(bits)
@@ -181,7 +188,13 @@ def _compiled(condition: str) -> tuple[tuple[str, ...], CodeType]:
 
 
 def _bits_too_many(
-    contract: Contract, case: Case, dims: Mapping[str, int], dtypes: Mapping[str, str], most: int, flops: int
+    contract: Contract,
+    case: Case,
+    dims: Mapping[str, int],
+    dtypes: Mapping[str, str],
+    most: int,
+    flops: int,
+    tile: int,
 ) -> float:
     """The logarithm of how many times too large the request is; 0 where it is not."""
     # the formulas compute what masks hide too, and of an empty dimension the others are in memory all the same
@@ -197,7 +210,8 @@ def _bits_too_many(
     # one of the pieces may be all there is
     for shares in (filled, {name: 1 if name in piece_counts(contract) else size for name, size in filled.items()}):
         cost = contract.cost(shares, itemsizes, values)
-        times = max(times, cost.bytes / (_BYTES * most), cost.flops / flops)
+        tiles = contract.cost({name: max(size, tile) for name, size in shares.items()}, itemsizes, values)
+        times = max(times, cost.bytes / (_BYTES * most), tiles.flops / flops)
     return math.log2(times) if times > 1.0 else 0.0
 
 
