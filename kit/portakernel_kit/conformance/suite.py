@@ -189,8 +189,17 @@ class Suite:
         }
         found = ending_in_words(outcomes[unit.kind](unit))
         # through autograd a case runs as a model runs it, with every thread
+        name = self._drawn_name(unit, unit.case) if unit.kind == "drawn" and unit.case is not None else unit.name
         for outcome in on_one_thread(found) if unit.kind in ("case", "drawn") else found:
-            yield self._result(unit.name, outcome)
+            yield self._result(name, outcome)
+
+    def _drawn_name(self, unit: Unit, case: Case) -> str:
+        """What a drawn case's results are called: its scale formats too, which of an op's case can be looked up."""
+        values = self.contract.values(case.parameters)
+        formats = [(p.name, str(values[p.name])) for p in self.contract.parameters if p.kind == "format"]
+        absent = {tensor.name for tensor in self.contract.tensors if not is_present(tensor, case)}
+        dtypes = [(name, dtype) for name, dtype in unit.dtypes if name not in absent]
+        return f"{self.contract.op}[{case.name}, {shown((*formats, *dtypes))}]"
 
     def _result(self, case: str, outcome: Outcome) -> Result:
         detail = outcome.detail
