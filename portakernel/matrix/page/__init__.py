@@ -160,7 +160,7 @@ def _marked(names: Sequence[str], marks: Marks | None) -> str:
 
 def _proof(proof: Proof) -> str:
     tried = ", ".join((*proof.dtypes, *proof.formats))
-    sizes = " (benchmark)" if proof.by == "bench" else ""
+    sizes = " (benchmark)" if proof.by == "bench" else f" ({proof.requests} drawn)" if proof.requests else ""
     return (
         f'<details class="{proof.kind}"><summary><b>{_PROVEN[proof.kind]}{sizes}</b> {escape(tried)}</summary>'
         f"by {escape(proof.told)}</details>"
