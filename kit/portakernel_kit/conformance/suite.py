@@ -24,7 +24,7 @@ from portakernel_kit.conformance.graph import Graph, capture_cuda
 from portakernel_kit.conformance.inputs import Inputs, draw_inputs, generator, is_present
 from portakernel_kit.conformance.op_faults import OpFault, blamed
 from portakernel_kit.conformance.repetition import THREADS as REPEATING_THREADS
-from portakernel_kit.conformance.repetition import Repetition
+from portakernel_kit.conformance.repetition import Repetition, differing
 from portakernel_kit.conformance.result import Result
 from portakernel_kit.conformance.selection import build_case, claims_in, fewest
 from portakernel_kit.conformance.tangents import Tangents
@@ -345,17 +345,20 @@ class Suite:
         def size(unit: Unit) -> int:
             return elements(self.contract, unit.case) if unit.case is not None and is_plain(unit.case) else 0
 
-        small = (unit for unit in self._selected if 1 < size(unit) <= _REPEATED_ELEMENTS)
-        served = (unit for unit in sorted(small, key=size, reverse=True) if self.would_run(unit))
-        unit = next(served, None)
+        small = [unit for unit in self._selected if 1 < size(unit) <= _REPEATED_ELEMENTS]
+        small.sort(key=size, reverse=True)
+        unit = next(filter(self.would_run, small), None)
         if unit is None or unit.case is None:
             yield Outcome("claim", "skipped", "the kernel serves no ordinary case that is small enough to be repeated")
             return
         case, dtypes = unit.case, dict(unit.dtypes)
         trials = [self._trial(case, dtypes, "thread", str(number)) for number in range(REPEATING_THREADS)]
-        repetition = Repetition(trials)
+        others = differing(self.contract, case, small, self.would_run)
+        repetition = Repetition(trials, [self._trial(other, dict(unit.dtypes)) for other, unit in others])
         if "deterministic" in trials[0].properties:
             yield attempt("threads", repetition.threads)
+            if self.venue.captures and "graph_capture" in trials[0].properties and not self.contract.mutated:
+                yield attempt("graph", repetition.graphs)
         yield attempt("memory", repetition.memory)
 
     # --- coverage --------------------------------------------------------------------------------------------------
