@@ -80,9 +80,7 @@ def command(
     from portakernel_kit.conformance.drawn.processes import DEFAULT_BUDGET, Budget, parse_budget
 
     if drawn and huge:
-        raise ArgumentValueError(
-            "check: --huge draws no requests, and --drawn runs nothing else; leave one out"
-        )
+        raise ArgumentValueError("check: --huge draws no requests, and --drawn runs nothing else; leave one out")
     now = dispatcher()
     chosen_kernels(now.registry, op, plugin)  # a name that nothing has is told before torch is loaded
     where = now.registry.device(device) if device is not None else None
