@@ -8,6 +8,7 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from op_pages import op_pages
+from portakernel_pages import faults
 from portakernel_pages.generate import first_party
 from reason_pages import reason_pages
 from texts import texts
@@ -34,13 +35,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 @functools.cache
 def _pages() -> dict[str, str]:
-    registry, proofs = first_party(), recorded()
+    registry, proofs, notes = first_party(), recorded(), faults.by_op(faults.recorded())
     matrix = support_matrix(registry)
     return {
         **{text.page: text.content for text in texts()},
-        **op_pages(matrix, proofs, MATRIX),
+        **op_pages(matrix, proofs, MATRIX, notes),
         **reason_pages(registry),
-        MATRIX: page(matrix, proofs, home="index.html"),
+        MATRIX: page(matrix, proofs, home="index.html", notes=notes),
     }
 
 

@@ -15,13 +15,16 @@ from portakernel.matrix.table import OpSupport, table
 INDEX = "ops/index.md"
 
 
-def op_pages(matrix: Sequence[OpSupport], proofs: Sequence[Proof], page_of_matrix: str) -> dict[str, str]:
-    """The pages by their paths, the list of all ops first."""
+def op_pages(
+    matrix: Sequence[OpSupport], proofs: Sequence[Proof], page_of_matrix: str, notes: Mapping[str, str]
+) -> dict[str, str]:
+    """The pages by their paths, the list of all ops first; ``notes`` are what else is known of an op's kernels."""
     rows = [(f"[`{contract.op}`]({contract.op}.md)", contract.summary) for contract in own_contracts().values()]
     pages = {INDEX: "\n\n".join(["# Ops", _INTRODUCTION, table(("op", "what it computes"), rows)]) + "\n"}
     for support in matrix:
         link = f"../{page_of_matrix}#op={support.op}"
-        pages[f"ops/{support.op}.md"] = _page(own_contracts()[support.op], support, proofs, link)
+        contract, note = own_contracts()[support.op], notes.get(support.op, "")
+        pages[f"ops/{support.op}.md"] = _page(contract, support, proofs, link, note)
     return pages
 
 
@@ -31,7 +34,7 @@ Each page is made from the contract in `portakernel/contracts`; `portakernel.ops
 it says the same in short."""
 
 
-def _page(contract: Contract, support: OpSupport, proofs: Sequence[Proof], link: str) -> str:
+def _page(contract: Contract, support: OpSupport, proofs: Sequence[Proof], link: str, note: str) -> str:
     blocks = [
         f"# {contract.op}",
         contract.summary,
@@ -54,6 +57,7 @@ def _page(contract: Contract, support: OpSupport, proofs: Sequence[Proof], link:
         "## Kernels",
         f"By priority, the reference last. [The matrix]({link}) has them by architecture, dtype and scale format.",
         table(("kernel", "priority", "vendors", "gradient", "proven on"), list(_kernels(support, proofs))),
+        f"[How far that goes](../conformance-figures.md), {note}." if note else "",
         "## Cases",
         f"Every kernel runs each of the {len(contract.cases)} cases that it claims, in every dtype that it claims.",
         table(("case", "sizes", "more"), [_case(contract, case) for case in contract.cases]),

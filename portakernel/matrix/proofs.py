@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -37,7 +37,8 @@ class Proof:
     """One kernel proven on one target, in the dtypes and scale formats that were tried.
 
     ``by`` is the command: `check` runs every case of the conformance kit, `bench` compares what it measures with the
-    reference. ``device`` is empty where nothing ran; ``versions`` are those of what the kernel was made with.
+    reference. ``device`` is empty where nothing ran; ``versions`` are those of what the kernel was made with. So many
+    ``requests`` that ``seeds`` have drawn were right as well.
     """
 
     kernel: str
@@ -49,25 +50,45 @@ class Proof:
     date: str = ""
     device: str = ""
     versions: str = ""
+    requests: int = 0
+    seeds: tuple[int, ...] = ()
 
     @property
     def told(self) -> str:
         """By what, on what and when, for people."""
-        return ", ".join(filter(None, (f"portakernel {self.by}", self.device, self.versions, self.date)))
+        drawn = f"{self.requests} drawn requests (seed {', '.join(map(str, self.seeds))})" if self.requests else ""
+        return ", ".join(filter(None, (f"portakernel {self.by}", self.device, self.versions, drawn, self.date)))
 
 
 def recorded(path: Path = RECORD) -> tuple[Proof, ...]:
     """The proofs that a file holds; those of portakernel's own kernels without one."""
     rows: list[dict[str, Any]] = read_json(path)
     for row in rows:
-        row["dtypes"], row["formats"] = tuple(row["dtypes"]), tuple(row["formats"])
+        row |= {key: tuple(row.get(key, ())) for key in ("dtypes", "formats", "seeds")}
     return tuple(Proof(target=target, **row) for row in rows for target in row.pop("targets"))
 
 
 def merged(known: Iterable[Proof], new: Sequence[Proof]) -> tuple[Proof, ...]:
-    """``known`` with ``new`` in the place of what the same command said of the same kernel on the same target."""
+    """``known`` with ``new`` in the place of what the same command said of the same kernel on the same target.
+
+    Two that differ in their seeds alone, but for what they tried, are added up.
+    """
+    before = tuple(known)
     anew = {(proof.kernel, proof.target, proof.by) for proof in new}
-    return (*(proof for proof in known if (proof.kernel, proof.target, proof.by) not in anew), *new)
+    earlier = {(proof.kernel, proof.target, proof.by, proof.kind): proof for proof in before}
+    added = (_added(earlier.get((proof.kernel, proof.target, proof.by, proof.kind)), proof) for proof in new)
+    return (*(proof for proof in before if (proof.kernel, proof.target, proof.by) not in anew), *added)
+
+
+def _added(earlier: Proof | None, proof: Proof) -> Proof:
+    seeds = tuple(sorted((*(earlier.seeds if earlier is not None else ()), *proof.seeds)))
+    if earlier is None or len({*seeds}) < max(len(seeds), 1):
+        return proof
+    dtypes = _in_order(DTYPES, (*earlier.dtypes, *proof.dtypes))
+    formats = _in_order(SCALE_FORMATS, (*earlier.formats, *proof.formats))
+    tried: dict[str, Any] = {"dtypes": dtypes, "formats": formats, "seeds": seeds}
+    total = replace(proof, requests=earlier.requests + proof.requests, **tried)
+    return total if replace(earlier, requests=total.requests, **tried) == total else proof
 
 
 def read_output(path: Path, kernels: Mapping[str, Kernel]) -> tuple[Proof, ...]:
@@ -116,8 +137,11 @@ def _checked(output: Mapping[str, Any], kernels: Mapping[str, Kernel]) -> Iterat
         if name not in kernels or any(result["status"] == "failed" for result in results):
             continue
         passed = [row["case"] for row in results if (row["aspect"], row["status"]) == ("forward", "passed")]
-        if found := [_CASE.fullmatch(case) for case in passed]:
-            yield _proof(kernels[name], target, "ran", "check", found, output)
+        found = [call for call in map(_CASE.fullmatch, passed) if call is not None]
+        requests = sum(call["case"].startswith("drawn ") for call in found) if output.get("drawn") else 0
+        if found:
+            proof = _proof(kernels[name], target, "ran", "check", found, output)
+            yield replace(proof, requests=requests, seeds=(output["seed"],) if requests else ())
 
 
 def _benchmarked(output: Mapping[str, Any], kernels: Mapping[str, Kernel]) -> Iterator[Proof]:
@@ -153,17 +177,20 @@ def _proof(
     calls: Sequence[re.Match[str] | None],
     output: Mapping[str, Any],
 ) -> Proof:
-    """The proof that cases of the kernel's op are, each found in a text that ends with its dtypes."""
+    """The proof that cases of the kernel's op are, each found in a text that ends with its dtypes.
+
+    Before them, the text of one that was drawn has its formats.
+    """
     described = contracts()[kernel.op]
     known = [call for call in calls if call is not None]
-    names = (text.rpartition("=")[2] for call in known for text in call["dtypes"].split(", "))
-    formats = (name for call in known for name in _formats(described, call["case"]))
-    dtypes = _in_order(DTYPES, names)
-    return Proof(kernel.name, target, kind, by, dtypes, _in_order(SCALE_FORMATS, formats), *_told(kernel, output))
+    names = {text.rpartition("=")[2] for call in known for text in call["dtypes"].split(", ")}
+    names |= {name for case in {call["case"] for call in known} for name in _formats(described, case)}
+    tried = _in_order(DTYPES, names), _in_order(SCALE_FORMATS, names)
+    return Proof(kernel.name, target, kind, by, *tried, *_told(kernel, output))
 
 
 def _formats(contract: Contract, case: str) -> Iterator[str]:
-    """The scale formats of a case of the op; none of one that the kit made at a limit."""
+    """The scale formats of a case of the op; none of one that the kit has made."""
     given = next((known.parameters for known in contract.cases if known.name == case), None)
     for parameter in contract.parameters:
         if parameter.kind == "format" and given is not None:

@@ -33,8 +33,10 @@ class FakeDrawing:
     def results(self) -> Iterator[Result]:
         yield from [DRAWN] if self.budget.seconds > 60 else []
 
-    def to_json(self) -> dict[str, int]:
-        return {"requests": int(self.budget.seconds > 60), "first": 1, "pairs_asked": 3, "pairs_possible": 4}
+    def to_json(self) -> dict[str, Any]:
+        requests = int(self.budget.seconds > 60)
+        pairs = {"pairs_asked": 3, "pairs_possible": 4}
+        return {"requests": requests, "first": 1, **pairs, "by_kernel": {"acme.add": requests}}
 
 
 @pytest.fixture
@@ -55,7 +57,7 @@ def kit(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any]]]:
             check=check,
             plan=lambda _, **__: len(results),
             fresh_seed=lambda: 7,
-            drawing=lambda *_, budget, **__: FakeDrawing(budget),
+            drawing=lambda *_, budget, workers, **__: calls.append({"workers": workers}) or FakeDrawing(budget),
             again=lambda _, text, __: iter([replace_result(PASSED, case=f"add[{text}]")]),
         )
         monkeypatch.setattr(conformance, "runner", fake, raising=False)
@@ -143,7 +145,8 @@ def test_an_interrupt_prints_what_was_found_so_far(run: Callable, kit: Callable)
 def test_the_question_reaches_the_kit(run: Callable, kit: Callable) -> None:
     calls = kit([PASSED])
     run("check --plugin torch --op add --device cpu --seed 3")
-    (asked,) = calls
+    drawing, asked = calls
+    assert drawing == {"workers": None}
     assert (asked["plugin"], asked["op"], asked["seed"]) == ("torch", "add", 3)
     assert asked["device"].torch_device == "cpu"
 
@@ -181,9 +184,27 @@ def test_drawn_requests_follow_the_cases_for_as_long_as_is_asked(run: Callable, 
         "Conformance, seed 5",
         "  kernel    passed  failed  skipped  reason",
         "  acme.add       1       1        0  add[drawn 0] forward: 5 ulp off",
-        "  1 requests drawn beside the cases; 3 of 4 pairs of what may differ were asked for",
+        "  1 drawn requests; 3 of 4 pairs of what may differ were asked for",
     ]
     assert run("check").status == 0
+
+
+def test_drawn_requests_run_alone_where_that_is_asked(run: Callable, kit: Callable) -> None:
+    calls = kit([PASSED])
+    ran = run("check --drawn --budget 2m --workers 3 --json")
+    assert [result["case"] for result in ran.json["results"]] == ["add[drawn 0]"]
+    assert calls == [{"workers": 3}]
+    ran = run("check --drawn --huge")
+    assert ran.status == 2
+    assert "--huge draws no requests, and --drawn runs nothing else" in ran.err
+
+
+def test_what_is_drawn_alone_names_its_dtypes_and_says_how_many_there_were(run: Callable) -> None:
+    ran = run("check --plugin reference --op quantize_fp8 --device cpu --drawn --workers 1 --seed 3 --budget 4s --json")
+    passed = [r["case"] for r in ran.json["results"] if (r["aspect"], r["status"]) == ("forward", "passed")]
+    assert passed[0] == "quantize_fp8[drawn 0, granularity=tensor, x=bfloat16, dtype=float8_e4m3fnuz]"
+    assert all("[drawn " in result["case"] for result in ran.json["results"])
+    assert ran.json["drawn"]["by_kernel"] == {"reference.quantize_fp8": ran.json["drawn"]["requests"]}
 
 
 def test_one_request_is_asked_again_alone(run: Callable, kit: Callable) -> None:

@@ -72,7 +72,8 @@ def test_a_process_goes_on_behind_the_request_that_ended_the_one_before(drawing,
     ]
     assert found[1].detail == f"{DEATH.text}\nagain: portakernel check --one 'request 1'"
     assert [(job.first, job.done) for job in jobs] == [(0, frozenset()), (1, {"torch.softmax_cpu"})]
-    assert drawing.to_json() == {"requests": 2, "first": 2, "pairs_asked": 3, "pairs_possible": 4}
+    pairs, by_kernel = {"pairs_asked": 3, "pairs_possible": 4}, {"torch.softmax_cpu": 2}
+    assert drawing.to_json() == {"requests": 2, "first": 2, **pairs, "by_kernel": by_kernel}
 
 
 def test_a_kernel_that_ended_a_process_goes_on_behind_the_request_that_did(drawing):

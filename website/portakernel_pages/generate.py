@@ -1,7 +1,7 @@
 """Writes the files that are made from code and manifests.
 
-These are the JSON Schemas of YAML files, ``ops.pyi`` from the contracts, ``docs/matrix.md``, ``docs/sharding.md`` and
-the numbers of ops and kernels in ``README.md``.
+These are the JSON Schemas of YAML files, ``ops.pyi`` from the contracts, ``docs/matrix.md``, ``docs/sharding.md``,
+the figures of ``docs/conformance.md`` and the numbers of ops and kernels in ``README.md``.
 
 ``python -m portakernel_pages.generate`` writes them; with ``--check`` it names the stale ones and exits 1.
 """
@@ -26,6 +26,7 @@ from portakernel.manifest.models import BackendManifest, PluginManifest
 from portakernel.matrix.table import markdown, support_matrix
 from portakernel.registry.plugin_manager import PluginManager, installed_packages
 from portakernel.registry.registry import Registry
+from portakernel_pages.faults import recorded, with_figures
 from portakernel_pages.sharding_page import sharding_page
 
 _ROOT = Path(__file__).parents[2]
@@ -48,6 +49,8 @@ def generated() -> dict[Path, str]:
     files[_CORE / "ops.pyi"] = _stub()
     files[_DOCS / "matrix.md"] = markdown(support_matrix(first_party()))
     files[_DOCS / "sharding.md"] = sharding_page()
+    figures = _DOCS / "conformance.md"
+    files[figures] = with_figures(figures.read_text(encoding="utf-8"), recorded())
     files[_README] = _counted(_README.read_text(encoding="utf-8"), first_party())
     return files
 

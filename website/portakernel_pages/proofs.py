@@ -1,7 +1,8 @@
 """Takes what commands proved into the record that the wheel carries, ``portakernel/matrix/proofs.json``.
 
 ``python -m portakernel_pages.proofs OUTPUT...``, with what ``portakernel compile``, ``check`` and ``bench`` print with
-``--json``. What is known of a kernel from the same command on the same target is replaced.
+``--json``. What is known of a kernel from the same command on the same target is replaced; what several seeds drew on
+one day is added up.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ def written(proofs: Iterable[Proof]) -> str:
     """The text of a file that holds ``proofs``: a line for each kernel and kind, targets of equal proofs together."""
     targets: dict[str, list[str]] = {}
     for proof in sorted(proofs, key=lambda proof: (proof.kernel, KINDS.index(proof.kind), proof.by, proof.target)):
-        row = {key: value for key, value in asdict(proof).items() if key != "target"}
+        left_out = {"target"} if proof.requests else {"target", "requests", "seeds"}
+        row = {key: value for key, value in asdict(proof).items() if key not in left_out}
         targets.setdefault(json.dumps(row), []).append(proof.target)
     lines = [json.dumps(json.loads(row) | {"targets": several}) for row, several in targets.items()]
     return "[\n" + ",\n".join(lines) + "\n]\n"

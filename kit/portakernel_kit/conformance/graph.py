@@ -97,8 +97,58 @@ class Graph:
 
 def capture_cuda(run: Callable[[], tuple[Any, ...]], device: torch.device) -> Captured:
     """``run`` captured on a CUDA or HIP device, after one run outside of the capture."""
+    results, graph = _graph_of(run, device)
+
+    def replay() -> None:
+        with torch.cuda.device(device):
+            graph.replay()
+            torch.cuda.synchronize(device)
+
+    return results, replay
+
+
+def replayed_at_once(
+    calls: Sequence[Callable[[], tuple[Any, ...]]], device: torch.device
+) -> list[list[tuple[Any, ...]]]:
+    """The results of each replay of graphs of these calls, all replayed at once, each on a stream of its own."""
+    graphs = [_graph_of(call, device) for call in calls]
+    kept = [[_like(results) for _ in range(_REPLAYS)] for results, _ in graphs]
     with torch.cuda.device(device):
-        side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's constructors are not typed
+        gate, *streams = [_stream(device) for _ in range(len(calls) + 1)]
+        torch.cuda.synchronize(device)
+        with torch.cuda.stream(gate):
+            torch.cuda._sleep(_GATE_CYCLES)  # type: ignore[no-untyped-call]
+            opened = gate.record_event()
+        for stream in streams:
+            stream.wait_event(opened)
+        for number in range(_REPLAYS):
+            for (results, graph), stream, copies in zip(graphs, streams, kept, strict=True):
+                with torch.cuda.stream(stream):
+                    graph.replay()
+                    for copy, result in zip(copies[number], results, strict=True):
+                        if copy is not None:
+                            copy.copy_(result)
+        torch.cuda.synchronize(device)
+    return kept
+
+
+# So often, that graphs which write to the same memory do so while the other one reads it.
+_REPLAYS = 40
+# Some milliseconds, in which all replays are queued: without them the first graph is done before the second begins.
+_GATE_CYCLES = 20_000_000
+
+
+def _like(results: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(torch.empty_like(result) if isinstance(result, Tensor) else None for result in results)
+
+
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's constructors are not typed
+
+
+def _graph_of(run: Callable[[], tuple[Any, ...]], device: torch.device) -> tuple[tuple[Any, ...], torch.cuda.CUDAGraph]:
+    with torch.cuda.device(device):
+        side = _stream(device)
         side.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(side):
             run()
@@ -110,10 +160,4 @@ def capture_cuda(run: Callable[[], tuple[Any, ...]], device: torch.device) -> Ca
             warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
             with torch.cuda.graph(graph):
                 results = run()
-
-    def replay() -> None:
-        with torch.cuda.device(device):
-            graph.replay()
-            torch.cuda.synchronize(device)
-
-    return results, replay
+    return results, graph

@@ -32,9 +32,10 @@ Aspect = Literal[
 class Result:
     """One aspect of one case of one kernel.
 
-    ``case`` carries the dtypes: ``rms_norm[sliced rows, x=bfloat16, weight=float32]``. ``detail`` says what is wrong,
-    or why nothing ran. ``device`` is where it ran, ``mode`` the plugin's execution mode where
-    that was no device of its own.
+    ``case`` carries the dtypes: ``rms_norm[sliced rows, x=bfloat16, weight=float32]``; of one that was drawn the scale
+    formats too: ``quantize_fp8[drawn 7, granularity=row, x=bfloat16, dtype=float8_e5m2]``. ``detail`` says what is
+    wrong, or why nothing ran. ``device`` is where it ran, ``mode`` the plugin's execution mode where that was no
+    device of its own.
     """
 
     kernel: str

@@ -20,7 +20,7 @@ from portakernel_kit.conformance.suite import Suite
 from portakernel_kit.conformance.trial import fault_of_op, result_of
 from portakernel_kit.conformance.venue import Unavailable, Venue, find_venue
 
-# Each has a copy of torch, and of what kernels keep.
+# Where nothing else is asked for: each has a copy of torch, and of what kernels keep.
 _MOST_WORKERS = 8
 
 __all__ = ["Result", "again", "check", "drawing", "fresh_seed", "plan", "run", "select_kernels"]
@@ -116,15 +116,16 @@ def drawing(
     seed: int,
     budget: Budget = DEFAULT_BUDGET,
     first: int = 0,
+    workers: int | None = None,
 ) -> Drawing:
-    """Requests drawn for the same kernels, within a budget over all of them, in processes of their own."""
+    """Requests drawn for the same kernels, within a budget over all of them, in as many processes of their own."""
     kernels = [
         kernel
         for kernel in select_kernels(dispatcher, plugin, op)
         if kernel.build is None and isinstance(find_venue(dispatcher, kernel, device), Venue)
     ]
-    workers = max(1, min(_MOST_WORKERS, cores(), len(kernels)))
-    return Drawing(dispatcher, kernels, seed, budget, device, first, workers)
+    many = workers if workers is not None else min(_MOST_WORKERS, cores())
+    return Drawing(dispatcher, kernels, seed, budget, device, first, max(1, min(many, len(kernels))))
 
 
 def again(dispatcher: Dispatcher, text: str, device: Device | None = None) -> Iterator[Result]:

@@ -24,7 +24,7 @@ from portakernel_kit.conformance.graph import Graph, capture_cuda
 from portakernel_kit.conformance.inputs import Inputs, draw_inputs, generator, is_present
 from portakernel_kit.conformance.op_faults import OpFault, blamed
 from portakernel_kit.conformance.repetition import THREADS as REPEATING_THREADS
-from portakernel_kit.conformance.repetition import Repetition
+from portakernel_kit.conformance.repetition import Repetition, differing
 from portakernel_kit.conformance.result import Result
 from portakernel_kit.conformance.selection import build_case, claims_in, fewest
 from portakernel_kit.conformance.tangents import Tangents
@@ -189,8 +189,17 @@ class Suite:
         }
         found = ending_in_words(outcomes[unit.kind](unit))
         # through autograd a case runs as a model runs it, with every thread
+        name = self._drawn_name(unit, unit.case) if unit.kind == "drawn" and unit.case is not None else unit.name
         for outcome in on_one_thread(found) if unit.kind in ("case", "drawn") else found:
-            yield self._result(unit.name, outcome)
+            yield self._result(name, outcome)
+
+    def _drawn_name(self, unit: Unit, case: Case) -> str:
+        """What a drawn case's results are called: its scale formats too, which of an op's case can be looked up."""
+        values = self.contract.values(case.parameters)
+        formats = [(p.name, str(values[p.name])) for p in self.contract.parameters if p.kind == "format"]
+        absent = {tensor.name for tensor in self.contract.tensors if not is_present(tensor, case)}
+        dtypes = [(name, dtype) for name, dtype in unit.dtypes if name not in absent]
+        return f"{self.contract.op}[{case.name}, {shown((*formats, *dtypes))}]"
 
     def _result(self, case: str, outcome: Outcome) -> Result:
         detail = outcome.detail
@@ -341,17 +350,20 @@ class Suite:
         def size(unit: Unit) -> int:
             return elements(self.contract, unit.case) if unit.case is not None and is_plain(unit.case) else 0
 
-        small = (unit for unit in self._selected if 1 < size(unit) <= _REPEATED_ELEMENTS)
-        served = (unit for unit in sorted(small, key=size, reverse=True) if self.would_run(unit))
-        unit = next(served, None)
+        small = [unit for unit in self._selected if 1 < size(unit) <= _REPEATED_ELEMENTS]
+        small.sort(key=size, reverse=True)
+        unit = next(filter(self.would_run, small), None)
         if unit is None or unit.case is None:
             yield Outcome("claim", "skipped", "the kernel serves no ordinary case that is small enough to be repeated")
             return
         case, dtypes = unit.case, dict(unit.dtypes)
         trials = [self._trial(case, dtypes, "thread", str(number)) for number in range(REPEATING_THREADS)]
-        repetition = Repetition(trials)
+        others = differing(self.contract, case, small, self.would_run)
+        repetition = Repetition(trials, [self._trial(other, dict(unit.dtypes)) for other, unit in others])
         if "deterministic" in trials[0].properties:
             yield attempt("threads", repetition.threads)
+            if self.venue.captures and "graph_capture" in trials[0].properties and not self.contract.mutated:
+                yield attempt("graph", repetition.graphs)
         yield attempt("memory", repetition.memory)
 
     # --- coverage --------------------------------------------------------------------------------------------------

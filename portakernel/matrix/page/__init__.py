@@ -6,7 +6,7 @@ the address. What a row says is said in ``rows``; nothing here decides.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from string import Template
@@ -20,8 +20,10 @@ _PROVEN: dict[Kind, str] = {"compiled": "compiled", "native": "native instructio
 _COLUMNS = ("kernel", "vendor", "architectures", "dtypes", "scale formats", "features", "gradient", "proven")
 
 
-def page(matrix: Sequence[OpSupport], proofs: Iterable[Proof] = (), *, home: str = "") -> str:
-    """The page; ``home`` is where it links back to."""
+def page(
+    matrix: Sequence[OpSupport], proofs: Iterable[Proof] = (), *, home: str = "", notes: Mapping[str, str] | None = None
+) -> str:
+    """The page; ``home`` is where it links back to, ``notes`` are what else is known of an op's kernels."""
     known = tuple(proofs)
     sections = [(support, rows(support, known)) for support in matrix]
     every = [row for _, found in sections for row in found]
@@ -32,7 +34,7 @@ def page(matrix: Sequence[OpSupport], proofs: Iterable[Proof] = (), *, home: str
         filters="\n".join(_filters(matrix, every)),
         count=_counted(every),
         head="".join(f'<th role="columnheader" scope="col">{column}</th>' for column in _COLUMNS),
-        sections="\n".join(_section(support, found) for support, found in sections),
+        sections="\n".join(_section(support, found, (notes or {}).get(support.op, "")) for support, found in sections),
     )
 
 
@@ -92,8 +94,9 @@ def _options(names: Iterable[str]) -> str:
 # --- rows ------------------------------------------------------------------------------------------------------------
 
 
-def _section(support: OpSupport, found: Sequence[Row]) -> str:
+def _section(support: OpSupport, found: Sequence[Row], note: str) -> str:
     head = f'<span class="op">{escape(support.op)}</span> {escape(support.summary)}'
+    head += f'<span class="note">{escape(note)}</span>' if note else ""
     span = f'<tr role="row"><th role="rowheader" scope="rowgroup" colspan="{len(_COLUMNS)}">{head}</th></tr>'
     body = "\n".join([span, *map(_row, found)])
     return f'<tbody role="rowgroup" data-op="{escape(support.op)}">\n{body}\n</tbody>'
@@ -160,7 +163,7 @@ def _marked(names: Sequence[str], marks: Marks | None) -> str:
 
 def _proof(proof: Proof) -> str:
     tried = ", ".join((*proof.dtypes, *proof.formats))
-    sizes = " (benchmark)" if proof.by == "bench" else ""
+    sizes = " (benchmark)" if proof.by == "bench" else f" ({proof.requests} drawn)" if proof.requests else ""
     return (
         f'<details class="{proof.kind}"><summary><b>{_PROVEN[proof.kind]}{sizes}</b> {escape(tried)}</summary>'
         f"by {escape(proof.told)}</details>"

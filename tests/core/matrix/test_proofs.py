@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from portakernel_pages.proofs import written
@@ -85,6 +86,47 @@ def test_formats_are_those_of_the_cases(tmp_path, kernels):
     path.write_text(json.dumps({"circumstances": CIRCUMSTANCES, "results": [row]}), encoding="utf-8")
     (proof,) = read_output(path, kernels)
     assert (proof.dtypes, proof.formats) == (("float32", "float8_e4m3fn"), ("tensor",))
+
+
+def drawn(number, *names, status="passed"):
+    return {**result("float32", status), "case": f"add[{', '.join((f'drawn {number}', *names))}]"}
+
+
+def test_drawn_requests_that_passed_count_with_their_seed_and_say_their_dtypes_and_formats(read, kernels):
+    rows = [drawn(0, "x=float16", "y=float16"), drawn(1, "x=float32"), drawn(2, "x=bfloat16", status="skipped")]
+    (proof,) = read(results=rows, seed=11, drawn={"requests": 3})
+    assert (proof.dtypes, proof.requests, proof.seeds) == (("float32", "float16"), 2, (11,))
+    assert proof.told == "portakernel check, 2 drawn requests (seed 11), 2026-11-22"
+    (alone,) = read(results=rows, seed=11, drawn={})  # `--one`, whose request has a seed of its own
+    assert (alone.dtypes, alone.requests, alone.seeds) == (("float32", "float16"), 0, ())
+    assert read(results=[*rows, drawn(3, "x=float16", status="failed")], seed=11, drawn={"requests": 4}) == ()
+    named = "scaled_mm[drawn 4, format_a=row, format_b=block_128x128, a=float8_e4m3fn, b=float8_e5m2]"
+    row = {**result("float32"), "kernel": "reference.scaled_mm", "case": named}
+    (proof,) = read(results=[row], seed=11, drawn={"requests": 1})
+    assert (proof.dtypes, proof.formats) == (("float8_e4m3fn", "float8_e5m2"), ("row", "block_128x128"))
+
+
+def test_a_drawn_request_that_names_no_dtype_proves_nothing(read):
+    assert read(results=[drawn(0)], seed=11, drawn={"requests": 1}) == ()
+
+
+def test_what_several_seeds_drew_on_one_day_is_added_up_beside_the_cases(tmp_path):
+    def proof(dtype, requests=0, seeds=(), date="2026-02-02"):
+        return Proof("p.add", "zeta:old", "ran", "check", (dtype,), ("row",), date, "Zeta 1", "", requests, seeds)
+
+    cases, first, second = proof("float32"), proof("float16", 5, (12,)), proof("bfloat16", 7, (11,))
+    known = ()
+    for new in (cases, first, second):
+        known = merged(known, [new])
+    (total,) = known
+    assert (total.dtypes, total.requests, total.seeds) == (("float32", "float16", "bfloat16"), 12, (11, 12))
+    path = tmp_path / "proofs.json"
+    path.write_text(written(known), encoding="utf-8")
+    assert recorded(path) == known
+    assert merged(known, [cases]) == known
+    for new in (first, proof("float16", 5, (13,), "2026-02-03"), replace(proof("float16", 5, (13,)), device="Zeta 2")):
+        assert merged(known, [new]) == (new,)
+    assert merged([cases], [replace(cases, dtypes=("float16",))]) == (replace(cases, dtypes=("float16",)),)
 
 
 def test_a_benchmark_proves_what_agreed_with_the_reference(read):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from portakernel.cli.options import FoundDevice, Json, OnlyOp, OnlyPlugin, Seed
+from portakernel.cli.options import FoundDevice, Json, OnlyOp, OnlyPlugin, Seed, Workers
 from portakernel_kit.cli.check.report import modes_of, print_result, print_summary, summarise
 
 if TYPE_CHECKING:
@@ -35,6 +35,10 @@ def command(
     first: Annotated[
         int, typer.Option("--first", metavar="N", min=0, help="Leave out the first N drawn requests of each kernel.")
     ] = 0,
+    drawn: Annotated[
+        bool, typer.Option("--drawn", help="Drawn requests alone, and not the cases: for long runs with other seeds.")
+    ] = False,
+    workers: Workers = None,
     one: Annotated[
         str | None, typer.Option("--one", metavar="JSON", help="The one request that a failure has printed, again.")
     ] = None,
@@ -64,15 +68,19 @@ def command(
         portakernel check
         portakernel check --plugin triton --op rms_norm --device cuda:0
         portakernel check --plugin acme --budget 10m
+        portakernel check --plugin acme --device cuda:0 --drawn --budget 1h
         portakernel check --plugin acme --coverage
         portakernel check --device cuda:0 --huge
     """
     from portakernel.cli.list_kernels import chosen_kernels
     from portakernel.cli.output import page, print_json
+    from portakernel.errors import ArgumentValueError
     from portakernel.runtime import dispatcher
     from portakernel_kit.conformance import runner
     from portakernel_kit.conformance.drawn.processes import DEFAULT_BUDGET, Budget, parse_budget
 
+    if drawn and huge:
+        raise ArgumentValueError("check: --huge draws no requests, and --drawn runs nothing else; leave one out")
     now = dispatcher()
     chosen_kernels(now.registry, op, plugin)  # a name that nothing has is told before torch is loaded
     where = now.registry.device(device) if device is not None else None
@@ -88,9 +96,12 @@ def command(
     if one is not None:
         found = runner.again(now, one, where)
     else:
-        drawing = runner.drawing(now, seed=seed, budget=Budget(0.0) if huge else within, first=first, **asked)
-        cases = progressing(runner.check(now, seed=seed, **known), runner.plan(now, **known))
-        found = itertools.chain(cases, timed(drawing))
+        terms: dict[str, Any] = {"budget": Budget(0.0) if huge else within, "first": first, "workers": workers}
+        drawing = runner.drawing(now, seed=seed, **terms, **asked)
+        found = timed(drawing)
+        if not drawn:
+            cases = progressing(runner.check(now, seed=seed, **known), runner.plan(now, **known))
+            found = itertools.chain(cases, found)
     results: list[Result] = []
     out = page()
     interrupted = False
@@ -102,16 +113,16 @@ def command(
     except KeyboardInterrupt:
         interrupted = True
     summary = summarise(results)
-    drawn = drawing.to_json() if drawing is not None else {}
+    requests = drawing.to_json() if drawing is not None else {}
     if json:
         from portakernel_kit.bench.circumstances import software
 
         shown = [result.to_json() for result in results]
         circumstances = {**software(now.registry), "device": where.name if where is not None else None}
-        head = {"circumstances": circumstances, "seed": seed, "interrupted": interrupted, "drawn": drawn}
+        head = {"circumstances": circumstances, "seed": seed, "interrupted": interrupted, "drawn": requests}
         print_json({**head, "summary": summary, "results": shown})
     else:
-        print_summary(out, summary, modes_of(results), seed, drawn, interrupted=interrupted)
+        print_summary(out, summary, modes_of(results), seed, requests, interrupted=interrupted)
     if interrupted:
         raise typer.Exit(130)
     # what a manifest says of itself runs nothing

@@ -82,7 +82,7 @@ def print_summary(
         out.line("nothing ran: `portakernel doctor` says which kernels are ready here", "bad", indent=2)
     if drawn.get("requests"):
         pairs = f"{drawn['pairs_asked']} of {drawn['pairs_possible']} pairs of what may differ were asked for"
-        text = f"{drawn['requests']} requests drawn beside the cases{'' if interrupted else f'; {pairs}'}"
+        text = f"{drawn['requests']} drawn requests{'' if interrupted else f'; {pairs}'}"
         out.line(text, indent=2)
         if interrupted:
             out.line(f"to go on: the same command with --seed {seed} --first {drawn['first']}", indent=2)

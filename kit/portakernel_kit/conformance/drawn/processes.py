@@ -108,9 +108,9 @@ class Drawing:
     def to_json(self) -> dict[str, Any]:
         """How many requests there were, and of how many pairs; ``first``: of each kernel so many, for certain."""
         pairs = [sum(column) for column in zip(*self.pairs.values(), strict=True)] or [0, 0]
-        fewest = min((self.turns[kernel.name] for kernel in self.kernels), default=0)
-        head = {"requests": self.turns.total(), "first": self.first + fewest}
-        return head | dict(zip(("pairs_asked", "pairs_possible"), pairs, strict=True))
+        by_kernel = {kernel.name: self.turns[kernel.name] for kernel in self.kernels}
+        head = {"requests": self.turns.total(), "first": self.first + min(by_kernel.values(), default=0)}
+        return head | dict(zip(("pairs_asked", "pairs_possible"), pairs, strict=True)) | {"by_kernel": by_kernel}
 
     def _restarted(self, job: Job, deadline: float) -> Iterator[Event | Result]:
         """The events of one process after the other, until there is nothing left to do."""
