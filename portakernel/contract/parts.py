@@ -117,6 +117,8 @@ class Tolerance:
     are measured in ulp even so.
 
     ``signed_zeros``: where an output is zero, it has the sign that the formula gives.
+
+    ``flushed``: what may be zero, it or terms of it, where it is subnormal in float32: gradients, or outputs too.
     """
 
     forward: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -124,3 +126,4 @@ class Tolerance:
     backward: Mapping[str, float] = field(default_factory=dict[str, float])
     rule: Literal["ulp", "plain"] = "ulp"
     signed_zeros: bool = False
+    flushed: Literal["nothing", "gradients", "all"] = "nothing"

@@ -106,6 +106,7 @@ CONTRACT = Contract(
         },
         saved={"float32": 8.0},
         backward={"float32": 48.0, "float16": 0.51, "bfloat16": 0.51},
+        flushed="gradients",
     ),
     grid=grids.matrix_grid(grids.CORE, grids.MORE, names=("x", "residual"), extra="bias"),
     cost=cost,

@@ -119,6 +119,7 @@ CONTRACT = Contract(
         forward={"float32": 8.0},
         saved={"float32": 8.0},
         backward={"float32": 96.0, "float16": 0.51, "bfloat16": 0.51},
+        flushed="gradients",
     ),
     grid=grids.matrix_grid(((8192, 131072),), ((8192, 32000), (4096, 151936), (2048, 262144)), names=("logits",)),
     cost=cost,

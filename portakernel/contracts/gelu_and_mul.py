@@ -71,6 +71,7 @@ CONTRACT = Contract(
         forward={"float32": 16.0, "float16": 0.51, "bfloat16": 0.51},
         backward={"float32": 32.0, "float16": 0.51, "bfloat16": 0.51},
         signed_zeros=True,
+        flushed="all",
     ),
     grid=grids.gated_grid(approximate="tanh"),
     cost=cost,

@@ -83,6 +83,7 @@ CONTRACT = Contract(
         forward={"float32": 8.0, "float16": 0.51, "bfloat16": 0.51},
         saved={"float32": 8.0},
         backward={"float32": 48.0, "float16": 0.51, "bfloat16": 0.51},
+        flushed="gradients",
     ),
     grid=grids.matrix_grid(grids.CORE, grids.MORE, extra="bias"),
     cost=cost,

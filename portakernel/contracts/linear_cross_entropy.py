@@ -89,6 +89,7 @@ CONTRACT = Contract(
         forward={"float32": 16.0},
         saved={"float32": 16.0},
         backward={"float32": 96.0, "float16": 1.51, "bfloat16": 1.51},
+        flushed="gradients",
     ),
     grid=Grid((_row(8192, 128256, 4096), _row(16384, 32000, 2048), _row(4096, 262144, 2304)), _row(16, 64, 64)),
     cost=cost,

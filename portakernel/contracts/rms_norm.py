@@ -65,6 +65,7 @@ CONTRACT = Contract(
         forward={"float32": 8.0, "float16": 0.51, "bfloat16": 0.51},
         saved={"float32": 8.0},
         backward={"float32": 16.0, "float16": 0.51, "bfloat16": 0.51},
+        flushed="gradients",
     ),
     grid=grids.matrix_grid(grids.CORE, grids.MORE),
     cost=cost,

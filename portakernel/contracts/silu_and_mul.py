@@ -48,6 +48,7 @@ CONTRACT = Contract(
         forward={"float32": 8.0, "float16": 0.51, "bfloat16": 0.51},
         backward={"float32": 16.0, "float16": 0.51, "bfloat16": 0.51},
         signed_zeros=True,
+        flushed="all",
     ),
     grid=grids.gated_grid(),
     cost=cost,

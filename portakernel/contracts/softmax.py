@@ -49,6 +49,7 @@ CONTRACT = Contract(
     tolerance=Tolerance(
         forward={"float32": 32.0, "float16": 0.51, "bfloat16": 0.51},
         backward={"float32": 16.0, "float16": 0.51, "bfloat16": 0.51},
+        flushed="all",
     ),
     grid=grids.matrix_grid(((8192, 32768),), ((64, 4096), (32768, 1024), (4096, 4096), (2048, 131072))),
     cost=cost,

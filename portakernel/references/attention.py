@@ -59,7 +59,9 @@ class _Piece:
     bias: Tensor | None
     sinks: Tensor | None
 
-    def scores(self, causal: bool, scale: float | None, window: Window, softcap: float) -> tuple[Tensor, Tensor]:
+    def scores(
+        self, causal: bool = False, scale: float | None = None, window: Window = (-1, -1), softcap: float = 0.0
+    ) -> tuple[Tensor, Tensor]:
         """The scores ``(b, g, r, s, t)``, -inf where masked; and what they were after ``softcap``."""
         capped = torch.einsum("bsgrd,btgd->bgrst", self.q, self.k) * _scale(scale, self.q)
         if softcap != 0.0:
@@ -264,11 +266,9 @@ def gradient_roundings(
     out: Tensor,
     lse: Tensor,
     *,
-    causal: bool = False,
     scale: float | None = None,
-    window: Window = (-1, -1),
-    softcap: float = 0.0,
     return_lse: bool = False,
+    **more: Any,
 ) -> tuple[Tensor | None, ...]:
     """What rounding errors of the gradients are in proportion to: the root of the sum of each one's squared terms.
 
@@ -281,7 +281,7 @@ def gradient_roundings(
     of_bias, of_sinks = (None if x is None else torch.zeros_like(x, dtype=torch.float64) for x in (bias, sinks))
     for piece in _pieces(q, k, v, alibi_slopes, bias, sinks):
         b, g, s = piece.at
-        softmax = _softmax(piece.scores(causal, scale, window, softcap)[0], piece.sinks)
+        softmax = _softmax(piece.scores(scale=scale, **more)[0], piece.sinks)
         grad, y = (_grouped(x.double(), 2, G)[b, s, g].square() for x in (grad_out, out))
         weights, mean = softmax.weights.square(), torch.einsum("bsgre,bsgre->bgrs", grad, y)
         of_v[b, :, g] += torch.einsum("bgrst,bsgre->btge", weights, grad)
@@ -304,11 +304,8 @@ def plain(
     alibi_slopes: Tensor | None = None,
     bias: Tensor | None = None,
     sinks: Tensor | None = None,
-    causal: bool = False,
-    scale: float | None = None,
-    window: Window = (-1, -1),
-    softcap: float = 0.0,
     return_lse: bool = False,
+    **more: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The results as a model without kernels computes them: all scores at once, each step rounded to ``q``'s dtype.
 
@@ -329,7 +326,7 @@ def plain(
         bias=None if bias is None else bias.to(q.dtype).unsqueeze(2),
         sinks=per_head(sinks),
     )
-    scores, _ = piece.scores(causal, scale, window, softcap)
+    scores, _ = piece.scores(**more)
     if piece.sinks is not None:
         column = piece.sinks[:, :, None, None].expand(*scores.shape[:-1], 1)
         scores = torch.cat([scores, column], -1)
@@ -344,45 +341,43 @@ def plain(
     return y, lse.squeeze(2).to(_wide_dtype(q))
 
 
-def output_magnitudes(*tensors: Tensor, return_lse: bool = False, **more: Any) -> tuple[Tensor | None, ...]:
-    """For ``lse`` what its rounding errors are in proportion to; None for ``out``."""
-    return (None, *saved_magnitudes(*tensors, **more)) if return_lse else (None,)
+def output_magnitudes(*tensors: Tensor, return_lse: bool = False, **more: Any) -> tuple[Tensor, ...]:
+    """For ``out`` and, where it is returned, ``lse`` what float32's rounding errors are in proportion to."""
+    return _magnitudes(*tensors, **more)[: 1 + return_lse]
 
 
-def saved_magnitudes(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    alibi_slopes: Tensor | None = None,
-    bias: Tensor | None = None,
-    sinks: Tensor | None = None,
-    causal: bool = False,
-    scale: float | None = None,
-    window: Window = (-1, -1),
-    softcap: float = 0.0,
-    return_lse: bool = False,
-) -> tuple[Tensor]:
-    """What the rounding errors of ``lse (B, H, S)`` are in proportion to.
+def saved_magnitudes(*tensors: Tensor, return_lse: bool = False, **more: Any) -> tuple[Tensor]:
+    """That for ``lse``."""
+    del return_lse
+    return (_magnitudes(*tensors, **more)[1],)
+
+
+def _magnitudes(q: Tensor, k: Tensor, v: Tensor, **more: Any) -> tuple[Tensor, Tensor]:
+    """What the rounding errors of ``out (B, S, H, E)`` and ``lse (B, H, S)`` are in proportion to.
 
     ``lse = top + log(total)`` moves with each score by its weight, and a score is a sum whose terms may cancel; so may
     the two summands. ``total`` is at least 1, because of the top score, and its rounding moves the logarithm by as much
-    as 1 is rounded.
+    as 1 is rounded. ``out`` moves by a score's weight times how far the key's value is from ``out``: the root of the
+    sum of squares, since scores are rounded independently.
     """
-    del return_lse
-    (B, S, H, _), G = q.shape, k.shape[2]
-    magnitude = torch.ones((B, H, S), dtype=torch.float64, device=q.device)
-    parts = _grouped(magnitude, 1, G)
-    for piece in _pieces(q, k, v, alibi_slopes, bias, sinks):
+    (B, S, H, _), (_, _, G, E) = q.shape, v.shape
+    of_out, of_lse = (q.new_zeros(shape, dtype=torch.float64) for shape in ((B, S, H, E), (B, H, S)))
+    optional = (more.pop(name, None) for name in ("alibi_slopes", "bias", "sinks"))
+    for piece in _pieces(q, k, v, *optional):
         b, g, s = piece.at
-        scores, _ = piece.scores(causal, scale, window, softcap)
-        found = _softmax(scores, piece.sinks)
-        terms = torch.einsum("bsgrd,btgd->bgrst", piece.q.abs(), piece.k.abs()) * abs(_scale(scale, q))
+        found = _softmax(piece.scores(**more)[0], piece.sinks)
+        terms = torch.einsum("bsgrd,btgd->bgrst", piece.q.abs(), piece.k.abs()) * abs(_scale(more.get("scale"), q))
         if piece.alibi_slopes is not None:
             terms = terms + piece.alibi_slopes.abs()[:, :, None, None] * piece.ahead().abs()
         if piece.bias is not None:
             terms = terms + piece.bias.abs().masked_fill(piece.bias.isinf(), 0.0)
         summands = found.top.abs() + (found.lse - found.top).abs()
-        moved = (found.weights * terms).sum(-1) + summands.masked_fill(found.lse.isneginf(), 0.0)
-        parts[b, g, :, s] += moved
-    return (magnitude,)
+        moved = found.weights * terms
+        _grouped(of_lse, 1, G)[b, g, :, s] = 1.0 + moved.sum(-1) + summands.masked_fill(found.lse.isneginf(), 0.0)
+        mixed, moved_mixed, moved_squares = (
+            torch.einsum("bgrst,btge->bsgre", weights, values)
+            for weights, values in ((found.weights, piece.v), (moved**2, piece.v), (moved**2, piece.v**2))
+        )
+        apart = moved_squares - 2 * mixed * moved_mixed + mixed**2 * torch.einsum("bgrst->bsgr", moved**2).unsqueeze(-1)
+        _grouped(of_out, 2, G)[b, s, g] = apart.clamp(min=0.0).sqrt()
+    return of_out, of_lse

@@ -199,26 +199,27 @@ def plain(
     return (y, torch.cat([part for _, part in found], 2).squeeze(0)) if return_lse else y
 
 
-def output_magnitudes(*tensors: Tensor, return_lse: bool = False, **more: Any) -> tuple[Tensor | None, ...]:
-    """For ``lse`` what its rounding errors are in proportion to; None for ``out``."""
-    return (None, *saved_magnitudes(*tensors, **more)) if return_lse else (None,)
+def output_magnitudes(*tensors: Tensor, return_lse: bool = False, **more: Any) -> tuple[Tensor, ...]:
+    """For ``out`` and, where it is returned, ``lse`` what float32's rounding errors are in proportion to."""
+    return _magnitudes(*tensors, **more)[: 1 + return_lse]
 
 
-def saved_magnitudes(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    *,
-    max_seqlen_q: int | None = None,
-    max_seqlen_k: int | None = None,
-    **more: Any,
-) -> tuple[Tensor]:
-    """``attention.saved_magnitudes`` for each sequence: what ``lse (H, S)``'s rounding errors are in proportion to."""
-    del max_seqlen_q, max_seqlen_k
-    magnitude = torch.ones((q.shape[1], q.shape[0]), dtype=torch.float64, device=q.device)
+def saved_magnitudes(*tensors: Tensor, return_lse: bool = False, **more: Any) -> tuple[Tensor]:
+    """That for ``lse``."""
+    del return_lse
+    return (_magnitudes(*tensors, **more)[1],)
+
+
+def _magnitudes(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, **more: Any
+) -> tuple[Tensor, Tensor]:
+    """Those of ``attention`` for each sequence: of ``out (S, H, E)`` and ``lse (H, S)``."""
+    lengths = ("max_seqlen_q", "max_seqlen_k")
+    more = {name: value for name, value in more.items() if name not in lengths}
+    of_out = q.new_zeros((*q.shape[:2], v.shape[-1]), dtype=torch.float64)
+    of_lse = q.new_ones((q.shape[1], q.shape[0]), dtype=torch.float64)
     for queries, keys in _sequences(cu_seqlens_q, cu_seqlens_k, q, k):
-        (found,) = attention.saved_magnitudes(_batch(q, queries), _batch(k, keys), _batch(v, keys), **more)
-        magnitude[:, queries] = found.squeeze(0)
-    return (magnitude,)
+        tensors = _batch(q, queries), _batch(k, keys), _batch(v, keys)
+        out, lse = attention.output_magnitudes(*tensors, return_lse=True, **more)
+        of_out[queries], of_lse[:, queries] = out.squeeze(0), lse.squeeze(0)
+    return of_out, of_lse

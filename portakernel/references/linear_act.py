@@ -7,7 +7,7 @@ With ``z = x @ weight.T + bias`` and ``d = grad_y * activation'(z)``, the gradie
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ Activation = Literal["none", "relu", "gelu", "gelu_tanh", "silu"]
 
 # Beyond it every slope is 0 or 1, and where a 16-bit preactivation overflowed, the formula gives NaN.
 _STRAIGHT = 1000.0
+# cuBLAS splits a long sum into parts, so many at most, and may round each to y's dtype before it adds them up.
+_PART_TERMS, _MOST_PARTS = 512, 32
 
 
 def _wide(tensor: Tensor) -> Tensor:
@@ -90,3 +92,31 @@ def plain(
             return torch.nn.functional.gelu(z, approximate="tanh"), z
         case "silu":
             return torch.nn.functional.silu(z), z
+
+
+def output_roundings(x: Tensor, weight: Tensor, bias: Tensor | None = None, **_: Any) -> tuple[Tensor, Tensor]:
+    """What rounding the parts of a long sum does to ``y`` and the preactivation is in proportion to.
+
+    That is the root of the sum of squared terms, times that of the number of parts; of no activation the slope is
+    beyond 1.13.
+    """
+    del bias
+    parts = min(x.shape[-1] // _PART_TERMS, _MOST_PARTS)
+    size = (parts * (x.double().square() @ weight.double().square().T)).sqrt()
+    return size, size
+
+
+def gradient_doubts(
+    grad_y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: Activation = "none"
+) -> tuple[Tensor | None, ...]:
+    """By how much gradients differ where relu's slope, 0 or 1, depends on how a preactivation next to 0 is rounded.
+
+    As large as its error are the rounding of the product, before ``bias`` is added, of parts, and of float32 sums.
+    """
+    if activation != "relu":
+        return None, None, None
+    wide, w, near = x.double(), weight.double(), torch.finfo(torch.float32).eps
+    z = wide @ w.T
+    error = torch.finfo(x.dtype).eps / 2 * (z.abs() + output_roundings(x, weight)[0]) + near * (wide.abs() @ w.abs().T)
+    z = z if bias is None else z + bias.double()
+    return backward(grad_y.double().abs() * (z.abs() <= error), wide.abs(), w.abs(), z)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor
 from torch._decomp.decompositions import _fused_rms_norm_backward
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import portakernel
 from portakernel.references import add_rms_norm as reference
@@ -116,6 +119,24 @@ def test_add_rms_norm_s_gradients_come_one_by_one(needs):
     _, summed, rstd = add_rms_norm.add_rms_norm(x, x, weight, eps=EPS, save=True)
     found = add_rms_norm.backward(draw(3, 16, seed=2), draw(3, 16, seed=3), weight, summed, rstd, eps=EPS, needs=needs)
     assert tuple(gradient is not None for gradient in found) == needs
+
+
+@pytest.mark.parametrize("needs", list(itertools.product((False, True), repeat=3))[1:])
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_layer_norm_s_bias_is_not_differentiated_without_its_weight_on_gpus(needs, device, monkeypatch):
+    """Of many short rows PyTorch's CUDA operator gives it no elements: what it is asked for, as no GPU is at hand."""
+    asked: list[tuple[bool, ...]] = []
+
+    def backward(grad: Tensor, *arguments: object) -> tuple[Tensor | None, ...]:
+        asked.append(arguments[-1])
+        return tuple(grad.new_empty(grad.shape[-1]) if wanted else None for wanted in arguments[-1])
+
+    monkeypatch.setattr(layer_norm, "_backward", backward)
+    with FakeTensorMode():
+        grad, weight, mean = (torch.empty(shape, device=device) for shape in ((70000, 4), (4,), (70000,)))
+        found = layer_norm.backward(grad, grad, weight, mean, mean, eps=EPS, needs=needs)
+    assert tuple(gradient is not None for gradient in found) == needs
+    assert asked == [(needs[0], needs[1] or (needs[2] and device == "cuda"), needs[2])]
 
 
 def test_the_residual_may_be_overwritten_alone():

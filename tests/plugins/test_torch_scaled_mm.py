@@ -11,7 +11,7 @@ from portakernel import ops
 from portakernel.claims.capability import CannotRun, ReasonCode
 from portakernel.references import scale_formats
 from portakernel_kit.conformance.memory import place_tensor
-from portakernel_plugins.torch.matrix import scale_layout, scaled_mm_blocks, scaled_mm_mx
+from portakernel_plugins.torch.matrix import scale_layout, scaled_mm, scaled_mm_blocks, scaled_mm_mx
 
 
 def serves(target, scale_format, dtype=None, shape=(64, 512, 1024), **asked):
@@ -114,6 +114,33 @@ def test_matrices_and_scales_reach_cublas_as_it_reads_them(rows, layout):
     drawn = torch.rand(1 if layout == "expanded" else rows, 1)
     scale = scale_layout.on_16_bytes(place_tensor(drawn, (rows, 1), layout, "float32", "cpu"))
     assert scale.data_ptr() % 16 == 0
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "offset", "stepped", "sliced", "expanded"])
+@pytest.mark.parametrize("kernel", [scaled_mm, scaled_mm_blocks, scaled_mm_mx])
+def test_a_bias_reaches_cublas_at_an_aligned_address(kernel, layout, monkeypatch):
+    """At another one cuBLAS has no algorithm, or one that fails (H200): checked in front of the operators."""
+    seen = []
+
+    def product(a, b, *_, bias, **more):
+        seen.append(bias)
+        return torch.zeros(a.shape[0], b.shape[1], dtype=bias.dtype)
+
+    monkeypatch.setattr(scaled_mm, "_product", product)
+    monkeypatch.setattr(torch.nn.functional, "scaled_mm", product)
+    formats = {scaled_mm: "tensor", scaled_mm_blocks: "block_1x128", scaled_mm_mx: "mxfp8"}
+    shapes = {scaled_mm: (), scaled_mm_blocks: (16, 1), scaled_mm_mx: (16, 4)}
+    x, scale = torch.zeros(16, 128).to(torch.float8_e4m3fn), torch.ones(shapes[kernel])
+    scale = scale.to(torch.float8_e8m0fnu) if kernel is scaled_mm_mx else scale
+    drawn = torch.rand(1 if layout == "expanded" else 16)
+    bias = place_tensor(drawn, (16,), layout, "float16", "cpu")
+    parameters = {"format_a": formats[kernel], "format_b": formats[kernel], "use_fast_accum": False}
+    scales = {"global_scale_a": None, "global_scale_b": None}
+    kernel.scaled_mm(x, x, scale, scale, bias=bias, out_dtype="float16", **scales, **parameters)
+    (given,) = seen
+    assert torch.equal(given, bias)
+    assert given.is_contiguous()
+    assert given.data_ptr() % 16 == 0
 
 
 ONE_ROW = [

@@ -449,10 +449,21 @@ def test_lse_is_off_by_few_units_of_what_its_errors_are_in_proportion_to() -> No
         _, truth_lse = run(exact, save=True, **parameters)
         (magnitude,) = attention.saved_magnitudes(**exact, **parameters)
         assert ((lse - truth_lse).abs() / magnitude).max() < 2 * torch.finfo(torch.float32).eps
-        nothing, returned = attention.output_magnitudes(**exact, return_lse=True, **parameters)
-        assert nothing is None
+        of_out, returned = attention.output_magnitudes(**exact, return_lse=True, **parameters)
         assert torch.equal(returned, magnitude)
-        assert attention.output_magnitudes(**exact, **parameters) == (None,)
+        assert torch.equal(attention.output_magnitudes(**exact, **parameters)[0], of_out)
+
+
+def test_out_is_off_by_what_its_scores_errors_make_of_it() -> None:
+    for _ in range(20):
+        tensors = draw(Sizes(9, 7, heads=4, key_heads=2, dim=2048), OPTIONAL, torch.float32)
+        exact = {name: tensor.double() for name, tensor in tensors.items()}
+        parameters: dict[str, Any] = {"causal": True, "scale": -0.5}
+        off = (run(tensors, **parameters) - run(exact, **parameters)).abs()
+        (magnitude,) = attention.output_magnitudes(**exact, **parameters)
+        eps = torch.finfo(torch.float32).eps
+        assert (off <= eps * magnitude + 8 * eps).all()
+        assert (off > 0.02 * eps * magnitude).double().mean() > 0.1
 
 
 def test_magnitudes_are_finite_for_queries_without_keys() -> None:

@@ -231,13 +231,15 @@ def test_lse_is_off_by_few_units_of_what_its_errors_are_in_proportion_to(lengths
         tensors = draw(LENGTHS[lengths], ("alibi_slopes", "sinks"), torch.float32)
         exact = {name: t.double() if t.is_floating_point() else t for name, t in tensors.items()}
         parameters: dict[str, Any] = {"causal": True, "max_seqlen_q": 9, "max_seqlen_k": 9}
-        _, lse = run(tensors, save=True, **parameters)
-        _, truth = run(exact, save=True, **parameters)
+        out, lse = run(tensors, save=True, **parameters)
+        truth_out, truth = run(exact, save=True, **parameters)
         (magnitude,) = attention_varlen.saved_magnitudes(**exact, **parameters)
         assert ((lse - truth).abs() / magnitude).max() < 2 * torch.finfo(torch.float32).eps
-        nothing, returned = attention_varlen.output_magnitudes(**exact, return_lse=True, **parameters)
-        assert nothing is None
+        of_out, returned = attention_varlen.output_magnitudes(**exact, return_lse=True, **parameters)
         assert torch.equal(returned, magnitude)
+        assert of_out.shape == out.shape
+        off = (out - truth_out).abs()
+        assert (off <= torch.finfo(torch.float32).eps * (of_out + 8.0 * truth_out.abs().max())).all()
 
 
 # --- nothing there ----------------------------------------------------------------------------------------------------

@@ -152,7 +152,14 @@ def compare(
     )
 
 
-def compare_rows(got: Tensor, want: Tensor, plain: Tensor, *, cancelling: float | Tensor | None = None) -> Comparison:
+def compare_rows(
+    got: Tensor,
+    want: Tensor,
+    plain: Tensor,
+    *,
+    cancelling: float | Tensor | None = None,
+    slack: Tensor | None = None,
+) -> Comparison:
     """Whether each row of ``got`` is about as far from ``want`` as ``plain`` is; all on the CPU, of one shape.
 
     Distances are Euclidean, over the last dimension. Allowed is twice the plain formula's, of the row or of rows on
@@ -163,7 +170,7 @@ def compare_rows(got: Tensor, want: Tensor, plain: Tensor, *, cancelling: float 
     formula differs by its order of summation alone, eight times and sixteen roundings. A gradient, for which
     ``cancelling`` is given, is measured with the plain formula's worst row: where it cancels to nothing, as for a query
     that sees one key, the plain formula may hit the zero, and an equally good one the rounding of what cancels, which
-    has that norm, or each row its own.
+    has that norm, or each row its own. ``slack`` is what each element may be off beside all this.
     NaN and infinities have to be where the truth has them; where it is finite, an infinity counts as the number that
     would come next, or as the truth where that lies beyond.
     """
@@ -192,6 +199,8 @@ def compare_rows(got: Tensor, want: Tensor, plain: Tensor, *, cancelling: float 
     single = got.dtype is torch.float32
     factor, roundings = (_FLOAT32_FACTOR, _FLOAT32_ROUNDINGS) if single else (2.0, 1.0)
     rounding = roundings * torch.linalg.vector_norm(torch.where(known, unit, 0.0), dim=-1)
+    lost = torch.zeros_like(rows) if slack is None else slack.expand(want.shape).reshape(shape)
+    rounding = rounding + torch.linalg.vector_norm(torch.where(known, lost, 0.0), dim=-1)
     allowed = factor * typical.maximum(average) + rounding
     if cancelling is None and shape[1] < _FEW:
         norms = torch.linalg.vector_norm(torch.where(known, rows, 0.0), dim=-1)

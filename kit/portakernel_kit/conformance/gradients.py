@@ -171,6 +171,9 @@ class Backward:
         tolerance = {kind: ulp * growth if kind.endswith("float32") else ulp for kind, ulp in given.items()}
         # what float32 loses, before the sum is rounded to less
         slack = want.slack
+        if self.trial.contract.tolerance.flushed != "nothing":
+            sizes = (size for t in self.trial.inputs.given.values() for size in t.shape)
+            slack = self.trial.with_flushed(slack, max([self._summed(tensor), *sizes]), want.magnitude)
         wide = tensor.dtype is torch.float32 or "float32" not in tolerance
         if want.magnitude is not None and growth > 1 and not wide:
             lost = tolerance["float32"] * ulp_at(want.magnitude, torch.float32)
@@ -194,15 +197,17 @@ class Backward:
         Of terms of one sign, added one by one, the error grows like the root of their number: Higham 2002, Accuracy and
         Stability of Numerical Algorithms, 4.2.
         """
-        if not self.trial.is_drawn:
-            return 1.0
+        return max(FARTHEST, math.sqrt(self._summed(tensor) / _MOST_EQUAL_TERMS)) if self.trial.is_drawn else 1.0
+
+    def _summed(self, tensor: Tensor) -> float:
+        """How many terms at most an argument's gradient is the sum of."""
         terms = self._terms([gradient is not None for gradient in self.trial.inputs.tensors])
         pairs = zip(self.trial.contract.tensors, self.trial.inputs.tensors, strict=True)
         rows = tensor.dim() > 1 or any(argument.leading for argument, given in pairs if given is tensor)
         if rows:  # each element may depend on all others of its row
             results = (self.trial.inputs.shape(output) for output in self.trial.contract.outputs)
             terms = max(terms, *(shape[-1] for shape in results if shape), 1)
-        return max(FARTHEST, math.sqrt(terms / _MOST_EQUAL_TERMS))
+        return terms
 
     def _again(
         self,

@@ -335,6 +335,7 @@ def _sum_of(gradient: Gradient, times: int) -> Gradient:
         gradient.value * times,
         None if magnitude is None else magnitude * times,
         None if plain is None else plain * times,
+        slack=None if gradient.slack is None else gradient.slack * times,
     )
 
 

@@ -38,6 +38,8 @@ DECLARED = "the kernel declared that it cannot run"
 LONG_ROW = 2048
 # Of the millions of elements of drawn requests the worst is so many times further off than of the cases' thousands.
 FARTHEST = 1.5
+# About the largest of normal numbers, as gradients are, and what counts as the largest of others.
+_USUAL, _MOST = 8.0, 1024.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,8 @@ class Trial:
 
     ``is_drawn``: the inputs may be longer than those of the op's cases, which its tolerances are made for.
     ``disturbed`` and ``aliased`` gather what the calls did to memory that was not theirs, and which results were no
-    tensors of their own; ``right`` has copies of results that were compared already.
+    tensors of their own; ``right`` has copies of results that were compared already. ``largest`` is about the largest
+    number that others are multiplied by.
     """
 
     caller: OpCaller
@@ -109,9 +112,14 @@ class Trial:
     launchers: dict[Phase, Callable[..., Any]] = field(default_factory=dict[Phase, Callable[..., Any]])
     is_drawn: bool = False
     right: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    largest: float = field(init=False, default=_USUAL)
 
     def __post_init__(self) -> None:
         self.truth = Truth.of(self.inputs)
+        if self.contract.tolerance.flushed != "nothing":
+            floats = [exact(t) for t in self.inputs.given.values() if t.dtype.is_floating_point and t.numel()]
+            found = (float(t.abs().nan_to_num(0.0, 0.0).max()) for t in floats)
+            self.largest = min(max([_USUAL, *found]), _MOST)
 
     @property
     def contract(self) -> Contract:
@@ -208,7 +216,10 @@ class Trial:
                 continue
             want = self._where_specified(tensor, self._allowing_nan(tensor, truth[spec.name], spec.name), spec.name)
             magnitude, plain = self.truth.magnitudes.get(spec.name), self.truth.plain.get(spec.name)
-            slack = None if saved else self.truth.slack.get(spec.name)
+            slack = self.truth.slack.get(spec.name)
+            if not saved and tolerance.flushed == "all":
+                terms, size = (self.longest_row, None) if tolerance.rule == "plain" else (1, want.abs())
+                slack = self.with_flushed(slack, terms, size if magnitude is None else magnitude)
             form = self.inputs.form(spec)
             signed = tolerance.signed_zeros and not saved
             wrong = self.compare(
@@ -218,6 +229,16 @@ class Trial:
             if not wrong and tensor.dtype.itemsize > 1:  # not every operator knows those of a byte and less
                 self.right[spec.name] = tensor.detach().clone()
         return problems
+
+    def with_flushed(self, slack: Tensor | None, terms: float, size: Tensor | None) -> Tensor:
+        """``slack``, and what sums of so many terms, whose absolute values come to ``size``, lose of subnormal ones.
+
+        Each may be subnormal in float32, or be multiplied by an argument after it was: by one within reason, so that
+        large arguments leave something to tell.
+        """
+        lost = torch.tensor(terms * self.largest * torch.finfo(torch.float32).tiny).double()
+        lost = lost if size is None else torch.fmin(lost, size)
+        return lost if slack is None else slack + lost
 
     def _is_right(self, found: Any, spec: TensorResult) -> bool:
         """Whether a result has the bits of one that was right, as most of a trial's calls give."""
@@ -235,11 +256,14 @@ class Trial:
         return max(FARTHEST, self.longest_row / LONG_ROW) if self.is_drawn else 1.0
 
     def _where_specified(self, found: Any, want: Tensor, name: str) -> Tensor:
-        """``want``, with what the kernel gives where the contract says nothing."""
-        free = self.truth.free.get(name)
-        if free is None or not isinstance(found, Tensor) or found.shape != want.shape:
+        """``want``, with what the kernel gives where the contract says nothing, or lets a sum overflow."""
+        free, overflowing = self.truth.free.get(name), self.truth.overflowing.get(name)
+        if (free is None and overflowing is None) or not isinstance(found, Tensor) or found.shape != want.shape:
             return want
-        return torch.where(free.reshape(want.shape), exact(found), want)
+        given = exact(found)
+        if overflowing is not None:
+            want = torch.where(overflowing.reshape(want.shape) & ~given.isfinite(), given, want)
+        return want if free is None else torch.where(free.reshape(want.shape), given, want)
 
     def _allowing_nan(self, found: Any, want: Tensor, name: str) -> Tensor:
         """``want``, with NaN where the kernel gives it and the contract lets a row of an infinity be NaN.
@@ -281,7 +305,10 @@ class Trial:
         got = found.detach().to("cpu")
         allowed = tolerance.get(f"{name}.{kind}", tolerance.get(kind))
         if allowed is None and plain is not None:
-            outcome = compare_rows(got, want, plain, cancelling=cancelling)
+            if magnitude is not None:
+                lost = torch.finfo(torch.float32).eps * magnitude.nan_to_num(0.0, 0.0)
+                slack = lost if slack is None else slack + lost
+            outcome = compare_rows(got, want, plain, cancelling=cancelling, slack=slack)
         elif allowed is None:
             return [f"{name} is {kind}, for which the op's contract gives no tolerance"]
         else:

@@ -19,6 +19,9 @@ from portakernel_kit.conformance.comparison import numbers, ulp_at
 from portakernel_kit.conformance.inputs import Inputs
 from portakernel_kit.conformance.op_faults import asked, counted, reference_of
 
+# A part of a sum is so many times as large as the root of the sum of squares of all terms in one case of 10,000.
+_PARTS_AT_MOST = 4
+
 
 def exact(tensor: Tensor) -> Tensor:
     """The same numbers in float64 on the CPU; integers stay integers."""
@@ -32,7 +35,7 @@ class Gradient:
 
     ``magnitude`` is the sum of the absolute terms behind each of its elements, ``plain`` what the plain formula gives,
     ``cancelling`` the norm of what rounding leaves of a row of terms that cancel, of each row or of any, ``slack`` what
-    sums lose.
+    sums lose, or slopes that rounding decides about change.
     """
 
     value: Tensor
@@ -47,7 +50,8 @@ class Truth:
     """A case's outputs and saved tensors in float64, by name.
 
     ``magnitudes`` are those of results that can cancel, ``slack`` what float32 loses of them before it is rounded to
-    less, ``plain`` what the plain formula gives in the inputs' dtype. Of ``free`` elements the contract says nothing.
+    less, or what rounding the parts of a sum does, ``plain`` what the plain formula gives in the inputs' dtype. Of
+    ``free`` elements the contract says nothing, and ``overflowing`` ones may be NaN or infinite.
     """
 
     inputs: Inputs
@@ -57,6 +61,7 @@ class Truth:
     slack: Mapping[str, Tensor]
     plain: Mapping[str, Tensor]
     free: Mapping[str, Tensor]
+    overflowing: Mapping[str, Tensor]
 
     @property
     def contract(self) -> Contract:
@@ -113,6 +118,13 @@ class Truth:
             with torch.no_grad():
                 lost = _call(reference, "forward", inputs, single)
             slack |= {name: _lost(one, named[name]) for name, one in zip(outputs, lost, strict=True)}
+        overflowing: dict[str, Tensor] = {}
+        if hasattr(reference, "output_roundings"):
+            sizes = _call(reference, "output_roundings", inputs, given)
+            for result, size in zip([*contract.results, *contract.saved], sizes, strict=False):
+                told = torch.finfo(inputs.dtype(result))
+                slack[result.name] = (told.eps / 2 * size).nan_to_num(0.0, 0.0)
+                overflowing[result.name] = size.isfinite() & (_PARTS_AT_MOST * size > told.max)
         return cls(
             inputs,
             {name: named[name] for name in outputs},
@@ -121,6 +133,7 @@ class Truth:
             slack,
             {name: exact(tensor) for name, tensor in zip([*outputs, *saved], plain, strict=False)},
             free,
+            overflowing,
         )
 
     def untouched(self) -> dict[str, Tensor]:
@@ -198,14 +211,19 @@ class Truth:
             wide = [None if grad is None else exact(grad) for grad in grads]
             kept = self._exactly_kept()
             roundings = asked(reference, "gradient_roundings")(*wide, *kept, **self.inputs.parameters)
+        doubts: Sequence[Tensor | None] = [None] * len(exact_ones)
+        if hasattr(reference, "gradient_doubts"):
+            positional, keywords = self.inputs.keywords(stored)
+            held = [None if grad is None else grad.detach().to("cpu") for grad in grads]
+            doubts = asked(reference, "gradient_doubts")(*held, *positional, **keywords)
         found: list[Gradient | None] = []
-        for value, plain, norm, terms in zip(exact_ones, rounded, norms, roundings, strict=True):
+        for value, plain, norm, terms, doubt in zip(exact_ones, rounded, norms, roundings, doubts, strict=True):
             if value is None or plain is None:
                 found.append(None)
                 continue
             alike = unit * (norm or max(norms))
             own = 0.0 if terms is None else unit * torch.linalg.vector_norm(_rows(terms), dim=-1)
-            found.append(Gradient(value, plain=exact(plain), cancelling=alike + own))
+            found.append(Gradient(value, plain=exact(plain), cancelling=alike + own, slack=doubt))
         return tuple(found)
 
     def _autograd(self, tensors: Sequence[Tensor | None], grads: Sequence[Tensor | None]) -> list[Tensor | None]:

@@ -21,6 +21,15 @@ def on_16_bytes(scale: Tensor) -> Tensor:
     return scale if scale.data_ptr() % 16 == 0 else scale.clone()
 
 
+def fused_bias(bias: Tensor | None) -> Tensor | None:
+    """``bias (N,)`` as cuBLAS adds it: without gaps, at an address that 16 divides.
+
+    PyTorch does not tell cuBLAS how it lies. At another address it finds no algorithm for such a product, or one whose
+    loads fail (H200, torch 2.11, CUDA 13.0).
+    """
+    return None if bias is None else on_16_bytes(bias.contiguous())
+
+
 def row_scales(scale: Tensor, rows: int) -> Tensor:
     """``scale``, of a tensor or of its rows, as ``(rows, 1)`` with strides of 1.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from portakernel_plugins.torch.matrix.scale_layout import on_16_bytes, row_major, row_scales, written
+from portakernel_plugins.torch.matrix.scale_layout import fused_bias, on_16_bytes, row_major, row_scales, written
 
 _product = torch.ops.aten._scaled_mm.default
 
@@ -41,7 +41,7 @@ def scaled_mm(
         row_major(b).t(),
         on_16_bytes(scale_a),
         on_16_bytes(scale_b).t(),
-        bias=None if fused is None else fused.contiguous(),
+        bias=fused_bias(fused),
         out_dtype=found,
         use_fast_accum=use_fast_accum,
     )

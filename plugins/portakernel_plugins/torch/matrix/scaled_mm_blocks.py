@@ -7,7 +7,14 @@ from torch import Tensor
 from torch.nn.functional import ScalingType
 
 from portakernel.authoring import ReasonCode, Rejection
-from portakernel_plugins.torch.matrix.scale_layout import on_16_bytes, outer_major, row_major, square_blocks, written
+from portakernel_plugins.torch.matrix.scale_layout import (
+    fused_bias,
+    on_16_bytes,
+    outer_major,
+    row_major,
+    square_blocks,
+    written,
+)
 
 
 def check(use_fast_accum: bool) -> Rejection | None:
@@ -51,7 +58,7 @@ def scaled_mm(
         _recipe(format_a),
         _laid_out(scale_b, format_b),
         _recipe(format_b),
-        bias=None if fused is None else fused.contiguous(),
+        bias=fused_bias(fused),
         output_dtype=found,
     )
     return written(y, bias if fused is None else None, out)

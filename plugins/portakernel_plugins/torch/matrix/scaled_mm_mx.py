@@ -8,7 +8,7 @@ from torch.nn.functional import ScalingType, SwizzleType
 
 from portakernel.authoring import CannotRun, ReasonCode, Rejection
 from portakernel_plugins.torch.attention.layout import HIP
-from portakernel_plugins.torch.matrix.scale_layout import on_16_bytes, row_major, swizzled, written
+from portakernel_plugins.torch.matrix.scale_layout import fused_bias, on_16_bytes, row_major, swizzled, written
 
 
 def scaled_mm(
@@ -56,7 +56,7 @@ def scaled_mm(
         recipe,
         swizzle_a=tiles,
         swizzle_b=tiles,
-        bias=None if fused is None else fused.contiguous(),
+        bias=fused_bias(fused),
         output_dtype=found,
     )
     return written(y, bias if fused is None else None, out)

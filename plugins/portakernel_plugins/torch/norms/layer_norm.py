@@ -39,8 +39,10 @@ def backward(
     per_row = (*x.shape[:-1], 1)
     # of bias the operator reads the form alone, which is weight's
     bias = weight if needs[2] else None
-    grads = _backward(grad_y, x, weight.shape, mean.reshape(per_row), rstd.reshape(per_row), weight, bias, needs)
-    return grads[0], grads[1], grads[2]
+    # of more than 65,536 short rows CUDA's operator gives bias' gradient the size of weight's, asked for or not
+    asked = (needs[0], needs[1] or (needs[2] and x.is_cuda), needs[2])
+    grads = _backward(grad_y, x, weight.shape, mean.reshape(per_row), rstd.reshape(per_row), weight, bias, asked)
+    return grads[0], grads[1] if needs[1] else None, grads[2]
 
 
 def layer_norm_cpu(
