@@ -284,7 +284,8 @@ def test_while_there_is_time_requests_are_put_that_were_not_measured(plugin):
     events = list(putting.events(Circumstances(packages, 7, "acme"), None))
     ended = [event for event in events if isinstance(event, Ended)]
     begun = [event for event in events if isinstance(event, Beginning)]
-    assert ended and all(one.is_new and one.failed is None for one in ended)
+    assert ended
+    assert all(one.is_new and one.failed is None for one in ended)
     assert all(json.loads(one.request)["seed"] == 8 for one in begun)
     assert Ran(tuple(events), "done").new_request == ("acme.add", begun[-1].request)
 

@@ -205,8 +205,11 @@ class Backward:
         pairs = zip(self.trial.contract.tensors, self.trial.inputs.tensors, strict=True)
         rows = tensor.dim() > 1 or any(argument.leading for argument, given in pairs if given is tensor)
         if rows:  # each element may depend on all others of its row
-            results = (self.trial.inputs.shape(output) for output in self.trial.contract.outputs)
+            inputs = self.trial.inputs
+            results = [inputs.shape(output) for output in self.trial.contract.outputs]
             terms = max(terms, *(shape[-1] for shape in results if shape), 1)
+            if all(shape == inputs.leading for shape in results):  # one number of a row: all that it is computed from
+                terms = max(terms, *inputs.dims.values())
         return terms
 
     def _again(

@@ -242,7 +242,7 @@ def draw_values(
 
 
 def _zero_columns(shape: Sequence[int]) -> Tensor:
-    """Every eighth column, the same ones in all tensors of as many: where a weight is zero, its bias and gate are too."""
+    """Every eighth column, the same in all tensors of as many: where a weight is zero, its bias is too."""
     columns = torch.arange(shape[-1] if shape else 1)
     zero = (columns % _SPARSE == len(columns) // 2 % _SPARSE) & (len(columns) > 1)
     return zero.reshape(tuple(shape[-1:]))
