@@ -95,13 +95,9 @@ def plain(
 
 
 def output_roundings(x: Tensor, weight: Tensor, bias: Tensor | None = None, **_: Any) -> tuple[Tensor, Tensor]:
-    """What rounding the parts of a long sum does to ``y`` and the preactivation is in proportion to.
-
-    That is the root of the sum of squared terms, times that of the number of parts; of no activation the slope is
-    beyond 1.13.
-    """
+    """The root of the sum of squared terms, times that of the number of parts of a sum: of ``y`` and what is saved."""
     del bias
-    parts = min(x.shape[-1] // _PART_TERMS, _MOST_PARTS)
+    parts = min(max(x.shape[-1] // _PART_TERMS, min(x.shape[-1] // 16, 2)), _MOST_PARTS)
     size = (parts * (x.double().square() @ weight.double().square().T)).sqrt()
     return size, size
 

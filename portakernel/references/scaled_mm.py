@@ -60,15 +60,18 @@ def plain(
     Of operands in 13 bits where that is no sum in fewer bits and the result is float32: kernels that promote sums of
     tensor cores to float32 are about as exact, and those that round operands to bfloat16 are not. What is rounded once
     may be exact by chance, for all of a row where its scale is one or its elements are equal; so it is rounded as
-    several multiples of itself, and off by what they are on average, or at most where terms are few.
+    several multiples of itself, and off by what they are on average, or most where terms are few, and by one of each.
     """
     left = _operand(a, scale_a, global_scale_a, format_a, swizzle, torch.float32)
     right = _operand(b, scale_b, global_scale_b, format_b, swizzle, torch.float32)
-    rounded = _to_13_bits if out_dtype == "float32" and not use_fast_accum else _to_bfloat16
+    fine = out_dtype == "float32" and not use_fast_accum
+    rounded, unit = (_to_13_bits, 2.0**-13) if fine else (_to_bfloat16, 2.0**-9)
     y = _product(left, right, bias)
     tries = (_product(rounded(left * by) / by, rounded(right * by) / by, bias) for by in _MULTIPLES)
     errors = torch.stack([(tried - y).abs() for tried in tries])
-    off = errors.amax(0) if left.shape[1] < _FEW_TERMS else errors.square().mean(0).sqrt()
+    off = errors.square().mean(0).sqrt()
+    if left.shape[1] < _FEW_TERMS:
+        off = errors.amax(0).maximum(unit * (left.square() @ right.square().T).sqrt())
     return (y + off).to(getattr(torch, out_dtype))
 
 

@@ -43,11 +43,12 @@ def test_the_reason_names_the_activations_that_are_served():
 
 @pytest.mark.parametrize(
     ("dtype", "width", "outputs", "served"),
-    [("bfloat16", 9, 8, False), ("float16", 8, 10, False), ("bfloat16", 16, 24, True), ("float32", 9, 10, True)],
+    [
+        *[("bfloat16", 9, 8, False), ("float16", 8, 10, False), ("bfloat16", 16, 24, True)],
+        *[("float32", 2, 202548, False), ("float32", 8, 10, False), ("float32", 12, 8, True)],
+    ],
 )
-def test_relu_in_16_bits_takes_rows_of_whole_vectors_for_cublas_makes_zero_of_nan_in_others(
-    dtype, width, outputs, served
-):
+def test_relu_takes_rows_of_whole_vectors_for_cublas_makes_zero_of_nan_in_others(dtype, width, outputs, served):
     shape = {"x": (4, width), "weight": (outputs, width), "bias": (outputs,)}
     # the epilogue's tanh has fewer digits than float32
     for activation, wanted in (("relu", served), ("gelu_tanh", served and dtype != "float32")):

@@ -98,8 +98,9 @@ def _turn(
 
     if BACK:
         s = -s
-    turned_a = (a * c - b * s).to(y.dtype.element_ty)
-    turned_b = (b * c + a * s).to(y.dtype.element_ty)
+    # which product is fused with the sum is no compiler's choice: a token alone gets the bits that it gets among others
+    turned_a = tl.fma(a, c, -(b * s)).to(y.dtype.element_ty)
+    turned_b = tl.fma(b, c, a * s).to(y.dtype.element_ty)
     if INTERLEAVED:
         turned = tl.reshape(tl.join(turned_a, turned_b), (BLOCK_M, 2 * BLOCK_C))
         tl.store(y_row + element[None, :], turned, mask=elements_inside)
