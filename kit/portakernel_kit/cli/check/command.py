@@ -29,7 +29,7 @@ def command(
             "--budget",
             metavar="TIME",
             help="How long requests are drawn beside the cases: 60s, 10m, 0; all: until every pair was asked for."
-            "  [default: all, and 60s at most]",
+            "  [default: all, and 2m at most]",
         ),
     ] = None,
     first: Annotated[

@@ -35,8 +35,8 @@ class Budget:
     all_pairs: bool = False
 
 
-# Where nothing else is asked for: every pair, as far as a minute goes.
-DEFAULT_BUDGET = Budget(60.0, all_pairs=True)
+# Where nothing else is asked for: every pair, as far as two minutes go.
+DEFAULT_BUDGET = Budget(120.0, all_pairs=True)
 
 
 def parse_budget(text: str) -> Budget:
