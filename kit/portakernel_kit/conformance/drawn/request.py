@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -17,6 +17,7 @@ from portakernel_kit.conformance.drawn.levels import (
     LARGE,
     NUMBERS,
     RANK,
+    SIZES,
     draw_value,
     factors,
     neutral_features,
@@ -45,15 +46,21 @@ class Drawn:
 
 
 def draw_request(
-    contract: Contract, seed: int, number: int, wishes: Mapping[str, str] | None = None, *, most: int | None = None
+    contract: Contract,
+    seed: int,
+    number: int,
+    wishes: Mapping[str, str] | None = None,
+    *,
+    most: int | None = None,
+    among: Mapping[str, Sequence[str]] | None = None,
 ) -> Drawn:
     """The request with this number, at the levels wished for where it can be; equal ones for equal arguments.
 
-    No tensor has more than ``most`` elements.
+    No tensor has more than ``most`` elements. Without wishes it is any request, of the levels ``among`` where given.
     """
     chance = random.Random(f"{seed} {number} {contract.op}")
     if wishes is None:
-        wishes = any_wishes(contract, chance)
+        wishes = any_wishes(contract, chance, factors(contract) if among is None else among)
     parameters = {p.name: draw_value(p, wishes, chance) for p in contract.parameters}
     optional = [tensor for tensor in contract.tensors if tensor.optional]
     present = tuple(t.name for t in optional if wishes.get(f"{t.name} lies", ABSENT) != ABSENT)
@@ -68,8 +75,8 @@ def draw_request(
     return Drawn(replace(case, backward=_has_gradient(contract, case)), dtypes)
 
 
-def any_wishes(contract: Contract, chance: random.Random) -> dict[str, str]:
-    """A level for each factor, whatever was asked for before: of every second one the neutral level.
+def any_wishes(contract: Contract, chance: random.Random, among: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """A level of those ``among`` for each factor, whatever was asked for before: of every second one the neutral level.
 
     Of many requests few would be served otherwise, since kernels claim few features, and sizes that are multiples.
     """
@@ -77,13 +84,15 @@ def any_wishes(contract: Contract, chance: random.Random) -> dict[str, str]:
     found: dict[str, str] = {}
     features = neutral_features(contract)
     large = chance.choice(list(contract.dims)) if chance.random() < _LARGE_SHARE else None
-    for name, levels in factors(contract).items():
+    for name, levels in among.items():
         if name in contract.dims:
-            usual = ("8 * k", "2**k") if stepped else levels[1:-2]
-            found[name] = chance.choice(levels[-2:] if name == large else levels if chance.random() < 0.1 else usual)
+            ordinary = ("8 * k", "2**k") if stepped else SIZES[1:-2]
+            usual = [level for level in ordinary if level in levels] or levels
+            largest = [level for level in levels if level.startswith("large")] or levels
+            found[name] = chance.choice(largest if name == large else levels if chance.random() < 0.1 else usual)
         elif name.endswith(" dtype"):
-            # of many dtypes kernels claim the first more often than the others
-            continue
+            # of many dtypes kernels claim the first more often than the others, and of several which fit the others'
+            found |= {name: levels[0]} if len(levels) == 1 else {}
         elif name == RANK:
             found[name] = chance.choice((*levels, "1", "1", "2"))
         elif name == NUMBERS:

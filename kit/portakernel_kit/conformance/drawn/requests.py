@@ -32,7 +32,8 @@ class Requests:
 
     def __init__(self, suite: Suite) -> None:
         self.suite, self.contract = suite, suite.contract
-        claimed = claimed_factors(self.contract, suite.variants)
+        self.claimed = claimed_levels(self.contract, suite.variants)
+        claimed = {name: levels for name, levels in self.claimed.items() if len(levels) > 1}
         features = {name: level for name, level in neutral_features(self.contract).items() if name in claimed}
         self.covering = Covering(claimed, features, apart(self.contract))
         self._units, self._known = self._drawn(), list[Unit]()
@@ -59,7 +60,8 @@ class Requests:
             # every second request is a usual one: where many things are rare at once, few have gradients
             usual = place % 2 == 1 and refused <= _MOST_REFUSED_OF_USUAL
             wishes = {} if usual else self.covering.wishes(chance)
-            drawn = draw_request(self.contract, seed, number, wishes or None, most=self.suite.venue.max_elements)
+            most = self.suite.venue.max_elements
+            drawn = draw_request(self.contract, seed, number, wishes or None, most=most, among=self.claimed)
             levels = levels_of(self.contract, drawn.case, drawn.dtypes)
             unit = drawn_unit(self.contract.op, replace(drawn.case, name=drawn_case(place)), drawn.dtypes)
             why = self.refusal(unit)
@@ -104,8 +106,8 @@ def _admit(limits: Sequence[Limit], level: str) -> bool:
     return any(all(limit.admits(size) for limit in limits) for size in _sizes_of_level()[level])
 
 
-def claimed_factors(contract: Contract, variants: Sequence[Capability]) -> dict[str, tuple[str, ...]]:
-    """The factors of the op's requests, with the levels that some variant may claim, and more than one of them."""
+def claimed_levels(contract: Contract, variants: Sequence[Capability]) -> dict[str, tuple[str, ...]]:
+    """The factors of the op's requests, each with the levels that some variant may claim."""
     found = dict(factors(contract))
     neutral = neutral_features(contract)
     features = frozenset[str]().union(*(variant.features for variant in variants))
@@ -133,4 +135,4 @@ def claimed_factors(contract: Contract, variants: Sequence[Capability]) -> dict[
     for name, levels in claimed.items():
         if name in found:
             found[name] = tuple(level for level in found[name] if level in levels)
-    return {name: levels for name, levels in found.items() if len(levels) > 1}
+    return found
