@@ -159,12 +159,12 @@ class Putting:
         """Runs it in this process."""
         del room
         tried, start = dict[str, _Tried](), None
-        steps = ((kernel, unit, of.seed, False) for kernel, unit in self.steps)
+        steps = [(kernel, unit, of.seed, False) for kernel, unit in self.steps]
         if self.witness is not None:
             kernel, line = self.witness
             kernels = of.packages.dispatcher().registry.kernels
             request = parse_request(line, kernels)
-            steps = iter([(kernel, request.unit(kernels[kernel].op), request.seed, False)])
+            steps = [(kernel, request.unit(kernels[kernel].op), request.seed, False)]
         for count, (kernel, unit, seed, is_new) in enumerate(chain(steps, self._more(tried, of))):
             if kernel not in tried or tried[kernel].suite.seed != seed:
                 made = _Tried.of(of, kernel, seed)
