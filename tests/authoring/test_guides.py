@@ -31,7 +31,7 @@ def steps(text: str) -> Iterator[Step]:
 
 def without_what_varies(line: str) -> str:
     """Widths of columns and numbers of test runs are the machine's; the rest is what the guide says."""
-    if re.search(r"passed|seed|requests drawn|^  (demo_\w+\.|every|right)", line):
+    if re.search(r"passed|seed|drawn requests|^  (demo_\w+\.|every|right)", line):
         line = re.sub(r"\d[\d.]*s?", "#", line)
     return re.sub(r" {2,}", "  ", line).rstrip()
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from portakernel_kit import conformance
-from portakernel_kit.conformance.drawn.processes import Budget
+from portakernel_kit.conformance.drawn.processes import DEFAULT_BUDGET, Budget
 from portakernel_kit.conformance.result import Result
 
 PASSED = Result("acme.add", "add", "add[odd, x=float32]", "forward", "passed", device="cpu:x86_64 (cpu)")
@@ -31,10 +31,10 @@ class FakeDrawing:
         self.budget = budget
 
     def results(self) -> Iterator[Result]:
-        yield from [DRAWN] if self.budget.seconds > 60 else []
+        yield from [DRAWN] if self.budget.seconds > DEFAULT_BUDGET.seconds else []
 
     def to_json(self) -> dict[str, Any]:
-        requests = int(self.budget.seconds > 60)
+        requests = int(self.budget.seconds > DEFAULT_BUDGET.seconds)
         pairs = {"pairs_asked": 3, "pairs_possible": 4}
         return {"requests": requests, "first": 1, **pairs, "by_kernel": {"acme.add": requests}}
 
@@ -174,7 +174,7 @@ def test_the_real_kit_passes_torchs_add(run: Callable) -> None:
 
 def test_drawn_requests_follow_the_cases_for_as_long_as_is_asked(run: Callable, kit: Callable) -> None:
     kit([PASSED])
-    ran = run("check --budget 2m --seed 5")
+    ran = run("check --budget 3m --seed 5")
     assert ran.status == 1
     assert ran.out.splitlines() == [
         "failed acme.add add[drawn 0] forward",
@@ -191,7 +191,7 @@ def test_drawn_requests_follow_the_cases_for_as_long_as_is_asked(run: Callable, 
 
 def test_drawn_requests_run_alone_where_that_is_asked(run: Callable, kit: Callable) -> None:
     calls = kit([PASSED])
-    ran = run("check --drawn --budget 2m --workers 3 --json")
+    ran = run("check --drawn --budget 3m --workers 3 --json")
     assert [result["case"] for result in ran.json["results"]] == ["add[drawn 0]"]
     assert calls == [{"workers": 3}]
     ran = run("check --drawn --huge")
@@ -202,7 +202,7 @@ def test_drawn_requests_run_alone_where_that_is_asked(run: Callable, kit: Callab
 def test_what_is_drawn_alone_names_its_dtypes_and_says_how_many_there_were(run: Callable) -> None:
     ran = run("check --plugin reference --op quantize_fp8 --device cpu --drawn --workers 1 --seed 3 --budget 4s --json")
     passed = [r["case"] for r in ran.json["results"] if (r["aspect"], r["status"]) == ("forward", "passed")]
-    assert passed[0] == "quantize_fp8[drawn 0, granularity=tensor, x=bfloat16, dtype=float8_e4m3fnuz]"
+    assert passed[0] == "quantize_fp8[drawn 0, granularity=block_1x128, x=float32, dtype=float8_e5m2fnuz]"
     assert all("[drawn " in result["case"] for result in ran.json["results"])
     assert ran.json["drawn"]["by_kernel"] == {"reference.quantize_fp8": ran.json["drawn"]["requests"]}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 import shutil
@@ -62,7 +63,7 @@ def test_the_command_of_each_ops_requests_asks_for_them_again(run: Callable, op:
 
 def _shape(tensor: TensorArgument, case: Case) -> tuple[int, ...]:
     sizes = [parse_size(text) for text in tensor.fixed]
-    fixed = [size.of(case.dims[size.name] if size.name else 0) for size in sizes]
+    fixed = [size.of(case.dims.get(size.name or "", math.prod(case.leading))) for size in sizes]
     return (*(case.leading if tensor.leading is not None else ()), *fixed)
 
 
