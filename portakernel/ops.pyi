@@ -517,9 +517,9 @@ def linear_act(
     saves the preactivation x @ weight.T + bias, (*M, N), rounded to x's dtype, from which backward computes in
     float32; for relu y tells all that backward needs. Not guaranteed: equal bits from different kernels; the sign of
     a zero; all 24 bits of float32 products where torch.backends.cuda.matmul allows fewer, which the reference follows
-    too; float32 sums of more than 512 products: parts of longer ones may be rounded to 16 bits where
-    torch.backends.cuda.matmul allows it, and where one overflows y may be NaN; relu's slope where rounding decides
-    about the sign of what it is applied to.
+    too; float32 sums from 16 products on: parts of them may be rounded to 16 bits where torch.backends.cuda.matmul
+    allows it, and where one overflows y may be NaN; relu's slope where rounding decides about the sign of what it is
+    applied to.
 
     Args:
         x: (..., K), float32 or float16 or bfloat16, or float64, which the reference alone serves.

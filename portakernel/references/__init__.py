@@ -10,6 +10,6 @@ Some have more, for conformance alone:
   (``Tolerance.rule``). It returns the results that are compared in this way, outputs first, then saved tensors;
 - ``output_magnitudes`` and ``saved_magnitudes``: the sums of absolute terms behind results that can cancel, None for
   those that cannot;
-- ``output_roundings``: what roundings of parts of sums, half a unit of the result's dtype each, are in proportion to;
+- ``output_roundings``: what roundings of parts of sums to the result's dtype are in proportion to;
 - ``gradient_doubts``: by how much gradients may differ where rounding decides about a slope.
 """
