@@ -287,7 +287,7 @@ def test_while_there_is_time_requests_are_put_that_were_not_measured(plugin):
     assert ended
     assert all(one.is_new and one.failed is None for one in ended)
     assert all(json.loads(one.request)["seed"] == 8 for one in begun)
-    assert Ran(tuple(events), "done").new_request == ("acme.add", begun[-1].request)
+    assert Ran(tuple(events), "done").new_request == begun[-1].request
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -305,7 +305,7 @@ def test_what_such_a_request_finds_is_put_to_the_kernel_as_it_is(plugin, tmp_pat
             return iter([(task.key, ran)])
 
     job = FaultsJob(None, "acme", tmp_path, tmp_path, (), ("acme.add",), (fault,), 7)
-    (event,) = job._confirmed(Pool(), {fault: (judged, ("acme.add", "{...}"))})
+    (event,) = job._confirmed(Pool(), [judged])
     if fails:
         assert event.verdict == "alive"
         assert event.detail == "a request fails without the fault too: {...}: signal 11"

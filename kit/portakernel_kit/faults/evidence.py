@@ -100,7 +100,7 @@ class Evidence:
 
     def judge(self, fault: Fault, ran: Ran) -> Judged:
         """What came of the requests that were put to it; one that was not measured proves nothing by itself."""
-        asked, is_new = len(ran.ended), bool(ran.new_request[1])
+        asked, is_new = len(ran.ended), bool(ran.new_request)
         for event in ran.events:
             if isinstance(event, Absent):
                 return Judged(fault, "killed", LOAD, event.kernel, "", event.why, asked, ran.seconds)

@@ -63,10 +63,9 @@ class Ran:
         return tuple(event for event in self.events if isinstance(event, Ended))
 
     @property
-    def new_request(self) -> tuple[str, str]:
-        """The kernel and the line of the last request, where it was not measured; else empty."""
-        last = next((event for event in reversed(self.events) if isinstance(event, Beginning)), None)
-        return (last.kernel, last.request) if last is not None else ("", "")
+    def new_request(self) -> str:
+        """The line of the last request, where it was not measured; else empty."""
+        return next((event.request for event in reversed(self.events) if isinstance(event, Beginning)), "")
 
     @property
     def begun(self) -> Beginning | None:

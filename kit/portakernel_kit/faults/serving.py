@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import shutil
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,16 +135,16 @@ class FaultsJob:
                 job = Putting(evidence.steps(fault), self.budget_s, more=evidence.drawn_for(fault))
                 yield Task(fault, job, fault.file, self._with(fault), is_fresh=fresh)
 
-        alive, unsure = list[Judged](), dict[Fault, tuple[Judged, tuple[str, str]]]()
+        alive, unsure = list[Judged](), list[Judged]()
         for found in pool.run(tasks(), lambda fault: self._patience(evidence.slowest_s(fault))):
             while told:
                 yield told.popleft()
             if found is None:
                 yield Working("trying")
                 continue
-            judged, new = evidence.judge(*found), found[1].new_request
-            if judged.verdict == "killed" and new[1] and judged.again == new[1]:
-                unsure[judged.fault] = judged, new
+            judged = evidence.judge(*found)
+            if judged.again and judged.again == found[1].new_request:
+                unsure.append(judged)
             elif judged.verdict == "alive" and judged.fault.untold and Path(judged.fault.file).suffix in NATIVE:
                 alive.append(judged)
             else:
@@ -173,22 +173,23 @@ class FaultsJob:
     def _with(self, fault: Fault) -> bytes:
         return fault.applied((self.original / fault.file).read_bytes())
 
-    def _confirmed(self, pool: Pool[Fault], unsure: Mapping[Fault, tuple[Judged, tuple[str, str]]]) -> Iterator[Event]:
-        """Of requests that were not measured: whether the kernel passes them as it is."""
+    def _confirmed(self, pool: Pool[Fault], unsure: list[Judged]) -> Iterator[Event]:
+        """Of those that a request killed which was not measured: whether the kernel passes it as it is."""
+        by_fault = {one.fault: one for one in unsure}
 
         def tasks() -> Iterator[Task[Fault]]:
-            for fault, (_, request) in unsure.items():
-                yield Task(fault, Putting((), self.budget_s, witness=request))
+            for fault, one in by_fault.items():
+                yield Task(fault, Putting((), self.budget_s, witness=(one.kernel, one.again)))
 
-        for found in pool.run(tasks(), lambda fault: self._patience(unsure[fault][0].seconds)):
+        for found in pool.run(tasks(), lambda fault: self._patience(by_fault[fault].seconds)):
             if found is None:
                 yield Working("confirming")
                 continue
-            judged, (_, line) = unsure[found[0]]
+            judged = by_fault[found[0]]
             if (failure := _failure(found[1])) is None:
                 yield judged
             else:
-                detail = f"a request fails without the fault too: {line}: {failure[1]}"
+                detail = f"a request fails without the fault too: {judged.again}: {failure[1]}"
                 yield Judged(judged.fault, "alive", detail=detail, asked=judged.asked, seconds=judged.seconds)
 
     def _compiled(self, pool: Pool[Fault], evidence: Evidence, alive: list[Judged]) -> Iterator[Event]:

@@ -6,9 +6,10 @@ import os
 import random
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import chain
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -158,45 +159,44 @@ class Putting:
     def events(self, of: Circumstances, room: Room) -> Iterator[Event]:
         """Runs it in this process."""
         del room
-        tried, start = dict[str, _Tried](), None
-        steps = [(kernel, unit, of.seed, False) for kernel, unit in self.steps]
-        if self.witness is not None:
-            kernel, line = self.witness
-            kernels = of.packages.dispatcher().registry.kernels
-            request = parse_request(line, kernels)
-            steps = [(kernel, request.unit(kernels[kernel].op), request.seed, False)]
-        for count, (kernel, unit, seed, is_new) in enumerate(chain(steps, self._more(tried, of))):
-            if kernel not in tried or tried[kernel].suite.seed != seed:
-                made = _Tried.of(of, kernel, seed)
-                if isinstance(made, Absent):
-                    yield made
-                    return
-                tried[kernel] = made
-                yield made.loaded({})
-            start = time.monotonic() if start is None else start
+        start, last = None, None
+        made = cache(lambda name, seed: _Tried.of(of, name, seed))
+        for count, (tried, unit) in enumerate(chain(self._steps(made, of), self._more(made, of.seed + 1))):
+            if isinstance(tried, Absent):
+                yield tried
+                return
+            if tried is not last:
+                yield tried.loaded({})
+            start, last = time.monotonic() if start is None else start, tried
             if count and time.monotonic() > start + self.seconds:
                 return
-            yield from tried[kernel].run(unit, None, is_new=is_new)
+            yield from tried.run(unit, None, is_new=self.witness is None and tried.suite.seed != of.seed)
 
-    def _more(self, tried: Mapping[str, _Tried], of: Circumstances) -> Iterator[tuple[str, Unit, int, bool]]:
+    def _steps(self, made: Maker, of: Circumstances) -> Iterator[tuple[_Tried | Absent, Unit]]:
+        """What was measured, or the witness."""
+        if self.witness is None:
+            yield from ((made(kernel, of.seed), unit) for kernel, unit in self.steps)
+            return
+        kernel, line = self.witness
+        kernels = of.packages.dispatcher().registry.kernels
+        request = parse_request(line, kernels)
+        yield made(kernel, request.seed), request.unit(kernels[kernel].op)
+
+    def _more(self, made: Maker, seed: int) -> Iterator[tuple[_Tried, Unit]]:
         """Requests of another seed than those that were measured, one of each kernel in turn."""
-        seed = of.seed + 1
-        drawn = dict[str, Iterator[Unit]]()
-        for name in self.more:
-            known = tried.get(name) or _Tried.of(of, name, seed)
-            if isinstance(known, _Tried):
-                suite = known.suite
-                drawn[name] = iter(Requests(Suite(suite.dispatcher, suite.kernel, suite.venue, seed)))
-        while drawn:
-            for name, requests in list(drawn.items()):
+        kernels = [tried for tried in (made(name, seed) for name in self.more) if isinstance(tried, _Tried)]
+        left = [(tried, iter(Requests(tried.suite))) for tried in kernels]
+        while left:
+            for one in list(left):
+                tried, requests = one
                 try:
                     unit = next(requests, None)
                 except OpFault:  # the contract's, and no kernel's
                     unit = None
                 if unit is None:
-                    del drawn[name]
+                    left.remove(one)
                 else:
-                    yield name, unit, seed, True
+                    yield tried, unit
 
 
 class _Tried:
@@ -244,6 +244,10 @@ class _Tried:
         again = _spelled(self.kernel, unit, self.suite.seed) if failed is not None else ""
         lines = tracer.taken() if tracer is not None else {}
         yield Ended(self.kernel.name, unit, failed, ran, time.monotonic() - start, why, again, lines, is_new)
+
+
+# Of a kernel's name and a seed.
+Maker = Callable[[str, int], _Tried | Absent]
 
 
 def _spelled(kernel: Kernel, unit: Unit, seed: int) -> str:
