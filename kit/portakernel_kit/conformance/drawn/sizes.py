@@ -92,15 +92,11 @@ def sized(
     made = contract.at(case.parameters)
     leading = {tensor.leading for tensor in made.tensors if tensor.leading}
     large = any(wishes.get(name, "").startswith("large") for name in contract.dims)
-    bound = most
-    if large:
-        most = min(bound or _MOST_OF_LARGE, _MOST_OF_LARGE)
-    else:
-        most = min((bound or _MOST_OF_LARGE) // _SHARE_OF_ORDINARY, chance.choice(_MOST_ELEMENTS))
-    flops = _MOST_FLOPS_OF_LARGE if large else _MOST_FLOPS
+    up_to, flops = (_MOST_OF_LARGE, _MOST_FLOPS_OF_LARGE) if large else (chance.choice(_MOST_ELEMENTS), _MOST_FLOPS)
     tile = 1
-    if bound is not None:
-        flops, tile = min(flops, _FLOPS * bound), _TILE
+    if most is not None:
+        up_to = min(up_to, most if large else most // _SHARE_OF_ORDINARY)
+        flops, tile = min(flops, _FLOPS * most), _TILE
     # not the same ones are the large ones each time
     tops = {name: chance.uniform(1.0, _LARGEST_BITS) for name in contract.dims}
     tops |= {name: _LARGEST_BITS for name in tops if wishes.get(name, "").startswith("large")}
@@ -121,7 +117,7 @@ def sized(
         rows = next((dims[name] for name in leading), 1)
         fixed = {name: size for name, size in dims.items() if name not in leading}
         shaped = replace(case, dims=fixed, leading=_split(rows, wishes.get(RANK), chance) if leading else ())
-        bits = _bits_too_many(contract, shaped, dims, dtypes, most, flops, tile)
+        bits = _bits_too_many(contract, shaped, dims, dtypes, up_to, flops, tile)
         if not bits and possible(contract, shaped):
             return shaped
         sizes.shrink(bits)
