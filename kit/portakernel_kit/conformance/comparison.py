@@ -117,6 +117,11 @@ def distance_ulp(got: Tensor, want: Tensor, magnitude: Tensor | None = None, *, 
     return torch.where(found.isnan() & want.isnan(), 0.0, distance)
 
 
+def with_lost(slack: Tensor | None, lost: Tensor) -> Tensor:
+    """``slack``, where there is any, and what is ``lost`` beside it."""
+    return lost if slack is None else slack + lost
+
+
 def compare(
     got: Tensor,
     want: Tensor,

@@ -14,7 +14,7 @@ from torch import Tensor
 from portakernel.calling.arguments import dtype_name
 from portakernel.claims.request import Phase
 from portakernel.contract.case import Layout
-from portakernel_kit.conformance.comparison import ulp_at
+from portakernel_kit.conformance.comparison import ulp_at, with_lost
 from portakernel_kit.conformance.forward import Forward
 from portakernel_kit.conformance.inputs import draw_values
 from portakernel_kit.conformance.memory import place_tensor, twin
@@ -176,8 +176,7 @@ class Backward:
             slack = self.trial.with_flushed(slack, max([self._summed(tensor), *sizes]), want.magnitude)
         wide = tensor.dtype is torch.float32 or "float32" not in tolerance
         if want.magnitude is not None and growth > 1 and not wide:
-            lost = tolerance["float32"] * ulp_at(want.magnitude, torch.float32)
-            slack = lost if slack is None else slack + lost
+            slack = with_lost(slack, tolerance["float32"] * ulp_at(want.magnitude, torch.float32))
         return self.trial.compare(
             gradient,
             name,

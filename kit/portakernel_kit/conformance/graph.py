@@ -19,6 +19,10 @@ from portakernel_kit.conformance.trial import Outcome, Trial, attempt
 # What a capture returns: the results, whose memory the replay writes, and the replay.
 Captured = tuple[tuple[Any, ...], Callable[[], None]]
 Capture = Callable[[Callable[[], tuple[Any, ...]], torch.device], Captured]
+# So often, that graphs which write to the same memory do so while the other one reads it.
+_REPLAYS = 40
+# Some milliseconds, in which all replays are queued: without them the first graph is done before the second begins.
+_GATE_CYCLES = 20_000_000
 
 
 @dataclass(slots=True)
@@ -114,7 +118,7 @@ def replayed_at_once(
     graphs = [_graph_of(call, device) for call in calls]
     kept = [[_like(results) for _ in range(_REPLAYS)] for results, _ in graphs]
     with torch.cuda.device(device):
-        gate, *streams = [_stream(device) for _ in range(len(calls) + 1)]
+        gate, *streams = [new_stream(device) for _ in range(len(calls) + 1)]
         torch.cuda.synchronize(device)
         with torch.cuda.stream(gate):
             torch.cuda._sleep(_GATE_CYCLES)  # type: ignore[no-untyped-call]
@@ -127,28 +131,23 @@ def replayed_at_once(
                     graph.replay()
                     for copy, result in zip(copies[number], results, strict=True):
                         if copy is not None:
-                            copy.copy_(result)
+                            refill(copy, result)
         torch.cuda.synchronize(device)
     return kept
-
-
-# So often, that graphs which write to the same memory do so while the other one reads it.
-_REPLAYS = 40
-# Some milliseconds, in which all replays are queued: without them the first graph is done before the second begins.
-_GATE_CYCLES = 20_000_000
 
 
 def _like(results: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(torch.empty_like(result) if isinstance(result, Tensor) else None for result in results)
 
 
-def _stream(device: torch.device) -> torch.cuda.Stream:
+def new_stream(device: torch.device) -> torch.cuda.Stream:
+    """A stream of the device."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's constructors are not typed
 
 
 def _graph_of(run: Callable[[], tuple[Any, ...]], device: torch.device) -> tuple[tuple[Any, ...], torch.cuda.CUDAGraph]:
     with torch.cuda.device(device):
-        side = _stream(device)
+        side = new_stream(device)
         side.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(side):
             run()

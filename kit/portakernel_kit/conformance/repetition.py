@@ -19,12 +19,12 @@ from torch import Tensor
 
 from portakernel.claims.request import Phase
 from portakernel.contract import Case, Contract
-from portakernel_kit.conformance.graph import replayed_at_once
+from portakernel_kit.conformance.graph import new_stream, replayed_at_once
 from portakernel_kit.conformance.meeting import Meeting
 from portakernel_kit.conformance.memory import same_bits
 from portakernel_kit.conformance.trial import Trial, synchronise
 from portakernel_kit.conformance.unit import Unit
-from portakernel_kit.conformance.written import with_twins
+from portakernel_kit.conformance.written import call_on_twins, with_twins
 
 THREADS = 4
 _CALLS = 10
@@ -175,8 +175,7 @@ class Repetition:
 
     def _first(self, trial: Trial) -> tuple[Any, ...]:
         """The results of one call, after which the kernel is loaded and has what it keeps."""
-        tensors, written = with_twins(trial)
-        trial.call(Phase.INFERENCE, tensors, None, written=written)
+        call_on_twins(trial)
         return self._results(trial)
 
     def _results(self, trial: Trial, *, within: AbstractContextManager[None] | None = None) -> tuple[Any, ...]:
@@ -206,7 +205,7 @@ def _streams(device: torch.device) -> list[tuple[Any, Any]]:
     """What two threads' calls run on: the stream that both have, and on a GPU one each."""
     if device.type != "cuda":
         return [(None, None)]
-    return [(None, None), (torch.cuda.Stream(device), torch.cuda.Stream(device))]  # type: ignore[no-untyped-call]
+    return [(None, None), (new_stream(device), new_stream(device))]
 
 
 def _on(stream: Any) -> AbstractContextManager[Any]:

@@ -30,7 +30,7 @@ from portakernel_kit.conformance.selection import build_case, claims_in, fewest
 from portakernel_kit.conformance.tangents import Tangents
 from portakernel_kit.conformance.threads import on_one_thread
 from portakernel_kit.conformance.trial import Outcome, Trial, attempt, ending_in_words, result_of
-from portakernel_kit.conformance.unit import Ran, Unit, is_plain, shown
+from portakernel_kit.conformance.unit import Ran, Unit, is_plain, shown, told_name
 from portakernel_kit.conformance.venue import Venue, refusals
 from portakernel_kit.conformance.written import call_before, forward_of
 
@@ -189,17 +189,9 @@ class Suite:
         }
         found = ending_in_words(outcomes[unit.kind](unit))
         # through autograd a case runs as a model runs it, with every thread
-        name = self._drawn_name(unit, unit.case) if unit.kind == "drawn" and unit.case is not None else unit.name
+        name = told_name(self.contract, unit)
         for outcome in on_one_thread(found) if unit.kind in ("case", "drawn") else found:
             yield self._result(name, outcome)
-
-    def _drawn_name(self, unit: Unit, case: Case) -> str:
-        """What a drawn case's results are called: its scale formats too, which of an op's case can be looked up."""
-        values = self.contract.values(case.parameters)
-        formats = [(p.name, str(values[p.name])) for p in self.contract.parameters if p.kind == "format"]
-        absent = {tensor.name for tensor in self.contract.tensors if not is_present(tensor, case)}
-        dtypes = [(name, dtype) for name, dtype in unit.dtypes if name not in absent]
-        return f"{self.contract.op}[{case.name}, {shown((*formats, *dtypes))}]"
 
     def _result(self, case: str, outcome: Outcome) -> Result:
         detail = outcome.detail
@@ -358,9 +350,10 @@ class Suite:
             return
         case, dtypes = unit.case, dict(unit.dtypes)
         trials = [self._trial(case, dtypes, "thread", str(number)) for number in range(REPEATING_THREADS)]
-        others = differing(self.contract, case, small, self.would_run)
-        repetition = Repetition(trials, [self._trial(other, dict(unit.dtypes)) for other, unit in others])
+        repetition = Repetition(trials)
         if "deterministic" in trials[0].properties:
+            others = differing(self.contract, case, small, self.would_run)
+            repetition.others = [self._trial(other, dict(unit.dtypes)) for other, unit in others]
             yield attempt("threads", repetition.threads)
             if self.venue.captures and "graph_capture" in trials[0].properties and not self.contract.mutated:
                 yield attempt("graph", repetition.graphs)

@@ -22,7 +22,7 @@ from portakernel.claims.request import Phase
 from portakernel.contract import Contract
 from portakernel.contract import Result as TensorResult
 from portakernel.registry.kernel import Kernel
-from portakernel_kit.conformance.comparison import Mismatch, compare, compare_rows
+from portakernel_kit.conformance.comparison import Mismatch, compare, compare_rows, with_lost
 from portakernel_kit.conformance.inputs import Inputs
 from portakernel_kit.conformance.memory import changed_around, footprint, same_bits, shares_memory
 from portakernel_kit.conformance.op_faults import OpFault
@@ -238,7 +238,7 @@ class Trial:
         """
         lost = torch.tensor(terms * self.largest * torch.finfo(torch.float32).tiny).double()
         lost = lost if size is None else torch.fmin(lost, size)
-        return lost if slack is None else slack + lost
+        return with_lost(slack, lost)
 
     def _is_right(self, found: Any, spec: TensorResult) -> bool:
         """Whether a result has the bits of one that was right, as most of a trial's calls give."""
@@ -306,8 +306,7 @@ class Trial:
         allowed = tolerance.get(f"{name}.{kind}", tolerance.get(kind))
         if allowed is None and plain is not None:
             if magnitude is not None:
-                lost = torch.finfo(torch.float32).eps * magnitude.nan_to_num(0.0, 0.0)
-                slack = lost if slack is None else slack + lost
+                slack = with_lost(slack, torch.finfo(torch.float32).eps * magnitude.nan_to_num(0.0, 0.0))
             outcome = compare_rows(got, want, plain, cancelling=cancelling, slack=slack)
         elif allowed is None:
             return [f"{name} is {kind}, for which the op's contract gives no tolerance"]

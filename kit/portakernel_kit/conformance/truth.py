@@ -21,8 +21,6 @@ from portakernel_kit.conformance.op_faults import asked, counted, reference_of
 
 # A part of a sum is so many times as large as the root of the sum of squares of all terms in one case of 10,000.
 _PARTS_AT_MOST = 4
-
-
 # Kernels multiply float32 in three products of TF32 numbers, which leaves about 2**-18 of the terms.
 _FLOAT32_UNITS = 64.0
 

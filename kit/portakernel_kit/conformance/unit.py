@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from portakernel.contract import Contract
 from portakernel.contract.case import Case
+from portakernel_kit.conformance.inputs import is_present
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,17 @@ def drawn_case(number: int) -> str:
 def drawn_unit(op: str, case: Case, dtypes: Mapping[str, str]) -> Unit:
     """What runs a drawn case."""
     return Unit("drawn", f"{op}[{case.name}]", case, tuple(dtypes.items()))
+
+
+def told_name(contract: Contract, unit: Unit) -> str:
+    """What a unit's results are called: a drawn one's by its scale formats too, which of an op's can be looked up."""
+    if unit.kind != "drawn" or unit.case is None:
+        return unit.name
+    values = contract.values(unit.case.parameters)
+    formats = [(p.name, str(values[p.name])) for p in contract.parameters if p.kind == "format"]
+    absent = {tensor.name for tensor in contract.tensors if not is_present(tensor, unit.case)}
+    dtypes = [(name, dtype) for name, dtype in unit.dtypes if name not in absent]
+    return f"{contract.op}[{unit.case.name}, {shown((*formats, *dtypes))}]"
 
 
 @dataclass(frozen=True, slots=True)

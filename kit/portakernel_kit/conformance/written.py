@@ -28,12 +28,18 @@ def with_twins(trial: Trial) -> tuple[list[Tensor | None], tuple[Tensor, ...]]:
     return tensors, tuple(written)
 
 
+def call_on_twins(trial: Trial, label: str = "") -> tuple[Tensor, ...]:
+    """Calls the kernel on them; what it has written."""
+    tensors, written = with_twins(trial)
+    trial.call(Phase.INFERENCE, tensors, None, written=written, label=label)
+    return written
+
+
 def call_before(trial: Trial, inputs: Inputs) -> list[str]:
     """Calls the kernel on inputs of the same form with other numbers: what it keeps of them, it must not use again."""
     before = trial.of(trial.kernel, trial.venue)
     before.inputs = inputs
-    tensors, written = with_twins(before)
-    before.call(Phase.INFERENCE, tensors, None, written=written, label="a call with other numbers")
+    call_on_twins(before, "a call with other numbers")
     return []
 
 
@@ -57,14 +63,8 @@ class Written:
 
     def fresh(self) -> list[str]:
         """Two calls, each on copies that lie in memory like the arguments: the right numbers."""
-        self.calls = [self._run("forward"), self._run("a second forward")]
+        self.calls = [call_on_twins(self.trial, label) for label in ("forward", "a second forward")]
         return self.trial.compare_results(self.calls[0])
-
-    def _run(self, label: str) -> tuple[Tensor, ...]:
-        trial = self.trial
-        tensors, written = with_twins(trial)
-        trial.call(Phase.INFERENCE, tensors, None, written=written, label=label)
-        return written
 
     def untouched(self) -> list[str]:
         """Elements that the op does not write have the bits that they had, NaN's included."""

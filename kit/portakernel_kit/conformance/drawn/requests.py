@@ -33,9 +33,9 @@ class Requests:
     def __init__(self, suite: Suite) -> None:
         self.suite, self.contract = suite, suite.contract
         self.claimed = claimed_levels(self.contract, suite.variants)
-        claimed = {name: levels for name, levels in self.claimed.items() if len(levels) > 1}
-        features = {name: level for name, level in neutral_features(self.contract).items() if name in claimed}
-        self.covering = Covering(claimed, features, apart(self.contract))
+        open_ones = {name: levels for name, levels in self.claimed.items() if len(levels) > 1}
+        features = {name: level for name, level in neutral_features(self.contract).items() if name in open_ones}
+        self.covering = Covering(open_ones, features, apart(self.contract))
         self._units, self._known = self._drawn(), list[Unit]()
 
     def at(self, place: int, *, all_pairs: bool = False) -> Unit | None:
