@@ -66,14 +66,20 @@ class _Piece:
         capped = torch.einsum("bsgrd,btgd->bgrst", self.q, self.k) * _scale(scale, self.q)
         if softcap != 0.0:
             capped = softcap * torch.tanh(capped / softcap)
-        ahead = self.ahead()
-        scores = capped
+        ahead, scores = self.ahead(), capped
         if self.alibi_slopes is not None:
             scores = scores - self.alibi_slopes[:, :, None, None] * ahead.abs()
         if self.bias is not None:
             scores = scores + self.bias
         hidden = _hidden(ahead, causal, window)
         return (scores if hidden is None else scores.masked_fill(hidden, -math.inf)), capped
+
+    def score_terms(self, scale: float | None) -> Tensor:
+        """The sums of absolute terms behind the scores, which may cancel."""
+        terms = torch.einsum("bsgrd,btgd->bgrst", self.q.abs(), self.k.abs()) * abs(_scale(scale, self.q))
+        if self.alibi_slopes is not None:
+            terms = terms + self.alibi_slopes.abs()[:, :, None, None] * self.ahead().abs()
+        return terms if self.bias is None else terms + self.bias.abs().masked_fill(self.bias.isinf(), 0.0)
 
     def ahead(self) -> Tensor:
         """How far each key is ahead of each query ``(s, t)``, negative for those behind."""
@@ -266,6 +272,7 @@ def gradient_roundings(
     out: Tensor,
     lse: Tensor,
     *,
+    single: float,
     scale: float | None = None,
     return_lse: bool = False,
     **more: Any,
@@ -273,7 +280,7 @@ def gradient_roundings(
     """What rounding errors of the gradients are in proportion to: the root of the sum of each one's squared terms.
 
     Kernels subtract ``sum(g * out)``, of an ``out`` that was rounded, from ``dP``, and where one weight is close to 1
-    these cancel.
+    these cancel. A weight moves with its score, whose terms are rounded in float32: to ``single`` of q's roundings.
     """
     del lse, return_lse
     G, factor = k.shape[2], _scale(scale, q) ** 2
@@ -283,7 +290,8 @@ def gradient_roundings(
         b, g, s = piece.at
         softmax = _softmax(piece.scores(scale=scale, **more)[0], piece.sinks)
         grad, y = (_grouped(x.double(), 2, G)[b, s, g].square() for x in (grad_out, out))
-        weights, mean = softmax.weights.square(), torch.einsum("bsgre,bsgre->bgrs", grad, y)
+        weights = softmax.weights.square() * (1.0 + (single * piece.score_terms(scale)).square())
+        mean = torch.einsum("bsgre,bsgre->bgrs", grad, y)
         of_v[b, :, g] += torch.einsum("bgrst,bsgre->btge", weights, grad)
         terms = weights * (torch.einsum("bsgre,btge->bgrst", grad, piece.v.square()) + mean.unsqueeze(-1))
         _grouped(of_q, 2, G)[b, s, g] = factor * torch.einsum("bgrst,btgd->bsgrd", terms, piece.k.square())
@@ -292,8 +300,7 @@ def gradient_roundings(
             _grouped(of_bias, 1, G)[b, g, :, s] = terms
         if of_sinks is not None and softmax.sink_weights is not None:
             _grouped(of_sinks, 0, G)[g] += (softmax.sink_weights.square() * mean).sum((0, 3))
-    found = (of_q, of_k, of_v, None, of_bias, of_sinks)
-    return tuple(None if x is None else x.sqrt() for x in found)
+    return tuple(None if x is None else x.sqrt() for x in (of_q, of_k, of_v, None, of_bias, of_sinks))
 
 
 def plain(
@@ -366,13 +373,8 @@ def _magnitudes(q: Tensor, k: Tensor, v: Tensor, **more: Any) -> tuple[Tensor, T
     for piece in _pieces(q, k, v, *optional):
         b, g, s = piece.at
         found = _softmax(piece.scores(**more)[0], piece.sinks)
-        terms = torch.einsum("bsgrd,btgd->bgrst", piece.q.abs(), piece.k.abs()) * abs(_scale(more.get("scale"), q))
-        if piece.alibi_slopes is not None:
-            terms = terms + piece.alibi_slopes.abs()[:, :, None, None] * piece.ahead().abs()
-        if piece.bias is not None:
-            terms = terms + piece.bias.abs().masked_fill(piece.bias.isinf(), 0.0)
         summands = found.top.abs() + (found.lse - found.top).abs()
-        moved = found.weights * terms
+        moved = found.weights * piece.score_terms(more.get("scale"))
         _grouped(of_lse, 1, G)[b, g, :, s] = 1.0 + moved.sum(-1) + summands.masked_fill(found.lse.isneginf(), 0.0)
         mixed, moved_mixed, moved_squares = (
             torch.einsum("bgrst,btge->bsgre", weights, values)

@@ -462,7 +462,7 @@ def test_out_is_off_by_what_its_scores_errors_make_of_it() -> None:
         off = (run(tensors, **parameters) - run(exact, **parameters)).abs()
         (magnitude,) = attention.output_magnitudes(**exact, **parameters)
         eps = torch.finfo(torch.float32).eps
-        assert (off <= eps * magnitude + 8 * eps).all()
+        assert (off <= 2 * eps * magnitude + 8 * eps).all()
         assert (off > 0.02 * eps * magnitude).double().mean() > 0.1
 
 

@@ -207,13 +207,14 @@ class Truth:
         # what a zero is the difference of is of the size of other rows: of other gradients' where all of it is zero
         norms = [0.0 if value is None else _largest_row(value) for value in exact_ones]
         floats = [t.dtype for t in self.inputs.given.values() if t.dtype.is_floating_point]
-        unit = max((_FLOAT32_UNITS if d is torch.float32 else 2.0) * torch.finfo(d).eps for d in floats)
+        single = _FLOAT32_UNITS * torch.finfo(torch.float32).eps
+        unit = max(single if d is torch.float32 else 2.0 * torch.finfo(d).eps for d in floats)
         roundings: Sequence[Tensor | None] = [None] * len(exact_ones)
         reference = reference_of(self.contract)
         if hasattr(reference, "gradient_roundings"):
             wide = [None if grad is None else exact(grad) for grad in grads]
-            kept = self._exactly_kept()
-            roundings = asked(reference, "gradient_roundings")(*wide, *kept, **self.inputs.parameters)
+            given = {"single": single / unit, **self.inputs.parameters}
+            roundings = asked(reference, "gradient_roundings")(*wide, *self._exactly_kept(), **given)
         doubts: Sequence[Tensor | None] = [None] * len(exact_ones)
         if hasattr(reference, "gradient_doubts"):
             positional, keywords = self.inputs.keywords(stored)
