@@ -26,6 +26,7 @@ _TEXTS = (
     ("Authors", "docs/native.md", "native.md"),
     ("Authors", "kit/portakernel_kit/conformance/README.md", "conformance.md"),
     ("Authors", "docs/conformance.md", "conformance-figures.md"),
+    ("Authors", "docs/tolerances.md", "tolerances.md"),
     ("Authors", "examples/opencl_backend/README.md", "opencl_backend.md"),
     ("Plugins", "plugins/portakernel_plugins/*/README.md", "plugins/*.md"),
     ("Reference", "docs/cli.md", "cli.md"),

@@ -103,15 +103,9 @@ CONTRACT = Contract(
         Case("NaN, infinities, signed zeros", (12,), {"K": 40, "N": 24}, values="special", backward=False),
         Case("specials through relu", (12,), {"K": 40, "N": 24}, {}, {"activation": "relu"}, "special", backward=False),
         # where no vector is read matrix products are others
-        Case(
-            "specials through relu, odd",
-            (12,),
-            {"K": 33, "N": 10},
-            {},
-            {"activation": "relu"},
-            "special",
-            backward=False,
-        ),
+        Case("NaN through relu, odd", (12,), {"K": 33, "N": 10}, {}, {"activation": "relu"}, "special", backward=False),
+        # products that a bias brings back into the dtype, in rows that no view makes a matrix
+        Case("large, stepped", (2, 3), {"K": 2, "N": 9}, {"x": "stepped"}, {}, "large", False, ("bias",)),
         Case("zeros", (6,), {"K": 40, "N": 24}, {}, {"activation": "gelu"}, values="zeros", present=("bias",)),
     ),
     # The plain formula rounds after the layer and after the activation: twice its distance leaves room for other orders

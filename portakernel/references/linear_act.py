@@ -80,7 +80,7 @@ def plain(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: Activation = "none"
 ) -> tuple[Tensor, ...]:
     """The layer and then the activation, each in the inputs' own dtype; the preactivation too, where it is saved."""
-    z = torch.nn.functional.linear(x, weight, bias)
+    z = torch.nn.functional.linear(x.contiguous(), weight, bias)
     match activation:
         case "none":
             return (z,)

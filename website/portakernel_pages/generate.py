@@ -26,6 +26,7 @@ from portakernel.manifest.models import BackendManifest, PluginManifest
 from portakernel.matrix.table import markdown, support_matrix
 from portakernel.registry.plugin_manager import PluginManager, installed_packages
 from portakernel.registry.registry import Registry
+from portakernel_pages import tolerances
 from portakernel_pages.faults import recorded, with_figures
 from portakernel_pages.sharding_page import sharding_page
 
@@ -49,6 +50,7 @@ def generated() -> dict[Path, str]:
     files[_CORE / "ops.pyi"] = _stub()
     files[_DOCS / "matrix.md"] = markdown(support_matrix(first_party()))
     files[_DOCS / "sharding.md"] = sharding_page()
+    files[_DOCS / "tolerances.md"] = tolerances.page(tolerances.recorded())
     figures = _DOCS / "conformance.md"
     files[figures] = with_figures(figures.read_text(encoding="utf-8"), recorded())
     files[_README] = _counted(_README.read_text(encoding="utf-8"), first_party())

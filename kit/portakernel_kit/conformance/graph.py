@@ -157,6 +157,7 @@ def _graph_of(run: Callable[[], tuple[Any, ...]], device: torch.device) -> tuple
         with warnings.catch_warnings():
             # sums over nothing, say: there is nothing to launch, and nothing wrong with that
             warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
-            with torch.cuda.graph(graph):
+            # on a stream of its own: cuBLAS keeps a workspace for each, which graphs replayed at once may not share
+            with torch.cuda.graph(graph, stream=side):
                 results = run()
     return results, graph

@@ -121,9 +121,8 @@ def run_apart(job: Work[E_co], patience_s: float) -> Iterator[E_co | Death]:
             group.end()
             if process.pid is not None:
                 process.kill()
+                # not closed: where this is a thread, the interpreter's end may be joining it too
                 process.join(_GONE_S)
-            if process.exitcode is not None:
-                process.close()
             ours.close()
 
 

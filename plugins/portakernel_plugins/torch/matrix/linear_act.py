@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from portakernel_plugins.torch.attention.layout import aligned, is_aligned
+from portakernel_plugins.torch.matrix.long_sums import product, whole_steps
 
 _aten = torch.ops.aten
 
@@ -27,12 +28,12 @@ def linear_act(
     loads could not read 16-bit rows.
     """
     if save and activation != "relu":
-        z = functional.linear(x, weight, bias).contiguous()
+        z = linear(x, weight, bias)
         return functional.gelu(z, approximate=_approximation(activation)), z
     N, K = weight.shape
     y = x.new_empty((*x.shape[:-1], N)) if out is None or not out.is_contiguous() else out
     bias = weight.new_zeros(N) if bias is None else bias
-    rows = x.reshape(-1, K)
+    rows, weight = whole_steps(x.reshape(-1, K)), whole_steps(weight)
     if activation == "relu" and x.dtype is not torch.float32 and x.device.type == "cuda":
         rows, weight, bias = aligned(rows), aligned(weight), aligned(bias)
         y = y if is_aligned(y) else torch.empty_like(y)
@@ -60,12 +61,18 @@ def backward(
     rows = grad.reshape(-1, weight.shape[0])
     grad_x = grad_weight = grad_bias = None
     if needs[0]:
-        grad_x = (rows @ weight).reshape(x.shape)
+        grad_x = product(rows, weight.t()).reshape(x.shape)
     if needs[1]:
-        grad_weight = rows.t() @ x.reshape(-1, x.shape[-1])
+        grad_weight = product(rows.t(), x.reshape(-1, x.shape[-1]).t())
     if needs[2]:
         grad_bias = rows.sum(0, dtype=torch.float32).to(x.dtype)
     return grad_x, grad_weight, grad_bias
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """``x @ weight.T + bias``, rounded once; PyTorch rounds the product too where rows are not evenly spaced."""
+    rows = x.flatten(0, -2) if x.dim() > 2 else x
+    return functional.linear(whole_steps(rows), whole_steps(weight), bias).view(*x.shape[:-1], weight.shape[0])
 
 
 def _approximation(activation: str) -> str:

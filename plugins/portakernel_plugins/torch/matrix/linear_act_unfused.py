@@ -8,6 +8,8 @@ from types import MappingProxyType
 from torch import Tensor
 from torch.nn import functional
 
+from portakernel_plugins.torch.matrix.linear_act import linear
+
 _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
     {
         "none": lambda z: z,
@@ -23,5 +25,5 @@ def linear_act(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: str, out: Tensor | None = None
 ) -> Tensor:
     """``activation(x @ weight.T + bias)``; x: (..., K), weight: (N, K), bias: (N,)."""
-    y = _ACTIVATIONS[activation](functional.linear(x, weight, bias))
-    return y.contiguous() if out is None else out.copy_(y)
+    y = _ACTIVATIONS[activation](linear(x, weight, bias))
+    return y if out is None else out.copy_(y)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from portakernel_plugins.torch.matrix.long_sums import product, whole_steps
 from portakernel_plugins.torch.matrix.scale_layout import unswizzled
 
 # Rows and columns that share a scale.
@@ -48,7 +49,7 @@ def scaled_mm(
     right, right_factor = _operand(b, scale_b, global_scale_b, format_b, swizzle, asked)
     # a sum in the dtype of the operands is rounded to it; where more is left to do that would be once too often
     if bias is None and left_factor is None and right_factor is None and found is left.dtype is right.dtype:
-        y = left @ right.t()
+        y = product(left, right)
     else:
         y = _wide_product(left, right)
         y = y if left_factor is None else y * left_factor
@@ -82,7 +83,7 @@ def _wide_product(left: Tensor, right: Tensor) -> Tensor:
     if left.device.type != "cuda" or not left.numel() or not right.numel():
         return left.float() @ right.float().t()
     left, right = _in_bfloat16(left, right)
-    return torch.mm(left, right.t(), out_dtype=torch.float32)
+    return torch.mm(whole_steps(left), whole_steps(right).t(), out_dtype=torch.float32)
 
 
 def _in_bfloat16(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
