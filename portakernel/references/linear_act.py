@@ -98,7 +98,8 @@ def output_roundings(x: Tensor, weight: Tensor, bias: Tensor | None = None, **_:
     """The root of the sum of squared terms, times that of the number of parts of a sum: of ``y`` and what is saved."""
     del bias
     parts = min(max(x.shape[-1] // _PART_TERMS, min(x.shape[-1] // 16, 2)), _MOST_PARTS)
-    size = (parts * (x.double().square() @ weight.double().square().T)).sqrt()
+    terms = x.double().square() @ weight.double().square().T
+    size = (parts * terms.clamp(min=torch.finfo(x.dtype).tiny ** 2)).sqrt()  # subnormal parts are rounded as far apart
     return size, size
 
 

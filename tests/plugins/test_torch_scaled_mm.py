@@ -201,3 +201,17 @@ def test_blocks_of_128_need_the_cublas_of_cuda_12_9(version, serves, monkeypatch
     rejection = scaled_mm_blocks.check(use_fast_accum=False)
     assert (rejection is None) == serves
     assert rejection is None or rejection.text.endswith(f"this one is for {version}")
+
+
+@pytest.mark.parametrize("said", ["CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling ...", "something else"])
+def test_a_product_for_which_cublas_has_no_algorithm_is_left_to_the_next_kernel(monkeypatch, said):
+    def fails(*_, **__):
+        raise RuntimeError(said)
+
+    monkeypatch.setattr(scaled_mm, "_product", fails)
+    a, b = (torch.ones(rows, 64).to(torch.float8_e4m3fn) for rows in (16, 32))
+    scales, more = (torch.ones(16, 1), torch.ones(32, 1)), {"global_scale_a": None, "global_scale_b": None}
+    values = {"format_a": "row", "format_b": "row", "out_dtype": "bfloat16", "use_fast_accum": False}
+    with pytest.raises(CannotRun if "CUBLAS" in said else RuntimeError) as caught:
+        scaled_mm.scaled_mm(a, b, *scales, **more, **values)
+    assert caught.type is (CannotRun if "CUBLAS" in said else RuntimeError)

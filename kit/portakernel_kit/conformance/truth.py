@@ -122,7 +122,7 @@ class Truth:
             slack |= {name: _lost(one, named[name]) for name, one in zip(outputs, lost, strict=True)}
         overflowing: dict[str, Tensor] = {}
         if hasattr(reference, "output_roundings"):
-            sizes = _call(reference, "output_roundings", inputs, given)
+            sizes = _call(reference, "output_roundings", inputs, stored)
             for result, size in zip([*contract.results, *contract.saved], sizes, strict=False):
                 told = torch.finfo(inputs.dtype(result))
                 # twice what parts of one size lose on average, each half a unit at most

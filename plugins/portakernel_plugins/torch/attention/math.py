@@ -13,6 +13,8 @@ from portakernel_plugins.torch.attention.mask import hidden_keys, key_distances
 
 # Scores of one call; they take 8 GiB in float32, a few times over. What needs more is left to kernels in pieces.
 _MOST_SCORES = 1 << 31
+# Longer heads no model has; their scores are sums of so many terms that a rounding of one makes another softmax.
+_LONG = 256
 
 
 def attention(
@@ -32,7 +34,8 @@ def attention(
 ) -> Results:
     """The contract's formula; q: (B, S, H, D), k: (B, T, G, D), v: (B, T, G, E).
 
-    Scores are rounded to q's dtype, unless their lse is returned, and the softmax is float32, its weights rounded.
+    Scores are rounded to q's dtype, unless their lse is returned or heads are so long that scores are large; the
+    softmax is float32, its weights rounded.
     """
     (B, S, H, D), (_, T, G, E) = q.shape, v.shape
     if B * H * S * T > _MOST_SCORES:
@@ -41,7 +44,7 @@ def attention(
     # the queries of the heads that share a key, one after the other: no key is repeated
     queries = q.reshape(B, S, G, H // G, D).permute(0, 2, 3, 1, 4).reshape(B, G, H // G * S, D)
     keys, values = k.permute(0, 2, 3, 1), v.transpose(1, 2)
-    if return_lse:
+    if return_lse or D > _LONG:
         queries, keys = queries.float(), keys.float()
     scores = (queries @ keys).float().reshape(B, H, S, T) * (1.0 / math.sqrt(D) if scale is None else scale)
     if softcap != 0.0:

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from portakernel_plugins.torch.attention.layout import aligned, is_aligned
-from portakernel_plugins.torch.matrix.long_sums import product, whole_steps
+from portakernel_plugins.torch.matrix.long_sums import is_cut_short, product
 
 _aten = torch.ops.aten
 
@@ -27,13 +27,16 @@ def linear_act(
     the preactivation to itself: a gelu that has to save it comes after the product. Its relu loses NaN where vector
     loads could not read 16-bit rows.
     """
-    if save and activation != "relu":
-        z = linear(x, weight, bias)
-        return functional.gelu(z, approximate=_approximation(activation)), z
     N, K = weight.shape
+    rows = x.reshape(-1, K)
+    if (save and activation != "relu") or is_cut_short(rows, weight):
+        z = linear(x, weight, bias)
+        y = z.relu() if activation == "relu" else functional.gelu(z, approximate=_approximation(activation))
+        if save:
+            return (y,) if activation == "relu" else (y, z)
+        return y if out is None else out.copy_(y)
     y = x.new_empty((*x.shape[:-1], N)) if out is None or not out.is_contiguous() else out
     bias = weight.new_zeros(N) if bias is None else bias
-    rows, weight = whole_steps(x.reshape(-1, K)), whole_steps(weight)
     if activation == "relu" and x.dtype is not torch.float32 and x.device.type == "cuda":
         rows, weight, bias = aligned(rows), aligned(weight), aligned(bias)
         y = y if is_aligned(y) else torch.empty_like(y)
@@ -71,8 +74,8 @@ def backward(
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """``x @ weight.T + bias``, rounded once; PyTorch rounds the product too where rows are not evenly spaced."""
-    rows = x.flatten(0, -2) if x.dim() > 2 else x
-    return functional.linear(whole_steps(rows), whole_steps(weight), bias).view(*x.shape[:-1], weight.shape[0])
+    rows = x.unsqueeze(0) if x.dim() == 1 else x.flatten(0, -2)
+    return product(rows, weight, bias).view(*x.shape[:-1], weight.shape[0])
 
 
 def _approximation(activation: str) -> str:

@@ -5,7 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from portakernel.authoring import CannotRun, ReasonCode, Rejection
 from portakernel_plugins.torch.attention.layout import is_aligned
+
+
+def refused(error: RuntimeError) -> CannotRun | None:
+    """What an operator raised, where it says that cuBLAS has no algorithm for these sizes: nothing has run then."""
+    if "CUBLAS_STATUS_NOT_SUPPORTED" not in str(error):
+        return None
+    return CannotRun(Rejection(ReasonCode.CANNOT_RUN, "cuBLAS finds no algorithm for a product of these sizes"))
 
 
 def row_major(x: Tensor) -> Tensor:

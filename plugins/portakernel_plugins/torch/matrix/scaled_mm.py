@@ -5,7 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from portakernel_plugins.torch.matrix.scale_layout import fused_bias, on_16_bytes, row_major, row_scales, written
+from portakernel_plugins.torch.matrix.long_sums import is_cut_short, with_whole_steps
+from portakernel_plugins.torch.matrix.scale_layout import (
+    fused_bias,
+    on_16_bytes,
+    refused,
+    row_major,
+    row_scales,
+    written,
+)
 
 _product = torch.ops.aten._scaled_mm.default
 
@@ -36,13 +44,20 @@ def scaled_mm(
     found: torch.dtype = getattr(torch, out_dtype)
     # the operator adds no float32 bias on GPUs
     fused = bias if found is not torch.float32 or bias is None or bias.device.type == "cpu" else None
-    y = _product(
-        row_major(a),
-        row_major(b).t(),
-        on_16_bytes(scale_a),
-        on_16_bytes(scale_b).t(),
-        bias=fused_bias(fused),
-        out_dtype=found,
-        use_fast_accum=use_fast_accum,
-    )
+    if is_cut_short(a, b):
+        a, b = with_whole_steps(a), with_whole_steps(b)
+    try:
+        y = _product(
+            row_major(a),
+            row_major(b).t(),
+            on_16_bytes(scale_a),
+            on_16_bytes(scale_b).t(),
+            bias=fused_bias(fused),
+            out_dtype=found,
+            use_fast_accum=use_fast_accum,
+        )
+    except RuntimeError as error:
+        if (refusal := refused(error)) is None:
+            raise
+        raise refusal from error
     return written(y, bias if fused is None else None, out)

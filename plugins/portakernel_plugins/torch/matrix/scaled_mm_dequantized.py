@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from portakernel_plugins.torch.matrix.long_sums import product, whole_steps
+from portakernel_plugins.torch.matrix.long_sums import product, wide_product
 from portakernel_plugins.torch.matrix.scale_layout import unswizzled
 
 # Rows and columns that share a scale.
@@ -79,11 +79,11 @@ class _Numbers:
 
 
 def _wide_product(left: Tensor, right: Tensor) -> Tensor:
-    """``left @ right.T`` in float32."""
+    """``left @ right.T`` in float32, of numbers of any float dtype."""
     if left.device.type != "cuda" or not left.numel() or not right.numel():
         return left.float() @ right.float().t()
     left, right = _in_bfloat16(left, right)
-    return torch.mm(whole_steps(left), whole_steps(right).t(), out_dtype=torch.float32)
+    return wide_product(left, right)
 
 
 def _in_bfloat16(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:

@@ -96,7 +96,8 @@ def _forward(
         total = parts[0].to(tl.float32)
         for i in tl.static_range(1, BLOCKS):
             total += parts[i].to(tl.float32)
-        m = tl.sum(total, axis=1) / columns
+        # rounded as IEEE says, so that a row of equal numbers has their mean, and no deviation
+        m = tl.div_rn(tl.sum(total, axis=1), 1.0 * columns)
         if NARROW:
             parts = unwidened(parts, BLOCKS)
     squares = tl.full((BLOCK_M, BLOCK_N), 0.0, tl.float32)
@@ -222,7 +223,7 @@ def _forward_long(
     m = 0.0
     if CENTRED:  # the lanes' statistics merged (Chan, Golub & LeVeque 1979)
         count = ((columns - lane + BLOCK_N - 1) // BLOCK_N).to(tl.float32)
-        m = tl.sum(lane_mean * count, axis=0) / columns
+        m = tl.div_rn(tl.sum(lane_mean * count, axis=0), 1.0 * columns)
         lane_squares += count * (lane_mean - m) * (lane_mean - m)
     r = reciprocal_root(tl.sum(lane_squares, axis=0) / columns, eps)
 
