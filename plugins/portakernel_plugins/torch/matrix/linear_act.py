@@ -30,7 +30,7 @@ def linear_act(
     N, K = weight.shape
     rows = x.reshape(-1, K)
     if (save and activation != "relu") or is_cut_short(rows, weight):
-        z = linear(x, weight, bias)
+        z = product(rows, weight, bias).view(*x.shape[:-1], N)
         y = z.relu() if activation == "relu" else functional.gelu(z, approximate=_approximation(activation))
         if save:
             return (y,) if activation == "relu" else (y, z)
