@@ -1,0 +1,372 @@
+"""``attention`` in Triton; its gradients are in ``backward.py``.
+
+A program has a tile of queries and goes through the keys that they see, block by block. Of what it has seen it keeps
+
+    top   = max(s)                    per query, in units of log(2)
+    total = sum(2 ** (s - top))
+    acc   = sum(2 ** (s - top) * v)
+
+so that ``out = acc / total`` and ``lse = log(2) * (top + log2(total))``. Blocks that every query of the tile sees whole
+are computed without a mask; those that the window's edges or the end of the keys cut, in loops of their own.
+
+Where queries are few, the heads of one key head share a tile, and several programs share its keys (``split_keys.py``).
+"""
+# pyright: reportGeneralTypeIssues=false
+# Python's types do not see that Triton iterates over its ranges.
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from portakernel.authoring.tensors import delivered
+from portakernel.authoring.triton import cdiv, grid_of, launch, program_index
+from portakernel_plugins.triton.attention.head_parts import (
+    add_weighted_rows, load_rows, no_sums, product_of_rows, store_rows, times,
+)  # fmt: skip
+from portakernel_plugins.triton.attention.scores import (
+    LOG2_E, LOG_2, Scoring, changed, finite_or_zero, load_bias, scoring, sees,
+)  # fmt: skip
+from portakernel_plugins.triton.attention.split_keys import Parts, split_count
+from portakernel_plugins.triton.attention.tiles import rows_of_tile, seen_blocks, shapes, tiles_of_queries
+
+Window = tuple[int, int]
+Results = Tensor | tuple[Tensor, ...]
+
+# Below, a largest product and a largest score need not be the same one's.
+_SMALLEST_FOLDED = 2.0**-125
+
+
+@triton.jit
+def _over_keys(
+    acc,
+    total,
+    top,
+    q,
+    k,
+    v,
+    bias,
+    bias_rows,
+    position,
+    slope,
+    keys,
+    begin,
+    stop,
+    left,
+    right,
+    scale,
+    cap,
+    k_row,
+    k_lane,
+    v_row,
+    v_lane,
+    bias_column,
+    MASKED: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    LEFT: tl.constexpr,
+    RIGHT: tl.constexpr,
+    FOLDED: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    REST_D: tl.constexpr,
+    E: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    REST_E: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PRECISION: tl.constexpr,
+    WIDEN: tl.constexpr,
+):
+    """``acc``, ``total`` and ``top`` with the keys from ``begin`` to ``stop``."""
+    lane = tl.arange(0, BLOCK_N)
+    for first in tl.range(begin, stop, BLOCK_N):
+        column = first + lane
+        inside = None
+        across = None
+        behind = None
+        if MASKED:
+            inside = column < keys
+            across = inside[None, :]
+        if MASKED or slope is not None:
+            behind = position[:, None] - column[None, :]
+        at = tl.cast(first, tl.int64)
+        rows = lane.to(tl.int64)
+        columns = load_rows(k + at * k_row, rows * k_row, k_lane, inside, BLOCK_D, REST_D, D, True, WIDEN)
+        z = product_of_rows(q, columns, REST_D, PRECISION)
+        if not FOLDED:
+            added = load_bias(bias, bias_rows[:, None], column[None, :], across, bias_column)
+            z, _ = changed(z, behind, slope, added, scale, cap, SOFTCAP)
+        if MASKED:
+            seen = sees(behind, left, right, LEFT, RIGHT)
+            if seen is None:
+                seen = across
+            else:
+                seen = seen & across
+            z = tl.where(seen, z, float("-inf"))
+        if FOLDED:
+            higher = tl.maximum(top, tl.max(z, axis=1) * scale)
+            base = finite_or_zero(higher)
+            p = tl.exp2(z * scale - base[:, None])
+        else:
+            higher = tl.maximum(top, tl.max(z, axis=1))
+            base = finite_or_zero(higher)
+            p = tl.exp2(z - base[:, None])
+        kept = tl.exp2(top - base)
+        top = higher
+        total = total * kept + tl.sum(p, axis=1)
+        acc = times(acc, kept, REST_E)
+        weights = p.to(v.dtype.element_ty)
+        if WIDEN:
+            weights = weights.to(tl.float32)
+        values = load_rows(v + at * v_row, rows * v_row, v_lane, inside, BLOCK_E, REST_E, E, False, WIDEN)
+        acc = add_weighted_rows(acc, weights, values, REST_E, PRECISION)
+    return acc, total, top
+
+
+@triton.jit(do_not_specialize=["batches", "queries", "keys", "key_heads", "tiles", "splits", "left", "right"])
+def _forward(
+    q,
+    k,
+    v,
+    slopes,  # (H,) float32, or None, as all that a call does not ask for
+    bias,  # (B, H, S, T)
+    sinks,  # (H,)
+    out,  # (B, S, H, E); with SPLIT (splits, B, S, H, E) float32
+    lse,  # (B, H, S) float32; with SPLIT (splits, B, S, H), in units of log(2)
+    logsumexp,  # the same again, for backward
+    batches,
+    queries,
+    keys,
+    key_heads,
+    tiles,
+    splits,
+    left,
+    right,
+    scale,
+    cap,
+    q_batch,
+    q_row,
+    q_head,
+    q_lane,
+    k_batch,
+    k_row,
+    k_head,
+    k_lane,
+    v_batch,
+    v_row,
+    v_head,
+    v_lane,
+    out_batch,
+    out_row,
+    out_head,
+    out_lane,
+    bias_batch,
+    bias_head,
+    bias_row,
+    bias_column,
+    slope_stride,
+    sink_stride,
+    HEADS: tl.constexpr,  # of one key head
+    PACKED: tl.constexpr,  # 1, or HEADS
+    SPLIT: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    LEFT: tl.constexpr,
+    RIGHT: tl.constexpr,
+    FOLDED: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    REST_D: tl.constexpr,
+    E: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    REST_E: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PRECISION: tl.constexpr,
+    WIDEN: tl.constexpr,
+) -> None:
+    # heads of one key head side by side, so that they read its keys together; then tiles, the longest first
+    program = program_index()
+    split = 0
+    if SPLIT:
+        split = (program % splits).to(tl.int32)
+        program = program // splits
+    share: tl.constexpr = HEADS // PACKED
+    first_head = (program % share).to(tl.int32)
+    program = program // share
+    tile = tiles - 1 - (program % tiles).to(tl.int32)
+    program = program // tiles
+    key_head = (program % key_heads).to(tl.int32)
+    batch = program // key_heads
+    if batch >= batches:  # the grid's second dimension may have more than there are
+        return
+
+    first_head += key_head * HEADS
+    query, head, there = rows_of_tile(tile, first_head, queries, PACKED, BLOCK_M)
+    ahead = keys - queries
+    position = query + ahead
+    at_query = query.to(tl.int64)
+    at_head = head.to(tl.int64)
+    heads = key_heads * HEADS
+
+    k += batch * k_batch + key_head.to(tl.int64) * k_head
+    v += batch * v_batch + key_head.to(tl.int64) * v_head
+    block = load_rows(
+        q + batch * q_batch, at_query * q_row + at_head * q_head, q_lane, None, BLOCK_D, REST_D, D, False, WIDEN
+    )
+    slope = None
+    bias_rows = at_query
+    if slopes is not None:
+        slope = (tl.load(slopes + at_head * slope_stride) * LOG2_E)[:, None]
+    if bias is not None:
+        bias += batch * bias_batch
+        bias_rows = at_head * bias_head + at_query * bias_row
+
+    top = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    total = tl.full((BLOCK_M,), 0.0, tl.float32)
+    if sinks is not None:
+        if split == 0:
+            top = tl.load(sinks + at_head * sink_stride).to(tl.float32) * LOG2_E
+            total = tl.where(top == float("-inf"), 0.0, 1.0)
+    acc = no_sums(BLOCK_M, BLOCK_E, REST_E)
+
+    first = tile * BLOCK_M // PACKED
+    last = tl.minimum((tile + 1) * BLOCK_M, queries * PACKED) - 1
+    last = last // PACKED
+    begin, whole_from, whole_to, stop = seen_blocks(first, last, ahead, keys, left, right, LEFT, RIGHT, BLOCK_N)
+    if SPLIT:
+        each = tl.cdiv(tl.cdiv(stop - begin, BLOCK_N), splits) * BLOCK_N
+        begin += split * each
+        stop = tl.minimum(stop, begin + each)
+        whole_from = tl.minimum(tl.maximum(whole_from, begin), tl.maximum(stop, begin))
+        whole_to = tl.minimum(tl.maximum(whole_to, whole_from), stop // BLOCK_N * BLOCK_N)
+        whole_to = tl.maximum(whole_to, whole_from)
+    if LEFT:
+        acc, total, top = _over_keys(
+            acc, total, top, block, k, v, bias, bias_rows, position, slope, keys, begin, tl.minimum(whole_from, stop),
+            left, right, scale, cap, k_row, k_lane, v_row, v_lane, bias_column, True, SOFTCAP, LEFT, RIGHT, FOLDED,
+            D, BLOCK_D, REST_D, E, BLOCK_E, REST_E, BLOCK_N, PRECISION, WIDEN,
+        )  # fmt: skip
+    acc, total, top = _over_keys(
+        acc, total, top, block, k, v, bias, bias_rows, position, slope, keys, whole_from, whole_to,
+        left, right, scale, cap, k_row, k_lane, v_row, v_lane, bias_column, False, SOFTCAP, LEFT, RIGHT, FOLDED,
+        D, BLOCK_D, REST_D, E, BLOCK_E, REST_E, BLOCK_N, PRECISION, WIDEN,
+    )  # fmt: skip
+    acc, total, top = _over_keys(
+        acc, total, top, block, k, v, bias, bias_rows, position, slope, keys, whole_to, stop,
+        left, right, scale, cap, k_row, k_lane, v_row, v_lane, bias_column, True, SOFTCAP, LEFT, RIGHT, FOLDED,
+        D, BLOCK_D, REST_D, E, BLOCK_E, REST_E, BLOCK_N, PRECISION, WIDEN,
+    )  # fmt: skip
+
+    # of a query that sees nothing, total is 0
+    acc = times(acc, 1.0 / tl.where(total == 0.0, 1.0, total), REST_E)
+    found = top + tl.log2(total)
+    at_lse = (batch * heads + at_head) * queries + at_query
+    if SPLIT:
+        at_lse = (batch * queries + at_query) * heads + at_head
+        rows = tl.cast(split, tl.int64) * batches * queries * heads
+        out += rows * E
+        lse += rows
+    else:
+        found *= LOG_2
+    store_rows(out + batch * out_batch, at_query * out_row + at_head * out_head, out_lane, there, acc, REST_E, E)
+    if lse is not None:
+        tl.store(lse + at_lse, found, mask=there)
+    if logsumexp is not None:
+        tl.store(logsumexp + at_lse, found, mask=there)
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    alibi_slopes: Tensor | None,
+    bias: Tensor | None,
+    sinks: Tensor | None,
+    causal: bool,
+    scale: float | None,
+    window: Window,
+    softcap: float,
+    return_lse: bool,
+    out: Results | None = None,
+    save: bool = False,
+) -> Results:
+    """The contract's formula; with ``save`` the log-sum-exp ``(B, H, S)`` too.
+
+    ``q``: (B, S, H, D), ``k``: (B, T, G, D), ``v``: (B, T, G, E), of one dtype and any strides.
+    """
+    (B, S, H, _), (_, T, G, E) = q.shape, v.shape
+    given = out if isinstance(out, tuple) else (out,)
+    y = q.new_empty(B, S, H, E) if given[0] is None else given[0]
+    lse = q.new_empty(B, H, S, dtype=torch.float32) if return_lse else None
+    logsumexp = q.new_empty(B, H, S, dtype=torch.float32) if save else None
+    if B and S:
+        how = scoring(q, k, causal, scale, window, softcap)
+        _launch(q, k, v, alibi_slopes, bias, sinks, y, lse, logsumexp, how)
+    if logsumexp is not None:
+        return (y, logsumexp) if lse is None else (y, lse, logsumexp)
+    if lse is None:
+        return y
+    return (y, delivered(lse, given[1] if len(given) > 1 else None))
+
+
+def _launch(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    slopes: Tensor | None,
+    bias: Tensor | None,
+    sinks: Tensor | None,
+    y: Tensor,
+    lse: Tensor | None,
+    logsumexp: Tensor | None,
+    how: Scoring,
+) -> None:
+    (B, S, H, D), (_, T, G, E) = q.shape, v.shape
+    tiling = tiles_of_queries(q, H // G, max(D, E))
+    options = {**tiling.options}
+    tiles = cdiv(S * tiling.packed, options["BLOCK_M"])
+    programs = B * H // tiling.packed * tiles
+    parts = split_count(programs, how.visible(S, T), options["BLOCK_N"], tiling.programs)
+    into = Parts.of(y, parts) if parts > 1 else None
+    target, first_lse = (y, lse) if into is None else (into.values, into.shares)
+    launch(
+        _forward,
+        grid_of(programs * parts),
+        q,
+        k,
+        v,
+        slopes,
+        bias,
+        sinks,
+        target,
+        first_lse,
+        logsumexp if into is None else None,
+        B,
+        S,
+        T,
+        G,
+        tiles,
+        parts,
+        how.left,
+        how.right,
+        how.scale,
+        how.cap,
+        *q.stride(),
+        *k.stride(),
+        *v.stride(),
+        *target.stride()[-4:],
+        *((0, 0, 0, 0) if bias is None else bias.stride()),
+        0 if slopes is None else slopes.stride(0),
+        0 if sinks is None else sinks.stride(0),
+        HEADS=H // G,
+        PACKED=tiling.packed,
+        SPLIT=into is not None,
+        FOLDED=slopes is None and bias is None and how.cap == 0.0 and how.scale >= _SMALLEST_FOLDED,
+        **how.flags,
+        **shapes(q, v),
+        **options,
+    )
+    if into is not None:
+        into.merge(y, lse, logsumexp)

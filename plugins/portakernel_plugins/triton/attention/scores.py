@@ -1,0 +1,138 @@
+"""Scores from products of queries and keys, and which keys a query sees: the same in forward and backward.
+
+Scores are in units of log(2), because hardware has powers of two: whatever is added to them is multiplied by log2(e).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
+LOG_2: tl.constexpr = tl.constexpr(0.6931471805599453)
+
+# A scale nearer to 0 is 0: hardware may take it for that, and minus infinity times zero is NaN.
+_SMALLEST_SCALE = 2.0**-126
+_LARGEST = 3.0e38
+
+# From here on the tangent is 1.
+_TANH_END: tl.constexpr = tl.constexpr(7.90531110763549805)
+
+
+@triton.jit
+def _tanh(x):
+    """The hyperbolic tangent, 1 or -1 for all that is large: Eigen's for float32.
+
+    Exact to five units in the last place, near 0 too, where ``1 - 2 / (exp(2 * x) + 1)`` cancels; and it takes no
+    second exponential.
+    """
+    x = tl.minimum(tl.maximum(x, -_TANH_END), _TANH_END)
+    square = x * x
+    top = square * -2.76076847742355e-16 + 2.00018790482477e-13
+    top = square * top - 8.60467152213735e-11
+    top = square * top + 5.12229709037114e-08
+    top = square * top + 1.48572235717979e-05
+    top = square * top + 6.37261928875436e-04
+    top = square * top + 4.89352455891786e-03
+    bottom = square * 1.19825839466702e-06 + 1.18534705686654e-04
+    bottom = square * bottom + 2.26843463243900e-03
+    bottom = square * bottom + 4.89352518554385e-03
+    return x * top / bottom
+
+
+@triton.jit
+def changed(z, behind, slope, bias, scale, cap, SOFTCAP: tl.constexpr):
+    """Scores from products ``z``, all changes but the mask made; and the tangent that a softcap bounds them with.
+
+    ``behind``: how far each key is behind the query; ``bias``: float32. What is not asked for is None.
+    """
+    scores = z * scale
+    bounded = scores
+    if SOFTCAP:
+        bounded = _tanh(scores)
+        scores = bounded * cap
+    if slope is not None:
+        scores = scores - slope * tl.abs(behind).to(tl.float32)
+    if bias is not None:
+        scores = scores + bias * LOG2_E
+    return scores, bounded
+
+
+@triton.jit
+def sees(behind, left, right, LEFT: tl.constexpr, RIGHT: tl.constexpr):
+    """Whether keys so far behind their query are in its window; None: all are."""
+    seen = None
+    if RIGHT:
+        seen = behind >= -right
+    if LEFT:
+        if RIGHT:
+            seen = seen & (behind <= left)
+        else:
+            seen = behind <= left
+    return seen
+
+
+@triton.jit
+def finite_or_zero(top):
+    """What to subtract for ``top``, the largest of what is summed: 0 where that is -inf, or the difference were NaN."""
+    return tl.where(top == float("-inf"), 0.0, top)
+
+
+@triton.jit
+def load_bias(bias, rows, column, inside, column_stride):
+    """The bias of a tile, float32: ``rows`` says where each query's begins; None where there is none."""
+    found = None
+    if bias is not None:
+        at = bias + rows + column.to(tl.int64) * column_stride
+        if inside is None:
+            found = tl.load(at).to(tl.float32)
+        else:
+            found = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """How scores are made: what kernels take for a call's scale, softcap, causal flag and window.
+
+    ``scale`` multiplies products, to a score in units of log(2) or, with ``softcap``, to what the tangent is taken of;
+    ``cap`` is that bound in the same units. ``left`` and ``right`` are -1 where they hide nothing.
+    """
+
+    factor: float
+    scale: float
+    cap: float
+    left: int
+    right: int
+
+    @property
+    def flags(self) -> dict[str, Any]:
+        """What is compiled into a kernel."""
+        return {"SOFTCAP": self.cap != 0.0, "LEFT": self.left >= 0, "RIGHT": self.right >= 0}
+
+    def visible(self, queries: int, keys: int) -> int:
+        """How many keys the window leaves to a tile of ``queries``."""
+        return min(keys, queries + self.left + max(self.right, 0)) if self.left >= 0 else keys
+
+
+def scoring(
+    q: Tensor, k: Tensor, causal: bool, scale: float | None, window: tuple[int, int], softcap: float
+) -> Scoring:
+    """For queries ``(B, S, H, D)`` and keys ``(B, T, G, D)``."""
+    S, T = q.shape[1], k.shape[1]
+    factor = 1.0 / math.sqrt(q.shape[3]) if scale is None else float(scale)
+    if abs(factor) < _SMALLEST_SCALE:
+        factor = 0.0
+    # the first query stands at T - S, the last one at T - 1
+    left = window[0] if 0 <= window[0] < T - 1 else -1
+    right = 0 if causal else window[1]
+    right = right if 0 <= right < S - 1 else -1
+    if softcap == 0.0:
+        return Scoring(factor, factor * LOG2_E.value, 0.0, left, right)
+    inner = min(max(factor / softcap, -_LARGEST), _LARGEST)
+    return Scoring(factor, inner, min(softcap * LOG2_E.value, _LARGEST), left, right)

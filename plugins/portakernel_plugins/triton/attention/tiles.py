@@ -1,0 +1,108 @@
+"""Which queries and keys a program has: packed heads, blocks that a window cuts, and how a call is launched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from portakernel.authoring.triton import processor
+from portakernel_plugins.triton.attention.head_parts import parts_of
+from portakernel_plugins.triton.launching.configurations import configuration
+
+# With no more queries the heads of one key head share a tile.
+_FEW = 32
+# Up to here tiles are small, so that there are enough of them.
+_SHORT = 512
+
+
+@triton.jit
+def rows_of_tile(tile, first_head, queries, PACKED: tl.constexpr, BLOCK: tl.constexpr):
+    """Of each row of a tile the query, the head, and whether it is there; where it is not, it is the last one again.
+
+    ``PACKED`` heads of one key head stand in neighbouring rows, query after query; with 1 a tile is one head's.
+    """
+    row = tile * BLOCK + tl.arange(0, BLOCK)
+    there = row < queries * PACKED
+    row = tl.minimum(row, queries * PACKED - 1)
+    if PACKED == 1:
+        head = tl.zeros_like(row) + first_head
+    else:
+        head = first_head + row % PACKED
+    return row // PACKED, head, there
+
+
+@triton.jit
+def seen_blocks(
+    first, last, ahead, end, left, right, LEFT: tl.constexpr, RIGHT: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Where blocks of the other side begin, are seen by all of a tile, are no more, and end.
+
+    The tile's rows are ``first`` to ``last``; a row ``i`` sees from ``i + ahead - left`` to ``i + ahead + right`` of
+    what is numbered up to ``end``. Blocks begin at multiples of ``BLOCK``, but for those of an end.
+    """
+    begin = 0
+    stop = end
+    whole_from = 0
+    whole_to = end
+    if LEFT:
+        begin = tl.maximum(first + ahead - left, 0)
+        whole_from = tl.maximum(last + ahead - left, 0)
+    if RIGHT:
+        stop = tl.minimum(last + ahead + right + 1, end)
+        whole_to = tl.minimum(first + ahead + right + 1, end)
+    begin = begin // BLOCK * BLOCK
+    stop = tl.maximum(stop, begin)
+    whole_from = tl.minimum(tl.cdiv(whole_from, BLOCK) * BLOCK, tl.cdiv(stop, BLOCK) * BLOCK)
+    whole_to = tl.maximum(tl.maximum(whole_to, 0) // BLOCK * BLOCK, whole_from)
+    return begin, whole_from, whole_to, stop
+
+
+def shapes(q: Tensor, v: Tensor) -> Mapping[str, Any]:
+    """The sizes of heads that are compiled into a kernel, and what products of their elements keep.
+
+    TF32 of 16-bit numbers are all of their digits; of float32 numbers three products of it are, and whether one will
+    do, torch has been told.
+    """
+    arch = processor(q.device).arch
+    (block_d, rest_d), (block_e, rest_e) = parts_of(q.shape[3]), parts_of(v.shape[3])
+    precision = "ieee"
+    if q.dtype is torch.float32 and arch.startswith("sm_"):
+        precision = "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"
+    return {
+        "D": q.shape[3],
+        "BLOCK_D": block_d,
+        "REST_D": rest_d,
+        "E": v.shape[3],
+        "BLOCK_E": block_e,
+        "REST_E": rest_e,
+        "PRECISION": precision,
+        # interpreted, products of bfloat16 numbers are wrong
+        "WIDEN": arch == "interpreter",
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """How queries are put into tiles: ``packed`` heads of one key head into each; ``programs`` fill the chip."""
+
+    packed: int
+    programs: int
+    options: Mapping[str, Any]
+
+
+def tiles_of_queries(q: Tensor, heads: int, width: int) -> Tiling:
+    """For ``q (B, S, H, D)`` with ``heads`` of each key head; ``width``: the wider one of keys and values."""
+    queries, size = q.shape[1], q.element_size()
+    if queries > _FEW:
+        entry = "attention.forward" if queries > _SHORT else "attention.forward_short"
+        how = configuration(entry, q.device, width, size)
+        return Tiling(1, how.programs, how.options)
+    how = configuration("attention.few_queries", q.device, width, size)
+    rows = 1 << (queries * heads - 1).bit_length()
+    return Tiling(heads, how.programs, {**how.options, "BLOCK_M": min(max(rows, 16), how.options["BLOCK_M"])})
