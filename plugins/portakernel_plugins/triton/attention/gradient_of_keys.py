@@ -1,0 +1,278 @@
+"""Attention's gradients for keys and values: a program has a block of keys and goes through the queries that see it.
+
+With ``P`` the softmax's weights, ``g`` the gradient of ``out`` and ``delta = sum(g * out)`` of a query:
+
+    grad_v = P.T @ g                                        over the queries of all heads of the key head
+    dS     = P * (g @ v.T - delta)                          of a score; times the softcap's slope of a product
+    grad_k = scale * dS.T @ q
+
+Tiles are of keys by queries: what is summed over queries is multiplied as it was made.
+"""
+# pyright: reportGeneralTypeIssues=false
+# Python's types do not see that Triton iterates over its ranges.
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from portakernel.authoring.triton import cdiv, grid_of, launch, program_index
+from portakernel_plugins.triton.attention.head_parts import (
+    add_weighted_rows, load_rows, no_sums, product_of_rows, store_rows, times, turned,
+)  # fmt: skip
+from portakernel_plugins.triton.attention.row_terms import Terms
+from portakernel_plugins.triton.attention.scores import LOG2_E, changed, load_bias, sees
+from portakernel_plugins.triton.attention.tiles import seen_blocks, shapes
+from portakernel_plugins.triton.launching.configurations import configuration
+
+
+@triton.jit
+def _over_queries(
+    sums_k,
+    sums_v,
+    k,
+    v,
+    q,
+    grad,
+    shift,
+    delta,
+    bias,
+    column,
+    slope,
+    queries,
+    ahead,
+    begin,
+    stop,
+    left,
+    right,
+    scale,
+    cap,
+    q_row,
+    q_lane,
+    grad_row,
+    grad_lane,
+    bias_row,
+    bias_column,
+    OF_K: tl.constexpr,
+    OF_V: tl.constexpr,
+    MASKED: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    LEFT: tl.constexpr,
+    RIGHT: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    REST_D: tl.constexpr,
+    E: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    REST_E: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    PRECISION: tl.constexpr,
+    WIDEN: tl.constexpr,
+):
+    """Both sums with the queries from ``begin`` to ``stop``."""
+    lane = tl.arange(0, BLOCK_M)
+    for first in tl.range(begin, stop, BLOCK_M):
+        row = first + lane
+        at = tl.cast(first, tl.int64)
+        rows = lane.to(tl.int64)
+        inside = None
+        across = None
+        behind = None
+        if MASKED:
+            inside = row < queries
+            across = inside[None, :]
+            # of a query that is not there no weight is left
+            row_shift = tl.load(shift + row, mask=inside, other=float("inf"))
+            row_delta = tl.load(delta + row, mask=inside, other=0.0)
+        else:
+            row_shift = tl.load(shift + row)
+            row_delta = tl.load(delta + row)
+        if MASKED or slope is not None:
+            behind = (row + ahead)[None, :] - column[:, None]
+        block = load_rows(q + at * q_row, rows * q_row, q_lane, inside, BLOCK_D, REST_D, D, False, WIDEN)
+        z = product_of_rows(k, turned(block, REST_D), REST_D, PRECISION)
+        added = load_bias(bias, (row.to(tl.int64) * bias_row)[None, :], column[:, None], across, bias_column)
+        scores, bounded = changed(z, behind, slope, added, scale, cap, SOFTCAP)
+        p = tl.exp2(scores - row_shift[None, :])
+        if MASKED:
+            seen = sees(behind, left, right, LEFT, RIGHT)
+            if seen is not None:
+                p = tl.where(seen, p, 0.0)
+        grads = load_rows(
+            grad + at * grad_row, rows * grad_row, grad_lane, inside, BLOCK_E, REST_E, E, False, WIDEN
+        )  # fmt: skip
+        if OF_V:
+            weights = p.to(grad.dtype.element_ty)
+            if WIDEN:
+                weights = weights.to(tl.float32)
+            sums_v = add_weighted_rows(sums_v, weights, grads, REST_E, PRECISION)
+        if OF_K:
+            of_scores = p * (product_of_rows(v, turned(grads, REST_E), REST_E, PRECISION) - row_delta[None, :])
+            if SOFTCAP:
+                of_scores = of_scores * (1.0 - bounded * bounded)
+            of_scores = of_scores.to(q.dtype.element_ty)
+            if WIDEN:
+                of_scores = of_scores.to(tl.float32)
+            sums_k = add_weighted_rows(sums_k, of_scores, block, REST_D, PRECISION)
+    return sums_k, sums_v
+
+
+@triton.jit(do_not_specialize=["batches", "queries", "keys", "key_heads", "blocks", "left", "right"])
+def _gradient_of_keys(
+    q,
+    k,
+    v,
+    grad,  # of out (B, S, H, E)
+    shift,  # (B, H, S) float32, contiguous, and so is delta
+    delta,
+    slopes,  # (H,) float32, or None, as all that a call does not ask for
+    bias,  # (B, H, S, T)
+    grad_k,  # (B, T, G, D), contiguous
+    grad_v,  # (B, T, G, E), contiguous
+    batches,
+    queries,
+    keys,
+    key_heads,
+    blocks,
+    left,
+    right,
+    factor,
+    scale,
+    cap,
+    q_batch,
+    q_row,
+    q_head,
+    q_lane,
+    k_batch,
+    k_row,
+    k_head,
+    k_lane,
+    v_batch,
+    v_row,
+    v_head,
+    v_lane,
+    grad_batch,
+    grad_row,
+    grad_head,
+    grad_lane,
+    bias_batch,
+    bias_head,
+    bias_row,
+    bias_column,
+    slope_stride,
+    HEADS: tl.constexpr,  # of one key head
+    SOFTCAP: tl.constexpr,
+    LEFT: tl.constexpr,
+    RIGHT: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    REST_D: tl.constexpr,
+    E: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    REST_E: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PRECISION: tl.constexpr,
+    WIDEN: tl.constexpr,
+) -> None:
+    # the first keys are seen by most queries, where there is a causal mask
+    program = program_index()
+    block = (program % blocks).to(tl.int32)
+    program = program // blocks
+    key_head = (program % key_heads).to(tl.int32)
+    batch = program // key_heads
+    if batch >= batches:  # the grid's second dimension may have more than there are
+        return
+
+    first_key = block * BLOCK_N
+    last_key = tl.minimum(first_key + BLOCK_N, keys) - 1
+    column = first_key + tl.arange(0, BLOCK_N)
+    there = column < keys
+    column = tl.minimum(column, last_key)
+    at_key = column.to(tl.int64)
+    ahead = keys - queries
+    at_head = key_head.to(tl.int64)
+    k_rows = load_rows(
+        k + batch * k_batch + at_head * k_head, at_key * k_row, k_lane, None, BLOCK_D, REST_D, D, False, WIDEN
+    )
+    v_rows = load_rows(
+        v + batch * v_batch + at_head * v_head, at_key * v_row, v_lane, None, BLOCK_E, REST_E, E, False, WIDEN
+    )
+    sums_k = no_sums(BLOCK_N, BLOCK_D, REST_D)
+    sums_v = no_sums(BLOCK_N, BLOCK_E, REST_E)
+    # seen from a key, the window's sides change places
+    begin, whole_from, whole_to, stop = seen_blocks(
+        first_key, last_key, -ahead, queries, right, left, RIGHT, LEFT, BLOCK_M
+    )
+    for member in range(HEADS):
+        head = (key_head * HEADS + member).to(tl.int64)
+        at_row = (batch * key_heads * HEADS + head) * queries
+        slope = None
+        biased = bias
+        if slopes is not None:
+            slope = tl.load(slopes + head * slope_stride) * LOG2_E
+        if bias is not None:
+            biased = bias + batch * bias_batch + head * bias_head
+        if RIGHT:
+            sums_k, sums_v = _over_queries(
+                sums_k, sums_v, k_rows, v_rows, q + batch * q_batch + head * q_head,
+                grad + batch * grad_batch + head * grad_head, shift + at_row, delta + at_row, biased, column, slope,
+                queries, ahead, begin, tl.minimum(whole_from, stop), left, right, scale, cap, q_row, q_lane,
+                grad_row, grad_lane, bias_row, bias_column, grad_k is not None, grad_v is not None, True, SOFTCAP,
+                LEFT, RIGHT, D, BLOCK_D, REST_D, E, BLOCK_E, REST_E, BLOCK_M, PRECISION, WIDEN,
+            )  # fmt: skip
+        sums_k, sums_v = _over_queries(
+            sums_k, sums_v, k_rows, v_rows, q + batch * q_batch + head * q_head,
+            grad + batch * grad_batch + head * grad_head, shift + at_row, delta + at_row, biased, column, slope,
+            queries, ahead, whole_from, whole_to, left, right, scale, cap, q_row, q_lane,
+            grad_row, grad_lane, bias_row, bias_column, grad_k is not None, grad_v is not None, False, SOFTCAP,
+            LEFT, RIGHT, D, BLOCK_D, REST_D, E, BLOCK_E, REST_E, BLOCK_M, PRECISION, WIDEN,
+        )  # fmt: skip
+        sums_k, sums_v = _over_queries(
+            sums_k, sums_v, k_rows, v_rows, q + batch * q_batch + head * q_head,
+            grad + batch * grad_batch + head * grad_head, shift + at_row, delta + at_row, biased, column, slope,
+            queries, ahead, whole_to, stop, left, right, scale, cap, q_row, q_lane,
+            grad_row, grad_lane, bias_row, bias_column, grad_k is not None, grad_v is not None, True, SOFTCAP,
+            LEFT, RIGHT, D, BLOCK_D, REST_D, E, BLOCK_E, REST_E, BLOCK_M, PRECISION, WIDEN,
+        )  # fmt: skip
+
+    at = (batch * keys + at_key) * key_heads + key_head
+    if grad_k is not None:
+        sums_k = times(sums_k, tl.zeros_like(column).to(tl.float32) + factor, REST_D)
+        store_rows(grad_k, at * D, 1, there, sums_k, REST_D, D)
+    if grad_v is not None:
+        store_rows(grad_v, at * E, 1, there, sums_v, REST_E, E)
+
+
+def launch_gradient_of_keys(terms: Terms, grad_k: Tensor | None, grad_v: Tensor | None) -> None:
+    """Writes what is asked for, of a batch that is not empty and has keys."""
+    q, k, v, bias, slopes = terms.q, terms.k, terms.v, terms.bias, terms.slopes
+    (B, S, H, D), (_, T, G, E) = q.shape, v.shape
+    options = configuration("attention.gradient_of_keys", q.device, max(D, E), q.element_size()).options
+    blocks = cdiv(T, options["BLOCK_N"])
+    launch(
+        _gradient_of_keys,
+        grid_of(B * G * blocks),
+        q,
+        k,
+        v,
+        terms.grad,
+        terms.shift,
+        terms.delta,
+        slopes,
+        bias,
+        grad_k,
+        grad_v,
+        B,
+        S,
+        T,
+        G,
+        blocks,
+        *terms.numbers,
+        *terms.strides,
+        HEADS=H // G,
+        **terms.how.flags,
+        **shapes(q, v),
+        **options,
+    )

@@ -1,0 +1,268 @@
+"""Attention's gradients for queries and bias: a program has a tile of queries and goes through the keys that they see.
+
+With ``P`` the softmax's weights, ``g`` the gradient of ``out`` and ``delta = sum(g * out)`` of a query:
+
+    grad_bias = dS = P * (g @ v.T - delta)
+    grad_q    = scale * dS @ k                              dS times the softcap's slope
+"""
+# pyright: reportGeneralTypeIssues=false
+# Python's types do not see that Triton iterates over its ranges.
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from portakernel.authoring.triton import cdiv, grid_of, launch, program_index
+from portakernel_plugins.triton.attention.head_parts import (
+    add_weighted_rows, load_rows, no_sums, product_of_rows, store_rows, times, turned,
+)  # fmt: skip
+from portakernel_plugins.triton.attention.row_terms import Terms
+from portakernel_plugins.triton.attention.scores import LOG2_E, changed, load_bias, sees
+from portakernel_plugins.triton.attention.tiles import rows_of_tile, seen_blocks, shapes
+from portakernel_plugins.triton.launching.configurations import configuration
+
+
+@triton.jit
+def _over_keys(
+    sums,
+    q,
+    grad,
+    k,
+    v,
+    bias,
+    bias_rows,
+    grad_bias,
+    there,
+    position,
+    slope,
+    shift,
+    delta,
+    keys,
+    begin,
+    stop,
+    left,
+    right,
+    scale,
+    cap,
+    k_row,
+    k_lane,
+    v_row,
+    v_lane,
+    bias_column,
+    OF_Q: tl.constexpr,
+    MASKED: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    LEFT: tl.constexpr,
+    RIGHT: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    REST_D: tl.constexpr,
+    E: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    REST_E: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PRECISION: tl.constexpr,
+    WIDEN: tl.constexpr,
+):
+    """``sums`` with the keys from ``begin`` to ``stop``; of these the bias's gradient is written."""
+    lane = tl.arange(0, BLOCK_N)
+    for first in tl.range(begin, stop, BLOCK_N):
+        column = first + lane
+        at = tl.cast(first, tl.int64)
+        rows = lane.to(tl.int64)
+        inside = None
+        across = None
+        behind = None
+        if MASKED:
+            inside = column < keys
+            across = inside[None, :]
+        if MASKED or slope is not None:
+            behind = position[:, None] - column[None, :]
+        block = load_rows(k + at * k_row, rows * k_row, k_lane, inside, BLOCK_D, REST_D, D, False, WIDEN)
+        z = product_of_rows(q, turned(block, REST_D), REST_D, PRECISION)
+        added = load_bias(bias, bias_rows[:, None], column[None, :], across, bias_column)
+        scores, bounded = changed(z, behind, slope, added, scale, cap, SOFTCAP)
+        p = tl.exp2(scores - shift[:, None])
+        if MASKED:
+            seen = sees(behind, left, right, LEFT, RIGHT)
+            if seen is None:
+                seen = across
+            else:
+                seen = seen & across
+            p = tl.where(seen, p, 0.0)
+        values = load_rows(v + at * v_row, rows * v_row, v_lane, inside, BLOCK_E, REST_E, E, True, WIDEN)
+        of_scores = p * (product_of_rows(grad, values, REST_E, PRECISION) - delta[:, None])
+        if grad_bias is not None:
+            mask = there[:, None]
+            if MASKED:
+                mask = mask & across
+            tl.store(grad_bias + column[None, :], of_scores.to(grad_bias.dtype.element_ty), mask=mask)
+        if OF_Q:
+            if SOFTCAP:
+                of_scores = of_scores * (1.0 - bounded * bounded)
+            of_scores = of_scores.to(k.dtype.element_ty)
+            if WIDEN:
+                of_scores = of_scores.to(tl.float32)
+            sums = add_weighted_rows(sums, of_scores, block, REST_D, PRECISION)
+    return sums
+
+
+@triton.jit(do_not_specialize=["batches", "queries", "keys", "key_heads", "tiles", "left", "right"])
+def _gradient_of_queries(
+    q,
+    k,
+    v,
+    grad,  # of out (B, S, H, E)
+    shift,  # (B, H, S) float32, contiguous, and so is delta
+    delta,
+    slopes,  # (H,) float32, or None, as all that a call does not ask for
+    bias,  # (B, H, S, T)
+    grad_q,  # (B, S, H, D), contiguous
+    grad_bias,  # (B, H, S, T), contiguous
+    batches,
+    queries,
+    keys,
+    key_heads,
+    tiles,
+    left,
+    right,
+    factor,
+    scale,
+    cap,
+    q_batch,
+    q_row,
+    q_head,
+    q_lane,
+    k_batch,
+    k_row,
+    k_head,
+    k_lane,
+    v_batch,
+    v_row,
+    v_head,
+    v_lane,
+    grad_batch,
+    grad_row,
+    grad_head,
+    grad_lane,
+    bias_batch,
+    bias_head,
+    bias_row,
+    bias_column,
+    slope_stride,
+    HEADS: tl.constexpr,  # of one key head
+    SOFTCAP: tl.constexpr,
+    LEFT: tl.constexpr,
+    RIGHT: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    REST_D: tl.constexpr,
+    E: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    REST_E: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PRECISION: tl.constexpr,
+    WIDEN: tl.constexpr,
+) -> None:
+    # heads of one key head side by side, so that they read its keys together; then tiles, the longest first
+    program = program_index()
+    head = (program % HEADS).to(tl.int32)
+    program = program // HEADS
+    tile = tiles - 1 - (program % tiles).to(tl.int32)
+    program = program // tiles
+    key_head = (program % key_heads).to(tl.int64)
+    batch = program // key_heads
+    if batch >= batches:  # the grid's second dimension may have more than there are
+        return
+
+    query, head, there = rows_of_tile(tile, head + key_head.to(tl.int32) * HEADS, queries, 1, BLOCK_M)
+    ahead = keys - queries
+    position = query + ahead
+    at_query = query.to(tl.int64)
+    at_head = head.to(tl.int64)
+    at_row = (batch * key_heads * HEADS + at_head) * queries + at_query
+    k += batch * k_batch + key_head * k_head
+    v += batch * v_batch + key_head * v_head
+    q_rows = load_rows(
+        q + batch * q_batch, at_query * q_row + at_head * q_head, q_lane, None, BLOCK_D, REST_D, D, False, WIDEN
+    )
+    grads = load_rows(
+        grad + batch * grad_batch, at_query * grad_row + at_head * grad_head, grad_lane, None, BLOCK_E, REST_E, E,
+        False, WIDEN,
+    )  # fmt: skip
+    row_shift = tl.load(shift + at_row)
+    row_delta = tl.load(delta + at_row)
+    slope = None
+    bias_rows = at_query
+    if slopes is not None:
+        slope = (tl.load(slopes + at_head * slope_stride) * LOG2_E)[:, None]
+    if bias is not None:
+        bias += batch * bias_batch
+        bias_rows = at_head * bias_head + at_query * bias_row
+    of_bias = grad_bias
+    if grad_bias is not None:
+        of_bias = grad_bias + (at_row * keys)[:, None]
+
+    sums = no_sums(BLOCK_M, BLOCK_D, REST_D)
+    first = tile * BLOCK_M
+    last = tl.minimum(first + BLOCK_M, queries) - 1
+    begin, whole_from, whole_to, stop = seen_blocks(first, last, ahead, keys, left, right, LEFT, RIGHT, BLOCK_N)
+    if LEFT:
+        sums = _over_keys(
+            sums, q_rows, grads, k, v, bias, bias_rows, of_bias, there, position, slope, row_shift, row_delta, keys,
+            begin, tl.minimum(whole_from, stop), left, right, scale, cap, k_row, k_lane, v_row, v_lane, bias_column,
+            grad_q is not None, True, SOFTCAP, LEFT, RIGHT, D, BLOCK_D, REST_D, E, BLOCK_E, REST_E, BLOCK_N,
+            PRECISION, WIDEN,
+        )  # fmt: skip
+    sums = _over_keys(
+        sums, q_rows, grads, k, v, bias, bias_rows, of_bias, there, position, slope, row_shift, row_delta, keys,
+        whole_from, whole_to, left, right, scale, cap, k_row, k_lane, v_row, v_lane, bias_column,
+        grad_q is not None, False, SOFTCAP, LEFT, RIGHT, D, BLOCK_D, REST_D, E, BLOCK_E, REST_E, BLOCK_N,
+        PRECISION, WIDEN,
+    )  # fmt: skip
+    sums = _over_keys(
+        sums, q_rows, grads, k, v, bias, bias_rows, of_bias, there, position, slope, row_shift, row_delta, keys,
+        whole_to, stop, left, right, scale, cap, k_row, k_lane, v_row, v_lane, bias_column,
+        grad_q is not None, True, SOFTCAP, LEFT, RIGHT, D, BLOCK_D, REST_D, E, BLOCK_E, REST_E, BLOCK_N,
+        PRECISION, WIDEN,
+    )  # fmt: skip
+    if grad_q is not None:
+        sums = times(sums, tl.zeros_like(row_delta) + factor, REST_D)
+        at = ((batch * queries + at_query) * key_heads * HEADS + at_head) * D
+        store_rows(grad_q, at, 1, there, sums, REST_D, D)
+
+
+def launch_gradient_of_queries(terms: Terms, grad_q: Tensor | None, grad_bias: Tensor | None) -> None:
+    """Writes what is asked for, of a batch that is not empty and has queries; of ``grad_bias`` what the window shows."""
+    q, k, v = terms.q, terms.k, terms.v
+    (B, S, H, D), (_, T, G, E) = q.shape, v.shape
+    options = configuration("attention.gradient_of_queries", q.device, max(D, E), q.element_size()).options
+    tiles = cdiv(S, options["BLOCK_M"])
+    launch(
+        _gradient_of_queries,
+        grid_of(B * H * tiles),
+        q,
+        k,
+        v,
+        terms.grad,
+        terms.shift,
+        terms.delta,
+        terms.slopes,
+        terms.bias,
+        grad_q,
+        grad_bias,
+        B,
+        S,
+        T,
+        G,
+        tiles,
+        *terms.numbers,
+        *terms.strides,
+        HEADS=H // G,
+        **terms.how.flags,
+        **shapes(q, v),
+        **options,
+    )
