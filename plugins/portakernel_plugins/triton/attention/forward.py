@@ -30,7 +30,7 @@ from portakernel_plugins.triton.attention.scores import (
     LOG2_E, LOG_2, Scoring, changed, finite_or_zero, load_bias, scoring, sees,
 )  # fmt: skip
 from portakernel_plugins.triton.attention.split_keys import Parts, split_count
-from portakernel_plugins.triton.attention.tiles import rows_of_tile, seen_blocks, shapes, tiles_of_queries
+from portakernel_plugins.triton.attention.tiles import room_of, rows_of_tile, seen_blocks, shapes, tiles_of_queries
 
 Window = tuple[int, int]
 Results = Tensor | tuple[Tensor, ...]
@@ -323,8 +323,8 @@ def _launch(
     logsumexp: Tensor | None,
     how: Scoring,
 ) -> None:
-    (B, S, H, D), (_, T, G, E) = q.shape, v.shape
-    tiling = tiles_of_queries(q, H // G, max(D, E))
+    (B, S, H, _), (_, T, G, _) = q.shape, v.shape
+    tiling = tiles_of_queries(q, H // G, room_of(q, v, bias))
     options = {**tiling.options}
     tiles = cdiv(S * tiling.packed, options["BLOCK_M"])
     programs = B * H // tiling.packed * tiles

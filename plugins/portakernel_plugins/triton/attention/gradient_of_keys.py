@@ -22,8 +22,8 @@ from portakernel_plugins.triton.attention.head_parts import (
     add_weighted_rows, load_rows, no_sums, product_of_rows, store_rows, times, turned,
 )  # fmt: skip
 from portakernel_plugins.triton.attention.row_terms import Terms
-from portakernel_plugins.triton.attention.scores import LOG2_E, changed, load_bias, sees
-from portakernel_plugins.triton.attention.tiles import seen_blocks, shapes
+from portakernel_plugins.triton.attention.scores import LOG2_E, changed, load_bias, sees, weights_of
+from portakernel_plugins.triton.attention.tiles import room_of, seen_blocks, shapes
 from portakernel_plugins.triton.launching.configurations import configuration
 
 
@@ -37,9 +37,9 @@ def _over_queries(
     grad,
     shift,
     delta,
+    slopes,
     bias,
     column,
-    slope,
     queries,
     ahead,
     begin,
@@ -49,11 +49,16 @@ def _over_queries(
     scale,
     cap,
     q_row,
+    q_head,
     q_lane,
     grad_row,
+    grad_head,
     grad_lane,
+    bias_head,
     bias_row,
     bias_column,
+    slope_stride,
+    HEADS: tl.constexpr,
     OF_K: tl.constexpr,
     OF_V: tl.constexpr,
     MASKED: tl.constexpr,
@@ -70,12 +75,23 @@ def _over_queries(
     PRECISION: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
-    """Both sums with the queries from ``begin`` to ``stop``."""
+    """Both sums with the queries from ``begin`` to ``stop`` of all heads: one loop, whose loads never run dry."""
     lane = tl.arange(0, BLOCK_M)
-    for first in tl.range(begin, stop, BLOCK_M):
+    rows = lane.to(tl.int64)
+    blocks = tl.cdiv(tl.maximum(stop - begin, 0), BLOCK_M)
+    for step in tl.range(0, blocks * HEADS):
+        member = step // blocks
+        first = begin + (step - member * blocks) * BLOCK_M
         row = first + lane
         at = tl.cast(first, tl.int64)
-        rows = lane.to(tl.int64)
+        at_head = tl.cast(member, tl.int64)
+        at_row = at_head * queries + at
+        slope = None
+        bias_rows = None
+        if slopes is not None:
+            slope = tl.load(slopes + at_head * slope_stride) * LOG2_E
+        if bias is not None:
+            bias_rows = (rows * bias_row + (at_head * bias_head + at * bias_row))[None, :]
         inside = None
         across = None
         behind = None
@@ -83,24 +99,27 @@ def _over_queries(
             inside = row < queries
             across = inside[None, :]
             # of a query that is not there no weight is left
-            row_shift = tl.load(shift + row, mask=inside, other=float("inf"))
-            row_delta = tl.load(delta + row, mask=inside, other=0.0)
+            row_shift = tl.load(shift + at_row + rows, mask=inside, other=float("inf"))
+            row_delta = tl.load(delta + at_row + rows, mask=inside, other=0.0)
         else:
-            row_shift = tl.load(shift + row)
-            row_delta = tl.load(delta + row)
-        if MASKED or slope is not None:
+            row_shift = tl.load(shift + at_row + rows)
+            row_delta = tl.load(delta + at_row + rows)
+        if MASKED or slopes is not None:
             behind = (row + ahead)[None, :] - column[:, None]
-        block = load_rows(q + at * q_row, rows * q_row, q_lane, inside, BLOCK_D, REST_D, D, False, WIDEN)
+        block = load_rows(
+            q + (at_head * q_head + at * q_row), rows * q_row, q_lane, inside, BLOCK_D, REST_D, D, False, WIDEN
+        )
         z = product_of_rows(k, turned(block, REST_D), REST_D, PRECISION)
-        added = load_bias(bias, (row.to(tl.int64) * bias_row)[None, :], column[:, None], across, bias_column)
+        added = load_bias(bias, bias_rows, column[:, None], across, bias_column)
         scores, bounded = changed(z, behind, slope, added, scale, cap, SOFTCAP)
-        p = tl.exp2(scores - row_shift[None, :])
+        p = weights_of(scores, row_shift[None, :])
         if MASKED:
             seen = sees(behind, left, right, LEFT, RIGHT)
             if seen is not None:
                 p = tl.where(seen, p, 0.0)
         grads = load_rows(
-            grad + at * grad_row, rows * grad_row, grad_lane, inside, BLOCK_E, REST_E, E, False, WIDEN
+            grad + (at_head * grad_head + at * grad_row), rows * grad_row, grad_lane, inside, BLOCK_E, REST_E, E, False,
+            WIDEN,
         )  # fmt: skip
         if OF_V:
             weights = p.to(grad.dtype.element_ty)
@@ -205,37 +224,34 @@ def _gradient_of_keys(
     begin, whole_from, whole_to, stop = seen_blocks(
         first_key, last_key, -ahead, queries, right, left, RIGHT, LEFT, BLOCK_M
     )
-    for member in range(HEADS):
-        head = (key_head * HEADS + member).to(tl.int64)
-        at_row = (batch * key_heads * HEADS + head) * queries
-        slope = None
-        biased = bias
-        if slopes is not None:
-            slope = tl.load(slopes + head * slope_stride) * LOG2_E
-        if bias is not None:
-            biased = bias + batch * bias_batch + head * bias_head
-        if RIGHT:
-            sums_k, sums_v = _over_queries(
-                sums_k, sums_v, k_rows, v_rows, q + batch * q_batch + head * q_head,
-                grad + batch * grad_batch + head * grad_head, shift + at_row, delta + at_row, biased, column, slope,
-                queries, ahead, begin, tl.minimum(whole_from, stop), left, right, scale, cap, q_row, q_lane,
-                grad_row, grad_lane, bias_row, bias_column, grad_k is not None, grad_v is not None, True, SOFTCAP,
-                LEFT, RIGHT, D, BLOCK_D, REST_D, E, BLOCK_E, REST_E, BLOCK_M, PRECISION, WIDEN,
-            )  # fmt: skip
+    first_head = at_head * HEADS
+    q += batch * q_batch + first_head * q_head
+    grad += batch * grad_batch + first_head * grad_head
+    shift += (batch * key_heads * HEADS + first_head) * queries
+    delta += (batch * key_heads * HEADS + first_head) * queries
+    if slopes is not None:
+        slopes += first_head * slope_stride
+    if bias is not None:
+        bias += batch * bias_batch + first_head * bias_head
+    if RIGHT:
         sums_k, sums_v = _over_queries(
-            sums_k, sums_v, k_rows, v_rows, q + batch * q_batch + head * q_head,
-            grad + batch * grad_batch + head * grad_head, shift + at_row, delta + at_row, biased, column, slope,
-            queries, ahead, whole_from, whole_to, left, right, scale, cap, q_row, q_lane,
-            grad_row, grad_lane, bias_row, bias_column, grad_k is not None, grad_v is not None, False, SOFTCAP,
-            LEFT, RIGHT, D, BLOCK_D, REST_D, E, BLOCK_E, REST_E, BLOCK_M, PRECISION, WIDEN,
+            sums_k, sums_v, k_rows, v_rows, q, grad, shift, delta, slopes, bias, column, queries, ahead, begin, tl.minimum(whole_from, stop),
+            left, right, scale, cap, q_row, q_head, q_lane, grad_row, grad_head, grad_lane, bias_head, bias_row, bias_column,
+            slope_stride, HEADS, grad_k is not None, grad_v is not None, True, SOFTCAP, LEFT, RIGHT, D, BLOCK_D, REST_D,
+            E, BLOCK_E, REST_E, BLOCK_M, PRECISION, WIDEN,
         )  # fmt: skip
-        sums_k, sums_v = _over_queries(
-            sums_k, sums_v, k_rows, v_rows, q + batch * q_batch + head * q_head,
-            grad + batch * grad_batch + head * grad_head, shift + at_row, delta + at_row, biased, column, slope,
-            queries, ahead, whole_to, stop, left, right, scale, cap, q_row, q_lane,
-            grad_row, grad_lane, bias_row, bias_column, grad_k is not None, grad_v is not None, True, SOFTCAP,
-            LEFT, RIGHT, D, BLOCK_D, REST_D, E, BLOCK_E, REST_E, BLOCK_M, PRECISION, WIDEN,
-        )  # fmt: skip
+    sums_k, sums_v = _over_queries(
+        sums_k, sums_v, k_rows, v_rows, q, grad, shift, delta, slopes, bias, column, queries, ahead, whole_from, whole_to,
+        left, right, scale, cap, q_row, q_head, q_lane, grad_row, grad_head, grad_lane, bias_head, bias_row, bias_column,
+        slope_stride, HEADS, grad_k is not None, grad_v is not None, False, SOFTCAP, LEFT, RIGHT, D, BLOCK_D, REST_D,
+        E, BLOCK_E, REST_E, BLOCK_M, PRECISION, WIDEN,
+    )  # fmt: skip
+    sums_k, sums_v = _over_queries(
+        sums_k, sums_v, k_rows, v_rows, q, grad, shift, delta, slopes, bias, column, queries, ahead, whole_to, stop,
+        left, right, scale, cap, q_row, q_head, q_lane, grad_row, grad_head, grad_lane, bias_head, bias_row, bias_column,
+        slope_stride, HEADS, grad_k is not None, grad_v is not None, True, SOFTCAP, LEFT, RIGHT, D, BLOCK_D, REST_D,
+        E, BLOCK_E, REST_E, BLOCK_M, PRECISION, WIDEN,
+    )  # fmt: skip
 
     at = (batch * keys + at_key) * key_heads + key_head
     if grad_k is not None:
@@ -248,8 +264,8 @@ def _gradient_of_keys(
 def launch_gradient_of_keys(terms: Terms, grad_k: Tensor | None, grad_v: Tensor | None) -> None:
     """Writes what is asked for, of a batch that is not empty and has keys."""
     q, k, v, bias, slopes = terms.q, terms.k, terms.v, terms.bias, terms.slopes
-    (B, S, H, D), (_, T, G, E) = q.shape, v.shape
-    options = configuration("attention.gradient_of_keys", q.device, max(D, E), q.element_size()).options
+    (B, S, H, _), (_, T, G, _) = q.shape, v.shape
+    options = configuration("attention.gradient_of_keys", q.device, room_of(q, v, bias), q.element_size()).options
     blocks = cdiv(T, options["BLOCK_N"])
     launch(
         _gradient_of_keys,

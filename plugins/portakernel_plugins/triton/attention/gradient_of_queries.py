@@ -19,8 +19,8 @@ from portakernel_plugins.triton.attention.head_parts import (
     add_weighted_rows, load_rows, no_sums, product_of_rows, store_rows, times, turned,
 )  # fmt: skip
 from portakernel_plugins.triton.attention.row_terms import Terms
-from portakernel_plugins.triton.attention.scores import LOG2_E, changed, load_bias, sees
-from portakernel_plugins.triton.attention.tiles import rows_of_tile, seen_blocks, shapes
+from portakernel_plugins.triton.attention.scores import LOG2_E, changed, load_bias, sees, weights_of
+from portakernel_plugins.triton.attention.tiles import room_of, rows_of_tile, seen_blocks, shapes
 from portakernel_plugins.triton.launching.configurations import configuration
 
 
@@ -84,7 +84,7 @@ def _over_keys(
         z = product_of_rows(q, turned(block, REST_D), REST_D, PRECISION)
         added = load_bias(bias, bias_rows[:, None], column[None, :], across, bias_column)
         scores, bounded = changed(z, behind, slope, added, scale, cap, SOFTCAP)
-        p = tl.exp2(scores - shift[:, None])
+        p = weights_of(scores, shift[:, None])
         if MASKED:
             seen = sees(behind, left, right, LEFT, RIGHT)
             if seen is None:
@@ -238,8 +238,8 @@ def _gradient_of_queries(
 def launch_gradient_of_queries(terms: Terms, grad_q: Tensor | None, grad_bias: Tensor | None) -> None:
     """Writes what is asked for, of a batch that is not empty and has queries; of ``grad_bias`` what the window shows."""
     q, k, v = terms.q, terms.k, terms.v
-    (B, S, H, D), (_, T, G, E) = q.shape, v.shape
-    options = configuration("attention.gradient_of_queries", q.device, max(D, E), q.element_size()).options
+    (B, S, H, _), (_, T, G, _) = q.shape, v.shape
+    options = configuration("attention.gradient_of_queries", q.device, room_of(q, v, terms.bias), q.element_size()).options
     tiles = cdiv(S, options["BLOCK_M"])
     launch(
         _gradient_of_queries,

@@ -64,6 +64,15 @@ def changed(z, behind, slope, bias, scale, cap, SOFTCAP: tl.constexpr):
 
 
 @triton.jit
+def weights_of(scores, shift):
+    """The softmax's weights, with ``shift`` their normaliser; 1 at most, also where float32 is too coarse for both.
+
+    Scores of -1e9, as masks have them, lie 128 apart from the next number: what is left of lse may be less than all.
+    """
+    return tl.exp2(tl.minimum(scores - shift, 0.0))
+
+
+@triton.jit
 def sees(behind, left, right, LEFT: tl.constexpr, RIGHT: tl.constexpr):
     """Whether keys so far behind their query are in its window; None: all are."""
     seen = None

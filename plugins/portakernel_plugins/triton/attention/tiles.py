@@ -19,6 +19,7 @@ from portakernel_plugins.triton.launching.configurations import configuration
 _FEW = 32
 # Up to here tiles are small, so that there are enough of them.
 _SHORT = 512
+_WIDEST = 256
 
 
 @triton.jit
@@ -96,8 +97,16 @@ class Tiling:
     options: Mapping[str, Any]
 
 
+def room_of(q: Tensor, v: Tensor, bias: Tensor | None) -> int:
+    """The size by which a configuration is found: the wider one of keys and values.
+
+    A bias comes in tiles of its own, for which the blocks of the widest heads alone leave memory.
+    """
+    return max(q.shape[3], v.shape[3]) if bias is None else _WIDEST
+
+
 def tiles_of_queries(q: Tensor, heads: int, width: int) -> Tiling:
-    """For ``q (B, S, H, D)`` with ``heads`` of each key head; ``width``: the wider one of keys and values."""
+    """For ``q (B, S, H, D)`` with ``heads`` of each key head; ``width`` is ``room_of`` it."""
     queries, size = q.shape[1], q.element_size()
     if queries > _FEW:
         entry = "attention.forward" if queries > _SHORT else "attention.forward_short"
