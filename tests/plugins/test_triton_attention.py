@@ -53,8 +53,11 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def inputs(S: int, T: int, H: int = 2, G: int = 1, D: int = 16, B: int = 1) -> tuple[Tensor, Tensor, Tensor]:
-    return draw(B, S, H, D), draw(B, T, G, D, seed=1), draw(B, T, G, D, seed=2)
+def inputs(
+    queries: int, keys: int, heads: int = 2, key_heads: int = 1, batches: int = 1
+) -> tuple[Tensor, Tensor, Tensor]:
+    kept = (batches, keys, key_heads, 16)
+    return draw(batches, queries, heads, 16), draw(*kept, seed=1), draw(*kept, seed=2)
 
 
 def forward(*tensors: Tensor, alibi_slopes=None, bias=None, sinks=None, **values: Any) -> tuple[Tensor, Tensor]:
@@ -86,7 +89,7 @@ def gradients(q, k, v, alibi_slopes=None, bias=None, sinks=None, needs=ALL, grad
 
 # a window with whole blocks inside; queries that see nothing; a window without a left edge; a causal mask alone
 @pytest.mark.parametrize(
-    ("S", "T", "values"),
+    ("queries", "keys", "values"),
     [
         (100, 170, {"window": (75, 45)}),
         (110, 90, {"window": (70, -1), "causal": True}),
@@ -94,15 +97,15 @@ def gradients(q, k, v, alibi_slopes=None, bias=None, sinks=None, needs=ALL, grad
         (90, 200, {"causal": True}),
     ],
 )
-def test_blocks_inside_a_window_and_at_its_edges_are_all_in_the_results(S, T, values):
-    q, k, v = inputs(S, T)
+def test_blocks_inside_a_window_and_at_its_edges_are_all_in_the_results(queries, keys, values):
+    q, k, v = inputs(queries, keys)
     assert_near(forward(q, k, v, **values), exactly(q, k, v, **values))
     found, exact = gradients(q, k, v, **values)
     assert_near(found[:3], exact[:3])
 
 
 def test_a_long_sequence_has_tiles_of_its_own():
-    q, k, v = inputs(520, 33, H=1)
+    q, k, v = inputs(520, 33, heads=1)
     assert_near(forward(q, k, v, causal=True), exactly(q, k, v, causal=True))
 
 
@@ -120,7 +123,7 @@ def test_a_window_that_hides_nothing_is_none():
 @pytest.mark.parametrize("values", [{}, {"causal": True}, {"window": (200, 0)}, {"softcap": 2.0}], ids=str)
 @pytest.mark.parametrize("sunk", [False, True])
 def test_parts_of_the_keys_are_merged_to_the_same_results(values, sunk, launched):
-    q, k, v = inputs(3, 288, H=3, G=1)
+    q, k, v = inputs(3, 288, heads=3)
     sinks = draw(3) if sunk else None
     with pretending(Processor("interpreter", 16, 32), lambda *_: None):
         found = forward(q, k, v, sinks=sinks, **values)
@@ -142,7 +145,7 @@ def test_queries_that_see_no_key_of_any_part_are_zero():
 
 
 def test_heads_that_share_a_tile_leave_the_memory_beside_theirs_alone():
-    q, k, v = inputs(3, 20, H=10, G=2, B=2)
+    q, k, v = inputs(3, 20, heads=10, key_heads=2, batches=2)
     around = torch.full((2, 4, 11, 17), 5.0)
     out = around[:, :3, :10, :16]
     attention(q, k, v, alibi_slopes=draw(10), bias=None, sinks=None, **PLAIN, return_lse=False, out=out)
@@ -153,15 +156,15 @@ def test_heads_that_share_a_tile_leave_the_memory_beside_theirs_alone():
 
 
 @triton.jit
-def _tangents(x, y, N: tl.constexpr):
-    lane = tl.arange(0, N)
+def _tangents(x, y):
+    lane = tl.arange(0, 2048)
     tl.store(y + lane, scores._tanh(tl.load(x + lane)))
 
 
 def test_the_softcaps_tangent_is_exact_near_zero_and_saturates():
     x = torch.cat([torch.logspace(-30, 3, 2047), torch.tensor([3.0e38])])
     y = torch.empty_like(x)
-    launch(_tangents, (1, 1), x, y, N=2048)
+    launch(_tangents, (1, 1), x, y)
     torch.testing.assert_close(y.double(), x.double().tanh(), rtol=5e-7, atol=0.0)
     assert y[-1] == 1.0
 
@@ -201,7 +204,7 @@ def test_a_query_masked_by_its_bias_has_gradients_of_zero():
 
 @pytest.mark.parametrize("low", [-1e9, -3e30, torch.finfo(torch.float32).min])
 def test_a_query_whose_whole_bias_is_low_has_finite_gradients(low):
-    q, k, v = inputs(20, 33, H=2)
+    q, k, v = inputs(20, 33)
     bias = torch.full((1, 2, 20, 33), low) * torch.linspace(0.9, 1.0, 20)[:, None]
     found, _ = gradients(q, k, v, bias=bias)
     assert all(grad.isfinite().all() for grad in (*found[:3], found[4]))

@@ -57,9 +57,7 @@ def backward(
             if gradient is not None:
                 gradient.zero_()
         return found
-    terms = row_terms(
-        grad_out, q, k, v, alibi_slopes, bias, sinks if wants_sinks else None, out, logsumexp, how
-    )
+    terms = row_terms(grad_out, q, k, v, alibi_slopes, bias, sinks if wants_sinks else None, out, logsumexp, how)
     if (grad_k is not None or grad_v is not None) and k.shape[1]:
         launch_gradient_of_keys(terms, grad_k, grad_v)
     if grad_q is not None or grad_bias is not None:

@@ -1,13 +1,8 @@
 """``attention`` in Triton; its gradients are in ``backward.py``.
 
-A program has a tile of queries and goes through the keys that they see, block by block. Of what it has seen it keeps
-
-    top   = max(s)                    per query, in units of log(2)
-    total = sum(2 ** (s - top))
-    acc   = sum(2 ** (s - top) * v)
-
-so that ``out = acc / total`` and ``lse = log(2) * (top + log2(total))``. Blocks that every query of the tile sees whole
-are computed without a mask; those that the window's edges or the end of the keys cut, in loops of their own.
+A program has a tile of queries and goes through the keys that they see, block by block (``online_softmax.py``), so that
+``out = acc / total`` and ``lse = log(2) * (top + log2(total))``. Blocks that every query of the tile sees whole are
+computed without a mask; those that the window's edges or the end of the keys cut, in loops of their own.
 
 Where queries are few, the heads of one key head share a tile, and several programs share its keys (``split_keys.py``).
 """
@@ -23,12 +18,9 @@ from torch import Tensor
 
 from portakernel.authoring.tensors import delivered
 from portakernel.authoring.triton import cdiv, grid_of, launch, program_index
-from portakernel_plugins.triton.attention.head_parts import (
-    add_weighted_rows, load_rows, no_sums, product_of_rows, store_rows, times,
-)  # fmt: skip
-from portakernel_plugins.triton.attention.scores import (
-    LOG2_E, LOG_2, Scoring, changed, finite_or_zero, load_bias, scoring, sees,
-)  # fmt: skip
+from portakernel_plugins.triton.attention.head_parts import load_rows, no_sums, store_rows, times
+from portakernel_plugins.triton.attention.online_softmax import over_keys
+from portakernel_plugins.triton.attention.scores import LOG2_E, LOG_2, Scoring, scoring
 from portakernel_plugins.triton.attention.split_keys import Parts, split_count
 from portakernel_plugins.triton.attention.tiles import room_of, rows_of_tile, seen_blocks, shapes, tiles_of_queries
 
@@ -37,91 +29,6 @@ Results = Tensor | tuple[Tensor, ...]
 
 # Below, a largest product and a largest score need not be the same one's.
 _SMALLEST_FOLDED = 2.0**-125
-
-
-@triton.jit
-def _over_keys(
-    acc,
-    total,
-    top,
-    q,
-    k,
-    v,
-    bias,
-    bias_rows,
-    position,
-    slope,
-    keys,
-    begin,
-    stop,
-    left,
-    right,
-    scale,
-    cap,
-    k_row,
-    k_lane,
-    v_row,
-    v_lane,
-    bias_column,
-    MASKED: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    LEFT: tl.constexpr,
-    RIGHT: tl.constexpr,
-    FOLDED: tl.constexpr,
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    REST_D: tl.constexpr,
-    E: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    REST_E: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    PRECISION: tl.constexpr,
-    WIDEN: tl.constexpr,
-):
-    """``acc``, ``total`` and ``top`` with the keys from ``begin`` to ``stop``."""
-    lane = tl.arange(0, BLOCK_N)
-    for first in tl.range(begin, stop, BLOCK_N):
-        column = first + lane
-        inside = None
-        across = None
-        behind = None
-        if MASKED:
-            inside = column < keys
-            across = inside[None, :]
-        if MASKED or slope is not None:
-            behind = position[:, None] - column[None, :]
-        at = tl.cast(first, tl.int64)
-        rows = lane.to(tl.int64)
-        columns = load_rows(k + at * k_row, rows * k_row, k_lane, inside, BLOCK_D, REST_D, D, True, WIDEN)
-        z = product_of_rows(q, columns, REST_D, PRECISION)
-        if not FOLDED:
-            added = load_bias(bias, bias_rows[:, None], column[None, :], across, bias_column)
-            z, _ = changed(z, behind, slope, added, scale, cap, SOFTCAP)
-        if MASKED:
-            seen = sees(behind, left, right, LEFT, RIGHT)
-            if seen is None:
-                seen = across
-            else:
-                seen = seen & across
-            z = tl.where(seen, z, float("-inf"))
-        if FOLDED:
-            higher = tl.maximum(top, tl.max(z, axis=1) * scale)
-            base = finite_or_zero(higher)
-            p = tl.exp2(z * scale - base[:, None])
-        else:
-            higher = tl.maximum(top, tl.max(z, axis=1))
-            base = finite_or_zero(higher)
-            p = tl.exp2(z - base[:, None])
-        kept = tl.exp2(top - base)
-        top = higher
-        total = total * kept + tl.sum(p, axis=1)
-        acc = times(acc, kept, REST_E)
-        weights = p.to(v.dtype.element_ty)
-        if WIDEN:
-            weights = weights.to(tl.float32)
-        values = load_rows(v + at * v_row, rows * v_row, v_lane, inside, BLOCK_E, REST_E, E, False, WIDEN)
-        acc = add_weighted_rows(acc, weights, values, REST_E, PRECISION)
-    return acc, total, top
 
 
 @triton.jit(do_not_specialize=["batches", "queries", "keys", "key_heads", "tiles", "splits", "left", "right"])
@@ -224,10 +131,9 @@ def _forward(
 
     top = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.full((BLOCK_M,), 0.0, tl.float32)
-    if sinks is not None:
-        if split == 0:
-            top = tl.load(sinks + at_head * sink_stride).to(tl.float32) * LOG2_E
-            total = tl.where(top == float("-inf"), 0.0, 1.0)
+    if sinks is not None and split == 0:
+        top = tl.load(sinks + at_head * sink_stride).to(tl.float32) * LOG2_E
+        total = tl.where(top == float("-inf"), 0.0, 1.0)
     acc = no_sums(BLOCK_M, BLOCK_E, REST_E)
 
     first = tile * BLOCK_M // PACKED
@@ -242,17 +148,17 @@ def _forward(
         whole_to = tl.minimum(tl.maximum(whole_to, whole_from), stop // BLOCK_N * BLOCK_N)
         whole_to = tl.maximum(whole_to, whole_from)
     if LEFT:
-        acc, total, top = _over_keys(
+        acc, total, top = over_keys(
             acc, total, top, block, k, v, bias, bias_rows, position, slope, keys, begin, tl.minimum(whole_from, stop),
             left, right, scale, cap, k_row, k_lane, v_row, v_lane, bias_column, True, SOFTCAP, LEFT, RIGHT, FOLDED,
             D, BLOCK_D, REST_D, E, BLOCK_E, REST_E, BLOCK_N, PRECISION, WIDEN,
         )  # fmt: skip
-    acc, total, top = _over_keys(
+    acc, total, top = over_keys(
         acc, total, top, block, k, v, bias, bias_rows, position, slope, keys, whole_from, whole_to,
         left, right, scale, cap, k_row, k_lane, v_row, v_lane, bias_column, False, SOFTCAP, LEFT, RIGHT, FOLDED,
         D, BLOCK_D, REST_D, E, BLOCK_E, REST_E, BLOCK_N, PRECISION, WIDEN,
     )  # fmt: skip
-    acc, total, top = _over_keys(
+    acc, total, top = over_keys(
         acc, total, top, block, k, v, bias, bias_rows, position, slope, keys, whole_to, stop,
         left, right, scale, cap, k_row, k_lane, v_row, v_lane, bias_column, True, SOFTCAP, LEFT, RIGHT, FOLDED,
         D, BLOCK_D, REST_D, E, BLOCK_E, REST_E, BLOCK_N, PRECISION, WIDEN,
@@ -296,7 +202,7 @@ def attention(
 
     ``q``: (B, S, H, D), ``k``: (B, T, G, D), ``v``: (B, T, G, E), of one dtype and any strides.
     """
-    (B, S, H, _), (_, T, G, E) = q.shape, v.shape
+    (B, S, H, _), E = q.shape, v.shape[3]
     given = out if isinstance(out, tuple) else (out,)
     y = q.new_empty(B, S, H, E) if given[0] is None else given[0]
     lse = q.new_empty(B, H, S, dtype=torch.float32) if return_lse else None

@@ -19,7 +19,13 @@ from torch import Tensor
 
 from portakernel.authoring.triton import cdiv, grid_of, launch, program_index
 from portakernel_plugins.triton.attention.head_parts import (
-    add_weighted_rows, load_rows, no_sums, product_of_rows, store_rows, times, turned,
+    add_weighted_rows,
+    load_rows,
+    no_sums,
+    product_of_rows,
+    store_rows,
+    times,
+    turned,
 )  # fmt: skip
 from portakernel_plugins.triton.attention.row_terms import Terms
 from portakernel_plugins.triton.attention.scores import LOG2_E, changed, load_bias, sees, weights_of
@@ -114,7 +120,7 @@ def _over_queries(
         scores, bounded = changed(z, behind, slope, added, scale, cap, SOFTCAP)
         p = weights_of(scores, row_shift[None, :])
         if MASKED:
-            seen = sees(behind, left, right, LEFT, RIGHT)
+            seen = sees(None, behind, left, right, LEFT, RIGHT)
             if seen is not None:
                 p = tl.where(seen, p, 0.0)
         grads = load_rows(
@@ -235,22 +241,22 @@ def _gradient_of_keys(
         bias += batch * bias_batch + first_head * bias_head
     if RIGHT:
         sums_k, sums_v = _over_queries(
-            sums_k, sums_v, k_rows, v_rows, q, grad, shift, delta, slopes, bias, column, queries, ahead, begin, tl.minimum(whole_from, stop),
-            left, right, scale, cap, q_row, q_head, q_lane, grad_row, grad_head, grad_lane, bias_head, bias_row, bias_column,
-            slope_stride, HEADS, grad_k is not None, grad_v is not None, True, SOFTCAP, LEFT, RIGHT, D, BLOCK_D, REST_D,
-            E, BLOCK_E, REST_E, BLOCK_M, PRECISION, WIDEN,
+            sums_k, sums_v, k_rows, v_rows, q, grad, shift, delta, slopes, bias, column, queries, ahead,
+            begin, tl.minimum(whole_from, stop), left, right, scale, cap, q_row, q_head, q_lane, grad_row, grad_head,
+            grad_lane, bias_head, bias_row, bias_column, slope_stride, HEADS, grad_k is not None, grad_v is not None,
+            True, SOFTCAP, LEFT, RIGHT, D, BLOCK_D, REST_D, E, BLOCK_E, REST_E, BLOCK_M, PRECISION, WIDEN,
         )  # fmt: skip
     sums_k, sums_v = _over_queries(
-        sums_k, sums_v, k_rows, v_rows, q, grad, shift, delta, slopes, bias, column, queries, ahead, whole_from, whole_to,
-        left, right, scale, cap, q_row, q_head, q_lane, grad_row, grad_head, grad_lane, bias_head, bias_row, bias_column,
-        slope_stride, HEADS, grad_k is not None, grad_v is not None, False, SOFTCAP, LEFT, RIGHT, D, BLOCK_D, REST_D,
-        E, BLOCK_E, REST_E, BLOCK_M, PRECISION, WIDEN,
+        sums_k, sums_v, k_rows, v_rows, q, grad, shift, delta, slopes, bias, column, queries, ahead,
+        whole_from, whole_to, left, right, scale, cap, q_row, q_head, q_lane, grad_row, grad_head, grad_lane,
+        bias_head, bias_row, bias_column, slope_stride, HEADS, grad_k is not None, grad_v is not None, False,
+        SOFTCAP, LEFT, RIGHT, D, BLOCK_D, REST_D, E, BLOCK_E, REST_E, BLOCK_M, PRECISION, WIDEN,
     )  # fmt: skip
     sums_k, sums_v = _over_queries(
-        sums_k, sums_v, k_rows, v_rows, q, grad, shift, delta, slopes, bias, column, queries, ahead, whole_to, stop,
-        left, right, scale, cap, q_row, q_head, q_lane, grad_row, grad_head, grad_lane, bias_head, bias_row, bias_column,
-        slope_stride, HEADS, grad_k is not None, grad_v is not None, True, SOFTCAP, LEFT, RIGHT, D, BLOCK_D, REST_D,
-        E, BLOCK_E, REST_E, BLOCK_M, PRECISION, WIDEN,
+        sums_k, sums_v, k_rows, v_rows, q, grad, shift, delta, slopes, bias, column, queries, ahead,
+        whole_to, stop, left, right, scale, cap, q_row, q_head, q_lane, grad_row, grad_head, grad_lane,
+        bias_head, bias_row, bias_column, slope_stride, HEADS, grad_k is not None, grad_v is not None, True,
+        SOFTCAP, LEFT, RIGHT, D, BLOCK_D, REST_D, E, BLOCK_E, REST_E, BLOCK_M, PRECISION, WIDEN,
     )  # fmt: skip
 
     at = (batch * keys + at_key) * key_heads + key_head

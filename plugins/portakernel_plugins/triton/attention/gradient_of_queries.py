@@ -16,7 +16,13 @@ from torch import Tensor
 
 from portakernel.authoring.triton import cdiv, grid_of, launch, program_index
 from portakernel_plugins.triton.attention.head_parts import (
-    add_weighted_rows, load_rows, no_sums, product_of_rows, store_rows, times, turned,
+    add_weighted_rows,
+    load_rows,
+    no_sums,
+    product_of_rows,
+    store_rows,
+    times,
+    turned,
 )  # fmt: skip
 from portakernel_plugins.triton.attention.row_terms import Terms
 from portakernel_plugins.triton.attention.scores import LOG2_E, changed, load_bias, sees, weights_of
@@ -86,11 +92,7 @@ def _over_keys(
         scores, bounded = changed(z, behind, slope, added, scale, cap, SOFTCAP)
         p = weights_of(scores, shift[:, None])
         if MASKED:
-            seen = sees(behind, left, right, LEFT, RIGHT)
-            if seen is None:
-                seen = across
-            else:
-                seen = seen & across
+            seen = sees(across, behind, left, right, LEFT, RIGHT)
             p = tl.where(seen, p, 0.0)
         values = load_rows(v + at * v_row, rows * v_row, v_lane, inside, BLOCK_E, REST_E, E, True, WIDEN)
         of_scores = p * (product_of_rows(grad, values, REST_E, PRECISION) - delta[:, None])
@@ -236,10 +238,12 @@ def _gradient_of_queries(
 
 
 def launch_gradient_of_queries(terms: Terms, grad_q: Tensor | None, grad_bias: Tensor | None) -> None:
-    """Writes what is asked for, of a batch that is not empty and has queries; of ``grad_bias`` what the window shows."""
+    """Writes what is asked for, of a batch that has queries; of ``grad_bias`` what the window shows."""
     q, k, v = terms.q, terms.k, terms.v
     (B, S, H, _), (_, T, G, _) = q.shape, v.shape
-    options = configuration("attention.gradient_of_queries", q.device, room_of(q, v, terms.bias), q.element_size()).options
+    options = configuration(
+        "attention.gradient_of_queries", q.device, room_of(q, v, terms.bias), q.element_size()
+    ).options
     tiles = cdiv(S, options["BLOCK_M"])
     launch(
         _gradient_of_queries,

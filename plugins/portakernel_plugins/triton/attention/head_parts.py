@@ -5,7 +5,7 @@ Blocks are powers of two. A tile of rows is a tuple of its parts, and so is a su
 # pyright: reportGeneralTypeIssues=false
 # Tuples grow by concatenation, the one way that Triton knows.
 # ruff: noqa: RUF005
-# mypy: disable-error-code="misc, no-any-return"
+# mypy: disable-error-code="assignment, misc"
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def parts_of(width: int) -> tuple[int, int]:
     whole = max(_NARROWEST, _power_of_two(width))
     first = whole // 2
     rest = max(_NARROWEST, _power_of_two(width - first))
-    return (first, rest) if _NARROWEST <= first and rest < first else (whole, 0)
+    return (first, rest) if first >= _NARROWEST and rest < first else (whole, 0)
 
 
 def _power_of_two(width: int) -> int:
@@ -42,19 +42,18 @@ def _load_part(
 ):
     """``BLOCK`` lanes of rows from ``FIRST`` on; ``TURNED``: a lane is a row of the block."""
     lane = FIRST + tl.arange(0, BLOCK)
-    across: tl.constexpr = 0 if TURNED else 1
-    down: tl.constexpr = 1 if TURNED else 0
-    at = pointer + tl.expand_dims(rows, across) + tl.expand_dims(lane.to(tl.int64) * lane_stride, down)
+    offsets = tl.expand_dims(lane.to(tl.int64) * lane_stride, 1 if TURNED else 0)
+    at = pointer + tl.expand_dims(rows, 0 if TURNED else 1) + offsets
     if FIRST + BLOCK > WIDTH:
         if inside is None:
-            block = tl.load(at, mask=tl.expand_dims(lane < WIDTH, down), other=0.0)
+            block = tl.load(at, mask=tl.expand_dims(lane < WIDTH, 1 if TURNED else 0), other=0.0)
         else:
-            mask = tl.expand_dims(lane < WIDTH, down) & tl.expand_dims(inside, across)
+            mask = tl.expand_dims(lane < WIDTH, 1 if TURNED else 0) & tl.expand_dims(inside, 0 if TURNED else 1)
             block = tl.load(at, mask=mask, other=0.0)
     elif inside is None:
         block = tl.load(at)
     else:
-        block = tl.load(at, mask=tl.expand_dims(inside, across), other=0.0)
+        block = tl.load(at, mask=tl.expand_dims(inside, 0 if TURNED else 1), other=0.0)
     if WIDEN:
         block = block.to(tl.float32)
     return block

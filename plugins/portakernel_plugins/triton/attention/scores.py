@@ -73,16 +73,21 @@ def weights_of(scores, shift):
 
 
 @triton.jit
-def sees(behind, left, right, LEFT: tl.constexpr, RIGHT: tl.constexpr):
-    """Whether keys so far behind their query are in its window; None: all are."""
-    seen = None
+def _both(one, other):
+    """Where both hold; None holds everywhere."""
+    found = other
+    if one is not None:
+        found = one & other
+    return found
+
+
+@triton.jit
+def sees(seen, behind, left, right, LEFT: tl.constexpr, RIGHT: tl.constexpr):
+    """Where ``seen`` holds and the key, so far behind its query, is in the window; None: everywhere."""
     if RIGHT:
-        seen = behind >= -right
+        seen = _both(seen, behind >= -right)
     if LEFT:
-        if RIGHT:
-            seen = seen & (behind <= left)
-        else:
-            seen = behind <= left
+        seen = _both(seen, behind <= left)
     return seen
 
 
@@ -98,10 +103,7 @@ def load_bias(bias, rows, column, inside, column_stride):
     found = None
     if bias is not None:
         at = bias + rows + column.to(tl.int64) * column_stride
-        if inside is None:
-            found = tl.load(at).to(tl.float32)
-        else:
-            found = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+        found = tl.load(at, mask=inside, other=None if inside is None else 0.0).to(tl.float32)
     return found
 
 

@@ -79,7 +79,7 @@ def _merge(
 
 
 def split_count(programs: int, visible: int, block: int, wanted: int) -> int:
-    """How many programs share the ``visible`` keys of a tile, of which there are ``programs``; 1 where the chip is full."""
+    """How many programs share the ``visible`` keys of a tile, so that all ``programs`` tiles come to those wanted."""
     return max(1, min(wanted // programs, visible // (block * _FEWEST_BLOCKS)))
 
 

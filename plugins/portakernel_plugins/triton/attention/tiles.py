@@ -31,17 +31,11 @@ def rows_of_tile(tile, first_head, queries, PACKED: tl.constexpr, BLOCK: tl.cons
     row = tile * BLOCK + tl.arange(0, BLOCK)
     there = row < queries * PACKED
     row = tl.minimum(row, queries * PACKED - 1)
-    if PACKED == 1:
-        head = tl.zeros_like(row) + first_head
-    else:
-        head = first_head + row % PACKED
-    return row // PACKED, head, there
+    return row // PACKED, first_head + row % PACKED, there
 
 
 @triton.jit
-def seen_blocks(
-    first, last, ahead, end, left, right, LEFT: tl.constexpr, RIGHT: tl.constexpr, BLOCK: tl.constexpr
-):
+def seen_blocks(first, last, ahead, end, left, right, LEFT: tl.constexpr, RIGHT: tl.constexpr, BLOCK: tl.constexpr):
     """Where blocks of the other side begin, are seen by all of a tile, are no more, and end.
 
     The tile's rows are ``first`` to ``last``; a row ``i`` sees from ``i + ahead - left`` to ``i + ahead + right`` of

@@ -1,0 +1,97 @@
+"""The softmax of scores that come block by block: what a tile of queries keeps of the keys that it has seen.
+
+top   = max(s)                    per query, in units of log(2)
+total = sum(2 ** (s - top))
+acc   = sum(2 ** (s - top) * v)
+"""
+# pyright: reportGeneralTypeIssues=false
+# Python's types do not see that Triton iterates over its ranges.
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from portakernel_plugins.triton.attention.head_parts import add_weighted_rows, load_rows, product_of_rows, times
+from portakernel_plugins.triton.attention.scores import changed, finite_or_zero, load_bias, sees
+
+
+@triton.jit
+def over_keys(
+    acc,
+    total,
+    top,
+    q,
+    k,
+    v,
+    bias,
+    bias_rows,
+    position,
+    slope,
+    keys,
+    begin,
+    stop,
+    left,
+    right,
+    scale,
+    cap,
+    k_row,
+    k_lane,
+    v_row,
+    v_lane,
+    bias_column,
+    MASKED: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    LEFT: tl.constexpr,
+    RIGHT: tl.constexpr,
+    FOLDED: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    REST_D: tl.constexpr,
+    E: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    REST_E: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PRECISION: tl.constexpr,
+    WIDEN: tl.constexpr,
+):
+    """``acc``, ``total`` and ``top`` with the keys from ``begin`` to ``stop``."""
+    lane = tl.arange(0, BLOCK_N)
+    for first in tl.range(begin, stop, BLOCK_N):
+        column = first + lane
+        inside = None
+        across = None
+        behind = None
+        if MASKED:
+            inside = column < keys
+            across = inside[None, :]
+        if MASKED or slope is not None:
+            behind = position[:, None] - column[None, :]
+        at = tl.cast(first, tl.int64)
+        rows = lane.to(tl.int64)
+        columns = load_rows(k + at * k_row, rows * k_row, k_lane, inside, BLOCK_D, REST_D, D, True, WIDEN)
+        z = product_of_rows(q, columns, REST_D, PRECISION)
+        if not FOLDED:
+            added = load_bias(bias, bias_rows[:, None], column[None, :], across, bias_column)
+            z, _ = changed(z, behind, slope, added, scale, cap, SOFTCAP)
+        if MASKED:
+            seen = sees(across, behind, left, right, LEFT, RIGHT)
+            z = tl.where(seen, z, float("-inf"))
+        if FOLDED:
+            higher = tl.maximum(top, tl.max(z, axis=1) * scale)
+            base = finite_or_zero(higher)
+            p = tl.exp2(z * scale - base[:, None])
+        else:
+            higher = tl.maximum(top, tl.max(z, axis=1))
+            base = finite_or_zero(higher)
+            p = tl.exp2(z - base[:, None])
+        kept = tl.exp2(top - base)
+        top = higher
+        total = total * kept + tl.sum(p, axis=1)
+        acc = times(acc, kept, REST_E)
+        weights = p.to(v.dtype.element_ty)
+        if WIDEN:
+            weights = weights.to(tl.float32)
+        values = load_rows(v + at * v_row, rows * v_row, v_lane, inside, BLOCK_E, REST_E, E, False, WIDEN)
+        acc = add_weighted_rows(acc, weights, values, REST_E, PRECISION)
+    return acc, total, top
