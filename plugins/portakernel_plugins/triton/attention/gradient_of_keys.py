@@ -120,9 +120,7 @@ def _over_queries(
         scores, bounded = changed(z, behind, slope, added, scale, cap, SOFTCAP)
         p = weights_of(scores, row_shift[None, :])
         if MASKED:
-            seen = sees(None, behind, left, right, LEFT, RIGHT)
-            if seen is not None:
-                p = tl.where(seen, p, 0.0)
+            p = tl.where(sees(across, behind, left, right, LEFT, RIGHT), p, 0.0)
         grads = load_rows(
             grad + (at_head * grad_head + at * grad_row), rows * grad_row, grad_lane, inside, BLOCK_E, REST_E, E, False,
             WIDEN,

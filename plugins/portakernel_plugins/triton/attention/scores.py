@@ -73,21 +73,13 @@ def weights_of(scores, shift):
 
 
 @triton.jit
-def _both(one, other):
-    """Where both hold; None holds everywhere."""
-    found = other
-    if one is not None:
-        found = one & other
-    return found
-
-
-@triton.jit
-def sees(seen, behind, left, right, LEFT: tl.constexpr, RIGHT: tl.constexpr):
-    """Where ``seen`` holds and the key, so far behind its query, is in the window; None: everywhere."""
+def sees(inside, behind, left, right, LEFT: tl.constexpr, RIGHT: tl.constexpr):
+    """Where ``inside`` holds and the key, so far behind its query, is in the window."""
+    seen = inside
     if RIGHT:
-        seen = _both(seen, behind >= -right)
+        seen = seen & (behind >= -right)
     if LEFT:
-        seen = _both(seen, behind <= left)
+        seen = seen & (behind <= left)
     return seen
 
 
