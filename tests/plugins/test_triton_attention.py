@@ -262,10 +262,14 @@ def test_blocks_are_what_matrix_units_take():
 
 @pytest.mark.parametrize("target", ["nvidia:sm_80", "nvidia:sm_90", "nvidia:sm_120", "amd:gfx942", "amd:gfx1201"])
 @pytest.mark.parametrize("feature", ["softcap", "sinks", "alibi_slopes"])
-def test_what_no_library_has_is_served_without_all_scores_in_memory(target, feature):
+def test_what_no_library_has_can_be_asked_for_and_stands_before_the_reference(target, feature):
     dtypes = {"q": "bfloat16", **({} if feature == "softcap" else {feature: "float32"})}
     values = {"softcap": 30.0} if feature == "softcap" else {}
     decision = portakernel.explain("attention", target=target, dtype=dtypes, **values)
+    able = [one.kernel.name for one in decision.candidates if one.status != "rejected"]
+    assert able.index("triton.attention") < able.index("reference.attention")
+    with portakernel.use("triton.attention"):
+        decision = portakernel.explain("attention", target=target, dtype=dtypes, **values)
     assert decision.chosen is not None
     assert decision.chosen.name == "triton.attention"
 
