@@ -76,7 +76,11 @@ def _spec(kernel: Kernel, target: Target) -> Spec | None:
         "positional": [tensor.name for tensor in op.tensors if tensor.name in tensors and not tensor.keyword],
         "named": [tensor.name for tensor in op.tensors if tensor.name in tensors and tensor.keyword],
         "values": dict(question.row.values),
-        "own_values": {name: value for name, value in request.values.items() if name not in unlisted},
+        "own_values": {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in request.values.items()
+            if name not in unlisted
+        },
         "call": {
             "op": kernel.op,
             "dtype": {name: dtype for name, dtype in question.dtypes.items() if name in tensors},
