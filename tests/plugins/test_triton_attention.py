@@ -17,7 +17,6 @@ from torch import Tensor
 import portakernel
 from portakernel.authoring.triton import Processor, launch, pretending
 from portakernel.references import attention as reference
-from portakernel.triton_launch import interpreter
 from portakernel.triton_launch.interpreter import interpreting
 from portakernel_plugins.triton.attention import scores
 from portakernel_plugins.triton.attention.backward import backward
@@ -33,20 +32,6 @@ ALL = (True,) * 6
 def _interpreted():
     with interpreting():
         yield
-
-
-@pytest.fixture
-def launched(monkeypatch):
-    """The names of the kernels launched."""
-    names: list[str] = []
-    run = interpreter.run
-
-    def record(kernel, *given):
-        names.append(kernel.__name__)
-        run(kernel, *given)
-
-    monkeypatch.setattr(interpreter, "run", record)
-    return names
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:

@@ -8,7 +8,6 @@ pytest.importorskip("triton")
 
 import torch
 
-from portakernel.triton_launch import interpreter
 from portakernel.triton_launch.interpreter import interpreting
 from portakernel_plugins.triton.losses import softmax
 
@@ -19,20 +18,6 @@ LONG = 32768 + 5  # beyond the longest row that is one block, in forward and in 
 def _interpreted():
     with interpreting():
         yield
-
-
-@pytest.fixture
-def launched(monkeypatch):
-    """The names of the kernels launched."""
-    names: list[str] = []
-    run = interpreter.run
-
-    def record(kernel, *given):
-        names.append(kernel.__name__)
-        run(kernel, *given)
-
-    monkeypatch.setattr(interpreter, "run", record)
-    return names
 
 
 def draw(*shape, dtype=torch.float32, seed=0):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -9,11 +12,19 @@ from portakernel.authoring import CannotRun, ReasonCode, Rejection
 from portakernel_plugins.torch.attention.layout import is_aligned
 
 
-def refused(error: RuntimeError) -> CannotRun | None:
-    """What an operator raised, where it says that cuBLAS has no algorithm for these sizes: nothing has run then."""
-    if "CUBLAS_STATUS_NOT_SUPPORTED" not in str(error):
-        return None
-    return CannotRun(Rejection(ReasonCode.CANNOT_RUN, "cuBLAS finds no algorithm for a product of these sizes"))
+def asked_of_cublas(product: Callable[..., Tensor], *given: Any, **more: Any) -> Tensor:
+    """``product``'s result.
+
+    Raises:
+        CannotRun: cuBLAS has no algorithm for these sizes; nothing has run then.
+    """
+    try:
+        return product(*given, **more)
+    except RuntimeError as error:
+        if "CUBLAS_STATUS_NOT_SUPPORTED" not in str(error):
+            raise
+        text = "cuBLAS finds no algorithm for a product of these sizes"
+        raise CannotRun(Rejection(ReasonCode.CANNOT_RUN, text)) from error
 
 
 def row_major(x: Tensor) -> Tensor:

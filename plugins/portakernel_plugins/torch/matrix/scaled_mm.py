@@ -7,9 +7,9 @@ from torch import Tensor
 
 from portakernel_plugins.torch.matrix.long_sums import is_cut_short, with_whole_steps
 from portakernel_plugins.torch.matrix.scale_layout import (
+    asked_of_cublas,
     fused_bias,
     on_16_bytes,
-    refused,
     row_major,
     row_scales,
     written,
@@ -46,18 +46,14 @@ def scaled_mm(
     fused = bias if found is not torch.float32 or bias is None or bias.device.type == "cpu" else None
     if is_cut_short(a, b):
         a, b = with_whole_steps(a), with_whole_steps(b)
-    try:
-        y = _product(
-            row_major(a),
-            row_major(b).t(),
-            on_16_bytes(scale_a),
-            on_16_bytes(scale_b).t(),
-            bias=fused_bias(fused),
-            out_dtype=found,
-            use_fast_accum=use_fast_accum,
-        )
-    except RuntimeError as error:
-        if (refusal := refused(error)) is None:
-            raise
-        raise refusal from error
+    y = asked_of_cublas(
+        _product,
+        row_major(a),
+        row_major(b).t(),
+        on_16_bytes(scale_a),
+        on_16_bytes(scale_b).t(),
+        bias=fused_bias(fused),
+        out_dtype=found,
+        use_fast_accum=use_fast_accum,
+    )
     return written(y, bias if fused is None else None, out)

@@ -8,10 +8,10 @@ from torch.nn.functional import ScalingType
 
 from portakernel.authoring import ReasonCode, Rejection
 from portakernel_plugins.torch.matrix.scale_layout import (
+    asked_of_cublas,
     fused_bias,
     on_16_bytes,
     outer_major,
-    refused,
     row_major,
     square_blocks,
     written,
@@ -52,21 +52,17 @@ def scaled_mm(
     scale_b = scale_b if global_scale_b is None else scale_b * global_scale_b
     found: torch.dtype = getattr(torch, out_dtype)
     fused = bias if found is not torch.float32 else None
-    try:
-        y = torch.nn.functional.scaled_mm(
-            row_major(a),
-            row_major(b).t(),
-            _laid_out(scale_a, format_a),
-            _recipe(format_a),
-            _laid_out(scale_b, format_b),
-            _recipe(format_b),
-            bias=fused_bias(fused),
-            output_dtype=found,
-        )
-    except RuntimeError as error:
-        if (refusal := refused(error)) is None:
-            raise
-        raise refusal from error
+    y = asked_of_cublas(
+        torch.nn.functional.scaled_mm,
+        row_major(a),
+        row_major(b).t(),
+        _laid_out(scale_a, format_a),
+        _recipe(format_a),
+        _laid_out(scale_b, format_b),
+        _recipe(format_b),
+        bias=fused_bias(fused),
+        output_dtype=found,
+    )
     return written(y, bias if fused is None else None, out)
 
 

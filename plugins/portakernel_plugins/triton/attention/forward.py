@@ -147,22 +147,13 @@ def _forward(
         whole_from = tl.minimum(tl.maximum(whole_from, begin), tl.maximum(stop, begin))
         whole_to = tl.minimum(tl.maximum(whole_to, whole_from), stop // BLOCK_N * BLOCK_N)
         whole_to = tl.maximum(whole_to, whole_from)
-    if LEFT:
+    starts, stops = (begin, whole_from, whole_to), (tl.minimum(whole_from, stop), whole_to, stop)
+    for part in tl.static_range(0 if LEFT else 1, 3):  # an edge, whole blocks, the other edge
         acc, total, top = over_keys(
-            acc, total, top, block, k, v, bias, bias_rows, position, slope, keys, begin, tl.minimum(whole_from, stop),
-            left, right, scale, cap, k_row, k_lane, v_row, v_lane, bias_column, True, SOFTCAP, LEFT, RIGHT, FOLDED,
+            acc, total, top, block, k, v, bias, bias_rows, position, slope, keys, starts[part], stops[part],
+            left, right, scale, cap, k_row, k_lane, v_row, v_lane, bias_column, part != 1, SOFTCAP, LEFT, RIGHT, FOLDED,
             D, BLOCK_D, REST_D, E, BLOCK_E, REST_E, BLOCK_N, PRECISION, WIDEN,
         )  # fmt: skip
-    acc, total, top = over_keys(
-        acc, total, top, block, k, v, bias, bias_rows, position, slope, keys, whole_from, whole_to,
-        left, right, scale, cap, k_row, k_lane, v_row, v_lane, bias_column, False, SOFTCAP, LEFT, RIGHT, FOLDED,
-        D, BLOCK_D, REST_D, E, BLOCK_E, REST_E, BLOCK_N, PRECISION, WIDEN,
-    )  # fmt: skip
-    acc, total, top = over_keys(
-        acc, total, top, block, k, v, bias, bias_rows, position, slope, keys, whole_to, stop,
-        left, right, scale, cap, k_row, k_lane, v_row, v_lane, bias_column, True, SOFTCAP, LEFT, RIGHT, FOLDED,
-        D, BLOCK_D, REST_D, E, BLOCK_E, REST_E, BLOCK_N, PRECISION, WIDEN,
-    )  # fmt: skip
 
     # of a query that sees nothing, total is 0
     acc = times(acc, 1.0 / tl.where(total == 0.0, 1.0, total), REST_E)

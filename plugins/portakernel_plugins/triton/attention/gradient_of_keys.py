@@ -237,25 +237,14 @@ def _gradient_of_keys(
         slopes += first_head * slope_stride
     if bias is not None:
         bias += batch * bias_batch + first_head * bias_head
-    if RIGHT:
+    starts, stops = (begin, whole_from, whole_to), (tl.minimum(whole_from, stop), whole_to, stop)
+    for part in tl.static_range(0 if RIGHT else 1, 3):  # an edge, whole blocks, the other edge
         sums_k, sums_v = _over_queries(
             sums_k, sums_v, k_rows, v_rows, q, grad, shift, delta, slopes, bias, column, queries, ahead,
-            begin, tl.minimum(whole_from, stop), left, right, scale, cap, q_row, q_head, q_lane, grad_row, grad_head,
-            grad_lane, bias_head, bias_row, bias_column, slope_stride, HEADS, grad_k is not None, grad_v is not None,
-            True, SOFTCAP, LEFT, RIGHT, D, BLOCK_D, REST_D, E, BLOCK_E, REST_E, BLOCK_M, PRECISION, WIDEN,
+            starts[part], stops[part], left, right, scale, cap, q_row, q_head, q_lane, grad_row, grad_head, grad_lane,
+            bias_head, bias_row, bias_column, slope_stride, HEADS, grad_k is not None, grad_v is not None, part != 1,
+            SOFTCAP, LEFT, RIGHT, D, BLOCK_D, REST_D, E, BLOCK_E, REST_E, BLOCK_M, PRECISION, WIDEN,
         )  # fmt: skip
-    sums_k, sums_v = _over_queries(
-        sums_k, sums_v, k_rows, v_rows, q, grad, shift, delta, slopes, bias, column, queries, ahead,
-        whole_from, whole_to, left, right, scale, cap, q_row, q_head, q_lane, grad_row, grad_head, grad_lane,
-        bias_head, bias_row, bias_column, slope_stride, HEADS, grad_k is not None, grad_v is not None, False,
-        SOFTCAP, LEFT, RIGHT, D, BLOCK_D, REST_D, E, BLOCK_E, REST_E, BLOCK_M, PRECISION, WIDEN,
-    )  # fmt: skip
-    sums_k, sums_v = _over_queries(
-        sums_k, sums_v, k_rows, v_rows, q, grad, shift, delta, slopes, bias, column, queries, ahead,
-        whole_to, stop, left, right, scale, cap, q_row, q_head, q_lane, grad_row, grad_head, grad_lane,
-        bias_head, bias_row, bias_column, slope_stride, HEADS, grad_k is not None, grad_v is not None, True,
-        SOFTCAP, LEFT, RIGHT, D, BLOCK_D, REST_D, E, BLOCK_E, REST_E, BLOCK_M, PRECISION, WIDEN,
-    )  # fmt: skip
 
     at = (batch * keys + at_key) * key_heads + key_head
     if grad_k is not None:

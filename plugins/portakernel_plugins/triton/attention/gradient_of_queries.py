@@ -212,25 +212,14 @@ def _gradient_of_queries(
     first = tile * BLOCK_M
     last = tl.minimum(first + BLOCK_M, queries) - 1
     begin, whole_from, whole_to, stop = seen_blocks(first, last, ahead, keys, left, right, LEFT, RIGHT, BLOCK_N)
-    if LEFT:
+    starts, stops = (begin, whole_from, whole_to), (tl.minimum(whole_from, stop), whole_to, stop)
+    for part in tl.static_range(0 if LEFT else 1, 3):  # an edge, whole blocks, the other edge
         sums = _over_keys(
             sums, q_rows, grads, k, v, bias, bias_rows, of_bias, there, position, slope, row_shift, row_delta, keys,
-            begin, tl.minimum(whole_from, stop), left, right, scale, cap, k_row, k_lane, v_row, v_lane, bias_column,
-            grad_q is not None, True, SOFTCAP, LEFT, RIGHT, D, BLOCK_D, REST_D, E, BLOCK_E, REST_E, BLOCK_N,
+            starts[part], stops[part], left, right, scale, cap, k_row, k_lane, v_row, v_lane, bias_column,
+            grad_q is not None, part != 1, SOFTCAP, LEFT, RIGHT, D, BLOCK_D, REST_D, E, BLOCK_E, REST_E, BLOCK_N,
             PRECISION, WIDEN,
         )  # fmt: skip
-    sums = _over_keys(
-        sums, q_rows, grads, k, v, bias, bias_rows, of_bias, there, position, slope, row_shift, row_delta, keys,
-        whole_from, whole_to, left, right, scale, cap, k_row, k_lane, v_row, v_lane, bias_column,
-        grad_q is not None, False, SOFTCAP, LEFT, RIGHT, D, BLOCK_D, REST_D, E, BLOCK_E, REST_E, BLOCK_N,
-        PRECISION, WIDEN,
-    )  # fmt: skip
-    sums = _over_keys(
-        sums, q_rows, grads, k, v, bias, bias_rows, of_bias, there, position, slope, row_shift, row_delta, keys,
-        whole_to, stop, left, right, scale, cap, k_row, k_lane, v_row, v_lane, bias_column,
-        grad_q is not None, True, SOFTCAP, LEFT, RIGHT, D, BLOCK_D, REST_D, E, BLOCK_E, REST_E, BLOCK_N,
-        PRECISION, WIDEN,
-    )  # fmt: skip
     if grad_q is not None:
         sums = times(sums, tl.zeros_like(row_delta) + factor, REST_D)
         at = ((batch * queries + at_query) * key_heads * HEADS + at_head) * D
