@@ -20,9 +20,10 @@ from portakernel.authoring.tensors import delivered
 from portakernel.authoring.triton import cdiv, grid_of, launch, program_index
 from portakernel_plugins.triton.attention.head_parts import load_rows, no_sums, store_rows, times
 from portakernel_plugins.triton.attention.online_softmax import over_keys
-from portakernel_plugins.triton.attention.scores import LOG2_E, LOG_2, Scoring, scoring
+from portakernel_plugins.triton.attention.scores import Scoring, scoring
 from portakernel_plugins.triton.attention.split_keys import Parts, split_count
 from portakernel_plugins.triton.attention.tiles import room_of, rows_of_tile, seen_blocks, shapes, tiles_of_queries
+from portakernel_plugins.triton.exponentials import LOG2_E, LOG_2
 
 Window = tuple[int, int]
 Results = Tensor | tuple[Tensor, ...]

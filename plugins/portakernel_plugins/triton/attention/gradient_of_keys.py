@@ -28,8 +28,9 @@ from portakernel_plugins.triton.attention.head_parts import (
     turned,
 )  # fmt: skip
 from portakernel_plugins.triton.attention.row_terms import Terms
-from portakernel_plugins.triton.attention.scores import LOG2_E, changed, load_bias, sees, weights_of
+from portakernel_plugins.triton.attention.scores import changed, load_bias, sees, weights_of
 from portakernel_plugins.triton.attention.tiles import room_of, seen_blocks, shapes
+from portakernel_plugins.triton.exponentials import LOG2_E
 from portakernel_plugins.triton.launching.configurations import configuration
 
 

@@ -13,7 +13,8 @@ import triton
 import triton.language as tl
 
 from portakernel_plugins.triton.attention.head_parts import add_weighted_rows, load_rows, product_of_rows, times
-from portakernel_plugins.triton.attention.scores import changed, finite_or_zero, load_bias, sees
+from portakernel_plugins.triton.attention.scores import changed, load_bias, sees
+from portakernel_plugins.triton.exponentials import finite_or_zero
 
 
 @triton.jit

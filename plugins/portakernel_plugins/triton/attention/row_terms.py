@@ -10,7 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from portakernel.authoring.triton import cdiv, grid_of, launch, program_index
-from portakernel_plugins.triton.attention.scores import LOG2_E, Scoring
+from portakernel_plugins.triton.attention.scores import Scoring
+from portakernel_plugins.triton.exponentials import LOG2_E
 from portakernel_plugins.triton.launching.configurations import configuration
 
 

@@ -13,8 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
-LOG_2: tl.constexpr = tl.constexpr(0.6931471805599453)
+from portakernel_plugins.triton.exponentials import LOG2_E
 
 # A scale nearer to 0 is 0: hardware may take it for that, and minus infinity times zero is NaN.
 _SMALLEST_SCALE = 2.0**-126
@@ -81,12 +80,6 @@ def sees(inside, behind, left, right, LEFT: tl.constexpr, RIGHT: tl.constexpr):
     if LEFT:
         seen = seen & (behind <= left)
     return seen
-
-
-@triton.jit
-def finite_or_zero(top):
-    """What to subtract for ``top``, the largest of what is summed: 0 where that is -inf, or the difference were NaN."""
-    return tl.where(top == float("-inf"), 0.0, top)
 
 
 @triton.jit

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from portakernel.authoring.triton import grid_of, launch, program_index
-from portakernel_plugins.triton.attention.scores import LOG_2, finite_or_zero
+from portakernel_plugins.triton.exponentials import LOG_2, finite_or_zero
 from portakernel_plugins.triton.launching.configurations import configuration
 
 # Fewer blocks of keys are not worth a part.

@@ -22,9 +22,8 @@ from torch import Tensor
 
 from portakernel.authoring.tensors import contiguous_like, with_row_stride
 from portakernel.authoring.triton import cdiv, grid_of, launch, processor, program_index
+from portakernel_plugins.triton.exponentials import LOG2_E
 from portakernel_plugins.triton.launching.configurations import Configuration, configuration
-
-_LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 # The widest access of a thread, in bytes.
 _ACCESS = 16
@@ -91,8 +90,8 @@ def _forward(
         higher = tl.maximum(top, tl.max(tl.max(x, axis=3), axis=0))
         # Where there was nothing but -inf until now, 0 stands for the maximum: -inf less -inf were NaN.
         base = tl.where(higher == float("-inf"), 0.0, higher)
-        powers = tl.exp2((x - base[None, :, :, None]) * _LOG2_E)
-        total = total * tl.exp2((top - base) * _LOG2_E) + tl.sum(tl.sum(powers, axis=3), axis=0)
+        powers = tl.exp2((x - base[None, :, :, None]) * LOG2_E)
+        total = total * tl.exp2((top - base) * LOG2_E) + tl.sum(tl.sum(powers, axis=3), axis=0)
         top = higher
         if SMOOTH:
             read = tl.reshape(tl.broadcast_to(inside, (STEPS, ROWS, BLOCK)), (STEPS, ROWS, PACKS, PACK))
@@ -100,7 +99,7 @@ def _forward(
 
     highest = tl.max(top, axis=1)
     base = tl.where(highest == float("-inf"), 0.0, highest)[:, None]
-    rest = tl.log(tl.sum(total * tl.exp2((top - base) * _LOG2_E), axis=1))
+    rest = tl.log(tl.sum(total * tl.exp2((top - base) * LOG2_E), axis=1))
     # lse - x, without subtracting two large numbers
     row_loss = rest - (chosen - highest)
     if SMOOTH:
@@ -198,7 +197,7 @@ def cross_entropy(
 @triton.jit
 def _gradient(x, column, t, ignored, scale, lse, hot, cold):
     """``scale * (exp(x - lse) - q)``, of a tile whose rows the other arguments but ``column`` belong to."""
-    p = tl.exp2((x - lse) * _LOG2_E)
+    p = tl.exp2((x - lse) * LOG2_E)
     # written, not multiplied by zero: an ignored row may hold NaN
     return tl.where(ignored, 0.0, scale * (p - tl.where(column == t, hot, cold)))
 

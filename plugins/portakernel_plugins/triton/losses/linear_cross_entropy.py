@@ -20,28 +20,15 @@ from torch import Tensor
 
 from portakernel.authoring.tensors import delivered
 from portakernel.authoring.triton import cdiv, launch
+from portakernel_plugins.triton.exponentials import exponential, finite_or_zero
 from portakernel_plugins.triton.launching.configurations import Configuration, configuration
 from portakernel_plugins.triton.matrix.products import launch_tiles, operand, tile_corner, tile_product
-
-_LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 
 def tiles_for(step: str, like: Tensor, columns: int) -> Configuration:
     """How a step of the op is launched: one entry for each, and one for all where operands are float32."""
     entry = "float32" if like.dtype is torch.float32 else step
     return configuration(f"linear_cross_entropy.{entry}", like.device, columns)
-
-
-@triton.jit
-def exponential(x):
-    """``e ** x``."""
-    return tl.exp2(x * _LOG2_E)
-
-
-@triton.jit
-def _base(top):
-    """What to subtract for ``top``, the largest of what is summed: 0 where that is -inf, or the difference were NaN."""
-    return tl.where(top == float("-inf"), 0.0, top)
 
 
 @triton.jit(do_not_specialize=["rows", "steps"])
@@ -98,7 +85,7 @@ def _forward(
             z = tl.where(inside, z, float("-inf"))
         elif sums is not None:
             tl.store(sums + share, tl.sum(z, axis=1), mask=in_rows)
-        base = _base(tl.max(z, axis=1))
+        base = finite_or_zero(tl.max(z, axis=1))
         total = tl.sum(exponential(z - base[:, None]), axis=1)
         tl.store(shares + share, base + tl.log(total), mask=in_rows)
 
@@ -133,14 +120,14 @@ def _losses(
         inside = (part < parts) & in_rows[None, :]
         share = tl.load(shares + part * rows + row[None, :], mask=inside, other=float("-inf"))
         higher = tl.maximum(top, share)
-        base = _base(higher)
+        base = finite_or_zero(higher)
         total = total * exponential(top - base) + exponential(share - base)
         top = higher
         if sums is not None:
             plain += tl.load(sums + part * rows + row[None, :], mask=inside, other=0.0)
 
     highest = tl.max(top, axis=0)
-    rest = tl.log(tl.sum(total * exponential(top - _base(highest)[None, :]), axis=0))
+    rest = tl.log(tl.sum(total * exponential(top - finite_or_zero(highest)[None, :]), axis=0))
     # lse - z, without subtracting two large numbers
     row_loss = rest - (target_z - highest)
     if sums is not None:

@@ -28,8 +28,9 @@ from torch import Tensor
 
 from portakernel.authoring.tensors import contiguous_like
 from portakernel.authoring.triton import cdiv
+from portakernel_plugins.triton.exponentials import exponential
 from portakernel_plugins.triton.launching.configurations import Configuration, configuration
-from portakernel_plugins.triton.losses.linear_cross_entropy import exponential, tiles_for
+from portakernel_plugins.triton.losses.linear_cross_entropy import tiles_for
 from portakernel_plugins.triton.matrix.products import halves, launch_tiles, operand, tile_corner, tile_product
 
 # Parts are multiples of as many classes: of every tile's, so that sums are grouped alike in all of them.
