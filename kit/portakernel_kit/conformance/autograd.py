@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from portakernel.calling.arguments import dtype_name
-from portakernel.errors import FallbackWarning, ReferenceWarning
+from portakernel.errors import FallbackWarning, LayoutWarning, ReferenceWarning
 from portakernel_kit.conformance.gradients import Backward
 from portakernel_kit.conformance.memory import twin
 from portakernel_kit.conformance.trial import Trial
@@ -36,9 +36,9 @@ class Autograd:
         ]
         positional, keywords = trial.inputs.keywords(tensors)
         with trial.venue.enter(), warnings.catch_warnings():
-            # a backward that others serve is no fault of this kernel
-            warnings.simplefilter("ignore", FallbackWarning)
-            warnings.simplefilter("ignore", ReferenceWarning)
+            # a backward that others serve is no fault of this kernel, nor are sizes that look like another layout's
+            for category in (FallbackWarning, ReferenceWarning, LayoutWarning):
+                warnings.simplefilter("ignore", category)
             found = getattr(ops, trial.contract.op)(*positional, **keywords, kernel=trial.kernel.name)
             outputs = found if isinstance(found, tuple) else (found,)
             problems = trial.compare_results([output.detach() for output in outputs])
