@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from portakernel_kit import conformance
+from portakernel_kit.cli.check import command
 from portakernel_kit.conformance.drawn.processes import DEFAULT_BUDGET, Budget
 from portakernel_kit.conformance.result import Result
 
@@ -140,6 +142,18 @@ def test_an_interrupt_prints_what_was_found_so_far(run: Callable, kit: Callable)
     ]
     ran = run("check --json")
     assert (ran.status, ran.json["interrupted"], len(ran.json["results"])) == (130, True, 1)
+
+
+def test_an_interrupt_while_results_are_printed_loses_none(
+    run: Callable, kit: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kit([PASSED])
+    summarise = command.summarise
+    monkeypatch.setattr(command, "summarise", lambda found: signal.raise_signal(signal.SIGINT) or summarise(found))
+    before = signal.getsignal(signal.SIGINT)
+    ran = run("check --json")
+    assert (ran.status, ran.json["interrupted"], len(ran.json["results"])) == (0, False, 1)
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_the_question_reaches_the_kit(run: Callable, kit: Callable) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
+import signal
+import threading
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -112,22 +115,36 @@ def command(
                 print_result(out, result, verbose=verbose)
     except KeyboardInterrupt:
         interrupted = True
-    summary = summarise(results)
-    requests = drawing.to_json() if drawing is not None else {}
-    if json:
-        from portakernel_kit.bench.circumstances import software
+    with _uninterrupted():
+        summary = summarise(results)
+        requests = drawing.to_json() if drawing is not None else {}
+        if json:
+            from portakernel_kit.bench.circumstances import software
 
-        shown = [result.to_json() for result in results]
-        circumstances = {**software(now.registry), "device": where.name if where is not None else None}
-        head = {"circumstances": circumstances, "seed": seed, "interrupted": interrupted, "drawn": requests}
-        print_json({**head, "summary": summary, "results": shown})
-    else:
-        print_summary(out, summary, modes_of(results), seed, requests, interrupted=interrupted)
+            shown = [result.to_json() for result in results]
+            circumstances = {**software(now.registry), "device": where.name if where is not None else None}
+            head = {"circumstances": circumstances, "seed": seed, "interrupted": interrupted, "drawn": requests}
+            print_json({**head, "summary": summary, "results": shown})
+        else:
+            print_summary(out, summary, modes_of(results), seed, requests, interrupted=interrupted)
     if interrupted:
         raise typer.Exit(130)
     # what a manifest says of itself runs nothing
     ran = any(result.status != "skipped" and result.aspect not in ("boundary", "coverage") for result in results)
     raise typer.Exit(0 if ran and not any(result.status == "failed" for result in results) else 1)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Within, Ctrl-C is not heeded: what took hours to find is being printed."""
+    if threading.current_thread() is not threading.main_thread():  # which alone is told of it
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def progressing(results: Iterable[Result], cases: int) -> Iterator[Result]:
