@@ -19,7 +19,8 @@ from torch import Tensor
 from portakernel.authoring.tensors import delivered
 from portakernel.authoring.triton import cdiv, grid_of, launch, program_index
 from portakernel_plugins.triton.attention.head_parts import load_rows, no_sums, store_rows, times
-from portakernel_plugins.triton.attention.online_softmax import over_keys
+from portakernel_plugins.triton.attention.online_softmax import HUGE, over_keys
+from portakernel_plugins.triton.attention.row_blocks import sources
 from portakernel_plugins.triton.attention.scores import Scoring, scoring
 from portakernel_plugins.triton.attention.split_keys import Parts, split_count
 from portakernel_plugins.triton.attention.tiles import room_of, rows_of_tile, seen_blocks, shapes, tiles_of_queries
@@ -28,15 +29,14 @@ from portakernel_plugins.triton.exponentials import LOG2_E, LOG_2
 Window = tuple[int, int]
 Results = Tensor | tuple[Tensor, ...]
 
-# Below, a largest product and a largest score need not be the same one's.
-_SMALLEST_FOLDED = 2.0**-125
-
 
 @triton.jit(do_not_specialize=["batches", "queries", "keys", "key_heads", "tiles", "splits", "left", "right"])
 def _forward(
     q,
     k,
+    k_rest,  # as row_blocks.sources gives them, and so is v_rest
     v,
+    v_rest,
     slopes,  # (H,) float32, or None, as all that a call does not ask for
     bias,  # (B, H, S, T)
     sinks,  # (H,)
@@ -52,6 +52,7 @@ def _forward(
     left,
     right,
     scale,
+    coarse,
     cap,
     q_batch,
     q_row,
@@ -92,6 +93,7 @@ def _forward(
     BLOCK_N: tl.constexpr,
     PRECISION: tl.constexpr,
     WIDEN: tl.constexpr,
+    DESCRIBED: tl.constexpr = False,
 ) -> None:
     # heads of one key head side by side, so that they read its keys together; then tiles, the longest first
     program = program_index()
@@ -117,8 +119,9 @@ def _forward(
     at_head = head.to(tl.int64)
     heads = key_heads * HEADS
 
-    k += batch * k_batch + key_head.to(tl.int64) * k_head
-    v += batch * v_batch + key_head.to(tl.int64) * v_head
+    if not DESCRIBED:
+        k += batch * k_batch + key_head.to(tl.int64) * k_head
+        v += batch * v_batch + key_head.to(tl.int64) * v_head
     block = load_rows(
         q + batch * q_batch, at_query * q_row + at_head * q_head, q_lane, None, BLOCK_D, REST_D, D, False, WIDEN
     )
@@ -151,13 +154,16 @@ def _forward(
     starts, stops = (begin, whole_from, whole_to), (tl.minimum(whole_from, stop), whole_to, stop)
     for part in tl.static_range(0 if LEFT else 1, 3):  # an edge, whole blocks, the other edge
         acc, total, top = over_keys(
-            acc, total, top, block, k, v, bias, bias_rows, position, slope, keys, starts[part], stops[part],
-            left, right, scale, cap, k_row, k_lane, v_row, v_lane, bias_column, part != 1, SOFTCAP, LEFT, RIGHT, FOLDED,
-            D, BLOCK_D, REST_D, E, BLOCK_E, REST_E, BLOCK_N, PRECISION, WIDEN,
+            acc, total, top, block, k, k_rest, v, v_rest, batch.to(tl.int32), key_head, bias, bias_rows, position,
+            slope, keys, starts[part], stops[part], left, right, scale, coarse, cap, k_row, k_lane, v_row, v_lane,
+            bias_column, part != 1, SOFTCAP, LEFT, RIGHT, FOLDED, D, BLOCK_D, REST_D, E, BLOCK_E, REST_E, BLOCK_N,
+            q.dtype.element_ty, PRECISION, WIDEN, DESCRIBED,
         )  # fmt: skip
 
     # of a query that sees nothing, total is 0
     acc = times(acc, 1.0 / tl.where(total == 0.0, 1.0, total), REST_E)
+    if FOLDED:
+        top = tl.where(tl.abs(top) < HUGE, top, top / coarse * scale)
     found = top + tl.log2(total)
     at_lse = (batch * heads + at_head) * queries + at_query
     if SPLIT:
@@ -223,7 +229,8 @@ def _launch(
 ) -> None:
     (B, S, H, _), (_, T, G, _) = q.shape, v.shape
     tiling = tiles_of_queries(q, H // G, room_of(q, v, bias))
-    options = {**tiling.options}
+    options, blocks = {**tiling.options}, shapes(q, v)
+    read = sources(k, v, options["BLOCK_N"], blocks, options.pop("DESCRIBED", False))
     tiles = cdiv(S * tiling.packed, options["BLOCK_M"])
     programs = B * H // tiling.packed * tiles
     parts = split_count(programs, how.visible(S, T), options["BLOCK_N"], tiling.programs)
@@ -233,8 +240,7 @@ def _launch(
         _forward,
         grid_of(programs * parts),
         q,
-        k,
-        v,
+        *read,
         slopes,
         bias,
         sinks,
@@ -250,6 +256,7 @@ def _launch(
         how.left,
         how.right,
         how.scale,
+        how.coarse,
         how.cap,
         *q.stride(),
         *k.stride(),
@@ -261,9 +268,10 @@ def _launch(
         HEADS=H // G,
         PACKED=tiling.packed,
         SPLIT=into is not None,
-        FOLDED=slopes is None and bias is None and how.cap == 0.0 and how.scale >= _SMALLEST_FOLDED,
+        FOLDED=how.is_folded and slopes is None and bias is None and sinks is None,
         **how.flags,
-        **shapes(q, v),
+        DESCRIBED=read[0] is not k,
+        **blocks,
         **options,
     )
     if into is not None:

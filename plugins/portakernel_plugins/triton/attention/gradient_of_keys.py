@@ -27,6 +27,7 @@ from portakernel_plugins.triton.attention.head_parts import (
     times,
     turned,
 )  # fmt: skip
+from portakernel_plugins.triton.attention.row_blocks import load_block, sources
 from portakernel_plugins.triton.attention.row_terms import Terms
 from portakernel_plugins.triton.attention.scores import changed, load_bias, sees, weights_of
 from portakernel_plugins.triton.attention.tiles import room_of, seen_blocks, shapes
@@ -41,7 +42,11 @@ def _over_queries(
     k,
     v,
     q,
+    q_rest,
     grad,
+    grad_rest,
+    batch,
+    first_head,
     shift,
     delta,
     slopes,
@@ -79,8 +84,10 @@ def _over_queries(
     BLOCK_E: tl.constexpr,
     REST_E: tl.constexpr,
     BLOCK_M: tl.constexpr,
+    DTYPE: tl.constexpr,
     PRECISION: tl.constexpr,
     WIDEN: tl.constexpr,
+    DESCRIBED: tl.constexpr,
 ):
     """Both sums with the queries from ``begin`` to ``stop`` of all heads: one loop, whose loads never run dry."""
     lane = tl.arange(0, BLOCK_M)
@@ -113,21 +120,27 @@ def _over_queries(
             row_delta = tl.load(delta + at_row + rows)
         if MASKED or slopes is not None:
             behind = (row + ahead)[None, :] - column[:, None]
-        block = load_rows(
-            q + (at_head * q_head + at * q_row), rows * q_row, q_lane, inside, BLOCK_D, REST_D, D, False, WIDEN
-        )
+        of_head = q
+        grad_of_head = grad
+        if not DESCRIBED:
+            of_head += at_head * q_head
+            grad_of_head += at_head * grad_head
+        block = load_block(
+            of_head, q_rest, batch, first, first_head + member, rows, q_row, q_lane, inside, BLOCK_M, BLOCK_D, REST_D,
+            D, False, WIDEN, DESCRIBED,
+        )  # fmt: skip
         z = product_of_rows(k, turned(block, REST_D), REST_D, PRECISION)
         added = load_bias(bias, bias_rows, column[:, None], across, bias_column)
         scores, bounded = changed(z, behind, slope, added, scale, cap, SOFTCAP)
         p = weights_of(scores, row_shift[None, :])
         if MASKED:
             p = tl.where(sees(across, behind, left, right, LEFT, RIGHT), p, 0.0)
-        grads = load_rows(
-            grad + (at_head * grad_head + at * grad_row), rows * grad_row, grad_lane, inside, BLOCK_E, REST_E, E, False,
-            WIDEN,
+        grads = load_block(
+            grad_of_head, grad_rest, batch, first, first_head + member, rows, grad_row, grad_lane, inside, BLOCK_M,
+            BLOCK_E, REST_E, E, False, WIDEN, DESCRIBED,
         )  # fmt: skip
         if OF_V:
-            weights = p.to(grad.dtype.element_ty)
+            weights = p.to(DTYPE)
             if WIDEN:
                 weights = weights.to(tl.float32)
             sums_v = add_weighted_rows(sums_v, weights, grads, REST_E, PRECISION)
@@ -135,7 +148,7 @@ def _over_queries(
             of_scores = p * (product_of_rows(v, turned(grads, REST_E), REST_E, PRECISION) - row_delta[None, :])
             if SOFTCAP:
                 of_scores = of_scores * (1.0 - bounded * bounded)
-            of_scores = of_scores.to(q.dtype.element_ty)
+            of_scores = of_scores.to(DTYPE)
             if WIDEN:
                 of_scores = of_scores.to(tl.float32)
             sums_k = add_weighted_rows(sums_k, of_scores, block, REST_D, PRECISION)
@@ -145,9 +158,11 @@ def _over_queries(
 @triton.jit(do_not_specialize=["batches", "queries", "keys", "key_heads", "blocks", "left", "right"])
 def _gradient_of_keys(
     q,
+    q_rest,  # as row_blocks.sources gives them, and so is grad_rest
     k,
     v,
     grad,  # of out (B, S, H, E)
+    grad_rest,
     shift,  # (B, H, S) float32, contiguous, and so is delta
     delta,
     slopes,  # (H,) float32, or None, as all that a call does not ask for
@@ -199,6 +214,7 @@ def _gradient_of_keys(
     BLOCK_N: tl.constexpr,
     PRECISION: tl.constexpr,
     WIDEN: tl.constexpr,
+    DESCRIBED: tl.constexpr = False,
 ) -> None:
     # the first keys are seen by most queries, where there is a causal mask
     program = program_index()
@@ -230,8 +246,9 @@ def _gradient_of_keys(
         first_key, last_key, -ahead, queries, right, left, RIGHT, LEFT, BLOCK_M
     )
     first_head = at_head * HEADS
-    q += batch * q_batch + first_head * q_head
-    grad += batch * grad_batch + first_head * grad_head
+    if not DESCRIBED:
+        q += batch * q_batch + first_head * q_head
+        grad += batch * grad_batch + first_head * grad_head
     shift += (batch * key_heads * HEADS + first_head) * queries
     delta += (batch * key_heads * HEADS + first_head) * queries
     if slopes is not None:
@@ -241,10 +258,11 @@ def _gradient_of_keys(
     starts, stops = (begin, whole_from, whole_to), (tl.minimum(whole_from, stop), whole_to, stop)
     for part in tl.static_range(0 if RIGHT else 1, 3):  # an edge, whole blocks, the other edge
         sums_k, sums_v = _over_queries(
-            sums_k, sums_v, k_rows, v_rows, q, grad, shift, delta, slopes, bias, column, queries, ahead,
-            starts[part], stops[part], left, right, scale, cap, q_row, q_head, q_lane, grad_row, grad_head, grad_lane,
-            bias_head, bias_row, bias_column, slope_stride, HEADS, grad_k is not None, grad_v is not None, part != 1,
-            SOFTCAP, LEFT, RIGHT, D, BLOCK_D, REST_D, E, BLOCK_E, REST_E, BLOCK_M, PRECISION, WIDEN,
+            sums_k, sums_v, k_rows, v_rows, q, q_rest, grad, grad_rest, batch.to(tl.int32), first_head.to(tl.int32),
+            shift, delta, slopes, bias, column, queries, ahead, starts[part], stops[part], left, right, scale, cap,
+            q_row, q_head, q_lane, grad_row, grad_head, grad_lane, bias_head, bias_row, bias_column, slope_stride,
+            HEADS, grad_k is not None, grad_v is not None, part != 1, SOFTCAP, LEFT, RIGHT, D, BLOCK_D, REST_D,
+            E, BLOCK_E, REST_E, BLOCK_M, k.dtype.element_ty, PRECISION, WIDEN, DESCRIBED,
         )  # fmt: skip
 
     at = (batch * keys + at_key) * key_heads + key_head
@@ -259,15 +277,18 @@ def launch_gradient_of_keys(terms: Terms, grad_k: Tensor | None, grad_v: Tensor 
     """Writes what is asked for, of a batch that is not empty and has keys."""
     q, k, v, bias, slopes = terms.q, terms.k, terms.v, terms.bias, terms.slopes
     (B, S, H, _), (_, T, G, _) = q.shape, v.shape
-    options = configuration("attention.gradient_of_keys", q.device, room_of(q, v, bias), q.element_size()).options
+    width = room_of(q, v, bias)
+    options = {**configuration("attention.gradient_of_keys", q.device, width, q.element_size()).options}
+    sizes = shapes(q, v)
+    read = sources(q, terms.grad, options["BLOCK_M"], sizes, options.pop("DESCRIBED", False))
     blocks = cdiv(T, options["BLOCK_N"])
     launch(
         _gradient_of_keys,
         grid_of(B * G * blocks),
-        q,
+        *read[:2],
         k,
         v,
-        terms.grad,
+        *read[2:],
         terms.shift,
         terms.delta,
         slopes,
@@ -282,7 +303,8 @@ def launch_gradient_of_keys(terms: Terms, grad_k: Tensor | None, grad_v: Tensor 
         *terms.numbers,
         *terms.strides,
         HEADS=H // G,
+        DESCRIBED=read[0] is not q,
         **terms.how.flags,
-        **shapes(q, v),
+        **sizes,
         **options,
     )

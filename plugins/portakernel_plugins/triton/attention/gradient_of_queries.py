@@ -24,6 +24,7 @@ from portakernel_plugins.triton.attention.head_parts import (
     times,
     turned,
 )  # fmt: skip
+from portakernel_plugins.triton.attention.row_blocks import load_block, sources
 from portakernel_plugins.triton.attention.row_terms import Terms
 from portakernel_plugins.triton.attention.scores import changed, load_bias, sees, weights_of
 from portakernel_plugins.triton.attention.tiles import room_of, rows_of_tile, seen_blocks, shapes
@@ -37,7 +38,11 @@ def _over_keys(
     q,
     grad,
     k,
+    k_rest,
     v,
+    v_rest,
+    batch,
+    key_head,
     bias,
     bias_rows,
     grad_bias,
@@ -70,14 +75,15 @@ def _over_keys(
     BLOCK_E: tl.constexpr,
     REST_E: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    DTYPE: tl.constexpr,
     PRECISION: tl.constexpr,
     WIDEN: tl.constexpr,
+    DESCRIBED: tl.constexpr,
 ):
     """``sums`` with the keys from ``begin`` to ``stop``; of these the bias's gradient is written."""
     lane = tl.arange(0, BLOCK_N)
     for first in tl.range(begin, stop, BLOCK_N):
         column = first + lane
-        at = tl.cast(first, tl.int64)
         rows = lane.to(tl.int64)
         inside = None
         across = None
@@ -87,7 +93,10 @@ def _over_keys(
             across = inside[None, :]
         if MASKED or slope is not None:
             behind = position[:, None] - column[None, :]
-        block = load_rows(k + at * k_row, rows * k_row, k_lane, inside, BLOCK_D, REST_D, D, False, WIDEN)
+        block = load_block(
+            k, k_rest, batch, first, key_head, rows, k_row, k_lane, inside, BLOCK_N, BLOCK_D, REST_D, D, False, WIDEN,
+            DESCRIBED,
+        )  # fmt: skip
         z = product_of_rows(q, turned(block, REST_D), REST_D, PRECISION)
         added = load_bias(bias, bias_rows[:, None], column[None, :], across, bias_column)
         scores, bounded = changed(z, behind, slope, added, scale, cap, SOFTCAP)
@@ -95,7 +104,10 @@ def _over_keys(
         if MASKED:
             seen = sees(across, behind, left, right, LEFT, RIGHT)
             p = tl.where(seen, p, 0.0)
-        values = load_rows(v + at * v_row, rows * v_row, v_lane, inside, BLOCK_E, REST_E, E, True, WIDEN)
+        values = load_block(
+            v, v_rest, batch, first, key_head, rows, v_row, v_lane, inside, BLOCK_N, BLOCK_E, REST_E, E, True, WIDEN,
+            DESCRIBED,
+        )  # fmt: skip
         of_scores = p * (product_of_rows(grad, values, REST_E, PRECISION) - delta[:, None])
         if grad_bias is not None:
             mask = there[:, None]
@@ -105,7 +117,7 @@ def _over_keys(
         if OF_Q:
             if SOFTCAP:
                 of_scores = of_scores * (1.0 - bounded * bounded)
-            of_scores = of_scores.to(k.dtype.element_ty)
+            of_scores = of_scores.to(DTYPE)
             if WIDEN:
                 of_scores = of_scores.to(tl.float32)
             sums = add_weighted_rows(sums, of_scores, block, REST_D, PRECISION)
@@ -116,7 +128,9 @@ def _over_keys(
 def _gradient_of_queries(
     q,
     k,
+    k_rest,  # as row_blocks.sources gives them, and so is v_rest
     v,
+    v_rest,
     grad,  # of out (B, S, H, E)
     shift,  # (B, H, S) float32, contiguous, and so is delta
     delta,
@@ -169,6 +183,7 @@ def _gradient_of_queries(
     BLOCK_N: tl.constexpr,
     PRECISION: tl.constexpr,
     WIDEN: tl.constexpr,
+    DESCRIBED: tl.constexpr = False,
 ) -> None:
     # heads of one key head side by side, so that they read its keys together; then tiles, the longest first
     program = program_index()
@@ -176,19 +191,20 @@ def _gradient_of_queries(
     program = program // HEADS
     tile = tiles - 1 - (program % tiles).to(tl.int32)
     program = program // tiles
-    key_head = (program % key_heads).to(tl.int64)
+    key_head = (program % key_heads).to(tl.int32)
     batch = program // key_heads
     if batch >= batches:  # the grid's second dimension may have more than there are
         return
 
-    query, head, there = rows_of_tile(tile, head + key_head.to(tl.int32) * HEADS, queries, 1, BLOCK_M)
+    query, head, there = rows_of_tile(tile, head + key_head * HEADS, queries, 1, BLOCK_M)
     ahead = keys - queries
     position = query + ahead
     at_query = query.to(tl.int64)
     at_head = head.to(tl.int64)
     at_row = (batch * key_heads * HEADS + at_head) * queries + at_query
-    k += batch * k_batch + key_head * k_head
-    v += batch * v_batch + key_head * v_head
+    if not DESCRIBED:
+        k += batch * k_batch + key_head.to(tl.int64) * k_head
+        v += batch * v_batch + key_head.to(tl.int64) * v_head
     q_rows = load_rows(
         q + batch * q_batch, at_query * q_row + at_head * q_head, q_lane, None, BLOCK_D, REST_D, D, False, WIDEN
     )
@@ -216,10 +232,10 @@ def _gradient_of_queries(
     starts, stops = (begin, whole_from, whole_to), (tl.minimum(whole_from, stop), whole_to, stop)
     for part in tl.static_range(0 if LEFT else 1, 3):  # an edge, whole blocks, the other edge
         sums = _over_keys(
-            sums, q_rows, grads, k, v, bias, bias_rows, of_bias, there, position, slope, row_shift, row_delta, keys,
-            starts[part], stops[part], left, right, scale, cap, k_row, k_lane, v_row, v_lane, bias_column,
-            grad_q is not None, part != 1, SOFTCAP, LEFT, RIGHT, D, BLOCK_D, REST_D, E, BLOCK_E, REST_E, BLOCK_N,
-            PRECISION, WIDEN,
+            sums, q_rows, grads, k, k_rest, v, v_rest, batch.to(tl.int32), key_head, bias, bias_rows, of_bias, there,
+            position, slope, row_shift, row_delta, keys, starts[part], stops[part], left, right, scale, cap, k_row,
+            k_lane, v_row, v_lane, bias_column, grad_q is not None, part != 1, SOFTCAP, LEFT, RIGHT, D, BLOCK_D, REST_D,
+            E, BLOCK_E, REST_E, BLOCK_N, q.dtype.element_ty, PRECISION, WIDEN, DESCRIBED,
         )  # fmt: skip
     if grad_q is not None:
         sums = times(sums, tl.zeros_like(row_delta) + factor, REST_D)
@@ -231,16 +247,16 @@ def launch_gradient_of_queries(terms: Terms, grad_q: Tensor | None, grad_bias: T
     """Writes what is asked for, of a batch that has queries; of ``grad_bias`` what the window shows."""
     q, k, v = terms.q, terms.k, terms.v
     (B, S, H, _), (_, T, G, _) = q.shape, v.shape
-    options = configuration(
-        "attention.gradient_of_queries", q.device, room_of(q, v, terms.bias), q.element_size()
-    ).options
+    width = room_of(q, v, terms.bias)
+    options = {**configuration("attention.gradient_of_queries", q.device, width, q.element_size()).options}
+    blocks = shapes(q, v)
+    read = sources(k, v, options["BLOCK_N"], blocks, options.pop("DESCRIBED", False))
     tiles = cdiv(S, options["BLOCK_M"])
     launch(
         _gradient_of_queries,
         grid_of(B * H * tiles),
         q,
-        k,
-        v,
+        *read,
         terms.grad,
         terms.shift,
         terms.delta,
@@ -256,7 +272,8 @@ def launch_gradient_of_queries(terms: Terms, grad_q: Tensor | None, grad_bias: T
         *terms.numbers,
         *terms.strides,
         HEADS=H // G,
+        DESCRIBED=read[0] is not k,
         **terms.how.flags,
-        **shapes(q, v),
+        **blocks,
         **options,
     )

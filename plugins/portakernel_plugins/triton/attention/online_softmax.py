@@ -3,6 +3,11 @@
 top   = max(s)                    per query, in units of log(2)
 total = sum(2 ** (s - top))
 acc   = sum(2 ** (s - top) * v)
+
+Where a score is nothing but a product times the scale, that is folded into ``z * scale - top``, one instruction, which
+does not round the product that ``top`` is the rounded form of. From 2 ** 30 on that difference alone could overflow:
+there the scale is a power of two (``coarse``), with which both are exact. Scores so large that are not equal are so far
+apart that one has all the weight with either scale.
 """
 # pyright: reportGeneralTypeIssues=false
 # Python's types do not see that Triton iterates over its ranges.
@@ -12,9 +17,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from portakernel_plugins.triton.attention.head_parts import add_weighted_rows, load_rows, product_of_rows, times
+from portakernel_plugins.triton.attention.head_parts import add_weighted_rows, product_of_rows, times
+from portakernel_plugins.triton.attention.row_blocks import load_block
 from portakernel_plugins.triton.attention.scores import changed, load_bias, sees
 from portakernel_plugins.triton.exponentials import finite_or_zero
+
+HUGE: tl.constexpr = tl.constexpr(2.0**30)
 
 
 @triton.jit
@@ -24,7 +32,11 @@ def over_keys(
     top,
     q,
     k,
+    k_rest,
     v,
+    v_rest,
+    batch,
+    key_head,
     bias,
     bias_rows,
     position,
@@ -35,6 +47,7 @@ def over_keys(
     left,
     right,
     scale,
+    coarse,
     cap,
     k_row,
     k_lane,
@@ -53,8 +66,10 @@ def over_keys(
     BLOCK_E: tl.constexpr,
     REST_E: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    DTYPE: tl.constexpr,
     PRECISION: tl.constexpr,
     WIDEN: tl.constexpr,
+    DESCRIBED: tl.constexpr,
 ):
     """``acc``, ``total`` and ``top`` with the keys from ``begin`` to ``stop``."""
     lane = tl.arange(0, BLOCK_N)
@@ -68,9 +83,11 @@ def over_keys(
             across = inside[None, :]
         if MASKED or slope is not None:
             behind = position[:, None] - column[None, :]
-        at = tl.cast(first, tl.int64)
         rows = lane.to(tl.int64)
-        columns = load_rows(k + at * k_row, rows * k_row, k_lane, inside, BLOCK_D, REST_D, D, True, WIDEN)
+        columns = load_block(
+            k, k_rest, batch, first, key_head, rows, k_row, k_lane, inside, BLOCK_N, BLOCK_D, REST_D, D, True, WIDEN,
+            DESCRIBED,
+        )  # fmt: skip
         z = product_of_rows(q, columns, REST_D, PRECISION)
         if not FOLDED:
             added = load_bias(bias, bias_rows[:, None], column[None, :], across, bias_column)
@@ -79,9 +96,11 @@ def over_keys(
             seen = sees(across, behind, left, right, LEFT, RIGHT)
             z = tl.where(seen, z, float("-inf"))
         if FOLDED:
-            higher = tl.maximum(top, tl.max(z, axis=1) * scale)
+            peak = tl.max(z, axis=1)
+            factor = tl.where(tl.abs(peak * scale) < HUGE, scale, coarse)
+            higher = tl.maximum(top, peak * factor)
             base = finite_or_zero(higher)
-            p = tl.exp2(z * scale - base[:, None])
+            p = tl.exp2(z * factor[:, None] - base[:, None])
         else:
             higher = tl.maximum(top, tl.max(z, axis=1))
             base = finite_or_zero(higher)
@@ -90,9 +109,12 @@ def over_keys(
         top = higher
         total = total * kept + tl.sum(p, axis=1)
         acc = times(acc, kept, REST_E)
-        weights = p.to(v.dtype.element_ty)
+        values = load_block(
+            v, v_rest, batch, first, key_head, rows, v_row, v_lane, inside, BLOCK_N, BLOCK_E, REST_E, E, False, WIDEN,
+            DESCRIBED,
+        )  # fmt: skip
+        weights = p.to(DTYPE)
         if WIDEN:
             weights = weights.to(tl.float32)
-        values = load_rows(v + at * v_row, rows * v_row, v_lane, inside, BLOCK_E, REST_E, E, False, WIDEN)
         acc = add_weighted_rows(acc, weights, values, REST_E, PRECISION)
     return acc, total, top

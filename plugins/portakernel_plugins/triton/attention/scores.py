@@ -19,6 +19,9 @@ from portakernel_plugins.triton.exponentials import LOG2_E
 _SMALLEST_SCALE = 2.0**-126
 _LARGEST = 3.0e38
 
+# Below, a largest product and a largest score need not be the same one's.
+_SMALLEST_FOLDED = 2.0**-125
+
 # From here on the tangent is 1.
 _TANH_END: tl.constexpr = tl.constexpr(7.90531110763549805)
 
@@ -110,6 +113,17 @@ class Scoring:
     def flags(self) -> dict[str, Any]:
         """What is compiled into a kernel."""
         return {"SOFTCAP": self.cap != 0.0, "LEFT": self.left >= 0, "RIGHT": self.right >= 0}
+
+    @property
+    def is_folded(self) -> bool:
+        """Whether scores are products times the scale, in the same order."""
+        return self.cap == 0.0 and _SMALLEST_FOLDED <= self.scale <= 1.0 / _SMALLEST_FOLDED
+
+    @property
+    def coarse(self) -> float:
+        """The scale or, above it, the next power of two."""
+        fraction, exponent = math.frexp(self.scale)
+        return self.scale if fraction == 0.5 else math.ldexp(1.0, exponent)
 
     def visible(self, queries: int, keys: int) -> int:
         """How many keys the window leaves to a tile of ``queries``."""

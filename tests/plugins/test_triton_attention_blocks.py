@@ -1,0 +1,129 @@
+"""How attention in Triton reads blocks of rows: by descriptors where TMA can copy them, through pointers elsewhere."""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+
+import torch
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from portakernel.references import attention as reference
+from portakernel.triton_launch.interpreter import interpreting
+from portakernel_plugins.triton.attention.backward import backward
+from portakernel_plugins.triton.attention.forward import attention
+from portakernel_plugins.triton.attention.row_blocks import sources
+from portakernel_plugins.triton.attention.scores import scoring
+
+PLAIN: dict[str, Any] = {"causal": False, "scale": None, "window": (-1, -1), "softcap": 0.0}
+BLOCKS = {"BLOCK_D": 64, "REST_D": 16, "BLOCK_E": 32, "REST_E": 0}
+
+
+def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float16) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def moved(x: Tensor) -> Tensor:
+    """The same numbers at an address that TMA does not take."""
+    memory = x.new_empty(x.numel() + 1)[1:]
+    return memory.view(x.shape).copy_(x)
+
+
+def test_what_is_aligned_is_described_with_the_rest_of_its_rows():
+    x, y = draw(2, 50, 3, 80), draw(2, 50, 3, 32)
+    first, rest, other, nothing = sources(x, y, 16, BLOCKS, True)
+    assert [first.block_shape, rest.block_shape, other.block_shape] == [[1, 16, 1, 64], [1, 16, 1, 16], [1, 16, 1, 32]]
+    assert first.base is x
+    assert nothing is None
+
+
+def test_of_a_dimension_of_one_any_stride_will_do():
+    x = draw(1, 50, 1, 32).as_strided((1, 50, 1, 32), (3, 32, 7, 1))
+    first, *_ = sources(x, x, 16, {**BLOCKS, "BLOCK_D": 32, "REST_D": 0}, True)
+    assert isinstance(first, TensorDescriptor)
+
+
+@pytest.mark.parametrize(
+    "unsuited",
+    [
+        moved(draw(2, 50, 3, 32)),
+        draw(2, 1, 3, 32).expand(2, 50, 3, 32),
+        draw(2, 50, 3, 64)[..., ::2],
+        draw(2, 50, 3, 36)[..., :32],
+        draw(2, 0, 3, 32),
+    ],
+    ids=["address", "expanded", "every second lane", "rows between", "empty"],
+)
+def test_what_tma_does_not_take_is_read_through_pointers(unsuited):
+    x = draw(2, 50, 3, 80)
+    assert sources(x, unsuited, 16, BLOCKS, True) == (x, None, unsuited, None)
+    assert sources(x, x, 16, BLOCKS, False) == (x, None, x, None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("values", [{}, {"causal": True}, {"window": (20, 9)}, {"softcap": 2.0}], ids=str)
+@pytest.mark.parametrize("width", [16, 24, 40])
+def test_both_ways_give_the_same_bits(dtype, values, width):
+    q, k, v = (
+        draw(2, 37, 4, width, dtype=dtype),
+        draw(2, 75, 2, width, seed=1, dtype=dtype),
+        draw(2, 75, 2, 16, seed=2, dtype=dtype),
+    )
+    grad = draw(2, 37, 4, 16, seed=3, dtype=dtype)
+    how = {**PLAIN, **values}
+
+    def all_of(*tensors: Tensor):
+        q, k, v, grad = tensors
+        y, lse = attention(q, k, v, **how, return_lse=True)
+        given = (q, k, v, None, None, None)
+        return y, lse, *backward(grad, *given, y, lse, **how, return_lse=False, needs=(True,) * 6)[:3]
+
+    with interpreting():
+        described = all_of(q, k, v, grad)
+        pointed = all_of(*map(moved, (q, k, v, grad)))
+    for one, other in zip(described, pointed, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_what_lies_behind_the_keys_and_queries_leaves_no_trace():
+    q, k, v, grad = (draw(2, 90, 2, 16, seed=seed) for seed in range(4))
+    for x in (q, k, v, grad):
+        x[:, 70:] = math.nan
+    q, k, v, grad = (x[:, :70] for x in (q, k, v, grad))
+    with interpreting():
+        y, lse = attention(q, k, v, **PLAIN, return_lse=True)
+        found = backward(grad, q, k, v, None, None, None, y, lse, **PLAIN, return_lse=False, needs=(True,) * 6)
+    assert all(bool(x.isfinite().all()) for x in (y, lse, *found[:3]))
+
+
+def test_huge_scores_are_told_apart_by_a_scale_that_is_a_power_of_two():
+    q = draw(1, 4, 1, 16)
+    for scale, coarse in ((0.3, 0.5), (3e30, 2.0**102)):
+        how = scoring(q, q, False, scale / math.log2(math.e), (-1, -1), 0.0)
+        assert math.isclose(how.scale, scale)
+        assert how.coarse == coarse
+        assert how.is_folded
+    assert not scoring(q, q, False, -1.0, (-1, -1), 0.0).is_folded
+    assert not scoring(q, q, False, None, (-1, -1), 2.0).is_folded
+
+
+@pytest.mark.parametrize(
+    "device",
+    ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))],
+)
+@pytest.mark.parametrize(("size", "scale"), [(1.0, 1e30), (1e15, None), (3e4, 0.5), (3e2, 1.0)])
+def test_huge_scores_leave_all_weight_to_the_largest(device, size, scale):
+    q, k, v = (draw(1, 70, 2, 16, seed=seed, dtype=torch.float32) for seed in range(3))
+    q, k = q * size, k * size
+    want = reference.forward(q.double(), k.double(), v.double(), **{**PLAIN, "scale": scale}, return_lse=True)
+    tensors = (x.to(device) for x in (q, k, v))
+    with interpreting() if device == "cpu" else nullcontext():
+        found = attention(*tensors, **{**PLAIN, "scale": scale}, return_lse=True)
+    for one, exact in zip(found, want, strict=True):
+        torch.testing.assert_close(one.cpu().double(), exact, rtol=1e-4, atol=1e-5)
