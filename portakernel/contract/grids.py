@@ -14,12 +14,16 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class GridRow:
-    """The shapes and keyword arguments of one request; tensors that are not named follow from those that are."""
+    """The shapes and keyword arguments of one request; tensors that are not named follow from those that are.
+
+    ``given`` are elements of integer tensors, such as lengths that differ; what is not given is drawn.
+    """
 
     name: str
     shapes: Shapes
     values: Mapping[str, Any] = field(default_factory=dict[str, Any])
     core: bool = False
+    given: Mapping[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
 
 
 @dataclass(frozen=True, slots=True)

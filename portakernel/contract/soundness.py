@@ -57,7 +57,7 @@ def contract_faults(contract: Contract) -> Iterator[str]:
         yield from _unknown(where, case.parameters, [parameter.name for parameter in contract.parameters])
         yield from _unknown(where, [*case.layouts, *case.present, *case.given], contract.names)
     for row in (*contract.grid.rows, contract.grid.launch) if contract.grid else ():
-        yield from _unknown(f"grid row {row.name!r}", row.shapes, contract.names)
+        yield from _unknown(f"grid row {row.name!r}", [*row.shapes, *row.given], contract.names)
         yield from _unknown(f"grid row {row.name!r}", row.values, [parameter.name for parameter in contract.parameters])
 
 

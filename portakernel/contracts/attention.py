@@ -5,18 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from portakernel.contract import (
-    Case,
-    Contract,
-    Cost,
-    Draw,
-    Grid,
-    GridRow,
-    Parameter,
-    Result,
-    TensorArgument,
-    Tolerance,
-)
+from portakernel.contract import Case, Contract, Cost, Draw, Grid, GridRow, Parameter, Result, TensorArgument, Tolerance
 
 
 def visible_pairs(S: int, T: int, *, causal: bool, window: tuple[int, int]) -> int:
@@ -58,15 +47,8 @@ def _dims(
     *, S: int, H: int, D: int, B: int = 1, T: int | None = None, G: int | None = None, E: int | None = None
 ) -> dict[str, int]:
     """A case's dimensions: as many keys as queries, key heads as heads and value dims as key dims, unless given."""
-    return {
-        "B": B,
-        "S": S,
-        "T": S if T is None else T,
-        "H": H,
-        "G": H if G is None else G,
-        "D": D,
-        "E": D if E is None else E,
-    }
+    T, G, E = S if T is None else T, H if G is None else G, D if E is None else E
+    return {"B": B, "S": S, "T": T, "H": H, "G": G, "D": D, "E": E}
 
 
 def _row(B: int, S: int, H: int, G: int, D: int, T: int | None = None, *, core: bool = False, **values: Any) -> GridRow:
@@ -74,6 +56,18 @@ def _row(B: int, S: int, H: int, G: int, D: int, T: int | None = None, *, core: 
     length = f"S{S}" if T is None else f"S{S} T{T}"
     name = f"B{B} {length} H{H}/{G} D{D}" + "".join(f" {key}" for key, value in values.items() if value is True)
     return GridRow(name, {"q": (B, S, H, D), "k": (B, keys, G, D), "v": (B, keys, G, D)}, values, core)
+
+
+def with_features(row: GridRow, tensors: tuple[str, ...] = (), **values: Any) -> GridRow:
+    """``row`` with features: ``tensors`` of a number for each head, and keyword arguments."""
+    name = " ".join([row.name, *tensors, *(f"{key} {value}".replace(",", "") for key, value in values.items())])
+    shapes = {**row.shapes, **dict.fromkeys(tensors, (row.shapes["q"][-2],))}
+    return GridRow(name, shapes, {**row.values, **values}, row.core, row.given)
+
+
+# What several cases ask for.
+_CAUSAL: Mapping[str, Any] = {"causal": True}
+_LSE: Mapping[str, Any] = {"return_lse": True}
 
 
 CONTRACT = Contract(
@@ -141,16 +135,12 @@ CONTRACT = Contract(
         Case("values narrower than keys", dims=_dims(S=33, H=2, D=192, E=128), parameters={"causal": True}),
         Case("odd head dims", dims=_dims(B=2, S=9, T=11, H=2, D=33, E=17)),
         Case("causal, more keys", dims=_dims(S=20, T=50, H=2, G=1, D=96), parameters={"causal": True}),
-        Case(
-            "causal, queries without keys",
-            dims=_dims(S=50, T=20, H=2, D=64),
-            parameters={"causal": True, "return_lse": True},
-        ),
+        Case("causal, queries without keys", dims=_dims(S=50, T=20, H=2, D=64), parameters={**_CAUSAL, **_LSE}),
         Case("scale 0, causal", dims=_dims(B=2, S=70, H=4, G=2, D=64), parameters={"causal": True, "scale": 0.0}),
         Case(
             "scale 0, queries without keys, lse",
             dims=_dims(S=20, T=9, H=2, D=32),
-            parameters={"causal": True, "scale": -0.0, "return_lse": True},
+            parameters={**_CAUSAL, **_LSE, "scale": -0.0},
         ),
         Case(
             "scale below 0, causal, lse",
@@ -160,17 +150,9 @@ CONTRACT = Contract(
         Case("scale below 0, window", dims=_dims(S=40, H=2, D=64), parameters={"scale": -0.5, "window": (6, 3)}),
         Case("scale below 0, bias", dims=_dims(S=18, T=24, H=2, D=64), parameters={"scale": -1.0}, present=("bias",)),
         Case("next to no scale, causal", dims=_dims(S=33, H=2, D=64), parameters={"causal": True, "scale": 1e-30}),
-        Case(
-            "one query, scale",
-            dims=_dims(B=3, S=1, T=129, H=8, G=2, D=128),
-            parameters={"causal": True, "scale": 0.125},
-        ),
+        Case("one query", dims=_dims(B=3, S=1, T=129, H=8, G=2, D=128), parameters={"causal": True, "scale": 0.125}),
         Case("no keys", dims=_dims(B=2, S=5, T=0, H=2, D=64), parameters={"return_lse": True}),
-        Case(
-            "no batch, causal, queries without keys",
-            dims=_dims(B=0, S=50, T=20, H=2, D=64),
-            parameters={"causal": True, "return_lse": True},
-        ),
+        Case("no batch, queries without keys", dims=_dims(B=0, S=50, T=20, H=2, D=64), parameters={**_CAUSAL, **_LSE}),
         Case("no queries", dims=_dims(B=2, S=0, T=7, H=4, G=2, D=64)),
         Case("window on both sides", dims=_dims(S=40, H=2, D=64), parameters={"window": (6, 3)}),
         Case("window before, many queries", dims=_dims(S=40, T=9, H=2, D=32), parameters={"window": (3, -1)}),
@@ -248,7 +230,16 @@ CONTRACT = Contract(
             _row(4, 4096, 32, 8, 128),
             _row(4, 4096, 16, 16, 256, causal=True),
             _row(8, 2048, 32, 4, 96, causal=True),
+            _row(16, 1024, 32, 8, 64, causal=True),
             _row(64, 1, 32, 8, 128, 4096, causal=True),
+            _row(32, 1, 32, 8, 128, 4096, causal=True),
+            _row(1, 1, 32, 8, 128, 32768, causal=True),
+            _row(8, 197, 12, 12, 64),
+            with_features(_row(4, 4096, 32, 8, 128, causal=True), softcap=50.0),
+            with_features(_row(4, 4096, 32, 8, 128, causal=True), ("sinks",)),
+            with_features(_row(4, 4096, 32, 8, 128, causal=True), ("alibi_slopes",)),
+            with_features(_row(4, 4096, 32, 8, 128, causal=True), window=(1023, 0)),
+            with_features(_row(4, 4096, 64, 8, 64, causal=True), ("sinks",), window=(127, 0)),
         ),
         _row(1, 16, 2, 2, 64, causal=True),
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 from portakernel.contract import (
@@ -19,7 +19,7 @@ from portakernel.contract import (
     TensorArgument,
     Tolerance,
 )
-from portakernel.contracts.attention import visible_keys, visible_pairs
+from portakernel.contracts.attention import visible_keys, visible_pairs, with_features
 
 
 def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[str, Any]) -> Cost:
@@ -50,6 +50,16 @@ def _row(B: int, length: int, H: int, G: int, D: int) -> GridRow:
     shapes = {"q": (tokens, H, D), "k": (tokens, G, D), "v": (tokens, G, D), "cu_seqlens_q": ends, "cu_seqlens_k": ends}
     values = {"causal": True, "max_seqlen_q": length, "max_seqlen_k": length}
     return GridRow(f"{B} of {length} H{H}/{G} D{D} causal", shapes, values)
+
+
+def _ragged_row(B: int, longest: int, H: int, G: int, D: int) -> GridRow:
+    """``B`` sequences whose lengths grow as squares do: few long ones, many short ones."""
+    lengths = [longest * (n + 1) ** 2 // B**2 for n in range(B)]
+    ends = tuple(accumulate(lengths, initial=0))
+    even = _row(B, longest, H, G, D)
+    shapes = {**even.shapes, **{name: (ends[-1], *even.shapes[name][1:]) for name in "qkv"}}
+    name = f"{B} of {lengths[0]} to {longest} H{H}/{G} D{D} causal"
+    return GridRow(name, shapes, even.values, given={"cu_seqlens_q": ends, "cu_seqlens_k": ends})
 
 
 CONTRACT = Contract(
@@ -226,7 +236,15 @@ CONTRACT = Contract(
     # as for attention
     tolerance=Tolerance(forward={"lse.float32": 16.0}, saved={"logsumexp.float32": 16.0}, rule="plain"),
     grid=Grid(
-        (_row(4, 4096, 32, 8, 128), _row(16, 1024, 16, 16, 64), _row(64, 256, 32, 8, 128)),
+        (
+            _row(4, 4096, 32, 8, 128),
+            _row(16, 1024, 16, 16, 64),
+            _row(64, 256, 32, 8, 128),
+            _ragged_row(16, 4096, 32, 8, 128),
+            with_features(_row(4, 4096, 32, 8, 128), softcap=50.0),
+            with_features(_row(4, 4096, 32, 8, 128), ("sinks",), window=(1023, 0)),
+            with_features(_ragged_row(16, 4096, 64, 8, 64), ("sinks",)),
+        ),
         _row(2, 16, 2, 2, 64),
     ),
     cost=cost,

@@ -6,17 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from portakernel.contract import (
-    Case,
-    Contract,
-    Cost,
-    Parameter,
-    Result,
-    TensorArgument,
-    Tolerance,
-    grids,
-    row_cases,
-)
+from portakernel.contract import Case, Contract, Cost, Parameter, Result, TensorArgument, Tolerance, grids, row_cases
 
 
 def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[str, Any]) -> Cost:

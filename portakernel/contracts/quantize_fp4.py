@@ -5,18 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from portakernel.contract import (
-    Case,
-    Choice,
-    Contract,
-    Cost,
-    Grid,
-    Parameter,
-    Result,
-    TensorArgument,
-    Tolerance,
-    grids,
-)
+from portakernel.contract import Case, Choice, Contract, Cost, Grid, Parameter, Result, TensorArgument, Tolerance, grids
 from portakernel.contracts.dequantize import FLOAT4_FORMATS, SCALE_SHAPES, scale_count
 
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
 
+import pytest
+import torch
+
+from portakernel.calling.arguments import Arguments
 from portakernel.contract import Cost, GridRow
 from portakernel.contracts import contract, own_contracts
+from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
 from portakernel.words.target import Target
+from portakernel_kit.bench.operands import draw
 from portakernel_kit.bench.question import launch_row, questions, rows_of, too_large
 from portakernel_kit.bench.traffic import backward_cost, forward_cost, is_compute_bound
 
@@ -102,3 +108,12 @@ def test_sizes_for_accelerators_are_left_out_on_a_cpu_and_those_that_do_not_fit_
 def test_forward_costs_are_the_contracts() -> None:
     (question,) = questions("rms_norm", [GridRow("", {"x": (3, 8)})], ["float32"], HERE)
     assert forward_cost(contract("rms_norm"), question.request) == Cost(bytes=2 * 24 * 4 + 8 * 4, flops=96)
+
+
+def test_lengths_that_a_row_gives_are_the_ones_that_are_measured() -> None:
+    row = next(row for row in rows_of("attention_varlen", core_only=False) if row.given)
+    shapes = {"q": (30, 2, 16), "k": (30, 2, 16), "v": (30, 2, 16), "cu_seqlens_q": (4,), "cu_seqlens_k": (4,)}
+    ends = {"cu_seqlens_q": (0, 1, 1, 30), "cu_seqlens_k": (0, 20, 21, 30)}
+    (question,) = questions("attention_varlen", [replace(row, shapes=shapes, given=ends)], ["float16"], HERE)
+    drawn = draw(question, Arguments(contract("attention_varlen"), Dispatcher().registry), torch.device("cpu"), seed=1)
+    assert drawn.lengths() == ends

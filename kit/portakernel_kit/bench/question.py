@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from portakernel.claims.request import Request
@@ -58,7 +58,7 @@ def questions(op: str, rows: Sequence[GridRow], dtypes: Sequence[DType], target:
             request = ask(contract(op), target, dtypes=named, shapes=row.shapes, values=values)
             held = [parameter.name for parameter in contract(op).parameters if parameter.kind == "dtype"]
             shown = {name: request.dtypes[name] for name in (*named, *held)}
-            found.append(Question(op, GridRow(row.name, row.shapes, values, row.core), shown, request))
+            found.append(Question(op, replace(row, values=values), shown, request))
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from portakernel.cli.explain.command import read_names, read_parameters, read_shapes
@@ -50,7 +50,7 @@ class Words:
             return [GridRow(_case_name(shapes, values), shapes, values) for shapes in shape_sets(self.shapes)]
         known = (launch_row(op),) if self.launch else rows_of(op, core_only=self.quick)
         suffix = "".join(f" {name}={value}" for name, value in values.items())
-        return [GridRow(row.name + suffix, row.shapes, {**row.values, **values}, row.core) for row in known]
+        return [replace(row, name=row.name + suffix, values={**row.values, **values}) for row in known]
 
 
 def _case_name(shapes: Shapes, values: Mapping[str, Any]) -> str:
