@@ -26,6 +26,10 @@ DRAWN = Result("acme.add", "add", "add[drawn 0]", "forward", "failed", "5 ulp of
 replace_result = replace
 
 
+class Twice(BaseException):
+    """Two signals of Ctrl-C, as a process gets them that is signalled alone and with its group."""
+
+
 class FakeDrawing:
     """One request that fails, where there is time for it."""
 
@@ -51,6 +55,11 @@ def kit(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any]]]:
         def check(_: object, **asked: Any) -> Iterator[Result]:
             calls.append(asked)
             for result in results:
+                if isinstance(result, Twice):
+                    try:
+                        signal.raise_signal(signal.SIGINT)
+                    finally:
+                        signal.raise_signal(signal.SIGINT)
                 if isinstance(result, BaseException):
                     raise result
                 yield result
@@ -147,12 +156,15 @@ def test_an_interrupt_prints_what_was_found_so_far(run: Callable, kit: Callable)
 def test_an_interrupt_while_results_are_printed_loses_none(
     run: Callable, kit: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kit([PASSED])
     summarise = command.summarise
     monkeypatch.setattr(command, "summarise", lambda found: signal.raise_signal(signal.SIGINT) or summarise(found))
     before = signal.getsignal(signal.SIGINT)
+    kit([PASSED])
     ran = run("check --json")
     assert (ran.status, ran.json["interrupted"], len(ran.json["results"])) == (0, False, 1)
+    kit([PASSED, Twice()])
+    ran = run("check --json")
+    assert (ran.status, ran.json["interrupted"], len(ran.json["results"])) == (130, True, 1)
     assert signal.getsignal(signal.SIGINT) is before
 
 

@@ -7,7 +7,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -108,14 +108,15 @@ def command(
     results: list[Result] = []
     out = page()
     interrupted = False
-    try:
-        for result in found:
-            results.append(result)
-            if not json and (verbose or result.status == "failed"):
-                print_result(out, result, verbose=verbose)
-    except KeyboardInterrupt:
-        interrupted = True
-    with _uninterrupted():
+    with _interrupted_once() as close:
+        try:
+            for result in found:
+                results.append(result)
+                if not json and (verbose or result.status == "failed"):
+                    print_result(out, result, verbose=verbose)
+        except KeyboardInterrupt:
+            interrupted = True
+        close()
         summary = summarise(results)
         requests = drawing.to_json() if drawing is not None else {}
         if json:
@@ -135,14 +136,25 @@ def command(
 
 
 @contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Within, Ctrl-C is not heeded: what took hours to find is being printed."""
+def _interrupted_once() -> Iterator[Callable[[], None]]:
+    """Within, the first Ctrl-C interrupts and others are not heeded: what took hours to find is printed whole.
+
+    A signal to a process and to its group arrives twice. What is yielded ends the first one's chance too.
+    """
     if threading.current_thread() is not threading.main_thread():  # which alone is told of it
-        yield
+        yield lambda: None
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def close() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def interrupt(*_: object) -> None:
+        close()
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, interrupt)
     try:
-        yield
+        yield close
     finally:
         signal.signal(signal.SIGINT, before)
 
