@@ -109,15 +109,27 @@ def test_huge_scores_are_told_apart_by_a_scale_that_is_a_power_of_two():
         assert math.isclose(how.scale, scale)
         assert how.coarse == coarse
         assert how.is_folded
-    assert not scoring(q, q, False, -1.0, (-1, -1), 0.0).is_folded
-    assert not scoring(q, q, False, None, (-1, -1), 2.0).is_folded
+    assert scoring(q, q, False, -0.3 / math.log2(math.e), (-1, -1), 0.0).coarse == 0.5
+    assert scoring(q, q, False, -1e30, (-1, -1), 3.0 / math.log2(math.e)).coarse == 4.0
+    assert not scoring(q, q, False, 0.0, (-1, -1), 0.0).is_folded
+
+
+@pytest.mark.parametrize("softcap", [0.5, 50.0, 128.0])
+def test_a_softcap_of_16_bits_is_as_near_as_their_rounding(softcap):
+    q, k, v = (draw(1, 70, 2, 16, seed=seed) for seed in range(3))
+    how = {**PLAIN, "scale": softcap, "softcap": softcap}
+    want, exact = reference.forward(q.double(), k.double(), v.double(), **how, return_lse=True)
+    with interpreting():
+        found, lse = attention(q, k, v, **how, return_lse=True)
+    torch.testing.assert_close(lse.double(), exact, rtol=1e-6, atol=softcap * 2.0**-20)
+    torch.testing.assert_close(found.double(), want, rtol=2.0**-10, atol=1e-3)
 
 
 @pytest.mark.parametrize(
     "device",
     ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))],
 )
-@pytest.mark.parametrize(("size", "scale"), [(1.0, 1e30), (1e15, None), (3e4, 0.5), (3e2, 1.0)])
+@pytest.mark.parametrize(("size", "scale"), [(1.0, 1e30), (1.0, -1e30), (1e15, None), (3e4, 0.5), (3e2, -1.0)])
 def test_huge_scores_leave_all_weight_to_the_largest(device, size, scale):
     q, k, v = (draw(1, 70, 2, 16, seed=seed, dtype=torch.float32) for seed in range(3))
     q, k = q * size, k * size

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from portakernel.authoring.tensors import delivered
 from portakernel.authoring.triton import cdiv, grid_of, launch, program_index
-from portakernel_plugins.triton.attention.head_parts import load_rows, no_sums, store_rows, times
+from portakernel_plugins.triton.attention.head_parts import load_rows, negated, no_sums, store_rows, times
 from portakernel_plugins.triton.attention.online_softmax import HUGE, over_keys
 from portakernel_plugins.triton.attention.row_blocks import sources
 from portakernel_plugins.triton.attention.scores import Scoring, scoring
@@ -83,6 +83,7 @@ def _forward(
     LEFT: tl.constexpr,
     RIGHT: tl.constexpr,
     FOLDED: tl.constexpr,
+    NEGATED: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     REST_D: tl.constexpr,
@@ -125,6 +126,8 @@ def _forward(
     block = load_rows(
         q + batch * q_batch, at_query * q_row + at_head * q_head, q_lane, None, BLOCK_D, REST_D, D, False, WIDEN
     )
+    if NEGATED:
+        block = negated(block, REST_D)
     slope = None
     bias_rows = at_query
     if slopes is not None:
@@ -133,11 +136,11 @@ def _forward(
         bias += batch * bias_batch
         bias_rows = at_head * bias_head + at_query * bias_row
 
-    top = tl.full((BLOCK_M,), float("-inf"), tl.float32)
-    total = tl.full((BLOCK_M,), 0.0, tl.float32)
+    sunk = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     if sinks is not None and split == 0:
-        top = tl.load(sinks + at_head * sink_stride).to(tl.float32) * LOG2_E
-        total = tl.where(top == float("-inf"), 0.0, 1.0)
+        sunk = tl.load(sinks + at_head * sink_stride).to(tl.float32) * LOG2_E
+    top = sunk
+    total = tl.where(sunk == float("-inf"), 0.0, 1.0)
     acc = no_sums(BLOCK_M, BLOCK_E, REST_E)
 
     first = tile * BLOCK_M // PACKED
@@ -163,7 +166,8 @@ def _forward(
     # of a query that sees nothing, total is 0
     acc = times(acc, 1.0 / tl.where(total == 0.0, 1.0, total), REST_E)
     if FOLDED:
-        top = tl.where(tl.abs(top) < HUGE, top, top / coarse * scale)
+        last = cap if SOFTCAP else scale
+        top = tl.where((tl.abs(top) < HUGE) | (top == sunk), top, top / coarse * last)
     found = top + tl.log2(total)
     at_lse = (batch * heads + at_head) * queries + at_query
     if SPLIT:
@@ -235,6 +239,8 @@ def _launch(
     programs = B * H // tiling.packed * tiles
     parts = split_count(programs, how.visible(S, T), options["BLOCK_N"], tiling.programs)
     into = Parts.of(y, parts) if parts > 1 else None
+    folded = how.is_folded and slopes is None and bias is None
+    turned_round = folded and how.last_factor < 0.0
     target, first_lse = (y, lse) if into is None else (into.values, into.shares)
     launch(
         _forward,
@@ -255,7 +261,7 @@ def _launch(
         parts,
         how.left,
         how.right,
-        how.scale,
+        -how.scale if turned_round else how.scale,
         how.coarse,
         how.cap,
         *q.stride(),
@@ -268,7 +274,8 @@ def _launch(
         HEADS=H // G,
         PACKED=tiling.packed,
         SPLIT=into is not None,
-        FOLDED=how.is_folded and slopes is None and bias is None and sinks is None,
+        FOLDED=folded,
+        NEGATED=turned_round,
         **how.flags,
         DESCRIBED=read[0] is not k,
         **blocks,

@@ -88,6 +88,15 @@ def turned(parts, REST: tl.constexpr):
 
 
 @triton.jit
+def negated(parts, REST: tl.constexpr):
+    """Rows times -1."""
+    found = (-parts[0],)
+    if REST > 0:
+        found = found + (-parts[1],)
+    return found
+
+
+@triton.jit
 def no_sums(ROWS: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr):
     """Sums for ``ROWS`` rows that begin at zero."""
     sums = (tl.full((ROWS, BLOCK), 0.0, tl.float32),)

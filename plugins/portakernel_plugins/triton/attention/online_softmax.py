@@ -4,10 +4,10 @@ top   = max(s)                    per query, in units of log(2)
 total = sum(2 ** (s - top))
 acc   = sum(2 ** (s - top) * v)
 
-Where a score is nothing but a product times the scale, that is folded into ``z * scale - top``, one instruction, which
-does not round the product that ``top`` is the rounded form of. From 2 ** 30 on that difference alone could overflow:
-there the scale is a power of two (``coarse``), with which both are exact. Scores so large that are not equal are so far
-apart that one has all the weight with either scale.
+Where a score is nothing but a product, or its tangent, times a factor, that is folded into ``z * factor - top``, one
+instruction, which does not round the product that ``top`` is the rounded form of. From 2 ** 30 on that difference alone
+could overflow: there the factor is a power of two (``coarse``), with which both are exact. Scores so large that are not
+equal are so far apart that one has all the weight with either factor.
 """
 # pyright: reportGeneralTypeIssues=false
 # Python's types do not see that Triton iterates over its ranges.
@@ -19,7 +19,7 @@ import triton.language as tl
 
 from portakernel_plugins.triton.attention.head_parts import add_weighted_rows, product_of_rows, times
 from portakernel_plugins.triton.attention.row_blocks import load_block
-from portakernel_plugins.triton.attention.scores import changed, load_bias, sees
+from portakernel_plugins.triton.attention.scores import changed, load_bias, sees, tangent
 from portakernel_plugins.triton.exponentials import finite_or_zero
 
 HUGE: tl.constexpr = tl.constexpr(2.0**30)
@@ -73,6 +73,7 @@ def over_keys(
 ):
     """``acc``, ``total`` and ``top`` with the keys from ``begin`` to ``stop``."""
     lane = tl.arange(0, BLOCK_N)
+    last = cap if SOFTCAP else scale
     for first in tl.range(begin, stop, BLOCK_N):
         column = first + lane
         inside = None
@@ -89,7 +90,10 @@ def over_keys(
             DESCRIBED,
         )  # fmt: skip
         z = product_of_rows(q, columns, REST_D, PRECISION)
-        if not FOLDED:
+        if FOLDED:
+            if SOFTCAP:
+                z = tangent(z * scale, SOFTCAP)
+        else:
             added = load_bias(bias, bias_rows[:, None], column[None, :], across, bias_column)
             z, _ = changed(z, behind, slope, added, scale, cap, SOFTCAP)
         if MASKED:
@@ -97,7 +101,7 @@ def over_keys(
             z = tl.where(seen, z, float("-inf"))
         if FOLDED:
             peak = tl.max(z, axis=1)
-            factor = tl.where(tl.abs(peak * scale) < HUGE, scale, coarse)
+            factor = tl.where(tl.abs(peak * last) < HUGE, last, coarse)
             higher = tl.maximum(top, peak * factor)
             base = finite_or_zero(higher)
             p = tl.exp2(z * factor[:, None] - base[:, None])

@@ -22,6 +22,11 @@ _LARGEST = 3.0e38
 # Below, a largest product and a largest score need not be the same one's.
 _SMALLEST_FOLDED = 2.0**-125
 
+# How exact a softcap's tangent is. Where numbers have 16 bits, weights are rounded to 2 ** -9 or 2 ** -12 of their
+# size: up to this softcap an error of 2 ** -21 makes no more of a score, and so of a weight.
+_EXACT, _NEAR = tl.constexpr(1), tl.constexpr(2)
+_LARGEST_NEAR = 128.0
+
 # From here on the tangent is 1.
 _TANH_END: tl.constexpr = tl.constexpr(7.90531110763549805)
 
@@ -48,6 +53,19 @@ def _tanh(x):
 
 
 @triton.jit
+def _near_tanh(x):
+    """The same to 2 ** -21, and by less than half as many instructions: the reciprocal is a root's, squared."""
+    root = tl.rsqrt(tl.exp2(x * (2.0 * LOG2_E)) + 1.0)
+    return 1.0 - 2.0 * root * root
+
+
+@triton.jit
+def tangent(x, SOFTCAP: tl.constexpr):
+    """The hyperbolic tangent, as exact as a call's softcap wants it."""
+    return _near_tanh(x) if SOFTCAP == _NEAR else _tanh(x)
+
+
+@triton.jit
 def changed(z, behind, slope, bias, scale, cap, SOFTCAP: tl.constexpr):
     """Scores from products ``z``, all changes but the mask made; and the tangent that a softcap bounds them with.
 
@@ -56,7 +74,7 @@ def changed(z, behind, slope, bias, scale, cap, SOFTCAP: tl.constexpr):
     scores = z * scale
     bounded = scores
     if SOFTCAP:
-        bounded = _tanh(scores)
+        bounded = tangent(scores, SOFTCAP)
         scores = bounded * cap
     if slope is not None:
         scores = scores - slope * tl.abs(behind).to(tl.float32)
@@ -100,7 +118,8 @@ class Scoring:
     """How scores are made: what kernels take for a call's scale, softcap, causal flag and window.
 
     ``scale`` multiplies products, to a score in units of log(2) or, with ``softcap``, to what the tangent is taken of;
-    ``cap`` is that bound in the same units. ``left`` and ``right`` are -1 where they hide nothing.
+    ``cap`` is that bound in the same units. ``left`` and ``right`` are -1 where they hide nothing; ``softcap`` says how
+    exact its tangent is, 0 where there is none.
     """
 
     factor: float
@@ -108,22 +127,28 @@ class Scoring:
     cap: float
     left: int
     right: int
+    softcap: int
 
     @property
     def flags(self) -> dict[str, Any]:
         """What is compiled into a kernel."""
-        return {"SOFTCAP": self.cap != 0.0, "LEFT": self.left >= 0, "RIGHT": self.right >= 0}
+        return {"SOFTCAP": self.softcap, "LEFT": self.left >= 0, "RIGHT": self.right >= 0}
 
     @property
     def is_folded(self) -> bool:
-        """Whether scores are products times the scale, in the same order."""
-        return self.cap == 0.0 and _SMALLEST_FOLDED <= self.scale <= 1.0 / _SMALLEST_FOLDED
+        """Whether scores are products, or their tangents, times a factor, in the same or the opposite order."""
+        return _SMALLEST_FOLDED <= abs(self.last_factor) <= 1.0 / _SMALLEST_FOLDED
+
+    @property
+    def last_factor(self) -> float:
+        """What makes scores of products, or with softcap of their tangents."""
+        return self.cap if self.softcap else self.scale
 
     @property
     def coarse(self) -> float:
-        """The scale or, above it, the next power of two."""
-        fraction, exponent = math.frexp(self.scale)
-        return self.scale if fraction == 0.5 else math.ldexp(1.0, exponent)
+        """The last factor's size or, above it, the next power of two."""
+        fraction, exponent = math.frexp(abs(self.last_factor))
+        return math.ldexp(1.0, exponent - (fraction == 0.5))
 
     def visible(self, queries: int, keys: int) -> int:
         """How many keys the window leaves to a tile of ``queries``."""
@@ -143,6 +168,8 @@ def scoring(
     right = 0 if causal else window[1]
     right = right if 0 <= right < S - 1 else -1
     if softcap == 0.0:
-        return Scoring(factor, factor * LOG2_E.value, 0.0, left, right)
+        return Scoring(factor, factor * LOG2_E.value, 0.0, left, right, 0)
     inner = min(max(factor / softcap, -_LARGEST), _LARGEST)
-    return Scoring(factor, inner, min(softcap * LOG2_E.value, _LARGEST), left, right)
+    near = q.element_size() == 2 and softcap <= _LARGEST_NEAR
+    exactness = (_NEAR if near else _EXACT).value
+    return Scoring(factor, inner, min(softcap * LOG2_E.value, _LARGEST), left, right, exactness)
