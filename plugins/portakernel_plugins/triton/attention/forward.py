@@ -1,4 +1,4 @@
-"""``attention`` in Triton; its gradients are in ``backward.py``.
+"""``attention`` in Triton; its gradients are in ``backward.py``, sequences of different lengths in ``varlen.py``.
 
 A program has a tile of queries and goes through the keys that they see, block by block (``online_softmax.py``), so that
 ``out = acc / total`` and ``lse = log(2) * (top + log2(total))``. Blocks that every query of the tile sees whole are
@@ -17,11 +17,12 @@ import triton.language as tl
 from torch import Tensor
 
 from portakernel.authoring.tensors import delivered
-from portakernel.authoring.triton import cdiv, grid_of, launch, program_index
+from portakernel.authoring.triton import grid_of, launch, program_index
 from portakernel_plugins.triton.attention.head_parts import load_rows, negated, no_sums, store_rows, times
 from portakernel_plugins.triton.attention.online_softmax import HUGE, over_keys
 from portakernel_plugins.triton.attention.row_blocks import sources
 from portakernel_plugins.triton.attention.scores import Scoring, scoring
+from portakernel_plugins.triton.attention.sequences import Sequences, ends_of, tile_count, tile_of_sequence
 from portakernel_plugins.triton.attention.split_keys import Parts, split_count
 from portakernel_plugins.triton.attention.tiles import room_of, rows_of_tile, seen_blocks, shapes, tiles_of_queries
 from portakernel_plugins.triton.exponentials import LOG2_E, LOG_2
@@ -30,7 +31,9 @@ Window = tuple[int, int]
 Results = Tensor | tuple[Tensor, ...]
 
 
-@triton.jit(do_not_specialize=["batches", "queries", "keys", "key_heads", "tiles", "splits", "left", "right"])
+@triton.jit(
+    do_not_specialize=["sequences", "batches", "queries", "keys", "key_heads", "tiles", "splits", "left", "right"]
+)
 def _forward(
     q,
     k,
@@ -43,6 +46,9 @@ def _forward(
     out,  # (B, S, H, E); with SPLIT (splits, B, S, H, E) float32
     lse,  # (B, H, S) float32; with SPLIT (splits, B, S, H), in units of log(2)
     logsumexp,  # the same again, for backward
+    ends_q,  # of sequences: they are the batch, which is one row of tokens in memory
+    ends_k,
+    sequences,
     batches,
     queries,
     keys,
@@ -112,6 +118,16 @@ def _forward(
     if batch >= batches:  # the grid's second dimension may have more than there are
         return
 
+    rows = queries
+    first_query = 0
+    first_key = 0
+    if ends_q is not None:
+        tile, first_query, queries, first_key, keys = tile_of_sequence(
+            tile, ends_q, ends_k, sequences, queries, PACKED, BLOCK_M
+        )
+        if tile * BLOCK_M >= queries * PACKED:
+            return
+
     first_head += key_head * HEADS
     query, head, there = rows_of_tile(tile, first_head, queries, PACKED, BLOCK_M)
     ahead = keys - queries
@@ -120,12 +136,11 @@ def _forward(
     at_head = head.to(tl.int64)
     heads = key_heads * HEADS
 
+    q += batch * q_batch + first_query * q_row
     if not DESCRIBED:
-        k += batch * k_batch + key_head.to(tl.int64) * k_head
-        v += batch * v_batch + key_head.to(tl.int64) * v_head
-    block = load_rows(
-        q + batch * q_batch, at_query * q_row + at_head * q_head, q_lane, None, BLOCK_D, REST_D, D, False, WIDEN
-    )
+        k += batch * k_batch + first_key * k_row + key_head.to(tl.int64) * k_head
+        v += batch * v_batch + first_key * v_row + key_head.to(tl.int64) * v_head
+    block = load_rows(q, at_query * q_row + at_head * q_head, q_lane, None, BLOCK_D, REST_D, D, False, WIDEN)
     if NEGATED:
         block = negated(block, REST_D)
     slope = None
@@ -157,10 +172,10 @@ def _forward(
     starts, stops = (begin, whole_from, whole_to), (tl.minimum(whole_from, stop), whole_to, stop)
     for part in tl.static_range(0 if LEFT else 1, 3):  # an edge, whole blocks, the other edge
         acc, total, top = over_keys(
-            acc, total, top, block, k, k_rest, v, v_rest, batch.to(tl.int32), key_head, bias, bias_rows, position,
+            acc, total, top, block, k, k_rest, v, v_rest, batch, first_key, key_head, bias, bias_rows, position,
             slope, keys, starts[part], stops[part], left, right, scale, coarse, cap, k_row, k_lane, v_row, v_lane,
             bias_column, part != 1, SOFTCAP, LEFT, RIGHT, FOLDED, D, BLOCK_D, REST_D, E, BLOCK_E, REST_E, BLOCK_N,
-            q.dtype.element_ty, PRECISION, WIDEN, DESCRIBED,
+            q.dtype.element_ty, PRECISION, WIDEN, DESCRIBED, ends_q is not None,
         )  # fmt: skip
 
     # of a query that sees nothing, total is 0
@@ -169,15 +184,16 @@ def _forward(
         last = cap if SOFTCAP else scale
         top = tl.where((tl.abs(top) < HUGE) | (top == sunk), top, top / coarse * last)
     found = top + tl.log2(total)
-    at_lse = (batch * heads + at_head) * queries + at_query
+    at_lse = (batch * heads + at_head) * rows + first_query + at_query
     if SPLIT:
-        at_lse = (batch * queries + at_query) * heads + at_head
-        rows = tl.cast(split, tl.int64) * batches * queries * heads
-        out += rows * E
-        lse += rows
+        at_lse = (batch * rows + first_query + at_query) * heads + at_head
+        before = tl.cast(split, tl.int64) * batches * rows * heads
+        out += before * E
+        lse += before
     else:
         found *= LOG_2
-    store_rows(out + batch * out_batch, at_query * out_row + at_head * out_head, out_lane, there, acc, REST_E, E)
+    out += batch * out_batch + first_query * out_row
+    store_rows(out, at_query * out_row + at_head * out_head, out_lane, there, acc, REST_E, E)
     if lse is not None:
         tl.store(lse + at_lse, found, mask=there)
     if logsumexp is not None:
@@ -211,7 +227,7 @@ def attention(
     logsumexp = q.new_empty(B, H, S, dtype=torch.float32) if save else None
     if B and S:
         how = scoring(q, k, causal, scale, window, softcap)
-        _launch(q, k, v, alibi_slopes, bias, sinks, y, lse, logsumexp, how)
+        launch_forward(q, k, v, alibi_slopes, bias, sinks, y, lse, logsumexp, how)
     if logsumexp is not None:
         return (y, logsumexp) if lse is None else (y, lse, logsumexp)
     if lse is None:
@@ -219,7 +235,7 @@ def attention(
     return (y, delivered(lse, given[1] if len(given) > 1 else None))
 
 
-def _launch(
+def launch_forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -230,14 +246,17 @@ def _launch(
     lse: Tensor | None,
     logsumexp: Tensor | None,
     how: Scoring,
+    sequences: Sequences | None = None,
 ) -> None:
+    """Writes ``y`` and what is not None of ``lse`` and ``logsumexp``; ``sequences`` are those of a batch of one."""
     (B, S, H, _), (_, T, G, _) = q.shape, v.shape
-    tiling = tiles_of_queries(q, H // G, room_of(q, v, bias))
+    queries, keys = (S, T) if sequences is None else sequences.longest
+    tiling = tiles_of_queries(q, queries, H // G, room_of(q, v, bias))
     options, blocks = {**tiling.options}, shapes(q, v)
     read = sources(k, v, options["BLOCK_N"], blocks, options.pop("DESCRIBED", False))
-    tiles = cdiv(S * tiling.packed, options["BLOCK_M"])
+    tiles = tile_count(S, tiling.packed, options["BLOCK_M"], sequences)
     programs = B * H // tiling.packed * tiles
-    parts = split_count(programs, how.visible(S, T), options["BLOCK_N"], tiling.programs)
+    parts = split_count(programs, how.visible(queries, keys), options["BLOCK_N"], tiling.programs)
     into = Parts.of(y, parts) if parts > 1 else None
     folded = how.is_folded and slopes is None and bias is None
     turned_round = folded and how.last_factor < 0.0
@@ -253,6 +272,7 @@ def _launch(
         target,
         first_lse,
         logsumexp if into is None else None,
+        *ends_of(sequences),
         B,
         S,
         T,

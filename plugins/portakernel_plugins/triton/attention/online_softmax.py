@@ -36,6 +36,7 @@ def over_keys(
     v,
     v_rest,
     batch,
+    first_key,
     key_head,
     bias,
     bias_rows,
@@ -70,6 +71,7 @@ def over_keys(
     PRECISION: tl.constexpr,
     WIDEN: tl.constexpr,
     DESCRIBED: tl.constexpr,
+    RAGGED: tl.constexpr,
 ):
     """``acc``, ``total`` and ``top`` with the keys from ``begin`` to ``stop``."""
     lane = tl.arange(0, BLOCK_N)
@@ -86,8 +88,8 @@ def over_keys(
             behind = position[:, None] - column[None, :]
         rows = lane.to(tl.int64)
         columns = load_block(
-            k, k_rest, batch, first, key_head, rows, k_row, k_lane, inside, BLOCK_N, BLOCK_D, REST_D, D, True, WIDEN,
-            DESCRIBED,
+            k, k_rest, batch, first_key, first, key_head, rows, k_row, k_lane, inside, BLOCK_N, BLOCK_D, REST_D, D,
+            True, WIDEN, DESCRIBED, RAGGED,
         )  # fmt: skip
         z = product_of_rows(q, columns, REST_D, PRECISION)
         if FOLDED:
@@ -114,8 +116,8 @@ def over_keys(
         total = total * kept + tl.sum(p, axis=1)
         acc = times(acc, kept, REST_E)
         values = load_block(
-            v, v_rest, batch, first, key_head, rows, v_row, v_lane, inside, BLOCK_N, BLOCK_E, REST_E, E, False, WIDEN,
-            DESCRIBED,
+            v, v_rest, batch, first_key, first, key_head, rows, v_row, v_lane, inside, BLOCK_N, BLOCK_E, REST_E, E,
+            False, WIDEN, DESCRIBED, RAGGED,
         )  # fmt: skip
         weights = p.to(DTYPE)
         if WIDEN:

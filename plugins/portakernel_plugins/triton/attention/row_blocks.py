@@ -30,6 +30,7 @@ def _copy_part(
     batch,
     first,
     head,
+    inside,
     FIRST: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -37,6 +38,8 @@ def _copy_part(
     WIDEN: tl.constexpr,
 ):
     block = source.load([batch, first, head, FIRST]).reshape(ROWS, BLOCK)
+    if inside is not None:
+        block = tl.where(inside[:, None], block, 0.0)
     if TURNED:
         block = tl.trans(block)
     if WIDEN:
@@ -46,9 +49,10 @@ def _copy_part(
 
 @triton.jit
 def load_block(
-    source,  # points to a head's rows; with DESCRIBED it describes all of (batches, rows, heads, lanes)
+    source,  # points to the first row of a head; with DESCRIBED it describes all of (batches, rows, heads, lanes)
     rest,  # what describes the rest of each row, where there is one
     batch,
+    origin,  # the head's first row
     first,
     head,
     rows,  # from the first on, int64
@@ -62,12 +66,19 @@ def load_block(
     TURNED: tl.constexpr,
     WIDEN: tl.constexpr,
     DESCRIBED: tl.constexpr,
+    RAGGED: tl.constexpr,
 ):
-    """``ROWS`` rows of a head from ``first`` on, zeros where there is none; as columns where ``TURNED``."""
+    """``ROWS`` rows of a head from ``first`` on, zeros where there is none; as columns where ``TURNED``.
+
+    ``RAGGED``: behind them there are others, of which nothing is to be seen.
+    """
     if DESCRIBED:
-        parts = (_copy_part(source, batch, first, head, 0, ROWS, BLOCK, TURNED, WIDEN),)
+        kept = inside if RAGGED else None
+        batch = tl.cast(batch, tl.int32)
+        at = tl.cast(origin, tl.int32) + first
+        parts = (_copy_part(source, batch, at, head, kept, 0, ROWS, BLOCK, TURNED, WIDEN),)
         if REST > 0:
-            parts = parts + (_copy_part(rest, batch, first, head, BLOCK, ROWS, REST, TURNED, WIDEN),)
+            parts = parts + (_copy_part(rest, batch, at, head, kept, BLOCK, ROWS, REST, TURNED, WIDEN),)
     else:
         at = source + tl.cast(first, tl.int64) * row_stride
         parts = load_rows(at, rows * row_stride, lane_stride, inside, BLOCK, REST, WIDTH, TURNED, WIDEN)

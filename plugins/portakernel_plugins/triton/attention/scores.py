@@ -156,10 +156,16 @@ class Scoring:
 
 
 def scoring(
-    q: Tensor, k: Tensor, causal: bool, scale: float | None, window: tuple[int, int], softcap: float
+    q: Tensor,
+    k: Tensor,
+    causal: bool,
+    scale: float | None,
+    window: tuple[int, int],
+    softcap: float,
+    longest: tuple[int, int] | None = None,
 ) -> Scoring:
-    """For queries ``(B, S, H, D)`` and keys ``(B, T, G, D)``."""
-    S, T = q.shape[1], k.shape[1]
+    """For queries ``(B, S, H, D)`` and keys ``(B, T, G, D)``, or for sequences with so many of them at most."""
+    S, T = (q.shape[1], k.shape[1]) if longest is None else longest
     factor = 1.0 / math.sqrt(q.shape[3]) if scale is None else float(scale)
     if abs(factor) < _SMALLEST_SCALE:
         factor = 0.0

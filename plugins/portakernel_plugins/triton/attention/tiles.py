@@ -99,9 +99,9 @@ def room_of(q: Tensor, v: Tensor, bias: Tensor | None) -> int:
     return max(q.shape[3], v.shape[3]) if bias is None else _WIDEST
 
 
-def tiles_of_queries(q: Tensor, heads: int, width: int) -> Tiling:
-    """For ``q (B, S, H, D)`` with ``heads`` of each key head; ``width`` is ``room_of`` it."""
-    queries, size = q.shape[1], q.element_size()
+def tiles_of_queries(q: Tensor, queries: int, heads: int, width: int) -> Tiling:
+    """For so many ``queries`` of ``q``, with ``heads`` of each key head; ``width`` is ``room_of`` it."""
+    size = q.element_size()
     if queries > _FEW:
         entry = "attention.forward" if queries > _SHORT else "attention.forward_short"
         how = configuration(entry, q.device, width, size)
