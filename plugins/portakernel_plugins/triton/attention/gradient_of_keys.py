@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from portakernel.authoring.triton import cdiv, grid_of, launch, program_index
+from portakernel.authoring.triton import grid_of, launch, program_index
 from portakernel_plugins.triton.attention.head_parts import (
     add_weighted_rows,
     load_rows,
@@ -30,6 +30,7 @@ from portakernel_plugins.triton.attention.head_parts import (
 from portakernel_plugins.triton.attention.row_blocks import load_block, sources
 from portakernel_plugins.triton.attention.row_terms import Terms
 from portakernel_plugins.triton.attention.scores import changed, load_bias, sees, weights_of
+from portakernel_plugins.triton.attention.sequences import ends_of, tile_count, tile_of_sequence
 from portakernel_plugins.triton.attention.tiles import room_of, seen_blocks, shapes
 from portakernel_plugins.triton.exponentials import LOG2_E
 from portakernel_plugins.triton.launching.configurations import configuration
@@ -46,12 +47,14 @@ def _over_queries(
     grad,
     grad_rest,
     batch,
+    first_query,
     first_head,
     shift,
     delta,
     slopes,
     bias,
     column,
+    rows_apart,
     queries,
     ahead,
     begin,
@@ -88,6 +91,7 @@ def _over_queries(
     PRECISION: tl.constexpr,
     WIDEN: tl.constexpr,
     DESCRIBED: tl.constexpr,
+    RAGGED: tl.constexpr,
 ):
     """Both sums with the queries from ``begin`` to ``stop`` of all heads: one loop, whose loads never run dry."""
     lane = tl.arange(0, BLOCK_M)
@@ -99,7 +103,7 @@ def _over_queries(
         row = first + lane
         at = tl.cast(first, tl.int64)
         at_head = tl.cast(member, tl.int64)
-        at_row = at_head * queries + at
+        at_row = at_head * rows_apart + at
         slope = None
         bias_rows = None
         if slopes is not None:
@@ -126,8 +130,8 @@ def _over_queries(
             of_head += at_head * q_head
             grad_of_head += at_head * grad_head
         block = load_block(
-            of_head, q_rest, batch, first, first_head + member, rows, q_row, q_lane, inside, BLOCK_M, BLOCK_D, REST_D,
-            D, False, WIDEN, DESCRIBED,
+            of_head, q_rest, batch, first_query, first, first_head + member, rows, q_row, q_lane, inside, BLOCK_M,
+            BLOCK_D, REST_D, D, False, WIDEN, DESCRIBED, RAGGED,
         )  # fmt: skip
         z = product_of_rows(k, turned(block, REST_D), REST_D, PRECISION)
         added = load_bias(bias, bias_rows, column[:, None], across, bias_column)
@@ -136,8 +140,8 @@ def _over_queries(
         if MASKED:
             p = tl.where(sees(across, behind, left, right, LEFT, RIGHT), p, 0.0)
         grads = load_block(
-            grad_of_head, grad_rest, batch, first, first_head + member, rows, grad_row, grad_lane, inside, BLOCK_M,
-            BLOCK_E, REST_E, E, False, WIDEN, DESCRIBED,
+            grad_of_head, grad_rest, batch, first_query, first, first_head + member, rows, grad_row, grad_lane, inside,
+            BLOCK_M, BLOCK_E, REST_E, E, False, WIDEN, DESCRIBED, RAGGED,
         )  # fmt: skip
         if OF_V:
             weights = p.to(DTYPE)
@@ -155,7 +159,7 @@ def _over_queries(
     return sums_k, sums_v
 
 
-@triton.jit(do_not_specialize=["batches", "queries", "keys", "key_heads", "blocks", "left", "right"])
+@triton.jit(do_not_specialize=["sequences", "batches", "queries", "keys", "key_heads", "blocks", "left", "right"])
 def _gradient_of_keys(
     q,
     q_rest,  # as row_blocks.sources gives them, and so is grad_rest
@@ -169,6 +173,9 @@ def _gradient_of_keys(
     bias,  # (B, H, S, T)
     grad_k,  # (B, T, G, D), contiguous
     grad_v,  # (B, T, G, E), contiguous
+    ends_q,  # of sequences: they are the batch, which is one row of tokens in memory
+    ends_k,
+    sequences,
     batches,
     queries,
     keys,
@@ -225,6 +232,18 @@ def _gradient_of_keys(
     if batch >= batches:  # the grid's second dimension may have more than there are
         return
 
+    rows_apart = queries
+    before = batch * keys
+    first_query = 0
+    first_row = 0
+    if ends_k is not None:
+        block, first_row, keys, first_query, queries = tile_of_sequence(
+            block, ends_k, ends_q, sequences, keys, 1, BLOCK_N
+        )
+        before += first_row
+        if block * BLOCK_N >= keys:
+            return
+
     first_key = block * BLOCK_N
     last_key = tl.minimum(first_key + BLOCK_N, keys) - 1
     column = first_key + tl.arange(0, BLOCK_N)
@@ -233,12 +252,10 @@ def _gradient_of_keys(
     at_key = column.to(tl.int64)
     ahead = keys - queries
     at_head = key_head.to(tl.int64)
-    k_rows = load_rows(
-        k + batch * k_batch + at_head * k_head, at_key * k_row, k_lane, None, BLOCK_D, REST_D, D, False, WIDEN
-    )
-    v_rows = load_rows(
-        v + batch * v_batch + at_head * v_head, at_key * v_row, v_lane, None, BLOCK_E, REST_E, E, False, WIDEN
-    )
+    k += batch * k_batch + first_row * k_row + at_head * k_head
+    v += batch * v_batch + first_row * v_row + at_head * v_head
+    k_rows = load_rows(k, at_key * k_row, k_lane, None, BLOCK_D, REST_D, D, False, WIDEN)
+    v_rows = load_rows(v, at_key * v_row, v_lane, None, BLOCK_E, REST_E, E, False, WIDEN)
     sums_k = no_sums(BLOCK_N, BLOCK_D, REST_D)
     sums_v = no_sums(BLOCK_N, BLOCK_E, REST_E)
     # seen from a key, the window's sides change places
@@ -247,10 +264,10 @@ def _gradient_of_keys(
     )
     first_head = at_head * HEADS
     if not DESCRIBED:
-        q += batch * q_batch + first_head * q_head
-        grad += batch * grad_batch + first_head * grad_head
-    shift += (batch * key_heads * HEADS + first_head) * queries
-    delta += (batch * key_heads * HEADS + first_head) * queries
+        q += batch * q_batch + first_query * q_row + first_head * q_head
+        grad += batch * grad_batch + first_query * grad_row + first_head * grad_head
+    shift += (batch * key_heads * HEADS + first_head) * rows_apart + first_query
+    delta += (batch * key_heads * HEADS + first_head) * rows_apart + first_query
     if slopes is not None:
         slopes += first_head * slope_stride
     if bias is not None:
@@ -258,14 +275,14 @@ def _gradient_of_keys(
     starts, stops = (begin, whole_from, whole_to), (tl.minimum(whole_from, stop), whole_to, stop)
     for part in tl.static_range(0 if RIGHT else 1, 3):  # an edge, whole blocks, the other edge
         sums_k, sums_v = _over_queries(
-            sums_k, sums_v, k_rows, v_rows, q, q_rest, grad, grad_rest, batch.to(tl.int32), first_head.to(tl.int32),
-            shift, delta, slopes, bias, column, queries, ahead, starts[part], stops[part], left, right, scale, cap,
-            q_row, q_head, q_lane, grad_row, grad_head, grad_lane, bias_head, bias_row, bias_column, slope_stride,
-            HEADS, grad_k is not None, grad_v is not None, part != 1, SOFTCAP, LEFT, RIGHT, D, BLOCK_D, REST_D,
-            E, BLOCK_E, REST_E, BLOCK_M, k.dtype.element_ty, PRECISION, WIDEN, DESCRIBED,
+            sums_k, sums_v, k_rows, v_rows, q, q_rest, grad, grad_rest, batch, first_query, first_head.to(tl.int32),
+            shift, delta, slopes, bias, column, rows_apart, queries, ahead, starts[part], stops[part], left, right,
+            scale, cap, q_row, q_head, q_lane, grad_row, grad_head, grad_lane, bias_head, bias_row, bias_column,
+            slope_stride, HEADS, grad_k is not None, grad_v is not None, part != 1, SOFTCAP, LEFT, RIGHT, D, BLOCK_D,
+            REST_D, E, BLOCK_E, REST_E, BLOCK_M, k.dtype.element_ty, PRECISION, WIDEN, DESCRIBED, ends_q is not None,
         )  # fmt: skip
 
-    at = (batch * keys + at_key) * key_heads + key_head
+    at = (before + at_key) * key_heads + key_head
     if grad_k is not None:
         sums_k = times(sums_k, tl.zeros_like(column).to(tl.float32) + factor, REST_D)
         store_rows(grad_k, at * D, 1, there, sums_k, REST_D, D)
@@ -281,7 +298,7 @@ def launch_gradient_of_keys(terms: Terms, grad_k: Tensor | None, grad_v: Tensor 
     options = {**configuration("attention.gradient_of_keys", q.device, width, q.element_size()).options}
     sizes = shapes(q, v)
     read = sources(q, terms.grad, options["BLOCK_M"], sizes, options.pop("DESCRIBED", False))
-    blocks = cdiv(T, options["BLOCK_N"])
+    blocks = tile_count(T, 1, options["BLOCK_N"], terms.sequences)
     launch(
         _gradient_of_keys,
         grid_of(B * G * blocks),
@@ -295,6 +312,7 @@ def launch_gradient_of_keys(terms: Terms, grad_k: Tensor | None, grad_v: Tensor 
         bias,
         grad_k,
         grad_v,
+        *ends_of(terms.sequences),
         B,
         S,
         T,

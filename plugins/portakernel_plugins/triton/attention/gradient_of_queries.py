@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from portakernel.authoring.triton import cdiv, grid_of, launch, program_index
+from portakernel.authoring.triton import grid_of, launch, program_index
 from portakernel_plugins.triton.attention.head_parts import (
     add_weighted_rows,
     load_rows,
@@ -27,6 +27,7 @@ from portakernel_plugins.triton.attention.head_parts import (
 from portakernel_plugins.triton.attention.row_blocks import load_block, sources
 from portakernel_plugins.triton.attention.row_terms import Terms
 from portakernel_plugins.triton.attention.scores import changed, load_bias, sees, weights_of
+from portakernel_plugins.triton.attention.sequences import ends_of, tile_count, tile_of_sequence
 from portakernel_plugins.triton.attention.tiles import room_of, rows_of_tile, seen_blocks, shapes
 from portakernel_plugins.triton.exponentials import LOG2_E
 from portakernel_plugins.triton.launching.configurations import configuration
@@ -42,6 +43,7 @@ def _over_keys(
     v,
     v_rest,
     batch,
+    first_key,
     key_head,
     bias,
     bias_rows,
@@ -79,6 +81,7 @@ def _over_keys(
     PRECISION: tl.constexpr,
     WIDEN: tl.constexpr,
     DESCRIBED: tl.constexpr,
+    RAGGED: tl.constexpr,
 ):
     """``sums`` with the keys from ``begin`` to ``stop``; of these the bias's gradient is written."""
     lane = tl.arange(0, BLOCK_N)
@@ -94,8 +97,8 @@ def _over_keys(
         if MASKED or slope is not None:
             behind = position[:, None] - column[None, :]
         block = load_block(
-            k, k_rest, batch, first, key_head, rows, k_row, k_lane, inside, BLOCK_N, BLOCK_D, REST_D, D, False, WIDEN,
-            DESCRIBED,
+            k, k_rest, batch, first_key, first, key_head, rows, k_row, k_lane, inside, BLOCK_N, BLOCK_D, REST_D, D,
+            False, WIDEN, DESCRIBED, RAGGED,
         )  # fmt: skip
         z = product_of_rows(q, turned(block, REST_D), REST_D, PRECISION)
         added = load_bias(bias, bias_rows[:, None], column[None, :], across, bias_column)
@@ -105,8 +108,8 @@ def _over_keys(
             seen = sees(across, behind, left, right, LEFT, RIGHT)
             p = tl.where(seen, p, 0.0)
         values = load_block(
-            v, v_rest, batch, first, key_head, rows, v_row, v_lane, inside, BLOCK_N, BLOCK_E, REST_E, E, True, WIDEN,
-            DESCRIBED,
+            v, v_rest, batch, first_key, first, key_head, rows, v_row, v_lane, inside, BLOCK_N, BLOCK_E, REST_E, E,
+            True, WIDEN, DESCRIBED, RAGGED,
         )  # fmt: skip
         of_scores = p * (product_of_rows(grad, values, REST_E, PRECISION) - delta[:, None])
         if grad_bias is not None:
@@ -124,7 +127,7 @@ def _over_keys(
     return sums
 
 
-@triton.jit(do_not_specialize=["batches", "queries", "keys", "key_heads", "tiles", "left", "right"])
+@triton.jit(do_not_specialize=["sequences", "batches", "queries", "keys", "key_heads", "tiles", "left", "right"])
 def _gradient_of_queries(
     q,
     k,
@@ -138,6 +141,9 @@ def _gradient_of_queries(
     bias,  # (B, H, S, T)
     grad_q,  # (B, S, H, D), contiguous
     grad_bias,  # (B, H, S, T), contiguous
+    ends_q,  # of sequences: they are the batch, which is one row of tokens in memory
+    ends_k,
+    sequences,
     batches,
     queries,
     keys,
@@ -196,22 +202,30 @@ def _gradient_of_queries(
     if batch >= batches:  # the grid's second dimension may have more than there are
         return
 
+    rows = queries
+    first_query = 0
+    first_key = 0
+    if ends_q is not None:
+        tile, first_query, queries, first_key, keys = tile_of_sequence(
+            tile, ends_q, ends_k, sequences, queries, 1, BLOCK_M
+        )
+        if tile * BLOCK_M >= queries:
+            return
+
     query, head, there = rows_of_tile(tile, head + key_head * HEADS, queries, 1, BLOCK_M)
     ahead = keys - queries
     position = query + ahead
     at_query = query.to(tl.int64)
     at_head = head.to(tl.int64)
-    at_row = (batch * key_heads * HEADS + at_head) * queries + at_query
+    at_row = (batch * key_heads * HEADS + at_head) * rows + first_query + at_query
+    q += batch * q_batch + first_query * q_row
     if not DESCRIBED:
-        k += batch * k_batch + key_head.to(tl.int64) * k_head
-        v += batch * v_batch + key_head.to(tl.int64) * v_head
-    q_rows = load_rows(
-        q + batch * q_batch, at_query * q_row + at_head * q_head, q_lane, None, BLOCK_D, REST_D, D, False, WIDEN
-    )
-    grads = load_rows(
-        grad + batch * grad_batch, at_query * grad_row + at_head * grad_head, grad_lane, None, BLOCK_E, REST_E, E,
-        False, WIDEN,
-    )  # fmt: skip
+        k += batch * k_batch + first_key * k_row + key_head.to(tl.int64) * k_head
+        v += batch * v_batch + first_key * v_row + key_head.to(tl.int64) * v_head
+    grad += batch * grad_batch + first_query * grad_row
+    q_rows = load_rows(q, at_query * q_row + at_head * q_head, q_lane, None, BLOCK_D, REST_D, D, False, WIDEN)
+    at_grad = at_query * grad_row + at_head * grad_head
+    grads = load_rows(grad, at_grad, grad_lane, None, BLOCK_E, REST_E, E, False, WIDEN)
     row_shift = tl.load(shift + at_row)
     row_delta = tl.load(delta + at_row)
     slope = None
@@ -232,14 +246,14 @@ def _gradient_of_queries(
     starts, stops = (begin, whole_from, whole_to), (tl.minimum(whole_from, stop), whole_to, stop)
     for part in tl.static_range(0 if LEFT else 1, 3):  # an edge, whole blocks, the other edge
         sums = _over_keys(
-            sums, q_rows, grads, k, k_rest, v, v_rest, batch.to(tl.int32), key_head, bias, bias_rows, of_bias, there,
+            sums, q_rows, grads, k, k_rest, v, v_rest, batch, first_key, key_head, bias, bias_rows, of_bias, there,
             position, slope, row_shift, row_delta, keys, starts[part], stops[part], left, right, scale, cap, k_row,
             k_lane, v_row, v_lane, bias_column, grad_q is not None, part != 1, SOFTCAP, LEFT, RIGHT, D, BLOCK_D, REST_D,
-            E, BLOCK_E, REST_E, BLOCK_N, q.dtype.element_ty, PRECISION, WIDEN, DESCRIBED,
+            E, BLOCK_E, REST_E, BLOCK_N, q.dtype.element_ty, PRECISION, WIDEN, DESCRIBED, ends_q is not None,
         )  # fmt: skip
     if grad_q is not None:
         sums = times(sums, tl.zeros_like(row_delta) + factor, REST_D)
-        at = ((batch * queries + at_query) * key_heads * HEADS + at_head) * D
+        at = ((batch * rows + first_query + at_query) * key_heads * HEADS + at_head) * D
         store_rows(grad_q, at, 1, there, sums, REST_D, D)
 
 
@@ -251,7 +265,7 @@ def launch_gradient_of_queries(terms: Terms, grad_q: Tensor | None, grad_bias: T
     options = {**configuration("attention.gradient_of_queries", q.device, width, q.element_size()).options}
     blocks = shapes(q, v)
     read = sources(k, v, options["BLOCK_N"], blocks, options.pop("DESCRIBED", False))
-    tiles = cdiv(S, options["BLOCK_M"])
+    tiles = tile_count(S, 1, options["BLOCK_M"], terms.sequences)
     launch(
         _gradient_of_queries,
         grid_of(B * H * tiles),
@@ -264,6 +278,7 @@ def launch_gradient_of_queries(terms: Terms, grad_q: Tensor | None, grad_bias: T
         terms.bias,
         grad_q,
         grad_bias,
+        *ends_of(terms.sequences),
         B,
         S,
         T,

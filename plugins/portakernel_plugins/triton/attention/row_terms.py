@@ -11,11 +11,12 @@ from torch import Tensor
 
 from portakernel.authoring.triton import cdiv, grid_of, launch, program_index
 from portakernel_plugins.triton.attention.scores import Scoring
+from portakernel_plugins.triton.attention.sequences import Sequences, ends_of
 from portakernel_plugins.triton.exponentials import LOG2_E
 from portakernel_plugins.triton.launching.configurations import configuration
 
 
-@triton.jit(do_not_specialize=["rows", "queries", "heads"])
+@triton.jit(do_not_specialize=["sequences", "rows", "queries", "heads"])
 def _row_terms(
     out,  # (B, S, H, E)
     grad,  # the same
@@ -24,6 +25,8 @@ def _row_terms(
     shift,
     delta,
     sunk,
+    ends,  # of sequences of queries
+    sequences,
     rows,  # B * H * S
     queries,
     heads,
@@ -47,6 +50,9 @@ def _row_terms(
     batch = row // queries // heads
     lane = tl.arange(0, BLOCK_E).to(tl.int64)[None, :]
     mask = inside[:, None] & (lane < E)
+    if ends is not None:
+        # what is in no sequence has no part in the sinks' gradient
+        mask = mask & (query < tl.load(ends + sequences))[:, None]
     at = (batch * out_batch + query * out_row + head * out_head)[:, None] + lane * out_lane
     found = tl.load(out + at, mask=mask, other=0.0).to(tl.float32)
     at = (batch * grad_batch + query * grad_row + head * grad_head)[:, None] + lane * grad_lane
@@ -80,6 +86,7 @@ class Terms:
     delta: Tensor
     sunk: Tensor | None
     how: Scoring
+    sequences: Sequences | None
 
     @property
     def numbers(self) -> tuple[int | float, ...]:
@@ -111,12 +118,14 @@ def row_terms(
     out: Tensor,
     lse: Tensor,
     how: Scoring,
+    sequences: Sequences | None = None,
 ) -> Terms:
     """Of a batch that has queries; ``sinks`` is None where their gradient is not wanted."""
     (B, S, H, _), E = q.shape, v.shape[3]
     shift, delta = (q.new_empty(B, H, S, dtype=torch.float32) for _ in range(2))
     sunk = None if sinks is None else torch.empty_like(delta)
     entry = configuration("attention.row_terms", q.device, E)
+    ends, _, count = ends_of(sequences)
     launch(
         _row_terms,
         grid_of(cdiv(B * H * S, entry.rows)),
@@ -127,6 +136,8 @@ def row_terms(
         shift,
         delta,
         sunk,
+        ends,
+        count,
         B * H * S,
         S,
         H,
@@ -138,4 +149,4 @@ def row_terms(
         ROWS=entry.rows,
         **entry.options,
     )
-    return Terms(q, k, v, slopes, bias, grad, shift, delta, sunk, how)
+    return Terms(q, k, v, slopes, bias, grad, shift, delta, sunk, how, sequences)
