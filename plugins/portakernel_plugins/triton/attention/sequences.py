@@ -19,9 +19,6 @@ from torch import Tensor
 
 from portakernel.authoring.triton import cdiv
 
-# So many beginnings are looked at together: a wait for memory finds one of 128 sequences, two one of 16384.
-_AT_ONCE: tl.constexpr = tl.constexpr(128)
-
 
 @triton.jit
 def _first_tile(row, sequence, PACKED: tl.constexpr, BLOCK: tl.constexpr):
@@ -35,17 +32,16 @@ def tile_of_sequence(tile, ends, other_ends, sequences, rows, PACKED: tl.constex
 
     Tiles are of the side of ``ends``, which has ``rows`` in all; ``PACKED`` heads make as many rows of a tile.
     """
+    # By halves, though many beginnings could be looked at together: a sum over lanes would not be known to be the same
+    # in all of them, and then every address had registers of its own (on gfx1201 with gradients more than there are).
     sequence = tl.full((), 0, tl.int32)
     stop = sequences + 1
-    lane = tl.arange(0, _AT_ONCE)
     while stop - sequence > 1:
-        step = tl.cdiv(stop - sequence, _AT_ONCE)
-        at = sequence + lane * step
-        row = tl.load(ends + at, mask=at < stop, other=0).to(tl.int64)
-        begun = (at < stop) & (_first_tile(row, at, PACKED, BLOCK) <= tile)
-        before = tl.sum(begun.to(tl.int32), axis=0)
-        sequence += (tl.maximum(before, 1) - 1) * step
-        stop = tl.minimum(stop, sequence + step)
+        middle = (sequence + stop) // 2
+        row = tl.load(ends + middle).to(tl.int64)
+        begun = _first_tile(row, middle, PACKED, BLOCK) <= tile
+        sequence = tl.where(begun, middle, sequence)
+        stop = tl.where(begun, stop, middle)
     behind = tl.minimum(sequence + 1, sequences)
     first = tl.load(ends + sequence).to(tl.int64)
     end = tl.load(ends + behind).to(tl.int64)
