@@ -64,6 +64,11 @@ class Call:
         self.slopes, self.sinks = draw(self.q.shape[1], seed=4).abs(), draw(self.q.shape[1], seed=5)
         return self
 
+    def half(self) -> Call:
+        """In 16 bits, which blocks are copied of by descriptors."""
+        self.q, self.k, self.v, self.grad = (x.half() for x in (self.q, self.k, self.v, self.grad))
+        return self
+
     def forward(self, **values: Any) -> tuple[Tensor, Tensor]:
         given = (self.q, self.k, self.v, *self.ends)
         y, lse = attention(*given, alibi_slopes=self.slopes, sinks=self.sinks, **{**PLAIN, **values}, return_lse=True)
@@ -101,13 +106,20 @@ def test_sequences_longer_and_shorter_than_blocks_are_as_the_reference_has_them(
 
 
 @pytest.mark.parametrize("values", [{}, EVERYTHING, {"max_seqlen_q": 3, "max_seqlen_k": 70}], ids=str)
-def test_nothing_of_a_neighbour_reaches_a_sequence(values):
-    queries, keys = [2, 3, 0, 3, 1], [35, 70, 6, 0, 20]
-    whole = Call(queries, keys, padding=4).with_all()
+@pytest.mark.parametrize("queries", [[2, 3, 0, 3, 1], [40, 3, 0, 33, 1]], ids=["few", "many"])
+@pytest.mark.parametrize("half", [False, True])
+def test_nothing_of_a_neighbour_reaches_a_sequence(values, queries, half):
+    def made() -> Call:
+        call = Call(queries, keys, padding=4).with_all()
+        return call.half() if half else call
+
+    keys = [35, 70, 6, 0, 20]
+    values = {**values, **({"max_seqlen_q": max(queries)} if "max_seqlen_q" in values else {})}
+    whole = made()
     parts = list(zip(*(itertools.pairwise(of.tolist()) for of in whole.ends), strict=True))
     want = [*whole.forward(**values), *whole.gradients(**values)[:3]]
     for (a, b), (c, d) in parts:
-        call = Call(queries, keys, padding=4).with_all()
+        call = made()
         for tensor, begin, end in ((call.q, a, b), (call.grad, a, b), (call.k, c, d), (call.v, c, d)):
             tensor[:begin] = math.nan
             tensor[end:] = math.nan
