@@ -127,6 +127,11 @@ def _forward(
         )
         if tile * BLOCK_M >= queries * PACKED:
             return
+        q += first_query * q_row
+        if not DESCRIBED:
+            k += first_key * k_row
+            v += first_key * v_row
+        out += first_query * out_row
 
     first_head += key_head * HEADS
     query, head, there = rows_of_tile(tile, first_head, queries, PACKED, BLOCK_M)
@@ -136,11 +141,12 @@ def _forward(
     at_head = head.to(tl.int64)
     heads = key_heads * HEADS
 
-    q += batch * q_batch + first_query * q_row
     if not DESCRIBED:
-        k += batch * k_batch + first_key * k_row + key_head.to(tl.int64) * k_head
-        v += batch * v_batch + first_key * v_row + key_head.to(tl.int64) * v_head
-    block = load_rows(q, at_query * q_row + at_head * q_head, q_lane, None, BLOCK_D, REST_D, D, False, WIDEN)
+        k += batch * k_batch + key_head.to(tl.int64) * k_head
+        v += batch * v_batch + key_head.to(tl.int64) * v_head
+    block = load_rows(
+        q + batch * q_batch, at_query * q_row + at_head * q_head, q_lane, None, BLOCK_D, REST_D, D, False, WIDEN
+    )
     if NEGATED:
         block = negated(block, REST_D)
     slope = None
@@ -192,8 +198,7 @@ def _forward(
         lse += before
     else:
         found *= LOG_2
-    out += batch * out_batch + first_query * out_row
-    store_rows(out, at_query * out_row + at_head * out_head, out_lane, there, acc, REST_E, E)
+    store_rows(out + batch * out_batch, at_query * out_row + at_head * out_head, out_lane, there, acc, REST_E, E)
     if lse is not None:
         tl.store(lse + at_lse, found, mask=there)
     if logsumexp is not None:

@@ -233,16 +233,22 @@ def _gradient_of_keys(
         return
 
     rows_apart = queries
-    before = batch * keys
-    first_query = 0
+    keys_apart = keys
     first_row = 0
+    first_query = 0
     if ends_k is not None:
         block, first_row, keys, first_query, queries = tile_of_sequence(
             block, ends_k, ends_q, sequences, keys, 1, BLOCK_N
         )
-        before += first_row
         if block * BLOCK_N >= keys:
             return
+        k += first_row * k_row
+        v += first_row * v_row
+        if not DESCRIBED:
+            q += first_query * q_row
+            grad += first_query * grad_row
+        shift += first_query
+        delta += first_query
 
     first_key = block * BLOCK_N
     last_key = tl.minimum(first_key + BLOCK_N, keys) - 1
@@ -252,10 +258,12 @@ def _gradient_of_keys(
     at_key = column.to(tl.int64)
     ahead = keys - queries
     at_head = key_head.to(tl.int64)
-    k += batch * k_batch + first_row * k_row + at_head * k_head
-    v += batch * v_batch + first_row * v_row + at_head * v_head
-    k_rows = load_rows(k, at_key * k_row, k_lane, None, BLOCK_D, REST_D, D, False, WIDEN)
-    v_rows = load_rows(v, at_key * v_row, v_lane, None, BLOCK_E, REST_E, E, False, WIDEN)
+    k_rows = load_rows(
+        k + batch * k_batch + at_head * k_head, at_key * k_row, k_lane, None, BLOCK_D, REST_D, D, False, WIDEN
+    )
+    v_rows = load_rows(
+        v + batch * v_batch + at_head * v_head, at_key * v_row, v_lane, None, BLOCK_E, REST_E, E, False, WIDEN
+    )
     sums_k = no_sums(BLOCK_N, BLOCK_D, REST_D)
     sums_v = no_sums(BLOCK_N, BLOCK_E, REST_E)
     # seen from a key, the window's sides change places
@@ -264,10 +272,10 @@ def _gradient_of_keys(
     )
     first_head = at_head * HEADS
     if not DESCRIBED:
-        q += batch * q_batch + first_query * q_row + first_head * q_head
-        grad += batch * grad_batch + first_query * grad_row + first_head * grad_head
-    shift += (batch * key_heads * HEADS + first_head) * rows_apart + first_query
-    delta += (batch * key_heads * HEADS + first_head) * rows_apart + first_query
+        q += batch * q_batch + first_head * q_head
+        grad += batch * grad_batch + first_head * grad_head
+    shift += (batch * key_heads * HEADS + first_head) * rows_apart
+    delta += (batch * key_heads * HEADS + first_head) * rows_apart
     if slopes is not None:
         slopes += first_head * slope_stride
     if bias is not None:
@@ -282,7 +290,7 @@ def _gradient_of_keys(
             REST_D, E, BLOCK_E, REST_E, BLOCK_M, k.dtype.element_ty, PRECISION, WIDEN, DESCRIBED, ends_q is not None,
         )  # fmt: skip
 
-    at = (before + at_key) * key_heads + key_head
+    at = (batch * keys_apart + first_row + at_key) * key_heads + key_head
     if grad_k is not None:
         sums_k = times(sums_k, tl.zeros_like(column).to(tl.float32) + factor, REST_D)
         store_rows(grad_k, at * D, 1, there, sums_k, REST_D, D)

@@ -211,6 +211,11 @@ def _gradient_of_queries(
         )
         if tile * BLOCK_M >= queries:
             return
+        q += first_query * q_row
+        if not DESCRIBED:
+            k += first_key * k_row
+            v += first_key * v_row
+        grad += first_query * grad_row
 
     query, head, there = rows_of_tile(tile, head + key_head * HEADS, queries, 1, BLOCK_M)
     ahead = keys - queries
@@ -218,14 +223,16 @@ def _gradient_of_queries(
     at_query = query.to(tl.int64)
     at_head = head.to(tl.int64)
     at_row = (batch * key_heads * HEADS + at_head) * rows + first_query + at_query
-    q += batch * q_batch + first_query * q_row
     if not DESCRIBED:
-        k += batch * k_batch + first_key * k_row + key_head.to(tl.int64) * k_head
-        v += batch * v_batch + first_key * v_row + key_head.to(tl.int64) * v_head
-    grad += batch * grad_batch + first_query * grad_row
-    q_rows = load_rows(q, at_query * q_row + at_head * q_head, q_lane, None, BLOCK_D, REST_D, D, False, WIDEN)
-    at_grad = at_query * grad_row + at_head * grad_head
-    grads = load_rows(grad, at_grad, grad_lane, None, BLOCK_E, REST_E, E, False, WIDEN)
+        k += batch * k_batch + key_head.to(tl.int64) * k_head
+        v += batch * v_batch + key_head.to(tl.int64) * v_head
+    q_rows = load_rows(
+        q + batch * q_batch, at_query * q_row + at_head * q_head, q_lane, None, BLOCK_D, REST_D, D, False, WIDEN
+    )
+    grads = load_rows(
+        grad + batch * grad_batch, at_query * grad_row + at_head * grad_head, grad_lane, None, BLOCK_E, REST_E, E,
+        False, WIDEN,
+    )  # fmt: skip
     row_shift = tl.load(shift + at_row)
     row_delta = tl.load(delta + at_row)
     slope = None

@@ -74,9 +74,9 @@ class Sequences:
         return len(self.of_queries) - 1
 
 
-def ends_of(sequences: Sequences | None) -> tuple[Tensor | None, Tensor | None, int]:
+def ends_of(sequences: Sequences | None) -> tuple[Tensor | None, Tensor | None, int | None]:
     """As kernels take them."""
-    return (None, None, 0) if sequences is None else (sequences.of_queries, sequences.of_keys, sequences.count)
+    return (None, None, None) if sequences is None else (sequences.of_queries, sequences.of_keys, sequences.count)
 
 
 def tile_count(rows: int, packed: int, block: int, sequences: Sequences | None) -> int:
