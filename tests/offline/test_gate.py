@@ -21,8 +21,9 @@ TARGETS = (
 # Its libraries take a minute each, and a compiler that is not everywhere: tests/plugins/test_cutlass.py compiles one.
 SLOW = "cutlass"
 # What a thread of a plugin's kernels may spill, in bytes; Triton's compiler may need one register more for one
-# architecture than for another.
-MOST_SPILLED = {"triton": 64}
+# architecture than for another, and attention's gradients by keys are fastest on Hopper with 72 bytes outside their hot
+# loop.
+MOST_SPILLED = {"triton": 80}
 
 
 @pytest.fixture

@@ -117,11 +117,11 @@ def _over_queries(
             inside = row < queries
             across = inside[None, :]
             # of a query that is not there no weight is left
-            row_shift = tl.load(shift + at_row + rows, mask=inside, other=float("inf"))
-            row_delta = tl.load(delta + at_row + rows, mask=inside, other=0.0)
+            row_shift = tl.load((shift + at_row) + lane, mask=inside, other=float("inf"))
+            row_delta = tl.load((delta + at_row) + lane, mask=inside, other=0.0)
         else:
-            row_shift = tl.load(shift + at_row + rows)
-            row_delta = tl.load(delta + at_row + rows)
+            row_shift = tl.load((shift + at_row) + lane)
+            row_delta = tl.load((delta + at_row) + lane)
         if MASKED or slopes is not None:
             behind = (row + ahead)[None, :] - column[:, None]
         of_head = q
