@@ -1,0 +1,68 @@
+"""The softmax of the Hopper kernel, whose exponentials may be shared between two units of the chip.
+
+A multiprocessor's special function units make 16 powers of two in a clock: with heads of 64 elements that takes as long
+as the matrix products, which go on at the same time. One of every few can be a polynomial, made where sums are made.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+# 2**f for f in [0, 1) is 1 + f * (...): of degree 4 and least relative error (3e-6), in hexadecimal, the highest first.
+_COEFFICIENTS = ("0f3C5BFB98", "0f3D55FC34", "0f3E771228", "0f3F316B63")
+
+
+def _special(place: int, every: int) -> str:
+    return f"ex2.approx.ftz.f32 ${place}, ${every + place};"
+
+
+def _polynomial(place: int, every: int) -> str:
+    """2**x from its whole part n, which a sum with 1.5 * 2**23 rounded down has in its last bits, and a polynomial.
+
+    Below -127 the exponent comes out as that of zero.
+    """
+    first, *rest = _COEFFICIENTS
+    steps = "".join(f"fma.rn.ftz.f32 p, p, f, {coefficient};" for coefficient in rest)
+    return (
+        "{ .reg .f32 x, n, f, p; .reg .b32 e, b;"
+        f"max.ftz.f32 x, ${every + place}, 0fC2FE0000;"
+        "add.rm.ftz.f32 n, x, 0f4B400000; sub.rn.ftz.f32 f, n, 0f4B400000; sub.rn.ftz.f32 f, x, f;"
+        f"mov.f32 p, {first}; {steps} fma.rn.ftz.f32 p, p, f, 0f3F800000;"
+        f"mov.b32 e, n; shl.b32 e, e, 23; mov.b32 b, p; add.s32 b, b, e; mov.b32 ${place}, b; }}"
+    )
+
+
+def _assembly(every: int) -> gl.constexpr:
+    """Powers of two of ``every`` numbers, the first by a polynomial."""
+    return gl.constexpr(_polynomial(0, every) + "".join(_special(place, every) for place in range(1, every)))
+
+
+_ASSEMBLY_2, _ASSEMBLY_4, _ASSEMBLY_8 = _assembly(2), _assembly(4), _assembly(8)
+_OPERANDS_2, _OPERANDS_4, _OPERANDS_8 = (
+    gl.constexpr(",".join(["=f"] * every + ["f"] * every)) for every in (2, 4, 8)
+)
+
+
+@gluon.jit
+def power_of_two(x, EVERY: gl.constexpr):
+    """``2 ** x`` for ``x`` of at most 0; one of every ``EVERY`` by a polynomial, none with 0."""
+    if EVERY == 0:
+        return gl.exp2(x)
+    elif EVERY == 2:
+        return gl.inline_asm_elementwise(_ASSEMBLY_2, _OPERANDS_2, [x], dtype=gl.float32, is_pure=True, pack=2)
+    elif EVERY == 4:
+        return gl.inline_asm_elementwise(_ASSEMBLY_4, _OPERANDS_4, [x], dtype=gl.float32, is_pure=True, pack=4)
+    else:
+        return gl.inline_asm_elementwise(_ASSEMBLY_8, _OPERANDS_8, [x], dtype=gl.float32, is_pure=True, pack=8)
+
+
+@gluon.jit
+def softmax_step(scores, top, total, scale, EVERY: gl.constexpr):
+    """Weights of a block's products, and what ``top`` and ``total`` become; what was summed so far shrinks by ``kept``."""
+    higher = gl.maximum(top, gl.max(scores, 1) * scale)
+    # of a query that has seen nothing yet, the differences were NaN
+    base = gl.where(higher == float("-inf"), 0.0, higher)
+    weights = power_of_two(scores * scale - gl.expand_dims(base, 1), EVERY)
+    kept = gl.exp2(top - base)
+    return weights, higher, total * kept + gl.sum(weights, 1), kept
