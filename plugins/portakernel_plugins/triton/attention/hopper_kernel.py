@@ -147,7 +147,6 @@ def _consume(
         scores = warpgroup_mma(q, keys_there, none, use_acc=False, is_async=True)
         scores = warpgroup_mma_wait(0, deps=(scores,))
         mbarrier.arrive(k_empty.index(place), count=1)
-        mbarrier.arrive(q_empty.index(CONSUMER), count=1, pred=count == 1)
         if (block >= whole_to) | (block < whole_from):
             scores = _hidden(scores, block, first_seen, last_seen, LEFT, BLOCK, scored)
         weights, top, total, kept = softmax_step(scores, top, total, scale, EVERY)
@@ -173,7 +172,6 @@ def _consume(
                 issued += 1
             scores = warpgroup_mma_wait(1, deps=(scores,))
             mbarrier.arrive(k_empty.index(place), count=1)
-            mbarrier.arrive(q_empty.index(CONSUMER), count=1, pred=j == count - 1)
             if (block >= whole_to) | (block < whole_from):
                 scores = _hidden(scores, block, first_seen, last_seen, LEFT, BLOCK, scored)
             weights, top, total, kept = softmax_step(scores, top, total, scale, EVERY)
@@ -181,6 +179,8 @@ def _consume(
             mbarrier.arrive(v_empty.index(value_place), count=1)
             acc = acc * gl.expand_dims(gl.convert_layout(kept, of_sums), 1)
 
+        # the next tile's queries can come
+        mbarrier.arrive(q_empty.index(CONSUMER), count=1)
         place = done % STAGES
         phase = done // STAGES & 1
         done += 1
