@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from triton.experimental.gluon import language as gl
@@ -15,7 +13,6 @@ from portakernel_plugins.triton.attention.forward import Results, Window
 from portakernel_plugins.triton.attention.hopper_kernel import ROWS, forward
 from portakernel_plugins.triton.attention.scores import scoring
 from portakernel_plugins.triton.launching.configurations import configuration
-from portakernel_plugins.triton.exponentials import LOG2_E, LOG_2
 
 # Keys and values that stay in the cache while the tiles of their heads are computed: half of it.
 _CACHED_BYTES = 24 << 20
@@ -33,7 +30,6 @@ def attention_hopper(
     return_lse: bool,
     out: Results | None = None,
     save: bool = False,
-    options: dict[str, Any] | None = None,
 ) -> Results:
     """The contract's formula; with ``save`` the log-sum-exp ``(B, H, S)`` too.
 
@@ -46,7 +42,7 @@ def attention_hopper(
     lse = q.new_empty(B, H, S, dtype=torch.float32) if return_lse else None
     logsumexp = q.new_empty(B, H, S, dtype=torch.float32) if save else None
     if B and S:
-        _launch(q, k, v, sinks, y, lse, logsumexp, causal, scale, window, options)
+        _launch(q, k, v, sinks, y, lse, logsumexp, causal, scale, window)
     if logsumexp is not None:
         return (y, logsumexp) if lse is None else (y, lse, logsumexp)
     if lse is None:
@@ -65,7 +61,6 @@ def _launch(
     causal: bool,
     scale: float | None,
     window: Window,
-    options: dict[str, Any] | None,
 ) -> None:
     (B, S, H, D), (_, T, G, _) = q.shape, k.shape
     if T == 0:
@@ -75,8 +70,8 @@ def _launch(
     factor = how.scale
     if factor <= 0.0:  # weights are made with a scale above 0
         q, factor = (-q, -factor) if factor < 0.0 else (torch.zeros_like(q), 1.0)
-    if options is None:
-        options = dict(configuration("attention.hopper", q.device, D, q.element_size()).options)
+    entry = "attention.hopper" if how.right < 0 else "attention.hopper_causal"
+    options = configuration(entry, q.device, D, q.element_size()).options
     rows = ROWS.value * options["CONSUMERS"]
     tiles = cdiv(S, rows)
     section = max(_CACHED_BYTES // (2 * T * D * q.element_size()), 1) * (H // G)
