@@ -1,0 +1,314 @@
+"""Gluon's part that the Hopper kernel is written in, on threads and torch tensors: what its barriers order, and no layouts.
+
+A partition is a thread. What the chip does later is done as late as the program allows, or at some time in between:
+products read their operands when they are waited for, results leave shared memory when the store is waited for, and
+copies arrive from a thread of their own, some after those that were asked for later. Fresh memory is NaN. Who waits for
+a barrier that nobody completes gets ``Stuck``, and the other partitions with it.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_PATIENCE_S = 5.0
+
+
+class Stuck(AssertionError):
+    """A barrier that was never completed."""
+
+
+class _Barrier:
+    def __init__(self, program: _Program) -> None:
+        self.program, self.count, self.pending, self.bytes, self.phase = program, 0, 0, 0, 0
+
+    def change(self, arrivals: int, more: int) -> None:
+        with self.program.changed:
+            self.pending -= arrivals
+            self.bytes += more
+            assert self.pending >= 0, "more arrivals than a barrier's phase has"
+            if self.pending == 0 and self.bytes == 0:
+                self.phase ^= 1
+                self.pending = self.count
+                self.program.changed.notify_all()
+
+    def wait(self, phase: int) -> None:
+        with self.program.changed:
+            ended = self.program.changed.wait_for(lambda: self.phase != phase or self.program.failed, _PATIENCE_S)
+            if not ended or self.program.failed:
+                self.program.failed = True
+                self.program.changed.notify_all()
+                raise Stuck("a partition waits for a barrier that nobody completes")
+
+
+class _Shared:
+    """A descriptor of shared memory."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+        self.dtype = getattr(data, "dtype", None)
+
+    def index(self, place: Any) -> Any:
+        found = self.data[int(place)]
+        return found if isinstance(found, _Barrier) else _Shared(found)
+
+    def reshape(self, shape: Sequence[int]) -> _Shared:
+        return _Shared(self.data.view(*shape))
+
+    def permute(self, order: Sequence[int]) -> _Shared:
+        return _Shared(self.data.permute(*order))
+
+    def store(self, value: Tensor) -> None:
+        self.data.copy_(value)
+
+
+class _Pointer:
+    def __init__(self, memory: Tensor, offset: Any = 0) -> None:
+        self.memory, self.offset = memory, offset
+
+    def __add__(self, more: Any) -> _Pointer:
+        return _Pointer(self.memory, self.offset + more)
+
+
+class _Described:
+    """A tensor descriptor."""
+
+    def __init__(self, given: Any) -> None:
+        self.view = given.base.as_strided(given.shape, given.strides)
+        self.dtype, self.layout = given.base.dtype, None
+        shape = list(given.block_shape)
+        self.block_type = SimpleNamespace(shape=shape, nbytes=2 * torch.Size(shape).numel())
+
+    def windows(self, corner: Sequence[Any], block: Tensor) -> tuple[Tensor, Tensor]:
+        """What lies there of the tensor, and its part of the block: the rest is outside."""
+        ours, theirs = [], []
+        for first, size, length in zip(map(int, corner), self.view.shape, self.block_type.shape, strict=True):
+            assert first >= 0
+            inside = max(min(size - first, length), 0)
+            ours.append(slice(first, first + inside))
+            theirs.append(slice(0, inside))
+        return self.view[tuple(ours)], block[tuple(theirs)]
+
+
+class _Program:
+    """One program's memory, barriers and copies."""
+
+    def __init__(self, number: int, programs: int, seed: int) -> None:
+        self.number, self.programs = number, programs
+        self.changed = threading.Condition()
+        self.failed = False
+        self.draw = random.Random(seed)
+        self.copies: list[Callable[[], None]] = []
+        self.over = False
+
+    def copy_engine(self) -> None:
+        while True:
+            with self.changed:
+                self.changed.wait_for(lambda: self.copies or self.over or self.failed, _PATIENCE_S)
+                if not self.copies:
+                    return
+                copy = self.copies.pop(self.draw.randrange(len(self.copies)))
+            copy()
+
+
+class _Partition(threading.local):
+    program: _Program
+    products: list[list[Any]]
+    stores: list[Callable[[], None]]
+
+
+HERE = _Partition()
+
+
+def _allocate(dtype: Any, shape: Sequence[int], layout: Any) -> _Shared:
+    if dtype is torch.int64:
+        return _Shared([_Barrier(HERE.program) for _ in range(shape[0])])
+    return _Shared(torch.full(tuple(shape), float("nan"), dtype=dtype))
+
+
+def _specialize(partitions: Sequence[tuple[Any, tuple[Any, ...]]], warps: Sequence[int], registers: Any) -> None:
+    program, failures = HERE.program, list[BaseException]()
+    assert len(partitions) == len(warps) + 1 == len(registers) + 1
+
+    def run(function: Any, args: tuple[Any, ...]) -> None:
+        HERE.program, HERE.products, HERE.stores = program, [], []
+        try:
+            function(*args)
+            assert not HERE.products, "a product that nobody waited for"
+            assert not HERE.stores, "a program ended before its results had left"
+        except BaseException as error:  # noqa: BLE001 - raised below
+            failures.append(error)
+            with program.changed:
+                program.failed = True
+                program.changed.notify_all()
+
+    engine = threading.Thread(target=program.copy_engine, daemon=True)
+    threads = [threading.Thread(target=run, args=partition, daemon=True) for partition in partitions]
+    for thread in (engine, *threads):
+        thread.start()
+    for thread in threads:
+        thread.join()
+    with program.changed:
+        program.over = True
+        program.changed.notify_all()
+    engine.join()
+    if failures:
+        raise failures[0]
+
+
+def _load(described: _Described, corner: Sequence[Any], barrier: _Barrier, into: _Shared) -> None:
+    corner = list(map(int, corner))
+
+    def copy() -> None:
+        source, target = described.windows(corner, into.data)
+        into.data.zero_()
+        target.copy_(source)
+        barrier.change(0, -described.block_type.nbytes)
+
+    program = HERE.program
+    with program.changed:
+        program.copies.append(copy)
+        program.changed.notify_all()
+
+
+def _store(described: _Described, corner: Sequence[Any], block: _Shared) -> None:
+    corner = list(map(int, corner))
+
+    def copy() -> None:
+        target, source = described.windows(corner, block.data)
+        target.copy_(source)
+
+    HERE.stores.append(copy)
+
+
+def _store_wait(pending: int) -> None:
+    while len(HERE.stores) > pending:
+        HERE.stores.pop(0)()
+
+
+def _product(a: Any, b: _Shared, acc: Tensor, *, use_acc: bool = True, is_async: bool = False) -> list[Any]:
+    left = a if isinstance(a, Tensor) else a.data
+
+    def compute() -> Tensor:
+        found = left.float() @ b.data.float()
+        return found + acc if use_acc else found
+
+    assert is_async
+    HERE.products.append([compute])
+    return HERE.products[-1]
+
+
+def _product_wait(pending: int, deps: tuple[Any, ...]) -> Any:
+    while len(HERE.products) > pending:
+        product = HERE.products.pop(0)
+        product[0] = product[0]()
+    (found,) = deps
+    assert isinstance(found[0], Tensor), "a product that is not waited for is used"
+    return found[0]
+
+
+def _gl_store(pointer: _Pointer, value: Tensor, mask: Tensor) -> None:
+    pointer.memory.view(-1)[pointer.offset[mask]] = value[mask]
+
+
+def _extreme(of: Any) -> Callable[[Any, Any], Any]:
+    return lambda a, b: of(torch.as_tensor(a), torch.as_tensor(b))
+
+
+def _layout(*_: Any, **__: Any) -> None:
+    return None
+
+
+LANGUAGE = SimpleNamespace(
+    constexpr=lambda value: value,
+    int32=torch.int32,
+    int64=torch.int64,
+    float32=torch.float32,
+    program_id=lambda _: torch.tensor(HERE.program.number),
+    num_programs=lambda _: torch.tensor(HERE.program.programs),
+    minimum=_extreme(torch.minimum),
+    maximum=_extreme(torch.maximum),
+    static_range=range,
+    arange=lambda begin, end, layout: torch.arange(begin, end),
+    full=lambda shape, value, dtype, layout: torch.full(shape, value, dtype=dtype),
+    zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype),
+    where=torch.where,
+    expand_dims=torch.unsqueeze,
+    convert_layout=lambda x, layout: x,
+    exp2=torch.exp2,
+    log2=torch.log2,
+    max=torch.amax,
+    sum=torch.sum,
+    load=lambda pointer: pointer.memory.reshape(-1)[pointer.offset],
+    store=_gl_store,
+    allocate_shared_memory=_allocate,
+    warp_specialize=_specialize,
+    NVMMADistributedLayout=_layout,
+    DotOperandLayout=_layout,
+    SliceLayout=_layout,
+)
+
+
+def _init(barrier: _Barrier, count: int) -> None:
+    barrier.count = barrier.pending = count
+
+
+BARRIERS = SimpleNamespace(
+    MBarrierLayout=_layout,
+    init=_init,
+    wait=lambda barrier, phase: barrier.wait(int(phase)),
+    arrive=lambda barrier, count: barrier.change(count, 0),
+    expect=lambda barrier, count: barrier.change(1, count),
+)
+
+NAMES = {
+    "gl": LANGUAGE,
+    "mbarrier": BARRIERS,
+    "tma": SimpleNamespace(store_wait=_store_wait),
+    "_load": _load,
+    "_store": _store,
+    "warpgroup_mma": _product,
+    "warpgroup_mma_wait": _product_wait,
+    "fence_async_shared": lambda: None,
+}
+
+
+def _plain(value: Any) -> Any:
+    """What stands for a value of a kernel's module: functions as Python has them, numbers as such."""
+    if hasattr(value, "fn") and hasattr(value, "arg_names"):
+        return value.fn
+    return value.value if type(value).__name__ == "constexpr" else value
+
+
+@contextmanager
+def on_threads(monkeypatch: Any, *modules: ModuleType, **more: Any) -> Iterator[Callable[..., None]]:
+    """A ``launch`` that runs kernels of ``modules`` on CPU tensors; ``more`` are other values for names in them."""
+    with monkeypatch.context() as patch:
+        for module in modules:
+            for name, value in vars(module).copy().items():
+                if name in NAMES or name in more or _plain(value) is not value:
+                    patch.setattr(module, name, more.get(name, NAMES.get(name, _plain(value))))
+
+        def launch(kernel: Any, grid: tuple[int, int], *args: Any, **meta: Any) -> None:
+            for option in ("num_warps", "maxnreg"):
+                meta.pop(option, None)
+            for number in range(grid[0]):
+                HERE.program = _Program(number, grid[0], seed=number)
+                _plain(kernel)(*map(_argument, args), **meta)
+
+        yield launch
+
+
+def _argument(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return _Pointer(value)
+    if isinstance(value, int):
+        return torch.tensor(value)
+    return _Described(value) if hasattr(value, "block_shape") else value
