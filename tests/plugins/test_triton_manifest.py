@@ -20,7 +20,7 @@ from portakernel.words.arch import ArchSpace
 PATH = Path(portakernel_plugins.triton.__file__).with_name("plugin.yaml")
 MANIFEST = load_manifest(PluginManifest, PATH, strict=True).manifest
 KEYS = {"blocks", "archs", "up_to", "element_bytes", "elements", "warps", "resident_warps", "options"}
-KERNELS = {kernel.op: kernel for kernel in MANIFEST.kernels}
+KERNELS = {kernel.name or kernel.op: kernel for kernel in MANIFEST.kernels}
 
 
 def resolve(entry: str):
@@ -34,10 +34,11 @@ def test_importing_the_package_loads_nothing_heavy(module):
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.parametrize("op", KERNELS)
-def test_entries_take_what_their_contract_and_manifest_say(op):
+@pytest.mark.parametrize("name", KERNELS)
+def test_entries_take_what_their_contract_and_manifest_say(name):
     pytest.importorskip("triton")
-    kernel, described = KERNELS[op], contract(op)
+    kernel = KERNELS[name]
+    described = contract(kernel.op)
     features = set(kernel.features or [])
     parameters = [p.name for p in described.parameters if not p.feature or p.name in features]
     tensors = [t.name for t in described.tensors if not t.feature or t.name in features]

@@ -9,6 +9,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from portakernel.authoring.tensors import delivered
 from portakernel.authoring.triton import cdiv, launch, processor
+from portakernel_plugins.triton.attention import backward as of_all
 from portakernel_plugins.triton.attention.forward import Results, Window
 from portakernel_plugins.triton.attention.hopper_kernel import ROWS, forward
 from portakernel_plugins.triton.attention.scores import scoring
@@ -48,6 +49,43 @@ def attention_hopper(
     if lse is None:
         return y
     return (y, delivered(lse, given[1] if len(given) > 1 else None))
+
+
+def backward(
+    grad_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    alibi_slopes: Tensor | None,
+    bias: Tensor | None,
+    sinks: Tensor | None,
+    out: Tensor,
+    logsumexp: Tensor,
+    *,
+    causal: bool,
+    scale: float | None,
+    window: Window,
+    return_lse: bool,
+    needs: tuple[bool, ...],
+) -> of_all.Gradients:
+    """Those of ``triton.attention``, which reads the same log-sum-exp."""
+    return of_all.backward(
+        grad_out,
+        q,
+        k,
+        v,
+        alibi_slopes,
+        bias,
+        sinks,
+        out,
+        logsumexp,
+        causal=causal,
+        scale=scale,
+        window=window,
+        softcap=0.0,
+        return_lse=return_lse,
+        needs=needs,
+    )
 
 
 def _launch(
