@@ -49,7 +49,8 @@ def test_entries_take_what_their_contract_and_manifest_say(name):
     assert sorted(forward) == sorted([*tensors, *parameters, "out", *saves])
     if kernel.backward is not None:
         given = [f"grad_{output.name}" for output in described.outputs if output.differentiable]
-        given += [*described.backward_inputs, *(result.name for result in described.saved)]
+        kept = [name for name in described.backward_inputs if name in tensors or name not in described.names]
+        given += [*kept, *(result.name for result in described.saved)]
         backward = list(inspect.signature(resolve(kernel.backward)).parameters)
         assert len(backward) == len(given) + len(parameters) + 1
         assert set(backward[len(given) :]) == {*parameters, "needs"}

@@ -9,7 +9,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from portakernel.authoring.tensors import delivered
 from portakernel.authoring.triton import cdiv, launch, processor
-from portakernel_plugins.triton.attention import backward as of_all
+from portakernel_plugins.triton.attention.backward import backward as gradients
 from portakernel_plugins.triton.attention.forward import Results, Window
 from portakernel_plugins.triton.attention.hopper_kernel import ROWS, forward
 from portakernel_plugins.triton.attention.scores import scoring
@@ -56,8 +56,6 @@ def backward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    alibi_slopes: Tensor | None,
-    bias: Tensor | None,
     sinks: Tensor | None,
     out: Tensor,
     logsumexp: Tensor,
@@ -67,15 +65,16 @@ def backward(
     window: Window,
     return_lse: bool,
     needs: tuple[bool, ...],
-) -> of_all.Gradients:
-    """Those of ``triton.attention``, which reads the same log-sum-exp."""
-    return of_all.backward(
+) -> tuple[Tensor | None, ...]:
+    """The gradients for ``q``, ``k``, ``v`` and ``sinks``: by the kernels of ``triton.attention``."""
+    *of_rows, of_sinks = needs
+    found = gradients(
         grad_out,
         q,
         k,
         v,
-        alibi_slopes,
-        bias,
+        None,
+        None,
         sinks,
         out,
         logsumexp,
@@ -84,8 +83,9 @@ def backward(
         window=window,
         softcap=0.0,
         return_lse=return_lse,
-        needs=needs,
+        needs=(*of_rows, False, False, of_sinks),
     )
+    return (*found[:3], found[5])
 
 
 def _launch(
