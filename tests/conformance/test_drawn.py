@@ -13,7 +13,7 @@ import pytest
 from portakernel.contract.case import Case
 from portakernel.contracts import contract, own_contracts
 from portakernel.errors import ArgumentValueError
-from portakernel_kit.conformance.claims import elements, possible
+from portakernel_kit.conformance.claims import elements, in_tiles, possible
 from portakernel_kit.conformance.drawn.levels import SIZES, apart, factors, levels_of, size_level
 from portakernel_kit.conformance.drawn.request import draw_request
 from portakernel_kit.conformance.drawn.requests import Requests
@@ -235,3 +235,10 @@ def test_equal_wishes_are_not_equal_requests():
     found = {draw_request(contract("softmax"), 4, number, wishes).case.dims["N"] for number in range(60)}
     assert len(found) > 10
     assert random.Random(1).random() != random.Random(2).random()
+
+
+def test_many_short_pieces_count_as_a_tile_each():
+    dims = {"B": 500, "S": 900, "T": 3, "H": 2, "G": 1, "D": 1, "E": 64}
+    want = {"B": 500, "S": 8000, "T": 8000, "H": 16, "G": 16, "D": 16, "E": 64}
+    assert in_tiles(contract("attention_varlen"), dims, 16) == want
+    assert in_tiles(contract("add"), {"N": 5}, 16) == {"N": 16}

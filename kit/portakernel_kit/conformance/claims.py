@@ -138,6 +138,16 @@ def piece_counts(contract: Contract) -> set[str | None]:
     return {parse_size(size).name for shape in shapes for size in shape}
 
 
+def in_tiles(contract: Contract, dims: Mapping[str, int], tile: int) -> dict[str, int]:
+    """``dims`` as kernels' programs take them: none is smaller than a ``tile``, and no piece of what is cut is."""
+    found = {name: max(size, tile) for name, size in dims.items()}
+    for tensor in _cut(contract):
+        names = {parse_size(size).name for shape in alternatives(tensor.shape) for size in shape}
+        pieces = max(size for name, size in dims.items() if name in names)
+        found |= {name: max(found[name], tile * pieces) for name in tensor.draw.below.split("*") if name in found}
+    return found
+
+
 def _cut(contract: Contract) -> list[TensorArgument]:
     return [tensor for tensor in contract.tensors if tensor.draw.kind in ("segments", "offsets")]
 

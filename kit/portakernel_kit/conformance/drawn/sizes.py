@@ -13,7 +13,7 @@ from portakernel.contract import Contract
 from portakernel.contract.case import Case
 from portakernel.contract.sizes import DIMENSION, parse_size
 from portakernel.words.dtypes import DTYPES
-from portakernel_kit.conformance.claims import elements, piece_counts, possible
+from portakernel_kit.conformance.claims import elements, in_tiles, piece_counts, possible
 from portakernel_kit.conformance.drawn.levels import LARGE, MOST_LEADING, RANK, SIZES, size_level
 from portakernel_kit.conformance.op_faults import OpFault
 
@@ -206,7 +206,7 @@ def _bits_too_many(
     # one of the pieces may be all there is
     for shares in (filled, {name: 1 if name in piece_counts(contract) else size for name, size in filled.items()}):
         cost = contract.cost(shares, itemsizes, values)
-        tiles = contract.cost({name: max(size, tile) for name, size in shares.items()}, itemsizes, values)
+        tiles = contract.cost(in_tiles(contract, shares, tile), itemsizes, values)
         times = max(times, cost.bytes / (_BYTES * most), tiles.flops / flops)
     return math.log2(times) if times > 1.0 else 0.0
 
