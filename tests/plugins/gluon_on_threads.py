@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_PATIENCE_S = 5.0
+# How long a partition waits for a barrier.
+PATIENCE_S = 5.0
 
 
 class Stuck(AssertionError):
@@ -41,7 +42,7 @@ class _Barrier:
 
     def wait(self, phase: int) -> None:
         with self.program.changed:
-            ended = self.program.changed.wait_for(lambda: self.phase != phase or self.program.failed, _PATIENCE_S)
+            ended = self.program.changed.wait_for(lambda: self.phase != phase or self.program.failed, PATIENCE_S)
             if not ended or self.program.failed:
                 self.program.failed = True
                 self.program.changed.notify_all()
@@ -111,7 +112,7 @@ class _Program:
     def copy_engine(self) -> None:
         while True:
             with self.changed:
-                self.changed.wait_for(lambda: self.copies or self.over or self.failed, _PATIENCE_S)
+                self.changed.wait_for(lambda: self.copies or self.over or self.failed, PATIENCE_S)
                 if not self.copies:
                     return
                 copy = self.copies.pop(self.draw.randrange(len(self.copies)))

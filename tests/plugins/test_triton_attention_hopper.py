@@ -2,35 +2,250 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+from collections.abc import Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 pytest.importorskip("triton")
+pytest.importorskip("triton.experimental.gluon")
 
 import torch
+import triton
 
-from plugins.gluon_on_threads import NAMES, Stuck, on_threads
-from portakernel_plugins.triton.attention import hopper, hopper_kernel, hopper_softmax, hopper_tiles
+import portakernel
+from plugins import gluon_on_threads
+from plugins.gluon_on_threads import Stuck, on_threads
+from portakernel.authoring import ReasonCode
+from portakernel.authoring.triton import compiling, interpreting
+from portakernel.references import attention as reference
+from portakernel.words.target import Target
+from portakernel_plugins.triton.attention import hopper, hopper_kernel, hopper_probe, hopper_softmax, hopper_tiles
+
+HOPPER = Target("nvidia", "sm_90")
 
 
 def options(**more: Any) -> dict[str, Any]:
-    usual = {"CONSUMERS": 2, "BLOCK": 32, "STAGES": 2, "PERSISTENT": True, "PINGPONG": False, "EVERY": 0}
+    usual = {"CONSUMERS": 2, "BLOCK": 64, "STAGES": 2, "PERSISTENT": True, "PINGPONG": False, "EVERY": 0}
     return {**usual, "CONSUMER_REGISTERS": 240, "PRODUCER_REGISTERS": 24, "num_warps": 4, **more}
 
 
 @contextmanager
-def emulated(monkeypatch, multiprocessors: int = 3, how: dict[str, Any] | None = None, **more: Any):
-    with on_threads(monkeypatch, hopper_kernel, hopper_softmax, hopper_tiles, **more) as launch, monkeypatch.context() as patch:
+def emulated(
+    monkeypatch: pytest.MonkeyPatch, how: dict[str, Any], kernel: ModuleType = hopper_kernel, multiprocessors: int = 3
+) -> Iterator[None]:
+    with on_threads(monkeypatch, kernel, hopper_softmax, hopper_tiles) as launch, monkeypatch.context() as patch:
+        patch.setattr(hopper, "forward", kernel.forward)
         patch.setattr(hopper, "launch", launch)
         patch.setattr(hopper, "ROWS", SimpleNamespace(value=64))
         patch.setattr(hopper, "processor", lambda _: SimpleNamespace(multiprocessors=multiprocessors))
-        patch.setattr(hopper, "configuration", lambda *_: SimpleNamespace(options=how or options()))
+        patch.setattr(hopper, "configuration", lambda *_: SimpleNamespace(options=how))
         yield
 
 
-def inputs(B: int, S: int, T: int, H: int, G: int, D: int = 64, dtype: torch.dtype = torch.bfloat16):
-    draw = torch.Generator().manual_seed(S * T)
-    return tuple(torch.randn(B, n, h, D, generator=draw).to(dtype) for n, h in ((S, H), (T, G), (T, G)))
+def inputs(B: int, S: int, T: int, H: int, G: int, D: int = 64) -> tuple[torch.Tensor, ...]:
+    draw = torch.Generator().manual_seed(S * T + H)
+    shapes = (B, S, H, D), (B, T, G, D), (B, T, G, D)
+    return tuple(torch.randn(shape, generator=draw).bfloat16() for shape in shapes)
+
+
+def faults(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, sinks: torch.Tensor | None = None, **values: Any
+) -> list[str]:
+    """How the kernel's results differ from the reference's, of the same numbers in float32."""
+    call = {"causal": False, "scale": None, "window": (-1, -1), **values}
+    found, lse, saved = hopper.attention_hopper(q, k, v, sinks=sinks, return_lse=True, save=True, **call)
+    wide = (x.float() for x in (q, k, v))
+    want, want_lse = reference.forward(*wide, sinks=sinks, softcap=0.0, return_lse=True, **call)[:2]
+    there = want_lse.isfinite()
+    held = {
+        "out": bool(((found.float() - want).abs() <= 0.03).all()),
+        "who sees nothing": torch.equal(there, lse.isfinite()),
+        "lse": torch.allclose(lse[there], want_lse[there], atol=1e-4),
+        "logsumexp": torch.equal(lse, saved),
+    }
+    return [name for name, holds in held.items() if not holds]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("pingpong", [False, True])
+@pytest.mark.parametrize("consumers", [2, 3])
+@pytest.mark.parametrize("stages", [2, 3])
+def test_no_barrier_is_waited_for_in_vain_and_no_block_is_overwritten_too_early(
+    monkeypatch, persistent, pingpong, consumers, stages
+):
+    how = options(PERSISTENT=persistent, PINGPONG=pingpong, CONSUMERS=consumers, STAGES=stages, BLOCK=32)
+    with emulated(monkeypatch, how):
+        assert faults(*inputs(2, 300, 400, 2, 1), causal=True) == []
+
+
+@pytest.mark.parametrize("queries", [1, 17, 128, 129, 257])
+@pytest.mark.parametrize("keys", [1, 64, 129, 257])
+def test_every_length_and_mask(monkeypatch, queries, keys):
+    q, k, v = inputs(1, queries, keys, 2, 2)
+    sinks = torch.tensor([0.5, float("-inf")])
+    with emulated(monkeypatch, options(PINGPONG=True)):
+        for call in (
+            {"causal": True},
+            {},
+            {"window": (40, 30)},
+            {"causal": True, "window": (100, -1), "sinks": sinks},
+            {"window": (0, 0), "sinks": sinks},
+            {"window": (-1, 20)},
+        ):
+            assert faults(q, k, v, **call) == [], call
+
+
+@pytest.mark.parametrize("scale", [-0.3, 0.0, 1e-30, 2.0])
+def test_every_scale(monkeypatch, scale):
+    with emulated(monkeypatch, options()):
+        assert faults(*inputs(1, 100, 90, 2, 1), causal=True, scale=scale) == []
+
+
+def test_strides_that_the_copy_engine_follows_are_not_copied_and_others_are(monkeypatch):
+    joined = torch.randn(2, 150, 8, 64).bfloat16()
+    odd = torch.randn(2, 150, 4, 65).bfloat16()[..., 1:]
+    shared = torch.randn(1, 150, 4, 64).bfloat16().expand(2, -1, -1, -1)
+    turned = torch.randn(2, 4, 150, 64).bfloat16().transpose(1, 2)
+    assert hopper._can_follow(joined[:, :, :4])
+    assert hopper._can_follow(turned)
+    assert not hopper._can_follow(odd)
+    assert not hopper._can_follow(shared)
+    with emulated(monkeypatch, options()):
+        for q, k, v in ((joined[:, :, :4], joined[:, :, 4:6], joined[:, :, 6:]), (turned, odd, shared)):
+            assert faults(q, k, v, causal=True) == []
+            want = hopper.attention_hopper(q, k, v, causal=True, scale=None, window=(-1, -1), return_lse=False)
+            for out in (torch.empty_like(turned), torch.empty(2, 150, 4, 65).bfloat16()[..., 1:]):
+                assert out.shape == want.shape
+                hopper.attention_hopper(q, k, v, causal=True, scale=None, window=(-1, -1), return_lse=False, out=out)
+                assert torch.equal(out, want)
+
+
+def test_no_keys_and_no_queries():
+    call = {"causal": True, "scale": None, "window": (-1, -1), "return_lse": True}
+    q, k, v = inputs(2, 5, 0, 2, 1)
+    found, lse = hopper.attention_hopper(q, k, v, **call)
+    assert torch.equal(found, torch.zeros_like(found))
+    assert torch.equal(lse, torch.full_like(lse, float("-inf")))
+    sinks = torch.tensor([1.0, 2.0])
+    _, lse = hopper.attention_hopper(q, k, v, sinks=sinks, **call)
+    assert torch.equal(lse, sinks[None, :, None].expand(2, 2, 5))
+    assert hopper.attention_hopper(*inputs(2, 0, 7, 2, 1), **call)[0].shape == (2, 0, 2, 64)
+
+
+def mutants() -> Iterator[Any]:
+    """Each line of the kernel that waits, arrives or announces bytes, as what it becomes without that."""
+    lines = inspect.getsource(hopper_kernel).splitlines()
+    end = next(number for number, line in enumerate(lines) if line.startswith("def _ring"))
+    for number, line in enumerate(lines[:end]):
+        # without its turns the kernel is slower, and right
+        if "order.index(CONSUMER)" in line:
+            continue
+        if waited := re.search(r"(\w+) = warpgroup_mma_wait\((\d)", line):
+            changed = f"{waited[1]} = warpgroup_mma_wait({int(waited[2]) + 1}, deps=({waited[1]},))"
+        elif re.search(r"mbarrier\.(wait|arrive|expect)\(|store_wait", line):
+            changed = "pass"
+        else:
+            continue
+        indent = line[: len(line) - len(line.lstrip())]
+        yield pytest.param(number, indent + changed, id=f"{number}: {line.strip()}")
+
+
+@pytest.mark.parametrize(("number", "line"), list(mutants()))
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_kernel_that_lacks_one_wait_or_arrival_is_caught(monkeypatch, tmp_path, number, line):
+    lines = inspect.getsource(hopper_kernel).splitlines()
+    lines[number] = line
+    path = tmp_path / "mutant.py"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    module = ModuleType(hopper_kernel.__name__)
+    module.__file__ = str(path)
+    monkeypatch.setattr(gluon_on_threads, "PATIENCE_S", 0.5)
+    exec(compile(path.read_text(encoding="utf-8"), path, "exec"), vars(module))  # noqa: S102 - our own source
+    found = []
+    for how in (options(PINGPONG=True, BLOCK=32), options(STAGES=3, BLOCK=32)):
+        with emulated(monkeypatch, how, module, multiprocessors=2):
+            try:
+                found = faults(*inputs(2, 300, 400, 2, 1), causal=True)
+            except (Stuck, AssertionError) as error:
+                found = [str(error)]
+        if found:
+            break
+    assert found
+
+
+@pytest.mark.parametrize("D", [64, 128])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_it_compiles_with_the_copy_engine_warpgroups_and_memory_of_a_hopper(D, causal, dtype):
+    q, k = (torch.empty(2, 500, heads, D, dtype=dtype, device="meta") for heads in (8, 2))
+    with compiling(HOPPER) as found:
+        hopper.attention_hopper(q, k, k, causal=causal, scale=None, window=(-1, -1), return_lse=False)
+    (compiled,) = found
+    assert "wgmma.mma_async" in compiled.assembly
+    assert "cp.async.bulk.tensor.4d.shared" in compiled.assembly
+    assert "cp.async.bulk.tensor.4d.global" in compiled.assembly
+    assert "setmaxnreg" in compiled.assembly
+    assert compiled.shared_bytes <= 227 * 1024
+    assert compiled.spilled_bytes <= (0 if D == 64 else 256)
+
+
+@pytest.mark.parametrize("every", [2, 4, 8])
+def test_polynomials_take_the_place_of_some_exponentials(monkeypatch, every):
+    def exponentials(how: dict[str, Any]) -> int:
+        monkeypatch.setattr(hopper, "configuration", lambda *_: SimpleNamespace(options=how))
+        q = torch.empty(1, 256, 2, 64, dtype=torch.bfloat16, device="meta")
+        with compiling(HOPPER) as found:
+            hopper.attention_hopper(q, q, q, causal=True, scale=None, window=(-1, -1), return_lse=False)
+        return found[0].assembly.count("ex2.approx")
+
+    how = options(BLOCK=128, maxnreg=168)
+    less = exponentials(how) - exponentials({**how, "EVERY": every})
+    assert less == 4 * 64 // every  # two blocks of two consumers
+
+
+def test_a_triton_that_does_not_compile_it_is_refused_with_the_compilers_words(monkeypatch):
+    def fails(*_: Any, **__: Any) -> None:
+        raise RuntimeError("at 3:4: no such thing as a block")
+
+    hopper_probe._compiled.cache_clear()
+    monkeypatch.setattr(triton, "compile", fails)
+    rejection = hopper_probe.check(64)
+    hopper_probe._compiled.cache_clear()
+    assert rejection is not None
+    assert rejection.code is ReasonCode.PROBE_FAILED
+    assert rejection.text == (
+        f"Gluon of triton {triton.__version__} does not compile it: RuntimeError: at 3:4: no such thing as a block"
+    )
+
+
+def test_this_triton_compiles_it_and_nobody_interprets_it():
+    assert hopper_probe.check(64) is None
+    with interpreting():
+        rejection = hopper_probe.check(64)
+    assert rejection is not None
+    assert rejection.code is ReasonCode.DRIVER
+
+
+def explained(target: str = "nvidia:sm_90", D: int = 64, dtype: str = "bfloat16", **values: Any) -> Any:
+    shape = {"q": (1, 256, 8, D), "k": (1, 256, 2, D), "v": (1, 256, 2, D)}
+    decision = portakernel.explain("attention", target=target, dtype=dtype, shape=shape, **values)
+    return next(one for one in decision.candidates if one.kernel.name == "triton.attention_hopper")
+
+
+def test_it_is_claimed_for_hopper_alone_and_stands_behind_the_others():
+    for D in (64, 128):
+        for dtype in ("float16", "bfloat16"):
+            assert explained(D=D, dtype=dtype, causal=True, window=(100, -1)).status != "rejected"
+    for target in ("nvidia:sm_80", "nvidia:sm_100", "amd:gfx942"):
+        assert explained(target).status == "rejected"
+    assert explained(D=96).status == "rejected"
+    assert explained(dtype="float32").status == "rejected"
+    assert explained(softcap=30.0).status == "rejected"
+    decision = portakernel.explain("attention", target="nvidia:sm_90", dtype="bfloat16")
+    able = [one.kernel.name for one in decision.candidates if one.status != "rejected"]
+    assert able.index("triton.attention") < able.index("triton.attention_hopper") < able.index("reference.attention")

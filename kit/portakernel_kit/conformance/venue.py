@@ -127,19 +127,20 @@ def refusals(dispatcher: Dispatcher, kernel: Kernel, venue: Venue, request: Requ
     for target in venue.targets:
         asked = replace(request, target=target, attached=(), device=None)
         rejections = dispatcher.rejections(kernel.name, asked, policy)
-        rejections = rejections or _checked(dispatcher, kernel, asked)
+        rejections = rejections or _checked(dispatcher, kernel, asked, venue)
         if not rejections:
             return ()
         found |= dict.fromkeys(rejections)
     return tuple(found)
 
 
-def _checked(dispatcher: Dispatcher, kernel: Kernel, request: Request) -> tuple[Rejection, ...]:
-    """The plugin's own test, which dispatch runs for devices only."""
+def _checked(dispatcher: Dispatcher, kernel: Kernel, request: Request, venue: Venue) -> tuple[Rejection, ...]:
+    """The plugin's own test, which dispatch runs for devices only; in a mode, which it can refuse."""
     if kernel.check is None:
         return ()
     values = {name.replace(".", "_"): request.value(name) for name in kernel.check.reads}
-    rejection = dispatcher.entry(kernel.check.entry)(**values)
+    with venue.enter():
+        rejection = dispatcher.entry(kernel.check.entry)(**values)
     return (rejection,) if rejection is not None else ()
 
 

@@ -15,7 +15,7 @@ def check(D: int) -> Rejection | None:  # noqa: N803 - the contract's name
     """Why the kernel for Hopper cannot be compiled, in the compiler's words; None where it can."""
     del D  # a check reads something
     if is_interpreting():
-        return Rejection(ReasonCode.CANNOT_RUN, "Gluon, which it is written in, is compiled and not interpreted")
+        return Rejection(ReasonCode.DRIVER, "Gluon, which it is written in, is compiled for GPUs, and not interpreted")
     return _compiled()
 
 
