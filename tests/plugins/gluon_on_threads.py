@@ -1,4 +1,4 @@
-"""Gluon's part that the Hopper kernel is written in, on threads and torch tensors: what its barriers order, and no layouts.
+"""The part of Gluon that the Hopper kernel has, on threads and torch tensors: what barriers order, and no layouts.
 
 A partition is a thread. What the chip does later is done as late as the program allows, or at some time in between:
 products read their operands when they are waited for, results leave shared memory when the store is waited for, and
@@ -22,7 +22,7 @@ from torch import Tensor
 PATIENCE_S = 5.0
 
 
-class Stuck(AssertionError):
+class Stuck(AssertionError):  # noqa: N818 - what the partition is
     """A barrier that was never completed."""
 
 
@@ -273,8 +273,8 @@ NAMES = {
     "gl": LANGUAGE,
     "mbarrier": BARRIERS,
     "tma": SimpleNamespace(store_wait=_store_wait),
-    "_load": _load,
-    "_store": _store,
+    "load": _load,
+    "store": _store,
     "warpgroup_mma": _product,
     "warpgroup_mma_wait": _product_wait,
     "fence_async_shared": lambda: None,

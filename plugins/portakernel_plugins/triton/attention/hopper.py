@@ -176,6 +176,4 @@ def _can_follow(x: Tensor) -> bool:
 def _strides(x: Tensor) -> tuple[int, ...]:
     """Strides, those of dimensions of one element as if ``x`` were contiguous, for theirs say nothing."""
     dense = (x.shape[1] * x.shape[2] * x.shape[3], x.shape[2] * x.shape[3], x.shape[3], 1)
-    return tuple(
-        usual if size == 1 else stride for size, stride, usual in zip(x.shape, x.stride(), dense, strict=True)
-    )
+    return tuple(usual if size == 1 else stride for size, stride, usual in zip(x.shape, x.stride(), dense, strict=True))

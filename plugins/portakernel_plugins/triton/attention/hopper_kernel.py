@@ -10,13 +10,13 @@ issue scores of block j + 1 | issue weights of block j * values | wait for the s
 Weights go from registers into the products. With PINGPONG the consumers take turns at issuing, so that one computes
 exponentials while the other one's products are on.
 
-A program takes tile after tile (``hopper_tiles.py``). Nothing starts anew between tiles: blocks are counted on, and their
-number says which place of a ring they have and which phase of its barriers, so that the next tile's first blocks arrive
-while the results of this one are stored. Barriers: ``full`` is completed by the copy engine's bytes, ``empty`` by the
-consumers, each of which arrives once.
+A program takes tile after tile (``hopper_tiles.py``). Nothing starts anew between tiles: blocks are counted on, and
+their number says which place of a ring they have and which phase of its barriers, so that the next tile's first blocks
+arrive while the results of this one are stored. Barriers: ``full`` is completed by the copy engine's bytes, ``empty``
+by the consumers, each of which arrives once.
 """
-# pyright: reportGeneralTypeIssues=false
-# Python's types do not see that Gluon iterates over its ranges.
+# pyright: reportGeneralTypeIssues=false, reportAssignmentType=false
+# Python's types do not see that Gluon iterates over its ranges, nor what it compiles with.
 
 from __future__ import annotations
 
@@ -30,14 +30,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from portakernel_plugins.triton.attention.hopper_memory import load, ring_of, store
 from portakernel_plugins.triton.attention.hopper_softmax import softmax_step
 from portakernel_plugins.triton.attention.hopper_tiles import blocks_of, rounds_of, tile_at, tile_number
 from portakernel_plugins.triton.exponentials import LOG2_E, LOG_2
-
-# Triton 3.7 renamed them.
-_RENAMED = hasattr(tma, "async_load")
-_load = tma.async_load if _RENAMED else tma.async_copy_global_to_shared
-_store = tma.async_store if _RENAMED else tma.async_copy_shared_to_global
 
 # What one warpgroup's product has.
 ROWS = gl.constexpr(64)
@@ -65,22 +61,22 @@ def _produce(
         # the first consumer can begin when it has queries and a block of keys
         mbarrier.wait(q_empty.index(0), (turn & 1) ^ 1)
         mbarrier.expect(q_full.index(0), q.block_type.nbytes)
-        _load(q, [batch, head, row, 0], q_full.index(0), q_blocks.index(0))
+        load(q, [batch, head, row, 0], q_full.index(0), q_blocks.index(0))
         for j in range(count):
             key -= BLOCK
             place = done % STAGES
             phase = (done // STAGES & 1) ^ 1
             mbarrier.wait(k_empty.index(place), phase)
             mbarrier.expect(k_full.index(place), k.block_type.nbytes)
-            _load(k, [batch, key_head, key, 0], k_full.index(place), k_blocks.index(place))
+            load(k, [batch, key_head, key, 0], k_full.index(place), k_blocks.index(place))
             if j == 0:
                 for consumer in gl.static_range(1, CONSUMERS):
                     mbarrier.wait(q_empty.index(consumer), (turn & 1) ^ 1)
                     mbarrier.expect(q_full.index(consumer), q.block_type.nbytes)
-                    _load(q, [batch, head, row + consumer * ROWS, 0], q_full.index(consumer), q_blocks.index(consumer))
+                    load(q, [batch, head, row + consumer * ROWS, 0], q_full.index(consumer), q_blocks.index(consumer))
             mbarrier.wait(v_empty.index(place), phase)
             mbarrier.expect(v_full.index(place), v.block_type.nbytes)
-            _load(v, [batch, key_head, key, 0], v_full.index(place), v_blocks.index(place))
+            load(v, [batch, key_head, key, 0], v_full.index(place), v_blocks.index(place))
             done += 1
 
 
@@ -101,7 +97,7 @@ def _consume(
     LEFT: gl.constexpr, RIGHT: gl.constexpr, PINGPONG: gl.constexpr, EVERY: gl.constexpr,
     SINKS: gl.constexpr, LSE: gl.constexpr, LOGSUMEXP: gl.constexpr,
 ):  # fmt: skip
-    queries, keys, heads, share, tiles, section, batch_heads, rounds = where
+    queries, keys, heads, _share, tiles, section, batch_heads, rounds = where
     q_blocks, q_full, q_empty = q_ring
     k_blocks, k_full, k_empty = k_ring
     v_blocks, v_full, v_empty = v_ring
@@ -150,7 +146,7 @@ def _consume(
             scores = _hidden(scores, block, first_seen, last_seen, LEFT, BLOCK, scored)
         weights, top, total, kept = softmax_step(scores, top, total, scale, EVERY)
 
-        for j in range(1, count):
+        for _block in range(1, count):
             value_place = done % STAGES
             value_phase = done // STAGES & 1
             done += 1
@@ -195,7 +191,7 @@ def _consume(
         tma.store_wait(0)  # the last tile's results have left the memory that these take
         out_block.reshape([ROWS, D]).store(acc.to(dtype))
         fence_async_shared()
-        _store(out, [at // heads, at % heads, row, 0], out_block)
+        store(out, [at // heads, at % heads, row, 0], out_block)
         found = (top + gl.log2(total)) * LOG_2
         at_query = at.to(gl.int64) * queries + query
         if LSE:
@@ -203,18 +199,6 @@ def _consume(
         if LOGSUMEXP:
             gl.store(logsumexp + at_query, found, mask=query < queries)
     tma.store_wait(0)
-
-
-@gluon.jit
-def _ring(described, PLACES: gl.constexpr, SHARED: gl.constexpr):
-    """Blocks of shared memory, a barrier for each that is completed when it is full, and one for when ``SHARED`` read it."""
-    blocks = gl.allocate_shared_memory(described.dtype, [PLACES] + described.block_type.shape, described.layout)
-    full = gl.allocate_shared_memory(gl.int64, [PLACES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [PLACES, 1], mbarrier.MBarrierLayout())
-    for place in gl.static_range(PLACES):
-        mbarrier.init(full.index(place), count=1)
-        mbarrier.init(empty.index(place), count=SHARED)
-    return blocks, full, empty
 
 
 @gluon.jit(do_not_specialize=["queries", "keys", "heads", "share", "tiles", "section", "batch_heads", "left", "right"])
@@ -248,11 +232,12 @@ def forward(
     CONSUMER_REGISTERS: gl.constexpr,  # of a thread
     PRODUCER_REGISTERS: gl.constexpr,
 ) -> None:
+    """The results of one tile or, with ``PERSISTENT``, of all that the program has."""
     D: gl.constexpr = q.block_type.shape[3]
-    q_ring = _ring(q, CONSUMERS, 1)
-    k_ring = _ring(k, STAGES, CONSUMERS)
-    v_ring = _ring(v, STAGES, CONSUMERS)
-    out_blocks = gl.allocate_shared_memory(out.dtype, [CONSUMERS] + out.block_type.shape, out.layout)
+    q_ring = ring_of(q, CONSUMERS, 1)
+    k_ring = ring_of(k, STAGES, CONSUMERS)
+    v_ring = ring_of(v, STAGES, CONSUMERS)
+    out_blocks = gl.allocate_shared_memory(out.dtype, [CONSUMERS] + out.block_type.shape, out.layout)  # noqa: RUF005
     order = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
     for consumer in gl.static_range(CONSUMERS):
         mbarrier.init(order.index(consumer), count=1)
@@ -272,55 +257,35 @@ def forward(
     # compile-time values stay such in tuples that stand in the call
     if CONSUMERS == 2:
         gl.warp_specialize([
-            (_consume, (0, q_ring, k_ring, v_ring, out_blocks, order, out, sinks_there, lse_there, logsumexp_there, where,
-                left, right, scale, sink_stride, CONSUMERS, BLOCK, STAGES, D, LEFT, RIGHT, PINGPONG, EVERY, SINKS, LSE,
-                LOGSUMEXP)),
-            (_consume, (1, q_ring, k_ring, v_ring, out_blocks, order, out, sinks_there, lse_there, logsumexp_there, where,
-                left, right, scale, sink_stride, CONSUMERS, BLOCK, STAGES, D, LEFT, RIGHT, PINGPONG, EVERY, SINKS, LSE,
-                LOGSUMEXP)),
+            (_consume, (
+                0, q_ring, k_ring, v_ring, out_blocks, order, out, sinks_there, lse_there, logsumexp_there, where, left,
+                right, scale, sink_stride, CONSUMERS, BLOCK, STAGES, D, LEFT, RIGHT, PINGPONG, EVERY, SINKS, LSE,
+                LOGSUMEXP,
+            )),
+            (_consume, (
+                1, q_ring, k_ring, v_ring, out_blocks, order, out, sinks_there, lse_there, logsumexp_there, where, left,
+                right, scale, sink_stride, CONSUMERS, BLOCK, STAGES, D, LEFT, RIGHT, PINGPONG, EVERY, SINKS, LSE,
+                LOGSUMEXP,
+            )),
             (_produce, (q, k, v, q_ring, k_ring, v_ring, where, left, right, CONSUMERS, BLOCK, STAGES, LEFT, RIGHT)),
         ], [4, 1], [CONSUMER_REGISTERS, PRODUCER_REGISTERS])
     else:
         gl.warp_specialize([
-            (_consume, (0, q_ring, k_ring, v_ring, out_blocks, order, out, sinks_there, lse_there, logsumexp_there, where,
-                left, right, scale, sink_stride, CONSUMERS, BLOCK, STAGES, D, LEFT, RIGHT, PINGPONG, EVERY, SINKS, LSE,
-                LOGSUMEXP)),
-            (_consume, (1, q_ring, k_ring, v_ring, out_blocks, order, out, sinks_there, lse_there, logsumexp_there, where,
-                left, right, scale, sink_stride, CONSUMERS, BLOCK, STAGES, D, LEFT, RIGHT, PINGPONG, EVERY, SINKS, LSE,
-                LOGSUMEXP)),
-            (_consume, (2, q_ring, k_ring, v_ring, out_blocks, order, out, sinks_there, lse_there, logsumexp_there, where,
-                left, right, scale, sink_stride, CONSUMERS, BLOCK, STAGES, D, LEFT, RIGHT, PINGPONG, EVERY, SINKS, LSE,
-                LOGSUMEXP)),
+            (_consume, (
+                0, q_ring, k_ring, v_ring, out_blocks, order, out, sinks_there, lse_there, logsumexp_there, where, left,
+                right, scale, sink_stride, CONSUMERS, BLOCK, STAGES, D, LEFT, RIGHT, PINGPONG, EVERY, SINKS, LSE,
+                LOGSUMEXP,
+            )),
+            (_consume, (
+                1, q_ring, k_ring, v_ring, out_blocks, order, out, sinks_there, lse_there, logsumexp_there, where, left,
+                right, scale, sink_stride, CONSUMERS, BLOCK, STAGES, D, LEFT, RIGHT, PINGPONG, EVERY, SINKS, LSE,
+                LOGSUMEXP,
+            )),
+            (_consume, (
+                2, q_ring, k_ring, v_ring, out_blocks, order, out, sinks_there, lse_there, logsumexp_there, where, left,
+                right, scale, sink_stride, CONSUMERS, BLOCK, STAGES, D, LEFT, RIGHT, PINGPONG, EVERY, SINKS, LSE,
+                LOGSUMEXP,
+            )),
             (_produce, (q, k, v, q_ring, k_ring, v_ring, where, left, right, CONSUMERS, BLOCK, STAGES, LEFT, RIGHT)),
         ], [4, 4, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS])
     # fmt: on
-
-
-@gluon.jit
-def _fetch(x, ring):
-    blocks, full, _ = ring
-    mbarrier.expect(full.index(0), x.block_type.nbytes)
-    _load(x, [0, 0, 0, 0], full.index(0), blocks.index(0))
-
-
-@gluon.jit
-def _multiply(y, ring):
-    blocks, full, empty = ring
-    layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
-    mbarrier.wait(full.index(0), 0)
-    block = blocks.index(0).reshape([64, 64])
-    product = warpgroup_mma(block, block, gl.zeros([64, 64], gl.float32, layout=layout), use_acc=False, is_async=True)
-    product = warpgroup_mma_wait(0, deps=(product,))
-    mbarrier.arrive(empty.index(0), count=1)
-    block.store(product.to(blocks.dtype))
-    fence_async_shared()
-    _store(y, [0, 0, 0, 0], blocks.index(0))
-    tma.store_wait(0)
-
-
-@gluon.jit
-def square(x, y):
-    """The product of a block with itself: all that the kernel above has of Gluon, for whoever asks whether it compiles."""
-    ring = _ring(x, 1, 1)
-    fence_async_shared()
-    gl.warp_specialize([(_multiply, (y, ring)), (_fetch, (x, ring))], [1], [24])

@@ -11,7 +11,7 @@ from portakernel.authoring.triton import is_interpreting
 _OPTIONS = {"num_warps": 4, "maxnreg": 168, "enable_fp_fusion": True}
 
 
-def check(D: int) -> Rejection | None:  # noqa: N803 - the contract's name
+def check(D: int) -> Rejection | None:
     """Why the kernel for Hopper cannot be compiled, in the compiler's words; None where it can."""
     del D  # a check reads something
     if is_interpreting():
@@ -39,7 +39,7 @@ def _compile() -> Any:
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon._runtime import GluonASTSource
 
-    from portakernel_plugins.triton.attention.hopper_kernel import square
+    from portakernel_plugins.triton.attention.hopper_sample import square
 
     block = [1, 1, 64, 64]
     described = f"tensordesc<bf16{block},{gl.NVMMASharedLayout.get_default_for(block, gl.bfloat16)!r}>"

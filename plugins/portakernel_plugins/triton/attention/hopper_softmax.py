@@ -39,27 +39,26 @@ def _assembly(every: int) -> gl.constexpr:
 
 
 _ASSEMBLY_2, _ASSEMBLY_4, _ASSEMBLY_8 = _assembly(2), _assembly(4), _assembly(8)
-_OPERANDS_2, _OPERANDS_4, _OPERANDS_8 = (
-    gl.constexpr(",".join(["=f"] * every + ["f"] * every)) for every in (2, 4, 8)
-)
+_OPERANDS_2, _OPERANDS_4, _OPERANDS_8 = (gl.constexpr(",".join(["=f"] * every + ["f"] * every)) for every in (2, 4, 8))
 
 
 @gluon.jit
 def power_of_two(x, EVERY: gl.constexpr):
     """``2 ** x`` for ``x`` of at most 0; one of every ``EVERY`` by a polynomial, none with 0."""
     if EVERY == 0:
-        return gl.exp2(x)
+        powers = gl.exp2(x)
     elif EVERY == 2:
-        return gl.inline_asm_elementwise(_ASSEMBLY_2, _OPERANDS_2, [x], dtype=gl.float32, is_pure=True, pack=2)
+        powers = gl.inline_asm_elementwise(_ASSEMBLY_2, _OPERANDS_2, [x], dtype=gl.float32, is_pure=True, pack=2)
     elif EVERY == 4:
-        return gl.inline_asm_elementwise(_ASSEMBLY_4, _OPERANDS_4, [x], dtype=gl.float32, is_pure=True, pack=4)
+        powers = gl.inline_asm_elementwise(_ASSEMBLY_4, _OPERANDS_4, [x], dtype=gl.float32, is_pure=True, pack=4)
     else:
-        return gl.inline_asm_elementwise(_ASSEMBLY_8, _OPERANDS_8, [x], dtype=gl.float32, is_pure=True, pack=8)
+        powers = gl.inline_asm_elementwise(_ASSEMBLY_8, _OPERANDS_8, [x], dtype=gl.float32, is_pure=True, pack=8)
+    return powers
 
 
 @gluon.jit
 def softmax_step(scores, top, total, scale, EVERY: gl.constexpr):
-    """Weights of a block's products, and what ``top`` and ``total`` become; what was summed so far shrinks by ``kept``."""
+    """Weights of a block's products, the new ``top`` and ``total``, and the factor of what was summed so far."""
     higher = gl.maximum(top, gl.max(scores, 1) * scale)
     # of a query that has seen nothing yet, the differences were NaN
     base = gl.where(higher == float("-inf"), 0.0, higher)

@@ -20,7 +20,7 @@ def rounds_of(program, programs, total):
 
 @gluon.jit
 def tile_number(program, programs, turn):
-    """The number of a program's tile: in every second round the last program has the first one, so that lengths level out."""
+    """The number of a program's tile: in every second round the last program has the first, which levels lengths."""
     return turn * programs + _place(program, programs, turn)
 
 
@@ -41,7 +41,7 @@ def tile_at(number, tiles, section, batch_heads):
 
 @gluon.jit
 def blocks_of(row, rows, queries, keys, left, right, LEFT: gl.constexpr, RIGHT: gl.constexpr, BLOCK: gl.constexpr):
-    """Of ``rows`` queries from ``row`` on: the first block of keys, how many there are, and from which to which are whole.
+    """Of ``rows`` queries from ``row`` on: the first block of keys, their number, and where whole ones begin and end.
 
     A block that every query sees whole needs no mask. There is always one block: where no key is seen, a hidden one.
     """

@@ -1,0 +1,30 @@
+"""Shared memory of the Hopper kernel: what the copy engine is asked for, and rings of blocks with their barriers."""
+# pyright: reportGeneralTypeIssues=false
+# Python's types do not see that Gluon iterates over its ranges.
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+
+# Triton 3.7 renamed them.
+_RENAMED = hasattr(tma, "async_load")
+load = tma.async_load if _RENAMED else tma.async_copy_global_to_shared
+store = tma.async_store if _RENAMED else tma.async_copy_shared_to_global
+
+
+@gluon.jit
+def ring_of(described, PLACES: gl.constexpr, READERS: gl.constexpr):
+    """Blocks of shared memory, each with a barrier for when it is full, and one for when all have read it."""
+    blocks = gl.allocate_shared_memory(
+        described.dtype,
+        [PLACES] + described.block_type.shape,  # noqa: RUF005 - Gluon unpacks no lists
+        described.layout,
+    )
+    full = gl.allocate_shared_memory(gl.int64, [PLACES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [PLACES, 1], mbarrier.MBarrierLayout())
+    for place in gl.static_range(PLACES):
+        mbarrier.init(full.index(place), count=1)
+        mbarrier.init(empty.index(place), count=READERS)
+    return blocks, full, empty
