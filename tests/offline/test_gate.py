@@ -21,9 +21,10 @@ TARGETS = (
 # Its libraries take a minute each, and a compiler that is not everywhere: tests/plugins/test_cutlass.py compiles one.
 SLOW = "cutlass"
 # What a thread of a plugin's kernels may spill, in bytes; Triton's compiler may need one register more for one
-# architecture than for another, and attention's gradients by keys are fastest on Hopper with 72 bytes outside their hot
-# loop.
-MOST_SPILLED = {"triton": 80}
+# architecture than for another.
+MOST_SPILLED = {"triton": 64}
+# Where launches were measured: attention's gradients by keys are fastest with more than fits beside their two sums.
+MEASURED = {"nvidia:sm_90": 192}
 
 
 @pytest.fixture
@@ -45,7 +46,8 @@ def test_a_claimed_kernel_compiles_to_what_its_manifest_names(target, turn):
     lacking = {outcome.reason for _, outcome in found if "missing_toolchain" in outcome.reason}
     found = [(plugin, outcome) for plugin, outcome in found if outcome.reason not in lacking]
     assert [(outcome.call, outcome.reason) for _, outcome in found if outcome.verdict != "native"] == []
-    spills = [(outcome.call, MOST_SPILLED.get(plugin, 0), outcome.most("spilled_bytes")) for plugin, outcome in found]
-    assert [(call, spilled) for call, allowed, spilled in spills if spilled > allowed] == []
+    spills = [(plugin, outcome.call, outcome.most("spilled_bytes")) for plugin, outcome in found]
+    most = {plugin: MEASURED.get(target, most) for plugin, most in MOST_SPILLED.items()}
+    assert [(call, spilled) for plugin, call, spilled in spills if spilled > most.get(plugin, 0)] == []
     if lacking:  # the others were held to it
         pytest.skip(f"lacks a compiler: {'; '.join(sorted(lacking))}")

@@ -97,21 +97,29 @@ def sources(x: Tensor, y: Tensor, rows: int, blocks: Mapping[str, Any], wanted: 
 
 
 def _is_copied(x: Tensor) -> bool:
-    size = x.element_size()
-    strides = (stride for count, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True) if count > 1)
+    step = _ALIGNED // x.element_size()
+    (batches, rows, heads, lanes), (batch, row, head, lane) = x.shape, x.stride()
     return (
         x.numel() > 0
         and x.data_ptr() % _ALIGNED == 0
-        and (x.stride(-1) == 1 or x.shape[-1] == 1)
-        and all(stride > 0 and stride * size % _ALIGNED == 0 for stride in strides)
+        and (lane == 1 or lanes == 1)
+        and (batches == 1 or (batch > 0 and batch % step == 0))
+        and (rows == 1 or (row > 0 and row % step == 0))
+        and (heads == 1 or (head > 0 and head % step == 0))
     )
 
 
 def _descriptors(x: Tensor, rows: int, blocks: Mapping[str, Any], width: str) -> tuple[Any, Any]:
     # of a dimension of one the stride says nothing, and need not be a valid one
-    step = _ALIGNED // x.element_size()
-    strides = [stride if count > 1 else step for count, stride in zip(x.shape, x.stride(), strict=True)]
-    strides[-1] = 1
-    widths = (blocks[f"BLOCK_{width}"], blocks[f"REST_{width}"])
-    first, rest = (TensorDescriptor(x, list(x.shape), strides, [1, rows, 1, each]) if each else None for each in widths)
-    return first, rest
+    step, shape, (batch, row, head, _) = _ALIGNED // x.element_size(), list(x.shape), x.stride()
+    strides = [batch if shape[0] > 1 else step, row if shape[1] > 1 else step, head if shape[2] > 1 else step, 1]
+    rest = blocks[f"REST_{width}"]
+    first = _descriptor(x, shape, strides, [1, rows, 1, blocks[f"BLOCK_{width}"]])
+    return first, _descriptor(x, shape, strides, [1, rows, 1, rest]) if rest else None
+
+
+def _descriptor(x: Tensor, shape: list[int], strides: list[int], block: list[int]) -> TensorDescriptor:
+    """Triton's, without what it looks at when it is made: that has been looked at, and takes longer than all else."""
+    made = object.__new__(TensorDescriptor)
+    made.base, made.shape, made.strides, made.block_shape = x, shape, strides, block
+    return made

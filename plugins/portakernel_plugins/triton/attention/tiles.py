@@ -19,7 +19,8 @@ from portakernel_plugins.triton.launching.configurations import configuration
 _FEW = 32
 # Up to here tiles are small, so that there are enough of them.
 _SHORT = 512
-_WIDEST = 256
+# Beside a bias: more than there are.
+_WIDEST = 512
 
 
 @triton.jit
