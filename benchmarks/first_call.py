@@ -46,14 +46,14 @@ Spec = dict[str, Any]
 
 
 def specs(target: Target) -> list[Spec]:
-    """A small call of each kernel of the Triton plugin that serves it on ``target``, as another process is told it."""
-    found = []
+    """A small call of each op by the Triton plugin's first kernel that serves it on ``target``, as text can tell it."""
+    found: dict[str, Spec] = {}
     for kernel in dispatcher().registry.kernels.values():
-        if kernel.plugin == "triton" and contract(kernel.op).grid is not None:
+        if kernel.plugin == "triton" and contract(kernel.op).grid is not None and kernel.op not in found:
             spec = _spec(kernel, target)
             if spec is not None:
-                found.append(spec)
-    return found
+                found[kernel.op] = spec
+    return list(found.values())
 
 
 def _spec(kernel: Kernel, target: Target) -> Spec | None:

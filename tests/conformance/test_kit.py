@@ -99,6 +99,9 @@ def test_triton_kernel_conforms_in_its_interpreter(make_suite, name, units_in_tu
     found = [result for unit in units_in_turn(suite, narrow) for result in suite.run(unit)]
     assert failures(found) == []
     assert {result.mode for result in found} == {"interpreter"}
+    if name == "triton.attention_hopper":  # Gluon is not interpreted
+        assert all(result.status == "skipped" for result in found if result.aspect == "claim")
+        return
     passed = Counter(result.aspect for result in found if result.status == "passed")
     assert passed["forward"] >= 10
     assert (passed["backward"] >= 10) == (suite.kernel.backward is not None)

@@ -18,7 +18,7 @@ import portakernel
 from portakernel.authoring.triton import Processor, launch, pretending
 from portakernel.references import attention as reference
 from portakernel.triton_launch.interpreter import interpreting
-from portakernel_plugins.triton.attention import scores
+from portakernel_plugins.triton.attention import scores, tiles
 from portakernel_plugins.triton.attention.backward import backward
 from portakernel_plugins.triton.attention.forward import attention
 from portakernel_plugins.triton.attention.head_parts import parts_of
@@ -233,6 +233,14 @@ def test_of_gradients_only_those_that_are_asked_for_are_computed(launched):
 )  # fmt: skip
 def test_heads_are_two_blocks_where_one_would_be_mostly_padding(width, parts):
     assert parts_of(width) == parts
+
+
+def test_hopper_has_blocks_of_32_lanes_at_least():
+    q = torch.empty(1, 9, 1, 8, device="meta")
+    for arch, width in (("sm_90", 32), ("sm_100", 16), ("gfx942", 16)):
+        with pretending(Processor(arch, 100, 32), lambda *_: None):
+            found = tiles.shapes(q, q)
+        assert (found["BLOCK_D"], found["BLOCK_E"]) == (width, width)
 
 
 def test_blocks_are_what_matrix_units_take():

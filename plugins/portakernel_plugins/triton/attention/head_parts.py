@@ -16,12 +16,12 @@ import triton.language as tl
 _NARROWEST = 16
 
 
-def parts_of(width: int) -> tuple[int, int]:
-    """The blocks that hold ``width`` elements; the second is 0 where one does."""
-    whole = max(_NARROWEST, _power_of_two(width))
+def parts_of(width: int, narrowest: int = _NARROWEST) -> tuple[int, int]:
+    """The blocks that hold ``width`` elements, the first of ``narrowest`` at least; the second is 0 where one does."""
+    whole = max(narrowest, _power_of_two(width))
     first = whole // 2
     rest = max(_NARROWEST, _power_of_two(width - first))
-    return (first, rest) if first >= _NARROWEST and rest < first else (whole, 0)
+    return (first, rest) if first >= narrowest and rest < first else (whole, 0)
 
 
 def _power_of_two(width: int) -> int:

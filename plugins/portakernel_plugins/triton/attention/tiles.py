@@ -19,6 +19,9 @@ from portakernel_plugins.triton.launching.configurations import configuration
 _FEW = 32
 # Up to here tiles are small, so that there are enough of them.
 _SHORT = 512
+# With 16 lanes the ptxas of CUDA 12.8, which Triton 3.6 has, looks for a block of values where a loop that was skipped
+# would have put its address: an illegal access on an H100.
+_NARROWEST_ON_HOPPER = 32
 # Beside a bias: more than there are.
 _WIDEST = 512
 
@@ -66,7 +69,8 @@ def shapes(q: Tensor, v: Tensor) -> Mapping[str, Any]:
     do, torch has been told.
     """
     arch = processor(q.device).arch
-    (block_d, rest_d), (block_e, rest_e) = parts_of(q.shape[3]), parts_of(v.shape[3])
+    narrowest = _NARROWEST_ON_HOPPER if arch.startswith("sm_9") else 16
+    (block_d, rest_d), (block_e, rest_e) = parts_of(q.shape[3], narrowest), parts_of(v.shape[3], narrowest)
     precision = "ieee"
     if q.dtype is torch.float32 and arch.startswith("sm_"):
         precision = "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"
