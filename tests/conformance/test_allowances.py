@@ -304,3 +304,11 @@ def test_slack_of_a_row_is_added_to_what_is_allowed():
     assert isinstance(compare_rows(got.half(), want, want, slack=slack * 1.2), Match)
     assert isinstance(compare_rows(got.half(), want, want, slack=torch.tensor(0.2).double()), Match)
     assert isinstance(compare_rows(got.half().roll(1, 0), want, want, slack=slack * 1.2), Mismatch)
+
+
+def test_a_sum_over_many_keys_is_a_long_row(make_suite):
+    suite = make_suite("reference.attention")
+    dims = {"B": 1, "S": 4, "H": 2, "D": 8, "T": 5000, "G": 1, "E": 8}
+    inputs = draw_inputs(suite.contract, Case("", dims=dims), dict.fromkeys("qkv", "float32"), "cpu", generator(1, ""))
+    trial = Trial(suite.caller, suite.kernel, suite.venue, inputs, frozenset(), is_drawn=True)
+    assert trial.longest_row == 5000

@@ -10,13 +10,14 @@ from itertools import islice, pairwise
 
 import pytest
 
+from portakernel.claims.capability import Capability, Limit
 from portakernel.contract.case import Case
 from portakernel.contracts import contract, own_contracts
 from portakernel.errors import ArgumentValueError
 from portakernel_kit.conformance.claims import elements, in_tiles, possible
 from portakernel_kit.conformance.drawn.levels import SIZES, apart, factors, levels_of, size_level
 from portakernel_kit.conformance.drawn.request import draw_request
-from portakernel_kit.conformance.drawn.requests import Requests
+from portakernel_kit.conformance.drawn.requests import Requests, exact_sizes
 from portakernel_kit.conformance.drawn.shrinking import shrunk
 from portakernel_kit.conformance.drawn.spelling import Request, parse_request
 from portakernel_kit.conformance.inputs import draw_inputs, generator
@@ -242,3 +243,15 @@ def test_many_short_pieces_count_as_a_tile_each():
     want = {"B": 500, "S": 8000, "T": 8000, "H": 16, "G": 16, "D": 16, "E": 64}
     assert in_tiles(contract("attention_varlen"), dims, 16) == want
     assert in_tiles(contract("add"), {"N": 5}, 16) == {"N": 16}
+
+
+def test_sizes_that_a_kernel_lists_are_drawn_and_no_others():
+    limits = [Limit("D", one_of=(64, 128)), Limit("E", one_of=(64,)), Limit("S", min=2)]
+    variants = [Capability({}, {}, limits=tuple(limits)), Capability({}, {}, limits=(Limit("D", one_of=(32,)),))]
+    exact = exact_sizes(contract("attention"), variants)
+    assert exact == ({"D": 64, "E": 64}, {"D": 128, "E": 64}, {"D": 32})
+    drawn = [draw_request(contract("attention"), 9, number, exact=exact).case.dims for number in range(40)]
+    assert {dims["D"] for dims in drawn} == {32, 64, 128}
+    assert {dims["E"] for dims in drawn if dims["D"] != 32} == {64}
+    assert len({dims["S"] for dims in drawn}) > 5
+    assert exact_sizes(contract("attention"), []) == ({},)

@@ -19,7 +19,7 @@ from portakernel.calling.caller import OpCaller
 from portakernel.calling.launcher import launcher
 from portakernel.claims.capability import CannotRun
 from portakernel.claims.request import Phase
-from portakernel.contract import Contract
+from portakernel.contract import Contract, alternatives
 from portakernel.contract import Result as TensorResult
 from portakernel.registry.kernel import Kernel
 from portakernel_kit.conformance.comparison import Mismatch, compare, compare_rows, with_lost
@@ -134,8 +134,13 @@ class Trial:
 
     @property
     def longest_row(self) -> int:
-        """The largest last dimension of an argument."""
-        return max((tensor.shape[-1] for tensor in self.inputs.given.values() if tensor.dim()), default=0)
+        """The largest last dimension of an argument; of attention also the keys, which no result has, being summed."""
+        rows = [tensor.shape[-1] for tensor in self.inputs.given.values() if tensor.dim()]
+        if self.contract.tolerance.rule == "plain":
+            results = self.inputs.contract.outputs
+            kept = {size for result in results for shape in alternatives(result.shape) for size in shape}
+            rows += [size for name, size in self.inputs.dims.items() if name not in kept]
+        return max(rows, default=0)
 
     def of(self, kernel: Kernel, venue: Venue) -> Trial:
         """Another kernel's trial of the same inputs, about which the truth is known already."""

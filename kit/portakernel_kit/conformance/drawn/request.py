@@ -53,10 +53,12 @@ def draw_request(
     *,
     most: int | None = None,
     among: Mapping[str, Sequence[str]] | None = None,
+    exact: Sequence[Mapping[str, int]] = ({},),
 ) -> Drawn:
     """The request with this number, at the levels wished for where it can be; equal ones for equal arguments.
 
     No tensor has more than ``most`` elements. Without wishes it is any request, of the levels ``among`` where given.
+    Of ``exact`` dimensions, which no chance would hit, it has one set.
     """
     chance = random.Random(f"{seed} {number} {contract.op}")
     if wishes is None:
@@ -66,7 +68,7 @@ def draw_request(
     present = tuple(t.name for t in optional if wishes.get(f"{t.name} lies", ABSENT) != ABSENT)
     dtypes = _dtypes(contract.at(parameters), parameters, wishes, chance)
     case = Case(f"drawn {number}", parameters=parameters, present=present, backward=False)
-    case = sized(contract, case, dtypes, wishes, chance, most)
+    case = sized(contract, case, dtypes, wishes, chance, most, chance.choice(exact))
     case = _with_pieces(contract, case, wishes, chance)
     values = _numbers(contract, case, wishes)
     if values != "normal":

@@ -33,6 +33,7 @@ class Requests:
     def __init__(self, suite: Suite) -> None:
         self.suite, self.contract = suite, suite.contract
         self.claimed = claimed_levels(self.contract, suite.variants)
+        self.exact = exact_sizes(self.contract, suite.variants)
         open_ones = {name: levels for name, levels in self.claimed.items() if len(levels) > 1}
         features = {name: level for name, level in neutral_features(self.contract).items() if name in open_ones}
         self.covering = Covering(open_ones, features, apart(self.contract))
@@ -61,7 +62,9 @@ class Requests:
             usual = place % 2 == 1 and refused <= _MOST_REFUSED_OF_USUAL
             wishes = {} if usual else self.covering.wishes(chance)
             most = self.suite.venue.max_elements
-            drawn = draw_request(self.contract, seed, number, wishes or None, most=most, among=self.claimed)
+            drawn = draw_request(
+                self.contract, seed, number, wishes or None, most=most, among=self.claimed, exact=self.exact
+            )
             levels = levels_of(self.contract, drawn.case, drawn.dtypes)
             unit = drawn_unit(self.contract.op, replace(drawn.case, name=drawn_case(place)), drawn.dtypes)
             why = self.refusal(unit)
@@ -104,6 +107,15 @@ def _sizes_of_level() -> dict[str, tuple[int, ...]]:
 
 def _admit(limits: Sequence[Limit], level: str) -> bool:
     return any(all(limit.admits(size) for limit in limits) for size in _sizes_of_level()[level])
+
+
+def exact_sizes(contract: Contract, variants: Sequence[Capability]) -> tuple[dict[str, int], ...]:
+    """Of each variant the dimensions that it claims some sizes of and no others, in all combinations."""
+    found: list[dict[str, int]] = []
+    for variant in variants:
+        listed = {one.parameter: one.one_of for one in variant.limits if one.one_of and one.parameter in contract.dims}
+        found += [dict(zip(listed, sizes, strict=True)) for sizes in itertools.product(*listed.values())]
+    return tuple(found) or ({},)
 
 
 def claimed_levels(contract: Contract, variants: Sequence[Capability]) -> dict[str, tuple[str, ...]]:

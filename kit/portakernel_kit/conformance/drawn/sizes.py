@@ -47,9 +47,13 @@ class _Sizes:
     chance: random.Random
     tops: dict[str, float]
     dims: dict[str, int]
+    exact: Mapping[str, int]
 
     def again(self, name: str) -> None:
-        """Another size of this dimension."""
+        """Another size of this dimension, where it is not an exact one."""
+        if name in self.exact:
+            self.dims[name] = self.exact[name]
+            return
         wish = self.wishes.get(name, "")
         if wish == "0" and not _may_be_empty(self.contract, name):
             wish = "1"
@@ -66,9 +70,10 @@ class _Sizes:
 
     def shrink(self, bits: float) -> None:
         """A smaller size of one dimension, of ``bits`` too many if any: of what is not wished to be large first."""
-        ordinary = [name for name in self.dims if not self.wishes.get(name, "").startswith("large")]
+        open_ones = [name for name in self.dims if name not in self.exact]
+        ordinary = [name for name in open_ones if not self.wishes.get(name, "").startswith("large")]
         small = all(self.tops[name] <= 1.0 or self.dims[name] <= 1 for name in ordinary)
-        names = list(self.dims) if small or not ordinary else ordinary
+        names = open_ones if small or not ordinary else ordinary
         name = max(names, key=lambda n: (self.dims[n] if bits else 1, self.chance.random()))
         self.tops[name] = max(self.tops[name] - max(bits / 3, 0.5), 1.0)
         self.again(name)
@@ -81,8 +86,9 @@ def sized(
     wishes: Mapping[str, str],
     chance: random.Random,
     most: int | None,
+    exact: Mapping[str, int],
 ) -> Case:
-    """``case`` with dimensions, of tensors of up to ``most`` elements.
+    """``case`` with dimensions, ``exact`` ones among them, of tensors of up to ``most`` elements.
 
     What of the wishes for them the op does not admit is not fulfilled.
 
@@ -100,7 +106,7 @@ def sized(
     # not the same ones are the large ones each time
     tops = {name: chance.uniform(1.0, _LARGEST_BITS) for name in contract.dims}
     tops |= {name: _LARGEST_BITS for name in tops if wishes.get(name, "").startswith("large")}
-    sizes = _Sizes(contract, {n: wishes[n] for n in contract.dims if n in wishes}, chance, tops, {})
+    sizes = _Sizes(contract, {n: wishes[n] for n in contract.dims if n in wishes}, chance, tops, {}, exact)
     for name in contract.dims:
         sizes.again(name)
     tries = 0
