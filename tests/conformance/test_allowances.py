@@ -312,3 +312,14 @@ def test_a_sum_over_many_keys_is_a_long_row(make_suite):
     inputs = draw_inputs(suite.contract, Case("", dims=dims), dict.fromkeys("qkv", "float32"), "cpu", generator(1, ""))
     trial = Trial(suite.caller, suite.kernel, suite.venue, inputs, frozenset(), is_drawn=True)
     assert trial.longest_row == 5000
+
+
+def test_a_bags_gradient_for_each_of_its_indices_is_rounded_alike_each_time(failed):
+    request = {
+        "draw": 6,
+        "dtypes": {"weight": "float32", "indices": "int64", "offsets": "int64", "per_sample_weights": "float32"},
+        "dims": {"V": 1, "N": 192, "I": 10718, "B": 11},
+        "parameters": {"mode": "sum"},
+        "values": "large",
+    }
+    assert failed("torch.embedding_bag_cpu", request, seeds=(170570719, 5)) == []

@@ -255,3 +255,8 @@ def test_sizes_that_a_kernel_lists_are_drawn_and_no_others():
     assert {dims["E"] for dims in drawn if dims["D"] != 32} == {64}
     assert len({dims["S"] for dims in drawn}) > 5
     assert exact_sizes(contract("attention"), []) == ({},)
+
+
+def test_wide_heads_are_drawn_where_a_mode_bounds_what_is_computed():
+    drawn = draw_request(contract("attention"), 9, 1, most=1 << 18, exact=({"D": 128, "E": 128},))
+    assert (drawn.case.dims["D"], drawn.case.dims["E"]) == (128, 128)

@@ -123,7 +123,7 @@ def sized(
         rows = next((dims[name] for name in leading), 1)
         fixed = {name: size for name, size in dims.items() if name not in leading}
         shaped = replace(case, dims=fixed, leading=_split(rows, wishes.get(RANK), chance) if leading else ())
-        bits = _bits_too_many(contract, shaped, dims, dtypes, up_to, flops, tile)
+        bits = _bits_too_many(contract, shaped, dims, dtypes, up_to, flops, tile, exact)
         if not bits and possible(contract, shaped):
             return shaped
         sizes.shrink(bits)
@@ -197,8 +197,9 @@ def _bits_too_many(
     most: int,
     flops: int,
     tile: int,
+    exact: Mapping[str, int],
 ) -> float:
-    """The logarithm of how many times too large the request is; 0 where it is not."""
+    """The logarithm of how many times too large the request is; 0 where it is not, or is as small as can be."""
     # the formulas compute what masks hide too, and of an empty dimension the others are in memory all the same
     itemsizes = {name: DTYPES[dtype].itemsize for name, dtype in dtypes.items()}
     choosing = {name: case.parameters[name] for name in contract.choosers}
@@ -208,6 +209,8 @@ def _bits_too_many(
         dims={name: max(size, 1) for name, size in case.dims.items()},
     )
     values, filled = contract.values(choosing), {name: max(size, 1) for name, size in dims.items()}
+    least = {name: exact.get(name, 1) for name in dims}
+    flops = max(flops, contract.cost(in_tiles(contract, least, tile), itemsizes, values).flops)
     times = elements(contract, full) / most
     # one of the pieces may be all there is
     for shares in (filled, {name: 1 if name in piece_counts(contract) else size for name, size in filled.items()}):
