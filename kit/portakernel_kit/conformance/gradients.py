@@ -23,6 +23,7 @@ from portakernel_kit.conformance.truth import Gradient
 
 # Equal terms are the worst to add up one by one: of drawn requests so many are within the tolerances of ops' own cases.
 _MOST_EQUAL_TERMS = 128
+# And so many of terms that are each rounded alike: n/2 units at most, a quarter of which is admitted.
 _MOST_ROUNDED_ALIKE = 256
 
 
