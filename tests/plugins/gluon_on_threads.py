@@ -234,6 +234,7 @@ LANGUAGE = SimpleNamespace(
     float32=torch.float32,
     program_id=lambda _: torch.tensor(HERE.program.number),
     num_programs=lambda _: torch.tensor(HERE.program.programs),
+    abs=torch.abs,
     minimum=_extreme(torch.minimum),
     maximum=_extreme(torch.maximum),
     static_range=range,

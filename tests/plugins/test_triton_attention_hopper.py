@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -32,8 +32,17 @@ from portakernel_plugins.triton.attention import (
     hopper_softmax,
     hopper_tiles,
 )
+from portakernel_plugins.triton.attention.row_blocks import is_copied
 
 HOPPER = Target("nvidia", "sm_90")
+ON_HOPPER = [
+    pytest.param(
+        "cuda",
+        marks=pytest.mark.skipif(
+            not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9, reason="no Hopper GPU"
+        ),
+    )
+]
 SHARED = hopper_memory, hopper_softmax, hopper_tiles
 
 
@@ -64,16 +73,16 @@ def inputs(batch: int, queries: int, keys: int, heads: int, key_heads: int) -> t
 def faults(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, sinks: torch.Tensor | None = None, **values: Any
 ) -> list[str]:
-    """How the kernel's results differ from the reference's, of the same numbers in float32."""
+    """How the kernel's results differ from the reference's, of the same numbers in float64."""
     call = {"causal": False, "scale": None, "window": (-1, -1), **values}
     found, lse, saved = hopper.attention_hopper(q, k, v, sinks=sinks, return_lse=True, save=True, **call)
-    wide = (x.float() for x in (q, k, v))
+    wide = (x.double() for x in (q, k, v))
     want, want_lse = reference.forward(*wide, sinks=sinks, softcap=0.0, return_lse=True, **call)[:2]
     there = want_lse.isfinite()
     held = {
         "out": bool(((found.float() - want).abs() <= 0.03).all()),
         "who sees nothing": torch.equal(there, lse.isfinite()),
-        "lse": torch.allclose(lse[there], want_lse[there], atol=1e-4),
+        "lse": torch.allclose(lse[there].double(), want_lse[there].double(), atol=1e-4),
         "logsumexp": torch.equal(lse, saved),
     }
     return [name for name, holds in held.items() if not holds]
@@ -114,15 +123,25 @@ def test_every_scale(monkeypatch, scale):
         assert faults(*inputs(1, 100, 90, 2, 1), causal=True, scale=scale) == []
 
 
+@pytest.mark.parametrize(("size", "scale"), [(1.0, 1e30), (1.0, -1e30), (1e15, None), (3e4, 0.5), (3e2, -1.0)])
+@pytest.mark.parametrize("device", ["cpu", *ON_HOPPER])
+def test_huge_scores_leave_all_weight_to_the_largest(monkeypatch, device, size, scale):
+    q, k, v = (x.to(device) for x in inputs(1, 200, 150, 2, 1))
+    q, k = q * size, k * size
+    sinks = torch.tensor([0.5, 1e35], device=device)
+    with emulated(monkeypatch, options()) if device == "cpu" else nullcontext():
+        assert faults(q, k, v, causal=True, scale=scale, sinks=sinks) == []
+
+
 def test_strides_that_the_copy_engine_follows_are_not_copied_and_others_are(monkeypatch):
     joined = torch.randn(2, 150, 8, 64).bfloat16()
     odd = torch.randn(2, 150, 4, 65).bfloat16()[..., 1:]
     shared = torch.randn(1, 150, 4, 64).bfloat16().expand(2, -1, -1, -1)
     turned = torch.randn(2, 4, 150, 64).bfloat16().transpose(1, 2)
-    assert hopper._can_follow(joined[:, :, :4])
-    assert hopper._can_follow(turned)
-    assert not hopper._can_follow(odd)
-    assert not hopper._can_follow(shared)
+    assert is_copied(joined[:, :, :4])
+    assert is_copied(turned)
+    assert not is_copied(odd)
+    assert not is_copied(shared)
     with emulated(monkeypatch, options()):
         for q, k, v in ((joined[:, :, :4], joined[:, :, 4:6], joined[:, :, 6:]), (turned, odd, shared)):
             assert faults(q, k, v, causal=True) == []

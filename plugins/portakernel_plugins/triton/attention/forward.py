@@ -11,15 +11,14 @@ Where queries are few, the heads of one key head share a tile, and several progr
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from portakernel.authoring.tensors import delivered
 from portakernel.authoring.triton import grid_of, launch, program_index
 from portakernel_plugins.triton.attention.head_parts import load_rows, negated, no_sums, store_rows, times
 from portakernel_plugins.triton.attention.online_softmax import HUGE, over_keys
+from portakernel_plugins.triton.attention.results import Results, Written
 from portakernel_plugins.triton.attention.row_blocks import sources
 from portakernel_plugins.triton.attention.scores import Scoring, scoring
 from portakernel_plugins.triton.attention.sequences import Sequences, ends_of, tile_count, tile_of_sequence
@@ -28,7 +27,6 @@ from portakernel_plugins.triton.attention.tiles import room_of, rows_of_tile, se
 from portakernel_plugins.triton.exponentials import LOG2_E, LOG_2
 
 Window = tuple[int, int]
-Results = Tensor | tuple[Tensor, ...]
 
 
 @triton.jit(
@@ -226,18 +224,11 @@ def attention(
     ``q``: (B, S, H, D), ``k``: (B, T, G, D), ``v``: (B, T, G, E), of one dtype and any strides.
     """
     (B, S, H, _), E = q.shape, v.shape[3]
-    given = out if isinstance(out, tuple) else (out,)
-    y = q.new_empty(B, S, H, E) if given[0] is None else given[0]
-    lse = q.new_empty(B, H, S, dtype=torch.float32) if return_lse else None
-    logsumexp = q.new_empty(B, H, S, dtype=torch.float32) if save else None
+    written = Written.of(q, (B, S, H, E), (B, H, S), out, return_lse, save)
     if B and S:
         how = scoring(q, k, causal, scale, window, softcap)
-        launch_forward(q, k, v, alibi_slopes, bias, sinks, y, lse, logsumexp, how)
-    if logsumexp is not None:
-        return (y, logsumexp) if lse is None else (y, lse, logsumexp)
-    if lse is None:
-        return y
-    return (y, delivered(lse, given[1] if len(given) > 1 else None))
+        launch_forward(q, k, v, alibi_slopes, bias, sinks, written, how)
+    return written.results()
 
 
 def launch_forward(
@@ -247,13 +238,13 @@ def launch_forward(
     slopes: Tensor | None,
     bias: Tensor | None,
     sinks: Tensor | None,
-    y: Tensor,
-    lse: Tensor | None,
-    logsumexp: Tensor | None,
+    written: Written,
     how: Scoring,
     sequences: Sequences | None = None,
 ) -> None:
-    """Writes ``y`` and what is not None of ``lse`` and ``logsumexp``; ``sequences`` are those of a batch of one."""
+    """``sequences`` are those of a batch of one, as which ``q``, ``k`` and ``v`` come."""
+    y, lse, logsumexp = written.y, written.lse, written.logsumexp
+    y = y if sequences is None else y.unsqueeze(0)
     (B, S, H, _), (_, T, G, _) = q.shape, v.shape
     queries, keys = (S, T) if sequences is None else sequences.longest
     tiling = tiles_of_queries(q, queries, H // G, room_of(q, v, bias))

@@ -7,11 +7,12 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from portakernel.authoring.tensors import delivered
 from portakernel.authoring.triton import cdiv, launch, processor
 from portakernel_plugins.triton.attention.backward import backward as gradients
-from portakernel_plugins.triton.attention.forward import Results, Window
+from portakernel_plugins.triton.attention.forward import Window
 from portakernel_plugins.triton.attention.hopper_kernel import ROWS, forward
+from portakernel_plugins.triton.attention.results import Results, Written
+from portakernel_plugins.triton.attention.row_blocks import copied_strides, is_copied
 from portakernel_plugins.triton.attention.scores import scoring
 from portakernel_plugins.triton.launching.configurations import configuration
 
@@ -38,17 +39,10 @@ def attention_hopper(
     copied first.
     """
     B, S, H, D = q.shape
-    given = out if isinstance(out, tuple) else (out,)
-    y = q.new_empty(B, S, H, D) if given[0] is None else given[0]
-    lse = q.new_empty(B, H, S, dtype=torch.float32) if return_lse else None
-    logsumexp = q.new_empty(B, H, S, dtype=torch.float32) if save else None
+    written = Written.of(q, (B, S, H, D), (B, H, S), out, return_lse, save)
     if B and S:
-        _launch(q, k, v, sinks, y, lse, logsumexp, causal, scale, window)
-    if logsumexp is not None:
-        return (y, logsumexp) if lse is None else (y, lse, logsumexp)
-    if lse is None:
-        return y
-    return (y, delivered(lse, given[1] if len(given) > 1 else None))
+        _launch(q, k, v, sinks, written, causal, scale, window)
+    return written.results()
 
 
 def backward(
@@ -93,14 +87,13 @@ def _launch(
     k: Tensor,
     v: Tensor,
     sinks: Tensor | None,
-    y: Tensor,
-    lse: Tensor | None,
-    logsumexp: Tensor | None,
+    written: Written,
     causal: bool,
     scale: float | None,
     window: Window,
 ) -> None:
     (B, S, H, D), (_, T, G, _) = q.shape, k.shape
+    y, lse, logsumexp = written.y, written.lse, written.logsumexp
     if T == 0:
         _nothing_seen(sinks, y, (lse, logsumexp))
         return
@@ -113,7 +106,7 @@ def _launch(
     rows = ROWS.value * options["CONSUMERS"]
     tiles = cdiv(S, rows)
     section = max(_CACHED_BYTES // (2 * T * D * q.element_size()), 1) * (H // G)
-    target = y if _can_follow(y) else torch.empty_like(y, memory_format=torch.contiguous_format)
+    target = y if is_copied(y) else torch.empty_like(y, memory_format=torch.contiguous_format)
     programs = B * H * tiles
     if options["PERSISTENT"]:
         programs = min(programs, processor(q.device).multiprocessors)
@@ -137,6 +130,7 @@ def _launch(
         how.left,
         how.right,
         factor,
+        how.coarse,
         0 if sinks is None else sinks.stride(0),
         LEFT=how.left >= 0,
         RIGHT=how.right >= 0,
@@ -156,24 +150,12 @@ def _nothing_seen(sinks: Tensor | None, y: Tensor, sums: tuple[Tensor | None, ..
 
 def _described(x: Tensor, rows: int) -> TensorDescriptor:
     """What the copy engine is told of ``x`` (B, S, H, D): blocks of ``rows`` along S, of one head."""
-    if not _can_follow(x):
+    if not is_copied(x):
         x = x.contiguous()
     B, S, H, D = x.shape
-    batch, row, head, _ = _strides(x)
+    batch, row, head, _ = copied_strides(x)
     dtype = gl.bfloat16 if x.dtype is torch.bfloat16 else gl.float16
     block = [1, 1, rows, D]
     return TensorDescriptor(
         x, [B, H, S, D], [batch, head, row, 1], block, gl.NVMMASharedLayout.get_default_for(block, dtype)
     )
-
-
-def _can_follow(x: Tensor) -> bool:
-    """Whether the copy engine takes ``x``'s address and strides: multiples of 16 bytes, the last dimension dense."""
-    *strides, last = _strides(x)
-    return last == 1 and x.data_ptr() % 16 == 0 and all(stride > 0 and stride % 8 == 0 for stride in strides)
-
-
-def _strides(x: Tensor) -> tuple[int, ...]:
-    """Strides, those of dimensions of one element as if ``x`` were contiguous, for theirs say nothing."""
-    dense = (x.shape[1] * x.shape[2] * x.shape[3], x.shape[2] * x.shape[3], x.shape[3], 1)
-    return tuple(usual if size == 1 else stride for size, stride, usual in zip(x.shape, x.stride(), dense, strict=True))

@@ -33,6 +33,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from portakernel_plugins.triton.attention.hopper_memory import load, ring_of, store
 from portakernel_plugins.triton.attention.hopper_softmax import softmax_step
 from portakernel_plugins.triton.attention.hopper_tiles import blocks_of, rounds_of, tile_at, tile_number
+from portakernel_plugins.triton.attention.online_softmax import HUGE
 from portakernel_plugins.triton.exponentials import LOG2_E, LOG_2
 
 # What one warpgroup's product has.
@@ -93,7 +94,7 @@ def _hidden(scores, block, first_seen, last_seen, LEFT: gl.constexpr, BLOCK: gl.
 @gluon.jit
 def _consume(
     CONSUMER: gl.constexpr, q_ring, k_ring, v_ring, out_blocks, order, out, sinks, lse, logsumexp, where, left, right,
-    scale, sink_stride, CONSUMERS: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr, D: gl.constexpr,
+    scale, coarse, sink_stride, CONSUMERS: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr, D: gl.constexpr,
     LEFT: gl.constexpr, RIGHT: gl.constexpr, PINGPONG: gl.constexpr, EVERY: gl.constexpr,
     SINKS: gl.constexpr, LSE: gl.constexpr, LOGSUMEXP: gl.constexpr,
 ):  # fmt: skip
@@ -127,9 +128,10 @@ def _consume(
             last_seen = gl.minimum(last_seen, position + right)
         top = gl.full([ROWS], float("-inf"), gl.float32, layout=by_row)
         total = gl.full([ROWS], 0.0, gl.float32, layout=by_row)
+        sunk = float("-inf")
         if SINKS:
-            sink = gl.load(sinks + at % heads * sink_stride).to(gl.float32) * LOG2_E
-            top = gl.full([ROWS], 0.0, gl.float32, layout=by_row) + sink
+            sunk = gl.load(sinks + at % heads * sink_stride).to(gl.float32) * LOG2_E
+            top = gl.full([ROWS], 0.0, gl.float32, layout=by_row) + sunk
             total = gl.where(top == float("-inf"), 0.0, 1.0)
         acc = gl.zeros([ROWS, D], gl.float32, layout=summed)
         block = begin + count - 1
@@ -144,7 +146,7 @@ def _consume(
         mbarrier.arrive(k_empty.index(place), count=1)
         if (block >= whole_to) | (block < whole_from):
             scores = _hidden(scores, block, first_seen, last_seen, LEFT, BLOCK, scored)
-        weights, top, total, kept = softmax_step(scores, top, total, scale, EVERY)
+        weights, top, total, kept = softmax_step(scores, top, total, scale, coarse, EVERY)
 
         for _block in range(1, count):
             value_place = done % STAGES
@@ -169,7 +171,7 @@ def _consume(
             mbarrier.arrive(k_empty.index(place), count=1)
             if (block >= whole_to) | (block < whole_from):
                 scores = _hidden(scores, block, first_seen, last_seen, LEFT, BLOCK, scored)
-            weights, top, total, kept = softmax_step(scores, top, total, scale, EVERY)
+            weights, top, total, kept = softmax_step(scores, top, total, scale, coarse, EVERY)
             acc = warpgroup_mma_wait(0, deps=(acc,))
             mbarrier.arrive(v_empty.index(value_place), count=1)
             acc = acc * gl.expand_dims(gl.convert_layout(kept, of_sums), 1)
@@ -192,6 +194,7 @@ def _consume(
         out_block.reshape([ROWS, D]).store(acc.to(dtype))
         fence_async_shared()
         store(out, [at // heads, at % heads, row, 0], out_block)
+        top = gl.where((gl.abs(top) < HUGE) | (top == sunk), top, top / coarse * scale)
         found = (top + gl.log2(total)) * LOG_2
         at_query = at.to(gl.int64) * queries + query
         if LSE:
@@ -220,6 +223,7 @@ def forward(
     left,
     right,
     scale,
+    coarse,
     sink_stride,
     CONSUMERS: gl.constexpr,
     BLOCK: gl.constexpr,
@@ -259,13 +263,13 @@ def forward(
         gl.warp_specialize([
             (_consume, (
                 0, q_ring, k_ring, v_ring, out_blocks, order, out, sinks_there, lse_there, logsumexp_there, where, left,
-                right, scale, sink_stride, CONSUMERS, BLOCK, STAGES, D, LEFT, RIGHT, PINGPONG, EVERY, SINKS, LSE,
-                LOGSUMEXP,
+                right, scale, coarse, sink_stride, CONSUMERS, BLOCK, STAGES, D, LEFT, RIGHT, PINGPONG, EVERY, SINKS,
+                LSE, LOGSUMEXP,
             )),
             (_consume, (
                 1, q_ring, k_ring, v_ring, out_blocks, order, out, sinks_there, lse_there, logsumexp_there, where, left,
-                right, scale, sink_stride, CONSUMERS, BLOCK, STAGES, D, LEFT, RIGHT, PINGPONG, EVERY, SINKS, LSE,
-                LOGSUMEXP,
+                right, scale, coarse, sink_stride, CONSUMERS, BLOCK, STAGES, D, LEFT, RIGHT, PINGPONG, EVERY, SINKS,
+                LSE, LOGSUMEXP,
             )),
             (_produce, (q, k, v, q_ring, k_ring, v_ring, where, left, right, CONSUMERS, BLOCK, STAGES, LEFT, RIGHT)),
         ], [4, 1], [CONSUMER_REGISTERS, PRODUCER_REGISTERS])
@@ -273,18 +277,18 @@ def forward(
         gl.warp_specialize([
             (_consume, (
                 0, q_ring, k_ring, v_ring, out_blocks, order, out, sinks_there, lse_there, logsumexp_there, where, left,
-                right, scale, sink_stride, CONSUMERS, BLOCK, STAGES, D, LEFT, RIGHT, PINGPONG, EVERY, SINKS, LSE,
-                LOGSUMEXP,
+                right, scale, coarse, sink_stride, CONSUMERS, BLOCK, STAGES, D, LEFT, RIGHT, PINGPONG, EVERY, SINKS,
+                LSE, LOGSUMEXP,
             )),
             (_consume, (
                 1, q_ring, k_ring, v_ring, out_blocks, order, out, sinks_there, lse_there, logsumexp_there, where, left,
-                right, scale, sink_stride, CONSUMERS, BLOCK, STAGES, D, LEFT, RIGHT, PINGPONG, EVERY, SINKS, LSE,
-                LOGSUMEXP,
+                right, scale, coarse, sink_stride, CONSUMERS, BLOCK, STAGES, D, LEFT, RIGHT, PINGPONG, EVERY, SINKS,
+                LSE, LOGSUMEXP,
             )),
             (_consume, (
                 2, q_ring, k_ring, v_ring, out_blocks, order, out, sinks_there, lse_there, logsumexp_there, where, left,
-                right, scale, sink_stride, CONSUMERS, BLOCK, STAGES, D, LEFT, RIGHT, PINGPONG, EVERY, SINKS, LSE,
-                LOGSUMEXP,
+                right, scale, coarse, sink_stride, CONSUMERS, BLOCK, STAGES, D, LEFT, RIGHT, PINGPONG, EVERY, SINKS,
+                LSE, LOGSUMEXP,
             )),
             (_produce, (q, k, v, q_ring, k_ring, v_ring, where, left, right, CONSUMERS, BLOCK, STAGES, LEFT, RIGHT)),
         ], [4, 4, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS])

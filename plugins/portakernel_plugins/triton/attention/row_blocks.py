@@ -91,12 +91,13 @@ def sources(x: Tensor, y: Tensor, rows: int, blocks: Mapping[str, Any], wanted: 
     ``rows`` are those of a block, ``blocks`` what ``shapes`` says. Where descriptors are not ``wanted``, or not
     possible, these are the tensors and None.
     """
-    if not (wanted and _is_copied(x) and _is_copied(y)):
+    if not (wanted and is_copied(x) and is_copied(y)):
         return x, None, y, None
     return (*_descriptors(x, rows, blocks, "D"), *_descriptors(y, rows, blocks, "E"))
 
 
-def _is_copied(x: Tensor) -> bool:
+def is_copied(x: Tensor) -> bool:
+    """Whether TMA can copy from and to ``x (B, N, H, D)``: address, strides, and something there."""
     step = _ALIGNED // x.element_size()
     (batches, rows, heads, lanes), (batch, row, head, lane) = x.shape, x.stride()
     return (
@@ -109,10 +110,14 @@ def _is_copied(x: Tensor) -> bool:
     )
 
 
+def copied_strides(x: Tensor) -> list[int]:
+    """The strides that TMA is given: of a dimension of one they say nothing, and need not be valid ones."""
+    step, (batches, rows, heads, _), (batch, row, head, _) = _ALIGNED // x.element_size(), x.shape, x.stride()
+    return [batch if batches > 1 else step, row if rows > 1 else step, head if heads > 1 else step, 1]
+
+
 def _descriptors(x: Tensor, rows: int, blocks: Mapping[str, Any], width: str) -> tuple[Any, Any]:
-    # of a dimension of one the stride says nothing, and need not be a valid one
-    step, shape, (batch, row, head, _) = _ALIGNED // x.element_size(), list(x.shape), x.stride()
-    strides = [batch if shape[0] > 1 else step, row if shape[1] > 1 else step, head if shape[2] > 1 else step, 1]
+    shape, strides = list(x.shape), copied_strides(x)
     rest = blocks[f"REST_{width}"]
     first = _descriptor(x, shape, strides, [1, rows, 1, blocks[f"BLOCK_{width}"]])
     return first, _descriptor(x, shape, strides, [1, rows, 1, rest]) if rest else None
