@@ -79,9 +79,10 @@ class _Pointer:
 
 
 class _Described:
-    """A tensor descriptor."""
+    """A tensor descriptor, whose address is to be a multiple of 16 bytes."""
 
     def __init__(self, given: Any) -> None:
+        assert given.base.data_ptr() % 16 == 0
         self.view = given.base.as_strided(given.shape, given.strides)
         self.dtype, self.layout = given.base.dtype, None
         shape = list(given.block_shape)

@@ -138,12 +138,19 @@ def test_strides_that_the_copy_engine_follows_are_not_copied_and_others_are(monk
     odd = torch.randn(2, 150, 4, 65).bfloat16()[..., 1:]
     shared = torch.randn(1, 150, 4, 64).bfloat16().expand(2, -1, -1, -1)
     turned = torch.randn(2, 4, 150, 64).bfloat16().transpose(1, 2)
+    offset = torch.randn(2 * 150 * 4 * 64 + 1).bfloat16()[1:].view(2, 150, 4, 64)
+    assert offset.is_contiguous()
+    assert not is_copied(offset)
     assert is_copied(joined[:, :, :4])
     assert is_copied(turned)
     assert not is_copied(odd)
     assert not is_copied(shared)
     with emulated(monkeypatch, options()):
-        for q, k, v in ((joined[:, :, :4], joined[:, :, 4:6], joined[:, :, 6:]), (turned, odd, shared)):
+        for q, k, v in (
+            (joined[:, :, :4], joined[:, :, 4:6], joined[:, :, 6:]),
+            (turned, odd, shared),
+            (offset, turned, offset),
+        ):
             assert faults(q, k, v, causal=True) == []
             want = hopper.attention_hopper(q, k, v, causal=True, scale=None, window=(-1, -1), return_lse=False)
             for out in (torch.empty_like(turned), torch.empty(2, 150, 4, 65).bfloat16()[..., 1:]):

@@ -151,7 +151,8 @@ def _nothing_seen(sinks: Tensor | None, y: Tensor, sums: tuple[Tensor | None, ..
 def _described(x: Tensor, rows: int) -> TensorDescriptor:
     """What the copy engine is told of ``x`` (B, S, H, D): blocks of ``rows`` along S, of one head."""
     if not is_copied(x):
-        x = x.contiguous()
+        # contiguous() leaves what lies so at an odd address where it is
+        x = x.clone(memory_format=torch.contiguous_format)
     B, S, H, D = x.shape
     batch, row, head, _ = copied_strides(x)
     dtype = gl.bfloat16 if x.dtype is torch.bfloat16 else gl.float16

@@ -134,6 +134,7 @@ def _consume(
             top = gl.full([ROWS], 0.0, gl.float32, layout=by_row) + sunk
             total = gl.where(top == float("-inf"), 0.0, 1.0)
         acc = gl.zeros([ROWS, D], gl.float32, layout=summed)
+        huge = HUGE / scale
         block = begin + count - 1
 
         place = done % STAGES
@@ -146,7 +147,7 @@ def _consume(
         mbarrier.arrive(k_empty.index(place), count=1)
         if (block >= whole_to) | (block < whole_from):
             scores = _hidden(scores, block, first_seen, last_seen, LEFT, BLOCK, scored)
-        weights, top, total, kept = softmax_step(scores, top, total, scale, coarse, EVERY)
+        weights, top, total, kept = softmax_step(scores, top, total, scale, coarse, huge, EVERY)
 
         for _block in range(1, count):
             value_place = done % STAGES
@@ -171,7 +172,7 @@ def _consume(
             mbarrier.arrive(k_empty.index(place), count=1)
             if (block >= whole_to) | (block < whole_from):
                 scores = _hidden(scores, block, first_seen, last_seen, LEFT, BLOCK, scored)
-            weights, top, total, kept = softmax_step(scores, top, total, scale, coarse, EVERY)
+            weights, top, total, kept = softmax_step(scores, top, total, scale, coarse, huge, EVERY)
             acc = warpgroup_mma_wait(0, deps=(acc,))
             mbarrier.arrive(v_empty.index(value_place), count=1)
             acc = acc * gl.expand_dims(gl.convert_layout(kept, of_sums), 1)

@@ -9,8 +9,6 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from portakernel_plugins.triton.attention.online_softmax import HUGE
-
 # 2**f for f in [0, 1) is 1 + f * (...): of degree 4 and least relative error (3e-6), in hexadecimal, the highest first.
 _COEFFICIENTS = ("0f3C5BFB98", "0f3D55FC34", "0f3E771228", "0f3F316B63")
 
@@ -59,13 +57,13 @@ def power_of_two(x, EVERY: gl.constexpr):
 
 
 @gluon.jit
-def softmax_step(scores, top, total, scale, coarse, EVERY: gl.constexpr):
+def softmax_step(scores, top, total, scale, coarse, huge, EVERY: gl.constexpr):
     """Weights of a block's products, the new ``top`` and ``total``, and the factor of what was summed so far.
 
-    ``coarse`` is the factor of scores from ``HUGE`` on, as in ``online_softmax.py``.
+    ``coarse`` is the factor of products from ``huge`` on, as in ``online_softmax.py``.
     """
     peak = gl.max(scores, 1)
-    factor = gl.where(gl.abs(peak * scale) < HUGE, scale, coarse)
+    factor = gl.where(gl.abs(peak) < huge, scale, coarse)
     higher = gl.maximum(top, peak * factor)
     # of a query that has seen nothing yet, the differences were NaN
     base = gl.where(higher == float("-inf"), 0.0, higher)
