@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ import portakernel
 from portakernel.authoring.triton import Processor, launch, pretending
 from portakernel.references import attention as reference
 from portakernel.triton_launch.interpreter import interpreting
-from portakernel_plugins.triton.attention import scores, tiles
+from portakernel_plugins.triton.attention import scores, tangents, tiles
 from portakernel_plugins.triton.attention.backward import backward
 from portakernel_plugins.triton.attention.forward import attention
 from portakernel_plugins.triton.attention.head_parts import parts_of
@@ -143,7 +144,7 @@ def test_heads_that_share_a_tile_leave_the_memory_beside_theirs_alone():
 @triton.jit
 def _tangents(x, y):
     lane = tl.arange(0, 2048)
-    tl.store(y + lane, scores._tanh(tl.load(x + lane)))
+    tl.store(y + lane, tangents._exact(tl.load(x + lane)))
 
 
 def test_the_softcaps_tangent_is_exact_near_zero_and_saturates():
@@ -152,6 +153,40 @@ def test_the_softcaps_tangent_is_exact_near_zero_and_saturates():
     launch(_tangents, (1, 1), x, y)
     torch.testing.assert_close(y.double(), x.double().tanh(), rtol=5e-7, atol=0.0)
     assert y[-1] == 1.0
+
+
+@triton.jit
+def _near_tangents(x, y, KIND: tl.constexpr):  # noqa: N803 - as Triton's constants are named
+    at = tl.arange(0, 64)[:, None] * 64 + tl.arange(0, 64)[None, :]
+    tl.store(y + at, tangents.tangent(tl.load(x + at), KIND))
+
+
+ON_NVIDIA = pytest.param(
+    "cuda",
+    3,
+    marks=pytest.mark.skipif(not torch.cuda.is_available() or bool(torch.version.hip), reason="no NVIDIA GPU"),
+)
+
+
+@pytest.mark.parametrize(("device", "kind"), [("cpu", 2), ON_NVIDIA])
+def test_tangents_for_16_bits_are_near(device, kind):
+    # small ones alone, as the polynomial wants them, and with others beside
+    small = torch.linspace(-0.5, 0.5, 2048)
+    x = torch.cat([small, torch.linspace(-9.0, 9.0, 2045), torch.tensor([float("inf"), -float("inf"), float("nan")])])
+    x = x.to(device)
+    y = torch.empty_like(x)
+    launch(_near_tangents, (1, 1), x, y, KIND=kind, num_warps=4)
+    torch.testing.assert_close(y.double(), x.double().tanh(), rtol=0.0, atol=2.0**-21, equal_nan=True)
+
+
+def test_small_tangents_are_a_polynomial():
+    *_, one = coefficients = [struct.unpack(">f", bytes.fromhex(c[2:]))[0] for c in tangents._COEFFICIENTS]
+    x = torch.linspace(-0.5, 0.5, 10001)
+    found = torch.zeros_like(x)
+    for coefficient in coefficients:
+        found = found * x * x + coefficient
+    torch.testing.assert_close((found * x).double(), x.double().tanh(), rtol=0.0, atol=2.0**-22)
+    assert one <= 1.0
 
 
 @triton.jit

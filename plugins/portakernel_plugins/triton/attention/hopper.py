@@ -10,7 +10,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from portakernel.authoring.triton import cdiv, launch, processor
 from portakernel_plugins.triton.attention.backward import backward as gradients
 from portakernel_plugins.triton.attention.forward import Window
-from portakernel_plugins.triton.attention.hopper_kernel import ROWS, forward
+from portakernel_plugins.triton.attention.hopper_kernel import CONSUMERS, ROWS, forward
 from portakernel_plugins.triton.attention.results import Results, Written
 from portakernel_plugins.triton.attention.row_blocks import copied_strides, is_copied
 from portakernel_plugins.triton.attention.scores import scoring
@@ -103,7 +103,7 @@ def _launch(
         q, factor = (-q, -factor) if factor < 0.0 else (torch.zeros_like(q), 1.0)
     entry = "attention.hopper" if how.right < 0 else "attention.hopper_causal"
     options = configuration(entry, q.device, D, q.element_size()).options
-    rows = ROWS.value * options["CONSUMERS"]
+    rows = ROWS.value * CONSUMERS.value
     tiles = cdiv(S, rows)
     section = max(_CACHED_BYTES // (2 * T * D * q.element_size()), 1) * (H // G)
     target = y if is_copied(y) else torch.empty_like(y, memory_format=torch.contiguous_format)

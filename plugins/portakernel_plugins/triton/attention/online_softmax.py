@@ -19,7 +19,8 @@ import triton.language as tl
 
 from portakernel_plugins.triton.attention.head_parts import add_weighted_rows, product_of_rows, times
 from portakernel_plugins.triton.attention.row_blocks import load_block
-from portakernel_plugins.triton.attention.scores import changed, load_bias, sees, tangent
+from portakernel_plugins.triton.attention.scores import changed, load_bias, sees
+from portakernel_plugins.triton.attention.tangents import tangent
 from portakernel_plugins.triton.exponentials import finite_or_zero
 
 HUGE: tl.constexpr = tl.constexpr(2.0**30)

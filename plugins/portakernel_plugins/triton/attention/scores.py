@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from portakernel.authoring.triton import processor
+from portakernel_plugins.triton.attention.tangents import EXACT, LARGEST_NEAR, NEAR, SWIFT, tangent
 from portakernel_plugins.triton.exponentials import LOG2_E
 
 # A scale nearer to 0 is 0: hardware may take it for that, and minus infinity times zero is NaN.
@@ -21,48 +23,6 @@ _LARGEST = 3.0e38
 
 # Below, a largest product and a largest score need not be the same one's.
 _SMALLEST_FOLDED = 2.0**-125
-
-# How exact a softcap's tangent is. Where numbers have 16 bits, weights are rounded to 2 ** -9 or 2 ** -12 of their
-# size: up to this softcap an error of 2 ** -21 makes no more of a score, and so of a weight.
-_EXACT, _NEAR = tl.constexpr(1), tl.constexpr(2)
-_LARGEST_NEAR = 128.0
-
-# From here on the tangent is 1.
-_TANH_END: tl.constexpr = tl.constexpr(7.90531110763549805)
-
-
-@triton.jit
-def _tanh(x):
-    """The hyperbolic tangent, 1 or -1 for all that is large: Eigen's for float32.
-
-    Exact to five units in the last place, near 0 too, where ``1 - 2 / (exp(2 * x) + 1)`` cancels; and it takes no
-    second exponential.
-    """
-    x = tl.minimum(tl.maximum(x, -_TANH_END), _TANH_END)
-    square = x * x
-    top = square * -2.76076847742355e-16 + 2.00018790482477e-13
-    top = square * top - 8.60467152213735e-11
-    top = square * top + 5.12229709037114e-08
-    top = square * top + 1.48572235717979e-05
-    top = square * top + 6.37261928875436e-04
-    top = square * top + 4.89352455891786e-03
-    bottom = square * 1.19825839466702e-06 + 1.18534705686654e-04
-    bottom = square * bottom + 2.26843463243900e-03
-    bottom = square * bottom + 4.89352518554385e-03
-    return x * top / bottom
-
-
-@triton.jit
-def _near_tanh(x):
-    """The same to 2 ** -21, and by less than half as many instructions: the reciprocal is a root's, squared."""
-    root = tl.rsqrt(tl.exp2(x * (2.0 * LOG2_E)) + 1.0)
-    return 1.0 - 2.0 * root * root
-
-
-@triton.jit
-def tangent(x, SOFTCAP: tl.constexpr):
-    """The hyperbolic tangent, as exact as a call's softcap wants it."""
-    return _near_tanh(x) if SOFTCAP == _NEAR else _tanh(x)
 
 
 @triton.jit
@@ -118,8 +78,8 @@ class Scoring:
     """How scores are made: what kernels take for a call's scale, softcap, causal flag and window.
 
     ``scale`` multiplies products, to a score in units of log(2) or, with ``softcap``, to what the tangent is taken of;
-    ``cap`` is that bound in the same units. ``left`` and ``right`` are -1 where they hide nothing; ``softcap`` says how
-    exact its tangent is, 0 where there is none.
+    ``cap`` is that bound in the same units. ``left`` and ``right`` are -1 where they hide nothing; ``softcap`` says of
+    which kind its tangent is, 0 where there is none.
     """
 
     factor: float
@@ -176,6 +136,7 @@ def scoring(
     if softcap == 0.0:
         return Scoring(factor, factor * LOG2_E.value, 0.0, left, right, 0)
     inner = min(max(factor / softcap, -_LARGEST), _LARGEST)
-    near = q.element_size() == 2 and softcap <= _LARGEST_NEAR
-    exactness = (_NEAR if near else _EXACT).value
-    return Scoring(factor, inner, min(softcap * LOG2_E.value, _LARGEST), left, right, exactness)
+    kind = EXACT
+    if q.element_size() == 2 and softcap <= LARGEST_NEAR:
+        kind = SWIFT if processor(q.device).arch.startswith("sm_") else NEAR
+    return Scoring(factor, inner, min(softcap * LOG2_E.value, _LARGEST), left, right, kind.value)
