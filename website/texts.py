@@ -19,6 +19,7 @@ _TEXTS = (
     ("Guide", "docs/modes.md", "modes.md"),
     ("Guide", "docs/sharding.md", "sharding.md"),
     ("Guide", "docs/transformers.md", "transformers.md"),
+    ("Guide", "examples/attention_in_transformers/README.md", "attention_in_transformers.md"),
     ("Guide", "docs/security.md", "security.md"),
     ("Authors", "plugins/README.md", "plugins.md"),
     ("Authors", "backends/README.md", "backends.md"),
