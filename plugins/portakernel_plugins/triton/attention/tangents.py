@@ -1,0 +1,95 @@
+"""The hyperbolic tangent that bounds scores, in three kinds: how exact it has to be, and what computes it.
+
+``EXACT`` is for float32. Where numbers have 16 bits, weights are rounded to 2 ** -9 or 2 ** -12 of their size: up to a
+softcap of 128 an error of 2 ** -21 makes no more of a score, and so of a weight. That is ``NEAR``, and ``SWIFT`` is as
+near, in NVIDIA's assembly: a polynomial where a warp's next few arguments are all small, as those of most models are,
+for there the two values that the special function units give take longer than the matrix products.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from portakernel_plugins.triton.exponentials import LOG2_E
+
+EXACT, NEAR, SWIFT = (tl.constexpr(kind) for kind in (1, 2, 3))
+# Of a softcap.
+LARGEST_NEAR = 128.0
+
+# From here on the tangent is 1.
+_END: tl.constexpr = tl.constexpr(7.90531110763549805)
+
+# tanh(x) / x by powers of x * x, for x of at most a half: of least error (2 ** -22.6), in hexadecimal, highest first.
+_COEFFICIENTS = ("0fBD31A757", "0f3E069B35", "0fBEAA9A0D", "0f3F7FFFD9")
+# How many arguments of a thread are looked at together.
+_TOGETHER: tl.constexpr = tl.constexpr(8)
+# Tiles with fewer elements may leave a thread less than that.
+_FEWEST: tl.constexpr = tl.constexpr(64 * 64)
+
+
+def _assembly(count: int) -> tuple[str, str]:
+    """What computes ``count`` tangents, and its operands."""
+    given, places = [f"${count + i}" for i in range(count)], range(count)
+    first, *rest = _COEFFICIENTS
+    steps = "".join(f"fma.rn.ftz.f32 p, p, s, {coefficient};" for coefficient in rest)
+    largest = "".join(f"abs.ftz.f32 p, {x}; max.ftz.f32 m, m, p;" for x in given)
+    polynomials = "".join(
+        f"mul.rn.ftz.f32 s, {given[i]}, {given[i]}; mov.f32 p, {first}; {steps} mul.rn.ftz.f32 ${i}, {given[i]}, p;"
+        for i in places
+    )
+    # 1 - 2 / (exp(2 * x) + 1), the reciprocal a root's, squared
+    exponentials = "".join(
+        f"mul.rn.ftz.f32 p, {given[i]}, 0f4038AA3B; ex2.approx.ftz.f32 p, p; add.rn.ftz.f32 p, p, 0f3F800000;"
+        f"rsqrt.approx.ftz.f32 p, p; mul.rn.ftz.f32 s, p, p; fma.rn.ftz.f32 ${i}, s, 0fC0000000, 0f3F800000;"
+        for i in places
+    )
+    text = (
+        "{ .reg .f32 m, s, p; .reg .pred far, some; mov.f32 m, 0f00000000;"
+        f"{largest} setp.gt.f32 far, m, 0f3F000000; vote.sync.any.pred some, far, 0xffffffff;"
+        f"@some bra FAR; {polynomials} bra.uni END; FAR: {exponentials} END: }}"
+    )
+    return text, ",".join(["=&f"] * count + ["f"] * count)
+
+
+_ASSEMBLY, _OPERANDS = (tl.constexpr(text) for text in _assembly(_TOGETHER.value))
+
+
+@triton.jit
+def _exact(x):
+    """1 or -1 for all that is large: Eigen's for float32.
+
+    Exact to five units in the last place, near 0 too, where ``1 - 2 / (exp(2 * x) + 1)`` cancels; and it takes no
+    second exponential.
+    """
+    x = tl.minimum(tl.maximum(x, -_END), _END)
+    square = x * x
+    top = square * -2.76076847742355e-16 + 2.00018790482477e-13
+    top = square * top - 8.60467152213735e-11
+    top = square * top + 5.12229709037114e-08
+    top = square * top + 1.48572235717979e-05
+    top = square * top + 6.37261928875436e-04
+    top = square * top + 4.89352455891786e-03
+    bottom = square * 1.19825839466702e-06 + 1.18534705686654e-04
+    bottom = square * bottom + 2.26843463243900e-03
+    bottom = square * bottom + 4.89352518554385e-03
+    return x * top / bottom
+
+
+@triton.jit
+def _near(x):
+    """By less than half as many instructions: the reciprocal is a root's, squared."""
+    root = tl.rsqrt(tl.exp2(x * (2.0 * LOG2_E)) + 1.0)
+    return 1.0 - 2.0 * root * root
+
+
+@triton.jit
+def tangent(x, KIND: tl.constexpr):
+    """The tangent of a tile, of one of the three kinds."""
+    if KIND == SWIFT and x.numel >= _FEWEST:
+        bounded = tl.inline_asm_elementwise(_ASSEMBLY, _OPERANDS, [x], dtype=tl.float32, is_pure=True, pack=_TOGETHER)
+    elif KIND == EXACT:
+        bounded = _exact(x)
+    else:
+        bounded = _near(x)
+    return bounded
