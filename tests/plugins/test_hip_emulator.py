@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -249,14 +251,13 @@ def test_without_a_cpp_compiler_the_emulator_says_what_to_install(monkeypatch):
         softmax(draw(3, 11 * 8 * 13))
 
 
-def test_threads_that_disagree_on_a_barrier_end_the_program_with_the_reason(python, tmp_path):
-    (tmp_path / "torn.hip").write_text("""\
-#include "portability.h"
-extern "C" __global__ void torn(float* x) {
-    if (thread_number() < 3) synchronize_block();
-}
-""")
-    code = f"""
+@pytest.fixture
+def emulated(python, tmp_path):
+    """Runs a kernel's source, with the plugin's headers, on 8 threads and 16 zeros in a process of its own."""
+
+    def run(name: str, source: str) -> subprocess.CompletedProcess[str]:
+        (tmp_path / f"{name}.hip").write_text(source)
+        code = f"""
 from pathlib import Path
 import torch
 from portakernel_plugins.hip import launch
@@ -269,11 +270,77 @@ for header in sources.iterdir():
 launch.FOLDER = Path({str(tmp_path)!r})
 with emulating():
     how = Configuration(threads=8, row_threads=8, packs=1, most_packs=1)
-    launch.Launch(launch.program("torn", pointers=1, integers=0), how, ())(1, torch.zeros(1))
+    launch.Launch(launch.program({name!r}, pointers=1, integers=0), how, ())(1, torch.zeros(16))
 """
-    done = python("-c", code)
+        return python("-c", code)
+
+    return run
+
+
+def test_threads_that_disagree_on_a_barrier_end_the_program_with_the_reason(emulated):
+    done = emulated(
+        "torn",
+        """\
+#include "portability.h"
+extern "C" __global__ void torn(float* x) {
+    if (thread_number() < 3) synchronize_block();
+}
+""",
+    )
     assert done.returncode != 0
     assert "3 of a block's 8 threads wait at a barrier that the others never reach" in done.stderr
+
+
+# A line of a kernel that takes `float* x`, aligned to 16 bytes; the file that is blamed, the thread and the reason.
+FORGIVEN_BY_CPUS = {
+    "a vector read elsewhere": (
+        "unsigned words[4]; read_words<4>(x + 1 + thread_number() * 4, words);",
+        (
+            r"numbers\.h:\d+",
+            0,
+            r"accesses '(const )?(struct )?Words4' at an address that is 4 more than a multiple of 16: ",
+        ),
+    ),
+    "a vector written elsewhere": (
+        "const unsigned words[2] = {}; write_words<2>(x + thread_number(), words);",
+        (
+            r"numbers\.h:\d+",
+            1,
+            r"accesses '(const )?(struct )?Words2' at an address that is 4 more than a multiple of 8: ",
+        ),
+    ),
+    "a number behind an array": (
+        "float numbers[4]; for (int i = 0; i <= 4; ++i) numbers[i] = x[i];",
+        (r"bad\.hip:3", 0, r"index 4 of 'float ?\[4\]': "),
+    ),
+    "a number before an array": (
+        "float numbers[4]; numbers[int(thread_number()) - 1] = x[0];",
+        (r"bad\.hip:3", 0, r"index -1 of 'float ?\[4\]': "),
+    ),
+    "a pack behind those that are held": (
+        "Held<Pack<float, 4>, 2> held; for (int p = 0; p <= 2; ++p) held[p] = load<true, 4>(x, 4);",
+        (r"bad\.hip:3", 0, r"index 2 of the 2 packs that a thread holds: "),
+    ),
+}
+
+
+@pytest.mark.parametrize("compiler", [*filter(shutil.which, ("g++", "clang++", "clang++-22"))])
+@pytest.mark.parametrize("fault", FORGIVEN_BY_CPUS)
+def test_an_access_that_a_gpu_does_not_forgive_ends_the_program_with_its_line(emulated, monkeypatch, fault, compiler):
+    monkeypatch.setenv("CXX", compiler)
+    line, (file, thread, reason) = FORGIVEN_BY_CPUS[fault]
+    source = f'#include "numbers.h"\nextern "C" __global__ void bad(float* x) {{\n    {line}\n}}\n'
+    done = emulated("bad", source)
+    assert done.returncode == -signal.SIGABRT
+    assert re.search(rf"{file}: bad\.hip, block 0, thread {thread}: {reason}", done.stderr), done.stderr
+
+
+@pytest.mark.skipif(shutil.which("readelf") is None, reason="lacks readelf, of binutils")
+def test_what_is_compiled_needs_no_library_of_a_sanitizer(warp_size):
+    add(draw(64), draw(64))
+    library = next(emulator._folder().glob("*.so"))
+    shown = subprocess.run(["readelf", "-d", library], capture_output=True, text=True, check=True).stdout
+    assert re.findall(r"NEEDED.*\[(\w+)", shown) in (["libm", "libc"], ["libc", "libm"], ["libc"])
 
 
 @pytest.mark.skipif(shutil.which("nm") is None, reason="lacks nm, of binutils")

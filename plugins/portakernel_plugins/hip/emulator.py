@@ -1,8 +1,8 @@
 """An emulator as an execution mode: kernels compiled for this machine's CPU, and run on CPU tensors.
 
 ``sources/emulator.h`` is a GPU's block as fibers; this compiles a kernel together with it, once in a process, and calls
-it. It proves numbers, memory accesses and barriers, for warps of 32 and of 64 threads; what is an instruction on a GPU
-alone (approximate functions, float8 conversions) it cannot.
+it. It proves numbers, addresses and their alignment, indices of arrays, and barriers, for warps of 32 and of 64
+threads; what is an instruction on a GPU alone (approximate functions, float8 conversions) it cannot.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ _WARP_SIZE: ContextVar[int | None] = ContextVar("portakernel_hip_warp_size", def
 
 # Whose configurations hold for warps of each size.
 ARCHS = {32: "gfx1100", 64: "gfx942"}
+
+# What a GPU does not forgive, see sources/accesses.h.
+_CHECKS = "alignment,bounds"
 
 # A kernel's state is its library's, one for all threads.
 _ONE_AT_A_TIME = threading.Lock()
@@ -98,13 +101,15 @@ def _compiled(of: Program, defines: Defines, warp_size: int) -> Any:
     macros = {**dict(defines), "EMULATED": warp_size, "KERNEL": of.name, "SOURCE": f'"{source.name}"'}
     # Hidden, because g++ makes what inlines and templates keep unique in a process, of libraries that show it: as large
     # as in the first one, though what is shared memory here differs between configurations. -O0, because to compile
-    # takes longer than to run.
+    # takes longer than to run. Without default libraries, of which g++ adds one that is to say what the checks found.
     command = [
         _compiler(),
         *("-std=c++17", "-O0", "-shared", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-w"),
+        *(f"-fsanitize={_CHECKS}", f"-fno-sanitize-recover={_CHECKS}"),
         f"-I{source.parent}",
         *(f"-D{name}={value}" for name, value in macros.items()),
         *("-o", str(library), str(source.with_name("emulated.cpp"))),
+        *("-fno-exceptions", "-nodefaultlibs", "-lm", "-lc"),
     ]
     ran = run_limited(command, Limits(), folder=_folder())
     if ran.status:

@@ -15,7 +15,7 @@ DEVICE Pack<ELEMENT, COUNT> sum(const Pack<ELEMENT, COUNT>& a, const Pack<ELEMEN
 
 extern "C" __global__ BLOCK_OF(THREADS) void add(const ELEMENT* x, const ELEMENT* y, ELEMENT* out, int64 elements) {
     const int64 first = (block_number() * (THREADS * PACKS) + thread_number()) * COUNT;
-    Pack<ELEMENT, COUNT> a[PACKS], b[PACKS];
+    Held<Pack<ELEMENT, COUNT>, PACKS> a, b;
     // All is read before anything is written: more is on its way at once, and `out` may be an input.
 #pragma unroll
     for (int p = 0; p < PACKS; ++p) {

@@ -15,8 +15,22 @@
 
 constexpr int WARP_SIZE = EMULATED;
 
-struct alignas(16) Words4 { unsigned x, y, z, w; };
-struct alignas(8) Words2 { unsigned x, y; };
+// Copied by functions of their own, whose arguments' addresses clang++ checks (accesses.h); those of copies that it
+// makes itself it does not.
+struct alignas(16) Words4 {
+    unsigned x, y, z, w;
+
+    Words4(unsigned x, unsigned y, unsigned z, unsigned w) : x(x), y(y), z(z), w(w) {}
+    Words4(const Words4& from) : x(from.x), y(from.y), z(from.z), w(from.w) {}
+    void operator=(const Words4& from) { x = from.x, y = from.y, z = from.z, w = from.w; }
+};
+struct alignas(8) Words2 {
+    unsigned x, y;
+
+    Words2(unsigned x, unsigned y) : x(x), y(y) {}
+    Words2(const Words2& from) : x(from.x), y(from.y) {}
+    void operator=(const Words2& from) { x = from.x, y = from.y; }
+};
 
 extern "C" int dprintf(int descriptor, const char* format, ...);
 

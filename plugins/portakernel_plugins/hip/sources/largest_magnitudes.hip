@@ -11,7 +11,7 @@ extern "C" __global__ BLOCK_OF(THREADS) void largest_magnitudes(
     unsigned largest = 0;
     for (int64 first = block_number() * (THREADS * PACKS) + thread_number(); first < packs;
          first += blocks * (THREADS * PACKS)) {
-        Pack<ELEMENT, COUNT> found[PACKS];
+        Held<Pack<ELEMENT, COUNT>, PACKS> found;
 #pragma unroll
         for (int p = 0; p < PACKS; ++p) {
             const int64 at = first + p * THREADS;

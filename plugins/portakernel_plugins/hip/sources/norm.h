@@ -86,15 +86,15 @@ template <typename T, typename W> struct NormRows {
         const int64 row = block_number() * (Threads / RowThreads) + thread_number() / RowThreads;
         const int width = row < rows ? static_cast<int>(columns) : 0;
 
-        Pack<T, COUNT> s[Packs];
-        Pack<W, COUNT> weights[Packs];
+        Held<Pack<T, COUNT>, Packs> s;
+        Held<Pack<W, COUNT>, Packs> weights;
 #pragma unroll
         for (int p = 0; p < Packs; ++p) {
             const int column = (p * RowThreads + lane) * COUNT;
             s[p] = load<Whole, COUNT>(x + row * x_stride + column, width - column);
         }
         if constexpr (Added) {
-            Pack<T, COUNT> added[Packs];
+            Held<Pack<T, COUNT>, Packs> added;
 #pragma unroll
             for (int p = 0; p < Packs; ++p) {
                 const int column = (p * RowThreads + lane) * COUNT;

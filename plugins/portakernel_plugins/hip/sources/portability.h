@@ -21,6 +21,11 @@ constexpr int64 GRID_WIDTH = 1 << 20;
 #error "portability.h knows HIP (clang -x hip, HIPRTC), CUDA (nvcc, NVRTC) and, with -DEMULATED, a CPU's C++ compiler"
 #endif
 
+// COUNT packs in a thread's registers: an array, and in the emulator one whose indices are checked (accesses.h).
+#if !defined(EMULATED)
+template <typename Value, int COUNT> using Held = Value[COUNT];
+#endif
+
 // Functions that run on the device, and are part of the kernel that calls them.
 #define DEVICE __device__ inline __attribute__((always_inline))
 

@@ -24,7 +24,7 @@ extern "C" __global__ BLOCK_OF(THREADS) void quantize_fp8_groups(
 
     unsigned largest = 0;
 #if PACKS
-    Pack<ELEMENT, COUNT> held[PACKS];
+    Held<Pack<ELEMENT, COUNT>, PACKS> held;
 #pragma unroll
     for (int p = 0; p < PACKS; ++p) {
         const int column = (p * ROW_THREADS + lane) * COUNT;

@@ -19,7 +19,7 @@ extern "C" __global__ BLOCK_OF(THREADS) void quantize_fp8_squares(
     // Blocks beyond the last square have no rows.
     const int64 left = columns - column;
 
-    Pack<ELEMENT, COUNT> held[HELD];
+    Held<Pack<ELEMENT, COUNT>, HELD> held;
     unsigned largest = 0;
 #pragma unroll
     for (int p = 0; p < HELD; ++p) {

@@ -11,7 +11,7 @@ extern "C" __global__ BLOCK_OF(THREADS) void quantize_fp8_tensor(
     // The tensor's end was read last, and may still be cached.
     const int64 block = blocks - 1 - block_number();
     const int64 first = block * (THREADS * PACKS) + thread_number();
-    Pack<ELEMENT, COUNT> held[PACKS];
+    Held<Pack<ELEMENT, COUNT>, PACKS> held;
     int64 to[PACKS], left[PACKS];
 #pragma unroll
     for (int p = 0; p < PACKS; ++p) {

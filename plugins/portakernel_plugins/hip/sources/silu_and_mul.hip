@@ -21,7 +21,7 @@ extern "C" __global__ BLOCK_OF(THREADS) void silu_and_mul(
     const int first = (part * (ROW_THREADS * PACKS) + thread_number() % ROW_THREADS) * COUNT;
     const int width = row < rows ? static_cast<int>(columns) : 0;
 
-    Pack<ELEMENT, COUNT> gates[PACKS], ups[PACKS];
+    Held<Pack<ELEMENT, COUNT>, PACKS> gates, ups;
 #pragma unroll
     for (int p = 0; p < PACKS; ++p) {
         const int column = first + p * (ROW_THREADS * COUNT);

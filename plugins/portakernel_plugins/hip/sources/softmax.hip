@@ -40,7 +40,7 @@ extern "C" __global__ BLOCK_OF(THREADS) void softmax(
     const int64 row = block_number() * (THREADS / ROW_THREADS) + thread_number() / ROW_THREADS;
     const int width = row < rows ? static_cast<int>(columns) : 0;
 
-    Pack<ELEMENT, COUNT> held[PACKS];
+    Held<Pack<ELEMENT, COUNT>, PACKS> held;
     float m = LOWEST;
 #pragma unroll
     for (int p = 0; p < PACKS; ++p) {
