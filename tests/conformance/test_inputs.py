@@ -47,6 +47,10 @@ def test_each_layout_is_what_its_name_says():
     assert lies["offset"].is_contiguous()
     assert alignment(lies["offset"]) == 4
     assert (flat_rows(lies["sliced"]), stride_last(lies["sliced"]), lies["sliced"].is_contiguous()) == (True, 1, False)
+    even = placed((2, 8), "sliced")[1]
+    odd = placed((3, 8), "sliced")[1]
+    assert [alignment(even), alignment(even[1:])] == [16, 16]
+    assert [alignment(odd), alignment(odd[1:])] == [16, 4]
     assert (flat_rows(lies["split"]), stride_last(lies["split"])) == (False, 1)
     assert stride_last(lies["stepped"]) == 2
     assert placed(shape, "transposed")[1].mT.is_contiguous()

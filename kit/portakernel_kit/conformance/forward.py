@@ -100,10 +100,15 @@ class Forward:
         trial, problems = self.trial, list[str]()
         results = trial.contract.outputs
         rank = max(len(trial.inputs.shape(result)) for result in results)
-        for layout in trial.some(_OUT_LAYOUTS[min(rank, 3)]):
-            outs = [self._out(layout, result) for result in results]
-            found = self.run(outs, f"forward with {layout} out")
-            problems += [f"{layout} out: {text}" for text in self._written(outs, found)]
+        usual, *others = _OUT_LAYOUTS[min(rank, 3)]
+        # the layout of the first result, and that of the others: the first may lie as nothing else of the call does
+        ways = [(usual, usual), *((layout, layout) for layout in others)]
+        ways += [(layout, usual) for layout in others if len(results) > 1]
+        for first, rest in trial.some(ways):
+            outs = [self._out(rest if place else first, result) for place, result in enumerate(results)]
+            told = first if first == rest else f"{first} and {rest}"
+            found = self.run(outs, f"forward with {told} out")
+            problems += [f"{told} out: {text}" for text in self._written(outs, found)]
         return problems
 
     def _overwritable(self) -> list[dict[str, int]]:

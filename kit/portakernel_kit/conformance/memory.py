@@ -18,8 +18,9 @@ from portakernel.contract.case import Layout
 
 # Elements before and after each tensor; a multiple of any alignment that a kernel may ask for.
 _GUARD = 64
-# Elements between the rows of a sliced tensor, half of them before the first.
-_GAP = 16
+# Elements between the rows of a sliced tensor, and before the first of them: a multiple of what vectors hold or, where
+# the number of rows is odd, such that the first row alone begins at one.
+_GAPS = (16, 8), (5, 0)
 
 _RANK_NEEDED: Mapping[Layout, int] = {"sliced": 1, "transposed": 2, "expanded": 1, "stepped": 1, "split": 3}
 # What is NaN where all bits but the sign are not; 4-bit floats have none.
@@ -47,7 +48,7 @@ def place_tensor(
     strides, offset = _strides(shape, layout)
     span = sum((max(size, 1) - 1) * stride for size, stride in zip(shape, strides, strict=True)) + 1
     torch_dtype: torch.dtype = getattr(torch, dtype)
-    storage = _poisoned(_GUARD + offset + span + _GAP + _GUARD, torch_dtype, device)
+    storage = _poisoned(_GUARD + offset + span + max(_GAPS)[0] + _GUARD, torch_dtype, device)
     tensor = storage.as_strided(shape, strides, _GUARD + offset)
     if tensor.numel():
         # written through the elements that differ: an expanded tensor's share memory
@@ -80,7 +81,8 @@ def _strides(shape: tuple[int, ...], layout: Layout) -> tuple[tuple[int, ...], i
         case "offset":
             return _row_major(shape), 1
         case "sliced":
-            return _row_major((*shape[:-1], shape[-1] + _GAP)), _GAP // 2
+            gap, before = _GAPS[math.prod(shape[:-1]) % 2]
+            return _row_major((*shape[:-1], shape[-1] + gap)), before
         case "stepped":
             strides = _row_major((*shape[:-1], 2 * shape[-1]))
             return (*strides[:-1], 2), 0
