@@ -11,15 +11,19 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from portakernel.authoring.triton import launch
 from portakernel.references import attention as reference
 from portakernel.triton_launch.interpreter import interpreting
 from portakernel_plugins.triton.attention.backward import backward
 from portakernel_plugins.triton.attention.forward import attention
 from portakernel_plugins.triton.attention.row_blocks import sources
 from portakernel_plugins.triton.attention.scores import scoring
+from portakernel_plugins.triton.attention.tangents import NEAR, SWIFT, tangent
 
 PLAIN: dict[str, Any] = {"causal": False, "scale": None, "window": (-1, -1), "softcap": 0.0}
 BLOCKS = {"BLOCK_D": 64, "REST_D": 16, "BLOCK_E": 32, "REST_E": 0}
@@ -112,6 +116,34 @@ def test_huge_scores_are_told_apart_by_a_scale_that_is_a_power_of_two():
     assert scoring(q, q, False, -0.3 / math.log2(math.e), (-1, -1), 0.0).coarse == 0.5
     assert scoring(q, q, False, -1e30, (-1, -1), 3.0 / math.log2(math.e)).coarse == 4.0
     assert not scoring(q, q, False, 0.0, (-1, -1), 0.0).is_folded
+
+
+@triton.jit
+def _tangents(x, y, KIND: tl.constexpr):  # noqa: N803 - as Triton's constants are named
+    at = tl.arange(0, 64)[:, None] * 64 + tl.arange(0, 64)[None, :]
+    tl.store(y + at, tangent(tl.load(x + at), KIND))
+
+
+@pytest.mark.parametrize(
+    ("device", "kind"),
+    [
+        ("cpu", NEAR),
+        pytest.param(
+            "cuda",
+            SWIFT,
+            marks=pytest.mark.skipif(not torch.cuda.is_available() or bool(torch.version.hip), reason="no NVIDIA GPU"),
+        ),
+    ],
+)
+def test_tangents_for_16_bits_are_near(device, kind):
+    # small ones alone, as the polynomial wants them, and others beside such
+    small = torch.linspace(-0.5, 0.5, 2048)
+    x = torch.cat([small, torch.linspace(-9.0, 9.0, 2045), torch.tensor([float("inf"), -float("inf"), float("nan")])])
+    x = x.to(device)
+    y = torch.empty_like(x)
+    with interpreting() if device == "cpu" else nullcontext():
+        launch(_tangents, (1, 1), x, y, KIND=kind.value, num_warps=4)
+    torch.testing.assert_close(y.double(), x.double().tanh(), rtol=0.0, atol=2.0**-21, equal_nan=True)
 
 
 @pytest.mark.parametrize("softcap", [0.5, 50.0, 128.0])
