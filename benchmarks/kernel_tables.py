@@ -30,6 +30,7 @@ PEERS = {
     "quack": "QuACK",
     "flashinfer": "FlashInfer",
     "conch": "Conch",
+    "flash_attn": "FlashAttention-4",
     "inductor": "torch.compile",
     "torch": "torch",
 }

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -39,7 +40,7 @@ def stands_in(module: str, name: str | None = None) -> Callable[[Callable[..., A
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Puts the stand-ins in their places; adapters that were loaded with others are forgotten."""
     libraries = {module.partition(".")[0] for module, _ in STAND_INS}
-    adapters = tuple(f"portakernel_plugins.{name}." for name in ("conch", "flashinfer", "liger", "quack"))
+    adapters = tuple(f"portakernel_plugins.{name}." for name in ("conch", "flash_attn", "flashinfer", "liger", "quack"))
     for loaded in list(sys.modules):
         if loaded.partition(".")[0] in libraries or loaded.startswith(adapters):
             monkeypatch.delitem(sys.modules, loaded)
@@ -482,3 +483,168 @@ def gen_jit_spec(
 
     module = SimpleNamespace(apply_rope_pos_ids_cos_sin_cache=rotate)
     return SimpleNamespace(build_and_load=lambda: module)
+
+
+# --- flash_attn -----------------------------------------------------------------------------------------------------
+
+
+def _one_by_one(q: Tensor, k: Tensor, ends_q: Tensor | None, ends_k: Tensor | None) -> Iterator[tuple[Any, Any, Any]]:
+    """Where each sequence lies in tensors of queries, of keys, and of a number for each query of a head."""
+    if ends_q is None or ends_k is None:
+        yield from ((b, b, b) for b in range(q.shape[0]))
+        return
+    for ends in (ends_q, ends_k):
+        assert ends.dtype == torch.int32
+        assert ends.stride(0) == 1
+    for (a, b), (c, d) in zip(pairwise(ends_q.tolist()), pairwise(ends_k.tolist()), strict=True):
+        yield slice(a, b), slice(c, d), (slice(None), slice(a, b))
+
+
+def _scored(
+    q: Tensor, k: Tensor, scale: float, softcap: float, causal: bool, left: int | None, right: int | None
+) -> Tensor:
+    """Scores (H, S, T) of one sequence, bounded and masked."""
+    assert scale > 0  # what is hidden is -inf before the scale
+    assert left is None or left >= 0  # else a window that ends before the query
+    assert right is None or (right >= 0 and not causal)
+    scores = torch.einsum("shd,thd->hst", q.float(), k.float().repeat_interleave(q.shape[1] // k.shape[1], 1)) * scale
+    bounded = softcap * torch.tanh(scores / softcap) if softcap else scores
+    place = torch.arange(q.shape[0])[:, None] + k.shape[0] - q.shape[0] - torch.arange(k.shape[0])
+    hidden = torch.zeros_like(place, dtype=torch.bool) if left is None else place > left
+    if (right := 0 if causal else right) is not None:
+        hidden |= -place > right
+    return bounded.masked_fill(hidden, -math.inf)
+
+
+def _sixteen_bit(q: Tensor, k: Tensor, v: Tensor) -> None:
+    assert q.dtype in (torch.float16, torch.bfloat16)
+    assert q.dtype == k.dtype == v.dtype
+    assert q.shape[-1] % 8 == v.shape[-1] % 8 == 0
+    assert q.shape[-2] % k.shape[-2] == 0
+
+
+@stands_in("flash_attn.cute.interface")
+def _flash_attn_fwd(
+    q,
+    k,
+    v,
+    qv=None,
+    cu_seqlens_q=None,
+    cu_seqlens_k=None,
+    seqused_q=None,
+    seqused_k=None,
+    max_seqlen_q=None,
+    max_seqlen_k=None,
+    min_seqlen_k=None,
+    page_table=None,
+    softmax_scale=None,
+    causal=False,
+    softcap=None,
+    window_size_left=None,
+    window_size_right=None,
+    learnable_sink=None,
+    tile_mn=None,
+    mma_pv_is_rs=None,
+    intra_wg_overlap=None,
+    num_threads=384,
+    num_splits=1,
+    pack_gqa=None,
+    _arch=None,
+    score_mod=None,
+    mask_mod=None,
+    block_sparse_tensors=None,
+    return_lse=False,
+    out=None,
+    lse=None,
+):
+    _sixteen_bit(q, k, v)
+    *leading, heads, _ = q.shape
+    if out is None:
+        out = q.new_empty((*leading, heads, v.shape[-1]))
+    _dense(out, alignment=16)
+    if lse is None and return_lse:
+        lse = q.new_empty((*leading[:-1], heads, leading[-1]), dtype=torch.float32)
+    _dense(lse, alignment=4)
+    for of_q, of_k, of_sums in _one_by_one(q, k, cu_seqlens_q, cu_seqlens_k):
+        mask = causal, window_size_left, window_size_right
+        scores = _scored(q[of_q], k[of_k], softmax_scale, softcap, *mask)
+        if learnable_sink is not None:
+            column = learnable_sink.float()[:, None, None].expand(*scores.shape[:2], 1)
+            scores = torch.cat([scores, column], -1)
+        sums = scores.logsumexp(-1) if scores.shape[-1] else scores.new_full(scores.shape[:2], -math.inf)
+        weights = (scores - sums[..., None]).exp().nan_to_num(0.0)[..., : k[of_k].shape[0]]
+        values = v[of_k].float().repeat_interleave(heads // v.shape[-2], 1)
+        out[of_q] = torch.einsum("hst,the->she", weights, values).to(out.dtype)
+        if lse is not None:
+            lse[of_sums] = sums
+    return out, lse, None, None, None
+
+
+@stands_in("flash_attn.cute.interface")
+def _flash_attn_bwd(
+    q,
+    k,
+    v,
+    out,
+    dout,
+    lse,
+    softmax_scale=None,
+    causal=False,
+    softcap=0.0,
+    window_size_left=None,
+    window_size_right=None,
+    m_block_size=64,
+    n_block_size=128,
+    num_threads=256,
+    pack_gqa=False,
+    num_stages_Q=2,
+    num_stages_dO=2,
+    SdP_swapAB=False,
+    dKV_swapAB=False,
+    dQ_swapAB=False,
+    AtomLayoutMSdP=2,
+    AtomLayoutNdKV=2,
+    AtomLayoutMdQ=2,
+    V_in_regs=False,
+    cu_seqlens_q=None,
+    cu_seqlens_k=None,
+    seqused_q=None,
+    seqused_k=None,
+    max_seqlen_q=None,
+    max_seqlen_k=None,
+    deterministic=False,
+    dq=None,
+    dk=None,
+    dv=None,
+    score_mod=None,
+    score_mod_bwd=None,
+    mask_mod=None,
+    aux_tensors=None,
+    aux_scalars=None,
+    block_sparse_tensors=None,
+    dlse=None,
+    learnable_sink=None,
+):
+    _sixteen_bit(q, k, v)
+    _dense(dq, dk, dv, alignment=16)
+    group = q.shape[-2] // k.shape[-2]
+    assert q.shape[-1] == v.shape[-1] or group == 1
+    dsink = None if learnable_sink is None else torch.zeros(learnable_sink.shape)
+    for of_q, of_k, of_sums in _one_by_one(q, k, cu_seqlens_q, cu_seqlens_k):
+        mask = causal, window_size_left, window_size_right
+        scores = _scored(q[of_q], k[of_k], softmax_scale, softcap, *mask)
+        sums = lse[of_sums].masked_fill(lse[of_sums] == -math.inf, 0.0)
+        weights, grad = (scores - sums[..., None]).exp(), dout[of_q].float()
+        keys, values = (x[of_k].float().repeat_interleave(group, 1) for x in (k, v))
+        of_rows = (out[of_q].float() * grad).sum(-1).t()
+        slopes = weights * (torch.einsum("she,the->hst", grad, values) - of_rows[..., None])
+        if softcap:
+            slopes = slopes * (1 - (scores / softcap).square().masked_fill(scores == -math.inf, 0.0))
+        dq[of_q] = (softmax_scale * torch.einsum("hst,thd->shd", slopes, keys)).to(dq.dtype)
+        of_keys = softmax_scale * torch.einsum("hst,shd->thd", slopes, q[of_q].float())
+        of_values = torch.einsum("hst,she->the", weights, grad)
+        for d, found in ((dk, of_keys), (dv, of_values)):
+            d[of_k] = found.unflatten(1, (-1, group)).sum(2).to(d.dtype)
+        if dsink is not None:
+            dsink -= ((learnable_sink.float()[:, None] - lse[of_sums]).exp() * of_rows).sum(-1)
+    return (dq, dk, dv) if dsink is None else (dq, dk, dv, dsink.to(learnable_sink.dtype))
