@@ -114,6 +114,10 @@ def test_every_scale_is_above_zero_there_and_gradients_are_those_of_the_call(giv
 def test_scales_near_zero_leave_nothing_of_the_queries():
     q = torch.tensor([2.0, -3.0])
     assert above_zero(q, None) == (q, 1 / math.sqrt(2))
+    # its compiler reads no number without a point
+    assert [repr(above_zero(q, scale)[1]) for scale in (1e-5, -1e30, 1.5e-5, 2.0)] == [
+        "1.0000000000000003e-05", "1.0000000000000002e+30", "1.5e-05", "2.0",
+    ]  # fmt: skip
     negated, scale = above_zero(q, -0.25)
     assert (negated.tolist(), scale) == ([-2.0, 3.0], 0.25)
     nothing, scale = above_zero(q, 0.0)

@@ -100,9 +100,10 @@ class Forward:
         trial, problems = self.trial, list[str]()
         results = trial.contract.outputs
         rank = max(len(trial.inputs.shape(result)) for result in results)
-        usual, *others = _OUT_LAYOUTS[min(rank, 3)]
+        layouts = _OUT_LAYOUTS[min(rank, 3)]
+        usual, others = layouts[0], layouts[1:]
         # the layout of the first result, and that of the others: the first may lie as nothing else of the call does
-        ways = [(usual, usual), *((layout, layout) for layout in others)]
+        ways = [(layout, layout) for layout in layouts]
         ways += [(layout, usual) for layout in others if len(results) > 1]
         for first, rest in trial.some(ways):
             outs = [self._out(rest if place else first, result) for place, result in enumerate(results)]

@@ -1,7 +1,8 @@
-"""Scales of zero and below: FlashAttention-4 multiplies by the scale after masking, which makes +inf of what is hidden.
+"""Scales that FlashAttention-4 does not take as they are.
 
-``scale * q`` with a greater scale says the same, exactly: a sign goes to the queries, and of a scale of zero they keep
-nothing.
+It multiplies by the scale after masking, which makes +inf of what is hidden where that is zero or below: a sign goes to
+the queries, exactly, and of a scale of zero they keep nothing. And it compiles the scale as Python writes it, of which
+its compiler does not read "1e-05", only "1.0e-05": the next number has a point.
 """
 
 from __future__ import annotations
@@ -19,8 +20,12 @@ def above_zero(q: Tensor, scale: float | None) -> tuple[Tensor, float]:
     if scale is None:
         return q, 1.0 / math.sqrt(q.shape[-1])
     if not scale < _SMALLEST:  # NaN too stays what it is
-        return q, scale
-    return (-q, -scale) if scale <= -_SMALLEST else (q.new_zeros(q.shape), 1.0)
+        return q, _readable(scale)
+    return (-q, _readable(-scale)) if scale <= -_SMALLEST else (q.new_zeros(q.shape), 1.0)
+
+
+def _readable(scale: float) -> float:
+    return scale if "e" not in repr(scale) or "." in repr(scale) else math.nextafter(scale, math.inf)
 
 
 def query_gradient(grad: Tensor, scale: float | None) -> Tensor:

@@ -119,12 +119,15 @@ def copied_strides(x: Tensor) -> list[int]:
 def _descriptors(x: Tensor, rows: int, blocks: Mapping[str, Any], width: str) -> tuple[Any, Any]:
     shape, strides = list(x.shape), copied_strides(x)
     rest = blocks[f"REST_{width}"]
-    first = _descriptor(x, shape, strides, [1, rows, 1, blocks[f"BLOCK_{width}"]])
-    return first, _descriptor(x, shape, strides, [1, rows, 1, rest]) if rest else None
+    first = described(TensorDescriptor, x, shape, strides, [1, rows, 1, blocks[f"BLOCK_{width}"]])
+    return first, described(TensorDescriptor, x, shape, strides, [1, rows, 1, rest]) if rest else None
 
 
-def _descriptor(x: Tensor, shape: list[int], strides: list[int], block: list[int]) -> TensorDescriptor:
-    """Triton's, without what it looks at when it is made: that has been looked at, and takes longer than all else."""
-    made = object.__new__(TensorDescriptor)
+def described(kind: Any, x: Tensor, shape: list[int], strides: list[int], block: list[int]) -> Any:
+    """A descriptor of Triton's or Gluon's, without what these look at when it is made: that has been looked at.
+
+    It takes longer than all else that a launch does.
+    """
+    made = object.__new__(kind)
     made.base, made.shape, made.strides, made.block_shape = x, shape, strides, block
     return made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -69,17 +70,22 @@ def shapes(q: Tensor, v: Tensor) -> Mapping[str, Any]:
     TF32 of 16-bit numbers are all of their digits; of float32 numbers three products of it are, and whether one will
     do, torch has been told.
     """
-    arch = processor(q.device).arch
+    exact = q.dtype is torch.float32 and torch.backends.cuda.matmul.fp32_precision != "tf32"
+    return _shapes(q.shape[3], v.shape[3], q.dtype, exact, processor(q.device).arch)
+
+
+@cache
+def _shapes(D: int, E: int, dtype: torch.dtype, exact: bool, arch: str) -> Mapping[str, Any]:
     narrowest = _NARROWEST_ON_HOPPER if arch.startswith("sm_9") else 16
-    (block_d, rest_d), (block_e, rest_e) = parts_of(q.shape[3], narrowest), parts_of(v.shape[3], narrowest)
+    (block_d, rest_d), (block_e, rest_e) = parts_of(D, narrowest), parts_of(E, narrowest)
     precision = "ieee"
-    if q.dtype is torch.float32 and arch.startswith("sm_"):
-        precision = "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"
+    if dtype is torch.float32 and arch.startswith("sm_"):
+        precision = "tf32x3" if exact else "tf32"
     return {
-        "D": q.shape[3],
+        "D": D,
         "BLOCK_D": block_d,
         "REST_D": rest_d,
-        "E": v.shape[3],
+        "E": E,
         "BLOCK_E": block_e,
         "REST_E": rest_e,
         "PRECISION": precision,
