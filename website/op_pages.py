@@ -148,7 +148,7 @@ def _tolerance(contract: Contract) -> Iterator[str]:
 
 def _kernels(support: OpSupport, proofs: Sequence[Proof]) -> Iterator[tuple[str, ...]]:
     for kernel in support.kernels:
-        numbers = dict.fromkeys(number for _, number in kernel.priority.rules)
+        numbers = dict.fromkeys(rule.number for rule in kernel.priority.rules)
         vendors = dict.fromkeys(place.vendor for place in support.places if kernel.name in place.servings)
         gradient = "kernel" if kernel.backward is not None else ""
         priority = " or ".join(map(str, numbers))

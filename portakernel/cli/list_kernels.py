@@ -75,8 +75,12 @@ def kernel_json(registry: Registry, kernel: Kernel) -> dict[str, Any]:
         "kernel": kernel.name,
         "plugin": kernel.plugin,
         "priority": [
-            {"when": [str(limit) for limit in limits], "priority": priority}
-            for limits, priority in kernel.priority.rules
+            {
+                "when": [str(limit) for limit in rule.limits],
+                "targets": sorted(map(str, rule.targets)) if rule.targets is not None else None,
+                "priority": rule.number,
+            }
+            for rule in kernel.priority.rules
         ],
         "backward": kernel.backward is not None,
         "disabled": kernel.disabled,
@@ -116,7 +120,7 @@ def _source(registry: Registry, kernel: Kernel) -> dict[str, Any]:
 
 
 def _highest(priority: Priority) -> int:
-    return max((number for _, number in priority.rules), default=0)
+    return max((rule.number for rule in priority.rules), default=0)
 
 
 def _rows(registry: Registry, kernel: Kernel) -> Iterator[Sequence[str]]:

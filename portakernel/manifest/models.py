@@ -120,11 +120,14 @@ def terms(value: TargetTerms) -> Iterator[tuple[KeyPath, str]]:
         yield from (((i,), term) for i, term in enumerate(value))
 
 
-class PriorityRule(_Model):
-    """A priority for some sizes; ``when`` may be left out in the last rule only."""
+class PriorityRuleModel(_Model):
+    """A priority for some sizes, or some targets; both may be left out in the last rule only."""
 
     priority: int
     when: dict[str, LimitModel] = Field(default_factory=dict)
+    targets: dict[Name, TargetTerms] | None = Field(
+        default=None, description="where it holds: of archs that backend.yaml lists; every target when left out"
+    )
 
 
 class CheckModel(_Model):
@@ -217,7 +220,7 @@ class KernelEntry(Claim):
         " which `portakernel compile` looks for",
     )
     variants: list[Variant] = Field(default_factory=list)
-    priority: int | Annotated[list[PriorityRule], Field(min_length=1)] | None = None
+    priority: int | Annotated[list[PriorityRuleModel], Field(min_length=1)] | None = None
     disabled: Annotated[str, Field(min_length=1)] | None = Field(default=None, description="why it is switched off")
 
     @model_validator(mode="after")

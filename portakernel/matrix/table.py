@@ -176,7 +176,7 @@ def _family(space: ArchSpace, arch: str) -> str | None:
 
 
 def _highest_priority(kernel: Kernel) -> int:
-    return max((number for _, number in kernel.priority.rules), default=0)
+    return max((rule.number for rule in kernel.priority.rules), default=0)
 
 
 def markdown(matrix: Sequence[OpSupport]) -> str:

@@ -13,33 +13,48 @@ from portakernel.contracts import contracts, shipped
 from portakernel.errors import PortakernelError, nearest
 from portakernel.registry.plugin_manager import Package
 from portakernel.text.printable import brief
+from portakernel.words.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class PriorityRule:
+    """A number, the bounds within which it holds, and the targets for which it does; None is every target."""
+
+    number: int
+    limits: tuple[Limit, ...] = ()
+    targets: frozenset[Target] | None = None
+
+    def __str__(self) -> str:
+        on = " on " + ", ".join(sorted(map(str, self.targets))) if self.targets is not None else ""
+        return f"{self.number}{on}" + (f" where {' and '.join(map(str, self.limits))}" if self.limits else "")
 
 
 @dataclass(frozen=True, slots=True)
 class Priority:
-    """The number that orders eligible kernels when nothing stronger speaks; may depend on dimensions."""
+    """The number that orders eligible kernels when nothing stronger speaks; may depend on target and dimensions."""
 
-    rules: tuple[tuple[tuple[Limit, ...], int], ...]
+    rules: tuple[PriorityRule, ...]
 
     def __str__(self) -> str:
-        rules = [(" and ".join(map(str, limits)), number) for limits, number in self.rules]
-        return ", ".join(f"{number} where {when}" if when else str(number) for when, number in rules)
+        return ", ".join(map(str, self.rules))
 
     def __repr__(self) -> str:
         return brief(f"<Priority {self}>")
 
     def of(self, request: Request) -> int:
         """The priority for ``request``; a rule over an unknown dimension does not apply."""
-        for limits, priority in self.rules:
-            values = [(limit, request.value(limit.parameter)) for limit in limits]
+        for rule in self.rules:
+            if rule.targets is not None and request.target not in rule.targets:
+                continue
+            values = [(limit, request.value(limit.parameter)) for limit in rule.limits]
             # a symbol of a traced graph is unknown: what steers speed alone must not guard a graph
             if all(type(value) is int and limit.admits(value) for limit, value in values):
-                return priority
+                return rule.number
         return 0
 
     def limits(self) -> frozenset[Limit]:
         """Every bound that the rules test."""
-        return frozenset(limit for limits, _ in self.rules for limit in limits)
+        return frozenset(limit for rule in self.rules for limit in rule.limits)
 
 
 @dataclass(frozen=True, slots=True)

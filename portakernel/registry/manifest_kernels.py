@@ -14,10 +14,11 @@ from portakernel.errors import ManifestError, nearest
 from portakernel.manifest.loading import Loaded
 from portakernel.manifest.models import Claim, KernelEntry, PluginManifest, TargetTerms, terms
 from portakernel.manifest.yaml_file import KeyPath
-from portakernel.registry.kernel import Check, Kernel, Priority
+from portakernel.registry.kernel import Check, Kernel, Priority, PriorityRule
 from portakernel.registry.plugin_manager import Package
 from portakernel.words.arch import ArchSpace, Selector
 from portakernel.words.dtypes import DTYPES
+from portakernel.words.target import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,16 +284,28 @@ class _KernelBuilder:
                 selectors[vendor] = Selector(include, tuple(term for place, term in placed if place[:1] == ("not",)))
         return selectors
 
+    def listed(self, selectors: Mapping[str, Selector]) -> frozenset[Target]:
+        """The listed targets that the selectors hold: of a later arch nothing was measured."""
+        spaces = [(self.spaces[vendor], selector) for vendor, selector in selectors.items() if vendor in self.spaces]
+        return frozenset(
+            Target(space.vendor, arch)
+            for space, selector in spaces
+            for arch in space.archs
+            if space.membership(selector, arch).inside
+        )
+
     def priority(self, entry: KernelEntry, contract: Contract, path: KeyPath) -> Priority:
         value = entry.priority if entry.priority is not None else self.loaded.manifest.defaults.priority
         if value is None or isinstance(value, int):
-            return Priority((((), value if value is not None else 0),))
+            return Priority((PriorityRule(value if value is not None else 0),))
         rules = []
         for i, rule in enumerate(value):
             self.check_known("dimension", rule.when, contract.dims, (*path, "priority", i, "when"))
-            if not rule.when and i + 1 < len(value):
+            if not (rule.when or rule.targets) and i + 1 < len(value):
                 self.problem((*path, "priority", i), "has no `when`, so that the rules after it never apply")
-            rules.append((tuple(limit.limit(name) for name, limit in rule.when.items()), rule.priority))
+            limits = tuple(limit.limit(name) for name, limit in rule.when.items())
+            selected = self.targets(rule.targets, (*path, "priority", i, "targets")) if rule.targets else None
+            rules.append(PriorityRule(rule.priority, limits, None if selected is None else self.listed(selected)))
         return Priority(tuple(rules))
 
     def check_known(self, kind: str, names: Iterator[str] | Any, known: Sequence[str], path: KeyPath) -> None:

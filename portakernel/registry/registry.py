@@ -20,7 +20,7 @@ from portakernel.host.passing import is_passing
 from portakernel.manifest.loading import Loaded, describe_errors
 from portakernel.manifest.models import ArchFacts, BackendManifest, KernelEntry, Mode, PluginManifest
 from portakernel.manifest.yaml_file import Document
-from portakernel.registry.kernel import Kernel, Priority
+from portakernel.registry.kernel import Kernel, Priority, PriorityRule
 from portakernel.registry.manifest_kernels import listed_kernels, plugin_kernels, resting_entries
 from portakernel.registry.plugin_manager import Package, PluginManager
 from portakernel.registry.plugin_ops import ship_ops
@@ -164,7 +164,7 @@ class Registry:
             package=None,
             entry=f"{module}:forward",
             variants=(("", capability),),
-            priority=Priority((((), 0),)),
+            priority=Priority((PriorityRule(0),)),
             backward=f"{module}:backward" if contract.gradient == "kernel" else None,
             saves=capability.saves,
             requires={"torch": ">=2.11"},

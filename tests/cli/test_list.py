@@ -34,7 +34,10 @@ def test_json_form_key_by_key(run: Callable, install: Callable[..., Path]) -> No
             "op": "add",
             "kernel": "acme.add",
             "plugin": "acme",
-            "priority": [{"when": ["M <= 64"], "priority": 70}, {"when": [], "priority": 50}],
+            "priority": [
+                {"when": ["M <= 64"], "targets": None, "priority": 70},
+                {"when": [], "targets": None, "priority": 50},
+            ],
             "backward": False,
             "disabled": "too slow",
             "requires": {},

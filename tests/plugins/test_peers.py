@@ -104,7 +104,7 @@ def test_what_is_not_installed_costs_calls_nothing(monkeypatch):
 
 def test_no_peer_goes_before_a_kernel_of_triton_torch_or_inductor():
     def priorities(kernel):
-        return [number for _, number in kernel.priority.rules]
+        return [rule.number for rule in kernel.priority.rules]
 
     highest = max(number for kernel in KERNELS.values() for number in priorities(kernel))
     ours = [k for k in REGISTRY.kernels.values() if k.plugin in ("triton", "torch", "inductor")]

@@ -32,7 +32,7 @@ from portakernel_plugins.triton.attention import (
     hopper_softmax,
     hopper_tiles,
 )
-from portakernel_plugins.triton.attention.row_blocks import is_copied
+from portakernel_plugins.triton.attention.row_blocks import copied_strides
 
 HOPPER = Target("nvidia", "sm_90")
 ON_HOPPER = [
@@ -140,11 +140,11 @@ def test_strides_that_the_copy_engine_follows_are_not_copied_and_others_are(monk
     turned = torch.randn(2, 4, 150, 64).bfloat16().transpose(1, 2)
     offset = torch.randn(2 * 150 * 4 * 64 + 1).bfloat16()[1:].view(2, 150, 4, 64)
     assert offset.is_contiguous()
-    assert not is_copied(offset)
-    assert is_copied(joined[:, :, :4])
-    assert is_copied(turned)
-    assert not is_copied(odd)
-    assert not is_copied(shared)
+    assert not copied_strides(offset)
+    assert copied_strides(joined[:, :, :4])
+    assert copied_strides(turned)
+    assert not copied_strides(odd)
+    assert not copied_strides(shared)
     with emulated(monkeypatch, options()):
         for q, k, v in (
             (joined[:, :, :4], joined[:, :, 4:6], joined[:, :, 6:]),

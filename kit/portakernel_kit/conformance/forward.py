@@ -100,11 +100,11 @@ class Forward:
         trial, problems = self.trial, list[str]()
         results = trial.contract.outputs
         rank = max(len(trial.inputs.shape(result)) for result in results)
-        layouts = _OUT_LAYOUTS[min(rank, 3)]
-        usual, others = layouts[0], layouts[1:]
         # the layout of the first result, and that of the others: the first may lie as nothing else of the call does
-        ways = [(layout, layout) for layout in layouts]
-        ways += [(layout, usual) for layout in others if len(results) > 1]
+        layouts = _OUT_LAYOUTS[min(rank, 3)]
+        ways = list(zip(layouts, layouts, strict=True))
+        if len(results) > 1:
+            ways += zip(layouts[1:], layouts[:1] * len(layouts), strict=False)
         for first, rest in trial.some(ways):
             outs = [self._out(rest if place else first, result) for place, result in enumerate(results)]
             told = first if first == rest else f"{first} and {rest}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -343,6 +344,26 @@ def test_priority_may_depend_on_dimensions_and_a_rule_over_an_unknown_one_does_n
     shapes = None if m is None else {"x": (m,)}
     assert kernel.priority.of(ask(contract("add"), Target("nvidia", "sm_90"), shapes=shapes)) == expected
     assert kernel.priority.limits() == {Limit("M", max=64), Limit("M", max=1024)}
+
+
+def test_priority_may_depend_on_the_target_and_holds_for_listed_archs_alone(build):
+    rules = "    priority:\n      - {targets: {nvidia: sm_90+, amd: cdna3}, when: {M: {min: 8}}, priority: 70}\n"
+    (kernel,) = build(ADD + rules + "      - {priority: 50}\n")
+    for target, m, expected in (
+        (Target("nvidia", "sm_90"), 8, 70),
+        (Target("nvidia", "sm_90"), 7, 50),
+        (Target("nvidia", "sm_80"), 8, 50),
+        (Target("nvidia", "sm_999"), 8, 50),
+        (Target("amd", "gfx942"), 8, 70),
+    ):
+        assert kernel.priority.of(ask(contract("add"), target, shapes={"x": (m,)})) == expected, target
+    assert re.fullmatch(r"70 on amd:gfx94\S.*nvidia:sm_90.* where M >= 8, 50", str(kernel.priority))
+
+
+def test_targets_of_a_priority_are_looked_at_as_those_of_a_claim(build):
+    with pytest.raises(ManifestError) as caught:
+        build(ADD + "    priority: [{targets: {nvidia: sm_9x}, priority: 70}, {priority: 50}]\n")
+    assert "sm_9x" in str(caught.value)
 
 
 def test_no_priority_is_zero_as_is_the_lack_of_a_rule_that_applies(build):

@@ -16,7 +16,7 @@ from portakernel.contracts import contract
 from portakernel.errors import ArgumentTypeError
 from portakernel.manifest.models import Claim
 from portakernel.manifest.yaml_file import KeyPath
-from portakernel.registry.kernel import Kernel
+from portakernel.registry.kernel import Kernel, PriorityRule
 from portakernel.registry.manifest_kernels import Judged
 from portakernel.words.arch import ArchSpace, Selector
 
@@ -82,14 +82,22 @@ def _unmatched_dtypes(kernel: Kernel, claim: Capability, place: KeyPath) -> Foun
 def _idle_priorities(kernel: Kernel, place: KeyPath) -> Found:
     """Rules of a priority that never apply, because the claims or an earlier rule leave them nothing."""
     claims = [list(claim.limits) for _, claim in kernel.variants]
-    for n, (limits, _) in enumerate(kernel.priority.rules):
+    for n, rule in enumerate(kernel.priority.rules):
+        limits = rule.limits
         where = (*place, "priority", n)
         if limits and not any(satisfiable([*limits, *claimed]) for claimed in claims):
             shown = " and ".join(map(str, limits))
             yield where, f"can never match: {shown} lies outside the kernel's own limits; remove the rule"
-        earlier = next((m for m, (o, _) in enumerate(kernel.priority.rules[:n]) if o and implies(limits, o)), None)
+        earlier = next((m for m, other in enumerate(kernel.priority.rules[:n]) if _covers(other, rule)), None)
         if earlier is not None:
             yield where, f"can never match: priority[{earlier}] comes first and holds whenever this does; put it first"
+
+
+def _covers(earlier: PriorityRule, later: PriorityRule) -> bool:
+    """Whether ``earlier`` holds wherever ``later`` does."""
+    everywhere = earlier.targets is None or (later.targets is not None and later.targets <= earlier.targets)
+    conditional = earlier.limits or earlier.targets is not None
+    return bool(conditional) and everywhere and implies(later.limits, earlier.limits)
 
 
 def _ties(kernel: Kernel, earlier: Sequence[tuple[int, Kernel]], spaces: Spaces, place: KeyPath) -> Found:

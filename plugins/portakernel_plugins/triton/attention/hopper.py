@@ -14,7 +14,7 @@ from portakernel_plugins.triton.attention.backward import backward as gradients
 from portakernel_plugins.triton.attention.forward import Window
 from portakernel_plugins.triton.attention.hopper_kernel import CONSUMERS, ROWS, forward
 from portakernel_plugins.triton.attention.results import Results, Written
-from portakernel_plugins.triton.attention.row_blocks import copied_strides, described, is_copied
+from portakernel_plugins.triton.attention.row_blocks import copied_strides, described
 from portakernel_plugins.triton.attention.scores import scoring
 from portakernel_plugins.triton.launching.configurations import configuration
 
@@ -108,7 +108,7 @@ def _launch(
     rows = ROWS.value * CONSUMERS.value
     tiles = cdiv(S, rows)
     section = max(_CACHED_BYTES // (2 * T * D * q.element_size()), 1) * (H // G)
-    target = y if is_copied(y) else torch.empty_like(y, memory_format=torch.contiguous_format)
+    target = y if copied_strides(y) is not None else torch.empty_like(y, memory_format=torch.contiguous_format)
     programs = B * H * tiles
     if options["PERSISTENT"]:
         programs = min(programs, processor(q.device).multiprocessors)
@@ -159,11 +159,13 @@ def _layout(rows: int, width: int, dtype: torch.dtype) -> gl.NVMMASharedLayout:
 
 def _described(x: Tensor, rows: int) -> TensorDescriptor:
     """What the copy engine is told of ``x`` (B, S, H, D): blocks of ``rows`` along S, of one head."""
-    if not is_copied(x):
+    strides = copied_strides(x)
+    if strides is None:
         # contiguous() leaves what lies so at an odd address where it is
         x = x.clone(memory_format=torch.contiguous_format)
+        strides = copied_strides(x) or list(x.stride())
     B, S, H, D = x.shape
-    batch, row, head, _ = copied_strides(x)
+    batch, row, head, _ = strides
     made: TensorDescriptor = described(TensorDescriptor, x, [B, H, S, D], [batch, head, row, 1], [1, 1, rows, D])
     made.layout = _layout(rows, D, x.dtype)
     return made

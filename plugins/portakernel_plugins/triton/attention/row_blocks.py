@@ -91,34 +91,27 @@ def sources(x: Tensor, y: Tensor, rows: int, blocks: Mapping[str, Any], wanted: 
     ``rows`` are those of a block, ``blocks`` what ``shapes`` says. Where descriptors are not ``wanted``, or not
     possible, these are the tensors and None.
     """
-    if not (wanted and is_copied(x) and is_copied(y)):
+    strides = (copied_strides(x), copied_strides(y)) if wanted else (None, None)
+    if strides[0] is None or strides[1] is None:
         return x, None, y, None
-    return (*_descriptors(x, rows, blocks, "D"), *_descriptors(y, rows, blocks, "E"))
+    return (*_descriptors(x, strides[0], rows, blocks, "D"), *_descriptors(y, strides[1], rows, blocks, "E"))
 
 
-def is_copied(x: Tensor) -> bool:
-    """Whether TMA can copy from and to ``x (B, N, H, D)``: address, strides, and something there."""
-    step = _ALIGNED // x.element_size()
-    (batches, rows, heads, lanes), (batch, row, head, lane) = x.shape, x.stride()
-    return (
-        x.numel() > 0
-        and x.data_ptr() % _ALIGNED == 0
-        and (lane == 1 or lanes == 1)
-        and (batches == 1 or (batch > 0 and batch % step == 0))
-        and (rows == 1 or (row > 0 and row % step == 0))
-        and (heads == 1 or (head > 0 and head % step == 0))
-    )
+def copied_strides(x: Tensor) -> list[int] | None:
+    """The strides by which TMA copies from and to ``x (B, N, H, D)``; None where it cannot.
+
+    Those of a dimension of one say nothing, and need not be valid ones.
+    """
+    step, (batches, rows, heads, lanes) = _ALIGNED // x.element_size(), x.shape
+    batch, row, head, lane = x.stride()
+    batch, row, head = step if batches == 1 else batch, step if rows == 1 else row, step if heads == 1 else head
+    if batch <= 0 or row <= 0 or head <= 0 or (lane != 1 and lanes != 1) or (batch | row | head) % step:
+        return None
+    return [batch, row, head, 1] if x.data_ptr() % _ALIGNED == 0 and x.numel() > 0 else None
 
 
-def copied_strides(x: Tensor) -> list[int]:
-    """The strides that TMA is given: of a dimension of one they say nothing, and need not be valid ones."""
-    step, (batches, rows, heads, _), (batch, row, head, _) = _ALIGNED // x.element_size(), x.shape, x.stride()
-    return [batch if batches > 1 else step, row if rows > 1 else step, head if heads > 1 else step, 1]
-
-
-def _descriptors(x: Tensor, rows: int, blocks: Mapping[str, Any], width: str) -> tuple[Any, Any]:
-    shape, strides = list(x.shape), copied_strides(x)
-    rest = blocks[f"REST_{width}"]
+def _descriptors(x: Tensor, strides: list[int], rows: int, blocks: Mapping[str, Any], width: str) -> tuple[Any, Any]:
+    shape, rest = list(x.shape), blocks[f"REST_{width}"]
     first = described(TensorDescriptor, x, shape, strides, [1, rows, 1, blocks[f"BLOCK_{width}"]])
     return first, described(TensorDescriptor, x, shape, strides, [1, rows, 1, rest]) if rest else None
 
