@@ -148,7 +148,7 @@ def _benchmarked(output: Mapping[str, Any], kernels: Mapping[str, Kernel]) -> It
     """Calls whose results agreed with the reference's before they were timed."""
     known = output["circumstances"]
     rows = [
-        {**row, "dtypes": list(cell["dtypes"].values()), "values": list(cell["values"].values())}
+        {**row, "dtypes": list(cell["dtypes"].values()), "values": list(map(str, cell["values"].values()))}
         for cell in output["cells"]
         if cell["checked_against"]
         for row in cell["kernels"]
