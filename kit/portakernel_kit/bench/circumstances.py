@@ -69,8 +69,9 @@ def _versions(distributions: Sequence[str]) -> dict[str, str]:
 
 def _required(registry: Registry) -> dict[str, str]:
     """The versions of what kernels are made of, by import name."""
-    modules = {module for kernel in registry.kernels.values() for module in kernel.requires}
-    known = ((module, installed_version(module)) for module in sorted(modules))
+    kernels = registry.kernels.values()
+    wanted = {(module, kernel.distributions.get(module, "")) for kernel in kernels for module in kernel.requires}
+    known = ((module, installed_version(module, distribution)) for module, distribution in sorted(wanted))
     return {module: version for module, version in known if version is not None}
 
 
