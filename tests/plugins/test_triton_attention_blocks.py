@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from portakernel.authoring.triton import launch
+from portakernel.authoring.triton import Processor, launch, pretending
 from portakernel.references import attention as reference
 from portakernel.triton_launch.interpreter import interpreting
 from portakernel_plugins.triton.attention.backward import backward
@@ -24,6 +24,7 @@ from portakernel_plugins.triton.attention.forward import attention
 from portakernel_plugins.triton.attention.row_blocks import sources
 from portakernel_plugins.triton.attention.scores import scoring
 from portakernel_plugins.triton.attention.tangents import NEAR, SWIFT, tangent
+from portakernel_plugins.triton.attention.tiles import tiles_of_queries
 
 PLAIN: dict[str, Any] = {"causal": False, "scale": None, "window": (-1, -1), "softcap": 0.0}
 BLOCKS = {"BLOCK_D": 64, "REST_D": 16, "BLOCK_E": 32, "REST_E": 0}
@@ -171,3 +172,15 @@ def test_huge_scores_leave_all_weight_to_the_largest(device, size, scale):
         found = attention(*tensors, **{**PLAIN, "scale": scale}, return_lse=True)
     for one, exact in zip(found, want, strict=True):
         torch.testing.assert_close(one.cpu().double(), exact, rtol=1e-4, atol=1e-5)
+
+
+def test_tiles_are_small_under_a_causal_mask_and_where_scores_are_changed():
+    def rows(queries: int, width: int, causal: bool = False, changed: bool = False) -> int:
+        q = torch.empty(1, queries, 8, width, dtype=torch.bfloat16, device="meta")
+        with pretending(Processor("sm_90", 132, 32), lambda *_: None):
+            return tiles_of_queries(q, queries, 4, width, causal, changed).options["BLOCK_M"]
+
+    assert rows(512, 128) == rows(4096, 128, causal=True) == rows(9000, 128, changed=True) == 64
+    assert rows(513, 128) == rows(4097, 128, causal=True) == 128
+    # of wide heads nothing was measured
+    assert rows(4096, 256, causal=True, changed=True) == 128

@@ -248,7 +248,7 @@ def launch_forward(
     (B, S, H, _), (_, T, G, _) = q.shape, v.shape
     queries, keys = (S, T) if sequences is None else sequences.longest
     changed = how.softcap > 0 or slopes is not None
-    tiling = tiles_of_queries(q, queries, H // G, room_of(q, v, bias), changed)
+    tiling = tiles_of_queries(q, queries, H // G, room_of(q, v, bias), how.right >= 0, changed)
     options, blocks = {**tiling.options}, shapes(q, v)
     read = sources(k, v, options["BLOCK_N"], blocks, options.pop("DESCRIBED", False))
     tiles = tile_count(S, tiling.packed, options["BLOCK_M"], sequences)
