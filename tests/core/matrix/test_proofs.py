@@ -47,7 +47,8 @@ def result(dtype, status="passed", device="zeta:new (zeta:0)", mode=None, aspect
 
 def cell(dtype, status):
     kernels = [{"kernel": "p.add", "status": status}]
-    return {"dtypes": {"x": dtype}, "values": {"window": [3, 0]}, "checked_against": "reference.add", "kernels": kernels}
+    values = {"window": [3, 0]}
+    return {"dtypes": {"x": dtype}, "values": values, "checked_against": "reference.add", "kernels": kernels}
 
 
 def test_native_code_is_compiled_code_too_and_compiled_code_is_not_native(read):
