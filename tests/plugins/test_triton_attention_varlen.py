@@ -299,9 +299,19 @@ def test_what_no_library_has_is_served_by_it(target, feature):
     assert decision.chosen.name == "triton.attention_varlen"
 
 
-@pytest.mark.parametrize("target", ["nvidia:sm_80", "nvidia:sm_90"])
-def test_plain_calls_are_still_pytorchs(target):
-    shape = {"q": (256, 8, 64), "k": (256, 2, 64), "v": (256, 2, 64), "cu_seqlens_q": (5,), "cu_seqlens_k": (5,)}
+@pytest.mark.parametrize(
+    ("target", "tokens", "name"),
+    [
+        ("nvidia:sm_80", 256, "torch.attention_varlen_flash"),
+        ("nvidia:sm_80", 4096, "torch.attention_varlen_flash"),
+        ("nvidia:sm_90", 4095, "torch.attention_varlen_flash"),
+        ("nvidia:sm_90", 4096, "triton.attention_varlen"),
+    ],
+)
+def test_plain_calls_are_pytorchs_but_for_many_tokens_where_that_was_measured(target, tokens, name):
+    heads = {"q": 8, "k": 2, "v": 2}
+    shape = {tensor: (tokens, count, 64) for tensor, count in heads.items()}
+    shape |= {"cu_seqlens_q": (5,), "cu_seqlens_k": (5,)}
     decision = portakernel.explain("attention_varlen", target=target, dtype="bfloat16", shape=shape, causal=True)
     assert decision.chosen is not None
-    assert decision.chosen.name == "torch.attention_varlen_flash"
+    assert decision.chosen.name == name
