@@ -25,7 +25,7 @@ class PriorityRule:
     targets: frozenset[Target] | None = None
 
     def __str__(self) -> str:
-        on = " on " + ", ".join(sorted(map(str, self.targets))) if self.targets is not None else ""
+        on = f" on {', '.join(sorted(map(str, self.targets))) or 'no target'}" if self.targets is not None else ""
         return f"{self.number}{on}" + (f" where {' and '.join(map(str, self.limits))}" if self.limits else "")
 
 

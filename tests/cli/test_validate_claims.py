@@ -95,6 +95,24 @@ def test_rules_of_a_priority_that_never_apply_are_told(acme: Callable) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("targets", "problems"),
+    [
+        ("nvidia: sm_90", []),
+        ("nvida: sm_90", ["targets.nvida: unknown vendor 'nvida'; did you mean 'nvidia'?", "targets: can never match"]),
+        ("nvidia: sm_990+", ["targets.nvidia: nvidia arch 'sm_990' is not listed", "targets: can never match"]),
+        ("nvidia: {in: [sm_90], not: [sm_90]}", ["targets: can never match: none of its targets is one that the"]),
+        ("nvidia: sm_75", ["targets: can never match: none of its targets is one that the kernel serves;"]),
+        ("intel: any", ["targets: can never match: none of its targets is one that the kernel serves; name some"]),
+    ],
+)
+def test_targets_of_a_priority_are_those_of_the_kernel(acme: Callable, targets: str, problems: list[str]) -> None:
+    found = acme(f"{ADD}, priority: [{{targets: {{{targets}}}, priority: 9}}, {{priority: 1}}]")
+    assert len(found) == len(problems)
+    for text in problems:
+        assert any(f"kernels[0].priority[0].{text}" in line for line in found), (text, found)
+
+
 # --- claims that overlap ---------------------------------------------------------------------------------------------
 
 

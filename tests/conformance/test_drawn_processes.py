@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 from collections import Counter
 from dataclasses import replace
 from itertools import islice
@@ -50,7 +51,7 @@ def apart(monkeypatch):
     def replaced(*events):
         jobs, left = [], iter(events)
 
-        def run(job, patience):
+        def run(job, patience, stopped):
             jobs.append(job)
             yield from next(left)
 
@@ -136,3 +137,11 @@ def test_a_budget_is_a_time_or_all(text, seconds):
 def test_what_is_no_budget_is_refused():
     with pytest.raises(ArgumentValueError, match=json.dumps("10 minutes").replace('"', "'")):
         parse_budget("10 minutes")
+
+
+def test_who_stops_listening_ends_the_processes(drawing):
+    results = drawing.results()
+    assert next(results).status == "passed"
+    (process,) = multiprocessing.active_children()
+    results.close()  # as Ctrl-C does, long before the budget is used up
+    assert not process.is_alive()

@@ -17,12 +17,13 @@ from portakernel.contract.case import Layout
 from portakernel_kit.conformance.memory import place_tensor, twin
 from portakernel_kit.conformance.trial import Outcome, Trial, attempt
 
-# How an ``out`` of the caller may lie, by its rank: rows apart, columns apart, rows that no single stride serves.
+# How an ``out`` of the caller may lie, by its rank: at an odd address, rows apart, columns apart, rows that no single
+# stride serves.
 _OUT_LAYOUTS: tuple[tuple[Layout, ...], ...] = (
-    ("contiguous",),
-    ("contiguous", "stepped"),
-    ("contiguous", "sliced", "transposed"),
-    ("contiguous", "sliced", "transposed", "split"),
+    ("contiguous", "offset"),
+    ("contiguous", "offset", "stepped"),
+    ("contiguous", "offset", "sliced", "transposed"),
+    ("contiguous", "offset", "sliced", "transposed", "split"),
 )
 
 

@@ -19,6 +19,7 @@ from portakernel.manifest.yaml_file import KeyPath
 from portakernel.registry.kernel import Kernel, PriorityRule
 from portakernel.registry.manifest_kernels import Judged
 from portakernel.words.arch import ArchSpace, Selector
+from portakernel.words.target import Target
 
 Found = Iterator[tuple[KeyPath, str]]
 Spaces = Mapping[str, ArchSpace]
@@ -51,7 +52,7 @@ def claim_problems(judged: Sequence[Judged | None], spaces: Spaces) -> Found:
                     yield place, f"{text}; remove it, put it first, or narrow {name}"
                     break
         if not faulty & {"priority", "limits"}:
-            yield from _idle_priorities(kernel, here)
+            yield from _idle_priorities(kernel, spaces, here)
         if not faulty & {*_CLAIMED, "priority", "check", "disabled"}:
             yield from _ties(kernel, sound, spaces, here)
             sound.append((i, kernel))
@@ -79,7 +80,7 @@ def _unmatched_dtypes(kernel: Kernel, claim: Capability, place: KeyPath) -> Foun
         yield (*place, "dtypes", name), f"{text}; claim those that go with it, or leave {dtype} out"
 
 
-def _idle_priorities(kernel: Kernel, place: KeyPath) -> Found:
+def _idle_priorities(kernel: Kernel, spaces: Spaces, place: KeyPath) -> Found:
     """Rules of a priority that never apply, because the claims or an earlier rule leave them nothing."""
     claims = [list(claim.limits) for _, claim in kernel.variants]
     for n, rule in enumerate(kernel.priority.rules):
@@ -88,9 +89,19 @@ def _idle_priorities(kernel: Kernel, place: KeyPath) -> Found:
         if limits and not any(satisfiable([*limits, *claimed]) for claimed in claims):
             shown = " and ".join(map(str, limits))
             yield where, f"can never match: {shown} lies outside the kernel's own limits; remove the rule"
+        if rule.targets is not None and not any(_serves(kernel, target, spaces) for target in rule.targets):
+            text = "can never match: none of its targets is one that the kernel serves"
+            yield (*where, "targets"), f"{text}; name some of its own, or remove the rule"
         earlier = next((m for m, other in enumerate(kernel.priority.rules[:n]) if _covers(other, rule)), None)
         if earlier is not None:
             yield where, f"can never match: priority[{earlier}] comes first and holds whenever this does; put it first"
+
+
+def _serves(kernel: Kernel, target: Target, spaces: Spaces) -> bool:
+    """Whether the targets of one of the kernel's claims have ``target`` among them."""
+    space = spaces.get(target.vendor)
+    selectors = [claim.targets[target.vendor] for _, claim in kernel.variants if target.vendor in claim.targets]
+    return space is not None and any(space.membership(selector, target.arch).inside for selector in selectors)
 
 
 def _covers(earlier: PriorityRule, later: PriorityRule) -> bool:

@@ -13,7 +13,7 @@ from portakernel.deciding.process_wishes import allowed_plugins, read
 from portakernel.errors import ArgumentValueError, ManifestError, nearest
 from portakernel.host.distributions import normalised
 from portakernel.manifest.loading import Loaded, load_manifest
-from portakernel.manifest.models import BackendManifest, Claim, PluginManifest, terms
+from portakernel.manifest.models import BackendManifest, Claim, PluginManifest, TargetTerms, terms
 from portakernel.manifest.yaml_file import KeyPath, keys_in
 from portakernel.registry.manifest_kernels import judged_kernels
 from portakernel.registry.plugin_manager import Package, installed_packages
@@ -245,8 +245,8 @@ def _misnamed(subject: Subject, loaded: Loaded[Any], key: str, name: str) -> lis
 
 def _strange_targets(manifest: PluginManifest, spaces: Mapping[str, ArchSpace]) -> Iterator[tuple[KeyPath, str]]:
     """Vendors and archs that nothing here lists, which at run time may be as they should: others may be installed."""
-    for path, claim in _claims(manifest):
-        for vendor, value in (claim.targets or {}).items():
+    for path, targets in _targets(manifest):
+        for vendor, value in targets.items():
             here: KeyPath = (*path, "targets", vendor)
             if vendor not in spaces:
                 yield here, f"unknown vendor {vendor!r}; {nearest(vendor, spaces)}"
@@ -255,6 +255,15 @@ def _strange_targets(manifest: PluginManifest, spaces: Mapping[str, ArchSpace]) 
                 for arch, last in spaces[vendor].later_than_listed(term):
                     text = f"{vendor} arch {arch!r} is not listed, and is taken for one that comes after {last}"
                     yield (*here, *place), f"{text}; correct it, or write '{last}+' for all that come after"
+
+
+def _targets(manifest: PluginManifest) -> Iterator[tuple[KeyPath, Mapping[str, TargetTerms]]]:
+    """All that a manifest says of targets, in claims and in rules of a priority."""
+    for path, claim in _claims(manifest):
+        yield path, claim.targets or {}
+    for i, kernel in enumerate(manifest.kernels):
+        for j, rule in enumerate(kernel.priority if isinstance(kernel.priority, list) else ()):
+            yield ("kernels", i, "priority", j), rule.targets or {}
 
 
 def _claims(manifest: PluginManifest) -> Iterator[tuple[KeyPath, Claim]]:

@@ -72,11 +72,11 @@ class Drawing:
         if self.budget.seconds <= 0:
             return
         found: queue.Queue[Event | Result | BaseException | None] = queue.Queue()
-        deadline = time.monotonic() + self.budget.seconds
+        deadline, stopped = time.monotonic() + self.budget.seconds, threading.Event()
 
         def follow(job: Job) -> None:
             try:
-                for event in self._restarted(job, deadline):
+                for event in self._restarted(job, deadline, stopped):
                     found.put(event)
             except BaseException as error:  # noqa: BLE001 - raised again where it is read
                 found.put(error)
@@ -88,22 +88,29 @@ class Drawing:
         shares = [tuple(asked[place :: self.workers]) for place in range(self.workers)]
         seconds, pairs = self.budget.seconds, self.budget.all_pairs
         jobs = [Job(share, self.seed, seconds, self.first, all_pairs=pairs) for share in shares if share]
-        for job in jobs:
-            threading.Thread(target=follow, args=(job,), daemon=True).start()
+        threads = [threading.Thread(target=follow, args=(job,), daemon=True) for job in jobs]
+        for thread in threads:
+            thread.start()
         left = len(jobs)
-        while left:
-            event = found.get()
-            if isinstance(event, BaseException):
-                raise event
-            if event is None:
-                left -= 1
-            elif isinstance(event, Covered):
-                self.pairs[event.kernel] = event.asked, event.possible
-            elif isinstance(event, Drew):
-                self.turns[event.begun.kernel] += 1
-                yield from (_repeatable(result, event.request) for result in event.results)
-            elif isinstance(event, Result):
-                yield event
+        try:
+            while left:
+                event = found.get()
+                if isinstance(event, BaseException):
+                    raise event
+                if event is None:
+                    left -= 1
+                elif isinstance(event, Covered):
+                    self.pairs[event.kernel] = event.asked, event.possible
+                elif isinstance(event, Drew):
+                    self.turns[event.begun.kernel] += 1
+                    yield from (_repeatable(result, event.request) for result in event.results)
+                elif isinstance(event, Result):
+                    yield event
+        finally:
+            # interrupted: the interpreter's end would wait for processes that go on
+            stopped.set()
+            for thread in threads:
+                thread.join()
 
     def to_json(self) -> dict[str, Any]:
         """How many requests there were, and of how many pairs; ``first``: of each kernel so many, for certain."""
@@ -112,13 +119,13 @@ class Drawing:
         head = {"requests": self.turns.total(), "first": self.first + min(by_kernel.values(), default=0)}
         return head | dict(zip(("pairs_asked", "pairs_possible"), pairs, strict=True)) | {"by_kernel": by_kernel}
 
-    def _restarted(self, job: Job, deadline: float) -> Iterator[Event | Result]:
+    def _restarted(self, job: Job, deadline: float, stopped: threading.Event) -> Iterator[Event | Result]:
         """The events of one process after the other, until there is nothing left to do."""
         deaths: Counter[str] = Counter()
-        while job.asked and (left := deadline - time.monotonic()) > 0:
+        while job.asked and not stopped.is_set() and (left := deadline - time.monotonic()) > 0:
             begun: Begun | None = None
             failed: Drew | None = None
-            for event in run_apart(replace(job, seconds=left), _PATIENCE_S):
+            for event in run_apart(replace(job, seconds=left), _PATIENCE_S, stopped):
                 if isinstance(event, Drew):
                     failed = None if event.is_last else event
                     if event.is_last:

@@ -6,6 +6,8 @@ import faulthandler
 import os
 import signal
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,6 +36,8 @@ _MOST_WRITTEN = 4000
 _START_S = 300.0
 # How long a process may take to be gone: to end, or to be killed inside a driver.
 _GONE_S = 10.0
+# How often it is looked whether to wait any longer.
+_LOOK_S = 0.2
 
 
 E_co = TypeVar("E_co", covariant=True)
@@ -100,10 +104,11 @@ class Death:
     written: str
 
 
-def run_apart(job: Work[E_co], patience_s: float) -> Iterator[E_co | Death]:
+def run_apart(job: Work[E_co], patience_s: float, stopped: threading.Event | None = None) -> Iterator[E_co | Death]:
     """The work's events from a process of its own, as they come; the last is ``Finished`` or the process's death.
 
-    It is killed when, once it has begun, nothing comes for ``patience_s`` seconds, and when nobody listens any more.
+    It is killed when, once it has begun, nothing comes for ``patience_s`` seconds, when nobody listens any more, and,
+    for a listener who waits in another thread, soon after ``stopped`` is set; then nothing more comes.
     """
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "written")
@@ -116,7 +121,7 @@ def run_apart(job: Work[E_co], patience_s: float) -> Iterator[E_co | Death]:
             with _interrupts_blocked():
                 process.start()
             theirs.close()
-            yield from _received(ours, process, log, patience_s)
+            yield from _received(ours, process, log, patience_s, stopped or threading.Event())
         finally:
             group.end()
             if process.pid is not None:
@@ -136,9 +141,13 @@ def _interrupts_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _received(pipe: Connection, process: BaseProcess, log: Path, patience_s: float) -> Iterator[Any]:
+def _received(
+    pipe: Connection, process: BaseProcess, log: Path, patience_s: float, stopped: threading.Event
+) -> Iterator[Any]:
     begun = False
-    while pipe.poll(patience_s if begun else max(patience_s, _START_S)):
+    while _comes(pipe, patience_s if begun else max(patience_s, _START_S), stopped):
+        if stopped.is_set():
+            return
         try:
             event = pipe.recv()
         except (EOFError, OSError):
@@ -152,6 +161,15 @@ def _received(pipe: Connection, process: BaseProcess, log: Path, patience_s: flo
             process.join(_GONE_S)  # what it has to put in order at its end, it may
             return
     yield Death("hung", f"it did not end within {patience_s:g} seconds", written(log))
+
+
+def _comes(pipe: Connection, seconds: float, stopped: threading.Event) -> bool:
+    """Whether something comes within so many seconds, or waiting has been stopped."""
+    deadline = time.monotonic() + seconds
+    while not stopped.is_set() and (left := deadline - time.monotonic()) > 0:
+        if pipe.poll(min(left, _LOOK_S)):
+            return True
+    return stopped.is_set()
 
 
 def _work(pipe: Connection, job: Work[object], log: Path, group: int) -> None:
