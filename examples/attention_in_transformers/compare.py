@@ -306,17 +306,42 @@ def installed_interpreter() -> Iterator[None]:
         yield
 
 
+def check_device(device: str) -> None:
+    """Refuses a device that torch cannot use here, before models are made for it.
+
+    Raises:
+        typer.BadParameter: torch can put no tensor there.
+    """
+    try:
+        torch.ones(1, device=device).item()  # a device that is only a name, as meta, has no values
+    except (AssertionError, RuntimeError) as error:  # torch without CUDA asserts that it has it
+        why = str(error).partition("\n")[0].partition(". ")[0].rstrip(".")
+        text = f"torch cannot use {device!r} here ({why}); name a device that it can, as in --device cpu"
+        raise typer.BadParameter(text, param_hint="--device") from error
+
+
 def main(
-    device: Annotated[str, typer.Option(help="torch device")] = "cuda" if torch.cuda.is_available() else "cpu",
+    device: Annotated[str | None, typer.Option(help="torch device [default: cuda where torch has it, or cpu]")] = None,
     dtype: Annotated[Number, typer.Option(help="dtype of weights and activations")] = Number.FLOAT32,
     kernel: Annotated[str | None, typer.Option(help="the only kernel that may serve attention")] = None,
     interpret: Annotated[bool, typer.Option(help="run triton.attention in Triton's interpreter, on the CPU")] = False,
-    layers: Annotated[int | None, typer.Option(help="decoder layers")] = None,
-    prompt: Annotated[int | None, typer.Option(help="tokens of the prompt")] = None,
-    tokens: Annotated[int | None, typer.Option(help="tokens to write")] = None,
-    steps: Annotated[int | None, typer.Option(help="training steps")] = None,
+    layers: Annotated[int | None, typer.Option(min=1, help="decoder layers")] = None,
+    prompt: Annotated[int | None, typer.Option(min=1, help="tokens of the prompt")] = None,
+    tokens: Annotated[int | None, typer.Option(min=1, help="tokens to write")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="training steps")] = None,
 ) -> None:
     """Compares both models; what is not given is smaller for the interpreter."""
+    if interpret:
+        if kernel is not None:
+            text = f"--interpret runs triton.attention alone, and {kernel!r} was named; leave one of the two out"
+            raise typer.BadParameter(text, param_hint="--kernel")
+        if device not in (None, "cpu"):
+            text = f"--interpret runs on the CPU, and {device!r} was named; leave one of the two out"
+            raise typer.BadParameter(text, param_hint="--device")
+        device, kernel = "cpu", "interpreted.attention"
+    elif device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    check_device(device)
     given = {"layers": layers, "prompt": prompt, "tokens": tokens, "steps": steps}
     usual = SMALLEST if interpret else SIZES
     sizes = replace(usual, **{name: value for name, value in given.items() if value is not None})
@@ -326,11 +351,13 @@ def main(
     with ExitStack() as stack:
         if interpret:
             stack.enter_context(installed_interpreter())
-            device, kernel = "cpu", "interpreted.attention"
         if device == "cpu":
             torch.set_num_threads(1)  # to share such small tensors among threads takes longer than to compute
         if kernel is not None:
-            stack.enter_context(portakernel.use(kernel))
+            try:
+                stack.enter_context(portakernel.use(kernel))
+            except portakernel.errors.UnknownNameError as error:
+                raise typer.BadParameter(str(error), param_hint="--interpret" if interpret else "--kernel") from error
         for name, config in configurations(sizes.layers).items():
             try:
                 wrong += compare(name, config, device, dtype, sizes, kernel)

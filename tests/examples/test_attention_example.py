@@ -128,3 +128,42 @@ def test_a_kernel_that_has_no_softcap_and_no_sinks_is_refused_with_the_reason(ru
     for model, lacks in zip(MODELS, ("softcap=5.0", "sinks=True"), strict=True):
         assert f"{model}: no kernel for op attention (training)" in ran.stderr
         assert f"float32: does not serve {lacks}" in ran.stderr
+
+
+NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="torch has CUDA here")
+COUNTS = ("--layers", "--prompt", "--tokens", "--steps")
+UNKNOWN = "torch.attention_maths"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (
+            ("--interpret", "--kernel", "torch.attention_math"),
+            "--kernel: --interpret runs triton.attention alone, and 'torch.attention_math' was named; leave one",
+        ),
+        (("--interpret", "--device", "cuda"), "--device: --interpret runs on the CPU, and 'cuda' was named; leave one"),
+        *(((count, "0"), f"'{count}': ") for count in COUNTS),
+        pytest.param(("--device", "cuda"), "--device: torch cannot use 'cuda' here (", marks=NO_CUDA),
+        (("--device", "meta"), "--device: torch cannot use 'meta' here ("),
+        (("--device", "toaster"), "--device: torch cannot use 'toaster' here ("),
+        (
+            ("--device", "cpu", "--kernel", UNKNOWN),
+            f"--kernel: context: use: unknown kernel or plugin '{UNKNOWN}'; did you mean 'torch.attention_math'",
+        ),
+    ],
+)
+def test_options_that_cannot_be_honoured_are_refused_with_the_reason(
+    run: Run, arguments: tuple[str, ...], told: str
+) -> None:
+    ran = run(*arguments)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    # the message is wrapped, and has a frame
+    shown = " ".join(ran.stderr.replace("│", " ").split())
+    assert f"Invalid value for {told}" in shown
+    assert "Traceback" not in shown
+
+
+def test_one_of_each_is_enough(run: Run) -> None:
+    ran = run("--device", "cpu", *(word for count in COUNTS for word in (count, "1")))
+    assert (ran.returncode, ran.stderr) == (0, "")
