@@ -15,6 +15,7 @@ from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNam
 # format   a scale format by name (portakernel.words.dtypes.SCALE_FORMATS)
 Kind = Literal["float", "int", "bool", "text", "dtype", "format", "window"]
 UNLIMITED = -1
+LARGEST = (1 << 63) - 1  # kernels and torch's schemas take integers of 64 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +118,12 @@ def _int(parameter: Parameter, op: str, value: object) -> Any:
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise _wrong_type(parameter, op, value)
     found = int(value)
-    if not -(1 << 63) <= found < 1 << 63:
-        raise ArgumentValueError(f"{op}: {parameter.name} is beyond what 64 bits hold")
+    if not -LARGEST - 1 <= found <= LARGEST:
+        least = UNLIMITED if parameter.kind == "window" else 0 if parameter.bounds else "-2**63"
+        # by its size, because Python writes no number of more than some thousand digits
+        size = f"2**{abs(found).bit_length() - 1} or"
+        text = f"this is {f'{size} more' if found > 0 else f'-{size} less'}; accepted: {least} to 2**63 - 1"
+        raise ArgumentValueError(f"{op}: {parameter.name} is beyond what 64 bits hold; {text}")
     if parameter.bounds and found < 0:
         raise ArgumentValueError(f"{op}: {parameter.name} counts positions, from 0; this is {value!r}")
     return found

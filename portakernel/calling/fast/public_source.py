@@ -22,7 +22,7 @@ from portakernel.calling.fast.keys import Keys
 from portakernel.claims.capability import CannotRun
 from portakernel.contract import Contract
 from portakernel.contract.near_misses import NOT_GIVEN
-from portakernel.contract.parameter import Parameter
+from portakernel.contract.parameter import LARGEST, Parameter
 from portakernel.contract.signature_text import arguments, document, outs
 from portakernel.tensors.layout import has_plain_memory
 from portakernel.tensors.torch_internals import (
@@ -126,7 +126,7 @@ def canonical_terms(contract: Contract) -> tuple[str, dict[str, Any]]:
             term = f"(type({name}) is str and {name} in words_{name})"
         elif kind == "window":
             term = f"(type({name}) is tuple and len({name}) == 2 and {name}[0].__class__ is {name}[1].__class__ is int"
-            term += f" and {name}[0] >= -1 and {name}[1] >= -1)"
+            term += f" and -1 <= {name}[0] <= {LARGEST} and -1 <= {name}[1] <= {LARGEST})"
         else:
             # most calls leave a parameter out: then it is the default itself, which `know_defaults` makes quick to see
             names[f"default_{name}"] = parameter.default
@@ -138,7 +138,7 @@ def canonical_terms(contract: Contract) -> tuple[str, dict[str, Any]]:
 def _within(parameter: Parameter) -> str:
     """A further term: the number is one that the parameter may be. NaN compares false with everything."""
     if parameter.kind == "int":
-        return f" and {parameter.name} >= 0" if parameter.bounds else ""
+        return f" and {0 if parameter.bounds else -LARGEST - 1} <= {parameter.name} <= {LARGEST}"
     if parameter.kind != "float":
         return ""
     low = f"{parameter.least!r} <=" if math.isfinite(parameter.least) else "-inf <"

@@ -18,6 +18,9 @@ from portakernel.errors import ArgumentValueError
 from portakernel_kit.conformance.inputs import draw_inputs, generator
 
 FLOATS = [(op, p) for op, described in own_contracts().items() for p in described.parameters if p.kind == "float"]
+INTEGERS = [(op, p) for op, its in own_contracts().items() for p in its.parameters if p.kind in ("int", "window")]
+# a window's least and a length's are not negative numbers of 64 bits, see Parameter.canonical
+LEAST = {"window": "-1", "max_seqlen_q": "0", "max_seqlen_k": "0", "ignore_index": "-2**63"}
 pytestmark = pytest.mark.filterwarnings("ignore::portakernel.errors.FallbackWarning")
 
 
@@ -80,3 +83,53 @@ def test_lengths_are_not_negative(name):
             ops.attention_varlen(*tensors, **{name: -1})
         assert str(caught.value) == f"attention_varlen: {name} counts positions, from 0; this is -1"
         ops.attention_varlen(*tensors, **{name: 4096})
+
+
+def test_there_are_integers_and_windows():
+    assert {(op, parameter.name) for op, parameter in INTEGERS} >= {
+        ("attention", "window"),
+        ("attention_varlen", "window"),
+        ("attention_varlen", "max_seqlen_q"),
+        ("cross_entropy", "ignore_index"),
+    }
+
+
+@pytest.mark.parametrize(("op", "parameter"), INTEGERS, ids=lambda value: getattr(value, "name", value))
+def test_an_integer_beyond_64_bits_is_refused_whatever_was_called_before(op, parameter):
+    tensors, keywords = call_of(op)
+    function, name = getattr(ops, op), parameter.name
+    # the last one has more digits than Python writes
+    beyond = {
+        2**63: "2**63 or more",
+        10**30: "2**99 or more",
+        -(10**30): "-2**99 or less",
+        1 << 20000: "2**20000 or more",
+    }
+    for warm in (False, True):
+        handle = None
+        if warm:
+            with torch.no_grad():
+                handle = portakernel.bind(op, *tensors, **keywords)
+            for _ in range(2):
+                function(*tensors, **keywords)
+                function(*tensors, **keywords | {name: (3, 0) if parameter.kind == "window" else 4096})
+        functions = [function, partial(portakernel.explain, op), partial(portakernel.bind, op), handle]
+        for number, shown in beyond.items():
+            for value in [(number, 0), (0, number)] if parameter.kind == "window" else [number]:
+                for call in filter(None, functions):
+                    with pytest.raises(ArgumentValueError) as caught:
+                        call(*tensors, **keywords | {name: value})
+                    assert str(caught.value) == (
+                        f"{op}: {name} is beyond what 64 bits hold; this is {shown};"
+                        f" accepted: {LEAST[name]} to 2**63 - 1"
+                    )
+
+
+@pytest.mark.parametrize("op", ["attention", "attention_varlen"])
+def test_the_largest_window_of_64_bits_sees_every_key(op):
+    tensors, keywords = call_of(op)
+    function = getattr(ops, op)
+    every = function(*tensors, **keywords | {"window": (-1, -1)})
+    for _ in range(2):
+        found = function(*tensors, **keywords | {"window": (2**63 - 1, 2**63 - 1)})
+        torch.testing.assert_close(found, every)
