@@ -18,6 +18,7 @@ from torch import Tensor
 
 from portakernel import runtime
 from portakernel.claims.capability import CannotRun
+from portakernel.errors import ArgumentValueError
 from portakernel.references import add_rms_norm as add_rms_norm_reference
 from portakernel.references import layer_norm as layer_norm_reference
 from portakernel.references import quantize_fp8 as quantize_fp8_reference
@@ -249,6 +250,28 @@ def test_without_a_cpp_compiler_the_emulator_says_what_to_install(monkeypatch):
     wanted = "missing_toolchain: the emulator compiles kernels with a C\\+\\+ compiler and finds no-such-compiler"
     with emulating(), pytest.raises(CannotRun, match=wanted):
         softmax(draw(3, 11 * 8 * 13))
+
+
+@pytest.mark.parametrize("size", [16, 0, -32, None])
+def test_warps_that_no_gpu_has_are_refused(size):
+    wanted = f"emulating: warp_size must be 32 or 64, as GPUs have them; this is {size}"
+    with pytest.raises(ArgumentValueError, match=f"^{wanted}$"), emulating(size):
+        pytest.fail("the context was entered")
+    assert emulator.warp_size() is None
+
+
+@pytest.mark.parametrize(("does", "ended"), [("exit 3", "status 3"), ("kill -SEGV $$", "SIGSEGV")])
+def test_a_compiler_that_fails_without_a_word_is_named_with_how_it_ended(monkeypatch, tmp_path, does, ended):
+    compiler = tmp_path / "silent-c++"
+    compiler.write_text(f"#!/bin/sh\n{does}\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    # a size of its own, because what is compiled is kept
+    with emulating(), pytest.raises(RuntimeError) as caught:
+        softmax(draw(3, 11 * 8 * 17))
+    told = str(caught.value).split(":\n")
+    assert told[0].endswith(" does not compile for the emulator")
+    assert told[1] == f"{compiler} ended with {ended} and wrote nothing; set CXX to a C++ compiler that works here"
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from portakernel.authoring import CannotRun, ReasonCode, Rejection
+from portakernel.authoring import ArgumentValueError, CannotRun, ReasonCode, Rejection
 from portakernel.authoring.host import make_private
 from portakernel.authoring.native import Limits, run_limited
 
@@ -43,7 +43,14 @@ _SCALARS = {"int64": ctypes.c_int64, "float32": ctypes.c_float}
 
 @contextmanager
 def emulating(warp_size: int = 64) -> Iterator[None]:
-    """Within this context, this thread's launches run on CPU tensors, in warps of 32 or 64 threads."""
+    """Within this context, this thread's launches run on CPU tensors, in warps of 32 or 64 threads.
+
+    Raises:
+        ArgumentValueError: no GPU has warps of that size.
+    """
+    if warp_size not in ARCHS:
+        sizes = " or ".join(map(str, ARCHS))
+        raise ArgumentValueError(f"emulating: warp_size must be {sizes}, as GPUs have them; this is {warp_size!r}")
     token = _WARP_SIZE.set(warp_size)
     try:
         yield
@@ -102,8 +109,9 @@ def _compiled(of: Program, defines: Defines, warp_size: int) -> Any:
     # Hidden, because g++ makes what inlines and templates keep unique in a process, of libraries that show it: as large
     # as in the first one, though what is shared memory here differs between configurations. -O0, because to compile
     # takes longer than to run. Without default libraries, of which g++ adds one that is to say what the checks found.
+    compiler = _compiler()
     command = [
-        _compiler(),
+        compiler,
         *("-std=c++17", "-O0", "-shared", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-w"),
         *(f"-fsanitize={_CHECKS}", f"-fno-sanitize-recover={_CHECKS}"),
         f"-I{source.parent}",
@@ -113,7 +121,9 @@ def _compiled(of: Program, defines: Defines, warp_size: int) -> Any:
     ]
     ran = run_limited(command, Limits(), folder=_folder())
     if ran.status:
-        raise RuntimeError(f"{source} does not compile for the emulator:\n{ran.told}")
+        ended = ran.signal or f"status {ran.status}"
+        silent = f"{compiler} ended with {ended} and wrote nothing; set CXX to a C++ compiler that works here"
+        raise RuntimeError(f"{source} does not compile for the emulator:\n{ran.told.strip() or silent}")
     try:
         function = ctypes.CDLL(str(library)).launch
     except OSError as error:
