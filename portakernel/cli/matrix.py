@@ -48,7 +48,7 @@ def command(
         portakernel matrix --html matrix.html
         portakernel matrix --plugin acme --html matrix.html --proof checked.json
     """
-    from portakernel.cli.list_kernels import tell_broken
+    from portakernel.cli.list_kernels import chosen_kernels, tell_broken
     from portakernel.cli.output import print_json
     from portakernel.errors import ArgumentValueError
     from portakernel.matrix.table import markdown, support_matrix
@@ -58,6 +58,7 @@ def command(
     if proofs and html is None:
         raise ArgumentValueError("matrix: --proof goes with --html FILE, which shows what was proven")
     registry = dispatcher().registry
+    chosen_kernels(registry, op, plugin)  # a name that nothing has is told as by `list`, with what is known of it
     matrix = support_matrix(registry, op=op, vendor=vendor, plugin=plugin)
     if html is not None:
         _write_page(html, matrix, proofs or (), registry)

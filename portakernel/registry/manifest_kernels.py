@@ -302,7 +302,8 @@ class _KernelBuilder:
         for i, rule in enumerate(value):
             self.check_known("dimension", rule.when, contract.dims, (*path, "priority", i, "when"))
             if not (rule.when or rule.targets) and i + 1 < len(value):
-                self.problem((*path, "priority", i), "has no `when`, so that the rules after it never apply")
+                text = "has neither `when` nor `targets`, so that the rules after it never apply"
+                self.problem((*path, "priority", i), text)
             limits = tuple(limit.limit(name) for name, limit in rule.when.items())
             selected = self.targets(rule.targets, (*path, "priority", i, "targets")) if rule.targets else None
             rules.append(PriorityRule(rule.priority, limits, None if selected is None else self.listed(selected)))

@@ -118,3 +118,12 @@ def test_a_page_that_cannot_be_written_says_why(run: Callable, tmp_path: Path) -
         assert re.search(
             rf"{re.escape(str(page))} cannot be written: .*; name a file in a folder that exists with --html", ran.err
         )
+
+
+def test_a_broken_plugin_is_not_only_unknown(run: Callable, install: Callable[..., Path]) -> None:
+    install("acme", manifest="schema_version: 1\nplugin: other\n")
+    ran = run("matrix --plugin acme")
+    assert (ran.status, ran.out) == (2, "")
+    assert ran.err.endswith("acme is broken: run `portakernel doctor`.\n")
+    error = run("matrix --plugin acme --json").json["error"]
+    assert error["message"].endswith("acme is broken: run `portakernel doctor`.")

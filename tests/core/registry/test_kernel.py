@@ -30,6 +30,7 @@ kernels:
     targets: {nvidia: sm_80+}
     dtypes: {x: [float32], y: [x]}
 """
+NEVER = "p.yaml:9: kernels[0].priority[0]: has neither `when` nor `targets`, so that the rules after it never apply"
 NORM = """\
 kernels:
   - op: rms_norm
@@ -231,7 +232,11 @@ def test_an_entry_for_an_op_that_nobody_has_rests_beside_the_others(site, build)
         ),
         (
             ADD + "    priority:\n      - {priority: 3}\n      - {when: {M: {max: 9}}, priority: 4}\n",
-            ["p.yaml:9: kernels[0].priority[0]: has no `when`, so that the rules after it never apply"],
+            [NEVER],
+        ),
+        (
+            ADD + "    priority:\n      - {targets: {}, priority: 70}\n      - {priority: 4}\n",
+            [NEVER],
         ),
         (
             ADD + "    priority:\n      - {when: {K: {max: 9}}, priority: 4}\n",
