@@ -239,6 +239,15 @@ def test_one_request_is_asked_again_alone(run: Callable, kit: Callable) -> None:
     assert (ran.status, [result["case"] for result in ran.json["results"]]) == (0, ["add[{}]"])
 
 
+def test_a_line_that_is_no_request_is_bad_input(run: Callable) -> None:
+    line = '{"kernel":"torch.softmax_cpu","dtypes":{"x":"float32"},"leading":3,"dims":{"N":8},"seed":1}'
+    said = '--one: "leading" takes a list of whole numbers, such as [2, 3]; this is 3'
+    ran = run("check", "--one", line)
+    assert (ran.status, ran.out, ran.err) == (2, "", f"portakernel: {said}\n")
+    ran = run("check", "--one", line, "--json")
+    assert (ran.status, ran.json["error"]["message"]) == (2, said)
+
+
 @pytest.mark.parametrize("budget", ["soon", "-1s", "10x"])
 def test_a_budget_is_a_time(run: Callable, budget: str) -> None:
     ran = run("check", f"--budget={budget}")

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 from dataclasses import replace
 from itertools import islice, pairwise
+from typing import Any
 
 import pytest
 
 from portakernel.claims.capability import Capability, Limit
 from portakernel.contract.case import Case
 from portakernel.contracts import contract, own_contracts
-from portakernel.errors import ArgumentValueError
+from portakernel.errors import ArgumentValueError, PortakernelError
 from portakernel_kit.conformance.claims import elements, in_tiles, possible
 from portakernel_kit.conformance.drawn.levels import SIZES, apart, factors, levels_of, size_level
 from portakernel_kit.conformance.drawn.request import draw_request
@@ -221,13 +223,83 @@ def test_a_request_is_spelled_and_read_again(op, registry):
         ("[1]", "takes a JSON object with kernel, dtypes and seed"),
         ('{"kernel":"x.add","dtypes":{},"seed":1}', "asks kernel 'x.add', which is not installed"),
         ('{"kernel":"torch.add","dtypes":{},"seed":1,"size":3}', "has no key 'size'; its keys are kernel, draw, "),
-        ('{"kernel":"torch.add","dtypes":{"z":"int8"},"seed":1}', "add knows no 'z'"),
-        ('{"kernel":"torch.add","dtypes":{},"layouts":{"x":"round"},"seed":1}', "add knows no 'round'"),
-        ('{"kernel":"torch.add","dtypes":{},"values":"odd","seed":1}', "add knows no 'odd'"),
+        ('{"kernel":"torch.add","dtypes":{"z":"int8"},"seed":1}', "add knows no 'z' in \"dtypes\"; it knows x, y"),
+        (
+            '{"kernel":"torch.add","dtypes":{},"layouts":{"x":"round"},"seed":1}',
+            '"layouts.x" takes one of contiguous, .*; this is "round"',
+        ),
+        (
+            '{"kernel":"torch.add","dtypes":{},"values":"odd","seed":1}',
+            '"values" takes one of normal, .*; this is "odd"',
+        ),
     ],
 )
 def test_text_that_is_no_request_is_refused_in_words(text, said, registry):
     with pytest.raises(ArgumentValueError, match=said):
+        parse_request(text, registry.kernels)
+
+
+NORM: dict[str, Any] = {
+    "kernel": "torch.rms_norm_cpu",
+    "dtypes": {"x": "float32", "weight": "float32"},
+    "leading": [3],
+    "dims": {"N": 8},
+    "seed": 1,
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"kernel": [1]}, '"kernel" takes the name of a kernel; this is [1]'),
+        ({"leading": 3}, '"leading" takes a list of whole numbers, such as [2, 3]; this is 3'),
+        ({"leading": [4, -3]}, '"leading[1]" takes a whole number of 64 bits, from 0; this is -3'),
+        ({"dims": 5}, '"dims" takes an object with names as its keys; this is 5'),
+        ({"dims": {"N": "five"}}, '"dims.N" takes a whole number of 64 bits, from 0; this is "five"'),
+        ({"dims": {"N": 5.5}}, '"dims.N" takes a whole number of 64 bits, from 0; this is 5.5'),
+        ({"dims": {"N": -5}}, '"dims.N" takes a whole number of 64 bits, from 0; this is -5'),
+        ({"dims": {"N": True}}, '"dims.N" takes a whole number of 64 bits, from 0; this is true'),
+        ({"dims": {"N": 10**30}}, '"dims.N" takes a whole number of 64 bits, from 0; this is 1000000'),
+        ({"dims": {"K": 5}}, "rms_norm knows no 'K' in \"dims\"; it knows M, N"),
+        ({"dims": {}}, '"dims" gives no size for N, which x has'),
+        ({"seed": "a"}, '"seed" takes a whole number of 64 bits; this is "a"'),
+        ({"seed": 1.5}, '"seed" takes a whole number of 64 bits; this is 1.5'),
+        ({"draw": "silly"}, '"draw" takes a whole number of 64 bits, from 0; this is "silly"'),
+        ({"present": 5}, '"present" takes a list of optional tensors\' names; this is 5'),
+        ({"present": ["foo"]}, "rms_norm knows no 'foo' in \"present\"; it knows none, so leave that out"),
+        ({"present": [[]]}, "rms_norm knows no [] in"),
+        ({"given": 7}, '"given" takes an object with names as its keys; this is 7'),
+        ({"given": {"x": 7}}, '"given.x" takes a list of whole numbers'),
+        ({"given": {"x": [7]}}, '"given.x" takes 24 whole numbers, for its shape is (3, 8); this is [7]'),
+        ({"dtypes": "float32"}, '"dtypes" takes an object with names as its keys; this is "float32"'),
+        ({"dtypes": {"x": "float37"}}, '"dtypes.x" takes one of float32, float16, bfloat16; this is "float37"'),
+        ({"dtypes": {"x": ["int8"]}}, '"dtypes.x" takes one of float32, float16, bfloat16; this is ["int8"]'),
+        ({"dtypes": {"x": "float32"}}, '"dtypes" says none for weight; it may be float32, float16, bfloat16'),
+        ({"dtypes": {"x": "int8", "weight": "int8"}}, "rms_norm: x is int8; it must be float32 or float16 or bfloat16"),
+        ({"layouts": ["x"]}, '"layouts" takes an object with names as its keys; this is ["x"]'),
+        ({"layouts": {"weight": "transposed"}}, 'where its shape is (8,); this is "transposed"'),
+        ({"parameters": 3}, '"parameters" takes an object with names as its keys; this is 3'),
+        ({"parameters": {"eps": "small"}}, "rms_norm: eps must be a number"),
+        ({"parameters": {"scale": 1}}, "rms_norm: unknown parameter 'scale'"),
+        ({"backward": 7}, '"backward" takes true or false; this is 7'),
+        ({"backward": {"x": True}}, '"backward" takes true or false; this is {"x": true}'),
+    ],
+)
+def test_a_request_with_something_wrong_in_it_is_refused_in_words(changed, said, registry):
+    assert parse_request(json.dumps(NORM), registry.kernels).case.dims == {"N": 8}
+    with pytest.raises(PortakernelError, match=re.escape(said)):
+        parse_request(json.dumps(NORM | changed), registry.kernels)
+
+
+def test_optional_tensors_that_there_are_are_named(registry):
+    asked = {"kernel": "reference.layer_norm", "dtypes": {"x": "float32"}, "seed": 1, "present": ["foo"]}
+    with pytest.raises(ArgumentValueError, match=r"layer_norm knows no 'foo' in \"present\"; it knows bias"):
+        parse_request(json.dumps(asked), registry.kernels)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, f'{{"seed":{"1" * 5000}}}'])
+def test_json_beyond_what_python_reads_is_no_request(text, registry):
+    with pytest.raises(ArgumentValueError, match="takes the JSON of a request"):
         parse_request(text, registry.kernels)
 
 
