@@ -154,6 +154,8 @@ def test_what_cannot_be_tried_is_told(run: Callable, acme: Path, tmp_path: Path)
         "faults acme --op rms_norm": "unknown op 'rms_norm'",
         "faults acme --by-witness": "name them with --from",
         "faults acme --budget soon": "this is 'soon'",
+        "faults acme --budget 0": "--budget 0 puts no request to a fault; it takes a time above 0, such as 10s or 1m",
+        "faults acme --budget 0.0m": "--budget 0.0m puts no request to a fault",
         f"faults acme --from {tmp_path / 'no'}": "cannot be read",
         f"faults acme --output {acme}/plugin.yaml": "holds no results",
     }

@@ -94,7 +94,11 @@ def command(
     from portakernel_kit.conformance.runner import fresh_seed
     from portakernel_kit.faults.running import Terms
 
-    seconds, many = parse_budget(budget).seconds, workers if workers is not None else min(_MOST_WORKERS, cores())
+    seconds = parse_budget(budget).seconds
+    if seconds <= 0:  # what no request was put to would be told alive
+        text = f"--budget {budget} puts no request to a fault"
+        raise ArgumentValueError(f"{text}; it takes a time above 0, such as 10s or 1m, or all")
+    many = workers if workers is not None else min(_MOST_WORKERS, cores())
     terms = Terms(fresh_seed() if seed is None else seed, seconds, patience, most, many, by_witness)
     run = FaultsRun(now, asked, terms, where, output, equal, shows=not json, verbose=verbose)
     run.choose(written, fault or [])
