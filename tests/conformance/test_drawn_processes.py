@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
+import time
 from collections import Counter
 from dataclasses import replace
 from itertools import islice
@@ -87,6 +89,37 @@ def test_a_kernel_that_ended_a_process_goes_on_behind_the_request_that_did(drawi
             lines.setdefault(event.turn, set()).add(event.request)
     assert sorted(lines) == [0, 1, 2, 3, 4]
     assert all(len(requests) == 1 for requests in lines.values())
+
+
+def test_requests_are_left_out_for_as_long_as_there_is_time_and_none_of_their_pairs_counts(drawing):
+    manager = drawing.dispatcher.registry.manager
+    asked = Asked(manager.packages, drawing.dispatcher.process.disabled, "torch.softmax_cpu", None)
+    begin = time.monotonic()
+    covered, _ = Job((asked,), 3, 0.5, 1_000_000, left_out=1_000_000).events()
+    assert time.monotonic() - begin < 20
+    assert isinstance(covered, Covered)
+    assert covered.asked == 0 < covered.possible
+
+
+def test_the_pairs_of_requests_that_were_put_to_a_kernel_count_whichever_process_did(drawing):
+    manager = drawing.dispatcher.registry.manager
+    asked = Asked(manager.packages, drawing.dispatcher.process.disabled, "torch.softmax_cpu", None)
+    counts = []
+    # turns before the fifth are left out, were of a process that has ended, or are of this one
+    for turns, left_out in ([5], 5), ([5], 0), ([0, 1, 2, 3, 4, 5], 0):
+        tried = trying._tried(asked, 3, left_out)
+        for turn in turns:
+            assert list(tried.ask(turn, math.inf, all_pairs=False))
+        counts.append(tried.covered()[0])
+    assert counts[0] == len(tried.requests.pairs_of(tried.requests.at(5)))
+    assert counts[0] < counts[1] == counts[2] == len(tried.requests.covering.asked)
+
+
+def test_jobs_say_how_many_requests_are_left_out(drawing, apart):
+    jobs = apart([begun(4), DEATH], [Finished()])
+    drawing.first = 4
+    list(drawing.results())
+    assert [(job.first, job.left_out, job.done) for job in jobs] == [(4, 4, set()), (4, 4, {"torch.softmax_cpu"})]
 
 
 def test_of_a_request_that_fails_the_smallest_is_told_or_itself_where_that_ends_the_process(drawing, apart):

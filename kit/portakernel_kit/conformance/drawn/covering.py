@@ -78,7 +78,7 @@ class Covering:
         self._rows.append({name: level for name, level in levels.items() if name in self.factors})
         for level in levels.items():
             self._level_tries[level] = -1
-        for together in self._within(levels):
+        for together in self.within(levels):
             if self.left.pop(together, None) is not None or self.refused.pop(together, None) is not None:
                 self.asked.add(together)
         return len(self.asked) > before
@@ -101,7 +101,8 @@ class Covering:
                     for together in gone:
                         del self.left[together]
 
-    def _within(self, levels: Mapping[str, str]) -> Iterable[Together]:
+    def within(self, levels: Mapping[str, str]) -> Iterable[Together]:
+        """What a row with these levels asks for together."""
         pairs = sorted((name, level) for name, level in levels.items() if name in self.factors)
         yield from combinations(pairs, 2)
         coarse = [

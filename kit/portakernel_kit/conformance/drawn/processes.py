@@ -87,7 +87,8 @@ class Drawing:
         asked = [Asked(manager.packages, disabled, kernel.name, self.device) for kernel in self.kernels]
         shares = [tuple(asked[place :: self.workers]) for place in range(self.workers)]
         seconds, pairs = self.budget.seconds, self.budget.all_pairs
-        jobs = [Job(share, self.seed, seconds, self.first, all_pairs=pairs) for share in shares if share]
+        first = self.first
+        jobs = [Job(share, self.seed, seconds, first, all_pairs=pairs, left_out=first) for share in shares if share]
         threads = [threading.Thread(target=follow, args=(job,), daemon=True) for job in jobs]
         for thread in threads:
             thread.start()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
@@ -12,7 +14,7 @@ from portakernel.claims.capability import Capability, Limit
 from portakernel.contract import Contract
 from portakernel.errors import ArgumentTypeError, ArgumentValueError
 from portakernel_kit.conformance.claims import dtype_combinations
-from portakernel_kit.conformance.drawn.covering import Covering
+from portakernel_kit.conformance.drawn.covering import Covering, Together
 from portakernel_kit.conformance.drawn.levels import SIZES, apart, factors, levels_of, neutral_features, size_level
 from portakernel_kit.conformance.drawn.request import draw_request
 from portakernel_kit.conformance.op_faults import OpFault
@@ -39,10 +41,13 @@ class Requests:
         self.covering = Covering(open_ones, features, apart(self.contract))
         self._units, self._known = self._drawn(), list[Unit]()
 
-    def at(self, place: int, *, all_pairs: bool = False) -> Unit | None:
-        """The request at this place; None where there are not as many, or where ``all_pairs`` took fewer."""
+    def at(self, place: int, *, all_pairs: bool = False, deadline: float = math.inf) -> Unit | None:
+        """The request at this place; None where there are not as many, or where ``all_pairs`` took fewer.
+
+        None too where those before it are not drawn by the ``deadline``, which ``time.monotonic`` tells.
+        """
         while len(self._known) <= place and not (all_pairs and not self.covering.left):
-            unit = next(self._units, None)
+            unit = next(self._units, None) if time.monotonic() <= deadline else None
             if unit is None:
                 break
             self._known.append(unit)
@@ -82,6 +87,13 @@ class Requests:
                     continue
             refused, place = 0, place + 1
             yield unit
+
+    def pairs_of(self, unit: Unit) -> frozenset[Together]:
+        """What a drawn request asks for together, of all that is to be asked for."""
+        if unit.case is None:
+            return frozenset()
+        levels = levels_of(self.contract, unit.case, dict(unit.dtypes))
+        return frozenset(together for together in self.covering.within(levels) if together in self.covering.asked)
 
     def refusal(self, unit: Unit) -> str:
         """Why the op, or the kernel, does not serve a request; empty where both do."""

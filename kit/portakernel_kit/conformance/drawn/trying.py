@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from portakernel.contract.case import Case
+from portakernel_kit.conformance.drawn.covering import Together
 from portakernel_kit.conformance.drawn.requests import Requests
 from portakernel_kit.conformance.drawn.shrinking import shrunk
 from portakernel_kit.conformance.drawn.spelling import Request
@@ -47,7 +48,7 @@ class Drew:
 
 @dataclass(frozen=True, slots=True)
 class Covered:
-    """How many pairs of levels the requests of a kernel have asked for together, of those that can be."""
+    """How many pairs of levels were asked for together, by requests put to a kernel, of those that can be."""
 
     kernel: str
     asked: int
@@ -61,7 +62,8 @@ Event = Begun | Drew | Covered | Finished
 class Job:
     """Requests of several kernels: one of each in a turn, for so many seconds, or until ``all_pairs`` are asked for.
 
-    Begins with the turn ``first``, in which the kernels ``done`` were asked.
+    Begins with the turn ``first``, in which the kernels ``done`` were asked. Of the turns before, processes that have
+    ended asked those from ``left_out`` on.
     """
 
     asked: tuple[Asked, ...]
@@ -70,11 +72,12 @@ class Job:
     first: int = 0
     done: frozenset[str] = frozenset()
     all_pairs: bool = False
+    left_out: int = 0
 
     def events(self) -> Iterator[Event]:
         """Runs it in this process."""
         deadline = time.monotonic() + self.seconds
-        found = list(filter(None, (_tried(asked, self.seed) for asked in self.asked)))
+        found = list(filter(None, (_tried(asked, self.seed, self.left_out) for asked in self.asked)))
         if all(kernel.suite.venue.torch_device == "cpu" for kernel in found):
             bound_memory()
         # tensors are small, and threads that wait for each other cost more (portakernel_kit.conformance.threads)
@@ -86,7 +89,7 @@ class Job:
                     continue
                 if time.monotonic() > deadline:
                     break
-                more = yield from kernel.ask(turn, all_pairs=self.all_pairs)
+                more = yield from kernel.ask(turn, deadline, all_pairs=self.all_pairs)
                 if not more:
                     left.remove(kernel)
                 if kernel.is_lost():
@@ -99,25 +102,26 @@ class Job:
         yield Finished()
 
 
-def _tried(asked: Asked, seed: int) -> _Tried | None:
+def _tried(asked: Asked, seed: int, left_out: int) -> _Tried | None:
     now = asked.dispatcher()
     kernel = now.registry.kernels[asked.kernel]
     venue = find_venue(now, kernel, asked.device)
-    return _Tried(Suite(now, kernel, venue, seed)) if isinstance(venue, Venue) else None
+    return _Tried(Suite(now, kernel, venue, seed), left_out) if isinstance(venue, Venue) else None
 
 
 class _Tried:
-    """One kernel, and its requests."""
+    """One kernel, and its requests, of which the first ``left_out`` are put to it by nobody."""
 
-    def __init__(self, suite: Suite) -> None:
+    def __init__(self, suite: Suite, left_out: int) -> None:
         self.suite, self.name = suite, suite.kernel.name
         self.requests = Requests(suite)
         self.shrunk: set[str] = set()
+        self.pairs, self.counted = set[Together](), left_out
 
-    def ask(self, turn: int, *, all_pairs: bool) -> Generator[Event, None, bool]:
+    def ask(self, turn: int, deadline: float, *, all_pairs: bool) -> Generator[Event, None, bool]:
         """The events of the request of this turn; returns whether there may be more of them."""
         try:
-            unit = self.requests.at(turn, all_pairs=all_pairs)
+            unit = self.requests.at(turn, all_pairs=all_pairs, deadline=deadline)
         except OpFault as fault:
             kernel = self.suite.kernel
             result = result_of(kernel, self.suite.venue, drawn_name(kernel.op, turn), fault_of_op(fault))
@@ -127,6 +131,7 @@ class _Tried:
             return False
         line = self._line(unit, unit.case)
         begun = Begun(self.name, turn, line)
+        self._count(turn)
         yield begun
         results = tuple(self.suite.run(unit))
         failed = {result.aspect for result in results if result.status == "failed"} - self.shrunk
@@ -158,7 +163,13 @@ class _Tried:
 
     def covered(self) -> tuple[int, int]:
         """How many pairs were asked for, and could be."""
-        return len(self.requests.covering.asked), self.requests.covering.possible
+        return len(self.pairs), self.requests.covering.possible
+
+    def _count(self, turn: int) -> None:
+        """Counts the pairs of the requests up to this turn's, which are all drawn."""
+        for unit in filter(None, map(self.requests.at, range(self.counted, turn + 1))):
+            self.pairs |= self.requests.pairs_of(unit)
+        self.counted = turn + 1
 
     def is_lost(self) -> bool:
         """Whether the device answers no more."""
