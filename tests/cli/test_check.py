@@ -33,8 +33,8 @@ class Twice(BaseException):
 class FakeDrawing:
     """One request that fails, where there is time for it."""
 
-    def __init__(self, budget: Budget) -> None:
-        self.budget = budget
+    def __init__(self, budget: Budget, first: int) -> None:
+        self.budget, self.first, self.kernels = budget, first, ["acme.add"]
 
     def results(self) -> Iterator[Result]:
         yield from [DRAWN] if self.budget.seconds > DEFAULT_BUDGET.seconds else []
@@ -68,8 +68,10 @@ def kit(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any]]]:
             check=check,
             plan=lambda _, **__: len(results),
             fresh_seed=lambda: 7,
-            drawing=lambda *_, budget, workers, **__: calls.append({"workers": workers}) or FakeDrawing(budget),
-            again=lambda _, text, __: iter([replace_result(PASSED, case=f"add[{text}]")]),
+            drawing=lambda *_, budget, workers, first, **__: (
+                calls.append({"workers": workers}) or FakeDrawing(budget, first)
+            ),
+            again=lambda _, text, __: iter([replace_result(results[0], case=f"add[{text}]")]),
         )
         monkeypatch.setattr(conformance, "runner", fake, raising=False)
         return calls
@@ -234,9 +236,44 @@ def test_what_is_drawn_alone_names_its_dtypes_and_says_how_many_there_were(run: 
 
 
 def test_one_request_is_asked_again_alone(run: Callable, kit: Callable) -> None:
-    kit([FAILED])
+    kit([PASSED])
     ran = run("check", "--one", "{}", "--json")
     assert (ran.status, [result["case"] for result in ran.json["results"]]) == (0, ["add[{}]"])
+
+
+def test_a_request_alone_that_is_refused_says_why_and_one_that_has_no_place_to_run_where_to_look(
+    run: Callable, kit: Callable
+) -> None:
+    reason = "refused (x): dtype: x needs float32; " + "this is a long reason; " * 9
+    kit([replace(PASSED, aspect="claim", status="skipped", detail=reason)])
+    ran = run("check", "--one", "{}")
+    assert ran.status == 1
+    assert ran.out.splitlines()[:2] == ["skipped acme.add add[{}] claim on cpu:x86_64 (cpu)", f"    {reason.strip()}"]
+    assert ran.out.endswith("  nothing ran: the request was not put to the kernel, for the reason above\n")
+    kit([SKIPPED])
+    ran = run("check", "--one", "{}")
+    assert ran.out.endswith("  nothing ran: `portakernel doctor` says which kernels are ready here\n")
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("--budget 0", "a larger --budget, such as 5m, draws some"),
+        ("--budget 0.1s", "a larger --budget, such as 5m, draws some"),
+        ("--budget 1s --first 9", "a larger --budget, such as 5m, draws some; so does a smaller --first than 9"),
+    ],
+)
+def test_a_budget_in_which_nothing_was_drawn_is_told(run: Callable, kit: Callable, asked: str, said: str) -> None:
+    kit([PASSED])
+    ran = run(f"check --drawn {asked}")
+    assert ran.status == 1
+    assert ran.out.endswith(f"  nothing ran: no request was drawn; {said}\n")
+
+
+def test_an_interrupt_before_anything_ran_gives_no_advice(run: Callable, kit: Callable) -> None:
+    kit([KeyboardInterrupt()])
+    ran = run("check")
+    assert (ran.status, ran.out) == (130, "\nInterrupted; until then:\n  nothing ran\n")
 
 
 def test_a_line_that_is_no_request_is_bad_input(run: Callable) -> None:

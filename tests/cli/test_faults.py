@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,25 @@ def test_a_table_tells_what_came_of_them_and_survivors_how_to_try_them_again(
     assert run("faults acme --seed 7 --fault", name).status == 2
     assert run(*f"faults acme --seed 7 --fault {name}".split()).status == 1
     assert asked == [["False"]]
+
+
+def test_what_was_not_proven_is_said_with_its_reason(
+    run: Callable, acme: Path, tried: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried()
+    assert "nothing was proven" not in run("faults acme --seed 7").out
+    for told, said in (
+        (("alive", "", ""), ""),
+        (("not_run", "", "its line does not run here"), "no fault was put to a kernel: its line does not run here"),
+    ):
+        monkeypatch.setattr(sys.modules[__name__], "TOLD", dict.fromkeys(TOLD, told))
+        ran = run("faults acme --seed 7")
+        assert ran.status == 1
+        assert lines(ran.out, "nothing was proven") == ([f"nothing was proven: {said}"] if said else [])
+    tried(Baseline("acme.add", "", None, 0, "no device"))
+    ran = run("faults acme --seed 7")
+    said = "nothing was proven: `portakernel doctor` says which kernels are ready here"
+    assert lines(ran.out, "nothing was proven") == [said]
 
 
 def test_a_run_goes_on_where_its_file_ends(run: Callable, acme: Path, tried: Callable, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from portakernel.cli.options import FoundDevice, Json, OnlyOp, OnlyPlugin, Seed, Workers
-from portakernel_kit.cli.check.report import modes_of, print_result, print_summary, summarise
+from portakernel_kit.cli.check.report import NOT_READY, modes_of, print_result, print_summary, summarise
 
 if TYPE_CHECKING:
     from portakernel_kit.conformance.drawn.processes import Drawing
@@ -112,7 +112,9 @@ def command(
         try:
             for result in found:
                 results.append(result)
-                if not json and (verbose or result.status == "failed"):
+                # of a request that is asked for alone, why it is refused is all that there is to say
+                refused = one is not None and result.status == "skipped" and result.aspect == "claim"
+                if not json and (verbose or refused or result.status == "failed"):
                     print_result(out, result, verbose=verbose)
         except KeyboardInterrupt:
             interrupted = True
@@ -127,12 +129,24 @@ def command(
             head = {"circumstances": circumstances, "seed": seed, "interrupted": interrupted, "drawn": requests}
             print_json({**head, "summary": summary, "results": shown})
         else:
-            print_summary(out, summary, modes_of(results), seed, requests, interrupted=interrupted)
+            why = NOT_READY
+            if one is not None and any(result.device for result in results):  # what has no place to run names none
+                why = "the request was not put to the kernel, for the reason above"
+            elif drawn and drawing is not None and drawing.kernels:
+                why = _why_none_was_drawn(drawing) if not requests["requests"] else "the reasons are above"
+            print_summary(out, summary, modes_of(results), seed, requests, interrupted=interrupted, why=why)
     if interrupted:
         raise typer.Exit(130)
     # what a manifest says of itself runs nothing
     ran = any(result.status != "skipped" and result.aspect not in ("boundary", "coverage") for result in results)
     raise typer.Exit(0 if ran and not any(result.status == "failed" for result in results) else 1)
+
+
+def _why_none_was_drawn(drawing: Drawing) -> str:
+    """Why no request was, of kernels that could run some, and what to do about it."""
+    fewer = f"; so does a smaller --first than {drawing.first}" if drawing.first else ""
+    longer = "a --budget that is a time" if math.isinf(drawing.budget.seconds) else "a larger --budget"
+    return f"no request was drawn; {longer}, such as 5m, draws some{fewer}"
 
 
 @contextmanager

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from portakernel_kit.conformance.result import Result
 
 STATUSES = ("passed", "failed", "skipped")
+# Why nothing ran, where nobody knows better.
+NOT_READY = "`portakernel doctor` says which kernels are ready here"
 
 
 def summarise(results: Sequence[Result]) -> list[dict[str, Any]]:
@@ -61,8 +63,9 @@ def print_summary(
     drawn: Mapping[str, Any],
     *,
     interrupted: bool,
+    why: str = NOT_READY,
 ) -> None:
-    """One line for each kernel, and how many requests were drawn."""
+    """One line for each kernel, and how many requests were drawn; ``why`` nothing ran, where nothing did."""
     from portakernel.cli.output import Cell
 
     out.heading("Interrupted; until then:" if interrupted else f"Conformance, seed {seed}")
@@ -79,7 +82,7 @@ def print_summary(
     if rows:
         out.table(rows, ("kernel", *STATUSES, "reason"), indent=2, right=(1, 2, 3))
     if not any(row["passed"] or row["failed"] for row in summary):
-        out.line("nothing ran: `portakernel doctor` says which kernels are ready here", "bad", indent=2)
+        out.line("nothing ran" if interrupted else f"nothing ran: {why}", "bad", indent=2)
     if drawn.get("requests"):
         pairs = f"{drawn['pairs_asked']} of {drawn['pairs_possible']} pairs of what may differ were asked for"
         text = f"{drawn['requests']} drawn requests{'' if interrupted else f'; {pairs}'}"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from portakernel.cli.output import Cell, Page, Style
-from portakernel_kit.cli.check.report import shortened
+from portakernel_kit.cli.check.report import NOT_READY, shortened
 
 if TYPE_CHECKING:
     from portakernel_kit.faults.fault import Judged, Verdict
@@ -85,8 +85,11 @@ def print_summary(out: Page, results: Results, again: str, *, interrupted: bool)
             if one.detail:
                 out.line(one.detail, indent=4)
         out.line(f"one of them again: {again} {bad[0].fault.id}", "faint", indent=2)
-    if not results.total.verdicts["killed"] + results.total.verdicts["proven"] + results.total.verdicts["equal"]:
-        out.line("nothing was proven: `portakernel doctor` says which kernels are ready here", "bad", indent=2)
+    if not interrupted and set(results.total.verdicts) <= {"not_run"}:  # a survivor says enough
+        why = "; ".join(dict.fromkeys(one.detail for one in results.judged)) or "there was none to try"
+        absent = any(baseline.absent for baseline in results.baselines)
+        text = NOT_READY if absent else f"no fault was put to a kernel: {shortened(why)}"
+        out.line(f"nothing was proven: {text}", "bad", indent=2)
 
 
 def _cells(row: Row, verdicts: Sequence[Verdict]) -> Sequence[str | Cell]:
