@@ -92,6 +92,14 @@ def test_unknown_name_ends_the_run_before_collection(run_pytest, tmp_path, optio
     assert (status, text.strip()) == (4, message)
 
 
+@pytest.mark.parametrize("draws", ["-3", "1.5", "some"])
+def test_a_number_of_draws_is_0_or_more(run_pytest, tmp_path, draws):
+    status, text = run_pytest(tmp_path, f"--portakernel-draws={draws}")
+    assert status == 4
+    said = f"argument --portakernel-draws: '{draws}' is no number of requests; it takes 0, for none, or more"
+    assert said in " ".join(text.split())
+
+
 def test_plugin_imports_nothing_of_weight_until_it_is_asked():
     code = (
         "import sys, portakernel_kit.conformance.pytest_plugin\n"

@@ -5,6 +5,8 @@ Loaded in every pytest run there, so it imports next to nothing until one of its
 
 from __future__ import annotations
 
+import argparse
+
 import pytest
 
 
@@ -30,7 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--portakernel-draws",
-        type=int,
+        type=_draws,
         default=16,
         metavar="N",
         help="so many requests of each kernel are drawn beside its cases [default: 16]",
@@ -40,6 +42,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run every case of kernels that have to be built, not as few as put each claim to the test",
     )
+
+
+def _draws(text: str) -> int:
+    """How many requests ``text`` asks for.
+
+    Raises:
+        argparse.ArgumentTypeError: it is no number of requests.
+    """
+    if not text.strip().isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of requests; it takes 0, for none, or more")
+    return int(text)
 
 
 def _asked(config: pytest.Config) -> bool:
