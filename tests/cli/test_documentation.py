@@ -51,7 +51,7 @@ def _section(command: str) -> str:
         "check --plugin torch --op add",
         "lint --kernel torch.add --kernel torch.rms_norm_cpu --seconds 1",
         "lint --kernel torch.add --mutate",
-        "faults torch --op add --most 1 --budget 0s --seed 7",
+        "faults torch --op add --most 1 --budget 0.1s --seed 7",
         "compile --plugin triton --op add --target nvidia:sm_90",
         "cache list",
         "bench rms_norm softmax --device cpu --seconds 0 --quick",
