@@ -36,6 +36,8 @@ Way = TypeVar("Way")
 DECLARED = "the kernel declared that it cannot run"
 # What the tolerances of ops' own cases hold for, sums in any order.
 LONG_ROW = 2048
+# By how many digits float32 is finer.
+_FINER_DIGITS = {"float16": 13, "bfloat16": 16}
 # Of the millions of elements of drawn requests the worst is so many times further off than of the cases' thousands.
 FARTHEST = 1.5
 # About the largest of normal numbers, as gradients are, and what counts as the largest of others.
@@ -213,9 +215,7 @@ class Trial:
         if len(found) != len(specs):
             return [f"returned {len(found)} tensors; {', '.join(spec.name for spec in specs) or 'none'} are wanted"]
         problems, tolerance = [], self.contract.tolerance
-        growth = self._growth()
-        given = tolerance.saved if saved else tolerance.forward
-        allowed = {kind: ulp * growth if kind.endswith("float32") else ulp for kind, ulp in given.items()}
+        allowed = _grown(tolerance.saved if saved else tolerance.forward, self._growth())
         for tensor, spec in zip(found, specs, strict=True):
             if self._is_right(tensor, spec):
                 continue
@@ -360,3 +360,19 @@ def synchronise(device: torch.device) -> None:
     """Waits for ``device``, so that an error of a launch belongs to the call that launched it."""
     if device.type != "cpu":
         torch.get_device_module(device).synchronize(device)
+
+
+def _grown(given: Mapping[str, float], growth: float) -> dict[str, float]:
+    """Tolerances with what float32 may lose so many times over, in units of each dtype.
+
+    Results of 16 bits are sums of float32, rounded once: what these are off may be on the other side of a half.
+    """
+    allowed = dict(given)
+    for kind, ulp in given.items():
+        name = kind.rpartition(" ")[2]
+        single = given.get(kind.removesuffix(name) + "float32", 0.0) * growth
+        if name == "float32":
+            allowed[kind] = single
+        elif name in _FINER_DIGITS and ulp < 1.0:
+            allowed[kind] = max(ulp, 0.5 + single / 2 ** _FINER_DIGITS[name])
+    return allowed
