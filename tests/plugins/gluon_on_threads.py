@@ -2,8 +2,9 @@
 
 A partition is a thread. What the chip does later is done as late as the program allows, or at some time in between:
 products read their operands when they are waited for, results leave shared memory when the store is waited for, and
-copies arrive from a thread of their own, some after those that were asked for later. Fresh memory is NaN. Who waits for
-a barrier that nobody completes gets ``Stuck``, and the other partitions with it.
+copies arrive from a thread of their own, some after those that were asked for later: as soon as they can in programs of
+even numbers, and in the others when no partition can go on without one. Fresh memory is NaN. Who waits for a barrier
+that nobody completes gets ``Stuck``, and the other partitions with it.
 """
 
 from __future__ import annotations
@@ -41,11 +42,15 @@ class _Barrier:
                 self.program.changed.notify_all()
 
     def wait(self, phase: int) -> None:
-        with self.program.changed:
-            ended = self.program.changed.wait_for(lambda: self.phase != phase or self.program.failed, PATIENCE_S)
-            if not ended or self.program.failed:
-                self.program.failed = True
-                self.program.changed.notify_all()
+        program = self.program
+        with program.changed:
+            program.waits.append((self, phase))
+            program.changed.notify_all()
+            ended = program.changed.wait_for(lambda: self.phase != phase or program.failed, PATIENCE_S)
+            program.waits.remove((self, phase))
+            if not ended or program.failed:
+                program.failed = True
+                program.changed.notify_all()
                 raise Stuck("a partition waits for a barrier that nobody completes")
 
 
@@ -109,11 +114,19 @@ class _Program:
         self.draw = random.Random(seed)
         self.copies: list[Callable[[], None]] = []
         self.over = False
+        # partitions that have not ended, and the phases that some of them wait for the end of
+        self.running = 0
+        self.waits: list[tuple[_Barrier, int]] = []
+
+    def _is_due(self) -> bool:
+        """Whether a copy is to arrive now."""
+        held_up = sum(barrier.phase == phase for barrier, phase in self.waits)
+        return bool(self.copies) and (self.number % 2 == 0 or held_up >= self.running)
 
     def copy_engine(self) -> None:
         while True:
             with self.changed:
-                self.changed.wait_for(lambda: self.copies or self.over or self.failed, PATIENCE_S)
+                self.changed.wait_for(lambda: self._is_due() or self.over or self.failed, PATIENCE_S)
                 if not self.copies:
                     return
                 copy = self.copies.pop(self.draw.randrange(len(self.copies)))
@@ -149,8 +162,12 @@ def _specialize(partitions: Sequence[tuple[Any, tuple[Any, ...]]], warps: Sequen
             failures.append(error)
             with program.changed:
                 program.failed = True
+        finally:
+            with program.changed:
+                program.running -= 1
                 program.changed.notify_all()
 
+    program.running = len(partitions)
     engine = threading.Thread(target=program.copy_engine, daemon=True)
     threads = [threading.Thread(target=run, args=partition, daemon=True) for partition in partitions]
     for thread in (engine, *threads):
