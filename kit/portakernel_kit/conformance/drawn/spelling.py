@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 from portakernel.contract import Contract
 from portakernel.contract.case import Case, Layout, Values
+from portakernel.contract.parameter import LARGEST
 from portakernel.contract.sizes import parse_size
 from portakernel.contracts import contract
 from portakernel.errors import ArgumentValueError
@@ -22,7 +23,6 @@ from portakernel_kit.conformance.unit import Unit, drawn_case, drawn_unit
 # Of a case, what stands for itself in JSON.
 _PLAIN = ("dims", "layouts", "values", "backward")
 _KEYS = ("kernel", "draw", "dtypes", "leading", "parameters", "present", "given", *_PLAIN, "seed")
-_MOST = (1 << 63) - 1
 # Of what is wrong, as many characters are said again.
 _MOST_SHOWN = 80
 
@@ -162,14 +162,14 @@ def _known(key: str, name: Any, names: Collection[str], described: Contract) -> 
     raise ArgumentValueError(f'--one: {described.op} knows no {name!r} in "{key}"; {there}')
 
 
-def _numbers(key: str, found: Any, least: int = -_MOST) -> tuple[int, ...]:
+def _numbers(key: str, found: Any, least: int = -LARGEST) -> tuple[int, ...]:
     if not isinstance(found, list):
         raise _wrong(key, "a list of whole numbers, such as [2, 3]", found)
     return tuple(_whole(f"{key}[{place}]", value, least) for place, value in enumerate(found))
 
 
-def _whole(key: str, value: Any, least: int = -_MOST) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:
+def _whole(key: str, value: Any, least: int = -LARGEST) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= LARGEST:
         raise _wrong(key, "a whole number of 64 bits" + (", from 0" if least == 0 else ""), value)
     return value
 
