@@ -3,7 +3,8 @@
 A partition is a thread. What the chip does later is done as late as the program allows, or at some time in between:
 products read their operands when they are waited for, results leave shared memory when the store is waited for, and
 copies arrive from a thread of their own, some after those that were asked for later: as soon as they can in programs of
-even numbers, and in the others when no partition can go on without one. Fresh memory is NaN. Who waits for a barrier
+even numbers, and in the others when no partition can go on without one. Fresh memory is NaN. Programs run one after the
+other, and draw from a counter as if they took turns. Who waits for a barrier
 that nobody completes gets ``Stuck``, and the other partitions with it.
 """
 
@@ -74,6 +75,9 @@ class _Shared:
     def store(self, value: Tensor) -> None:
         self.data.copy_(value)
 
+    def load(self, layout: Any) -> Tensor:
+        return self.data.clone()
+
 
 class _Pointer:
     def __init__(self, memory: Tensor, offset: Any = 0) -> None:
@@ -88,20 +92,27 @@ class _Described:
 
     def __init__(self, given: Any) -> None:
         assert given.base.data_ptr() % 16 == 0
-        self.view = given.base.as_strided(given.shape, given.strides)
-        self.dtype, self.layout = given.base.dtype, None
+        tensor = given.base
+        self.memory = tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)
+        self.first = tensor.storage_offset()
+        assert tensor.element_size() == 2
+        self.shape, self.strides = given.shape, given.strides
+        self.dtype, self.layout = tensor.dtype, None
         shape = list(given.block_shape)
         self.block_type = SimpleNamespace(shape=shape, nbytes=2 * torch.Size(shape).numel())
 
-    def windows(self, corner: Sequence[Any], block: Tensor) -> tuple[Tensor, Tensor]:
-        """What lies there of the tensor, and its part of the block: the rest is outside."""
-        ours, theirs = [], []
-        for first, size, length in zip(map(int, corner), self.view.shape, self.block_type.shape, strict=True):
+    def window(self, corner: Sequence[Any]) -> tuple[Tensor, Tensor]:
+        """Where in memory each element of the block there is, and which of them the tensor has."""
+        at, inside = torch.tensor(self.first), torch.tensor(True)
+        for first, size, length, stride in zip(
+            map(int, corner), self.shape, self.block_type.shape, self.strides, strict=True
+        ):
             assert first >= 0
-            inside = max(min(size - first, length), 0)
-            ours.append(slice(first, first + inside))
-            theirs.append(slice(0, inside))
-        return self.view[tuple(ours)], block[tuple(theirs)]
+            index = torch.arange(first, first + length)
+            # addresses have 64 bits, and numbers of elements of two bytes 63
+            at = (at[..., None] + index * stride) & torch.iinfo(torch.int64).max
+            inside = inside[..., None] & (index < size)
+        return at, inside
 
 
 class _Program:
@@ -113,6 +124,7 @@ class _Program:
         self.failed = False
         self.draw = random.Random(seed)
         self.copies: list[Callable[[], None]] = []
+        self.drawn = 0
         self.over = False
         # partitions that have not ended, and the phases that some of them wait for the end of
         self.running = 0
@@ -145,7 +157,8 @@ HERE = _Partition()
 def _allocate(dtype: Any, shape: Sequence[int], layout: Any) -> _Shared:
     if dtype is torch.int64:
         return _Shared([_Barrier(HERE.program) for _ in range(shape[0])])
-    return _Shared(torch.full(tuple(shape), float("nan"), dtype=dtype))
+    fresh = float("nan") if dtype.is_floating_point else torch.iinfo(dtype).min
+    return _Shared(torch.full(tuple(shape), fresh, dtype=dtype))
 
 
 def _specialize(partitions: Sequence[tuple[Any, tuple[Any, ...]]], warps: Sequence[int], registers: Any) -> None:
@@ -186,9 +199,9 @@ def _load(described: _Described, corner: Sequence[Any], barrier: _Barrier, into:
     corner = list(map(int, corner))
 
     def copy() -> None:
-        source, target = described.windows(corner, into.data)
+        at, inside = described.window(corner)
         into.data.zero_()
-        target.copy_(source)
+        into.data[inside] = described.memory[at[inside]]
         barrier.change(0, -described.block_type.nbytes)
 
     program = HERE.program
@@ -201,8 +214,8 @@ def _store(described: _Described, corner: Sequence[Any], block: _Shared) -> None
     corner = list(map(int, corner))
 
     def copy() -> None:
-        target, source = described.windows(corner, block.data)
-        target.copy_(source)
+        at, inside = described.window(corner)
+        described.memory[at[inside]] = block.data[inside]
 
     HERE.stores.append(copy)
 
@@ -233,6 +246,13 @@ def _product_wait(pending: int, deps: tuple[Any, ...]) -> Any:
     return found[0]
 
 
+def _draw(pointer: _Pointer, more: int) -> Tensor:
+    """What a program draws when all take turns."""
+    program = HERE.program
+    program.drawn += more
+    return torch.tensor((program.drawn - 1) * program.programs + program.number)
+
+
 def _gl_store(pointer: _Pointer, value: Tensor, mask: Tensor) -> None:
     pointer.memory.view(-1)[pointer.offset[mask]] = value[mask]
 
@@ -257,7 +277,10 @@ LANGUAGE = SimpleNamespace(
     maximum=_extreme(torch.maximum),
     static_range=range,
     arange=lambda begin, end, layout: torch.arange(begin, end),
-    full=lambda shape, value, dtype, layout: torch.full(shape, value, dtype=dtype),
+    full=lambda shape, value, dtype, layout: torch.full(
+        shape, int(value) if dtype is torch.int32 else value, dtype=dtype
+    ),
+    cast=lambda value, dtype: torch.tensor(value, dtype=dtype),
     zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype),
     where=torch.where,
     expand_dims=torch.unsqueeze,
@@ -268,11 +291,15 @@ LANGUAGE = SimpleNamespace(
     sum=torch.sum,
     load=lambda pointer: pointer.memory.reshape(-1)[pointer.offset],
     store=_gl_store,
+    atomic_add=_draw,
     allocate_shared_memory=_allocate,
     warp_specialize=_specialize,
     NVMMADistributedLayout=_layout,
     DotOperandLayout=_layout,
     SliceLayout=_layout,
+    BlockedLayout=_layout,
+    SwizzledSharedLayout=_layout,
+    rsqrt=torch.rsqrt,
 )
 
 
@@ -290,6 +317,7 @@ BARRIERS = SimpleNamespace(
 
 NAMES = {
     "gl": LANGUAGE,
+    "tl": LANGUAGE,
     "mbarrier": BARRIERS,
     "tma": SimpleNamespace(store_wait=_store_wait),
     "load": _load,
@@ -304,7 +332,13 @@ def _plain(value: Any) -> Any:
     """What stands for a value of a kernel's module: functions as Python has them, numbers as such."""
     if hasattr(value, "fn") and hasattr(value, "arg_names"):
         return value.fn
-    return value.value if type(value).__name__ == "constexpr" else value
+    return _constant(value.value) if type(value).__name__ == "constexpr" else value
+
+
+def _constant(value: Any) -> Any:
+    """A compile-time number, of which functions on the host ask for its value."""
+    kind = type(value)
+    return type("Constant", (kind,), {"value": property(kind)})(value)
 
 
 @contextmanager
@@ -329,6 +363,6 @@ def on_threads(monkeypatch: Any, *modules: ModuleType, **more: Any) -> Iterator[
 def _argument(value: Any) -> Any:
     if isinstance(value, Tensor):
         return _Pointer(value)
-    if isinstance(value, int):
+    if isinstance(value, (int, float)):
         return torch.tensor(value)
     return _Described(value) if hasattr(value, "block_shape") else value

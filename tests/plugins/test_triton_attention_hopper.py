@@ -29,8 +29,13 @@ from portakernel_plugins.triton.attention import (
     hopper_kernel,
     hopper_memory,
     hopper_probe,
+    hopper_queue,
     hopper_softmax,
     hopper_tiles,
+    hopper_varlen,
+    scores,
+    sequences,
+    tangents,
 )
 from portakernel_plugins.triton.attention.row_blocks import copied_strides
 
@@ -43,11 +48,11 @@ ON_HOPPER = [
         ),
     )
 ]
-SHARED = hopper_memory, hopper_softmax, hopper_tiles
+SHARED = hopper_memory, hopper_queue, hopper_softmax, hopper_tiles, scores, sequences, tangents
 
 
 def options(**more: Any) -> dict[str, Any]:
-    usual = {"BLOCK": 64, "STAGES": 2, "PERSISTENT": True, "PINGPONG": False, "EVERY": 0}
+    usual = {"BLOCK": 64, "STAGES": 2, "PINGPONG": False, "EVERY": 0}
     return {**usual, "CONSUMER_REGISTERS": 240, "PRODUCER_REGISTERS": 24, "num_warps": 4, **more}
 
 
@@ -65,6 +70,9 @@ def emulated(
         yield
 
 
+CALL: dict[str, Any] = {"causal": True, "scale": None, "window": (-1, -1), "softcap": 0.0, "return_lse": False}
+
+
 def inputs(batch: int, queries: int, keys: int, heads: int, key_heads: int) -> tuple[torch.Tensor, ...]:
     draw = torch.Generator().manual_seed(queries * keys + heads)
     shapes = (batch, queries, heads, 64), *[(batch, keys, key_heads, 64)] * 2
@@ -75,10 +83,10 @@ def faults(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, sinks: torch.Tensor | None = None, **values: Any
 ) -> list[str]:
     """How the kernel's results differ from the reference's, of the same numbers in float64."""
-    call = {"causal": False, "scale": None, "window": (-1, -1), **values}
-    found, lse, saved = hopper.attention_hopper(q, k, v, sinks=sinks, return_lse=True, save=True, **call)
+    call = {**CALL, "causal": False, "return_lse": True, "sinks": sinks, **values}
+    found, lse, saved = hopper.attention_hopper(q, k, v, save=True, **call)
     wide = (x.double() for x in (q, k, v))
-    want, want_lse = reference.forward(*wide, sinks=sinks, softcap=0.0, return_lse=True, **call)[:2]
+    want, want_lse = reference.forward(*wide, **call)[:2]
     there = want_lse.isfinite()
     held = {
         "out": bool(((found.float() - want).abs() <= 0.03).all()),
@@ -89,14 +97,14 @@ def faults(
     return [name for name, holds in held.items() if not holds]
 
 
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("multiprocessors", [3, 100])
 @pytest.mark.parametrize("pingpong", [False, True])
 @pytest.mark.parametrize("stages", [2, 3])
 def test_no_barrier_is_waited_for_in_vain_and_no_block_is_overwritten_too_early(
-    monkeypatch, persistent, pingpong, stages
+    monkeypatch, multiprocessors, pingpong, stages
 ):
-    how = options(PERSISTENT=persistent, PINGPONG=pingpong, STAGES=stages, BLOCK=32)
-    with emulated(monkeypatch, how):
+    how = options(PINGPONG=pingpong, STAGES=stages, BLOCK=32)
+    with emulated(monkeypatch, how, multiprocessors=multiprocessors):
         assert faults(*inputs(2, 300, 400, 2, 1), causal=True) == []
 
 
@@ -133,6 +141,62 @@ def test_huge_scores_leave_all_weight_to_the_largest(monkeypatch, device, size, 
         assert faults(q, k, v, causal=True, scale=scale, sinks=sinks) == []
 
 
+@pytest.mark.parametrize("slopes", [None, (0.3, -0.02)])
+@pytest.mark.parametrize("softcap", [0.0, 0.5, 30.0, 1000.0])
+@pytest.mark.parametrize("scale", [None, -2.0, 0.0])
+def test_changed_scores(monkeypatch, slopes, softcap, scale):
+    call = {"softcap": softcap, "scale": scale, "alibi_slopes": None if slopes is None else torch.tensor(slopes)}
+    with emulated(monkeypatch, options()):
+        for more in ({"causal": True}, {"window": (40, 30), "sinks": torch.tensor([0.5, -1.0])}):
+            assert faults(*inputs(1, 150, 200, 2, 1), **call, **more) == [], more
+
+
+# Numbers of queries and keys of each sequence, and of rows behind the last one.
+RAGGED = {
+    "one": ([(130, 200)], 0),
+    "several": ([(1, 64), (129, 129), (200, 70), (64, 300)], 0),
+    "without queries or keys": ([(0, 50), (100, 0), (0, 0), (128, 128), (0, 7)], 9),
+    "rows behind": ([(70, 90)], 150),
+    "many": ([(n % 7, n % 5 + 1) for n in range(12)], 3),
+    "none": ([], 5),
+}
+
+
+@pytest.mark.parametrize("lengths", RAGGED.values(), ids=RAGGED)
+@pytest.mark.parametrize(
+    "call",
+    [{"causal": True}, {"window": (50, 20), "sinks": torch.tensor([0.5, -1.0])}, {"causal": True, "softcap": 20.0}],
+    ids=["causal", "window and sinks", "softcap"],
+)
+def test_nothing_of_a_neighbour_reaches_a_sequence(monkeypatch, lengths, call):
+    """Each sequence among others that are NaN has what it has alone."""
+    pairs, behind = lengths
+    call = {**CALL, "causal": False, "return_lse": True, **call}
+    ends_q, ends_k = ([sum(pair[side] for pair in pairs[:n]) for n in range(len(pairs) + 1)] for side in (0, 1))
+    q, k, v = (x[0] for x in inputs(1, ends_q[-1] + behind, ends_k[-1] + 11, 2, 1))
+    for number, (queries, keys) in enumerate([*pairs, (0, 0)]):
+        own = (slice(ends_q[number], ends_q[number] + queries), slice(ends_k[number], ends_k[number] + keys))
+        alone = [torch.full_like(x, float("nan")) for x in (q, k, v)]
+        for x, y, part in zip(alone, (q, k, v), (own[0], own[1], own[1]), strict=True):
+            x[part] = y[part]
+        with emulated(monkeypatch, options(PINGPONG=True)):
+            found, lse, saved = hopper_varlen.attention_hopper(
+                *alone,
+                *(torch.tensor(ends, dtype=torch.int32) for ends in (ends_q, ends_k)),
+                max_seqlen_q=None,
+                max_seqlen_k=max((pair[1] for pair in pairs), default=0),
+                save=True,
+                **call,
+            )
+        if queries:
+            wide = (x[part][None].double() for x, part in zip((q, k, v), (own[0], own[1], own[1]), strict=True))
+            want, want_lse = reference.forward(*wide, **call)[:2]
+            torch.testing.assert_close(found[own[0]].double(), want[0].double(), atol=0.03, rtol=0)
+            torch.testing.assert_close(lse[:, own[0]].double(), want_lse[0].double(), atol=1e-4, rtol=0)
+            assert torch.equal(lse[:, own[0]], saved[:, own[0]])
+        assert torch.equal(found[ends_q[-1] :], torch.zeros_like(found[ends_q[-1] :]))
+
+
 def test_strides_that_the_copy_engine_follows_are_not_copied_and_others_are(monkeypatch):
     joined = torch.randn(2, 150, 8, 64).bfloat16()
     odd = torch.randn(2, 150, 4, 65).bfloat16()[..., 1:]
@@ -152,15 +216,15 @@ def test_strides_that_the_copy_engine_follows_are_not_copied_and_others_are(monk
             (offset, turned, offset),
         ):
             assert faults(q, k, v, causal=True) == []
-            want = hopper.attention_hopper(q, k, v, causal=True, scale=None, window=(-1, -1), return_lse=False)
+            want = hopper.attention_hopper(q, k, v, **CALL)
             for out in (torch.empty_like(turned), torch.empty(2, 150, 4, 65).bfloat16()[..., 1:]):
                 assert out.shape == want.shape
-                hopper.attention_hopper(q, k, v, causal=True, scale=None, window=(-1, -1), return_lse=False, out=out)
+                hopper.attention_hopper(q, k, v, **CALL, out=out)
                 assert torch.equal(out, want)
 
 
 def test_no_keys_and_no_queries():
-    call = {"causal": True, "scale": None, "window": (-1, -1), "return_lse": True}
+    call = {**CALL, "return_lse": True}
     q, k, v = inputs(2, 5, 0, 2, 1)
     found, lse = hopper.attention_hopper(q, k, v, **call)
     assert torch.equal(found, torch.zeros_like(found))
@@ -218,11 +282,11 @@ def test_a_kernel_that_lacks_one_wait_or_arrival_is_caught(monkeypatch, tmp_path
 def test_it_compiles_with_the_copy_engine_warpgroups_and_memory_of_a_hopper(width, causal, dtype):
     q, k = (torch.empty(2, 500, heads, width, dtype=dtype, device="meta") for heads in (8, 2))
     with compiling(HOPPER) as found:
-        hopper.attention_hopper(q, k, k, causal=causal, scale=None, window=(-1, -1), return_lse=False)
+        hopper.attention_hopper(q, k, k, **{**CALL, "causal": causal})
     (compiled,) = found
     assert "wgmma.mma_async" in compiled.assembly
-    assert "cp.async.bulk.tensor.4d.shared" in compiled.assembly
-    assert "cp.async.bulk.tensor.4d.global" in compiled.assembly
+    assert "cp.async.bulk.tensor.5d.shared" in compiled.assembly
+    assert "cp.async.bulk.tensor.5d.global" in compiled.assembly
     assert "setmaxnreg" in compiled.assembly
     assert compiled.shared_bytes <= 227 * 1024
     assert compiled.spilled_bytes <= (0 if width == 64 else 256)
@@ -234,7 +298,7 @@ def test_polynomials_take_the_place_of_some_exponentials(monkeypatch, every):
         monkeypatch.setattr(hopper, "configuration", lambda *_: SimpleNamespace(options=how))
         q = torch.empty(1, 256, 2, 64, dtype=torch.bfloat16, device="meta")
         with compiling(HOPPER) as found:
-            hopper.attention_hopper(q, q, q, causal=True, scale=None, window=(-1, -1), return_lse=False)
+            hopper.attention_hopper(q, q, q, **CALL)
         return found[0].assembly.count("ex2.approx")
 
     how = options(BLOCK=128, maxnreg=168)
@@ -279,7 +343,7 @@ def test_it_is_claimed_for_hopper_alone_and_stands_behind_the_others():
         assert explained(target).status == "rejected"
     assert explained(width=96).status == "rejected"
     assert explained(dtype="float32").status == "rejected"
-    assert explained(softcap=30.0).status == "rejected"
+    assert explained(softcap=30.0).status != "rejected"
     decision = portakernel.explain("attention", target="nvidia:sm_90", dtype="bfloat16")
     able = [one.kernel.name for one in decision.candidates if one.status != "rejected"]
     assert able.index("triton.attention") < able.index("triton.attention_hopper") < able.index("reference.attention")

@@ -305,7 +305,7 @@ def test_what_no_library_has_is_served_by_it(target, feature):
         ("nvidia:sm_80", 256, "torch.attention_varlen_flash"),
         ("nvidia:sm_80", 4096, "torch.attention_varlen_flash"),
         ("nvidia:sm_90", 4095, "torch.attention_varlen_flash"),
-        ("nvidia:sm_90", 4096, "triton.attention_varlen"),
+        ("nvidia:sm_90", 4096, "triton.attention_varlen_hopper"),
     ],
 )
 def test_plain_calls_are_pytorchs_but_for_many_tokens_where_that_was_measured(target, tokens, name):

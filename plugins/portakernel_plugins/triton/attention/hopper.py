@@ -9,13 +9,15 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from portakernel.authoring.triton import cdiv, launch, processor
+from portakernel.authoring.triton import launch, processor
 from portakernel_plugins.triton.attention.backward import backward as gradients
 from portakernel_plugins.triton.attention.forward import Window
 from portakernel_plugins.triton.attention.hopper_kernel import CONSUMERS, ROWS, forward
+from portakernel_plugins.triton.attention.hopper_tiles import FAR
 from portakernel_plugins.triton.attention.results import Results, Written
 from portakernel_plugins.triton.attention.row_blocks import copied_strides, described
-from portakernel_plugins.triton.attention.scores import scoring
+from portakernel_plugins.triton.attention.scores import Scoring, scoring
+from portakernel_plugins.triton.attention.sequences import Sequences, ends_of, tile_count
 from portakernel_plugins.triton.launching.configurations import configuration
 
 # Keys and values that stay in the cache while the tiles of their heads are computed: half of it.
@@ -27,10 +29,12 @@ def attention_hopper(
     k: Tensor,
     v: Tensor,
     *,
+    alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
     causal: bool,
     scale: float | None,
     window: Window,
+    softcap: float,
     return_lse: bool,
     out: Results | None = None,
     save: bool = False,
@@ -43,7 +47,7 @@ def attention_hopper(
     B, S, H, D = q.shape
     written = Written.of(q, (B, S, H, D), (B, H, S), out, return_lse, save)
     if B and S:
-        _launch(q, k, v, sinks, written, causal, scale, window)
+        launch_hopper(q, k, v, alibi_slopes, sinks, written, scoring(q, k, causal, scale, window, softcap))
     return written.results()
 
 
@@ -52,6 +56,7 @@ def backward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    alibi_slopes: Tensor | None,
     sinks: Tensor | None,
     out: Tensor,
     logsumexp: Tensor,
@@ -59,17 +64,18 @@ def backward(
     causal: bool,
     scale: float | None,
     window: Window,
+    softcap: float,
     return_lse: bool,
     needs: tuple[bool, ...],
 ) -> tuple[Tensor | None, ...]:
     """The gradients for ``q``, ``k``, ``v`` and ``sinks``: by the kernels of ``triton.attention``."""
-    *of_rows, of_sinks = needs
+    *of_rows, of_slopes, of_sinks = needs
     found = gradients(
         grad_out,
         q,
         k,
         v,
-        None,
+        alibi_slopes,
         None,
         sinks,
         out,
@@ -77,51 +83,56 @@ def backward(
         causal=causal,
         scale=scale,
         window=window,
-        softcap=0.0,
+        softcap=softcap,
         return_lse=return_lse,
-        needs=(*of_rows, False, False, of_sinks),
+        needs=(*of_rows, of_slopes, False, of_sinks),
     )
-    return (*found[:3], found[5])
+    return (*found[:4], found[5])
 
 
-def _launch(
+def launch_hopper(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    slopes: Tensor | None,
     sinks: Tensor | None,
     written: Written,
-    causal: bool,
-    scale: float | None,
-    window: Window,
+    how: Scoring,
+    sequences: Sequences | None = None,
 ) -> None:
-    (B, S, H, D), (_, T, G, _) = q.shape, k.shape
+    """``sequences`` are those of a batch of one, as which ``q``, ``k`` and ``v`` come."""
     y, lse, logsumexp = written.y, written.lse, written.logsumexp
+    y = y if sequences is None else y.unsqueeze(0)
+    (B, S, H, D), (_, T, G, _) = q.shape, k.shape
     if T == 0:
         _nothing_seen(sinks, y, (lse, logsumexp))
         return
-    how = scoring(q, k, causal, scale, window, 0.0)
-    factor = how.scale
-    if factor <= 0.0:  # weights are made with a scale above 0
-        q, factor = (-q, -factor) if factor < 0.0 else (torch.zeros_like(q), 1.0)
+    folded = how.is_folded and slopes is None
+    scale = how.scale
+    if folded and how.last_factor < 0.0:
+        q, scale = -q, -scale
     entry = "attention.hopper" if how.right < 0 else "attention.hopper_causal"
     options = configuration(entry, q.device, D, q.element_size()).options
-    rows = ROWS.value * CONSUMERS.value
-    tiles = cdiv(S, rows)
-    section = max(_CACHED_BYTES // (2 * T * D * q.element_size()), 1) * (H // G)
+    tiles = tile_count(S, 1, ROWS.value * CONSUMERS.value, sequences)
+    keys = T if sequences is None else max(sequences.longest[1], 1)
+    section = max(_CACHED_BYTES // (2 * keys * D * q.element_size()), 1) * (H // G)
+    programs = min(B * H * tiles, processor(q.device).multiprocessors)
+    taken = torch.zeros(1, dtype=torch.int32, device=q.device) if programs < B * H * tiles else None
     target = y if copied_strides(y) is not None else torch.empty_like(y, memory_format=torch.contiguous_format)
-    programs = B * H * tiles
-    if options["PERSISTENT"]:
-        programs = min(programs, processor(q.device).multiprocessors)
     launch(
         forward,
         (programs, 1),
-        _described(q, ROWS.value),
-        _described(k, options["BLOCK"]),
-        _described(v, options["BLOCK"]),
-        _described(target, ROWS.value),
+        _described(q, ROWS.value, sequences),
+        _described(k, options["BLOCK"], sequences),
+        _described(v, options["BLOCK"], sequences),
+        _described(target, ROWS.value, sequences),
+        slopes,
         sinks,
         lse,
         logsumexp,
+        *ends_of(sequences)[:2],
+        taken,
+        0 if sequences is None else sequences.count,
         S,
         T,
         H,
@@ -131,11 +142,13 @@ def _launch(
         B * H,
         how.left,
         how.right,
-        factor,
+        scale,
         how.coarse,
+        how.cap,
+        0 if slopes is None else slopes.stride(0),
         0 if sinks is None else sinks.stride(0),
-        LEFT=how.left >= 0,
-        RIGHT=how.right >= 0,
+        FOLDED=folded,
+        **how.flags,
         **options,
     )
     if target is not y:
@@ -147,25 +160,27 @@ def _nothing_seen(sinks: Tensor | None, y: Tensor, sums: tuple[Tensor | None, ..
     y.zero_()
     for found in sums:
         if found is not None:
-            found.fill_(float("-inf")) if sinks is None else found.copy_(sinks[None, :, None])
+            found.fill_(float("-inf")) if sinks is None else found.copy_(sinks[:, None])
 
 
 @cache
 def _layout(rows: int, width: int, dtype: torch.dtype) -> gl.NVMMASharedLayout:
     """How the copy engine lays a block of so many rows: one object, for it takes 7 µs to make."""
     of = gl.bfloat16 if dtype is torch.bfloat16 else gl.float16
-    return gl.NVMMASharedLayout.get_default_for([1, 1, rows, width], of)
+    return gl.NVMMASharedLayout.get_default_for([1, 1, 1, rows, width], of)
 
 
-def _described(x: Tensor, rows: int) -> TensorDescriptor:
-    """What the copy engine is told of ``x`` (B, S, H, D): blocks of ``rows`` along S, of one head."""
+def _described(x: Tensor, rows: int, sequences: Sequences | None) -> TensorDescriptor:
+    """What the copy engine is told of ``x`` (B, S, H, D), as ``hopper_tiles.py`` says: blocks of ``rows`` of a head."""
     strides = copied_strides(x)
     if strides is None:
         # contiguous() leaves what lies so at an odd address where it is
-        x = x.clone(memory_format=torch.contiguous_format)
-        strides = copied_strides(x) or list(x.stride())
+        return _described(x.clone(memory_format=torch.contiguous_format), rows, sequences)
     B, S, H, D = x.shape
     batch, row, head, _ = strides
-    made: TensorDescriptor = described(TensorDescriptor, x, [B, H, S, D], [batch, head, row, 1], [1, 1, rows, D])
+    shape, strides = [1, B, H, S, D], [row, batch, head, row, 1]
+    if sequences is not None:
+        shape, strides = [FAR.value + 1, S + 1, H, FAR.value, D], [(1 << 64) // FAR.value - row, row, head, row, 1]
+    made: TensorDescriptor = described(TensorDescriptor, x, shape, strides, [1, 1, 1, rows, D])
     made.layout = _layout(rows, D, x.dtype)
     return made

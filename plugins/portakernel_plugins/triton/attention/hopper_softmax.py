@@ -9,6 +9,9 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from portakernel_plugins.triton.attention.scores import changed
+from portakernel_plugins.triton.attention.tangents import FEW, MANY, tangent
+
 # 2**f for f in [0, 1) is 1 + f * (...): of degree 4 and least relative error (3e-6), in hexadecimal, the highest first.
 _COEFFICIENTS = ("0f3C5BFB98", "0f3D55FC34", "0f3E771228", "0f3F316B63")
 
@@ -57,16 +60,32 @@ def power_of_two(x, EVERY: gl.constexpr):
 
 
 @gluon.jit
-def softmax_step(scores, top, total, scale, coarse, huge, EVERY: gl.constexpr):
-    """Weights of a block's products, the new ``top`` and ``total``, and the factor of what was summed so far.
+def scores_of(products, behind, slope, scale, cap, SOFTCAP: gl.constexpr, ALIBI: gl.constexpr, FOLDED: gl.constexpr):
+    """Scores of a block's products, or what a factor makes scores of (``FOLDED``), as in ``online_softmax.py``."""
+    # of a block of 128 keys, a thread of the warpgroup has 64 products
+    TOGETHER: gl.constexpr = MANY if products.shape[1] == 128 else FEW
+    if not FOLDED:
+        products, _ = changed(products, behind, slope if ALIBI else None, None, scale, cap, SOFTCAP)
+    elif SOFTCAP:
+        products = tangent(products * scale, SOFTCAP, TOGETHER)
+    return products
 
-    ``coarse`` is the factor of products from ``huge`` on, as in ``online_softmax.py``.
+
+@gluon.jit
+def softmax_step(scores, top, total, last, coarse, huge, FOLDED: gl.constexpr, EVERY: gl.constexpr):
+    """Weights of a block's scores, the new ``top`` and ``total``, and the factor of what was summed so far.
+
+    ``FOLDED``: ``last`` makes scores of what is given, and ``coarse`` does from ``huge`` on, as in
+    ``online_softmax.py``.
     """
-    peak = gl.max(scores, 1)
-    factor = gl.where(gl.abs(peak) < huge, scale, coarse)
-    higher = gl.maximum(top, peak * factor)
+    higher = gl.max(scores, 1)
+    if FOLDED:
+        factor = gl.where(gl.abs(higher) < huge, last, coarse)
+        higher = higher * factor
+        scores = scores * gl.expand_dims(factor, 1)
+    higher = gl.maximum(top, higher)
     # of a query that has seen nothing yet, the differences were NaN
     base = gl.where(higher == float("-inf"), 0.0, higher)
-    weights = power_of_two(scores * gl.expand_dims(factor, 1) - gl.expand_dims(base, 1), EVERY)
+    weights = power_of_two(scores - gl.expand_dims(base, 1), EVERY)
     kept = gl.exp2(top - base)
     return weights, higher, total * kept + gl.sum(weights, 1), kept

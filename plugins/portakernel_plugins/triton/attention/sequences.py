@@ -34,7 +34,7 @@ def tile_of_sequence(tile, ends, other_ends, sequences, rows, PACKED: tl.constex
     """
     # By halves, though many beginnings could be looked at together: a sum over lanes would not be known to be the same
     # in all of them, and then every address had registers of its own (on gfx1201 with gradients more than there are).
-    sequence = tl.full((), 0, tl.int32)
+    sequence = tl.cast(0, tl.int32)
     stop = sequences + 1
     while stop - sequence > 1:
         middle = (sequence + stop) // 2

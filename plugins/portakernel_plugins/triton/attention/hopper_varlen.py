@@ -1,0 +1,47 @@
+"""``attention_varlen`` for Hopper: ``attention``'s kernel over a batch of one, whose tiles are sequences' own.
+
+Its gradients are those of ``varlen.py``.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from portakernel_plugins.triton.attention.forward import Window
+from portakernel_plugins.triton.attention.hopper import launch_hopper
+from portakernel_plugins.triton.attention.results import Results, Written
+from portakernel_plugins.triton.attention.scores import scoring
+from portakernel_plugins.triton.attention.sequences import Sequences
+
+
+def attention_hopper(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    *,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    causal: bool,
+    scale: float | None,
+    window: Window,
+    softcap: float,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    return_lse: bool,
+    out: Results | None = None,
+    save: bool = False,
+) -> Results:
+    """The contract's formula; with ``save`` the log-sum-exp ``(H, S)`` too.
+
+    ``q``: (S, H, D), ``k`` and ``v``: (T, G, D), of one dtype; strides that the copy engine cannot follow are copied.
+    """
+    S, H, D = q.shape
+    written = Written.of(q, (S, H, D), (H, S), out, return_lse, save)
+    if S:
+        sequences = Sequences.of(q, k, cu_seqlens_q, cu_seqlens_k, (max_seqlen_q, max_seqlen_k))
+        q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
+        how = scoring(q, k, causal, scale, window, softcap, sequences.longest)
+        launch_hopper(q, k, v, alibi_slopes, sinks, written, how, sequences)
+    return written.results()
