@@ -12,7 +12,7 @@ from portakernel.cli.options import Json, OnlyOp
 
 if TYPE_CHECKING:
     from portakernel.claims.capability import Capability
-    from portakernel.registry.kernel import Kernel, Priority
+    from portakernel.registry.kernel import Kernel
     from portakernel.registry.registry import Registry
 
 
@@ -59,7 +59,7 @@ def chosen_kernels(registry: Registry, op: str | None, plugin: str | None) -> li
             hint = f"{plugin} is broken: run `portakernel doctor`." if broken else ""
             raise UnknownNameError("plugin", plugin, registry.plugins(), hint=hint)
         kernels = [kernel for kernel in kernels if kernel.plugin == plugin]
-    return sorted(kernels, key=lambda kernel: (kernel.op, kernel.is_reference, -_highest(kernel.priority), kernel.name))
+    return sorted(kernels, key=lambda kernel: (kernel.op, kernel.is_reference, -kernel.priority.highest, kernel.name))
 
 
 def tell_broken(registry: Registry) -> None:
@@ -117,10 +117,6 @@ def _source(registry: Registry, kernel: Kernel) -> dict[str, Any]:
         "version": package.version if package else __version__,
         "first_party": kernel.first_party,
     }
-
-
-def _highest(priority: Priority) -> int:
-    return max((rule.number for rule in priority.rules), default=0)
 
 
 def _rows(registry: Registry, kernel: Kernel) -> Iterator[Sequence[str]]:

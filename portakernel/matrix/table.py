@@ -128,7 +128,7 @@ def support_matrix(
 
 def _op_support(registry: Registry, op: str, vendor: str | None, plugin: str | None) -> OpSupport:
     kernels = [kernel for kernel in registry.for_op(op) if plugin in (None, kernel.plugin)]
-    kernels.sort(key=lambda kernel: (kernel.is_reference, -_highest_priority(kernel), kernel.name))
+    kernels.sort(key=lambda kernel: (kernel.is_reference, -kernel.priority.highest, kernel.name))
     backends = [backend for backend in registry.backends.values() if vendor in (None, backend.vendor)]
     places = tuple(place for backend in backends for place in _places(backend, kernels) if place.servings)
     if vendor is not None:
@@ -173,10 +173,6 @@ def _family(space: ArchSpace, arch: str) -> str | None:
     """The smallest family that lists ``arch``: one may be part of another."""
     listing = [(len(members), name) for name, members in space.families.items() if arch in members]
     return min(listing)[1] if listing else None
-
-
-def _highest_priority(kernel: Kernel) -> int:
-    return max((rule.number for rule in kernel.priority.rules), default=0)
 
 
 def markdown(matrix: Sequence[OpSupport]) -> str:

@@ -41,6 +41,11 @@ class Priority:
     def __repr__(self) -> str:
         return brief(f"<Priority {self}>")
 
+    @property
+    def highest(self) -> int:
+        """The greatest number of its rules, by which lists of kernels are ordered."""
+        return max((rule.number for rule in self.rules), default=0)
+
     def of(self, request: Request) -> int:
         """The priority for ``request``; a rule over an unknown dimension does not apply."""
         for rule in self.rules:
