@@ -16,6 +16,7 @@ import torch
 from portakernel import runtime
 from portakernel.errors import ArgumentValueError
 from portakernel_kit.conformance.drawn import processes, trying
+from portakernel_kit.conformance.drawn.levels import levels_of
 from portakernel_kit.conformance.drawn.processes import Budget, Drawing, parse_budget
 from portakernel_kit.conformance.drawn.trying import Begun, Covered, Drew, Job
 from portakernel_kit.conformance.observing.isolation import Asked, Death
@@ -111,8 +112,19 @@ def test_the_pairs_of_requests_that_were_put_to_a_kernel_count_whichever_process
         for turn in turns:
             assert list(tried.ask(turn, math.inf, all_pairs=False))
         counts.append(tried.covered()[0])
-    assert counts[0] == len(tried.requests.pairs_of(tried.requests.at(5)))
-    assert counts[0] < counts[1] == counts[2] == len(tried.requests.covering.asked)
+    unit, covering = tried.requests.at(5), tried.requests.covering
+    levels = levels_of(tried.suite.contract, unit.case, dict(unit.dtypes))
+    assert counts[0] == len(covering.asked.intersection(covering.within(levels)))
+    assert counts[0] < counts[1] == counts[2] == len(covering.asked)
+
+
+def test_pairs_count_that_were_all_asked_for_by_processes_that_have_ended(drawing):
+    manager = drawing.dispatcher.registry.manager
+    asked = Asked(manager.packages, drawing.dispatcher.process.disabled, "torch.softmax_cpu", None)
+    tried = trying._tried(asked, 3, 0)
+    assert list(tried.ask(1_000_000, math.inf, all_pairs=True)) == []
+    asked_for, possible = tried.covered()
+    assert asked_for == possible > 0
 
 
 def test_jobs_say_how_many_requests_are_left_out(drawing, apart):

@@ -40,6 +40,7 @@ class Requests:
         features = {name: level for name, level in neutral_features(self.contract).items() if name in open_ones}
         self.covering = Covering(open_ones, features, apart(self.contract))
         self._units, self._known = self._drawn(), list[Unit]()
+        self._last_asked = dict[Together, int]()
 
     def at(self, place: int, *, all_pairs: bool = False, deadline: float = math.inf) -> Unit | None:
         """The request at this place; None where there are not as many, or where ``all_pairs`` took fewer.
@@ -85,15 +86,14 @@ class Requests:
                 self.covering.missed(f"{self.contract.op} has no such call")
                 if not is_new:
                     continue
+            pairs = self.covering.within(levels)
+            self._last_asked |= {together: place for together in pairs if together in self.covering.asked}
             refused, place = 0, place + 1
             yield unit
 
-    def pairs_of(self, unit: Unit) -> frozenset[Together]:
-        """What a drawn request asks for together, of all that is to be asked for."""
-        if unit.case is None:
-            return frozenset()
-        levels = levels_of(self.contract, unit.case, dict(unit.dtypes))
-        return frozenset(together for together in self.covering.within(levels) if together in self.covering.asked)
+    def pairs_from(self, place: int) -> int:
+        """How many pairs are asked for by the requests that are drawn so far, from this place on."""
+        return sum(last >= place for last in self._last_asked.values())
 
     def refusal(self, unit: Unit) -> str:
         """Why the op, or the kernel, does not serve a request; empty where both do."""

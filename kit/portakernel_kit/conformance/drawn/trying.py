@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 import torch
 
 from portakernel.contract.case import Case
-from portakernel_kit.conformance.drawn.covering import Together
 from portakernel_kit.conformance.drawn.requests import Requests
 from portakernel_kit.conformance.drawn.shrinking import shrunk
 from portakernel_kit.conformance.drawn.spelling import Request
@@ -116,7 +115,7 @@ class _Tried:
         self.suite, self.name = suite, suite.kernel.name
         self.requests = Requests(suite)
         self.shrunk: set[str] = set()
-        self.pairs, self.counted = set[Together](), left_out
+        self.left_out = left_out
 
     def ask(self, turn: int, deadline: float, *, all_pairs: bool) -> Generator[Event, None, bool]:
         """The events of the request of this turn; returns whether there may be more of them."""
@@ -131,7 +130,6 @@ class _Tried:
             return False
         line = self._line(unit, unit.case)
         begun = Begun(self.name, turn, line)
-        self._count(turn)
         yield begun
         results = tuple(self.suite.run(unit))
         failed = {result.aspect for result in results if result.status == "failed"} - self.shrunk
@@ -163,13 +161,7 @@ class _Tried:
 
     def covered(self) -> tuple[int, int]:
         """How many pairs were asked for, and could be."""
-        return len(self.pairs), self.requests.covering.possible
-
-    def _count(self, turn: int) -> None:
-        """Counts the pairs of the requests up to this turn's, which are all drawn."""
-        for unit in filter(None, map(self.requests.at, range(self.counted, turn + 1))):
-            self.pairs |= self.requests.pairs_of(unit)
-        self.counted = turn + 1
+        return self.requests.pairs_from(self.left_out), self.requests.covering.possible
 
     def is_lost(self) -> bool:
         """Whether the device answers no more."""
