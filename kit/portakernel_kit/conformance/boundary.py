@@ -14,7 +14,7 @@ from portakernel.words.arch import ArchSpace
 from portakernel.words.dtypes import SCALE_FORMATS
 from portakernel.words.target import Target
 from portakernel_kit.conformance.claims import dtype_combinations, just_inside, just_outside, unclaimed_dtypes
-from portakernel_kit.conformance.trial import Outcome, attempt
+from portakernel_kit.conformance.outcome import Outcome, attempt
 from portakernel_kit.conformance.venue import claimed_targets
 
 _Check = Callable[[], list[str]]

@@ -15,7 +15,8 @@ from portakernel.claims.request import Phase
 from portakernel.contract import Result as TensorResult
 from portakernel.contract.case import Layout
 from portakernel_kit.conformance.memory import place_tensor, twin
-from portakernel_kit.conformance.trial import Outcome, Trial, attempt
+from portakernel_kit.conformance.outcome import Outcome, attempt
+from portakernel_kit.conformance.trial import Trial
 
 # How an ``out`` of the caller may lie, by its rank: at an odd address, rows apart, columns apart, rows that no single
 # stride serves.

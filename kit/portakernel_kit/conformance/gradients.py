@@ -14,11 +14,13 @@ from torch import Tensor
 from portakernel.calling.arguments import dtype_name
 from portakernel.claims.request import Phase
 from portakernel.contract.case import Layout
+from portakernel_kit.conformance.allowances import FARTHEST, LONG_ROW
 from portakernel_kit.conformance.comparison import ulp_at, with_lost
 from portakernel_kit.conformance.forward import Forward
 from portakernel_kit.conformance.inputs import draw_values
 from portakernel_kit.conformance.memory import place_tensor, twin
-from portakernel_kit.conformance.trial import FARTHEST, LONG_ROW, Outcome, Trial, attempt
+from portakernel_kit.conformance.outcome import Outcome, attempt
+from portakernel_kit.conformance.trial import Trial
 from portakernel_kit.conformance.truth import Gradient
 
 # Equal terms are the worst to add up one by one: of drawn requests so many are within the tolerances of ops' own cases.

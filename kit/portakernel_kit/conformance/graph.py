@@ -14,7 +14,8 @@ from portakernel.calling.launcher import launcher
 from portakernel.claims.request import Phase
 from portakernel.tensors.scratch import like, refill
 from portakernel_kit.conformance.gradients import Backward
-from portakernel_kit.conformance.trial import Outcome, Trial, attempt
+from portakernel_kit.conformance.outcome import Outcome, attempt
+from portakernel_kit.conformance.trial import Trial
 
 # What a capture returns: the results, whose memory the replay writes, and the replay.
 Captured = tuple[tuple[Any, ...], Callable[[], None]]

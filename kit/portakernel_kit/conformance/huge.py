@@ -30,8 +30,9 @@ from portakernel.words.dtypes import DTYPES
 from portakernel_kit.conformance.claims import DTypes, case_dtypes, resized
 from portakernel_kit.conformance.gradients import Backward
 from portakernel_kit.conformance.inputs import Inputs, case_shape, draw_inputs, generator, is_present
+from portakernel_kit.conformance.outcome import Outcome, attempt, result_of
 from portakernel_kit.conformance.result import Aspect, Result
-from portakernel_kit.conformance.trial import Outcome, Trial, attempt, result_of
+from portakernel_kit.conformance.trial import Trial
 from portakernel_kit.conformance.truth import Gradient, Truth
 from portakernel_kit.conformance.venue import Venue, refusals
 

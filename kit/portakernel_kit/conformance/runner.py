@@ -15,9 +15,9 @@ from portakernel_kit.conformance import huge as huge_calls
 from portakernel_kit.conformance.drawn.processes import DEFAULT_BUDGET, Budget, Drawing
 from portakernel_kit.conformance.drawn.spelling import parse_request
 from portakernel_kit.conformance.op_faults import OpFault
+from portakernel_kit.conformance.outcome import fault_of_op, result_of
 from portakernel_kit.conformance.result import Result
 from portakernel_kit.conformance.suite import Suite
-from portakernel_kit.conformance.trial import fault_of_op, result_of
 from portakernel_kit.conformance.venue import Unavailable, Venue, find_venue
 
 # Where nothing else is asked for: each has a copy of torch, and of what kernels keep.

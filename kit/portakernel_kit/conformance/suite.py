@@ -23,13 +23,14 @@ from portakernel_kit.conformance.gradients import Backward
 from portakernel_kit.conformance.graph import Graph, capture_cuda
 from portakernel_kit.conformance.inputs import Inputs, draw_inputs, generator, is_present
 from portakernel_kit.conformance.op_faults import OpFault, blamed
+from portakernel_kit.conformance.outcome import Outcome, attempt, ending_in_words, result_of
 from portakernel_kit.conformance.repetition import THREADS as REPEATING_THREADS
 from portakernel_kit.conformance.repetition import Repetition, differing
 from portakernel_kit.conformance.result import Result
 from portakernel_kit.conformance.selection import build_case, claims_in, fewest
 from portakernel_kit.conformance.tangents import Tangents
 from portakernel_kit.conformance.threads import on_one_thread
-from portakernel_kit.conformance.trial import Outcome, Trial, attempt, ending_in_words, result_of
+from portakernel_kit.conformance.trial import Trial
 from portakernel_kit.conformance.unit import Ran, Unit, is_plain, shown, told_name
 from portakernel_kit.conformance.venue import Venue, refusals
 from portakernel_kit.conformance.written import call_before, forward_of

@@ -13,7 +13,8 @@ from torch import Tensor
 from portakernel.claims.request import Phase
 from portakernel.tensors.torch_internals import forward_ad
 from portakernel_kit.conformance.gradients import Backward
-from portakernel_kit.conformance.trial import Outcome, Trial, attempt
+from portakernel_kit.conformance.outcome import Outcome, attempt
+from portakernel_kit.conformance.trial import Trial
 from portakernel_kit.conformance.truth import exact
 
 # So many roundings of the dtype may lie between the two products, of the size of their absolute terms: a tangent that

@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import random
-import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -17,80 +15,22 @@ from torch import Tensor
 from portakernel.calling.arguments import Tensors, dtype_name
 from portakernel.calling.caller import OpCaller
 from portakernel.calling.launcher import launcher
-from portakernel.claims.capability import CannotRun
 from portakernel.claims.request import Phase
 from portakernel.contract import Contract, alternatives
 from portakernel.contract import Result as TensorResult
 from portakernel.registry.kernel import Kernel
+from portakernel_kit.conformance.allowances import grown, growth
 from portakernel_kit.conformance.comparison import Mismatch, compare, compare_rows, with_lost
 from portakernel_kit.conformance.inputs import Inputs
 from portakernel_kit.conformance.memory import changed_around, footprint, same_bits, shares_memory
-from portakernel_kit.conformance.op_faults import OpFault
-from portakernel_kit.conformance.result import Aspect, Result, Status
+from portakernel_kit.conformance.outcome import Outcome
 from portakernel_kit.conformance.truth import Truth, exact
 from portakernel_kit.conformance.venue import Venue, refusals
 
 Way = TypeVar("Way")
 
-# How the detail of a ``CannotRun`` begins.
-DECLARED = "the kernel declared that it cannot run"
-# What the tolerances of ops' own cases hold for, sums in any order.
-LONG_ROW = 2048
-# By how many digits float32 is finer.
-_FINER_DIGITS = {"float16": 13, "bfloat16": 16}
-# Of the millions of elements of drawn requests the worst is so many times further off than of the cases' thousands.
-FARTHEST = 1.5
 # About the largest of normal numbers, as gradients are, and what counts as the largest of others.
 _USUAL, _MOST = 8.0, 1024.0
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What one aspect of a case came to."""
-
-    aspect: Aspect
-    status: Status
-    detail: str = ""
-    seconds: float = 0.0
-    traceback: str = ""
-
-
-def attempt(aspect: Aspect, check: Callable[[], Sequence[str]]) -> Outcome:
-    """The outcome of ``check``, which returns what is wrong; whatever it raises is an outcome too."""
-    start = time.perf_counter()
-    status: Status = "failed"
-    trace = ""
-    try:
-        problems = check()
-        status, detail = ("failed" if problems else "passed"), "; ".join(problems)
-    except CannotRun as declared:
-        status, detail = "skipped", f"{DECLARED}: {declared}"
-    except OpFault as fault:
-        detail, trace = str(fault), traceback.format_exc()
-    except Exception as error:  # noqa: BLE001 - the plugin border: a kernel that raises fails its case, not the kit
-        detail, trace = f"{type(error).__name__}: {error}", traceback.format_exc()
-    return Outcome(aspect, status, detail, time.perf_counter() - start, trace)
-
-
-def ending_in_words(outcomes: Iterator[Outcome]) -> Iterator[Outcome]:
-    """``outcomes``; where the op itself turns out to be at fault, a failed one that says so is the last."""
-    try:
-        yield from outcomes
-    except OpFault as fault:
-        yield fault_of_op(fault)
-
-
-def fault_of_op(fault: OpFault) -> Outcome:
-    """What a fault of the op itself comes to, while it is handled."""
-    return Outcome("claim", "failed", str(fault), traceback=traceback.format_exc())
-
-
-def result_of(kernel: Kernel, venue: Venue, case: str, outcome: Outcome) -> Result:
-    """An outcome as it is reported: of which kernel, where, in which case."""
-    return Result(
-        kernel.name, kernel.op, case, outcome.aspect, outcome.status, outcome.detail, str(venue), venue.mode,
-        outcome.seconds, outcome.traceback,
-    )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -215,7 +155,8 @@ class Trial:
         if len(found) != len(specs):
             return [f"returned {len(found)} tensors; {', '.join(spec.name for spec in specs) or 'none'} are wanted"]
         problems, tolerance = [], self.contract.tolerance
-        allowed = _grown(tolerance.saved if saved else tolerance.forward, self._growth())
+        times = growth(self.longest_row) if self.is_drawn else 1.0
+        allowed = grown(tolerance.saved if saved else tolerance.forward, times)
         for tensor, spec in zip(found, specs, strict=True):
             if self._is_right(tensor, spec):
                 continue
@@ -251,14 +192,6 @@ class Trial:
         if known is None or not isinstance(found, Tensor) or self.form(found, spec.name, *self.inputs.form(spec)):
             return False
         return same_bits(found, known)
-
-    def _growth(self) -> float:
-        """How many times the contract's tolerance a float32 result of a drawn request may be off.
-
-        A sum of n terms of one size, one after the other, loses n/2 units in the last place at most (Higham 2002,
-        Accuracy and Stability of Numerical Algorithms, 4.2). Ops' own cases have up to so many in a row.
-        """
-        return max(FARTHEST, self.longest_row / LONG_ROW) if self.is_drawn else 1.0
 
     def _where_specified(self, found: Any, want: Tensor, name: str) -> Tensor:
         """``want``, with what the kernel gives where the contract says nothing, or lets a sum overflow."""
@@ -360,19 +293,3 @@ def synchronise(device: torch.device) -> None:
     """Waits for ``device``, so that an error of a launch belongs to the call that launched it."""
     if device.type != "cpu":
         torch.get_device_module(device).synchronize(device)
-
-
-def _grown(given: Mapping[str, float], growth: float) -> dict[str, float]:
-    """Tolerances with what float32 may lose so many times over, in units of each dtype.
-
-    Results of 16 bits are sums of float32, rounded once: what these are off may be on the other side of a half.
-    """
-    allowed = dict(given)
-    for kind, ulp in given.items():
-        name = kind.rpartition(" ")[2]
-        single = given.get(kind.removesuffix(name) + "float32", 0.0) * growth
-        if name == "float32":
-            allowed[kind] = single
-        elif name in _FINER_DIGITS and ulp < 1.0:
-            allowed[kind] = max(ulp, 0.5 + single / 2 ** _FINER_DIGITS[name])
-    return allowed

@@ -12,7 +12,8 @@ from portakernel.tensors.dense import as_bytes
 from portakernel_kit.conformance.forward import Forward
 from portakernel_kit.conformance.inputs import Inputs
 from portakernel_kit.conformance.memory import same_bits, twin
-from portakernel_kit.conformance.trial import Outcome, Trial, attempt
+from portakernel_kit.conformance.outcome import Outcome, attempt
+from portakernel_kit.conformance.trial import Trial
 
 
 def forward_of(trial: Trial) -> Forward | Written:

@@ -16,9 +16,10 @@ from portakernel_kit.conformance.drawn.spelling import Request
 from portakernel_kit.conformance.observing.isolation import Asked, bound_memory
 from portakernel_kit.conformance.observing.observation import Finished
 from portakernel_kit.conformance.op_faults import OpFault
+from portakernel_kit.conformance.outcome import fault_of_op, result_of
 from portakernel_kit.conformance.result import Result
 from portakernel_kit.conformance.suite import Suite
-from portakernel_kit.conformance.trial import fault_of_op, result_of, synchronise
+from portakernel_kit.conformance.trial import synchronise
 from portakernel_kit.conformance.unit import Unit, drawn_name
 from portakernel_kit.conformance.venue import Venue, find_venue
 

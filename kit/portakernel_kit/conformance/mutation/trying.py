@@ -19,8 +19,8 @@ from portakernel_kit.conformance.mutation.spelling import differences, entry_ind
 from portakernel_kit.conformance.mutation.spoiling import Spoiler
 from portakernel_kit.conformance.observing.observation import AGAINST, Finished, Observation
 from portakernel_kit.conformance.observing.observer import Observer, Trials
+from portakernel_kit.conformance.outcome import DECLARED
 from portakernel_kit.conformance.suite import Suite
-from portakernel_kit.conformance.trial import DECLARED
 from portakernel_kit.conformance.unit import Unit
 from portakernel_kit.conformance.venue import Venue
 from portakernel_kit.conformance.widening import cases_beyond, widened

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
+from portakernel_kit.conformance.outcome import DECLARED
 from portakernel_kit.conformance.result import Result
-from portakernel_kit.conformance.trial import DECLARED
 
 # What came of one refused case.
 #   correct   every aspect that the kernel claims elsewhere holds here too

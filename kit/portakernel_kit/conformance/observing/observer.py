@@ -28,9 +28,10 @@ from portakernel_kit.conformance.observing.observation import (
     Planned,
     Refusal,
 )
+from portakernel_kit.conformance.outcome import DECLARED
 from portakernel_kit.conformance.result import Result
 from portakernel_kit.conformance.suite import CLAIM_CODES, Suite, most_elements
-from portakernel_kit.conformance.trial import DECLARED, synchronise
+from portakernel_kit.conformance.trial import synchronise
 from portakernel_kit.conformance.unit import Unit
 from portakernel_kit.conformance.venue import Venue
 from portakernel_kit.conformance.widening import Widening, cases_beyond, on_target, widened, widenings
