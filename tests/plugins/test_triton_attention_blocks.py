@@ -19,6 +19,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from portakernel.authoring.triton import Processor, launch, pretending
 from portakernel.references import attention as reference
 from portakernel.triton_launch.interpreter import interpreting
+from portakernel_plugins.triton.attention import varlen
 from portakernel_plugins.triton.attention.backward import backward
 from portakernel_plugins.triton.attention.forward import attention
 from portakernel_plugins.triton.attention.row_blocks import sources
@@ -74,13 +75,14 @@ def test_what_tma_does_not_take_is_read_through_pointers(unsuited):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("values", [{}, {"causal": True}, {"window": (20, 9)}, {"softcap": 2.0}], ids=str)
 @pytest.mark.parametrize("width", [16, 24, 40])
-def test_both_ways_give_the_same_bits(dtype, values, width):
+@pytest.mark.parametrize("queries", [3, 37])
+def test_both_ways_give_the_same_bits(dtype, values, width, queries):
     q, k, v = (
-        draw(2, 37, 4, width, dtype=dtype),
+        draw(2, queries, 4, width, dtype=dtype),
         draw(2, 75, 2, width, seed=1, dtype=dtype),
         draw(2, 75, 2, 16, seed=2, dtype=dtype),
     )
-    grad = draw(2, 37, 4, 16, seed=3, dtype=dtype)
+    grad = draw(2, queries, 4, 16, seed=3, dtype=dtype)
     how = {**PLAIN, **values}
 
     def all_of(*tensors: Tensor):
@@ -184,3 +186,49 @@ def test_tiles_are_small_under_a_causal_mask_and_where_scores_are_changed():
     assert rows(513, 128) == rows(4097, 128, causal=True) == 128
     # of wide heads nothing was measured
     assert rows(4096, 256, causal=True, changed=True) == 128
+
+
+def parts_of_keys(batches: int, keys: int, key_heads: int = 8, width: int = 128) -> tuple[int, int]:
+    """How many parts an H100 makes of each tile's keys for one query, and how many of them are merged at once."""
+    shapes = (batches, 1, 32, width), *[(batches, keys, key_heads, width)] * 2
+    tensors = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in shapes)
+    found = list[tuple[int, dict[str, Any]]]()
+    with pretending(Processor("sm_90", 132, 32), lambda _, grid, _args, meta: found.append((grid[0], meta))):
+        attention(*tensors, **PLAIN, return_lse=False)
+    programs, _ = found[0]
+    return programs // (batches * key_heads), found[1][1]["PARTS"] if found[1:] else 0
+
+
+@pytest.mark.parametrize(
+    ("batches", "keys", "parts"),
+    [
+        *((1, 32768, 33), (4, 4096, 8)),
+        # one program a multiprocessor where there would be fewer: 264 are two
+        *((5, 4096, 3), (8, 4096, 2), (12, 4096, 1), (16, 4096, 1), (64, 4096, 1)),
+        # and no part of less than two blocks
+        *((1, 1024, 8), (1, 64, 1), (5, 128, 1)),
+    ],
+)
+def test_few_parts_are_halved(batches, keys, parts):
+    assert parts_of_keys(batches, keys)[0] == parts
+
+
+def test_parts_of_sequences_are_not_halved_where_they_are_few():
+    q, k = (torch.empty(rows, heads, 128, dtype=torch.bfloat16, device="meta") for rows, heads in ((5, 32), (20480, 8)))
+    ends = torch.empty(6, dtype=torch.int32, device="meta")
+    grids = list[int]()
+    with pretending(Processor("sm_90", 132, 32), lambda _, grid, *__: grids.append(grid[0])):
+        varlen.attention(q, k, k, ends, ends, **PLAIN, max_seqlen_q=1, max_seqlen_k=4096, return_lse=False)
+    # 7 tiles of each key head at most, as the host sees them
+    assert grids[0] == 7 * 8 * 4
+
+
+def test_parts_of_wide_heads_are_for_one_program_a_multiprocessor():
+    assert [parts_of_keys(batches, 8192, width=256)[0] for batches in (1, 4, 12)] == [16, 4, 1]
+
+
+@pytest.mark.parametrize(
+    ("keys", "key_heads", "at_once"), [(256, 8, 2), (1024, 8, 8), (4096, 8, 32), (65536, 8, 64), (65536, 1, 64)]
+)
+def test_a_merge_takes_no_more_parts_at_once_than_there_are(keys, key_heads, at_once):
+    assert parts_of_keys(1, keys, key_heads)[1] == at_once

@@ -213,6 +213,16 @@ def test_few_queries_pack_heads_and_share_keys(values, bounds, launched):
     assert all(one.equal(other) for one, other in zip(found, again, strict=True))
 
 
+def test_few_queries_share_keys_that_descriptors_copy(launched):
+    call = Call([1, 2, 0, 1], [288, 5, 40, 300], heads=6, key_heads=2).with_all().half()
+    bounds = {"max_seqlen_q": 2, "max_seqlen_k": 300}
+    with pretending(Processor("interpreter", 64, 32), lambda *_: None):
+        found = call.forward(causal=True, **bounds)
+    assert launched == ["_forward", "_merge"]
+    for one, want in zip(found, call.exactly(causal=True, **bounds), strict=False):
+        torch.testing.assert_close(one.double(), want, rtol=2e-3, atol=2e-3)
+
+
 def test_a_long_sequence_with_a_bound_has_the_bounds_tiles():
     call = Call([520, 3], [33, 2], heads=1)
     call.check(causal=True)

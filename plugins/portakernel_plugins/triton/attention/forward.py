@@ -253,7 +253,9 @@ def launch_forward(
     read = sources(k, v, options["BLOCK_N"], blocks, options.pop("DESCRIBED", False))
     tiles = tile_count(S, tiling.packed, options["BLOCK_M"], sequences)
     programs = B * H // tiling.packed * tiles
-    parts = split_count(programs, how.visible(queries, keys), options["BLOCK_N"], tiling.programs)
+    # of sequences one may be far longer than the others: its keys are shared by as many as can be
+    few = tiling.few_parts if sequences is None else 0
+    parts = split_count(programs, how.visible(queries, keys), options["BLOCK_N"], tiling.programs, few)
     into = Parts.of(y, parts) if parts > 1 else None
     folded = how.is_folded and slopes is None and bias is None
     turned_round = folded and how.last_factor < 0.0

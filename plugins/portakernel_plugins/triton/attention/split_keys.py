@@ -78,9 +78,15 @@ def _merge(
         tl.store(logsumexp + at_lse, found)
 
 
-def split_count(programs: int, visible: int, block: int, wanted: int) -> int:
-    """How many programs share the ``visible`` keys of a tile, so that all ``programs`` tiles come to those wanted."""
-    return max(1, min(wanted // programs, visible // (block * _FEWEST_BLOCKS)))
+def split_count(programs: int, visible: int, block: int, wanted: int, few: int = 0) -> int:
+    """How many programs share the ``visible`` keys of a tile, so that all ``programs`` tiles come to those wanted.
+
+    Fewer than ``few`` are halved: what they would read faster does not make up for the merge.
+    """
+    parts = wanted // programs
+    if parts < few:
+        parts //= 2
+    return max(1, min(parts, visible // (block * _FEWEST_BLOCKS)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,5 +121,5 @@ class Parts:
             HEADS=H,
             E=E,
             BLOCK_E=how.columns,
-            **how.options,
+            **{**how.options, "PARTS": min(how.options["PARTS"], 1 << (count - 1).bit_length())},
         )

@@ -99,11 +99,15 @@ def _shapes(D: int, E: int, dtype: torch.dtype, exact: bool, arch: str) -> Mappi
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """How queries are put into tiles: ``packed`` heads of one key head into each; ``programs`` fill the chip."""
+    """How queries are put into tiles: ``packed`` heads of one key head into each; ``programs`` fill the chip.
+
+    ``few_parts`` are so few that half of them do.
+    """
 
     packed: int
     programs: int
     options: Mapping[str, Any]
+    few_parts: int = 0
 
 
 def room_of(q: Tensor, v: Tensor, bias: Tensor | None) -> int:
@@ -126,4 +130,6 @@ def tiles_of_queries(q: Tensor, queries: int, heads: int, width: int, causal: bo
         return Tiling(1, how.programs, how.options)
     how = configuration("attention.few_queries", q.device, width, size)
     rows = 1 << (queries * heads - 1).bit_length()
-    return Tiling(heads, how.programs, {**how.options, "BLOCK_M": min(max(rows, 16), how.options["BLOCK_M"])})
+    options = {**how.options, "BLOCK_M": min(max(rows, 16), how.options["BLOCK_M"])}
+    few_parts = options.pop("FEW_PARTS", 0)
+    return Tiling(heads, how.programs, options, few_parts)
