@@ -3,8 +3,9 @@
 A partition is a thread. What the chip does later is done as late as the program allows, or at some time in between:
 products read their operands when they are waited for, results leave shared memory when the store is waited for, and
 copies arrive from a thread of their own, some after those that were asked for later: as soon as they can in programs of
-even numbers, and in the others when no partition can go on without one. Fresh memory is NaN. Programs run one after the
-other, and draw from a counter as if they took turns. Who waits for a barrier
+even numbers, and in the others when no partition can go on without one. In those of even numbers one partition, in each
+another one, is as late itself: it goes on when nobody else can. Fresh memory is NaN. Programs run one after the other,
+and draw from a counter as if they took turns. Who waits for a barrier
 that nobody completes gets ``Stuck``, and the other partitions with it.
 """
 
@@ -45,6 +46,8 @@ class _Barrier:
     def wait(self, phase: int) -> None:
         program = self.program
         with program.changed:
+            if HERE.late:
+                program.changed.wait_for(lambda: program.is_held_up() or program.failed, PATIENCE_S)
             program.waits.append((self, phase))
             program.changed.notify_all()
             ended = program.changed.wait_for(lambda: self.phase != phase or program.failed, PATIENCE_S)
@@ -125,15 +128,23 @@ class _Program:
         self.draw = random.Random(seed)
         self.copies: list[Callable[[], None]] = []
         self.drawn = 0
+        self.arriving = False
         self.over = False
         # partitions that have not ended, and the phases that some of them wait for the end of
         self.running = 0
         self.waits: list[tuple[_Barrier, int]] = []
 
+    def _held_up(self) -> int:
+        """How many partitions wait."""
+        return sum(barrier.phase == phase for barrier, phase in self.waits)
+
+    def is_held_up(self) -> bool:
+        """Whether all but one partition wait for more than copies that are on their way."""
+        return not self.copies and not self.arriving and self._held_up() >= self.running - 1
+
     def _is_due(self) -> bool:
         """Whether a copy is to arrive now."""
-        held_up = sum(barrier.phase == phase for barrier, phase in self.waits)
-        return bool(self.copies) and (self.number % 2 == 0 or held_up >= self.running)
+        return bool(self.copies) and (self.number % 2 == 0 or self._held_up() >= self.running)
 
     def copy_engine(self) -> None:
         while True:
@@ -142,11 +153,16 @@ class _Program:
                 if not self.copies:
                     return
                 copy = self.copies.pop(self.draw.randrange(len(self.copies)))
+                self.arriving = True
             copy()
+            with self.changed:
+                self.arriving = False
+                self.changed.notify_all()
 
 
 class _Partition(threading.local):
     program: _Program
+    late: bool
     products: list[list[Any]]
     stores: list[Callable[[], None]]
 
@@ -165,8 +181,10 @@ def _specialize(partitions: Sequence[tuple[Any, tuple[Any, ...]]], warps: Sequen
     program, failures = HERE.program, list[BaseException]()
     assert len(partitions) == len(warps) + 1 == len(registers) + 1
 
-    def run(function: Any, args: tuple[Any, ...]) -> None:
-        HERE.program, HERE.products, HERE.stores = program, [], []
+    late = program.number // 2 % len(partitions) if program.number % 2 == 0 else None
+
+    def run(place: int, function: Any, args: tuple[Any, ...]) -> None:
+        HERE.program, HERE.products, HERE.stores, HERE.late = program, [], [], place == late
         try:
             function(*args)
             assert not HERE.products, "a product that nobody waited for"
@@ -182,7 +200,10 @@ def _specialize(partitions: Sequence[tuple[Any, tuple[Any, ...]]], warps: Sequen
 
     program.running = len(partitions)
     engine = threading.Thread(target=program.copy_engine, daemon=True)
-    threads = [threading.Thread(target=run, args=partition, daemon=True) for partition in partitions]
+    threads = [
+        threading.Thread(target=run, args=(place, *partition), daemon=True)
+        for place, partition in enumerate(partitions)
+    ]
     for thread in (engine, *threads):
         thread.start()
     for thread in threads:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -118,14 +119,14 @@ def launch_hopper(
     section = max(_CACHED_BYTES // (2 * keys * D * q.element_size()), 1) * (H // G)
     programs = min(B * H * tiles, processor(q.device).multiprocessors)
     taken = torch.zeros(1, dtype=torch.int32, device=q.device) if programs < B * H * tiles else None
-    target = y if copied_strides(y) is not None else torch.empty_like(y, memory_format=torch.contiguous_format)
+    target = _described(y, ROWS.value, sequences, torch.empty_like)
     launch(
         forward,
         (programs, 1),
         _described(q, ROWS.value, sequences),
         _described(k, options["BLOCK"], sequences),
         _described(v, options["BLOCK"], sequences),
-        _described(target, ROWS.value, sequences),
+        target,
         slopes,
         sinks,
         lse,
@@ -151,8 +152,8 @@ def launch_hopper(
         **how.flags,
         **options,
     )
-    if target is not y:
-        y.copy_(target)
+    if target.base is not y:
+        y.copy_(target.base)
 
 
 def _nothing_seen(sinks: Tensor | None, y: Tensor, sums: tuple[Tensor | None, ...]) -> None:
@@ -170,17 +171,24 @@ def _layout(rows: int, width: int, dtype: torch.dtype) -> gl.NVMMASharedLayout:
     return gl.NVMMASharedLayout.get_default_for([1, 1, 1, rows, width], of)
 
 
-def _described(x: Tensor, rows: int, sequences: Sequences | None) -> TensorDescriptor:
-    """What the copy engine is told of ``x`` (B, S, H, D), as ``hopper_tiles.py`` says: blocks of ``rows`` of a head."""
+def _described(
+    x: Tensor, rows: int, sequences: Sequences | None, instead: Callable[..., Tensor] = torch.clone
+) -> TensorDescriptor:
+    """What the copy engine is told of ``x`` (B, S, H, D), as ``hopper_tiles.py`` says: blocks of ``rows`` of a head.
+
+    Where it cannot follow the strides of ``x``: of what ``instead`` makes of it.
+    """
     strides = copied_strides(x)
     if strides is None:
         # contiguous() leaves what lies so at an odd address where it is
-        return _described(x.clone(memory_format=torch.contiguous_format), rows, sequences)
+        x = instead(x, memory_format=torch.contiguous_format)
+        strides = list(x.stride())
     B, S, H, D = x.shape
     batch, row, head, _ = strides
     shape, strides = [1, B, H, S, D], [row, batch, head, row, 1]
     if sequences is not None:
-        shape, strides = [FAR.value + 1, S + 1, H, FAR.value, D], [(1 << 64) // FAR.value - row, row, head, row, 1]
+        far = FAR.value
+        shape, strides = [far + 1, S + 1, H, far, D], [(1 << 64) // far - row, row, head, row, 1]
     made: TensorDescriptor = described(TensorDescriptor, x, shape, strides, [1, 1, 1, rows, D])
     made.layout = _layout(rows, D, x.dtype)
     return made
