@@ -79,7 +79,15 @@ class _Shared:
         self.data.copy_(value)
 
     def load(self, layout: Any) -> Tensor:
+        del layout
         return self.data.clone()
+
+    def slice(self, start: int, length: int, dim: int) -> _Shared:
+        return _Shared(self.data.narrow(dim, start, length))
+
+    @property
+    def shape(self) -> Sequence[int]:
+        return tuple(self.data.shape)
 
 
 class _Pointer:
@@ -98,11 +106,10 @@ class _Described:
         tensor = given.base
         self.memory = tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)
         self.first = tensor.storage_offset()
-        assert tensor.element_size() == 2
         self.shape, self.strides = given.shape, given.strides
         self.dtype, self.layout = tensor.dtype, None
         shape = list(given.block_shape)
-        self.block_type = SimpleNamespace(shape=shape, nbytes=2 * torch.Size(shape).numel())
+        self.block_type = SimpleNamespace(shape=shape, nbytes=tensor.element_size() * torch.Size(shape).numel())
 
     def window(self, corner: Sequence[Any]) -> tuple[Tensor, Tensor]:
         """Where in memory each element of the block there is, and which of them the tensor has."""
@@ -241,17 +248,29 @@ def _store(described: _Described, corner: Sequence[Any], block: _Shared) -> None
     HERE.stores.append(copy)
 
 
+def _add(described: _Described, corner: Sequence[Any], block: _Shared) -> None:
+    corner, program = list(map(int, corner)), HERE.program
+
+    def copy() -> None:
+        at, inside = described.window(corner)
+        with program.changed:
+            described.memory[at[inside]] += block.data[inside]
+
+    HERE.stores.append(copy)
+
+
 def _store_wait(pending: int) -> None:
     while len(HERE.stores) > pending:
         HERE.stores.pop(0)()
 
 
-def _product(a: Any, b: _Shared, acc: Tensor, *, use_acc: bool = True, is_async: bool = False) -> list[Any]:
+def _product(a: Any, b: _Shared, acc: Any, *, use_acc: bool = True, is_async: bool = False) -> list[Any]:
     left = a if isinstance(a, Tensor) else a.data
 
     def compute() -> Tensor:
         found = left.float() @ b.data.float()
-        return found + acc if use_acc else found
+        # the sum so far can be a product that is still to be computed, before this one
+        return found + (acc if isinstance(acc, Tensor) else acc[0]) if use_acc else found
 
     assert is_async
     HERE.products.append([compute])
@@ -320,6 +339,7 @@ LANGUAGE = SimpleNamespace(
     SliceLayout=_layout,
     BlockedLayout=_layout,
     SwizzledSharedLayout=_layout,
+    NVMMASharedLayout=SimpleNamespace(get_default_for=_layout),
     rsqrt=torch.rsqrt,
 )
 
@@ -343,6 +363,7 @@ NAMES = {
     "tma": SimpleNamespace(store_wait=_store_wait),
     "load": _load,
     "store": _store,
+    "add": _add,
     "warpgroup_mma": _product,
     "warpgroup_mma_wait": _product_wait,
     "fence_async_shared": lambda: None,

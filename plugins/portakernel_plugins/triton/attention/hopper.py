@@ -119,13 +119,13 @@ def launch_hopper(
     section = max(_CACHED_BYTES // (2 * keys * D * q.element_size()), 1) * (H // G)
     programs = min(B * H * tiles, processor(q.device).multiprocessors)
     taken = torch.zeros(1, dtype=torch.int32, device=q.device) if programs < B * H * tiles else None
-    target = _described(y, ROWS.value, sequences, torch.empty_like)
+    target = described_rows(y, ROWS.value, sequences, torch.empty_like)
     launch(
         forward,
         (programs, 1),
-        _described(q, ROWS.value, sequences),
-        _described(k, options["BLOCK"], sequences),
-        _described(v, options["BLOCK"], sequences),
+        described_rows(q, ROWS.value, sequences),
+        described_rows(k, options["BLOCK"], sequences),
+        described_rows(v, options["BLOCK"], sequences),
         target,
         slopes,
         sinks,
@@ -171,7 +171,7 @@ def _layout(rows: int, width: int, dtype: torch.dtype) -> gl.NVMMASharedLayout:
     return gl.NVMMASharedLayout.get_default_for([1, 1, 1, rows, width], of)
 
 
-def _described(
+def described_rows(
     x: Tensor, rows: int, sequences: Sequences | None, instead: Callable[..., Tensor] = torch.clone
 ) -> TensorDescriptor:
     """What the copy engine is told of ``x`` (B, S, H, D), as ``hopper_tiles.py`` says: blocks of ``rows`` of a head.

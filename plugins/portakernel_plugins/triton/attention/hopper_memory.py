@@ -1,17 +1,32 @@
-"""Shared memory of the Hopper kernel: what the copy engine is asked for, and rings of blocks with their barriers."""
+"""Shared memory of the Hopper kernels: what the copy engine is asked for, and rings of blocks with their barriers."""
 # pyright: reportGeneralTypeIssues=false
 # Python's types do not see that Gluon iterates over its ranges.
 
 from __future__ import annotations
 
+from typing import Any
+
+from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+
+
+@builtin
+def _add(described: Any, corner: Any, block: Any, _semantic: Any = None) -> None:
+    """Has a block of shared memory added to what lies there."""
+    corner = _semantic._convert_to_ir_values(corner, require_i64=False)
+    kind = ir.DESCRIPTOR_REDUCE_KIND.ADD
+    _semantic.builder.create_async_tma_reduce(kind, described.handle, corner, block.handle)
+
 
 # Triton 3.7 renamed them.
 _RENAMED = hasattr(tma, "async_load")
 load = tma.async_load if _RENAMED else tma.async_copy_global_to_shared
 store = tma.async_store if _RENAMED else tma.async_copy_shared_to_global
+# Before Triton 3.8 Gluon's compiler had it, and its language did not.
+add = tma.async_atomic_add if hasattr(tma, "async_atomic_add") else _add
 
 
 @gluon.jit
