@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -374,32 +373,25 @@ def _plain(value: Any) -> Any:
     """What stands for a value of a kernel's module: functions as Python has them, numbers as such."""
     if hasattr(value, "fn") and hasattr(value, "arg_names"):
         return value.fn
-    return _constant(value.value) if type(value).__name__ == "constexpr" else value
+    return value.value if type(value).__name__ == "constexpr" else value
 
 
-def _constant(value: Any) -> Any:
-    """A compile-time number, of which functions on the host ask for its value."""
-    kind = type(value)
-    return type("Constant", (kind,), {"value": property(kind)})(value)
-
-
-@contextmanager
-def on_threads(monkeypatch: Any, *modules: ModuleType, **more: Any) -> Iterator[Callable[..., None]]:
+def on_threads(monkeypatch: Any, *modules: ModuleType, **more: Any) -> Callable[..., None]:
     """A ``launch`` that runs kernels of ``modules`` on CPU tensors; ``more`` are other values for names in them."""
-    with monkeypatch.context() as patch:
-        for module in modules:
-            for name, value in vars(module).copy().items():
-                if name in NAMES or name in more or _plain(value) is not value:
-                    patch.setattr(module, name, more.get(name, NAMES.get(name, _plain(value))))
 
-        def launch(kernel: Any, grid: tuple[int, int], *args: Any, **meta: Any) -> None:
-            for option in ("num_warps", "maxnreg"):
-                meta.pop(option, None)
+    def launch(kernel: Any, grid: tuple[int, int], *args: Any, **meta: Any) -> None:
+        for option in ("num_warps", "maxnreg"):
+            meta.pop(option, None)
+        with monkeypatch.context() as patch:
+            for module in modules:
+                for name, value in vars(module).copy().items():
+                    if name in NAMES or name in more or _plain(value) is not value:
+                        patch.setattr(module, name, more.get(name, NAMES.get(name, _plain(value))))
             for number in range(grid[0]):
                 HERE.program = _Program(number, grid[0], seed=number)
                 _plain(kernel)(*map(_argument, args), **meta)
 
-        yield launch
+    return launch
 
 
 def _argument(value: Any) -> Any:

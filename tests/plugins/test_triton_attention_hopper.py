@@ -60,11 +60,9 @@ def options(**more: Any) -> dict[str, Any]:
 def emulated(
     monkeypatch: pytest.MonkeyPatch, how: dict[str, Any], kernel: ModuleType = hopper_kernel, multiprocessors: int = 3
 ) -> Iterator[None]:
-    with on_threads(monkeypatch, kernel, *SHARED) as launch, monkeypatch.context() as patch:
+    with monkeypatch.context() as patch:
         patch.setattr(hopper, "forward", kernel.forward)
-        patch.setattr(hopper, "launch", launch)
-        patch.setattr(hopper, "ROWS", SimpleNamespace(value=64))
-        patch.setattr(hopper, "CONSUMERS", SimpleNamespace(value=2))
+        patch.setattr(hopper, "launch", on_threads(monkeypatch, kernel, *SHARED))
         patch.setattr(hopper, "processor", lambda _: SimpleNamespace(multiprocessors=multiprocessors))
         patch.setattr(hopper, "configuration", lambda *_: SimpleNamespace(options=how))
         yield

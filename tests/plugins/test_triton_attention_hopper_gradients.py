@@ -25,10 +25,17 @@ from portakernel_plugins.triton.attention import (
     hopper_gradients,
     hopper_gradients_kernel,
     hopper_memory,
+    hopper_softmax,
     hopper_tiles,
+    hopper_varlen,
+    scores,
+    sequences,
+    tangents,
 )
 
 HOPPER = Target("nvidia", "sm_90")
+SHARED = hopper_memory, hopper_softmax, hopper_tiles, scores, sequences, tangents
+CALL: dict[str, Any] = {"causal": False, "scale": None, "window": (-1, -1), "softcap": 0.0, "return_lse": False}
 
 
 def options(width: int, **more: Any) -> dict[str, Any]:
@@ -48,22 +55,18 @@ def emulated(
     def configuration(entry: str, device: torch.device, width: int, *_: int) -> Any:
         return SimpleNamespace(options={"num_warps": 4} if entry.endswith("rows") else options(width, **more))
 
-    with (
-        on_threads(monkeypatch, kernel, hopper_memory, hopper_tiles) as on_cpu,
-        monkeypatch.context() as patch,
-    ):
+    on_cpu = on_threads(monkeypatch, kernel, *SHARED)
 
-        def launched(function: Any, grid: tuple[int, int], *args: Any, **meta: Any) -> None:
-            if function is kernel.gradients:
-                on_cpu(function, grid, *args, **meta)
-                return
-            with interpreting():
-                launch(function, grid, *args, **meta)
+    def launched(function: Any, grid: tuple[int, int], *args: Any, **meta: Any) -> None:
+        if function is kernel.gradients:
+            on_cpu(function, grid, *args, **meta)
+            return
+        with interpreting():
+            launch(function, grid, *args, **meta)
 
+    with monkeypatch.context() as patch:
         patch.setattr(hopper_gradients, "gradients", kernel.gradients)
         patch.setattr(hopper_gradients, "launch", launched)
-        patch.setattr(hopper_gradients, "ROWS", SimpleNamespace(value=64))
-        patch.setattr(hopper_gradients, "CONSUMERS", SimpleNamespace(value=2))
         patch.setattr(hopper_gradients, "configuration", configuration)
         patch.setattr(hopper_gradients, "processor", lambda _: SimpleNamespace(multiprocessors=3))
         yield
@@ -83,27 +86,20 @@ def faults(
     v: torch.Tensor,
     grad: torch.Tensor,
     *,
+    slopes: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
     **values: Any,
 ) -> list[str]:
     """Which gradients differ from those of the reference in float64."""
-    call = {"causal": False, "scale": None, "window": (-1, -1), **values}
+    call = {**CALL, **values}
     wide = [x.double().requires_grad_() for x in (q, k, v, *([] if sinks is None else [sinks]))]
     of_sinks = wide[3] if sinks is not None else None
-    out, lse = reference.forward(*wide[:3], sinks=of_sinks, softcap=0.0, return_lse=True, **call)[:2]
+    out, lse = reference.forward(*wide[:3], sinks=of_sinks, alibi_slopes=slopes, **{**call, "return_lse": True})[:2]
     want = torch.autograd.grad(out, wide, grad.double())
-    found = hopper_gradients.backward(
-        grad,
-        q,
-        k,
-        v,
-        sinks,
-        out.detach().to(q.dtype),
-        lse.detach().float(),
-        return_lse=False,
-        needs=(True,) * 4,
-        **call,
+    *found, _, of_sinks = hopper_gradients.backward(
+        grad, q, k, v, slopes, sinks, out.detach().to(q.dtype), lse.detach().float(), needs=(True,) * 5, **call
     )
+    found.append(of_sinks)
     # a sum over all queries, of products with out as it was rounded
     allowed = {"q": 0.02, "k": 0.02, "v": 0.02, "sinks": 0.2}
     faulty = []
@@ -147,15 +143,87 @@ def test_every_scale(monkeypatch, scale):
         assert faults(*inputs(1, 100, 90, 2, 1), causal=True, scale=scale) == []
 
 
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("slopes", [None, torch.tensor([0.3, -0.02])], ids=["", "alibi"])
+@pytest.mark.parametrize("softcap", [0.0, 0.5, 30.0, 1000.0])
+def test_changed_scores(monkeypatch, width, slopes, softcap):
+    tensors = inputs(1, 150, 200, 2, 1, width)
+    with emulated(monkeypatch):
+        for call in ({"causal": True, "scale": -0.3}, {"window": (40, 30), "sinks": torch.tensor([0.5, -1.0])}):
+            assert faults(*tensors, slopes=slopes, softcap=softcap, **call) == [], call
+
+
+# Numbers of queries and keys of each sequence, and of rows behind the last one.
+RAGGED = {
+    "one": ([(130, 200)], 0),
+    "several": ([(1, 64), (129, 129), (200, 70), (64, 300)], 0),
+    "without queries or keys": ([(0, 50), (100, 0), (0, 0), (128, 128), (0, 7)], 9),
+    "rows behind": ([(70, 90)], 150),
+    "many": ([(n % 7, n % 5 + 1) for n in range(12)], 3),
+    "none": ([], 5),
+}
+
+
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("lengths", RAGGED.values(), ids=RAGGED)
+@pytest.mark.parametrize(
+    "call",
+    [{"causal": True, "softcap": 20.0}, {"window": (50, 20), "sinks": torch.tensor([0.5, -1.0])}],
+    ids=["causal softcap", "window and sinks"],
+)
+def test_nothing_of_a_neighbour_reaches_a_sequence(monkeypatch, width, lengths, call):
+    """Each sequence among others that are NaN has the gradients that it has alone."""
+    pairs, behind = lengths
+    call = {**CALL, "sinks": None, **call}
+    sinks = call.pop("sinks")
+    ends_q, ends_k = ([sum(pair[side] for pair in pairs[:n]) for n in range(len(pairs) + 1)] for side in (0, 1))
+    tensors = [x[0] for x in inputs(1, ends_q[-1] + behind, ends_k[-1] + 11, 2, 1, width)]
+    for number, (queries, keys) in enumerate([*pairs, (0, 0)]):
+        own = (slice(ends_q[number], ends_q[number] + queries), slice(ends_k[number], ends_k[number] + keys))
+        parts = own[0], own[1], own[1], own[0]
+        alone = [torch.full_like(x, float("nan")) for x in tensors]
+        for x, y, part in zip(alone, tensors, parts, strict=True):
+            x[part] = y[part]
+        leaves = [x[part][None].double().requires_grad_() for x, part in zip(tensors[:3], parts, strict=False)]
+        given, given_lse = reference.forward(*leaves, sinks=sinks, **{**call, "return_lse": True})[:2]
+        want = [torch.zeros_like(leaf) for leaf in leaves]
+        if queries and keys:
+            want = torch.autograd.grad(given, leaves, tensors[3][own[0]][None].double())
+        out, lse = torch.full_like(tensors[0], float("nan")), torch.full((2, len(tensors[0])), float("nan"))
+        out[own[0]], lse[:, own[0]] = given[0].to(out.dtype), given_lse[0].float()
+        # what forward gives where there are no keys to see
+        out[ends_q[-1] :], lse[:, ends_q[-1] :] = 0.0, float("-inf") if sinks is None else sinks[:, None]
+        q, k, v, grad = alone
+        with emulated(monkeypatch):
+            *found, _, _, _, _ = hopper_varlen.backward(
+                grad,
+                q,
+                k,
+                v,
+                *(torch.tensor(ends, dtype=torch.int32) for ends in (ends_q, ends_k)),
+                None,
+                sinks,
+                out,
+                lse,
+                max_seqlen_q=None,
+                max_seqlen_k=max((pair[1] for pair in pairs), default=0),
+                needs=(True,) * 7,
+                **call,
+            )
+        for gradient, one, part in zip(found, want, parts, strict=False):
+            torch.testing.assert_close(gradient[part].double(), one[0], atol=0.03, rtol=0.03)
+        for gradient, ends in zip(found, (ends_q, ends_k, ends_k), strict=True):
+            assert torch.equal(gradient[ends[-1] :], torch.zeros_like(gradient[ends[-1] :]))
+
+
 def test_queries_and_keys_that_are_not_there():
     for sizes in ((2, 0, 7, 2, 1), (2, 5, 0, 2, 1), (0, 5, 7, 2, 1)):
         q, k, v, grad = inputs(*sizes)
         lse = torch.full((q.shape[0], q.shape[2], q.shape[1]), float("-inf"))
-        found = hopper_gradients.backward(
-            grad, q, k, v, torch.zeros(2), torch.zeros_like(q), lse, causal=True, scale=None, window=(-1, -1),
-            return_lse=False, needs=(True,) * 4,
-        )  # fmt: skip
-        for x, gradient in zip((q, k, v, torch.zeros(2)), found, strict=True):
+        *found, _, of_sinks = hopper_gradients.backward(
+            grad, q, k, v, None, torch.zeros(2), torch.zeros_like(q), lse, needs=(True,) * 5, **CALL
+        )
+        for x, gradient in zip((q, k, v, torch.zeros(2)), (*found, of_sinks), strict=True):
             assert gradient is not None
             assert torch.equal(gradient, torch.zeros_like(x))
 
@@ -205,9 +273,7 @@ def test_it_compiles_with_the_copy_engine_warpgroups_and_memory_of_a_hopper(widt
     q, k = (torch.empty(2, 500, heads, width, dtype=dtype, device="meta") for heads in (8, 2))
     lse = torch.empty(2, 8, 500, device="meta")
     with compiling(HOPPER) as found:
-        hopper_gradients.backward(
-            q, q, k, k, None, q, lse, causal=causal, scale=None, window=(-1, -1), return_lse=False, needs=(True,) * 4
-        )
+        hopper_gradients.backward(q, q, k, k, None, None, q, lse, needs=(True,) * 5, **{**CALL, "causal": causal})
     (compiled,) = [one for one in found if "kernel" in one.function]
     assert "wgmma.mma_async" in compiled.assembly
     assert "cp.reduce.async.bulk.tensor.2d.global" in compiled.assembly

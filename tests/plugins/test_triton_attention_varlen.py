@@ -257,7 +257,9 @@ def test_of_gradients_only_those_that_are_asked_for_are_computed(launched):
 @triton.jit(do_not_specialize=["sequences", "rows"])
 def _tiles(ends, others, found, sequences, rows, packed: tl.constexpr, block: tl.constexpr):
     number = tl.program_id(0)
-    tile, first, here, other_first, there = tile_of_sequence(number, ends, others, sequences, rows, packed, block)
+    tile, first, here, other_first, there, _sequence = tile_of_sequence(
+        number, ends, others, sequences, rows, packed, block
+    )
     found += number * 5
     tl.store(found, tile)
     tl.store(found + 1, first)

@@ -120,7 +120,7 @@ def _forward(
     first_query = 0
     first_key = 0
     if ends_q is not None:
-        tile, first_query, queries, first_key, keys = tile_of_sequence(
+        tile, first_query, queries, first_key, keys, _sequence = tile_of_sequence(
             tile, ends_q, ends_k, sequences, queries, PACKED, BLOCK_M
         )
         if tile * BLOCK_M >= queries * PACKED:

@@ -103,7 +103,7 @@ def _gradient_of_keys(
     first_row = 0
     first_query = 0
     if ends_k is not None:
-        block, first_row, keys, first_query, queries = tile_of_sequence(
+        block, first_row, keys, first_query, queries, _sequence = tile_of_sequence(
             block, ends_k, ends_q, sequences, keys, 1, BLOCK_N
         )
         if block * BLOCK_N >= keys:

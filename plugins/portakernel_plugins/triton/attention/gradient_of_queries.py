@@ -206,7 +206,7 @@ def _gradient_of_queries(
     first_query = 0
     first_key = 0
     if ends_q is not None:
-        tile, first_query, queries, first_key, keys = tile_of_sequence(
+        tile, first_query, queries, first_key, keys, _sequence = tile_of_sequence(
             tile, ends_q, ends_k, sequences, queries, 1, BLOCK_M
         )
         if tile * BLOCK_M >= queries:

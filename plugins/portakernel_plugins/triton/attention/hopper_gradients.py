@@ -14,12 +14,13 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from portakernel.authoring.triton import cdiv, grid_of, launch, processor
+from portakernel.authoring.triton import grid_of, launch, processor
 from portakernel_plugins.triton.attention.hopper import described_rows
 from portakernel_plugins.triton.attention.hopper_gradients_kernel import CONSUMERS, ROWS, gradients
 from portakernel_plugins.triton.attention.hopper_gradients_rows import after, before
 from portakernel_plugins.triton.attention.row_blocks import described
-from portakernel_plugins.triton.attention.scores import scoring
+from portakernel_plugins.triton.attention.scores import Scoring, scoring
+from portakernel_plugins.triton.attention.sequences import Sequences, ends_of, tile_count
 from portakernel_plugins.triton.launching.configurations import configuration
 
 # What programs that run together read and add to, of queries: half of the cache. With 40 MiB an H100 took 1.15 times as
@@ -34,6 +35,7 @@ def backward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    alibi_slopes: Tensor | None,
     sinks: Tensor | None,
     out: Tensor,
     logsumexp: Tensor,
@@ -41,6 +43,7 @@ def backward(
     causal: bool,
     scale: float | None,
     window: tuple[int, int],
+    softcap: float,
     return_lse: bool,
     needs: tuple[bool, ...],
 ) -> tuple[Tensor | None, ...]:
@@ -51,30 +54,57 @@ def backward(
     ``grad_out`` and ``out``: (B, S, H, D), any strides; ``logsumexp``: (B, H, S) float32.
     """
     del return_lse
+    how = scoring(q, k, causal, scale, window, softcap)
+    given = alibi_slopes, sinks if needs[4] else None
+    grad_q, grad_k, grad_v, grad_sinks = launch_gradients(grad_out, q, k, v, *given, out, logsumexp, how)
+    return grad_q, grad_k, grad_v, None, grad_sinks
+
+
+def launch_gradients(
+    grad_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    alibi_slopes: Tensor | None,
+    sinks: Tensor | None,
+    out: Tensor,
+    logsumexp: Tensor,
+    how: Scoring,
+    sequences: Sequences | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """The gradients; ``sinks`` is None where theirs is not wanted.
+
+    ``sequences`` are those of a batch of one, as which queries, keys and values come.
+    """
     (B, S, H, D), (_, T, G, _) = q.shape, k.shape
     grad_q, grad_k, grad_v = (x.new_empty(x.shape) for x in (q, k, v))
     if not q.numel() or not k.numel():
         for gradient in (grad_q, grad_k, grad_v):
             gradient.zero_()
         return grad_q, grad_k, grad_v, None if sinks is None else torch.zeros_like(sinks)
-    how = scoring(q, k, causal, scale, window, 0.0)
+    if sequences is not None:  # nobody comes by keys that no query is with
+        grad_k.zero_()
+        grad_v.zero_()
     options = configuration("attention.hopper_gradients", q.device, D, q.element_size()).options
     row_options = configuration("attention.hopper_gradient_rows", q.device, D).options
     block = options["BLOCK"]
-    blocks = cdiv(S, block)
+    blocks = tile_count(S, 1, block, sequences)
     terms = q.new_empty(2 * B * H, blocks * block, dtype=torch.float32)
     sums = q.new_empty(B * H * blocks * block * D // _ADDED[1], _ADDED[1], dtype=torch.float32)
-    sunk = q.new_empty(B, H, S, dtype=torch.float32) if sinks is not None and needs[3] else None
+    sunk = None if sinks is None else q.new_empty(B, H, S, dtype=torch.float32)
+    ends = (*ends_of(sequences)[:2], 0 if sequences is None else sequences.count)
     launch(
         before,
         grid_of(B * H * blocks),
         out,
         grad_out,
         logsumexp.contiguous(),
-        None if sunk is None else sinks,
+        sinks,
         terms,
         sums,
         sunk,
+        *ends,
+        B,
         S,
         H,
         blocks,
@@ -85,19 +115,22 @@ def backward(
         D=D,
         **row_options,
     )
-    tiles = cdiv(T, ROWS.value * CONSUMERS.value)
-    bytes_ = S * D * (2 * q.element_size() + sums.element_size())
+    tiles = tile_count(T, 1, ROWS.value * CONSUMERS.value, sequences)
+    queries = S if sequences is None else max(sequences.longest[0], 1)
+    bytes_ = queries * D * (2 * q.element_size() + sums.element_size())
     launch(
         gradients,
         (B * G * tiles, 1),
-        described_rows(q, block, None),
-        described_rows(k, ROWS.value, None),
-        described_rows(v, ROWS.value, None),
-        described_rows(grad_out, block, None),
+        described_rows(q, block, sequences),
+        described_rows(k, ROWS.value, sequences),
+        described_rows(v, ROWS.value, sequences),
+        described_rows(grad_out, block, sequences),
         _described_numbers(terms, [1, block]),
         _described_numbers(sums, _ADDED),
-        described_rows(grad_k, ROWS.value, None),
-        described_rows(grad_v, ROWS.value, None),
+        described_rows(grad_k, ROWS.value, sequences),
+        described_rows(grad_v, ROWS.value, sequences),
+        alibi_slopes,
+        *ends,
         S,
         T,
         G,
@@ -109,12 +142,27 @@ def backward(
         how.left,
         how.right,
         how.scale,
+        how.cap,
         how.factor,
-        LEFT=how.left >= 0,
-        RIGHT=how.right >= 0,
+        0 if alibi_slopes is None else alibi_slopes.stride(0),
+        **how.flags,
         **options,
     )
-    launch(after, grid_of(B * H * blocks), sums, grad_q, S, H, blocks, how.factor, BLOCK=block, D=D, **row_options)
+    launch(
+        after,
+        grid_of(B * H * blocks),
+        sums,
+        grad_q,
+        *ends,
+        B,
+        S,
+        H,
+        blocks,
+        how.factor,
+        BLOCK=block,
+        D=D,
+        **row_options,
+    )
     grad_sinks = None if sunk is None or sinks is None else sunk.sum((0, 2)).to(sinks.dtype)
     return grad_q, grad_k, grad_v, grad_sinks
 

@@ -3,10 +3,10 @@
 A program has 128 keys of one key head, 64 for each consumer, and goes through the blocks of queries that see them, of
 all heads of the key head. Scores stand the other way round, a key in a row, so that the weights ``P.T`` and the scores'
 gradients ``dS.T`` go from registers into products whose sums stay in registers; ``shift`` and ``delta`` are the terms
-of a query that ``hopper_gradients_rows.py`` makes:
+of a query that ``hopper_gradients_rows.py`` makes, ``z`` scores with all changes (``scores.py``):
 
-    S.T = K @ Q.T        P.T = exp2(S.T * scale - shift)      grad_v += P.T @ grad
-    dP.T = V @ grad.T    dS.T = P.T * (dP.T - delta)          grad_k += dS.T @ Q        grad_q += dS @ K
+    S.T = K @ Q.T        P.T = exp2(z(S.T) - shift)           grad_v += P.T @ grad
+    dP.T = V @ grad.T    dS.T = P.T * (dP.T - delta) * z'     grad_k += dS.T @ Q        grad_q += dS @ K
 
 The last sum is over keys: each program has a part of it. ``dS`` of both consumers goes through shared memory, each
 makes one half of the product, and the copy engine adds it to ``sums``, float32, in no fixed order: equal calls may give
@@ -17,6 +17,9 @@ dP.T, while it makes P | P.T @ grad, dS.T @ Q | dS @ K | S.T of the next block, 
 Nothing may be on from one round of the loop to the next: ptxas then has every product waited for at once. To issue dP.T
 of the next block a round earlier was 1 to 11 % slower on an H100. Barriers are as in ``hopper_kernel.py``; ``written``
 is completed by both consumers.
+
+Sequences of different lengths are as in ``hopper_tiles.py``; blocks of queries are numbered as their tiles would be, so
+that each sequence's ``terms`` and ``sums`` are padded to whole blocks.
 """
 # pyright: reportGeneralTypeIssues=false, reportAssignmentType=false
 # Python's types do not see that Gluon iterates over its ranges, nor what it compiles with.
@@ -34,7 +37,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from portakernel_plugins.triton.attention.hopper_memory import add, load, ring_of, store
-from portakernel_plugins.triton.attention.hopper_tiles import blocks_of, tile_at
+from portakernel_plugins.triton.attention.hopper_softmax import each_has
+from portakernel_plugins.triton.attention.hopper_tiles import FAR, blocks_of, tile_at
+from portakernel_plugins.triton.attention.scores import changed
+from portakernel_plugins.triton.attention.sequences import first_tile, tile_of_sequence
+from portakernel_plugins.triton.exponentials import LOG2_E
 
 # Keys of a consumer, which are what one warpgroup's product has; and queries of the product that it adds to memory.
 ROWS = gl.constexpr(64)
@@ -46,48 +53,70 @@ _NEVER = gl.constexpr(1 << 30)
 
 
 @gluon.jit
-def _place(where, left, right, LEFT: gl.constexpr, RIGHT: gl.constexpr, BLOCK: gl.constexpr):
-    """The program's batch, key head and first key, its first block of queries and their number."""
-    queries, keys, key_heads, _share, tiles, section, batch_heads, _blocks = where
+def _place(where, RAGGED: gl.constexpr, BLOCK: gl.constexpr):
+    """The program's key head among all of the batch, and its first key; of its sequence how many queries and keys ...
+
+    ... there are, where the copy engine has both sides, and the number of its first block of queries. A program whose
+    keys begin behind them, or are seen by no query, has nothing to do.
+    """
+    queries, keys, key_heads, _share, tiles, section, batch_heads, _blocks, ends_q, ends_k, sequences = where
     tile, at = tile_at(gl.program_id(0), tiles, section, batch_heads)
     # under a causal mask the first keys are seen by most queries
-    key = (tiles - 1 - tile) * (ROWS * CONSUMERS)
-    # seen from a key, the window's sides change places
-    begin, count, _, _ = blocks_of(key, ROWS * CONSUMERS, keys, queries, right, left, RIGHT, LEFT, BLOCK)
-    return at // key_heads, at % key_heads, key, begin, count
+    tile = tiles - 1 - tile
+    of_queries = (0, at // key_heads, 0)
+    of_keys = of_queries
+    first_block = 0
+    if RAGGED:
+        tile, first_k, keys, first_q, queries, sequence = tile_of_sequence(
+            tile, ends_k, ends_q, sequences, keys, 1, ROWS * CONSUMERS
+        )
+        of_queries = (FAR, first_q.to(gl.int32) + queries, FAR - queries)
+        of_keys = (FAR, first_k.to(gl.int32) + keys, FAR - keys)
+        first_block = first_tile(first_q, sequence, 1, BLOCK).to(gl.int32)
+    return at, tile * (ROWS * CONSUMERS), queries, keys, of_queries, of_keys, first_block
 
 
 @gluon.jit
 def _produce(
     q, k, v, grad, terms, q_ring, grad_ring, shift_blocks, delta_blocks, k_blocks, v_blocks, here, where, left, right,
-    STAGES: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr, BLOCK: gl.constexpr,
+    STAGES: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr, BLOCK: gl.constexpr, RAGGED: gl.constexpr,
 ):  # fmt: skip
-    share = where[3]
     key_heads = where[2]
-    batch, key_head, key, begin, count = _place(where, left, right, LEFT, RIGHT, BLOCK)
-    q_blocks, q_full, q_empty = q_ring
-    grad_blocks, grad_full, grad_empty = grad_ring
-    mbarrier.expect(here.index(0), k.block_type.nbytes * CONSUMERS)
-    for consumer in gl.static_range(CONSUMERS):
-        load(k, [0, batch, key_head, key + consumer * ROWS, 0], here.index(0), k_blocks.index(consumer))
-    for i in range(share * count):
-        head = key_head * share + i // count
-        query = (begin + i % count) * BLOCK
-        term = (batch * key_heads * share + head) * 2
-        place = i % STAGES
-        phase = (i // STAGES & 1) ^ 1
-        mbarrier.wait(q_empty.index(place), phase)
-        mbarrier.expect(q_full.index(place), q.block_type.nbytes + terms.block_type.nbytes)
-        load(q, [0, batch, head, query, 0], q_full.index(place), q_blocks.index(place))
-        load(terms, [term, query], q_full.index(place), shift_blocks.index(place))
-        if i == 0:
-            mbarrier.expect(here.index(1), v.block_type.nbytes * CONSUMERS)
-            for consumer in gl.static_range(CONSUMERS):
-                load(v, [0, batch, key_head, key + consumer * ROWS, 0], here.index(1), v_blocks.index(consumer))
-        mbarrier.wait(grad_empty.index(place), phase)
-        mbarrier.expect(grad_full.index(place), grad.block_type.nbytes + terms.block_type.nbytes)
-        load(grad, [0, batch, head, query, 0], grad_full.index(place), grad_blocks.index(place))
-        load(terms, [term + 1, query], grad_full.index(place), delta_blocks.index(place))
+    share = where[3]
+    at, key, queries, keys, of_queries, of_keys, first_block = _place(where, RAGGED, BLOCK)
+    if (key < keys) & (queries > 0):
+        # seen from a key, the window's sides change places
+        begin, count, _, _ = blocks_of(key, ROWS * CONSUMERS, keys, queries, right, left, RIGHT, LEFT, BLOCK)
+        key_head = at % key_heads
+        far, batch, first_query = of_queries
+        _, key_batch, first_key = of_keys
+        key += first_key
+        q_blocks, q_full, q_empty = q_ring
+        grad_blocks, grad_full, grad_empty = grad_ring
+        mbarrier.expect(here.index(0), k.block_type.nbytes * CONSUMERS)
+        for consumer in gl.static_range(CONSUMERS):
+            load(k, [far, key_batch, key_head, key + consumer * ROWS, 0], here.index(0), k_blocks.index(consumer))
+        for i in range(share * count):
+            block = begin + i % count
+            head = key_head * share + i // count
+            query = first_query + block * BLOCK
+            term = (at * share + i // count) * 2
+            column = (first_block + block) * BLOCK
+            place = i % STAGES
+            phase = (i // STAGES & 1) ^ 1
+            mbarrier.wait(q_empty.index(place), phase)
+            mbarrier.expect(q_full.index(place), q.block_type.nbytes + terms.block_type.nbytes)
+            load(q, [far, batch, head, query, 0], q_full.index(place), q_blocks.index(place))
+            load(terms, [term, column], q_full.index(place), shift_blocks.index(place))
+            if i == 0:
+                mbarrier.expect(here.index(1), v.block_type.nbytes * CONSUMERS)
+                for consumer in gl.static_range(CONSUMERS):
+                    row = key + consumer * ROWS
+                    load(v, [far, key_batch, key_head, row, 0], here.index(1), v_blocks.index(consumer))
+            mbarrier.wait(grad_empty.index(place), phase)
+            mbarrier.expect(grad_full.index(place), grad.block_type.nbytes + terms.block_type.nbytes)
+            load(grad, [far, batch, head, query, 0], grad_full.index(place), grad_blocks.index(place))
+            load(terms, [term + 1, column], grad_full.index(place), delta_blocks.index(place))
 
 
 @gluon.jit
@@ -110,11 +139,14 @@ def _hidden(weights, block, first_seen, last_seen, LEFT: gl.constexpr, BLOCK: gl
 @gluon.jit
 def _consume(
     CONSUMER: gl.constexpr, q_ring, grad_ring, shift_blocks, delta_blocks, k_blocks, v_blocks, here, slopes_blocks,
-    written, added_blocks, finished, sums, grad_k, grad_v, where, left, right, scale, factor,
+    written, added_blocks, finished, sums, grad_k, grad_v, alibi, where, left, right, scale, cap, factor, alibi_stride,
     STAGES: gl.constexpr, D: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr, BLOCK: gl.constexpr,
+    RAGGED: gl.constexpr, SOFTCAP: gl.constexpr, ALIBI: gl.constexpr,
 ):  # fmt: skip
-    queries, keys, key_heads, share, _tiles, _section, _batch_heads, blocks = where
-    batch, key_head, first_key, begin, count = _place(where, left, right, LEFT, RIGHT, BLOCK)
+    key_heads = where[2]
+    share = where[3]
+    blocks = where[7]
+    at, first_key, queries, keys, _of_queries, of_keys, first_block = _place(where, RAGGED, BLOCK)
     q_blocks, q_full, q_empty = q_ring
     grad_blocks, grad_full, grad_empty = grad_ring
     dtype: gl.constexpr = q_blocks.dtype
@@ -130,109 +162,127 @@ def _consume(
     v = v_blocks.index(CONSUMER).reshape([ROWS, D])
     added = added_blocks.index(CONSUMER)
 
-    first_key += CONSUMER * ROWS
-    _, _, whole_from, whole_to = blocks_of(first_key, ROWS, keys, queries, right, left, RIGHT, LEFT, BLOCK)
-    if first_key + ROWS > keys:
-        whole_from = _NEVER + 0
-    key = first_key + gl.arange(0, ROWS, layout=by_key)
-    position = key - (keys - queries)
-    first_seen = gl.full([ROWS], 0, gl.int32, layout=by_key)
-    if RIGHT:
-        first_seen = position - right
-    first_seen = gl.where(key < keys, first_seen, _NEVER)
-    last_seen = position + left
+    if (first_key < keys) & (queries > 0):
+        begin, count, _, _ = blocks_of(first_key, ROWS * CONSUMERS, keys, queries, right, left, RIGHT, LEFT, BLOCK)
+        first_key += CONSUMER * ROWS
+        _, _, whole_from, whole_to = blocks_of(first_key, ROWS, keys, queries, right, left, RIGHT, LEFT, BLOCK)
+        if first_key + ROWS > keys:
+            whole_from = _NEVER + 0
+        key = first_key + gl.arange(0, ROWS, layout=by_key)
+        position = key - (keys - queries)
+        first_seen = gl.full([ROWS], 0, gl.int32, layout=by_key)
+        if RIGHT:
+            first_seen = position - right
+        first_seen = gl.where(key < keys, first_seen, _NEVER)
+        last_seen = position + left
 
-    sums_k = gl.zeros([ROWS, D], gl.float32, layout=summed)
-    sums_v = gl.zeros([ROWS, D], gl.float32, layout=summed)
-    total = share * count
-    first_at = (batch * key_heads + key_head) * share * blocks + begin
-    mbarrier.wait(here.index(0), 0)
-    mbarrier.wait(q_full.index(0), 0)
-    scores = warpgroup_mma(k, q_blocks.index(0).reshape([BLOCK, D]).permute((1, 0)), none, use_acc=False, is_async=True)
-    mbarrier.wait(here.index(1), 0)
-    scores = warpgroup_mma_wait(0, deps=(scores,))
-    for i in range(total):
-        block = begin + i % count
-        place = i % STAGES
-        phase = i // STAGES & 1
-        q = q_blocks.index(place).reshape([BLOCK, D])
-        grad = grad_blocks.index(place).reshape([BLOCK, D])
-        mbarrier.wait(grad_full.index(place), phase)
-        slopes = warpgroup_mma(v, grad.permute((1, 0)), none, use_acc=False, is_async=True)
-        shift = shift_blocks.index(place).reshape([BLOCK]).load(by_query)
-        weights = gl.exp2(gl.minimum(scores * scale - gl.expand_dims(shift, 0), 0.0))
-        if (block >= whole_to) | (block < whole_from):
-            weights = _hidden(weights, block, first_seen, last_seen, LEFT, BLOCK, scored)
-        delta = delta_blocks.index(place).reshape([BLOCK]).load(by_query)
-        slopes = warpgroup_mma_wait(0, deps=(slopes,))
-        slopes = (weights * (slopes - gl.expand_dims(delta, 0))).to(dtype)
-        factors = gl.convert_layout(weights.to(dtype), operand)
-        sums_v = warpgroup_mma(factors, grad, sums_v, is_async=True)
-
-        other = i % _PLACES
-        slopes_blocks.index(other * CONSUMERS + CONSUMER).store(slopes)
-        fence_async_shared()
-        mbarrier.arrive(written.index(other), count=1)
-        factors = gl.convert_layout(slopes, operand)
-        sums_k = warpgroup_mma(factors, q, sums_k, is_async=True)
-        sums_v = warpgroup_mma_wait(1, deps=(sums_v,))
-        mbarrier.arrive(grad_empty.index(place), count=1)
-
-        # each consumer's keys, and half of what they give
-        mbarrier.wait(written.index(other), i // _PLACES & 1)
-        product = nothing
-        for consumer in gl.static_range(CONSUMERS):
-            found = slopes_blocks.index(other * CONSUMERS + consumer)
-            theirs = k_blocks.index(consumer).reshape([ROWS, D])
-            product = warpgroup_mma(
-                _half(found, CONSUMER).permute((1, 0)), _half(theirs, CONSUMER), product,
-                use_acc=consumer > 0, is_async=True,
-            )  # fmt: skip
-        sums_k = warpgroup_mma_wait(CONSUMERS, deps=(sums_k,))
-        mbarrier.arrive(q_empty.index(place), count=1)
-
-        # behind the last block its own once more, which nobody uses
-        after = gl.minimum(i + 1, total - 1)
-        place = after % STAGES
-        mbarrier.wait(q_full.index(place), after // STAGES & 1)
-        next_q = q_blocks.index(place).reshape([BLOCK, D])
-        scores = warpgroup_mma(k, next_q.permute((1, 0)), none, use_acc=False, is_async=True)
-        product = warpgroup_mma_wait(1, deps=(product,))
-        # each thread's numbers beside each other, four at a time: hopper_gradients_rows.py says the same
-        product = product.reshape([4, 2, 8, 8, 4, 2]).permute([3, 0, 2, 4, 1, 5]).reshape([2 * ROWS, ROWS // 2])
-        tma.store_wait(0)  # the last block's has left the memory that this takes
-        added.store(product)
-        fence_async_shared()
-        at = first_at + (i // count) * blocks + i % count
-        add(sums, [(at * CONSUMERS + CONSUMER) * (2 * ROWS), 0], added)
+        sums_k = gl.zeros([ROWS, D], gl.float32, layout=summed)
+        sums_v = gl.zeros([ROWS, D], gl.float32, layout=summed)
+        total = share * count
+        first_at = at * share * blocks + first_block + begin
+        mbarrier.wait(here.index(0), 0)
+        mbarrier.wait(q_full.index(0), 0)
+        q = q_blocks.index(0).reshape([BLOCK, D])
+        scores = warpgroup_mma(k, q.permute((1, 0)), none, use_acc=False, is_async=True)
+        mbarrier.wait(here.index(1), 0)
         scores = warpgroup_mma_wait(0, deps=(scores,))
+        for i in range(total):
+            block = begin + i % count
+            place = i % STAGES
+            phase = i // STAGES & 1
+            q = q_blocks.index(place).reshape([BLOCK, D])
+            grad = grad_blocks.index(place).reshape([BLOCK, D])
+            mbarrier.wait(grad_full.index(place), phase)
+            slopes = warpgroup_mma(v, grad.permute((1, 0)), none, use_acc=False, is_async=True)
+            shift = shift_blocks.index(place).reshape([BLOCK]).load(by_query)
+            behind = 0
+            alibi_slope = None
+            if ALIBI:
+                alibi_slope = gl.load(alibi + (at % key_heads * share + i // count) * alibi_stride) * LOG2_E
+                query = gl.arange(0, BLOCK, layout=by_query).to(gl.float32)
+                behind = gl.expand_dims(query, 0) - gl.expand_dims((position - block * BLOCK).to(gl.float32), 1)
+            z, bounded = changed(scores, behind, alibi_slope, None, scale, cap, SOFTCAP, each_has(BLOCK))
+            weights = gl.exp2(gl.minimum(z - gl.expand_dims(shift, 0), 0.0))
+            if (block >= whole_to) | (block < whole_from):
+                weights = _hidden(weights, block, first_seen, last_seen, LEFT, BLOCK, scored)
+            factors = gl.convert_layout(weights.to(dtype), operand)
+            if SOFTCAP:
+                weights = weights * (1.0 - bounded * bounded)
+            delta = delta_blocks.index(place).reshape([BLOCK]).load(by_query)
+            slopes = warpgroup_mma_wait(0, deps=(slopes,))
+            slopes = (weights * (slopes - gl.expand_dims(delta, 0))).to(dtype)
+            sums_v = warpgroup_mma(factors, grad, sums_v, is_async=True)
 
-    v_blocks.index(CONSUMER).reshape([ROWS, D]).store(sums_v.to(dtype))
-    fence_async_shared()
-    store(grad_v, [0, batch, key_head, first_key, 0], v_blocks.index(CONSUMER))
-    # the other consumer's last product has read these keys
-    mbarrier.arrive(finished.index(0), count=1)
-    mbarrier.wait(finished.index(0), 0)
-    k.store((sums_k * factor).to(dtype))
-    fence_async_shared()
-    store(grad_k, [0, batch, key_head, first_key, 0], k_blocks.index(CONSUMER))
-    tma.store_wait(0)
+            other = i % _PLACES
+            slopes_blocks.index(other * CONSUMERS + CONSUMER).store(slopes)
+            fence_async_shared()
+            mbarrier.arrive(written.index(other), count=1)
+            factors = gl.convert_layout(slopes, operand)
+            sums_k = warpgroup_mma(factors, q, sums_k, is_async=True)
+            sums_v = warpgroup_mma_wait(1, deps=(sums_v,))
+            mbarrier.arrive(grad_empty.index(place), count=1)
+
+            # each consumer's keys, and half of what they give
+            mbarrier.wait(written.index(other), i // _PLACES & 1)
+            product = nothing
+            for consumer in gl.static_range(CONSUMERS):
+                found = slopes_blocks.index(other * CONSUMERS + consumer)
+                theirs = k_blocks.index(consumer).reshape([ROWS, D])
+                product = warpgroup_mma(
+                    _half(found, CONSUMER).permute((1, 0)), _half(theirs, CONSUMER), product,
+                    use_acc=consumer > 0, is_async=True,
+                )  # fmt: skip
+            sums_k = warpgroup_mma_wait(CONSUMERS, deps=(sums_k,))
+            mbarrier.arrive(q_empty.index(place), count=1)
+
+            # behind the last block its own once more, which nobody uses
+            after = gl.minimum(i + 1, total - 1)
+            place = after % STAGES
+            mbarrier.wait(q_full.index(place), after // STAGES & 1)
+            next_q = q_blocks.index(place).reshape([BLOCK, D])
+            scores = warpgroup_mma(k, next_q.permute((1, 0)), none, use_acc=False, is_async=True)
+            product = warpgroup_mma_wait(1, deps=(product,))
+            # each thread's numbers beside each other, four at a time: hopper_gradients_rows.py says the same
+            product = product.reshape([4, 2, 8, 8, 4, 2]).permute([3, 0, 2, 4, 1, 5]).reshape([2 * ROWS, ROWS // 2])
+            tma.store_wait(0)  # the last block's has left the memory that this takes
+            added.store(product)
+            fence_async_shared()
+            number = first_at + (i // count) * blocks + i % count
+            add(sums, [(number * CONSUMERS + CONSUMER) * (2 * ROWS), 0], added)
+            scores = warpgroup_mma_wait(0, deps=(scores,))
+
+        far, batch, before = of_keys
+        v_blocks.index(CONSUMER).reshape([ROWS, D]).store(sums_v.to(dtype))
+        fence_async_shared()
+        store(grad_v, [far, batch, at % key_heads, before + first_key, 0], v_blocks.index(CONSUMER))
+        # the other consumer's last product has read these keys
+        mbarrier.arrive(finished.index(0), count=1)
+        mbarrier.wait(finished.index(0), 0)
+        k.store((sums_k * factor).to(dtype))
+        fence_async_shared()
+        store(grad_k, [far, batch, at % key_heads, before + first_key, 0], k_blocks.index(CONSUMER))
+        tma.store_wait(0)
 
 
 @gluon.jit(
     do_not_specialize=[
-        "queries", "keys", "key_heads", "share", "tiles", "section", "batch_heads", "blocks", "left", "right",
+        "sequences", "queries", "keys", "key_heads", "share", "tiles", "section", "batch_heads", "blocks", "left",
+        "right",
     ]
 )  # fmt: skip
 def gradients(
-    q,  # descriptors of (B, H, S, D), (B, G, T, D) and (B, H, S, D)
+    q,  # descriptors, as hopper_tiles.py says
     k,
     v,
     grad,
-    terms,  # of (B * H * 2, S) float32, S rounded up to whole blocks: of each head shift and delta
+    terms,  # of (B * H * 2, blocks * BLOCK) float32: of each head shift and delta
     sums,  # of (B * H * blocks * 2 * 128, 32) float32
-    grad_k,  # of (B, G, T, D)
+    grad_k,  # as k; of sequences, zeros where no query is
     grad_v,
+    alibi,  # (H,) float32, or None, as all that a call does not ask for
+    ends_q,  # of sequences: they are the batch
+    ends_k,
+    sequences,
     queries,
     keys,
     key_heads,
@@ -243,17 +293,27 @@ def gradients(
     blocks,  # of a head's queries
     left,
     right,
-    scale,  # of products, to scores in units of log(2)
+    scale,  # of products, to scores in units of log(2) or, with SOFTCAP, to what the tangent is taken of
+    cap,
     factor,  # of products, to scores
+    alibi_stride,
     BLOCK: gl.constexpr,
     STAGES: gl.constexpr,
     LEFT: gl.constexpr,
     RIGHT: gl.constexpr,
+    SOFTCAP: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr,  # of a thread
     PRODUCER_REGISTERS: gl.constexpr,
 ) -> None:
     """The gradients of one tile of keys, and its part of those of the queries."""
     D: gl.constexpr = q.block_type.shape[4]
+    # a partition's arguments cannot be None
+    RAGGED: gl.constexpr = ends_q is not None
+    ALIBI: gl.constexpr = alibi is not None
+    ends_q_there = ends_q if RAGGED else 0
+    ends_k_there = ends_k if RAGGED else 0
+    sequences_there = sequences if RAGGED else 0
+    alibi_there = alibi if ALIBI else 0
     q_ring = ring_of(q, STAGES, CONSUMERS)
     grad_ring = ring_of(grad, STAGES, CONSUMERS)
     shift_blocks = gl.allocate_shared_memory(gl.float32, [STAGES] + terms.block_type.shape, terms.layout)  # noqa: RUF005
@@ -271,23 +331,26 @@ def gradients(
         mbarrier.init(written.index(i), count=CONSUMERS)
     mbarrier.init(finished.index(0), count=CONSUMERS)
     fence_async_shared()
-    where = (queries, keys, key_heads, share, tiles, section, batch_heads, blocks)
+    where = (
+        queries, keys, key_heads, share, tiles, section, batch_heads, blocks, ends_q_there, ends_k_there,
+        sequences_there,
+    )  # fmt: skip
     # fmt: off
     # compile-time values stay such in tuples that stand in the call
     gl.warp_specialize([
         (_consume, (
             0, q_ring, grad_ring, shift_blocks, delta_blocks, k_blocks, v_blocks, here, slopes_blocks, written,
-            added_blocks, finished, sums, grad_k, grad_v, where, left, right, scale, factor, STAGES, D, LEFT, RIGHT,
-            BLOCK,
+            added_blocks, finished, sums, grad_k, grad_v, alibi_there, where, left, right, scale, cap, factor,
+            alibi_stride, STAGES, D, LEFT, RIGHT, BLOCK, RAGGED, SOFTCAP, ALIBI,
         )),
         (_consume, (
             1, q_ring, grad_ring, shift_blocks, delta_blocks, k_blocks, v_blocks, here, slopes_blocks, written,
-            added_blocks, finished, sums, grad_k, grad_v, where, left, right, scale, factor, STAGES, D, LEFT, RIGHT,
-            BLOCK,
+            added_blocks, finished, sums, grad_k, grad_v, alibi_there, where, left, right, scale, cap, factor,
+            alibi_stride, STAGES, D, LEFT, RIGHT, BLOCK, RAGGED, SOFTCAP, ALIBI,
         )),
         (_produce, (
             q, k, v, grad, terms, q_ring, grad_ring, shift_blocks, delta_blocks, k_blocks, v_blocks, here, where, left,
-            right, STAGES, LEFT, RIGHT, BLOCK,
+            right, STAGES, LEFT, RIGHT, BLOCK, RAGGED,
         )),
     ], [4, 1], [CONSUMER_REGISTERS, PRODUCER_REGISTERS])
     # fmt: on

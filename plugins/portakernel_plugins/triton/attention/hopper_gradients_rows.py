@@ -10,10 +10,11 @@ import triton
 import triton.language as tl
 
 from portakernel.authoring.triton import program_index
+from portakernel_plugins.triton.attention.sequences import tile_of_sequence
 from portakernel_plugins.triton.exponentials import LOG2_E
 
 
-@triton.jit(do_not_specialize=["queries", "heads", "blocks"])
+@triton.jit(do_not_specialize=["sequences", "batches", "queries", "heads", "blocks"])
 def before(
     out,  # (B, S, H, D)
     grad,  # the same
@@ -22,6 +23,10 @@ def before(
     terms,  # (B, H, 2, blocks * BLOCK)
     sums,  # as many numbers as queries in whole blocks have
     sunk,
+    ends_q,  # of sequences: they are the batch
+    ends_k,
+    sequences,
+    batches,
     queries,
     heads,
     blocks,
@@ -42,35 +47,48 @@ def before(
     In ``terms`` are of each head first ``shift``, lse in units of log(2), then ``delta = sum(grad * out)``.
     """
     program = program_index()
-    block = program % blocks
+    number = program % blocks
     at = program // blocks
+    if at >= batches * heads:  # the grid's second dimension may have more than there are
+        return
     head = at % heads
     batch = at // heads
-    query = block * BLOCK + tl.arange(0, BLOCK)
+    known = True
+    query = number * BLOCK + tl.arange(0, BLOCK)
     inside = query < queries
+    if ends_q is not None:
+        block, first, own, _, _, sequence = tile_of_sequence(number, ends_q, ends_k, sequences, queries, 1, BLOCK)
+        if block * BLOCK >= own:
+            return
+        query = first + block * BLOCK + tl.arange(0, BLOCK)
+        inside = query < first + own
+        known = sequence < sequences  # what is in no sequence has no part in the sinks' gradient
     lane = tl.arange(0, D).to(tl.int64)[None, :]
     there = (batch * out_batch + head * out_head + query * out_row)[:, None] + lane * out_lane
-    found = tl.load(out + there, mask=inside[:, None], other=0.0).to(tl.float32)
+    found = tl.load(out + there, mask=(inside & known)[:, None], other=0.0).to(tl.float32)
     there = (batch * grad_batch + head * grad_head + query * grad_row)[:, None] + lane * grad_lane
-    found *= tl.load(grad + there, mask=inside[:, None], other=0.0).to(tl.float32)
+    found *= tl.load(grad + there, mask=(inside & known)[:, None], other=0.0).to(tl.float32)
     delta = tl.sum(found, axis=1)
     shift = tl.load(lse + at * queries + query, mask=inside, other=float("-inf")) * LOG2_E
     # a query that sees nothing has no weights, nor has one that is not there: less than infinity, a score is -inf
     shift = tl.where(shift == float("-inf"), float("inf"), shift)
-    term = terms + at * 2 * blocks * BLOCK + query
+    term = terms + (at * 2 * blocks + number) * BLOCK + tl.arange(0, BLOCK)
     tl.store(term, shift)
     tl.store(term + blocks * BLOCK, delta)
     if sinks is not None:
         sink = tl.load(sinks + head * sink_stride).to(tl.float32) * LOG2_E
         tl.store(sunk + at * queries + query, -tl.exp2(sink - shift) * delta, mask=inside)
-    number = tl.arange(0, BLOCK * D)
-    tl.store(sums + program * (BLOCK * D) + number, tl.zeros([BLOCK * D], tl.float32))
+    tl.store(sums + program * (BLOCK * D) + tl.arange(0, BLOCK * D), tl.zeros([BLOCK * D], tl.float32))
 
 
-@triton.jit(do_not_specialize=["queries", "heads", "blocks"])
+@triton.jit(do_not_specialize=["sequences", "batches", "queries", "heads", "blocks"])
 def after(
     sums,
     grad_q,  # (B, S, H, D), contiguous
+    ends_q,  # of sequences: they are the batch
+    ends_k,
+    sequences,
+    batches,
     queries,
     heads,
     blocks,
@@ -80,15 +98,24 @@ def after(
 ) -> None:
     """The gradients of a block of queries, in the order of memory, scaled and rounded."""
     program = program_index()
-    block = program % blocks
+    number = program % blocks
     at = program // blocks
+    if at >= batches * heads:
+        return
     head = at % heads
     batch = at // heads
+    query = number * BLOCK + tl.arange(0, BLOCK)
+    inside = query < queries
+    if ends_q is not None:
+        block, first, own, _, _, _ = tile_of_sequence(number, ends_q, ends_k, sequences, queries, 1, BLOCK)
+        if block * BLOCK >= own:
+            return
+        query = first + block * BLOCK + tl.arange(0, BLOCK)
+        inside = query < first + own
     found = tl.load(sums + program * (BLOCK * D) + tl.arange(0, BLOCK * D)) * factor
     # tiles of a block are side by side where its rows have two, and one above the other where they have one
     found = found.reshape(BLOCK // 64, D // 64, 8, 4, 8, 4, 2, 2)
     found = found.permute(0, 3, 6, 4, 1, 2, 5, 7).reshape(BLOCK, D)
-    query = block * BLOCK + tl.arange(0, BLOCK)
     row = (batch * queries + query) * heads + head
     there = row[:, None] * D + tl.arange(0, D)[None, :]
-    tl.store(grad_q + there, found.to(grad_q.dtype.element_ty), mask=(query < queries)[:, None])
+    tl.store(grad_q + there, found.to(grad_q.dtype.element_ty), mask=inside[:, None])

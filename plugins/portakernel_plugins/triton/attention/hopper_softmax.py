@@ -10,7 +10,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from portakernel_plugins.triton.attention.scores import changed
-from portakernel_plugins.triton.attention.tangents import FEW, MANY, tangent
+from portakernel_plugins.triton.attention.tangents import FEW, MANY, SOME, tangent
 
 # 2**f for f in [0, 1) is 1 + f * (...): of degree 4 and least relative error (3e-6), in hexadecimal, the highest first.
 _COEFFICIENTS = ("0f3C5BFB98", "0f3D55FC34", "0f3E771228", "0f3F316B63")
@@ -59,13 +59,18 @@ def power_of_two(x, EVERY: gl.constexpr):
     return powers
 
 
+@gluon.constexpr_function
+def each_has(width):
+    """How many tangents of 64 rows, so wide, a warpgroup's thread makes together: its half of a row's."""
+    return {64: SOME, 128: MANY}.get(width, FEW)
+
+
 @gluon.jit
 def scores_of(products, behind, slope, scale, cap, SOFTCAP: gl.constexpr, ALIBI: gl.constexpr, FOLDED: gl.constexpr):
     """Scores of a block's products, or what a factor makes scores of (``FOLDED``), as in ``online_softmax.py``."""
-    # of a block of 128 keys, a thread of the warpgroup has 64 products
-    TOGETHER: gl.constexpr = MANY if products.shape[1] == 128 else FEW
+    TOGETHER: gl.constexpr = each_has(products.shape[1])
     if not FOLDED:
-        products, _ = changed(products, behind, slope if ALIBI else None, None, scale, cap, SOFTCAP)
+        products, _ = changed(products, behind, slope if ALIBI else None, None, scale, cap, SOFTCAP, TOGETHER)
     elif SOFTCAP:
         products = tangent(products * scale, SOFTCAP, TOGETHER)
     return products

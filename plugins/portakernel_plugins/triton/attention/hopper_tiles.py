@@ -43,7 +43,9 @@ def place_of(number, where, ROWS: gl.constexpr, RAGGED: gl.constexpr):
     of_queries = (0, at // heads, 0)
     of_keys = of_queries
     if RAGGED:
-        tile, first_q, queries, first_k, keys = tile_of_sequence(tile, ends_q, ends_k, sequences, queries, 1, ROWS)
+        tile, first_q, queries, first_k, keys, _sequence = tile_of_sequence(
+            tile, ends_q, ends_k, sequences, queries, 1, ROWS
+        )
         origin += first_q
         of_queries = (FAR, first_q.to(gl.int32) + queries, FAR - queries)
         of_keys = (FAR, first_k.to(gl.int32) + keys, FAR - keys)

@@ -1,7 +1,4 @@
-"""``attention_varlen`` for Hopper: ``attention``'s kernel over a batch of one, whose tiles are sequences' own.
-
-Its gradients are those of ``varlen.py``.
-"""
+"""``attention_varlen`` for Hopper: ``attention``'s kernels over a batch of one, whose tiles are sequences' own."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ from torch import Tensor
 
 from portakernel_plugins.triton.attention.forward import Window
 from portakernel_plugins.triton.attention.hopper import launch_hopper
+from portakernel_plugins.triton.attention.hopper_gradients import launch_gradients
 from portakernel_plugins.triton.attention.results import Results, Written
 from portakernel_plugins.triton.attention.scores import scoring
 from portakernel_plugins.triton.attention.sequences import Sequences
@@ -45,3 +43,39 @@ def attention_hopper(
         how = scoring(q, k, causal, scale, window, softcap, sequences.longest)
         launch_hopper(q, k, v, alibi_slopes, sinks, written, how, sequences)
     return written.results()
+
+
+def backward(
+    grad_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    alibi_slopes: Tensor | None,
+    sinks: Tensor | None,
+    out: Tensor,
+    logsumexp: Tensor,
+    *,
+    causal: bool,
+    scale: float | None,
+    window: Window,
+    softcap: float,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    return_lse: bool,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor | None, ...]:
+    """The gradients for ``q``, ``k``, ``v`` and ``sinks``, each rounded once; those for ``q`` in no fixed order.
+
+    ``grad_out`` and ``out``: (S, H, D), any strides; ``logsumexp``: (H, S) float32.
+    """
+    del return_lse
+    sequences = Sequences.of(q, k, cu_seqlens_q, cu_seqlens_k, (max_seqlen_q, max_seqlen_k))
+    q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
+    how = scoring(q, k, causal, scale, window, softcap, sequences.longest)
+    sunken = sinks if needs[6] else None
+    grad_q, grad_k, grad_v, grad_sinks = launch_gradients(
+        grad_out.unsqueeze(0), q, k, v, alibi_slopes, sunken, out.unsqueeze(0), logsumexp, how, sequences
+    )
+    return grad_q.squeeze(0), grad_k.squeeze(0), grad_v.squeeze(0), None, None, None, grad_sinks

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from portakernel.authoring.triton import processor
-from portakernel_plugins.triton.attention.tangents import EXACT, LARGEST_NEAR, NEAR, SWIFT, tangent
+from portakernel_plugins.triton.attention.tangents import EXACT, FEW, LARGEST_NEAR, NEAR, SWIFT, tangent
 from portakernel_plugins.triton.exponentials import LOG2_E
 
 # A scale nearer to 0 is 0: hardware may take it for that, and minus infinity times zero is NaN.
@@ -26,7 +26,7 @@ _SMALLEST_FOLDED = 2.0**-125
 
 
 @triton.jit
-def changed(z, behind, slope, bias, scale, cap, SOFTCAP: tl.constexpr):
+def changed(z, behind, slope, bias, scale, cap, SOFTCAP: tl.constexpr, TOGETHER: tl.constexpr = FEW):
     """Scores from products ``z``, all changes but the mask made; and the tangent that a softcap bounds them with.
 
     ``behind``: how far each key is behind the query; ``bias``: float32. What is not asked for is None.
@@ -34,7 +34,7 @@ def changed(z, behind, slope, bias, scale, cap, SOFTCAP: tl.constexpr):
     scores = z * scale
     bounded = scores
     if SOFTCAP:
-        bounded = tangent(scores, SOFTCAP)
+        bounded = tangent(scores, SOFTCAP, TOGETHER)
         scores = bounded * cap
     if slope is not None:
         scores = scores - slope * tl.abs(behind).to(tl.float32)

@@ -21,14 +21,14 @@ from portakernel.authoring.triton import cdiv
 
 
 @triton.jit
-def _first_tile(row, sequence, PACKED: tl.constexpr, BLOCK: tl.constexpr):
+def first_tile(row, sequence, PACKED: tl.constexpr, BLOCK: tl.constexpr):
     """The number of the first tile of a ``sequence`` that begins with ``row``."""
     return row * PACKED // BLOCK + tl.minimum(sequence, row)
 
 
 @triton.jit
 def tile_of_sequence(tile, ends, other_ends, sequences, rows, PACKED: tl.constexpr, BLOCK: tl.constexpr):
-    """Which tile of its sequence ``tile`` is; of that sequence the first row and how many there are, on both sides.
+    """Which tile of its sequence ``tile`` is; of that the first row and how many there are, on both sides; its number.
 
     Tiles are of the side of ``ends``, which has ``rows`` in all; ``PACKED`` heads make as many rows of a tile.
     """
@@ -39,7 +39,7 @@ def tile_of_sequence(tile, ends, other_ends, sequences, rows, PACKED: tl.constex
     while stop - sequence > 1:
         middle = (sequence + stop) // 2
         row = tl.load(ends + middle).to(tl.int64)
-        begun = _first_tile(row, middle, PACKED, BLOCK) <= tile
+        begun = first_tile(row, middle, PACKED, BLOCK) <= tile
         sequence = tl.where(begun, middle, sequence)
         stop = tl.where(begun, stop, middle)
     behind = tl.minimum(sequence + 1, sequences)
@@ -48,8 +48,9 @@ def tile_of_sequence(tile, ends, other_ends, sequences, rows, PACKED: tl.constex
     end = tl.where(sequence == sequences, rows, end)
     other_first = tl.load(other_ends + sequence).to(tl.int64)
     other_end = tl.load(other_ends + behind).to(tl.int64)
-    tile -= _first_tile(first, sequence, PACKED, BLOCK)
-    return tile.to(tl.int32), first, (end - first).to(tl.int32), other_first, (other_end - other_first).to(tl.int32)
+    tile -= first_tile(first, sequence, PACKED, BLOCK)
+    rows = (end - first).to(tl.int32)
+    return tile.to(tl.int32), first, rows, other_first, (other_end - other_first).to(tl.int32), sequence
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,9 @@ _END: tl.constexpr = tl.constexpr(7.90531110763549805)
 
 # tanh(x) / x by powers of x * x, for x of at most a half: of least error (2 ** -22.6), in hexadecimal, highest first.
 _COEFFICIENTS = ("0fBD31A757", "0f3E069B35", "0fBEAA9A0D", "0f3F7FFFD9")
-# How many arguments of a thread are looked at together: MANY where a thread has so many, for a look takes as long as 20
-# arguments do (an H100's warpgroups of the Hopper kernel, causal B4 S4096 D128: 1660 µs with 8, 1149 with 64).
-FEW, MANY = (tl.constexpr(count) for count in (8, 64))
+# How many arguments of a thread are looked at together: as many as it has where that is known, for a look takes as long
+# as 20 arguments do (an H100's warpgroups of the Hopper kernel, causal B4 S4096 D128: 1660 µs with 8, 1149 with 64).
+FEW, SOME, MANY = (tl.constexpr(count) for count in (8, 32, 64))
 # Tiles with fewer elements may leave a thread less than FEW.
 _FEWEST: tl.constexpr = tl.constexpr(64 * 64)
 
@@ -55,8 +55,8 @@ def _assembly(count: int) -> tuple[str, str]:
     return text, ",".join(["=f"] * count + [str(i) for i in range(count)])
 
 
-(_ASSEMBLY_FEW, _OPERANDS_FEW), (_ASSEMBLY_MANY, _OPERANDS_MANY) = (
-    map(tl.constexpr, _assembly(count.value)) for count in (FEW, MANY)
+(_ASSEMBLY_FEW, _OPERANDS_FEW), (_ASSEMBLY_SOME, _OPERANDS_SOME), (_ASSEMBLY_MANY, _OPERANDS_MANY) = (
+    map(tl.constexpr, _assembly(count.value)) for count in (FEW, SOME, MANY)
 )
 
 
@@ -90,9 +90,11 @@ def _near(x):
 
 @triton.jit
 def tangent(x, KIND: tl.constexpr, TOGETHER: tl.constexpr = FEW):
-    """The tangent of a tile, of one of the three kinds; with ``TOGETHER`` of ``MANY`` a thread has as many."""
+    """The tangent of a tile, of one of the three kinds; where ``TOGETHER`` is not FEW a thread has as many."""
     if KIND == SWIFT and TOGETHER == MANY:
         bounded = tl.inline_asm_elementwise(_ASSEMBLY_MANY, _OPERANDS_MANY, [x], tl.float32, True, MANY)
+    elif KIND == SWIFT and TOGETHER == SOME:
+        bounded = tl.inline_asm_elementwise(_ASSEMBLY_SOME, _OPERANDS_SOME, [x], tl.float32, True, SOME)
     elif KIND == SWIFT and x.numel >= _FEWEST:
         bounded = tl.inline_asm_elementwise(_ASSEMBLY_FEW, _OPERANDS_FEW, [x], tl.float32, True, FEW)
     elif KIND == EXACT:
