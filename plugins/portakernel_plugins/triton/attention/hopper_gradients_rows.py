@@ -14,6 +14,23 @@ from portakernel_plugins.triton.attention.sequences import tile_of_sequence
 from portakernel_plugins.triton.exponentials import LOG2_E
 
 
+@triton.jit
+def _queries_of(number, ends_q, ends_k, sequences, queries, BLOCK: tl.constexpr):
+    """The queries of a block, which of them there are, and whether they are in a sequence at all.
+
+    Some numbers are no block of any sequence.
+    """
+    query = number * BLOCK + tl.arange(0, BLOCK)
+    inside = query < queries
+    known = True
+    if ends_q is not None:
+        block, first, own, _, _, sequence = tile_of_sequence(number, ends_q, ends_k, sequences, queries, 1, BLOCK)
+        query = first + block * BLOCK + tl.arange(0, BLOCK)
+        inside = query < first + own
+        known = sequence < sequences
+    return query, inside, known
+
+
 @triton.jit(do_not_specialize=["sequences", "batches", "queries", "heads", "blocks"])
 def before(
     out,  # (B, S, H, D)
@@ -53,21 +70,13 @@ def before(
         return
     head = at % heads
     batch = at // heads
-    known = True
-    query = number * BLOCK + tl.arange(0, BLOCK)
-    inside = query < queries
-    if ends_q is not None:
-        block, first, own, _, _, sequence = tile_of_sequence(number, ends_q, ends_k, sequences, queries, 1, BLOCK)
-        if block * BLOCK >= own:
-            return
-        query = first + block * BLOCK + tl.arange(0, BLOCK)
-        inside = query < first + own
-        known = sequence < sequences  # what is in no sequence has no part in the sinks' gradient
+    query, inside, known = _queries_of(number, ends_q, ends_k, sequences, queries, BLOCK)
+    read = (inside & known)[:, None]  # what is in no sequence has no part in the sinks' gradient
     lane = tl.arange(0, D).to(tl.int64)[None, :]
     there = (batch * out_batch + head * out_head + query * out_row)[:, None] + lane * out_lane
-    found = tl.load(out + there, mask=(inside & known)[:, None], other=0.0).to(tl.float32)
+    found = tl.load(out + there, mask=read, other=0.0).to(tl.float32)
     there = (batch * grad_batch + head * grad_head + query * grad_row)[:, None] + lane * grad_lane
-    found *= tl.load(grad + there, mask=(inside & known)[:, None], other=0.0).to(tl.float32)
+    found *= tl.load(grad + there, mask=read, other=0.0).to(tl.float32)
     delta = tl.sum(found, axis=1)
     shift = tl.load(lse + at * queries + query, mask=inside, other=float("-inf")) * LOG2_E
     # a query that sees nothing has no weights, nor has one that is not there: less than infinity, a score is -inf
@@ -104,14 +113,7 @@ def after(
         return
     head = at % heads
     batch = at // heads
-    query = number * BLOCK + tl.arange(0, BLOCK)
-    inside = query < queries
-    if ends_q is not None:
-        block, first, own, _, _, _ = tile_of_sequence(number, ends_q, ends_k, sequences, queries, 1, BLOCK)
-        if block * BLOCK >= own:
-            return
-        query = first + block * BLOCK + tl.arange(0, BLOCK)
-        inside = query < first + own
+    query, inside, _known = _queries_of(number, ends_q, ends_k, sequences, queries, BLOCK)
     found = tl.load(sums + program * (BLOCK * D) + tl.arange(0, BLOCK * D)) * factor
     # tiles of a block are side by side where its rows have two, and one above the other where they have one
     found = found.reshape(BLOCK // 64, D // 64, 8, 4, 8, 4, 2, 2)
