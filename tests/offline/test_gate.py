@@ -25,6 +25,8 @@ SLOW = "cutlass"
 MOST_SPILLED = {"triton": 64}
 # Where launches were measured: attention's gradients by keys are fastest with more than fits beside their two sums.
 MEASURED = {"nvidia:sm_90": 192}
+# Where the loops have all that they need, and what is spilled is wanted before or after: attention's gradients.
+OUTSIDE_LOOPS = {"amd:gfx1100": 544}
 
 
 @pytest.fixture
@@ -47,7 +49,7 @@ def test_a_claimed_kernel_compiles_to_what_its_manifest_names(target, turn):
     found = [(plugin, outcome) for plugin, outcome in found if outcome.reason not in lacking]
     assert [(outcome.call, outcome.reason) for _, outcome in found if outcome.verdict != "native"] == []
     spills = [(plugin, outcome.call, outcome.most("spilled_bytes")) for plugin, outcome in found]
-    most = {plugin: MEASURED.get(target, most) for plugin, most in MOST_SPILLED.items()}
+    most = {plugin: (MEASURED | OUTSIDE_LOOPS).get(target, most) for plugin, most in MOST_SPILLED.items()}
     assert [(call, spilled) for plugin, call, spilled in spills if spilled > most.get(plugin, 0)] == []
     if lacking:  # the others were held to it
         pytest.skip(f"lacks a compiler: {'; '.join(sorted(lacking))}")

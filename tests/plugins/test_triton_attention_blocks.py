@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,13 +20,14 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from portakernel.authoring.triton import Processor, launch, pretending
 from portakernel.references import attention as reference
 from portakernel.triton_launch.interpreter import interpreting
-from portakernel_plugins.triton.attention import varlen
+from portakernel_plugins.triton.attention import gradient_of_keys, varlen
 from portakernel_plugins.triton.attention.backward import backward
 from portakernel_plugins.triton.attention.forward import attention
 from portakernel_plugins.triton.attention.row_blocks import sources
 from portakernel_plugins.triton.attention.scores import scoring
 from portakernel_plugins.triton.attention.tangents import NEAR, SWIFT, tangent
 from portakernel_plugins.triton.attention.tiles import tiles_of_queries
+from portakernel_plugins.triton.launching.configurations import configuration
 
 PLAIN: dict[str, Any] = {"causal": False, "scale": None, "window": (-1, -1), "softcap": 0.0}
 BLOCKS = {"BLOCK_D": 64, "REST_D": 16, "BLOCK_E": 32, "REST_E": 0}
@@ -232,3 +234,31 @@ def test_parts_of_wide_heads_are_for_one_program_a_multiprocessor():
 )
 def test_a_merge_takes_no_more_parts_at_once_than_there_are(keys, key_heads, at_once):
     assert parts_of_keys(1, keys, key_heads)[1] == at_once
+
+
+def test_gradients_of_keys_and_values_apart_are_those_of_one_launch(monkeypatch):
+    """As gfx11 has them."""
+    q, k, v, grad = (
+        draw(2, 37, 4, 32),
+        draw(2, 75, 2, 32, seed=1),
+        draw(2, 75, 2, 32, seed=2),
+        draw(2, 37, 4, 32, seed=3),
+    )
+    how = {**PLAIN, "causal": True}
+    found, launches = [], []
+
+    def counted(*args: Any, **meta: Any) -> None:
+        launches.append(args)
+        launch(*args, **meta)
+
+    monkeypatch.setattr(gradient_of_keys, "launch", counted)
+    with interpreting():
+        out, lse = attention(q, k, v, **how, return_lse=False, save=True)
+        for apart in (False, True):
+            options = {**configuration("attention.gradient_of_keys", q.device, 32, 2).options, "APART": apart}
+            monkeypatch.setattr(gradient_of_keys, "configuration", lambda *_, o=options: SimpleNamespace(options=o))
+            needs = (False, True, True, False, False, False)
+            found.append(backward(grad, q, k, v, None, None, None, out, lse, **how, return_lse=False, needs=needs)[1:3])
+    assert len(launches) == 3
+    for together, alone in zip(*found, strict=True):
+        assert torch.equal(together, alone)

@@ -170,6 +170,10 @@ def launch_gradient_of_keys(terms: Terms, grad_k: Tensor | None, grad_v: Tensor 
     (B, S, H, _), (_, T, G, _) = q.shape, v.shape
     width = room_of(q, v, bias)
     options = {**configuration("attention.gradient_of_keys", q.device, width, q.element_size()).options}
+    if options.pop("APART", False) and grad_k is not None and grad_v is not None:
+        launch_gradient_of_keys(terms, grad_k, None)
+        launch_gradient_of_keys(terms, None, grad_v)
+        return
     sizes = shapes(q, v)
     read = sources(q, terms.grad, options["BLOCK_M"], sizes, options.pop("DESCRIBED", False))
     blocks = tile_count(T, 1, options["BLOCK_N"], terms.sequences)
