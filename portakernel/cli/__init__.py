@@ -17,10 +17,12 @@ import os
 import sys
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+import typer.core
 
 from portakernel.cli.output import answers, answers_alone, print_json_error
 from portakernel.errors import PortakernelError
@@ -98,8 +100,23 @@ def make_app(names: Iterable[str] = COMMANDS, manager: PluginManager | None = No
         _keep_first(app)
     for name in names:
         command = importlib.import_module(COMMANDS[name]).command
-        app.command(name, help=_help(command), short_help=_help(command).partition("\n")[0])(command)
+        app.command(name, cls=_Once, help=_help(command), short_help=_help(command).partition("\n")[0])(command)
     return app
+
+
+class _Once(typer.core.TyperCommand):
+    """A command that refuses an option of one value given twice: the last one would win, and nobody would know."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As click does, once each option that takes one value has been looked at."""
+        *_, order = self.make_parser(ctx).parse_args(args=list(args))
+        for option, times in Counter(order).items():
+            takes_one = isinstance(option, typer.core.TyperOption) and not (
+                option.is_flag or option.multiple or option.count
+            )
+            if takes_one and times > 1:
+                ctx.fail(f"{option.opts[0]} is given {times} times and takes one value: run the command for each")
+        return super().parse_args(ctx, args)
 
 
 def _options(

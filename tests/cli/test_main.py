@@ -48,6 +48,14 @@ def test_a_misspelt_command_is_offered_the_nearest(run: Callable) -> None:
     assert ran.err == "portakernel: No such command 'explan'. Did you mean 'explain'?\nTry `portakernel --help`.\n"
 
 
+@pytest.mark.parametrize("command", ["check", "compile", "lint"])
+def test_an_option_that_takes_one_value_is_not_given_twice(run: Callable, command: str) -> None:
+    """The last one won, without a word."""
+    ran = run(f"{command} --op add --plugin torch --op rms_norm")
+    assert (ran.status, ran.out) == (2, "")
+    assert ran.err.startswith("portakernel: --op is given 2 times and takes one value: run the command for each\n")
+
+
 def test_an_unknown_option_is_bad_input(run: Callable) -> None:
     ran = run("list --oop add")
     assert (ran.status, ran.out) == (2, "")
