@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from types import ModuleType, SimpleNamespace
@@ -17,6 +15,7 @@ pytest.importorskip("triton.experimental.gluon")
 import torch
 import triton
 from plugins.gluon_on_threads import Stuck, on_threads
+from plugins.hopper_kernels import RAGGED, mutants, mutated
 
 import portakernel
 from plugins import gluon_on_threads
@@ -149,17 +148,6 @@ def test_changed_scores(monkeypatch, slopes, softcap, scale):
             assert faults(*inputs(1, 150, 200, 2, 1), **call, **more) == [], more
 
 
-# Numbers of queries and keys of each sequence, and of rows behind the last one.
-RAGGED = {
-    "one": ([(130, 200)], 0),
-    "several": ([(1, 64), (129, 129), (200, 70), (64, 300)], 0),
-    "without queries or keys": ([(0, 50), (100, 0), (0, 0), (128, 128), (0, 7)], 9),
-    "rows behind": ([(70, 90)], 150),
-    "many": ([(n % 7, n % 5 + 1) for n in range(12)], 3),
-    "none": ([], 5),
-}
-
-
 @pytest.mark.parametrize("lengths", RAGGED.values(), ids=RAGGED)
 @pytest.mark.parametrize(
     "call",
@@ -250,34 +238,12 @@ def test_its_gradients_are_those_of_the_kernels_for_every_gpu():
         torch.testing.assert_close(gradient.double(), leaf.grad, atol=0.03, rtol=0.03)
 
 
-def mutants() -> Iterator[Any]:
-    """Each line of the kernel that waits, arrives or announces bytes, as what it becomes without that."""
-    lines = inspect.getsource(hopper_kernel).splitlines()
-    for number, line in enumerate(lines):
-        # without turns it is as right
-        if "order.index(CONSUMER)" in line:
-            continue
-        if waited := re.search(r"(\w+) = warpgroup_mma_wait\((\d)", line):
-            changed = f"{waited[1]} = warpgroup_mma_wait({int(waited[2]) + 1}, deps=({waited[1]},))"
-        elif re.search(r"mbarrier\.(wait|arrive|expect)\(|\bstore_wait", line):
-            changed = "pass"
-        else:
-            continue
-        indent = line[: len(line) - len(line.lstrip())]
-        yield pytest.param(number, indent + changed, id=f"{number}: {line.strip()}")
-
-
-@pytest.mark.parametrize(("number", "line"), list(mutants()))
+# without turns it is as right
+@pytest.mark.parametrize(("number", "line"), list(mutants(hopper_kernel, "order.index(CONSUMER)")))
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_kernel_that_lacks_one_wait_or_arrival_is_caught(monkeypatch, tmp_path, number, line):
-    lines = inspect.getsource(hopper_kernel).splitlines()
-    lines[number] = line
-    path = tmp_path / "mutant.py"
-    path.write_text("\n".join(lines), encoding="utf-8")
-    module = ModuleType(hopper_kernel.__name__)
-    module.__file__ = str(path)
+    module = mutated(hopper_kernel, number, line, tmp_path / "mutant.py")
     monkeypatch.setattr(gluon_on_threads, "PATIENCE_S", 0.5)
-    exec(compile(path.read_text(encoding="utf-8"), path, "exec"), vars(module))
     found = []
     for how in (options(PINGPONG=True, BLOCK=32), options(STAGES=3, BLOCK=32)):
         with emulated(monkeypatch, how, module, multiprocessors=6):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
@@ -16,6 +14,7 @@ pytest.importorskip("triton.experimental.gluon")
 
 import torch
 from plugins.gluon_on_threads import Stuck, on_threads
+from plugins.hopper_kernels import RAGGED, mutants, mutated
 
 from plugins import gluon_on_threads
 from portakernel.authoring.triton import compiling, interpreting, launch
@@ -153,17 +152,6 @@ def test_changed_scores(monkeypatch, width, slopes, softcap):
             assert faults(*tensors, slopes=slopes, softcap=softcap, **call) == [], call
 
 
-# Numbers of queries and keys of each sequence, and of rows behind the last one.
-RAGGED = {
-    "one": ([(130, 200)], 0),
-    "several": ([(1, 64), (129, 129), (200, 70), (64, 300)], 0),
-    "without queries or keys": ([(0, 50), (100, 0), (0, 0), (128, 128), (0, 7)], 9),
-    "rows behind": ([(70, 90)], 150),
-    "many": ([(n % 7, n % 5 + 1) for n in range(12)], 3),
-    "none": ([], 5),
-}
-
-
 @pytest.mark.parametrize("width", [64, 128])
 @pytest.mark.parametrize("lengths", RAGGED.values(), ids=RAGGED)
 @pytest.mark.parametrize(
@@ -228,34 +216,12 @@ def test_queries_and_keys_that_are_not_there():
             assert torch.equal(gradient, torch.zeros_like(x))
 
 
-def mutants() -> Iterator[Any]:
-    """Each line of the kernel that waits, arrives or announces bytes, as what it becomes without that."""
-    lines = inspect.getsource(hopper_gradients_kernel).splitlines()
-    for number, line in enumerate(lines):
-        # whoever has the queries' place has this one too: it is as right without, and later
-        if "mbarrier.wait(grad_empty" in line:
-            continue
-        if waited := re.search(r"(\w+) = warpgroup_mma_wait\((\w+), deps=\((\w+),\)\)", line):
-            changed = f"{waited[1]} = warpgroup_mma_wait({waited[2]} + 1, deps=({waited[3]},))"
-        elif re.search(r"mbarrier\.(wait|arrive|expect)\(|\bstore_wait", line):
-            changed = "pass"
-        else:
-            continue
-        indent = line[: len(line) - len(line.lstrip())]
-        yield pytest.param(number, indent + changed, id=f"{number}: {line.strip()}")
-
-
-@pytest.mark.parametrize(("number", "line"), list(mutants()))
+# whoever has the queries' place has this one too: it is as right without, and later
+@pytest.mark.parametrize(("number", "line"), list(mutants(hopper_gradients_kernel, "mbarrier.wait(grad_empty")))
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_kernel_that_lacks_one_wait_or_arrival_is_caught(monkeypatch, tmp_path, number, line):
-    lines = inspect.getsource(hopper_gradients_kernel).splitlines()
-    lines[number] = line
-    path = tmp_path / "mutant.py"
-    path.write_text("\n".join(lines), encoding="utf-8")
-    module = ModuleType(hopper_gradients_kernel.__name__)
-    module.__file__ = str(path)
+    module = mutated(hopper_gradients_kernel, number, line, tmp_path / "mutant.py")
     monkeypatch.setattr(gluon_on_threads, "PATIENCE_S", 0.5)
-    exec(compile(path.read_text(encoding="utf-8"), path, "exec"), vars(module))
     found = []
     for width in (64, 128):
         with emulated(monkeypatch, module):
