@@ -76,7 +76,7 @@ def kernel_json(registry: Registry, kernel: Kernel) -> dict[str, Any]:
         "plugin": kernel.plugin,
         "priority": [
             {
-                "when": [str(limit) for limit in rule.limits],
+                "when": rule.conditions(),
                 "targets": sorted(map(str, rule.targets)) if rule.targets is not None else None,
                 "priority": rule.number,
             }

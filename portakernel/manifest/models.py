@@ -121,10 +121,16 @@ def terms(value: TargetTerms) -> Iterator[tuple[KeyPath, str]]:
 
 
 class PriorityRuleModel(_Model):
-    """A priority for some sizes, or some targets; both may be left out in the last rule only."""
+    """A priority for some sizes, values, phases or targets; all may be left out in the last rule only."""
 
     priority: int
     when: dict[str, LimitModel] = Field(default_factory=dict)
+    values: dict[Name, Annotated[list[bool | str], Field(min_length=1)]] = Field(
+        default_factory=dict, description="of a keyword argument, the values with which it holds"
+    )
+    phases: list[Literal["inference", "training", "backward", "forward_ad"]] = Field(
+        default_factory=list, description="what is asked for where it holds; every phase when left out"
+    )
     targets: dict[Name, TargetTerms] | None = Field(
         default=None, description="where it holds: of archs that backend.yaml lists; every target when left out"
     )

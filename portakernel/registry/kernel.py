@@ -18,15 +18,26 @@ from portakernel.words.target import Target
 
 @dataclass(frozen=True, slots=True)
 class PriorityRule:
-    """A number, the bounds within which it holds, and the targets for which it does; None is every target."""
+    """A number, the bounds within which it holds, and the targets for which it does; None is every target.
+
+    ``values`` are those that keyword arguments have where it holds, ``phases`` what is then asked for; none is any.
+    """
 
     number: int
     limits: tuple[Limit, ...] = ()
     targets: frozenset[Target] | None = None
+    values: tuple[tuple[str, tuple[bool | str, ...]], ...] = ()
+    phases: tuple[Phase, ...] = ()
 
     def __str__(self) -> str:
         on = f" on {', '.join(sorted(map(str, self.targets))) or 'no target'}" if self.targets is not None else ""
-        return f"{self.number}{on}" + (f" where {' and '.join(map(str, self.limits))}" if self.limits else "")
+        return f"{self.number}{on}" + (f" where {' and '.join(found)}" if (found := self.conditions()) else "")
+
+    def conditions(self) -> list[str]:
+        """What a call has where it holds, in words."""
+        values = (f"{name} is {' or '.join(map(repr, accepted))}" for name, accepted in self.values)
+        phases = [f"the phase is {' or '.join(self.phases)}"] if self.phases else []
+        return [*map(str, self.limits), *values, *phases]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +61,10 @@ class Priority:
         """The priority for ``request``; a rule over an unknown dimension does not apply."""
         for rule in self.rules:
             if rule.targets is not None and request.target not in rule.targets:
+                continue
+            if rule.phases and request.phase not in rule.phases:
+                continue
+            if any(request.values.get(name) not in accepted for name, accepted in rule.values):
                 continue
             values = [(limit, request.value(limit.parameter)) for limit in rule.limits]
             # a symbol of a traced graph is unknown: what steers speed alone must not guard a graph
@@ -134,8 +149,9 @@ class Kernel:
         return claimed | self.priority.limits()
 
     def reads(self) -> frozenset[str]:
-        """The parameters whose values the claims name."""
-        return frozenset(name for _, capability in self.variants for name in capability.values)
+        """The parameters whose values the claims name, or the priority."""
+        claimed = frozenset(name for _, capability in self.variants for name in capability.values)
+        return claimed.union(name for rule in self.priority.rules for name, _ in rule.values)
 
 
 def load_entry(entry: str) -> Callable[..., Any]:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from portakernel.claims.capability import Capability, Saves
+from portakernel.claims.request import Phase
 from portakernel.contract import Contract
 from portakernel.contracts import contracts
 from portakernel.errors import ManifestError, nearest
@@ -301,12 +302,16 @@ class _KernelBuilder:
         rules = []
         for i, rule in enumerate(value):
             self.check_known("dimension", rule.when, contract.dims, (*path, "priority", i, "when"))
-            if not (rule.when or rule.targets) and i + 1 < len(value):
-                text = "has neither `when` nor `targets`, so that the rules after it never apply"
+            self.check_values(contract, rule.values, (*path, "priority", i, "values"))
+            if not (rule.when or rule.values or rule.phases or rule.targets) and i + 1 < len(value):
+                text = "has no `when`, `values`, `phases` or `targets`, so that the rules after it never apply"
                 self.problem((*path, "priority", i), text)
             limits = tuple(limit.limit(name) for name, limit in rule.when.items())
             selected = self.targets(rule.targets, (*path, "priority", i, "targets")) if rule.targets else None
-            rules.append(PriorityRule(rule.priority, limits, None if selected is None else self.listed(selected)))
+            values = tuple((name, tuple(accepted)) for name, accepted in rule.values.items())
+            listed = None if selected is None else self.listed(selected)
+            phases = tuple(map(Phase, rule.phases))
+            rules.append(PriorityRule(rule.priority, limits, listed, values, phases))
         return Priority(tuple(rules))
 
     def check_known(self, kind: str, names: Iterator[str] | Any, known: Sequence[str], path: KeyPath) -> None:

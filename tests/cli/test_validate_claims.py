@@ -88,11 +88,33 @@ def test_rules_of_a_priority_that_never_apply_are_told(acme: Callable) -> None:
             " put it first"
         ),
         (
-            "plugin.yaml:4: kernels[0].priority[2]: can never match: M >= 999 lies outside the kernel's own limits;"
+            "plugin.yaml:4: kernels[0].priority[2]: can never match: M >= 999 lies outside the kernel's own claims;"
             " remove"
             " the rule"
         ),
     ]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "problem"),
+    [
+        ("[relu]", "[gelu]", None),
+        ("[relu]", "[relu, gelu]", None),
+        ("[relu, gelu]", "[gelu]", "priority[1]: can never match: priority[0] comes first"),
+        ("[relu]", "[none]", "priority[1]: can never match: activation is 'none' lies outside the kernel's own claims"),
+    ],
+)
+def test_values_of_a_priority_are_those_of_the_claims(
+    acme: Callable, first: str, second: str, problem: str | None
+) -> None:
+    rules = (f"{{values: {{activation: {values}}}, priority: {n}}}" for n, values in enumerate((first, second)))
+    linear = (
+        "  - {op: linear_act, entry: 'acme.kernels:linear', targets: {nvidia: sm_80+}"
+        ", dtypes: {x: [float16], weight: [x], bias: [x]}, values: {activation: [relu, gelu]}"
+        f", priority: [{', '.join(rules)}]"
+    )
+    found = acme(linear, source="def linear(x, weight, bias=None, *, activation, out=None): ...\n")
+    assert [problem is not None and problem in line for line in found] == [True] * (problem is not None)
 
 
 @pytest.mark.parametrize(

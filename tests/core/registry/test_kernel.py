@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from portakernel.claims.capability import Limit
+from portakernel.claims.request import Phase
 from portakernel.contracts import contract
 from portakernel.deciding.asking import ask
 from portakernel.errors import ManifestError, PortakernelError
@@ -30,7 +31,10 @@ kernels:
     targets: {nvidia: sm_80+}
     dtypes: {x: [float32], y: [x]}
 """
-NEVER = "p.yaml:9: kernels[0].priority[0]: has neither `when` nor `targets`, so that the rules after it never apply"
+NEVER = (
+    "p.yaml:9: kernels[0].priority[0]: has no `when`, `values`, `phases` or `targets`, so that the rules after it"
+    " never apply"
+)
 NORM = """\
 kernels:
   - op: rms_norm
@@ -363,6 +367,34 @@ def test_priority_may_depend_on_the_target_and_holds_for_listed_archs_alone(buil
     ):
         assert kernel.priority.of(ask(contract("add"), target, shapes={"x": (m,)})) == expected, target
     assert re.fullmatch(r"70 on amd:gfx94\S.*nvidia:sm_90.* where M >= 8, 50", str(kernel.priority))
+
+
+@pytest.mark.parametrize(
+    ("activation", "m", "expected"),
+    [("relu", 8, 70), ("silu", 8, 70), ("gelu", 8, 50), ("relu", 7, 50), ("none", 9, 50)],
+)
+def test_priority_may_depend_on_values_which_then_tell_calls_apart(build, activation, m, expected):
+    rule = "{when: {M: {min: 8}}, values: {activation: [relu, silu]}, priority: 70}"
+    (kernel,) = build(LINEAR + f"    priority: [{rule}, {{priority: 50}}]\n")
+    shapes = {"x": (m, 4), "weight": (5, 4), "bias": (5,)}
+    values = {"activation": activation}
+    request = ask(contract("linear_act"), Target("nvidia", "sm_90"), shapes=shapes, values=values)
+    assert kernel.priority.of(request) == expected
+    assert kernel.reads() == {"activation"}
+    assert str(kernel.priority) == "70 where M >= 8 and activation is 'relu' or 'silu', 50"
+
+
+def test_priority_may_depend_on_the_phase(build):
+    (kernel,) = build(ADD + "    priority: [{phases: [inference, training], priority: 7}, {priority: 3}]\n")
+    for phase, expected in ((Phase.INFERENCE, 7), (Phase.TRAINING, 7), (Phase.BACKWARD, 3)):
+        assert kernel.priority.of(ask(contract("add"), Target("nvidia", "sm_90"), phase=phase)) == expected
+    assert str(kernel.priority) == "7 where the phase is inference or training, 3"
+
+
+def test_values_of_a_priority_are_those_that_the_op_takes(build):
+    (problem,) = problems(build, LINEAR + "    priority: [{values: {activation: [tanh]}, priority: 3}]\n")
+    assert problem.startswith("p.yaml:8: kernels[0].priority[0].values.")
+    assert problem.endswith("for activation, not 'tanh'")
 
 
 def test_targets_of_a_priority_are_looked_at_as_those_of_a_claim(build):

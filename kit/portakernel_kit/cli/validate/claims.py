@@ -82,19 +82,22 @@ def _unmatched_dtypes(kernel: Kernel, claim: Capability, place: KeyPath) -> Foun
 
 def _idle_priorities(kernel: Kernel, spaces: Spaces, place: KeyPath) -> Found:
     """Rules of a priority that never apply, because the claims or an earlier rule leave them nothing."""
-    claims = [list(claim.limits) for _, claim in kernel.variants]
     for n, rule in enumerate(kernel.priority.rules):
-        limits = rule.limits
-        where = (*place, "priority", n)
-        if limits and not any(satisfiable([*limits, *claimed]) for claimed in claims):
-            shown = " and ".join(map(str, limits))
-            yield where, f"can never match: {shown} lies outside the kernel's own limits; remove the rule"
+        where, shown = (*place, "priority", n), " and ".join(rule.conditions())
+        if shown and not any(_meets(rule, claim) for _, claim in kernel.variants):
+            yield where, f"can never match: {shown} lies outside the kernel's own claims; remove the rule"
         if rule.targets is not None and not any(_serves(kernel, target, spaces) for target in rule.targets):
             text = "can never match: none of its targets is one that the kernel serves"
             yield (*where, "targets"), f"{text}; name some of its own, or remove the rule"
         earlier = next((m for m, other in enumerate(kernel.priority.rules[:n]) if _covers(other, rule)), None)
         if earlier is not None:
             yield where, f"can never match: priority[{earlier}] comes first and holds whenever this does; put it first"
+
+
+def _meets(rule: PriorityRule, claim: Capability) -> bool:
+    """Whether sizes and values may be as the rule says where they are as the claim says."""
+    alike = all(set(accepted) & set(claim.values.get(name, accepted)) for name, accepted in rule.values)
+    return alike and satisfiable([*rule.limits, *claim.limits])
 
 
 def _serves(kernel: Kernel, target: Target, spaces: Spaces) -> bool:
@@ -107,8 +110,11 @@ def _serves(kernel: Kernel, target: Target, spaces: Spaces) -> bool:
 def _covers(earlier: PriorityRule, later: PriorityRule) -> bool:
     """Whether ``earlier`` holds wherever ``later`` does."""
     everywhere = earlier.targets is None or (later.targets is not None and later.targets <= earlier.targets)
-    conditional = earlier.limits or earlier.targets is not None
-    return bool(conditional) and everywhere and implies(later.limits, earlier.limits)
+    conditional = earlier.limits or earlier.values or earlier.phases or earlier.targets is not None
+    wanted = dict(later.values)
+    within = not earlier.phases or (later.phases != () and set(later.phases) <= set(earlier.phases))
+    within &= all(name in wanted and set(wanted[name]) <= set(accepted) for name, accepted in earlier.values)
+    return bool(conditional) and everywhere and within and implies(later.limits, earlier.limits)
 
 
 def _ties(kernel: Kernel, earlier: Sequence[tuple[int, Kernel]], spaces: Spaces, place: KeyPath) -> Found:
