@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import inspect
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from typing import Any
 
+import torch
 from torch import Tensor
 
 # Maps kept of one argument of a compiled kernel, at some 700 bytes: activations come back to few addresses, weights
@@ -21,6 +23,21 @@ from torch import Tensor
 _MOST_MAPS = 1024
 
 Encoder = Callable[[int, tuple[int, ...], tuple[int, ...], str], Sequence[Any]]
+
+
+class _Thread(threading.local):
+    """What is known of a thread: whether it has a CUDA context for sure."""
+
+    entered = False
+
+
+THREAD = _Thread()
+
+
+def enter_context() -> None:
+    """Gives this thread the device's context, which a map is made in: a new thread has none before its first launch."""
+    torch.cuda.current_stream().record_event()
+    THREAD.entered = True
 
 
 def is_descriptor(kind: type) -> bool:

@@ -27,7 +27,15 @@ from triton import knobs
 
 from portakernel.calling.fast.generated import define
 from portakernel.host.locks import make_lock
-from portakernel.triton_launch.descriptors import Encoder, encoded, is_descriptor, tensor_of, unwrapped
+from portakernel.triton_launch.descriptors import (
+    THREAD,
+    Encoder,
+    encoded,
+    enter_context,
+    is_descriptor,
+    tensor_of,
+    unwrapped,
+)
 from portakernel.triton_launch.descriptors import facts as descriptor_facts
 from portakernel.triton_launch.interpreter import is_interpreting
 
@@ -157,6 +165,7 @@ class Held:
         given, head = ", ".join(names), "; ".join([f"device = {first}.get_device()", *addresses])
         key, more = f"(device, {', '.join(facts)})", "".join(f" s{place}," for place in range(len(launching.settings)))
         kept = more + "".join(f" e{place}," for place in range(len(launching.encoders)))
+        entering = "thread.entered or enter_context()" if described else ""
         source = f"""\
 def key({given}):
     {head}
@@ -174,6 +183,7 @@ def launch(grid, {given}):
         return miss(held, grid, ({given},))
     call, function,{kept} _ = compiled
     x, y = grid
+    {entering}
     call(x, y, 1, stream(device), function,{more} {", ".join(passed)})
 """
         scope: dict[str, Any] = {
@@ -184,6 +194,8 @@ def launch(grid, {given}):
             "runtime": knobs.runtime,
             "is_interpreting": is_interpreting,
             "unusual": _unusual,
+            "thread": THREAD,
+            "enter_context": enter_context,
             "stream": getattr(torch._C, "_cuda_getCurrentRawStream", None),
         }
         made = define(source, "launch", f"launch of {self.kernel.__name__}", scope)

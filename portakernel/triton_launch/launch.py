@@ -16,7 +16,7 @@ from portakernel.errors import ArgumentValueError
 from portakernel.tensors.compilation import compilations
 from portakernel.triton_launch import interpreter
 from portakernel.triton_launch.cache_folder import FOLDER
-from portakernel.triton_launch.descriptors import tensor_of
+from portakernel.triton_launch.descriptors import enter_context, is_descriptor, tensor_of
 from portakernel.triton_launch.direct import Held
 from portakernel.triton_launch.processor import pretended_launch
 
@@ -81,6 +81,8 @@ def _launch_anew(parameter: str | None, held: Held, grid: tuple[int, int], args:
     if jitted and "_do_compile" not in vars(kernel):
         hash_helpers(kernel)
         _announce_compilations(kernel)
+    if any(is_descriptor(type(arg)) for arg in args):
+        enter_context()
     try:
         compiled = _launched(kernel, grid, args, meta)
     except OutOfResources as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -153,6 +154,16 @@ class TestOnAGPU:
             copied(x, y)
             assert torch.equal(y, x * 2)
         assert asked == ([] if direct._VERSION == "3.6" else [2, 2] * 3)
+
+    def test_a_thread_that_has_used_no_device_launches_it(self):
+        x, y, z = torch.randn(64, 64, device="cuda"), *torch.empty(2, 64, 64, device="cuda")
+        for _ in range(2):
+            copied(x, y)
+        torch.cuda.synchronize()
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(copied, x, z).result()
+        torch.cuda.synchronize()
+        assert torch.equal(z, x * 2)
 
     def test_what_lies_outside_is_filled_as_the_descriptor_says(self):
         x = torch.randn(20, 64, device="cuda")
