@@ -216,6 +216,24 @@ def test_queries_and_keys_that_are_not_there():
             assert torch.equal(gradient, torch.zeros_like(x))
 
 
+@pytest.mark.parametrize("asked", [(), (0,), (1,), (0, 2), (4,), (1, 4), (0, 1, 2, 4)])
+def test_only_gradients_that_are_asked_for_are_given(monkeypatch, asked):
+    q, k, v, grad = inputs(1, 70, 90, 2, 1)
+    sinks = torch.zeros(2)
+    out, lse = reference.forward(*(x.double() for x in (q, k, v)), sinks=sinks, **{**CALL, "return_lse": True})[:2]
+    saved = out.to(q.dtype), lse.float()
+
+    def gradients(*needed: int) -> tuple[torch.Tensor | None, ...]:
+        needs = tuple(place in needed for place in range(5))
+        with emulated(monkeypatch):
+            return hopper_gradients.backward(grad, q, k, v, None, sinks, *saved, needs=needs, **CALL)
+
+    for place, (found, one) in enumerate(zip(gradients(*asked), gradients(0, 1, 2, 4), strict=True)):
+        assert (found is not None) == (place in asked)
+        if found is not None and one is not None:
+            torch.testing.assert_close(found, one)
+
+
 # whoever has the queries' place has this one too: it is as right without, and later
 @pytest.mark.parametrize(("number", "line"), list(mutants(hopper_gradients_kernel, "mbarrier.wait(grad_empty")))
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

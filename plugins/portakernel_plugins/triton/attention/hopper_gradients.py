@@ -47,7 +47,7 @@ def backward(
     return_lse: bool,
     needs: tuple[bool, ...],
 ) -> tuple[Tensor | None, ...]:
-    """The gradients for ``q``, ``k``, ``v`` and ``sinks``, each rounded once.
+    """The gradients for ``q``, ``k``, ``v`` and ``sinks`` that are asked for, each rounded once.
 
     Those for ``q`` are sums in no fixed order: equal calls may give other bits.
 
@@ -56,8 +56,8 @@ def backward(
     del return_lse
     how = scoring(q, k, causal, scale, window, softcap)
     given = alibi_slopes, sinks if needs[4] else None
-    grad_q, grad_k, grad_v, grad_sinks = launch_gradients(grad_out, q, k, v, *given, out, logsumexp, how)
-    return grad_q, grad_k, grad_v, None, grad_sinks
+    *of_rows, grad_sinks = launch_gradients(grad_out, q, k, v, *given, out, logsumexp, how, needs[:3])
+    return (*of_rows, None, grad_sinks)
 
 
 def launch_gradients(
@@ -70,18 +70,20 @@ def launch_gradients(
     out: Tensor,
     logsumexp: Tensor,
     how: Scoring,
+    needs: tuple[bool, ...],
     sequences: Sequences | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """The gradients; ``sinks`` is None where theirs is not wanted.
+) -> tuple[Tensor | None, ...]:
+    """The gradients for ``q``, ``k`` and ``v`` that are asked for, and for ``sinks``, None where theirs is not wanted.
 
     ``sequences`` are those of a batch of one, as which queries, keys and values come.
     """
     (B, S, H, D), (_, T, G, _) = q.shape, k.shape
     grad_q, grad_k, grad_v = (x.new_empty(x.shape) for x in (q, k, v))
+    found = tuple(x if needed else None for x, needed in zip((grad_q, grad_k, grad_v), needs, strict=True))
     if not q.numel() or not k.numel():
         for gradient in (grad_q, grad_k, grad_v):
             gradient.zero_()
-        return grad_q, grad_k, grad_v, None if sinks is None else torch.zeros_like(sinks)
+        return (*found, None if sinks is None else torch.zeros_like(sinks))
     if sequences is not None:  # nobody comes by keys that no query is with
         grad_k.zero_()
         grad_v.zero_()
@@ -92,7 +94,7 @@ def launch_gradients(
     terms = q.new_empty(2 * B * H, blocks * block, dtype=torch.float32)
     sums = q.new_empty(B * H * blocks * block * D // _ADDED[1], _ADDED[1], dtype=torch.float32)
     sunk = None if sinks is None else q.new_empty(B, H, S, dtype=torch.float32)
-    ends = (*ends_of(sequences)[:2], 0 if sequences is None else sequences.count)
+    ends = ends_of(sequences)
     launch(
         before,
         grid_of(B * H * blocks),
@@ -115,6 +117,9 @@ def launch_gradients(
         D=D,
         **row_options,
     )
+    grad_sinks = None if sunk is None or sinks is None else sunk.sum((0, 2)).to(sinks.dtype)
+    if not any(needs):
+        return (*found, grad_sinks)
     tiles = tile_count(T, 1, ROWS.value * CONSUMERS.value, sequences)
     queries = S if sequences is None else max(sequences.longest[0], 1)
     bytes_ = queries * D * (2 * q.element_size() + sums.element_size())
@@ -148,23 +153,23 @@ def launch_gradients(
         **how.flags,
         **options,
     )
-    launch(
-        after,
-        grid_of(B * H * blocks),
-        sums,
-        grad_q,
-        *ends,
-        B,
-        S,
-        H,
-        blocks,
-        how.factor,
-        BLOCK=block,
-        D=D,
-        **row_options,
-    )
-    grad_sinks = None if sunk is None or sinks is None else sunk.sum((0, 2)).to(sinks.dtype)
-    return grad_q, grad_k, grad_v, grad_sinks
+    if needs[0]:
+        launch(
+            after,
+            grid_of(B * H * blocks),
+            sums,
+            grad_q,
+            *ends,
+            B,
+            S,
+            H,
+            blocks,
+            how.factor,
+            BLOCK=block,
+            D=D,
+            **row_options,
+        )
+    return (*found, grad_sinks)
 
 
 @cache

@@ -257,8 +257,8 @@ def forward(
     logsumexp,  # the same again, for backward
     ends_q,  # of sequences: they are the batch
     ends_k,
-    taken,  # how many tiles were drawn, at first 0; None where each program has one
     sequences,
+    taken,  # how many tiles were drawn, at first 0; None where each program has one
     queries,
     keys,
     heads,

@@ -66,7 +66,9 @@ def backward(
     return_lse: bool,
     needs: tuple[bool, ...],
 ) -> tuple[Tensor | None, ...]:
-    """The gradients for ``q``, ``k``, ``v`` and ``sinks``, each rounded once; those for ``q`` in no fixed order.
+    """The gradients for ``q``, ``k``, ``v`` and ``sinks`` that are asked for, each rounded once.
+
+    Those for ``q`` are sums in no fixed order.
 
     ``grad_out`` and ``out``: (S, H, D), any strides; ``logsumexp``: (H, S) float32.
     """
@@ -75,7 +77,8 @@ def backward(
     q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
     how = scoring(q, k, causal, scale, window, softcap, sequences.longest)
     sunken = sinks if needs[6] else None
-    grad_q, grad_k, grad_v, grad_sinks = launch_gradients(
-        grad_out.unsqueeze(0), q, k, v, alibi_slopes, sunken, out.unsqueeze(0), logsumexp, how, sequences
+    *of_rows, grad_sinks = launch_gradients(
+        grad_out.unsqueeze(0), q, k, v, alibi_slopes, sunken, out.unsqueeze(0), logsumexp, how, needs[:3], sequences
     )
-    return grad_q.squeeze(0), grad_k.squeeze(0), grad_v.squeeze(0), None, None, None, grad_sinks
+    grad_q, grad_k, grad_v = (x if x is None else x.squeeze(0) for x in of_rows)
+    return grad_q, grad_k, grad_v, None, None, None, grad_sinks
