@@ -198,6 +198,12 @@ CONTRACT = Contract(
             parameters={"causal": True, "window": (16, -1), "softcap": 3.0, "return_lse": True},
         ),
         Case(
+            "softcap and ALiBi, causal",
+            dims=_dims(S=40, T=70, H=4, G=2, D=128),
+            parameters={"causal": True, "softcap": 3.0},
+            present=("alibi_slopes",),
+        ),
+        Case(
             "everything",
             dims=_dims(B=2, S=25, T=31, H=4, G=2, D=64, E=32),
             parameters={"causal": True, "scale": 0.2, "window": (11, 4), "softcap": 2.0, "return_lse": True},

@@ -211,6 +211,12 @@ CONTRACT = Contract(
             present=("sinks",),
         ),
         Case(
+            "softcap and ALiBi, causal",
+            dims=_dims(B=3, S=41, T=70, H=4, G=2, D=128),
+            parameters={"causal": True, "softcap": 3.0},
+            present=("alibi_slopes",),
+        ),
+        Case(
             "everything, last dims apart",
             dims=_dims(B=3, S=30, T=48, H=4, G=2, D=64, E=32),
             layouts={"q": "stepped", "k": "transposed", "v": "transposed", "cu_seqlens_k": "stepped"},

@@ -6,16 +6,22 @@ import importlib
 import inspect
 import subprocess
 import sys
+from contextlib import nullcontext
 from itertools import product
 from pathlib import Path
 
 import pytest
 
 import portakernel_plugins.triton
+from portakernel.config import Config
 from portakernel.contracts import contract
+from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.manifest.loading import load_manifest
 from portakernel.manifest.models import BackendManifest, PluginManifest
+from portakernel.registry.registry import Registry
 from portakernel.words.arch import ArchSpace
+from portakernel_kit.conformance.suite import Suite
+from portakernel_kit.conformance.venue import Venue, claimed_targets
 
 PATH = Path(portakernel_plugins.triton.__file__).with_name("plugin.yaml")
 MANIFEST = load_manifest(PluginManifest, PATH, strict=True).manifest
@@ -54,6 +60,16 @@ def test_entries_take_what_their_contract_and_manifest_say(name):
         backward = list(inspect.signature(resolve(kernel.backward)).parameters)
         assert len(backward) == len(given) + len(parameters) + 1
         assert set(backward[len(given) :]) == {*parameters, "needs"}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_the_op_s_cases_put_every_claim_to_the_test_on_gpus_that_are_not_here(name):
+    pytest.importorskip("triton")
+    registry = Registry()
+    kernel = registry.kernels[f"triton.{name}"]
+    for target in {next(claimed_targets(claim, registry.spaces)) for _, claim in kernel.variants}:
+        venue = Venue("cpu", (target,), mode="not here", enter=nullcontext)
+        assert Suite(Dispatcher(registry, Config()), kernel, venue, 0).uncovered() == [], target
 
 
 def test_the_probe_and_the_mode_resolve():
