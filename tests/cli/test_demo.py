@@ -212,6 +212,8 @@ def test_the_tolerance_grows_with_the_longest_sum() -> None:
     assert demo_run.rounding(4096) == 24 * 64 * 2.0**-24
 
 
+# said once in a process, which the demo's own page tells too
+@pytest.mark.filterwarnings("ignore::portakernel.errors.FallbackWarning")
 def test_what_is_preferred_runs_where_it_can_and_elsewhere_the_reasons_are_told(run: Callable, text: Path) -> None:
     ran = run("demo", str(text), "--device", "cpu", "--steps", "8", "--prefer", "torch.softmax_cpu", "--json")
     data = ran.json
