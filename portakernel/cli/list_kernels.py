@@ -44,11 +44,15 @@ def command(
     tell_broken(registry)
 
 
-def chosen_kernels(registry: Registry, op: str | None, plugin: str | None) -> list[Kernel]:
+def chosen_kernels(
+    registry: Registry, op: str | None, plugin: str | None, names: Sequence[str] | None = None
+) -> list[Kernel]:
     """The kernels of an op, a plugin, or both; by op, and within it references last, higher priorities first.
 
+    With ``names`` those alone.
+
     Raises:
-        UnknownNameError: there is no such op or plugin.
+        UnknownNameError: there is no such op or plugin, or no kernel of theirs with one of the names.
     """
     from portakernel.errors import UnknownNameError
 
@@ -59,6 +63,11 @@ def chosen_kernels(registry: Registry, op: str | None, plugin: str | None) -> li
             hint = f"{plugin} is broken: run `portakernel doctor`." if broken else ""
             raise UnknownNameError("plugin", plugin, registry.plugins(), hint=hint)
         kernels = [kernel for kernel in kernels if kernel.plugin == plugin]
+    if names:
+        known = [kernel.name for kernel in kernels]
+        for unknown in (name for name in names if name not in known):
+            raise UnknownNameError("kernel", unknown, known)
+        kernels = [kernel for kernel in kernels if kernel.name in names]
     return sorted(kernels, key=lambda kernel: (kernel.op, kernel.is_reference, -kernel.priority.highest, kernel.name))
 
 

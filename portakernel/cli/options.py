@@ -40,6 +40,9 @@ Values = Annotated[
 # Which kernels, and where they run.
 OnlyPlugin = Annotated[str | None, typer.Option("--plugin", metavar="PLUGIN", help="Only this plugin's kernels.")]
 OnlyOp = Annotated[str | None, typer.Option("--op", metavar="OP", help="Only kernels of this op.")]
+OnlyKernels = Annotated[
+    list[str] | None, typer.Option("--kernel", metavar="NAME", help="Only this kernel; repeatable.")
+]
 Deny = Annotated[
     list[str] | None, typer.Option("--deny", metavar="NAME", help="Never this kernel, or this plugin's; repeatable.")
 ]

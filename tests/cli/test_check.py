@@ -172,10 +172,10 @@ def test_an_interrupt_while_results_are_printed_loses_none(
 
 def test_the_question_reaches_the_kit(run: Callable, kit: Callable) -> None:
     calls = kit([PASSED])
-    run("check --plugin torch --op add --device cpu --seed 3")
+    run("check --plugin torch --op add --kernel torch.add --device cpu --seed 3")
     drawing, asked = calls
     assert drawing == {"workers": None}
-    assert (asked["plugin"], asked["op"], asked["seed"]) == ("torch", "add", 3)
+    assert (asked["plugin"], asked["op"], asked["names"], asked["seed"]) == ("torch", "add", ["torch.add"], 3)
     assert asked["device"].torch_device == "cpu"
 
 
@@ -184,6 +184,8 @@ def test_the_question_reaches_the_kit(run: Callable, kit: Callable) -> None:
     [
         ("--op ad", "unknown op 'ad'; did you mean 'add'?"),
         ("--plugin tritn", "unknown plugin 'tritn'; did you mean 'triton'?"),
+        ("--op add --kernel torch.ad", "unknown kernel 'torch.ad'; did you mean 'torch.add' or "),
+        ("--plugin torch --kernel triton.add", "unknown kernel 'triton.add'; "),
         ("--device npu:9", "unknown device 'npu:9'; "),
     ],
 )
@@ -198,6 +200,12 @@ def test_the_real_kit_passes_torchs_add(run: Callable) -> None:
     assert ran.status == 0, ran.json["summary"]
     assert ran.json["drawn"]["pairs_asked"] == ran.json["drawn"]["pairs_possible"] > 100
     assert ran.json["summary"][0]["kernel"] == "torch.add"
+
+
+def test_kernels_that_are_named_are_the_only_ones(run: Callable) -> None:
+    ran = run("check --op add --kernel torch.add --kernel reference.add --device cpu --budget 0 --json")
+    assert ran.status == 0
+    assert {row["kernel"] for row in ran.json["results"]} == {"torch.add", "reference.add"}
 
 
 def test_drawn_requests_follow_the_cases_for_as_long_as_is_asked(run: Callable, kit: Callable) -> None:

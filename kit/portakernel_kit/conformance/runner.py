@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from portakernel.contracts import contract
 from portakernel.deciding.dispatcher import Dispatcher
@@ -31,12 +31,13 @@ def check(
     *,
     plugin: str | None = None,
     op: str | None = None,
+    names: Sequence[str] | None = None,
     device: Device | None = None,
     seed: int | None = None,
     all_builds: bool = False,
     huge: bool = False,
 ) -> Iterator[Result]:
-    """Every result for the kernels of ``plugin`` and ``op``, as it comes.
+    """Every result for the kernels of ``plugin`` and ``op``, of them those with ``names``, as it comes.
 
     Each kernel runs on ``device`` or on the first device of this machine that its claims cover; where there is none, in
     its plugin's execution mode; where there is no such mode, one skipped result says so. The inputs depend on ``seed``,
@@ -47,7 +48,7 @@ def check(
         UnknownNameError: there is no such plugin or op.
     """
     seed = fresh_seed() if seed is None else seed
-    for kernel in select_kernels(dispatcher, plugin, op):
+    for kernel in select_kernels(dispatcher, plugin, op, names):
         venue = find_venue(dispatcher, kernel, device)
         yield from run(dispatcher, kernel, venue, seed=seed, all_builds=all_builds, huge=huge)
 
@@ -57,6 +58,7 @@ def plan(
     *,
     plugin: str | None = None,
     op: str | None = None,
+    names: Sequence[str] | None = None,
     device: Device | None = None,
     seed: int | None = None,
     all_builds: bool = False,
@@ -68,7 +70,7 @@ def plan(
         UnknownNameError: there is no such plugin or op.
     """
     count = 0
-    for kernel in select_kernels(dispatcher, plugin, op):
+    for kernel in select_kernels(dispatcher, plugin, op, names):
         venue = find_venue(dispatcher, kernel, device)
         if isinstance(venue, Unavailable):
             count += 1
@@ -112,6 +114,7 @@ def drawing(
     *,
     plugin: str | None = None,
     op: str | None = None,
+    names: Sequence[str] | None = None,
     device: Device | None = None,
     seed: int,
     budget: Budget = DEFAULT_BUDGET,
@@ -121,7 +124,7 @@ def drawing(
     """Requests drawn for the same kernels, within a budget over all of them, in as many processes of their own."""
     kernels = [
         kernel
-        for kernel in select_kernels(dispatcher, plugin, op)
+        for kernel in select_kernels(dispatcher, plugin, op, names)
         if kernel.build is None and isinstance(find_venue(dispatcher, kernel, device), Venue)
     ]
     many = workers if workers is not None else min(_MOST_WORKERS, cores())
@@ -148,8 +151,10 @@ def fresh_seed() -> int:
     return secrets.randbelow(1 << 31)
 
 
-def select_kernels(dispatcher: Dispatcher, plugin: str | None = None, op: str | None = None) -> tuple[Kernel, ...]:
-    """The kernels of ``plugin`` for ``op``; all of them where neither is given.
+def select_kernels(
+    dispatcher: Dispatcher, plugin: str | None = None, op: str | None = None, names: Sequence[str] | None = None
+) -> tuple[Kernel, ...]:
+    """The kernels of ``plugin`` for ``op``, of them those with ``names``; all of them where nothing is given.
 
     Raises:
         UnknownNameError: there is no such plugin or op, or the plugin has no kernel for the op.
@@ -162,7 +167,9 @@ def select_kernels(dispatcher: Dispatcher, plugin: str | None = None, op: str | 
         hint = f"Plugin {broken.package} is broken: {broken.reason}" if broken else ""
         raise UnknownNameError("plugin", plugin, registry.plugins(), hint=hint)
     kernels = tuple(
-        kernel for kernel in registry.kernels.values() if plugin in (None, kernel.plugin) and op in (None, kernel.op)
+        kernel
+        for kernel in registry.kernels.values()
+        if plugin in (None, kernel.plugin) and op in (None, kernel.op) and (not names or kernel.name in names)
     )
     if not kernels and plugin is not None and op is not None:
         ops = {kernel.op for kernel in registry.kernels.values() if kernel.plugin == plugin}

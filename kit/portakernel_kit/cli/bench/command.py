@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from portakernel.cli.options import COMMAND_LINE, Deny, DTypes, FirstDevice, Json, Output, Shapes, Values
+from portakernel.cli.options import COMMAND_LINE, Deny, DTypes, FirstDevice, Json, OnlyKernels, Output, Shapes, Values
 
 if TYPE_CHECKING:
     from portakernel.registry.registry import Registry
@@ -26,7 +26,7 @@ def command(
     shape: Shapes = None,
     parameters: Values = None,
     device: FirstDevice = None,
-    kernel: Annotated[Names, typer.Option("--kernel", metavar="NAME", help="Only this kernel; repeatable.")] = None,
+    kernel: OnlyKernels = None,
     plugin: Annotated[
         Names, typer.Option("--plugin", metavar="PLUGIN", help="Only this plugin's kernels; repeatable.")
     ] = None,

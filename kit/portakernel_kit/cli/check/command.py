@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from portakernel.cli.options import FoundDevice, Json, OnlyOp, OnlyPlugin, Seed, Workers
+from portakernel.cli.options import FoundDevice, Json, OnlyKernels, OnlyOp, OnlyPlugin, Seed, Workers
 from portakernel_kit.cli.check.report import NOT_READY, modes_of, print_result, print_summary, summarise
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 def command(
     plugin: OnlyPlugin = None,
     op: OnlyOp = None,
+    kernel: OnlyKernels = None,
     device: FoundDevice = None,
     seed: Seed = None,
     budget: Annotated[
@@ -70,6 +71,7 @@ def command(
 
         portakernel check
         portakernel check --plugin triton --op rms_norm --device cuda:0
+        portakernel check --kernel triton.rms_norm --kernel triton.softmax
         portakernel check --plugin acme --budget 10m
         portakernel check --plugin acme --device cuda:0 --drawn --budget 1h
         portakernel check --plugin acme --coverage
@@ -85,15 +87,15 @@ def command(
     if drawn and huge:
         raise ArgumentValueError("check: --huge draws no requests, and --drawn runs nothing else; leave one out")
     now = dispatcher()
-    chosen_kernels(now.registry, op, plugin)  # a name that nothing has is told before torch is loaded
+    chosen_kernels(now.registry, op, plugin, kernel)  # a name that nothing has is told before torch is loaded
     where = now.registry.device(device) if device is not None else None
     seed = runner.fresh_seed() if seed is None else seed
     within = DEFAULT_BUDGET if budget is None else parse_budget(budget)
+    asked: dict[str, Any] = {"plugin": plugin, "op": op, "names": kernel, "device": where}
     if coverage:
         from portakernel_kit.cli.check.coverage import show
 
-        raise typer.Exit(show(now, plugin=plugin, op=op, device=where, seed=seed, json=json))
-    asked: dict[str, Any] = {"plugin": plugin, "op": op, "device": where}
+        raise typer.Exit(show(now, seed=seed, json=json, **asked))
     known: dict[str, Any] = {**asked, "all_builds": all_builds, "huge": huge}
     drawing = None
     if one is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from portakernel.cli.output import Cell, page, print_json
@@ -21,10 +21,17 @@ _MOST_REASONS = 3
 
 
 def show(
-    dispatcher: Dispatcher, *, plugin: str | None, op: str | None, device: Device | None, seed: int, json: bool
+    dispatcher: Dispatcher,
+    *,
+    plugin: str | None,
+    op: str | None,
+    names: Sequence[str] | None,
+    device: Device | None,
+    seed: int,
+    json: bool,
 ) -> int:
     """Prints a line for each kernel, runs none, and returns the exit status: 0 unless pairs are left."""
-    kernels = select_kernels(dispatcher, plugin, op)
+    kernels = select_kernels(dispatcher, plugin, op, names)
     rows: list[dict[str, Any]] = []
     with progress("planning", len(kernels)) as tell:
         for kernel in kernels:

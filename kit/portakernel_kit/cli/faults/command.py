@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from portakernel.cli.options import FoundDevice, Json, OnlyOp, Seed, Workers
+from portakernel.cli.options import FoundDevice, Json, OnlyKernels, OnlyOp, Seed, Workers
 
 # Each has a copy of what kernels keep and, on a GPU, of what its driver does.
 _MOST_WORKERS = 8
@@ -16,9 +16,7 @@ _MOST_WORKERS = 8
 def command(
     plugin: Annotated[str, typer.Argument(metavar="PLUGIN", help="The plugin, as `portakernel list` names it.")],
     op: OnlyOp = None,
-    kernel: Annotated[
-        list[str] | None, typer.Option("--kernel", metavar="NAME", help="Only this kernel; repeatable.")
-    ] = None,
+    kernel: OnlyKernels = None,
     fault: Annotated[
         list[str] | None, typer.Option("--fault", metavar="ID", help="Only this fault, as a survivor's line names it.")
     ] = None,
@@ -78,11 +76,7 @@ def command(
     from portakernel.runtime import dispatcher
 
     now = dispatcher()
-    kernels = chosen_kernels(now.registry, op, plugin)
-    names = [chosen.name for chosen in kernels]
-    for unknown in (name for name in kernel or () if name not in names):
-        raise UnknownNameError("kernel", unknown, names)
-    asked = [chosen for chosen in kernels if not kernel or chosen.name in kernel]
+    asked = chosen_kernels(now.registry, op, plugin, kernel)
     if not asked:
         raise UnknownNameError("op", op or "", {k.op for k in chosen_kernels(now.registry, None, plugin)}, where=plugin)
     if by_witness and written is None:

@@ -7,15 +7,13 @@ from typing import Annotated
 
 import typer
 
-from portakernel.cli.options import FoundDevice, Json, OnlyOp, OnlyPlugin, Output, Seed
+from portakernel.cli.options import FoundDevice, Json, OnlyKernels, OnlyOp, OnlyPlugin, Output, Seed
 
 
 def command(
     plugin: OnlyPlugin = None,
     op: OnlyOp = None,
-    kernel: Annotated[
-        list[str] | None, typer.Option("--kernel", metavar="NAME", help="Only this kernel; repeatable.")
-    ] = None,
+    kernel: OnlyKernels = None,
     device: FoundDevice = None,
     seconds: Annotated[
         float | None,
@@ -65,15 +63,11 @@ def command(
         portakernel lint --plugin acme --mutate
     """
     from portakernel.cli.list_kernels import chosen_kernels
-    from portakernel.errors import ArgumentValueError, UnknownNameError
+    from portakernel.errors import ArgumentValueError
     from portakernel.runtime import dispatcher
 
     now = dispatcher()
-    kernels = chosen_kernels(now.registry, op, plugin)  # a name that nothing has is told before torch is loaded
-    names = [chosen.name for chosen in kernels]
-    if unknown := next((name for name in kernel or () if name not in names), None):
-        raise UnknownNameError("kernel", unknown, names)
-    asked = [chosen for chosen in kernels if not kernel or chosen.name in kernel]
+    asked = chosen_kernels(now.registry, op, plugin, kernel)  # a name that nothing has is told before torch is loaded
     where = now.registry.device(device) if device is not None else None
     if mutate:
         if seconds is not None or no_claims or targets:
