@@ -314,6 +314,7 @@ LANGUAGE = SimpleNamespace(
     abs=torch.abs,
     minimum=_extreme(torch.minimum),
     maximum=_extreme(torch.maximum),
+    ceil=torch.ceil,
     static_range=range,
     arange=lambda begin, end, layout: torch.arange(begin, end),
     full=lambda shape, value, dtype, layout: torch.full(

@@ -22,6 +22,7 @@ from portakernel.references import attention as reference
 from portakernel.triton_launch.interpreter import interpreting
 from portakernel_plugins.triton.attention import gradient_of_keys, varlen
 from portakernel_plugins.triton.attention.backward import backward
+from portakernel_plugins.triton.attention.bounded_scores import exponents
 from portakernel_plugins.triton.attention.forward import attention
 from portakernel_plugins.triton.attention.row_blocks import sources
 from portakernel_plugins.triton.attention.scores import scoring
@@ -129,7 +130,7 @@ def _tangents(x, y, KIND: tl.constexpr):  # noqa: N803 - as Triton's constants a
     tl.store(y + at, tangent(tl.load(x + at), KIND))
 
 
-@pytest.mark.parametrize(
+KINDS_OF_TANGENTS = pytest.mark.parametrize(
     ("device", "kind"),
     [
         ("cpu", NEAR),
@@ -140,6 +141,9 @@ def _tangents(x, y, KIND: tl.constexpr):  # noqa: N803 - as Triton's constants a
         ),
     ],
 )
+
+
+@KINDS_OF_TANGENTS
 def test_tangents_for_16_bits_are_near(device, kind):
     # small ones alone, as the polynomial wants them, and others beside such
     small = torch.linspace(-0.5, 0.5, 2048)
@@ -149,6 +153,60 @@ def test_tangents_for_16_bits_are_near(device, kind):
     with interpreting() if device == "cpu" else nullcontext():
         launch(_tangents, (1, 1), x, y, KIND=kind.value, num_warps=4)
     torch.testing.assert_close(y.double(), x.double().tanh(), rtol=0.0, atol=2.0**-21, equal_nan=True)
+
+
+@triton.jit
+def _exponents(x, y, scale, cap, KIND: tl.constexpr, WIDTH: tl.constexpr):  # noqa: N803
+    at = tl.arange(0, 64)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+    tl.store(y + at, exponents(tl.load(x + at), scale, cap, KIND))
+
+
+@pytest.mark.parametrize("softcap", [1e-3, 5.0, 41.0, 50.0])
+@pytest.mark.parametrize("width", [32, 64, 128])  # 16, 32 and 64 elements for each thread
+@KINDS_OF_TANGENTS
+def test_exponents_of_bounded_scores_are_near(device, kind, width, softcap):
+    for size, scale in ((0.5, 1.0), (9.0, 1.0), (0.5, -(2.0**-15)), (100.0, 2.0**15)):
+        z = torch.linspace(-size / abs(scale), size / abs(scale), 64 * width - 1)
+        z = torch.cat([z, torch.tensor([math.inf if size > 1 else math.nan])]).to(device)
+        y, cap = torch.empty_like(z), softcap * math.log2(math.e)
+        with interpreting() if device == "cpu" else nullcontext():
+            launch(_exponents, (1, 1), z, y, scale, cap, KIND=kind.value, WIDTH=width, num_warps=4)
+        most = max(math.ceil(2 * cap - 120), 0)  # the largest score's exponent
+        want = cap * ((z.double() * scale).tanh() - 1) + most
+        torch.testing.assert_close(y.double(), want, rtol=0.0, atol=max(cap, 1e-3) * 2.0**-19, equal_nan=True)
+        if size > 1:
+            assert y.max() == most
+            assert y.min() >= -120 - 1e-4
+
+
+def _of_bfloat16(*shape: int, seed: int) -> torch.Tensor:
+    return draw(*shape, seed=seed).to(torch.bfloat16)
+
+
+@pytest.mark.parametrize("softcap", [5.0, 50.0, 51.0])
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"causal": True},
+        {"window": (3, 0)},
+        {"sinks": torch.tensor([300.0, -1.0])},
+        {"sinks": torch.tensor([-math.inf, 2.0])},
+    ],
+    ids=["plain", "causal", "window", "a large sink", "no sink"],
+)
+@pytest.mark.parametrize("size", [1.0, 1000.0])
+def test_weights_of_bounded_scores(size, how, softcap):
+    """All scores at a bound, values far from 1, queries that see one key or none."""
+    q, k, v = (_of_bfloat16(1, length, 2, 16, seed=seed) for seed, length in enumerate((40, 35, 35)))
+    q, v = q * size, v * 1e20
+    k[:, :4] = k[:, :1]  # of some queries the first keys' scores are all at the lower bound
+    call = {**PLAIN, "softcap": softcap, **how}
+    want, exact = reference.forward(q.double(), k.double(), v.double(), **call, return_lse=True)
+    with interpreting():
+        found, lse = attention(q, k, v, **call, return_lse=True)
+    torch.testing.assert_close(lse.double(), exact, rtol=1e-6, atol=softcap * 2.0**-19)
+    torch.testing.assert_close(found.double() / 1e20, want / 1e20, rtol=2.0**-7, atol=2.0**-8)
 
 
 @pytest.mark.parametrize("softcap", [0.5, 50.0, 128.0])

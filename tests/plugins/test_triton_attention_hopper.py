@@ -24,6 +24,7 @@ from portakernel.authoring.triton import compiling, interpreting
 from portakernel.references import attention as reference
 from portakernel.words.target import Target
 from portakernel_plugins.triton.attention import (
+    bounded_scores,
     hopper,
     hopper_kernel,
     hopper_memory,
@@ -47,7 +48,7 @@ ON_HOPPER = [
         ),
     )
 ]
-SHARED = hopper_memory, hopper_queue, hopper_softmax, hopper_tiles, scores, sequences, tangents
+SHARED = bounded_scores, hopper_memory, hopper_queue, hopper_softmax, hopper_tiles, scores, sequences, tangents
 
 
 def options(**more: Any) -> dict[str, Any]:

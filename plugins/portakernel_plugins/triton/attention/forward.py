@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from portakernel.authoring.triton import grid_of, launch, program_index
+from portakernel_plugins.triton.attention.bounded_scores import with_sink
 from portakernel_plugins.triton.attention.head_parts import load_rows, negated, no_sums, store_rows, times
 from portakernel_plugins.triton.attention.online_softmax import HUGE, over_keys
 from portakernel_plugins.triton.attention.results import Results, Written
@@ -86,6 +87,7 @@ def _forward(
     SOFTCAP: tl.constexpr,
     LEFT: tl.constexpr,
     RIGHT: tl.constexpr,
+    BOUNDED: tl.constexpr,
     FOLDED: tl.constexpr,
     NEGATED: tl.constexpr,
     D: tl.constexpr,
@@ -160,6 +162,8 @@ def _forward(
         sunk = tl.load(sinks + at_head * sink_stride).to(tl.float32) * LOG2_E
     top = sunk
     total = tl.where(sunk == float("-inf"), 0.0, 1.0)
+    if BOUNDED:  # the sink's weight is added in the end
+        total = tl.zeros_like(sunk)
     acc = no_sums(BLOCK_M, BLOCK_E, REST_E)
 
     first = tile * BLOCK_M // PACKED
@@ -178,12 +182,15 @@ def _forward(
         acc, total, top = over_keys(
             acc, total, top, block, k, k_rest, v, v_rest, batch, first_key, key_head, bias, bias_rows, position,
             slope, keys, starts[part], stops[part], left, right, scale, coarse, cap, k_row, k_lane, v_row, v_lane,
-            bias_column, part != 1, SOFTCAP, LEFT, RIGHT, FOLDED, D, BLOCK_D, REST_D, E, BLOCK_E, REST_E, BLOCK_N,
-            q.dtype.element_ty, PRECISION, WIDEN, DESCRIBED, ends_q is not None,
+            bias_column, part != 1, SOFTCAP, LEFT, RIGHT, BOUNDED, FOLDED, D, BLOCK_D, REST_D, E, BLOCK_E, REST_E,
+            BLOCK_N, q.dtype.element_ty, PRECISION, WIDEN, DESCRIBED, ends_q is not None,
         )  # fmt: skip
 
+    kept = 1.0
+    if BOUNDED:
+        total, top, kept = with_sink(total, sunk, cap)
     # of a query that sees nothing, total is 0
-    acc = times(acc, 1.0 / tl.where(total == 0.0, 1.0, total), REST_E)
+    acc = times(acc, kept / tl.where(total == 0.0, 1.0, total), REST_E)
     if FOLDED:
         last = cap if SOFTCAP else scale
         top = tl.where((tl.abs(top) < HUGE) | (top == sunk), top, top / coarse * last)
@@ -257,7 +264,8 @@ def launch_forward(
     few = tiling.few_parts if sequences is None else 0
     parts = split_count(programs, how.visible(queries, keys), options["BLOCK_N"], tiling.programs, few)
     into = Parts.of(y, parts) if parts > 1 else None
-    folded = how.is_folded and slopes is None and bias is None
+    plain = slopes is None and bias is None
+    folded = how.is_folded and plain
     turned_round = folded and how.last_factor < 0.0
     target, first_lse = (y, lse) if into is None else (into.values, into.shares)
     launch(
@@ -293,6 +301,7 @@ def launch_forward(
         HEADS=H // G,
         PACKED=tiling.packed,
         SPLIT=into is not None,
+        BOUNDED=how.is_bounded and plain,
         FOLDED=folded,
         NEGATED=turned_round,
         **how.flags,

@@ -147,6 +147,7 @@ def launch_hopper(
         how.cap,
         0 if slopes is None else slopes.stride(0),
         0 if sinks is None else sinks.stride(0),
+        BOUNDED=how.is_bounded and slopes is None,
         FOLDED=folded,
         **how.flags,
         **options,

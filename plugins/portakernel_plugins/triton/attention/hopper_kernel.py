@@ -30,6 +30,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from portakernel_plugins.triton.attention.bounded_scores import with_sink
 from portakernel_plugins.triton.attention.hopper_memory import load, ring_of, store
 from portakernel_plugins.triton.attention.hopper_queue import draw_tile, drawn_tile, queue_of
 from portakernel_plugins.triton.attention.hopper_softmax import scores_of, softmax_step
@@ -118,7 +119,8 @@ def _consume(
     total_tiles, left, right, scale, coarse, cap, slope_stride, sink_stride,
     BLOCK: gl.constexpr, STAGES: gl.constexpr, D: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
     RAGGED: gl.constexpr, QUEUED: gl.constexpr, PINGPONG: gl.constexpr, EVERY: gl.constexpr, SOFTCAP: gl.constexpr,
-    FOLDED: gl.constexpr, ALIBI: gl.constexpr, SINKS: gl.constexpr, LSE: gl.constexpr, LOGSUMEXP: gl.constexpr,
+    BOUNDED: gl.constexpr, FOLDED: gl.constexpr, ALIBI: gl.constexpr, SINKS: gl.constexpr, LSE: gl.constexpr,
+    LOGSUMEXP: gl.constexpr,
 ):  # fmt: skip
     q_blocks, q_full, q_empty = q_ring
     k_blocks, k_full, k_empty = k_ring
@@ -162,6 +164,8 @@ def _consume(
                 sunk = gl.load(sinks + head * sink_stride).to(gl.float32) * LOG2_E
                 top = gl.full([ROWS], 0.0, gl.float32, layout=by_row) + sunk
                 total = gl.where(top == float("-inf"), 0.0, 1.0)
+            if BOUNDED:  # the sink's weight is added in the end
+                total = gl.full([ROWS], 0.0, gl.float32, layout=by_row)
             acc = gl.zeros([ROWS, D], gl.float32, layout=summed)
             block = begin + count - 1
 
@@ -175,10 +179,10 @@ def _consume(
             scores = warpgroup_mma_wait(0, deps=(scores,))
             mbarrier.arrive(k_empty.index(place), count=1)
             behind = _behind(position, block, ALIBI, BLOCK, by_column)
-            scores = scores_of(scores, behind, slope, scale, cap, SOFTCAP, ALIBI, FOLDED)
+            scores = scores_of(scores, behind, slope, scale, cap, SOFTCAP, ALIBI, BOUNDED, FOLDED)
             if (block >= whole_to) | (block < whole_from):
                 scores = _hidden(scores, block, first_seen, last_seen, LEFT, BLOCK, by_column)
-            weights, top, total, kept = softmax_step(scores, top, total, last, coarse, huge, FOLDED, EVERY)
+            weights, top, total, kept = softmax_step(scores, top, total, last, coarse, huge, BOUNDED, FOLDED, EVERY)
 
             for _block in range(1, count):
                 value_place = done % STAGES
@@ -202,13 +206,14 @@ def _consume(
                 scores = warpgroup_mma_wait(1, deps=(scores,))
                 mbarrier.arrive(k_empty.index(place), count=1)
                 behind = _behind(position, block, ALIBI, BLOCK, by_column)
-                scores = scores_of(scores, behind, slope, scale, cap, SOFTCAP, ALIBI, FOLDED)
+                scores = scores_of(scores, behind, slope, scale, cap, SOFTCAP, ALIBI, BOUNDED, FOLDED)
                 if (block >= whole_to) | (block < whole_from):
                     scores = _hidden(scores, block, first_seen, last_seen, LEFT, BLOCK, by_column)
-                weights, top, total, kept = softmax_step(scores, top, total, last, coarse, huge, FOLDED, EVERY)
+                weights, top, total, kept = softmax_step(scores, top, total, last, coarse, huge, BOUNDED, FOLDED, EVERY)
                 acc = warpgroup_mma_wait(0, deps=(acc,))
                 mbarrier.arrive(v_empty.index(value_place), count=1)
-                acc = acc * gl.expand_dims(gl.convert_layout(kept, of_sums), 1)
+                if not BOUNDED:
+                    acc = acc * gl.expand_dims(gl.convert_layout(kept, of_sums), 1)
 
             # the next tile's queries can come
             mbarrier.arrive(q_empty.index(CONSUMER), count=1)
@@ -221,8 +226,11 @@ def _consume(
             acc = warpgroup_mma_wait(0, deps=(acc,))
             mbarrier.arrive(v_empty.index(place), count=1)
 
+            kept = 1.0
+            if BOUNDED:
+                total, top, kept = with_sink(total, sunk, cap)
             # of a query that sees nothing, total is 0
-            inverse = 1.0 / gl.where(total == 0.0, 1.0, total)
+            inverse = kept / gl.where(total == 0.0, 1.0, total)
             acc = acc * gl.expand_dims(gl.convert_layout(inverse, of_sums), 1)
             tma.store_wait(0)  # the last tile's results have left the memory that these take
             out_block.reshape([ROWS, D]).store(acc.to(dtype))
@@ -278,6 +286,7 @@ def forward(
     LEFT: gl.constexpr,
     RIGHT: gl.constexpr,
     SOFTCAP: gl.constexpr,
+    BOUNDED: gl.constexpr,
     FOLDED: gl.constexpr,
     PINGPONG: gl.constexpr,
     EVERY: gl.constexpr,
@@ -318,14 +327,14 @@ def forward(
         (_consume, (
             0, q_ring, k_ring, v_ring, queue, out_blocks, order, out, slopes_there, sinks_there, lse_there,
             logsumexp_there, where, total, left, right, scale, coarse, cap, slope_stride, sink_stride,
-            BLOCK, STAGES, D, LEFT, RIGHT, RAGGED, QUEUED, PINGPONG, EVERY, SOFTCAP, FOLDED, ALIBI, SINKS, LSE,
-            LOGSUMEXP,
+            BLOCK, STAGES, D, LEFT, RIGHT, RAGGED, QUEUED, PINGPONG, EVERY, SOFTCAP, BOUNDED, FOLDED, ALIBI, SINKS,
+            LSE, LOGSUMEXP,
         )),
         (_consume, (
             1, q_ring, k_ring, v_ring, queue, out_blocks, order, out, slopes_there, sinks_there, lse_there,
             logsumexp_there, where, total, left, right, scale, coarse, cap, slope_stride, sink_stride,
-            BLOCK, STAGES, D, LEFT, RIGHT, RAGGED, QUEUED, PINGPONG, EVERY, SOFTCAP, FOLDED, ALIBI, SINKS, LSE,
-            LOGSUMEXP,
+            BLOCK, STAGES, D, LEFT, RIGHT, RAGGED, QUEUED, PINGPONG, EVERY, SOFTCAP, BOUNDED, FOLDED, ALIBI, SINKS,
+            LSE, LOGSUMEXP,
         )),
         (_produce, (
             q, k, v, q_ring, k_ring, v_ring, queue, taken_there, where, share, total, left, right,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from portakernel_plugins.triton.attention.bounded_scores import exponents
 from portakernel_plugins.triton.attention.scores import changed
 from portakernel_plugins.triton.attention.tangents import FEW, MANY, SOME, tangent
 
@@ -66,10 +67,15 @@ def each_has(width):
 
 
 @gluon.jit
-def scores_of(products, behind, slope, scale, cap, SOFTCAP: gl.constexpr, ALIBI: gl.constexpr, FOLDED: gl.constexpr):
+def scores_of(
+    products, behind, slope, scale, cap,
+    SOFTCAP: gl.constexpr, ALIBI: gl.constexpr, BOUNDED: gl.constexpr, FOLDED: gl.constexpr,
+):  # fmt: skip
     """Scores of a block's products, or what a factor makes scores of (``FOLDED``), as in ``online_softmax.py``."""
     TOGETHER: gl.constexpr = each_has(products.shape[1])
-    if not FOLDED:
+    if BOUNDED:
+        products = exponents(products, scale, cap, SOFTCAP, TOGETHER)
+    elif not FOLDED:
         products, _ = changed(products, behind, slope if ALIBI else None, None, scale, cap, SOFTCAP, TOGETHER)
     elif SOFTCAP:
         products = tangent(products * scale, SOFTCAP, TOGETHER)
@@ -77,20 +83,29 @@ def scores_of(products, behind, slope, scale, cap, SOFTCAP: gl.constexpr, ALIBI:
 
 
 @gluon.jit
-def softmax_step(scores, top, total, last, coarse, huge, FOLDED: gl.constexpr, EVERY: gl.constexpr):
+def softmax_step(
+    scores, top, total, last, coarse, huge, BOUNDED: gl.constexpr, FOLDED: gl.constexpr, EVERY: gl.constexpr
+):
     """Weights of a block's scores, the new ``top`` and ``total``, and the factor of what was summed so far.
 
-    ``FOLDED``: ``last`` makes scores of what is given, and ``coarse`` does from ``huge`` on, as in
-    ``online_softmax.py``.
+    ``BOUNDED``: scores are exponents (``bounded_scores.py``), and no sum changes its scale. ``FOLDED``: ``last`` makes
+    scores of what is given, and ``coarse`` does from ``huge`` on, as in ``online_softmax.py``.
     """
-    higher = gl.max(scores, 1)
-    if FOLDED:
-        factor = gl.where(gl.abs(higher) < huge, last, coarse)
-        higher = higher * factor
-        scores = scores * gl.expand_dims(factor, 1)
-    higher = gl.maximum(top, higher)
-    # of a query that has seen nothing yet, the differences were NaN
-    base = gl.where(higher == float("-inf"), 0.0, higher)
-    weights = power_of_two(scores - gl.expand_dims(base, 1), EVERY)
-    kept = gl.exp2(top - base)
-    return weights, higher, total * kept + gl.sum(weights, 1), kept
+    if BOUNDED:
+        weights = power_of_two(scores, EVERY)
+        higher = top
+        kept = 1.0
+        total += gl.sum(weights, 1)
+    else:
+        higher = gl.max(scores, 1)
+        if FOLDED:
+            factor = gl.where(gl.abs(higher) < huge, last, coarse)
+            higher = higher * factor
+            scores = scores * gl.expand_dims(factor, 1)
+        higher = gl.maximum(top, higher)
+        # of a query that has seen nothing yet, the differences were NaN
+        base = gl.where(higher == float("-inf"), 0.0, higher)
+        weights = power_of_two(scores - gl.expand_dims(base, 1), EVERY)
+        kept = gl.exp2(top - base)
+        total = total * kept + gl.sum(weights, 1)
+    return weights, higher, total, kept

@@ -7,7 +7,8 @@ acc   = sum(2 ** (s - top) * v)
 Where a score is nothing but a product, or its tangent, times a factor, that is folded into ``z * factor - top``, one
 instruction, which does not round the product that ``top`` is the rounded form of. From 2 ** 30 on that difference alone
 could overflow: there the factor is a power of two (``coarse``), with which both are exact. Scores so large that are not
-equal are so far apart that one has all the weight with either factor.
+equal are so far apart that one has all the weight with either factor. Scores that a softcap bounds need no largest one
+(``bounded_scores.py``).
 """
 # pyright: reportGeneralTypeIssues=false
 # Python's types do not see that Triton iterates over its ranges.
@@ -17,6 +18,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from portakernel_plugins.triton.attention.bounded_scores import exponents
 from portakernel_plugins.triton.attention.head_parts import add_weighted_rows, product_of_rows, times
 from portakernel_plugins.triton.attention.row_blocks import load_block
 from portakernel_plugins.triton.attention.scores import changed, load_bias, sees
@@ -60,6 +62,7 @@ def over_keys(
     SOFTCAP: tl.constexpr,
     LEFT: tl.constexpr,
     RIGHT: tl.constexpr,
+    BOUNDED: tl.constexpr,
     FOLDED: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -74,7 +77,10 @@ def over_keys(
     DESCRIBED: tl.constexpr,
     RAGGED: tl.constexpr,
 ):
-    """``acc``, ``total`` and ``top`` with the keys from ``begin`` to ``stop``."""
+    """``acc``, ``total`` and ``top`` with the keys from ``begin`` to ``stop``.
+
+    With ``BOUNDED`` ``top`` stays as it is: weights are in units that do not change.
+    """
     lane = tl.arange(0, BLOCK_N)
     last = cap if SOFTCAP else scale
     for first in tl.range(begin, stop, BLOCK_N):
@@ -93,7 +99,9 @@ def over_keys(
             True, WIDEN, DESCRIBED, RAGGED,
         )  # fmt: skip
         z = product_of_rows(q, columns, REST_D, PRECISION)
-        if FOLDED:
+        if BOUNDED:
+            z = exponents(z, scale, cap, SOFTCAP)
+        elif FOLDED:
             if SOFTCAP:
                 z = tangent(z * scale, SOFTCAP)
         else:
@@ -102,7 +110,9 @@ def over_keys(
         if MASKED:
             seen = sees(across, behind, left, right, LEFT, RIGHT)
             z = tl.where(seen, z, float("-inf"))
-        if FOLDED:
+        if BOUNDED:
+            p = tl.exp2(z)
+        elif FOLDED:
             peak = tl.max(z, axis=1)
             factor = tl.where(tl.abs(peak * last) < HUGE, last, coarse)
             higher = tl.maximum(top, peak * factor)
@@ -112,10 +122,13 @@ def over_keys(
             higher = tl.maximum(top, tl.max(z, axis=1))
             base = finite_or_zero(higher)
             p = tl.exp2(z - base[:, None])
-        kept = tl.exp2(top - base)
-        top = higher
-        total = total * kept + tl.sum(p, axis=1)
-        acc = times(acc, kept, REST_E)
+        if BOUNDED:
+            total += tl.sum(p, axis=1)
+        else:
+            kept = tl.exp2(top - base)
+            top = higher
+            total = total * kept + tl.sum(p, axis=1)
+            acc = times(acc, kept, REST_E)
         values = load_block(
             v, v_rest, batch, first_key, first, key_head, rows, v_row, v_lane, inside, BLOCK_N, BLOCK_E, REST_E, E,
             False, WIDEN, DESCRIBED, RAGGED,

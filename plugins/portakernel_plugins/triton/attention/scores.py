@@ -9,24 +9,28 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from portakernel.authoring.triton import processor
-from portakernel_plugins.triton.attention.tangents import EXACT, FEW, LARGEST_NEAR, NEAR, SWIFT, tangent
+from portakernel_plugins.triton.attention.bounded_scores import LARGEST_BOUND
+from portakernel_plugins.triton.attention.tangents import EXACT, LARGEST_NEAR, NEAR, SWIFT, tangent
 from portakernel_plugins.triton.exponentials import LOG2_E
 
 # A scale nearer to 0 is 0: hardware may take it for that, and minus infinity times zero is NaN.
 _SMALLEST_SCALE = 2.0**-126
 _LARGEST = 3.0e38
 
+# Of what tangents are taken of: its seventh power is a coefficient in bounded_scores.py.
+_WIDEST_SCALE = 2.0**15
 # Below, a largest product and a largest score need not be the same one's.
 _SMALLEST_FOLDED = 2.0**-125
 
 
 @triton.jit
-def changed(z, behind, slope, bias, scale, cap, SOFTCAP: tl.constexpr, TOGETHER: tl.constexpr = FEW):
+def changed(z, behind, slope, bias, scale, cap, SOFTCAP: tl.constexpr, TOGETHER: tl.constexpr = 0):
     """Scores from products ``z``, all changes but the mask made; and the tangent that a softcap bounds them with.
 
     ``behind``: how far each key is behind the query; ``bias``: float32. What is not asked for is None.
@@ -79,7 +83,7 @@ class Scoring:
 
     ``scale`` multiplies products, to a score in units of log(2) or, with ``softcap``, to what the tangent is taken of;
     ``cap`` is that bound in the same units. ``left`` and ``right`` are -1 where they hide nothing; ``softcap`` says of
-    which kind its tangent is, 0 where there is none.
+    which kind its tangent is, 0 where there is none, ``has_room`` that numbers of the call's dtype may be far from 1.
     """
 
     factor: float
@@ -88,6 +92,7 @@ class Scoring:
     left: int
     right: int
     softcap: int
+    has_room: bool
 
     @property
     def flags(self) -> dict[str, Any]:
@@ -95,9 +100,14 @@ class Scoring:
         return {"SOFTCAP": self.softcap, "LEFT": self.left >= 0, "RIGHT": self.right >= 0}
 
     @property
+    def is_bounded(self) -> bool:
+        """Whether weights need no largest score (``bounded_scores.py``), where nothing is added to the scores."""
+        return self.softcap > 0 and self.has_room and self.cap <= LARGEST_BOUND
+
+    @property
     def is_folded(self) -> bool:
         """Whether scores are products, or their tangents, times a factor, in the same or the opposite order."""
-        return _SMALLEST_FOLDED <= abs(self.last_factor) <= 1.0 / _SMALLEST_FOLDED
+        return not self.is_bounded and _SMALLEST_FOLDED <= abs(self.last_factor) <= 1.0 / _SMALLEST_FOLDED
 
     @property
     def last_factor(self) -> float:
@@ -133,10 +143,12 @@ def scoring(
     left = window[0] if 0 <= window[0] < T - 1 else -1
     right = 0 if causal else window[1]
     right = right if 0 <= right < S - 1 else -1
+    has_room = q.dtype is torch.bfloat16
     if softcap == 0.0:
-        return Scoring(factor, factor * LOG2_E.value, 0.0, left, right, 0)
+        return Scoring(factor, factor * LOG2_E.value, 0.0, left, right, 0, has_room)
     inner = min(max(factor / softcap, -_LARGEST), _LARGEST)
     kind = EXACT
     if q.element_size() == 2 and softcap <= LARGEST_NEAR:
-        kind = SWIFT if processor(q.device).arch.startswith("sm_") else NEAR
-    return Scoring(factor, inner, min(softcap * LOG2_E.value, _LARGEST), left, right, kind.value)
+        is_swift = processor(q.device).arch.startswith("sm_") and 1.0 / _WIDEST_SCALE <= abs(inner) <= _WIDEST_SCALE
+        kind = SWIFT if is_swift else NEAR
+    return Scoring(factor, inner, min(softcap * LOG2_E.value, _LARGEST), left, right, kind.value, has_room)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import num_warps
 
 from portakernel_plugins.triton.exponentials import LOG2_E
 
@@ -21,18 +22,17 @@ LARGEST_NEAR = 128.0
 _END: tl.constexpr = tl.constexpr(7.90531110763549805)
 
 # tanh(x) / x by powers of x * x, for x of at most a half: of least error (2 ** -22.6), in hexadecimal, highest first.
-_COEFFICIENTS = ("0fBD31A757", "0f3E069B35", "0fBEAA9A0D", "0f3F7FFFD9")
-# How many arguments of a thread are looked at together: as many as it has where that is known, for a look takes as long
-# as 20 arguments do (an H100's warpgroups of the Hopper kernel, causal B4 S4096 D128: 1660 µs with 8, 1149 with 64).
+COEFFICIENTS = ("0fBD31A757", "0f3E069B35", "0fBEAA9A0D", "0f3F7FFFD9")
+HALF, TWICE_LOG2_E = "0f3F000000", "0f4038AA3B"
+# How many arguments of a thread are looked at together: as many as it has, for a look takes as long as 20 arguments do
+# (an H100's warpgroups of the Hopper kernel, causal B4 S4096 D128: 1660 µs with 8, 1149 with 64).
 FEW, SOME, MANY = (tl.constexpr(count) for count in (8, 32, 64))
-# Tiles with fewer elements may leave a thread less than FEW.
-_FEWEST: tl.constexpr = tl.constexpr(64 * 64)
 
 
 def _assembly(count: int) -> tuple[str, str]:
     """What puts tangents in the place of ``count`` arguments, and its operands."""
     registers = [f"${i}" for i in range(count)]
-    first, *rest = _COEFFICIENTS
+    first, *rest = COEFFICIENTS
     steps = "".join(f"fma.rn.ftz.f32 p, p, s, {coefficient};" for coefficient in rest)
     # four largest ones, that each need not wait for the one before
     largest = "".join(f"abs.ftz.f32 p, {x}; max.ftz.f32 m{i % 4}, m{i % 4}, p;" for i, x in enumerate(registers))
@@ -41,7 +41,7 @@ def _assembly(count: int) -> tuple[str, str]:
     )
     # 1 - 2 / (exp(2 * x) + 1), the reciprocal a root's, squared
     exponentials = "".join(
-        f"mul.rn.ftz.f32 p, {x}, 0f4038AA3B; ex2.approx.ftz.f32 p, p; add.rn.ftz.f32 p, p, 0f3F800000;"
+        f"mul.rn.ftz.f32 p, {x}, {TWICE_LOG2_E}; ex2.approx.ftz.f32 p, p; add.rn.ftz.f32 p, p, 0f3F800000;"
         f"rsqrt.approx.ftz.f32 p, p; mul.rn.ftz.f32 s, p, p; fma.rn.ftz.f32 {x}, s, 0fC0000000, 0f3F800000;"
         for x in registers
     )
@@ -49,7 +49,7 @@ def _assembly(count: int) -> tuple[str, str]:
         "{ .reg .f32 m<4>, s, p; .reg .pred far, some;"
         f"{''.join(f'mov.f32 m{i}, 0f00000000;' for i in range(4))} {largest}"
         "max.ftz.f32 m0, m0, m1; max.ftz.f32 m2, m2, m3; max.ftz.f32 m0, m0, m2;"
-        "setp.gt.f32 far, m0, 0f3F000000; vote.sync.any.pred some, far, 0xffffffff;"
+        f"setp.gt.f32 far, m0, {HALF}; vote.sync.any.pred some, far, 0xffffffff;"
         f"@some bra FAR; {polynomials} bra.uni END; FAR: {exponentials} END: }}"
     )
     return text, ",".join(["=f"] * count + [str(i) for i in range(count)])
@@ -89,13 +89,14 @@ def _near(x):
 
 
 @triton.jit
-def tangent(x, KIND: tl.constexpr, TOGETHER: tl.constexpr = FEW):
-    """The tangent of a tile, of one of the three kinds; where ``TOGETHER`` is not FEW a thread has as many."""
-    if KIND == SWIFT and TOGETHER == MANY:
+def tangent(x, KIND: tl.constexpr, TOGETHER: tl.constexpr = 0):
+    """The tangent of a tile, of one of the three kinds; a thread has ``TOGETHER`` elements of it, where given."""
+    EACH: tl.constexpr = x.numel // (32 * num_warps()) if KIND == SWIFT and TOGETHER == 0 else TOGETHER
+    if KIND == SWIFT and EACH >= MANY:
         bounded = tl.inline_asm_elementwise(_ASSEMBLY_MANY, _OPERANDS_MANY, [x], tl.float32, True, MANY)
-    elif KIND == SWIFT and TOGETHER == SOME:
+    elif KIND == SWIFT and EACH >= SOME:
         bounded = tl.inline_asm_elementwise(_ASSEMBLY_SOME, _OPERANDS_SOME, [x], tl.float32, True, SOME)
-    elif KIND == SWIFT and x.numel >= _FEWEST:
+    elif KIND == SWIFT and EACH >= FEW:
         bounded = tl.inline_asm_elementwise(_ASSEMBLY_FEW, _OPERANDS_FEW, [x], tl.float32, True, FEW)
     elif KIND == EXACT:
         bounded = _exact(x)
