@@ -131,6 +131,7 @@ CONTRACT = Contract(
         Case("a key head for each head", dims=_dims(B=2, S=17, H=4, D=64)),
         Case("grouped heads, causal", dims=_dims(B=2, S=33, H=4, G=2, D=80), parameters={"causal": True}),
         Case("one key head for all", dims=_dims(S=17, T=40, H=8, G=1, D=256)),
+        Case("one key head for many, causal", dims=_dims(S=64, T=130, H=32, G=1, D=128), parameters={"causal": True}),
         Case("block and one, causal", dims=_dims(S=129, H=1, D=128), parameters={"causal": True}),
         Case("values narrower than keys", dims=_dims(S=33, H=2, D=192, E=128), parameters={"causal": True}),
         Case("odd head dims", dims=_dims(B=2, S=9, T=11, H=2, D=33, E=17)),

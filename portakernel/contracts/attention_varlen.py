@@ -134,6 +134,12 @@ CONTRACT = Contract(
             given={"cu_seqlens_q": (0, 1, 18, 51), "cu_seqlens_k": (0, 1, 18, 51)},
         ),
         Case(
+            "one key head for many, causal",
+            dims=_dims(B=2, S=64, T=138, H=32, G=1, D=128),
+            parameters={"causal": True, "max_seqlen_q": 64, "max_seqlen_k": 130},
+            given={"cu_seqlens_q": (0, 4, 64), "cu_seqlens_k": (0, 8, 138)},
+        ),
+        Case(
             "block and one, values narrower than keys",
             dims=_dims(B=2, S=132, T=131, H=1, D=192, E=128),
             parameters={"causal": True},

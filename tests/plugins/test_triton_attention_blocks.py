@@ -314,7 +314,9 @@ def test_gradients_of_keys_and_values_apart_are_those_of_one_launch(monkeypatch)
         out, lse = attention(q, k, v, **how, return_lse=False, save=True)
         for apart in (False, True):
             options = {**configuration("attention.gradient_of_keys", q.device, 32, 2).options, "APART": apart}
-            monkeypatch.setattr(gradient_of_keys, "configuration", lambda *_, o=options: SimpleNamespace(options=o))
+            monkeypatch.setattr(
+                gradient_of_keys, "configuration", lambda *_, o=options: SimpleNamespace(options=o, programs=1)
+            )
             needs = (False, True, True, False, False, False)
             found.append(backward(grad, q, k, v, None, None, None, out, lse, **how, return_lse=False, needs=needs)[1:3])
     assert len(launches) == 3

@@ -5,6 +5,8 @@ With ``P`` the softmax's weights, ``g`` the gradient of ``out`` and ``delta = su
     grad_v = P.T @ g                                        over the queries of all heads of the key head
     dS     = P * (g @ v.T - delta)                          of a score; times the softcap's slope of a product
     grad_k = scale * dS.T @ q
+
+Where blocks of keys are few, several programs share the queries of each (``split_queries.py``).
 """
 # pyright: reportGeneralTypeIssues=false
 # Python's types do not see that Triton iterates over its ranges.
@@ -20,12 +22,15 @@ from portakernel_plugins.triton.attention.head_parts import load_rows, no_sums, 
 from portakernel_plugins.triton.attention.row_blocks import sources
 from portakernel_plugins.triton.attention.row_terms import Terms
 from portakernel_plugins.triton.attention.sequences import ends_of, tile_count, tile_of_sequence
+from portakernel_plugins.triton.attention.split_queries import Sums, part_count
 from portakernel_plugins.triton.attention.sums_over_queries import over_queries
 from portakernel_plugins.triton.attention.tiles import room_of, seen_blocks, shapes
 from portakernel_plugins.triton.launching.configurations import configuration
 
 
-@triton.jit(do_not_specialize=["sequences", "batches", "queries", "keys", "key_heads", "blocks", "left", "right"])
+@triton.jit(
+    do_not_specialize=["sequences", "batches", "queries", "keys", "key_heads", "blocks", "parts", "left", "right"]
+)
 def _gradient_of_keys(
     q,
     q_rest,  # as row_blocks.sources gives them, and so is grad_rest
@@ -37,8 +42,8 @@ def _gradient_of_keys(
     delta,
     slopes,  # (H,) float32, or None, as all that a call does not ask for
     bias,  # (B, H, S, T)
-    grad_k,  # (B, T, G, D), contiguous
-    grad_v,  # (B, T, G, E), contiguous
+    grad_k,  # (B, T, G, D), contiguous; with SPLIT (parts, B, T, G, D) float32
+    grad_v,  # (B, T, G, E); the same
     ends_q,  # of sequences: they are the batch, which is one row of tokens in memory
     ends_k,
     sequences,
@@ -47,6 +52,7 @@ def _gradient_of_keys(
     keys,
     key_heads,
     blocks,
+    parts,
     left,
     right,
     factor,
@@ -74,6 +80,7 @@ def _gradient_of_keys(
     bias_column,
     slope_stride,
     HEADS: tl.constexpr,  # of one key head
+    SPLIT: tl.constexpr,
     SOFTCAP: tl.constexpr,
     LEFT: tl.constexpr,
     RIGHT: tl.constexpr,
@@ -89,8 +96,12 @@ def _gradient_of_keys(
     WIDEN: tl.constexpr,
     DESCRIBED: tl.constexpr = False,
 ) -> None:
-    # the first keys are seen by most queries, where there is a causal mask
+    # parts of one block side by side; the first keys are seen by most queries, where there is a causal mask
     program = program_index()
+    part = 0
+    if SPLIT:
+        part = (program % parts).to(tl.int32)
+        program = program // parts
     block = (program % blocks).to(tl.int32)
     program = program // blocks
     key_head = (program % key_heads).to(tl.int32)
@@ -147,18 +158,22 @@ def _gradient_of_keys(
     if bias is not None:
         bias += batch * bias_batch + first_head * bias_head
     starts, stops = (begin, whole_from, whole_to), (tl.minimum(whole_from, stop), whole_to, stop)
-    for part in tl.static_range(0 if RIGHT else 1, 3):  # an edge, whole blocks, the other edge
+    for stretch in tl.static_range(0 if RIGHT else 1, 3):  # an edge, whole blocks, the other edge
         sums_k, sums_v = over_queries(
             sums_k, sums_v, k_rows, v_rows, q, q_rest, grad, grad_rest, batch, first_query, first_head.to(tl.int32),
-            shift, delta, slopes, bias, column, rows_apart, queries, ahead, starts[part], stops[part], left, right,
-            scale, cap, q_row, q_head, q_lane, grad_row, grad_head, grad_lane, bias_head, bias_row, bias_column,
-            slope_stride, HEADS, grad_k is not None, grad_v is not None, part != 1, SOFTCAP, LEFT, RIGHT, D, BLOCK_D,
-            REST_D, E, BLOCK_E, REST_E, BLOCK_M, k.dtype.element_ty, PRECISION, WIDEN, DESCRIBED, ends_q is not None,
+            shift, delta, slopes, bias, column, rows_apart, queries, ahead, starts[stretch], stops[stretch], left,
+            right, scale, cap, q_row, q_head, q_lane, grad_row, grad_head, grad_lane, bias_head, bias_row, bias_column,
+            slope_stride, part, parts, HEADS, grad_k is not None, grad_v is not None, stretch != 1, SOFTCAP, LEFT,
+            RIGHT, D, BLOCK_D, REST_D, E, BLOCK_E, REST_E, BLOCK_M, k.dtype.element_ty, PRECISION, WIDEN, DESCRIBED,
+            ends_q is not None, SPLIT,
         )  # fmt: skip
 
     at = (batch * keys_apart + first_row + at_key) * key_heads + key_head
+    if SPLIT:
+        at += tl.cast(part, tl.int64) * batches * keys_apart * key_heads
     if grad_k is not None:
-        sums_k = times(sums_k, tl.zeros_like(column).to(tl.float32) + factor, REST_D)
+        if not SPLIT:  # else when the parts are added up
+            sums_k = times(sums_k, tl.zeros_like(column).to(tl.float32) + factor, REST_D)
         store_rows(grad_k, at * D, 1, there, sums_k, REST_D, D)
     if grad_v is not None:
         store_rows(grad_v, at * E, 1, there, sums_v, REST_E, E)
@@ -169,7 +184,8 @@ def launch_gradient_of_keys(terms: Terms, grad_k: Tensor | None, grad_v: Tensor 
     q, k, v, bias, slopes = terms.q, terms.k, terms.v, terms.bias, terms.slopes
     (B, S, H, _), (_, T, G, _) = q.shape, v.shape
     width = room_of(q, v, bias)
-    options = {**configuration("attention.gradient_of_keys", q.device, width, q.element_size()).options}
+    entry = configuration("attention.gradient_of_keys", q.device, width, q.element_size())
+    options = {**entry.options}
     if options.pop("APART", False) and grad_k is not None and grad_v is not None:
         launch_gradient_of_keys(terms, grad_k, None)
         launch_gradient_of_keys(terms, None, grad_v)
@@ -177,9 +193,13 @@ def launch_gradient_of_keys(terms: Terms, grad_k: Tensor | None, grad_v: Tensor 
     sizes = shapes(q, v)
     read = sources(q, terms.grad, options["BLOCK_M"], sizes, options.pop("DESCRIBED", False))
     blocks = tile_count(T, 1, options["BLOCK_N"], terms.sequences)
+    queries = S if terms.sequences is None else terms.sequences.longest[0]
+    ragged = terms.sequences is not None
+    parts = part_count(B * G * blocks, entry.programs, options["BLOCK_N"], queries, H // G, terms.how, ragged)
+    into = Sums.of(grad_k, grad_v, parts) if parts > 1 else None
     launch(
         _gradient_of_keys,
-        grid_of(B * G * blocks),
+        grid_of(B * G * blocks * parts),
         *read[:2],
         k,
         v,
@@ -188,19 +208,23 @@ def launch_gradient_of_keys(terms: Terms, grad_k: Tensor | None, grad_v: Tensor 
         terms.delta,
         slopes,
         bias,
-        grad_k,
-        grad_v,
+        grad_k if into is None else into.k,
+        grad_v if into is None else into.v,
         *ends_of(terms.sequences),
         B,
         S,
         T,
         G,
         blocks,
+        parts,
         *terms.numbers,
         *terms.strides,
         HEADS=H // G,
+        SPLIT=into is not None,
         DESCRIBED=read[0] is not q,
         **terms.how.flags,
         **sizes,
         **options,
     )
+    if into is not None:
+        into.add_up(grad_k, grad_v, terms.how.factor)

@@ -124,6 +124,10 @@ class Scoring:
         """How many keys the window leaves to a tile of ``queries``."""
         return min(keys, queries + self.left + max(self.right, 0)) if self.left >= 0 else keys
 
+    def seeing(self, keys: int, queries: int) -> int:
+        """How many queries the window leaves to a block of ``keys``."""
+        return min(queries, keys + self.left + self.right) if self.left >= 0 and self.right >= 0 else queries
+
 
 def scoring(
     q: Tensor,

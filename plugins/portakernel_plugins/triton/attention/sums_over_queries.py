@@ -13,6 +13,7 @@ import triton.language as tl
 from portakernel_plugins.triton.attention.head_parts import add_weighted_rows, product_of_rows, turned
 from portakernel_plugins.triton.attention.row_blocks import load_block
 from portakernel_plugins.triton.attention.scores import changed, load_bias, sees, weights_of
+from portakernel_plugins.triton.attention.split_queries import share_of
 from portakernel_plugins.triton.exponentials import LOG2_E
 
 
@@ -53,6 +54,8 @@ def over_queries(
     bias_row,
     bias_column,
     slope_stride,
+    part,
+    parts,
     HEADS: tl.constexpr,
     OF_K: tl.constexpr,
     OF_V: tl.constexpr,
@@ -72,12 +75,20 @@ def over_queries(
     WIDEN: tl.constexpr,
     DESCRIBED: tl.constexpr,
     RAGGED: tl.constexpr,
+    SPLIT: tl.constexpr,
 ):
-    """Both sums with the queries from ``begin`` to ``stop`` of all heads: one loop, whose loads never run dry."""
+    """Both sums with the queries from ``begin`` to ``stop`` of all heads: one loop, whose loads never run dry.
+
+    With ``SPLIT`` only those of one of ``parts``.
+    """
     lane = tl.arange(0, BLOCK_M)
     rows = lane.to(tl.int64)
     blocks = tl.cdiv(tl.maximum(stop - begin, 0), BLOCK_M)
-    for step in tl.range(0, blocks * HEADS):
+    first_step = 0
+    last_step = blocks * HEADS
+    if SPLIT:
+        first_step, last_step = share_of(last_step, part, parts)
+    for step in tl.range(first_step, last_step):
         member = step // blocks
         first = begin + (step - member * blocks) * BLOCK_M
         row = first + lane
