@@ -24,6 +24,8 @@ from portakernel_plugins.triton.launching.configurations import configuration
 # Of all heads, for which a part is worth its sums: they are written and read once, 8 bytes for 4 * 1024 multiplications
 # and additions. An H100 does four times as many in that time.
 _FEWEST_QUERIES = 1024
+# Of sums to be added up: as many as were measured.
+_MOST_PARTS = 16
 
 
 @triton.jit
@@ -70,12 +72,12 @@ def part_count(programs: int, wanted: int, block: int, queries: int, heads: int,
     """How many programs share the queries of each block of keys, where there are ``programs`` and ``wanted`` fit.
 
     ``block`` keys are seen by some of so many ``queries`` of each of ``heads``. Where some blocks have far more to do
-    than others, as under a causal mask or of sequences that are ``ragged``, the one with most has twice the mean: half
-    of a program's share is then the most that one may have.
+    than others, as under a causal mask or of sequences that are ``ragged``, the one with most has twice the mean: a
+    quarter of a program's share is then the most that one may have.
     """
     uneven = ragged or (how.left < 0) != (how.right < 0)
-    parts = (2 * wanted + programs // 2) // programs if uneven else wanted // programs
-    return max(1, min(parts, how.seeing(block, queries) * heads // _FEWEST_QUERIES))
+    parts = (4 * wanted + programs // 2) // programs if uneven else wanted // programs
+    return max(1, min(parts, _MOST_PARTS, how.seeing(block, queries) * heads // _FEWEST_QUERIES))
 
 
 @dataclass(frozen=True, slots=True)
