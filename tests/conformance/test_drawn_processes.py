@@ -81,8 +81,7 @@ def test_a_process_goes_on_behind_the_request_that_ended_the_one_before(drawing,
 
 
 def test_a_kernel_that_ended_a_process_goes_on_behind_the_request_that_did(drawing):
-    manager = drawing.dispatcher.registry.manager
-    asked = Asked(manager.packages, drawing.dispatcher.process.disabled, "torch.softmax_cpu", None)
+    asked = Asked.of(drawing.dispatcher, *drawing.kernels, None)
     lines = {}
     for job in (Job((asked,), 3, 60.0, 0), Job((asked,), 3, 60.0, 1, frozenset({"torch.softmax_cpu"}))):
         events = (event for event in job.events() if isinstance(event, Begun))
@@ -93,8 +92,7 @@ def test_a_kernel_that_ended_a_process_goes_on_behind_the_request_that_did(drawi
 
 
 def test_requests_are_left_out_for_as_long_as_there_is_time_and_none_of_their_pairs_counts(drawing):
-    manager = drawing.dispatcher.registry.manager
-    asked = Asked(manager.packages, drawing.dispatcher.process.disabled, "torch.softmax_cpu", None)
+    asked = Asked.of(drawing.dispatcher, *drawing.kernels, None)
     begin = time.monotonic()
     covered, _ = Job((asked,), 3, 0.5, 1_000_000, left_out=1_000_000).events()
     assert time.monotonic() - begin < 20
@@ -103,8 +101,7 @@ def test_requests_are_left_out_for_as_long_as_there_is_time_and_none_of_their_pa
 
 
 def test_the_pairs_of_requests_that_were_put_to_a_kernel_count_whichever_process_did(drawing):
-    manager = drawing.dispatcher.registry.manager
-    asked = Asked(manager.packages, drawing.dispatcher.process.disabled, "torch.softmax_cpu", None)
+    asked = Asked.of(drawing.dispatcher, *drawing.kernels, None)
     counts = []
     # turns before the fifth are left out, were of a process that has ended, or are of this one
     for turns, left_out in ([5], 5), ([5], 0), ([0, 1, 2, 3, 4, 5], 0):
@@ -119,8 +116,7 @@ def test_the_pairs_of_requests_that_were_put_to_a_kernel_count_whichever_process
 
 
 def test_pairs_count_that_were_all_asked_for_by_processes_that_have_ended(drawing):
-    manager = drawing.dispatcher.registry.manager
-    asked = Asked(manager.packages, drawing.dispatcher.process.disabled, "torch.softmax_cpu", None)
+    asked = Asked.of(drawing.dispatcher, *drawing.kernels, None)
     tried = trying._tried(asked, 3, 0)
     assert list(tried.ask(1_000_000, math.inf, all_pairs=True)) == []
     asked_for, possible = tried.covered()

@@ -293,3 +293,12 @@ def synchronise(device: torch.device) -> None:
     """Waits for ``device``, so that an error of a launch belongs to the call that launched it."""
     if device.type != "cpu":
         torch.get_device_module(device).synchronize(device)
+
+
+def is_lost(torch_device: str) -> bool:
+    """Whether the device answers no more: after an error on it nothing that this process says of it counts."""
+    try:
+        synchronise(torch.device(torch_device))
+    except Exception:  # noqa: BLE001 - the plugin border: whatever a kernel left behind
+        return True
+    return False

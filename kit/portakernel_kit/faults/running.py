@@ -55,7 +55,7 @@ def try_faults(
     for name, reason in absent:
         yield Baseline(name, "", None, 0, reason)
     files = frozenset[Path]().union(*map(sources.reached, kernels))
-    asked = Asked(dispatcher.registry.manager.packages, dispatcher.process.disabled, kernels[0].name, device)
+    asked = Asked.of(dispatcher, kernels[0], device)
     with tempfile.TemporaryDirectory(prefix="portakernel-faults") as folder:
         job = FaultsJob(
             asked,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import queue
 import re
 import threading
 import time
@@ -17,14 +16,13 @@ from portakernel.errors import ArgumentValueError
 from portakernel.registry.kernel import Kernel
 from portakernel.words.target import Device
 from portakernel_kit.conformance.drawn.trying import Begun, Covered, Drew, Event, Job
-from portakernel_kit.conformance.observing.isolation import Asked, Death, run_apart
+from portakernel_kit.conformance.observing.isolation import MOST_DEATHS, Asked, Death, run_apart
+from portakernel_kit.conformance.observing.side_by_side import side_by_side
 from portakernel_kit.conformance.result import Result
 from portakernel_kit.conformance.unit import drawn_name
 
 # A kernel may have to be compiled before its first call; what takes longer hangs.
 _PATIENCE_S = 120.0
-# So many requests of one kernel may end their process; its others are then left out: each costs the start of another.
-_MOST_DEATHS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,47 +69,20 @@ class Drawing:
         """Every result, as it comes; of a request that fails, those of the smallest that fails alike."""
         if self.budget.seconds <= 0:
             return
-        found: queue.Queue[Event | Result | BaseException | None] = queue.Queue()
         deadline, stopped = time.monotonic() + self.budget.seconds, threading.Event()
-
-        def follow(job: Job) -> None:
-            try:
-                for event in self._restarted(job, deadline, stopped):
-                    found.put(event)
-            except BaseException as error:  # noqa: BLE001 - raised again where it is read
-                found.put(error)
-            finally:
-                found.put(None)
-
-        manager, disabled = self.dispatcher.registry.manager, self.dispatcher.process.disabled
-        asked = [Asked(manager.packages, disabled, kernel.name, self.device) for kernel in self.kernels]
+        asked = [Asked.of(self.dispatcher, kernel, self.device) for kernel in self.kernels]
         shares = [tuple(asked[place :: self.workers]) for place in range(self.workers)]
         seconds, pairs = self.budget.seconds, self.budget.all_pairs
         first = self.first
         jobs = [Job(share, self.seed, seconds, first, all_pairs=pairs, left_out=first) for share in shares if share]
-        threads = [threading.Thread(target=follow, args=(job,), daemon=True) for job in jobs]
-        for thread in threads:
-            thread.start()
-        left = len(jobs)
-        try:
-            while left:
-                event = found.get()
-                if isinstance(event, BaseException):
-                    raise event
-                if event is None:
-                    left -= 1
-                elif isinstance(event, Covered):
-                    self.pairs[event.kernel] = event.asked, event.possible
-                elif isinstance(event, Drew):
-                    self.turns[event.begun.kernel] += 1
-                    yield from (_repeatable(result, event.request) for result in event.results)
-                elif isinstance(event, Result):
-                    yield event
-        finally:
-            # interrupted: the interpreter's end would wait for processes that go on
-            stopped.set()
-            for thread in threads:
-                thread.join()
+        for event in side_by_side([self._restarted(job, deadline, stopped) for job in jobs], stopped):
+            if isinstance(event, Covered):
+                self.pairs[event.kernel] = event.asked, event.possible
+            elif isinstance(event, Drew):
+                self.turns[event.begun.kernel] += 1
+                yield from (_repeatable(result, event.request) for result in event.results)
+            elif isinstance(event, Result):
+                yield event
 
     def to_json(self) -> dict[str, Any]:
         """How many requests there were, and of how many pairs; ``first``: of each kernel so many, for certain."""
@@ -147,7 +118,7 @@ class Drawing:
                         deaths[begun.kernel] += 1
                 elif not event.lost:
                     return
-            gone = {name for name, count in deaths.items() if count >= _MOST_DEATHS}
+            gone = {name for name, count in deaths.items() if count >= MOST_DEATHS}
             job = replace(job, asked=tuple(asked for asked in job.asked if asked.kernel not in gone))
 
 

@@ -19,7 +19,7 @@ from portakernel_kit.conformance.op_faults import OpFault
 from portakernel_kit.conformance.outcome import fault_of_op, result_of
 from portakernel_kit.conformance.result import Result
 from portakernel_kit.conformance.suite import Suite
-from portakernel_kit.conformance.trial import synchronise
+from portakernel_kit.conformance.trial import is_lost
 from portakernel_kit.conformance.unit import Unit, drawn_name
 from portakernel_kit.conformance.venue import Venue, find_venue
 
@@ -92,7 +92,7 @@ class Job:
                 more = yield from kernel.ask(turn, deadline, all_pairs=self.all_pairs)
                 if not more:
                     left.remove(kernel)
-                if kernel.is_lost():
+                if is_lost(kernel.suite.venue.torch_device):
                     yield Finished(lost=True)
                     return
             if not left or time.monotonic() > deadline:
@@ -163,11 +163,3 @@ class _Tried:
     def covered(self) -> tuple[int, int]:
         """How many pairs were asked for, and could be."""
         return self.requests.pairs_from(self.left_out), self.requests.covering.possible
-
-    def is_lost(self) -> bool:
-        """Whether the device answers no more."""
-        try:
-            synchronise(torch.device(self.suite.venue.torch_device))
-        except Exception:  # noqa: BLE001 - the plugin border: whatever a kernel left behind
-            return True
-        return False

@@ -13,7 +13,7 @@ from portakernel_kit.conformance.mutation.mutation import Judged, Listed, Mutate
 from portakernel_kit.conformance.mutation.trying import Mutator
 from portakernel_kit.conformance.observing.isolation import Asked, Death, run_apart
 from portakernel_kit.conformance.observing.observation import Finished
-from portakernel_kit.conformance.venue import Unavailable, Venue, find_venue
+from portakernel_kit.conformance.venue import Unavailable, find_venue
 
 Event = Listed | Trying | Judged | Finished
 
@@ -29,12 +29,7 @@ class MutationJob:
 
     def events(self) -> Iterator[Event]:
         """Runs it in this process."""
-        now = self.asked.dispatcher()
-        kernel = now.registry.kernels[self.asked.kernel]
-        venue = find_venue(now, kernel, self.asked.device)
-        if not isinstance(venue, Venue):
-            raise LookupError(venue.reason)
-        yield from Mutator(now, kernel, venue, self.seed).events(self.done, self.only)
+        yield from Mutator(*self.asked.placed(), self.seed).events(self.done, self.only)
 
 
 def mutate(
@@ -49,7 +44,6 @@ def mutate(
 
     A kernel is tried where ``check`` runs it. What takes longer than ``patience_s`` seconds hangs.
     """
-    packages = dispatcher.registry.manager.packages
     for kernel in kernels:
         venue = find_venue(dispatcher, kernel, device)
         known = Mutated(kernel.name)
@@ -59,7 +53,7 @@ def mutate(
             skipped = (Judged(mutant.mutation, "skipped", detail=mutant.untold) for mutant in found)
             events: Iterator[Event] = iter((listed, *skipped, Finished()))
         else:
-            job = MutationJob(Asked(packages, dispatcher.process.disabled, kernel.name, device), seed)
+            job = MutationJob(Asked.of(dispatcher, kernel, device), seed)
             events = _events(job, known, patience_s)
         for event in events:
             if isinstance(event, Listed):

@@ -21,6 +21,7 @@ from portakernel import runtime
 from portakernel.config import Config
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.host.process_group import ProcessGroup
+from portakernel.registry.kernel import Kernel
 from portakernel.registry.plugin_manager import Package, PluginManager
 from portakernel.registry.registry import Registry
 from portakernel.words.target import Device
@@ -28,6 +29,8 @@ from portakernel_kit.conformance.observing.observation import Event, Finished
 from portakernel_kit.conformance.observing.observer import Known, Observer
 from portakernel_kit.conformance.venue import Venue, find_venue, venue_beside
 
+# So many requests of one kernel may end their process; its others are then left out: each costs the start of another.
+MOST_DEATHS = 3
 # Of the memory that kernels on the CPU take, what is left to the rest of the machine.
 _MOST_MEMORY = 0.75
 # Of what a process wrote, the end is where the reason for its death stands.
@@ -59,6 +62,24 @@ class Asked:
     disabled: frozenset[str]
     kernel: str
     device: Device | None
+
+    @classmethod
+    def of(cls, dispatcher: Dispatcher, kernel: Kernel, device: Device | None) -> Asked:
+        """The kernel as the dispatcher sees it, on ``device`` or wherever it can run."""
+        return cls(dispatcher.registry.manager.packages, dispatcher.process.disabled, kernel.name, device)
+
+    def placed(self) -> tuple[Dispatcher, Kernel, Venue]:
+        """The kernel, and where ``check`` runs it.
+
+        Raises:
+            LookupError: it cannot run here.
+        """
+        now = self.dispatcher()
+        kernel = now.registry.kernels[self.kernel]
+        venue = find_venue(now, kernel, self.device)
+        if not isinstance(venue, Venue):
+            raise LookupError(venue.reason)
+        return now, kernel, venue
 
     def dispatcher(self) -> Dispatcher:
         """One over the packages: this process's own where it has the same."""

@@ -9,14 +9,11 @@ from dataclasses import replace
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.registry.kernel import Kernel
 from portakernel.words.target import Device
-from portakernel_kit.conformance.observing.isolation import Asked, Death, Job, run_apart
+from portakernel_kit.conformance.observing.isolation import MOST_DEATHS, Asked, Death, Job, run_apart
 from portakernel_kit.conformance.observing.observation import Begun, Event, Findings, Finished, Observation, Planned
 from portakernel_kit.conformance.observing.observer import Known
 from portakernel_kit.conformance.result import Result
 from portakernel_kit.conformance.venue import Unavailable, find_venue, venue_beside
-
-# So many claimed cases may end their process; the others are then left out: each costs the start of another.
-_MOST_DEATHS = 3
 
 
 def lint(
@@ -36,7 +33,6 @@ def lint(
     False, then refused cases are tried, for so many seconds. What takes longer than ``patience_s`` seconds hangs.
     ``targets``: a kernel whose targets leave out all devices here is asked for one of them.
     """
-    packages = dispatcher.registry.manager.packages
     for kernel in kernels:
         venue = find_venue(dispatcher, kernel, device)
         beside = venue_beside(dispatcher, kernel, device) if targets and isinstance(venue, Unavailable) else None
@@ -45,7 +41,7 @@ def lint(
             yield Findings(kernel.name, kernel.op, reason=place.reason, done=True), Finished()
             continue
         where = beside.device if beside is not None else device
-        asked = Asked(packages, dispatcher.process.disabled, kernel.name, where)
+        asked = Asked.of(dispatcher, kernel, where)
         job = Job(asked, seed, seconds, claims and beside is None, Known(), beside is not None)
         findings = Findings(kernel.name, kernel.op, str(place), place.mode)
         for event in _Linter(job, findings, patience_s).events():
@@ -124,7 +120,7 @@ class _Linter:
         yield from held
         yield self._failed(last.case, death)
         self.deaths += 1
-        if self.deaths == _MOST_DEATHS:
+        if self.deaths == MOST_DEATHS:
             self.job = replace(self.job, claims=False)
             text = f"left out, since {self.deaths} cases ended their process or hung"
             yield Result(kernel, op, f"{op}[other cases]", "claim", "skipped", text)

@@ -11,8 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-
 from portakernel.calling.fast.generated import MARK
 from portakernel.contract.case import Case
 from portakernel.deciding.dispatcher import Dispatcher
@@ -31,7 +29,7 @@ from portakernel_kit.conformance.observing.observation import (
 from portakernel_kit.conformance.outcome import DECLARED
 from portakernel_kit.conformance.result import Result
 from portakernel_kit.conformance.suite import CLAIM_CODES, Suite, most_elements
-from portakernel_kit.conformance.trial import synchronise
+from portakernel_kit.conformance.trial import is_lost
 from portakernel_kit.conformance.unit import Unit
 from portakernel_kit.conformance.venue import Venue
 from portakernel_kit.conformance.widening import Widening, cases_beyond, on_target, widened, widenings
@@ -99,7 +97,7 @@ class Observer:
             for result in self.suite.run(unit):
                 results.append(result)
                 yield result
-            if any(result.status == "failed" for result in results) and self._lost():
+            if any(result.status == "failed" for result in results) and is_lost(self.venue.torch_device):
                 yield Finished(lost=True)
                 return
         deadline = time.perf_counter() + seconds
@@ -212,7 +210,7 @@ class Observer:
         for result in results:
             if (outcome := self._outcome(result)) is not None:
                 detail = f"{result.aspect}: {result.detail}"
-                if outcome in AGAINST and self._lost():
+                if outcome in AGAINST and is_lost(self.venue.torch_device):
                     outcome, detail = "ended", f"{detail}; the device's context is lost"
                 return Observation(claim, unit.name, outcome, detail, result.traceback)
         shown = any(result.aspect == shown_by and result.status == "passed" for result in results)
@@ -233,14 +231,6 @@ class Observer:
         folder = self.kernel.package.folder if self.kernel.package is not None else None
         own = folder is not None and Path(frames[-1]).is_relative_to(folder)
         return "declined" if own and result.detail.partition(":")[0] in _REFUSING else "raised"
-
-    def _lost(self) -> bool:
-        """Whether the device answers no more: after an error on it nothing that this process says of it counts."""
-        try:
-            synchronise(torch.device(self.venue.torch_device))
-        except Exception:  # noqa: BLE001 - the plugin border: whatever a kernel left behind
-            return True
-        return False
 
 
 def _turns(trials: Sequence[Trials], known: Sequence[Observation], seed: int) -> Iterator[tuple[Trials, Unit]]:
