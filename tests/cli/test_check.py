@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -175,6 +176,7 @@ def test_the_question_reaches_the_kit(run: Callable, kit: Callable) -> None:
     run("check --plugin torch --op add --kernel torch.add --device cpu --seed 3")
     drawing, asked = calls
     assert drawing == {"workers": None}
+    assert asked["workers"] is None
     assert (asked["plugin"], asked["op"], asked["names"], asked["seed"]) == ("torch", "add", ["torch.add"], 3)
     assert asked["device"].torch_device == "cpu"
 
@@ -200,6 +202,29 @@ def test_the_real_kit_passes_torchs_add(run: Callable) -> None:
     assert ran.status == 0, ran.json["summary"]
     assert ran.json["drawn"]["pairs_asked"] == ran.json["drawn"]["pairs_possible"] > 100
     assert ran.json["summary"][0]["kernel"] == "torch.add"
+
+
+def test_workers_are_of_cases_and_of_drawn_requests(run: Callable, kit: Callable) -> None:
+    calls = kit([PASSED])
+    run("check --workers 3")
+    assert [asked["workers"] for asked in calls] == [3, 3]
+
+
+def test_an_interrupt_ends_the_processes_that_run_cases(
+    run: Callable, forked_observers: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = []
+
+    def interrupted(out: Any, result: Result, **_: Any) -> None:
+        started.extend(multiprocessing.active_children())
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(command, "print_result", interrupted)
+    ran = run("check --kernel reference.add --device cpu --workers 2 --verbose")
+    assert ran.status == 130
+    assert ran.out.startswith("\nInterrupted; until then:\n")
+    assert len(started) == 2
+    assert not any(process.is_alive() for process in started)
 
 
 def test_kernels_that_are_named_are_the_only_ones(run: Callable) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from portakernel.contracts import contract
 from portakernel.deciding.dispatcher import Dispatcher
@@ -18,6 +19,7 @@ from portakernel_kit.conformance.op_faults import OpFault
 from portakernel_kit.conformance.outcome import fault_of_op, result_of
 from portakernel_kit.conformance.result import Result
 from portakernel_kit.conformance.suite import Suite
+from portakernel_kit.conformance.unit_processes import UnitProcesses
 from portakernel_kit.conformance.venue import Unavailable, Venue, find_venue
 
 # Where nothing else is asked for: each has a copy of torch, and of what kernels keep.
@@ -36,6 +38,7 @@ def check(
     seed: int | None = None,
     all_builds: bool = False,
     huge: bool = False,
+    workers: int | None = 1,
 ) -> Iterator[Result]:
     """Every result for the kernels of ``plugin`` and ``op``, of them those with ``names``, as it comes.
 
@@ -44,13 +47,19 @@ def check(
     which is fresh when not given, and on nothing that ran before. Kernels that have to be built run a few cases each,
     unless ``all_builds``. With ``huge``, calls with more than 2**31 elements take the place of the ops' cases.
 
+    The cases of a kernel run in this process or, with more than one of ``workers``, in up to so many of their own; with
+    None in several on a GPU, one a core, and in this one elsewhere. They begin as spawned processes do: a script that
+    asks for them needs its ``if __name__ == "__main__":``. What has to be built, and ``huge``, runs in this process.
+
     Raises:
         UnknownNameError: there is no such plugin or op.
     """
     seed = fresh_seed() if seed is None else seed
     for kernel in select_kernels(dispatcher, plugin, op, names):
         venue = find_venue(dispatcher, kernel, device)
-        yield from run(dispatcher, kernel, venue, seed=seed, all_builds=all_builds, huge=huge)
+        many = workers if workers is not None else _many(venue)
+        terms: dict[str, Any] = {"all_builds": all_builds, "huge": huge, "workers": many, "device": device}
+        yield from run(dispatcher, kernel, venue, seed=seed, **terms)
 
 
 def plan(
@@ -92,8 +101,13 @@ def run(
     seed: int | None = None,
     all_builds: bool = False,
     huge: bool = False,
+    workers: int = 1,
+    device: Device | None = None,
 ) -> Iterator[Result]:
-    """Every result for one kernel at one venue, as it comes; a failed one where the op is at fault, not the kernel."""
+    """Every result for one kernel at one venue, as it comes; a failed one where the op is at fault, not the kernel.
+
+    With ``workers``, each finds the venue by itself, for ``device``.
+    """
     if isinstance(venue, Unavailable):
         yield Result(kernel.name, kernel.op, f"{kernel.op}[*]", "claim", "skipped", venue.reason)
         return
@@ -103,10 +117,23 @@ def run(
             yield from huge_calls.results(dispatcher, kernel, venue, seed)
             return
         suite = Suite(dispatcher, kernel, venue, seed, all_builds=all_builds)
+        if workers > 1 and kernel.build is None:
+            yield from UnitProcesses(suite, device, workers).results()
+            return
         for unit in suite.units():
             yield from suite.run(unit)
     except OpFault as fault:
         yield result_of(kernel, venue, f"{kernel.op}[*]", fault_of_op(fault))
+
+
+def _many(venue: Venue | Unavailable) -> int:
+    """How many processes a kernel's cases run in where nobody says it.
+
+    On a GPU each case is compiled on one core; elsewhere the start of a process takes as long as many cases.
+    """
+    if isinstance(venue, Unavailable) or venue.mode is not None or venue.torch_device.partition(":")[0] == "cpu":
+        return 1
+    return min(_MOST_WORKERS, cores())
 
 
 def drawing(

@@ -178,7 +178,7 @@ class Suite:
         """The results of one unit, as they come."""
         if unit.kind == "boundary":
             for name, outcome in boundary_outcomes(self.contract, self.kernel, self.dispatcher.registry.spaces):
-                yield self._result(f"{self.contract.op}[{name}]", outcome)
+                yield self.result(f"{self.contract.op}[{name}]", outcome)
             return
         outcomes = {
             "case": self._case,
@@ -192,12 +192,12 @@ class Suite:
         # through autograd a case runs as a model runs it, with every thread
         name = told_name(self.contract, unit)
         for outcome in on_one_thread(found) if unit.kind in ("case", "drawn") else found:
-            yield self._result(name, outcome)
+            yield self.result(name, outcome)
 
-    def _result(self, case: str, outcome: Outcome) -> Result:
-        detail = outcome.detail
-        if outcome.status == "failed" and outcome.aspect not in ("boundary", "coverage"):
-            detail += f" (seed {self.seed})"
+    def result(self, case: str, outcome: Outcome) -> Result:
+        """An outcome as it is reported; with the seed, where that draws it again."""
+        seeded = outcome.status == "failed" and outcome.aspect not in ("boundary", "coverage")
+        detail = f"{outcome.detail} (seed {self.seed})" if seeded else outcome.detail
         return result_of(self.kernel, self.venue, case, replace(outcome, detail=detail))
 
     # --- cases -----------------------------------------------------------------------------------------------------

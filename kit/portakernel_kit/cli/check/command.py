@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from portakernel.cli.options import FoundDevice, Json, OnlyKernels, OnlyOp, OnlyPlugin, Seed, Workers
+from portakernel.cli.options import FoundDevice, Json, OnlyKernels, OnlyOp, OnlyPlugin, Seed
 from portakernel_kit.cli.check.report import NOT_READY, modes_of, print_result, print_summary, summarise
 
 if TYPE_CHECKING:
@@ -42,7 +42,16 @@ def command(
     drawn: Annotated[
         bool, typer.Option("--drawn", help="Drawn requests alone, and not the cases: for long runs with other seeds.")
     ] = False,
-    workers: Workers = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            "--workers",
+            metavar="N",
+            min=1,
+            help="Processes side by side, of a kernel's cases and of drawn requests."
+            "  [default: one a core, 8 at most; of cases on GPUs alone]",
+        ),
+    ] = None,
     one: Annotated[
         str | None, typer.Option("--one", metavar="JSON", help="The one request that a failure has printed, again.")
     ] = None,
@@ -72,7 +81,7 @@ def command(
         portakernel check
         portakernel check --plugin triton --op rms_norm --device cuda:0
         portakernel check --kernel triton.rms_norm --kernel triton.softmax
-        portakernel check --plugin acme --budget 10m
+        portakernel check --plugin acme --budget 10m --workers 4
         portakernel check --plugin acme --device cuda:0 --drawn --budget 1h
         portakernel check --plugin acme --coverage
         portakernel check --device cuda:0 --huge
@@ -105,8 +114,8 @@ def command(
         drawing = runner.drawing(now, seed=seed, **terms, **asked)
         found = timed(drawing)
         if not drawn:
-            cases = progressing(runner.check(now, seed=seed, **known), runner.plan(now, **known))
-            found = itertools.chain(cases, found)
+            cases = runner.check(now, seed=seed, workers=workers, **known)
+            found = itertools.chain(progressing(cases, runner.plan(now, **known)), found)
     results: list[Result] = []
     out = page()
     interrupted = False
