@@ -20,7 +20,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from portakernel.authoring.triton import Processor, launch, pretending
 from portakernel.references import attention as reference
 from portakernel.triton_launch.interpreter import interpreting
-from portakernel_plugins.triton.attention import gradient_of_keys, varlen
+from portakernel_plugins.triton.attention import forward, gradient_of_keys, gradient_of_queries, varlen
 from portakernel_plugins.triton.attention.backward import backward
 from portakernel_plugins.triton.attention.bounded_scores import exponents
 from portakernel_plugins.triton.attention.forward import attention
@@ -322,3 +322,62 @@ def test_gradients_of_keys_and_values_apart_are_those_of_one_launch(monkeypatch)
     assert len(launches) == 3
     for together, alone in zip(*found, strict=True):
         assert torch.equal(together, alone)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"causal": True},
+        {"window": (20, 9)},
+        {"window": (-1, 7), "softcap": 2.0},
+        {"causal": True, "window": (5, -1)},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(("queries", "keys"), [(100, 70), (3, 150)])
+def test_one_loop_with_masks_serves_all_blocks(queries, keys, values, monkeypatch):
+    for module in (forward, gradient_of_keys, gradient_of_queries):
+        monkeypatch.setattr(module, "is_one_loop", lambda *_: True)
+    q, grad = (draw(2, queries, 4, 24, seed=seed, dtype=torch.float32) for seed in (0, 1))
+    k, v = (draw(2, keys, 2, 24, seed=seed, dtype=torch.float32) for seed in (2, 3))
+    how = {**PLAIN, **values}
+    wide = [x.double() for x in (q, k, v)]
+    want, lse = reference.forward(*wide, **how, return_lse=True)
+    exact = reference.backward(
+        grad.double(), *wide, None, None, None, want, lse, **how, needs=(True,) * 3 + (False,) * 3
+    )
+    with interpreting():
+        y, found = attention(q, k, v, **how, return_lse=True)
+        given = (grad, q, k, v, None, None, None, y, found)
+        gradients = backward(*given, **how, return_lse=True, needs=(True,) * 3 + (False,) * 3)
+    for one, other in zip((y, found, *gradients[:3]), (want, lse, *exact[:3]), strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("arch", "offset", "width", "loops"),
+    [("sm_90", 1, 64, 1), ("sm_90", 0, 7, 1), ("sm_90", 0, 64, 3), ("sm_100", 1, 64, 3)],
+)
+def test_on_hopper_rows_that_tma_cannot_copy_are_read_in_one_loop(arch, offset, width, loops):
+    """Of blocks that stay at one place in shared memory, the place is not found again in a second loop (Triton 3.6)."""
+    launches = list[dict[str, Any]]()
+    with pretending(Processor(arch, 132, 32), lambda *given: launches.append(given[3])):
+        storage = torch.empty(1 << 18, dtype=torch.bfloat16, device="meta")[offset:]
+        q, k = (storage[: 300 * heads * width].view(1, 300, heads, width) for heads in (4, 2))
+        attention(q, k, k, **PLAIN, return_lse=False)
+        backward(
+            q,
+            q,
+            k,
+            k,
+            None,
+            None,
+            None,
+            q,
+            torch.empty(1, 4, 300, device="meta"),
+            **PLAIN,
+            return_lse=False,
+            needs=(True,) * 3 + (False,) * 3,
+        )
+    assert [3 - 2 * given["ONE_LOOP"] for given in launches if "ONE_LOOP" in given] == [loops] * 3

@@ -44,11 +44,23 @@ def rows_of_tile(tile, first_head, queries, PACKED: tl.constexpr, BLOCK: tl.cons
 
 
 @triton.jit
-def seen_blocks(first, last, ahead, end, left, right, LEFT: tl.constexpr, RIGHT: tl.constexpr, BLOCK: tl.constexpr):
+def seen_blocks(
+    first,
+    last,
+    ahead,
+    end,
+    left,
+    right,
+    LEFT: tl.constexpr,
+    RIGHT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ONE_LOOP: tl.constexpr,
+):
     """Where blocks of the other side begin, are seen by all of a tile, are no more, and end.
 
     The tile's rows are ``first`` to ``last``; a row ``i`` sees from ``i + ahead - left`` to ``i + ahead + right`` of
-    what is numbered up to ``end``. Blocks begin at multiples of ``BLOCK``, but for those of an end.
+    what is numbered up to ``end``. Blocks begin at multiples of ``BLOCK``, but for those of an end. With ``ONE_LOOP``
+    all of them are behind those that are seen whole.
     """
     begin = 0
     stop = end
@@ -64,7 +76,16 @@ def seen_blocks(first, last, ahead, end, left, right, LEFT: tl.constexpr, RIGHT:
     stop = tl.maximum(stop, begin)
     whole_from = tl.minimum(tl.cdiv(whole_from, BLOCK) * BLOCK, tl.cdiv(stop, BLOCK) * BLOCK)
     whole_to = tl.maximum(tl.maximum(whole_to, 0) // BLOCK * BLOCK, whole_from)
+    if ONE_LOOP:
+        whole_from = begin
+        whole_to = begin
     return begin, whole_from, whole_to, stop
+
+
+@triton.constexpr_function
+def first_loop(LEFT, ONE_LOOP):
+    """Of the loops over blocks at an edge, blocks that are seen whole, and blocks at the other edge."""
+    return 2 if ONE_LOOP else 0 if LEFT else 1
 
 
 def shapes(q: Tensor, v: Tensor) -> Mapping[str, Any]:
