@@ -112,19 +112,18 @@ def over_keys(
             z = tl.where(seen, z, float("-inf"))
         if BOUNDED:
             p = tl.exp2(z)
-        elif FOLDED:
-            peak = tl.max(z, axis=1)
-            factor = tl.where(tl.abs(peak * last) < HUGE, last, coarse)
-            higher = tl.maximum(top, peak * factor)
-            base = finite_or_zero(higher)
-            p = tl.exp2(z * factor[:, None] - base[:, None])
-        else:
-            higher = tl.maximum(top, tl.max(z, axis=1))
-            base = finite_or_zero(higher)
-            p = tl.exp2(z - base[:, None])
-        if BOUNDED:
             total += tl.sum(p, axis=1)
         else:
+            if FOLDED:
+                peak = tl.max(z, axis=1)
+                factor = tl.where(tl.abs(peak * last) < HUGE, last, coarse)
+                higher = tl.maximum(top, peak * factor)
+                base = finite_or_zero(higher)
+                p = tl.exp2(z * factor[:, None] - base[:, None])
+            else:
+                higher = tl.maximum(top, tl.max(z, axis=1))
+                base = finite_or_zero(higher)
+                p = tl.exp2(z - base[:, None])
             kept = tl.exp2(top - base)
             top = higher
             total = total * kept + tl.sum(p, axis=1)
