@@ -183,16 +183,18 @@ def test_a_kernel_that_cannot_be_used_starts_no_process(make_suite, apart):
     assert found[-1].detail == "the kernel cannot be used here: disabled: PORTAKERNEL_DISABLE names torch"
 
 
-def test_on_a_gpu_alone_there_are_several_processes_where_nobody_says_how_many(monkeypatch):
+def test_several_processes_are_for_gpus_and_plugins_that_compile_where_nobody_says_how_many(monkeypatch):
     monkeypatch.setattr(runner, "cores", lambda: 16)
     gpu = Device(Target("nvidia", "sm_90"), "GPU", "cuda:0")
     venue = Venue("cuda:0", (gpu.target,), gpu)
-    assert runner._many(venue) == 8
+    now = runtime.dispatcher()
+    compiled, other = (now.registry.kernels[name] for name in ("triton.rms_norm", "torch.rms_norm"))
+    assert (runner._many(now, compiled, venue), runner._many(now, other, venue)) == (8, 1)
     monkeypatch.setattr(runner, "cores", lambda: 2)
-    assert runner._many(venue) == 2
-    assert runner._many(replace(venue, mode="interpreter")) == 1
-    assert runner._many(replace(venue, torch_device="cpu")) == 1
-    assert runner._many(Unavailable("nowhere")) == 1
+    assert runner._many(now, compiled, venue) == 2
+    assert runner._many(now, compiled, replace(venue, mode="interpreter")) == 1
+    assert runner._many(now, compiled, replace(venue, torch_device="cpu")) == 1
+    assert runner._many(now, compiled, Unavailable("nowhere")) == 1
 
 
 def test_what_has_to_be_built_runs_here(acme, apart):

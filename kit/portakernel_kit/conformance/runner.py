@@ -48,8 +48,9 @@ def check(
     unless ``all_builds``. With ``huge``, calls with more than 2**31 elements take the place of the ops' cases.
 
     The cases of a kernel run in this process or, with more than one of ``workers``, in up to so many of their own; with
-    None in several on a GPU, one a core, and in this one elsewhere. They begin as spawned processes do: a script that
-    asks for them needs its ``if __name__ == "__main__":``. What has to be built, and ``huge``, runs in this process.
+    None in several, one a core, where their plugin compiles them for a GPU, and in this one elsewhere. They begin as
+    spawned processes do: a script that asks for them needs its ``if __name__ == "__main__":``. What has to be built,
+    and ``huge``, runs in this process.
 
     Raises:
         UnknownNameError: there is no such plugin or op.
@@ -57,7 +58,7 @@ def check(
     seed = fresh_seed() if seed is None else seed
     for kernel in select_kernels(dispatcher, plugin, op, names):
         venue = find_venue(dispatcher, kernel, device)
-        many = workers if workers is not None else _many(venue)
+        many = workers if workers is not None else _many(dispatcher, kernel, venue)
         terms: dict[str, Any] = {"all_builds": all_builds, "huge": huge, "workers": many, "device": device}
         yield from run(dispatcher, kernel, venue, seed=seed, **terms)
 
@@ -126,14 +127,15 @@ def run(
         yield result_of(kernel, venue, f"{kernel.op}[*]", fault_of_op(fault))
 
 
-def _many(venue: Venue | Unavailable) -> int:
+def _many(dispatcher: Dispatcher, kernel: Kernel, venue: Venue | Unavailable) -> int:
     """How many processes a kernel's cases run in where nobody says it.
 
-    On a GPU each case is compiled on one core; elsewhere the start of a process takes as long as many cases.
+    On a GPU each case of a plugin that compiles its kernels takes a core for seconds; elsewhere the start of a process
+    takes as long as many cases.
     """
     if isinstance(venue, Unavailable) or venue.mode is not None or venue.torch_device.partition(":")[0] == "cpu":
         return 1
-    return min(_MOST_WORKERS, cores())
+    return min(_MOST_WORKERS, cores()) if dispatcher.registry.offline(kernel.plugin) is not None else 1
 
 
 def drawing(

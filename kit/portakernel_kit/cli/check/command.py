@@ -49,7 +49,7 @@ def command(
             metavar="N",
             min=1,
             help="Processes side by side, of a kernel's cases and of drawn requests."
-            "  [default: one a core, 8 at most; of cases on GPUs alone]",
+            "  [default: one a core, 8 at most; of cases where they are compiled for a GPU]",
         ),
     ] = None,
     one: Annotated[
