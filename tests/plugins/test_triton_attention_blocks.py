@@ -20,7 +20,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from portakernel.authoring.triton import Processor, launch, pretending
 from portakernel.references import attention as reference
 from portakernel.triton_launch.interpreter import interpreting
-from portakernel_plugins.triton.attention import forward, gradient_of_keys, gradient_of_queries, varlen
+from portakernel_plugins.triton.attention import gradient_of_keys, row_blocks, varlen
 from portakernel_plugins.triton.attention.backward import backward
 from portakernel_plugins.triton.attention.bounded_scores import exponents
 from portakernel_plugins.triton.attention.forward import attention
@@ -337,8 +337,7 @@ def test_gradients_of_keys_and_values_apart_are_those_of_one_launch(monkeypatch)
 )
 @pytest.mark.parametrize(("queries", "keys"), [(100, 70), (3, 150)])
 def test_one_loop_with_masks_serves_all_blocks(queries, keys, values, monkeypatch):
-    for module in (forward, gradient_of_keys, gradient_of_queries):
-        monkeypatch.setattr(module, "is_one_loop", lambda *_: True)
+    monkeypatch.setattr(row_blocks, "is_one_loop", lambda *_: True)
     q, grad = (draw(2, queries, 4, 24, seed=seed, dtype=torch.float32) for seed in (0, 1))
     k, v = (draw(2, keys, 2, 24, seed=seed, dtype=torch.float32) for seed in (2, 3))
     how = {**PLAIN, **values}

@@ -16,11 +16,13 @@ from triton.language.extra.cuda import num_warps
 
 from portakernel_plugins.triton.attention.tangents import (
     COEFFICIENTS,
-    HALF,
+    IS_SOME_FAR,
     MANY,
+    RECIPROCAL,
     SOME,
     SWIFT,
     TWICE_LOG2_E,
+    largest_of,
     tangent,
 )
 
@@ -43,27 +45,19 @@ def _assembly(count: int) -> tuple[str, str]:
         f"mul.rn.ftz.f32 c{i}, w, {coefficient}; mul.rn.ftz.f32 w, w, q;"
         for i, coefficient in enumerate(reversed(COEFFICIENTS))
     )
-    # four largest ones, that each need not wait for the one before
-    largest = "".join(f"abs.ftz.f32 p, {z}; max.ftz.f32 m{i % 4}, m{i % 4}, p;" for i, z in enumerate(products))
     steps = "".join(f"fma.rn.ftz.f32 p, s, p, c{i};" for i in reversed(range(highest)))
     polynomials = "".join(
         f"mul.rn.ftz.f32 s, {z}, {z}; mov.f32 p, c{highest}; {steps} fma.rn.ftz.f32 {z}, {z}, p, n;" for z in products
     )
-    # cap - 2 * cap / (exp(2 * scale * z) + 1), the reciprocal a root's, squared
-    exponentials = "".join(
-        f"mul.rn.ftz.f32 p, {z}, w; ex2.approx.ftz.f32 p, p; add.rn.ftz.f32 p, p, 0f3F800000;"
-        f"rsqrt.approx.ftz.f32 p, p; mul.rn.ftz.f32 s, p, p; fma.rn.ftz.f32 {z}, s, q, n;"
-        for z in products
-    )
+    # cap - 2 * cap / (exp(2 * scale * z) + 1)
+    exponentials = "".join(f"mul.rn.ftz.f32 p, {z}, w; {RECIPROCAL} fma.rn.ftz.f32 {z}, s, q, n;" for z in products)
     text = (
-        f"{{ .reg .f32 m<4>, c<{highest + 1}>, n, p, q, s, w; .reg .pred far, some;"
-        f"{''.join(f'mov.f32 m{i}, 0f00000000;' for i in range(4))} {largest}"
-        "max.ftz.f32 m0, m0, m1; max.ftz.f32 m2, m2, m3; max.ftz.f32 m0, m0, m2;"
+        f"{{ .reg .f32 m<4>, c<{highest + 1}>, n, p, q, s, w; .reg .pred far, some;{largest_of(products)}"
         f"abs.ftz.f32 p, {scale}; mul.rn.ftz.f32 m0, m0, p;"
         # cap - shift
         f"add.rn.ftz.f32 n, {cap}, {cap}; sub.rn.ftz.f32 n, n, {_LOWEST_BITS}; cvt.rpi.ftz.f32.f32 n, n;"
         "max.ftz.f32 n, n, 0f00000000;"
-        f"setp.gt.f32 far, m0, {HALF}; vote.sync.any.pred some, far, 0xffffffff; @some bra FAR;"
+        f"{IS_SOME_FAR} @some bra FAR;"
         f"sub.rn.ftz.f32 n, n, {cap}; mul.rn.ftz.f32 q, {scale}, {scale}; mul.rn.ftz.f32 w, {scale}, {cap};"
         f"{scaled} {polynomials} bra.uni END;"
         f"FAR: mul.rn.ftz.f32 w, {scale}, {TWICE_LOG2_E}; mul.rn.ftz.f32 q, {cap}, 0fC0000000;"

@@ -20,7 +20,7 @@ from portakernel_plugins.triton.attention.bounded_scores import with_sink
 from portakernel_plugins.triton.attention.head_parts import load_rows, negated, no_sums, store_rows, times
 from portakernel_plugins.triton.attention.online_softmax import HUGE, over_keys
 from portakernel_plugins.triton.attention.results import Results, Written
-from portakernel_plugins.triton.attention.row_blocks import is_one_loop, sources
+from portakernel_plugins.triton.attention.row_blocks import reading, sources
 from portakernel_plugins.triton.attention.scores import Scoring, scoring
 from portakernel_plugins.triton.attention.sequences import Sequences, ends_of, tile_count, tile_of_sequence
 from portakernel_plugins.triton.attention.split_keys import Parts, split_count
@@ -268,7 +268,6 @@ def launch_forward(
     tiling = tiles_of_queries(q, queries, H // G, room_of(q, v, bias), how.right >= 0, changed)
     options, blocks = {**tiling.options}, shapes(q, v)
     read = sources(k, v, options["BLOCK_N"], blocks, options.pop("DESCRIBED", False))
-    described = read[0] is not k
     tiles = tile_count(S, tiling.packed, options["BLOCK_M"], sequences)
     programs = B * H // tiling.packed * tiles
     # of sequences one may be far longer than the others: its keys are shared by as many as can be
@@ -316,8 +315,7 @@ def launch_forward(
         FOLDED=folded,
         NEGATED=turned_round,
         **how.flags,
-        DESCRIBED=described,
-        ONE_LOOP=not described and is_one_loop(k, v),
+        **reading(read, k, v),
         **blocks,
         **options,
     )

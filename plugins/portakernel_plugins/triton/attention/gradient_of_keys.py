@@ -19,7 +19,7 @@ from torch import Tensor
 
 from portakernel.authoring.triton import grid_of, launch, program_index
 from portakernel_plugins.triton.attention.head_parts import load_rows, no_sums, store_rows, times
-from portakernel_plugins.triton.attention.row_blocks import is_one_loop, sources
+from portakernel_plugins.triton.attention.row_blocks import reading, sources
 from portakernel_plugins.triton.attention.row_terms import Terms
 from portakernel_plugins.triton.attention.sequences import ends_of, tile_count, tile_of_sequence
 from portakernel_plugins.triton.attention.split_queries import Sums, part_count
@@ -193,7 +193,6 @@ def launch_gradient_of_keys(terms: Terms, grad_k: Tensor | None, grad_v: Tensor 
         return
     sizes = shapes(q, v)
     read = sources(q, terms.grad, options["BLOCK_M"], sizes, options.pop("DESCRIBED", False))
-    described = read[0] is not q
     blocks = tile_count(T, 1, options["BLOCK_N"], terms.sequences)
     queries = S if terms.sequences is None else terms.sequences.longest[0]
     ragged = terms.sequences is not None
@@ -223,8 +222,7 @@ def launch_gradient_of_keys(terms: Terms, grad_k: Tensor | None, grad_v: Tensor 
         *terms.strides,
         HEADS=H // G,
         SPLIT=into is not None,
-        DESCRIBED=described,
-        ONE_LOOP=not described and is_one_loop(q, terms.grad),
+        **reading(read, q, terms.grad),
         **terms.how.flags,
         **sizes,
         **options,

@@ -24,7 +24,7 @@ from portakernel_plugins.triton.attention.head_parts import (
     times,
     turned,
 )  # fmt: skip
-from portakernel_plugins.triton.attention.row_blocks import is_one_loop, load_block, sources
+from portakernel_plugins.triton.attention.row_blocks import load_block, reading, sources
 from portakernel_plugins.triton.attention.row_terms import Terms
 from portakernel_plugins.triton.attention.scores import changed, load_bias, sees, weights_of
 from portakernel_plugins.triton.attention.sequences import ends_of, tile_count, tile_of_sequence
@@ -275,7 +275,6 @@ def launch_gradient_of_queries(terms: Terms, grad_q: Tensor | None, grad_bias: T
     options = {**configuration("attention.gradient_of_queries", q.device, width, q.element_size()).options}
     blocks = shapes(q, v)
     read = sources(k, v, options["BLOCK_N"], blocks, options.pop("DESCRIBED", False))
-    described = read[0] is not k
     tiles = tile_count(S, 1, options["BLOCK_M"], terms.sequences)
     launch(
         _gradient_of_queries,
@@ -298,8 +297,7 @@ def launch_gradient_of_queries(terms: Terms, grad_q: Tensor | None, grad_bias: T
         *terms.numbers,
         *terms.strides,
         HEADS=H // G,
-        DESCRIBED=described,
-        ONE_LOOP=not described and is_one_loop(k, v),
+        **reading(read, k, v),
         **terms.how.flags,
         **blocks,
         **options,

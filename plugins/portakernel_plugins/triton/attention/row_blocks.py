@@ -98,6 +98,12 @@ def sources(x: Tensor, y: Tensor, rows: int, blocks: Mapping[str, Any], wanted: 
     return (*_descriptors(x, strides[0], rows, blocks, "D"), *_descriptors(y, strides[1], rows, blocks, "E"))
 
 
+def reading(read: tuple[Any, ...], x: Tensor, y: Tensor) -> dict[str, Any]:
+    """How kernels read what ``sources`` made of ``x`` and ``y``: compiled into them."""
+    described = read[0] is not x
+    return {"DESCRIBED": described, "ONE_LOOP": not described and is_one_loop(x, y)}
+
+
 def is_one_loop(x: Tensor, y: Tensor) -> bool:
     """Whether a kernel that reads ``x`` and ``y`` through pointers has one loop, with masks, for all of their blocks.
 

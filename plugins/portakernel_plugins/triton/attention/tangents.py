@@ -23,10 +23,22 @@ _END: tl.constexpr = tl.constexpr(7.90531110763549805)
 
 # tanh(x) / x by powers of x * x, for x of at most a half: of least error (2 ** -22.6), in hexadecimal, highest first.
 COEFFICIENTS = ("0fBD31A757", "0f3E069B35", "0fBEAA9A0D", "0f3F7FFFD9")
-HALF, TWICE_LOG2_E = "0f3F000000", "0f4038AA3B"
+TWICE_LOG2_E = "0f4038AA3B"
+# Assembly: whether a warp's largest argument, m0, is above a half; and s = 1 / (2 ** p + 1), a root's, squared.
+IS_SOME_FAR = "setp.gt.f32 far, m0, 0f3F000000; vote.sync.any.pred some, far, 0xffffffff;"
+RECIPROCAL = (
+    "ex2.approx.ftz.f32 p, p; add.rn.ftz.f32 p, p, 0f3F800000;rsqrt.approx.ftz.f32 p, p; mul.rn.ftz.f32 s, p, p;"
+)
 # How many arguments of a thread are looked at together: as many as it has, for a look takes as long as 20 arguments do
 # (an H100's warpgroups of the Hopper kernel, causal B4 S4096 D128: 1660 µs with 8, 1149 with 64).
 FEW, SOME, MANY = (tl.constexpr(count) for count in (8, 32, 64))
+
+
+def largest_of(registers: list[str]) -> str:
+    """What puts the largest size of all into ``m0``: of four, that each need not wait for the one before."""
+    zeros = "".join(f"mov.f32 m{i}, 0f00000000;" for i in range(4))
+    largest = "".join(f"abs.ftz.f32 p, {x}; max.ftz.f32 m{i % 4}, m{i % 4}, p;" for i, x in enumerate(registers))
+    return f"{zeros} {largest}max.ftz.f32 m0, m0, m1; max.ftz.f32 m2, m2, m3; max.ftz.f32 m0, m0, m2;"
 
 
 def _assembly(count: int) -> tuple[str, str]:
@@ -34,22 +46,16 @@ def _assembly(count: int) -> tuple[str, str]:
     registers = [f"${i}" for i in range(count)]
     first, *rest = COEFFICIENTS
     steps = "".join(f"fma.rn.ftz.f32 p, p, s, {coefficient};" for coefficient in rest)
-    # four largest ones, that each need not wait for the one before
-    largest = "".join(f"abs.ftz.f32 p, {x}; max.ftz.f32 m{i % 4}, m{i % 4}, p;" for i, x in enumerate(registers))
     polynomials = "".join(
         f"mul.rn.ftz.f32 s, {x}, {x}; mov.f32 p, {first}; {steps} mul.rn.ftz.f32 {x}, {x}, p;" for x in registers
     )
-    # 1 - 2 / (exp(2 * x) + 1), the reciprocal a root's, squared
+    # 1 - 2 / (exp(2 * x) + 1)
     exponentials = "".join(
-        f"mul.rn.ftz.f32 p, {x}, {TWICE_LOG2_E}; ex2.approx.ftz.f32 p, p; add.rn.ftz.f32 p, p, 0f3F800000;"
-        f"rsqrt.approx.ftz.f32 p, p; mul.rn.ftz.f32 s, p, p; fma.rn.ftz.f32 {x}, s, 0fC0000000, 0f3F800000;"
+        f"mul.rn.ftz.f32 p, {x}, {TWICE_LOG2_E}; {RECIPROCAL} fma.rn.ftz.f32 {x}, s, 0fC0000000, 0f3F800000;"
         for x in registers
     )
     text = (
-        "{ .reg .f32 m<4>, s, p; .reg .pred far, some;"
-        f"{''.join(f'mov.f32 m{i}, 0f00000000;' for i in range(4))} {largest}"
-        "max.ftz.f32 m0, m0, m1; max.ftz.f32 m2, m2, m3; max.ftz.f32 m0, m0, m2;"
-        f"setp.gt.f32 far, m0, {HALF}; vote.sync.any.pred some, far, 0xffffffff;"
+        f"{{ .reg .f32 m<4>, s, p; .reg .pred far, some;{largest_of(registers)}{IS_SOME_FAR}"
         f"@some bra FAR; {polynomials} bra.uni END; FAR: {exponentials} END: }}"
     )
     return text, ",".join(["=f"] * count + [str(i) for i in range(count)])
