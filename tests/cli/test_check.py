@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from portakernel import runtime
 from portakernel_kit import conformance
 from portakernel_kit.cli.check import command
 from portakernel_kit.conformance.drawn.processes import DEFAULT_BUDGET, Budget
@@ -98,6 +99,16 @@ def test_json_form_key_by_key(run: Callable, kit: Callable) -> None:
         {"kernel": "acme.norm", "op": "rms_norm", "passed": 0, "failed": 0, "skipped": 1, "reason": SKIPPED.detail},
     ]
     assert ran.json["results"] == [result.to_json() for result in (PASSED, FAILED, SKIPPED)]
+
+
+@pytest.mark.parametrize(("places", "named"), [((0, 0), True), ((0, None), False), ((), False)])
+def test_json_names_the_device_of_all_results(
+    places: tuple[int | None, ...], named: bool, run: Callable, kit: Callable
+) -> None:
+    here = [device for device in runtime.dispatcher().registry.devices if device.torch_device == "cpu"]
+    texts = ["acme:first (acme:0)" if place is None else f"{here[place].target} (cpu)" for place in places]
+    kit([replace(PASSED, device=text) for text in texts] or [SKIPPED])
+    assert run("check --json").json["circumstances"]["device"] == (here[0].name if named else None)
 
 
 def test_the_summary_names_the_mode_of_what_ran_without_a_device_of_its_own(run: Callable, kit: Callable) -> None:

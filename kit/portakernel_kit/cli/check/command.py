@@ -7,7 +7,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +17,8 @@ from portakernel.cli.options import FoundDevice, Json, OnlyKernels, OnlyOp, Only
 from portakernel_kit.cli.check.report import NOT_READY, modes_of, print_result, print_summary, summarise
 
 if TYPE_CHECKING:
+    from portakernel.deciding.dispatcher import Dispatcher
+    from portakernel.words.target import Device
     from portakernel_kit.conformance.drawn.processes import Drawing
     from portakernel_kit.conformance.result import Result
 
@@ -136,7 +138,7 @@ def command(
             from portakernel_kit.bench.circumstances import software
 
             shown = [result.to_json() for result in results]
-            circumstances = {**software(now.registry), "device": where.name if where is not None else None}
+            circumstances = {**software(now.registry), "device": _name_of_device(now, where, results)}
             head = {"circumstances": circumstances, "seed": seed, "interrupted": interrupted, "drawn": requests}
             print_json({**head, "summary": summary, "results": shown})
         else:
@@ -151,6 +153,15 @@ def command(
     # what a manifest says of itself runs nothing
     ran = any(result.status != "skipped" and result.aspect not in ("boundary", "coverage") for result in results)
     raise typer.Exit(0 if ran and not any(result.status == "failed" for result in results) else 1)
+
+
+def _name_of_device(now: Dispatcher, asked: Device | None, results: Sequence[Result]) -> str | None:
+    """The name of the device that was asked for, or else of the one that all results come from."""
+    if asked is not None:
+        return asked.name
+    places = {result.device for result in results if result.device and result.mode is None}
+    found = [device for device in now.registry.devices if f"{device.target} ({device.torch_device})" in places]
+    return found[0].name if len(places) == len(found) == 1 else None
 
 
 def _why_none_was_drawn(drawing: Drawing) -> str:

@@ -20,18 +20,11 @@ from portakernel_plugins.triton.attention.bounded_scores import with_sink
 from portakernel_plugins.triton.attention.head_parts import load_rows, negated, no_sums, store_rows, times
 from portakernel_plugins.triton.attention.online_softmax import HUGE, over_keys
 from portakernel_plugins.triton.attention.results import Results, Written
-from portakernel_plugins.triton.attention.row_blocks import reading, sources
+from portakernel_plugins.triton.attention.row_blocks import sources
 from portakernel_plugins.triton.attention.scores import Scoring, scoring
 from portakernel_plugins.triton.attention.sequences import Sequences, ends_of, tile_count, tile_of_sequence
 from portakernel_plugins.triton.attention.split_keys import Parts, split_count
-from portakernel_plugins.triton.attention.tiles import (
-    first_loop,
-    room_of,
-    rows_of_tile,
-    seen_blocks,
-    shapes,
-    tiles_of_queries,
-)
+from portakernel_plugins.triton.attention.tiles import room_of, rows_of_tile, seen_blocks, shapes, tiles_of_queries
 from portakernel_plugins.triton.exponentials import LOG2_E, LOG_2
 
 Window = tuple[int, int]
@@ -108,7 +101,6 @@ def _forward(
     PRECISION: tl.constexpr,
     WIDEN: tl.constexpr,
     DESCRIBED: tl.constexpr = False,
-    ONE_LOOP: tl.constexpr = False,
 ) -> None:
     # heads of one key head side by side, so that they read its keys together; then tiles, the longest first
     program = program_index()
@@ -177,9 +169,7 @@ def _forward(
     first = tile * BLOCK_M // PACKED
     last = tl.minimum((tile + 1) * BLOCK_M, queries * PACKED) - 1
     last = last // PACKED
-    begin, whole_from, whole_to, stop = seen_blocks(
-        first, last, ahead, keys, left, right, LEFT, RIGHT, BLOCK_N, ONE_LOOP
-    )
+    begin, whole_from, whole_to, stop = seen_blocks(first, last, ahead, keys, left, right, LEFT, RIGHT, BLOCK_N)
     if SPLIT:
         each = tl.cdiv(tl.cdiv(stop - begin, BLOCK_N), splits) * BLOCK_N
         begin += split * each
@@ -188,7 +178,7 @@ def _forward(
         whole_to = tl.minimum(tl.maximum(whole_to, whole_from), stop // BLOCK_N * BLOCK_N)
         whole_to = tl.maximum(whole_to, whole_from)
     starts, stops = (begin, whole_from, whole_to), (tl.minimum(whole_from, stop), whole_to, stop)
-    for part in tl.static_range(first_loop(LEFT, ONE_LOOP), 3):  # an edge, whole blocks, the other edge
+    for part in tl.static_range(0 if LEFT else 1, 3):  # an edge, whole blocks, the other edge
         acc, total, top = over_keys(
             acc, total, top, block, k, k_rest, v, v_rest, batch, first_key, key_head, bias, bias_rows, position,
             slope, keys, starts[part], stops[part], left, right, scale, coarse, cap, k_row, k_lane, v_row, v_lane,
@@ -315,7 +305,7 @@ def launch_forward(
         FOLDED=folded,
         NEGATED=turned_round,
         **how.flags,
-        **reading(read, k, v),
+        DESCRIBED=read[0] is not k,
         **blocks,
         **options,
     )

@@ -19,12 +19,12 @@ from torch import Tensor
 
 from portakernel.authoring.triton import grid_of, launch, program_index
 from portakernel_plugins.triton.attention.head_parts import load_rows, no_sums, store_rows, times
-from portakernel_plugins.triton.attention.row_blocks import reading, sources
+from portakernel_plugins.triton.attention.row_blocks import sources
 from portakernel_plugins.triton.attention.row_terms import Terms
 from portakernel_plugins.triton.attention.sequences import ends_of, tile_count, tile_of_sequence
 from portakernel_plugins.triton.attention.split_queries import Sums, part_count
 from portakernel_plugins.triton.attention.sums_over_queries import over_queries
-from portakernel_plugins.triton.attention.tiles import first_loop, room_of, seen_blocks, shapes
+from portakernel_plugins.triton.attention.tiles import room_of, seen_blocks, shapes
 from portakernel_plugins.triton.launching.configurations import configuration
 
 
@@ -95,7 +95,6 @@ def _gradient_of_keys(
     PRECISION: tl.constexpr,
     WIDEN: tl.constexpr,
     DESCRIBED: tl.constexpr = False,
-    ONE_LOOP: tl.constexpr = False,
 ) -> None:
     # parts of one block side by side; the first keys are seen by most queries, where there is a causal mask
     program = program_index()
@@ -146,7 +145,7 @@ def _gradient_of_keys(
     sums_v = no_sums(BLOCK_N, BLOCK_E, REST_E)
     # seen from a key, the window's sides change places
     begin, whole_from, whole_to, stop = seen_blocks(
-        first_key, last_key, -ahead, queries, right, left, RIGHT, LEFT, BLOCK_M, ONE_LOOP
+        first_key, last_key, -ahead, queries, right, left, RIGHT, LEFT, BLOCK_M
     )
     first_head = at_head * HEADS
     if not DESCRIBED:
@@ -159,7 +158,7 @@ def _gradient_of_keys(
     if bias is not None:
         bias += batch * bias_batch + first_head * bias_head
     starts, stops = (begin, whole_from, whole_to), (tl.minimum(whole_from, stop), whole_to, stop)
-    for stretch in tl.static_range(first_loop(RIGHT, ONE_LOOP), 3):  # an edge, whole blocks, the other edge
+    for stretch in tl.static_range(0 if RIGHT else 1, 3):  # an edge, whole blocks, the other edge
         sums_k, sums_v = over_queries(
             sums_k, sums_v, k_rows, v_rows, q, q_rest, grad, grad_rest, batch, first_query, first_head.to(tl.int32),
             shift, delta, slopes, bias, column, rows_apart, queries, ahead, starts[stretch], stops[stretch], left,
@@ -222,7 +221,7 @@ def launch_gradient_of_keys(terms: Terms, grad_k: Tensor | None, grad_v: Tensor 
         *terms.strides,
         HEADS=H // G,
         SPLIT=into is not None,
-        **reading(read, q, terms.grad),
+        DESCRIBED=read[0] is not q,
         **terms.how.flags,
         **sizes,
         **options,

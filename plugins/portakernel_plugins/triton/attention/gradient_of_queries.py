@@ -24,11 +24,11 @@ from portakernel_plugins.triton.attention.head_parts import (
     times,
     turned,
 )  # fmt: skip
-from portakernel_plugins.triton.attention.row_blocks import load_block, reading, sources
+from portakernel_plugins.triton.attention.row_blocks import load_block, sources
 from portakernel_plugins.triton.attention.row_terms import Terms
 from portakernel_plugins.triton.attention.scores import changed, load_bias, sees, weights_of
 from portakernel_plugins.triton.attention.sequences import ends_of, tile_count, tile_of_sequence
-from portakernel_plugins.triton.attention.tiles import first_loop, room_of, rows_of_tile, seen_blocks, shapes
+from portakernel_plugins.triton.attention.tiles import room_of, rows_of_tile, seen_blocks, shapes
 from portakernel_plugins.triton.exponentials import LOG2_E
 from portakernel_plugins.triton.launching.configurations import configuration
 
@@ -190,7 +190,6 @@ def _gradient_of_queries(
     PRECISION: tl.constexpr,
     WIDEN: tl.constexpr,
     DESCRIBED: tl.constexpr = False,
-    ONE_LOOP: tl.constexpr = False,
 ) -> None:
     # heads of one key head side by side, so that they read its keys together; then tiles, the longest first
     program = program_index()
@@ -250,11 +249,9 @@ def _gradient_of_queries(
     sums = no_sums(BLOCK_M, BLOCK_D, REST_D)
     first = tile * BLOCK_M
     last = tl.minimum(first + BLOCK_M, queries) - 1
-    begin, whole_from, whole_to, stop = seen_blocks(
-        first, last, ahead, keys, left, right, LEFT, RIGHT, BLOCK_N, ONE_LOOP
-    )
+    begin, whole_from, whole_to, stop = seen_blocks(first, last, ahead, keys, left, right, LEFT, RIGHT, BLOCK_N)
     starts, stops = (begin, whole_from, whole_to), (tl.minimum(whole_from, stop), whole_to, stop)
-    for part in tl.static_range(first_loop(LEFT, ONE_LOOP), 3):  # an edge, whole blocks, the other edge
+    for part in tl.static_range(0 if LEFT else 1, 3):  # an edge, whole blocks, the other edge
         sums = _over_keys(
             sums, q_rows, grads, k, k_rest, v, v_rest, batch, first_key, key_head, bias, bias_rows, of_bias, there,
             position, slope, row_shift, row_delta, keys, starts[part], stops[part], left, right, scale, cap, k_row,
@@ -297,7 +294,7 @@ def launch_gradient_of_queries(terms: Terms, grad_q: Tensor | None, grad_bias: T
         *terms.numbers,
         *terms.strides,
         HEADS=H // G,
-        **reading(read, k, v),
+        DESCRIBED=read[0] is not k,
         **terms.how.flags,
         **blocks,
         **options,

@@ -14,14 +14,29 @@ import triton.language as tl
 
 # What matrix units take at least.
 _NARROWEST = 16
+# What products of weights and values take at least on Hopper with the ptxas of CUDA 12.8, which Triton 3.6 has.
+_NARROWEST_OF_OLD_PTXAS, _OLD_PTXAS = 64, (12, 8)
 
 
 def parts_of(width: int, narrowest: int = _NARROWEST) -> tuple[int, int]:
-    """The blocks that hold ``width`` elements, the first of ``narrowest`` at least; the second is 0 where one does."""
+    """The blocks of ``narrowest`` lanes at least that hold ``width`` elements; the second is 0 where one does."""
     whole = max(narrowest, _power_of_two(width))
     first = whole // 2
-    rest = max(_NARROWEST, _power_of_two(width - first))
+    rest = max(narrowest, _power_of_two(width - first))
     return (first, rest) if first >= narrowest and rest < first else (whole, 0)
+
+
+def narrowest_values(arch: str) -> int:
+    """How many lanes each block of values has at least.
+
+    Of blocks of 16 and 32, the ptxas of CUDA 12.8 may leave out the instruction that sets the register with their place
+    in shared memory: products read what an earlier kernel left there, or nothing that can be read. That of 12.9 makes
+    code without such registers of the same PTX.
+    """
+    if not arch.startswith("sm_9"):
+        return _NARROWEST
+    version = tuple(int(part) for part in triton.knobs.nvidia.ptxas.version.split("."))
+    return _NARROWEST if version > _OLD_PTXAS else _NARROWEST_OF_OLD_PTXAS
 
 
 def _power_of_two(width: int) -> int:

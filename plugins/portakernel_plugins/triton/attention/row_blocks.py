@@ -18,7 +18,6 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from portakernel.authoring.triton import processor
 from portakernel_plugins.triton.attention.head_parts import load_rows
 
 # What TMA wants an address and all strides but the innermost to be divisible by, in bytes.
@@ -96,24 +95,6 @@ def sources(x: Tensor, y: Tensor, rows: int, blocks: Mapping[str, Any], wanted: 
     if strides[0] is None or strides[1] is None:
         return x, None, y, None
     return (*_descriptors(x, strides[0], rows, blocks, "D"), *_descriptors(y, strides[1], rows, blocks, "E"))
-
-
-def reading(read: tuple[Any, ...], x: Tensor, y: Tensor) -> dict[str, Any]:
-    """How kernels read what ``sources`` made of ``x`` and ``y``: compiled into them."""
-    described = read[0] is not x
-    return {"DESCRIBED": described, "ONE_LOOP": not described and is_one_loop(x, y)}
-
-
-def is_one_loop(x: Tensor, y: Tensor) -> bool:
-    """Whether a kernel that reads ``x`` and ``y`` through pointers has one loop, with masks, for all of their blocks.
-
-    Rows at odd addresses or strides pass through registers, and their blocks stay at one place in shared memory. The
-    ptxas of CUDA 12.8, which Triton 3.6 has, may then take that place, in a second loop, from registers that only the
-    first one sets: where that was skipped, products read whatever is there (a drawn request of heads of 1 and 7
-    elements, on an H100: an illegal access).
-    """
-    on_hopper = processor(x.device).arch.startswith("sm_9")
-    return on_hopper and (copied_strides(x) is None or copied_strides(y) is None)
 
 
 def copied_strides(x: Tensor) -> list[int] | None:

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from portakernel.authoring.triton import processor
-from portakernel_plugins.triton.attention.head_parts import parts_of
+from portakernel_plugins.triton.attention.head_parts import narrowest_values, parts_of
 from portakernel_plugins.triton.launching.configurations import configuration
 
 # With no more queries the heads of one key head share a tile.
@@ -24,9 +24,6 @@ _SHORT = 512
 # of 480), and wherever scores are changed one by one, which takes registers (378 of 356 with softcap, 0.92 of the plain
 # case's speed with ALiBi of 0.85).
 _SHORT_CAUSAL, _NARROW = 4096, 128
-# With 16 lanes the ptxas of CUDA 12.8, which Triton 3.6 has, looks for a block of values where a loop that was skipped
-# would have put its address: an illegal access on an H100.
-_NARROWEST_ON_HOPPER = 32
 # Beside a bias: more than there are.
 _WIDEST = 512
 
@@ -44,23 +41,11 @@ def rows_of_tile(tile, first_head, queries, PACKED: tl.constexpr, BLOCK: tl.cons
 
 
 @triton.jit
-def seen_blocks(
-    first,
-    last,
-    ahead,
-    end,
-    left,
-    right,
-    LEFT: tl.constexpr,
-    RIGHT: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ONE_LOOP: tl.constexpr,
-):
+def seen_blocks(first, last, ahead, end, left, right, LEFT: tl.constexpr, RIGHT: tl.constexpr, BLOCK: tl.constexpr):
     """Where blocks of the other side begin, are seen by all of a tile, are no more, and end.
 
     The tile's rows are ``first`` to ``last``; a row ``i`` sees from ``i + ahead - left`` to ``i + ahead + right`` of
-    what is numbered up to ``end``. Blocks begin at multiples of ``BLOCK``, but for those of an end. With ``ONE_LOOP``
-    all of them are behind those that are seen whole.
+    what is numbered up to ``end``. Blocks begin at multiples of ``BLOCK``, but for those of an end.
     """
     begin = 0
     stop = end
@@ -76,16 +61,7 @@ def seen_blocks(
     stop = tl.maximum(stop, begin)
     whole_from = tl.minimum(tl.cdiv(whole_from, BLOCK) * BLOCK, tl.cdiv(stop, BLOCK) * BLOCK)
     whole_to = tl.maximum(tl.maximum(whole_to, 0) // BLOCK * BLOCK, whole_from)
-    if ONE_LOOP:
-        whole_from = begin
-        whole_to = begin
     return begin, whole_from, whole_to, stop
-
-
-@triton.constexpr_function
-def first_loop(LEFT, ONE_LOOP):
-    """Of the loops over blocks at an edge, blocks that are seen whole, and blocks at the other edge."""
-    return 2 if ONE_LOOP else 0 if LEFT else 1
 
 
 def shapes(q: Tensor, v: Tensor) -> Mapping[str, Any]:
@@ -100,8 +76,7 @@ def shapes(q: Tensor, v: Tensor) -> Mapping[str, Any]:
 
 @cache
 def _shapes(D: int, E: int, dtype: torch.dtype, exact: bool, arch: str) -> Mapping[str, Any]:
-    narrowest = _NARROWEST_ON_HOPPER if arch.startswith("sm_9") else 16
-    (block_d, rest_d), (block_e, rest_e) = parts_of(D, narrowest), parts_of(E, narrowest)
+    (block_d, rest_d), (block_e, rest_e) = parts_of(D), parts_of(E, narrowest_values(arch))
     precision = "ieee"
     if dtype is torch.float32 and arch.startswith("sm_"):
         precision = "tf32x3" if exact else "tf32"
