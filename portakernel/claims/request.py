@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 from portakernel.contract import Contract
 from portakernel.contracts import contracts
 from portakernel.text.printable import brief
+from portakernel.words.symbols import is_symbol
 from portakernel.words.target import Device, Target
+
+T = TypeVar("T")
 
 # What a question takes the memory of a tensor to be like.
 PLAIN_FACTS: Mapping[str, int] = {"contiguous": True, "flat_rows": True, "stride_last": 1, "alignment": 16}
@@ -58,6 +61,13 @@ class Request:
         found = self.facts if "." in parameter else self.dims if parameter in self.dims else self.values
         return found.get(parameter)
 
+    def without_symbols(self) -> Request:
+        """The request without the sizes that a traced graph leaves open; itself where there are none."""
+        dims, facts, values = _told(self.dims), _told(self.facts), _told(self.values)
+        if (len(dims), len(facts), len(values)) == (len(self.dims), len(self.facts), len(self.values)):
+            return self
+        return replace(self, dims=dims, facts=facts, values=values)
+
     def __repr__(self) -> str:
         return brief(f"<Request: {self}>")
 
@@ -85,6 +95,10 @@ class Request:
             "attached": [str(device.target) for device in self.attached],
             "device": self.device.torch_device if self.device else None,
         }
+
+
+def _told(known: Mapping[str, T]) -> dict[str, T]:
+    return {name: value for name, value in known.items() if not is_symbol(value)}
 
 
 def typed_values(contract: Contract, values: Mapping[str, Any]) -> dict[str, str]:

@@ -19,7 +19,7 @@ from portakernel.deciding.hardware_shortfalls import shortfalls
 from portakernel.deciding.kernel_argument import TOKEN_MARK
 from portakernel.deciding.policies import Layer, Policy, Wishes, intern_policy
 from portakernel.deciding.process_wishes import ProcessWishes, allowed_plugins, read
-from portakernel.deciding.ranking import order, why, why_not
+from portakernel.deciding.ranking import Candidate, order, why, why_not
 from portakernel.deciding.readiness import Readiness, required
 from portakernel.deciding.unmet import skipped_preferences
 from portakernel.host.locks import make_lock
@@ -145,18 +145,27 @@ class Dispatcher:
         request, wishes = self._wished(request, self.policy() if policy is None else policy)
         kernels = self.registry.for_op(request.op)
         now = self._knowledge()
-        candidates = [assess(now, kernel, request, wishes, cannot or {}) for kernel in kernels]
+        told, cannot = request.without_symbols(), cannot or {}
+        candidates = [assess(now, kernel, told, wishes, cannot) for kernel in kernels]
         eligible = sorted((c for c in candidates if not c.rejections), key=lambda c: order(c, wishes))
         rejected = [candidate for candidate in candidates if candidate.rejections]
-        while eligible and (failure := self._load_failure(eligible[0].kernel, request)):
-            rejected.append(replace(eligible.pop(0), status="rejected", rejections=(failure,), assumed=()))
+        winner: Candidate | None = None
+        while eligible and winner is None:
+            first = eligible.pop(0)
+            if told is not request:  # a bound that an open size is compared with guards the graph
+                first = assess(now, first.kernel, request, wishes, cannot)
+            if not first.rejections and (failure := self._load_failure(first.kernel, request)):
+                first = replace(first, status="rejected", rejections=(failure,), assumed=())
+            if first.rejections:
+                rejected.append(first)
+            else:
+                winner = replace(first, status="chosen")
         missing = shortfalls(request, self.registry)
-        if not eligible:
+        if winner is None:
             return Decision(
                 request, None, "no kernel can serve this request", tuple(rejected), (), missing, wishes=wishes
             )
-        winner = replace(eligible[0], status="chosen")
-        losers = [replace(loser, rejections=(why_not(loser, winner, wishes),)) for loser in eligible[1:]]
+        losers = [replace(loser, rejections=(why_not(loser, winner, wishes),)) for loser in eligible]
         # a third party's kernel stands behind the reference: that the reference was passed over surprises nobody
         named = {*wishes.use, *wishes.prefer}
         before = [c for c in rejected if order(c, wishes) < order(winner, wishes)]

@@ -27,6 +27,11 @@ def known(condition: Any) -> bool:
     return bool(guard_or_false(condition))
 
 
+def is_symbol(value: Any) -> bool:
+    """Whether ``value`` is a size that a traced graph leaves open: to compare it with a bound guards the graph."""
+    return value is not None and not isinstance(value, (bool, int, float, str, tuple))
+
+
 def left_to_the_run(value: Any) -> bool:
     """Whether a size is one that only the run can tell."""
     if value is None or isinstance(value, (bool, int, float, str)):

@@ -246,14 +246,6 @@ def test_heads_are_two_blocks_where_one_would_be_mostly_padding(width, parts):
     assert parts_of(width) == parts
 
 
-def test_hopper_has_blocks_of_32_lanes_at_least():
-    q = torch.empty(1, 9, 1, 8, device="meta")
-    for arch, width in (("sm_90", 32), ("sm_100", 16), ("gfx942", 16)):
-        with pretending(Processor(arch, 100, 32), lambda *_: None):
-            found = tiles.shapes(q, q)
-        assert (found["BLOCK_D"], found["BLOCK_E"]) == (width, width)
-
-
 def test_blocks_are_what_matrix_units_take():
     for kernel, rows in entries().items():
         if kernel.startswith("attention.") and "BLOCK_M" in rows[0].get("options", {}):

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from portakernel import runtime
 from portakernel.claims.capability import Limit
+from portakernel.claims.request import PLAIN_FACTS, Request
 from portakernel.ops import add, layer_norm, linear_act, rms_norm, silu_and_mul, softmax
 from portakernel.tensors.layout import layout_facts
+from portakernel.words.target import Target
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::portakernel.errors.FallbackWarning"),
@@ -96,3 +101,36 @@ def test_the_layout_of_such_rows_is_what_is_sure_of_it():
     assert layout_facts("x", x) == wanted
     assert layout_facts("x", x[:, :4]) == {**wanted, "x.contiguous": False}
     assert layout_facts("x", x[:, ::2]) == {**wanted, "x.contiguous": False, "x.stride_last": 2}
+
+
+class Open:
+    """A size that a graph leaves open, which notes what it is compared with."""
+
+    def __init__(self, compared: list[int]) -> None:
+        self.compared = compared
+
+    def __ge__(self, bound: int) -> bool:
+        self.compared.append(bound)
+        return True
+
+    __le__ = __ge__
+
+    def __mod__(self, divisor: int) -> int:
+        self.compared.append(divisor)
+        return 0
+
+
+def test_only_bounds_of_the_kernel_that_goes_first_are_compared_with_open_sizes():
+    dispatcher, compared = runtime.dispatcher(), list[int]()
+    contiguous = {f"{name}.{fact}": value for name in ("x", "weight") for fact, value in PLAIN_FACTS.items()}
+    dtypes = {"x": "bfloat16", "weight": "bfloat16"}
+    request = Request("rms_norm", Target("nvidia", "sm_90"), dtypes, {"M": 64, "N": 4096}, contiguous)
+    symbolic: Any = {"M": Open(compared), "N": Open(compared)}
+    decision = dispatcher.decide(replace(request, dims=symbolic))
+    chosen = decision.candidates[0]
+    limits = [limit for _, claim in chosen.kernel.variants for limit in claim.limits if limit.parameter in symbolic]
+    bounds = {bound for limit in limits for bound in (limit.min, limit.max, limit.multiple_of) if bound is not None}
+    others = [c.kernel for c in decision.candidates[1:] if any(claim.limits for _, claim in c.kernel.variants)]
+    assert compared and set(compared) <= bounds
+    assert len(others) > 3
+    assert decision.chosen is dispatcher.decide(replace(request, dims={})).chosen

@@ -20,6 +20,9 @@ from portakernel.deciding.policies import make_layer
 from portakernel_pages.modes.outcome import Outcome, observe, require
 from portakernel_pages.modes.subject import Subject, undisturbed
 
+# Any bound that a limit would make is smaller.
+_FINITE = 2**62
+
 
 def _dynamo() -> Any:
     """The compiler's own module: what it offers here is documented, and its name begins with an underscore."""
@@ -178,6 +181,50 @@ def compile_func_grad(op: str) -> Outcome:
         require(subject.wrong_gradients(found))
 
     return observe(run)
+
+
+class _Open(torch.nn.Module):
+    """The op as a module of all of its tensors; what is absent stays None."""
+
+    def __init__(self, subject: Subject) -> None:
+        super().__init__()
+        self.subject = subject
+
+    def forward(self, *tensors: Tensor | None) -> Any:
+        return self.subject.call(*tensors)
+
+
+def export_open(op: str) -> Outcome:
+    """``torch.export`` with sizes that nothing bounds; the program serves others than its first."""
+
+    def run() -> None:
+        first, second, *_, last = (Subject(op, case) for case in _resized(Subject(op)))
+        sizes = (_open_sizes(first, second),)
+        _dynamo().reset()
+        program = torch.export.export(_Open(first), first.tensors, dynamic_shapes=sizes)
+        ranges = program.range_constraints.items()
+        require([f"{size} has to be in {bounds}" for size, bounds in ranges if bounds.upper < _FINITE])
+        require([] if ranges else ["no size is open"])
+        for subject in (first, last):
+            require(subject.wrong_results(program.module()(*subject.tensors)))
+
+    return observe(run)
+
+
+def _open_sizes(subject: Subject, other: Subject) -> tuple[dict[int, Any] | None, ...]:
+    """For each tensor the dimensions in which the two subjects differ: one name, one ``Dim``."""
+    dims: dict[str, Any] = {}
+    found: list[dict[int, Any] | None] = []
+    for argument, tensor, resized in zip(subject.inputs.contract.tensors, subject.tensors, other.tensors, strict=True):
+        if tensor is None or resized is None:
+            found.append(None)
+            continue
+        leading = tensor.dim() - len(argument.sizes)
+        names = (*(f"row{place}" for place in range(leading)), *argument.sizes)
+        pairs = enumerate(zip(names, tensor.shape, resized.shape, strict=True))
+        changed = {place: name.strip("*") for place, (name, size, more) in pairs if size != more}
+        found.append({place: dims.setdefault(name, torch.export.Dim(name)) for place, name in changed.items()})
+    return tuple(found)
 
 
 class _Module(torch.nn.Module):

@@ -85,6 +85,13 @@ MODES: tuple[Mode, ...] = (
         " or installation, the policy in force chooses, with a `StaleGraphWarning`.",
     ),
     Mode(
+        "Registration and compilation",
+        "export, open sizes",
+        compilation.export_open,
+        "`torch.export` with a `Dim` without bounds for each size that may differ from call to call: the program has no"
+        " bound either, whatever kernels of other devices, or behind the chosen one, are limited to.",
+    ),
+    Mode(
         "Derivatives",
         "gradcheck",
         differentiation.gradcheck,
