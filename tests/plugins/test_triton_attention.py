@@ -19,7 +19,7 @@ import portakernel
 from portakernel.authoring.triton import Processor, launch, pretending
 from portakernel.references import attention as reference
 from portakernel.triton_launch.interpreter import interpreting
-from portakernel_plugins.triton.attention import scores, tangents, tiles
+from portakernel_plugins.triton.attention import scores, tangents
 from portakernel_plugins.triton.attention.backward import backward
 from portakernel_plugins.triton.attention.forward import attention
 from portakernel_plugins.triton.attention.head_parts import parts_of
