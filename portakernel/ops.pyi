@@ -193,16 +193,15 @@ def attention(
     the last key (bottom right aligned): causal hides keys behind that position, window=(left, right) keys more than
     left before or right after it, and ALiBi counts the distance from it; causal and window hold together. Scores are
     changed in the order scale, softcap, ALiBi, bias, mask. scale=None is 1/sqrt(D); a scale may be 0 or less.
-    softcap=0 is off, a negative one undefined. A bias of -inf masks; it is not broadcast, but may be expanded, with
-    strides of 0. A sink is the score, after all changes, of a key that every query of its head sees and whose value
-    is zero; it counts in lse, the natural logarithm of the denominator. A query that sees no key gives zeros, and lse
-    -inf or its sink. Computed in float32 and rounded once, at the end; kernels may round the softmax's weights to the
-    inputs' dtype before the product with v, as FlashAttention does. alibi_slopes and lse have no gradient. Forward
-    saves lse. Not guaranteed: equal bits from different kernels; outputs of a query that sees a NaN or an infinity,
-    or with a scale that is one; that a scale nearer to 0 than 2**-126 differs from 0; whether a query whose scores
-    are all below -2**126 averages the values or gives zeros, as if it saw no key, because kernels multiply scores by
-    log2(e); that NaN or infinity in a masked key or value does not reach queries that do not see it, because 0 * NaN
-    is NaN.
+    softcap=0 is off. A bias of -inf masks; it is not broadcast, but may be expanded, with strides of 0. A sink is the
+    score, after all changes, of a key that every query of its head sees and whose value is zero; it counts in lse,
+    the natural logarithm of the denominator. A query that sees no key gives zeros, and lse -inf or its sink. Computed
+    in float32 and rounded once, at the end; kernels may round the softmax's weights to the inputs' dtype before the
+    product with v, as FlashAttention does. alibi_slopes and lse have no gradient. Forward saves lse. Not guaranteed:
+    equal bits from different kernels; outputs of a query that sees a NaN or an infinity, or with a scale that is one;
+    that a scale nearer to 0 than 2**-126 differs from 0; whether a query whose scores are all below -2**126 averages
+    the values or gives zeros, as if it saw no key, because kernels multiply scores by log2(e); that NaN or infinity
+    in a masked key or value does not reach queries that do not see it, because 0 * NaN is NaN.
 
     Args:
         q: (B, S, H, D), float32 or float16 or bfloat16, or float64, which the reference alone serves.

@@ -82,7 +82,7 @@ CONTRACT = Contract(
         " stands at the last key (bottom right aligned): causal hides keys behind that position, window=(left, right)"
         " keys more than left before or right after it, and ALiBi counts the distance from it; causal and window hold"
         " together. Scores are changed in the order scale, softcap, ALiBi, bias, mask. scale=None is 1/sqrt(D); a scale"
-        " may be 0 or less. softcap=0 is off, a negative one undefined. A bias of -inf masks; it is not broadcast, but"
+        " may be 0 or less. softcap=0 is off. A bias of -inf masks; it is not broadcast, but"
         " may be expanded, with strides of 0. A sink is the score, after all changes, of a key that every query of its"
         " head sees and whose value is zero; it counts in lse, the natural logarithm of the denominator. A query that"
         " sees no key gives zeros, and lse -inf or its sink. Computed in float32 and rounded once, at the end; kernels"

@@ -68,7 +68,9 @@ def described(
         sizes = [parse_size(text) for text in tensor.fixed]
         known = all(size.name is None or size.name in request.dims for size in sizes)
         if not known or (tensor.leading is not None and leading is None):
-            text = f'{request.op}: give the shape of {name}: shape={{"{name}": (A, B)}}, or --shape {name}=AxB'
+            some = "ABCD"[: max(len(tensor.fixed) + (tensor.leading is not None), 1)]
+            words, spelt = ", ".join(some) + "," * (len(some) == 1), "x".join(some)
+            text = f'{request.op}: give the shape of {name}: shape={{"{name}": ({words})}}, or --shape {name}={spelt}'
             raise ArgumentValueError(text)
         if name not in request.dtypes:
             text = f'{request.op}: give the dtype of {name}: dtype={{"{name}": DTYPE}}, or --dtype {name}=DTYPE'

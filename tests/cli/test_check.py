@@ -111,6 +111,13 @@ def test_json_names_the_device_of_all_results(
     assert run("check --json").json["circumstances"]["device"] == (here[0].name if named else None)
 
 
+def test_claims_that_pass_alone_are_no_run(run: Callable, kit: Callable) -> None:
+    kit([replace(PASSED, aspect="boundary"), SKIPPED])
+    ran = run("check --seed 5")
+    assert ran.status == 1
+    assert "nothing ran: no case was put to a kernel" in ran.out
+
+
 def test_the_summary_names_the_mode_of_what_ran_without_a_device_of_its_own(run: Callable, kit: Callable) -> None:
     skipped = Result("acme.norm", "rms_norm", "rms_norm[*]", "claim", "skipped", "no such mode", mode="emulator")
     kit([PASSED, replace(PASSED, kernel="acme.mul", mode="emulator"), skipped])

@@ -327,6 +327,10 @@ def test_names_are_for_all_arguments_or_for_one_each() -> None:
             "rms_norm --set weigth_offset=1",
             "--set: rms_norm: unknown parameter 'weigth_offset'; did you mean 'weight_offset'?",
         ),
+        (
+            "attention --set sinks=true",
+            "--set sinks: sinks is a tensor of attention; say that it is given by its shape or dtype",
+        ),
         ("add --set target=1", "--set: add: unknown parameter 'target'; none is known"),
         ("add --use tritn.add", "command line: use: unknown kernel or plugin 'tritn.add'; did you mean 'triton.add'?"),
     ],

@@ -234,6 +234,9 @@ def read_parameters(op: str, texts: Sequence[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for text in texts:
         name, equals, value = (part.strip() for part in text.partition("="))
+        if name in described.names:
+            tensor = f"--set {name}: {name} is a tensor of {op}; say that it is given by its shape or dtype, as in"
+            raise ArgumentValueError(f"{tensor} --dtype {name}=float32")
         if name not in known:
             raise UnknownNameError("parameter", name, known, where=f"--set: {op}")
         if name in found:

@@ -133,6 +133,8 @@ def command(
             interrupted = True
         close()
         summary = summarise(results)
+        # what a manifest says of itself runs nothing
+        ran = any(result.status != "skipped" and result.aspect not in ("boundary", "coverage") for result in results)
         requests = drawing.to_json() if drawing is not None else {}
         if json:
             from portakernel_kit.bench.circumstances import software
@@ -147,11 +149,13 @@ def command(
                 why = "the request was not put to the kernel, for the reason above"
             elif drawn and drawing is not None and drawing.kernels:
                 why = _why_none_was_drawn(drawing) if not requests["requests"] else "the reasons are above"
-            print_summary(out, summary, modes_of(results), seed, requests, interrupted=interrupted, why=why)
+            elif any(result.status == "passed" for result in results):
+                why = f"no case was put to a kernel, and what passed are claims alone; {NOT_READY}"
+            print_summary(
+                out, summary, modes_of(results), seed, requests, interrupted=interrupted, why="" if ran else why
+            )
     if interrupted:
         raise typer.Exit(130)
-    # what a manifest says of itself runs nothing
-    ran = any(result.status != "skipped" and result.aspect not in ("boundary", "coverage") for result in results)
     raise typer.Exit(0 if ran and not any(result.status == "failed" for result in results) else 1)
 
 

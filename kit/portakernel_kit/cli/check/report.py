@@ -63,9 +63,9 @@ def print_summary(
     drawn: Mapping[str, Any],
     *,
     interrupted: bool,
-    why: str = NOT_READY,
+    why: str,
 ) -> None:
-    """One line for each kernel, and how many requests were drawn; ``why`` nothing ran, where nothing did."""
+    """One line for each kernel, and how many requests were drawn; ``why`` nothing ran, empty where something did."""
     from portakernel.cli.output import Cell
 
     out.heading("Interrupted; until then:" if interrupted else f"Conformance, seed {seed}")
@@ -81,7 +81,7 @@ def print_summary(
     ]
     if rows:
         out.table(rows, ("kernel", *STATUSES, "reason"), indent=2, right=(1, 2, 3))
-    if not any(row["passed"] or row["failed"] for row in summary):
+    if why:
         out.line("nothing ran" if interrupted else f"nothing ran: {why}", "bad", indent=2)
     if drawn.get("requests"):
         pairs = f"{drawn['pairs_asked']} of {drawn['pairs_possible']} pairs of what may differ were asked for"
