@@ -52,9 +52,10 @@ def chosen_kernels(
     With ``names`` those alone.
 
     Raises:
-        UnknownNameError: there is no such op or plugin, or no kernel of theirs with one of the names.
+        UnknownNameError: there is no such op or plugin, or no kernel with one of the names.
+        ArgumentValueError: a kernel with one of the names is of another op or plugin.
     """
-    from portakernel.errors import UnknownNameError
+    from portakernel.errors import ArgumentValueError, UnknownNameError
 
     kernels = list(registry.for_op(op)) if op is not None else list(registry.kernels.values())
     if plugin is not None:
@@ -65,8 +66,13 @@ def chosen_kernels(
         kernels = [kernel for kernel in kernels if kernel.plugin == plugin]
     if names:
         known = [kernel.name for kernel in kernels]
-        for unknown in (name for name in names if name not in known):
-            raise UnknownNameError("kernel", unknown, known)
+        for name in (name for name in names if name not in known):
+            if (other := registry.kernels.get(name)) is not None:
+                asked = " and ".join(filter(None, (op, f"plugin {plugin}" if plugin else "")))
+                raise ArgumentValueError(
+                    f"{name} is a kernel of {other.op}, of plugin {other.plugin}; asked for: {asked}"
+                )
+            raise UnknownNameError("kernel", name, known)
         kernels = [kernel for kernel in kernels if kernel.name in names]
     return sorted(kernels, key=lambda kernel: (kernel.op, kernel.is_reference, -kernel.priority.highest, kernel.name))
 

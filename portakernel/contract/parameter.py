@@ -78,7 +78,12 @@ class Parameter:
 
     def accepted(self) -> str:
         """What it may be, for people."""
-        kinds = {"float": self._numbers(), "int": "an integer", "bool": "True or False", "window": "(left, right)"}
+        kinds = {
+            "float": self._numbers(),
+            "int": "an integer",
+            "bool": "True or False",
+            "window": "(left, right), with -1 or None for all",
+        }
         shown = kinds.get(self.kind) or " or ".join(repr(choice) for choice in self.choices)
         return f"{shown} or None" if self.optional else shown
 

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -34,6 +34,8 @@ class Twice(BaseException):
 
 class FakeDrawing:
     """One request that fails, where there is time for it."""
+
+    pairs: ClassVar[dict[str, tuple[int, int]]] = {}
 
     def __init__(self, budget: Budget, first: int) -> None:
         self.budget, self.first, self.kernels = budget, first, ["acme.add"]
@@ -205,7 +207,7 @@ def test_the_question_reaches_the_kit(run: Callable, kit: Callable) -> None:
         ("--op ad", "unknown op 'ad'; did you mean 'add'?"),
         ("--plugin tritn", "unknown plugin 'tritn'; did you mean 'triton'?"),
         ("--op add --kernel torch.ad", "unknown kernel 'torch.ad'; did you mean 'torch.add' or "),
-        ("--plugin torch --kernel triton.add", "unknown kernel 'triton.add'; "),
+        ("--plugin torch --kernel triton.add", "triton.add is a kernel of add, of plugin triton; asked for"),
         ("--device npu:9", "unknown device 'npu:9'; "),
     ],
 )
@@ -319,6 +321,16 @@ def test_a_budget_in_which_nothing_was_drawn_is_told(run: Callable, kit: Callabl
     ran = run(f"check --drawn {asked}")
     assert ran.status == 1
     assert ran.out.endswith(f"  nothing ran: no request was drawn; {said}\n")
+
+
+def test_kernels_of_which_nothing_can_be_drawn_get_no_larger_budget(
+    run: Callable, kit: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kit([PASSED])
+    monkeypatch.setattr(FakeDrawing, "pairs", {"triton.add": (0, 0)})
+    ran = run("check --drawn --budget 9s")
+    assert ran.status == 1
+    assert "nothing ran: of all that could be drawn these kernels serve nothing here; --coverage says why" in ran.out
 
 
 def test_an_interrupt_before_anything_ran_gives_no_advice(run: Callable, kit: Callable) -> None:

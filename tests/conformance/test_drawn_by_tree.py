@@ -18,7 +18,7 @@ from portakernel_kit.conformance.venue import Venue, find_venue
 
 REPOSITORY = Path(__file__).parents[2]
 # An interpreter takes ten times as long for each.
-DRAWS, DRAWS_IN_A_MODE = 8, 3
+DRAWS, DRAWS_IN_A_MODE = 5, 2
 
 
 @cache

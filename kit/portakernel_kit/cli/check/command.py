@@ -170,6 +170,8 @@ def _name_of_device(now: Dispatcher, asked: Device | None, results: Sequence[Res
 
 def _why_none_was_drawn(drawing: Drawing) -> str:
     """Why no request was, of kernels that could run some, and what to do about it."""
+    if drawing.pairs and not any(possible for _, possible in drawing.pairs.values()):
+        return "of all that could be drawn these kernels serve nothing here; --coverage says why"
     fewer = f"; so does a smaller --first than {drawing.first}" if drawing.first else ""
     longer = "a --budget that is a time" if math.isinf(drawing.budget.seconds) else "a larger --budget"
     return f"no request was drawn; {longer}, such as 5m, draws some{fewer}"
