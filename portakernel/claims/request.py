@@ -63,7 +63,7 @@ class Request:
 
     def without_symbols(self) -> Request:
         """The request without the sizes that a traced graph leaves open; itself where there are none."""
-        dims, facts, values = _told(self.dims), _told(self.facts), _told(self.values)
+        dims, facts, values = (_without_symbols(self.dims), _without_symbols(self.facts), _without_symbols(self.values))
         if (len(dims), len(facts), len(values)) == (len(self.dims), len(self.facts), len(self.values)):
             return self
         return replace(self, dims=dims, facts=facts, values=values)
@@ -97,8 +97,8 @@ class Request:
         }
 
 
-def _told(known: Mapping[str, T]) -> dict[str, T]:
-    return {name: value for name, value in known.items() if not is_symbol(value)}
+def _without_symbols(sizes: Mapping[str, T]) -> dict[str, T]:
+    return {name: value for name, value in sizes.items() if not is_symbol(value)}
 
 
 def typed_values(contract: Contract, values: Mapping[str, Any]) -> dict[str, str]:

@@ -145,14 +145,14 @@ class Dispatcher:
         request, wishes = self._wished(request, self.policy() if policy is None else policy)
         kernels = self.registry.for_op(request.op)
         now = self._knowledge()
-        told, cannot = request.without_symbols(), cannot or {}
-        candidates = [assess(now, kernel, told, wishes, cannot) for kernel in kernels]
+        closed, cannot = request.without_symbols(), cannot or {}
+        candidates = [assess(now, kernel, closed, wishes, cannot) for kernel in kernels]
         eligible = sorted((c for c in candidates if not c.rejections), key=lambda c: order(c, wishes))
         rejected = [candidate for candidate in candidates if candidate.rejections]
         winner: Candidate | None = None
         while eligible and winner is None:
             first = eligible.pop(0)
-            if told is not request:  # a bound that an open size is compared with guards the graph
+            if closed is not request:  # a bound that an open size is compared with guards the graph
                 first = assess(now, first.kernel, request, wishes, cannot)
             if not first.rejections and (failure := self._load_failure(first.kernel, request)):
                 first = replace(first, status="rejected", rejections=(failure,), assumed=())

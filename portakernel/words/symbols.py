@@ -34,7 +34,7 @@ def is_symbol(value: Any) -> bool:
 
 def left_to_the_run(value: Any) -> bool:
     """Whether a size is one that only the run can tell."""
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if not is_symbol(value):
         return False
     from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
 

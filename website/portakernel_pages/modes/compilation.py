@@ -183,15 +183,29 @@ def compile_func_grad(op: str) -> Outcome:
     return observe(run)
 
 
-class _Open(torch.nn.Module):
-    """The op as a module of all of its tensors; what is absent stays None."""
+class _Module(torch.nn.Module):
+    """A function of tensors, of which some may be None, as a module."""
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
-        self.subject = subject
+        self.function = function
 
     def forward(self, *tensors: Tensor | None) -> Any:
-        return self.subject.call(*tensors)
+        return self.function(*tensors)
+
+
+def export(op: str) -> Outcome:
+    """``torch.export``, strict and not, and the exported program's numbers."""
+
+    def run() -> None:
+        subject = Subject(op)
+        for strict in (False, True):
+            _dynamo().reset()
+            program = torch.export.export(_Module(subject.of_floats), tuple(subject.plain()), strict=strict)
+            require(subject.wrong_results(program.module()(*subject.plain())))
+        _dynamo().reset()
+
+    return observe(run)
 
 
 def export_open(op: str) -> Outcome:
@@ -201,7 +215,7 @@ def export_open(op: str) -> Outcome:
         first, second, *_, last = (Subject(op, case) for case in _resized(Subject(op)))
         sizes = (_open_sizes(first, second),)
         _dynamo().reset()
-        program = torch.export.export(_Open(first), first.tensors, dynamic_shapes=sizes)
+        program = torch.export.export(_Module(first.call), first.tensors, dynamic_shapes=sizes)
         ranges = program.range_constraints.items()
         require([f"{size} has to be in {bounds}" for size, bounds in ranges if bounds.upper < _FINITE])
         require([] if ranges else ["no size is open"])
@@ -214,37 +228,14 @@ def export_open(op: str) -> Outcome:
 def _open_sizes(subject: Subject, other: Subject) -> tuple[dict[int, Any] | None, ...]:
     """For each tensor the dimensions in which the two subjects differ: one name, one ``Dim``."""
     dims: dict[str, Any] = {}
-    found: list[dict[int, Any] | None] = []
+    open_sizes: list[dict[int, Any] | None] = []
     for argument, tensor, resized in zip(subject.inputs.contract.tensors, subject.tensors, other.tensors, strict=True):
         if tensor is None or resized is None:
-            found.append(None)
+            open_sizes.append(None)
             continue
         leading = tensor.dim() - len(argument.sizes)
         names = (*(f"row{place}" for place in range(leading)), *argument.sizes)
         pairs = enumerate(zip(names, tensor.shape, resized.shape, strict=True))
         changed = {place: name.strip("*") for place, (name, size, more) in pairs if size != more}
-        found.append({place: dims.setdefault(name, torch.export.Dim(name)) for place, name in changed.items()})
-    return tuple(found)
-
-
-class _Module(torch.nn.Module):
-    def __init__(self, subject: Subject) -> None:
-        super().__init__()
-        self.subject = subject
-
-    def forward(self, *floats: Tensor) -> Any:
-        return self.subject.of_floats(*floats)
-
-
-def export(op: str) -> Outcome:
-    """``torch.export``, strict and not, and the exported program's numbers."""
-
-    def run() -> None:
-        subject = Subject(op)
-        for strict in (False, True):
-            _dynamo().reset()
-            program = torch.export.export(_Module(subject), tuple(subject.plain()), strict=strict)
-            require(subject.wrong_results(program.module()(*subject.plain())))
-        _dynamo().reset()
-
-    return observe(run)
+        open_sizes.append({place: dims.setdefault(name, torch.export.Dim(name)) for place, name in changed.items()})
+    return tuple(open_sizes)
