@@ -25,6 +25,7 @@ from portakernel.registry.plugin_manager import Broken, Package
 from portakernel.runtime import caller, callers_so_far, contract_of, dispatcher
 from portakernel.text.printable import brief
 from portakernel.warming.outcome import Call, Warmup
+from portakernel.words.graph_forms import GraphForm
 from portakernel.words.target import Device
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ def explain(
     format: Mapping[str, str] | str | None = None,
     device: str | None = None,
     phase: str | None = None,
+    compiled: bool = False,
     kernel: str | None = None,
     **parameters: Any,
 ) -> Decision:
@@ -82,6 +84,8 @@ def explain(
 
         portakernel.explain("rms_norm", x, weight)
         portakernel.explain("rms_norm", target="amd:gfx942", dtype="bfloat16", shape={"x": (4096, 8192)})
+
+    ``compiled``: for a graph of ``torch.compile``; the decision says the kernel's ``form`` there (docs/compile.md).
 
     Some ops have a ``dtype`` or ``format`` of their own. With tensors, which have theirs, ``dtype=`` and ``format=``
     are the op's. Without, they describe the tensors, and the op's own stands among them by name::
@@ -104,7 +108,8 @@ def explain(
         asked.arguments.check(given, values)
         training = any(tensor.requires_grad for tensor in given if tensor is not None) and _records_gradients()
         inferred = Phase.TRAINING if training else Phase.INFERENCE
-        return asked.explain(given, values, Phase(phase) if phase else inferred, strictly(now.registry, op, kernel))
+        wanted, strict = Phase(phase) if phase else inferred, strictly(now.registry, op, kernel)
+        return asked.explain(given, values, wanted, strict, compiled=compiled)
     return explain_in_words(
         now,
         op,
@@ -115,6 +120,7 @@ def explain(
         format=format,
         parameters=parameters,
         phase=Phase(phase or "inference"),
+        compiled=compiled,
         kernel=kernel,
     )
 
@@ -274,7 +280,8 @@ def policy(
     ``use`` is strict for the ops that it mentions; ``prefer`` goes first where it can; ``deny`` adds up; ``require``
     names properties (``deterministic``, ``batch_invariant``, ``graph_capture``) that a kernel must declare;
     ``reference`` is ``allow``, ``warn`` or ``forbid``. Names are kernels (``triton.rms_norm``) or plugins (``triton``).
-    Write the block around a compiled function, which then follows it, not inside one. One block may be entered again,
+    Write the block around a compiled function, not inside one: there it runs a graph of calls, which follow the block
+    (docs/compile.md). One block may be entered again,
     inside itself, and in several threads.
 
     A name that nothing here has is an error under ``use`` alone; ``deny`` has nothing to do then, ``prefer`` leaves it
@@ -306,15 +313,17 @@ def set_policy(
     deny: Names = (),
     require: Names = (),
     reference: ReferenceMode | None = None,
+    compiled: GraphForm | None = None,
 ) -> None:
     """Sets the process's policy, over the environment's and under any context; without arguments, takes it away.
 
-    It reaches all threads and ``torch.compile``, which compiles once for each policy.
+    It reaches all threads and ``torch.compile``, which compiles once for each policy. ``compiled`` is the form that
+    kernels have there, where they have it: ``inline``, ``kernel`` or ``call`` (docs/compile.md).
 
     Raises:
         UnknownNameError: a name under ``use`` that nothing has; with ``strict_names`` in a policy file, any.
     """
-    layer = make_layer("set_policy", use, prefer, deny, require, reference)
+    layer = make_layer("set_policy", use, prefer, deny, require, reference, compiled)
     empty = make_layer("set_policy")
     dispatcher().set_process_layer(None if layer == empty else layer)
 

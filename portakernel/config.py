@@ -12,6 +12,7 @@ from typing import Any, TypeVar, get_args
 
 from portakernel.claims.capability import Property
 from portakernel.errors import ConfigError, nearest
+from portakernel.words.graph_forms import GRAPH_FORMS
 
 T = TypeVar("T")
 
@@ -52,6 +53,12 @@ VARIABLES: tuple[Variable, ...] = (
         "What the references may do on accelerators.",
         "allow, warn or forbid",
         choices=("allow", "warn", "forbid"),
+    ),
+    Variable(
+        "PORTAKERNEL_COMPILED",
+        "The form that kernels first have in graphs of torch.compile, where they have it.",
+        "inline, kernel or call",
+        choices=GRAPH_FORMS,
     ),
     Variable(
         "PORTAKERNEL_PLUGINS",
@@ -112,6 +119,7 @@ class Config:
     deny: tuple[str, ...] = ()
     require: tuple[str, ...] = ()
     reference: str | None = None
+    compiled: str | None = None
     plugins: tuple[str, ...] = ()
     disable: tuple[str, ...] = ()
     policy: tuple[str, ...] = ()
@@ -148,6 +156,7 @@ class Config:
 
         require = checked(_chosen, "REQUIRE", several("REQUIRE"))
         reference = checked(_chosen, "REFERENCE", tuple(filter(None, [text("REFERENCE")])))
+        compiled = checked(_chosen, "COMPILED", tuple(filter(None, [text("COMPILED")])))
         plugins = checked(_plugins, text("PLUGINS"), several("PLUGINS"))
         policy = checked(_paths, text("POLICY"), several("POLICY", os.pathsep))
         checks = checked(_chosen, "CHECKS", tuple(filter(None, [text("CHECKS")])))
@@ -162,6 +171,7 @@ class Config:
             deny=several("DENY"),
             require=require or (),
             reference=next(iter(reference or ()), None),
+            compiled=next(iter(compiled or ()), None),
             plugins=plugins or (),
             disable=several("DISABLE"),
             policy=policy or (),

@@ -188,6 +188,10 @@ class DerivativeError(PortakernelError, NotImplementedError):
     """A derivative that the op does not define (a second backward, say)."""
 
 
+class CompiledGraphError(PortakernelError, RuntimeError):
+    """A kernel cannot stand in a compiled graph in the form that was chosen for it."""
+
+
 class PortakernelWarning(UserWarning):
     """The root of all warnings that portakernel gives; each is one printable line."""
 

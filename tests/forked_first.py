@@ -15,7 +15,7 @@ from pathlib import Path
 
 import first_party
 
-from portakernel.deciding import dispatcher
+from portakernel.deciding import trace_token
 from portakernel.registry.registry import listing_model
 
 
@@ -33,5 +33,5 @@ for library in _drivers():
         ctypes.CDLL(library)  # 9000 pages and 50 ms, of which nothing is left then
 inspect.getmodule(sys._getframe())  # reads where each module lies, as torch does for the first op
 for kernel in first_party.kernels():
-    dispatcher._claims(kernel)
+    trace_token._claims(kernel)
 listing_model()

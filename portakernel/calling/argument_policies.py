@@ -54,7 +54,7 @@ class ArgumentPolicies:
     def _warn_if_stale(self, token: str) -> None:
         if not self._dispatcher.trace_token:  # a graph that another process traced, and nothing was traced here
             self._dispatcher.refresh_trace_token()
-        if token != self._dispatcher.trace_token:
+        if not self._dispatcher.is_current(token):
             text = (
                 f"{self._op}: this graph was traced under another policy or with other kernels than there are here and"
                 " now; the policy in force chooses. Trace it again, or name a kernel in it:"

@@ -161,6 +161,7 @@ class Arguments:
         saved_by: str | None = None,
         requires: frozenset[str] = frozenset(),
         below_autograd: bool = False,
+        compiled: bool = False,
     ) -> Request:
         """The request that this call makes."""
         contract, named, given = self.contract, self.named(values), self.given(tensors)
@@ -189,6 +190,7 @@ class Arguments:
             saved=tuple(saved.name for saved in made.saved),
             saved_by=saved_by,
             below_autograd=below_autograd,
+            compiled=compiled,
             attached=self.registry.attached_to(device.torch_device or ""),
             device=device,
         )

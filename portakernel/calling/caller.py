@@ -139,10 +139,14 @@ class OpCaller:
             remember_few(self._naming, policy, known)
         return known
 
-    def explain(self, tensors: Tensors, parameters: Sequence[Any], phase: Phase, argument: str = "") -> Decision:
+    def explain(
+        self, tensors: Tensors, parameters: Sequence[Any], phase: Phase, argument: str = "", *, compiled: bool = False
+    ) -> Decision:
         """The decision for a call with these arguments, kernels that said ``CannotRun`` to such calls included."""
         policy = self.policy(argument)
-        request = self.arguments.request(tensors, parameters, phase)
+        request = self.arguments.request(tensors, parameters, phase, compiled=compiled)
+        if compiled:
+            return decide_as_called(self.dispatcher, request, policy)
         placement = self.table.entries.get(self.key(CallKind(phase), tensors, parameters, policy))
         cannot = dict(placement.cannot) if placement is not None else {}
         for (name, value), rejection in list(placement.refused.items()) if placement is not None else ():

@@ -33,6 +33,16 @@ def launcher(contract: Contract, kernel: Kernel, request: Request, dispatcher: D
     return run if can_be_captured(kernel, request, dispatcher) else _outside_captures(run)
 
 
+def plain_launcher(contract: Contract, kernel: Kernel, phase: Phase, dispatcher: Dispatcher) -> Callable[..., Any]:
+    """``kernel`` for the phase, taking a launcher's arguments by position: for tensors that are no memory."""
+    given, call = ", ".join(signature(contract, phase)), call_source(contract, kernel, phase)
+    source = f"def launch({given}):\n    return {call}\n"
+    entry = (kernel.backward if phase is Phase.BACKWARD else None) or kernel.entry
+    names = {"kernel": dispatcher.entry(entry)}
+    run: Callable[..., Any] = define(source, "launch", f"{kernel.name} {phase} traced", names)
+    return run
+
+
 def launch_source(
     contract: Contract, kernel: Kernel, request: Request, dispatcher: Dispatcher
 ) -> tuple[LaunchSource, dict[str, Any]]:

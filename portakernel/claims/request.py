@@ -35,8 +35,9 @@ class Request:
     ``dims`` and ``facts`` hold what is known: a question need not give every shape. ``features`` holds only those that
     differ from their neutral default, ``values`` every keyword argument that is no tensor, ``absent`` the optional
     tensors that are not given. ``below_autograd``: PyTorch is not recording, so that a kernel has to save what backward
-    needs. ``attached`` are further devices that share the torch device. ``device`` is set when it is in this machine,
-    so that readiness is probed and not assumed.
+    needs. ``compiled``: a compiled graph is to hold it, which leaves sizes ``open``. ``attached`` are further devices
+    that share the torch device. ``device`` is set when it is in this machine, so that readiness is probed and not
+    assumed.
     """
 
     op: str
@@ -53,6 +54,8 @@ class Request:
     saved: tuple[str, ...] = ()
     saved_by: str | None = None
     below_autograd: bool = False
+    compiled: bool = False
+    open: bool = False
     attached: tuple[Device, ...] = ()
     device: Device | None = None
 
@@ -66,7 +69,7 @@ class Request:
         dims, facts, values = (_without_symbols(self.dims), _without_symbols(self.facts), _without_symbols(self.values))
         if (len(dims), len(facts), len(values)) == (len(self.dims), len(self.facts), len(self.values)):
             return self
-        return replace(self, dims=dims, facts=facts, values=values)
+        return replace(self, dims=dims, facts=facts, values=values, open=True)
 
     def __repr__(self) -> str:
         return brief(f"<Request: {self}>")
@@ -79,13 +82,15 @@ class Request:
         parts += [f"{name}={value!r}" for name, value in {**told, **self.features}.items()]
         parts += [f"{name} scales {value}" for name, value in self.formats.items()]
         parts += sorted(self.requires)
-        phase = "" if self.phase is Phase.INFERENCE else f" ({self.phase})"
-        return f"{self.op}{phase} on {self.target}" + (f" with {', '.join(parts)}" if parts else "")
+        kind = [*([] if self.phase is Phase.INFERENCE else [str(self.phase)]), *(["compiled"] if self.compiled else [])]
+        call = f"{self.op} ({', '.join(kind)})" if kind else self.op
+        return f"{call} on {self.target}" + (f" with {', '.join(parts)}" if parts else "")
 
     def to_json(self) -> dict[str, Any]:
         """The request as JSON-ready data; stable."""
         return {
             "phase": str(self.phase),
+            "compiled": self.compiled,
             "dtypes": dict(self.dtypes),
             "dims": {name: int(value) for name, value in self.dims.items()},
             "facts": {name: value if isinstance(value, bool) else int(value) for name, value in self.facts.items()},

@@ -34,11 +34,13 @@ def explain_command(request: Request, wishes: Wishes | None = None) -> str:
     words += _options("--fact", (f"{name}={_written(value)}" for name, value in unusual.items()))
     words += ["--phase", str(request.phase)] if request.phase is not Phase.INFERENCE else []
     words += ["--saved-by", request.saved_by] if request.saved_by is not None else []
+    words += ["--compiled"] if request.compiled else []
     if wishes is not None:
         words += _options("--use", wishes.spelled(wishes.use))
         words += _options("--prefer", wishes.spelled(wishes.prefer))
         words += _options("--deny", wishes.deny)
         words += ["--reference", wishes.reference] if wishes.reference != "warn" else []
+        words += ["--form", wishes.compiled] if wishes.compiled is not None else []
     words += _options("--require", sorted(request.requires))
     return shlex.join(words)
 

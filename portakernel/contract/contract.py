@@ -62,7 +62,10 @@ class Contract:
     may give NaN throughout. ``autocast`` says what happens to dtypes under autocast: ``keep`` (the op computes in
     float32 anyhow), ``promote`` (arguments of different float dtypes are cast to the widest) or ``cast`` (to autocast's
     own dtype, as matrix products are). ``host_reads`` names arguments whose values the reference reads on the host, for
-    which it waits for the device. ``grid`` has the sizes that ``portakernel bench`` measures.
+    which it waits for the device. ``in_graphs`` says how compiled graphs hold the reference: ``fused`` (the formula as
+    plain torch has it, which Inductor fuses with what stands around it), ``inline`` (its operators too, but no faster
+    for it) or ``call`` (it looks at values, which a trace has not). ``grid`` has the sizes that ``portakernel bench``
+    measures.
     """
 
     op: str
@@ -85,6 +88,7 @@ class Contract:
     infinite_rows: Literal["exact", "may_be_nan"] = "exact"
     autocast: Literal["keep", "promote", "cast"] = "keep"
     host_reads: tuple[str, ...] = ()
+    in_graphs: Literal["fused", "inline", "call"] = "inline"
     grid: Grid | None = None
 
     def __post_init__(self) -> None:

@@ -53,5 +53,6 @@ CONTRACT = Contract(
     tolerance=Tolerance(forward={"float32": 0.5, "float16": 0.501, "bfloat16": 0.501}, signed_zeros=True),
     grid=grids.matrix_grid(grids.CORE, grids.MORE, names=("x", "y")),
     cost=cost,
+    in_graphs="fused",
     source="IEEE 754-2019, 5.4.1 (addition)",
 )

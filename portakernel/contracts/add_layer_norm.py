@@ -110,6 +110,7 @@ CONTRACT = Contract(
     ),
     grid=grids.matrix_grid(grids.CORE, grids.MORE, names=("x", "residual"), extra="bias"),
     cost=cost,
+    in_graphs="fused",
     source=(
         "Ba, Kiros & Hinton 2016, Layer Normalization, arXiv 1607.06450, equation 3, of x + residual; gelu:"
         " Hendrycks & Gimpel 2016, arXiv 1606.08415; silu: Elfwing et al. 2017, arXiv 1702.03118"

@@ -260,5 +260,6 @@ CONTRACT = Contract(
         _row(2, 16, 2, 2, 64),
     ),
     cost=cost,
+    in_graphs="call",
     source="Dao 2023, FlashAttention-2, arXiv 2307.08691; flash_attn_varlen_func for the form; sources of attention",
 )

@@ -123,6 +123,7 @@ CONTRACT = Contract(
     ),
     grid=grids.matrix_grid(((8192, 131072),), ((8192, 32000), (4096, 151936), (2048, 262144)), names=("logits",)),
     cost=cost,
+    in_graphs="call",
     source=(
         "Bishop 2006, Pattern Recognition and Machine Learning, equation 4.108; label smoothing: Szegedy et al. 2015,"
         " Rethinking the Inception Architecture, arXiv 1512.00567, section 7"

@@ -157,5 +157,6 @@ CONTRACT = Contract(
         _row(4, 256, "row"),
     ),
     cost=cost,
+    in_graphs="fused",
     source="OCP Microscaling Formats 1.0, 5.3 and 5.4; DeepSeek-V3, arXiv 2412.19437, 3.3.2 (blocks of 128)",
 )

@@ -127,5 +127,6 @@ CONTRACT = Contract(
         _row(4, 4, 64, 64),
     ),
     cost=cost,
+    in_graphs="call",
     source="torch.nn.EmbeddingBag; Naumov et al. 2019, Deep Learning Recommendation Model, arXiv 1906.00091, section 2",
 )

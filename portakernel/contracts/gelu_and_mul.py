@@ -65,6 +65,7 @@ CONTRACT = Contract(
     ),
     grid=grids.gated_grid(approximate="tanh"),
     cost=cost,
+    in_graphs="fused",
     source=(
         "Shazeer 2020, GLU Variants Improve Transformer, arXiv 2002.05202 (GEGLU, without its linear layers); both"
         " forms of gelu: Hendrycks & Gimpel 2016, Gaussian Error Linear Units, arXiv 1606.08415, section 2"

@@ -77,5 +77,6 @@ CONTRACT = Contract(
     ),
     grid=grids.matrix_grid(grids.CORE, grids.MORE, extra="bias"),
     cost=cost,
+    in_graphs="fused",
     source="Ba, Kiros & Hinton 2016, Layer Normalization, arXiv 1607.06450, equation 3",
 )

@@ -93,6 +93,7 @@ CONTRACT = Contract(
     ),
     grid=Grid((_row(8192, 128256, 4096), _row(16384, 32000, 2048), _row(4096, 262144, 2304)), _row(16, 64, 64)),
     cost=cost,
+    in_graphs="call",
     source=(
         "Bishop 2006, Pattern Recognition and Machine Learning, equations 4.104 to 4.109; without all logits:"
         " Wijmans et al. 2024, Cut Your Losses in Large-Vocabulary Language Models, arXiv 2411.09009"

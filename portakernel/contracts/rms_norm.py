@@ -59,5 +59,6 @@ CONTRACT = Contract(
     ),
     grid=grids.matrix_grid(grids.CORE, grids.MORE),
     cost=cost,
+    in_graphs="fused",
     source="Zhang & Sennrich 2019, Root Mean Square Layer Normalization, arXiv 1910.07467, equation 4",
 )

@@ -164,6 +164,7 @@ CONTRACT = Contract(
         _row(4, 4, 2, 64),
     ),
     cost=cost,
+    in_graphs="fused",
     source=(
         "Su et al. 2021, RoFormer, arXiv 2104.09864, equation 34 (interleaved); in halves: Black et al. 2022,"
         " GPT-NeoX-20B, arXiv 2204.06745"

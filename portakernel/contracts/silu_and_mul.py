@@ -52,5 +52,6 @@ CONTRACT = Contract(
     ),
     grid=grids.gated_grid(),
     cost=cost,
+    in_graphs="fused",
     source="Shazeer 2020, GLU Variants Improve Transformer, arXiv 2002.05202 (SwiGLU, without its linear layers)",
 )

@@ -53,5 +53,6 @@ CONTRACT = Contract(
     ),
     grid=grids.matrix_grid(((8192, 32768),), ((64, 4096), (32768, 1024), (4096, 4096), (2048, 131072))),
     cost=cost,
+    in_graphs="fused",
     source="Bridle 1990, Probabilistic Interpretation of Feedforward Classification Network Outputs",
 )

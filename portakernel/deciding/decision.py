@@ -14,6 +14,7 @@ from portakernel.deciding.ranking import Candidate, tier
 from portakernel.errors import NoKernelError
 from portakernel.registry.kernel import Kernel
 from portakernel.text.printable import brief
+from portakernel.words.graph_forms import GraphForm
 from portakernel.words.target import Target
 
 
@@ -56,6 +57,11 @@ class Decision:
         winner = self.candidates[0].target if self.chosen is not None else None
         return winner if winner is not None else self.request.target
 
+    @property
+    def form(self) -> GraphForm | None:
+        """How a compiled graph holds the chosen kernel; None outside of graphs, and where there is none."""
+        return self.candidates[0].form if self.chosen is not None else None
+
     def __repr__(self) -> str:
         chosen = self.chosen.name if self.chosen else "no kernel"
         return brief(f"<Decision: {chosen} of {len(self.candidates)} for {self.request}>")
@@ -71,6 +77,7 @@ class Decision:
             "target": str(self.request.target),
             "request": self.request.to_json(),
             "chosen": self.chosen.name if self.chosen else None,
+            "form": self.form,
             "why": self.why,
             "shortfalls": [shortfall.to_json() for shortfall in self.shortfalls],
             "notes": list(self.notes),
@@ -79,7 +86,9 @@ class Decision:
 
     def __str__(self) -> str:
         where = f" on {self.target}" if self.target != self.request.target else ""
-        lines = [str(self.request), f"  chosen: {self.chosen.name if self.chosen else 'none'}{where} ({self.why})"]
+        form = f", {self.form}" if self.form is not None else ""
+        chosen = self.chosen.name if self.chosen else "none"
+        lines = [str(self.request), f"  chosen: {chosen}{form}{where} ({self.why})"]
         lines += [f"  note: {text}" for text in (*(shortfall.text for shortfall in self.shortfalls), *self.notes)]
         width = max((len(candidate.kernel.name) for candidate in self.candidates), default=0)
         for candidate in self.candidates:
@@ -127,7 +136,7 @@ class Decision:
         # asked what its own check and its device's probe say
         alone = [
             one.kernel.name
-            for one in sorted(self.candidates, key=lambda one: (tier(one.kernel), -one.priority, one.kernel.name))
+            for one in sorted(self.candidates, key=lambda one: (tier(one), -one.priority, one.kernel.name))
             if one not in self.strict and len(one.rejections) == 1
         ]
         if not alone:

@@ -16,18 +16,17 @@ from portakernel.deciding.builds import Builds
 from portakernel.deciding.decision import Decision
 from portakernel.deciding.gates import Knowledge, assess
 from portakernel.deciding.hardware_shortfalls import shortfalls
-from portakernel.deciding.kernel_argument import TOKEN_MARK
+from portakernel.deciding.kernel_argument import BLOCK_MARK
 from portakernel.deciding.policies import Layer, Policy, Wishes, intern_policy
 from portakernel.deciding.process_wishes import ProcessWishes, allowed_plugins, read
 from portakernel.deciding.ranking import Candidate, order, why, why_not
-from portakernel.deciding.readiness import Readiness, required
+from portakernel.deciding.readiness import Readiness
+from portakernel.deciding.trace_token import make_token
 from portakernel.deciding.unmet import skipped_preferences
 from portakernel.host.locks import make_lock
 from portakernel.registry.kernel import Kernel
 from portakernel.registry.plugin_manager import PluginManager
 from portakernel.registry.registry import Registry
-from portakernel.tensors import torch_build
-from portakernel.text.spelling import spelled
 
 if TYPE_CHECKING:
     from portakernel.deciding.policy_file import Draft
@@ -48,6 +47,8 @@ class Dispatcher:
         self.builds = Builds()
         self.checks_values = config.checks
         self.trace_token = ""
+        self._token = ""
+        self._blocks = 0
         self._renewing = make_lock()
         self._renew_process_policy()
         self.context_layers: ContextVar[tuple[Layer, ...]] = ContextVar("portakernel_policy", default=())
@@ -80,28 +81,27 @@ class Dispatcher:
                 self.refresh_trace_token()
 
     def refresh_trace_token(self) -> None:
-        """Makes the token of all that decisions depend on: a compiled graph, perhaps kept on disk, holds for one token.
+        """Makes the token of all that decisions depend on (``trace_token.make_token``)."""
+        process = self.process
+        allowed = [plugins for plugins, _ in process.allow]
+        wishes = (self.process_policy.layers, sorted(process.disabled), allowed, self.checks_values)
+        self._token = make_token(self.registry, wishes)
+        self.trace_token = self._token + (BLOCK_MARK if self._blocks else "")
 
-        Devices are no part of it: they would have to be probed, and torch keeps graphs by device itself.
+    def count_block(self, entered: int) -> None:
+        """Counts a policy block that some thread has entered (1) or left (-1).
+
+        What is inline in a compiled graph follows no block. While there is one, every compiled function runs a graph of
+        calls, which follow the blocks of their own thread: that is what the token says.
         """
-        import hashlib
-        import platform
+        with self._renewing:
+            self._blocks += entered
+            if self.trace_token:
+                self.trace_token = self._token + (BLOCK_MARK if self._blocks else "")
 
-        claims = [
-            (_claims(kernel), [version for _, _, version in required(kernel)])
-            for _, kernel in sorted(self.registry.kernels.items())
-        ]
-        allowed = [plugins for plugins, _ in self.process.allow]
-        hardware = platform.machine(), torch_build.installed()
-        facts = (
-            self.process_policy.layers,
-            sorted(self.process.disabled),
-            allowed,
-            hardware,
-            claims,
-            self.checks_values,
-        )
-        self.trace_token = TOKEN_MARK + hashlib.sha256(spelled(facts).encode()).hexdigest()[:16]
+    def is_current(self, token: str) -> bool:
+        """Whether the token stands for what decisions depend on now, inside of policy blocks or outside."""
+        return token.removesuffix(BLOCK_MARK) == self._token
 
     def policy(self, argument: Layer | None = None) -> Policy:
         """The policy in force here and now."""
@@ -214,9 +214,3 @@ class Dispatcher:
     def entry(self, entry: str) -> Any:
         """The function that ``module:function`` names, imported once."""
         return self.readiness.entry(entry)
-
-
-@functools.lru_cache(maxsize=4096)
-def _claims(kernel: Kernel) -> str:
-    """What of a kernel decides whether, and how early, it is chosen."""
-    return spelled((kernel.name, kernel.package, kernel.variants, kernel.priority, kernel.disabled))

@@ -32,12 +32,13 @@ def explain_in_words(
     facts: Mapping[str, int] | None = None,
     phase: Phase = Phase.INFERENCE,
     saved_by: str | None = None,
+    compiled: bool = False,
     kernel: str | None = None,
 ) -> Decision:
     """The decision for a call in words, under the policy in force.
 
     ``parameters`` are the op's own, ``facts`` what is not plain about its tensors' memory (``{"x.alignment": 2}``),
-    ``saved_by`` is the kernel that ran forward, for the phase backward.
+    ``saved_by`` is the kernel that ran forward, for the phase backward; ``compiled``: a compiled graph is to hold it.
 
     Raises:
         UnknownNameError, ArgumentTypeError, ArgumentValueError: the words make no call of the op.
@@ -57,6 +58,7 @@ def explain_in_words(
         device=here,
         attached=attached,
     )
+    request = replace(request, compiled=compiled)
     check_saved_by(now.registry, request)
     return decide_as_called(now, request, now.policy(layer_of(now.registry, op, strict)))
 

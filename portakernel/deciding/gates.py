@@ -16,7 +16,7 @@ from portakernel.contracts import contract
 from portakernel.deciding.builds import Builds, without_promises
 from portakernel.deciding.policies import Wishes
 from portakernel.deciding.process_wishes import ProcessWishes
-from portakernel.deciding.ranking import Candidate, is_recorded
+from portakernel.deciding.ranking import Candidate, form_of, is_recorded
 from portakernel.deciding.readiness import Readiness
 from portakernel.registry.kernel import Kernel
 from portakernel.registry.registry import Registry
@@ -56,14 +56,16 @@ class Assessment:
         request, wishes = self.request, self.wishes
         rejections = tuple(dict.fromkeys(without_promises(self.rejections)))
         target = request.target if self.capability is not None else None
+        form = form_of(self.kernel, request, wishes)
         return Candidate(
             self.kernel,
             "rejected" if self.rejections else "eligible",
-            self.kernel.priority.of(request),
+            self.kernel.priority_in(form, request),
             tuple(map(wishes.sourced, rejections)) if wishes.require else rejections,
             () if self.rejections else tuple(self.assumed),
             self.variant,
             self.devices[0].target if self.devices else target,
+            form,
         )
 
 
@@ -100,7 +102,8 @@ def _policy(now: Knowledge, asked: Assessment) -> Iterator[Rejection]:
     if wishes.use and kernel.name not in wishes.use and _use_binds(now.registry, asked.request, wishes):
         source = next(iter(wishes.use.values()))
         yield Rejection(ReasonCode.DENIED_BY_POLICY, f"{source} uses {', '.join(wishes.use)} strictly")
-    if kernel.is_reference and wishes.reference == "forbid" and kernel.name not in wishes.use:
+    inline = form_of(kernel, asked.request, wishes) == "inline"  # Inductor's kernels then, and no slow fallback
+    if kernel.is_reference and wishes.reference == "forbid" and kernel.name not in wishes.use and not inline:
         yield Rejection(ReasonCode.DENIED_BY_POLICY, f"reference: forbid ({wishes.reference_source})", "reference")
 
 

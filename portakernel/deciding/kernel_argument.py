@@ -2,7 +2,9 @@
 
 A plain name was chosen automatically while tracing: it goes first, and where it cannot serve the next kernel does,
 with a warning. A name that a caller gave is marked, and strict. A token stands for the policy that a graph was traced
-under, and what was installed: it chooses nothing, but with another one the graph is compiled again.
+under, and what was installed: it chooses nothing, but with another one the graph is compiled again. It says too whether
+that was inside a policy block. The name of a kernel
+that stands in a graph by itself is marked, and seen by nobody but the graph's trace.
 """
 
 from __future__ import annotations
@@ -13,6 +15,10 @@ from portakernel.registry.registry import Registry
 
 STRICT_MARK = "!"
 TOKEN_MARK = "@"
+GRAPH_MARK = "~"
+# At the end of a token.
+BLOCK_MARK = "+"
+_MARKS = (STRICT_MARK, TOKEN_MARK, GRAPH_MARK)
 
 
 def check_ships(registry: Registry, op: str, name: str) -> None:
@@ -43,7 +49,7 @@ def strictly(registry: Registry, op: str, kernel: object) -> str:
         raise ArgumentTypeError(
             f"kernel must be the name of a kernel or plugin; this is {type(kernel).__name__} {kernel!r}"
         )
-    if kernel[:1] in (STRICT_MARK, TOKEN_MARK):
+    if kernel[:1] in _MARKS:
         raise UnknownNameError("kernel or plugin", kernel, [*registry.kernels, *registry.plugins()])
     check_ships(registry, op, kernel)
     return STRICT_MARK + kernel
@@ -51,7 +57,12 @@ def strictly(registry: Registry, op: str, kernel: object) -> str:
 
 def is_automatic(argument: str) -> bool:
     """Whether the name was chosen while tracing, by the process's policy of then."""
-    return bool(argument) and argument[0] not in (STRICT_MARK, TOKEN_MARK)
+    return bool(argument) and argument[0] not in _MARKS
+
+
+def unmarked(argument: str) -> str:
+    """The kernel's full name, however it was chosen."""
+    return argument[1:] if argument[:1] in _MARKS else argument
 
 
 def layer_of(registry: Registry, op: str, argument: str) -> Layer | None:

@@ -22,6 +22,7 @@ from portakernel.errors import ConfigError, UnknownNameError
 from portakernel.registry.registry import Registry
 from portakernel.text.printable import brief
 from portakernel.words.arch import ArchSpace, Selector
+from portakernel.words.graph_forms import GRAPH_FORMS, GraphForm
 from portakernel.words.target import Target
 
 ReferenceMode = Literal["allow", "warn", "forbid"]
@@ -78,6 +79,8 @@ class Layer:
     deny: tuple[str, ...] = ()
     require: frozenset[str] = frozenset()
     reference: ReferenceMode | None = None
+    # The form in which compiled graphs hold kernels, where these have it.
+    compiled: GraphForm | None = None
     # The plugins that may serve, where they are listed.
     plugins: tuple[str, ...] = ()
     scope: Scope = Scope()
@@ -88,6 +91,7 @@ class Layer:
         wishes = [f"{key} {', '.join(names)}" for key in ("use", "prefer", "deny") if (names := getattr(self, key))]
         wishes += [f"require {', '.join(sorted(self.require))}"] if self.require else []
         wishes += [f"reference {self.reference}"] if self.reference else []
+        wishes += [f"compiled {self.compiled}"] if self.compiled else []
         wishes += [f"plugins {', '.join(self.plugins)}"] if self.plugins else []
         scope = f" for {self.scope}" if str(self.scope) else ""
         return f"{self.source}{scope}: {'; '.join(wishes) or 'no wishes'}"
@@ -131,6 +135,8 @@ class Wishes:
     require: Mapping[str, str]
     reference: ReferenceMode
     reference_source: str
+    compiled: GraphForm | None = None
+    compiled_source: str = ""
     allow: tuple[AllowList, ...] = ()
 
     def rank(self, kernel: str) -> int:
@@ -202,8 +208,10 @@ def _wishes(policy: Policy, op: str, target: Target, registry: Registry) -> Wish
     for layer in reversed(layers):
         if layer.reference is not None:
             mode, source = layer.reference, layer.place("reference")
+    speaking = next((layer for layer in layers if layer.compiled is not None), None)
+    form, form_source = (speaking.compiled, speaking.place("compiled")) if speaking is not None else (None, "")
     allow = tuple((layer.plugins, layer.place("plugins")) for layer in layers if layer.plugins)
-    return Wishes(use, prefer, words, deny, require, mode, source, allow)
+    return Wishes(use, prefer, words, deny, require, mode, source, form, form_source, allow)
 
 
 def _named(layer: Layer, key: Naming, op: str, registry: Registry) -> dict[str, str]:
@@ -228,10 +236,12 @@ def environment_layer(config: Config) -> Layer:
     places = [
         Place(key, name, f"{PREFIX}{key.upper()}") for key in (*NAMING, "require") for name in getattr(config, key)
     ]
-    places += [Place(key, "", f"{PREFIX}{key.upper()}") for key in ("reference", "plugins") if getattr(config, key)]
+    form: GraphForm | None = next((form for form in GRAPH_FORMS if form == config.compiled), None)
+    keys = ("reference", "compiled", "plugins")
+    places += [Place(key, "", f"{PREFIX}{key.upper()}") for key in keys if getattr(config, key)]
     return Layer(
-        "environment", config.use, config.prefer, config.deny, frozenset(config.require), reference, config.plugins,
-        places=tuple(places),
+        "environment", config.use, config.prefer, config.deny, frozenset(config.require), reference, form,
+        config.plugins, places=tuple(places),
     )  # fmt: skip
 
 
@@ -242,11 +252,12 @@ def make_layer(
     deny: Names = (),
     require: Names = (),
     reference: ReferenceMode | None = None,
+    compiled: GraphForm | None = None,
 ) -> Layer:
     """A layer from a caller's arguments; one name may be given as a plain string.
 
     Raises:
-        UnknownNameError: ``require`` or ``reference`` is not one of the accepted words.
+        UnknownNameError: ``require``, ``reference`` or ``compiled`` is not one of the accepted words.
         ConfigError: the names are not strings.
     """
 
@@ -263,6 +274,9 @@ def make_layer(
             raise UnknownNameError("property", name, get_args(Property), where=source)
     if reference is not None and reference not in get_args(ReferenceMode):
         raise UnknownNameError("reference mode", str(reference), get_args(ReferenceMode), where=source)
+    if compiled is not None and compiled not in GRAPH_FORMS:
+        raise UnknownNameError("form in compiled graphs", str(compiled), GRAPH_FORMS, where=source)
     return Layer(
-        source, names("use", use), names("prefer", prefer), names("deny", deny), frozenset(required), reference
+        source, names("use", use), names("prefer", prefer), names("deny", deny), frozenset(required), reference,
+        compiled,
     )  # fmt: skip

@@ -37,6 +37,7 @@ class PolicyBlock:
         before = dispatcher.context_layers.get()
         _entered.set((*_entered.get(), (self, before)))
         dispatcher.context_layers.set((layer, *before))
+        dispatcher.count_block(1)
         return dispatcher.policy()
 
     @as_written
@@ -48,6 +49,7 @@ class PolicyBlock:
         if place < 0 or self._made is None:
             raise PortakernelError("a policy block is left in another thread or task than it was entered in")
         self._made[0].context_layers.set(entered[place][1])
+        self._made[0].count_block(-1)
         _entered.set(entered[:place] + entered[place + 1 :])
 
     def __call__(self, function: F) -> F:

@@ -15,6 +15,7 @@ from portakernel.claims.capability import Property
 from portakernel.deciding.policies import ReferenceMode
 from portakernel.errors import nearest
 from portakernel.manifest.loading import shown
+from portakernel.words.graph_forms import GRAPH_FORMS, GraphForm
 
 _PROPERTIES: tuple[str, ...] = get_args(Property)
 _MODES: tuple[str, ...] = get_args(ReferenceMode)
@@ -26,10 +27,13 @@ def _several(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-def _mode(value: Any) -> Any:
-    if value not in _MODES:
-        raise ValueError(f"{_at_fault(value)}; {nearest(str(value), _MODES)}")
-    return value
+def _one_of(words: tuple[str, ...]) -> BeforeValidator:
+    def check(value: Any) -> Any:
+        if value not in words:
+            raise ValueError(f"{_at_fault(value)}; {nearest(str(value), words)}")
+        return value
+
+    return BeforeValidator(check)
 
 
 def _at_fault(value: Any) -> str:
@@ -62,11 +66,12 @@ PluginList = Annotated[
     list[Annotated[str, AfterValidator(_plugin)]], BeforeValidator(_several), _one_or_list({"type": "string"})
 ]
 # None stands for a key that is not there; a key without a value is an error.
-ReferenceField = Annotated[ReferenceMode | None, BeforeValidator(_mode), WithJsonSchema({"enum": list(_MODES)})]
+ReferenceField = Annotated[ReferenceMode | None, _one_of(_MODES), WithJsonSchema({"enum": list(_MODES)})]
+FormField = Annotated[GraphForm | None, _one_of(GRAPH_FORMS), WithJsonSchema({"enum": list(GRAPH_FORMS)})]
 
 
 class Section(BaseModel):
-    """Wishes: kernels (``triton.rms_norm``) or plugins (``triton``) by name, required properties, the reference."""
+    """Wishes: kernels or plugins by name, required properties, the reference, compiled graphs."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
@@ -77,6 +82,9 @@ class Section(BaseModel):
         default=[], description="properties that every chosen kernel must declare; adds up over all sources"
     )
     reference: ReferenceField = Field(default=None, description="whether the references may serve on accelerators")
+    compiled: FormField = Field(
+        default=None, description="the form that kernels first have in graphs of torch.compile, where they have it"
+    )
 
     @model_validator(mode="after")
     def _says_something(self) -> Section:

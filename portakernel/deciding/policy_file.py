@@ -43,7 +43,7 @@ class PolicyFile:
         for layer in self.layers:
             about = f"{layer.scope}: " if str(layer.scope) else ""
             for place in layer.places:
-                whole = ", ".join(layer.plugins) if place.key == "plugins" else layer.reference
+                whole = ", ".join(layer.plugins) if place.key == "plugins" else getattr(layer, place.key)
                 wish = f"{place.key} {place.name}" if place.name else f"{place.key}: {whole}"
                 texts.append(f"{about}{wish} ({place.where})")
         return tuple(texts)
@@ -193,8 +193,8 @@ class _LayerReader:
                 # what is said of targets is asked for where they are
                 if key in NAMING and (self._strict or (key == "use" and scope.vendor is None)):
                     self._check_name(here, name, scope.op)
-        if section.reference is not None:
-            places.append(Place("reference", "", self._where((*path, "reference"))))
+        words = (key for key in ("reference", "compiled") if getattr(section, key) is not None)
+        places += [Place(key, "", self._where((*path, key))) for key in words]
         plugins = tuple(section.plugins) if isinstance(section, PolicyDocument) else ()
         if plugins:
             places.append(Place("plugins", "", self._where((*path, "plugins"))))
@@ -204,7 +204,8 @@ class _LayerReader:
             use, prefer, deny = tuple(section.use), tuple(section.prefer), tuple(section.deny)
             require = frozenset(section.require)
             yield Layer(
-                self._file, use, prefer, deny, require, section.reference, plugins, scope=scope, places=tuple(places)
+                self._file, use, prefer, deny, require, section.reference, section.compiled, plugins,
+                scope=scope, places=tuple(places),
             )  # fmt: skip
 
     def _scope(self, path: KeyPath, text: str) -> Scope:

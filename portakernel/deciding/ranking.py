@@ -11,6 +11,7 @@ from portakernel.claims.request import Phase, Request
 from portakernel.deciding.policies import Wishes
 from portakernel.registry.kernel import Kernel
 from portakernel.text.printable import brief
+from portakernel.words.graph_forms import GraphForm
 from portakernel.words.target import Target
 
 Status = Literal["chosen", "eligible", "rejected"]
@@ -21,7 +22,8 @@ class Candidate:
     """One kernel's place in a decision.
 
     ``target`` is what it would run on, which differs from the request's where the kernel serves an attached device.
-    ``assumed`` lists what was taken for granted, not checked.
+    ``assumed`` lists what was taken for granted, not checked. ``form`` is how a compiled graph would hold it; None
+    outside of graphs.
     """
 
     kernel: Kernel
@@ -31,6 +33,7 @@ class Candidate:
     assumed: tuple[str, ...] = ()
     variant: str = ""
     target: Target | None = None
+    form: GraphForm | None = None
 
     def __repr__(self) -> str:
         codes = ", ".join(rejection.code for rejection in self.rejections)
@@ -42,21 +45,62 @@ class Candidate:
             "kernel": self.kernel.name,
             "status": self.status,
             "priority": self.priority,
+            "form": self.form,
             "rejections": [{"code": str(r.code), "text": r.text, "parameter": r.parameter} for r in self.rejections],
             "target": str(self.target) if self.target is not None else None,
             "assumed": list(self.assumed),
         }
 
 
-def tier(kernel: Kernel) -> int:
-    """First-party kernels go before the reference, which goes before third parties': those wait for a policy."""
-    return 1 if kernel.is_reference else 0 if kernel.first_party else 2
+def tier(candidate: Candidate) -> int:
+    """First-party kernels go before the reference, which goes before third parties': those wait for a policy.
 
-
-def order(candidate: Candidate, wishes: Wishes) -> tuple[int, int, int, str]:
-    """The key by which eligible candidates are sorted; the last part is the name, so that no two are equal."""
+    Where the reference is a formula that Inductor fuses, it is one among the first-party kernels of a compiled graph.
+    """
     kernel = candidate.kernel
-    return wishes.rank(kernel.name), tier(kernel), -candidate.priority, kernel.name
+    if kernel.is_reference:
+        return 0 if fuses(candidate) else 1
+    return 0 if kernel.first_party else 2
+
+
+def fuses(candidate: Candidate) -> bool:
+    """Whether it is a reference that stands in a compiled graph as a formula, with a priority of its own there."""
+    kernel = candidate.kernel
+    return kernel.is_reference and candidate.form == "inline" and kernel.in_graphs.priority is not None
+
+
+def form_of(kernel: Kernel, request: Request, wishes: Wishes) -> GraphForm | None:
+    """How a compiled graph would hold ``kernel``; None where none is asked for.
+
+    A kernel that a policy names strictly is not dissolved into torch operators, unless a policy says so; one that would
+    choose how it is launched by sizes that are open is called.
+    """
+    if not request.compiled:
+        return None
+    own = kernel.in_graphs.form
+    if own == "kernel" and (request.open or request.without_symbols() is not request):
+        return "call"
+    if wishes.compiled == "call" or (own == "inline" != wishes.compiled and kernel.name in wishes.use):
+        return "call"
+    return own
+
+
+def order(candidate: Candidate, wishes: Wishes) -> tuple[int, bool, bool, int, int, str]:
+    """The key by which eligible candidates are sorted; the last part is the name, so that no two are equal."""
+    kernel, rank = candidate.kernel, tier(candidate)
+    return (
+        wishes.rank(kernel.name),
+        rank == 2,
+        _is_other_form(candidate, wishes),
+        rank,
+        -candidate.priority,
+        kernel.name,
+    )
+
+
+def _is_other_form(candidate: Candidate, wishes: Wishes) -> bool:
+    """Whether a policy wants compiled graphs to hold kernels in a form that this one has not."""
+    return None not in (candidate.form, wishes.compiled) and candidate.form != wishes.compiled
 
 
 def why_not(loser: Candidate, winner: Candidate, wishes: Wishes) -> Rejection:
@@ -64,11 +108,13 @@ def why_not(loser: Candidate, winner: Candidate, wishes: Wishes) -> Rejection:
     named = {**wishes.use, **wishes.prefer}
     if winner.kernel.name in named and order(loser, wishes)[0] != order(winner, wishes)[0]:
         text = f"{named[winner.kernel.name]} puts {winner.kernel.name} before it"
-    elif tier(loser.kernel) != tier(winner.kernel):
-        if not loser.kernel.is_reference:
-            wish = f"prefer: {loser.kernel.plugin}, or PORTAKERNEL_PREFER={loser.kernel.plugin}"
-            text = f"a third party's kernel waits until a policy names it ({wish}); {winner.kernel.name} serves"
-            return Rejection(ReasonCode.THIRD_PARTY, text)
+    elif tier(loser) == 2 != tier(winner):
+        wish = f"prefer: {loser.kernel.plugin}, or PORTAKERNEL_PREFER={loser.kernel.plugin}"
+        text = f"a third party's kernel waits until a policy names it ({wish}); {winner.kernel.name} serves"
+        return Rejection(ReasonCode.THIRD_PARTY, text)
+    elif _is_other_form(loser, wishes) and not _is_other_form(winner, wishes):
+        text = f"{wishes.compiled_source} wants the form {winner.form} in compiled graphs; {winner.kernel.name} has it"
+    elif tier(loser) != tier(winner):
         text = f"the reference comes last; {winner.kernel.name} serves"
     elif loser.priority == winner.priority:
         text = f"priority {loser.priority} equals that of {winner.kernel.name}, whose name comes first"
@@ -94,7 +140,7 @@ def why(winner: Candidate, losers: Sequence[Candidate], wishes: Wishes, request:
     if not losers:
         return "the only kernel that can serve this request"
     second = losers[0]
-    if tier(second.kernel) != tier(winner.kernel):
+    if tier(second) != tier(winner):
         kinds = dict.fromkeys(
             "the reference" if loser.kernel.is_reference else "kernels of third parties" for loser in losers
         )

@@ -136,6 +136,20 @@ class PriorityRuleModel(_Model):
     )
 
 
+class CompiledModel(_Model):
+    """How graphs of ``torch.compile`` hold the kernel, and how early it goes there."""
+
+    form: Literal["inline", "kernel", "call"] = Field(
+        default="call",
+        description="inline: it is made of torch operators, which stand in the graph for Inductor to fuse;"
+        " kernel: of Triton kernels, launched by portakernel.authoring.triton, which Inductor launches by itself;"
+        " call: one node that calls it",
+    )
+    priority: int | Annotated[list[PriorityRuleModel], Field(min_length=1)] | None = Field(
+        default=None, description="its priority there; that of calls outside of graphs when left out"
+    )
+
+
 class CheckModel(_Model):
     """A function for what limits cannot say; it sees exactly what ``reads`` lists, by keyword.
 
@@ -227,6 +241,7 @@ class KernelEntry(Claim):
     )
     variants: list[Variant] = Field(default_factory=list)
     priority: int | Annotated[list[PriorityRuleModel], Field(min_length=1)] | None = None
+    compiled: CompiledModel = CompiledModel.model_construct()
     disabled: Annotated[str, Field(min_length=1)] | None = Field(default=None, description="why it is switched off")
 
     @model_validator(mode="after")

@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from portakernel.words.symbols import left_to_the_run
+
 
 def _wide(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype is torch.float64 else tensor.float()
@@ -16,8 +18,9 @@ def _wide(tensor: Tensor) -> Tensor:
 
 def forward(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """``softmax(x, -1)``, rounded once. ``x: (*M, N)``; the row's maximum is subtracted first, so nothing overflows."""
-    # an empty row has no maximum, and nothing to compute
-    shifted = _wide(x) if x.numel() == 0 else _wide(x) - _wide(x).amax(-1, keepdim=True)
+    # an empty row has no maximum
+    some = left_to_the_run(x.shape[-1]) or x.shape[-1] > 0
+    shifted = _wide(x) - _wide(x).amax(-1, keepdim=True) if some else _wide(x)
     terms = torch.exp(shifted)
     y = (terms / terms.sum(-1, keepdim=True)).to(x.dtype)
     return y.contiguous() if out is None else out.copy_(y)

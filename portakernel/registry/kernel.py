@@ -13,6 +13,7 @@ from portakernel.contracts import contracts, shipped
 from portakernel.errors import PortakernelError, nearest
 from portakernel.registry.plugin_manager import Package
 from portakernel.text.printable import brief
+from portakernel.words.graph_forms import GraphForm
 from portakernel.words.target import Target
 
 
@@ -78,6 +79,14 @@ class Priority:
 
 
 @dataclass(frozen=True, slots=True)
+class InGraphs:
+    """How compiled graphs hold a kernel, and how early it goes there: without a number of its own, as elsewhere."""
+
+    form: GraphForm = "call"
+    priority: Priority | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Check:
     """A plugin's own test of a request; gets what ``reads`` names, by keyword, dots as underscores."""
 
@@ -96,6 +105,7 @@ class Kernel:
     entry: str
     variants: tuple[tuple[str, Capability], ...]
     priority: Priority
+    in_graphs: InGraphs = InGraphs()
     backward: str | None = None
     saves: Saves = "none"
     check: Check | None = None
@@ -129,6 +139,11 @@ class Kernel:
     def features(self) -> frozenset[str]:
         """Every feature that some variant serves."""
         return frozenset().union(*(capability.features for _, capability in self.variants))
+
+    def priority_in(self, form: GraphForm | None, request: Request) -> int:
+        """The priority for ``request``, to a compiled graph that would hold it in ``form``."""
+        own = self.in_graphs.priority if form == self.in_graphs.form else None
+        return (own or self.priority).of(request)
 
     def serves(self, phase: Phase) -> bool:
         """Whether it has a part in ``phase`` of its op, which the op may not have at all."""

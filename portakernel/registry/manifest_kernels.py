@@ -13,9 +13,9 @@ from portakernel.contract import Contract
 from portakernel.contracts import contracts
 from portakernel.errors import ManifestError, nearest
 from portakernel.manifest.loading import Loaded
-from portakernel.manifest.models import Claim, KernelEntry, PluginManifest, TargetTerms, terms
+from portakernel.manifest.models import Claim, KernelEntry, PluginManifest, PriorityRuleModel, TargetTerms, terms
 from portakernel.manifest.yaml_file import KeyPath
-from portakernel.registry.kernel import Check, Kernel, Priority, PriorityRule
+from portakernel.registry.kernel import Check, InGraphs, Kernel, Priority, PriorityRule
 from portakernel.registry.plugin_manager import Package
 from portakernel.words.arch import ArchSpace, Selector
 from portakernel.words.dtypes import DTYPES
@@ -176,7 +176,8 @@ class _KernelBuilder:
             package=self.package,
             entry=entry.entry,
             variants=tuple(variants),
-            priority=self.priority(entry, contract, path),
+            priority=self.priority(entry.priority, contract, (*path, "priority")),
+            in_graphs=self.in_graphs(entry, contract, path),
             backward=entry.backward,
             saves=saves,
             check=Check(entry.check.entry, tuple(entry.check.reads)) if entry.check else None,
@@ -295,19 +296,24 @@ class _KernelBuilder:
             if space.membership(selector, arch).inside
         )
 
-    def priority(self, entry: KernelEntry, contract: Contract, path: KeyPath) -> Priority:
-        value = entry.priority if entry.priority is not None else self.loaded.manifest.defaults.priority
+    def in_graphs(self, entry: KernelEntry, contract: Contract, path: KeyPath) -> InGraphs:
+        given = entry.compiled.priority
+        own = None if given is None else self.priority(given, contract, (*path, "compiled", "priority"))
+        return InGraphs(entry.compiled.form, own)
+
+    def priority(self, given: int | list[PriorityRuleModel] | None, contract: Contract, path: KeyPath) -> Priority:
+        value = given if given is not None else self.loaded.manifest.defaults.priority
         if value is None or isinstance(value, int):
             return Priority((PriorityRule(value if value is not None else 0),))
         rules = []
         for i, rule in enumerate(value):
-            self.check_known("dimension", rule.when, contract.dims, (*path, "priority", i, "when"))
-            self.check_values(contract, rule.values, (*path, "priority", i, "values"))
+            self.check_known("dimension", rule.when, contract.dims, (*path, i, "when"))
+            self.check_values(contract, rule.values, (*path, i, "values"))
             if not (rule.when or rule.values or rule.phases or rule.targets) and i + 1 < len(value):
                 text = "has no `when`, `values`, `phases` or `targets`, so that the rules after it never apply"
-                self.problem((*path, "priority", i), text)
+                self.problem((*path, i), text)
             limits = tuple(limit.limit(name) for name, limit in rule.when.items())
-            selected = self.targets(rule.targets, (*path, "priority", i, "targets")) if rule.targets else None
+            selected = self.targets(rule.targets, (*path, i, "targets")) if rule.targets else None
             values = tuple((name, tuple(accepted)) for name, accepted in rule.values.items())
             listed = None if selected is None else self.listed(selected)
             phases = tuple(map(Phase, rule.phases))

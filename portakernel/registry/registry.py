@@ -20,7 +20,7 @@ from portakernel.host.passing import is_passing
 from portakernel.manifest.loading import Loaded, describe_errors
 from portakernel.manifest.models import ArchFacts, BackendManifest, KernelEntry, Mode, PluginManifest
 from portakernel.manifest.yaml_file import Document
-from portakernel.registry.kernel import Kernel, Priority, PriorityRule
+from portakernel.registry.kernel import InGraphs, Kernel, Priority, PriorityRule
 from portakernel.registry.manifest_kernels import listed_kernels, plugin_kernels, resting_entries
 from portakernel.registry.plugin_manager import Package, PluginManager
 from portakernel.registry.plugin_ops import ship_ops
@@ -32,6 +32,8 @@ from portakernel.words.target import Device, Target
 from portakernel.words.target_names import find_device, find_target
 
 REFERENCE = "reference"
+# In compiled graphs the priority of a formula that Inductor fuses: a kernel has less, unless it was seen to win there.
+FUSED = 100
 # What ``portakernel_kernels`` returned, under the hook's name.
 _Listing = dict[str, list[KernelEntry]]
 
@@ -165,6 +167,7 @@ class Registry:
             entry=f"{module}:forward",
             variants=(("", capability),),
             priority=Priority((PriorityRule(0),)),
+            in_graphs=_in_graphs(contract),
             backward=f"{module}:backward" if contract.gradient == "kernel" else None,
             saves=capability.saves,
             requires={"torch": ">=2.11"},
@@ -322,6 +325,13 @@ class Registry:
 def listing_model() -> TypeAdapter[_Listing]:
     """What judges the form of a listing; to make it takes ten milliseconds."""
     return TypeAdapter(_Listing)
+
+
+def _in_graphs(contract: Contract) -> InGraphs:
+    """How compiled graphs hold the op's reference; what writes into its arguments is called."""
+    if contract.in_graphs == "call" or contract.mutated:
+        return InGraphs()
+    return InGraphs("inline", Priority((PriorityRule(FUSED),)) if contract.in_graphs == "fused" else None)
 
 
 def _is_device(answer: Any) -> TypeGuard[Device]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -13,7 +14,8 @@ from portakernel.calling.arguments import Tensors
 from portakernel.calling.caller import OpCaller
 from portakernel.calling.fast.key_layout import CallKind
 from portakernel.claims.request import Phase
-from portakernel.deciding.kernel_argument import STRICT_MARK
+from portakernel.contract import Contract
+from portakernel.deciding.kernel_argument import GRAPH_MARK, unmarked
 from portakernel.errors import DerivativeError, PortakernelError
 from portakernel.host.as_written import as_written
 from portakernel.tensors.torch_internals import (
@@ -64,6 +66,7 @@ class Derivatives:
         batching = Batching(self.caller)
         no_tangents = _refuse(f"{op} has no derivative")
         self._forward_function = _function(self.caller.torch_op("_forward"), keep, gradient, jvp=no_tangents)
+        self._graph_function = _function(self._in_graph, keep, gradient)
         self._level_function = _function(self._below, keep, gradient, SingleLevelFunction)
         self._forward_function.vmap = staticmethod(batching.of_forward(self._forward_function.apply))
         torch.library.register_vmap(name, batching.of_op, lib=library)
@@ -105,14 +108,40 @@ class Derivatives:
         if traced or (training and self.choice.some_save_their_own):
             phase = Phase.TRAINING if training else Phase.INFERENCE
             kernel = self.choice.name(phase, tensors, values, kernel, traced=traced)
-        if training:
-            if innermost_transform() is None:
-                return self._outputs(self.caller.torch_op("_forward")(*tensors, *values, kernel, backward))
-            # a graph that goes through a transform, or a torch op called inside one, comes here once for each level
-            with on_this_level():
-                return self._outputs(self._level_function.apply(*tensors, *values, kernel, backward))
-        with below_autograd():
-            return self.caller.torch_op()(*tensors, *values, kernel)
+        with self.choice.naming(kernel, backward) if traced else nullcontext():
+            if training:
+                return self._outputs(self._trained(*tensors, *values, kernel, backward))
+            with below_autograd():
+                return self._inferred(tensors, values, kernel)
+
+    def _trained(self, *arguments: Any) -> Any:
+        """The form that returns saved tensors too, with its gradient recorded."""
+        *_, kernel, _ = arguments
+        if kernel.startswith(GRAPH_MARK):
+            return self._graph_function.apply(*arguments)
+        if innermost_transform() is None:
+            return self.caller.torch_op("_forward")(*arguments)
+        # a graph that goes through a transform, or a torch op called inside one, comes here once for each level
+        with on_this_level():
+            return self._level_function.apply(*arguments)
+
+    def _inferred(self, tensors: Tensors, values: Sequence[Any], kernel: str) -> Any:
+        """The outputs, below autograd: those of the op, or of what stands in a graph in its place."""
+        if kernel.startswith(GRAPH_MARK):
+            returned = self.choice.in_graph(Phase.INFERENCE, kernel, (*tensors, *values, None))
+            if returned is not None:
+                return self.caller.completed(returned, values, tensors[0])
+            kernel = unmarked(kernel)
+        return self.caller.torch_op()(*tensors, *values, kernel)
+
+    @as_written
+    def _in_graph(self, *arguments: Any) -> Any:
+        """The form that returns saved tensors too, as the nodes of a compiled graph that its kernel makes."""
+        tensors, values, (kernel, backward_kernel) = self.signature.forward(arguments)
+        returned = self.choice.in_graph(Phase.TRAINING, kernel, (*tensors, *values))
+        if returned is None:
+            return self._below(*tensors, *values, unmarked(kernel), backward_kernel)
+        return self.caller.completed(returned, values, tensors[0], saved=True)
 
     @as_written
     def _below(self, *arguments: Any) -> Any:
@@ -198,7 +227,7 @@ class Derivatives:
         exist = {result.name for result in self.caller.arguments.at(values).saved}
         kept: list[Any] = [named[name] for name in self.contract.backward_inputs]
         kept += [t if r.name in exist else None for r, t in zip(self.contract.saved, saved, strict=True)]
-        ctx.kernel = kernel.removeprefix(STRICT_MARK)
+        ctx.kernel = unmarked(kernel)
         # checkpointing replaces what is kept by what a second forward keeps: among it, which kernel that was
         paired = self.choice.some_save_their_own and ctx.kernel in self.choice.kernels
         ctx.marked = paired and innermost_transform() is None and not is_fake([tensors[0]])
@@ -232,8 +261,20 @@ class Derivatives:
         backward = self._backward_on_this_level if some_functionalize() else self._backward_on_all_levels
         # a second derivative needs the arguments as they were
         values = self._without_permissions(ctx.values) if torch.is_grad_enabled() else ctx.values
-        gradients = backward(*given, *kept, *values, needs, ctx.backward_kernel, ctx.saved_by)
+        arguments = (*given, *kept, *values, needs, ctx.backward_kernel, ctx.saved_by)
+        if ctx.backward_kernel.startswith(GRAPH_MARK) and (found := self._gradients_in_graph(*arguments)) is not None:
+            return for_each_input(found, needs, count)
+        kernel = unmarked(ctx.backward_kernel)
+        gradients = backward(*given, *kept, *values, needs, kernel, ctx.saved_by)
         return for_each_input(gradients if isinstance(gradients, tuple) else (gradients,), needs, count)
+
+    def _gradients_in_graph(self, *arguments: Any) -> Sequence[Tensor | None] | None:
+        """The gradients as nodes of a compiled graph; None where the kernel declines."""
+        (_, _, (needs, kernel, _)), given = self.signature.backward(arguments)
+        gradients: Sequence[Tensor | None] | None = self.choice.in_graph(Phase.BACKWARD, kernel, given)
+        if gradients is not None:
+            check_gradients(self.contract, gradients, needs)
+        return gradients
 
     def _backward_on_all_levels(self, *arguments: Any) -> Any:
         if innermost_transform() is None:
@@ -280,10 +321,19 @@ def run_backward(caller: OpCaller, parts: Parts, given: Sequence[Any]) -> Sequen
     policy = caller.policy(kernel)
     kind = CallKind(Phase.BACKWARD, saved_by=saved_by or None)
     gradients: Sequence[Tensor | None] = caller.run(kind, tensors, values, policy, given)
-    for name, gradient, needed in zip(caller.contract.names, gradients, needs, strict=True):
-        if needed and gradient is None:
-            raise DerivativeError(f"{caller.contract.op} has no gradient for {name}; pass {name}.detach()")
+    check_gradients(caller.contract, gradients, needs)
     return gradients
+
+
+def check_gradients(contract: Contract, gradients: Sequence[Tensor | None], needs: Sequence[bool]) -> None:
+    """Nothing, when every gradient is there that is needed.
+
+    Raises:
+        DerivativeError: one is not.
+    """
+    for name, gradient, needed in zip(contract.names, gradients, needs, strict=True):
+        if needed and gradient is None:
+            raise DerivativeError(f"{contract.op} has no gradient for {name}; pass {name}.detach()")
 
 
 def for_each_input(gradients: Sequence[Tensor | None], needs: Sequence[bool], count: int) -> tuple[Tensor | None, ...]:

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx.traceback import annotate
 
 from portakernel.calling.arguments import Tensors
 from portakernel.calling.attempts import Attempts
 from portakernel.calling.caller import OpCaller
 from portakernel.calling.fast.key_layout import TRAINING, CallKind
 from portakernel.calling.key_table import Placement
+from portakernel.calling.launcher import plain_launcher
 from portakernel.claims.capability import CannotRun, ReasonCode
 from portakernel.claims.request import Phase
-from portakernel.deciding.kernel_argument import STRICT_MARK
+from portakernel.deciding.kernel_argument import BLOCK_MARK, GRAPH_MARK, STRICT_MARK, is_automatic, unmarked
+from portakernel.errors import FallbackWarning
+from portakernel.host.call_site import callers_level
+from portakernel.tensors.torch_internals import innermost_transform
+from portakernel.torch_bridge.in_graph import CUSTOM_META, is_compiling, recorded
 
 
 class KernelChoice:
@@ -27,6 +36,37 @@ class KernelChoice:
         kernels = caller.dispatcher.registry.for_op(self.contract.op)
         self.kernels = [kernel.name for kernel in kernels]
         self.some_save_their_own = any(kernel.saves == "own" for kernel in kernels)
+        self._launchers: dict[tuple[str, Phase], Callable[..., Any]] = {}
+
+    def naming(self, kernel: str, backward: str = "") -> AbstractContextManager[Any]:
+        """Within this context, the nodes that a graph records say whose they are.
+
+        Those of forward name the kernel of backward too: AOTAutograd gives what they say to the nodes of backward.
+        """
+        said = f"{self.contract.op}: {self._said(kernel)}"
+        return annotate({CUSTOM_META: f"{said}; backward: {self._said(backward)}" if backward else said})
+
+    def _said(self, kernel: str) -> str:
+        name = unmarked(kernel)
+        known = self.caller.dispatcher.registry.kernels.get(name) if kernel.startswith(GRAPH_MARK) else None
+        return f"{name}, {'call' if known is None else known.in_graphs.form}"
+
+    def in_graph(self, phase: Phase, kernel: str, arguments: Sequence[Any]) -> Any:
+        """What the kernel, named with its mark, makes of a launcher's arguments: nodes of the graph.
+
+        None where it declines to be traced: then it is called, and may decline that too.
+        """
+        chosen = self.caller.dispatcher.registry.kernels[unmarked(kernel)]
+        run = self._launchers.get((chosen.name, phase))
+        if run is None:
+            run = plain_launcher(self.contract, chosen, phase, self.caller.dispatcher)
+            self._launchers[chosen.name, phase] = run
+        try:
+            return recorded(chosen, run, arguments)
+        except CannotRun as error:
+            text = f"{chosen.op}: {chosen.name} cannot stand in a compiled graph ({error}); the graph calls it"
+            warnings.warn(text, FallbackWarning, stacklevel=callers_level())
+            return None
 
     def recorded(self, tensors: Tensors, values: Sequence[Any], kernel: str, *, traced: bool) -> Any:
         """The results of the chosen kernel, when it is one whose gradient PyTorch records; else None.
@@ -67,8 +107,19 @@ class KernelChoice:
         if not traced:
             return self.caller.placed(kind, tensors, values, self.caller.policy(kernel))
         request = self.caller.request(kind, tensors, values)
+        if self._has_forms(kind.phase, tensors, kernel):
+            request = replace(request, compiled=True)
+            kernel = "" if is_automatic(kernel) else kernel  # chosen for a graph of calls, before this one was made
         with self.caller.dispatcher.without_contexts():
             return self.caller.place(request, self.caller.policy(kernel))
+
+    def _has_forms(self, phase: Phase, tensors: Tensors, kernel: str) -> bool:
+        """Whether kernels have forms in the graph that is traced; where they have none, each is a call."""
+        if self.caller.checks_values or kernel.endswith(BLOCK_MARK):  # what looks at values, and follows policy blocks
+            return False
+        if phase is not Phase.INFERENCE and self.contract.gradient == "none":  # its refusal is that of the op's node
+            return False
+        return innermost_transform() is None and is_compiling([t for t in tensors if t is not None])
 
     def name(
         self,
@@ -80,7 +131,7 @@ class KernelChoice:
         traced: bool,
         saved_by: str | None = None,
     ) -> str:
-        """The kernel for ``phase`` as a torch op's argument names it.
+        """The kernel for ``phase`` as a torch op's argument names it; marked, where it is to stand inline in the graph.
 
         Where some kernel saves in its own way, forward's name is strict: backward is chosen to read what that kernel
         saves, so that no other may run in its place.
@@ -89,6 +140,8 @@ class KernelChoice:
         kind = CallKind(phase, saved_by=saved_by, below_autograd=below)
         placement = self._placed(kind, tensors, values, kernel, traced=traced)
         paired = phase is Phase.TRAINING and self.some_save_their_own
+        if placement.decision.form in ("inline", "kernel"):
+            return GRAPH_MARK + placement.kernel.name
         asked_for = phase is not Phase.BACKWARD and kernel.startswith(STRICT_MARK)
         return (STRICT_MARK if paired or asked_for else "") + placement.kernel.name
 
@@ -113,6 +166,6 @@ class KernelChoice:
 
     def own_saver(self, kernel: str) -> str | None:
         """``kernel``'s full name, when it saves in its own way."""
-        kernel = kernel.removeprefix(STRICT_MARK)
+        kernel = unmarked(kernel)
         known = self.caller.dispatcher.registry.kernels.get(kernel)
         return kernel if known is not None and known.saves == "own" else None

@@ -27,6 +27,7 @@ from triton import knobs
 
 from portakernel.calling.fast.generated import define
 from portakernel.host.locks import make_lock
+from portakernel.tensors.diversion import diversion
 from portakernel.triton_launch.descriptors import (
     THREAD,
     Encoder,
@@ -37,7 +38,6 @@ from portakernel.triton_launch.descriptors import (
     unwrapped,
 )
 from portakernel.triton_launch.descriptors import facts as descriptor_facts
-from portakernel.triton_launch.interpreter import is_interpreting
 
 _INT32 = 1 << 31
 # A key table that has grown beyond this many kernels starts anew: sizes are never in a key, so that none comes near.
@@ -172,7 +172,7 @@ def key({given}):
     return {key}
 
 def launch(grid, {given}):
-    if is_interpreting() or runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls or kernel.pre_run_hooks:
+    if diversion() or runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls or kernel.pre_run_hooks:
         return miss(held, grid, ({given},))
     try:
         {head}
@@ -192,7 +192,7 @@ def launch(grid, {given}):
             "kernels": self._kernels,
             "kernel": self.kernel,
             "runtime": knobs.runtime,
-            "is_interpreting": is_interpreting,
+            "diversion": diversion,
             "unusual": _unusual,
             "thread": THREAD,
             "enter_context": enter_context,

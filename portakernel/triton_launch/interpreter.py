@@ -14,30 +14,30 @@ import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import cache
 from types import FunctionType
 from typing import Any
 
+from portakernel.tensors.diversion import diversion, diverted
 from portakernel.triton_launch.interpreter_shortcuts import shortcuts
 
-_INTERPRETING: ContextVar[bool] = ContextVar("portakernel_triton_interpreting", default=False)
 _LANGUAGE_PATCHED = threading.Lock()
 
 
 @contextmanager
 def interpreting() -> Iterator[None]:
     """Within this context, this thread's launches run in Triton's interpreter, on CPU tensors."""
-    token = _INTERPRETING.set(True)
-    try:
+    with diverted(_interpret):
         yield
-    finally:
-        _INTERPRETING.reset(token)
 
 
 def is_interpreting() -> bool:
     """Whether the caller is inside ``interpreting()``."""
-    return _INTERPRETING.get()
+    return diversion() is _interpret
+
+
+def _interpret(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: Mapping[str, Any]) -> None:
+    run(kernel, grid, args, meta)
 
 
 def run(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: Mapping[str, Any]) -> None:

@@ -14,7 +14,7 @@ from triton.runtime.errors import OutOfResources
 from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
 from portakernel.errors import ArgumentValueError
 from portakernel.tensors.compilation import compilations
-from portakernel.triton_launch import interpreter
+from portakernel.tensors.diversion import diversion
 from portakernel.triton_launch.cache_folder import FOLDER
 from portakernel.triton_launch.descriptors import enter_context, is_descriptor, tensor_of
 from portakernel.triton_launch.direct import Held
@@ -61,10 +61,10 @@ def prepared(kernel: Any, meta: Mapping[str, Any], parameter: str | None = None)
 
 
 def _launch_anew(parameter: str | None, held: Held, grid: tuple[int, int], args: tuple[Any, ...]) -> None:
-    """Interprets, pretends, or has Triton launch, and keeps what Triton compiled."""
+    """Interprets, records, pretends, or has Triton launch, and keeps what Triton compiled."""
     kernel, meta = held.kernel, held.meta
-    if interpreter.is_interpreting():
-        interpreter.run(kernel, grid, args, meta)
+    if (instead := diversion()) is not None:
+        instead(kernel, grid, args, meta)
         return
     first = tensor_of(args[0])
     if first.is_meta and (pretended := pretended_launch()) is not None:

@@ -35,9 +35,9 @@ def test_json_is_the_decision_key_by_key(run: Callable) -> None:
     ran = run(f"{MI300X} --json")
     data = ran.json
     assert ran.status == 0
-    assert list(data) == ["op", "target", "request", "chosen", "why", "shortfalls", "notes", "candidates"]
+    assert list(data) == ["op", "target", "request", "chosen", "form", "why", "shortfalls", "notes", "candidates"]
     assert list(data["request"]) == [
-        "phase", "dtypes", "dims", "facts", "features", "formats", "requires", "attached", "device",
+        "phase", "compiled", "dtypes", "dims", "facts", "features", "formats", "requires", "attached", "device",
     ]  # fmt: skip
     assert data["op"] == "rms_norm"
     assert data["target"] == "amd:gfx942"
@@ -45,7 +45,7 @@ def test_json_is_the_decision_key_by_key(run: Callable) -> None:
     assert data["request"]["dtypes"] == {"x": "bfloat16", "weight": "bfloat16"}
     assert data["chosen"] == data["candidates"][0]["kernel"]
     for candidate in data["candidates"]:
-        assert list(candidate) == ["kernel", "status", "priority", "rejections", "target", "assumed"]
+        assert list(candidate) == ["kernel", "status", "priority", "form", "rejections", "target", "assumed"]
         assert candidate["status"] in {"chosen", "eligible", "rejected"}
         assert bool(candidate["rejections"]) == (candidate["status"] != "chosen")
         for rejection in candidate["rejections"]:

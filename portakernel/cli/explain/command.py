@@ -69,6 +69,15 @@ def command(
     reference: Annotated[
         str | None, typer.Option("--reference", metavar="allow|warn|forbid", help="Whether the reference may serve.")
     ] = None,
+    compiled: Annotated[
+        bool, typer.Option("--compiled", help="For a graph of torch.compile: the kernel, and its form there.")
+    ] = False,
+    form: Annotated[
+        str | None,
+        typer.Option(
+            "--form", metavar="inline|kernel|call", help="With --compiled: the form that kernels first have there."
+        ),
+    ] = None,
     source: Annotated[
         bool, typer.Option("--source", help="Print what such a call runs once it was seen, as source text.")
     ] = False,
@@ -88,6 +97,7 @@ def command(
         portakernel explain rms_norm --target nvidia:sm_90 --dtype x=float16 --dtype weight=float32 \
             --set weight_offset=1.0 --phase training --deny triton --json
         portakernel explain rms_norm --source
+        portakernel explain rms_norm --target h100 --compiled
         portakernel explain --all --target h100 --target mi300x --json
     """
     from portakernel.claims.request import Phase
@@ -106,12 +116,17 @@ def command(
         raise ArgumentValueError("explain: give an op, or --all for every op; not both")
     now, targets = dispatcher(), list(dict.fromkeys(target or ()))
     mode: Any = reference
+    wanted_form: Any = form
+    if form is not None and not compiled:
+        raise ArgumentValueError("explain: --form is about compiled graphs; add --compiled")
+    if source and compiled:
+        raise ArgumentValueError("explain: --source prints what calls run; a compiled graph is Inductor's")
     freed: Decision | None = None
     names = tuple(use or ()), tuple(prefer or ()), tuple(deny or ()), tuple(require or ())
-    layer = make_layer(COMMAND_LINE, *names, reference=mode).check(now.registry)
+    layer = make_layer(COMMAND_LINE, *names, reference=mode, compiled=wanted_form).check(now.registry)
     for name in use or () if op is not None else ():
         check_ships(now.registry, op or "", name)
-    token = now.context_layers.set((layer,) if any(names) or reference else ())
+    token = now.context_layers.set((layer,) if any(names) or reference or form else ())
     try:
         if op is not None and len(targets) < 2:
             decisions = [
@@ -127,6 +142,7 @@ def command(
                     facts=read_facts(fact or ()),
                     phase=Phase(phase),
                     saved_by=saved_by,
+                    compiled=compiled,
                 )
             ]
             freed = without_use(now, decisions[0]) if decisions[0].chosen is None else None
@@ -139,7 +155,9 @@ def command(
                 raise ArgumentValueError("explain: of several decisions --dtype is one, for every op that takes it")
             ops = None if op is None else [op]
             dtype_of_all = dtype[0] if dtype else None
-            decisions = decide_sheet(now, ops, targets, device=device, dtype=dtype_of_all, phase=Phase(phase))
+            decisions = decide_sheet(
+                now, ops, targets, device=device, dtype=dtype_of_all, phase=Phase(phase), compiled=compiled
+            )
     finally:
         now.context_layers.reset(token)
     steps = running_steps(decisions[0]) if source else []

@@ -29,6 +29,7 @@ def decide_sheet(
     device: str | None = None,
     dtype: str | None = None,
     phase: Phase = Phase.INFERENCE,
+    compiled: bool = False,
 ) -> list[Decision]:
     """The decisions for each op (where none is given, all that have the phase) on each target; targets outside.
 
@@ -45,7 +46,7 @@ def decide_sheet(
     found: list[Decision] = []
     for target in targets or (None,):
         for op in ops or having:
-            words: dict[str, Any] = {"target": target, "device": device, "phase": phase}
+            words: dict[str, Any] = {"target": target, "device": device, "phase": phase, "compiled": compiled}
             try:
                 decision = explain_in_words(now, op, dtype=dtype, **words)
             except ArgumentTypeError:  # the op's arguments cannot have that dtype

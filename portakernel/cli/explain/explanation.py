@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from portakernel.deciding.ranking import Candidate
     from portakernel.registry.kernel import Kernel
     from portakernel.registry.registry import Registry
+    from portakernel.words.graph_forms import GraphForm
     from portakernel.words.target import Target
 
 STRONGEST = 3
@@ -72,7 +73,7 @@ def strongest(decision: Decision) -> list[Candidate]:
         return list(decision.strict[:STRONGEST])
     if decision.chosen is None:
         near = [candidate for candidate in decision.candidates if not _is_elsewhere(candidate)]
-        near.sort(key=lambda c: (len(c.rejections), tier(c.kernel), -c.priority, c.kernel.name))
+        near.sort(key=lambda c: (len(c.rejections), tier(c), -c.priority, c.kernel.name))
         return near[:STRONGEST]
     eligible = [candidate for candidate in decision.candidates if candidate.status == "eligible"]
     return [decision.candidates[0], *refused(decision), *eligible][:STRONGEST]
@@ -150,7 +151,8 @@ def _told(candidate: Candidate, decision: Decision) -> Iterator[tuple[Cell, str]
     styles: dict[str, Style] = {"chosen": "good", "eligible": "strong", "rejected": "doubt"}
     match candidate.status:
         case "chosen":
-            told = [f"serves, with priority {candidate.priority}; {_source(candidate.kernel)}."]
+            how = _FORMS[candidate.form] if candidate.form is not None else "serves"
+            told = [f"{how}, with priority {candidate.priority}; {_source(candidate.kernel)}."]
         case "eligible":
             taken = decision.candidates[0].assumed
             further = [text for text in candidate.assumed if text not in taken]
@@ -173,9 +175,17 @@ def _lead(candidate: Candidate, decision: Decision) -> str:
         return ""
     wishes = decision.wishes
     named = wishes is not None and kernel.name in {**wishes.use, **wishes.prefer}
-    if not named and (tier(kernel), priority) == (tier(winner.kernel), winner.priority):
+    if not named and (tier(candidate), priority) == (tier(winner), winner.priority):
         return f"would go first by its name, with the same priority {priority}, but "
     return f"would go first, with priority {priority}, but "
+
+
+# How a compiled graph holds what serves.
+_FORMS: Mapping[GraphForm, str] = {
+    "inline": "stands inline in the graph, for Inductor to fuse",
+    "kernel": "stands in the graph, and Inductor launches it",
+    "call": "is called by the graph",
+}
 
 
 def _source(kernel: Kernel) -> str:

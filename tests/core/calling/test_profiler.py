@@ -7,6 +7,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from portakernel.calling.bound_kernel import bind_kernel
+from portakernel.deciding.policies import make_layer
 
 # torch.profiler says so itself when it is first used
 pytestmark = pytest.mark.filterwarnings("ignore:Profiler clears events:UserWarning")
@@ -53,6 +54,7 @@ def test_forward_and_backward_of_a_training_step_appear(ops):
 
 def test_a_compiled_graphs_kernels_appear(ops):
     torch._dynamo.reset()
+    ops.dispatcher.set_process_layer(make_layer("set_policy", compiled="call"))
     compiled = torch.compile(lambda x, weight: ops.rms_norm(x, weight) + 1, fullgraph=True, backend="aot_eager")
     x, weight = normal(3, 4), normal(4)
     compiled(x, weight)

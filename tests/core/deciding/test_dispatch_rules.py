@@ -150,14 +150,16 @@ def test_rule_2_a_decision_is_data_and_text(world):
         ("p.cannot", "rejected", 0, [limit], None, []),
     ]
     keys = ("kernel", "status", "priority", "rejections", "target", "assumed")
+    shown = [dict(zip(keys, row, strict=True)) | {"form": None} for row in rows]
     assert as_json == {
         "op": "add",
         "target": here,
         "chosen": "p.add",
+        "form": None,
         "why": "priority 20; the only one beside the reference",
         "shortfalls": [],
         "notes": [],
-        "candidates": [dict(zip(keys, row, strict=True)) for row in rows],
+        "candidates": shown,
     }
     assert str(decision) == (
         "add on acme:acme1 with x float32, y float32, M=3\n"

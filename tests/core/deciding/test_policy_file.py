@@ -323,7 +323,7 @@ def test_a_set_policy_outlives_a_file_and_a_file_outlives_a_set_policy(world, un
         ("op:\n  add: {deny: a}\n", [":2: op: unknown key; did you mean 'ops'?"]),
         ("ops:\n  ad: {deny: a}\n", [":3: ops.ad: unknown op 'ad'; did you mean 'add'?"]),
         ("ops:\n  add: {denied: a}\n", [":3: ops.add.denied: unknown key; did you mean 'deny'?"]),
-        ("ops:\n  add: {}\n", [":3: ops.add: is empty; give use, prefer, deny, require, reference"]),
+        ("ops:\n  add: {}\n", [":3: ops.add: is empty; give use, prefer, deny, require, reference, compiled"]),
         (
             "ops:\n  rms_norm:\n    use: b.add\n",
             [f":4: ops.rms_norm.use: 'b.add' has kernels of add, not of rms_norm; those are {OF_RMS_NORM}"],
@@ -339,7 +339,7 @@ def test_a_set_policy_outlives_a_file_and_a_file_outlives_a_set_policy(world, un
         ),
         (
             "targets:\n  acme: {}\n",
-            [":3: targets.acme: is empty; give use, prefer, deny, require, reference, ops"],
+            [":3: targets.acme: is empty; give use, prefer, deny, require, reference, compiled, ops"],
         ),
         (
             "targets:\n  acme:\n    ops:\n      add: {deny: c}\n",

@@ -548,7 +548,10 @@ def test_lists_are_part_of_the_policy_and_of_what_compiled_graphs_depend_on(worl
         ("plugins: [a, b.add]", ":2: plugins[1]: names the kernel 'b.add'; write plugins, such as 'b'"),
         ("plugins: 7", ":2: plugins: found 7; write one name, or a list of names"),
         ("strict_names: maybe", ":2: strict_names: found 'maybe'; input should be a valid boolean"),
-        ("ops:\n  add: {plugins: a}", ":3: ops.add.plugins: unknown key; known: deny, prefer, reference, require, use"),
+        (
+            "ops:\n  add: {plugins: a}",
+            ":3: ops.add.plugins: unknown key; known: compiled, deny, prefer, reference, require, use",
+        ),
     ],
 )
 def test_a_list_or_switch_of_the_wrong_form_is_an_error(fleet, text, problem):

@@ -16,6 +16,7 @@ import portakernel.ops
 import portakernel.runtime
 from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
 from portakernel.deciding.policies import make_layer
+from portakernel.deciding.policy_block import PolicyBlock
 from portakernel.errors import DerivativeError
 
 pytestmark = [
@@ -79,6 +80,13 @@ def calls_in(graph: torch.fx.GraphModule, namespace: str) -> list[tuple[str, tup
     ]
 
 
+@pytest.fixture
+def calling(ops):
+    """Compiled graphs hold calls."""
+    ops.dispatcher.set_process_layer(make_layer("set_policy", compiled="call"))
+
+
+@pytest.mark.usefixtures("calling")
 def test_a_compiled_graph_names_its_kernels(ops):
     namespace = ops.caller("add").namespace
     function, graphs = compiled(lambda x, w: ops.add(ops.rms_norm(x, w), x))
@@ -90,6 +98,7 @@ def test_a_compiled_graph_names_its_kernels(ops):
     ]
 
 
+@pytest.mark.usefixtures("calling")
 def test_a_compiled_graph_names_the_kernels_of_both_directions(ops):
     namespace = ops.caller("add").namespace
     function, graphs = compiled(lambda x, w: ops.rms_norm(x, w).square().sum())
@@ -106,6 +115,7 @@ def test_a_compiled_graph_names_the_kernels_of_both_directions(ops):
     assert "raw_kernels.rms_norm" in calls_in(graphs[1], namespace)[0][1]
 
 
+@pytest.mark.usefixtures("calling")
 def test_inference_mode_compiles_with_the_same_numbers_and_names(ops):
     function, graphs = compiled(ops.rms_norm)
     x, weight = normal(3, 4), normal(4)
@@ -134,7 +144,8 @@ def test_a_changed_policy_recompiles_once_and_is_followed(ops):
     namespace = ops.caller("add").namespace
     function, graphs = compiled(lambda x: ops.add(x, x))
     x = normal(3, 4)
-    for layer in (None, make_layer("set_policy", use="torch"), None):
+    wishes = {"prefer": "raw_kernels"}, {"use": "torch"}, {"prefer": "raw_kernels"}
+    for layer in (make_layer("set_policy", **wish) for wish in wishes):
         ops.dispatcher.set_process_layer(layer)
         for _ in range(2):
             torch.testing.assert_close(function(x), 2 * x)
@@ -145,15 +156,16 @@ def test_a_changed_policy_recompiles_once_and_is_followed(ops):
 def test_a_compiled_graph_follows_the_policy_context_that_it_is_called_in(ops, first):
     function, graphs = compiled(lambda x: ops.add(x, x))
     x = normal(3, 4)
+    block = PolicyBlock(lambda: (ops.dispatcher, make_layer("context", use="torch")), "")
     if first == "outside":
         function(x)
-    token = ops.dispatcher.context_layers.set((make_layer("context", use="torch"),))
-    torch.testing.assert_close(function(x), 2 * x)
-    ops.dispatcher.context_layers.reset(token)
+    for _ in range(2):
+        with block:
+            torch.testing.assert_close(function(x), 2 * x)
     function(x)
-    own = 2 if first == "outside" else 1
-    assert ops.served("add") == {"torch.add": 1, "raw_kernels.add": own}
-    assert len(graphs) == 1
+    assert ops.served("add") == {"torch.add": 2}  # outside it is inline, and nobody is called
+    forms = [[name for name, _ in calls_in(graph, ops.caller("add").namespace)] for graph in graphs]
+    assert forms == ([[], ["add.default"]] if first == "outside" else [["add.default"], []])
 
 
 def test_the_kernel_argument_reaches_a_compiled_graph(ops):

@@ -13,10 +13,13 @@ from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx import GraphModule
 
+import portakernel
 from portakernel.claims.request import Phase
 from portakernel.contract.case import Case
 from portakernel.contract.sizes import DIMENSION
 from portakernel.deciding.policies import make_layer
+from portakernel.torch_bridge.in_graph import CUSTOM_META
+from portakernel.words.graph_forms import GraphForm
 from portakernel_pages.modes.outcome import Outcome, observe, require
 from portakernel_pages.modes.subject import Subject, undisturbed
 
@@ -56,11 +59,11 @@ def make_boxed_func(forward: Callable[..., Any]) -> Callable[[list[Any]], Any]:
     return boxed
 
 
-def kernels_in(graph: GraphModule, namespace: str) -> list[tuple[str, list[str]]]:
-    """Portakernel's torch ops in a graph, each with the texts among its arguments."""
-    prefix = f"{namespace}."
-    nodes = [node for node in graph.graph.nodes if node.op == "call_function" and str(node.target).startswith(prefix)]
-    return [(str(n.target).split(".")[1], [a for a in n.args if isinstance(a, str)]) for n in nodes]
+def kernels_in(graphs: Sequence[GraphModule]) -> list[str]:
+    """The kernels that graphs name, in order, each with its op and its form: ``rms_norm: triton.rms_norm, call``."""
+    nodes = (node for graph in graphs for node in graph.graph.nodes if node.op == "call_function")
+    said = ((node.meta.get("custom") or {}).get(CUSTOM_META) for node in nodes)
+    return list(dict.fromkeys(text for text in said if text is not None))
 
 
 def compile_static(op: str) -> Outcome:
@@ -76,18 +79,50 @@ def compile_static(op: str) -> Outcome:
 
 
 def compile_names_kernel(op: str) -> Outcome:
-    """The graph holds the op with the full name of the kernel that an eager call would run."""
+    """The graph names the kernel that ``explain`` says, in the form that it says."""
 
     def run() -> None:
         subject = Subject(op)
         with _compiled(subject.call, dynamic=False) as (function, graphs):
             function(*subject.tensors)
-            found = [call for graph in graphs for call in kernels_in(graph, subject.caller.namespace)]
-        want = (op, subject.chosen(Phase.INFERENCE))
-        named = [(name, texts[-1]) for name, texts in found if texts]
-        require([] if named == [want] else [f"the graph calls {named}, not {[want]}"])
+        _require_named(subject, graphs)
 
     return observe(run)
+
+
+def _require_named(subject: Subject, graphs: Sequence[GraphModule]) -> None:
+    decision, named = subject.explain_compiled(), kernels_in(graphs)
+    want = f"{subject.contract.op}: {decision.chosen.name if decision.chosen else 'none'}, {decision.form}"
+    require([] if named == [want] else [f"the graph holds {named}, not {[want]}"])
+
+
+def compile_inline(op: str) -> Outcome:
+    """Forward and backward where policy wants torch operators for Inductor to fuse."""
+    return observe(lambda: _in_form(op, "inline"))
+
+
+def compile_calls(op: str) -> Outcome:
+    """Forward and backward where policy wants every op as one node."""
+    return observe(lambda: _in_form(op, "call"))
+
+
+def _in_form(op: str, form: GraphForm) -> None:
+    """Results, gradients and the names in the graph, where the process's policy wants ``form``."""
+    subject = Subject(op)
+    with undisturbed(subject.caller):
+        subject.caller.dispatcher.set_process_layer(make_layer("set_policy", compiled=form))
+        with _compiled(subject.call, dynamic=False) as (function, graphs):
+            require(subject.wrong_results(function(*subject.tensors)))
+            _require_named(subject, graphs)
+        if subject.contract.gradient == "none":
+            return
+        leaves = subject.leaves()
+        _ = subject.cotangents  # drawn outside of the graph
+        with _compiled(subject.loss, dynamic=False) as (function, graphs):
+            function(*leaves).backward()
+        require(subject.wrong_gradients([leaf.grad for leaf in leaves]))
+        named = kernels_in(graphs)
+        require([] if all(f", {form}" in name for name in named) or form == "inline" else [f"the graphs hold {named}"])
 
 
 def compile_dynamic(op: str) -> Outcome:
@@ -138,7 +173,7 @@ def _resized(subject: Subject) -> Sequence[Case]:
 
 
 def compile_policy_change(op: str) -> Outcome:
-    """Another process policy compiles once more and is followed; the first one's graph is kept."""
+    """Another policy compiles once more and is followed, and so is a block; the first one's graph is kept."""
 
     def run() -> None:
         subject = Subject(op)
@@ -148,9 +183,14 @@ def compile_policy_change(op: str) -> Outcome:
                 subject.caller.dispatcher.set_process_layer(layer)
                 for _ in range(2):
                     require(subject.wrong_results(function(*subject.tensors)))
-                followed.append(subject.chosen(Phase.INFERENCE))
-            named = [texts[-1] for graph in graphs for _, texts in kernels_in(graph, subject.caller.namespace)]
-        require([] if named == followed[:2] else [f"compiled for {named}; the policies were for {followed}"])
+                decision = subject.explain_compiled()
+                followed.append(f"{op}: {decision.chosen.name if decision.chosen else 'none'}, {decision.form}")
+            for _ in range(2):
+                with portakernel.policy(use="reference"):
+                    require(subject.wrong_results(function(*subject.tensors)))
+            followed[2] = f"{op}: {subject.chosen(Phase.INFERENCE)}, call"
+            named = [name for graph in graphs for name in kernels_in([graph])]
+        require([] if named == followed else [f"compiled for {named}; the policies were for {followed}"])
 
     return observe(run)
 

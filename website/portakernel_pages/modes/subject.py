@@ -20,6 +20,7 @@ from portakernel.claims.request import Phase
 from portakernel.contract import Contract, TensorArgument
 from portakernel.contract.case import Case
 from portakernel.contracts import contract, reference_module
+from portakernel.deciding.decision import Decision
 from portakernel.words.dtypes import FLOAT64
 from portakernel_kit.conformance.claims import accepted, elements
 from portakernel_kit.conformance.gradients import Backward
@@ -171,6 +172,10 @@ class Subject:
         if decision.chosen is None:
             raise decision.error()
         return decision.chosen.name
+
+    def explain_compiled(self) -> Decision:
+        """The decision for the call in a compiled graph."""
+        return self.caller.explain(self.tensors, self.inputs.values, Phase.INFERENCE, compiled=True)
 
     def wrong_results(self, found: Any) -> list[str]:
         """What is wrong with the results."""

@@ -50,16 +50,29 @@ MODES: tuple[Mode, ...] = (
         "Registration and compilation",
         "compile, kernel named",
         compilation.compile_names_kernel,
-        "The graph's node is `torch.ops.portakernel.<op>`, and its last argument the full name of the kernel that an"
-        " eager call would run, so that a compiled graph says what it runs.",
+        "The graph says what it runs: the kernel, in the form, that `explain(..., compiled=True)` says"
+        " ([compile.md](compile.md)). Every node of the op has both in its `meta['custom']['portakernel']`.",
+    ),
+    Mode(
+        "Registration and compilation",
+        "compile, inline",
+        compilation.compile_inline,
+        'Results and gradients under `portakernel.set_policy(compiled="inline")`: each op that can be is torch'
+        " operators in the graph. Those whose formula looks at values are calls.",
+    ),
+    Mode(
+        "Registration and compilation",
+        "compile, calls",
+        compilation.compile_calls,
+        'The same under `portakernel.set_policy(compiled="call")`: each op is one node, forward and backward.',
     ),
     Mode(
         "Registration and compilation",
         "compile, policy changed",
         compilation.compile_policy_change,
         "`portakernel.set_policy` between calls compiles exactly once more, the new kernel is in the new graph, and a"
-        " return to the first policy compiles nothing. A `with portakernel.policy(…)` block around a compiled function"
-        " is followed without compiling.",
+        " return to the first policy compiles nothing. For `with portakernel.policy(…)` blocks around a compiled"
+        " function it compiles once more, to calls, which follow every block.",
     ),
     Mode(
         "Registration and compilation",

@@ -1,0 +1,82 @@
+"""Kernels that stand in the graph of ``torch.compile`` by themselves: as torch operators, or as Triton kernels.
+
+AOTAutograd traces what Dynamo recorded once more, with functional tensors. There such a kernel runs on them instead of
+leaving a node of its op: its operators and launches are recorded, and Inductor fuses them with what stands around, or
+launches them. Each of these nodes, and of those of calls, says in its ``meta["custom"]["portakernel"]`` whose it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.fx import traceback
+
+from portakernel.claims.capability import CannotRun
+from portakernel.errors import CompiledGraphError, PortakernelError
+from portakernel.registry.kernel import Kernel
+from portakernel.tensors.diversion import diverted
+from portakernel.tensors.torch_internals import compiler
+
+# What the nodes of an op carry, and under which key.
+CUSTOM_META = "portakernel"
+
+
+def is_compiling(given: Sequence[Tensor]) -> bool:
+    """Whether these tensors stand for those of a graph that is being compiled; an exported one is not, until it is."""
+    return not compiler._is_exporting_flag and any(isinstance(tensor, FunctionalTensor) for tensor in given)
+
+
+def recorded(kernel: Kernel, run: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+    """What ``run``, which launches the kernel, makes of the traced tensors: nodes of the graph.
+
+    Raises:
+        CannotRun: as for any call.
+        CompiledGraphError: the kernel cannot be traced.
+    """
+    with _outside_autocast(arguments), diverted(_record):
+        try:
+            returned = run(*arguments)
+        except (PortakernelError, CannotRun):
+            raise
+        except Exception as error:
+            name = kernel.name
+            text = (
+                f"{kernel.op}: {name} cannot stand in the graph as {kernel.in_graphs.form}, at node {_node()}: {error}"
+            )
+            advice = f"portakernel.set_policy(compiled='call') has it called, deny={name!r} leaves it out"
+            raise CompiledGraphError(f"{text}. {advice}") from error
+    return tuple(map(_own, returned)) if isinstance(returned, (tuple, list)) else _own(returned)
+
+
+def _record(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: Mapping[str, Any]) -> None:
+    """A launch as a node of the graph: Inductor compiles the kernel, and launches it."""
+    wrapped: Any = torch.library.wrap_triton(kernel)
+    wrapped[(*grid, 1)](*args, **meta)
+
+
+def _own(result: Tensor | None) -> Tensor | None:
+    """A result as every op's: contiguous."""
+    return None if result is None else result.contiguous()
+
+
+def _node() -> str:
+    """The name of the node of Dynamo's graph that is being traced."""
+    meta = traceback.get_current_meta()
+    nodes = meta.get("from_node") or ()
+    return str(nodes[-1].name) if nodes else "(unknown)"
+
+
+@contextmanager
+def _outside_autocast(arguments: Sequence[Any]) -> Iterator[None]:
+    """Autocast has had its turn with the op itself; of what it is made of nothing is cast."""
+    device = next(argument.device.type for argument in arguments if isinstance(argument, Tensor))
+    if not torch.is_autocast_enabled(device):
+        yield
+        return
+    with torch.autocast(device, enabled=False):
+        yield
