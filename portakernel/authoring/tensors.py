@@ -5,7 +5,7 @@ from __future__ import annotations
 from portakernel.calling.outputs import copy_into
 from portakernel.tensors.capture import is_capturing
 from portakernel.tensors.compilation import announce_once, compilations
-from portakernel.tensors.dense import as_bytes, delivered, dense, room, rows
+from portakernel.tensors.dense import as_bytes, delivered, dense, is_aligned, room, rows
 from portakernel.tensors.index_values import check_indices, check_offsets, sequence_ends
 from portakernel.tensors.rows import contiguous_like, joined_stride, row_stride, row_target, with_row_stride
 
@@ -19,6 +19,7 @@ __all__ = [
     "copy_into",
     "delivered",
     "dense",
+    "is_aligned",
     "is_capturing",
     "joined_stride",
     "room",

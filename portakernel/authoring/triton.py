@@ -33,7 +33,7 @@ from __future__ import annotations
 
 from portakernel.triton_launch.direct import Held
 from portakernel.triton_launch.interpreter import interpreting, is_interpreting
-from portakernel.triton_launch.launch import cdiv, grid_of, launch, prepared, program_index
+from portakernel.triton_launch.launch import cdiv, grid_of, in_graphs, launch, prepared, program_index
 from portakernel.triton_launch.offline import compiling
 from portakernel.triton_launch.probe import ready
 from portakernel.triton_launch.processor import Processor, per_device, pretending, processor
@@ -44,6 +44,7 @@ __all__ = [
     "cdiv",
     "compiling",
     "grid_of",
+    "in_graphs",
     "interpreting",
     "is_interpreting",
     "launch",

@@ -10,8 +10,19 @@ import torch
 from torch import Tensor
 
 
+def is_aligned(x: Tensor, alignment: int) -> bool:
+    """Whether ``alignment`` (bytes, at most 16) divides the address of ``x``.
+
+    A traced tensor has none: in a graph, memory begins at such addresses, and Inductor copies inputs that do not.
+    """
+    try:
+        return x.data_ptr() % alignment == 0
+    except RuntimeError:
+        return x.storage_offset() * x.element_size() % alignment == 0
+
+
 def _is_dense(x: Tensor, alignment: int) -> bool:
-    return x.is_contiguous() and (alignment == 1 or x.data_ptr() % alignment == 0)
+    return x.is_contiguous() and (alignment == 1 or is_aligned(x, alignment))
 
 
 def dense(x: Tensor, alignment: int = 1) -> Tensor:

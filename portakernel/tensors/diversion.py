@@ -10,6 +10,8 @@ from typing import Any
 # (kernel, grid, args, meta) -> None
 Launch = Callable[[Any, tuple[int, ...], tuple[Any, ...], Mapping[str, Any]], None]
 
+# The attribute of a kernel with the compile-time values that it has in compiled graphs.
+IN_GRAPHS = "portakernel_in_graphs"
 _INSTEAD: ContextVar[Launch | None] = ContextVar("portakernel_triton_launches", default=None)
 # What takes this thread's launches now; None where the device does. Every launch asks: so it is the variable's own.
 diversion: Callable[[], Launch | None] = _INSTEAD.get

@@ -19,7 +19,7 @@ from torch.fx import traceback
 from portakernel.claims.capability import CannotRun
 from portakernel.errors import CompiledGraphError, PortakernelError
 from portakernel.registry.kernel import Kernel
-from portakernel.tensors.diversion import diverted
+from portakernel.tensors.diversion import IN_GRAPHS, diverted
 from portakernel.tensors.torch_internals import compiler
 
 # What the nodes of an op carry, and under which key.
@@ -56,7 +56,11 @@ def recorded(kernel: Kernel, run: Callable[..., Any], arguments: Sequence[Any]) 
 def _record(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: Mapping[str, Any]) -> None:
     """A launch as a node of the graph: Inductor compiles the kernel, and launches it."""
     wrapped: Any = torch.library.wrap_triton(kernel)
-    wrapped[(*grid, 1)](*args, **meta)
+    meta = {**meta, **getattr(kernel, IN_GRAPHS, {})}
+    # Inductor has a place for every parameter (torch 2.11): what has a default is given it
+    left = kernel.params[len(args) :]
+    defaults = {one.name: one.default for one in left if one.has_default and one.name not in meta}
+    wrapped[(*grid, 1)](*args, **defaults, **meta)
 
 
 def _own(result: Tensor | None) -> Tensor | None:

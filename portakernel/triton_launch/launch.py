@@ -14,7 +14,7 @@ from triton.runtime.errors import OutOfResources
 from portakernel.claims.capability import CannotRun, ReasonCode, Rejection
 from portakernel.errors import ArgumentValueError
 from portakernel.tensors.compilation import compilations
-from portakernel.tensors.diversion import diversion
+from portakernel.tensors.diversion import IN_GRAPHS, diversion
 from portakernel.triton_launch.cache_folder import FOLDER
 from portakernel.triton_launch.descriptors import enter_context, is_descriptor, tensor_of
 from portakernel.triton_launch.direct import Held
@@ -58,6 +58,14 @@ def prepared(kernel: Any, meta: Mapping[str, Any], parameter: str | None = None)
             _HELD.clear()
         held = _HELD[key] = Held(kernel, meta, partial(_launch_anew, parameter))
     return held
+
+
+def in_graphs(kernel: Any, **meta: Any) -> None:
+    """From now on ``kernel`` has these compile-time values where a compiled graph records it, whatever its launch says.
+
+    Inductor reads from a kernel's code what it writes. From assembly it cannot, and takes every argument to be written.
+    """
+    setattr(kernel, IN_GRAPHS, meta)
 
 
 def _launch_anew(parameter: str | None, held: Held, grid: tuple[int, int], args: tuple[Any, ...]) -> None:

@@ -103,7 +103,8 @@ def asked(request: Request, registry: Registry) -> str:
     unsaid = [] if any(name in request.dtypes for name in described.names) else ["dtypes"]
     unsaid += [] if request.dims else ["sizes"]
     parts += [f"{' and '.join(unsaid)} left open"] if unsaid else []
-    return f"{request.op} on {where}, for {request.phase}, with {', '.join(parts)}"
+    compiled = " in a compiled graph" if request.compiled else ""
+    return f"{request.op} on {where}, for {request.phase}{compiled}, with {', '.join(parts)}"
 
 
 def next_steps(decision: Decision, freed: Decision | None = None) -> Iterator[str]:

@@ -95,7 +95,7 @@ def _forward(
     last = tl.where(bag + 1 == bags, indices_count, last)
 
     total = tl.full((BAGS, BLOCK_N), 0.0, tl.float32)
-    stride = stride_packs.to(tl.int64) * PACK
+    stride = tl.cast(stride_packs, tl.int64) * PACK
     total = add_rows(total, weight, table_rows, stride, indices, samples, first, last, column, in_row, DEPTH)
     if MEAN:
         total = total / tl.maximum(last - first, 1).to(tl.float32)[:, None]

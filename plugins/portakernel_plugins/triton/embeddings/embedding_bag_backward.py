@@ -106,7 +106,7 @@ def _pieces_sums(
     whole = (piece < pieces) & (one == other)
     last = tl.where(whole, first + LENGTH, first)
     total = tl.full((RUNS, BLOCK_N), 0.0, tl.float32)
-    stride = stride_packs.to(tl.int64) * PACK
+    stride = tl.cast(stride_packs, tl.int64) * PACK
     total = add_rows(total, grad_y, bags, stride, bag_at, share_at, first, last, column, in_row, DEPTH)
     tl.store(partial + piece[:, None] * columns + column[None, :], total, mask=whole[:, None] & in_row[None, :])
 
@@ -153,7 +153,7 @@ def _grad_weight(
         last = tl.load(runs + table_rows + row, mask=wanted, other=0).to(tl.int64)
 
     total = tl.full((RUNS, BLOCK_N), 0.0, tl.float32)
-    stride = stride_packs.to(tl.int64) * PACK
+    stride = tl.cast(stride_packs, tl.int64) * PACK
     if partial is None:
         total = add_rows(total, grad_y, bags, stride, bag_at, share_at, first, last, column, in_row, DEPTH)
     else:
@@ -194,8 +194,8 @@ def _grad_samples(
     i = program_index() * ITEMS + tl.arange(0, ITEMS)
     row = tl.load(indices + i, mask=i < count, other=-1).to(tl.int64)
     inside = (row >= 0) & (row < table_rows)
-    g = grad_y + _bag_of(i, offsets, bags, search_steps)[:, None] * (stride_packs.to(tl.int64) * PACK)
-    w = weight + row[:, None] * (table_packs.to(tl.int64) * PACK)
+    g = grad_y + _bag_of(i, offsets, bags, search_steps)[:, None] * (tl.cast(stride_packs, tl.int64) * PACK)
+    w = weight + row[:, None] * (tl.cast(table_packs, tl.int64) * PACK)
     total = tl.full((ITEMS, BLOCK_N), 0.0, tl.float32)
     for start in range(0, columns, BLOCK_N):
         column = start + tl.arange(0, BLOCK_N)[None, :]

@@ -147,7 +147,7 @@ def _rotary(
     BLOCK_REST: tl.constexpr,
 ) -> None:
     block = program_index()
-    q_blocks = (tokens.to(tl.int64) * Q_HEADS + (BLOCK_M - 1)) // BLOCK_M
+    q_blocks = (tl.cast(tokens, tl.int64) * Q_HEADS + (BLOCK_M - 1)) // BLOCK_M
     if block < q_blocks:
         if Q_HEADS > 0:
             _turn(

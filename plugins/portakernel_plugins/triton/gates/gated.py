@@ -23,7 +23,7 @@ def _block(columns, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     index = program_index().to(tl.int32)
     blocks = tl.cdiv(columns, BLOCK_N)
     rows_before = index // blocks
-    row = rows_before.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    row = tl.cast(rows_before, tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     return row, (index - rows_before * blocks) * BLOCK_N + tl.arange(0, BLOCK_N)
 
 

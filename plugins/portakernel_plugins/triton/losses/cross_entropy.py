@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from portakernel.authoring.tensors import contiguous_like, with_row_stride
+from portakernel.authoring.tensors import contiguous_like, is_aligned, with_row_stride
 from portakernel.authoring.triton import cdiv, grid_of, launch, processor, program_index
 from portakernel_plugins.triton.exponentials import LOG2_E
 from portakernel_plugins.triton.launching.configurations import Configuration, configuration
@@ -104,7 +104,8 @@ def _forward(
     row_loss = rest - (chosen - highest)
     if SMOOTH:
         mean = tl.sum(plain, axis=1) / columns
-        row_loss = (1.0 - smoothing) * row_loss + smoothing * (rest - (mean - highest))
+        share = tl.cast(smoothing, tl.float32)  # Inductor passes numbers in float64
+        row_loss = (1.0 - share) * row_loss + share * (rest - (mean - highest))
     tl.store(loss + row, tl.where(ignored, 0.0, row_loss), mask=in_rows)
     if lse is not None:
         tl.store(lse + row, highest + rest, mask=in_rows)
@@ -122,7 +123,7 @@ def _in_packs(logits: Tensor) -> tuple[Tensor, int, int]:
     logits, stride = with_row_stride(logits)
     if logits.shape[-1] % pack:
         return logits, stride, 1
-    if stride % pack or logits.data_ptr() % _ACCESS:
+    if stride % pack or not is_aligned(logits, _ACCESS):
         return logits.clone(memory_format=torch.contiguous_format), logits.shape[-1], pack
     return logits, stride, pack
 
@@ -199,7 +200,8 @@ def _gradient(x, column, t, ignored, scale, lse, hot, cold):
     """``scale * (exp(x - lse) - q)``, of a tile whose rows the other arguments but ``column`` belong to."""
     p = tl.exp2((x - lse) * LOG2_E)
     # written, not multiplied by zero: an ignored row may hold NaN
-    return tl.where(ignored, 0.0, scale * (p - tl.where(column == t, hot, cold)))
+    q = tl.where(column == t, tl.cast(hot, tl.float32), tl.cast(cold, tl.float32))  # Inductor passes numbers in float64
+    return tl.where(ignored, 0.0, scale * (p - q))
 
 
 # Rows are read and written in aligned packs of PACK elements. Where rows begin anywhere, what is left of one before its
@@ -291,7 +293,7 @@ def backward(
         scales = grad_loss if grad_loss.dim() == 1 else grad_loss.reshape(-1)
         pack = _ACCESS // logits.element_size()
         # in ``logits`` and ``grad`` alike, or packs of one would be aligned and of the other not
-        if (stride - v) % pack or logits.data_ptr() % _ACCESS or grad.data_ptr() % _ACCESS:
+        if (stride - v) % pack or not (is_aligned(logits, _ACCESS) and is_aligned(grad, _ACCESS)):
             pack = 1
         how = configuration("cross_entropy.backward", logits.device, v)
         block = min(how.columns, how.elements)

@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from portakernel.authoring.tensors import contiguous_like, delivered, row_target, with_row_stride
-from portakernel.authoring.triton import Held, cdiv, grid_of, per_device, prepared, program_index
+from portakernel.authoring.triton import Held, cdiv, grid_of, in_graphs, per_device, prepared, program_index
 from portakernel_plugins.triton.launching.configurations import configuration
 from portakernel_plugins.triton.launching.row_blocks import held_shape, is_long, load_blocks, store_block, unwidened
 
@@ -68,6 +68,9 @@ def _forward(
     for i in tl.static_range(BLOCKS):
         e = tl.exp(parts[i].to(tl.float32) - row_max)
         store_block(y, row, y_stride, rows, i * BLOCK_N + lane, columns, e * scale)
+
+
+in_graphs(_forward, NARROW=False)  # which is assembly
 
 
 @triton.jit(do_not_specialize=["rows"])

@@ -41,7 +41,7 @@ def _terms(s, g, w, b, moments, weight_offset, ACTIVATION: tl.constexpr):
     h = g.to(tl.float32)
     w = w.to(tl.float32)
     if weight_offset is not None:
-        w = w + weight_offset
+        w = w + tl.cast(weight_offset, tl.float32)
     if len(moments) > 1:
         u = u - moments[1][:, None]
     u = u * moments[0][:, None]

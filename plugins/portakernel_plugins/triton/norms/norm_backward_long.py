@@ -45,7 +45,7 @@ def _of_block(
     h = tl.load(grad_y + g_at + column, mask=inside, other=0.0, eviction_policy=EVICTION).to(tl.float32)
     w = parameter(weight, weight_stride, column, columns).to(tl.float32)
     if weight_offset is not None:
-        w = w + weight_offset
+        w = w + tl.cast(weight_offset, tl.float32)
     if m is not None:
         u = u - m
     u = u * r

@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from portakernel.authoring.tensors import with_row_stride
-from portakernel.authoring.triton import Held, cdiv, grid_of, per_device, prepared, program_index
+from portakernel.authoring.triton import Held, cdiv, grid_of, in_graphs, per_device, prepared, program_index
 from portakernel_plugins.triton.gates.activations import activated
 from portakernel_plugins.triton.launching.configurations import configuration
 from portakernel_plugins.triton.launching.row_blocks import (
@@ -42,7 +42,8 @@ from portakernel_plugins.triton.launching.row_blocks import (
 def reciprocal_root(mean_square, eps):
     """``1 / sqrt(mean_square + eps)``."""
     # Correctly rounded root and quotient: one per row costs nothing, and the vendors' approximations differ.
-    return tl.div_rn(1.0, tl.sqrt_rn(mean_square + eps))
+    # Inductor passes numbers in float64
+    return tl.div_rn(1.0, tl.sqrt_rn(mean_square + tl.cast(eps, tl.float32)))
 
 
 # ``rows`` is not specialised: M being 1, or divisible by 16, must neither recompile the kernel nor change its layout.
@@ -119,7 +120,7 @@ def _forward(
         else:
             w = weights[i].to(tl.float32)
         if weight_offset is not None:
-            w = w + weight_offset
+            w = w + tl.cast(weight_offset, tl.float32)
         z = s * r[:, None] * w[None, :]
         if bias is not None:
             shift = tl.load(bias + column.to(tl.int64) * bias_stride, mask=column < columns, other=0.0)
@@ -129,6 +130,9 @@ def _forward(
         tl.store(rstd + row, r, mask=row < rows)
     if mean is not None:
         tl.store(mean + row, m, mask=row < rows)
+
+
+in_graphs(_forward, NARROW=False)  # which is assembly
 
 
 @triton.jit
@@ -165,7 +169,7 @@ def _finish(
     s = tl.load(s_row + column, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
     w = tl.load(weight + column.to(tl.int64) * weight_stride, mask=inside, other=0.0).to(tl.float32)
     if weight_offset is not None:
-        w = w + weight_offset
+        w = w + tl.cast(weight_offset, tl.float32)
     if CENTRED:
         s = s - m
     z = s * r * w

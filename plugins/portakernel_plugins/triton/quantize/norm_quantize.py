@@ -47,7 +47,8 @@ _BLOCK = 128
 
 @triton.jit
 def _weights(weight, column, stride, offset, inside):
-    return tl.load(weight + column.to(tl.int64) * stride, mask=inside, other=0.0).to(tl.float32) + offset
+    w = tl.load(weight + column.to(tl.int64) * stride, mask=inside, other=0.0).to(tl.float32)
+    return w + tl.cast(offset, tl.float32)
 
 
 @triton.jit
@@ -114,18 +115,19 @@ def _forward(
         s = parts[i].to(tl.float32)
         squares += s * s
     r = reciprocal_root(tl.sum(squares, axis=1) / columns, eps)
+    offset = tl.cast(weight_offset, tl.float32)  # Inductor passes numbers in float64
 
     if GROUP == 0:
         largest = tl.full((BLOCK_M, BLOCK_N), 0, tl.int32)
         for i in tl.static_range(BLOCKS):
-            y = parts[i].to(tl.float32) * (weights[i].to(tl.float32) + weight_offset)[None, :]
+            y = parts[i].to(tl.float32) * (weights[i].to(tl.float32) + offset)[None, :]
             largest = tl.maximum(largest, magnitude(y))
         row_scale, reciprocal = _row_scale(tl.max(largest, axis=1), r, FORMAT)
         tl.store(scale + row, row_scale, mask=row < rows)
     else:
         GROUPS: tl.constexpr = BLOCK_N // GROUP
     for i in tl.static_range(BLOCKS):
-        y = parts[i].to(tl.float32) * (weights[i].to(tl.float32) + weight_offset)[None, :] * r[:, None]
+        y = parts[i].to(tl.float32) * (weights[i].to(tl.float32) + offset)[None, :] * r[:, None]
         if GROUP == 0:
             code = narrowed(divided(y, row_scale[:, None], reciprocal[:, None], FUSED), FORMAT, CAST)
         else:
