@@ -1,9 +1,10 @@
-"""A Llama of transformers, built at random, by its own operators and by portakernel's: prefill and greedy decoding.
+"""A Llama of transformers, built at random, by its own operators and by portakernel's: prefill, decoding, training.
 
     python benchmarks/transformers_client.py --device cuda:0 --output benchmarks/results
 
-Both run in turns on one set of weights in one process, the prefill also under torch.compile, and on GPUs with CUDA
-graphs too (mode="reduce-overhead"); the numbers of their logits are compared first.
+Both run in turns on one set of weights in one process: prefill, greedy decoding, and a training step (loss and
+gradients). Prefill and training also run under torch.compile, the prefill on GPUs with CUDA graphs too
+(mode="reduce-overhead"). The numbers of their logits are compared first.
 """
 
 from __future__ import annotations
@@ -70,9 +71,21 @@ def main(
         called = torch.compile(model, dynamic=False, mode=mode)
         return lambda: called(ids, use_cache=False).logits
 
-    graphs = {"compiled": compiled(None)}
+    graphs = {"prefill compiled": compiled(None)}
     if device != "cpu":
-        graphs["CUDA graphs"] = compiled("reduce-overhead")
+        graphs["prefill in CUDA graphs"] = compiled("reduce-overhead")
+
+    def training(function: Callable[..., Any]) -> Callable[[], Any]:
+        parameters = list(model.parameters())
+
+        def step() -> Any:
+            with torch.enable_grad():
+                loss = function(ids, labels=ids, use_cache=False).loss
+                return torch.autograd.grad(loss, parameters)
+
+        return step
+
+    graphs["training compiled"] = training(torch.compile(model, dynamic=False))
 
     def write() -> Any:
         return model.generate(
@@ -95,7 +108,7 @@ def main(
                 enabled = None if wanted == () else integration.enable(model, wanted)
                 calls = {"prefill": prefill, "writing": write}
                 if wanted in ((), None):
-                    calls |= graphs
+                    calls |= {"training": training(model), **graphs}
                 for what, call in calls.items():
                     took = seconds(call, device)
                     if turn:  # the first is for caches and compilers
@@ -104,8 +117,8 @@ def main(
                 if enabled is not None:
                     integration.disable()
     own = next(iter(ops))
-    columns = {"prefill": "prefill ms", "writing": "writing tokens/s"} | {
-        name: f"{name}, prefill ms" for name in graphs
+    columns = {"prefill": "prefill ms", "writing": "writing tokens/s", "training": "training ms"} | {
+        name: f"{name} ms" for name in graphs
     }
     heads = [head for what in columns.values() for head in (what, "ratio")]
     table = Table("operators", *heads, "logits differ by", title="A Llama of transformers, operators by portakernel")

@@ -98,16 +98,15 @@ class OpCaller:
     @functools.cached_property  # most ops are never called as torch ops: their source is written when one is
     def inference_hit(self) -> Callable[..., Any]:
         """``hit`` of the torch op (``fast.torch_op_source.make_hit``)."""
-        return self._hit(Phase.INFERENCE)
+        return self._hit(PLAIN)
 
     @functools.cached_property
     def training_hit(self) -> Callable[..., Any]:
         """``hit`` of its part ``_forward``."""
-        return self._hit(Phase.TRAINING)
+        return self._hit(CallKind(Phase.TRAINING, below_autograd=self.some_are_recorded))
 
-    def _hit(self, phase: Phase) -> Callable[..., Any]:
-        # an op that writes its arguments returns None, which would read as a miss
-        if self.contract.mutated or (phase is Phase.TRAINING and self.some_are_recorded):
+    def _hit(self, kind: CallKind) -> Callable[..., Any]:
+        if self.contract.mutated:  # an op that writes its arguments returns None, which would read as a miss
             return lambda *_: None
         names = {
             "table": self.table.entries,
@@ -116,7 +115,7 @@ class OpCaller:
             "named": self.policies.named,
             "completed": self.completed,
         }
-        return make_hit(self.contract, self.lookup, phase, names)
+        return make_hit(self.contract, self.lookup, kind, names)
 
     def key(
         self,

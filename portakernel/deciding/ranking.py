@@ -72,13 +72,15 @@ def fuses(candidate: Candidate) -> bool:
 def form_of(kernel: Kernel, request: Request, wishes: Wishes) -> GraphForm | None:
     """How a compiled graph would hold ``kernel``; None where none is asked for.
 
-    A kernel that a policy names strictly is not dissolved into torch operators, unless a policy says so; one that would
-    choose how it is launched by sizes that are open is called.
+    A kernel that a policy names strictly is not dissolved into torch operators, unless a policy says so. A plugin's is
+    called where sizes are open, because how it runs depends on them.
     """
     if not request.compiled:
         return None
+    if kernel.saves == "autograd" and request.phase is Phase.TRAINING and not request.below_autograd:
+        return "inline"  # PyTorch records what it is made of
     own = kernel.in_graphs.form
-    if own == "kernel" and (request.open or request.without_symbols() is not request):
+    if not kernel.is_reference and (request.open or request.without_symbols() is not request):
         return "call"
     if wishes.compiled == "call" or (own == "inline" != wishes.compiled and kernel.name in wishes.use):
         return "call"

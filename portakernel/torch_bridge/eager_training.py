@@ -6,20 +6,22 @@ A public call on plain tensors of which some require gradients needs of autograd
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from portakernel.calling.caller import OpCaller
+from portakernel.calling.fast.key_layout import CallKind
+from portakernel.calling.fast.training_source import are_plain, make_backward, make_forward
 from portakernel.calling.key_table import Placement
 from portakernel.claims.capability import CannotRun
+from portakernel.claims.request import Phase
 from portakernel.contract import Contract
 from portakernel.host.as_written import as_written
-from portakernel.tensors.layout import has_plain_memory
-from portakernel.tensors.torch_internals import dispatch_modes, forward_ad, innermost_transform
-from portakernel.torch_bridge.derivatives import Derivatives, for_each_input, run_backward
+from portakernel.torch_bridge.derivatives import Derivatives, check_gradients, for_each_input, run_backward
 
 
 def has_eager_training(contract: Contract) -> bool:
@@ -28,30 +30,20 @@ def has_eager_training(contract: Contract) -> bool:
 
 
 class EagerTraining:
-    """One op's node in eager autograd graphs."""
+    """One op's nodes in eager autograd graphs: a class for each set of results that its parameters can ask for."""
 
     def __init__(self, derivatives: Derivatives) -> None:
         self._derivatives = derivatives
         self.caller: OpCaller = derivatives.caller
         self.contract: Contract = derivatives.contract
-
-        @as_written
-        def forward(ctx: Any, *arguments: Any) -> Any:
-            return self._forward(ctx, *arguments)
-
-        @as_written
-        def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-            return self._backward(ctx, *grads)
-
-        # functions, because compiled autograd traces no methods
-        members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-        self._node: Any = type(f"Portakernel_{self.contract.op}", (torch.autograd.Function,), members)
-        signature = derivatives.signature
+        signature, choice = derivatives.signature, derivatives.choice
         self._materialised = any(name in signature.grads for name in self.contract.stands_for.values())
-        choice = derivatives.choice
         self._own = frozenset(name for name in choice.kernels if choice.own_saver(name))
         # where kernels save in ways of their own, which one it was is kept beside what it saved
-        self._marks = {name: choice.mark(name) for name in choice.kernels} if self._own else {}
+        self._marks = {name: (choice.mark(name),) for name in choice.kernels} if self._own else {}
+        names = [parameter.name for parameter in self.contract.parameters]
+        self._choosers = [names.index(name) for name in self.contract.choosers]
+        self._nodes: dict[tuple[Any, ...], Any] = {}
 
     @as_written
     def apply(self, placement: Placement, tensors: Sequence[Tensor | None], values: Sequence[Any]) -> Any:
@@ -59,54 +51,57 @@ class EagerTraining:
         try:
             if placement.kernel.saves == "autograd":
                 return placement.launch(*tensors, *values)
-            return self._node.apply(*tensors, placement, values)
+            chosen = tuple([values[place] for place in self._choosers])
+            node = self._nodes.get(chosen)
+            if node is None:
+                node = self._nodes[chosen] = self._made(values)
+            return node.apply(*tensors, placement, values)
         except CannotRun:
             return None
 
-    def _forward(self, ctx: Any, *arguments: Any) -> Any:
-        *tensors, placement, values = arguments
-        returned = placement.launch(*tensors, *values)
-        if self.contract.gradient == "identity":
-            return returned
+    def _made(self, values: Sequence[Any]) -> Any:
+        """The node of calls with such values."""
         made = self.caller.arguments.at(values)
-        results = returned if isinstance(returned, tuple) else (returned,)
-        outputs = results[: len(made.outputs)]
-        held: dict[str, Tensor | None] = dict(zip(self.contract.names, tensors, strict=True))
-        held |= {result.name: tensor for result, tensor in zip((*made.outputs, *made.saved), results, strict=True)}
-        kept = [*self.contract.backward_inputs, *(saved.name for saved in self.contract.saved)]
-        kernel: str = placement.kernel.name
-        mark = self._marks.get(kernel)
-        ctx.save_for_backward(*(held.get(name) for name in kept), *(() if mark is None else (mark,)))
-        # `Derivatives` reads the same where the backward itself is differentiated or transformed
-        ctx.values, ctx.kernel, ctx.backward_kernel, ctx.marked = values, kernel, "", mark is not None
-        ctx.saved_by = kernel if kernel in self._own else ""
-        constant = [tensor for result, tensor in zip(made.outputs, outputs, strict=True) if not result.differentiable]
-        if constant:
-            ctx.mark_non_differentiable(*constant)
-        ctx.set_materialize_grads(self._materialised)
-        return outputs[0] if len(outputs) == 1 else outputs
+        names = {
+            "key": functools.partial(self.caller.key, CallKind(Phase.BACKWARD)),
+            "policy": self.caller.dispatcher.policy,
+            "table": self.caller.table.entries,
+            "check": functools.partial(check_gradients, self.contract),
+            "slow": self._backward,
+        }
+        forward = make_forward(self.contract, made, materialise=self._materialised, marks=self._marks)
+        identity = self.contract.gradient == "identity"
+        backward = self._identity() if identity else make_backward(self.contract, made, names)
+        # functions, because compiled autograd traces no methods
+        members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+        return type(f"Portakernel_{self.contract.op}", (torch.autograd.Function,), members)
 
-    def _backward(self, ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        derivatives, count = self._derivatives, len(ctx.needs_input_grad)
-        if self.contract.gradient == "identity":
-            return derivatives.identity_gradient(ctx, *grads)
+    def _identity(self) -> Callable[..., Any]:
+        @as_written
+        def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
+            return self._derivatives.identity_gradient(ctx, grad)
+
+        return backward
+
+    @as_written
+    def _backward(
+        self, ctx: Any, grads: Sequence[Tensor | None], saved: tuple[Tensor | None, ...] | None
+    ) -> tuple[Tensor | None, ...]:
+        """The gradients of a node, whatever its tensors are; ``saved`` is what it kept, where that is unpacked."""
+        derivatives, count, kernel = self._derivatives, len(ctx.needs_input_grad), ctx.placement.kernel.name
+        # `Derivatives` reads the same of its own nodes
+        ctx.kernel, ctx.backward_kernel, ctx.marked = kernel, "", kernel in self._marks
+        ctx.saved_by = kernel if kernel in self._own else ""
         if torch.is_grad_enabled() or torch.compiler.is_dynamo_compiling():
             return derivatives.kernel_gradient(ctx, *grads)
         pairs = zip(grads, self.contract.outputs, strict=False)
         given = [grad for grad, output in pairs if output.differentiable]
         if all(grad is None for grad in given):
             return (None,) * count
-        kept = derivatives.kept(ctx)
-        if not _is_plain((*given, *kept)):
+        kept = derivatives.kept(ctx, saved)
+        if not are_plain(*given, *kept):
             return derivatives.kernel_gradient(ctx, *grads, kept=kept)
         needs = list(ctx.needs_input_grad[: derivatives.signature.tensors])
-        arguments = (*given, *kept, *ctx.values, needs, ctx.backward_kernel, ctx.saved_by)
+        arguments = (*given, *kept, *ctx.values, needs, "", ctx.saved_by)
         gradients = run_backward(self.caller, *derivatives.signature.backward(arguments))
         return for_each_input(gradients, needs, count)
-
-
-def _is_plain(tensors: Sequence[Tensor | None]) -> bool:
-    """Whether a kernel may read the memory of gradients and of what was kept, which hooks may have replaced."""
-    if innermost_transform() is not None or dispatch_modes() or forward_ad._current_level >= 0:
-        return False
-    return all(tensor is None or has_plain_memory(tensor) for tensor in tensors)

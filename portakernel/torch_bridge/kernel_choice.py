@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -79,7 +79,8 @@ class KernelChoice:
         placement, attempts = self._placed(TRAINING, tensors, values, kernel, traced=traced), None
         while placement.kernel.saves == "autograd":
             try:
-                results = placement.launch(*tensors, *values)
+                with self.naming(GRAPH_MARK + placement.kernel.name) if traced else nullcontext():
+                    results = placement.launch(*tensors, *values)
             except CannotRun as error:
                 # a traced graph and a stream capture are no calls that others are like
                 if traced or error.rejection.code is ReasonCode.NOT_CAPTURABLE:

@@ -22,17 +22,18 @@ def _returned(contract: Contract, results: Sequence[Result], values: str) -> str
     like = contract.names[0]
     otherwise = f"completed(result, ({values}), {like}, saved={len(results) > len(contract.outputs)})"
     if len(results) == 2 and results[0].when is None:
-        otherwise = f"(result, {like}.new_empty(0))"
+        otherwise = f"((result[0] if result.__class__ is tuple else result), {like}.new_empty(0))"
     return f"result if {' and '.join(terms)} else {otherwise}"
 
 
-def make_hit(contract: Contract, lookup: Lookup, phase: Phase, names: dict[str, Any]) -> Callable[..., Any]:
+def make_hit(contract: Contract, lookup: Lookup, kind: CallKind, names: dict[str, Any]) -> Callable[..., Any]:
     """``hit(*tensors, *parameters, kernel, *rest)`` of a torch op: what it returns; None on a miss.
 
     ``kernel`` and the rest are the op's own arguments (``kernel_argument``). ``names`` supplies ``table``, ``context``,
     ``dispatcher``, ``named`` (policies with such a ``kernel``) and ``completed``, for results that do not exist.
     """
     given, _ = groups_of(contract)
+    phase = kind.phase
     canonical, words = canonical_terms(contract)
     tensors = ", ".join(contract.names)
     # torch hands windows over as lists
@@ -60,7 +61,7 @@ def hit({accepted}):
     policy = dispatcher.policy() if context() else dispatcher.process_policy
     if kernel and kernel != dispatcher.trace_token:
         policy = named.get((kernel, policy))
-    placement = table.get({key_source(lookup.key, CallKind(phase))})
+    placement = table.get({key_source(lookup.key, kind)})
     if placement is None:
         return None
     try:

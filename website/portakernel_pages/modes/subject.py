@@ -173,9 +173,9 @@ class Subject:
             raise decision.error()
         return decision.chosen.name
 
-    def explain_compiled(self) -> Decision:
+    def explain_compiled(self, phase: Phase = Phase.INFERENCE) -> Decision:
         """The decision for the call in a compiled graph."""
-        return self.caller.explain(self.tensors, self.inputs.values, Phase.INFERENCE, compiled=True)
+        return self.caller.explain(self.tensors, self.inputs.values, phase, compiled=True)
 
     def wrong_results(self, found: Any) -> list[str]:
         """What is wrong with the results."""

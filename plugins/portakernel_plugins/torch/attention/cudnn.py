@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from portakernel.authoring import CannotRun, ReasonCode, Rejection
+from portakernel.authoring.tensors import is_aligned as begins_aligned
 from portakernel_plugins.torch.attention.layout import (
     Results,
     aligned,
@@ -122,14 +123,14 @@ def _laid(x: Tensor) -> Tensor:
     heads_first = x.transpose(1, 2)
     if not (x.is_contiguous() or heads_first.is_contiguous()):
         return x.contiguous().transpose(1, 2)
-    return heads_first if x.data_ptr() % 16 == 0 else aligned(x).transpose(1, 2)
+    return heads_first if begins_aligned(x, 16) else aligned(x).transpose(1, 2)
 
 
 def _rows(bias: Tensor) -> Tensor:
     """``bias (B, H, S, T)``, or a copy, in rows that follow each other, once where batches or heads share it."""
     bias = distinct(bias)
     row, last = bias.stride()[2:]
-    laid = last == 1 and row >= bias.shape[-1] and bias.data_ptr() % 16 == 0
+    laid = last == 1 and row >= bias.shape[-1] and begins_aligned(bias, 16)
     return bias if laid else bias.clone(memory_format=torch.contiguous_format)
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from portakernel.authoring import CannotRun, ReasonCode, Rejection
+from portakernel.authoring.tensors import is_aligned as begins_aligned
 from portakernel_plugins.torch.attention.layout import (
     HIP,
     Results,
@@ -128,7 +129,7 @@ def _mask(
 def _stepped(added: Tensor) -> Tensor:
     """``added (..., S, T)``, or a copy, with rows that begin where the operator wants them: at multiples of a step."""
     *strides, last = added.stride()
-    if last == 1 and added.data_ptr() % 16 == 0 and not any(stride % _MASK_STEP for stride in strides):
+    if last == 1 and begins_aligned(added, 16) and not any(stride % _MASK_STEP for stride in strides):
         return added
     T = added.shape[-1]
     if T % _MASK_STEP == 0:

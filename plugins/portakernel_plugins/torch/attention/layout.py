@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor
 
+from portakernel.authoring.tensors import is_aligned as begins_aligned
 from portakernel_plugins.torch.attention.scale import query_gradient
 
 # PyTorch for AMD calls its devices cuda too, and runs other code behind the same operators.
@@ -37,7 +38,7 @@ def is_aligned(x: Tensor) -> bool:
     Strides of dimensions of one element count too: operators choose their kernels by them.
     """
     *strides, last = x.stride()
-    if last != 1 or x.data_ptr() % 16:
+    if last != 1 or not begins_aligned(x, 16):
         return False
     step = 16 // x.element_size()
     # What ruff would write is a generator, twice as slow.

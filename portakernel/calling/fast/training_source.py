@@ -1,0 +1,113 @@
+"""Generates what an op's node in eager autograd graphs does: forward that keeps, backward that finds its kernel.
+
+Of ``rms_norm``::
+
+    def forward(ctx, x, weight, placement, values):
+        y, rstd = placement.launch(x, weight, *values)
+        ctx.save_for_backward(x, weight, rstd)
+        ctx.placement, ctx.values = placement, values
+        ctx.set_materialize_grads(False)
+        return y
+"""
+# pyright: reportPrivateUsage=false
+# The level of forward-mode duals has no public name.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from portakernel.calling.fast.forms import Forms, Signatures
+from portakernel.calling.fast.generated import define
+from portakernel.calling.fast.public_source import GLOBALS, OUTSIDE
+from portakernel.contract import Contract
+from portakernel.tensors.layout import has_plain_memory
+from portakernel.tensors.torch_internals import dispatch_modes, forward_ad, innermost_transform
+
+
+def make_forward(
+    contract: Contract, made: Contract, *, materialise: bool, marks: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """``forward(ctx, *tensors, placement, values)`` of calls with parameters for which the contract is ``made``.
+
+    ``marks`` has, by kernel, what is kept beside the contract's tensors, as a tuple.
+    """
+    tensors, outputs = ", ".join(contract.names), [result.name for result in made.outputs]
+    results = [*outputs, *(saved.name for saved in made.saved)]
+    exist = {*contract.names, *results}
+    kept = [name if name in exist else "None" for name in _kept(contract)]
+    mark = ", *marks.get(placement.kernel.name, ())" if marks else ""
+    constant = [result.name for result in made.outputs if not result.differentiable]
+    lines = [f"{', '.join(results)} = placement.launch({tensors}, *values)"]
+    if len(results) == 1:  # some kernels return it alone, some as they return several
+        lines.append(f"if {results[0]}.__class__ is tuple: {results[0]}, = {results[0]}")
+    if contract.gradient != "identity":
+        lines += [f"ctx.save_for_backward({', '.join(kept)}{mark})", "ctx.placement, ctx.values = placement, values"]
+        lines += [f"ctx.mark_non_differentiable({', '.join(constant)})"] if constant else []
+        lines.append(f"ctx.set_materialize_grads({materialise})")
+    lines.append(f"return {', '.join(outputs)}")
+    body = "\n    ".join(lines)
+    source = f"def forward(ctx, {tensors}, placement, values):\n    {body}\n"
+    function: Callable[..., Any] = define(source, "forward", f"{contract.op}.recorded", {"marks": marks})
+    return function
+
+
+def make_backward(contract: Contract, made: Contract, names: Mapping[str, Any]) -> Callable[..., Any]:
+    """``backward(ctx, *grads)`` of the same calls.
+
+    ``names`` supplies ``key`` (of backward, by forward's tensors, parameters and policy), ``policy`` (the one in
+    force), ``table``, ``check``, which looks for gradients that are missing, and ``slow(ctx, grads, saved)`` for
+    whatever is not plain, or was not seen before; ``saved`` is what was kept, if it is unpacked, which may be done
+    once.
+    """
+    given = [f"grad_{output.name}" for output in made.outputs]
+    grads = [f"grad_{output.name}" for output in contract.outputs if output.differentiable]
+    kept = [f"kept_{name}" for name in _kept(contract)]
+    sources = [contract.stands_for.get(name, name) for name in contract.names]
+    tensors = [f"kept_{s}" if s in contract.backward_inputs else s if s in grads else "None" for s in sources]
+    slow, count = f"return slow(ctx, ({', '.join(given)},), saved)", len(contract.names)
+    every = ", ".join([*grads, *kept])
+    source = f"""\
+def backward(ctx, {", ".join(given)}):
+    saved = None
+    if grad_enabled() or compiling() or {" is ".join([*grads, "None"])}:
+        {slow}
+    saved = ctx.saved_tensors
+    if len(saved) != {len(kept)}:
+        {slow}
+    {", ".join(kept)}, = saved
+    form, values = forms.latest, ctx.values
+    if not (
+            (form.check({every}) or (form := forms.find({every})) is not None)
+            and {OUTSIDE} and transforms() is None
+    ):
+        {slow}
+    placement = table.get(key(({", ".join(tensors)},), values, policy()))
+    if placement is None:
+        {slow}
+    needs = ctx.needs_input_grad[:{count}]
+    try:
+        g = placement.launch({every}, *values, needs)
+    except CannotRun:
+        {slow}
+    if {" or ".join(f"(needs[{place}] and g[{place}] is None)" for place in range(count))}:
+        check(g, needs)
+    return {", ".join(f"g[{place}] if needs[{place}] else None" for place in range(count))}, None, None
+"""
+    scope = {**GLOBALS, **names, "forms": Forms(are_plain, Signatures())}
+    function: Callable[..., Any] = define(source, "backward", f"{contract.op}.gradient", scope)
+    return function
+
+
+def _kept(contract: Contract) -> list[str]:
+    """The names of what a node keeps for backward."""
+    return [*contract.backward_inputs, *(saved.name for saved in contract.saved)]
+
+
+def are_plain(*tensors: torch.Tensor | None) -> bool:
+    """Whether a kernel may read the memory of gradients and of what was kept, which hooks may have replaced."""
+    if innermost_transform() is not None or dispatch_modes() or forward_ad._current_level >= 0:
+        return False
+    return all(tensor is None or has_plain_memory(tensor) for tensor in tensors)
