@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 _TEXTS = (
     ("Guide", "README.md", "index.md"),
     ("Guide", "docs/policy.md", "policy.md"),
+    ("Guide", "docs/compile.md", "compile.md"),
     ("Guide", "docs/warmup.md", "warmup.md"),
     ("Guide", "docs/modes.md", "modes.md"),
     ("Guide", "docs/sharding.md", "sharding.md"),

@@ -16,7 +16,7 @@ from portakernel.registry.plugin_manager import PluginManager
 from portakernel.registry.registry import Registry
 
 NAMES = [
-    *("USE", "PREFER", "DENY", "REQUIRE", "REFERENCE", "PLUGINS", "POLICY"),
+    *("USE", "PREFER", "DENY", "REQUIRE", "REFERENCE", "COMPILED", "PLUGINS", "POLICY"),
     *("DISABLE", "CHECKS", "LOG", "CACHE_DIR", "CACHE_MIB", "PATIENCE_S"),
 ]
 ROOT = Path(__file__).parents[2]

@@ -105,12 +105,14 @@ def backward(
     square = _square(q.shape[1] - blind, k.shape[1], causal)
     q, scale = above_zero(q, scale)
     widths = (q.shape[-1], k.shape[-1], v.shape[-1])
-    lse = logsumexp[:, :, blind:].contiguous().unsqueeze(-1)
+    if blind:
+        grad_out, q, out, logsumexp = grad_out[:, blind:], q[:, blind:], out[:, blind:], logsumexp[:, :, blind:]
+    lse = logsumexp.contiguous().unsqueeze(-1)
     # all of one layout, as it computes it from that of q
-    parts = (grad_out[:, blind:], q[:, blind:], k, v, out[:, blind:])
-    grad, q, k, v, out = (aligned(x.contiguous()).transpose(1, 2) for x in parts)
+    parts = (grad_out, q, k, v, out)
+    grad, q, k, v, out = [aligned(x.contiguous()).transpose(1, 2) for x in parts]
     S, T = q.shape[2], k.shape[2]
-    nothing = torch.zeros((), dtype=torch.int64, device=q.device)  # the seed and offset of a dropout
+    nothing = q.new_empty((), dtype=torch.int64)  # the seed and offset of a dropout, which there is none of
     found = _backward(grad, q, k, v, out, lse, nothing, nothing, None, None, None, S, T, 0.0, square, scale=scale)
     return gradients(tuple(part.transpose(1, 2) for part in found), widths, blind, needs, given)
 
