@@ -1,0 +1,20 @@
+"""The models that are measured beside plain torch have its numbers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.mark.parametrize("only", ["64/224, 1 tokens", "softmax"])
+def test_a_model_through_portakernel_has_the_numbers_of_plain_torch(only):
+    command = [sys.executable, "model_steps.py", "--check", "--only", only]
+    done = subprocess.run(command, cwd=BENCHMARKS, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    ways = 1 if only == "softmax" else 2
+    assert f"{ways} of {ways} have equal numbers" in done.stdout
