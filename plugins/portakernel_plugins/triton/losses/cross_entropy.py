@@ -66,6 +66,7 @@ def _forward(
     PACKS: tl.constexpr,
     PACK: tl.constexpr,  # elements that a thread reads at once: rows and what lies between them are multiples of it
 ) -> None:
+    smoothing = tl.cast(smoothing, tl.float32)  # Inductor passes numbers in float64
     row = program_index() * ROWS + tl.arange(0, ROWS)
     in_rows = row < rows
     start = logits + row * stride_packs * PACK
@@ -104,8 +105,7 @@ def _forward(
     row_loss = rest - (chosen - highest)
     if SMOOTH:
         mean = tl.sum(plain, axis=1) / columns
-        share = tl.cast(smoothing, tl.float32)  # Inductor passes numbers in float64
-        row_loss = (1.0 - share) * row_loss + share * (rest - (mean - highest))
+        row_loss = (1.0 - smoothing) * row_loss + smoothing * (rest - (mean - highest))
     tl.store(loss + row, tl.where(ignored, 0.0, row_loss), mask=in_rows)
     if lse is not None:
         tl.store(lse + row, highest + rest, mask=in_rows)
@@ -200,8 +200,7 @@ def _gradient(x, column, t, ignored, scale, lse, hot, cold):
     """``scale * (exp(x - lse) - q)``, of a tile whose rows the other arguments but ``column`` belong to."""
     p = tl.exp2((x - lse) * LOG2_E)
     # written, not multiplied by zero: an ignored row may hold NaN
-    q = tl.where(column == t, tl.cast(hot, tl.float32), tl.cast(cold, tl.float32))  # Inductor passes numbers in float64
-    return tl.where(ignored, 0.0, scale * (p - q))
+    return tl.where(ignored, 0.0, scale * (p - tl.where(column == t, hot, cold)))
 
 
 # Rows are read and written in aligned packs of PACK elements. Where rows begin anywhere, what is left of one before its
@@ -227,6 +226,7 @@ def _backward(
     PACK: tl.constexpr,
     EDGES: tl.constexpr,
 ) -> None:
+    hot, cold = tl.cast(hot, tl.float32), tl.cast(cold, tl.float32)  # Inductor passes numbers in float64
     program = program_index()
     block = (program % blocks).to(tl.int32)
     row = program // blocks * ROWS + tl.arange(0, ROWS)

@@ -41,7 +41,7 @@ def _terms(s, g, w, b, moments, weight_offset, ACTIVATION: tl.constexpr):
     h = g.to(tl.float32)
     w = w.to(tl.float32)
     if weight_offset is not None:
-        w = w + tl.cast(weight_offset, tl.float32)
+        w = w + weight_offset
     if len(moments) > 1:
         u = u - moments[1][:, None]
     u = u * moments[0][:, None]
@@ -156,6 +156,8 @@ def _backward(
     BLOCK_N: tl.constexpr,
     BLOCKS: tl.constexpr,  # of BLOCK_N columns, in a row
 ) -> None:
+    if weight_offset is not None:  # Inductor passes numbers in float64
+        weight_offset = tl.cast(weight_offset, tl.float32)
     program = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, BLOCK_N)
     ws, bs = _held_parameters(weight, bias, lane, columns, weight_stride, bias_stride, BLOCK_N, BLOCKS)

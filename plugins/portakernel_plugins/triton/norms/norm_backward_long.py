@@ -45,7 +45,7 @@ def _of_block(
     h = tl.load(grad_y + g_at + column, mask=inside, other=0.0, eviction_policy=EVICTION).to(tl.float32)
     w = parameter(weight, weight_stride, column, columns).to(tl.float32)
     if weight_offset is not None:
-        w = w + tl.cast(weight_offset, tl.float32)
+        w = w + weight_offset
     if m is not None:
         u = u - m
     u = u * r
@@ -118,6 +118,8 @@ def backward_long(
     BLOCKS: tl.constexpr,  # of BLOCK_N columns, in a row, whose reads overlap; 0: so many that they are a loop
 ) -> None:
     """``grad_x``, a row by each program."""
+    if weight_offset is not None:  # Inductor passes numbers in float64
+        weight_offset = tl.cast(weight_offset, tl.float32)
     row = program_index()
     if row >= rows:
         return
@@ -187,6 +189,8 @@ def row_shares(
     BLOCK_N: tl.constexpr,
 ) -> None:
     """Shares of the sums over rows: a program's columns of every so many rows."""
+    if weight_offset is not None:  # Inductor passes numbers in float64
+        weight_offset = tl.cast(weight_offset, tl.float32)
     program = tl.program_id(1).to(tl.int64)
     column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     weight_share = tl.full((BLOCK_N,), 0.0, tl.float32)

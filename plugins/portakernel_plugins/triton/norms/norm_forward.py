@@ -42,8 +42,7 @@ from portakernel_plugins.triton.launching.row_blocks import (
 def reciprocal_root(mean_square, eps):
     """``1 / sqrt(mean_square + eps)``."""
     # Correctly rounded root and quotient: one per row costs nothing, and the vendors' approximations differ.
-    # Inductor passes numbers in float64
-    return tl.div_rn(1.0, tl.sqrt_rn(mean_square + tl.cast(eps, tl.float32)))
+    return tl.div_rn(1.0, tl.sqrt_rn(mean_square + eps))
 
 
 # ``rows`` is not specialised: M being 1, or divisible by 16, must neither recompile the kernel nor change its layout.
@@ -74,6 +73,9 @@ def _forward(
     BLOCKS: tl.constexpr,  # of BLOCK_N columns, in a row
     NARROW: tl.constexpr = False,  # the compiler is kept from holding them wide
 ) -> None:
+    eps = tl.cast(eps, tl.float32)  # Inductor passes numbers in float64
+    if weight_offset is not None:
+        weight_offset = tl.cast(weight_offset, tl.float32)
     row = program_index() * BLOCK_M + tl.arange(0, BLOCK_M)
     lane = tl.arange(0, BLOCK_N)
 
@@ -120,7 +122,7 @@ def _forward(
         else:
             w = weights[i].to(tl.float32)
         if weight_offset is not None:
-            w = w + tl.cast(weight_offset, tl.float32)
+            w = w + weight_offset
         z = s * r[:, None] * w[None, :]
         if bias is not None:
             shift = tl.load(bias + column.to(tl.int64) * bias_stride, mask=column < columns, other=0.0)
@@ -169,7 +171,7 @@ def _finish(
     s = tl.load(s_row + column, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
     w = tl.load(weight + column.to(tl.int64) * weight_stride, mask=inside, other=0.0).to(tl.float32)
     if weight_offset is not None:
-        w = w + tl.cast(weight_offset, tl.float32)
+        w = w + weight_offset
     if CENTRED:
         s = s - m
     z = s * r * w
@@ -204,6 +206,9 @@ def _forward_long(
     BLOCK_N: tl.constexpr,
     BLOCKS: tl.constexpr,  # of BLOCK_N columns, in a row, whose reads overlap; 0: so many that they are a loop
 ) -> None:
+    eps = tl.cast(eps, tl.float32)  # Inductor passes numbers in float64
+    if weight_offset is not None:
+        weight_offset = tl.cast(weight_offset, tl.float32)
     row = program_index()
     if row >= rows:
         return

@@ -47,8 +47,7 @@ _BLOCK = 128
 
 @triton.jit
 def _weights(weight, column, stride, offset, inside):
-    w = tl.load(weight + column.to(tl.int64) * stride, mask=inside, other=0.0).to(tl.float32)
-    return w + tl.cast(offset, tl.float32)
+    return tl.load(weight + column.to(tl.int64) * stride, mask=inside, other=0.0).to(tl.float32) + offset
 
 
 @triton.jit
@@ -93,6 +92,8 @@ def _forward(
     CAST: tl.constexpr,
     FUSED: tl.constexpr,
 ) -> None:
+    eps = tl.cast(eps, tl.float32)  # Inductor passes numbers in float64
+    weight_offset = tl.cast(weight_offset, tl.float32)
     row = program_index() * BLOCK_M + tl.arange(0, BLOCK_M)
     # No more columns side by side than a load of 16 bytes takes, though the store of ``q`` could take more: else the
     # weight, whose registers its own loads lay out, would have to go through shared memory.
@@ -115,19 +116,18 @@ def _forward(
         s = parts[i].to(tl.float32)
         squares += s * s
     r = reciprocal_root(tl.sum(squares, axis=1) / columns, eps)
-    offset = tl.cast(weight_offset, tl.float32)  # Inductor passes numbers in float64
 
     if GROUP == 0:
         largest = tl.full((BLOCK_M, BLOCK_N), 0, tl.int32)
         for i in tl.static_range(BLOCKS):
-            y = parts[i].to(tl.float32) * (weights[i].to(tl.float32) + offset)[None, :]
+            y = parts[i].to(tl.float32) * (weights[i].to(tl.float32) + weight_offset)[None, :]
             largest = tl.maximum(largest, magnitude(y))
         row_scale, reciprocal = _row_scale(tl.max(largest, axis=1), r, FORMAT)
         tl.store(scale + row, row_scale, mask=row < rows)
     else:
         GROUPS: tl.constexpr = BLOCK_N // GROUP
     for i in tl.static_range(BLOCKS):
-        y = parts[i].to(tl.float32) * (weights[i].to(tl.float32) + offset)[None, :] * r[:, None]
+        y = parts[i].to(tl.float32) * (weights[i].to(tl.float32) + weight_offset)[None, :] * r[:, None]
         if GROUP == 0:
             code = narrowed(divided(y, row_scale[:, None], reciprocal[:, None], FUSED), FORMAT, CAST)
         else:
@@ -160,6 +160,8 @@ def _forward_long(
     CAST: tl.constexpr,
     FUSED: tl.constexpr,
 ) -> None:
+    eps = tl.cast(eps, tl.float32)  # Inductor passes numbers in float64
+    weight_offset = tl.cast(weight_offset, tl.float32)
     row = program_index()
     if row >= rows:
         return
