@@ -69,6 +69,7 @@ def make_backward(contract: Contract, made: Contract, names: Mapping[str, Any]) 
     tensors = [f"kept_{s}" if s in contract.backward_inputs else s if s in grads else "None" for s in sources]
     slow, count = f"return slow(ctx, ({', '.join(given)},), saved)", len(contract.names)
     every = ", ".join([*grads, *kept])
+    unpack = f"({', '.join(kept)},) = saved" if kept else "pass  # nothing is kept"
     source = f"""\
 def backward(ctx, {", ".join(given)}):
     saved = None
@@ -77,7 +78,7 @@ def backward(ctx, {", ".join(given)}):
     saved = ctx.saved_tensors
     if len(saved) != {len(kept)}:
         {slow}
-    {", ".join(kept)}, = saved
+    {unpack}
     form, values = forms.latest, ctx.values
     if not (
             (form.check({every}) or (form := forms.find({every})) is not None)
