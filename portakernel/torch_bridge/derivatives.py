@@ -62,40 +62,23 @@ class Derivatives:
             "none": (_refuse(f"{op} has no gradient"), keep_nothing),
         }
         gradient, keep = rules[self.contract.gradient]
+        torch.library.register_autograd(f"{name}_forward", gradient, setup_context=keep, lib=library)
         batching = Batching(self.caller)
         no_tangents = _refuse(f"{op} has no derivative")
         self._forward_function = _function(self.caller.torch_op("_forward"), keep, gradient, jvp=no_tangents)
         self._graph_function = _function(self._in_graph, keep, gradient)
         self._level_function = _function(self._below, keep, gradient, SingleLevelFunction)
-        library.impl(f"{op}_forward", self._above("_forward", self._forward_function), "Autograd")
         self._forward_function.vmap = staticmethod(batching.of_forward(self._forward_function.apply))
         torch.library.register_vmap(name, batching.of_op, lib=library)
         torch.library.register_vmap(f"{name}_forward", looped(self.caller.torch_op("_forward")), lib=library)
         if self.contract.gradient == "kernel":
             twice = SecondDerivatives(self.caller, self.signature)
+            torch.library.register_autograd(f"{name}_backward", twice.gradient, setup_context=twice.keep, lib=library)
             self._backward_function = _function(self.caller.torch_op("_backward"), twice.keep, twice.gradient)
-            library.impl(f"{op}_backward", self._above("_backward", self._backward_function), "Autograd")
             self._level_backward = _function(self._backward_below, twice.keep, twice.gradient, SingleLevelFunction)
             self._backward_function.vmap = staticmethod(looped(self._backward_function.apply))
             torch.library.register_vmap(f"{name}_backward", looped(self.caller.torch_op("_backward")), lib=library)
         self.caller.transformed = self._transformed
-
-    def _above(self, suffix: str, function: Any) -> Callable[..., Any]:
-        """A part of the op before autograd: recorded as ``function`` where something asks for that.
-
-        A compiled graph calls it where nothing does, for which ``torch.library``'s own rule takes tens of microseconds.
-        """
-
-        @as_written
-        def above(*arguments: Any) -> Any:
-            if torch.is_grad_enabled() and any(isinstance(one, Tensor) and one.requires_grad for one in arguments):
-                return function.apply(*arguments)
-            if suffix == "_forward" and (result := self.caller.training_hit(*arguments)) is not None:
-                return result
-            with below_autograd():
-                return self.caller.torch_op(suffix)(*arguments)
-
-        return above
 
     @as_written
     def above_autograd(self, *arguments: Any) -> Any:
