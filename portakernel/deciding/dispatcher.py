@@ -86,6 +86,9 @@ class Dispatcher:
         allowed = [plugins for plugins, _ in process.allow]
         wishes = (self.process_policy.layers, sorted(process.disabled), allowed, self.checks_values)
         self._token = make_token(self.registry, wishes)
+        self._show_token()
+
+    def _show_token(self) -> None:
         self.trace_token = self._token + (BLOCK_MARK if self._blocks else "")
 
     def count_block(self, entered: int) -> None:
@@ -97,7 +100,7 @@ class Dispatcher:
         with self._renewing:
             self._blocks += entered
             if self.trace_token:
-                self.trace_token = self._token + (BLOCK_MARK if self._blocks else "")
+                self._show_token()
 
     def is_current(self, token: str) -> bool:
         """Whether the token stands for what decisions depend on now, inside of policy blocks or outside."""

@@ -59,14 +59,8 @@ def tier(candidate: Candidate) -> int:
     """
     kernel = candidate.kernel
     if kernel.is_reference:
-        return 0 if fuses(candidate) else 1
+        return 0 if candidate.form == "inline" and kernel.in_graphs.priority is not None else 1
     return 0 if kernel.first_party else 2
-
-
-def fuses(candidate: Candidate) -> bool:
-    """Whether it is a reference that stands in a compiled graph as a formula, with a priority of its own there."""
-    kernel = candidate.kernel
-    return kernel.is_reference and candidate.form == "inline" and kernel.in_graphs.priority is not None
 
 
 def form_of(kernel: Kernel, request: Request, wishes: Wishes) -> GraphForm | None:

@@ -18,6 +18,7 @@ from portakernel.errors import nearest
 from portakernel.hookspecs import HOOKS
 from portakernel.manifest.yaml_file import KeyPath
 from portakernel.words.dtypes import DTYPES, SCALE_FORMATS
+from portakernel.words.graph_forms import GraphForm
 from portakernel.words.products import spelled
 
 SCHEMA_VERSION = 1
@@ -139,7 +140,7 @@ class PriorityRuleModel(_Model):
 class CompiledModel(_Model):
     """How graphs of ``torch.compile`` hold the kernel, and how early it goes there."""
 
-    form: Literal["inline", "kernel", "call"] = Field(
+    form: GraphForm = Field(
         default="call",
         description="inline: it is made of torch operators, which stand in the graph for Inductor to fuse;"
         " kernel: of Triton kernels, launched by portakernel.authoring.triton, which Inductor launches by itself;"

@@ -16,7 +16,6 @@ from torch import Tensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx import traceback
 
-from portakernel.claims.capability import CannotRun
 from portakernel.errors import CompiledGraphError, PortakernelError
 from portakernel.registry.kernel import Kernel
 from portakernel.tensors.diversion import IN_GRAPHS, diverted
@@ -41,7 +40,7 @@ def recorded(kernel: Kernel, run: Callable[..., Any], arguments: Sequence[Any]) 
     with _outside_autocast(arguments), diverted(_record):
         try:
             returned = run(*arguments)
-        except (PortakernelError, CannotRun):
+        except PortakernelError:  # CannotRun among them
             raise
         except Exception as error:
             name = kernel.name
