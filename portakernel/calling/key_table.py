@@ -27,7 +27,8 @@ class Placement:
     """A key's kernel: how to run it, the decision behind it, and how often it was called.
 
     ``cannot`` are kernels that declined all calls of this key, ``refused`` sizes that this placement's own kernel
-    declined, ``fallback`` the kernels that were expected to go before it.
+    declined, ``fallback`` the kernels that were expected to go before it. ``record`` makes its node of an eager
+    autograd graph, and thereby the call, once there was one.
     """
 
     decision: Decision
@@ -37,6 +38,7 @@ class Placement:
     cannot: dict[str, Rejection] = field(default_factory=dict[str, Rejection])
     refused: dict[tuple[str, int], Rejection] = field(default_factory=dict[tuple[str, int], Rejection])
     fallback: tuple[str, ...] = ()
+    record: Callable[..., Any] | None = None
 
     def count(self) -> int:
         """Calls so far. A counter can only be read by its repr without advancing it; its own increment is atomic."""

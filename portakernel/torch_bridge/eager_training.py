@@ -49,32 +49,39 @@ class EagerTraining:
     def apply(self, placement: Placement, tensors: Sequence[Tensor | None], values: Sequence[Any]) -> Any:
         """The op's results with their gradient recorded, by ``placement``'s kernel; None when it declines the call."""
         try:
-            if placement.kernel.saves == "autograd":
-                return placement.launch(*tensors, *values)
-            chosen = tuple([values[place] for place in self._choosers])
-            node = self._nodes.get(chosen)
-            if node is None:
-                node = self._nodes[chosen] = self._made(values)
-            return node.apply(*tensors, placement, values)
+            record = placement.record
+            if record is None:
+                if placement.kernel.saves == "autograd":
+                    return placement.launch(*tensors, *values)
+                record = placement.record = self._record(values)
+            return record(*tensors, placement, values)
         except CannotRun:
             return None
 
+    def _record(self, values: Sequence[Any]) -> Callable[..., Any]:
+        """``apply`` of the node of calls with such values, without the questions that transforms are met with."""
+        chosen = tuple([values[place] for place in self._choosers])
+        node = self._nodes.get(chosen) or self._nodes.setdefault(chosen, self._made(values))
+        apply: Callable[..., Any] = super(torch.autograd.Function, node).apply
+        return apply
+
     def _made(self, values: Sequence[Any]) -> Any:
-        """The node of calls with such values."""
         made = self.caller.arguments.at(values)
         names = {
-            "key": functools.partial(self.caller.key, CallKind(Phase.BACKWARD)),
-            "policy": self.caller.dispatcher.policy,
+            "policy_in_force": self.caller.dispatcher.policy,
             "table": self.caller.table.entries,
             "check": functools.partial(check_gradients, self.contract),
             "slow": self._backward,
         }
         forward = make_forward(self.contract, made, materialise=self._materialised, marks=self._marks)
         identity = self.contract.gradient == "identity"
-        backward = self._identity() if identity else make_backward(self.contract, made, names)
+        backward = self._identity() if identity else self._gradient(made, names)
         # functions, because compiled autograd traces no methods
         members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
         return type(f"Portakernel_{self.contract.op}", (torch.autograd.Function,), members)
+
+    def _gradient(self, made: Contract, names: dict[str, Any]) -> Callable[..., Any]:
+        return make_backward(self.contract, made, self.caller.lookup, self.caller.signatures, names)
 
     def _identity(self) -> Callable[..., Any]:
         @as_written

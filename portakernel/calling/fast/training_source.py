@@ -14,14 +14,16 @@ Of ``rms_norm``::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from portakernel.calling.fast.forms import Forms, Signatures
 from portakernel.calling.fast.generated import define
-from portakernel.calling.fast.public_source import GLOBALS, OUTSIDE
+from portakernel.calling.fast.key_layout import CallKind, key_source
+from portakernel.calling.fast.public_source import GLOBALS, OUTSIDE, Lookup
+from portakernel.claims.request import Phase
 from portakernel.contract import Contract
 from portakernel.tensors.layout import has_plain_memory
 from portakernel.tensors.torch_internals import dispatch_modes, forward_ad, innermost_transform
@@ -54,22 +56,27 @@ def make_forward(
     return function
 
 
-def make_backward(contract: Contract, made: Contract, names: Mapping[str, Any]) -> Callable[..., Any]:
+def make_backward(
+    contract: Contract, made: Contract, lookup: Lookup, signatures: Signatures, names: Mapping[str, Any]
+) -> Callable[..., Any]:
     """``backward(ctx, *grads)`` of the same calls.
 
-    ``names`` supplies ``key`` (of backward, by forward's tensors, parameters and policy), ``policy`` (the one in
-    force), ``table``, ``check``, which looks for gradients that are missing, and ``slow(ctx, grads, saved)`` for
-    whatever is not plain, or was not seen before; ``saved`` is what was kept, if it is unpacked, which may be done
-    once.
+    ``lookup`` is that of the op's calls, by whose dtypes and devices, the ``signatures``, its keys begin. ``names``
+    supplies ``table``, ``policy`` (the one in force), ``check``, which looks for gradients that are missing, and
+    ``slow(ctx, grads, saved)`` for whatever is not plain, or was not seen before; ``saved`` is what was kept, if it is
+    unpacked, which may be done once.
     """
     given = [f"grad_{output.name}" for output in made.outputs]
     grads = [f"grad_{output.name}" for output in contract.outputs if output.differentiable]
-    kept = [f"kept_{name}" for name in _kept(contract)]
+    kept, parameters = _kept(contract), [parameter.name for parameter in contract.parameters]
     sources = [contract.stands_for.get(name, name) for name in contract.names]
-    tensors = [f"kept_{s}" if s in contract.backward_inputs else s if s in grads else "None" for s in sources]
+    sources = [source if source in (*contract.backward_inputs, *grads) else "None" for source in sources]
+    # what a key is made of goes by the arguments' names
+    stand_ins = [f"{name} = {source}" for name, source in zip(contract.names, sources, strict=True) if name != source]
     slow, count = f"return slow(ctx, ({', '.join(given)},), saved)", len(contract.names)
     every = ", ".join([*grads, *kept])
-    unpack = f"({', '.join(kept)},) = saved" if kept else "pass  # nothing is kept"
+    lines = [f"{', '.join(kept)}, = saved"] if kept else []
+    lines += [f"{', '.join(parameters)}, = values"] if parameters else []
     source = f"""\
 def backward(ctx, {", ".join(given)}):
     saved = None
@@ -78,14 +85,18 @@ def backward(ctx, {", ".join(given)}):
     saved = ctx.saved_tensors
     if len(saved) != {len(kept)}:
         {slow}
-    {unpack}
     form, values = forms.latest, ctx.values
+    {"; ".join([*lines, *stand_ins])}
     if not (
             (form.check({every}) or (form := forms.find({every})) is not None)
             and {OUTSIDE} and transforms() is None
     ):
         {slow}
-    placement = table.get(key(({", ".join(tensors)},), values, policy()))
+    {lookup.lines}
+    if not ({lookup.fit}):
+        {slow}
+    policy = policy_in_force()
+    placement = table.get({key_source(lookup.key, CallKind(Phase.BACKWARD))})
     if placement is None:
         {slow}
     needs = ctx.needs_input_grad[:{count}]
@@ -97,9 +108,21 @@ def backward(ctx, {", ".join(given)}):
         check(g, needs)
     return {", ".join(f"g[{place}] if needs[{place}] else None" for place in range(count))}, None, None
 """
-    scope = {**GLOBALS, **names, "forms": Forms(are_plain, Signatures())}
+    places = [every.split(", ").index(source) if source != "None" else None for source in sources]
+    forms = Forms(are_plain, _OfArguments(signatures, places))
+    scope = {**GLOBALS, **lookup.names, **names, "forms": forms}
     function: Callable[..., Any] = define(source, "backward", f"{contract.op}.gradient", scope)
     return function
+
+
+class _OfArguments(Signatures):
+    """The signatures of an op's arguments, of which each stands at a place among what backward is given, or nowhere."""
+
+    def __init__(self, signatures: Signatures, places: Sequence[int | None]) -> None:
+        self._signatures, self._places = signatures, places
+
+    def of(self, tensors: Sequence[torch.Tensor | None]) -> object:
+        return self._signatures.of([None if place is None else tensors[place] for place in self._places])
 
 
 def _kept(contract: Contract) -> list[str]:

@@ -26,12 +26,15 @@ import triton.language as tl
 from torch import Tensor
 
 from portakernel.authoring.tensors import contiguous_like, with_row_stride
-from portakernel.authoring.triton import cdiv, grid_of, launch
+from portakernel.authoring.triton import Held, cdiv, grid_of, launch, per_device, prepared
 from portakernel_plugins.triton.gates.activations import value_and_slope
 from portakernel_plugins.triton.launching.configurations import configuration
 from portakernel_plugins.triton.launching.row_blocks import held_shape, is_long, load_blocks, looped_shape, store_block
 from portakernel_plugins.triton.norms.norm_backward_long import backward_long, parameter, row_shares
 from portakernel_plugins.triton.norms.weight_gradients import summed_shares
+
+# Steps that one program goes in about the time that a second launch, which adds up shares, takes.
+_FEW = 4
 
 
 @triton.jit
@@ -233,6 +236,9 @@ def backward(
 
     how = configuration(kernel, s.device, n, s.element_size())
     long = is_long(how)
+    totals = list[Tensor]()
+    if 0 < rows <= _FEW * how.rows and not long:  # one program's shares are the totals
+        totals, sums = [torch.empty(n, dtype=weight.dtype, device=s.device) for _ in range(sums)], 0
     if long:
         block = configuration("weight_gradients.shares", s.device, n)
         across = cdiv(n, block.elements)
@@ -240,6 +246,8 @@ def backward(
     else:
         programs = min(cdiv(rows, how.rows), how.programs)
     shares = [torch.empty(programs, n, dtype=torch.float32, device=s.device) for _ in range(sums)]
+    if totals:
+        programs, shares = 1, totals
     weight_shares = shares[0] if needs[2] else None
     bias_shares = shares[-1] if needs[3] else None
 
@@ -254,24 +262,31 @@ def backward(
         inputs = (s, grad_y, grad_summed, weight, bias, mean, rstd)
         strides = (s_stride, grad_y_stride, grad_summed_stride, weight.stride(0))
         rest = (None if bias is None else bias.stride(0), weight_offset)
+        held = _of_rows(kernel, s.device, n, s.element_size(), activation)
         if not long:
             outputs = (grad_x, grad_residual, weight_shares, bias_shares)
-            meta = {"ACTIVATION": activation, **held_shape(how, n), **how.options}
-            launch(_backward, (programs, 1), *inputs, *outputs, rows, n, *strides, *rest, parameter="N", **meta)
+            held.launch((programs, 1), *inputs, *outputs, rows, n, *strides, *rest)
         elif grad_x is not None:
-            meta = {"ACTIVATION": activation, **looped_shape(how, n), **how.options}
-            grid = grid_of(rows)
-            launch(backward_long, grid, *inputs, grad_x, grad_residual, rows, n, *strides, *rest, parameter="N", **meta)
+            held.launch(grid_of(rows), *inputs, grad_x, grad_residual, rows, n, *strides, *rest)
         if long and sums:
             meta = {"ACTIVATION": activation, "BLOCK_N": block.elements, **block.options}
             given = (s, grad_y, weight, bias, mean, rstd, weight_shares, bias_shares, rows, n)
             given_strides = (s_stride, grad_y_stride, weight.stride(0))
             launch(row_shares, (across, programs), *given, *given_strides, *rest, parameter="N", **meta)
 
-    totals = summed_shares(shares, weight.dtype) if sums else []
+    totals = summed_shares(shares, weight.dtype) if sums else totals
     return (
         grad_x if needs[0] else None,
         (grad_residual if needs[0] else grad_x) if needs[1] else None,
         totals[0] if needs[2] else None,
         totals[-1] if needs[3] else None,
     )
+
+
+@per_device
+def _of_rows(kernel: str, device: torch.device, n: int, element_bytes: int, activation: str) -> Held:
+    """What ``kernel`` launches for the rows themselves."""
+    how, meta = configuration(kernel, device, n, element_bytes), {"ACTIVATION": activation}
+    if is_long(how):
+        return prepared(backward_long, {**meta, **looped_shape(how, n), **how.options}, "N")
+    return prepared(_backward, {**meta, **held_shape(how, n), **how.options}, "N")

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from portakernel.authoring.triton import cdiv, launch
+from portakernel.authoring.triton import Held, cdiv, per_device, prepared
 from portakernel_plugins.triton.launching.configurations import configuration
 
 
@@ -44,19 +44,14 @@ def summed_shares(shares: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     if not number:
         return [torch.zeros(n, dtype=dtype, device=part.device) for part in shares]
     totals = [torch.empty(n, dtype=dtype, device=part.device) for part in shares]
-    how = configuration("weight_gradients.sum", shares[0].device, number)
-    two = len(shares) == 2
-    launch(
-        _sum,
-        (cdiv(n, how.rows), 1),
-        shares[0],
-        shares[1] if two else None,
-        totals[0],
-        totals[1] if two else None,
-        number,
-        n,
-        BLOCK_M=how.columns,
-        BLOCK_N=how.rows,
-        **how.options,
-    )
+    held, columns = _plan("weight_gradients.sum", shares[0].device, number)
+    more, more_total = (shares[1], totals[1]) if len(shares) == 2 else (None, None)
+    held.launch((cdiv(n, columns), 1), shares[0], more, totals[0], more_total, number, n)
     return totals
+
+
+@per_device
+def _plan(kernel: str, device: torch.device, number: int) -> tuple[Held, int]:
+    """What adds up ``number`` shares, and how many columns a program takes."""
+    how = configuration(kernel, device, number)
+    return prepared(_sum, {"BLOCK_M": how.columns, "BLOCK_N": how.rows, **how.options}), how.rows
