@@ -70,7 +70,8 @@ class Fallbacks:
             if self._is_first(name, rejection.code, rejection.parameter):
                 text = f"{request.op}: {name} cannot serve ({rejection.code}: {rejection.text}); {chosen.name} does"
                 warnings.warn(text, FallbackWarning, stacklevel=callers_level())
-        if not chosen.is_reference or self._is_free(decision) or is_test(request):
+        inline = decision.form == "inline"  # what Inductor makes of the formula is fast
+        if not chosen.is_reference or inline or self._is_free(decision) or is_test(request):
             return passed_over
         wishes = self._wishes(decision, policy)
         asked_for = chosen.name in wishes.use or chosen.name in wishes.prefer

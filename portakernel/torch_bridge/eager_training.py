@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from portakernel.calling.caller import OpCaller
-from portakernel.calling.fast.key_layout import CallKind
+from portakernel.calling.fast.key_layout import TRAINING
 from portakernel.calling.fast.training_source import are_plain, make_backward, make_forward
 from portakernel.calling.key_table import Placement
-from portakernel.claims.capability import CannotRun
-from portakernel.claims.request import Phase
+from portakernel.claims.capability import CannotRun, ReasonCode
 from portakernel.contract import Contract
 from portakernel.host.as_written import as_written
 from portakernel.torch_bridge.derivatives import Derivatives, check_gradients, for_each_input, run_backward
@@ -38,50 +37,63 @@ class EagerTraining:
         self.contract: Contract = derivatives.contract
         signature, choice = derivatives.signature, derivatives.choice
         self._materialised = any(name in signature.grads for name in self.contract.stands_for.values())
-        self._own = frozenset(name for name in choice.kernels if choice.own_saver(name))
+        registry = self.caller.dispatcher.registry
+        self._own = {name: registry.kernels[name] for name in choice.kernels if choice.own_saver(name)}
         # where kernels save in ways of their own, which one it was is kept beside what it saved
-        self._marks = {name: (choice.mark(name),) for name in choice.kernels} if self._own else {}
+        self._marks = {name: choice.mark(name) for name in choice.kernels} if self._own else {}
         names = [parameter.name for parameter in self.contract.parameters]
         self._choosers = [names.index(name) for name in self.contract.choosers]
-        self._nodes: dict[tuple[Any, ...], Any] = {}
+        self._nodes: dict[tuple[Any, ...], type[torch.autograd.Function]] = {}
 
     @as_written
     def apply(self, placement: Placement, tensors: Sequence[Tensor | None], values: Sequence[Any]) -> Any:
-        """The op's results with their gradient recorded, by ``placement``'s kernel; None when it declines the call."""
+        """The op's results with their gradient recorded, by ``placement``'s kernel, or the next where it declines.
+
+        None where a stream is captured, for which another serves.
+        """
         try:
             record = placement.record
             if record is None:
                 if placement.kernel.saves == "autograd":
                     return placement.launch(*tensors, *values)
-                record = placement.record = self._record(values)
+                record = placement.record = self._record(placement, values)
             return record(*tensors, placement, values)
-        except CannotRun:
+        except CannotRun as error:
+            rejection = error.rejection
+        if rejection.code is ReasonCode.NOT_CAPTURABLE:
             return None
+        attempts = self._derivatives.choice.attempts(TRAINING, tensors, values, "", placement)
+        attempts.decline(placement, rejection)
+        return self.apply(attempts.placed(), tensors, values)
 
-    def _record(self, values: Sequence[Any]) -> Callable[..., Any]:
+    def _record(self, placement: Placement, values: Sequence[Any]) -> Callable[..., Any]:
         """``apply`` of the node of calls with such values, without the questions that transforms are met with."""
-        chosen = tuple([values[place] for place in self._choosers])
-        node = self._nodes.get(chosen) or self._nodes.setdefault(chosen, self._made(values))
-        apply: Callable[..., Any] = super(torch.autograd.Function, node).apply
+        vendor = placement.decision.target.vendor
+        claims = [claim for kernel in self._own.values() for _, claim in kernel.variants]
+        marked = any(claim.selector(vendor) is not None for claim in claims)
+        key = (marked, *[values[place] for place in self._choosers])
+        node = self._nodes.get(key) or self._nodes.setdefault(key, self._made(values, marked=marked))
+        single_level: Any = super(torch.autograd.Function, node)
+        apply: Callable[..., Any] = single_level.apply
         return apply
 
-    def _made(self, values: Sequence[Any]) -> Any:
+    def _made(self, values: Sequence[Any], *, marked: bool) -> type[torch.autograd.Function]:
         made = self.caller.arguments.at(values)
-        names = {
-            "policy_in_force": self.caller.dispatcher.policy,
-            "table": self.caller.table.entries,
-            "check": functools.partial(check_gradients, self.contract),
-            "slow": self._backward,
-        }
-        forward = make_forward(self.contract, made, materialise=self._materialised, marks=self._marks)
-        identity = self.contract.gradient == "identity"
-        backward = self._identity() if identity else self._gradient(made, names)
+        marks = self._marks if marked else {}
+        forward = make_forward(self.contract, made, materialise=self._materialised, marks=marks)
+        backward: Callable[..., Any] = self._identity()
+        if self.contract.gradient != "identity":
+            names = {
+                "policy_in_force": self.caller.dispatcher.policy,
+                "table": self.caller.table.entries,
+                "check": functools.partial(check_gradients, self.contract),
+                "slow": functools.partial(self._backward, marked),
+                "own": {name: name for name in self._own},
+            }
+            backward = make_backward(self.contract, made, self.caller.lookup, self.caller.signatures, names, marks)
         # functions, because compiled autograd traces no methods
         members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
         return type(f"Portakernel_{self.contract.op}", (torch.autograd.Function,), members)
-
-    def _gradient(self, made: Contract, names: dict[str, Any]) -> Callable[..., Any]:
-        return make_backward(self.contract, made, self.caller.lookup, self.caller.signatures, names)
 
     def _identity(self) -> Callable[..., Any]:
         @as_written
@@ -92,12 +104,12 @@ class EagerTraining:
 
     @as_written
     def _backward(
-        self, ctx: Any, grads: Sequence[Tensor | None], saved: tuple[Tensor | None, ...] | None
+        self, marked: bool, ctx: Any, grads: Sequence[Tensor | None], saved: tuple[Tensor | None, ...] | None
     ) -> tuple[Tensor | None, ...]:
         """The gradients of a node, whatever its tensors are; ``saved`` is what it kept, where that is unpacked."""
         derivatives, count, kernel = self._derivatives, len(ctx.needs_input_grad), ctx.placement.kernel.name
         # `Derivatives` reads the same of its own nodes
-        ctx.kernel, ctx.backward_kernel, ctx.marked = kernel, "", kernel in self._marks
+        ctx.kernel, ctx.backward_kernel, ctx.marked = kernel, "", marked
         ctx.saved_by = kernel if kernel in self._own else ""
         if torch.is_grad_enabled() or torch.compiler.is_dynamo_compiling():
             return derivatives.kernel_gradient(ctx, *grads)

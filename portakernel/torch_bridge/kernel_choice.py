@@ -23,7 +23,7 @@ from portakernel.claims.request import Phase
 from portakernel.deciding.kernel_argument import BLOCK_MARK, GRAPH_MARK, STRICT_MARK, is_automatic, unmarked
 from portakernel.errors import FallbackWarning
 from portakernel.host.call_site import callers_level
-from portakernel.tensors.torch_internals import innermost_transform
+from portakernel.tensors.torch_internals import innermost_transform, outside_modes
 from portakernel.torch_bridge.in_graph import CUSTOM_META, is_compiling, recorded
 
 
@@ -74,7 +74,7 @@ class KernelChoice:
         One that declines the call at the last moment is passed over for such calls. Where values are to be looked at,
         a graph holds the op, and not what such a kernel is made of: only the op's implementation can look.
         """
-        if traced and self.caller.checks_values:
+        if traced and (self.caller.checks_values or self._stays_a_node(tensors, values, kernel)):
             return None
         placement, attempts = self._placed(TRAINING, tensors, values, kernel, traced=traced), None
         while placement.kernel.saves == "autograd":
@@ -85,14 +85,25 @@ class KernelChoice:
                 # a traced graph and a stream capture are no calls that others are like
                 if traced or error.rejection.code is ReasonCode.NOT_CAPTURABLE:
                     return None
-                attempts = attempts or self._attempts(TRAINING, tensors, values, kernel, placement)
+                attempts = attempts or self.attempts(TRAINING, tensors, values, kernel, placement)
                 attempts.decline(placement, error.rejection)
                 placement = attempts.placed()
             else:
                 return self.caller.completed(results, values, tensors[0])
         return None
 
-    def _attempts(
+    def _stays_a_node(self, tensors: Tensors, values: Sequence[Any], kernel: str) -> bool:
+        """Whether a graph that is no compiled one, and may run elsewhere, holds the op: a kernel serves it."""
+        if self._has_forms(Phase.TRAINING, tensors, kernel):
+            return False
+        self.caller.arguments.check(tensors, values)
+        request = self.caller.request(CallKind(Phase.TRAINING, below_autograd=True), tensors, values)
+        dispatcher = self.caller.dispatcher
+        with dispatcher.without_contexts(), outside_modes():
+            chosen = dispatcher.decide(request, self.caller.policy(kernel)).chosen
+        return chosen is not None and not chosen.is_reference
+
+    def attempts(
         self, kind: CallKind, tensors: Tensors, values: Sequence[Any], kernel: str, placement: Placement
     ) -> Attempts:
         """The way on from ``placement``."""

@@ -29,6 +29,16 @@ PLAIN = CallKind()
 INPLACE = CallKind(inplace=True)
 TRAINING = CallKind(Phase.TRAINING)
 
+
+class Source(str):
+    """A field of a kind that is not known yet: the source text that works it out."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
 # How source text names a phase.
 PHASES: dict[str, Any] = {phase.name: phase for phase in Phase}
 

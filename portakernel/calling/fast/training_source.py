@@ -21,7 +21,7 @@ import torch
 
 from portakernel.calling.fast.forms import Forms, Signatures
 from portakernel.calling.fast.generated import define
-from portakernel.calling.fast.key_layout import CallKind, key_source
+from portakernel.calling.fast.key_layout import CallKind, Source, key_source
 from portakernel.calling.fast.public_source import GLOBALS, OUTSIDE, Lookup
 from portakernel.claims.request import Phase
 from portakernel.contract import Contract
@@ -34,13 +34,13 @@ def make_forward(
 ) -> Callable[..., Any]:
     """``forward(ctx, *tensors, placement, values)`` of calls with parameters for which the contract is ``made``.
 
-    ``marks`` has, by kernel, what is kept beside the contract's tensors, as a tuple.
+    ``marks`` has, by kernel, the tensor that is kept beside the contract's, if one is.
     """
     tensors, outputs = ", ".join(contract.names), [result.name for result in made.outputs]
     results = [*outputs, *(saved.name for saved in made.saved)]
     exist = {*contract.names, *results}
     kept = [name if name in exist else "None" for name in _kept(contract)]
-    mark = ", *marks.get(placement.kernel.name, ())" if marks else ""
+    mark = ", marks[placement.kernel.name]" if marks else ""
     constant = [result.name for result in made.outputs if not result.differentiable]
     lines = [f"{', '.join(results)} = placement.launch({tensors}, *values)"]
     if len(results) == 1:  # some kernels return it alone, some as they return several
@@ -57,14 +57,19 @@ def make_forward(
 
 
 def make_backward(
-    contract: Contract, made: Contract, lookup: Lookup, signatures: Signatures, names: Mapping[str, Any]
+    contract: Contract,
+    made: Contract,
+    lookup: Lookup,
+    signatures: Signatures,
+    names: Mapping[str, Any],
+    marks: Mapping[str, torch.Tensor],
 ) -> Callable[..., Any]:
     """``backward(ctx, *grads)`` of the same calls.
 
     ``lookup`` is that of the op's calls, by whose dtypes and devices, the ``signatures``, its keys begin. ``names``
-    supplies ``table``, ``policy`` (the one in force), ``check``, which looks for gradients that are missing, and
-    ``slow(ctx, grads, saved)`` for whatever is not plain, or was not seen before; ``saved`` is what was kept, if it is
-    unpacked, which may be done once.
+    supplies ``table``, ``policy_in_force``, ``own`` (the names of kernels that save in their own way), ``check``, which
+    looks for gradients that are missing, and ``slow(ctx, grads, saved)`` for whatever is not plain, or was not seen
+    before; ``saved`` is what was kept, if it is unpacked, which may be done once. ``marks`` are forward's.
     """
     given = [f"grad_{output.name}" for output in made.outputs]
     grads = [f"grad_{output.name}" for output in contract.outputs if output.differentiable]
@@ -75,7 +80,13 @@ def make_backward(
     stand_ins = [f"{name} = {source}" for name, source in zip(contract.names, sources, strict=True) if name != source]
     slow, count = f"return slow(ctx, ({', '.join(given)},), saved)", len(contract.names)
     every = ", ".join([*grads, *kept])
-    lines = [f"{', '.join(kept)}, = saved"] if kept else []
+    unpacked, kind = [*kept, *(["mark"] if marks else [])], key_source(lookup.key, CallKind(Phase.BACKWARD))
+    lines = [f"{', '.join(unpacked)}, = saved"] if unpacked else []
+    same = ""
+    if marks:  # checkpointing may have replaced what was kept by another kernel's
+        same = "and mark is not None and mark.data_ptr() == marks[saved_by].data_ptr()"
+        lines.append("saved_by = ctx.placement.kernel.name")
+        kind = key_source(lookup.key, CallKind(Phase.BACKWARD, saved_by=Source("own.get(saved_by)")))
     lines += [f"{', '.join(parameters)}, = values"] if parameters else []
     source = f"""\
 def backward(ctx, {", ".join(given)}):
@@ -83,20 +94,20 @@ def backward(ctx, {", ".join(given)}):
     if grad_enabled() or compiling() or {" is ".join([*grads, "None"])}:
         {slow}
     saved = ctx.saved_tensors
-    if len(saved) != {len(kept)}:
+    if len(saved) != {len(unpacked)}:
         {slow}
     form, values = forms.latest, ctx.values
     {"; ".join([*lines, *stand_ins])}
     if not (
             (form.check({every}) or (form := forms.find({every})) is not None)
-            and {OUTSIDE} and transforms() is None
+            and {OUTSIDE} and transforms() is None {same}
     ):
         {slow}
     {lookup.lines}
     if not ({lookup.fit}):
         {slow}
     policy = policy_in_force()
-    placement = table.get({key_source(lookup.key, CallKind(Phase.BACKWARD))})
+    placement = table.get({kind})
     if placement is None:
         {slow}
     needs = ctx.needs_input_grad[:{count}]
@@ -110,7 +121,7 @@ def backward(ctx, {", ".join(given)}):
 """
     places = [every.split(", ").index(source) if source != "None" else None for source in sources]
     forms = Forms(are_plain, _OfArguments(signatures, places))
-    scope = {**GLOBALS, **lookup.names, **names, "forms": forms}
+    scope = {**GLOBALS, **lookup.names, **names, "forms": forms, "marks": marks}
     function: Callable[..., Any] = define(source, "backward", f"{contract.op}.gradient", scope)
     return function
 

@@ -18,9 +18,10 @@ from portakernel_plugins.torch.attention.layout import (
     aligned,
     blind_queries,
     gradients,
+    is_aligned,
     returned,
 )
-from portakernel_plugins.torch.attention.mask import distinct
+from portakernel_plugins.torch.attention.mask import Mask, added_once, distinct
 from portakernel_plugins.torch.attention.scale import above_zero
 
 _forward = torch.ops.aten._scaled_dot_product_cudnn_attention.default
@@ -75,15 +76,16 @@ def biased(
     scale: float | None,
     return_lse: bool,
     out: Results | None = None,
+    save: bool = False,
 ) -> Results:
-    """``softmax(scale * q @ k.T + bias) @ v``; bias: (B, H, S, T) in the dtype of q; there is no gradient for it."""
+    """``softmax(scale * q @ k.T + bias) @ v``; bias: (B, H, S, T) in the dtype of q."""
     if bias is None:
-        return attention(q, k, v, causal=causal, scale=scale, return_lse=return_lse, out=out)
+        return attention(q, k, v, causal=causal, scale=scale, return_lse=return_lse, out=out, save=save)
     q, scale = above_zero(q, scale)
     q, k, v = _laid(q), _laid(k), _laid(v)
-    y, lse, *_ = _forward(q, k, v, _rows(bias), return_lse, 0.0, False, False, scale=scale)
-    lse = lse.reshape(q.shape[:3]) if return_lse else None
-    return returned(y.transpose(1, 2), lse, 0, out, return_lse=return_lse, save=False)
+    y, lse, *_ = _forward(q, k, v, _rows(bias), return_lse or save, 0.0, False, False, scale=scale)
+    lse = lse.reshape(q.shape[:3]) if return_lse or save else None
+    return returned(y.transpose(1, 2), lse, 0, out, return_lse=return_lse, save=save)
 
 
 def backward(
@@ -101,31 +103,84 @@ def backward(
 ) -> tuple[Tensor | None, ...]:
     """Gradients for ``q``, ``k`` and ``v``, not equal from run to run."""
     del return_lse
-    given, blind = scale, blind_queries(q.shape[1], k.shape[1], causal=causal)
+    blind = blind_queries(q.shape[1], k.shape[1], causal=causal)
     square = _square(q.shape[1] - blind, k.shape[1], causal)
-    q, scale = above_zero(q, scale)
-    widths = (q.shape[-1], k.shape[-1], v.shape[-1])
     if blind:
         grad_out, q, out, logsumexp = grad_out[:, blind:], q[:, blind:], out[:, blind:], logsumexp[:, :, blind:]
-    lse = logsumexp.contiguous().unsqueeze(-1)
-    # all of one layout, as it computes it from that of q
-    parts = (grad_out, q, k, v, out)
-    grad, q, k, v, out = [aligned(x.contiguous()).transpose(1, 2) for x in parts]
-    S, T = q.shape[2], k.shape[2]
+    found = _gradients((grad_out, q, k, v, out), logsumexp, None, square, scale)
+    return gradients(found, (q.shape[-1], k.shape[-1], v.shape[-1]), blind, needs, scale)
+
+
+def biased_backward(
+    grad_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    logsumexp: Tensor,
+    *,
+    causal: bool,
+    scale: float | None,
+    return_lse: bool,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor | None, ...]:
+    """Gradients for ``q``, ``k``, ``v`` and ``bias``; the last, which has a bias's size, by the formula itself."""
+    if bias is None:
+        given: dict[str, Any] = {"causal": causal, "scale": scale, "return_lse": return_lse, "needs": needs[:3]}
+        return (*backward(grad_out, q, k, v, out, logsumexp, **given), None)
+    added, blind = added_once(
+        q.shape[1], k.shape[1], q.dtype, q.device, causal=False, window=(-1, -1), bias=bias, find_blind=True
+    )
+    mask = Mask(added, blind)
+    grad_out, lse = mask.spread(mask.cleared(grad_out)), mask.raised(logsumexp)
+    found = _gradients((grad_out, q, k, v, out), lse, _rows(added), False, scale)
+    grad_bias = _bias_gradient(grad_out, q, k, v, added, out, lse, scale) if needs[3] else None
+    return (*gradients(found, (q.shape[-1], k.shape[-1], v.shape[-1]), 0, needs[:3], scale), grad_bias)
+
+
+def _gradients(
+    parts: tuple[Tensor, ...], lse: Tensor, bias: Tensor | None, square: bool, scale: float | None
+) -> tuple[Tensor | None, ...]:
+    """The operator's gradients of ``q``, ``k`` and ``v``, from ``grad_out, q, k, v, out``; each ``(B, S, H, D)``."""
+    grad, q, k, v, out = parts
+    q, scale = above_zero(q, scale)
+    # all with heads behind queries, as it computes the layout of all from that of q
+    q, k, v = _rowwise(q), _rowwise(k), _rowwise(v)
+    grad, out = (aligned(x.contiguous()).transpose(1, 2) for x in (grad, out))
+    lse, (S, T) = lse.contiguous().unsqueeze(-1), (q.shape[2], k.shape[2])
     nothing = q.new_empty((), dtype=torch.int64)  # the seed and offset of a dropout, which there is none of
-    found = _backward(grad, q, k, v, out, lse, nothing, nothing, None, None, None, S, T, 0.0, square, scale=scale)
-    return gradients(tuple(part.transpose(1, 2) for part in found), widths, blind, needs, given)
+    found = _backward(grad, q, k, v, out, lse, nothing, nothing, bias, None, None, S, T, 0.0, square, scale=scale)
+    return tuple(gradient.transpose(1, 2) for gradient in found)
+
+
+def _bias_gradient(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, out: Tensor, lse: Tensor, scale: float | None
+) -> Tensor:
+    """``p * (grad @ v.T - rowsum(grad * out))`` with the weights ``p``, as ``bias`` in shape ``(B, H, S, T)``."""
+    factor: float = q.shape[-1] ** -0.5 if scale is None else scale
+    wide = [x.transpose(1, 2).float() for x in (grad, q, k, v, out)]
+    grad, q, k, v, out = (x.repeat_interleave(q.shape[2] // x.shape[1], 1) for x in wide)
+    weights = torch.exp(q @ k.mT * factor + bias.float() - lse.unsqueeze(-1))
+    return (weights * (grad @ v.mT - (grad * out).sum(-1, keepdim=True))).to(bias.dtype)
 
 
 def _laid(x: Tensor) -> Tensor:
-    """``x (B, S, H, D)`` as ``(B, H, S, D)``, a copy where its strides would be planned anew, or refused.
-
-    Those of its shape are not, nor those of heads before queries, as models keep theirs.
-    """
+    """``x (B, S, H, D)`` as ``(B, H, S, D)``, a copy where its strides would be refused."""
     heads_first = x.transpose(1, 2)
-    if not (x.is_contiguous() or heads_first.is_contiguous()):
-        return x.contiguous().transpose(1, 2)
-    return heads_first if begins_aligned(x, 16) else aligned(x).transpose(1, 2)
+    if x.is_contiguous() or heads_first.is_contiguous():
+        return heads_first if begins_aligned(x, 16) else aligned(x).transpose(1, 2)
+    return heads_first if _is_read(x) else x.contiguous().transpose(1, 2)
+
+
+def _rowwise(x: Tensor) -> Tensor:
+    """``x (B, S, H, D)`` as ``(B, H, S, D)``, a copy where a query's heads do not lie side by side."""
+    return (x if _is_read(x) and x.stride(1) >= x.stride(2) else aligned(x.contiguous())).transpose(1, 2)
+
+
+def _is_read(x: Tensor) -> bool:
+    """Whether cuDNN reads ``x (B, S, H, D)`` where it lies, as a part of one tensor with queries, keys and values."""
+    return is_aligned(x) and all(stride or size == 1 for stride, size in zip(x.stride(), x.shape, strict=True))
 
 
 def _rows(bias: Tensor) -> Tensor:

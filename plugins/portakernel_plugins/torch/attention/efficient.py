@@ -29,7 +29,10 @@ from portakernel_plugins.torch.attention.mask import Mask, added_once
 from portakernel_plugins.torch.attention.scale import above_zero
 
 _forward = torch.ops.aten._efficient_attention_forward.default
-_backward = torch.ops.aten._efficient_attention_backward.default
+# What calls it for a mask that ends at the last key too is not traced: the shapes that PyTorch 2.11 to 2.13 gives its
+# results are those of other arguments.
+_backward_to_last_key = torch.ops.aten._efficient_attention_backward.default
+_backward = torch.ops.aten._scaled_dot_product_efficient_attention_backward.default
 
 _NO_MASK, _FROM_FIRST_KEY, _TO_LAST_KEY = 0, 1, 2
 # Rows of a mask are read, and those of lse written, so many elements at a time.
@@ -88,8 +91,8 @@ def backward(
     del return_lse
     widths, heads, given = (q.shape[-1], k.shape[-1], v.shape[-1]), k.shape[2], scale
     q, scale = above_zero(q, scale)
-    blind = blind_queries(q.shape[1], k.shape[1], causal=causal, window=window)
-    mask = _mask(q, k, blind, bias, causal, window)
+    blind, traced = blind_queries(q.shape[1], k.shape[1], causal=causal, window=window), type(q) is not Tensor
+    mask = _mask(q, k, blind, bias, causal, window, traced=traced)
     kind = _kind(q.shape[1] - blind, k.shape[1], causal and mask is None)
     lse = logsumexp[:, :, blind:]
     lse = lse if mask is None else mask.raised(lse)
@@ -100,10 +103,16 @@ def backward(
     grad = grad if mask is None else mask.cleared(grad)
     grad = grad if mask is None or bias is None else mask.spread(grad)
     added, bias_needed = None if mask is None else mask.added, bias is not None and needs[3]
-    nothing = torch.zeros((), dtype=torch.int64, device=q.device if HIP else None)  # the seed and offset of a dropout
-    grad_q, grad_k, grad_v, grad_added = _backward(
-        grad, q, k, v, added, out, None, None, S, T, lse, 0.0, nothing, nothing, kind, bias_needed, scale=scale
-    )
+    nothing = q.new_empty((), dtype=torch.int64)  # the seed and offset of a dropout, which there is none of
+    if kind == _TO_LAST_KEY:
+        grad_q, grad_k, grad_v, grad_added = _backward_to_last_key(
+            grad, q, k, v, added, out, None, None, S, T, lse, 0.0, nothing, nothing, kind, bias_needed, scale=scale
+        )
+    else:
+        *by_head, out = (x.transpose(1, 2) for x in (grad, q, k, v, out))
+        wanted, causal = [True, True, True, bias_needed], kind == _FROM_FIRST_KEY
+        *found, grad_added = _backward(*by_head, added, out, lse, nothing, nothing, 0.0, wanted, causal, scale=scale)
+        grad_q, grad_k, grad_v = (x.transpose(1, 2) for x in found)
     # the gradient of keys that were repeated is the sum over the heads that they were repeated for
     grad_k, grad_v = (x if heads == x.shape[2] else x.unflatten(2, (heads, -1)).sum(3) for x in (grad_k, grad_v))
     grad_bias = None
@@ -113,12 +122,24 @@ def backward(
 
 
 def _mask(
-    q: Tensor, k: Tensor, blind: int, bias: Tensor | None, causal: bool, window: Window, *, find_blind: bool = True
+    q: Tensor,
+    k: Tensor,
+    blind: int,
+    bias: Tensor | None,
+    causal: bool,
+    window: Window,
+    *,
+    find_blind: bool = True,
+    traced: bool = False,
 ) -> Mask | None:
-    """What the operator's causal mask cannot say of the queries from ``blind`` on; None where there is nothing."""
+    """What the operator's causal mask cannot say of the queries from ``blind`` on; None where there is nothing.
+
+    While backward is ``traced``, it cannot say that it ends at the last key.
+    """
     (B, S, H, _), T = q.shape, k.shape[1]
     S -= blind
-    if bias is None and window[0] < 0 and (window[1] < 0 or causal):
+    to_last_key = traced and causal and 1 < S < T
+    if bias is None and window[0] < 0 and (window[1] < 0 or causal) and not to_last_key:
         return None
     bias = bias[:, :, blind:] if bias is not None and blind else bias
     given: dict[str, Any] = {"causal": causal, "window": window, "bias": bias, "find_blind": find_blind}

@@ -90,7 +90,9 @@ def gradients(
     """
     grads: list[Tensor | None] = []
     for gradient, width, needed in zip(found, widths, needs, strict=True):
-        narrow = gradient[..., :width] if gradient is not None and needed else None
+        narrow = gradient if needed else None
+        if narrow is not None and narrow.shape[-1] != width:
+            narrow = narrow[..., :width]
         if narrow is not None and not grads:
             narrow = query_gradient(narrow, scale)
             narrow = torch.nn.functional.pad(narrow, (0, 0, 0, 0, blind, 0)) if blind else narrow
