@@ -215,6 +215,10 @@ class StaleGraphWarning(PortakernelWarning):
     """A graph runs that was traced under another policy, or in another installation. Given once per op and policy."""
 
 
+class PackagedCallWarning(PortakernelWarning):
+    """A package of AOTInductor calls an op, and so loads only where portakernel was imported. Given once per op."""
+
+
 class RedistributionWarning(PortakernelWarning):
     """A DTensor is placed so that each call moves its shards between ranks. Given once per op and placement."""
 

@@ -13,7 +13,7 @@ from portakernel.deciding.asking import ask
 from portakernel.deciding.decision import Decision
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.deciding.kernel_argument import layer_of, strictly
-from portakernel.deciding.policies import Policy, intern_policy
+from portakernel.deciding.policies import Policy, intern_policy, make_layer
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
 from portakernel.registry.registry import Registry
 from portakernel.words.target import Device, Target
@@ -74,6 +74,8 @@ def decide_as_called(
     Raises:
         ArgumentValueError: it is for a backward that the op does not have.
     """
+    if request.compiled and now.context_layers.get():  # what is inline follows no block
+        policy = intern_policy((make_layer("with policy block", compiled="call"), *policy.layers))
     if request.phase is not Phase.BACKWARD:
         return now.decide(request, policy, cannot)
     gradient = contract(request.op).gradient

@@ -57,6 +57,17 @@ _LEFT = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
 mark_with(lambda code: set_code_exec_strategy(code, _LEFT))
 
 
+def is_packaging() -> bool:
+    """Whether AOTInductor compiles a graph, for a package."""
+    inductor: Any = sys.modules.get("torch._inductor.virtualized")
+    return inductor is not None and bool(inductor.V.aot_compilation)
+
+
+def is_exporting() -> bool:
+    """Whether a graph is traced that is compiled later, if at all."""
+    return compiler._is_exporting_flag and not is_packaging()
+
+
 def only_vmap() -> bool:
     """Whether every active transform of torch.func is vmap: none of them differentiates."""
     return _transforms() <= {torch._C._functorch.TransformType.Vmap}

@@ -140,7 +140,7 @@ class Derivatives:
         tensors, values, (kernel, backward_kernel) = self.signature.forward(arguments)
         returned = self.choice.in_graph(Phase.TRAINING, kernel, (*tensors, *values))
         if returned is None:
-            return self._below(*tensors, *values, unmarked(kernel), backward_kernel)
+            return self._below(*tensors, *values, self.choice.called(kernel), backward_kernel)
         return self.caller.completed(returned, values, tensors[0], saved=True)
 
     @as_written

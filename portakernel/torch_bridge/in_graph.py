@@ -19,7 +19,7 @@ from torch.fx import traceback
 from portakernel.errors import CompiledGraphError, PortakernelError
 from portakernel.registry.kernel import Kernel
 from portakernel.tensors.diversion import IN_GRAPHS, diverted
-from portakernel.tensors.torch_internals import compiler
+from portakernel.tensors.torch_internals import is_exporting
 
 # What the nodes of an op carry, and under which key.
 CUSTOM_META = "portakernel"
@@ -27,7 +27,7 @@ CUSTOM_META = "portakernel"
 
 def is_compiling(given: Sequence[Tensor]) -> bool:
     """Whether these tensors stand for those of a graph that is being compiled; an exported one is not, until it is."""
-    return not compiler._is_exporting_flag and any(isinstance(tensor, FunctionalTensor) for tensor in given)
+    return not is_exporting() and any(isinstance(tensor, FunctionalTensor) for tensor in given)
 
 
 def recorded(kernel: Kernel, run: Callable[..., Any], arguments: Sequence[Any]) -> Any:

@@ -21,9 +21,9 @@ from portakernel.calling.launcher import plain_launcher
 from portakernel.claims.capability import CannotRun, ReasonCode
 from portakernel.claims.request import Phase
 from portakernel.deciding.kernel_argument import BLOCK_MARK, GRAPH_MARK, STRICT_MARK, is_automatic, unmarked
-from portakernel.errors import FallbackWarning
+from portakernel.errors import FallbackWarning, PackagedCallWarning
 from portakernel.host.call_site import callers_level
-from portakernel.tensors.torch_internals import innermost_transform, outside_modes
+from portakernel.tensors.torch_internals import innermost_transform, is_packaging, outside_modes
 from portakernel.torch_bridge.in_graph import CUSTOM_META, is_compiling, recorded
 
 
@@ -143,19 +143,33 @@ class KernelChoice:
         traced: bool,
         saved_by: str | None = None,
     ) -> str:
-        """The kernel for ``phase`` as a torch op's argument names it; marked, where it is to stand inline in the graph.
-
-        Where some kernel saves in its own way, forward's name is strict: backward is chosen to read what that kernel
-        saves, so that no other may run in its place.
-        """
+        """The kernel for ``phase`` as a torch op's argument names it; marked where it is to stand in the graph itself."""
         below = phase is Phase.TRAINING and self.caller.some_are_recorded
         kind = CallKind(phase, saved_by=saved_by, below_autograd=below)
         placement = self._placed(kind, tensors, values, kernel, traced=traced)
-        paired = phase is Phase.TRAINING and self.some_save_their_own
         if placement.decision.form in ("inline", "kernel"):
             return GRAPH_MARK + placement.kernel.name
-        asked_for = phase is not Phase.BACKWARD and kernel.startswith(STRICT_MARK)
-        return (STRICT_MARK if paired or asked_for else "") + placement.kernel.name
+        if placement.decision.request.compiled and is_packaging():
+            self._warn_of_packaged_call(placement)
+        if phase is Phase.TRAINING:
+            return self.called(placement.kernel.name, strict=kernel.startswith(STRICT_MARK))
+        asked_for = phase is Phase.INFERENCE and kernel.startswith(STRICT_MARK)
+        return (STRICT_MARK if asked_for else "") + placement.kernel.name
+
+    def called(self, kernel: str, *, strict: bool = False) -> str:
+        """The name by which the ``_forward`` part of the op calls ``kernel``, marked or not, and no other in its place.
+
+        Where some kernel saves in its own way it is strict: backward is chosen to read what that one saves.
+        """
+        return (STRICT_MARK if strict or self.some_save_their_own else "") + unmarked(kernel)
+
+    def _warn_of_packaged_call(self, placement: Placement) -> None:
+        op = self.contract.op
+        text = (
+            f"this package calls {op} by {placement.kernel.name}, and so loads only where portakernel was imported and"
+        )
+        text += f" torch.ops.portakernel.{op} looked up; `portakernel explain {op} --compiled` says why it is a call"
+        warnings.warn(text, PackagedCallWarning, stacklevel=callers_level())
 
     def backward(self, tensors: Tensors, values: Sequence[Any], kernel: str, traced: bool) -> str:
         """The backward kernel's name where it has to be chosen now, else an empty one.

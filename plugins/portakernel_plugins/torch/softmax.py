@@ -21,8 +21,8 @@ def softmax(x: Tensor, *, out: Tensor | None = None) -> Tensor:
 
 
 def recorded(x: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """The same as operators whose gradient PyTorch records itself, without a step in Python; it is of float32."""
-    y = torch.softmax(x, -1, dtype=torch.float32).to(x.dtype)
+    """The same as an operator whose gradient PyTorch records itself, without a step in Python."""
+    y = torch.softmax(x, -1)
     return y.contiguous() if out is None else out.copy_(y)
 
 

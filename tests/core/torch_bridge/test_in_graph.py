@@ -167,6 +167,13 @@ def test_explain_says_why_another_form_does_not_stand_there(ops):
     assert "chosen: reference.rms_norm, inline (" in str(decision)
 
 
+def test_explain_inside_a_block_says_that_graphs_hold_calls(ops):
+    with PolicyBlock(lambda: (ops.dispatcher, make_layer("context", use="raw_kernels")), ""):
+        asked = ops.caller("rms_norm")
+        decision = asked.explain((normal(3, 4), normal(4)), (1e-6, 0.0), Phase.INFERENCE, compiled=True)
+    assert (decision.chosen.name, decision.form) == ("raw_kernels.rms_norm", "call")
+
+
 def test_a_caller_that_names_a_kernel_gets_it(ops):
     function, found = compiled(lambda x, w: ops.rms_norm(x, w, kernel="raw_kernels"))
     function(normal(3, 4), normal(4))

@@ -58,6 +58,42 @@ def test_another_process_loads_an_exported_program_that_imports_torch_last(expor
     assert done.returncode == 0, done.stderr
 
 
+PACKAGE = f"""\
+import warnings
+{MODULE}
+import portakernel
+from portakernel.errors import PackagedCallWarning
+
+def package(program):
+    with torch.no_grad():
+        torch._inductor.aoti_compile_and_package(program, package_path="program.pt2")
+
+program = torch.export.export(Norm(), (x,), dynamic_shapes={{"x": {{0: torch.export.Dim("b")}}}})
+warnings.simplefilter("error", PackagedCallWarning)
+"""
+LOAD_PACKAGE = """\
+import sys, torch
+program = torch._inductor.aoti_load_package("program.pt2")
+for rows in (4, 9):
+    assert torch.allclose(program(torch.ones(rows, 8)), torch.full((rows, 8), 2.0))
+assert not any(name.startswith("portakernel") for name in sys.modules)
+"""
+
+
+def test_a_package_runs_without_portakernel(python, imported_to_compile, tmp_path):
+    done = python("-c", f"{PACKAGE}\npackage(program)", cwd=tmp_path, imports=imported_to_compile)
+    assert done.returncode == 0, done.stderr
+    command = [sys.executable, "-c", LOAD_PACKAGE]
+    done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_package_that_calls_an_op_is_said_to(python, imported_to_compile, tmp_path):
+    code = f"{PACKAGE}\nportakernel.set_policy(compiled='call')\npackage(program)"
+    done = python("-c", code, cwd=tmp_path, imports=imported_to_compile)
+    assert "PackagedCallWarning: this package calls rms_norm by torch.rms_norm_cpu" in done.stderr
+
+
 def test_another_process_loads_a_traced_program_once_an_op_was_looked_up(python, tmp_path):
     load = "import torch, portakernel; torch.ops.portakernel.add; torch.jit.load('program.pt')(torch.ones(4, 8))"
     for code in (f"{MODULE}\ntorch.jit.trace(Norm(), (x,)).save('program.pt')", load):

@@ -147,7 +147,7 @@ def _gradients(
     q, scale = above_zero(q, scale)
     # all with heads behind queries, as it computes the layout of all from that of q
     q, k, v = _rowwise(q), _rowwise(k), _rowwise(v)
-    grad, out = (aligned(x.contiguous()).transpose(1, 2) for x in (grad, out))
+    grad, out = _dense(grad).transpose(1, 2), _dense(out).transpose(1, 2)
     lse, (S, T) = lse.contiguous().unsqueeze(-1), (q.shape[2], k.shape[2])
     nothing = q.new_empty((), dtype=torch.int64)  # the seed and offset of a dropout, which there is none of
     found = _backward(grad, q, k, v, out, lse, nothing, nothing, bias, None, None, S, T, 0.0, square, scale=scale)
@@ -167,15 +167,24 @@ def _bias_gradient(
 
 def _laid(x: Tensor) -> Tensor:
     """``x (B, S, H, D)`` as ``(B, H, S, D)``, a copy where its strides would be refused."""
+    if x.is_contiguous():
+        return _dense(x).transpose(1, 2)
     heads_first = x.transpose(1, 2)
-    if x.is_contiguous() or heads_first.is_contiguous():
+    if heads_first.is_contiguous():
         return heads_first if begins_aligned(x, 16) else aligned(x).transpose(1, 2)
     return heads_first if _is_read(x) else x.contiguous().transpose(1, 2)
 
 
 def _rowwise(x: Tensor) -> Tensor:
     """``x (B, S, H, D)`` as ``(B, H, S, D)``, a copy where a query's heads do not lie side by side."""
-    return (x if _is_read(x) and x.stride(1) >= x.stride(2) else aligned(x.contiguous())).transpose(1, 2)
+    lies_so = not x.is_contiguous() and x.stride(1) >= x.stride(2) and _is_read(x)
+    return (x if lies_so else _dense(x)).transpose(1, 2)
+
+
+def _dense(x: Tensor) -> Tensor:
+    """``x (B, S, H, D)``, or a copy where it has gaps, or does not begin where vector loads do."""
+    x = x.contiguous()
+    return x if begins_aligned(x, 16) else x.clone()
 
 
 def _is_read(x: Tensor) -> bool:

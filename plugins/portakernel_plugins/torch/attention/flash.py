@@ -83,7 +83,8 @@ def no_dropout(q: Tensor) -> tuple[Tensor, Tensor]:
     if HIP:
         zero = torch.zeros((), dtype=torch.int64, device=q.device)
         return zero, zero
-    return torch.zeros(2, dtype=torch.uint64, device=q.device), torch.empty(0, device=q.device)
+    state = q.new_empty(2, dtype=torch.uint64)
+    return state, state
 
 
 def _width(q: Tensor, v: Tensor) -> int:
