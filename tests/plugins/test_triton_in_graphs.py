@@ -20,6 +20,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="Triton compiles for a GPU, and there is none"),
     pytest.mark.filterwarnings("ignore::portakernel.errors.FallbackWarning"),
     pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning"),
     # torch's own, of the graph whose memory its other graphs share
     pytest.mark.filterwarnings("ignore:The CUDA Graph is empty:UserWarning"),
 ]
