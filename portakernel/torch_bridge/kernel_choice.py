@@ -143,7 +143,7 @@ class KernelChoice:
         traced: bool,
         saved_by: str | None = None,
     ) -> str:
-        """The kernel for ``phase`` as a torch op's argument names it; marked where it is to stand in the graph itself."""
+        """The kernel for ``phase`` as a torch op's argument names it; marked where it is to stand in the graph."""
         below = phase is Phase.TRAINING and self.caller.some_are_recorded
         kind = CallKind(phase, saved_by=saved_by, below_autograd=below)
         placement = self._placed(kind, tensors, values, kernel, traced=traced)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from functorch.compile import make_boxed_func
@@ -20,7 +17,6 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="Triton compiles for a GPU, and there is none"),
     pytest.mark.filterwarnings("ignore::portakernel.errors.FallbackWarning"),
     pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning"),
     # torch's own, of the graph whose memory its other graphs share
     pytest.mark.filterwarnings("ignore:The CUDA Graph is empty:UserWarning"),
 ]
@@ -94,27 +90,3 @@ def test_inductor_launches_it_with_the_same_numbers(subject, mode):
     _ = subject.cotangents
     torch.compile(subject.loss, fullgraph=True, dynamic=False)(*leaves).backward()
     assert subject.wrong_gradients([leaf.grad for leaf in leaves]) == []
-
-
-LOAD = """\
-import sys, torch
-tensors = torch.load("numbers.pt")
-found = torch._inductor.aoti_load_package("program.pt2")(*tensors)
-torch.save(found if isinstance(found, (tuple, list)) else (found,), "found.pt")
-assert not any(name.startswith("portakernel") for name in sys.modules)
-"""
-
-
-@pytest.mark.filterwarnings("error::portakernel.errors.PackagedCallWarning")
-def test_a_package_launches_it_without_portakernel(subject, tmp_path):
-    class Program(torch.nn.Module):
-        def forward(self, *tensors):
-            return subject.call(*tensors)
-
-    program = torch.export.export(Program(), tuple(subject.tensors))
-    torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "program.pt2"))
-    torch.save(tuple(subject.tensors), tmp_path / "numbers.pt")
-    done = subprocess.run([sys.executable, "-c", LOAD], cwd=tmp_path, check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    found = torch.load(tmp_path / "found.pt")
-    assert subject.wrong_results(found[0] if len(found) == 1 else tuple(found)) == []
