@@ -52,7 +52,11 @@ class Fallbacks:
         reasons: list[tuple[str, Rejection]] = []
         for name in decision.passed_over:
             kernel, rejections = decision.candidate(name).kernel, decision.candidate(name).rejections
-            expected = not free and not any(_is_unremarkable(rejection, decision.request) for rejection in rejections)
+            # below autograd it was chosen already that PyTorch records nothing
+            recorded = kernel.saves == "autograd" and decision.request.below_autograd
+            expected = not (free or recorded) and not any(
+                _is_unremarkable(rejection, decision.request) for rejection in rejections
+            )
             if all(rejection.code is ReasonCode.FEATURE for rejection in rejections):
                 expected = expected and not _are_one(kernel, decision.chosen)
             if (name in preferred and not _is_ruled_out(kernel, rejections)) or expected:

@@ -6,7 +6,11 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+import portakernel.runtime
+from portakernel.calling.fast.key_layout import CallKind
+from portakernel.claims.request import Phase
 from portakernel.deciding.policies import make_layer
+from portakernel.errors import FallbackWarning
 
 pytestmark = pytest.mark.filterwarnings("ignore::portakernel.errors.FallbackWarning")
 
@@ -186,3 +190,12 @@ def test_a_policy_block_moves_a_recorded_call_too(ops, arguments):
     finally:
         ops.dispatcher.context_layers.reset(token)
     assert ops.served("rms_norm", "training")["torch.rms_norm_cpu"] == 1
+
+
+def test_nobody_misses_a_kernel_whose_gradient_pytorch_records_below_autograd(recwarn):
+    asked = portakernel.runtime.caller("layer_norm")
+    tensors = (normal(3, 4), normal(4), normal(4))
+    request = asked.request(CallKind(Phase.TRAINING, below_autograd=True), tensors, (1e-5,))
+    decision = asked.place(request, asked.dispatcher.policy()).decision
+    assert (decision.chosen.name, decision.passed_over[0]) == ("torch.layer_norm_cpu", "torch.layer_norm_recorded")
+    assert [warning for warning in recwarn if issubclass(warning.category, FallbackWarning)] == []
