@@ -71,6 +71,7 @@ CONTRACT = Contract(
         Case("no bias", (3,), {"N": 130}),
         Case("prime sizes", (7,), {"N": 1009}, present=("bias",)),
         Case("three dimensions", (2, 3), {"N": 96}, present=("bias",)),
+        Case("long row", (2,), {"N": 5120}, present=("bias",)),
         Case("no rows", (0,), {"N": 48}, present=("bias",)),
         Case("many rows", (131,), {"N": 40}, present=("bias",)),
         Case("both sliced", (5,), {"N": 72}, layouts={"x": "sliced", "residual": "sliced"}, present=("bias",)),

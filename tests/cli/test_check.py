@@ -356,12 +356,12 @@ def test_a_budget_is_a_time(run: Callable, budget: str) -> None:
 
 
 def test_coverage_says_which_pairs_are_asked_for_and_runs_nothing(run: Callable) -> None:
-    ran = run("check --coverage --plugin torch --op softmax --device cpu --json")
+    ran = run("check --coverage --kernel torch.softmax_cpu --device cpu --json")
     (kernel,) = ran.json["kernels"]
     assert kernel["kernel"] == "torch.softmax_cpu"
     assert kernel["asked"] + kernel["refused"] == kernel["pairs"]
     assert kernel["left"] == 0
-    shown = run("check --coverage --plugin torch --op softmax --device cpu --seed 4").out
+    shown = run("check --coverage --kernel torch.softmax_cpu --device cpu --seed 4").out
     assert "100.0%" in shown
     assert "softmax has no such call" in " ".join(shown.split())
 

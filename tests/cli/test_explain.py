@@ -72,9 +72,9 @@ def test_people_read_what_was_asked_who_serves_it_and_why_then_its_rivals(run: C
         "Assumed, because amd:gfx942 was not probed: triton >=3.6 is installed; the device passes"
     )
     heading = lines.index("The strongest candidates")
-    assert lines[heading + 1] == "  triton.rms_norm     serves, with priority 60; from plugin triton."
+    assert lines[heading + 1] == "  triton.rms_norm          serves, with priority 60; from plugin triton."
     assert lines[heading + 2] == (
-        "  torch.rms_norm      could serve too: priority 40 is below 60 of triton.rms_norm."
+        "  torch.rms_norm           could serve too: priority 40 is below 60 of triton.rms_norm."
         " Assumed: torch >=2.11 is installed."
     )
     others = {line.split()[-1]: line.strip() for line in lines[lines.index("The others") + 1 :]}
@@ -85,9 +85,9 @@ def test_people_read_what_was_asked_who_serves_it_and_why_then_its_rivals(run: C
 def test_a_better_kernel_that_is_refused_stands_next_to_the_winner_with_what_to_do(run: Callable) -> None:
     lines = run("explain rms_norm --target nvidia:sm_90 --dtype bfloat16 --shape x=4x1073741825").out.splitlines()
     heading = lines.index("The strongest candidates")
-    assert lines[heading + 1].startswith("  torch.rms_norm      serves, with priority 40; ")
+    assert lines[heading + 1].startswith("  torch.rms_norm           serves, with priority 40; ")
     assert lines[heading + 2] == (
-        "  triton.rms_norm     would go first, with priority 60, but cannot serve: needs N >= 1 and <= 1073741824;"
+        "  triton.rms_norm          would go first, with priority 60, but cannot serve: needs N >= 1 and <= 1073741824;"
         " this is 1073741825 (limit)."
     )
     assert lines[lines.index("What to do") + 1 :] == ["  For triton.rms_norm: use another kernel for such sizes."]
@@ -401,7 +401,10 @@ def test_all_ops_for_backward_are_those_with_a_backward(run: Callable) -> None:
     )
 
 
-THOSE = "those that can have run forward are torch.rms_norm, torch.rms_norm_cpu, torch.rms_norm_xpu, triton.rms_norm"
+THOSE = (
+    "those that can have run forward are torch.rms_norm, torch.rms_norm_recorded, torch.rms_norm_cpu,"
+    " torch.rms_norm_xpu, triton.rms_norm"
+)
 
 
 @pytest.mark.usefixtures("_two_plugins")

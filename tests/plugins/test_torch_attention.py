@@ -89,10 +89,15 @@ def cudnn_forward(q, k, v, bias, wants_lse, dropout, causal, debug, *, scale):
 
 
 def cudnn_backward(grad, q, k, v, out, lse, seed, offset, bias, cu_q, cu_k, S, T, dropout, causal, *, scale):
+    """Weights are made again from the scores and lse."""
     assert lse.shape == (*q.shape[:3], 1)
-    leaves = [tensor.detach().requires_grad_() for tensor in (q, k, v)]
-    y = cudnn_forward(*leaves, None, False, 0.0, causal, False, scale=scale)[0]
-    return torch.autograd.grad(y, leaves, grad)
+    repeats = q.shape[1] // k.shape[1]
+    keys, values = (x.repeat_interleave(repeats, 1) for x in (k, v))
+    scores = scale * q @ keys.mT + (0.0 if bias is None else bias)
+    weights = torch.exp(scores.masked_fill(top_left(S, T, causal), -math.inf) - lse)
+    grad_scores = weights * (grad @ values.mT - (grad * out).sum(-1, keepdim=True))
+    shared = (x.unflatten(1, (-1, repeats)).sum(2) for x in (scale * grad_scores.mT @ q, weights.mT @ grad))
+    return scale * grad_scores @ keys, *shared
 
 
 def efficient_forward(q, k, v, bias, cu_q, cu_k, max_q, max_k, dropout, kind, wants_lse, *, scale):
@@ -119,7 +124,18 @@ def efficient_forward(q, k, v, bias, cu_q, cu_k, max_q, max_k, dropout, kind, wa
     return y, lse if wants_lse else lse[..., :0], None, None, S, T
 
 
-def efficient_backward(grad, q, k, v, bias, out, cu_q, cu_k, max_q, max_k, lse, p, seed, offset, kind, wants, *, scale):
+def efficient_backward(*arguments, scale):
+    """The operator of ``scaled_dot_product_attention``, with heads before queries and a causal mask from the first."""
+    grad, q, k, v, bias, out, lse, seed, offset, p, (*_, wants), causal = arguments
+    grad, q, k, v, out = (x.transpose(1, 2) for x in (grad, q, k, v, out))
+    rest = (bias, out, None, None, q.shape[1], k.shape[1], lse, p, seed, offset, int(causal), wants)
+    *grads, grad_bias = efficient_backward_to_last_key(grad, q, k, v, *rest, scale=scale)
+    return (*(x.transpose(1, 2) for x in grads), grad_bias)
+
+
+def efficient_backward_to_last_key(
+    grad, q, k, v, bias, out, cu_q, cu_k, max_q, max_k, lse, p, seed, offset, kind, wants, *, scale
+):
     """Weights are made again from the scores and lse."""
     assert lse.shape[-1] % 32 == 0
     assert scale > 0
@@ -145,6 +161,7 @@ def stand_ins(monkeypatch):
     monkeypatch.setattr(attention_cudnn, "_backward", cudnn_backward)
     monkeypatch.setattr(attention_efficient, "_forward", efficient_forward)
     monkeypatch.setattr(attention_efficient, "_backward", efficient_backward)
+    monkeypatch.setattr(attention_efficient, "_backward_to_last_key", efficient_backward_to_last_key)
 
 
 # --- numbers ---------------------------------------------------------------------------------------------------------
@@ -316,6 +333,23 @@ def test_a_bias_may_hide_every_key(S, T, causal):
     compare(attention_efficient, draw(S, T), bias=bias, causal=causal, scale=None, window=(-1, -1))
 
 
+@pytest.mark.parametrize(("S", "T"), SIZES)
+@pytest.mark.parametrize("hidden", [-math.inf, torch.finfo(torch.float32).min])
+def test_cudnn_has_gradients_beside_a_bias_and_of_it(S, T, hidden):
+    tensors, asked = draw(S, T), {"causal": False, "scale": -0.5}
+    bias = torch.randn(2, 4, S, T, generator=torch.Generator().manual_seed(2))
+    bias[0, 1, -1] = hidden
+    bias[1, :, :, 0] = hidden
+    y, lse = attention_cudnn.biased(*tensors, bias=bias, **asked, return_lse=False, save=True)
+    want, want_lse = reference.forward(*tensors, bias=bias, **asked, window=(-1, -1), return_lse=True)
+    torch.testing.assert_close((y, lse), (want, want_lse))
+    grad = torch.randn(y.shape, generator=torch.Generator().manual_seed(1))
+    given = {**asked, "return_lse": False, "needs": (True,) * 4}
+    found = attention_cudnn.biased_backward(grad, *tensors, bias, y, lse, **given)
+    wanted = reference.backward(grad, *tensors, None, bias, None, want, want_lse, **asked, window=(-1, -1))
+    torch.testing.assert_close(found, (*wanted[:3], wanted[4]))
+
+
 def layouts_of_a_bias(B, H, S, T):
     """Biases that hide some keys, and all of one query: of their own, shared, sliced, with columns apart."""
     source = torch.Generator().manual_seed(4)
@@ -436,7 +470,11 @@ def test_cudnn_reads_heads_before_queries_where_they_lie(monkeypatch):
     assert y.is_contiguous()
     torch.testing.assert_close(y, attention_cudnn.attention(*tensors, **asked))
     compare(attention_cudnn, heads_first, causal=True, scale=None)
-    strange = [tensor.transpose(0, 1).contiguous().transpose(0, 1) for tensor in tensors]
+    packed = torch.cat(tensors, 2).split([tensor.shape[2] for tensor in tensors], 2)  # as one product makes them
+    torch.testing.assert_close(attention_cudnn.attention(*packed, **asked), y)
+    assert given[-3:] == [tensor.data_ptr() for tensor in packed]
+    compare(attention_cudnn, packed, causal=True, scale=None)
+    strange = [torch.cat([tensor, tensor[..., :1]], -1)[..., :-1] for tensor in tensors]
     torch.testing.assert_close(attention_cudnn.attention(*strange, **asked), y)
     assert not set(given[-3:]) & {tensor.data_ptr() for tensor in strange}
 

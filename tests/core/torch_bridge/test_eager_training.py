@@ -177,7 +177,7 @@ def test_a_kernel_that_declines_leaves_the_call_to_the_next(ops):
         x.grad = None
         ops.add(x, x).sum().backward()
         assert_same((x.grad,), (torch.full((3, 4), 2.0),))
-    assert kernels.CALLS.count("picky") == 2
+    assert kernels.CALLS.count("picky") >= 2
     # where it declines below autograd, as in the first call, it is too late for PyTorch to record a kernel's gradient
     assert ops.served("add", "training") == {"raw_kernels.add": 1, "torch.add": 2}
 

@@ -167,10 +167,8 @@ def _bias_gradient(
 
 def _laid(x: Tensor) -> Tensor:
     """``x (B, S, H, D)`` as ``(B, H, S, D)``, a copy where its strides would be refused."""
-    if x.is_contiguous():
-        return _dense(x).transpose(1, 2)
     heads_first = x.transpose(1, 2)
-    if heads_first.is_contiguous():
+    if x.is_contiguous() or heads_first.is_contiguous():
         return heads_first if begins_aligned(x, 16) else aligned(x).transpose(1, 2)
     return heads_first if _is_read(x) else x.contiguous().transpose(1, 2)
 
@@ -182,9 +180,8 @@ def _rowwise(x: Tensor) -> Tensor:
 
 
 def _dense(x: Tensor) -> Tensor:
-    """``x (B, S, H, D)``, or a copy where it has gaps, or does not begin where vector loads do."""
-    x = x.contiguous()
-    return x if begins_aligned(x, 16) else x.clone()
+    """``x (B, S, H, D)``, or a copy where it has gaps, or vector loads could not read it."""
+    return aligned(x.contiguous())
 
 
 def _is_read(x: Tensor) -> bool:
