@@ -37,8 +37,7 @@ class EagerTraining:
         self.contract: Contract = derivatives.contract
         signature, choice = derivatives.signature, derivatives.choice
         self._materialised = any(name in signature.grads for name in self.contract.stands_for.values())
-        registry = self.caller.dispatcher.registry
-        self._own = {name: registry.kernels[name] for name in choice.kernels if choice.own_saver(name)}
+        self._own = {name: name for name in choice.kernels if choice.own_saver(name)}
         # where kernels save in ways of their own, which one it was is kept beside what it saved
         self._marks = {name: choice.mark(name) for name in choice.kernels} if self._own else {}
         names = [parameter.name for parameter in self.contract.parameters]
@@ -56,7 +55,7 @@ class EagerTraining:
             if record is None:
                 if placement.kernel.saves == "autograd":
                     return placement.launch(*tensors, *values)
-                record = placement.record = self._record(placement, values)
+                record = placement.record = self._record(values)
             return record(*tensors, placement, values)
         except CannotRun as error:
             rejection = error.rejection
@@ -66,31 +65,28 @@ class EagerTraining:
         attempts.decline(placement, rejection)
         return self.apply(attempts.placed(), tensors, values)
 
-    def _record(self, placement: Placement, values: Sequence[Any]) -> Callable[..., Any]:
+    def _record(self, values: Sequence[Any]) -> Callable[..., Any]:
         """``apply`` of the node of calls with such values, without the questions that transforms are met with."""
-        vendor = placement.decision.target.vendor
-        claims = [claim for kernel in self._own.values() for _, claim in kernel.variants]
-        marked = any(claim.selector(vendor) is not None for claim in claims)
-        key = (marked, *[values[place] for place in self._choosers])
-        node = self._nodes.get(key) or self._nodes.setdefault(key, self._made(values, marked=marked))
+        chosen = tuple([values[place] for place in self._choosers])
+        node = self._nodes.get(chosen) or self._nodes.setdefault(chosen, self._made(values))
         single_level: Any = super(torch.autograd.Function, node)
         apply: Callable[..., Any] = single_level.apply
         return apply
 
-    def _made(self, values: Sequence[Any], *, marked: bool) -> type[torch.autograd.Function]:
+    def _made(self, values: Sequence[Any]) -> type[torch.autograd.Function]:
         made = self.caller.arguments.at(values)
-        marks = self._marks if marked else {}
-        forward = make_forward(self.contract, made, materialise=self._materialised, marks=marks)
+        forward = make_forward(self.contract, made, materialise=self._materialised, marks=self._marks)
         backward: Callable[..., Any] = self._identity()
         if self.contract.gradient != "identity":
             names = {
                 "policy_in_force": self.caller.dispatcher.policy,
                 "table": self.caller.table.entries,
                 "check": functools.partial(check_gradients, self.contract),
-                "slow": functools.partial(self._backward, marked),
-                "own": {name: name for name in self._own},
+                "slow": self._backward,
+                "own": self._own,
             }
-            backward = make_backward(self.contract, made, self.caller.lookup, self.caller.signatures, names, marks)
+            lookup, signatures = self.caller.lookup, self.caller.signatures
+            backward = make_backward(self.contract, made, lookup, signatures, names, self._marks)
         # functions, because compiled autograd traces no methods
         members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
         return type(f"Portakernel_{self.contract.op}", (torch.autograd.Function,), members)
@@ -104,12 +100,12 @@ class EagerTraining:
 
     @as_written
     def _backward(
-        self, marked: bool, ctx: Any, grads: Sequence[Tensor | None], saved: tuple[Tensor | None, ...] | None
+        self, ctx: Any, grads: Sequence[Tensor | None], saved: tuple[Tensor | None, ...] | None
     ) -> tuple[Tensor | None, ...]:
         """The gradients of a node, whatever its tensors are; ``saved`` is what it kept, where that is unpacked."""
         derivatives, count, kernel = self._derivatives, len(ctx.needs_input_grad), ctx.placement.kernel.name
         # `Derivatives` reads the same of its own nodes
-        ctx.kernel, ctx.backward_kernel, ctx.marked = kernel, "", marked
+        ctx.kernel, ctx.backward_kernel, ctx.marked = kernel, "", bool(self._marks)
         ctx.saved_by = kernel if kernel in self._own else ""
         if torch.is_grad_enabled() or torch.compiler.is_dynamo_compiling():
             return derivatives.kernel_gradient(ctx, *grads)
