@@ -216,7 +216,7 @@ class StaleGraphWarning(PortakernelWarning):
 
 
 class PackagedCallWarning(PortakernelWarning):
-    """A package of AOTInductor calls an op, and so loads only where portakernel was imported. Given once per op."""
+    """A package of AOTInductor calls an op, and so loads only where portakernel was imported. Given for each kernel."""
 
 
 class RedistributionWarning(PortakernelWarning):

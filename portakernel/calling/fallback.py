@@ -52,8 +52,8 @@ class Fallbacks:
         reasons: list[tuple[str, Rejection]] = []
         for name in decision.passed_over:
             kernel, rejections = decision.candidate(name).kernel, decision.candidate(name).rejections
-            # below autograd it was chosen already that PyTorch records nothing
-            recorded = kernel.saves == "autograd" and decision.request.below_autograd
+            # made of PyTorch's operators, it goes first, if at all, where its gradient costs the host less
+            recorded = kernel.saves == "autograd"
             expected = not (free or recorded) and not any(
                 _is_unremarkable(rejection, decision.request) for rejection in rejections
             )

@@ -50,20 +50,23 @@ class EagerTraining:
 
         None where a stream is captured, for which another serves.
         """
-        try:
-            record = placement.record
-            if record is None:
-                if placement.kernel.saves == "autograd":
-                    return placement.launch(*tensors, *values)
-                record = placement.record = self._record(values)
-            return record(*tensors, placement, values)
-        except CannotRun as error:
-            rejection = error.rejection
-        if rejection.code is ReasonCode.NOT_CAPTURABLE:
-            return None
-        attempts = self._derivatives.choice.attempts(TRAINING, tensors, values, "", placement)
-        attempts.decline(placement, rejection)
-        return self.apply(attempts.placed(), tensors, values)
+        attempts = None
+        while True:
+            try:
+                record = placement.record
+                if record is None:
+                    if placement.kernel.saves == "autograd":
+                        return placement.launch(*tensors, *values)
+                    record = placement.record = self._record(values)
+                return record(*tensors, placement, values)
+            except CannotRun as error:
+                rejection = error.rejection
+            if rejection.code is ReasonCode.NOT_CAPTURABLE:
+                return None
+            # one for all that decline: each turns to a key beyond the last one's
+            attempts = attempts or self._derivatives.choice.attempts(TRAINING, tensors, values, "", placement)
+            attempts.decline(placement, rejection)
+            placement = attempts.placed()
 
     def _record(self, values: Sequence[Any]) -> Callable[..., Any]:
         """``apply`` of the node of calls with such values, without the questions that transforms are met with."""

@@ -66,6 +66,7 @@ class KernelChoice:
         except CannotRun as error:
             text = f"{chosen.op}: {chosen.name} cannot stand in a compiled graph ({error}); the graph calls it"
             warnings.warn(text, FallbackWarning, stacklevel=callers_level())
+            self._warn_of_packaged_call(chosen.name)
             return None
 
     def recorded(self, tensors: Tensors, values: Sequence[Any], kernel: str, *, traced: bool) -> Any:
@@ -149,8 +150,8 @@ class KernelChoice:
         placement = self._placed(kind, tensors, values, kernel, traced=traced)
         if placement.decision.form in ("inline", "kernel"):
             return GRAPH_MARK + placement.kernel.name
-        if placement.decision.request.compiled and is_packaging():
-            self._warn_of_packaged_call(placement)
+        if traced:
+            self._warn_of_packaged_call(placement.kernel.name)
         if phase is Phase.TRAINING:
             return self.called(placement.kernel.name, strict=kernel.startswith(STRICT_MARK))
         asked_for = phase is Phase.INFERENCE and kernel.startswith(STRICT_MARK)
@@ -163,11 +164,12 @@ class KernelChoice:
         """
         return (STRICT_MARK if strict or self.some_save_their_own else "") + unmarked(kernel)
 
-    def _warn_of_packaged_call(self, placement: Placement) -> None:
+    def _warn_of_packaged_call(self, kernel: str) -> None:
+        """Says so, where AOTInductor compiles the graph that calls ``kernel``."""
+        if not is_packaging():
+            return
         op = self.contract.op
-        text = (
-            f"this package calls {op} by {placement.kernel.name}, and so loads only where portakernel was imported and"
-        )
+        text = f"this package calls {op} by {kernel}, and so loads only where portakernel was imported and"
         text += f" torch.ops.portakernel.{op} looked up; `portakernel explain {op} --compiled` says why it is a call"
         warnings.warn(text, PackagedCallWarning, stacklevel=callers_level())
 

@@ -76,27 +76,27 @@ def make_backward(
     kept, parameters = _kept(contract), [parameter.name for parameter in contract.parameters]
     sources = [contract.stands_for.get(name, name) for name in contract.names]
     sources = [source if source in (*contract.backward_inputs, *grads) else "None" for source in sources]
-    # what a key is made of goes by the arguments' names
+    # what a key is made of goes by the arguments' names, which the code's own shall not be
     stand_ins = [f"{name} = {source}" for name, source in zip(contract.names, sources, strict=True) if name != source]
-    slow, count = f"return slow(ctx, ({', '.join(given)},), saved)", len(contract.names)
+    slow, count = f"return slow(ctx, ({', '.join(given)},), _saved)", len(contract.names)
     every = ", ".join([*grads, *kept])
-    unpacked, kind = [*kept, *(["mark"] if marks else [])], key_source(lookup.key, CallKind(Phase.BACKWARD))
-    lines = [f"{', '.join(unpacked)}, = saved"] if unpacked else []
+    unpacked, kind = [*kept, *(["_mark"] if marks else [])], key_source(lookup.key, CallKind(Phase.BACKWARD))
+    lines = [f"{', '.join(unpacked)}, = _saved"] if unpacked else []
     same = ""
     if marks:  # checkpointing may have replaced what was kept by another kernel's
-        same = "and mark is not None and mark.data_ptr() == marks[saved_by].data_ptr()"
-        lines.append("saved_by = ctx.placement.kernel.name")
-        kind = key_source(lookup.key, CallKind(Phase.BACKWARD, saved_by=Source("own.get(saved_by)")))
-    lines += [f"{', '.join(parameters)}, = values"] if parameters else []
+        same = "and _mark is not None and _mark.data_ptr() == marks[_saver].data_ptr()"
+        lines.append("_saver = ctx.placement.kernel.name")
+        kind = key_source(lookup.key, CallKind(Phase.BACKWARD, saved_by=Source("own.get(_saver)")))
+    lines += [f"{', '.join(parameters)}, = _values"] if parameters else []
     source = f"""\
 def backward(ctx, {", ".join(given)}):
-    saved = None
+    _saved = None
     if grad_enabled() or compiling() or {" is ".join([*grads, "None"])}:
         {slow}
-    saved = ctx.saved_tensors
-    if len(saved) != {len(unpacked)}:
+    _saved = ctx.saved_tensors
+    if len(_saved) != {len(unpacked)}:
         {slow}
-    form, values = forms.latest, ctx.values
+    form, _values = forms.latest, ctx.values
     {"; ".join([*lines, *stand_ins])}
     if not (
             (form.check({every}) or (form := forms.find({every})) is not None)
@@ -112,7 +112,7 @@ def backward(ctx, {", ".join(given)}):
         {slow}
     needs = ctx.needs_input_grad[:{count}]
     try:
-        g = placement.launch({every}, *values, needs)
+        g = placement.launch({every}, *_values, needs)
     except CannotRun:
         {slow}
     if {" or ".join(f"(needs[{place}] and g[{place}] is None)" for place in range(count))}:

@@ -125,7 +125,10 @@ def biased_backward(
     return_lse: bool,
     needs: tuple[bool, ...],
 ) -> tuple[Tensor | None, ...]:
-    """Gradients for ``q``, ``k``, ``v`` and ``bias``; the last, which has a bias's size, by the formula itself."""
+    """Gradients for ``q``, ``k``, ``v`` and ``bias``.
+
+    The last is made by the formula itself, in a few float32 tensors of ``(B, H, S, T)``.
+    """
     if bias is None:
         given: dict[str, Any] = {"causal": causal, "scale": scale, "return_lse": return_lse, "needs": needs[:3]}
         return (*backward(grad_out, q, k, v, out, logsumexp, **given), None)
@@ -186,7 +189,9 @@ def _dense(x: Tensor) -> Tensor:
 
 def _is_read(x: Tensor) -> bool:
     """Whether cuDNN reads ``x (B, S, H, D)`` where it lies, as a part of one tensor with queries, keys and values."""
-    return is_aligned(x) and all(stride or size == 1 for stride, size in zip(x.stride(), x.shape, strict=True))
+    batches_apart = x.stride(0) >= max(x.stride(1), x.stride(2)) or x.shape[0] == 1
+    expanded = any(stride == 0 and size > 1 for stride, size in zip(x.stride(), x.shape, strict=True))
+    return batches_apart and not expanded and is_aligned(x)
 
 
 def _rows(bias: Tensor) -> Tensor:

@@ -91,7 +91,8 @@ def backward(
     del return_lse
     widths, heads, given = (q.shape[-1], k.shape[-1], v.shape[-1]), k.shape[2], scale
     q, scale = above_zero(q, scale)
-    blind, traced = blind_queries(q.shape[1], k.shape[1], causal=causal, window=window), type(q) is not Tensor
+    blind = blind_queries(q.shape[1], k.shape[1], causal=causal, window=window)
+    traced = type(q) not in (Tensor, torch.nn.Parameter)
     mask = _mask(q, k, blind, bias, causal, window, traced=traced)
     kind = _kind(q.shape[1] - blind, k.shape[1], causal and mask is None)
     lse = logsumexp[:, :, blind:]
