@@ -79,20 +79,21 @@ class EagerTraining:
     def _made(self, values: Sequence[Any]) -> type[torch.autograd.Function]:
         made = self.caller.arguments.at(values)
         forward = make_forward(self.contract, made, materialise=self._materialised, marks=self._marks)
-        backward: Callable[..., Any] = self._identity()
-        if self.contract.gradient != "identity":
-            names = {
-                "policy_in_force": self.caller.dispatcher.policy,
-                "table": self.caller.table.entries,
-                "check": functools.partial(check_gradients, self.contract),
-                "slow": self._backward,
-                "own": self._own,
-            }
-            lookup, signatures = self.caller.lookup, self.caller.signatures
-            backward = make_backward(self.contract, made, lookup, signatures, names, self._marks)
+        backward = self._identity() if self.contract.gradient == "identity" else self._gradient(made)
         # functions, because compiled autograd traces no methods
         members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
         return type(f"Portakernel_{self.contract.op}", (torch.autograd.Function,), members)
+
+    def _gradient(self, made: Contract) -> Callable[..., Any]:
+        names = {
+            "policy_in_force": self.caller.dispatcher.policy,
+            "table": self.caller.table.entries,
+            "check": functools.partial(check_gradients, self.contract),
+            "slow": self._backward,
+            "own": self._own,
+        }
+        lookup, signatures = self.caller.lookup, self.caller.signatures
+        return make_backward(self.contract, made, lookup, signatures, names, self._marks)
 
     def _identity(self) -> Callable[..., Any]:
         @as_written

@@ -132,13 +132,10 @@ def biased_backward(
     if bias is None:
         given: dict[str, Any] = {"causal": causal, "scale": scale, "return_lse": return_lse, "needs": needs[:3]}
         return (*backward(grad_out, q, k, v, out, logsumexp, **given), None)
-    added, blind = added_once(
-        q.shape[1], k.shape[1], q.dtype, q.device, causal=False, window=(-1, -1), bias=bias, find_blind=True
-    )
-    mask = Mask(added, blind)
+    mask = Mask(*added_once(q.shape[1], k.shape[1], q.dtype, q.device, causal=False, window=(-1, -1), bias=bias))
     grad_out, lse = mask.spread(mask.cleared(grad_out)), mask.raised(logsumexp)
-    found = _gradients((grad_out, q, k, v, out), lse, _rows(added), False, scale)
-    grad_bias = _bias_gradient(grad_out, q, k, v, added, out, lse, scale) if needs[3] else None
+    found = _gradients((grad_out, q, k, v, out), lse, _rows(mask.added), False, scale)
+    grad_bias = _bias_gradient(grad_out, q, k, v, mask.added, out, lse, scale) if needs[3] else None
     return (*gradients(found, (q.shape[-1], k.shape[-1], v.shape[-1]), 0, needs[:3], scale), grad_bias)
 
 
