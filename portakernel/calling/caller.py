@@ -23,7 +23,7 @@ from portakernel.calling.fallback import Fallbacks
 from portakernel.calling.fast.claim_reads import Reads, reads_of
 from portakernel.calling.fast.expressions import Expressions, expressions
 from portakernel.calling.fast.forms import Signatures
-from portakernel.calling.fast.key_layout import INPLACE, PLAIN, CallKind, key_of
+from portakernel.calling.fast.key_layout import INPLACE, PLAIN, TRAINING, CallKind, key_of
 from portakernel.calling.fast.keys import Keys, make_key
 from portakernel.calling.fast.public_source import Lookup
 from portakernel.calling.fast.torch_op_source import make_hit
@@ -62,7 +62,7 @@ class OpCaller:
         self.checks_values = dispatcher.checks_values and has_rules(contract)
         self.policies = ArgumentPolicies(dispatcher, contract.op)
         # How a call whose gradient is recorded is made without torch's dispatcher; the bridge sets it where it can be.
-        self.train: Callable[..., Any] = lambda *_: None
+        self.train: Callable[[Placement, Sequence[Any], Sequence[Any]], Any] | None = None
         # How a call goes through functorch's transforms; the bridge sets it, because torch ops alone do not.
         self.transformed: Callable[..., Tensor] | None = None
         # How a call is made on DTensors, where one of the tensors is; the bridge sets it too.
@@ -169,7 +169,8 @@ class OpCaller:
         run = launcher(self.contract, decision.chosen, request, self.dispatcher)
         if self.checks_values:
             run = checked(self.contract, request, run)
-        return Placement(decision, decision.chosen, run, cannot=dict(cannot or {}), fallback=fallback)
+        above = None if policy is self.dispatcher.process_policy else policy
+        return Placement(decision, decision.chosen, run, cannot=dict(cannot or {}), fallback=fallback, policy=above)
 
     def _warn_of_layout(self, request: Request) -> None:
         if self.contract.op == "attention" and not self._warned_of_layout and heads_come_first(request.dims):
@@ -234,9 +235,13 @@ class OpCaller:
         out: Any,
         kernel: object,
         plain: bool,
+        trained: bool,
         declined: tuple[Placement, CannotRun] | None,
     ) -> Any:
-        """A public call that the key table did not serve: checks it, then decides, or leaves it to torch."""
+        """A public call that the key table did not serve: checks it, then decides, or leaves it to torch.
+
+        Its tensors are ``plain``, or would be if no gradient of theirs were recorded (``trained``), or neither.
+        """
         values = self.arguments.canonical(parameters)
         if plain:
             self.arguments.check(tensors, values)
@@ -245,13 +250,23 @@ class OpCaller:
         argument = strictly(self.dispatcher.registry, self.contract.op, kernel)
         if out is not None:
             return self.into(tensors, values, out, argument, plain)
-        if not plain or tensors[0].is_meta:
+        if not (plain or trained) or tensors[0].is_meta:
             return self.public(self._composed(tensors)(*tensors, *values, argument), values)
         above = self.dispatcher.policy()
         policy = self.policies.under(above, argument)
         if isinstance(kernel, str):
             remember_few(self.policies.pinned, (kernel, above), policy)
+        if trained:
+            return self._trained(tensors, values, policy, argument)
         return self.run(PLAIN, tensors, values, policy, (*tensors, *values, None), declined=declined)
+
+    def _trained(self, tensors: Sequence[Any], values: Sequence[Any], policy: Policy, argument: str) -> Any:
+        """A call whose gradient is recorded: without torch's dispatcher where it can be."""
+        result = None
+        if self.train is not None:
+            self.arguments.check(tensors, values)
+            result = self.train(self.placed(TRAINING, tensors, values, policy), tensors, values)
+        return self.public(self.torch_op()(*tensors, *values, argument), values) if result is None else result
 
     def _composed(self, tensors: Sequence[Any]) -> Callable[..., Any]:
         """The op for arguments whose memory no kernel may read as it is."""

@@ -13,6 +13,7 @@ import torch
 from portakernel.claims.capability import Rejection
 from portakernel.claims.request import Phase
 from portakernel.deciding.decision import Decision, Use
+from portakernel.deciding.policies import Policy
 from portakernel.host.as_written import as_written
 from portakernel.host.locks import make_lock
 from portakernel.registry.kernel import Kernel
@@ -27,8 +28,9 @@ class Placement:
     """A key's kernel: how to run it, the decision behind it, and how often it was called.
 
     ``cannot`` are kernels that declined all calls of this key, ``refused`` sizes that this placement's own kernel
-    declined, ``fallback`` the kernels that were expected to go before it. ``record`` makes its node of an eager
-    autograd graph, and thereby the call, once there was one.
+    declined, ``fallback`` the kernels that were expected to go before it. ``policy`` is the one that chose it, where
+    that is not the process's alone. ``record`` makes its node of an eager autograd graph, and thereby the call, once
+    there was one; ``backward`` names the kernel that was found for the node then, where one had to be.
     """
 
     decision: Decision
@@ -38,7 +40,9 @@ class Placement:
     cannot: dict[str, Rejection] = field(default_factory=dict[str, Rejection])
     refused: dict[tuple[str, int], Rejection] = field(default_factory=dict[tuple[str, int], Rejection])
     fallback: tuple[str, ...] = ()
+    policy: Policy | None = None
     record: Callable[..., Any] | None = None
+    backward: str = ""
 
     def count(self) -> int:
         """Calls so far. A counter can only be read by its repr without advancing it; its own increment is atomic."""

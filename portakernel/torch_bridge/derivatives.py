@@ -16,6 +16,7 @@ from portakernel.calling.fast.key_layout import CallKind
 from portakernel.claims.request import Phase
 from portakernel.contract import Contract
 from portakernel.deciding.kernel_argument import GRAPH_MARK, unmarked
+from portakernel.deciding.policies import Policy
 from portakernel.errors import DerivativeError, PortakernelError
 from portakernel.host.as_written import as_written
 from portakernel.tensors.torch_internals import (
@@ -311,14 +312,13 @@ class Derivatives:
         return tuple(grad if needed and place < self.signature.tensors else None for place, needed in enumerate(needs))
 
 
-def run_backward(caller: OpCaller, parts: Parts, given: Sequence[Any]) -> Sequence[Tensor | None]:
+def run_backward(caller: OpCaller, parts: Parts, given: Sequence[Any], policy: Policy) -> Sequence[Tensor | None]:
     """A gradient for each tensor argument, by the kernel for what ``Signature.backward`` took apart.
 
     Raises:
         DerivativeError: one is needed that the op does not have.
     """
-    tensors, values, (needs, kernel, saved_by) = parts
-    policy = caller.policy(kernel)
+    tensors, values, (needs, _, saved_by) = parts
     kind = CallKind(Phase.BACKWARD, saved_by=saved_by or None)
     gradients: Sequence[Tensor | None] = caller.run(kind, tensors, values, policy, given)
     check_gradients(caller.contract, gradients, needs)

@@ -1,7 +1,7 @@
 """Recording a gradient without torch's dispatcher, for calls of a kind that was seen before.
 
 A public call on plain tensors of which some require gradients needs of autograd nothing but a node. Everything else
-(modes, transforms, subclasses, policy blocks) takes the registered op.
+(modes, transforms, subclasses) takes the registered op.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ import torch
 from torch import Tensor
 
 from portakernel.calling.caller import OpCaller
-from portakernel.calling.fast.key_layout import TRAINING
+from portakernel.calling.fast.key_layout import TRAINING, CallKind
 from portakernel.calling.fast.training_source import are_plain, make_backward, make_forward
 from portakernel.calling.key_table import Placement
 from portakernel.claims.capability import CannotRun, ReasonCode
+from portakernel.claims.request import Phase
 from portakernel.contract import Contract
+from portakernel.deciding.policies import Policy
 from portakernel.host.as_written import as_written
 from portakernel.torch_bridge.derivatives import Derivatives, check_gradients, for_each_input, run_backward
 
@@ -57,6 +59,7 @@ class EagerTraining:
                 if record is None:
                     if placement.kernel.saves == "autograd":
                         return placement.launch(*tensors, *values)
+                    placement.backward = self._backward_kernel(placement, tensors, values)
                     record = placement.record = self._record(values)
                 return record(*tensors, placement, values)
             except CannotRun as error:
@@ -67,6 +70,25 @@ class EagerTraining:
             attempts = attempts or self._derivatives.choice.attempts(TRAINING, tensors, values, "", placement)
             attempts.decline(placement, rejection)
             placement = attempts.placed()
+
+    def _backward_kernel(self, placement: Placement, tensors: Sequence[Tensor | None], values: Sequence[Any]) -> str:
+        """The kernel that serves backward, where forward went by another policy than the process's; else an empty name.
+
+        Raises:
+            NoKernelError: that policy, or what forward's kernel saves, leaves none. In backward it would be said late.
+        """
+        if self.contract.gradient != "kernel" or not (self._own or placement.policy):
+            return ""
+        kind = CallKind(Phase.BACKWARD, saved_by=self._own.get(placement.kernel.name))
+        chosen = self.caller.placed(kind, tensors, values, self._policy_of(placement)).kernel.name
+        return chosen if placement.policy else ""
+
+    def _policy_of(self, placement: Placement) -> Policy:
+        """The policy that backward of ``placement``'s calls goes by: forward's, but for blocks that it runs in."""
+        dispatcher = self.caller.dispatcher
+        if dispatcher.context_layers.get():
+            return dispatcher.policy()
+        return placement.policy or dispatcher.process_policy
 
     def _record(self, values: Sequence[Any]) -> Callable[..., Any]:
         """``apply`` of the node of calls with such values, without the questions that transforms are met with."""
@@ -86,7 +108,7 @@ class EagerTraining:
 
     def _gradient(self, made: Contract) -> Callable[..., Any]:
         names = {
-            "policy_in_force": self.caller.dispatcher.policy,
+            "policy_of": self._policy_of,
             "table": self.caller.table.entries,
             "check": functools.partial(check_gradients, self.contract),
             "slow": self._backward,
@@ -109,7 +131,7 @@ class EagerTraining:
         """The gradients of a node, whatever its tensors are; ``saved`` is what it kept, where that is unpacked."""
         derivatives, count, kernel = self._derivatives, len(ctx.needs_input_grad), ctx.placement.kernel.name
         # `Derivatives` reads the same of its own nodes
-        ctx.kernel, ctx.backward_kernel, ctx.marked = kernel, "", bool(self._marks)
+        ctx.kernel, ctx.backward_kernel, ctx.marked = kernel, ctx.placement.backward, bool(self._marks)
         ctx.saved_by = kernel if kernel in self._own else ""
         if torch.is_grad_enabled() or torch.compiler.is_dynamo_compiling():
             return derivatives.kernel_gradient(ctx, *grads)
@@ -122,5 +144,6 @@ class EagerTraining:
             return derivatives.kernel_gradient(ctx, *grads, kept=kept)
         needs = list(ctx.needs_input_grad[: derivatives.signature.tensors])
         arguments = (*given, *kept, *ctx.values, needs, "", ctx.saved_by)
-        gradients = run_backward(self.caller, *derivatives.signature.backward(arguments))
+        parts, arguments = derivatives.signature.backward(arguments)
+        gradients = run_backward(self.caller, parts, arguments, self._policy_of(ctx.placement))
         return for_each_input(gradients, needs, count)

@@ -88,7 +88,8 @@ class Bridge:
     @as_written
     def _backward(self, *arguments: Any) -> Any:
         parts, given = self.signature.backward(arguments)
-        gradients = run_backward(self.caller, parts, given)
+        (_, _, (_, kernel, _)) = parts
+        gradients = run_backward(self.caller, parts, given, self.caller.policy(kernel))
         # a torch op returns tensors only: an unwanted gradient is an empty one
         first = parts[0][0]
         return _unwrapped(gradient if gradient is not None else first.new_empty(0) for gradient in gradients)

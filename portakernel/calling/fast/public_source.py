@@ -212,20 +212,21 @@ def {contract.op}({", ".join(_tolerant(strict))}):
         return traced({given}, out, kernel)
     if out is not None and (written := into({given}, out, kernel)) is not None:
         return written
-    form, declined, plain = forms.latest, None, False
+    form, declined, plain, trained = forms.latest, None, False, False
     try:
         ours = {ours(contract)}
     except AttributeError:
         ours = False  # no tensor: `slow` refuses it
     if ours and (form.check({tensors}) or (form := forms.find({tensors})) is not None) and {OUTSIDE}:
-        plain = not (form.leaf and grad_enabled())
+        trained = form.leaf and grad_enabled()
+        plain = not trained
         if out is None{canonical}:
             {lookup.lines}
             if {lookup.fit}:
                 policy = dispatcher.policy() if context() else dispatcher.process_policy
+                if kernel is not None:
+                    policy = pinned.get((kernel, policy)) if type(kernel) is str else None
                 if plain:
-                    if kernel is not None:
-                        policy = pinned.get((kernel, policy)) if type(kernel) is str else None
                     placement = table.get({key_source(lookup.key, PLAIN)})
                     if placement is not None:
                         try:
@@ -238,11 +239,11 @@ def {contract.op}({", ".join(_tolerant(strict))}):
                         else:
                             next(placement.calls)
                             return result
-                elif kernel is None and policy is dispatcher.process_policy:
+                else:
                     placement = table.get({key_source(lookup.key, TRAINING)})
                     if placement is not None and (result := train(placement, {groups})) is not None:
                         return result
-    return slow({groups}, out, kernel, plain, declined)
+    return slow({groups}, out, kernel, plain, trained, declined)
 """
     names = {**GLOBALS, **words, **lookup.names, **names, "forms": lookup.forms, "NOT_GIVEN": NOT_GIVEN}
     made: Any = define(source, contract.op, f"ops.{contract.op}", names, compiles=True)

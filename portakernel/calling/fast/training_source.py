@@ -67,9 +67,10 @@ def make_backward(
     """``backward(ctx, *grads)`` of the same calls.
 
     ``lookup`` is that of the op's calls, by whose dtypes and devices, the ``signatures``, its keys begin. ``names``
-    supplies ``table``, ``policy_in_force``, ``own`` (the names of kernels that save in their own way), ``check``, which
-    looks for gradients that are missing, and ``slow(ctx, grads, saved)`` for whatever is not plain, or was not seen
-    before; ``saved`` is what was kept, if it is unpacked, which may be done once. ``marks`` are forward's.
+    supplies ``table``, ``policy_of`` (a forward placement's), ``own`` (the names of kernels that save in their own
+    way), ``check``, which looks for gradients that are missing, and ``slow(ctx, grads, saved)`` for whatever is not
+    plain, or was not seen before; ``saved`` is what was kept, if it is unpacked, which may be done once. ``marks`` are
+    forward's.
     """
     given = [f"grad_{output.name}" for output in made.outputs]
     grads = [f"grad_{output.name}" for output in contract.outputs if output.differentiable]
@@ -106,7 +107,7 @@ def backward(ctx, {", ".join(given)}):
     {lookup.lines}
     if not ({lookup.fit}):
         {slow}
-    policy = policy_in_force()
+    policy = policy_of(ctx.placement)
     placement = table.get({kind})
     if placement is None:
         {slow}

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -10,7 +15,7 @@ import portakernel.runtime
 from portakernel.calling.fast.key_layout import CallKind
 from portakernel.claims.request import Phase
 from portakernel.deciding.policies import make_layer
-from portakernel.errors import FallbackWarning
+from portakernel.errors import FallbackWarning, NoKernelError
 
 pytestmark = pytest.mark.filterwarnings("ignore::portakernel.errors.FallbackWarning")
 
@@ -177,19 +182,67 @@ def test_a_kernel_that_declines_leaves_the_call_to_the_next(ops):
         x.grad = None
         ops.add(x, x).sum().backward()
         assert_same((x.grad,), (torch.full((3, 4), 2.0),))
-    assert kernels.CALLS.count("picky") >= 2
-    # where it declines below autograd, as in the first call, it is too late for PyTorch to record a kernel's gradient
-    assert ops.served("add", "training") == {"raw_kernels.add": 1, "torch.add": 2}
+    assert kernels.CALLS.count("picky") == 1
+    assert ops.served("add", "training") == {"torch.add": 3}
+    # where it declines below autograd it is too late for PyTorch to record a kernel's gradient
+    ops.caller("add").torch_op()(x, x).sum().backward()
+    assert ops.served("add", "training") == {"torch.add": 3, "raw_kernels.add": 1}
 
 
-def test_a_policy_block_moves_a_recorded_call_too(ops, arguments):
-    token = ops.dispatcher.context_layers.set((make_layer("context", prefer="torch"),))
+@contextmanager
+def block(ops, **wishes):
+    token = ops.dispatcher.context_layers.set((make_layer("context", **wishes),))
     try:
-        x, weight = arguments
-        assert_same(gradients(ops.rms_norm, x, weight), gradients(norm, x, weight))
+        yield
     finally:
         ops.dispatcher.context_layers.reset(token)
+
+
+def test_a_policy_block_moves_a_recorded_call_too(ops, arguments, eager):
+    with block(ops, prefer="torch"):
+        assert_same(gradients(ops.rms_norm, *arguments), gradients(norm, *arguments))
     assert ops.served("rms_norm", "training")["torch.rms_norm_cpu"] == 1
+
+
+@pytest.mark.parametrize("kernel", ["reference", "raw_kernels.own"])
+def test_a_strict_kernel_is_recorded_without_torch_s_dispatcher_and_backward_is_its_own(ops, arguments, eager, kernel):
+    strict = functools.partial(ops.rms_norm, kernel=kernel)
+    for number in (1, 2):
+        assert_same(gradients(strict, *arguments), gradients(norm, *arguments))
+        for phase in ("training", "backward"):
+            assert ops.served("rms_norm", phase)[f"{kernel}.rms_norm" if kernel == "reference" else kernel] == number
+
+
+def test_backward_goes_by_forward_s_block_wherever_it_runs_unless_that_is_in_a_block_of_its_own(ops, arguments):
+    with block(ops, use="reference"):
+        y, z = ops.rms_norm(*arguments), ops.rms_norm(*arguments)
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(torch.autograd.grad, y.square().sum(), arguments).result()
+    assert_same(found, gradients(norm, *arguments))
+    assert ops.served("rms_norm", "backward")["reference.rms_norm"] == 1
+    with block(ops, prefer="raw_kernels.rms_norm"):
+        torch.autograd.grad(z.sum(), arguments)
+    assert ops.served("rms_norm", "backward") == {"raw_kernels.rms_norm": 2, "reference.rms_norm": 1}
+
+
+def test_second_derivatives_of_a_strict_kernel_are_those_of_the_formula(ops, arguments):
+    strict = functools.partial(ops.rms_norm, kernel="raw_kernels.own")
+    first = [gradients(function, *arguments, create_graph=True) for function in (strict, norm)]
+    ours, wanted = (torch.autograd.grad(sum(g.square().sum() for g in grads), arguments) for grads in first)
+    assert_same(ours, wanted)
+
+
+def test_a_block_that_leaves_backward_no_kernel_is_refused_in_forward(ops, arguments, monkeypatch):
+    decide = ops.dispatcher.decide
+
+    def without_backward(request, *more):
+        decision = decide(request, *more)
+        return replace(decision, chosen=None) if request.phase is Phase.BACKWARD else decision
+
+    monkeypatch.setattr(ops.dispatcher, "decide", without_backward)
+    for _ in range(2):
+        with block(ops, use="reference"), pytest.raises(NoKernelError):
+            ops.rms_norm(*arguments)
 
 
 @pytest.mark.parametrize("below_autograd", [False, True])
