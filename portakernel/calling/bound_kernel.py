@@ -70,19 +70,19 @@ def bind_kernel(caller: OpCaller, tensors: Sequence[Any], parameters: Sequence[A
     parts = chosen_expressions(caller.contract, arguments.named(values), reads)
     example = _Example(caller, placement, parts, tensors, values)
     contract, (launch, called) = example.contract, _launch(caller, placement)
-    seen = {"signature": example.signature, "steady": example.steady, "opened": example.opened}
-    writing = {**seen, "placement": placement, "may_overwrite": example.may_overwrite}
+    seen = {"_signature": example.signature, "_steady": example.steady, "_opened": example.opened}
+    writing = {**seen, "_placement": placement, "_may_overwrite": example.may_overwrite}
     quick_out = has_fast_out(caller.contract)
     names = {
         **called,
-        "forms": example.forms,
-        "into": make_into_bound(contract, parts, caller.signatures, writing) if quick_out else lambda *_: None,
-        "otherwise": example.otherwise,
-        "traced": traced(caller),
-        "name": placement.kernel.name,
+        "_forms": example.forms,
+        "_into": make_into_bound(contract, parts, caller.signatures, writing) if quick_out else lambda *_: None,
+        "_otherwise": example.otherwise,
+        "_traced": traced(caller),
+        "_name": placement.kernel.name,
     }
     pairs = zip(contract.tensors, tensors, strict=True)
-    names |= {f"held_{t.name}": tensor for t, tensor in pairs if t.leading is None and tensor is not None}
+    names |= {f"_held_{t.name}": tensor for t, tensor in pairs if t.leading is None and tensor is not None}
     fixed = tuple(replace(p, default=value) for p, value in zip(contract.parameters, values, strict=True))
     made = make_bound(replace(contract, parameters=fixed), parts, example.opened, launch, names)
     bound = cast(BoundKernel, made)
@@ -100,8 +100,8 @@ def _launch(caller: OpCaller, placement: Placement) -> tuple[LaunchSource, dict[
     request = placement.decision.request
     launch, names = launch_source(caller.contract, placement.kernel, request, caller.dispatcher)
     if caller.checks_values or not can_be_captured(placement.kernel, request, caller.dispatcher):
-        launch = LaunchSource(CallSource("run", (*caller.arguments.names, *caller.arguments.parameters, "out")))
-    return launch, {**names, "run": placement.run, "recorded": placement.profiled}
+        launch = LaunchSource(CallSource("_run", (*caller.arguments.names, *caller.arguments.parameters, "out")))
+    return launch, {**names, "_run": placement.run, "_recorded": placement.profiled}
 
 
 class _Example:

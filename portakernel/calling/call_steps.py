@@ -49,11 +49,11 @@ def steps(caller: OpCaller, public: Callable[..., Any], decision: Decision) -> I
         names = dict(key.__globals__)
     else:
         names = scope.names
-    decide = names["judge"].__self__.decide
-    yield Step.of("decide", "what the shapes decide, for those that were not seen lately; `judged` keeps it", decide)
+    decide = names["_judge"].__self__.decide
+    yield Step.of("decide", "what the shapes decide, for those that were not seen lately; `_judged` keeps it", decide)
     asked = {"layout": "what strides decide", "aligned": "what addresses decide", "check": "what a plugin's check says"}
     for name, member in names.items():
-        kind = name.partition("_")[0]
+        kind = name.removeprefix("_").partition("_")[0]
         if inspect.isfunction(member) and kind in asked and member.__code__.co_filename.startswith(MARK):
             yield Step.of(name, asked[kind], member)
     if kernel is None:

@@ -109,11 +109,11 @@ class OpCaller:
         if self.contract.mutated:  # an op that writes its arguments returns None, which would read as a miss
             return lambda *_: None
         names = {
-            "table": self.table.entries,
-            "context": self.dispatcher.context_layers.get,
-            "dispatcher": self.dispatcher,
-            "named": self.policies.named,
-            "completed": self.completed,
+            "_table": self.table.entries,
+            "_context": self.dispatcher.context_layers.get,
+            "_dispatcher": self.dispatcher,
+            "_named": self.policies.named,
+            "_completed": self.completed,
         }
         return make_hit(self.contract, self.lookup, kind, names)
 

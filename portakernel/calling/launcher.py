@@ -58,19 +58,19 @@ def launch_source(
     place = torch.device(device.torch_device) if device is not None and device.torch_device else torch.device("cpu")
     if place.type not in ("cuda", "xpu") or torch.get_device_module(place).device_count() < 2:
         return LaunchSource(call), names
-    elsewhere = CallSource("elsewhere", tuple(signature(contract, phase)))
+    elsewhere = CallSource("_elsewhere", tuple(signature(contract, phase)))
     source = f"""\
 def {elsewhere}:
-    before = exchange(index_here)
+    _before = _exchange(_index_here)
     try:
         return {call}
     finally:
-        restore(before)
+        _restore(_before)
 """
-    names["index_here"] = place.index
-    names["current_index"], exchange, restore = device_switch(place.type)
-    scope = {**names, "exchange": exchange, "restore": restore}
-    names["elsewhere"] = define(source, "elsewhere", f"{kernel.name} {phase}", scope)
+    names["_index_here"] = place.index
+    names["_current_index"], exchange, restore = device_switch(place.type)
+    scope = {**names, "_exchange": exchange, "_restore": restore}
+    names["_elsewhere"] = define(source, "_elsewhere", f"{kernel.name} {phase}", scope)
     return LaunchSource(call, elsewhere), names
 
 
@@ -131,5 +131,5 @@ def call_source(contract: Contract, kernel: Kernel, phase: Phase) -> CallSource:
     # the kernel knows nothing of tensors that it does not take: neither whether their gradients are needed
     taken = [place for place, name in enumerate(contract.names) if name not in left_out]
     keywords["needs"] = f"({''.join(f'needs[{place}], ' for place in taken)})"
-    spread = [f"g[{taken.index(i)}]" if i in taken else "None" for i in range(len(contract.names))]
-    return CallSource("kernel", positional, keywords, f"(lambda g: ({', '.join(spread)}))({{call}})")
+    spread = [f"_g[{taken.index(i)}]" if i in taken else "None" for i in range(len(contract.names))]
+    return CallSource("kernel", positional, keywords, f"(lambda _g: ({', '.join(spread)}))({{call}})")

@@ -24,18 +24,18 @@ def public_function(caller: OpCaller) -> Callable[..., Any]:
     if not dispatcher.trace_token:
         dispatcher.refresh_trace_token()
     names = {
-        "table": caller.table.entries,
-        "context": dispatcher.context_layers.get,
-        "dispatcher": dispatcher,
-        "pinned": caller.policies.pinned,
-        "slow": caller.slow,
-        "traced": traced(caller),
-        "into": lambda *_: None,
-        "refuse": caller.arguments.refuse,
-        "train": caller.train or (lambda *_: None),
+        "_table": caller.table.entries,
+        "_context": dispatcher.context_layers.get,
+        "_dispatcher": dispatcher,
+        "_pinned": caller.policies.pinned,
+        "_slow": caller.slow,
+        "_traced": traced(caller),
+        "_into": lambda *_: None,
+        "_refuse": caller.arguments.refuse,
+        "_train": caller.train or (lambda *_: None),
     }
     if isinstance(parts, Expressions) and has_fast_out(contract):
-        names["into"] = make_into(contract, parts, caller.signatures, names)
+        names["_into"] = make_into(contract, parts, caller.signatures, names)
     return make_public(contract, caller.lookup, names)
 
 
@@ -52,14 +52,14 @@ def traced(caller: OpCaller) -> Callable[..., Any]:
     public = ""
     if any(output.when for output in contract.outputs):
         public = f"""\
-    results = tuple(result for result, exists in zip(results, ({exist})) if exists)
-    results = results[0] if len(results) == 1 else results
+    _results = tuple(_result for _result, _exists in zip(_results, ({exist})) if _exists)
+    _results = _results[0] if len(_results) == 1 else _results
 """
     source = f"""\
 def traced({given}, out, kernel):
-    token = "" if compiler._is_exporting_flag else dispatcher.trace_token
-    results = op({given}, token if kernel is None else {STRICT_MARK!r} + kernel)
-{public}    return results if out is None else write(out, results, ({inputs},))
+    _token = "" if _compiler._is_exporting_flag else _dispatcher.trace_token
+    _results = _op({given}, _token if kernel is None else {STRICT_MARK!r} + kernel)
+{public}    return _results if out is None else _write(out, _results, ({inputs},))
 """
 
     def write(out: Any, returned: Any, inputs: Sequence[Tensor]) -> Any:
@@ -70,10 +70,10 @@ def traced({given}, out, kernel):
         return out
 
     names = {
-        "op": caller.torch_op().default,
-        "dispatcher": caller.dispatcher,
-        "compiler": compiler,
-        "write": write,
+        "_op": caller.torch_op().default,
+        "_dispatcher": caller.dispatcher,
+        "_compiler": compiler,
+        "_write": write,
     }
     made: Callable[..., Any] = define(source, "traced", f"{contract.op}.traced", names, compiles=True)
     return made

@@ -12,8 +12,10 @@ from portakernel.contract.value_rules import Ends, Experts, Indices, Lengths, Pa
 from portakernel.errors import nearest
 from portakernel.words.dtypes import DTYPES
 
-# What an op's call takes beside its own arguments, and what its parts are called in torch.
-_RESERVED = frozenset({"out", "kernel", "self", "needs", "save"})
+# What an op's call takes beside its own arguments, what generated code takes from Python (all else in it begins with an
+# underscore), and what the op's parts are called in torch.
+RESERVED = frozenset({"out", "kernel", "self", "needs", "save"})
+RESERVED |= {"bool", "float", "inf", "int", "len", "list", "nan", "next", "str", "tuple", "type", "zip"}
 _PARTS = ("_forward", "_backward")
 
 
@@ -22,8 +24,8 @@ def contract_faults(contract: Contract) -> Iterator[str]:
     yield from op_name_faults(contract.op)
     names = [*contract.names, *(parameter.name for parameter in contract.parameters)]
     for name in names:
-        if not _is_name(name) or name in _RESERVED:
-            reserved = ", ".join(sorted(_RESERVED))
+        if not _is_name(name) or name in RESERVED:
+            reserved = ", ".join(sorted(RESERVED))
             yield f"argument {name!r} is no name for one; write a Python name, none of {reserved}"
         elif names.count(name) > 1:
             yield f"argument {name!r} is there twice; name each once"

@@ -108,11 +108,11 @@ class EagerTraining:
 
     def _gradient(self, made: Contract) -> Callable[..., Any]:
         names = {
-            "policy_of": self._policy_of,
-            "table": self.caller.table.entries,
-            "check": functools.partial(check_gradients, self.contract),
-            "slow": self._backward,
-            "own": self._own,
+            "_policy_of": self._policy_of,
+            "_table": self.caller.table.entries,
+            "_check": functools.partial(check_gradients, self.contract),
+            "_slow": self._backward,
+            "_own": self._own,
         }
         lookup, signatures = self.caller.lookup, self.caller.signatures
         return make_backward(self.contract, made, lookup, signatures, names, self._marks)

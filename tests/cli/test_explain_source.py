@@ -27,7 +27,7 @@ def test_a_call_s_functions_are_shown_from_the_op_to_the_kernel(run, op):
         assert step["source"].lstrip().startswith(("def ", "@"))
         assert (step["line"] >= 1, bool(step["file"])) == (True, True)
     compile(steps[0]["source"], "shown", "exec")
-    assert f"return slow({'(' + ', '.join(own_contracts()[op].names)}" in steps[0]["source"]
+    assert f"return _slow({'(' + ', '.join(own_contracts()[op].names)}" in steps[0]["source"]
 
 
 def test_people_read_it_under_what_each_function_is_there_for(run):
@@ -62,7 +62,7 @@ def test_tracebacks_show_the_generated_line():
         portakernel.ops.add(torch.ones(3, dtype=torch.complex64), torch.ones(3, dtype=torch.complex64))
     frames = [frame for frame in traceback.extract_tb(caught.value.__traceback__) if frame.filename.startswith(MARK)]
     assert frames[0].name == "add"
-    assert frames[0].line.startswith("return slow((x, y,)")
+    assert frames[0].line.startswith("return _slow((x, y,)")
 
 
 def test_a_source_goes_with_its_functions():

@@ -2,14 +2,14 @@
 
 Of ``rms_norm``, for a kernel whose own defaults are as the example's but for ``eps``, shortened::
 
-    def call(x, weight, keywords_only=..., eps=..., weight_offset=..., out=...):
-        if keywords_only is not ... or eps is not ... or weight_offset is not ... or out is not ...:
+    def call(x, weight, _keywords_only=..., eps=..., weight_offset=..., out=...):
+        if _keywords_only is not ... or eps is not ... or weight_offset is not ... or out is not ...:
             ...  # on to the function with the op's own signature
-        form = forms.latest
-        alike = not (x.is_nested or weight is not held_weight and weight.is_nested) and form.check(x, weight)
-        if alike:
+        _form = _forms.latest
+        _alike = not (x.is_nested or weight is not _held_weight and weight.is_nested) and _form.check(x, weight)
+        if _alike:
             return kernel(x, weight, eps=1e-06)
-        return rms_norm(x, weight)
+        return _full(x, weight)
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ def make_bound(
     """The call of a bound handle: for tensors like a known form's, sizes and strides included, at once the kernel.
 
     ``contract`` is the example's, without open choices, its values for defaults; ``expected`` are the open parts of the
-    example's key and ``launch`` is the kernel's. ``names`` supplies what that calls, ``forms`` (exact ones, each
-    checked when it was first seen), the tensors that are ``held_<name>``, ``recorded``, ``into``, ``otherwise``, and
-    ``traced`` with the kernel's ``name``.
+    example's key and ``launch`` is the kernel's. ``names`` supplies what that calls, ``_forms`` (exact ones, each
+    checked when it was first seen), the tensors that are ``_held_<name>``, ``_recorded``, ``_into``, ``_otherwise``,
+    and ``_traced`` with the kernel's ``_name``.
     """
     writer = _HandleWriter(contract, parts, expected, names)
     canonical, words = canonical_terms(contract)
-    source = f"{writer.full(launch, canonical)}\n{writer.brief(launch)}"
+    source = f"{writer.full(launch, canonical)}\n_full = {contract.op}\n\n{writer.brief(launch)}"
     parameters = {parameter.name: parameter.default for parameter in contract.parameters}
     scope = {**GLOBALS, **words, **parameters, **parts.names, **names}
     full: Callable[..., Any] = define(source, contract.op, f"bound.{contract.op}", scope, compiles=True)
@@ -72,18 +72,18 @@ class _HandleWriter:
         self.contract = contract
         self.given, self.groups = groups_of(contract)
         self.opened = dict(zip(parts.open, expected, strict=True))
-        self.shapes = f"    {'; '.join(parts.shapes)}\n" if any("s_" in part for part in parts.open) else ""
+        self.shapes = f"    {'; '.join(parts.shapes)}\n" if any("_s_" in part for part in parts.open) else ""
         self.usual = _defaults(names["kernel"])
-        self.recorded = LaunchSource(CallSource("recorded", (*self.given.split(", "), "None")))
+        self.recorded = LaunchSource(CallSource("_recorded", (*self.given.split(", "), "None")))
         tensors = ", ".join(contract.names)
-        held = [tensor.name for tensor in contract.tensors if f"held_{tensor.name}" in names]
-        alike = f"form.check({tensors}) and not (form.leaf and grad_enabled()) and {OUTSIDE}"
+        held = [tensor.name for tensor in contract.tensors if f"_held_{tensor.name}" in names]
+        alike = f"_form.check({tensors}) and not (_form.leaf and _grad_enabled()) and {OUTSIDE}"
         self.guards = f"""\
-{self.shapes}    form = forms.latest
+{self.shapes}    _form = _forms.latest
     try:
-        alike = not ({nested(contract, held=held)}) and {alike}
+        _alike = not ({nested(contract, held=held)}) and {alike}
     except AttributeError:
-        alike = False  # no tensor: `otherwise` refuses it
+        _alike = False  # no tensor: `_otherwise` refuses it
 """
 
     def full(self, launch: LaunchSource, canonical: str) -> str:
@@ -92,13 +92,13 @@ class _HandleWriter:
         no_out = "" if contract.outputs else "    out = None\n"
         return f"""\
 def {contract.op}({", ".join(arguments(contract, *outs(contract)))}):
-{no_out}{named_dtypes(contract)}    if compiling():
-        return traced({self.given}, out, name)
-{self.guards}    if alike and out is None{canonical}{_compared(self.opened)}:
+{no_out}{named_dtypes(contract)}    if _compiling():
+        return _traced({self.given}, out, _name)
+{self.guards}    if _alike and out is None{canonical}{_compared(self.opened)}:
         return {_run(launch, self.recorded)}
-    if out is not None and (written := into({self.given}, out)) is not None:
-        return written
-    return otherwise({self.groups}, out)
+    if out is not None and (_written := _into({self.given}, out)) is not None:
+        return _written
+    return _otherwise({self.groups}, out)
 """
 
     def brief(self, launch: LaunchSource) -> str:
@@ -115,24 +115,24 @@ def {contract.op}({", ".join(arguments(contract, *outs(contract)))}):
         literals = {parameter.name: repr(parameter.default) for parameter in contract.parameters} | {"out": "None"}
         run = _run(launch.at(literals, self.usual), self.recorded.at(literals, {}))
         # parts of an address; the rest are the parameters', which are the example's where none is given
-        addresses = {part: it for part, it in self.opened.items() if "aligned_" in part or "_alignment(" in part}
+        addresses = {part: it for part, it in self.opened.items() if "_aligned_" in part or "_alignment(" in part}
         return f"""\
-def call({", ".join([*optional, "keywords_only=...", *(f"{name}=..." for name in changing)])}):
-    if {" or ".join(["keywords_only is not ...", "compiling()", *(f"{name} is not ..." for name in changing)])}:
-        if keywords_only is not ...:
-            return {contract.op}({positional}, keywords_only)  # refused
-        changed = {{{", ".join(f"{name!r}: {name}" for name in changing)}}}
-        changed = {{name: value for name, value in changed.items() if value is not ...}}
-        return {contract.op}({positional}, **changed)
-{"".join(f"    {name} = None" + chr(10) for name in absent)}{self.guards}    if alike{_compared(addresses)}:
+def call({", ".join([*optional, "_keywords_only=...", *(f"{name}=..." for name in changing)])}):
+    if {" or ".join(["_keywords_only is not ...", "_compiling()", *(f"{name} is not ..." for name in changing)])}:
+        if _keywords_only is not ...:
+            return _full({positional}, _keywords_only)  # refused
+        _changed = {{{", ".join(f"{name!r}: {name}" for name in changing)}}}
+        _changed = {{_name: _value for _name, _value in _changed.items() if _value is not ...}}
+        return _full({positional}, **_changed)
+{"".join(f"    {name} = None" + chr(10) for name in absent)}{self.guards}    if _alike{_compared(addresses)}:
         return {run}
-    return {contract.op}({positional})
+    return _full({positional})
 """
 
 
 def _run(launch: LaunchSource, recorded: LaunchSource) -> str:
     """The kernel's launch; while a profiler records, through the placement."""
-    return f"{recorded} if profiler._is_profiler_enabled else {launch}"
+    return f"{recorded} if _profiler._is_profiler_enabled else {launch}"
 
 
 def _defaults(kernel: Callable[..., Any]) -> dict[str, str]:

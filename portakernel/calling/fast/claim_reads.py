@@ -59,7 +59,7 @@ def admits({", ".join(given)}):
     if {" or ".join(f"{name} is None" for name in given)}:
         return None
     try:
-        return check({", ".join(f"{name}={name}" for name in given)}) is None
+        return _check({", ".join(f"{name}={name}" for name in given)}) is None
     except KeyboardInterrupt:
         raise
     except BaseException:
@@ -67,9 +67,9 @@ def admits({", ".join(given)}):
 """
 
     def first(**values: Any) -> Any:
-        admits.__globals__["check"] = readiness.entry(entry)
-        return admits.__globals__["check"](**values)
+        admits.__globals__["_check"] = readiness.entry(entry)
+        return admits.__globals__["_check"](**values)
 
-    admits: Any = define(source, "admits", f"{kernel.name} check", {"check": first})
+    admits: Any = define(source, "admits", f"{kernel.name} check", {"_check": first})
     made: Callable[..., bool | None] = admits
     return made

@@ -1,8 +1,8 @@
 """How calls of one form differ, as source text over an op's arguments: what its contract and claims read of them.
 
 Generated, because a loop over arguments costs more than the whole dispatch may: the code is what one would write by
-hand for each op. Of ``rms_norm`` the parts may be ``s_weight[-1] <= 16384`` (sized), ``(x.is_contiguous() or
-layout_x(x))`` (strided) and ``weight_offset == 0.0`` (open).
+hand for each op. Of ``rms_norm`` the parts may be ``_s_weight[-1] <= 16384`` (sized), ``(x.is_contiguous() or
+_layout_x(x))`` (strided) and ``weight_offset == 0.0`` (open).
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ class Expressions:
     def judged(self) -> str:
         """A line that looks ``sized`` up as one number, which is 0 where the sizes do not fit."""
         given = "".join(f"{name}, " for name in self.sized_by)
-        return f"sized = judged(({given})) or judge({given})"
+        return f"_sized = _judged(({given})) or _judge({given})"
 
     @property
     def parts(self) -> tuple[str, ...]:
         """The key after ``judged``, but for the dtypes and devices that the call's form stands for."""
-        return ("sized", *self.strided, *self.open)
+        return ("_sized", *self.strided, *self.open)
 
 
 def expressions(contract: Contract, reads: Reads, built: set[BuildUnit] | None = None) -> Expressions:
@@ -88,17 +88,17 @@ class _KeyWriter:
 
     def __init__(self, contract: Contract, reads: Reads) -> None:
         self.contract, self.reads = contract, reads
-        self.names: dict[str, Any] = {"prod": math.prod}
+        self.names: dict[str, Any] = {"_prod": math.prod}
         self.parameters = {parameter.name: parameter.name for parameter in contract.parameters}
         self.sizes, self.ranks, self.fit = dimension_sources(contract)
         self.plain_sizes, self.products = dict(self.sizes), list[str]()
         self.sized, self.strided, self.open = list[str](), list[str](), list[str]()
-        self.sized_by = [f"s_{tensor.name}" for tensor in contract.tensors]
+        self.sized_by = [f"_s_{tensor.name}" for tensor in contract.tensors]
         asked = {limit.parameter for limit in reads.limits} | {name for read, _ in reads.checks for name in read}
         for rows in dict.fromkeys(tensor.leading for tensor in contract.tensors if tensor.leading in asked):
             # a product, made once for all that asks for it
-            self.products.append(f"s__{rows} = {self.sizes[rows]}")
-            self.sizes[rows] = f"s__{rows}"
+            self.products.append(f"_s__{rows} = {self.sizes[rows]}")
+            self.sizes[rows] = f"_s__{rows}"
 
     def write_limits(self) -> None:
         """The outcome of each limit on a size."""
@@ -122,17 +122,17 @@ class _KeyWriter:
         facts = dict[str, str]()
         for tensor in self.contract.tensors:
             for fact, function in FACTS.items():
-                self.names[f"{tensor.name}_{fact}"] = function
-                facts[f"{tensor.name}.{fact}"] = unless_none(tensor, f"{tensor.name}_{fact}({tensor.name})", "None")
+                self.names[f"_{tensor.name}_{fact}"] = function
+                facts[f"{tensor.name}.{fact}"] = unless_none(tensor, f"_{tensor.name}_{fact}({tensor.name})", "None")
         for i, (read, check) in enumerate(self.reads.checks):
-            self.names[f"check_{i}"] = check
+            self.names[f"_check_{i}"] = check
             if facts.keys().isdisjoint(read):
-                self.sized.append(_call(f"check_{i}", read, self.parameters | self.sizes))
+                self.sized.append(_call(f"_check_{i}", read, self.parameters | self.sizes))
                 self.sized_by += [name for name in read if name in self.parameters and name not in self.sized_by]
             else:
                 addressed = any(name.endswith(".alignment") for name in read)
                 part = self.open if addressed or not self.parameters.keys().isdisjoint(read) else self.strided
-                part.append(_call(f"check_{i}", read, self.parameters | self.plain_sizes | facts))
+                part.append(_call(f"_check_{i}", read, self.parameters | self.plain_sizes | facts))
 
     def write_features(self) -> None:
         """Dtypes and formats that are asked for by name, and which features a call asks for."""
@@ -144,16 +144,16 @@ class _KeyWriter:
 
     def write_built(self, built: set[BuildUnit]) -> None:
         """The unit that would have to be built, where it is: what is built for one is not built for another."""
-        self.names["built"] = built
+        self.names["_built"] = built
         unit = [*(self.plain_sizes[name] for name in unit_names(self.contract)), *self.parameters]
         self.open.append(
-            f"((unit if (unit := ({''.join(f'{part}, ' for part in unit)})) in built else None) if built else None)"
+            f"((_unit if (_unit := ({''.join(f'{part}, ' for part in unit)})) in _built else None) if _built else None)"
         )
 
     def written(self) -> Expressions:
         """All of it, and the look-up of what shapes decide."""
         written = Expressions(
-            shapes=tuple(f"s_{t.name} = {unless_none(t, f'{t.name}.shape', 'None')}" for t in self.contract.tensors),
+            shapes=tuple(f"_s_{t.name} = {unless_none(t, f'{t.name}.shape', 'None')}" for t in self.contract.tensors),
             products=tuple(self.products),
             ranks=self.ranks,
             fit=self.fit,
@@ -164,7 +164,7 @@ class _KeyWriter:
             names=self.names,
         )
         verdicts = Verdicts(_make_judge(self.contract, written))
-        self.names |= {"judged": verdicts.known.get, "judge": verdicts.judge}
+        self.names |= {"_judged": verdicts.known.get, "_judge": verdicts.judge}
         return written
 
 
@@ -184,7 +184,7 @@ def dimension_sources(contract: Contract) -> tuple[dict[str, str], str, str]:
     equal: list[str] = []
     leading = ""
     for tensor in contract.tensors:
-        shape, fixed = f"s_{tensor.name}", tensor.fixed
+        shape, fixed = f"_s_{tensor.name}", tensor.fixed
         rank, conditions = "", list[str]()
         if tensor.leading is not None:
             part = f"{shape}[:-{len(fixed)}]" if fixed else shape
@@ -192,7 +192,7 @@ def dimension_sources(contract: Contract) -> tuple[dict[str, str], str, str]:
             conditions += [f"{part} == {leading}"] if leading else []
             if not tensor.optional:
                 leading = leading or part
-                sizes.setdefault(tensor.leading, f"prod({part})")
+                sizes.setdefault(tensor.leading, f"_prod({part})")
         else:
             rank = f"len({shape}) == {len(fixed)}"
         for place, text in enumerate(fixed):
@@ -217,7 +217,7 @@ def dimension_sources(contract: Contract) -> tuple[dict[str, str], str, str]:
 def leading_source(contract: Contract) -> str:
     """An expression for the shape of the leading dimensions; there is a tensor that has some."""
     tensor = next(t for t in contract.tensors if t.leading is not None and not t.optional)
-    return f"s_{tensor.name}[:-{len(tensor.fixed)}]" if tensor.fixed else f"s_{tensor.name}"
+    return f"_s_{tensor.name}[:-{len(tensor.fixed)}]" if tensor.fixed else f"_s_{tensor.name}"
 
 
 def _bound(limit: Limit, value: str) -> str:
@@ -246,12 +246,12 @@ def _layout_parts(
     aligned = [limit for limit in limits if limit.parameter.endswith(".alignment")]
     of_strides, of_address = list[str](), list[str]()
     if strided:
-        names[f"layout_{tensor.name}"] = _outcomes(f"layout_{tensor.name}", strided)
-        outcome = f"({tensor.name}.is_contiguous() or layout_{tensor.name}({tensor.name}))"
+        names[f"_layout_{tensor.name}"] = _outcomes(f"_layout_{tensor.name}", strided)
+        outcome = f"({tensor.name}.is_contiguous() or _layout_{tensor.name}({tensor.name}))"
         of_strides.append(unless_none(tensor, outcome, "None"))
     if aligned:
-        names[f"aligned_{tensor.name}"] = _outcomes(f"aligned_{tensor.name}", aligned)
-        of_address.append(unless_none(tensor, f"aligned_{tensor.name}({tensor.name})", "None"))
+        names[f"_aligned_{tensor.name}"] = _outcomes(f"_aligned_{tensor.name}", aligned)
+        of_address.append(unless_none(tensor, f"_aligned_{tensor.name}({tensor.name})", "None"))
     return of_strides, of_address
 
 

@@ -39,8 +39,8 @@ class Source(str):
         return str(self)
 
 
-# How source text names a phase.
-PHASES: dict[str, Any] = {phase.name: phase for phase in Phase}
+# How source text names a phase. What source text names itself begins with an underscore, as no argument of an op does.
+PHASES: dict[str, Any] = {f"_{phase.name}": phase for phase in Phase}
 
 
 def key_of(signature: object, parts: tuple[Any, ...], policy: object, kind: CallKind) -> tuple[Any, ...]:
@@ -50,6 +50,6 @@ def key_of(signature: object, parts: tuple[Any, ...], policy: object, kind: Call
 
 
 def key_source(parts: str, kind: CallKind) -> str:
-    """The same tuple as source text, where ``form`` and ``policy`` are known; ``parts`` are text, each with a comma."""
-    beyond = "".join(f", {value.name if isinstance(value, Phase) else repr(value)}" for value in kind)
-    return f"(form.signature, {parts}policy{beyond if kind != PLAIN else ''})"
+    """The same tuple as source text that knows ``_form`` and ``_policy``; ``parts`` are text, each with a comma."""
+    beyond = "".join(f", {'_' + value.name if isinstance(value, Phase) else repr(value)}" for value in kind)
+    return f"(_form.signature, {parts}_policy{beyond if kind != PLAIN else ''})"

@@ -23,7 +23,7 @@ from portakernel.deciding.builds import BuildUnit
 
 def make_key(contract: Contract, parts: Expressions, *, checked: bool = False) -> Callable[..., tuple[Any, ...]]:
     """``key(*tensors, *parameters)``; where ``checked``, None for arguments that do not fit the contract."""
-    test = ["if not sized: return None"] if checked else []
+    test = ["if not _sized: return None"] if checked else []
     return body_of(contract, [*parts.shapes, parts.judged, *test, returned(parts.parts)], "key", parts.names)
 
 
@@ -71,8 +71,8 @@ def make_value(contract: Contract, name: str) -> Callable[..., Any]:
     ``contract`` has no choice left open.
     """
     owner, _, fact = name.partition(".")
-    shapes = [f"s_{t.name} = {unless_none(t, f'{t.name}.shape', 'None')}" for t in contract.tensors]
+    shapes = [f"_s_{t.name} = {unless_none(t, f'{t.name}.shape', 'None')}" for t in contract.tensors]
     sizes = {parameter.name: parameter.name for parameter in contract.parameters} | dimension_sources(contract)[0]
-    result = f"None if {owner} is None else fact({owner})" if fact else sizes.get(name, "None")
-    names = {"prod": math.prod, "fact": FACTS.get(fact)}
+    result = f"None if {owner} is None else _fact({owner})" if fact else sizes.get(name, "None")
+    names = {"_prod": math.prod, "_fact": FACTS.get(fact)}
     return body_of(contract, [*shapes, f"return {result}"], "value", names)

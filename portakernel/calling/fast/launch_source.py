@@ -34,7 +34,7 @@ class CallSource:
 class LaunchSource:
     """A launch: the ``call`` on the current device, or where there are several, the call that makes another current.
 
-    For ``elsewhere`` the names ``current_index`` and ``index_here`` are known.
+    For ``_elsewhere`` the names ``_current_index`` and ``_index_here`` are known.
     """
 
     call: CallSource
@@ -43,7 +43,7 @@ class LaunchSource:
     def __str__(self) -> str:
         if self.elsewhere is None:
             return str(self.call)
-        return f"({self.call} if current_index() == index_here else {self.elsewhere})"
+        return f"({self.call} if _current_index() == _index_here else {self.elsewhere})"
 
     def at(self, literals: Literals, defaults: Literals) -> LaunchSource:
         """The launch with literals in; a keyword that the kernel's ``defaults`` say anyway is not given."""

@@ -39,11 +39,11 @@ def make_into(
     key = "".join(f"{part}, " for part in parts.parts)
     tail = f"""\
     {parts.judged}
-    policy = dispatcher.policy() if context() else dispatcher.process_policy
+    _policy = _dispatcher.policy() if _context() else _dispatcher.process_policy
     if kernel is not None:
-        policy = pinned.get((kernel, policy)) if type(kernel) is str else None
-    placement = table.get({key_source(key, INPLACE)} if over else {key_source(key, PLAIN)})
-    if placement is None:
+        _policy = _pinned.get((kernel, _policy)) if type(kernel) is str else None
+    _placement = _table.get({key_source(key, INPLACE)} if _over else {key_source(key, PLAIN)})
+    if _placement is None:
         return None
 """
     return _make(contract, parts, signatures, "out, kernel", tail, names, falls_back=True)
@@ -54,17 +54,17 @@ def make_into_bound(
 ) -> Callable[..., Any]:
     """``into(*tensors, *parameters, out)`` of a bound handle.
 
-    ``names`` supplies ``placement``, ``may_overwrite``, and of the example ``signature``, ``steady`` (what
-    ``keys.make_steady`` makes of it) and ``opened``.
+    ``names`` supplies ``_placement``, ``_may_overwrite``, and of the example ``_signature``, ``_steady`` (what
+    ``keys.make_steady`` makes of it) and ``_opened``.
     """
     steady, opened = ("".join(f"{part}, " for part in each) for each in (parts.steady, parts.open))
     size_of, _, _ = dimension_sources(contract)
     sizes = "".join(f"{size_of[name]}, " for name in contract.fixed_dims if name in size_of)
     tail = f"""\
     {"; ".join(parts.products)}
-    if (over and not may_overwrite) or form.signature is not signature:
+    if (_over and not _may_overwrite) or _form.signature is not _signature:
         return None
-    if ({steady}{sizes}) != steady or ({opened}) != opened:
+    if ({steady}{sizes}) != _steady or ({opened}) != _opened:
         return None
 """
     return _make(contract, parts, signatures, "out", tail, names, falls_back=False)
@@ -80,42 +80,42 @@ def _make(
     *,
     falls_back: bool,
 ) -> Callable[..., Any]:
-    outs = [f"out{place}" for place in range(len(contract.outputs))]
+    outs = [f"_out{place}" for place in range(len(contract.outputs))]
     tensors, parameters = list(contract.names), [parameter.name for parameter in contract.parameters]
     every = ", ".join([*tensors, *outs])
     single = len(outs) == 1
-    unpacked = "out0 = out" if single else f"if type(out) is not tuple or len(out) != {len(outs)}: return None\n"
+    unpacked = "_out0 = out" if single else f"if type(out) is not tuple or len(out) != {len(outs)}: return None\n"
     unpacked += "" if single else f"    {', '.join(outs)} = out"
     canonical, words = canonical_terms(contract)
-    launch = f"result = placement.launch({', '.join([*tensors, *parameters])}, out)"
+    launch = f"_result = _placement.launch({', '.join([*tensors, *parameters])}, out)"
     if falls_back:
-        launch = f"try: {launch}\n    except CannotRun: return None"
+        launch = f"try: {launch}\n    except _CannotRun: return None"
     fits = [parts.fit, *(_fits(contract, result, out) for result, out in zip(contract.outputs, outs, strict=True))]
     source = f"""\
 def into({", ".join([*tensors, *parameters])}, {more}):
     {unpacked}
-    form = forms.latest
+    _form = _forms.latest
     try:
-        ours = {ours(contract, *outs)}
+        _ours = {ours(contract, *outs)}
     except AttributeError:
         return None
     if not (
-            ours
-            and (form.check({every}) or (form := forms.find({every})) is not None)
-            and not (form.leaf and grad_enabled()) and {OUTSIDE}
+            _ours
+            and (_form.check({every}) or (_form := _forms.find({every})) is not None)
+            and not (_form.leaf and _grad_enabled()) and {OUTSIDE}
             {canonical.removeprefix(" ")}
     ):
         return None
-    {"; ".join([*parts.shapes, *(f"s_{out} = {out}.shape" for out in outs)])}
+    {"; ".join([*parts.shapes, *(f"_s_{out} = {out}.shape" for out in outs)])}
     if not ({" and ".join(fits)}):
         return None
-    over = False
+    _over = False
 {_apart(contract, outs)}{tail}    {launch}
-    {"; ".join(f"mark_written({out})" for out in outs)}
-    return result
+    {"; ".join(f"_mark_written({out})" for out in outs)}
+    return _result
 """
     forms = Forms(_writable(contract, parts), _OfInputs(signatures, len(tensors)))
-    scope = {**GLOBALS, **words, **parts.names, **names, "forms": forms, "mark_written": mark_written}
+    scope = {**GLOBALS, **words, **parts.names, **names, "_forms": forms, "_mark_written": mark_written}
     made: Callable[..., Any] = define(source, "into", f"{contract.op}.into", scope)
     return made
 
@@ -127,12 +127,12 @@ def _fits(contract: Contract, result: Result, out: str) -> str:
     sizes, _, _ = dimension_sources(contract)
     leads = bool(result.shape) and result.shape[0].startswith("*")
     fixed = result.shape[1:] if leads else result.shape
-    leading = f"s_{out}[:-{len(fixed)}]" if fixed else f"s_{out}"
+    leading = f"_s_{out}[:-{len(fixed)}]" if fixed else f"_s_{out}"
     rank = f"len({leading_source(contract)}) + {len(fixed)}" if leads else str(len(fixed))
-    terms = [f"len(s_{out}) == {rank}", *([f"{leading} == {leading_source(contract)}"] if leads else [])]
+    terms = [f"len(_s_{out}) == {rank}", *([f"{leading} == {leading_source(contract)}"] if leads else [])]
     for place, text in enumerate(fixed):
         size = parse_size(text)
-        terms.append(f"s_{out}[{place - len(fixed)}] == {size.source(sizes.get(size.name or '', ''))}")
+        terms.append(f"_s_{out}[{place - len(fixed)}] == {size.source(sizes.get(size.name or '', ''))}")
     return " and ".join([*terms, f"{out}.is_contiguous()"])
 
 
@@ -140,16 +140,16 @@ def _apart(contract: Contract, outs: Sequence[str]) -> str:
     """Lines that return None unless each result is an input that it may be, or shares no byte with any tensor."""
     lines = list[str]()
     for place, out in enumerate(outs):
-        lines.append(f"begin{place} = {out}.data_ptr(); end{place} = begin{place} + {out}.nbytes")
+        lines.append(f"_begin{place} = {out}.data_ptr(); _end{place} = _begin{place} + {out}.nbytes")
         for other in range(place):
-            lines.append(f"if begin{other} < end{place} and begin{place} < end{other}: return None")
+            lines.append(f"if _begin{other} < _end{place} and _begin{place} < _end{other}: return None")
         allowed = contract.inplace if len(outs) == 1 else contract.inplace[place : place + 1]
         for tensor in contract.tensors:
             name = tensor.name
             test = f"{name} is None or " if tensor.optional else ""
-            apart = f"{name}.data_ptr() >= end{place} or {name}.data_ptr() + {name}.nbytes <= begin{place}"
+            apart = f"{name}.data_ptr() >= _end{place} or {name}.data_ptr() + {name}.nbytes <= _begin{place}"
             leave = f"elif not ({test}({name}.is_contiguous() and ({apart}))): return None"
-            lines += [f"if {name} is {out}: over = True" if name in allowed else f"if {name} is {out}: return None"]
+            lines += [f"if {name} is {out}: _over = True" if name in allowed else f"if {name} is {out}: return None"]
             lines.append(leave)
     return "".join(f"    {line}\n" for line in lines)
 

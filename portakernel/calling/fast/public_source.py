@@ -40,28 +40,28 @@ from portakernel.words.dtypes import DTYPES
 
 # What generated code calls.
 GLOBALS: dict[str, Any] = {
-    "has_plain_memory": has_plain_memory,
-    "CannotRun": CannotRun,
+    "_has_plain_memory": has_plain_memory,
+    "_CannotRun": CannotRun,
     **PHASES,
-    "grad_enabled": torch.is_grad_enabled,
-    "transforms": innermost_transform,
-    "dispatch_modes": dispatch_modes,
-    "function_modes": function_modes,
-    "has_torch_function": has_torch_function,
-    "only_device_contexts": only_device_contexts,
-    "jit_trace": jit_trace,
-    "forward_ad": forward_ad,
-    "profiler": profiler,
-    "autocast": any_autocast,
-    "compiling": torch.compiler.is_dynamo_compiling,
-    "torch_dtype": torch.dtype,
+    "_grad_enabled": torch.is_grad_enabled,
+    "_transforms": innermost_transform,
+    "_dispatch_modes": dispatch_modes,
+    "_function_modes": function_modes,
+    "_has_torch_function": has_torch_function,
+    "_only_device_contexts": only_device_contexts,
+    "_jit_trace": jit_trace,
+    "_forward_ad": forward_ad,
+    "_profiler": profiler,
+    "_autocast": any_autocast,
+    "_compiling": torch.compiler.is_dynamo_compiling,
+    "_torch_dtype": torch.dtype,
     "inf": math.inf,
     "nan": math.nan,
-    "dtype_names": {getattr(torch, name): name for name in DTYPES if hasattr(torch, name)},
+    "_dtype_names": {getattr(torch, name): name for name in DTYPES if hasattr(torch, name)},
 }
 
 # What a form's check does not see: some dispatch modes, and the level of forward-mode duals.
-OUTSIDE = "not dispatch_modes() and forward_ad._current_level < 0"
+OUTSIDE = "not _dispatch_modes() and _forward_ad._current_level < 0"
 
 
 def make_plain(contract: Contract, ranks: str = "True") -> Callable[..., bool]:
@@ -76,10 +76,10 @@ def make_plain(contract: Contract, ranks: str = "True") -> Callable[..., bool]:
         made = [(tensor, condition.replace("#", tensor.name)) for tensor in contract.tensors]
         return [f"({t.name} is None or {text})" if t.optional else text for t, text in made]
 
-    terms = each("has_plain_memory(#)")
-    terms += ["transforms() is None", "jit_trace() is None", "not autocast()", OUTSIDE]
-    terms.append("(not function_modes() or only_device_contexts())")
-    shapes = "; ".join(f"s_{t.name} = {unless_none(t, f'{t.name}.shape', 'None')}" for t in contract.tensors)
+    terms = each("_has_plain_memory(#)")
+    terms += ["_transforms() is None", "_jit_trace() is None", "not _autocast()", OUTSIDE]
+    terms.append("(not _function_modes() or _only_device_contexts())")
+    shapes = "; ".join(f"_s_{t.name} = {unless_none(t, f'{t.name}.shape', 'None')}" for t in contract.tensors)
     source = f"""\
 def plain({", ".join(contract.names)}):
     if not (
@@ -98,8 +98,8 @@ def ours(contract: Contract, *more: str) -> str:
 
     A form's check must not meet a nested tensor, and a tensor that overrides torch's functions would notice the check.
     """
-    overridden = f"has_torch_function({', '.join([*contract.names, *more])})"
-    plain = f"(not {overridden} or (function_modes() and only_device_contexts()))"
+    overridden = f"_has_torch_function({', '.join([*contract.names, *more])})"
+    plain = f"(not {overridden} or (_function_modes() and _only_device_contexts()))"
     return f"{plain} and not ({nested(contract, *more)})"
 
 
@@ -111,7 +111,7 @@ def nested(contract: Contract, *more: str, held: Collection[str] = ()) -> str:
     terms = [f"{name}.is_nested" for name in more]
     for tensor in contract.tensors:
         asked = [f"{tensor.name} is not None"] if tensor.optional else []
-        asked += [f"{tensor.name} is not held_{tensor.name}"] if tensor.name in held else []
+        asked += [f"{tensor.name} is not _held_{tensor.name}"] if tensor.name in held else []
         terms.append(f"({' and '.join([*asked, f'{tensor.name}.is_nested'])})")
     return " or ".join(terms)
 
@@ -122,15 +122,15 @@ def canonical_terms(contract: Contract) -> tuple[str, dict[str, Any]]:
     for parameter in contract.parameters:
         name, kind = parameter.name, parameter.kind
         if kind in ("text", "dtype", "format"):
-            names[f"words_{name}"] = frozenset(parameter.choices)
-            term = f"(type({name}) is str and {name} in words_{name})"
+            names[f"_words_{name}"] = frozenset(parameter.choices)
+            term = f"(type({name}) is str and {name} in _words_{name})"
         elif kind == "window":
             term = f"(type({name}) is tuple and len({name}) == 2 and {name}[0].__class__ is {name}[1].__class__ is int"
             term += f" and -1 <= {name}[0] <= {LARGEST} and -1 <= {name}[1] <= {LARGEST})"
         else:
             # most calls leave a parameter out: then it is the default itself, which `know_defaults` makes quick to see
-            names[f"default_{name}"] = parameter.default
-            term = f"({name} is default_{name} or type({name}) is {kind}{_within(parameter)})"
+            names[f"_default_{name}"] = parameter.default
+            term = f"({name} is _default_{name} or type({name}) is {kind}{_within(parameter)})"
         terms.append(f"({name} is None or {term})" if parameter.optional else term)
     return "".join(f" and {term}" for term in terms), names
 
@@ -152,7 +152,7 @@ def know_defaults(made: Callable[..., Any]) -> None:
     code, defaults = function.__code__, function.__defaults__ or ()
     positional = code.co_varnames[: code.co_argcount][code.co_argcount - len(defaults) :]
     known = {**dict(zip(positional, defaults, strict=True)), **(function.__kwdefaults__ or {})}
-    function.__globals__.update({f"default_{name}": value for name, value in known.items()})
+    function.__globals__.update({f"_default_{name}": value for name, value in known.items()})
 
 
 def groups_of(contract: Contract) -> tuple[str, str]:
@@ -168,7 +168,7 @@ def named_dtypes(contract: Contract) -> str:
     """Lines that put names in the place of torch's dtypes."""
     holders = [parameter.name for parameter in contract.parameters if parameter.kind == "dtype"]
     return "".join(
-        f"    if type({name}) is torch_dtype: {name} = dtype_names.get({name}, {name})\n" for name in holders
+        f"    if type({name}) is _torch_dtype: {name} = _dtype_names.get({name}, {name})\n" for name in holders
     )
 
 
@@ -188,16 +188,16 @@ class Lookup:
         if not isinstance(parts, Keys):
             key = "".join(f"{part}, " for part in parts.parts)
             forms = Forms(make_plain(contract, parts.ranks), signatures)
-            return cls("; ".join([*parts.shapes, parts.judged]), "sized", key, parts.names, forms)
-        lines = f"key = keys[{', '.join(contract.choosers)},]({groups_of(contract)[0]})"
-        return cls(lines, "key is not None", "*key, ", {"keys": parts}, Forms(make_plain(contract), signatures))
+            return cls("; ".join([*parts.shapes, parts.judged]), "_sized", key, parts.names, forms)
+        lines = f"_key = _keys[{', '.join(contract.choosers)},]({groups_of(contract)[0]})"
+        return cls(lines, "_key is not None", "*_key, ", {"_keys": parts}, Forms(make_plain(contract), signatures))
 
 
 def make_public(contract: Contract, lookup: Lookup, names: dict[str, Any]) -> Callable[..., Any]:
     """The function that ``portakernel.ops`` offers.
 
-    ``names`` supplies ``table``, ``context`` (the context variable's getter), ``dispatcher``, ``pinned`` (policies with
-    a strict ``kernel``), ``into``, ``train``, ``slow``, ``traced`` and ``refuse``, which raises.
+    ``names`` supplies ``_table``, ``_context`` (the context variable's getter), ``_dispatcher``, ``_pinned`` (policies
+    with a strict ``kernel``), ``_into``, ``_train``, ``_slow``, ``_traced`` and ``_refuse``, which raises.
     """
     given, groups = groups_of(contract)
     canonical, words = canonical_terms(contract)
@@ -206,46 +206,46 @@ def make_public(contract: Contract, lookup: Lookup, names: dict[str, Any]) -> Ca
     no_out = "" if contract.outputs else "    out = None\n"
     source = f"""\
 def {contract.op}({", ".join(_tolerant(strict))}):
-{no_out}    if unknown or keywords_only is not ...:
-        refuse(unknown, keywords_only)
-{named_dtypes(contract)}    if compiling():
-        return traced({given}, out, kernel)
-    if out is not None and (written := into({given}, out, kernel)) is not None:
-        return written
-    form, declined, plain, trained = forms.latest, None, False, False
+{no_out}    if _unknown or _keywords_only is not ...:
+        _refuse(_unknown, _keywords_only)
+{named_dtypes(contract)}    if _compiling():
+        return _traced({given}, out, kernel)
+    if out is not None and (_written := _into({given}, out, kernel)) is not None:
+        return _written
+    _form, _declined, _plain, _trained = _forms.latest, None, False, False
     try:
-        ours = {ours(contract)}
+        _ours = {ours(contract)}
     except AttributeError:
-        ours = False  # no tensor: `slow` refuses it
-    if ours and (form.check({tensors}) or (form := forms.find({tensors})) is not None) and {OUTSIDE}:
-        trained = form.leaf and grad_enabled()
-        plain = not trained
+        _ours = False  # no tensor: `_slow` refuses it
+    if _ours and (_form.check({tensors}) or (_form := _forms.find({tensors})) is not None) and {OUTSIDE}:
+        _trained = _form.leaf and _grad_enabled()
+        _plain = not _trained
         if out is None{canonical}:
             {lookup.lines}
             if {lookup.fit}:
-                policy = dispatcher.policy() if context() else dispatcher.process_policy
+                _policy = _dispatcher.policy() if _context() else _dispatcher.process_policy
                 if kernel is not None:
-                    policy = pinned.get((kernel, policy)) if type(kernel) is str else None
-                if plain:
-                    placement = table.get({key_source(lookup.key, PLAIN)})
-                    if placement is not None:
+                    _policy = _pinned.get((kernel, _policy)) if type(kernel) is str else None
+                if _plain:
+                    _placement = _table.get({key_source(lookup.key, PLAIN)})
+                    if _placement is not None:
                         try:
-                            if profiler._is_profiler_enabled:
-                                result = placement.profiled({given}, None)
+                            if _profiler._is_profiler_enabled:
+                                _result = _placement.profiled({given}, None)
                             else:
-                                result = placement.run({given}, None)
-                        except CannotRun as error:
-                            declined = placement, error  # `slow` takes the next kernel and remembers
+                                _result = _placement.run({given}, None)
+                        except _CannotRun as _error:
+                            _declined = _placement, _error  # `_slow` takes the next kernel and remembers
                         else:
-                            next(placement.calls)
-                            return result
+                            next(_placement.calls)
+                            return _result
                 else:
-                    placement = table.get({key_source(lookup.key, TRAINING)})
-                    if placement is not None and (result := train(placement, {groups})) is not None:
-                        return result
-    return slow({groups}, out, kernel, plain, trained, declined)
+                    _placement = _table.get({key_source(lookup.key, TRAINING)})
+                    if _placement is not None and (_result := _train(_placement, {groups})) is not None:
+                        return _result
+    return _slow({groups}, out, kernel, _plain, _trained, _declined)
 """
-    names = {**GLOBALS, **words, **lookup.names, **names, "forms": lookup.forms, "NOT_GIVEN": NOT_GIVEN}
+    names = {**GLOBALS, **words, **lookup.names, **names, "_forms": lookup.forms, "_NOT_GIVEN": NOT_GIVEN}
     made: Any = define(source, contract.op, f"ops.{contract.op}", names, compiles=True)
     know_defaults(made)
     made.__doc__ = document(contract)
@@ -259,8 +259,8 @@ def _tolerant(strict: Sequence[str]) -> list[str]:
     """Arguments that take any call, so that its mistakes get an answer: what is by position, then what is by name.
 
     Python fills in a default for a positional argument faster than for one by name alone; what that saves pays for the
-    ``**unknown``.
+    ``**_unknown``.
     """
     place = strict.index("*")
-    positional = [text if "=" in text else f"{text}=NOT_GIVEN" for text in strict[:place]]
-    return [*positional, "keywords_only=...", *strict[place + 1 :], "**unknown"]
+    positional = [text if "=" in text else f"{text}=_NOT_GIVEN" for text in strict[:place]]
+    return [*positional, "_keywords_only=...", *strict[place + 1 :], "**_unknown"]

@@ -18,19 +18,20 @@ def _returned(contract: Contract, results: Sequence[Result], values: str) -> str
     for name, wanted in (result.when for result in results if result.when is not None):
         terms.append(f"{name} {'in' if isinstance(wanted, tuple) else '=='} {wanted!r}")
     if not terms:
-        return "result"
+        return "_result"
     like = contract.names[0]
-    otherwise = f"completed(result, ({values}), {like}, saved={len(results) > len(contract.outputs)})"
+    otherwise = f"_completed(_result, ({values}), {like}, saved={len(results) > len(contract.outputs)})"
     if len(results) == 2 and results[0].when is None:
-        otherwise = f"((result[0] if result.__class__ is tuple else result), {like}.new_empty(0))"
-    return f"result if {' and '.join(terms)} else {otherwise}"
+        otherwise = f"((_result[0] if _result.__class__ is tuple else _result), {like}.new_empty(0))"
+    return f"_result if {' and '.join(terms)} else {otherwise}"
 
 
 def make_hit(contract: Contract, lookup: Lookup, kind: CallKind, names: dict[str, Any]) -> Callable[..., Any]:
     """``hit(*tensors, *parameters, kernel, *rest)`` of a torch op: what it returns; None on a miss.
 
-    ``kernel`` and the rest are the op's own arguments (``kernel_argument``). ``names`` supplies ``table``, ``context``,
-    ``dispatcher``, ``named`` (policies with such a ``kernel``) and ``completed``, for results that do not exist.
+    ``kernel`` and the rest are the op's own arguments (``kernel_argument``). ``names`` supplies ``_table``,
+    ``_context``, ``_dispatcher``, ``_named`` (policies with such a ``kernel``) and ``_completed``, for results that do
+    not exist.
     """
     given, _ = groups_of(contract)
     phase = kind.phase
@@ -43,33 +44,33 @@ def make_hit(contract: Contract, lookup: Lookup, kind: CallKind, names: dict[str
     returned = _returned(contract, (*contract.outputs, *(contract.saved if phase is Phase.TRAINING else ())), values)
     defaults = [f"{parameter.name}={parameter.default!r}" for parameter in contract.parameters]
     optional = [f"{tensor.name}=None" if tensor.optional else tensor.name for tensor in contract.tensors]
-    accepted = ", ".join([*optional, *defaults, "kernel=''", "*rest"])
+    accepted = ", ".join([*optional, *defaults, "kernel=''", "*_rest"])
     out = ", None" if phase is Phase.INFERENCE else ""
     # in an op's implementation autograd has had its turn
-    recording = "form.leaf and grad_enabled()" if phase is Phase.INFERENCE else "False"
+    recording = "_form.leaf and _grad_enabled()" if phase is Phase.INFERENCE else "False"
     source = f"""\
 def hit({accepted}):
-{listed}    form = forms.latest
+{listed}    _form = _forms.latest
     if not (
-            {ours(contract)} and (form.check({tensors}) or (form := forms.find({tensors})) is not None)
+            {ours(contract)} and (_form.check({tensors}) or (_form := _forms.find({tensors})) is not None)
             and {OUTSIDE} and not ({recording}){canonical}
     ):
         return None
     {lookup.lines}
     if not ({lookup.fit}):
         return None
-    policy = dispatcher.policy() if context() else dispatcher.process_policy
-    if kernel and kernel != dispatcher.trace_token:
-        policy = named.get((kernel, policy))
-    placement = table.get({key_source(lookup.key, kind)})
-    if placement is None:
+    _policy = _dispatcher.policy() if _context() else _dispatcher.process_policy
+    if kernel and kernel != _dispatcher.trace_token:
+        _policy = _named.get((kernel, _policy))
+    _placement = _table.get({key_source(lookup.key, kind)})
+    if _placement is None:
         return None
     try:
-        result = placement.launch({given}{out})
-    except CannotRun:
+        _result = _placement.launch({given}{out})
+    except _CannotRun:
         return None
     return {returned}
 """
-    names = {**GLOBALS, **words, **lookup.names, **names, "forms": lookup.forms}
+    names = {**GLOBALS, **words, **lookup.names, **names, "_forms": lookup.forms}
     made: Callable[..., Any] = define(source, "hit", f"{contract.op}.hit", names)
     return made

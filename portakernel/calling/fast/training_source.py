@@ -2,11 +2,11 @@
 
 Of ``rms_norm``::
 
-    def forward(ctx, x, weight, placement, values):
-        y, rstd = placement.launch(x, weight, *values)
-        ctx.save_for_backward(x, weight, rstd)
-        ctx.placement, ctx.values = placement, values
-        ctx.set_materialize_grads(False)
+    def forward(_ctx, x, weight, _placement, _values):
+        y, rstd = _placement.launch(x, weight, *_values)
+        _ctx.save_for_backward(x, weight, rstd)
+        _ctx.placement, _ctx.values = _placement, _values
+        _ctx.set_materialize_grads(False)
         return y
 """
 # pyright: reportPrivateUsage=false
@@ -40,19 +40,22 @@ def make_forward(
     results = [*outputs, *(saved.name for saved in made.saved)]
     exist = {*contract.names, *results}
     kept = [name if name in exist else "None" for name in _kept(contract)]
-    mark = ", marks[placement.kernel.name]" if marks else ""
+    mark = ", _marks[_placement.kernel.name]" if marks else ""
     constant = [result.name for result in made.outputs if not result.differentiable]
-    lines = [f"{', '.join(results)} = placement.launch({tensors}, *values)"]
+    lines = [f"{', '.join(results)} = _placement.launch({tensors}, *_values)"]
     if len(results) == 1:  # some kernels return it alone, some as they return several
         lines.append(f"if {results[0]}.__class__ is tuple: {results[0]}, = {results[0]}")
     if contract.gradient != "identity":
-        lines += [f"ctx.save_for_backward({', '.join(kept)}{mark})", "ctx.placement, ctx.values = placement, values"]
-        lines += [f"ctx.mark_non_differentiable({', '.join(constant)})"] if constant else []
-        lines.append(f"ctx.set_materialize_grads({materialise})")
+        lines += [
+            f"_ctx.save_for_backward({', '.join(kept)}{mark})",
+            "_ctx.placement, _ctx.values = _placement, _values",
+        ]
+        lines += [f"_ctx.mark_non_differentiable({', '.join(constant)})"] if constant else []
+        lines.append(f"_ctx.set_materialize_grads({materialise})")
     lines.append(f"return {', '.join(outputs)}")
     body = "\n    ".join(lines)
-    source = f"def forward(ctx, {tensors}, placement, values):\n    {body}\n"
-    function: Callable[..., Any] = define(source, "forward", f"{contract.op}.recorded", {"marks": marks})
+    source = f"def forward(_ctx, {tensors}, _placement, _values):\n    {body}\n"
+    function: Callable[..., Any] = define(source, "forward", f"{contract.op}.recorded", {"_marks": marks})
     return function
 
 
@@ -67,8 +70,8 @@ def make_backward(
     """``backward(ctx, *grads)`` of the same calls.
 
     ``lookup`` is that of the op's calls, by whose dtypes and devices, the ``signatures``, its keys begin. ``names``
-    supplies ``table``, ``policy_of`` (a forward placement's), ``own`` (the names of kernels that save in their own
-    way), ``check``, which looks for gradients that are missing, and ``slow(ctx, grads, saved)`` for whatever is not
+    supplies ``_table``, ``_policy_of`` (a forward placement's), ``_own`` (the names of kernels that save in their own
+    way), ``_check``, which looks for gradients that are missing, and ``_slow(ctx, grads, saved)`` for whatever is not
     plain, or was not seen before; ``saved`` is what was kept, if it is unpacked, which may be done once. ``marks`` are
     forward's.
     """
@@ -79,50 +82,50 @@ def make_backward(
     sources = [source if source in (*contract.backward_inputs, *grads) else "None" for source in sources]
     # what a key is made of goes by the arguments' names, which the code's own shall not be
     stand_ins = [f"{name} = {source}" for name, source in zip(contract.names, sources, strict=True) if name != source]
-    slow, count = f"return slow(ctx, ({', '.join(given)},), _saved)", len(contract.names)
+    slow, count = f"return _slow(_ctx, ({', '.join(given)},), _saved)", len(contract.names)
     every = ", ".join([*grads, *kept])
     unpacked, kind = [*kept, *(["_mark"] if marks else [])], key_source(lookup.key, CallKind(Phase.BACKWARD))
     lines = [f"{', '.join(unpacked)}, = _saved"] if unpacked else []
     same = ""
     if marks:  # checkpointing may have replaced what was kept by another kernel's
-        same = "and _mark is not None and _mark.data_ptr() == marks[_saver].data_ptr()"
-        lines.append("_saver = ctx.placement.kernel.name")
-        kind = key_source(lookup.key, CallKind(Phase.BACKWARD, saved_by=Source("own.get(_saver)")))
+        same = "and _mark is not None and _mark.data_ptr() == _marks[_saver].data_ptr()"
+        lines.append("_saver = _ctx.placement.kernel.name")
+        kind = key_source(lookup.key, CallKind(Phase.BACKWARD, saved_by=Source("_own.get(_saver)")))
     lines += [f"{', '.join(parameters)}, = _values"] if parameters else []
     source = f"""\
-def backward(ctx, {", ".join(given)}):
+def backward(_ctx, {", ".join(given)}):
     _saved = None
-    if grad_enabled() or compiling() or {" is ".join([*grads, "None"])}:
+    if _grad_enabled() or _compiling() or {" is ".join([*grads, "None"])}:
         {slow}
-    _saved = ctx.saved_tensors
+    _saved = _ctx.saved_tensors
     if len(_saved) != {len(unpacked)}:
         {slow}
-    form, _values = forms.latest, ctx.values
+    _form, _values = _forms.latest, _ctx.values
     {"; ".join([*lines, *stand_ins])}
     if not (
-            (form.check({every}) or (form := forms.find({every})) is not None)
-            and {OUTSIDE} and transforms() is None {same}
+            (_form.check({every}) or (_form := _forms.find({every})) is not None)
+            and {OUTSIDE} and _transforms() is None {same}
     ):
         {slow}
     {lookup.lines}
     if not ({lookup.fit}):
         {slow}
-    policy = policy_of(ctx.placement)
-    placement = table.get({kind})
-    if placement is None:
+    _policy = _policy_of(_ctx.placement)
+    _placement = _table.get({kind})
+    if _placement is None:
         {slow}
-    needs = ctx.needs_input_grad[:{count}]
+    _needs = _ctx.needs_input_grad[:{count}]
     try:
-        g = placement.launch({every}, *_values, needs)
-    except CannotRun:
+        _g = _placement.launch({every}, *_values, _needs)
+    except _CannotRun:
         {slow}
-    if {" or ".join(f"(needs[{place}] and g[{place}] is None)" for place in range(count))}:
-        check(g, needs)
-    return {", ".join(f"g[{place}] if needs[{place}] else None" for place in range(count))}, None, None
+    if {" or ".join(f"(_needs[{place}] and _g[{place}] is None)" for place in range(count))}:
+        _check(_g, _needs)
+    return {", ".join(f"_g[{place}] if _needs[{place}] else None" for place in range(count))}, None, None
 """
     places = [every.split(", ").index(source) if source != "None" else None for source in sources]
     forms = Forms(are_plain, _OfArguments(signatures, places))
-    scope = {**GLOBALS, **lookup.names, **names, "forms": forms, "marks": marks}
+    scope = {**GLOBALS, **lookup.names, **names, "_forms": forms, "_marks": marks}
     function: Callable[..., Any] = define(source, "backward", f"{contract.op}.gradient", scope)
     return function
 

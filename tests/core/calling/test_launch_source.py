@@ -14,13 +14,13 @@ def test_literals_replace_names_and_what_the_kernel_takes_anyway_is_left_out():
 
 
 def test_where_there_are_several_devices_both_calls_get_the_literals():
-    launch = LaunchSource(CALL, CallSource("elsewhere", ("x", "weight", "eps", "mask", "out")))
-    here, elsewhere = "kernel(x, weight, eps=1e-06, mask=mask)", "elsewhere(x, weight, 1e-06, mask, None)"
-    expected = f"({here} if current_index() == index_here else {elsewhere})"
+    launch = LaunchSource(CALL, CallSource("_elsewhere", ("x", "weight", "eps", "mask", "out")))
+    here, elsewhere = "kernel(x, weight, eps=1e-06, mask=mask)", "_elsewhere(x, weight, 1e-06, mask, None)"
+    expected = f"({here} if _current_index() == _index_here else {elsewhere})"
     assert str(launch.at(LITERALS, {"out": "None"})) == expected
 
 
 def test_what_becomes_of_the_result_stays():
-    gradients = CallSource("kernel", ("grad", "x"), {"needs": "(needs[0], )"}, "(lambda g: (g[0], None))({call})")
-    expected = "(lambda g: (g[0], None))(kernel(grad, x, needs=(needs[0], )))"
+    gradients = CallSource("kernel", ("grad", "x"), {"needs": "(needs[0], )"}, "(lambda _g: (_g[0], None))({call})")
+    expected = "(lambda _g: (_g[0], None))(kernel(grad, x, needs=(needs[0], )))"
     assert str(gradients) == str(gradients.at(LITERALS, {})) == expected
