@@ -22,6 +22,7 @@ MODES: Mapping[str, tuple[str, str]] = {
     "autocast": ("works", "each rank casts its part"),
     "torch.compile": ("works", "`fullgraph=True`, gradients included; the graph names kernels for the local sizes"),
     "FSDP2": ("works", "`fully_shard` gathers parameters before a module's forward: ops see plain tensors"),
+    "FSDP2 compiled": ("works", "each module that `fully_shard` wraps is compiled; formulas and calls alike"),
     "second derivatives": (
         "works",
         "PyTorch 2.13 (on 2.11: DerivativeError): the reference is differentiated on each part",

@@ -65,7 +65,7 @@ def _layer(device: str) -> Layer:
     return Layer().to(device)
 
 
-def fsdp_differences(mesh: DeviceMesh, *, mixed: bool) -> list[str]:
+def fsdp_differences(mesh: DeviceMesh, *, mixed: bool = False, compiled: bool = False) -> list[str]:
     """Where two steps of the layer under FSDP2 end up elsewhere than the same layer with all ranks' data."""
     device, ranks = mesh.device_type, mesh.size()
     generator = torch.Generator().manual_seed(5)
@@ -75,6 +75,8 @@ def fsdp_differences(mesh: DeviceMesh, *, mixed: bool) -> list[str]:
     policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32) if mixed else MixedPrecisionPolicy()
     fully_shard(sharded.mlp, mesh=mesh, mp_policy=policy)
     fully_shard(sharded, mesh=mesh, mp_policy=policy)
+    for module in [sharded.mlp, sharded] if compiled else []:  # FSDP2 gathers between their graphs
+        module.compile(backend="aot_eager")
     steps = [torch.optim.AdamW(module.parameters(), lr=0.01) for module in (plain, sharded)]
     found = []
     for batch in data:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -80,8 +81,19 @@ class Modes:
         return (found, x.grad, w.grad), (twice(self.rows, self.scale), rows.grad, scale.grad)
 
     def fsdp2(self) -> tuple[Any, Any]:
-        assert fsdp_differences(self.mesh, mixed=False) == []
+        assert fsdp_differences(self.mesh) == []
         assert fsdp_differences(self.mesh, mixed=True) == []
+        return (), ()
+
+    def fsdp2_compiled(self) -> tuple[Any, Any]:
+        before = _graphs()
+        assert fsdp_differences(self.mesh, compiled=True) == []
+        portakernel.set_policy(compiled="call")
+        try:
+            assert fsdp_differences(self.mesh, compiled=True) == []
+        finally:
+            portakernel.set_policy()
+        assert _graphs() >= before + 4  # of two modules, twice
         return (), ()
 
     def second_derivatives(self) -> tuple[Any, Any]:
@@ -144,6 +156,11 @@ def _outcome(call: Callable[[], Any]) -> dict[str, str]:
             return {"outcome": "fails", "text": f"result {place} is None"}
         torch.testing.assert_close(one.full_tensor(), other)
     return {"outcome": "works", "text": ""}
+
+
+def _graphs() -> int:
+    count: int = importlib.import_module("torch._dynamo.utils").counters["stats"]["unique_graphs"]
+    return count
 
 
 def _calls(kernel: str) -> int:
