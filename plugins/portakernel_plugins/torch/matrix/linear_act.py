@@ -10,6 +10,7 @@ from portakernel_plugins.torch.attention.layout import aligned, is_aligned
 from portakernel_plugins.torch.matrix.long_sums import is_cut_short, product
 
 _aten = torch.ops.aten
+_fused, _into = _aten._addmm_activation.default, _aten._addmm_activation.out
 
 
 def linear_act(
@@ -28,19 +29,23 @@ def linear_act(
     loads could not read 16-bit rows.
     """
     N, K = weight.shape
-    rows = x.reshape(-1, K)
+    rows = x if x.dim() == 2 else x.reshape(-1, K)
     if (save and activation != "relu") or is_cut_short(rows, weight):
         z = product(rows, weight, bias).view(*x.shape[:-1], N)
         y = z.relu() if activation == "relu" else functional.gelu(z, approximate=_approximation(activation))
         if save:
             return (y,) if activation == "relu" else (y, z)
         return y if out is None else out.copy_(y)
-    y = x.new_empty((*x.shape[:-1], N)) if out is None or not out.is_contiguous() else out
     bias = weight.new_zeros(N) if bias is None else bias
-    if activation == "relu" and x.dtype is not torch.float32 and x.device.type == "cuda":
+    vectors = activation == "relu" and x.dtype is not torch.float32 and x.device.type == "cuda"
+    if vectors:
         rows, weight, bias = aligned(rows), aligned(weight), aligned(bias)
-        y = y if is_aligned(y) else torch.empty_like(y)
-    _aten._addmm_activation.out(bias, rows, weight.t(), use_gelu=activation != "relu", out=y.view(-1, N))
+    if out is not None and out.is_contiguous() and not (vectors and not is_aligned(out)):
+        y = out
+        _into(bias, rows, weight.t(), use_gelu=activation != "relu", out=y.view(-1, N))
+    else:
+        y = _fused(bias, rows, weight.t(), use_gelu=activation != "relu")
+        y = y if x.dim() == 2 else y.view(*x.shape[:-1], N)
     if save:
         return (y,)
     return y if out is None or out is y else out.copy_(y)
@@ -74,6 +79,8 @@ def backward(
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """``x @ weight.T + bias``, rounded once; PyTorch rounds the product too where rows are not evenly spaced."""
+    if x.dim() == 2:
+        return product(x, weight, bias)
     rows = x.unsqueeze(0) if x.dim() == 1 else x.flatten(0, -2)
     return product(rows, weight, bias).view(*x.shape[:-1], weight.shape[0])
 
