@@ -281,7 +281,8 @@ def policy(
     names properties (``deterministic``, ``batch_invariant``, ``graph_capture``) that a kernel must declare;
     ``reference`` is ``allow``, ``warn`` or ``forbid``. Names are kernels (``triton.rms_norm``) or plugins (``triton``).
     Write the block around a compiled function, not inside one: there it runs a graph of calls, which follow the block
-    (docs/compile.md). One block may be entered again, inside itself, and in several threads.
+    (docs/compile.md). One block may be entered again, inside itself, and in several threads. Backward goes by the
+    policy that forward went by, in whichever thread, unless it runs in another block.
 
     A name that nothing here has is an error under ``use`` alone; ``deny`` has nothing to do then, ``prefer`` leaves it
     out with a warning (docs/policy.md).

@@ -265,7 +265,9 @@ class OpCaller:
         result = None
         if self.train is not None:
             self.arguments.check(tensors, values)
-            result = self.train(self.placed(TRAINING, tensors, values, policy), tensors, values)
+            placement = self.placed(TRAINING, tensors, values, policy)
+            with unsplit(f"the first launch of {placement.kernel.name}"):
+                result = self.train(placement, tensors, values)
         return self.public(self.torch_op()(*tensors, *values, argument), values) if result is None else result
 
     def _composed(self, tensors: Sequence[Any]) -> Callable[..., Any]:

@@ -84,11 +84,12 @@ class EagerTraining:
         return chosen if placement.policy else ""
 
     def _policy_of(self, placement: Placement) -> Policy:
-        """The policy that backward of ``placement``'s calls goes by: forward's, but for blocks that it runs in."""
-        dispatcher = self.caller.dispatcher
-        if dispatcher.context_layers.get():
+        """The policy that backward of ``placement``'s calls goes by: forward's, unless it runs in another block."""
+        dispatcher, forward = self.caller.dispatcher, placement.policy
+        blocks = dispatcher.context_layers.get()
+        if forward is None or (blocks and blocks[0] not in forward.layers):
             return dispatcher.policy()
-        return placement.policy or dispatcher.process_policy
+        return forward
 
     def _record(self, values: Sequence[Any]) -> Callable[..., Any]:
         """``apply`` of the node of calls with such values, without the questions that transforms are met with."""

@@ -225,6 +225,16 @@ def test_backward_goes_by_forward_s_block_wherever_it_runs_unless_that_is_in_a_b
     assert ops.served("rms_norm", "backward") == {"raw_kernels.rms_norm": 2, "reference.rms_norm": 1}
 
 
+def test_a_strict_kernel_in_a_block_keeps_its_backward_there(ops, arguments):
+    with block(ops, prefer="torch"):
+        for backward in (False, True):
+            y = ops.rms_norm(*arguments, kernel="raw_kernels.own" if backward else "reference")
+            torch.autograd.grad(y.sum(), arguments)
+    assert ops.served("rms_norm", "backward") == {
+        "raw_kernels.rms_norm": 1, "reference.rms_norm": 1, "raw_kernels.own": 1
+    }  # fmt: skip
+
+
 def test_second_derivatives_of_a_strict_kernel_are_those_of_the_formula(ops, arguments):
     strict = functools.partial(ops.rms_norm, kernel="raw_kernels.own")
     first = [gradients(function, *arguments, create_graph=True) for function in (strict, norm)]
