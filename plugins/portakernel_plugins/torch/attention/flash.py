@@ -70,9 +70,10 @@ def backward(
     given, masks = scale, _masks(q.shape[1] - blind, k.shape[1], causal, window)
     q, scale = above_zero(q, scale)
     widths, width = (q.shape[-1], k.shape[-1], v.shape[-1]), _width(q, v)
-    lse = logsumexp[:, :, blind:].contiguous()
-    q, k, v = (aligned(padded(x, width)) for x in (q[:, blind:], k, v))
-    grad, out = (padded(x[:, blind:], width).contiguous() for x in (grad_out, out))
+    if blind:
+        q, grad_out, out, logsumexp = q[:, blind:], grad_out[:, blind:], out[:, blind:], logsumexp[:, :, blind:]
+    q, k, v = aligned(padded(q, width)), aligned(padded(k, width)), aligned(padded(v, width))
+    grad, out, lse = padded(grad_out, width).contiguous(), padded(out, width).contiguous(), logsumexp.contiguous()
     S, T = q.shape[1], k.shape[1]
     found = _backward(grad, q, k, v, out, lse, None, None, S, T, 0.0, masks[0], *no_dropout(q), scale=scale, **masks[1])
     return gradients(found, widths, blind, needs, given)
