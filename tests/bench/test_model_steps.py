@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from cxx import needs_cxx
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
-@pytest.mark.parametrize("only", ["64/224, 1 tokens", "softmax"])
+@pytest.mark.parametrize("only", [pytest.param("64/224, 1 tokens", marks=needs_cxx), "softmax"])
 def test_a_model_through_portakernel_has_the_numbers_of_plain_torch(only):
     command = [sys.executable, "model_steps.py", "--check", "--only", only]
     done = subprocess.run(command, cwd=BENCHMARKS, check=False, capture_output=True, text=True)

@@ -6,11 +6,11 @@ import json
 import math
 import re
 import shlex
-import shutil
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from cxx import needs_cxx
 
 import portakernel
 from portakernel import runtime
@@ -132,10 +132,7 @@ def test_a_view_that_lies_otherwise_is_asked_about_as_it_lies(run: Callable) -> 
     ],
     ids=["values", "training", "optional", "dtype", "own dtype"],
 )
-@pytest.mark.skipif(
-    not any(map(shutil.which, ("g++", "c++", "clang++"))),
-    reason="lacks a C++ compiler, which Inductor needs for the CPU",
-)
+@needs_cxx
 @pytest.mark.filterwarnings("ignore::portakernel.errors.FallbackWarning")
 def test_the_advice_to_build_builds_what_was_asked(op: str, arguments: Callable, values: dict[str, Any]) -> None:
     tensors = arguments()

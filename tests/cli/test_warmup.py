@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import shutil
 from contextlib import nullcontext
 
 import pytest
 import torch
+from cxx import needs_cxx
 
 from portakernel import ops, runtime
 from portakernel.cli import main
@@ -16,13 +16,8 @@ from portakernel.deciding.asking import ask
 from portakernel.tensors.scratch import described
 from portakernel.words.target import Target
 
-needs_compiler = pytest.mark.skipif(
-    not any(map(shutil.which, ("g++", "c++", "clang++"))),
-    reason="lacks a C++ compiler, which Inductor needs for the CPU",
-)
 
-
-@needs_compiler
+@needs_cxx
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # importing Inductor
 def test_it_builds_runs_and_says_what_serves(capsys):
     given = ["warmup", "silu_and_mul", "--dtype", "float32", "--shape", "x=4x34", "--device", "cpu"]

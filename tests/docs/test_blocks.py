@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 import typer
+from cxx import needs_cxx
 
 import portakernel
 from portakernel import cli, ops
@@ -221,12 +222,19 @@ CHECKS = {
     "console": check_session, "": check_commands, "json": check_json, "yaml": check_yaml, "toml": check_toml,
     "python": check_python,
 }  # fmt: skip
+
+
+def _needing(block: Block) -> Any:
+    """The block as a parameter, skipped where it compiles and nothing here can."""
+    return pytest.param(block, marks=[needs_cxx] if "torch.compile(" in block.text else [])
+
+
 HERE = [block for block in blocks() if str(block) not in ELSEWHERE and not SUMMARY.fullmatch(block.text)]
 
 
 @pytest.mark.filterwarnings("ignore::portakernel.errors.FallbackWarning")  # which kernels there are is not told here
 @pytest.mark.filterwarnings("ignore::portakernel.errors.ReferenceWarning")
-@pytest.mark.parametrize("block", HERE, ids=str)
+@pytest.mark.parametrize("block", [_needing(block) for block in HERE], ids=str)
 def test_a_block_is_what_happens(
     block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

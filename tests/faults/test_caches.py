@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cxx import needs_cxx
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="mounts and users are set up as Linux does"
@@ -706,7 +707,7 @@ def _inductor_in_a_folder_of_anothers():
     ]
 
 
-@pytest.mark.skipif(not any(map(shutil.which, ("g++", "c++", "clang++"))), reason="Inductor needs a C++ compiler")
+@needs_cxx
 def test_inductor_builds_nothing_in_a_folder_that_everybody_can_write(fault):
     outcome = fault(_inductor_in_a_folder_of_anothers, seconds=300)
     assert outcome.status == 0, outcome.stderr

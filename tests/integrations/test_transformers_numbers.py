@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-import shutil
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from cxx import needs_cxx
 from torch import Tensor
 
 pytest.importorskip("transformers")
@@ -227,10 +227,7 @@ def test_gradients_come_through_a_compiled_model(make_model: MakeModel, tokens: 
         agree(found, eager, exact, factor=4.0)
 
 
-@pytest.mark.skipif(
-    not any(map(shutil.which, ("g++", "c++", "clang++"))),
-    reason="lacks a C++ compiler, which Inductor needs for the CPU",
-)
+@needs_cxx
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # Inductor's import
 def test_inductor_s_graph_gives_the_logits_of_the_eager_path(make_model: MakeModel, tokens: Tokens) -> None:
     given, count = inputs("left", tokens)

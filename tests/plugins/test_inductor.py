@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 import uuid
 
 import pytest
 import torch
+from cxx import needs_cxx
 
 import portakernel
 from portakernel.contracts import contract
@@ -14,10 +14,7 @@ from portakernel.errors import NoKernelError
 from portakernel_plugins.inductor.formula import Formula
 
 pytestmark = [
-    pytest.mark.skipif(
-        not any(map(shutil.which, ("g++", "c++", "clang++"))),
-        reason="lacks a C++ compiler, which Inductor needs for the CPU",
-    ),
+    needs_cxx,
     # importing Inductor, torch 2.13
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
 ]

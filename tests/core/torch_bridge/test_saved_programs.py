@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cxx import needs_cxx
 
 import portakernel.runtime
 from portakernel.deciding.policies import make_layer
@@ -80,6 +81,7 @@ assert not any(name.startswith("portakernel") for name in sys.modules)
 """
 
 
+@needs_cxx
 def test_a_package_runs_without_portakernel(python, imported_to_compile, tmp_path):
     done = python("-c", f"{PACKAGE}\npackage(program)", cwd=tmp_path, imports=imported_to_compile)
     assert done.returncode == 0, done.stderr
