@@ -8,14 +8,15 @@ Seen in torch 2.11 and 2.13. Each is what torch's own Python code uses for the s
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 from torch._C._dynamo.guards import TensorGuards
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch._guards import detect_fake_mode
 from torch._ops import _OpNamespace
@@ -157,10 +158,11 @@ def below_autograd() -> AbstractContextManager[None]:
     return guard
 
 
-def outside_modes() -> AbstractContextManager[Any]:
-    """A context in which tensors are real: a probe must not see a tracer's fake ones."""
-    context: AbstractContextManager[Any] = _disable_current_modes()
-    return context
+@contextmanager
+def outside_modes() -> Iterator[None]:
+    """A context in which tensors are real: a probe must not see a tracer's fake ones, nor those that transforms wrap."""
+    with _disable_current_modes(), temporarily_clear_interpreter_stack():
+        yield
 
 
 def is_recording() -> bool:

@@ -189,7 +189,7 @@ class KernelChoice:
 
     def mark(self, kernel: str) -> Tensor:
         """A tensor to keep beside the saved ones, which says which kernel saved them."""
-        with torch.inference_mode(False):  # autograd keeps none of inference mode's tensors
+        with outside_modes(), torch.inference_mode(False):  # autograd keeps none of inference mode's tensors
             return torch.tensor(self.kernels.index(kernel), device="cpu")
 
     def own_saver(self, kernel: str) -> str | None:

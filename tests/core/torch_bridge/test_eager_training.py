@@ -292,3 +292,29 @@ assert served == {"torch.softmax_recorded": 2, "reference.softmax": 3}, served
 def test_kernels_that_decline_for_one_reason_leave_the_call_to_the_one_after_them(python):
     done = python("-c", DECLINING)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "torch.func.grad(loss)(x.detach())",
+        "torch.vmap(loss)(torch.stack([x.detach()] * 2))",
+        "with FakeTensorMode(allow_non_fake_inputs=True) as mode: loss(mode.from_tensor(x.detach()))",
+    ],
+    ids=["grad", "vmap", "fake"],
+)
+def test_an_op_that_is_first_used_where_tensors_are_not_real_is_trained_thereafter(python, first):
+    code = f"""\
+import warnings, torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from portakernel import ops
+warnings.simplefilter("ignore")
+x = torch.randn(2, 5, 2, 8, requires_grad=True)
+k = torch.randn(2, 300, 2, 8)  # so many keys that no kernel is recorded
+def loss(q): return ops.attention(q, k, k).sum()
+{first}
+loss(x).backward()
+assert x.grad.shape == x.shape
+"""
+    done = python("-c", code)
+    assert done.returncode == 0, done.stderr
