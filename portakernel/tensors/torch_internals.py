@@ -160,7 +160,7 @@ def below_autograd() -> AbstractContextManager[None]:
 
 @contextmanager
 def outside_modes() -> Iterator[None]:
-    """A context in which tensors are real: a probe must not see a tracer's fake ones, nor those that transforms wrap."""
+    """A context in which tensors are real: a probe must not see fake ones of a tracer, nor those of a transform."""
     with _disable_current_modes(), temporarily_clear_interpreter_stack():
         yield
 
