@@ -73,12 +73,15 @@ class KernelChoice:
         """The results of the chosen kernel, when it is one whose gradient PyTorch records; else None.
 
         One that declines the call at the last moment is passed over for such calls. Where values are to be looked at,
-        a graph holds the op, and not what such a kernel is made of: only the op's implementation can look.
+        a graph holds the op, and not what such a kernel is made of: only the op's implementation can look. Inside a
+        transform it has to have all derivatives, as what has a forward-mode one does.
         """
         if traced and (self.caller.checks_values or self._stays_a_node(tensors, values, kernel)):
             return None
         placement, attempts = self._placed(TRAINING, tensors, values, kernel, traced=traced), None
         while placement.kernel.saves == "autograd":
+            if innermost_transform() is not None and not placement.kernel.serves(Phase.FORWARD_AD):
+                return None
             try:
                 with self.naming(GRAPH_MARK + placement.kernel.name) if traced else nullcontext():
                     results = placement.launch(*tensors, *values)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import weakref
+from functools import partial
 
 import pytest
 import torch
+from torch.func import grad, jacrev
 
 import portakernel
 from portakernel import ops
@@ -39,6 +41,23 @@ def test_gradients_and_their_gradients_are_those_of_the_formula(sizes, causal, n
         *(derivatives(kernel, tensors, **options) for kernel in (KERNEL, "reference")), strict=True
     ):
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4 * wanted.abs().max().item())
+
+
+def nested_jacobians(loss):
+    return jacrev(jacrev(loss))
+
+
+def third_gradient(loss):
+    once = lambda f: grad(lambda q: f(q).square().sum())  # noqa: E731 - one step of three
+    return once(once(grad(loss)))
+
+
+@pytest.mark.parametrize("of", [nested_jacobians, third_gradient])
+def test_transforms_find_all_derivatives_though_it_goes_first_outside(of):
+    (q, *_) = draw(3, 3, needs="")
+    losses = (partial(ops.attention, kernel=kernel) for kernel in (None, "reference"))
+    found = [of(lambda q, by=by: by(q, q, q).square().sum())(q) for by in losses]
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-3 * found[1].abs().max().item())
 
 
 def test_a_graph_that_goes_takes_what_its_hook_holds_with_it():
