@@ -86,7 +86,8 @@ class Batching:
             return None
         moved = list(arguments)
         for place, tensor in enumerate(self.contract.tensors):
-            given, dim = arguments[place], in_dims[place]
+            # torch's dispatcher leaves trailing defaults away
+            given, dim = (arguments[place], in_dims[place]) if place < len(arguments) else (None, None)
             if given is None:
                 # without positions, rows have them by their place
                 if tensor.leading is not None:

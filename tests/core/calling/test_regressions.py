@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import portakernel
 from portakernel.calling.bound_kernel import bind_kernel
 from portakernel.calling.caller import OpCaller
 from portakernel.config import Config
@@ -141,6 +142,16 @@ def test_a_bound_handle_keeps_no_example_alive(ops):
 def test_a_vmap_over_nothing_is_empty(ops):
     found = torch.vmap(ops.rms_norm)(torch.empty(0, 5, 4), torch.empty(0, 4))
     assert found.shape == (0, 5, 4)
+
+
+@pytest.mark.filterwarnings("ignore::portakernel.errors.FallbackWarning")
+def test_a_vmap_may_leave_the_last_optional_tensors_out():
+    x, weight, angles = normal(5, 3, 8), normal(8), normal(9, 4)
+    layer_norm, rotary = portakernel.ops.layer_norm, portakernel.ops.rotary_embedding
+    torch.testing.assert_close(torch.vmap(layer_norm, in_dims=(0, None))(x, weight), layer_norm(x, weight))
+    q = normal(4, 3, 2, 8)
+    found = torch.vmap(lambda q: rotary(q, q, angles, angles))(q)
+    torch.testing.assert_close(found, rotary(q, q, angles, angles))
 
 
 def test_autocast_promotes_in_transforms_too(ops):
