@@ -120,11 +120,16 @@ def _mask(
 
 
 def _rows(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-    """As (B, H, S, D), all equally wide; the operator takes the last dimension for dense, whether it is or not."""
+    """As (B, H, S, D), all equally wide."""
     widths = q.shape[-1], v.shape[-1]
     if widths[0] != widths[1]:
         q, k, v = (padded(x, max(widths)) for x in (q, k, v))
-    return tuple([(x if x.stride(-1) == 1 else x.contiguous()).transpose(1, 2) for x in (q, k, v)])
+    return heads_first(q), heads_first(k), heads_first(v)
+
+
+def heads_first(x: Tensor) -> Tensor:
+    """``x (B, S, H, D)`` as ``(B, H, S, D)``; the operator takes the last dimension for dense, whether it is or not."""
+    return (x if x.stride(-1) == 1 else x.contiguous()).transpose(1, 2)
 
 
 def _score_gradient(

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from portakernel.authoring import ReasonCode, Rejection
 from portakernel_plugins.torch.attention import math as formula
+from portakernel_plugins.torch.attention.flash_cpu import heads_first
 from portakernel_plugins.torch.attention.layout import blind_queries
 from portakernel_plugins.torch.attention.scale import above_zero
 
@@ -38,7 +39,7 @@ def flash_cpu(
     if scale is not None:
         q, scale = _above_zero(q, scale)
     square = causal and q.shape[1] > 1
-    q, k, v = _heads_first(q), _heads_first(k), _heads_first(v)
+    q, k, v = heads_first(q), heads_first(k), heads_first(v)
     y, _ = _flash_cpu(q, k, v, 0.0, square, scale=scale)
     if (node := y.grad_fn) is not None:
         node.register_hook(partial(_gradients, (q, k, v), square, scale))
@@ -52,11 +53,6 @@ def _above_zero(q: Tensor, scale: float) -> tuple[Tensor, float]:
     if q.requires_grad and not made.requires_grad:
         made = torch.where(torch.zeros((), dtype=torch.bool, device=q.device), q, made)
     return made, scale
-
-
-def _heads_first(x: Tensor) -> Tensor:
-    """``x (B, S, H, D)`` as ``(B, H, S, D)``; the operator takes the last dimension for dense, whether it is or not."""
-    return (x if x.stride(-1) == 1 else x.contiguous()).transpose(1, 2)
 
 
 def _gradients(
