@@ -1,4 +1,4 @@
-"""Tensors as kernels meet them: where rows lie, where results go, values on the host, captures and compilations."""
+"""Tensors as kernels meet them: where rows lie, where results go, values on the host, captures, autograd's graph."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from portakernel.tensors.compilation import announce_once, compilations
 from portakernel.tensors.dense import as_bytes, delivered, dense, is_aligned, room, rows
 from portakernel.tensors.index_values import check_indices, check_offsets, sequence_ends
 from portakernel.tensors.rows import contiguous_like, joined_stride, row_stride, row_target, with_row_stride
+from portakernel.tensors.torch_internals import node_in_backward, saved_tensor_hooks
 
 __all__ = [
     "announce_once",
@@ -22,10 +23,12 @@ __all__ = [
     "is_aligned",
     "is_capturing",
     "joined_stride",
+    "node_in_backward",
     "room",
     "row_stride",
     "row_target",
     "rows",
+    "saved_tensor_hooks",
     "sequence_ends",
     "with_row_stride",
 ]

@@ -197,6 +197,11 @@ def saved_tensor_hooks() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
+def node_in_backward() -> Any:
+    """The node of autograd's graph that runs in this thread, with what it saved as ``_saved_...``; or None."""
+    return torch._C._current_autograd_node()
+
+
 def is_fake(tensors: Sequence[Tensor]) -> bool:
     """Whether the tensors are fake ones: an op is being traced, not run."""
     return detect_fake_mode(tensors) is not None

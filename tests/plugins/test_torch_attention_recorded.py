@@ -9,10 +9,11 @@ from functools import partial
 import pytest
 import torch
 from torch.func import grad, jacrev
+from torch.utils.checkpoint import checkpoint
 
 import portakernel
 from portakernel import ops
-from portakernel_plugins.torch.attention.recorded import check
+from portakernel_plugins.torch.attention.recorded import check_flash, check_flash_cpu
 
 KERNEL = "torch.attention_flash_cpu_recorded"
 
@@ -60,7 +61,20 @@ def test_transforms_find_all_derivatives_though_it_goes_first_outside(of):
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-3 * found[1].abs().max().item())
 
 
-def test_a_graph_that_goes_takes_what_its_hook_holds_with_it():
+@pytest.mark.parametrize("asked", [0, 1, 2])
+def test_second_derivatives_of_one_gradient(asked):
+    tensors = draw(4, 4)
+
+    def second(kernel):
+        y = ops.attention(*tensors, kernel=kernel)
+        (first,) = torch.autograd.grad(y.square().sum(), [tensors[asked]], create_graph=True)
+        return torch.autograd.grad(first.square().sum(), tensors)
+
+    for found, wanted in zip(second(KERNEL), second("reference"), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4 * wanted.abs().max().item())
+
+
+def test_what_backward_used_is_freed_with_it():
     q, k, v = (tensor * 1 for tensor in draw(4, 4))
     memory = weakref.ref(q.untyped_storage())
     y = ops.attention(q, k, v, kernel=KERNEL)
@@ -68,10 +82,58 @@ def test_a_graph_that_goes_takes_what_its_hook_holds_with_it():
     gc.disable()  # no cycle is to be found first
     try:
         assert memory() is not None
-        del y
+        y.sum().backward()
         assert memory() is None
     finally:
         gc.enable()
+
+
+def test_a_graph_that_goes_takes_what_it_saved_with_it():
+    q, k, v = (tensor * 1 for tensor in draw(4, 4))
+    memory = weakref.ref(q.untyped_storage())
+    y = ops.attention(q, k, v, kernel=KERNEL)
+    del q
+    gc.disable()
+    try:
+        (first,) = torch.autograd.grad(y.square().sum(), [v], create_graph=True)
+        assert memory() is not None
+        del y, first
+        assert memory() is None
+    finally:
+        gc.enable()
+
+
+def test_a_change_of_what_it_saved_is_seen():
+    q, k, v = (tensor * 1 for tensor in draw(4, 4))
+    y = ops.attention(q, k, v, kernel=KERNEL)
+    k.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward(create_graph=True)
+
+
+def checkpointed(run):
+    return lambda *tensors: checkpoint(run, *tensors, use_reentrant=False)
+
+
+def on_cpu(run):
+    def hooked(*tensors):
+        with torch.autograd.graph.save_on_cpu():
+            return run(*tensors)
+
+    return hooked
+
+
+@pytest.mark.parametrize("within", [checkpointed, on_cpu])
+def test_second_derivatives_where_hooks_keep_what_is_saved(within):
+    tensors = draw(4, 4)
+
+    def second(kernel, within=within):
+        y = within(partial(ops.attention, kernel=kernel))(*tensors)
+        (first,) = torch.autograd.grad(y.square().sum(), tensors[:1], create_graph=True)
+        return torch.autograd.grad(first.square().sum(), tensors)
+
+    for found, wanted in zip(second(KERNEL), second("reference", lambda run: run), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4 * wanted.abs().max().item())
 
 
 def test_it_goes_first_where_few_rows_are_trained_and_nowhere_else():
@@ -84,14 +146,16 @@ def test_it_goes_first_where_few_rows_are_trained_and_nowhere_else():
 
 
 @pytest.mark.parametrize(
-    ("sizes", "text"),
+    ("check", "sizes", "text"),
     [
-        ({"causal": True, "S": 3, "T": 5, "D": 8, "E": 8}, "this is S = 3, T = 5"),
-        ({"causal": True, "S": 5, "T": 3, "D": 8, "E": 8}, "this is S = 5, T = 3"),
-        ({"causal": False, "S": 5, "T": 3, "D": 8, "E": 16}, "this is D = 8, E = 16"),
+        (check_flash_cpu, {"causal": True, "S": 3, "T": 5, "D": 8, "E": 8}, "this is S = 3, T = 5"),
+        (check_flash_cpu, {"causal": True, "S": 5, "T": 3, "D": 8, "E": 8}, "this is S = 5, T = 3"),
+        (check_flash_cpu, {"causal": False, "S": 5, "T": 3, "D": 8, "E": 16}, "this is D = 8, E = 16"),
+        (check_flash, {"causal": True, "S": 5, "T": 3, "D": 8, "E": 8}, "this is S = 5, T = 3"),
+        (check_flash, {"causal": False, "S": 5, "T": 3, "D": 8, "E": 16}, "this is D = 8, E = 16"),
     ],
 )
-def test_what_it_does_not_take(sizes, text):
+def test_what_it_does_not_take(check, sizes, text):
     rejection = check(**sizes)
     assert rejection is not None
     assert text in rejection.text

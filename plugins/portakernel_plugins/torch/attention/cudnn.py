@@ -18,7 +18,6 @@ from portakernel_plugins.torch.attention.layout import (
     aligned,
     blind_queries,
     gradients,
-    is_aligned,
     returned,
 )
 from portakernel_plugins.torch.attention.mask import Mask, added_once, distinct
@@ -146,7 +145,7 @@ def _gradients(
     grad, q, k, v, out = parts
     q, scale = above_zero(q, scale)
     # all with heads behind queries, as it computes the layout of all from that of q
-    q, k, v = _rowwise(q), _rowwise(k), _rowwise(v)
+    q, k, v = rowwise(q), rowwise(k), rowwise(v)
     grad, out = _dense(grad).transpose(1, 2), _dense(out).transpose(1, 2)
     lse, (S, T) = lse.contiguous().unsqueeze(-1), (q.shape[2], k.shape[2])
     nothing = q.new_empty((), dtype=torch.int64)  # the seed and offset of a dropout, which there is none of
@@ -173,9 +172,11 @@ def _laid(x: Tensor) -> Tensor:
     return heads_first if _is_read(x) else x.contiguous().transpose(1, 2)
 
 
-def _rowwise(x: Tensor) -> Tensor:
+def rowwise(x: Tensor) -> Tensor:
     """``x (B, S, H, D)`` as ``(B, H, S, D)``, a copy where a query's heads do not lie side by side."""
-    lies_so = not x.is_contiguous() and x.stride(1) >= x.stride(2) and _is_read(x)
+    if x.is_contiguous():
+        return (x if begins_aligned(x, 16) else x.clone()).transpose(1, 2)
+    lies_so = x.stride(1) >= x.stride(2) and _is_read(x)
     return (x if lies_so else _dense(x)).transpose(1, 2)
 
 
@@ -186,9 +187,12 @@ def _dense(x: Tensor) -> Tensor:
 
 def _is_read(x: Tensor) -> bool:
     """Whether cuDNN reads ``x (B, S, H, D)`` where it lies, as a part of one tensor with queries, keys and values."""
-    batches_apart = x.stride(0) >= max(x.stride(1), x.stride(2)) or x.shape[0] == 1
-    expanded = any(stride == 0 and size > 1 for stride, size in zip(x.stride(), x.shape, strict=True))
-    return batches_apart and not expanded and is_aligned(x)
+    (B, S, H, _), (batches, queries, heads, last) = x.shape, x.stride()
+    apart = B == 1 or (batches >= queries and batches >= heads)
+    expanded = (B > 1 and not batches) or (S > 1 and not queries) or (H > 1 and not heads)
+    step = 16 // x.element_size()
+    whole = last == 1 and not (batches % step or queries % step or heads % step)
+    return apart and whole and not expanded and begins_aligned(x, 16)
 
 
 def _rows(bias: Tensor) -> Tensor:

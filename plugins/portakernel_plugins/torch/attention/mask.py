@@ -51,6 +51,18 @@ class Mask:
         return lse if self.blind is None else lse.masked_fill(self.blind, math.inf)
 
 
+def may_be_blind(S: int | torch.SymInt, T: int | torch.SymInt, *, causal: bool, window: Window) -> bool:
+    """Whether the mask may leave a query without any key; True too where a graph leaves open what decides it."""
+    right = 0 if causal else window[1]
+    if right < 0:
+        return False
+    if isinstance(S, int) and isinstance(T, int):
+        return T + right < S
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    return not statically_known_true(T + right >= S)
+
+
 def hidden_keys(S: int, T: int, *, causal: bool, window: Window, device: torch.device) -> Tensor | None:
     """Which keys each query does not see ``(S, T)``; the last query stands at the last key. None: it sees all."""
     left, right = window[0], 0 if causal else window[1]

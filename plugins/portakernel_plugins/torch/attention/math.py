@@ -9,7 +9,7 @@ from torch import Tensor
 
 from portakernel.authoring import CannotRun, ReasonCode, Rejection
 from portakernel_plugins.torch.attention.layout import Results, Window, returned
-from portakernel_plugins.torch.attention.mask import hidden_keys, key_distances
+from portakernel_plugins.torch.attention.mask import hidden_keys, key_distances, may_be_blind
 
 # Scores of one call; they take 8 GiB in float32, a few times over. What needs more is left to kernels in pieces.
 _MOST_SCORES = 1 << 31
@@ -60,7 +60,7 @@ def attention(
         scores = torch.cat([scores, sinks.float()[:, None, None].expand(B, H, S, 1)], -1)
     # a softmax over nothing is NaN, and would be in gradients even where it is replaced afterwards
     blind = None
-    if bias is not None or hidden is not None:
+    if bias is not None or may_be_blind(S, T, causal=causal, window=window):
         blind = scores.isneginf().all(-1, keepdim=True)
         scores = scores.masked_fill(blind, 0.0)
     weights = torch.softmax(scores, -1)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, pad
 
-_RIGHT, _STEP = 1 << 14, 1 << 12
+ALWAYS_WHOLE = 1 << 14  # terms
+_STEP = 1 << 12
 # So many tiles keep every multiprocessor busy: there no sum is split.
 _MOST_SPLIT = 1 << 20
 
@@ -19,7 +20,7 @@ _MOST_SPLIT = 1 << 20
 def is_cut_short(a: Tensor, b: Tensor) -> bool:
     """Whether ``a @ b.T`` may miss terms; a: (M, K), b: (N, K)."""
     terms = a.shape[1]
-    if terms <= _RIGHT or terms % _STEP == 0:
+    if terms <= ALWAYS_WHOLE or terms % _STEP == 0:
         return False
     short = a.dtype.itemsize <= 2 and a.shape[0] * b.shape[0] <= _MOST_SPLIT
     return short and a.device.type == "cuda" and torch.version.hip is None
@@ -37,7 +38,7 @@ def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def wide_product(a: Tensor, b: Tensor) -> Tensor:
     """``a @ b.T`` in float32, of 16-bit numbers on a GPU."""
-    step = _RIGHT if is_cut_short(a, b) else max(a.shape[1], 1)
+    step = ALWAYS_WHOLE if is_cut_short(a, b) else max(a.shape[1], 1)
     pairs = zip(torch.split(a, step, 1), torch.split(b, step, 1), strict=True)
     first, *others = (torch.mm(x, y.t(), out_dtype=torch.float32) for x, y in pairs)
     for other in others:
