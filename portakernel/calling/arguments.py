@@ -161,6 +161,7 @@ class Arguments:
         saved_by: str | None = None,
         requires: frozenset[str] = frozenset(),
         below_autograd: bool = False,
+        unpaired: bool = False,
         compiled: bool = False,
     ) -> Request:
         """The request that this call makes."""
@@ -190,6 +191,7 @@ class Arguments:
             saved=tuple(saved.name for saved in made.saved),
             saved_by=saved_by,
             below_autograd=below_autograd,
+            unpaired=unpaired,
             compiled=compiled,
             attached=self.registry.attached_to(device.torch_device or ""),
             device=device,

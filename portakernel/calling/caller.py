@@ -30,7 +30,7 @@ from portakernel.calling.fast.torch_op_source import make_hit
 from portakernel.calling.key_table import KeyTable, Placement, remember_few
 from portakernel.calling.launcher import launcher
 from portakernel.calling.outputs import check_outs, completed, copy_into, existing, overwritten
-from portakernel.calling.value_checks import checked, has_rules
+from portakernel.calling.value_checks import checked
 from portakernel.claims.capability import CannotRun, Rejection
 from portakernel.claims.request import Phase, Request
 from portakernel.contract import Contract
@@ -59,7 +59,7 @@ class OpCaller:
         self.arguments = Arguments(contract, dispatcher.registry)
         self.table = KeyTable()
         # Whether what kernels are given is looked at first (PORTAKERNEL_CHECKS): then each placement is made so.
-        self.checks_values = dispatcher.checks_values and has_rules(contract)
+        self.checks_values = dispatcher.checks_values and contract.has_rules
         self.policies = ArgumentPolicies(dispatcher, contract.op)
         # How a call whose gradient is recorded is made without torch's dispatcher; the bridge sets it where it can be.
         self.train: Callable[[Placement, Sequence[Any], Sequence[Any]], Any] | None = None
@@ -173,7 +173,9 @@ class OpCaller:
         return Placement(decision, decision.chosen, run, cannot=dict(cannot or {}), fallback=fallback, policy=above)
 
     def _warn_of_layout(self, request: Request) -> None:
-        if self.contract.op == "attention" and not self._warned_of_layout and heads_come_first(request.dims):
+        if self.contract.op != "attention" or self._warned_of_layout:
+            return
+        if heads_come_first(request.without_symbols().dims):  # what a graph leaves open is not asked
             self._warned_of_layout = True
             sizes = ", ".join(f"{name}={request.dims[name]}" for name in "STHG")
             text = f"attention takes (B, S, H, D), and read as that these tensors have {sizes}, which looks like"
@@ -198,7 +200,7 @@ class OpCaller:
         """The request of a call of this kind, to a kernel with the properties that it ``requires``."""
         return self.arguments.request(
             tensors, parameters, kind.phase,
-            saved_by=kind.saved_by, below_autograd=kind.below_autograd, requires=requires,
+            saved_by=kind.saved_by, below_autograd=kind.below_autograd, unpaired=kind.unpaired, requires=requires,
         )  # fmt: skip
 
     def run(

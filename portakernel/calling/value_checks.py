@@ -23,18 +23,13 @@ from portakernel.tensors.index_values import element, outside
 from portakernel.tensors.layout import has_plain_memory
 
 
-def has_rules(contract: Contract) -> bool:
-    """Whether there is anything to look at."""
-    return any(tensor.rule is not None for tensor in contract.tensors)
-
-
 def checked(contract: Contract, request: Request, run: Callable[..., Any]) -> Callable[..., Any]:
     """``run``, a launcher for the request's phase, which looks at the numbers that it is given first.
 
     A backward gets what forward has looked at. While a stream is captured nothing is looked at: nothing may be waited
     for.
     """
-    if request.phase is Phase.BACKWARD or not has_rules(contract):
+    if request.phase is Phase.BACKWARD or not contract.has_rules:
         return run
     names = signature(contract, request.phase)
 

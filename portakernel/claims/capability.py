@@ -307,6 +307,11 @@ class Capability:
                 if request.below_autograd and self.saves == "autograd":
                     text = "PyTorch records its gradient, which comes too late: the gradient is portakernel's"
                     yield Rejection(ReasonCode.REQUIRES_GRAD, text, "requires_grad")
+                if request.unpaired and self.saves == "own":
+                    text = (
+                        "saves what only its own backward reads, and a graph that follows policy blocks chooses apart"
+                    )
+                    yield Rejection(ReasonCode.BACKWARD_MISMATCH, text, "requires_grad")
             case Phase.BACKWARD:
                 if not self.has_backward:
                     yield Rejection(ReasonCode.NO_BACKWARD, "has no backward kernel", "requires_grad")

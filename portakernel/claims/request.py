@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from portakernel.contract import Contract
 from portakernel.contracts import contracts
 from portakernel.text.printable import brief
-from portakernel.words.symbols import is_symbol
+from portakernel.words.symbols import is_symbol, left_to_the_run
 from portakernel.words.target import Device, Target
 
 T = TypeVar("T")
@@ -35,9 +35,10 @@ class Request:
     ``dims`` and ``facts`` hold what is known: a question need not give every shape. ``features`` holds only those that
     differ from their neutral default, ``values`` every keyword argument that is no tensor, ``absent`` the optional
     tensors that are not given. ``below_autograd``: PyTorch is not recording, so that a kernel has to save what backward
-    needs. ``compiled``: a compiled graph is to hold it, which leaves sizes ``open``. ``attached`` are further devices
-    that share the torch device. ``device`` is set when it is in this machine, so that readiness is probed and not
-    assumed.
+    needs. ``unpaired``: backward's kernel is chosen apart, so that it has to be what any backward reads.
+    ``compiled``: a compiled graph is to hold it. ``open``: that leaves some sizes open, or even to its run alone.
+    ``attached`` are further devices that share the torch device. ``device`` is set when it is in this machine, so that
+    readiness is probed and not assumed.
     """
 
     op: str
@@ -54,8 +55,9 @@ class Request:
     saved: tuple[str, ...] = ()
     saved_by: str | None = None
     below_autograd: bool = False
+    unpaired: bool = False
     compiled: bool = False
-    open: bool = False
+    open: Literal["", "sizes", "run"] = ""
     attached: tuple[Device, ...] = ()
     device: Device | None = None
 
@@ -69,7 +71,8 @@ class Request:
         dims, facts, values = (_without_symbols(self.dims), _without_symbols(self.facts), _without_symbols(self.values))
         if (len(dims), len(facts), len(values)) == (len(self.dims), len(self.facts), len(self.values)):
             return self
-        return replace(self, dims=dims, facts=facts, values=values, open=True)
+        left = self.compiled and any(map(left_to_the_run, self.dims.values()))
+        return replace(self, dims=dims, facts=facts, values=values, open="run" if left else "sizes")
 
     def __repr__(self) -> str:
         return brief(f"<Request: {self}>")

@@ -115,6 +115,11 @@ class Contract:
         return tuple(tensor.name for tensor in self.tensors if tensor.mutated)
 
     @property
+    def has_rules(self) -> bool:
+        """Whether the numbers in some tensor have a rule, which ``PORTAKERNEL_CHECKS=1`` looks at."""
+        return any(tensor.rule is not None for tensor in self.tensors)
+
+    @property
     def results(self) -> tuple[Result, ...]:
         """What a call leaves: its outputs, or the arguments that it writes."""
         written = (tensor for tensor in self.tensors if tensor.mutated)

@@ -63,6 +63,9 @@ def explain_in_words(
     return decide_as_called(now, request, now.policy(layer_of(now.registry, op, strict)))
 
 
+_BLOCK = "with policy block"
+
+
 def decide_as_called(
     now: Dispatcher, request: Request, policy: Policy, cannot: Mapping[str, Rejection] | None = None
 ) -> Decision:
@@ -74,8 +77,10 @@ def decide_as_called(
     Raises:
         ArgumentValueError: it is for a backward that the op does not have.
     """
-    if request.compiled and now.context_layers.get():  # what is inline follows no block
-        policy = intern_policy((make_layer("with policy block", compiled="call"), *policy.layers))
+    if request.compiled and (called := _why_called(now, request)):
+        policy = intern_policy((make_layer(called, compiled="call"), *policy.layers))
+        own = called == _BLOCK and request.phase is Phase.TRAINING
+        request = replace(request, below_autograd=True, unpaired=own)
     if request.phase is not Phase.BACKWARD:
         return now.decide(request, policy, cannot)
     gradient = contract(request.op).gradient
@@ -91,6 +96,13 @@ def decide_as_called(
         if forward is not None and forward.saves in ("own", "autograd"):
             request = replace(request, saved_by=forward.name)
     return now.decide(request, policy, cannot)
+
+
+def _why_called(now: Dispatcher, request: Request) -> str:
+    """What has a compiled graph hold calls alone of the request's op: they look at blocks, or values, as they run."""
+    if now.context_layers.get():
+        return _BLOCK
+    return "PORTAKERNEL_CHECKS" if now.checks_values and contract(request.op).has_rules else ""
 
 
 def without_use(now: Dispatcher, decision: Decision) -> Decision | None:

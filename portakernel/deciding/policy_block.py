@@ -10,10 +10,15 @@ from typing import Any, TypeVar, cast
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.deciding.policies import Layer, Policy
 from portakernel.errors import PortakernelError
-from portakernel.host.as_written import as_written
+from portakernel.host.as_written import as_written, outside_graphs
 from portakernel.text.printable import brief
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_outside_graphs = outside_graphs(
+    "a graph's kernels are chosen before a policy block inside of it could hold; put it around the compiled function,"
+    " or say kernel= or portakernel.set_policy"
+)
 
 
 class PolicyBlock:
@@ -31,6 +36,7 @@ class PolicyBlock:
     def __repr__(self) -> str:
         return brief(f"<PolicyBlock: {self._wishes or 'no wishes'}>")
 
+    @_outside_graphs
     @as_written
     def __enter__(self) -> Policy:
         dispatcher, layer = self._made = self._made or self._make()
@@ -40,6 +46,7 @@ class PolicyBlock:
         dispatcher.count_block(1)
         return dispatcher.policy()
 
+    @_outside_graphs
     @as_written
     def __exit__(self, *error: object) -> None:
         entered = _entered.get()
@@ -55,6 +62,7 @@ class PolicyBlock:
     def __call__(self, function: F) -> F:
         """``function`` with its calls in this block."""
 
+        @_outside_graphs
         @functools.wraps(function)
         def inside(*args: Any, **kwargs: Any) -> Any:
             with self:

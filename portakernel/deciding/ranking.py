@@ -67,14 +67,18 @@ def form_of(kernel: Kernel, request: Request, wishes: Wishes) -> GraphForm | Non
     """How a compiled graph would hold ``kernel``; None where none is asked for.
 
     A kernel that a policy names strictly is not dissolved into torch operators, unless a policy says so. A plugin's is
-    called where sizes are open, because how it runs depends on them.
+    called where sizes are open, because how it runs depends on them; not one that is nothing but what PyTorch records.
+    Where a size is left to the run, only the formulas that Inductor fuses stand there: it lacks products of such sizes.
     """
     if not request.compiled:
         return None
     if kernel.saves == "autograd" and request.phase is Phase.TRAINING and not request.below_autograd:
-        return "inline"  # PyTorch records what it is made of
+        return "inline"
     own = kernel.in_graphs.form
-    if not kernel.is_reference and (request.open or request.without_symbols() is not request):
+    left_open = request.open or request.without_symbols().open
+    if left_open and not (own == "inline" and (kernel.is_reference or kernel.saves == "autograd")):
+        return "call"
+    if left_open == "run" and not (kernel.is_reference and kernel.in_graphs.priority is not None):
         return "call"
     if wishes.compiled == "call" or (own == "inline" != wishes.compiled and kernel.name in wishes.use):
         return "call"

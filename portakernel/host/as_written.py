@@ -12,6 +12,8 @@ from types import CodeType
 from typing import Any, TypeVar
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+# What Dynamo looks for on functions that `torch.compiler.disable` has returned.
+_OUTSIDE, _REASON = "_torchdynamo_disable", "_torchdynamo_disable_msg"
 
 
 class _Marks:
@@ -44,3 +46,14 @@ def as_written(function: Function) -> Function:
     """The same function, which with all that it calls is left to Python."""
     _marks.mark(function.__code__)
     return function
+
+
+def outside_graphs(reason: str) -> Callable[[Function], Function]:
+    """Makes a function one that no graph goes through: a trace breaks at its call, or says why it cannot go on."""
+
+    def mark(function: Function) -> Function:
+        setattr(function, _OUTSIDE, True)
+        setattr(function, _REASON, reason)
+        return function
+
+    return mark

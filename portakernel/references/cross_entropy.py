@@ -27,9 +27,14 @@ def _wide(tensor: Tensor) -> Tensor:
 
 
 def _blocks(rows: Tensor) -> Iterator[slice]:
-    """The rows in slices of a bounded number of elements."""
+    """The rows in slices of a bounded number of elements; one empty slice where there are none."""
     size = max(1, _BLOCK_ELEMENTS // rows.shape[1])
-    return (slice(start, start + size) for start in range(0, rows.shape[0], size))
+    return (slice(start, start + size) for start in range(0, max(rows.shape[0], 1), size))
+
+
+def joined(parts: tuple[Tensor, ...] | list[Tensor]) -> Tensor:
+    """The rows of all parts; nothing is written in place, which neither vmap nor a recorded gradient goes through."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _check(logits: Tensor, target: Tensor, ignore_index: int, label_smoothing: float) -> None:
@@ -70,11 +75,9 @@ def forward(
     rows, targets = logits.reshape(target.numel(), logits.shape[-1]), target.reshape(-1).long()
     ignored = targets == ignore_index
     classes = targets.masked_fill(ignored, 0)
-    dtype = torch.float64 if logits.dtype is torch.float64 else torch.float32
-    loss, lse = (torch.empty(targets.shape, dtype=dtype, device=logits.device) for _ in range(2))
-    for block in _blocks(rows):
-        loss[block], lse[block] = _losses(_wide(rows[block]), classes[block], label_smoothing)
-    loss.masked_fill_(ignored, 0)
+    found = [_losses(_wide(rows[block]), classes[block], label_smoothing) for block in _blocks(rows)]
+    loss, lse = (joined(parts) for parts in zip(*found, strict=True))
+    loss = loss.masked_fill(ignored, 0)
     results = tuple(result.reshape(target.shape) for result in ((loss, lse) if return_lse else (loss,)))
     if out is not None:
         given = out if isinstance(out, tuple) else (out,)
@@ -100,17 +103,23 @@ def backward(
     del return_lse
     if not needs[0]:
         return None, None
-    # a gradient is contiguous, and an expanded tensor's rows share memory
-    over = overwrite_logits and logits.is_contiguous()
-    grad = logits if over else torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
     shape = (target.numel(), logits.shape[-1])
-    rows, into = logits.reshape(shape), grad.view(shape)
-    g, targets = _wide(grad_loss).reshape(-1, 1), target.reshape(-1, 1).long()
-    for block in _blocks(rows):
+    rows, g, targets = logits.reshape(shape), _wide(grad_loss).reshape(-1, 1), target.reshape(-1, 1).long()
+
+    def of(block: slice) -> Tensor:
         p = (_wide(rows[block]) - lse[block].unsqueeze(-1)).exp()
         q = _distribution(targets[block], shape[1], label_smoothing, p.dtype)
         # written, not multiplied by zero: an ignored row may hold NaN
-        into[block] = (g[block] * (p - q)).masked_fill(targets[block] == ignore_index, 0).to(logits.dtype)
+        return (g[block] * (p - q)).masked_fill(targets[block] == ignore_index, 0).to(logits.dtype)
+
+    # a gradient is contiguous, and an expanded tensor's rows share memory
+    over = overwrite_logits and logits.is_contiguous()
+    if torch.is_grad_enabled() and not over:
+        return joined([of(block) for block in _blocks(rows)]).reshape(logits.shape), None
+    grad = logits if over else torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+    into = grad.view(shape)
+    for block in _blocks(rows):
+        into[block] = of(block)
     return grad, None
 
 

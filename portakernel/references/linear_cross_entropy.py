@@ -8,6 +8,7 @@ which computes them again.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,11 +48,10 @@ def forward(
     if target.device.type == "cpu":
         check_indices("linear_cross_entropy", "target", target, classes, "V", ignore_index)
     rows, targets, w = _wide(x).reshape(count, x.shape[-1]), target.reshape(-1), _wide(weight)
-    loss, lse = (torch.empty(count, dtype=rows.dtype, device=x.device) for _ in range(2))
-    for block in _blocks(count, classes):
-        loss[block], lse[block] = cross_entropy.forward(
-            rows[block] @ w.T, targets[block], ignore_index=ignore_index, label_smoothing=label_smoothing, save=True
-        )
+    more: dict[str, Any] = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "save": True}
+    blocks = _blocks(count, classes)
+    parts = [cross_entropy.forward(rows[block] @ w.T, targets[block], **more) for block in blocks]
+    loss, lse = (cross_entropy.joined(part) for part in zip(*parts, strict=True))
     found = loss.reshape(target.shape)
     if out is not None:
         found = out.copy_(found)
@@ -73,7 +73,7 @@ def backward(
     count, (classes, width) = target.numel(), weight.shape
     rows, targets, w = _wide(x).reshape(count, width), target.reshape(-1), _wide(weight)
     grads = _wide(grad_loss).reshape(-1)
-    grad_x = torch.empty_like(rows, memory_format=torch.contiguous_format) if needs[0] else None
+    grads_x = list[Tensor]()
     grad_weight = torch.zeros(classes, width, dtype=rows.dtype, device=x.device) if needs[1] else None
     for block in _blocks(count, classes):
         d, _ = cross_entropy.backward(
@@ -85,12 +85,12 @@ def backward(
             label_smoothing=label_smoothing,
         )
         assert d is not None
-        if grad_x is not None:
-            grad_x[block] = d @ w
+        if needs[0]:
+            grads_x.append((d @ w).to(x.dtype))
         if grad_weight is not None:
             grad_weight = grad_weight + d.T @ rows[block]
     return (
-        None if grad_x is None else grad_x.to(x.dtype).reshape(x.shape),
+        cross_entropy.joined(grads_x).reshape(x.shape) if needs[0] else None,
         None if grad_weight is None else grad_weight.to(weight.dtype),
         None,
     )

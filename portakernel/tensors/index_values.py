@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from portakernel.errors import ArgumentValueError, IndexOutOfRangeError
+from portakernel.tensors.torch_internals import without_transforms
 
 # Of few numbers Python's own comparison is the quicker one.
 _FEW = 256
@@ -36,6 +37,7 @@ def check_indices(op: str, name: str, indices: Tensor, below: int, size: str, ig
     Raises:
         IndexOutOfRangeError: one is not; names the first.
     """
+    indices = without_transforms(indices)
     wrong = outside(indices, below, ignored)
     if wrong.any():
         first = int(indices[wrong][0])

@@ -202,6 +202,13 @@ def node_in_backward() -> Any:
     return torch._C._current_autograd_node()
 
 
+def without_transforms(tensor: Tensor) -> Tensor:
+    """The tensor with all its numbers, batches among its dimensions, that transforms of ``torch.func`` have wrapped."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
+
+
 def is_fake(tensors: Sequence[Tensor]) -> bool:
     """Whether the tensors are fake ones: an op is being traced, not run."""
     return detect_fake_mode(tensors) is not None

@@ -25,6 +25,7 @@ from portakernel.errors import FallbackWarning, PackagedCallWarning
 from portakernel.host.call_site import callers_level
 from portakernel.tensors.torch_internals import innermost_transform, is_packaging, outside_modes
 from portakernel.torch_bridge.in_graph import CUSTOM_META, is_compiling, recorded
+from portakernel.words.symbols import left_to_the_run
 
 
 class KernelChoice:
@@ -73,10 +74,14 @@ class KernelChoice:
         """The results of the chosen kernel, when it is one whose gradient PyTorch records; else None.
 
         One that declines the call at the last moment is passed over for such calls. Where values are to be looked at,
-        a graph holds the op, and not what such a kernel is made of: only the op's implementation can look. Inside a
-        transform it has to have all derivatives, as what has a forward-mode one does.
+        or policy blocks followed, a graph holds the op, and not what such a kernel is made of: only the op's
+        implementation can look. So where a size is left to the run (``form_of``). Inside a transform it has to have all
+        derivatives, as what has a forward-mode one does.
         """
-        if traced and (self.caller.checks_values or self._stays_a_node(tensors, values, kernel)):
+        left = traced and any(
+            left_to_the_run(size) for tensor in tensors if tensor is not None for size in tensor.shape
+        )
+        if left or (traced and (self._looks_as_it_runs(kernel) or self._stays_a_node(tensors, values, kernel))):
             return None
         placement, attempts = self._placed(TRAINING, tensors, values, kernel, traced=traced), None
         while placement.kernel.saves == "autograd":
@@ -129,9 +134,13 @@ class KernelChoice:
         with self.caller.dispatcher.without_contexts():
             return self.caller.place(request, self.caller.policy(kernel))
 
+    def _looks_as_it_runs(self, kernel: str) -> bool:
+        """Whether the graph that is traced holds calls alone: those look at values, and follow policy blocks."""
+        return self.caller.checks_values or kernel.endswith(BLOCK_MARK)
+
     def _has_forms(self, phase: Phase, tensors: Tensors, kernel: str) -> bool:
         """Whether kernels have forms in the graph that is traced; where they have none, each is a call."""
-        if self.caller.checks_values or kernel.endswith(BLOCK_MARK):  # what looks at values, and follows policy blocks
+        if self._looks_as_it_runs(kernel):
             return False
         if phase is not Phase.INFERENCE and self.contract.gradient == "none":  # its refusal is that of the op's node
             return False
@@ -149,13 +158,14 @@ class KernelChoice:
     ) -> str:
         """The kernel for ``phase`` as a torch op's argument names it; marked where it is to stand in the graph."""
         below = phase is Phase.TRAINING and self.caller.some_are_recorded
-        kind = CallKind(phase, saved_by=saved_by, below_autograd=below)
+        unpaired = phase is Phase.TRAINING and self.some_save_their_own and kernel.endswith(BLOCK_MARK)
+        kind = CallKind(phase, saved_by=saved_by, below_autograd=below, unpaired=unpaired)
         placement = self._placed(kind, tensors, values, kernel, traced=traced)
         if placement.decision.form in ("inline", "kernel"):
             return GRAPH_MARK + placement.kernel.name
         if traced:
             self._warn_of_packaged_call(placement.kernel.name)
-        if phase is Phase.TRAINING:
+        if phase is Phase.TRAINING and not unpaired:
             return self.called(placement.kernel.name, strict=kernel.startswith(STRICT_MARK))
         asked_for = phase is Phase.INFERENCE and kernel.startswith(STRICT_MARK)
         return (STRICT_MARK if asked_for else "") + placement.kernel.name
@@ -166,6 +176,10 @@ class KernelChoice:
         Where some kernel saves in its own way it is strict: backward is chosen to read what that one saves.
         """
         return (STRICT_MARK if strict or self.some_save_their_own else "") + unmarked(kernel)
+
+    def unpaired(self, kernel: str) -> bool:
+        """Whether the ``_forward`` part of the op, with such a name, leaves open which kernel runs backward."""
+        return self.some_save_their_own and not kernel.startswith(STRICT_MARK)
 
     def _warn_of_packaged_call(self, kernel: str) -> None:
         """Says so, where AOTInductor compiles the graph that calls ``kernel``."""

@@ -43,6 +43,7 @@ class Bridge:
             Writing(caller, self.signature).register(self.library)
             return
         derivatives = Derivatives(caller, self.signature)
+        self._choice = derivatives.choice
         derivatives.register(self.library)
         if has_eager_training(self.contract):
             caller.train = EagerTraining(derivatives).apply
@@ -81,7 +82,8 @@ class Bridge:
         tensors, values, (kernel, _) = self.signature.forward(arguments)
         self.caller.arguments.check(tensors, values)
         policy, given = self.caller.policy(kernel), (*tensors, *values)
-        kind = CallKind(Phase.TRAINING, below_autograd=self.caller.some_are_recorded)
+        unpaired = self._choice.unpaired(kernel)
+        kind = CallKind(Phase.TRAINING, below_autograd=self.caller.some_are_recorded, unpaired=unpaired)
         returned = self.caller.run(kind, tensors, values, policy, given)
         return self.caller.completed(returned, values, tensors[0], saved=True)
 

@@ -162,3 +162,17 @@ def test_metal_s_kernel_is_given_rows_without_gaps_and_never_none_of_them(x, mon
     y = rms_norm.rms_norm_mps(x, draw(12), eps=EPS)
     assert y.shape == x.shape
     assert [tensor.is_contiguous() for tensor in seen] == [True] * bool(x.numel())
+
+
+def test_third_derivatives_of_a_recorded_layer_norm_are_those_of_the_formula():
+    source = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(shape, generator=source).requires_grad_() for shape in ((3, 5), (5,), (5,))]
+
+    def third(kernel):
+        y = portakernel.ops.layer_norm(*tensors, kernel=kernel)
+        for _ in range(2):
+            (y,) = torch.autograd.grad(y.sin().sum(), tensors[:1], create_graph=True)
+        return torch.autograd.grad(y.sin().sum(), tensors[:2])
+
+    for found, wanted in zip(third("torch.layer_norm_recorded"), third("reference"), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4 * wanted.abs().max().item())

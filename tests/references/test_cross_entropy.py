@@ -8,10 +8,14 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.func import hessian, jacrev, vmap
 
-from portakernel.errors import ArgumentValueError
+from portakernel import ops
+from portakernel.errors import ArgumentValueError, IndexOutOfRangeError
 from portakernel.references import cross_entropy
 
+# forward mode, on importing its parts
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
 INF, NAN = math.inf, math.nan
 SMOOTHINGS = [0.0, 0.1, 1.0]
 SHAPES = [(1, 1), (5,), (7, 13), (2, 3, 33), (0, 8), (2, 0, 4)]
@@ -321,3 +325,28 @@ def test_magnitudes_are_numbers_where_a_class_is_masked():
     sizes, _ = cross_entropy.magnitudes(torch.ones(1).double(), x, target, lse)
     assert bool(sizes.isfinite().all())
     assert bool(cross_entropy.output_magnitudes(x, target)[0].isfinite().all())
+
+
+LOSSES = {
+    "cross_entropy": (ops.cross_entropy, lambda x, target: F.cross_entropy(x, target, reduction="none")),
+    "linear_cross_entropy": (
+        lambda x, target: ops.linear_cross_entropy(x, WEIGHT, target),
+        lambda x, target: F.cross_entropy(x @ WEIGHT.T, target, reduction="none"),
+    ),
+}
+WEIGHT = torch.randn(5, 5, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("of", [hessian, lambda loss: jacrev(jacrev(loss))])
+@pytest.mark.parametrize("op", LOSSES)
+def test_second_derivatives_of_a_batch_of_losses(op, of):
+    x, target = drawn(3, 4, 5, seed=1, dtype=torch.float32), targets(3, 4, classes=5, seed=2)
+    found, wanted = (vmap(of(lambda x, t, by=by: by(x, t).sum()))(x, target) for by in LOSSES[op])
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("op", LOSSES)
+def test_a_target_outside_is_named_in_a_batch_too(op):
+    x, target = drawn(3, 4, 5, seed=1, dtype=torch.float32), torch.full((3, 4), 5)
+    with pytest.raises(IndexOutOfRangeError, match="target 5 is neither in"):
+        vmap(hessian(lambda x, t: LOSSES[op][0](x, t).sum()))(x, target)

@@ -16,13 +16,15 @@ class CallKind(NamedTuple):
     """The kind of a call: all that the choice depends on beside arguments and policy.
 
     ``inplace``: the result goes over an argument. ``saved_by``: of a backward, the kernel that ran forward, where it
-    saves in a way of its own. ``below_autograd``: of a training forward, that autograd has had its turn.
+    saves in a way of its own. ``below_autograd``: of a training forward, that autograd has had its turn. ``unpaired``:
+    of one, that backward's kernel is chosen apart.
     """
 
     phase: Phase = Phase.INFERENCE
     inplace: bool = False
     saved_by: str | None = None
     below_autograd: bool = False
+    unpaired: bool = False
 
 
 PLAIN = CallKind()

@@ -44,7 +44,8 @@ def print_explanation(page: Page, decision: Decision, registry: Registry, freed:
         page.line("No kernel can serve it.", "bad")
     else:
         page.line([Cell(decision.chosen.name, "good"), f" serves it: {_why(decision)}."])
-        if decision.chosen.is_reference and not _on_cpu(decision.request.target, registry):
+        slow = decision.chosen.is_reference and decision.form != "inline"
+        if slow and not _on_cpu(decision.request.target, registry):
             page.line("It is the reference: correct, but not fast.", "doubt")
     for sentence in _assumed(decision):
         page.line(sentence, "faint")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from portakernel.calling.value_checks import check_values, has_rules
+from portakernel.calling.value_checks import check_values
 from portakernel.contract import Case, Contract, Cost, Draw, Parameter, Result, TensorArgument, Tolerance
 from portakernel.contract.soundness import contract_faults
 from portakernel.contract.value_rules import Experts, Indices, Lengths, Pages, Slots
@@ -68,7 +68,7 @@ def test_what_the_kit_draws_is_accepted_with_its_poisoned_entries(seed, dtype):
 
 
 def test_what_no_length_reaches_may_be_anything():
-    assert has_rules(PAGED)
+    assert PAGED.has_rules
     check_values(PAGED, given())
     check_values(PAGED, given(lens=[0, 0], table=[[-1, 7, 99], [-9, 4, 4]]))
     check_values(PAGED, given(lens=[12, 4], table=[[0, 1, 2], [3, -1, -1]], most=12))

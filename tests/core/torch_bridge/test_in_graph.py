@@ -253,3 +253,22 @@ def test_values_are_looked_at_by_calls_alone(ops, monkeypatch):
     function, found = compiled(ops.rms_norm)
     function(normal(3, 4), normal(4))
     assert found == [[CALL]]
+
+
+@pytest.mark.parametrize("entered", ["with", "decorator"])
+def test_a_block_inside_a_compiled_function_breaks_the_graph_or_says_where_it_belongs(ops, entered):
+    block = PolicyBlock(lambda: (ops.dispatcher, make_layer("context", use="torch")), "")
+    decorated = block(lambda x: ops.add(x, x))
+
+    def function(x):
+        if entered == "decorator":
+            return decorated(x) * 2
+        with PolicyBlock(lambda: (ops.dispatcher, make_layer("context", use="torch")), ""):
+            return ops.add(x, x) * 2
+
+    x = normal(3, 4)
+    torch.testing.assert_close(torch.compile(function, backend="aot_eager")(x), 4 * x)
+    assert set(ops.served("add")) == {"torch.add"}
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="put it around the compiled function"):
+        torch.compile(function, fullgraph=True, backend="aot_eager")(x)

@@ -62,8 +62,12 @@ def backward(
     needs: tuple[bool, bool, bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients for ``x``, ``weight`` and ``bias``; that of the preactivation is rounded to their dtype."""
-    if preactivation is None:
+    if activation == "relu":
         grad = _aten.threshold_backward(grad_y, y, 0)
+    elif preactivation is None:
+        grad = grad_y
+    elif activation == "silu":
+        grad = _aten.silu_backward(grad_y, preactivation)
     else:
         grad = _aten.gelu_backward(grad_y, preactivation, approximate=_approximation(activation))
     rows = grad.reshape(-1, weight.shape[0])

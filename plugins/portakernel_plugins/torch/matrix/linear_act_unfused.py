@@ -21,6 +21,23 @@ _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
 )
 
 
+def saved(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    activation: str,
+    out: Tensor | None = None,
+    save: bool = False,
+) -> Tensor | tuple[Tensor, ...]:
+    """As ``linear_act``, with what backward needs, for graphs that call it."""
+    z = linear(x, weight, bias)
+    y = _ACTIVATIONS[activation](z)
+    if save:
+        return (y,) if activation in ("none", "relu") else (y, z)
+    return y if out is None else out.copy_(y)
+
+
 def linear_act(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: str, out: Tensor | None = None
 ) -> Tensor:
