@@ -45,6 +45,11 @@ def _check(logits: Tensor, target: Tensor, ignore_index: int, label_smoothing: f
     check_indices("cross_entropy", "target", target, logits.shape[-1], "V", ignore_index)
 
 
+def shaped(result: Tensor, shape: torch.Size) -> Tensor:
+    """A fresh result in another shape, no view: autograd would let nobody change it in place."""
+    return result if result.shape == shape else result.reshape(shape).clone()
+
+
 def _losses(x: Tensor, target: Tensor, label_smoothing: float) -> tuple[Tensor, Tensor]:
     """Loss and lse of rows ``x: (m, V)``, each with a target inside."""
     top = x.amax(-1, keepdim=True)
@@ -78,7 +83,7 @@ def forward(
     found = [_losses(_wide(rows[block]), classes[block], label_smoothing) for block in _blocks(rows)]
     loss, lse = (joined(parts) for parts in zip(*found, strict=True))
     loss = loss.masked_fill(ignored, 0)
-    results = tuple(result.reshape(target.shape) for result in ((loss, lse) if return_lse else (loss,)))
+    results = tuple(shaped(result, target.shape) for result in ((loss, lse) if return_lse else (loss,)))
     if out is not None:
         given = out if isinstance(out, tuple) else (out,)
         results = tuple(tensor.copy_(result) for tensor, result in zip(given, results, strict=True))

@@ -52,7 +52,7 @@ def forward(
     blocks = _blocks(count, classes)
     parts = [cross_entropy.forward(rows[block] @ w.T, targets[block], **more) for block in blocks]
     loss, lse = (cross_entropy.joined(part) for part in zip(*parts, strict=True))
-    found = loss.reshape(target.shape)
+    found = cross_entropy.shaped(loss, target.shape)
     if out is not None:
         found = out.copy_(found)
     return (found, lse) if save else found

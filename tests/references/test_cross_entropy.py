@@ -350,3 +350,15 @@ def test_a_target_outside_is_named_in_a_batch_too(op):
     x, target = drawn(3, 4, 5, seed=1, dtype=torch.float32), torch.full((3, 4), 5)
     with pytest.raises(IndexOutOfRangeError, match="target 5 is neither in"):
         vmap(hessian(lambda x, t: LOSSES[op][0](x, t).sum()))(x, target)
+
+
+@pytest.mark.parametrize("kernel", [None, "reference"])
+@pytest.mark.parametrize("shape", [(4,), (2, 2)])
+@pytest.mark.parametrize("op", LOSSES)
+def test_a_trained_loss_may_be_changed_in_place(op, shape, kernel):
+    call = getattr(ops, op)
+    x, target = drawn(*shape, 5, seed=1, dtype=torch.float32).requires_grad_(), targets(*shape, classes=5, seed=2)
+    weight = () if op == "cross_entropy" else (WEIGHT,)
+    (wanted,) = torch.autograd.grad((call(x, *weight, target) * 2).sum(), x)
+    (found,) = torch.autograd.grad(call(x, *weight, target, kernel=kernel).mul_(2).sum(), x)
+    torch.testing.assert_close(found, wanted)

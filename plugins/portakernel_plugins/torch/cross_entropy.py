@@ -42,7 +42,10 @@ def cross_entropy(
     del overwrite_logits  # backward reads logits after it would have been written
     classes = logits.shape[-1]
     rows, targets = logits.reshape(target.numel(), classes), target.reshape(-1).long()
-    loss, lse = (torch.empty(targets.shape, dtype=torch.float32, device=logits.device) for _ in range(2))
+    loss, lse = (torch.empty(target.shape, dtype=torch.float32, device=logits.device) for _ in range(2))
+    # results are no views: autograd would let nobody change them in place
+    results: tuple[Tensor, ...] = (loss, lse) if return_lse else (loss,)
+    loss, lse = loss.view(-1), lse.view(-1)
     for block in _blocks(*rows.shape):
         wide = rows[block].float()
         logs = _log_softmax(wide, -1, False)
@@ -57,7 +60,6 @@ def cross_entropy(
         if save or return_lse:
             # at the row's maximum, where no digit of the difference is lost
             torch.sub(wide.amax(-1), logs.amax(-1), out=lse[block])
-    results = tuple(result.view(target.shape) for result in ((loss, lse) if return_lse else (loss,)))
     if out is not None:
         given = out if isinstance(out, tuple) else (out,)
         results = tuple(tensor.copy_(result) for tensor, result in zip(given, results, strict=True))
