@@ -5,7 +5,8 @@
 
 Sorted stably, a row's indices are one run, and its gradient is a bag of rows of ``grad_y``. A popular row's run is
 long: the sorted indices are cut in pieces of one length, those that lie in one run are added up first, and then runs by
-pieces. Everything is in float32 and rounded once; no atomics.
+pieces. Where indices and rows are few, a row looks through all indices instead, in one launch. Everything is in float32
+and rounded once; no atomics.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from portakernel_plugins.triton.launching.configurations import configuration
 
 # Sorted indices of a piece. A run of n takes n / _PIECE partial sums, and as many rows as two pieces beside them.
 _PIECE = 64
+# So few indices, and so many pairs of an index and a row, are not sorted: sorting takes several launches.
+_FEW, _FEW_PAIRS, _LOOKED_THROUGH = 1024, 1 << 20, 64
 
 
 @triton.jit
@@ -170,6 +173,49 @@ def _grad_weight(
     tl.store(grad + row[:, None] * columns + column[None, :], total.to(grad.dtype.element_ty), mask=mask)
 
 
+@triton.jit(do_not_specialize=["count", "bags", "search_steps", "stride_packs", "row_packs"])
+def _grad_weight_of_few(
+    grad_y: tl.tensor,
+    indices: tl.tensor,
+    offsets: tl.tensor,
+    samples: tl.tensor,  # None: not weighted
+    grad: tl.tensor,  # out
+    count: tl.tensor,
+    bags: tl.tensor,
+    search_steps: tl.tensor,
+    stride_packs: tl.tensor,
+    row_packs: tl.tensor,
+    MEAN: tl.constexpr,
+    ITEMS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PACK: tl.constexpr,
+) -> None:
+    columns = row_packs * PACK
+    blocks = tl.cdiv(columns, BLOCK_N)
+    program = program_index()
+    row = program // blocks
+    column = (program % blocks).to(tl.int32) * BLOCK_N + tl.arange(0, BLOCK_N)
+    in_row = column < columns
+    stride = tl.cast(stride_packs, tl.int64) * PACK
+    total = tl.full((BLOCK_N,), 0.0, tl.float32)
+    for start in range(0, count, ITEMS):
+        i = start + tl.arange(0, ITEMS)
+        mine = tl.load(indices + i, mask=i < count, other=-1).to(tl.int64) == row
+        if tl.max(mine.to(tl.int32), axis=0) > 0:
+            bag = _bag_of(i, offsets, bags, search_steps)
+            source = grad_y + bag.to(tl.int64)[:, None] * stride + column[None, :]
+            block = tl.load(source, mask=mine[:, None] & in_row[None, :], other=0.0).to(tl.float32)
+            if samples is not None:
+                block *= tl.load(samples + i, mask=mine, other=0.0).to(tl.float32)[:, None]
+            if MEAN:
+                first = tl.load(offsets + bag).to(tl.int64)
+                last = tl.load(offsets + bag + 1, mask=bag + 1 < bags, other=0).to(tl.int64)
+                last = tl.where(bag + 1 == bags, count, last)
+                block *= tl.div_rn(1.0, tl.maximum(last - first, 1).to(tl.float32))[:, None]
+            total += tl.sum(block, axis=0)
+    tl.store(grad + row * columns + column, total.to(grad.dtype.element_ty), mask=in_row)
+
+
 @triton.jit(
     do_not_specialize=["count", "table_rows", "bags", "search_steps", "stride_packs", "table_packs", "row_packs"]
 )
@@ -245,6 +291,8 @@ def _weight_gradient(
     (v, n), count, bags, device = weight.shape, indices.numel(), offsets.numel(), weight.device
     if not (count and n):
         return torch.zeros(v, n, dtype=weight.dtype, device=device)
+    if count <= _FEW and count * v <= _FEW_PAIRS:
+        return _weight_gradient_of_few(grad_y, stride, weight, indices, offsets, samples, mean)
     # 32 bits where they reach: half the passes of a radix sort
     keys, order = torch.sort(indices.int() if v < 1 << 31 else indices, stable=True)
     narrow = torch.int32 if max(count, bags) < 1 << 31 else torch.int64
@@ -320,6 +368,42 @@ def _weight_gradient(
         DEPTH=shallow,
         parameter="N",
         **shape,
+    )
+    return grad
+
+
+def _weight_gradient_of_few(
+    grad_y: Tensor,
+    stride: int,
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    samples: Tensor | None,
+    mean: bool,
+) -> Tensor:
+    (v, n), bags = weight.shape, offsets.numel()
+    grad = torch.empty(v, n, dtype=weight.dtype, device=weight.device)
+    how, pack = configuration("embedding_bag.backward_of_few", weight.device, n), pack_of(n, stride)
+    block = min(how.columns, how.elements // _LOOKED_THROUGH)
+    launch(
+        _grad_weight_of_few,
+        grid_of(v * cdiv(n, block)),
+        grad_y,
+        indices,
+        offsets,
+        samples,
+        grad,
+        indices.numel(),
+        bags,
+        (bags - 1).bit_length(),
+        stride // pack,
+        n // pack,
+        MEAN=mean,
+        ITEMS=_LOOKED_THROUGH,
+        BLOCK_N=block,
+        PACK=pack,
+        parameter="N",
+        **how.options,
     )
     return grad
 
