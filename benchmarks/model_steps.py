@@ -2,14 +2,14 @@
 
     python benchmarks/model_steps.py --device cuda:0 --output benchmarks/results
 
-Both sides run in turns in one process, on one set of weights; a ratio is plain torch's median time over ours, above 1
-where ours is faster. Their numbers are compared first, each with the same model in float64: ours may be off by as much
-as twice plain torch's. ``--check`` compares and measures nothing, as CI does on a CPU.
+Both sides run in turns in one process, on one set of weights; a ratio is plain torch's least time over ours, above 1
+where ours is faster: most of these times are the host's, which others disturb by tenths and never speed up. Numbers are
+compared first, each with the same model in float64: ours may be off by as much as twice plain torch's. ``--check``
+compares and measures nothing, as CI does on a CPU.
 """
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -92,12 +92,12 @@ def _seconds(call: Call, device: str) -> float:
 
 
 def _measured(calls: tuple[Call, Call], device: str, rounds: int) -> tuple[float, float]:
-    """The median seconds of both, which take turns."""
+    """The least seconds of both, which take turns."""
     times: tuple[list[float], list[float]] = [], []
     for turn in range(rounds):
         for call, kept in list(zip(calls, times, strict=True))[:: 1 if turn % 2 else -1]:
             kept.append(_seconds(call, device))
-    return statistics.median(times[0]), statistics.median(times[1])
+    return min(times[0]), min(times[1])
 
 
 def _subjects(device: str) -> Iterator[tuple[Subject, tuple[tuple[str, str], ...]]]:

@@ -209,6 +209,13 @@ def without_transforms(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def is_hooked(module: torch.nn.Module) -> bool:
+    """Whether a call of the module runs more than its class's ``forward``."""
+    own = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    of_all: Callable[[], Any] = torch.nn.modules.module._has_any_global_hook
+    return bool(own or "forward" in module.__dict__ or of_all())
+
+
 def is_fake(tensors: Sequence[Tensor]) -> bool:
     """Whether the tensors are fake ones: an op is being traced, not run."""
     return detect_fake_mode(tensors) is not None

@@ -13,6 +13,7 @@ from transformers.activations import GELUActivation, GELUTanh, SiLUActivation
 from portakernel import ops
 from portakernel.integrations.transformers.families import Norm
 from portakernel.integrations.transformers.ledger import record
+from portakernel.tensors.torch_internals import is_hooked
 
 Forward = Callable[..., Any]
 
@@ -68,20 +69,54 @@ def norm_forward(norm: Norm) -> Forward:
 
 
 def mlp_forward(self: Any, x: Tensor) -> Tensor:
-    """A gated MLP, its activation and product by ``silu_and_mul`` or ``gelu_and_mul``."""
-    gate, up = self.gate_proj(x), self.up_proj(x)
+    """A gated MLP, its activation and product by ``silu_and_mul`` or ``gelu_and_mul``.
+
+    The ops take gate and up side by side: where nothing is differentiated both products are written so.
+    """
     op = gate_of(self)
-    refused = ""
-    if gate.dtype not in _DTYPES or gate.dtype != up.dtype:
-        refused = "gate and up are not both float32, float16 or bfloat16"
-    record(op, refused)
-    if refused:
-        return self.down_proj(self.act_fn(gate) * up)  # type: ignore[no-any-return]
-    pair = torch.cat([gate, up], -1)
+    if torch.compiler.is_compiling():
+        record(op, "a compiled graph: Inductor fuses the model's own, whose gate and up lie apart")
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))  # type: ignore[no-any-return]
+    if _may_write_into_one(self.gate_proj, self.up_proj, x):
+        record(op)
+        pair = _written_into_one(self.gate_proj.weight, self.up_proj.weight, x)
+    else:
+        gate, up = self.gate_proj(x), self.up_proj(x)
+        refused = ""
+        if gate.dtype not in _DTYPES or gate.dtype != up.dtype:
+            refused = "gate and up are not both float32, float16 or bfloat16"
+        record(op, refused)
+        if refused:
+            return self.down_proj(self.act_fn(gate) * up)  # type: ignore[no-any-return]
+        pair = torch.cat([gate, up], -1)
     if op == "silu_and_mul":
         return self.down_proj(ops.silu_and_mul(pair))  # type: ignore[no-any-return]
     approximate: Literal["tanh", "none"] = "tanh" if type(self.act_fn) is GELUTanh else "none"
     return self.down_proj(ops.gelu_and_mul(pair, approximate=approximate))  # type: ignore[no-any-return]
+
+
+def _may_write_into_one(gate: nn.Module, up: nn.Module, x: Tensor) -> bool:
+    """Whether both layers are nothing but a product with a weight, which nobody differentiates or looks at."""
+    if torch.is_grad_enabled() or torch.is_autocast_enabled(x.device.type) or x.dtype not in _DTYPES:
+        return False
+    return type(x) is Tensor and _is_plain_product(gate, x) and _is_plain_product(up, x)
+
+
+def _is_plain_product(layer: nn.Module, x: Tensor) -> bool:
+    if type(layer) is not nn.Linear or is_hooked(layer):
+        return False
+    weight: Any = layer.weight
+    bias: Any = layer.bias
+    return bias is None and type(weight) is nn.Parameter and weight.dtype is x.dtype and weight.device == x.device
+
+
+def _written_into_one(gate: Tensor, up: Tensor, x: Tensor) -> Tensor:
+    """``x @ gate.T`` and ``x @ up.T`` side by side; x: (..., K), the weights (N, K)."""
+    rows, first = x.reshape(-1, x.shape[-1]), gate.shape[0]
+    pair = x.new_empty(rows.shape[0], first + up.shape[0])
+    torch.mm(rows, gate.t(), out=pair[:, :first])
+    torch.mm(rows, up.t(), out=pair[:, first:])
+    return pair.view(*x.shape[:-1], pair.shape[1])
 
 
 def rotary_forward(self: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Any:

@@ -23,8 +23,9 @@ from portakernel_plugins.triton.launching.configurations import configuration
 
 # Sorted indices of a piece. A run of n takes n / _PIECE partial sums, and as many rows as two pieces beside them.
 _PIECE = 64
-# So few indices, and so many pairs of an index and a row, are not sorted: sorting takes several launches.
-_FEW, _FEW_PAIRS, _LOOKED_THROUGH = 1024, 1 << 20, 64
+# So few indices, with so few columns and rows, are not sorted: that takes several launches, which an H200's host needs
+# 80 us for and its GPU 28, and one launch 13 and 16 to 21. Of more the GPU's time grows.
+_FEW, _FEW_READ, _FEW_IN_ALL, _LOOKED_THROUGH = 1024, 1 << 18, 1 << 27, 64
 
 
 @triton.jit
@@ -291,7 +292,7 @@ def _weight_gradient(
     (v, n), count, bags, device = weight.shape, indices.numel(), offsets.numel(), weight.device
     if not (count and n):
         return torch.zeros(v, n, dtype=weight.dtype, device=device)
-    if count <= _FEW and count * v <= _FEW_PAIRS:
+    if count <= _FEW and count * n <= _FEW_READ and count * n * v <= _FEW_IN_ALL:
         return _weight_gradient_of_few(grad_y, stride, weight, indices, offsets, samples, mean)
     # 32 bits where they reach: half the passes of a radix sort
     keys, order = torch.sort(indices.int() if v < 1 << 31 else indices, stable=True)
