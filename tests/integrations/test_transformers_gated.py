@@ -93,4 +93,4 @@ def test_a_compiled_graph_holds_the_models_own_formula_and_says_why(mlp, written
         torch.testing.assert_close(torch.compile(mlp, fullgraph=True, backend="aot_eager")(x), own(mlp, x))
     assert not written
     traced = [row for row in integration.report() if "Inductor fuses the model's own" in row.refused]
-    assert [row.traces > 0 for row in traced] == [True]
+    assert any(row.op == "silu_and_mul" and row.traces > 0 for row in traced)

@@ -16,7 +16,7 @@ on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def everywhere(monkeypatch):
     """Sums are taken for ones that cuBLAS cuts short, and products into float32 are those of a GPU."""
     product = torch.mm
-    monkeypatch.setattr(long_sums, "is_cut_short", lambda a, _: a.shape[1] > long_sums._RIGHT)
+    monkeypatch.setattr(long_sums, "is_cut_short", lambda a, _: a.shape[1] > long_sums.ALWAYS_WHOLE)
     monkeypatch.setattr(torch, "mm", lambda x, y, out_dtype: product(x.to(out_dtype), y.to(out_dtype)))
 
 

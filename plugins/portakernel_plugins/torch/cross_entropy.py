@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from portakernel.authoring.tensors import check_indices
+from portakernel_plugins.torch.operators import operator
 
-_log_softmax = torch.ops.aten._log_softmax.default
-_nll_loss = torch.ops.aten.nll_loss_forward.default
+_log_softmax = operator("_log_softmax")
+_nll_loss = operator("nll_loss_forward")
 _NO_REDUCTION = 0
 
 # 128 MiB of float32: far more than a launch costs, far less than the logits of a long batch.

@@ -7,9 +7,10 @@ from torch import Tensor
 
 from portakernel.authoring import ArgumentValueError, ReasonCode, Rejection
 from portakernel.authoring.tensors import check_indices, check_offsets
+from portakernel_plugins.torch.operators import operator
 
-_forward = torch.ops.aten._embedding_bag_forward_only.default
-_grad_weight = torch.ops.aten._embedding_bag_dense_backward.default
+_forward = operator("_embedding_bag_forward_only")
+_grad_weight = operator("_embedding_bag_dense_backward")
 _MODES = {"sum": 0, "mean": 1}
 _WARP = 64
 

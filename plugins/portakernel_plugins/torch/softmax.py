@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_forward = torch.ops.aten._softmax.default
+from portakernel_plugins.torch.operators import operator
+
+_forward = operator("_softmax")
 _forward_into = torch.ops.aten._softmax.out
-_backward = torch.ops.aten._softmax_backward_data.default
+_backward = operator("_softmax_backward_data")
 
 
 def softmax(x: Tensor, *, out: Tensor | None = None) -> Tensor:

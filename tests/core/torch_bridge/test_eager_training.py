@@ -177,12 +177,12 @@ def test_a_kernel_that_declines_leaves_the_call_to_the_next(ops):
     from raw_kernels import kernels
 
     ops.dispatcher.set_process_layer(make_layer("set_policy", prefer=("raw_kernels.picky", "torch.add")))
-    x = normal(3, 4).requires_grad_()
+    x, before = normal(3, 4).requires_grad_(), kernels.CALLS.count("picky")
     for _ in range(3):
         x.grad = None
         ops.add(x, x).sum().backward()
         assert_same((x.grad,), (torch.full((3, 4), 2.0),))
-    assert kernels.CALLS.count("picky") == 1
+    assert kernels.CALLS.count("picky") == before + 1
     assert ops.served("add", "training") == {"torch.add": 3}
     # where it declines below autograd it is too late for PyTorch to record a kernel's gradient
     ops.caller("add").torch_op()(x, x).sum().backward()

@@ -22,9 +22,10 @@ from portakernel_plugins.torch.attention.layout import (
 )
 from portakernel_plugins.torch.attention.mask import Mask, added_once, distinct
 from portakernel_plugins.torch.attention.scale import above_zero
+from portakernel_plugins.torch.operators import operator
 
-_forward = torch.ops.aten._scaled_dot_product_cudnn_attention.default
-_backward = torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default
+_forward = operator("_scaled_dot_product_cudnn_attention")
+_backward = operator("_scaled_dot_product_cudnn_attention_backward")
 
 # The first without wrong results where a sequence is no multiple of 128 (pytorch/pytorch#169849).
 _FIRST_RIGHT = 91501

@@ -27,12 +27,13 @@ from portakernel_plugins.torch.attention.layout import (
 )
 from portakernel_plugins.torch.attention.mask import Mask, added_once
 from portakernel_plugins.torch.attention.scale import above_zero
+from portakernel_plugins.torch.operators import operator
 
-_forward = torch.ops.aten._efficient_attention_forward.default
+_forward = operator("_efficient_attention_forward")
 # What calls it for a mask that ends at the last key too is not traced: the shapes that PyTorch 2.11 to 2.13 gives its
 # results are those of other arguments.
-_backward_to_last_key = torch.ops.aten._efficient_attention_backward.default
-_backward = torch.ops.aten._scaled_dot_product_efficient_attention_backward.default
+_backward_to_last_key = operator("_efficient_attention_backward")
+_backward = operator("_scaled_dot_product_efficient_attention_backward")
 
 _NO_MASK, _FROM_FIRST_KEY, _TO_LAST_KEY = 0, 1, 2
 # Rows of a mask are read, and those of lse written, so many elements at a time.

@@ -22,9 +22,10 @@ from portakernel_plugins.torch.attention.layout import (
     returned,
 )
 from portakernel_plugins.torch.attention.scale import above_zero
+from portakernel_plugins.torch.operators import operator
 
-_forward = torch.ops.aten._flash_attention_forward.default
-_backward = torch.ops.aten._flash_attention_backward.default
+_forward = operator("_flash_attention_forward")
+_backward = operator("_flash_attention_backward")
 
 
 def attention(

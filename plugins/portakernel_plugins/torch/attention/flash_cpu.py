@@ -15,9 +15,10 @@ from portakernel_plugins.torch.attention.layout import (
 )
 from portakernel_plugins.torch.attention.mask import Mask, make_mask
 from portakernel_plugins.torch.attention.scale import above_zero
+from portakernel_plugins.torch.operators import operator
 
-_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+_forward = operator("_scaled_dot_product_flash_attention_for_cpu")
+_backward = operator("_scaled_dot_product_flash_attention_for_cpu_backward")
 
 
 def attention(

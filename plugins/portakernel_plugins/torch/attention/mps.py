@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from portakernel_plugins.torch.attention.layout import Results, Window, blind_queries, returned
 from portakernel_plugins.torch.attention.mask import first_to_last
 from portakernel_plugins.torch.attention.scale import above_zero
+from portakernel_plugins.torch.operators import operator
 
-_forward = torch.ops.aten._scaled_dot_product_attention_math_for_mps.default
+_forward = operator("_scaled_dot_product_attention_math_for_mps")
 
 
 def attention(

@@ -21,12 +21,13 @@ from portakernel_plugins.torch.attention.flash_cpu import heads_first
 from portakernel_plugins.torch.attention.layout import aligned
 from portakernel_plugins.torch.attention.scale import above_zero
 from portakernel_plugins.torch.formula_gradients import Formula, attached
+from portakernel_plugins.torch.operators import operator
 
 _SAVED = ("_saved_query", "_saved_key", "_saved_value")
 
-_flash = torch.ops.aten._flash_attention_forward.default
-_cudnn = torch.ops.aten._scaled_dot_product_cudnn_attention.default
-_flash_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+_flash = operator("_flash_attention_forward")
+_cudnn = operator("_scaled_dot_product_cudnn_attention")
+_flash_cpu = operator("_scaled_dot_product_flash_attention_for_cpu")
 
 
 def check_flash(causal: bool, S: int, T: int, D: int, E: int) -> Rejection | None:

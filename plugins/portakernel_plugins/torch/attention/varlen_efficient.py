@@ -7,8 +7,9 @@ from torch import Tensor
 
 from portakernel_plugins.torch.attention.layout import aligned
 from portakernel_plugins.torch.attention.scale import above_zero
+from portakernel_plugins.torch.operators import operator
 
-_forward = torch.ops.aten._efficient_attention_forward.default
+_forward = operator("_efficient_attention_forward")
 
 _NO_MASK, _TO_LAST_KEY = 0, 2
 

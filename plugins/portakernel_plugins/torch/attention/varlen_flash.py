@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 
-import torch
 from torch import Tensor
 
 from portakernel_plugins.torch.attention.flash import no_dropout
 from portakernel_plugins.torch.attention.layout import Results, Window, aligned, gradients, padded, written
 from portakernel_plugins.torch.attention.scale import above_zero
+from portakernel_plugins.torch.operators import operator
 
-_forward = torch.ops.aten._flash_attention_forward.default
-_backward = torch.ops.aten._flash_attention_backward.default
+_forward = operator("_flash_attention_forward")
+_backward = operator("_flash_attention_backward")
 
 
 def attention(

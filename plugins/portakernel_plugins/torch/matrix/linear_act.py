@@ -8,9 +8,10 @@ from torch.nn import functional
 
 from portakernel_plugins.torch.attention.layout import aligned, is_aligned
 from portakernel_plugins.torch.matrix.long_sums import ALWAYS_WHOLE, is_cut_short, product
+from portakernel_plugins.torch.operators import operator
 
 _aten = torch.ops.aten
-_fused, _into = _aten._addmm_activation.default, _aten._addmm_activation.out
+_fused, _into = operator("_addmm_activation"), _aten._addmm_activation.out
 
 
 def linear_act(
@@ -63,13 +64,13 @@ def backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients for ``x``, ``weight`` and ``bias``; that of the preactivation is rounded to their dtype."""
     if activation == "relu":
-        grad = _aten.threshold_backward(grad_y, y, 0)
+        grad = _aten.threshold_backward.default(grad_y, y, 0)
     elif preactivation is None:
         grad = grad_y
     elif activation == "silu":
-        grad = _aten.silu_backward(grad_y, preactivation)
+        grad = _aten.silu_backward.default(grad_y, preactivation)
     else:
-        grad = _aten.gelu_backward(grad_y, preactivation, approximate=_approximation(activation))
+        grad = _aten.gelu_backward.default(grad_y, preactivation, approximate=_approximation(activation))
     rows = grad.reshape(-1, weight.shape[0])
     grad_x = grad_weight = grad_bias = None
     if needs[0]:

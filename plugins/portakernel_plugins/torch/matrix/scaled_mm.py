@@ -14,8 +14,9 @@ from portakernel_plugins.torch.matrix.scale_layout import (
     row_scales,
     written,
 )
+from portakernel_plugins.torch.operators import operator
 
-_product = torch.ops.aten._scaled_mm.default
+_product = operator("_scaled_mm")
 
 
 def scaled_mm(

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from portakernel_plugins.torch.formula_gradients import Formula, attached
+from portakernel_plugins.torch.operators import operator
 
-_forward = torch.ops.aten.native_layer_norm.default
-_backward = torch.ops.aten.native_layer_norm_backward.default
+_forward = operator("native_layer_norm")
+_backward = operator("native_layer_norm_backward")
 
 
 def layer_norm(

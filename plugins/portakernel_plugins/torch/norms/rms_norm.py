@@ -6,13 +6,14 @@ import torch
 from torch import Tensor
 
 from portakernel_plugins.torch.norms.row_blocks import BLOCK_ELEMENTS, row_blocks
+from portakernel_plugins.torch.operators import operator
 
 # PyTorch's sums divide a single row among threads from 2**15 elements on.
 _LONGEST_ROW = (1 << 15) - 1
 
 # The public torch.rms_norm does not return rstd, and its gradient cannot take one.
-_forward = torch.ops.aten._fused_rms_norm.default
-_backward = torch.ops.aten._fused_rms_norm_backward.default
+_forward = operator("_fused_rms_norm")
+_backward = operator("_fused_rms_norm_backward")
 
 
 def rms_norm(
