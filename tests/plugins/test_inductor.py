@@ -11,7 +11,7 @@ from cxx import needs_cxx
 import portakernel
 from portakernel.contracts import contract
 from portakernel.errors import NoKernelError
-from portakernel_plugins.inductor.formula import Formula
+from portakernel_plugins.inductor.formula import Formula, flattened, unflattened
 
 pytestmark = [
     needs_cxx,
@@ -164,3 +164,11 @@ def test_rows_that_have_a_meaning_by_their_place_keep_their_last_dimension_apart
     q, table, positions = torch.zeros(2, 3, 4, 8), torch.zeros(9, 4), torch.zeros(2, 3, dtype=torch.int64)
     assert formula.free((q, q, table, table, None), (2, 3)) == (2, 3)
     assert formula.free((q, q, table, table, positions), (2, 3)) == (6,)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (0, 2)])
+def test_results_have_their_leading_dimensions_again_though_there_be_none(shape):
+    x = torch.randn(shape)
+    flat = flattened(x, ("*M",), (x.numel(),))
+    assert flat.shape == (x.numel(),)
+    assert torch.equal(unflattened(flat, ("*M",), shape, (x.numel(),)), x)

@@ -152,14 +152,14 @@ def flattened(tensor: Tensor, shape: Shape | None, free: Free) -> Tensor:
     if shape is None or not leads(shape):
         return tensor
     kept = len(shape) - 1
-    return tensor.view(*free, *tensor.shape[tensor.dim() - kept :])
+    return tensor.view((*free, *tensor.shape[tensor.dim() - kept :]))
 
 
 def unflattened(tensor: Tensor, shape: Shape | None, leading: tuple[int, ...] | None, free: Free) -> Tensor:
     """A result with its leading dimensions again."""
     if shape is None or leading is None or not leads(shape) or leading == free:
         return tensor
-    return tensor.view(*leading, *tensor.shape[len(free) :])
+    return tensor.view((*leading, *tensor.shape[len(free) :]))
 
 
 def torch_dtype(name: str) -> torch.dtype:

@@ -64,7 +64,7 @@ def backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients for ``x``, ``weight`` and ``bias``; that of the preactivation is rounded to their dtype."""
     if activation == "relu":
-        grad = _aten.threshold_backward.default(grad_y, y, 0)
+        grad = _aten.threshold_backward(grad_y, y, 0)
     elif preactivation is None:
         grad = grad_y
     elif activation == "silu":
