@@ -74,16 +74,16 @@ def mlp_forward(self: Any, x: Tensor) -> Tensor:
     The ops take gate and up side by side: where nothing is differentiated both products are written so.
     """
     op = gate_of(self)
-    if torch.compiler.is_compiling():
-        record(op, "a compiled graph: Inductor fuses the model's own, whose gate and up lie apart")
-        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))  # type: ignore[no-any-return]
-    if _may_write_into_one(self.gate_proj, self.up_proj, x):
+    in_graph = torch.compiler.is_compiling()
+    if not in_graph and _may_write_into_one(self.gate_proj, self.up_proj, x):
         record(op)
         pair = _written_into_one(self.gate_proj.weight, self.up_proj.weight, x)
     else:
         gate, up = self.gate_proj(x), self.up_proj(x)
         refused = ""
-        if gate.dtype not in _DTYPES or gate.dtype != up.dtype:
+        if in_graph:
+            refused = "a compiled graph: Inductor fuses the model's own, whose gate and up lie apart"
+        elif gate.dtype not in _DTYPES or gate.dtype != up.dtype:
             refused = "gate and up are not both float32, float16 or bfloat16"
         record(op, refused)
         if refused:

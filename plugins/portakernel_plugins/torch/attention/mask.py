@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from portakernel_plugins.torch.attention.layout import blind_queries
+
 Window = tuple[int, int]
 
 # From here on neighbours in float32 are more than 8 apart.
@@ -57,7 +59,7 @@ def may_be_blind(S: int | torch.SymInt, T: int | torch.SymInt, *, causal: bool, 
     if right < 0:
         return False
     if isinstance(S, int) and isinstance(T, int):
-        return T + right < S
+        return blind_queries(S, T, causal=causal, window=window) > 0
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
     return not statically_known_true(T + right >= S)

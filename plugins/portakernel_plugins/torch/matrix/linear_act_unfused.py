@@ -21,7 +21,7 @@ _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
 )
 
 
-def saved(
+def linear_act(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -30,17 +30,11 @@ def saved(
     out: Tensor | None = None,
     save: bool = False,
 ) -> Tensor | tuple[Tensor, ...]:
-    """As ``linear_act``, with what backward needs, for graphs that call it."""
-    z = linear(x, weight, bias)
-    y = _ACTIVATIONS[activation](z)
+    """``activation(x @ weight.T + bias)``; x: (..., K), weight: (N, K), bias: (N,).
+
+    With ``save`` what backward needs too, for graphs that call it.
+    """
+    y = _ACTIVATIONS[activation](z := linear(x, weight, bias))
     if save:
         return (y,) if activation in ("none", "relu") else (y, z)
-    return y if out is None else out.copy_(y)
-
-
-def linear_act(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: str, out: Tensor | None = None
-) -> Tensor:
-    """``activation(x @ weight.T + bias)``; x: (..., K), weight: (N, K), bias: (N,)."""
-    y = _ACTIVATIONS[activation](linear(x, weight, bias))
     return y if out is None else out.copy_(y)

@@ -41,6 +41,15 @@ def _bag_of(i, offsets, bags, search_steps):
     return found
 
 
+@triton.jit
+def _share_of_mean(bag, offsets, bags, count):
+    """One over the size of each ``bag``, which holds something."""
+    first = tl.load(offsets + bag).to(tl.int64)
+    last = tl.load(offsets + bag + 1, mask=bag + 1 < bags, other=0).to(tl.int64)
+    last = tl.where(bag + 1 == bags, count, last)
+    return tl.div_rn(1.0, tl.maximum(last - first, 1).to(tl.float32))
+
+
 @triton.jit(do_not_specialize=["count", "table_rows", "bags", "search_steps"])
 def _plan(
     keys: tl.tensor,  # the indices, sorted
@@ -65,10 +74,7 @@ def _plan(
         if samples is not None:
             share = tl.load(samples + i, mask=inside, other=0.0).to(tl.float32)
         else:
-            first = tl.load(offsets + bag).to(tl.int64)
-            last = tl.load(offsets + bag + 1, mask=bag + 1 < bags, other=0).to(tl.int64)
-            last = tl.where(bag + 1 == bags, count, last)
-            share = tl.div_rn(1.0, tl.maximum(last - first, 1).to(tl.float32))
+            share = _share_of_mean(bag, offsets, bags, count)
         tl.store(share_at + place, share, mask=inside)
 
     key = tl.load(keys + place, mask=inside, other=-1).to(tl.int64)
@@ -209,10 +215,7 @@ def _grad_weight_of_few(
             if samples is not None:
                 block *= tl.load(samples + i, mask=mine, other=0.0).to(tl.float32)[:, None]
             if MEAN:
-                first = tl.load(offsets + bag).to(tl.int64)
-                last = tl.load(offsets + bag + 1, mask=bag + 1 < bags, other=0).to(tl.int64)
-                last = tl.where(bag + 1 == bags, count, last)
-                block *= tl.div_rn(1.0, tl.maximum(last - first, 1).to(tl.float32))[:, None]
+                block *= _share_of_mean(bag, offsets, bags, count)[:, None]
             total += tl.sum(block, axis=0)
     tl.store(grad + row * columns + column, total.to(grad.dtype.element_ty), mask=in_row)
 
