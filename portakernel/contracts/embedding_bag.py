@@ -86,6 +86,13 @@ CONTRACT = Contract(
         ),
         Case("one row everywhere", dims={"V": 8, "N": 48, "I": 60, "B": 7}, given={"indices": (5,) * 60}),
         Case("means", dims={"V": 37, "N": 67, "I": 101, "B": 13}, parameters={"mode": "mean"}),
+        # More indices than a kernel may look through for each row: runs of whole pieces, and runs far apart.
+        Case("many indices, long runs", dims={"V": 9, "N": 20, "I": 1301, "B": 40}, parameters={"mode": "mean"}),
+        Case(
+            "many indices, more rows",
+            dims={"V": 2003, "N": 11, "I": 1301, "B": 40},
+            present=("per_sample_weights",),
+        ),
         Case("weighted", dims={"V": 37, "N": 67, "I": 101, "B": 13}, present=("per_sample_weights",)),
         Case("sliced table", dims={"V": 21, "N": 72, "I": 45, "B": 9}, layouts={"weight": "sliced"}),
         Case("transposed table", dims={"V": 21, "N": 36, "I": 45, "B": 9}, layouts={"weight": "transposed"}),
