@@ -33,6 +33,16 @@ _UNREMARKABLE = frozenset(
 )
 
 
+# Tensors without memory, which have shapes alone.
+_NOWHERE = "meta"
+
+
+def _computes_nothing(decision: Decision) -> bool:
+    """Whether no kernel is faster than another: of tensors without memory, or without elements."""
+    sizes = decision.request.dims.values()  # some of which a trace may leave open
+    return decision.request.target.vendor == _NOWHERE or any(type(size) is int and size == 0 for size in sizes)
+
+
 class Fallbacks:
     """One op's fallbacks, and the warnings of them that were given already."""
 
@@ -48,7 +58,7 @@ class Fallbacks:
         wishes = self._wishes(decision, policy)
         # a preference for a plugin is fulfilled by any kernel of it
         preferred = {name for name in wishes.prefer if wishes.rank(name) < wishes.rank(decision.chosen.name)}
-        free = decision.chosen.is_reference and self._is_free(decision)
+        free = _computes_nothing(decision) or (decision.chosen.is_reference and self._is_free(decision))
         reasons: list[tuple[str, Rejection]] = []
         for name in decision.passed_over:
             kernel, rejections = decision.candidate(name).kernel, decision.candidate(name).rejections
@@ -92,7 +102,8 @@ class Fallbacks:
         return policy.wishes(decision.request.op, decision.request.target, self._dispatcher.registry)
 
     def _is_free(self, decision: Decision) -> bool:
-        return decision.request.target.vendor in self._dispatcher.reference_is_free
+        free = decision.request.target.vendor in self._dispatcher.reference_is_free
+        return free or _computes_nothing(decision)
 
     def _is_first(self, name: str, code: str, parameter: str | None = None) -> bool:
         with self._lock:

@@ -56,6 +56,16 @@ def _check_out(op: str, where: str, out: Any, shape: tuple[int, ...], dtype: tor
         raise ArgumentValueError(f"{op}: several elements of {where} share memory, as after expand()")
 
 
+def check_distinct(op: str, outs: Sequence[Tensor]) -> None:
+    """Nothing, when no tensor is there twice: all that a trace, whose tensors have no addresses, can tell of memory.
+
+    Raises:
+        ArgumentValueError: one is.
+    """
+    if any(out is other for place, out in enumerate(outs) for other in outs[:place]):
+        raise ArgumentValueError(f"{op}: two tensors of out share memory")
+
+
 def overwritten(op: str, outs: Sequence[Tensor], inputs: Mapping[str, Tensor], inplace: Sequence[str]) -> str | None:
     """An input that is overwritten, or None when no result shares memory with one. All are on one device.
 

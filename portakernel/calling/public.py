@@ -12,7 +12,7 @@ from portakernel.calling.fast.expressions import Expressions
 from portakernel.calling.fast.generated import define
 from portakernel.calling.fast.out_source import has_fast_out, make_into
 from portakernel.calling.fast.public_source import make_public
-from portakernel.calling.outputs import check_outs, copy_into
+from portakernel.calling.outputs import check_distinct, check_outs, copy_into
 from portakernel.contract import Result
 from portakernel.deciding.kernel_argument import STRICT_MARK
 from portakernel.tensors.torch_internals import compiler
@@ -65,7 +65,10 @@ def traced({given}, out, kernel):
     def write(out: Any, returned: Any, inputs: Sequence[Tensor]) -> Any:
         results = returned if isinstance(returned, tuple) else (returned,)
         forms = {str(place): (tuple(r.shape), r.dtype) for place, r in enumerate(results)}
-        for target, result in zip(check_outs(contract.op, out, forms, inputs[0].device, inputs), results, strict=True):
+        targets = check_outs(contract.op, out, forms, inputs[0].device, inputs)
+        # where tensors lie only the run can tell; results are whole by now, so that they may be any input's memory
+        check_distinct(contract.op, targets)
+        for target, result in zip(targets, results, strict=True):
             copy_into(target, result)
         return out
 

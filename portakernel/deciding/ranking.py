@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from portakernel.claims.capability import ReasonCode, Rejection
 from portakernel.claims.request import Phase, Request
+from portakernel.contracts import contracts
 from portakernel.deciding.policies import Wishes
 from portakernel.registry.kernel import Kernel
 from portakernel.text.printable import brief
@@ -69,6 +70,8 @@ def form_of(kernel: Kernel, request: Request, wishes: Wishes) -> GraphForm | Non
     A kernel that a policy names strictly is not dissolved into torch operators, unless a policy says so. A plugin's is
     called where sizes are open, because how it runs depends on them; not one that is nothing but what PyTorch records.
     Where a size is left to the run, only the formulas that Inductor fuses stand there: it lacks products of such sizes.
+    On the CPU, where an index outside is an error that names it, whatever takes indices is called: in a formula of
+    Inductor's -1 is the last row.
     """
     if not request.compiled:
         return None
@@ -80,9 +83,17 @@ def form_of(kernel: Kernel, request: Request, wishes: Wishes) -> GraphForm | Non
         return "call"
     if left_open == "run" and not (kernel.is_reference and kernel.in_graphs.priority is not None):
         return "call"
+    if own == "inline" != wishes.compiled and request.target.vendor == "cpu" and _looks_at_values(request):
+        return "call"
     if wishes.compiled == "call" or (own == "inline" != wishes.compiled and kernel.name in wishes.use):
         return "call"
     return own
+
+
+def _looks_at_values(request: Request) -> bool:
+    """Whether a tensor is given whose numbers have a rule; backward gets what forward has looked at."""
+    given = (tensor for tensor in contracts()[request.op].tensors if tensor.name not in request.absent)
+    return request.phase is not Phase.BACKWARD and any(tensor.rule is not None for tensor in given)
 
 
 def order(candidate: Candidate, wishes: Wishes) -> tuple[int, bool, bool, int, int, str]:

@@ -94,11 +94,19 @@ def _inner_block(tensor: Tensor) -> tuple[int, list[int]]:
 
 def overlaps_itself(tensor: Tensor) -> bool:
     """Whether several elements may share memory, as after ``expand()``."""
+    if tensor.is_contiguous():
+        return False
+    left = [(stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
     span = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1 and stride < span:
+    while left:
+        nearest = left[0]
+        for pair in left:  # by comparing, because of sizes that a trace leaves open it can only compare
+            if pair[0] < nearest[0]:
+                nearest = pair
+        if nearest[0] < span:
             return True
-        span += (size - 1) * stride
+        span += (nearest[1] - 1) * nearest[0]
+        left.remove(nearest)
     return False
 
 

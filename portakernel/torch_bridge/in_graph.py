@@ -78,7 +78,7 @@ def _node() -> str:
 def _outside_autocast(arguments: Sequence[Any]) -> Iterator[None]:
     """Autocast has had its turn with the op itself; of what it is made of nothing is cast."""
     device = next(argument.device.type for argument in arguments if isinstance(argument, Tensor))
-    if not torch.is_autocast_enabled(device):
+    if device == "meta" or not torch.is_autocast_enabled(device):  # of which autocast knows nothing
         yield
         return
     with torch.autocast(device, enabled=False):
