@@ -41,7 +41,7 @@ def draw_serving(
         case "experts":
             return draw_experts(tuple(shape), below, source)
         case _:
-            return draw_pages(earlier[draw.lengths].cpu(), shape[-1], below, dims[draw.page], source)
+            return draw_pages(earlier[draw.lengths].cpu(), tuple(shape), below, dims[draw.page], source)
 
 
 def draw_lengths(shape: tuple[int, ...], most: int, source: Generator) -> Tensor:
@@ -51,23 +51,29 @@ def draw_lengths(shape: tuple[int, ...], most: int, source: Generator) -> Tensor
     return drawn.masked_fill(kinds == 0, 0).masked_fill(kinds == 1, most)
 
 
-def draw_pages(lengths: Tensor, width: int, pages: int, page: int, source: Generator) -> Tensor:
-    """A page table ``(B, width)`` for sequences of these ``lengths``, of ``pages`` pages of ``page`` tokens.
+def draw_pages(lengths: Tensor, shape: tuple[int, ...], pages: int, page: int, source: Generator) -> Tensor:
+    """A page table ``(B, W)`` for sequences of these ``lengths``, of ``pages`` pages of ``page`` tokens.
 
-    No page is two sequences'; what a sequence does not need is -1, ``pages``, or a page that is nobody's, where there
-    is one.
+    No page is two sequences', unless there are too few: then any may be any's, as prefixes are shared. What a sequence
+    does not need is -1, ``pages``, or a page that is nobody's, where there is one. Either argument may stand for all
+    sequences with one row.
 
     Raises:
-        ValueError: the sequences need more pages than there are, or than a row holds.
+        ValueError: the sequences need more pages than a row holds, or there are none.
     """
-    needed = [-(-length // page) for length in lengths.tolist()]
-    if sum(needed) > pages or any(count > width for count in needed):
-        text = f"sequences of {max(lengths.tolist(), default=0)} tokens and less need {sum(needed)} pages of {page}"
-        raise ValueError(f"{text}, {max(needed, default=0)} in a row; there are {pages}, {width} in a row")
-    order = torch.randperm(pages, generator=source)
+    rows, width = shape
+    longest = [max(lengths.tolist(), default=0)] if rows == 1 else lengths.expand(rows).tolist()
+    needed = [-(-length // page) for length in longest[:rows]]
+    if any(count > (width if pages else 0) for count in needed):
+        text = f"sequences of {max(longest)} tokens and less need {max(needed)} pages of {page} in a row"
+        raise ValueError(f"{text}; there are {pages}, {width} in a row")
+    if sum(needed) > pages:
+        order = torch.randint(pages, (sum(needed),), generator=source)
+    else:
+        order = torch.randperm(pages, generator=source)
     nobodys = order[sum(needed) :].tolist() or [-1]
     beyond = torch.tensor([-1, pages, nobodys[0]])
-    table = beyond[torch.randint(3, (len(needed), width), generator=source)]
+    table = beyond[torch.randint(3, (rows, width), generator=source)]
     first = 0
     for row, count in enumerate(needed):
         table[row, :count] = order[first : first + count]
@@ -99,9 +105,10 @@ def draw_experts(shape: tuple[int, ...], experts: int, source: Generator) -> Ten
 
 
 def reached(table: Tensor, lengths: Tensor, pages: int, page: int) -> Tensor:
-    """Which tokens of which pages ``(pages, page)`` a sequence reaches."""
+    """Which tokens of which pages ``(pages, page)`` a sequence reaches; either argument may be one row for all."""
     seen = torch.zeros(pages, page, dtype=torch.bool)
-    for row, length in zip(table.tolist(), lengths.tolist(), strict=True):
+    count = max(len(table), len(lengths)) if len(table) and len(lengths) else 0
+    for row, length in zip(table.expand(count, -1).tolist(), lengths.expand(count).tolist(), strict=True):
         for place in range(-(-length // page)):
             seen[row[place], : min(page, length - place * page)] = True
     return seen

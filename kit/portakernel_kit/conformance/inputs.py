@@ -176,7 +176,9 @@ def _drawn(
     if dtype == "float4_e2m1fn_x2":
         return torch.randint(256, shape, generator=source, dtype=torch.uint8)  # every pair of numbers
     if draw.kind == "scale":
-        return _scales(shape, dtype, source, special=case.values == "special")
+        drawn = _scales(shape, dtype, source, special=case.values == "special")
+        paged = len(shape) > 1  # where one scale is many rows', no row is nobody's
+        return _poisoned(contract, case, draw.poison, drawn, shape, earlier) if paged else drawn
     # A tensor that all rows share (a weight) stays ordinary beside tiny or zero rows: zeros in it would hide theirs.
     # So it does beside many rows with special values: in one of them a sum is zero but for rounding, times infinity.
     many = math.prod(case.leading) > _FEW_ROWS
@@ -184,10 +186,7 @@ def _drawn(
     shared = argument.leading is None and case.values in plain_beside and len(shape) < 2
     kinds = frozenset[Values](shown.values for shown in contract.cases)
     drawn = draw_values(shape, "normal" if shared else case.values, dtype, source, place, kinds=kinds)
-    if draw.poison in earlier:
-        table = next(tensor for tensor in contract.tensors if tensor.name == draw.poison).draw
-        seen = reached(earlier[draw.poison], earlier[table.lengths], *shape[:2])
-        return poisoned(drawn, seen)
+    drawn = _poisoned(contract, case, draw.poison, drawn, shape, earlier)
     if draw.kind == "mask":
         hidden = torch.rand(shape, generator=source) < 0.3
         hidden |= torch.rand((*shape[:-1], 1), generator=source) < 0.2
@@ -195,6 +194,20 @@ def _drawn(
         least = torch.rand((*shape[:-1], 1), generator=source) < 0.1
         drawn = drawn.masked_fill(least, max(torch.finfo(getattr(torch, dtype)).min, _HIDING))
     return drawn
+
+
+def _poisoned(
+    contract: Contract, case: Case, pages: str, drawn: Tensor, shape: Sequence[int], earlier: Mapping[str, Tensor]
+) -> Tensor:
+    """``drawn``, NaN where no sequence reaches that the table ``pages`` has, if it is one.
+
+    Where one page is stored for all, as in an expanded tensor, what is reached in any of them is reached.
+    """
+    if pages not in earlier:
+        return drawn
+    table = contract.tensor(pages).draw
+    seen = reached(earlier[pages], earlier[table.lengths], case.dims[table.below], case.dims[table.page])
+    return poisoned(drawn, seen.any(0, keepdim=True) if shape[0] == 1 else seen)
 
 
 def _scales(shape: Sequence[int], dtype: str, source: torch.Generator, *, special: bool) -> Tensor:

@@ -51,6 +51,7 @@ EXCLUDED: tuple[Exclusion, ...] = (
         features=("swizzle",),
     ),
     Exclusion("attention_varlen", "the lengths of its sequences are read on the host, which a graph cannot do"),
+    Exclusion("paged_attention", "lengths and page tables are read on the host, which a graph cannot do"),
     Exclusion(
         "cross_entropy",
         "on the CPU the reference reads the targets on the host, to refuse those out of range; elsewhere its loop over"

@@ -76,12 +76,28 @@ def test_a_row_s_experts_are_different_and_some_have_no_row(picked, experts):
 
 
 def test_what_cannot_be_drawn_says_why():
-    with pytest.raises(
-        ValueError, match="sequences of 9 tokens and less need 5 pages of 4, 3 in a row; there are 4, 3 in"
-    ):
-        draw_pages(torch.tensor([9, 8]), 3, 4, 4, generator(1))
+    with pytest.raises(ValueError, match="sequences of 9 tokens and less need 3 pages of 4 in a row; there are 4, 2 in"):
+        draw_pages(torch.tensor([9, 8]), (2, 2), 4, 4, generator(1))
+    with pytest.raises(ValueError, match="sequences of 9 tokens and less need 3 pages of 4 in a row; there are 0, 3 in"):
+        draw_pages(torch.tensor([9, 8]), (2, 3), 0, 4, generator(1))
     with pytest.raises(ValueError, match="each row picks 3 of 2 experts; give as many at least"):
         draw_experts((4, 3), 2, generator(1))
+
+
+def test_where_pages_are_few_sequences_share_them():
+    table = draw_pages(torch.tensor([12, 9, 1]), (3, 4), 2, 4, generator(1))
+    held = [row[: -(-length // 4)].tolist() for row, length in zip(table, (12, 9, 1), strict=True)]
+    assert {page for row in held for page in row} == {0, 1}
+    assert table[1, 3] in (-1, 2)
+
+
+def test_one_row_may_be_that_of_all_sequences():
+    one = draw_pages(torch.tensor([3, 9]), (1, 3), 8, 4, generator(1))
+    assert len(set(one[0].tolist())) == 3
+    assert reached(one, torch.tensor([3, 9]), 8, 4).sum() == 9
+    each = draw_pages(torch.tensor([5]), (2, 3), 8, 4, generator(1))
+    assert len(set(each[:, :2].flatten().tolist())) == 4
+    assert reached(each, torch.tensor([5]), 8, 4).sum() == 10
 
 
 def test_what_is_reached_of_a_page_ends_inside_it():

@@ -19,6 +19,7 @@ from portakernel.authoring.triton import grid_of, launch, program_index
 from portakernel_plugins.triton.attention.bounded_scores import with_sink
 from portakernel_plugins.triton.attention.head_parts import load_rows, negated, no_sums, store_rows, times
 from portakernel_plugins.triton.attention.online_softmax import HUGE, over_keys
+from portakernel_plugins.triton.attention.pages import EACH_ROW, Pages, scales_of_head
 from portakernel_plugins.triton.attention.results import Results, Written
 from portakernel_plugins.triton.attention.row_blocks import sources
 from portakernel_plugins.triton.attention.scores import Scoring, scoring
@@ -81,6 +82,12 @@ def _forward(
     bias_column,
     slope_stride,
     sink_stride,
+    table,  # keys and values are in pages, whose strides stand for those of batches: as Pages.arguments gives them
+    lengths,
+    k_scale,
+    v_scale,
+    table_row,
+    few,  # of sequences with so many queries and less, which are another kernel's
     HEADS: tl.constexpr,  # of one key head
     PACKED: tl.constexpr,  # 1, or HEADS
     SPLIT: tl.constexpr,
@@ -101,6 +108,10 @@ def _forward(
     PRECISION: tl.constexpr,
     WIDEN: tl.constexpr,
     DESCRIBED: tl.constexpr = False,
+    PAGE: tl.constexpr = 0,
+    SCALED: tl.constexpr = 0,
+    FORMAT: tl.constexpr = "",
+    CAST: tl.constexpr = "",
 ) -> None:
     # heads of one key head side by side, so that they read its keys together; then tiles, the longest first
     program = program_index()
@@ -122,11 +133,17 @@ def _forward(
     first_query = 0
     first_key = 0
     if ends_q is not None:
-        tile, first_query, queries, first_key, keys, _sequence = tile_of_sequence(
+        tile, first_query, queries, first_key, keys, sequence = tile_of_sequence(
             tile, ends_q, ends_k, sequences, queries, PACKED, BLOCK_M
         )
         if tile * BLOCK_M >= queries * PACKED:
             return
+        if PAGE > 0:
+            if (queries <= few) | (sequence == sequences):
+                return
+            first_key = 0
+            keys = tl.load(lengths + sequence)
+            table += sequence.to(tl.int64) * table_row
         q += first_query * q_row
         if not DESCRIBED:
             k += first_key * k_row
@@ -178,17 +195,27 @@ def _forward(
         whole_to = tl.minimum(tl.maximum(whole_to, whole_from), stop // BLOCK_N * BLOCK_N)
         whole_to = tl.maximum(whole_to, whole_from)
     starts, stops = (begin, whole_from, whole_to), (tl.minimum(whole_from, stop), whole_to, stop)
+    paged = None
+    if PAGE > 0:
+        lowest = 0
+        if LEFT:
+            lowest = tl.maximum(first + ahead - left, 0)
+        scale_k, scale_v = scales_of_head(k_scale, v_scale, key_head, SCALED)
+        paged = (table, k_batch, v_batch, lowest, scale_k, scale_v, key_heads)
     for part in tl.static_range(0 if LEFT else 1, 3):  # an edge, whole blocks, the other edge
         acc, total, top = over_keys(
             acc, total, top, block, k, k_rest, v, v_rest, batch, first_key, key_head, bias, bias_rows, position,
             slope, keys, starts[part], stops[part], left, right, scale, coarse, cap, k_row, k_lane, v_row, v_lane,
             bias_column, part != 1, SOFTCAP, LEFT, RIGHT, BOUNDED, FOLDED, D, BLOCK_D, REST_D, E, BLOCK_E, REST_E,
-            BLOCK_N, q.dtype.element_ty, PRECISION, WIDEN, DESCRIBED, ends_q is not None,
+            BLOCK_N, q.dtype.element_ty, PRECISION, WIDEN, DESCRIBED, ends_q is not None, paged, PAGE, SCALED, FORMAT,
+            CAST,
         )  # fmt: skip
 
     kept = 1.0
     if BOUNDED:
         total, top, kept = with_sink(total, sunk, cap)
+    if SCALED > 0 and SCALED < EACH_ROW:
+        kept = kept * scale_v
     # of a query that sees nothing, total is 0
     acc = times(acc, kept / tl.where(total == 0.0, 1.0, total), REST_E)
     if FOLDED:
@@ -248,16 +275,21 @@ def launch_forward(
     written: Written,
     how: Scoring,
     sequences: Sequences | None = None,
+    pages: Pages | None = None,
+    few_queries: int = 0,
 ) -> None:
-    """``sequences`` are those of a batch of one, as which ``q``, ``k`` and ``v`` come."""
+    """``sequences`` are those of a batch of one, as which ``q``, ``k`` and ``v`` come.
+
+    With ``pages`` these hold ``k`` and ``v``, and sequences of up to ``few_queries`` queries are left out.
+    """
     y, lse, logsumexp = written.y, written.lse, written.logsumexp
     y = y if sequences is None else y.unsqueeze(0)
     (B, S, H, _), (_, T, G, _) = q.shape, v.shape
     queries, keys = (S, T) if sequences is None else sequences.longest
     changed = how.softcap > 0 or slopes is not None
-    tiling = tiles_of_queries(q, queries, H // G, room_of(q, v, bias), how.right >= 0, changed)
+    tiling = tiles_of_queries(q, queries, H // G, room_of(q, v, bias), how.right >= 0, changed, pages is not None)
     options, blocks = {**tiling.options}, shapes(q, v)
-    read = sources(k, v, options["BLOCK_N"], blocks, options.pop("DESCRIBED", False))
+    read = sources(k, v, options["BLOCK_N"], blocks, options.pop("DESCRIBED", False) and pages is None)
     tiles = tile_count(S, tiling.packed, options["BLOCK_M"], sequences)
     programs = B * H // tiling.packed * tiles
     # of sequences one may be far longer than the others: its keys are shared by as many as can be
@@ -298,6 +330,7 @@ def launch_forward(
         *((0, 0, 0, 0) if bias is None else bias.stride()),
         0 if slopes is None else slopes.stride(0),
         0 if sinks is None else sinks.stride(0),
+        *((None,) * 6 if pages is None else (*pages.arguments, few_queries)),
         HEADS=H // G,
         PACKED=tiling.packed,
         SPLIT=into is not None,
@@ -305,9 +338,10 @@ def launch_forward(
         FOLDED=folded,
         NEGATED=turned_round,
         **how.flags,
+        **({} if pages is None else pages.flags),
         DESCRIBED=read[0] is not k,
         **blocks,
         **options,
     )
     if into is not None:
-        into.merge(y, lse, logsumexp)
+        into.merge(y, lse, logsumexp, None if pages is None else sequences.of_queries, few_queries)

@@ -148,6 +148,15 @@ def times(sums, factor, REST: tl.constexpr):
 
 
 @triton.jit
+def plus(sums, more, REST: tl.constexpr):
+    """Both, added up."""
+    found = (sums[0] + more[0],)
+    if REST > 0:
+        found = found + (sums[1] + more[1],)
+    return found
+
+
+@triton.jit
 def _store_part(pointer, rows, lane_stride, inside, values, FIRST: tl.constexpr, WIDTH: tl.constexpr):
     lane = FIRST + tl.arange(0, values.shape[1])
     at = pointer + rows[:, None] + (lane.to(tl.int64) * lane_stride)[None, :]

@@ -20,6 +20,7 @@ import triton.language as tl
 
 from portakernel_plugins.triton.attention.bounded_scores import exponents
 from portakernel_plugins.triton.attention.head_parts import add_weighted_rows, product_of_rows, times
+from portakernel_plugins.triton.attention.pages import EACH_ROW, load_paged, place_of, scale_of
 from portakernel_plugins.triton.attention.row_blocks import load_block
 from portakernel_plugins.triton.attention.scores import changed, load_bias, sees
 from portakernel_plugins.triton.attention.tangents import tangent
@@ -76,10 +77,17 @@ def over_keys(
     WIDEN: tl.constexpr,
     DESCRIBED: tl.constexpr,
     RAGGED: tl.constexpr,
+    paged=None,
+    PAGE: tl.constexpr = 0,
+    SCALED: tl.constexpr = 0,
+    FORMAT: tl.constexpr = "",
+    CAST: tl.constexpr = "",
 ):
     """``acc``, ``total`` and ``top`` with the keys from ``begin`` to ``stop``.
 
-    With ``BOUNDED`` ``top`` stays as it is: weights are in units that do not change.
+    With ``BOUNDED`` ``top`` stays as it is: weights are in units that do not change. With ``PAGE``, the tokens of a
+    page, ``paged`` has the sequence's row of the table, the strides of pages, the first key that the tile sees, the
+    scales of keys and values, and how many heads have some; one that all values share is the caller's affair.
     """
     lane = tl.arange(0, BLOCK_N)
     last = cap if SOFTCAP else scale
@@ -90,15 +98,27 @@ def over_keys(
         behind = None
         if MASKED:
             inside = column < keys
+            if PAGE > 0:
+                inside = inside & (column >= paged[3])
             across = inside[None, :]
         if MASKED or slope is not None:
             behind = position[:, None] - column[None, :]
         rows = lane.to(tl.int64)
-        columns = load_block(
-            k, k_rest, batch, first_key, first, key_head, rows, k_row, k_lane, inside, BLOCK_N, BLOCK_D, REST_D, D,
-            True, WIDEN, DESCRIBED, RAGGED,
-        )  # fmt: skip
+        if PAGE > 0:
+            page, row = place_of(paged[0], column, inside, PAGE)
+            columns = load_paged(
+                k, page, row, paged[1], k_row, k_lane, inside, BLOCK_D, REST_D, D, True, WIDEN, DTYPE, FORMAT, CAST
+            )
+        else:
+            columns = load_block(
+                k, k_rest, batch, first_key, first, key_head, rows, k_row, k_lane, inside, BLOCK_N, BLOCK_D, REST_D, D,
+                True, WIDEN, DESCRIBED, RAGGED,
+            )  # fmt: skip
         z = product_of_rows(q, columns, REST_D, PRECISION)
+        if SCALED == EACH_ROW:
+            z = z * scale_of(paged[4], page * PAGE + row, paged[6], inside)[None, :]
+        elif SCALED > 0:
+            z = z * paged[4]
         if BOUNDED:
             z = exponents(z, scale, cap, SOFTCAP)
         elif FOLDED:
@@ -128,10 +148,17 @@ def over_keys(
             top = higher
             total = total * kept + tl.sum(p, axis=1)
             acc = times(acc, kept, REST_E)
-        values = load_block(
-            v, v_rest, batch, first_key, first, key_head, rows, v_row, v_lane, inside, BLOCK_N, BLOCK_E, REST_E, E,
-            False, WIDEN, DESCRIBED, RAGGED,
-        )  # fmt: skip
+        if PAGE > 0:
+            values = load_paged(
+                v, page, row, paged[2], v_row, v_lane, inside, BLOCK_E, REST_E, E, False, WIDEN, DTYPE, FORMAT, CAST
+            )
+        else:
+            values = load_block(
+                v, v_rest, batch, first_key, first, key_head, rows, v_row, v_lane, inside, BLOCK_N, BLOCK_E, REST_E, E,
+                False, WIDEN, DESCRIBED, RAGGED,
+            )  # fmt: skip
+        if SCALED == EACH_ROW:
+            p = p * scale_of(paged[5], page * PAGE + row, paged[6], inside)[None, :]
         weights = p.to(DTYPE)
         if WIDEN:
             weights = weights.to(tl.float32)

@@ -53,6 +53,20 @@ def tile_of_sequence(tile, ends, other_ends, sequences, rows, PACKED: tl.constex
     return tile.to(tl.int32), first, rows, other_first, (other_end - other_first).to(tl.int32), sequence
 
 
+@triton.jit
+def length_around(row, ends, sequences):
+    """How many rows the sequence has that ``row`` is of; 0 where it is of none."""
+    sequence = tl.cast(0, tl.int32)
+    stop = sequences + 1
+    while stop - sequence > 1:
+        middle = (sequence + stop) // 2
+        begun = tl.load(ends + middle) <= row
+        sequence = tl.where(begun, middle, sequence)
+        stop = tl.where(begun, stop, middle)
+    behind = tl.minimum(sequence + 1, sequences)
+    return tl.load(ends + behind) - tl.load(ends + sequence)
+
+
 @dataclass(frozen=True, slots=True)
 class Sequences:
     """A call's ``cu_seqlens``, contiguous, and how many queries and keys one sequence has at most."""

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from portakernel.authoring.triton import grid_of, launch, program_index
+from portakernel_plugins.triton.attention.sequences import length_around
 from portakernel_plugins.triton.exponentials import LOG_2, finite_or_zero
 from portakernel_plugins.triton.launching.configurations import configuration
 
@@ -37,6 +38,9 @@ def _merge(
     out_row,
     out_head,
     out_lane,
+    ends,  # of sequences, where those of few queries are left out
+    sequences,
+    few,
     HEADS: tl.constexpr,
     E: tl.constexpr,
     BLOCK_E: tl.constexpr,
@@ -46,6 +50,9 @@ def _merge(
     rows = tl.cast(batches, tl.int64) * queries * HEADS
     if row >= rows:
         return
+    if ends is not None:
+        if length_around(row // HEADS, ends, sequences) <= few:
+            return
     lane = tl.arange(0, BLOCK_E)
     top = tl.full((), float("-inf"), tl.float32)
     total = tl.full((), 0.0, tl.float32)
@@ -102,8 +109,15 @@ class Parts:
         values = out.new_empty((count, *out.shape), dtype=torch.float32)
         return cls(values, out.new_empty((count, *out.shape[:-1]), dtype=torch.float32))
 
-    def merge(self, out: Tensor, lse: Tensor | None, logsumexp: Tensor | None) -> None:
-        """Adds the parts up."""
+    def merge(
+        self,
+        out: Tensor,
+        lse: Tensor | None,
+        logsumexp: Tensor | None,
+        ends: Tensor | None = None,
+        few_queries: int = 0,
+    ) -> None:
+        """Adds the parts up; of sequences with these ``ends`` not for those of up to ``few_queries`` queries."""
         count, B, S, H, E = self.values.shape
         how = configuration("attention.merge", out.device, E)
         launch(
@@ -118,6 +132,9 @@ class Parts:
             S,
             count,
             *out.stride(),
+            ends,
+            None if ends is None else len(ends) - 1,
+            None if ends is None else few_queries,
             HEADS=H,
             E=E,
             BLOCK_E=how.columns,

@@ -114,12 +114,17 @@ def room_of(q: Tensor, v: Tensor, bias: Tensor | None) -> int:
     return max(q.shape[3], v.shape[3]) if bias is None else _WIDEST
 
 
-def tiles_of_queries(q: Tensor, queries: int, heads: int, width: int, causal: bool, changed: bool) -> Tiling:
+def tiles_of_queries(
+    q: Tensor, queries: int, heads: int, width: int, causal: bool, changed: bool, paged: bool = False
+) -> Tiling:
     """For so many ``queries`` of ``q``, with ``heads`` of each key head; ``width`` is ``room_of`` it.
 
-    ``changed``: scores are more than products times a factor.
+    ``changed``: scores are more than products times a factor; ``paged``: keys are in pages.
     """
     size = q.element_size()
+    if paged and queries > _FEW:
+        how = configuration("attention.paged_prefill", q.device, width, size)
+        return Tiling(1, how.programs, how.options)
     if queries > _FEW:
         small = queries <= _SHORT or (width <= _NARROW and (changed or (causal and queries <= _SHORT_CAUSAL)))
         how = configuration("attention.forward_short" if small else "attention.forward", q.device, width, size)

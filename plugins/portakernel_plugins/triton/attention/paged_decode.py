@@ -1,0 +1,391 @@
+"""Attention of few queries to long lists of keys in pages: one launch, its programs as many as the chip runs at once.
+
+The blocks of keys of all sequences and key heads, one list after the other, are one row of blocks, and each program has
+an equal share of it, wherever lists begin and end. Every program finds its share from the lengths, which it reads on
+the device: a captured graph may be replayed with others. A list that lies in one program's share is written at once.
+Of others each program leaves its part in memory, at a place of its own (it has two: one for a list that goes on behind
+its share, one for a list that began before it), and whichever is last to finish adds the parts up in their order, so
+that equal calls give equal bits. It sets the list's counter back to zero, as which it is given to the launch.
+"""
+# pyright: reportGeneralTypeIssues=false
+# Python's types do not see that Triton iterates over its ranges.
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from portakernel.authoring.triton import launch
+from portakernel.tensors.capture import is_capturing
+from portakernel_plugins.triton.attention.bounded_scores import with_sink
+from portakernel_plugins.triton.attention.head_parts import load_rows, negated, no_sums, plus, store_rows, times
+from portakernel_plugins.triton.attention.online_softmax import HUGE, over_keys
+from portakernel_plugins.triton.attention.pages import EACH_ROW, Pages, scales_of_head
+from portakernel_plugins.triton.attention.results import Written
+from portakernel_plugins.triton.attention.scores import Scoring
+from portakernel_plugins.triton.attention.tiles import rows_of_tile, shapes
+from portakernel_plugins.triton.exponentials import LOG2_E, LOG_2, finite_or_zero
+from portakernel_plugins.triton.launching.configurations import configuration
+
+# Rows of a tile, of queries times the heads of a key head: of more, prefill's kernel has the sequence.
+_MOST_ROWS = 64
+# Keys of all sequences and heads, for which programs are small.
+_FEW_KEYS = 1 << 18
+# Elements of parts that are added up at once.
+_MERGED = 4096
+# Lengths that a program reads at once.
+MOST_SEQUENCES = 4096
+
+
+@triton.jit
+def _blocks_of(queries, keys, most, left, LEFT: tl.constexpr, BLOCK: tl.constexpr):
+    """How many blocks of keys a sequence has, one at least, or none where it is not for this kernel; and the first."""
+    first = keys * 0
+    if LEFT:
+        first = tl.maximum(keys - queries - left, 0) // BLOCK
+    blocks = tl.maximum(tl.cdiv(keys, BLOCK) - first, 1)
+    return tl.where((queries > 0) & (queries <= most), blocks, 0), first
+
+
+@triton.jit(do_not_specialize=["sequences", "rows", "key_heads", "most", "left", "right"])
+def _decode(
+    q,
+    k,
+    v,
+    slopes,
+    sinks,
+    out,  # (S, H, E)
+    lse,  # (H, S) float32
+    values,  # (2 * programs, BLOCK_M, E) float32: the parts
+    shares,  # (2 * programs, BLOCK_M) float32: log2(sum(2 ** s)) of each
+    counters,  # (B, G) int32: how many parts of a list are there; zeros
+    starts,
+    table,
+    lengths,
+    k_scale,
+    v_scale,
+    table_row,
+    sequences,
+    rows,
+    key_heads,
+    most,
+    left,
+    right,
+    scale,
+    coarse,
+    cap,
+    q_row,
+    q_head,
+    q_lane,
+    k_page,
+    k_row,
+    k_head,
+    k_lane,
+    v_page,
+    v_row,
+    v_head,
+    v_lane,
+    out_row,
+    out_head,
+    out_lane,
+    slope_stride,
+    sink_stride,
+    HEADS: tl.constexpr,
+    SEQUENCES: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    LEFT: tl.constexpr,
+    RIGHT: tl.constexpr,
+    BOUNDED: tl.constexpr,
+    FOLDED: tl.constexpr,
+    NEGATED: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    REST_D: tl.constexpr,
+    E: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    REST_E: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    LIVE: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    LEAST: tl.constexpr,
+    PAGE: tl.constexpr,
+    SCALED: tl.constexpr,
+    FORMAT: tl.constexpr,
+    CAST: tl.constexpr,
+    PRECISION: tl.constexpr,
+    WIDEN: tl.constexpr,
+) -> None:
+    program = tl.program_id(0)
+    number = tl.arange(0, SEQUENCES)
+    there = number < sequences
+    all_rows = tl.load(starts + number, mask=there, other=0)
+    counts = tl.load(starts + number + 1, mask=there, other=0) - all_rows
+    all_keys = tl.load(lengths + number, mask=there, other=0)
+    blocks, skipped = _blocks_of(counts, all_keys, most, left, LEFT, BLOCK_N)
+    ends = tl.cumsum(blocks, 0) * key_heads
+    whole = tl.max(ends, 0)
+    share = tl.maximum(tl.cdiv(whole, tl.num_programs(0)), LEAST)
+    begin = program * share
+    stop = tl.minimum(begin + share, whole)
+    if begin >= stop:
+        return
+
+    # the first list of the share; others are found one after the other
+    sequence = tl.sum((ends <= begin).to(tl.int32), 0)
+    chosen = number == sequence
+    first_row = tl.sum(tl.where(chosen, all_rows, 0), 0)
+    count = tl.sum(tl.where(chosen, counts, 0), 0)
+    keys = tl.sum(tl.where(chosen, all_keys, 0), 0)
+    list_blocks = tl.sum(tl.where(chosen, blocks, 0), 0)
+    first_block = tl.sum(tl.where(chosen, skipped, 0), 0)
+    list_begin = tl.sum(tl.where(chosen, ends, 0), 0) - list_blocks * key_heads
+    key_head = (begin - list_begin) // list_blocks
+    list_begin += key_head * list_blocks
+    at = begin
+    while at < stop:
+        list_stop = list_begin + list_blocks
+        if list_blocks > 0:
+            upto = tl.minimum(stop, list_stop)
+            query, head, live = rows_of_tile(0, key_head * HEADS, count, HEADS, BLOCK_M)
+            position = query + keys - count
+            at_query = first_row.to(tl.int64) + query
+            at_head = head.to(tl.int64)
+            block = load_rows(
+                q, at_query * q_row + at_head * q_head, q_lane, None, BLOCK_D, REST_D, D, False, WIDEN
+            )
+            if NEGATED:
+                block = negated(block, REST_D)
+            slope = None
+            if slopes is not None:
+                slope = (tl.load(slopes + at_head * slope_stride) * LOG2_E)[:, None]
+            sunk = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+            if sinks is not None:
+                if at == list_begin:
+                    sunk = tl.load(sinks + at_head * sink_stride).to(tl.float32) * LOG2_E
+            top = sunk
+            total = tl.where(sunk == float("-inf"), 0.0, 1.0)
+            if BOUNDED:
+                total = tl.zeros_like(sunk)
+            acc = no_sums(BLOCK_M, BLOCK_E, REST_E)
+
+            lowest = tl.cast(0, tl.int32)
+            if LEFT:
+                lowest = tl.maximum(keys - count - left, 0)
+            pages_row = table + sequence.to(tl.int64) * table_row
+            scale_k, scale_v = scales_of_head(k_scale, v_scale, key_head, SCALED)
+            paged = (pages_row, k_page, v_page, lowest, scale_k, scale_v, key_heads)
+            before = first_block - list_begin
+            acc, total, top = over_keys(
+                acc, total, top, block, k + key_head.to(tl.int64) * k_head, None, v + key_head.to(tl.int64) * v_head,
+                None, 0, 0, key_head, None, at_query, position, slope, keys, (before + at) * BLOCK_N,
+                tl.minimum((before + upto) * BLOCK_N, keys), left, right, scale, coarse, cap, k_row, k_lane, v_row,
+                v_lane, 0, True, SOFTCAP, LEFT, RIGHT, BOUNDED, FOLDED, D, BLOCK_D, REST_D, E, BLOCK_E, REST_E, BLOCK_N,
+                q.dtype.element_ty, PRECISION, WIDEN, False, False, paged, PAGE, SCALED, FORMAT, CAST,
+            )  # fmt: skip
+
+            kept = 1.0
+            if BOUNDED:
+                total, top, kept = with_sink(total, sunk, cap)
+            if SCALED > 0 and SCALED < EACH_ROW:
+                kept = kept * scale_v
+            acc = times(acc, kept / tl.where(total == 0.0, 1.0, total), REST_E)
+            if FOLDED:
+                last = cap if SOFTCAP else scale
+                top = tl.where((tl.abs(top) < HUGE) | (top == sunk), top, top / coarse * last)
+            found = top + tl.log2(total)
+
+            if (list_begin >= begin) & (upto == list_stop):
+                store_rows(out, at_query * out_row + at_head * out_head, out_lane, live, acc, REST_E, E)
+                if lse is not None:
+                    tl.store(lse + at_head * rows + at_query, found * LOG_2, mask=live)
+            else:
+                first_part = list_begin // share
+                last_part = (list_stop - 1) // share
+                place = 2 * program + (upto < list_stop).to(tl.int32)
+                part_rows = (place * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
+                store_rows(values, part_rows * E, 1, live, acc, REST_E, E)
+                tl.store(shares + part_rows, found, mask=live)
+                tl.debug_barrier()  # all of the part is there before it is counted
+                counter = counters + sequence * key_heads + key_head
+                done = tl.atomic_add(counter, 1, sem="acq_rel")
+                if done == last_part - first_part:
+                    tl.store(counter, 0)
+                    _merge(
+                        values, shares, out, lse, first_part, last_part, count, first_row, key_head * HEADS, rows,
+                        out_row, out_head, out_lane, HEADS, LIVE, PARTS, BLOCK_M, E, BLOCK_E, REST_E,
+                    )  # fmt: skip
+
+            at = upto
+        list_begin = list_stop
+        key_head += 1
+        if (list_blocks == 0) | (key_head == key_heads):
+            if at < stop:
+                sequence += 1
+                key_head = tl.cast(0, tl.int32)
+                first_row = tl.load(starts + sequence)
+                count = tl.load(starts + sequence + 1) - first_row
+                keys = tl.load(lengths + sequence)
+                list_blocks, first_block = _blocks_of(count, keys, most, left, LEFT, BLOCK_N)
+
+
+@triton.jit
+def _sums_of_parts(
+    values, rows, there, weights, FIRST: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, LIVE: tl.constexpr
+):
+    """The parts' rows ``(PARTS * LIVE)`` times their weights ``(PARTS, LIVE)``, added up."""
+    lane = FIRST + tl.arange(0, BLOCK)
+    mask = there[:, None] & (lane < WIDTH)[None, :]
+    # from where all programs see it
+    block = tl.load(values + rows[:, None] * WIDTH + lane[None, :], mask=mask, other=0.0, cache_modifier=".cg")
+    return tl.sum(block.reshape(weights.shape[0], LIVE, BLOCK) * weights[:, :, None], axis=0)
+
+
+@triton.jit
+def _merge(
+    values,
+    shares,
+    out,
+    lse,
+    first_part,
+    last_part,
+    queries,
+    first_row,
+    first_head,
+    rows,
+    out_row,
+    out_head,
+    out_lane,
+    HEADS: tl.constexpr,
+    LIVE: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    E: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    REST_E: tl.constexpr,
+):
+    """Writes what the parts of a list come to, ``PARTS`` of them at a time, of the ``LIVE`` rows that there may be."""
+    item = tl.arange(0, PARTS * LIVE)
+    top = tl.full((LIVE,), float("-inf"), tl.float32)
+    total = tl.zeros_like(top)
+    acc = no_sums(LIVE, BLOCK_E, REST_E)
+    for first in range(first_part, last_part + 1, PARTS):
+        part = first + item // LIVE
+        there = (part <= last_part) & (item % LIVE < queries * HEADS)
+        place = 2 * part + (part < last_part).to(tl.int32)
+        at = (place * BLOCK_M + item % LIVE).to(tl.int64)
+        logs = tl.load(shares + at, mask=there, other=float("-inf"), cache_modifier=".cg").reshape(PARTS, LIVE)
+        higher = tl.maximum(top, tl.max(logs, axis=0))
+        base = finite_or_zero(higher)
+        weights = tl.exp2(logs - base[None, :])
+        kept = tl.exp2(top - base)
+        more = (_sums_of_parts(values, at, there, weights, 0, BLOCK_E, E, LIVE),)
+        if REST_E > 0:
+            more = more + (_sums_of_parts(values, at, there, weights, BLOCK_E, REST_E, E, LIVE),)
+        acc = plus(times(acc, kept, REST_E), more, REST_E)
+        total = total * kept + tl.sum(weights, axis=0)
+        top = higher
+    acc = times(acc, 1.0 / tl.where(total == 0.0, 1.0, total), REST_E)
+    query, head, live = rows_of_tile(0, first_head, queries, HEADS, LIVE)
+    at_query = first_row.to(tl.int64) + query
+    at_head = head.to(tl.int64)
+    store_rows(out, at_query * out_row + at_head * out_head, out_lane, live, acc, REST_E, E)
+    if lse is not None:
+        tl.store(lse + at_head * rows + at_query, (top + tl.log2(total)) * LOG_2, mask=live)
+
+
+@cache
+def _zeros_of(device: torch.device, stream: int) -> list[Tensor]:
+    """Where a stream's counters are, which every launch leaves as zeros; one after the other it has them."""
+    del stream
+    return [torch.zeros(1024, dtype=torch.int32, device=device)]
+
+
+def _counters(device: torch.device, count: int) -> Tensor:
+    """So many zeros: a stream's own, or the call's own where it is captured, since graphs may be replayed anywhere."""
+    if device.type != "cuda" or is_capturing():
+        return torch.zeros(count, dtype=torch.int32, device=device)
+    held = _zeros_of(device, torch.cuda.current_stream(device).cuda_stream)
+    if held[0].numel() < count:
+        held[0] = torch.zeros(1 << (count - 1).bit_length(), dtype=torch.int32, device=device)
+    return held[0]
+
+
+def most_queries(heads: int) -> int:
+    """How many queries a sequence may have here, with so many ``heads`` of each key head; 0: none."""
+    return _MOST_ROWS // heads
+
+
+def launch_decode(
+    q: Tensor,
+    pages: Pages,
+    starts: Tensor,
+    slopes: Tensor | None,
+    sinks: Tensor | None,
+    written: Written,
+    how: Scoring,
+    queries: int,
+) -> None:
+    """Writes what sequences of up to ``queries`` queries give; ``q``: (S, H, D), ``starts``: (B+1,)."""
+    y, (S, H, _), (_, _, G, E) = written.y, q.shape, pages.values.shape
+    B, heads = len(pages.lengths), H // G
+    width = max(q.shape[2], E)
+    kernel = "attention.paged_decode" + ("_few_keys" if B * G * pages.longest < _FEW_KEYS else "")
+    tiling = configuration(kernel, q.device, width, q.element_size())
+    options = dict(tiling.options)
+    live = 1 << (queries * heads - 1).bit_length()
+    options |= {"LIVE": live, "BLOCK_M": max(16, live)}
+    blocks: Mapping[str, Any] = shapes(q.unsqueeze(0), pages.values)
+    programs = tiling.programs
+    values = q.new_empty((2 * programs, options["BLOCK_M"], E), dtype=torch.float32)
+    shares = q.new_empty((2 * programs, options["BLOCK_M"]), dtype=torch.float32)
+    options["PARTS"] = max(1, _MERGED // (live * blocks["BLOCK_E"]))
+    plain = slopes is None
+    folded = how.is_folded and plain
+    turned_round = folded and how.last_factor < 0.0
+    launch(
+        _decode,
+        (programs, 1),
+        q,
+        pages.keys,
+        pages.values,
+        slopes,
+        sinks,
+        y,
+        written.lse,
+        values,
+        shares,
+        _counters(q.device, B * G),
+        starts,
+        *pages.arguments,
+        B,
+        S,
+        G,
+        queries,
+        how.left,
+        how.right,
+        -how.scale if turned_round else how.scale,
+        how.coarse,
+        how.cap,
+        *q.stride(),
+        *pages.keys.stride(),
+        *pages.values.stride(),
+        *y.stride(),
+        0 if slopes is None else slopes.stride(0),
+        0 if sinks is None else sinks.stride(0),
+        HEADS=heads,
+        SEQUENCES=max(16, 1 << (B - 1).bit_length()),
+        BOUNDED=how.is_bounded and plain,
+        FOLDED=folded,
+        NEGATED=turned_round,
+        **how.flags,
+        **pages.flags,
+        **blocks,
+        **options,
+    )

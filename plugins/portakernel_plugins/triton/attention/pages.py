@@ -1,0 +1,149 @@
+"""Keys and values in pages: where a sequence's tokens lie, how float8 becomes the queries' dtype, and what scales it.
+
+A page is a number, and so are offsets, of 64 bits. What no query of a tile sees is not read: whatever it holds, nothing
+comes of it, and entries of the table behind a sequence's last page are not followed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from portakernel.authoring.tensors import as_bytes
+from portakernel.errors import ArgumentValueError
+from portakernel_plugins.triton.attention.head_parts import load_rows
+from portakernel_plugins.triton.quantize.float8 import conversion, widened
+
+# How many elements of a cache one scale is for.
+_KINDS = ("none", "tensor", "head", "token_head")
+ALL_HEADS, EACH_ROW = (tl.constexpr(_KINDS.index(kind)) for kind in ("tensor", "token_head"))
+
+
+@triton.jit
+def place_of(table, token, inside, PAGE: tl.constexpr):
+    """The page of each token, int64, and its row there."""
+    page = tl.load(table + token // PAGE, mask=inside, other=None if inside is None else 0)
+    return page.to(tl.int64), (token % PAGE).to(tl.int64)
+
+
+@triton.jit
+def _decoded(codes, FORMAT: tl.constexpr, CAST: tl.constexpr, DTYPE: tl.constexpr, WIDEN: tl.constexpr):
+    numbers = widened(codes, FORMAT, CAST).to(DTYPE)  # exact: each has more digits than float8, and more exponents
+    if WIDEN:
+        numbers = numbers.to(tl.float32)
+    return numbers
+
+
+@triton.jit
+def load_paged(
+    source,
+    page,
+    row,
+    page_stride,
+    row_stride,
+    lane_stride,
+    inside,
+    BLOCK: tl.constexpr,
+    REST: tl.constexpr,
+    WIDTH: tl.constexpr,
+    TURNED: tl.constexpr,
+    WIDEN: tl.constexpr,
+    DTYPE: tl.constexpr,
+    FORMAT: tl.constexpr,
+    CAST: tl.constexpr,
+):
+    """Rows of a head, which ``source`` points to in the first page, as ``load_rows`` gives them."""
+    rows = page * page_stride + row * row_stride
+    parts = load_rows(source, rows, lane_stride, inside, BLOCK, REST, WIDTH, TURNED, WIDEN and FORMAT == "")
+    if FORMAT != "":
+        first = _decoded(parts[0], FORMAT, CAST, DTYPE, WIDEN)
+        if REST > 0:
+            parts = (first, _decoded(parts[1], FORMAT, CAST, DTYPE, WIDEN))
+        else:
+            parts = (first,)
+    return parts
+
+
+@triton.jit
+def scale_of(scales, row, heads, inside):
+    """What each row of the cache is multiplied by; ``scales`` points to the head's own in the first."""
+    return tl.load(scales + row * heads, mask=inside, other=None if inside is None else 0.0)
+
+
+@triton.jit
+def scales_of_head(k_scale, v_scale, key_head, SCALED: tl.constexpr):
+    """What a head's keys and values are multiplied by: numbers, with ``EACH_ROW`` where they begin, or nothing: 1."""
+    of_keys = 1.0
+    of_values = 1.0
+    if SCALED > 0:
+        of_keys = k_scale
+        of_values = v_scale
+        if SCALED > ALL_HEADS:
+            of_keys += key_head
+            of_values += key_head
+        if SCALED < EACH_ROW:
+            of_keys = tl.load(of_keys)
+            of_values = tl.load(of_values)
+    return of_keys, of_values
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """A call's caches ``(NP, P, G, D)``, its table ``(B, W)`` and lengths ``(B,)``; scales as ``kv_scales`` says."""
+
+    keys: Tensor
+    values: Tensor
+    table: Tensor
+    lengths: Tensor
+    k_scale: Tensor | None
+    v_scale: Tensor | None
+    kv_scales: str
+    format: str
+    longest: int
+
+    @classmethod
+    def of(
+        cls,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        block_table: Tensor,
+        seq_lens: Tensor,
+        k_scale: Tensor | None,
+        v_scale: Tensor | None,
+        kv_scales: str,
+        max_seqlen_k: int | None,
+    ) -> Pages:
+        """Without ``max_seqlen_k`` a sequence may have as many keys as a row of the table has pages for.
+
+        Raises:
+            ArgumentValueError: scales are not given as ``kv_scales`` says.
+        """
+        for which, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+            if (scale is None) != (kv_scales == "none"):
+                found = "is missing" if scale is None else "is given"
+                raise ArgumentValueError(f"paged_attention: {which} {found} with kv_scales={kv_scales!r}")
+        table = block_table if block_table.stride(1) == 1 else block_table.contiguous()
+        room = block_table.shape[1] * key_cache.shape[1]
+        longest = room if max_seqlen_k is None else min(room, max_seqlen_k)
+        narrow = key_cache.element_size() == 1
+        name = str(key_cache.dtype).removeprefix("torch.") if narrow else ""
+        keys, values = (as_bytes(x) if narrow else x for x in (key_cache, value_cache))
+        scales = (None if scale is None else scale.contiguous() for scale in (k_scale, v_scale))
+        return cls(keys, values, table, seq_lens.contiguous(), *scales, kv_scales, name, longest)
+
+    @property
+    def flags(self) -> Mapping[str, Any]:
+        """What is compiled into a kernel."""
+        how = conversion(self.format, self.keys.device) if self.format else {"FORMAT": "", "CAST": "bits"}
+        cast = {name: how[name] for name in ("FORMAT", "CAST")}
+        return {"PAGE": self.keys.shape[1], "SCALED": _KINDS.index(self.kv_scales), **cast}
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """What kernels take beside the caches."""
+        return (self.table, self.lengths, self.k_scale, self.v_scale, self.table.stride(0))
