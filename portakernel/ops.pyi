@@ -1031,9 +1031,9 @@ def write_kv_cache(
     below 2**-100, NaN where the head has a NaN or an infinity. Scales multiply on reading. Scales that kv_scales does
     not ask for, or that are missing, are refused (ArgumentValueError). Written tensors lie apart from all others,
     element by element. Not guaranteed: what is in a slot that several tokens have, but that each element is one of
-    theirs; anything for slots from NP*P up (on the CPU the reference raises IndexOutOfRangeError;
-    PORTAKERNEL_CHECKS=1 refuses both); the bits of a float8 NaN; the sign of a float8 zero. vLLM's
-    reshape_and_cache_flash has the same order, and may have a longer key: slice it.
+    theirs; anything for slots from NP*P up (on the CPU the reference raises IndexOutOfRangeError).
+    PORTAKERNEL_CHECKS=1 refuses both, and negative slots but -1. Nor are the bits of a float8 NaN guaranteed, nor the
+    sign of a float8 zero. vLLM's reshape_and_cache_flash has the same order, and may have a longer key: slice it.
 
     Args:
         key: (T, G, D), float32 or float16 or bfloat16.

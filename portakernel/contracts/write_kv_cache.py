@@ -24,8 +24,8 @@ from portakernel.contract.value_rules import Slots
 FLOATS = ("float32", "float16", "bfloat16")
 # What a cache may be narrower in; float8_e5m2fnuz is nobody's cache.
 FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")
-# The elements of a cache are rounded copies, exact in the dtype of what is written; the quotient of a scale, in float32,
-# may tip a tie, and so may a scale that is off as far as it may be (as in quantize_fp8).
+# A cache's elements are rounded copies, exact in the dtype of what is written; a quotient in float32 may tip a tie, and
+# so may a scale that is off as far as it may be (as in quantize_fp8).
 ROUNDED = {**dict.fromkeys(FLOATS, 0.0), **dict.fromkeys(FLOAT8, 0.50001)}
 
 
@@ -107,9 +107,10 @@ CONTRACT = Contract(
         " computes it, 1 where that is below 2**-100, NaN where the head has a NaN or an infinity. Scales multiply on"
         " reading. Scales that kv_scales does not ask for, or that are missing, are refused (ArgumentValueError)."
         " Written tensors lie apart from all others, element by element. Not guaranteed: what is in a slot that several"
-        " tokens have, but that each element is one of theirs; anything for slots from NP*P up (on the CPU the reference"
-        " raises IndexOutOfRangeError; PORTAKERNEL_CHECKS=1 refuses both); the bits of a float8 NaN; the sign of a"
-        " float8 zero. vLLM's reshape_and_cache_flash has the same order, and may have a longer key: slice it."
+        " tokens have, but that each element is one of theirs; anything for slots from NP*P up (on the CPU the"
+        " reference raises IndexOutOfRangeError). PORTAKERNEL_CHECKS=1 refuses both, and negative slots but -1. Nor are"
+        " the bits of a float8 NaN guaranteed, nor the sign of a float8 zero. vLLM's reshape_and_cache_flash has the"
+        " same order, and may have a longer key: slice it."
     ),
     tensors=(
         TensorArgument("key", ("T", "G", "D"), FLOATS),
@@ -193,7 +194,12 @@ CONTRACT = Contract(
             (6, 3, 20, 36),
             (3, 7),
             "token_head",
-            layouts={"key_scales": "transposed", "value_scales": "stepped", "key": "stepped", "key_cache": "transposed"},
+            layouts={
+                "key_scales": "transposed",
+                "value_scales": "stepped",
+                "key": "stepped",
+                "key_cache": "transposed",
+            },
         ),
         _case("large magnitudes", (7, 2, 48, 48), (3, 7), values="large"),
         _case("large magnitudes, a scale", (7, 2, 48, 48), (3, 7), "tensor", values="large"),

@@ -1,4 +1,4 @@
-"""Ops that write into arguments, some of which may be absent, held to what they write: by faults that kernels may have."""
+"""Ops that write into arguments, some of which may be absent: the kit finds faults of their kernels."""
 
 from __future__ import annotations
 

@@ -178,8 +178,14 @@ def test_rows_apart_by_more_than_32_bits_are_read():
 
 WRONG = [
     ({"k_scale": 1}, "kv_scales='none' needs no scales; k_scale is given, and would not be used"),
-    ({"kv_scales": "tensor", "k_scale": 1}, "kv_scales='tensor' needs k_scale and v_scale, and no other scales; v_scale"),
-    ({"kv_scales": "token_head"}, "kv_scales='token_head' needs key_scales and value_scales, and no other scales; key_"),
+    (
+        {"kv_scales": "tensor", "k_scale": 1},
+        "kv_scales='tensor' needs k_scale and v_scale, and no other scales; v_scale",
+    ),
+    (
+        {"kv_scales": "token_head"},
+        "kv_scales='token_head' needs key_scales and value_scales, and no other scales; key_",
+    ),
 ]
 
 
@@ -192,7 +198,7 @@ def test_scales_that_do_not_go_with_their_kind_write_nothing(given, text):
     assert all(same_bytes(cache, noise(PAGES, PAGE, HEADS, WIDTH, dtype=FLOAT8)) for cache in caches)
 
 
-# What a model has: keys and values in one projection, a cache of pages; as a target's assembly shows its widest accesses.
+# The widest accesses of each target, as its assembly has them.
 WIDE = {
     "nvidia:sm_90": (r"ld\.global\S*\.v4\.b32", r"st\.global\S*\.v4\.b32"),
     "amd:gfx942": (r"(global|buffer)_load_dwordx4", r"(global|buffer)_store_dwordx4"),

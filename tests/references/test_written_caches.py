@@ -1,4 +1,4 @@
-"""The references of ``write_kv_cache`` and ``write_latent_cache`` against loops over tokens, and float8 by its codes."""
+"""The references of ``write_kv_cache`` and ``write_latent_cache`` against loops over tokens and float8's codes."""
 
 from __future__ import annotations
 
@@ -204,9 +204,11 @@ def test_scales_of_a_cache_that_is_not_float8_are_refused_before_any_kernel():
 def test_a_latent_cache_asks_for_its_scale_or_has_no_use_for_it():
     latent, rope = drawn(2, 4), drawn(2, 2)
     caches = torch.zeros(1, 2, 4).to(torch.float8_e5m2), torch.zeros(1, 2, 2).to(torch.float8_e5m2)
-    with pytest.raises(ArgumentValueError, match="^write_latent_cache: kv_scales='tensor' needs scale; scale is miss"):
+    with pytest.raises(ArgumentValueError, match=r"^write_latent_cache: kv_scales='tensor' needs scale; scale is miss"):
         ops.write_latent_cache(latent, rope, *caches, torch.tensor([0, 1]), kv_scales="tensor", kernel="reference")
-    with pytest.raises(ArgumentValueError, match="^write_latent_cache: scale goes with kv_scales='tensor'; this is 'n"):
+    with pytest.raises(
+        ArgumentValueError, match=r"^write_latent_cache: scale goes with kv_scales='tensor'; this is 'n"
+    ):
         ops.write_latent_cache(latent, rope, *caches, torch.tensor([0, 1]), scale=ONE, kernel="reference")
 
 

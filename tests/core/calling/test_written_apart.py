@@ -47,7 +47,7 @@ def test_scales_between_narrower_rows_are_apart():
     memory = torch.zeros(PAGES, PAGE, WIDTH + 4, dtype=torch.uint8)
     cache, scales = memory[..., :WIDTH], memory.view(torch.float32)[..., WIDTH // 4]
     check_apart("write", {"cache": cache, "scales": scales}, ("cache", "scales"))
-    with pytest.raises(ArgumentValueError, match="^write: cache is written, and shares memory with scales; "):
+    with pytest.raises(ArgumentValueError, match=r"^write: cache is written, and shares memory with scales; "):
         check_apart("write", {"cache": memory, "scales": scales}, ("cache", "scales"))
 
 
@@ -65,10 +65,10 @@ def test_the_second_neighbour_of_a_long_argument_is_looked_at_too():
     memory = torch.zeros(100)
     given = {"x": memory[0:10], "cache": memory[:90].view(9, 10)[:, 8:], "y": memory[40:50]}
     assert not set(bytes_of(given["x"][:8])) & set(bytes_of(given["cache"]))
-    with pytest.raises(ArgumentValueError, match="^write: cache is written, and shares memory with x; "):
+    with pytest.raises(ArgumentValueError, match=r"^write: cache is written, and shares memory with x; "):
         check_apart("write", given, ("cache",))
     given["x"] = memory[0:8]
-    with pytest.raises(ArgumentValueError, match="^write: cache is written, and shares memory with y; "):
+    with pytest.raises(ArgumentValueError, match=r"^write: cache is written, and shares memory with y; "):
         check_apart("write", given, ("cache",))
 
 
