@@ -49,15 +49,15 @@ def kv_scales(kinds: tuple[str, ...]) -> Parameter:
 
 
 def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[str, Any]) -> Cost:
-    """Each token's keys and values read once and written once, and its slot read; a division each where scaled."""
+    """Keys and values read once and written once, and slots read; a rounding each, and what scales do."""
     tokens, heads = dims["T"], dims["G"]
     moved = heads * dims["D"] * (itemsizes["key"] + itemsizes["key_cache"])
     moved += heads * dims["E"] * (itemsizes["value"] + itemsizes["value_cache"]) + itemsizes["slot_mapping"]
     elements = tokens * heads * (dims["D"] + dims["E"])
     kind = values["kv_scales"]
     shared = {"tensor": 8, "head": 8 * heads, "token_head": 8 * heads * tokens}.get(kind, 0)
-    # where scales are computed, a comparison more
-    return Cost(bytes=tokens * moved + shared, flops={"none": 0, "token_head": 2}.get(kind, 1) * elements)
+    # a division, and where scales are computed a comparison before it
+    return Cost(bytes=tokens * moved + shared, flops={"none": 1, "token_head": 3}.get(kind, 2) * elements)
 
 
 def _case(

@@ -11,12 +11,12 @@ from portakernel.contracts.write_kv_cache import FLOATS, ROUNDED, cache_of, kv_s
 
 
 def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[str, Any]) -> Cost:
-    """Each token's numbers read once and written once, and its slot read; a division each where scaled."""
+    """Each number read once and written once, and slots read; a rounding each, and a division where scaled."""
     tokens = dims["T"]
     moved = dims["C"] * (itemsizes["latent"] + itemsizes["latent_cache"])
     moved += dims["R"] * (itemsizes["rope"] + itemsizes["rope_cache"]) + itemsizes["slot_mapping"]
     scaled = values["kv_scales"] == "tensor"
-    return Cost(bytes=tokens * moved + 4 * scaled, flops=tokens * (dims["C"] + dims["R"]) * scaled)
+    return Cost(bytes=tokens * moved + 4 * scaled, flops=tokens * (dims["C"] + dims["R"]) * (1 + scaled))
 
 
 def _case(
