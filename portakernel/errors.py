@@ -188,6 +188,10 @@ class DerivativeError(PortakernelError, NotImplementedError):
     """A derivative that the op does not define (a second backward, say)."""
 
 
+class TransformError(PortakernelError, NotImplementedError):
+    """A transform of ``torch.func`` that the op does not have (``vmap`` of one that writes into its arguments)."""
+
+
 class CompiledGraphError(PortakernelError, RuntimeError):
     """A kernel cannot stand in a compiled graph in the form that was chosen for it."""
 

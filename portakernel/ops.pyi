@@ -1001,3 +1001,103 @@ def softmax(
 
     Source: Bridle 1990, Probabilistic Interpretation of Feedforward Classification Network Outputs.
     """
+
+def write_kv_cache(
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    kv_scales: Literal["none", "tensor", "head", "token_head"] = "none",
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
+    kernel: str | None = None,
+) -> None:
+    """Keys and values of new tokens, put into the pages of a cache.
+
+    ``key_cache[slot // P, slot % P] = key[t] / k_scale, where slot = slot_mapping[t] is not -1; values alike``
+
+    key: (T, G, D) and value: (T, G, E), any strides, such as slices of one qkv; key_cache: (NP, P, G, D) and
+    value_cache: (NP, P, G, E), any strides, which say how pages lie (heads before tokens, both caches in one tensor);
+    slot_mapping: (T,). A negative slot is a token that is not written; all else in the caches keeps its bytes. A
+    cache in the dtype of key has copies of its bits; in float8, numbers are rounded once to nearest, ties to even,
+    and what is beyond the largest number (448, 240 for float8_e4m3fnuz, 57344 for float8_e5m2), infinities too,
+    becomes that; NaN stays NaN. kv_scales is for float8 caches alone. 'tensor' and 'head' want k_scale and v_scale,
+    () or (G,), and store x / scale, a division in float32; 'token_head' wants key_scales and value_scales, (NP, P,
+    G), and writes them: amax(abs(x)) / max(dtype) of each token's head as quantize_fp8 computes it, 1 where that is
+    below 2**-100, NaN where the head has a NaN or an infinity. Scales multiply on reading. Scales that kv_scales does
+    not ask for, or that are missing, are refused (ArgumentValueError). Written tensors lie apart from all others,
+    element by element. Not guaranteed: what is in a slot that several tokens have, but that each element is one of
+    theirs; anything for slots from NP*P up (on the CPU the reference raises IndexOutOfRangeError).
+    PORTAKERNEL_CHECKS=1 refuses both, and negative slots but -1. Nor are the bits of a float8 NaN guaranteed, nor the
+    sign of a float8 zero. vLLM's reshape_and_cache_flash has the same order, and may have a longer key: slice it.
+
+    Args:
+        key: (T, G, D), float32 or float16 or bfloat16.
+        value: (T, G, E), the dtype of key.
+        key_cache: (NP, P, G, D), the dtype of key or float8_e4m3fn or float8_e4m3fnuz or float8_e5m2; written, so
+            that it shares no memory with another argument.
+        value_cache: (NP, P, G, E), the dtype of key_cache; written, so that it shares no memory with another
+            argument.
+        slot_mapping: (T,), int64 or int32.
+        k_scale: () for none, () for tensor, (G,) for head, () for token_head, float32; a feature, neutral at None.
+        v_scale: () for none, () for tensor, (G,) for head, () for token_head, float32; a feature, neutral at None.
+        key_scales: (NP, P, G), float32; a feature, neutral at None; written, so that it shares no memory with another
+            argument.
+        value_scales: (NP, P, G), float32; a feature, neutral at None; written, so that it shares no memory with
+            another argument.
+        kv_scales: a feature, neutral at 'none'. which numbers share a scale. Accepted: 'none' or 'tensor' or 'head'
+            or 'token_head'.
+        kernel: a kernel or plugin to use strictly: that one, or an error.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: dtypes, ranks, shapes or devices do not fit the op.
+        NoKernelError: no kernel can serve the call; the message has every kernel's reason.
+
+    Source: Kwon et al. 2023, Efficient Memory Management for Large Language Model Serving with PagedAttention, arXiv
+    2309.06180, 4.3; vLLM, reshape_and_cache_flash; OCP 8-bit Floating Point Specification 1.0.
+    """
+
+def write_latent_cache(
+    latent: Tensor,
+    rope: Tensor,
+    latent_cache: Tensor,
+    rope_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    kv_scales: Literal["none", "tensor"] = "none",
+    scale: Tensor | None = None,
+    kernel: str | None = None,
+) -> None:
+    """Latent vectors and rotary keys of new tokens (MLA), put into the pages of a cache.
+
+    ``latent_cache[slot // P, slot % P] = latent[t] / scale, where slot = slot_mapping[t] is not -1; rope alike``
+
+    latent: (T, C) and rope: (T, R), what multi-head latent attention keeps of a token, any strides; latent_cache:
+    (NP, P, C) and rope_cache: (NP, P, R), any strides, mostly views of one joined tensor (NP, P, C+R): cache[..., :C]
+    and cache[..., C:]. Slots, dtypes and rounding are those of write_kv_cache. kv_scales='tensor' is for float8
+    caches alone, wants scale, (), and stores x / scale of both, a division in float32. Written tensors lie apart from
+    all others, element by element. Not guaranteed: what write_kv_cache does not guarantee. vLLM's
+    concat_and_cache_mla takes the joined cache, DeepSeek's layout with C 512, R 64.
+
+    Args:
+        latent: (T, C), float32 or float16 or bfloat16.
+        rope: (T, R), the dtype of latent.
+        latent_cache: (NP, P, C), the dtype of latent or float8_e4m3fn or float8_e4m3fnuz or float8_e5m2; written, so
+            that it shares no memory with another argument.
+        rope_cache: (NP, P, R), the dtype of latent_cache; written, so that it shares no memory with another argument.
+        slot_mapping: (T,), int64 or int32.
+        scale: (), float32; a feature, neutral at None.
+        kv_scales: a feature, neutral at 'none'. which numbers share a scale. Accepted: 'none' or 'tensor'.
+        kernel: a kernel or plugin to use strictly: that one, or an error.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: dtypes, ranks, shapes or devices do not fit the op.
+        NoKernelError: no kernel can serve the call; the message has every kernel's reason.
+
+    Source: DeepSeek-AI 2024, DeepSeek-V2, arXiv 2405.04434, 2.1.2 and 2.1.3; vLLM, concat_and_cache_mla; OCP 8-bit
+    Floating Point Specification 1.0.
+    """

@@ -59,7 +59,8 @@ class Arguments:
             ArgumentTypeError: says of each what it is called here, or what to do.
         """
         op, by_position = self.contract.op, [tensor.name for tensor in self.contract.tensors if not tensor.keyword]
-        known = (*self.names, *self.parameters, "out", "kernel")
+        # an op that writes into its arguments has no results to put anywhere
+        known = (*self.names, *self.parameters, *(() if self.contract.mutated else ("out",)), "kernel")
         texts = [f"unknown argument {name!r}; {answer(op, name, known)}" for name in unknown]
         if third is not ...:
             shown = "a tensor" if isinstance(third, Tensor) else repr(third)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 from torch import Tensor
 
 from portakernel.contract import Contract
 from portakernel.errors import ArgumentValueError
-from portakernel.tensors.layout import disjoint, mark_written, overlaps_itself
+from portakernel.tensors.layout import Lie, disjoint, mark_written, overlaps_itself, span_bytes
 
 
 def writing(contract: Contract, kernel: Callable[..., Any]) -> Callable[..., None]:
@@ -36,32 +35,34 @@ def writing(contract: Contract, kernel: Callable[..., Any]) -> Callable[..., Non
 def check_apart(op: str, given: Mapping[str, Tensor | None], mutated: Sequence[str]) -> None:
     """Nothing, when no element of a mutated argument is another element's memory too.
 
+    Views that interleave, such as both caches in one tensor, are apart.
+
     Raises:
         ArgumentValueError: one shares memory with another argument, or with itself; says with which.
     """
-    # most tensors have no gaps, and then two addresses tell; the rest is looked at closely
-    spans = list[tuple[int, int]]()
-    for tensor in given.values():
-        if tensor is not None and tensor.numel():
-            if not tensor.is_contiguous():
-                _check_closely(op, given, mutated)
-                return
-            begin = tensor.data_ptr()
-            spans.append((begin, begin + tensor.nbytes))
-    if any(begin < end for (_, end), (begin, _) in pairwise(sorted(spans))):
-        _check_closely(op, given, mutated)
-
-
-def _check_closely(op: str, given: Mapping[str, Tensor | None], mutated: Sequence[str]) -> None:
-    for name in mutated:
-        tensor = given.get(name)
-        if tensor is None or not tensor.numel():
+    placed = list[tuple[int, int, str]]()
+    for name, tensor in given.items():
+        if tensor is None or tensor.is_meta or not tensor.numel():
             continue
-        if overlaps_itself(tensor):
+        begin = tensor.data_ptr()
+        if tensor.is_contiguous():  # which most are; the rest is looked at more closely
+            placed.append((begin, begin + tensor.nbytes, name))
+            continue
+        if name in mutated and overlaps_itself(tensor):
             text = f"{op}: several elements of {name}, which is written, share memory, as after expand()"
             raise ArgumentValueError(f"{text}; give a tensor of its own (clone())")
-        for other, neighbour in given.items():
-            if other == name or neighbour is None or not neighbour.numel() or disjoint(tensor, neighbour):
-                continue
-            text = f"{op}: {name} is written, and shares memory with {other}"
-            raise ArgumentValueError(f"{text}; give tensors that lie apart ({other}.clone())")
+        placed.append((begin, begin + span_bytes(Lie.of(tensor)), name))
+    placed.sort()
+    for place, (_, end, name) in enumerate(placed, 1):
+        for begin, _, other in placed[place:]:
+            if begin >= end:
+                break
+            _check_pair(op, name, other, given, mutated)
+
+
+def _check_pair(op: str, name: str, other: str, given: Mapping[str, Any], mutated: Sequence[str]) -> None:
+    """What ``check_apart`` says of two arguments the second of which begins before the first one ends."""
+    written, neighbour = (name, other) if name in mutated else (other, name)
+    if written in mutated and not disjoint(given[written], given[neighbour]):
+        text = f"{op}: {written} is written, and shares memory with {neighbour}"
+        raise ArgumentValueError(f"{text}; give tensors that lie apart ({neighbour}.clone())")

@@ -171,7 +171,7 @@ class Contract:
             text = f"{name} is a tensor: give tensors by position, or say of it what is known (shape, dtype, format)"
             raise UnknownNameError("parameter", name, known, where=self.op, instead=text)
         if name not in known:
-            arguments = (*self.names, *known, "out", "kernel")
+            arguments = (*self.names, *known, *(() if self.mutated else ("out",)), "kernel")
             raise UnknownNameError("parameter", name, known, where=self.op, instead=answer(self.op, name, arguments))
         return known[name]
 

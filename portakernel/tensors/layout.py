@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -74,22 +76,37 @@ def _surely(name: str, tensor: Tensor) -> dict[str, int]:
     }
 
 
-def _span(tensor: Tensor) -> tuple[int, int]:
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+class Lie(NamedTuple):
+    """How a tensor of one element and more lies in memory, wherever that is."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    itemsize: int
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Lie:
+        """That of ``tensor``."""
+        return cls(tensor.shape, tensor.stride(), tensor.element_size())
 
 
-def _inner_block(tensor: Tensor) -> tuple[int, list[int]]:
+@lru_cache(maxsize=1 << 12)
+def span_bytes(lie: Lie) -> int:
+    """The bytes from the first to the last element, these too."""
+    last = sum((size - 1) * stride for size, stride in zip(lie.shape, lie.strides, strict=True))
+    return (last + 1) * lie.itemsize
+
+
+def _inner_block(lie: Lie) -> tuple[int, list[int]]:
     """The bytes of the innermost run without gaps, and the strides in bytes of the dimensions around it."""
     block, outer = 1, list[int]()
-    for size, stride in sorted(zip(tensor.shape, tensor.stride(), strict=True), key=lambda pair: pair[1]):
+    for size, stride in sorted(zip(lie.shape, lie.strides, strict=True), key=lambda pair: pair[1]):
         if size == 1:
             continue
         if stride == block and not outer:
             block *= size
         else:
-            outer.append(stride * tensor.element_size())
-    return block * tensor.element_size(), outer
+            outer.append(stride * lie.itemsize)
+    return block * lie.itemsize, outer
 
 
 def overlaps_itself(tensor: Tensor) -> bool:
@@ -110,19 +127,24 @@ def overlaps_itself(tensor: Tensor) -> bool:
     return False
 
 
-def disjoint(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors surely share no byte; by address, because separate storages can lie in one buffer.
+@lru_cache(maxsize=1 << 12)
+def interleave(a: Lie, b: Lie, distance: int) -> bool:
+    """Whether tensors that lie so, ``b`` so many bytes behind ``a``, surely share no byte though their spans overlap.
 
-    Tensors that interleave, such as two column ranges of one matrix, are told apart by their place in the common period
-    of their strides.
+    Such as two column ranges of one matrix: they are told apart by their place in the common period of their strides.
     """
-    (a_first, a_end), (b_first, b_end) = _span(a), _span(b)
-    if a_end <= b_first or b_end <= a_first:
-        return True
     (a_bytes, a_strides), (b_bytes, b_strides) = _inner_block(a), _inner_block(b)
     period = math.gcd(*a_strides, *b_strides)
-    apart = (b_first - a_first) % period if period else 0
+    apart = distance % period if period else 0
     return apart >= a_bytes and apart + b_bytes <= period
+
+
+def disjoint(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors surely share no byte; by address, because separate storages can lie in one buffer."""
+    a_lie, b_lie, a_first, b_first = Lie.of(a), Lie.of(b), a.data_ptr(), b.data_ptr()
+    if a_first + span_bytes(a_lie) <= b_first or b_first + span_bytes(b_lie) <= a_first:
+        return True
+    return interleave(a_lie, b_lie, b_first - a_first)
 
 
 def has_plain_memory(tensor: Tensor) -> bool:

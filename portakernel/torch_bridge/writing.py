@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, NoReturn
 
 import torch
 
 from portakernel.calling.caller import OpCaller
 from portakernel.claims.request import Phase
-from portakernel.errors import ArgumentTypeError, DerivativeError
+from portakernel.errors import ArgumentTypeError, DerivativeError, TransformError
 from portakernel.host.as_written import as_written
 from portakernel.tensors.torch_internals import below_autograd, has_tangent, is_fake, some_are_distributed
 from portakernel.torch_bridge.kernel_choice import KernelChoice
@@ -45,15 +46,16 @@ class Writing:
             raise DerivativeError(text)
         if has_tangent(given):
             raise DerivativeError(f"{op} writes into {written} and has no derivative")
-        if is_fake(given):
+        traced = is_fake(given)
+        if traced:
             kernel = self.choice.name(Phase.INFERENCE, tensors, values, kernel, traced=True)
-        with below_autograd():
+        with below_autograd(), self.choice.naming(kernel) if traced else nullcontext():
             self.caller.torch_op()(*tensors, *values, kernel)
 
     def _refuse_vmap(self, *_: Any) -> NoReturn:
         written = " and ".join(self.caller.contract.mutated)
         text = f"{self.caller.contract.op} writes into {written}, which vmap cannot batch; call it for each element"
-        raise NotImplementedError(text)
+        raise TransformError(text)
 
     def _refuse_distributed(self, tensors: Sequence[Any]) -> Callable[..., Any] | None:
         if some_are_distributed(tensors):

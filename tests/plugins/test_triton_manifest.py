@@ -52,7 +52,8 @@ def test_entries_take_what_their_contract_and_manifest_say(name):
     positional = [t.name for t in described.tensors if not t.keyword and t.name in tensors]
     assert forward[: len(positional)] == positional
     saves = ["save"] if described.saved and kernel.backward is not None else []
-    assert sorted(forward) == sorted([*tensors, *parameters, "out", *saves])
+    out = [] if described.mutated else ["out"]
+    assert sorted(forward) == sorted([*tensors, *parameters, *out, *saves])
     if kernel.backward is not None:
         given = [f"grad_{output.name}" for output in described.outputs if output.differentiable]
         kept = [name for name in described.backward_inputs if name in tensors or name not in described.names]

@@ -39,6 +39,7 @@ MODES: Mapping[str, tuple[str, str]] = {
     "bind": ("refuses with ArgumentTypeError", "a bound kernel reads memory: bind with `to_local()`"),
 }
 
+_WHOLE = "nothing: works on whole tensors"
 _HEAD = """\
 # Sharding
 
@@ -93,7 +94,8 @@ def sharding_page() -> str:
         several = splits(contract)
         rows += [_row(split) for split in several]
         if not several:
-            rows.append((f"`{contract.op}`", "nothing: works on whole tensors", "", "", ""))
+            refuses = "nothing: refuses with ArgumentTypeError; each rank writes its own part (`to_local()`)"
+            rows.append((f"`{contract.op}`", refuses if contract.mutated else _WHOLE, "", "", ""))
     modes = [(name, *outcome) for name, outcome in MODES.items()]
     text = _HEAD + "## Ops\n\n"
     text += _table(("op", "splits along", "arguments split so", "whole on every rank", "where"), rows)

@@ -43,7 +43,7 @@ class Graph:
     def outcomes(self) -> Iterator[Outcome]:
         """One outcome, where the kernel claims the property and the case computes something."""
         trial = self.trial
-        if "graph_capture" in trial.properties and any(all(trial.inputs.shape(r)) for r in trial.contract.results):
+        if "graph_capture" in trial.properties and any(all(trial.inputs.shape(r)) for r in trial.inputs.results):
             yield attempt("graph", self.replayed)
 
     def replayed(self) -> list[str]:
@@ -54,7 +54,7 @@ class Graph:
         return problems
 
     def _forward(self) -> list[str]:
-        names = [result.name for result in self.trial.contract.results]
+        names = [result.name for result in self.trial.inputs.results]
         own = dict(zip(self.trial.contract.names, self.trial.inputs.tensors, strict=True))
         other = dict(zip(self.trial.contract.names, self.fresh.inputs.tensors, strict=True))
         eager, found = self._results(Phase.INFERENCE, own, other, None)
@@ -81,8 +81,8 @@ class Graph:
         def run(tensors: Mapping[Any, Tensor | None]) -> tuple[Any, ...]:
             with torch.no_grad():
                 found = launch(*tensors.values(), *trial.inputs.values, last)
-            if mutated := trial.contract.mutated:
-                return tuple(tensors[name] for name in mutated)
+            if trial.contract.mutated:
+                return tuple(tensors[result.name] for result in trial.inputs.results)
             return tuple(found) if isinstance(found, (tuple, list)) else (found,)
 
         eager = run({name: None if tensor is None else like(tensor) for name, tensor in other.items()})

@@ -54,8 +54,13 @@ class Repetition:
 
 
 def repetitions(of: Contract, elements: int = ELEMENTS) -> tuple[Repetition, ...]:
-    """For each way to choose the shapes of an op, its rows (or batches) repeated, and the tables it picks from."""
-    found = []
+    """For each way to choose the shapes of an op, its rows (or batches) repeated, and the tables it picks from.
+
+    None of an op that writes into its arguments: where its rows go is said by others, and repeated rows by none.
+    """
+    found = list[Repetition]()
+    if of.mutated:
+        return ()
     for case in _plain_cases(of):
         made = of.at(of.values(case.parameters))
         for dimension in dict.fromkeys((_first(made, made.tensors[0].name), *_tables(made, case))):

@@ -54,6 +54,13 @@ class Inputs:
         return {name: tensor for name, tensor in pairs if tensor is not None}
 
     @property
+    def results(self) -> tuple[TensorResult, ...]:
+        """What the call leaves: its outputs, or those arguments that it writes and that are there."""
+        if not self.contract.mutated:
+            return self.contract.outputs
+        return tuple(result for result in self.contract.results if result.name in self.given)
+
+    @property
     def device(self) -> torch.device:
         """Where the tensors are."""
         return self.given[self.contract.names[0]].device

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from portakernel.calling.arguments import dtype_name
+from portakernel.contract import TensorArgument
 from portakernel.contract.case import Layout
 
 # Elements before and after each tensor; a multiple of any alignment that a kernel may ask for.
@@ -27,10 +28,15 @@ _RANK_NEEDED: Mapping[Layout, int] = {"sliced": 1, "transposed": 2, "expanded": 
 _NAN_BYTES = {"float8_e4m3fnuz": 0x80, "float8_e5m2fnuz": 0x80, "float8_e8m0fnu": 0xFF}
 
 
-def layouts_of(rank: int) -> tuple[Layout, ...]:
-    """How a tensor of so many dimensions can lie, other than contiguous."""
+def layouts_of(argument: TensorArgument, rank: int) -> tuple[Layout, ...]:
+    """How an argument of so many dimensions can lie, other than contiguous.
+
+    What is written, and where, has no element that is several at once.
+    """
     others: tuple[Layout, ...] = get_args(Layout)
-    return tuple(layout for layout in others if layout != "contiguous" and rank >= _RANK_NEEDED.get(layout, 0))
+    single = argument.mutated or argument.draw.kind == "slots"
+    excluded = ("contiguous", "expanded") if single else ("contiguous",)
+    return tuple(layout for layout in others if layout not in excluded and rank >= _RANK_NEEDED.get(layout, 0))
 
 
 def place_tensor(

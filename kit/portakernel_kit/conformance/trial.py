@@ -150,7 +150,7 @@ class Trial:
 
     def compare_results(self, found: Sequence[Any], *, saved: bool = False) -> list[str]:
         """What is wrong with the outputs, or with the saved tensors, in form or in numbers."""
-        specs = self.contract.saved if saved else self.contract.results
+        specs = self.contract.saved if saved else self.inputs.results
         truth = self.truth.saved if saved else self.truth.outputs
         if len(found) != len(specs):
             return [f"returned {len(found)} tensors; {', '.join(spec.name for spec in specs) or 'none'} are wanted"]

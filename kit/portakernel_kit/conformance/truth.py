@@ -2,7 +2,7 @@
 
 On the CPU whatever the device: not every device has float64, and the device's own arithmetic is what is being checked.
 A reference may say itself what the truth is (``truth``), where the formula on float64 numbers is not: quantised
-results before they are rounded, say.
+results before they are rounded, say. Of an op that writes into its arguments, ``truth`` returns what these hold then.
 """
 
 from __future__ import annotations
@@ -78,14 +78,14 @@ class Truth:
             OpFault: the reference cannot say it.
         """
         contract, reference = inputs.contract, reference_of(inputs.contract)
-        outputs = [output.name for output in contract.results]
+        outputs = [output.name for output in inputs.results]
         given = [None if tensor is None else exact(tensor) for tensor in inputs.tensors]
         stored = [None if tensor is None else tensor.detach().to("cpu") for tensor in inputs.tensors]
         with torch.no_grad():
-            if contract.mutated:
-                found = _written(reference, inputs, given)
-            elif hasattr(reference, "truth"):
+            if hasattr(reference, "truth"):
                 found = _call(reference, "truth", inputs, stored)
+            elif contract.mutated:
+                found = _written(reference, inputs, given)
             else:
                 # saved tensors as the contract of all values has them
                 found = _call(reference, "forward", inputs, given, **({"save": True} if contract.saved else {}))
@@ -103,13 +103,13 @@ class Truth:
             if hasattr(reference, "saved_magnitudes"):
                 saved_magnitudes = _call(reference, "saved_magnitudes", inputs, given)
         saved = [result.name for result in contract.saved]
-        made = "truth" if hasattr(reference, "truth") and not contract.mutated else "forward"
+        made = "truth" if hasattr(reference, "truth") else "forward"
         named = dict(
             zip([*outputs, *saved], counted(found, [*outputs, *saved], f"the reference's {made}"), strict=True)
         )
         slack: dict[str, Tensor] = {}
         if getattr(reference, "FLOAT32_MAGNITUDES", False):
-            wide = [inputs.dtype(output) is torch.float32 for output in contract.results]
+            wide = [inputs.dtype(output) is torch.float32 for output in inputs.results]
             ulps = contract.tolerance.forward["float32"]
             for name, magnitude, held in zip(outputs, magnitudes, wide, strict=True):
                 if magnitude is not None and not held:
@@ -123,7 +123,7 @@ class Truth:
         overflowing: dict[str, Tensor] = {}
         if hasattr(reference, "output_roundings"):
             sizes = _call(reference, "output_roundings", inputs, stored)
-            for result, size in zip([*contract.results, *contract.saved], sizes, strict=False):
+            for result, size in zip([*inputs.results, *contract.saved], sizes, strict=False):
                 told = torch.finfo(inputs.dtype(result))
                 # twice what parts of one size lose on average, each half a unit at most
                 slack[result.name] = (told.eps * size).nan_to_num(0.0, 0.0)
@@ -143,13 +143,14 @@ class Truth:
         """Of each argument that the op writes, the elements that it leaves as they are: those that keep any value."""
         reference, kept = reference_of(self.contract), list[tuple[Tensor, ...]]()
         for fill in (1.0, 2.0):
-            given = [None if tensor is None else exact(tensor) for tensor in self.inputs.tensors]
+            # in their own dtypes, which decide what may be asked of the op
+            given = [None if tensor is None else tensor.detach().to("cpu") for tensor in self.inputs.tensors]
             for place, argument in enumerate(self.contract.tensors):
                 if argument.mutated and (tensor := given[place]) is not None:
-                    given[place] = torch.full_like(tensor, fill)
+                    given[place] = torch.full(tensor.shape, fill).to(tensor.dtype)
             with torch.no_grad():
-                kept.append(tuple(tensor == fill for tensor in _written(reference, self.inputs, given)))
-        names = [result.name for result in self.contract.results]
+                kept.append(tuple(exact(tensor) == fill for tensor in _written(reference, self.inputs, given)))
+        names = [result.name for result in self.inputs.results]
         return {name: one & other for name, one, other in zip(names, *kept, strict=True)}
 
     def kept(self, device: torch.device) -> tuple[Tensor | None, ...]:

@@ -267,7 +267,7 @@ def _elsewhere(contract: Contract, name: str, bases: Sequence[Case]) -> Iterable
     found: dict[Layout, Case] = {}
     for base in bases:
         tensor = contract.at(contract.values(base.parameters)).tensor(name)
-        for layout in layouts_of(len(case_shape(tensor, base))) if is_present(tensor, base) else ():
+        for layout in layouts_of(tensor, len(case_shape(tensor, base))) if is_present(tensor, base) else ():
             # what tells where pieces begin cannot be one number seen everywhere
             if layout != "expanded" or tensor.draw.kind not in ("segments", "offsets"):
                 found.setdefault(layout, replace(base, name=f"{name} {layout}", layouts={name: layout}))

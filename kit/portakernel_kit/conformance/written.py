@@ -60,7 +60,7 @@ class Written:
     @property
     def names(self) -> list[str]:
         """The names of the arguments that are written."""
-        return list(self.trial.contract.mutated)
+        return [result.name for result in self.trial.inputs.results]
 
     def fresh(self) -> list[str]:
         """Two calls, each on copies that lie in memory like the arguments: the right numbers."""

@@ -32,6 +32,8 @@ from portakernel_kit.conformance.inputs import Inputs, draw_inputs, generator
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # torch's own
 _namespaces = itertools.count()
 OPS = ("embedding_bag", "cross_entropy", "linear_cross_entropy", "rotary_embedding", "attention_varlen", "rms_norm")
+# Ops that return nothing; how calls of them are looked at is in test_serving_checks.py and test_written_caches.py.
+WRITING = ("write_kv_cache", "write_latent_cache")
 
 
 @dataclass
@@ -323,10 +325,10 @@ def test_a_rule_is_what_the_kit_draws_by():
     expected = {(op, tensor.name): kinds[tensor.draw.kind] for op, tensor in every if tensor.draw.kind in kinds}
     ruled = {(op, tensor.name): tensor.rule for op, tensor in every if tensor.rule is not None}
     assert {place: type(rule) for place, rule in ruled.items()} == expected
-    assert {op for op, _ in ruled} == {*OPS} - {"rms_norm"}
+    assert {op for op, _ in ruled} == {*OPS, *WRITING} - {"rms_norm"}
 
 
-@pytest.mark.parametrize("op", sorted({*OPS} - {"rms_norm"}))
+@pytest.mark.parametrize("op", sorted({*OPS, *WRITING} - {"rms_norm"}))
 def test_every_case_of_the_kit_is_accepted(op):
     described = contract(op)
     for case in described.cases:

@@ -188,7 +188,7 @@ def test_the_schema_says_so(said):
             "DerivativeError: write_rows writes into cache and has no gradient; pass detach()ed tensors, or use",
         ),
         ("out", "ArgumentTypeError: write_rows"),
-        ("vmap", "NotImplementedError: write_rows writes into cache, which vmap cannot batch"),
+        ("vmap", "TransformError: write_rows writes into cache, which vmap cannot batch"),
         ("twice", "ArgumentValueError: write_rows: cache is written, and shares memory with rows; give tensors that"),
         ("overlapping", "ArgumentValueError: write_rows: cache is written, and shares memory with rows; give tensors"),
         ("expanded", "ArgumentValueError: write_rows: several elements of cache, which is written, share memory, as"),

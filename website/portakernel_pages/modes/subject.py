@@ -80,9 +80,15 @@ class Subject:
         return tuple(place for place in floating if truth[place] is not None)
 
     def call(self, *tensors: Tensor | None, kernel: str | None = None) -> Any:
-        """The public op on ``tensors`` and the case's parameters."""
-        positional, keywords = self.inputs.keywords(tensors)
-        return getattr(ops, self.contract.op)(*positional, **keywords, kernel=kernel)
+        """The public op on ``tensors`` and the case's parameters; what it writes into are copies, and returned."""
+        pairs = zip(self.contract.tensors, tensors, strict=True)
+        given = [t.clone() if argument.mutated and t is not None else t for argument, t in pairs]
+        positional, keywords = self.inputs.keywords(given)
+        found = getattr(ops, self.contract.op)(*positional, **keywords, kernel=kernel)
+        if not self.contract.mutated:
+            return found
+        pairs = zip(self.contract.tensors, given, strict=True)
+        return tuple(t for argument, t in pairs if argument.mutated and t is not None)
 
     def filled(self, floats: Sequence[Tensor]) -> list[Tensor | None]:
         """All arguments, with ``floats`` in the places of those that may require gradients."""
@@ -116,7 +122,7 @@ class Subject:
     @functools.cached_property
     def _asked(self) -> list[bool]:
         """Which results derivatives are asked of: of an op without any the last; 4-bit numbers cannot be summed."""
-        outputs = self.inputs.contract.outputs
+        outputs = self.inputs.results
         if self.contract.gradient == "none":
             return [output is outputs[-1] for output in outputs]
         return [output.differentiable for output in outputs]
@@ -129,7 +135,7 @@ class Subject:
     def drawn_cotangents(self, label: str) -> tuple[Tensor, ...]:
         """Gradients of the results, drawn for ``label``."""
         source, found = generator(SEED, self.contract.op, self.case.name, label), []
-        for output, asked in zip(self.inputs.contract.outputs, self._asked, strict=True):
+        for output, asked in zip(self.inputs.results, self._asked, strict=True):
             if asked:
                 shape, dtype = self.inputs.form(output)
                 values = draw_values(shape, "normal", "float32", source)

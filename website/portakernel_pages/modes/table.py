@@ -154,7 +154,8 @@ MODES: tuple[Mode, ...] = (
         transforms.vmap,
         "`torch.vmap` over all tensors and over the first alone. A batch is one more leading dimension where rows are"
         " independent, and one call for each element where they are not. Kernels are asked to train only where"
-        " something is differentiated.",
+        " something is differentiated. An op that writes into its arguments refuses: a batch of them is written by as"
+        " many calls.",
     ),
     Mode("Transforms", "vmap of grad", transforms.per_sample_gradients, "Gradients for each sample: `vmap(grad(…))`."),
     Mode("Transforms", "func.grad", transforms.func_grad, "`torch.func.grad` by every argument that has a gradient."),

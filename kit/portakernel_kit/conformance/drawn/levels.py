@@ -148,7 +148,7 @@ def factors(contract: Contract) -> Mapping[str, tuple[str, ...]]:
             len(shape) + (MOST_LEADING - 1) * shape[0].startswith("*") for shape in alternatives(tensor.shape) if shape
         )
         absent = (ABSENT,) if tensor.optional else ()
-        found[f"{tensor.name} lies"] = (*absent, "contiguous", *layouts_of(max(ranks, default=0)))
+        found[f"{tensor.name} lies"] = (*absent, "contiguous", *layouts_of(tensor, max(ranks, default=0)))
     pieces = piece_counts(contract)
     # references go through pieces one by one
     found |= {name: SIZES[:-2] if name in pieces else SIZES for name in contract.dims}

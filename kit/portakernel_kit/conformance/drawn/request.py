@@ -181,7 +181,7 @@ def _layouts(contract: Contract, case: Case, wishes: Mapping[str, str]) -> dict[
         # what is stored once cannot ascend, and a row of one number has no spread to be divided by
         spread = tensor.leading is not None and "eps" in case.parameters
         one = (spread or tensor.draw.kind in ("segments", "offsets")) and len(shape) == 1
-        for layout in layouts_of(len(shape)):
+        for layout in layouts_of(tensor, len(shape)):
             if is_present(tensor, case) and layout == wishes.get(f"{tensor.name} lies"):
                 found |= {} if one and layout == "expanded" else {tensor.name: layout}
     return found

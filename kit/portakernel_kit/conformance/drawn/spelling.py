@@ -135,7 +135,7 @@ def _check_tensors(described: Contract, case: Case, dtypes: Mapping[str, str]) -
             if dim in made.fixed_dims and dim not in case.dims:
                 raise ArgumentValueError(f'--one: "dims" gives no size for {dim}, which {tensor.name} has')
         shape, name = case_shape(tensor, case), tensor.name
-        layouts: tuple[str, ...] = ("contiguous", *layouts_of(len(shape)))
+        layouts: tuple[str, ...] = ("contiguous", *layouts_of(tensor, len(shape)))
         if (layout := case.layouts.get(name, "contiguous")) not in layouts:
             raise _wrong(f"layouts.{name}", f"one of {', '.join(layouts)} where its shape is {shape}", layout)
         elements = case.given.get(name)

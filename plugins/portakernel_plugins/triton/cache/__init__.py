@@ -1,0 +1,1 @@
+"""Caches of serving: what is written into their pages."""
