@@ -581,6 +581,84 @@ def linear_cross_entropy(
     Wijmans et al. 2024, Cut Your Losses in Large-Vocabulary Language Models, arXiv 2411.09009.
     """
 
+def paged_attention(
+    q: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    query_start_loc: Tensor,
+    *,
+    kv_scales: Literal["none", "tensor", "head", "token_head"] = "none",
+    causal: bool = True,
+    scale: float | None = None,
+    window: tuple[int | None, int | None] = (-1, -1),
+    softcap: float = 0.0,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    return_lse: bool = False,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    out: Tensor | tuple[Tensor, ...] | None = None,
+    kernel: str | None = None,
+) -> Tensor | tuple[Tensor, ...]:
+    """Attention over keys and values in pages: decoding, several tokens a sequence and prefill in one call.
+
+    ``attention(q[a:b], keys, values) for each sequence n, with a, b = query_start_loc[n:n + 2] and the first
+    seq_lens[n] rows of key_cache[block_table[n]] and value_cache[block_table[n]], times their scales``
+
+    q: (S, H, D), the queries of all sequences one after the other; key_cache: (NP, P, G, D), value_cache: (NP, P, G,
+    E), by any strides, which say how the cache lies (tokens or heads first, keys and values joined); block_table: (B,
+    W). Token j of sequence n lies in page block_table[n, j // P], row j % P. seq_lens counts all keys, those of the
+    call's own queries included; query i of a sequence with s queries stands at position seq_lens[n] - s + i, and
+    causal, window, softcap, ALiBi and sinks are as in attention. A sequence may have no queries, no keys, or fewer
+    keys than queries: queries that see no key give zeros, and lse -inf or their sink. kv_scales says what keys and
+    values are multiplied by: nothing, one number each (tensor), one for each key head (head: (G,)), or one for each
+    row of the cache (token_head: (NP, P, G)); k_scale and v_scale are given together (the reference raises
+    ArgumentValueError). max_seqlen_q and max_seqlen_k are upper bounds that change no result; lengths are read on the
+    device alone, so that a captured graph may be replayed with others within these bounds. lse is (H, S). Guaranteed:
+    what no query of the call sees reaches no result, whatever it holds, and entries of block_table behind a
+    sequence's last page are not followed. Not guaranteed: what attention does not guarantee; results where a length
+    is beyond W*P, a page outside [0, NP), or a bound too small; what rows of out hold that belong to no sequence;
+    finite results where a product with a scale is not.
+
+    Args:
+        q: (S, H, D), float32 or float16 or bfloat16.
+        key_cache: (NP, P, G, D), the dtype of q or float8_e4m3fn or float8_e4m3fnuz or float8_e5m2.
+        value_cache: (NP, P, G, E), the dtype of key_cache.
+        block_table: (B, W), int32.
+        seq_lens: (B,), int32.
+        query_start_loc: (B+1,), int32.
+        k_scale: () for none, () for tensor, (G,) for head, (NP, P, G) for token_head, float32; or None.
+        v_scale: () for none, () for tensor, (G,) for head, (NP, P, G) for token_head, float32; or None.
+        alibi_slopes: (H,), float32; a feature, neutral at None.
+        sinks: (H,), the dtype of q or float32; a feature, neutral at None.
+        kv_scales: a feature, neutral at 'none'. which numbers share a scale. Accepted: 'none' or 'tensor' or 'head'
+            or 'token_head'.
+        causal: a value; default True. hide keys behind the query's position.
+        scale: a value; default None. what q @ k.T is multiplied by; None: 1/sqrt(D). Accepted: a number or None.
+        window: a feature, neutral at (-1, -1). keys seen before and after the position.
+        softcap: a feature, neutral at 0.0. bounds scores smoothly to this magnitude; 0: off.
+        max_seqlen_q: a value; default None. no sequence has more queries. Accepted: an integer or None.
+        max_seqlen_k: a value; default None. no sequence has more keys. Accepted: an integer or None.
+        return_lse: a feature, neutral at False. also return the log-sum-exp of the scores.
+        out: where to write, a tensor for each result; may be no input itself.
+        kernel: a kernel or plugin to use strictly: that one, or an error.
+
+    Returns:
+        out: (S, H, E).
+        lse: (H, S), when return_lse is True.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: dtypes, ranks, shapes or devices do not fit the op.
+        NoKernelError: no kernel can serve the call; the message has every kernel's reason.
+
+    Source: Kwon et al. 2023, Efficient Memory Management for Large Language Model Serving with PagedAttention, arXiv
+    2309.06180; flash_attn_varlen_func with a block_table for the form; sources of attention.
+    """
+
 def quantize_fp4(
     x: Tensor,
     *,

@@ -25,8 +25,9 @@ class Draw:
 
     Of serving: ``lengths``: from 0 to ``below``, which may be a product (``W*P``); some are 0, some all of it.
     ``pages``: a table of ``lengths``' pages of ``page`` tokens, all different where there are enough; entries that no
-    sequence needs are -1, ``below`` (there is no such page), or a page that is nobody's. ``slots``: different places below ``below``; one in
-    five is -1, for none. ``experts``: different ones below ``below`` in each row, some of which no row picks.
+    sequence needs are -1, ``below`` (there is no such page), or a page that is nobody's. ``slots``: different places
+    below ``below``; one in five is -1, for none. ``experts``: different ones below ``below`` in each row, some of which
+    no row picks.
 
     ``poison`` names a ``pages`` argument: what none of its sequences reaches of this one, whose first dimensions are
     pages and tokens, is NaN, so that whoever reads it shows.

@@ -22,10 +22,7 @@ from portakernel.contract import (
 )
 from portakernel.contract.value_rules import Lengths, Pages
 from portakernel.contracts.attention import visible_keys, visible_pairs, with_features
-
-# What a cache may be beside the queries' dtype.
-FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")
-KV_SCALES = ("none", "tensor", "head", "token_head")
+from portakernel.contracts.write_kv_cache import FLOAT8, kv_scales
 
 
 def lengths_of(dims: Mapping[str, int], values: Mapping[str, Any]) -> list[tuple[int, int]]:
@@ -122,14 +119,7 @@ CONTRACT = Contract(
         TensorArgument("sinks", ("H",), ("q", "float32"), optional=True, feature=True, keyword=True),
     ),
     parameters=(
-        Parameter(
-            "kv_scales",
-            "none",
-            kind="text",
-            feature=True,
-            choices=KV_SCALES,
-            summary="which elements of the cache share a scale",
-        ),
+        kv_scales(("tensor", "head", "token_head")),
         Parameter("causal", True, kind="bool", summary="hide keys behind the query's position"),
         Parameter("scale", None, optional=True, summary="what q @ k.T is multiplied by; None: 1/sqrt(D)"),
         Parameter("window", (-1, -1), feature=True, kind="window", summary="keys seen before and after the position"),

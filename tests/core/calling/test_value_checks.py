@@ -34,6 +34,8 @@ _namespaces = itertools.count()
 OPS = ("embedding_bag", "cross_entropy", "linear_cross_entropy", "rotary_embedding", "attention_varlen", "rms_norm")
 # Ops that return nothing; how calls of them are looked at is in test_serving_checks.py and test_written_caches.py.
 WRITING = ("write_kv_cache", "write_latent_cache")
+# Ops without gradients.
+SERVING = ("paged_attention",)
 
 
 @dataclass
@@ -57,7 +59,7 @@ def made(*, checks: bool, also: Mapping[str, str] = MappingProxyType({})) -> Che
     ]
     dispatcher = Dispatcher(Registry(PluginManager(packages)), Config(checks=checks))
     namespace = f"portakernel_values_{next(_namespaces)}"
-    return Checked({op: Bridge(OpCaller(contract(op), dispatcher, namespace)) for op in OPS})
+    return Checked({op: Bridge(OpCaller(contract(op), dispatcher, namespace)) for op in OPS + SERVING})
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +131,51 @@ WRONG = [
     ),
 ]
 NAMES = [f"{op}: {text.partition(';')[0]}" for op, _, text in WRONG]
+
+
+def paged(
+    lengths: tuple[int, int], starts: tuple[int, ...], pages: tuple[int, ...], **more: Any
+) -> tuple[list[torch.Tensor], dict[str, Any]]:
+    table = ints(*pages, dtype=torch.int32).view(2, 2)
+    caches = [rows(3, 4, 2, 8), rows(3, 4, 2, 8)]
+    ends = [ints(*each, dtype=torch.int32) for each in (lengths, starts)]
+    return [rows(3, 2, 8), *caches, table, *ends], more
+
+
+WRONG_PAGES = [
+    (
+        paged((5, 9), (0, 1, 3), (0, 1, 2, 0)),
+        "seq_lens[1] is 9; it must be in [0, W*P] with W*P = 8: there is room for no more tokens",
+    ),
+    (
+        paged((5, 4), (0, 1, 3), (0, 3, 2, 9)),
+        (
+            "block_table[0, 1] is 3; it must be in [0, NP) with NP = 3, because seq_lens[0] is 5, which reaches 2 pages"
+            " of P = 4: give the page that holds the tokens, or a smaller length"
+        ),
+    ),
+    (paged((5, 4), (0, 2, 1), (0, 1, 2, 9)), "query_start_loc[2] is 1; it must be at least query_start_loc[1] = 2"),
+    (paged((5, 4), (0, 1, 4), (0, 1, 2, 9)), "query_start_loc[2] is 4; it must be at most S = 3"),
+    (
+        paged((5, 4), (0, 1, 3), (0, 1, 2, 9), max_seqlen_k=4),
+        "max_seqlen_k is 4, but seq_lens[0] is 5; it must be at least that, or None",
+    ),
+]
+
+
+@pytest.mark.parametrize("how", ["public", "known form", "out", "torch op", "bound", "compiled"])
+@pytest.mark.parametrize(("call", "text"), WRONG_PAGES, ids=[text.partition(";")[0] for _, text in WRONG_PAGES])
+def test_every_way_to_paged_attention_looks_first(checked, how, call, text):
+    tensors, more = call
+    kind = IndexOutOfRangeError if "in [0, NP)" in text else ArgumentValueError
+    found = ways(checked, how, "paged_attention", tensors, more)
+    with pytest.raises(kind, match=f"^{re.escape(f'paged_attention: {text}')}$"):
+        found()
+
+
+def test_entries_behind_a_sequence_s_last_page_may_be_anything(checked):
+    tensors, more = paged((5, 4), (0, 1, 3), (0, 1, 2, -99))
+    assert checked.paged_attention(*tensors, **more).shape == (3, 2, 8)
 
 
 @pytest.mark.parametrize("how", ["public", "known form", "out", "torch op", "training", "jvp", "bound", "compiled"])
@@ -325,10 +372,10 @@ def test_a_rule_is_what_the_kit_draws_by():
     expected = {(op, tensor.name): kinds[tensor.draw.kind] for op, tensor in every if tensor.draw.kind in kinds}
     ruled = {(op, tensor.name): tensor.rule for op, tensor in every if tensor.rule is not None}
     assert {place: type(rule) for place, rule in ruled.items()} == expected
-    assert {op for op, _ in ruled} == {*OPS, *WRITING} - {"rms_norm"}
+    assert {op for op, _ in ruled} == {*OPS, *WRITING, *SERVING} - {"rms_norm"}
 
 
-@pytest.mark.parametrize("op", sorted({*OPS, *WRITING} - {"rms_norm"}))
+@pytest.mark.parametrize("op", sorted({*OPS, *WRITING, *SERVING} - {"rms_norm"}))
 def test_every_case_of_the_kit_is_accepted(op):
     described = contract(op)
     for case in described.cases:

@@ -76,9 +76,13 @@ def test_a_row_s_experts_are_different_and_some_have_no_row(picked, experts):
 
 
 def test_what_cannot_be_drawn_says_why():
-    with pytest.raises(ValueError, match="sequences of 9 tokens and less need 3 pages of 4 in a row; there are 4, 2 in"):
+    with pytest.raises(
+        ValueError, match="sequences of 9 tokens and less need 3 pages of 4 in a row; there are 4, 2 in"
+    ):
         draw_pages(torch.tensor([9, 8]), (2, 2), 4, 4, generator(1))
-    with pytest.raises(ValueError, match="sequences of 9 tokens and less need 3 pages of 4 in a row; there are 0, 3 in"):
+    with pytest.raises(
+        ValueError, match="sequences of 9 tokens and less need 3 pages of 4 in a row; there are 0, 3 in"
+    ):
         draw_pages(torch.tensor([9, 8]), (2, 3), 0, 4, generator(1))
     with pytest.raises(ValueError, match="each row picks 3 of 2 experts; give as many at least"):
         draw_experts((4, 3), 2, generator(1))

@@ -16,7 +16,7 @@ from torch.fx import GraphModule
 import portakernel
 from portakernel.claims.request import Phase
 from portakernel.contract.case import Case
-from portakernel.contract.sizes import DIMENSION
+from portakernel.contract.sizes import DIMENSION, parse_size
 from portakernel.deciding.policies import make_layer
 from portakernel.torch_bridge.in_graph import CUSTOM_META
 from portakernel.words.graph_forms import GraphForm
@@ -264,6 +264,14 @@ def export_open(op: str) -> Outcome:
     return observe(run)
 
 
+def _dim(text: str, dims: dict[str, Any]) -> Any:
+    """The ``Dim`` of a size, ``B`` or ``B+1``; ``dims`` holds one for each name."""
+    size = parse_size(text)
+    name = size.name or text
+    dim = dims.setdefault(name, torch.export.Dim(name))
+    return dim + size.more if size.more else dim
+
+
 def _open_sizes(subject: Subject, other: Subject) -> tuple[dict[int, Any] | None, ...]:
     """For each tensor the dimensions in which the two subjects differ: one name, one ``Dim``."""
     dims: dict[str, Any] = {}
@@ -276,5 +284,5 @@ def _open_sizes(subject: Subject, other: Subject) -> tuple[dict[int, Any] | None
         names = (*(f"row{place}" for place in range(leading)), *argument.sizes)
         pairs = enumerate(zip(names, tensor.shape, resized.shape, strict=True))
         changed = {place: name.strip("*") for place, (name, size, more) in pairs if size != more}
-        open_sizes.append({place: dims.setdefault(name, torch.export.Dim(name)) for place, name in changed.items()})
+        open_sizes.append({place: _dim(name, dims) for place, name in changed.items()})
     return tuple(open_sizes)

@@ -196,6 +196,7 @@ def _forward(
         whole_to = tl.maximum(whole_to, whole_from)
     starts, stops = (begin, whole_from, whole_to), (tl.minimum(whole_from, stop), whole_to, stop)
     paged = None
+    scale_v = 1.0
     if PAGE > 0:
         lowest = 0
         if LEFT:
@@ -344,4 +345,5 @@ def launch_forward(
         **options,
     )
     if into is not None:
-        into.merge(y, lse, logsumexp, None if pages is None else sequences.of_queries, few_queries)
+        ends = None if pages is None or sequences is None else sequences.of_queries
+        into.merge(y, lse, logsumexp, ends, few_queries)

@@ -10,8 +10,8 @@ could overflow: there the factor is a power of two (``coarse``), with which both
 equal are so far apart that one has all the weight with either factor. Scores that a softcap bounds need no largest one
 (``bounded_scores.py``).
 """
-# pyright: reportGeneralTypeIssues=false
-# Python's types do not see that Triton iterates over its ranges.
+# pyright: reportGeneralTypeIssues=false, reportOptionalSubscript=false, reportPossiblyUnboundVariable=false
+# Python's types do not see that Triton iterates over its ranges, and what branches of compile-time values bind.
 
 from __future__ import annotations
 

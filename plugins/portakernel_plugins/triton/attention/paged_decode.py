@@ -9,6 +9,7 @@ that equal calls give equal bits. It sets the list's counter back to zero, as wh
 """
 # pyright: reportGeneralTypeIssues=false
 # Python's types do not see that Triton iterates over its ranges.
+# mypy: disable-error-code="assignment, misc"
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from portakernel.authoring.tensors import is_capturing
 from portakernel.authoring.triton import launch
-from portakernel.tensors.capture import is_capturing
 from portakernel_plugins.triton.attention.bounded_scores import with_sink
 from portakernel_plugins.triton.attention.head_parts import load_rows, negated, no_sums, plus, store_rows, times
 from portakernel_plugins.triton.attention.online_softmax import HUGE, over_keys
@@ -157,18 +158,15 @@ def _decode(
             position = query + keys - count
             at_query = first_row.to(tl.int64) + query
             at_head = head.to(tl.int64)
-            block = load_rows(
-                q, at_query * q_row + at_head * q_head, q_lane, None, BLOCK_D, REST_D, D, False, WIDEN
-            )
+            block = load_rows(q, at_query * q_row + at_head * q_head, q_lane, None, BLOCK_D, REST_D, D, False, WIDEN)
             if NEGATED:
                 block = negated(block, REST_D)
             slope = None
             if slopes is not None:
                 slope = (tl.load(slopes + at_head * slope_stride) * LOG2_E)[:, None]
             sunk = tl.full((BLOCK_M,), float("-inf"), tl.float32)
-            if sinks is not None:
-                if at == list_begin:
-                    sunk = tl.load(sinks + at_head * sink_stride).to(tl.float32) * LOG2_E
+            if sinks is not None and at == list_begin:
+                sunk = tl.load(sinks + at_head * sink_stride).to(tl.float32) * LOG2_E
             top = sunk
             total = tl.where(sunk == float("-inf"), 0.0, 1.0)
             if BOUNDED:
@@ -225,14 +223,13 @@ def _decode(
             at = upto
         list_begin = list_stop
         key_head += 1
-        if (list_blocks == 0) | (key_head == key_heads):
-            if at < stop:
-                sequence += 1
-                key_head = tl.cast(0, tl.int32)
-                first_row = tl.load(starts + sequence)
-                count = tl.load(starts + sequence + 1) - first_row
-                keys = tl.load(lengths + sequence)
-                list_blocks, first_block = _blocks_of(count, keys, most, left, LEFT, BLOCK_N)
+        if (list_blocks == 0) | (key_head == key_heads) and at < stop:
+            sequence += 1
+            key_head = tl.cast(0, tl.int32)
+            first_row = tl.load(starts + sequence)
+            count = tl.load(starts + sequence + 1) - first_row
+            keys = tl.load(lengths + sequence)
+            list_blocks, first_block = _blocks_of(count, keys, most, left, LEFT, BLOCK_N)
 
 
 @triton.jit
@@ -287,7 +284,7 @@ def _merge(
         kept = tl.exp2(top - base)
         more = (_sums_of_parts(values, at, there, weights, 0, BLOCK_E, E, LIVE),)
         if REST_E > 0:
-            more = more + (_sums_of_parts(values, at, there, weights, BLOCK_E, REST_E, E, LIVE),)
+            more = (*more, _sums_of_parts(values, at, there, weights, BLOCK_E, REST_E, E, LIVE))
         acc = plus(times(acc, kept, REST_E), more, REST_E)
         total = total * kept + tl.sum(weights, axis=0)
         top = higher

@@ -3,6 +3,9 @@
 A page is a number, and so are offsets, of 64 bits. What no query of a tile sees is not read: whatever it holds, nothing
 comes of it, and entries of the table behind a sequence's last page are not followed.
 """
+# Tuples grow by concatenation, the one way that Triton knows.
+# ruff: noqa: RUF005
+# mypy: disable-error-code="assignment, misc"
 
 from __future__ import annotations
 
@@ -14,8 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from portakernel.authoring import ArgumentValueError
 from portakernel.authoring.tensors import as_bytes
-from portakernel.errors import ArgumentValueError
 from portakernel_plugins.triton.attention.head_parts import load_rows
 from portakernel_plugins.triton.quantize.float8 import conversion, widened
 
@@ -61,11 +64,10 @@ def load_paged(
     rows = page * page_stride + row * row_stride
     parts = load_rows(source, rows, lane_stride, inside, BLOCK, REST, WIDTH, TURNED, WIDEN and FORMAT == "")
     if FORMAT != "":
-        first = _decoded(parts[0], FORMAT, CAST, DTYPE, WIDEN)
+        numbers = (_decoded(parts[0], FORMAT, CAST, DTYPE, WIDEN),)
         if REST > 0:
-            parts = (first, _decoded(parts[1], FORMAT, CAST, DTYPE, WIDEN))
-        else:
-            parts = (first,)
+            numbers = numbers + (_decoded(parts[1], FORMAT, CAST, DTYPE, WIDEN),)
+        parts = numbers
     return parts
 
 
@@ -133,8 +135,8 @@ class Pages:
         narrow = key_cache.element_size() == 1
         name = str(key_cache.dtype).removeprefix("torch.") if narrow else ""
         keys, values = (as_bytes(x) if narrow else x for x in (key_cache, value_cache))
-        scales = (None if scale is None else scale.contiguous() for scale in (k_scale, v_scale))
-        return cls(keys, values, table, seq_lens.contiguous(), *scales, kv_scales, name, longest)
+        of_keys, of_values = (None if scale is None else scale.contiguous() for scale in (k_scale, v_scale))
+        return cls(keys, values, table, seq_lens.contiguous(), of_keys, of_values, kv_scales, name, longest)
 
     @property
     def flags(self) -> Mapping[str, Any]:

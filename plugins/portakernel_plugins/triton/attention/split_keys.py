@@ -50,9 +50,8 @@ def _merge(
     rows = tl.cast(batches, tl.int64) * queries * HEADS
     if row >= rows:
         return
-    if ends is not None:
-        if length_around(row // HEADS, ends, sequences) <= few:
-            return
+    if ends is not None and length_around(row // HEADS, ends, sequences) <= few:
+        return
     lane = tl.arange(0, BLOCK_E)
     top = tl.full((), float("-inf"), tl.float32)
     total = tl.full((), 0.0, tl.float32)
