@@ -16,7 +16,7 @@ from portakernel.contract import Contract, TensorArgument
 from portakernel.contract import Result as TensorResult
 from portakernel.contract.case import Case, Layout, Values
 from portakernel.contract.sizes import parse_size
-from portakernel.tensors.serving_draws import SERVING, depth, draw_serving, poisoned, reached
+from portakernel.tensors.serving_draws import SERVING, alive, depth, draw_lse, draw_serving, poisoned, reached
 from portakernel.words.dtypes import parse_dtype
 from portakernel_kit.conformance.memory import place_tensor
 from portakernel_kit.conformance.mixed_numbers import largest_exponent, mixed
@@ -175,6 +175,8 @@ def _drawn(
         return cuts
     if dtype == "float4_e2m1fn_x2":
         return torch.randint(256, shape, generator=source, dtype=torch.uint8)  # every pair of numbers
+    if draw.kind == "lse":
+        return draw_lse(shape, source)
     if draw.kind == "scale":
         return _scales(shape, dtype, source, special=case.values == "special")
     # A tensor that all rows share (a weight) stays ordinary beside tiny or zero rows: zeros in it would hide theirs.
@@ -185,9 +187,10 @@ def _drawn(
     kinds = frozenset[Values](shown.values for shown in contract.cases)
     drawn = draw_values(shape, "normal" if shared else case.values, dtype, source, place, kinds=kinds)
     if draw.poison in earlier:
-        table = next(tensor for tensor in contract.tensors if tensor.name == draw.poison).draw
-        seen = reached(earlier[draw.poison], earlier[table.lengths], *shape[:2])
-        return poisoned(drawn, seen)
+        by, told = contract.tensor(draw.poison), earlier[draw.poison]
+        if by.draw.kind == "lse":
+            return poisoned(drawn, alive(told, by.sizes, argument.sizes, shape))
+        return poisoned(drawn, reached(told, earlier[by.draw.lengths], *shape[:2]))
     if draw.kind == "mask":
         hidden = torch.rand(shape, generator=source) < 0.3
         hidden |= torch.rand((*shape[:-1], 1), generator=source) < 0.2
