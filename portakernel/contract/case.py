@@ -10,7 +10,9 @@ Layout = Literal["contiguous", "sliced", "transposed", "expanded", "stepped", "o
 Values = Literal["normal", "large", "tiny", "special", "zeros", "sparse", "mixed"]
 
 
-DrawKind = Literal["numbers", "index", "segments", "offsets", "scale", "mask", "lengths", "pages", "slots", "experts", "lse"]
+DrawKind = Literal[
+    "numbers", "index", "segments", "offsets", "scale", "mask", "lengths", "pages", "slots", "experts", "lse"
+]
 
 
 @dataclass(frozen=True, slots=True)

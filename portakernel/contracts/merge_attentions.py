@@ -21,7 +21,8 @@ CONTRACT = Contract(
     op="merge_attentions",
     summary="Attention over several sets of keys, from attention over each of them and its log-sum-exp.",
     formula=(
-        "sum(exp(lses - m) * outs, 0) / sum(exp(lses - m), 0) with m = max(lses, 0); lse = m + log(sum(exp(lses - m), 0))"
+        "sum(exp(lses - m) * outs, 0) / sum(exp(lses - m), 0) with m = max(lses, 0);"
+        " lse = m + log(sum(exp(lses - m), 0))"
     ),
     notes=(
         "merge_attention for R parts at once, each read once. outs and lses are what attention over disjoint sets of"

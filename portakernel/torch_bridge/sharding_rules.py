@@ -20,6 +20,8 @@ _INDEPENDENT: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "attention_varlen": (("H", "G"),),
     "embedding_bag": (("N",),),
     "linear_act": (("N",),),
+    "merge_attention": (("S",), ("H",)),
+    "merge_attentions": (("S",), ("H",)),
     "rotary_embedding": (("H", "G"),),
     "scaled_mm": (("M",), ("N",)),
 }

@@ -6,9 +6,9 @@ With ``m`` the largest lse of a row, a query's head, and ``w = exp(lse - m)`` of
     lse = m + log(sum(w))
 
 Everything is computed in float32, in the order of the parts, and rounded once; no lane needs another's numbers, so that
-a row's bits depend on that row alone. Parts that saw no key have lse -inf and hold anything: they are not multiplied by
-0 but left out. A program has ROWS rows, heads before queries because so they lie in memory, and BLOCK_E columns of each.
-It has read all that it overwrites before it writes: ``out`` may be the first part.
+a row's bits depend on that row alone. A part that saw no key has lse -inf and holds anything: it is not multiplied by
+0 but left out. A program has ROWS rows, the heads of a query one after the other as they lie in memory, and BLOCK_E
+columns of each. It has read all that it overwrites before it writes: ``out`` may be the first part.
 
 ``split_keys`` merges parts of its own, contiguous and in float32, whose logarithms are to base 2.
 """
@@ -43,7 +43,13 @@ def _place(rows, heads, columns, ROWS: tl.constexpr, BLOCK_E: tl.constexpr):
     head = (first_row - first_query * heads).to(tl.int32) + row
     query = first_query + (head // heads).to(tl.int64)
     column = (index - rows_before * across) * BLOCK_E + tl.arange(0, BLOCK_E)
-    return query, (head % heads).to(tl.int64), column.to(tl.int64), first_row + row < rows, index == rows_before * across
+    return (
+        query,
+        (head % heads).to(tl.int64),
+        column.to(tl.int64),
+        first_row + row < rows,
+        index == rows_before * across,
+    )
 
 
 @triton.jit
@@ -173,7 +179,9 @@ def _plan(kernel: str, device: torch.device, columns: int, parts: int) -> tuple[
     how = configuration(kernel, device, columns)
     block = min(how.columns, how.elements)
     meta = {"ROWS": how.rows, "BLOCK_E": block, **how.options}
-    held = prepared(_merge_parts, {"PARTS": parts, **meta}) if kernel == "merge_attentions" else prepared(_merge_two, meta)
+    held = (
+        prepared(_merge_parts, {"PARTS": parts, **meta}) if kernel == "merge_attentions" else prepared(_merge_two, meta)
+    )
     return held, how.rows, max(1, cdiv(columns, block))
 
 
