@@ -45,9 +45,9 @@ CONTRACT = Contract(
         " before b's, rounded once. A part whose lse is -inf has seen no key and no influence, whatever it holds, NaN"
         " too; where both are -inf, the result is zeros and -inf, as attention's is for a query without keys. There is"
         " no gradient: training over parts gives each part's own backward the merged out and lse. Not guaranteed: what"
-        " lse of +inf or NaN gives; what NaN and infinities give in a part whose weight vanishes in float32, its lse being"
-        " 87 or more below the other; what a part adds whose share of the weights is below 2**-126; results that are"
-        " subnormal in float32, or terms of them, which a kernel may flush to zero."
+        " lse of +inf or NaN gives; what NaN and infinities give in a part whose weight vanishes in float32, its lse"
+        " being 87 or more below the other; what a part adds whose share of the weights is below 2**-126; results that"
+        " are subnormal in float32, or terms of them, which a kernel may flush to zero."
     ),
     tensors=(
         TensorArgument("a", ("S", "H", "E"), ("float32", "float16", "bfloat16"), draw=Draw(poison="lse_a")),
