@@ -84,8 +84,8 @@ def output_magnitudes(
     return (of_a + of_b, 1.0 + top.abs() + total.log().abs())[: 1 + return_lse]
 
 
-def terms(part: Tensor, log: Tensor, top: Tensor, total: Tensor) -> Tensor:
-    """What the rounding errors of a part's term are in proportion to, in float64."""
+def terms(part: Tensor, log: Tensor, top: Tensor, total: Tensor, sums: float = 0.0) -> Tensor:
+    """What the rounding errors of a part's term are in proportion to, in float64; ``sums`` are those of many parts."""
     share = torch.exp(log - top) / unless_zero(total)
-    moved = share * (1.0 + (top - log).abs()) + _NO_SHARE
+    moved = share * (1.0 + sums + (top - log).abs()) + _NO_SHARE
     return torch.where(by_row(log.isneginf()), 0.0, part.double().abs() * by_row(moved))

@@ -11,6 +11,7 @@ pytest.importorskip("triton")
 import torch
 
 from portakernel.references import merge_attention as reference
+from portakernel.references import merge_attentions
 from portakernel.triton_launch.interpreter import interpreting
 from portakernel_plugins.triton.attention import merging
 
@@ -134,3 +135,17 @@ def test_what_vanishes_beside_the_largest_is_not_read():
     out, lse = merging.merge_attentions(outs, lses)
     assert torch.equal(out, outs[1])
     assert torch.equal(lse, lses[1])
+
+
+def test_what_many_alike_weights_lose_one_after_the_other_is_within_what_is_allowed():
+    """Each is rounded to the same side after a weight of 1; no more than half a unit in the last place for a part."""
+    lses = torch.full((33, 1, 1), 1.0)
+    lses[0] = 7.68511438369751
+    outs = torch.zeros(33, 1, 1, 1)
+    outs[0] = 1.0
+    out = merging.merge_attentions(outs, lses, return_lse=False)
+    exact, _ = merge_attentions.forward(outs.double(), lses.double())
+    (size,) = merge_attentions.output_magnitudes(outs, lses, return_lse=False)
+    far = abs(out.double() - exact).item() / 2.0**-24
+    assert 10.0 < far < 33.0
+    assert far < 8.0 * size.item()
