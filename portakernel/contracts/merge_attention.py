@@ -24,8 +24,8 @@ RETURN_LSE = Parameter("return_lse", True, kind="bool", summary="also return the
 
 # The rounding of a difference of lse, and of its product with log2(e), is in proportion to the difference, and so are
 # the magnitudes that results are measured at: the rest is an exponential, a sum, a quotient, a product, and for lse a
-# logarithm whose hardware form is right to 2**-22. Of many parts, whose weights are summed in order, magnitudes grow with
-# their number. 16-bit results are one rounding of that.
+# logarithm whose hardware form is right to 2**-22. The weights of many parts are summed in order, and magnitudes grow
+# with their number. 16-bit results are one rounding of that.
 TOLERANCE = Tolerance(
     forward={"float32": 8.0, "float16": 0.51, "bfloat16": 0.51, "lse.float32": 8.0},
     flushed="all",
