@@ -581,6 +581,93 @@ def linear_cross_entropy(
     Wijmans et al. 2024, Cut Your Losses in Large-Vocabulary Language Models, arXiv 2411.09009.
     """
 
+def merge_attention(
+    a: Tensor,
+    lse_a: Tensor,
+    b: Tensor,
+    lse_b: Tensor,
+    *,
+    return_lse: bool = True,
+    out: Tensor | tuple[Tensor, ...] | None = None,
+    kernel: str | None = None,
+) -> Tensor | tuple[Tensor, ...]:
+    """Attention over two sets of keys, from attention over each of them and its log-sum-exp.
+
+    ``(exp(lse_a - m) * a + exp(lse_b - m) * b) / (exp(lse_a - m) + exp(lse_b - m)) with m = maximum(lse_a, lse_b);
+    lse = m + log(exp(lse_a - m) + exp(lse_b - m))``
+
+    For keys that several programs, calls or devices share: split keys, a prefix that many sequences have in common,
+    context parallelism. a and b are what attention over disjoint sets of keys returns for the same queries, lse_a and
+    lse_b its lse, natural logarithms (those of FlashInfer are to base 2: multiply them by log(2)). An lse that lies
+    as (S, H) is passed transposed, without a copy. Computed in float32, a's product before b's, rounded once. A part
+    whose lse is -inf has seen no key and no influence, whatever it holds, NaN too; where both are -inf, the result is
+    zeros and -inf, as attention's is for a query without keys. There is no gradient: training over parts gives each
+    part's own backward the merged out and lse. Not guaranteed: what lse of +inf or NaN gives; what NaN and infinities
+    give in a part whose weight vanishes in float32, its lse being 87 or more below the other; what a part adds whose
+    share of the weights is below 2**-126; results that are subnormal in float32, or terms of them, which a kernel may
+    flush to zero.
+
+    Args:
+        a: (S, H, E), float32 or float16 or bfloat16.
+        lse_a: (H, S), float32.
+        b: (S, H, E), the dtype of a.
+        lse_b: (H, S), float32.
+        return_lse: a value; default True. also return the log-sum-exp of all scores.
+        out: where to write, a tensor for each result; may be a itself.
+        kernel: a kernel or plugin to use strictly: that one, or an error.
+
+    Returns:
+        out: (S, H, E).
+        lse: (H, S), when return_lse is True.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: dtypes, ranks, shapes or devices do not fit the op.
+        NoKernelError: no kernel can serve the call; the message has every kernel's reason.
+
+    Source: Dao et al. 2023, Flash-Decoding; Juravsky et al. 2024, Hydragen, arXiv 2402.05099, section 3.1; vLLM's
+    merge_attn_states and FlashInfer's merge_state for the form.
+    """
+
+def merge_attentions(
+    outs: Tensor,
+    lses: Tensor,
+    *,
+    return_lse: bool = True,
+    out: Tensor | tuple[Tensor, ...] | None = None,
+    kernel: str | None = None,
+) -> Tensor | tuple[Tensor, ...]:
+    """Attention over several sets of keys, from attention over each of them and its log-sum-exp.
+
+    ``sum(exp(lses - m) * outs, 0) / sum(exp(lses - m), 0) with m = max(lses, 0); lse = m + log(sum(exp(lses - m),
+    0))``
+
+    merge_attention for R parts at once, each read once. outs and lses are what attention over disjoint sets of keys
+    returns for the same queries, one part after the other; each may have any strides. Computed in float32, summed in
+    the order of the parts, rounded once. A part whose lse is -inf has no influence, whatever it holds, NaN too; where
+    all are -inf, or there is no part (R = 0), the result is zeros and -inf. Of one part it is the part itself, zeros
+    where its lse is -inf. There is no gradient, as for merge_attention. Not guaranteed: what lse of +inf or NaN
+    gives; what NaN and infinities give in a part whose weight vanishes in float32, its lse being 87 or more below the
+    largest; what a part adds whose share of the weights is below 2**-126; results that are subnormal in float32, or
+    terms of them, which a kernel may flush to zero.
+
+    Args:
+        outs: (R, S, H, E), float32 or float16 or bfloat16.
+        lses: (R, H, S), float32.
+        return_lse: a value; default True. also return the log-sum-exp of all scores.
+        out: where to write, a tensor for each result; may be no input itself.
+        kernel: a kernel or plugin to use strictly: that one, or an error.
+
+    Returns:
+        out: (S, H, E).
+        lse: (H, S), when return_lse is True.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: dtypes, ranks, shapes or devices do not fit the op.
+        NoKernelError: no kernel can serve the call; the message has every kernel's reason.
+
+    Source: sources of merge_attention; FlashInfer's merge_states for the form.
+    """
+
 def paged_attention(
     q: Tensor,
     key_cache: Tensor,

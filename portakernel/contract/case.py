@@ -10,7 +10,9 @@ Layout = Literal["contiguous", "sliced", "transposed", "expanded", "stepped", "o
 Values = Literal["normal", "large", "tiny", "special", "zeros", "sparse", "mixed"]
 
 
-DrawKind = Literal["numbers", "index", "segments", "offsets", "scale", "mask", "lengths", "pages", "slots", "experts"]
+DrawKind = Literal[
+    "numbers", "index", "segments", "offsets", "scale", "mask", "lengths", "pages", "slots", "experts", "lse"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +31,12 @@ class Draw:
     below ``below``; one in five is -1, for none. ``experts``: different ones below ``below`` in each row, some of which
     no row picks.
 
-    ``poison`` names a ``pages`` argument: what none of its sequences reaches of this one, whose first dimensions are
-    pages and tokens, is NaN, so that whoever reads it shows.
+    ``lse``: the logarithms that parts of attention come with, ordinary ones, some of them alike, some 100 up or down;
+    minus infinity where a part saw no key.
+
+    ``poison`` names another argument, which says what of this one nobody may look at: that is NaN, so that whoever
+    reads it shows. Of ``pages``, what none of its sequences reaches, this one's first dimensions being pages and
+    tokens; of an ``lse``, what has minus infinity there, whose dimensions this one has by the same names.
     """
 
     kind: DrawKind = "numbers"

@@ -103,6 +103,13 @@ _OF_OP: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "dequantize": dict.fromkeys(("input", "x", "inp", "data"), ("q",)),
     "rotary_embedding": {"scale_factor": (), "input": ("q",)},
     "add": {"input": ("x",), "b": ("y",)},
+    "merge_attention": {
+        **dict.fromkeys(("v_a", "prefix_output", "out_a"), ("a",)),
+        **dict.fromkeys(("s_a", "prefix_lse"), ("lse_a",)),
+        **dict.fromkeys(("v_b", "v_other", "suffix_output", "out_b"), ("b",)),
+        **dict.fromkeys(("s_b", "s_other", "suffix_lse"), ("lse_b",)),
+    },
+    "merge_attentions": {"v": ("outs",), "s": ("lses",)},
 }
 
 
@@ -132,6 +139,12 @@ _MEANING: Mapping[tuple[str, str], str] = {
     **dict.fromkeys(
         [(name, "weight_offset") for name in ("zero_centered_gamma", "add_unit_offset")], ": weight_offset=1.0"
     ),
+    **dict.fromkeys(
+        [(name, meant) for name, meant in (("s_a", "lse_a"), ("s_b", "lse_b"), ("s_other", "lse_b"))],
+        ": natural logarithms (H, S), of FlashInfer's math.log(2) * s.T",
+    ),
+    ("v", "outs"): ": the parts come first, (R, S, H, E), as in v.transpose(0, 1), which copies nothing",
+    ("s", "lses"): ": natural logarithms (R, H, S), of FlashInfer's math.log(2) * s.permute(1, 2, 0)",
     **dict.fromkeys(
         [(name, "window") for name in ("window_size", "sliding_window", "window_left", "local_window_size")],
         ": a pair, positions seen before and after a query's own, -1 for all",

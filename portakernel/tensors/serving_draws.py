@@ -1,4 +1,4 @@
-"""What serving ops are given, drawn: lengths, page tables, slots, experts; and NaN where nobody may look.
+"""What serving ops are given, drawn: lengths, page tables, slots, experts, lse; and NaN where nobody may look.
 
 On the CPU, from one source of random numbers: for the conformance kit and for benchmarks.
 """
@@ -13,10 +13,12 @@ from torch import Generator, Tensor
 
 from portakernel.contract.case import Draw
 
-# The kinds of ``Draw`` that are drawn here.
+# The kinds of ``Draw`` that ``draw_serving`` draws.
 SERVING = ("lengths", "pages", "slots", "experts")
-# One length in so many is 0, one is the whole capacity; one slot in so many is none.
+# One length in so many is 0, one is the whole capacity; one slot in so many is none; one lse is minus infinity.
 _ONE_IN = 5
+# An lse that is far from others, and how far: beyond what a weight in float32 can tell from 0, twice over in a pair.
+_FAR = 100.0
 
 
 def depth(draw: Draw) -> int:
@@ -104,6 +106,30 @@ def draw_experts(shape: tuple[int, ...], experts: int, source: Generator) -> Ten
     return torch.rand((*shape[:-1], among), generator=source).argsort(-1)[..., :picked].contiguous()
 
 
+def draw_lse(shape: tuple[int, ...], source: Generator) -> Tensor:
+    """Logarithms, in float64, a few around 0: one in five minus infinity, one 100 up or down, one of the same value."""
+    drawn = 4 * torch.randn(shape, dtype=torch.float64, generator=source)
+    kinds = torch.randint(2 * _ONE_IN, shape, generator=source)
+    drawn = drawn.masked_fill(kinds < 2, -math.inf)
+    drawn = torch.where(kinds == 2, drawn + _FAR, torch.where(kinds == 3, drawn - _FAR, drawn))
+    return torch.where((kinds == 4) | (kinds == 5), 1.0, drawn)
+
+
+def alive(lse: Tensor, named: Sequence[str], sizes: Sequence[str], shape: Sequence[int]) -> Tensor:
+    """Of what elements of an argument of these ``sizes`` the ``lse``, its own sizes ``named``, is above minus infinity.
+
+    ``shape`` is how the argument is stored: what is stored once for all is alive where one of them is.
+    """
+    kept = [size for size in sizes if size in named]
+    seen = (lse > -math.inf).permute([list(named).index(size) for size in kept])
+    for place, size in enumerate(sizes):
+        if size not in named:
+            seen = seen.unsqueeze(place)
+        elif shape[place] == 1:
+            seen = seen.any(place, keepdim=True)
+    return seen
+
+
 def reached(table: Tensor, lengths: Tensor, pages: int, page: int) -> Tensor:
     """Which tokens of which pages ``(pages, page)`` a sequence reaches; either argument may be one row for all."""
     seen = torch.zeros(pages, page, dtype=torch.bool)
@@ -115,5 +141,5 @@ def reached(table: Tensor, lengths: Tensor, pages: int, page: int) -> Tensor:
 
 
 def poisoned(cache: Tensor, seen: Tensor) -> Tensor:
-    """``cache`` ``(pages, page, ...)``, made of floats, NaN where nobody may look."""
+    """``cache``, made of floats, NaN where nobody may look; ``seen`` has its first dimensions, or is of its shape."""
     return cache.masked_fill(~seen.reshape(*seen.shape, *[1] * (cache.dim() - seen.dim())), math.nan)

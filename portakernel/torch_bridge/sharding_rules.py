@@ -21,6 +21,8 @@ _INDEPENDENT: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "embedding_bag": (("N",),),
     "linear_act": (("N",),),
     "paged_attention": (("H", "G"),),
+    "merge_attention": (("S",), ("H",)),
+    "merge_attentions": (("S",), ("H",)),
     "rotary_embedding": (("H", "G"),),
     "scaled_mm": (("M",), ("N",)),
 }

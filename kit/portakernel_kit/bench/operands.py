@@ -122,7 +122,7 @@ def generator(device: torch.device, seed: int) -> torch.Generator:
 
 
 def fill(tensor: Tensor, kind: Draw, below: int, source: torch.Generator) -> None:
-    """Fills a contiguous tensor with what its argument holds; pieces and bags are all of one length."""
+    """Fills a contiguous tensor with what its argument holds; pieces are all of one length, and every part has keys."""
     flat = tensor.view(-1)
     match kind.kind:
         case "index":

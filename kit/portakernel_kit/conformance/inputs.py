@@ -16,7 +16,7 @@ from portakernel.contract import Contract, TensorArgument
 from portakernel.contract import Result as TensorResult
 from portakernel.contract.case import Case, Layout, Values
 from portakernel.contract.sizes import parse_size
-from portakernel.tensors.serving_draws import SERVING, depth, draw_serving, poisoned, reached
+from portakernel.tensors.serving_draws import SERVING, alive, depth, draw_lse, draw_serving, poisoned, reached
 from portakernel.words.dtypes import parse_dtype
 from portakernel_kit.conformance.memory import place_tensor
 from portakernel_kit.conformance.mixed_numbers import largest_exponent, mixed
@@ -182,10 +182,12 @@ def _drawn(
         return cuts
     if dtype == "float4_e2m1fn_x2":
         return torch.randint(256, shape, generator=source, dtype=torch.uint8)  # every pair of numbers
+    if draw.kind == "lse":
+        return draw_lse(shape, source)
     if draw.kind == "scale":
         drawn = _scales(shape, dtype, source, special=case.values == "special")
         paged = len(shape) > 1  # where one scale is many rows', no row is nobody's
-        return _poisoned(contract, case, draw.poison, drawn, shape, earlier) if paged else drawn
+        return _poisoned(contract, case, argument, drawn, shape, earlier) if paged else drawn
     # A tensor that all rows share (a weight) stays ordinary beside tiny or zero rows: zeros in it would hide theirs.
     # So it does beside many rows with special values: in one of them a sum is zero but for rounding, times infinity.
     many = math.prod(case.leading) > _FEW_ROWS
@@ -193,7 +195,7 @@ def _drawn(
     shared = argument.leading is None and case.values in plain_beside and len(shape) < 2
     kinds = frozenset[Values](shown.values for shown in contract.cases)
     drawn = draw_values(shape, "normal" if shared else case.values, dtype, source, place, kinds=kinds)
-    drawn = _poisoned(contract, case, draw.poison, drawn, shape, earlier)
+    drawn = _poisoned(contract, case, argument, drawn, shape, earlier)
     if draw.kind == "mask":
         hidden = torch.rand(shape, generator=source) < 0.3
         hidden |= torch.rand((*shape[:-1], 1), generator=source) < 0.2
@@ -204,16 +206,24 @@ def _drawn(
 
 
 def _poisoned(
-    contract: Contract, case: Case, pages: str, drawn: Tensor, shape: Sequence[int], earlier: Mapping[str, Tensor]
+    contract: Contract,
+    case: Case,
+    argument: TensorArgument,
+    drawn: Tensor,
+    shape: Sequence[int],
+    earlier: Mapping[str, Tensor],
 ) -> Tensor:
-    """``drawn``, NaN where no sequence reaches that the table ``pages`` has, if it is one.
+    """``drawn``, NaN where nobody may look: what no sequence reaches by a table of pages, what belongs to a dead lse.
 
     Where one page is stored for all, as in an expanded tensor, what is reached in any of them is reached.
     """
-    if pages not in earlier:
+    told = earlier.get(argument.draw.poison)
+    if told is None:
         return drawn
-    table = contract.tensor(pages).draw
-    seen = reached(earlier[pages], earlier[table.lengths], case.dims[table.below], case.dims[table.page])
+    by = contract.tensor(argument.draw.poison)
+    if by.draw.kind == "lse":
+        return poisoned(drawn, alive(told, by.sizes, argument.sizes, shape))
+    seen = reached(told, earlier[by.draw.lengths], case.dims[by.draw.below], case.dims[by.draw.page])
     return poisoned(drawn, seen.any(0, keepdim=True) if shape[0] == 1 else seen)
 
 

@@ -77,6 +77,24 @@ def refused(call: Callable[[], object], kind: type[PortakernelError] = Portakern
                 " .mean(), over the targets that are not ignored"
             ),
         ),
+        (
+            lambda: ops.merge_attention(X[None], X[:, :1].T, X[None], s_b=X[:, :1]),
+            (
+                "merge_attention: unknown argument 's_b'; here it is called 'lse_b': natural logarithms (H, S), of"
+                " FlashInfer's math.log(2) * s.T"
+            ),
+        ),
+        (
+            lambda: ops.merge_attention(X[None], X[:, :1].T, suffix_output=X[None], lse_b=X[:, :1].T),
+            "merge_attention: unknown argument 'suffix_output'; here it is called 'b'",
+        ),
+        (
+            lambda: ops.merge_attentions(v=X[None, None], lses=X),
+            (
+                "merge_attentions: unknown argument 'v'; here it is called 'outs': the parts come first, (R, S, H, E),"
+                " as in v.transpose(0, 1), which copies nothing"
+            ),
+        ),
         (lambda: ops.rms_norm(X), "rms_norm: weight is not given"),
         (lambda: ops.rms_norm(weight=WEIGHT, out=X), "rms_norm: x is not given"),
         (

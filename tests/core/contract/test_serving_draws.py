@@ -8,7 +8,17 @@ import pytest
 import torch
 
 from portakernel.contract import Case, Contract, Cost, Draw, Parameter, Result, TensorArgument, Tolerance
-from portakernel.tensors.serving_draws import draw_experts, draw_lengths, draw_pages, draw_slots, poisoned, reached
+from portakernel.contracts import contract
+from portakernel.tensors.serving_draws import (
+    alive,
+    draw_experts,
+    draw_lengths,
+    draw_lse,
+    draw_pages,
+    draw_slots,
+    poisoned,
+    reached,
+)
 from portakernel_kit.conformance.inputs import draw_inputs, generator
 
 ATTENTION = Contract(
@@ -118,3 +128,27 @@ def test_a_size_may_be_an_integer_parameter_s_value(k):
     assert (shape, dtype) == ((7, k), "float32")
     assert ATTENTION.choosers == ("k",)
     assert math.prod(shape) == 7 * k
+
+
+def test_an_lse_holds_what_merges_have_to_tell_apart():
+    drawn = draw_lse((20, 50), generator(11))
+    seen = drawn[drawn > -math.inf]
+    assert 100 < 1000 - len(seen) < 300
+    assert 100 < int((drawn == 1.0).sum()) < 300
+    assert 40 < int((seen > 80).sum()) < 160
+    assert 40 < int((seen < -80).sum()) < 160
+    assert not bool(drawn.isnan().any())
+
+
+def test_a_part_is_nan_where_its_lse_is_minus_infinity():
+    lse = torch.tensor([[0.0, -math.inf, 3.0], [-math.inf, -math.inf, 1.0]])
+    by_query = [[True, False], [False, False], [True, True]]
+    assert alive(lse, ("H", "S"), ("S", "H", "E"), (3, 2, 4)).squeeze(-1).tolist() == by_query
+    # a part that all queries share is looked at where one of them does
+    assert alive(lse, ("H", "S"), ("S", "H", "E"), (1, 2, 4)).squeeze(-1).tolist() == [[True, True]]
+    op = contract("merge_attentions")
+    case = Case("parts", dims={"R": 3, "S": 11, "H": 5, "E": 4})
+    outs, lses = draw_inputs(op, case, {"outs": "bfloat16", "lses": "float32"}, "cpu", generator(13)).tensors
+    assert torch.equal(outs.isnan().all(-1), lses.isneginf().transpose(1, 2))
+    assert torch.equal(outs.isnan().any(-1), lses.isneginf().transpose(1, 2))
+    assert 0 < int(lses.isneginf().sum()) < lses.numel()
