@@ -6,6 +6,7 @@ Reading lengths and pages waits for the device.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -79,6 +80,12 @@ def _listed(paged: Tensor, pages: Tensor, length: int) -> Tensor:
     return paged[pages].flatten(0, 1)[:length]
 
 
+def _without_autocast(device: str) -> AbstractContextManager[Any]:
+    """Where products keep float32: the op keeps the dtypes of its arguments, of which a whole cache is one."""
+    known = torch.amp.is_autocast_available(device)
+    return torch.autocast(device, enabled=False) if known else nullcontext()
+
+
 def _batch(tensor: Tensor, queries: slice) -> Tensor:
     """One sequence's as a batch of one."""
     return tensor[queries].unsqueeze(0)
@@ -115,9 +122,10 @@ def forward(
     y.zero_()
     lse.fill_(-torch.inf)
     paged = _Paged(key_cache, value_cache, block_table, seq_lens, query_start_loc, k_scale, v_scale, kv_scales)
-    for queries, k, v in paged.sequences(S, wide):
-        into = (_batch(y, queries), lse[:, queries].unsqueeze(0))
-        attention.forward(_batch(q, queries), k, v, causal=causal, return_lse=True, out=into, **more)
+    with _without_autocast(q.device.type):
+        for queries, k, v in paged.sequences(S, wide):
+            into = (_batch(y, queries), lse[:, queries].unsqueeze(0))
+            attention.forward(_batch(q, queries), k, v, causal=causal, return_lse=True, out=into, **more)
     fresh = (y, lse) if return_lse else y
     return fresh if out is None else out
 
