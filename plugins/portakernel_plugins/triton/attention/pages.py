@@ -3,7 +3,8 @@
 A page is a number, and so are offsets, of 64 bits. What no query of a tile sees is not read: whatever it holds, nothing
 comes of it, and entries of the table behind a sequence's last page are not followed.
 """
-# Tuples grow by concatenation, the one way that Triton knows.
+# pyright: reportGeneralTypeIssues=false
+# Tuples grow by concatenation, the one way that Triton knows, and have a second part where REST says so.
 # ruff: noqa: RUF005
 # mypy: disable-error-code="assignment, misc"
 
