@@ -1,4 +1,4 @@
-"""A serving step, captured once: replayed with other lengths, tables, slots and mixes it equals eager calls bit for bit."""
+"""A serving step, captured once: with other lengths, tables, slots and mixes its replay is eager calls, bit for bit."""
 
 from __future__ import annotations
 
