@@ -15,6 +15,8 @@ from torch import Tensor
 
 from portakernel.references import paged_attention as reference
 from portakernel.triton_launch.interpreter import interpreting
+from portakernel_plugins.triton.attention import hopper_paged
+from portakernel_plugins.triton.attention.forward import launch_forward
 from portakernel_plugins.triton.attention.paged import paged_attention
 from portakernel_plugins.triton.attention.paged_decode import most_queries
 
@@ -156,3 +158,39 @@ def test_without_a_bound_of_queries_all_lengths_are_served():
     assert_right(given)
     for found, want in zip(called(given), bounded, strict=True):
         torch.testing.assert_close(found, want)
+
+
+def by_rows(q: Tensor, k: Tensor, v: Tensor, slopes: Any, sinks: Any, written: Any, how: Any, sequences: Any) -> None:
+    """In the place of the kernel for Hopper, which is not interpreted: the one that any arch has, of the same copy."""
+    launch_forward(q, k, v, slopes, None, sinks, written, how, sequences)
+
+
+@pytest.mark.parametrize("window", [(-1, -1), (5, 0)])
+@pytest.mark.parametrize("queries", [(40, 1, 0, 35), (50, 64, 40, 33), (1, 2, 1, 5)])
+@pytest.mark.parametrize("most", [1 << 30, 0])
+def test_keys_that_are_copied_out_of_their_pages_give_the_same(monkeypatch, queries, window, most):
+    monkeypatch.setattr(hopper_paged, "launch_hopper", by_rows)
+    monkeypatch.setattr(hopper_paged, "_MOST_BYTES", most)
+    given = drawn((70, 47, 33, 35), queries)
+    q, keys, values, table, lengths, starts = given
+    seen = seen_slots(given, window[0])
+    dead = [x.masked_fill(~seen[..., None, None], math.nan) for x in (keys, values)]
+    reached = torch.arange(table.shape[1]) < (-(-lengths // 16))[:, None]
+    table = table.masked_fill(~reached, -(2**31))
+    found = hopper_paged.paged_attention(q, *dead, table, lengths, starts, **{**VALUES, "window": window})
+    wide = (x.double() if x.is_floating_point() else x for x in given)
+    for got, want in zip(found, reference.forward(*wide, return_lse=True, window=window), strict=True):
+        torch.testing.assert_close(got.double(), want, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("kind", ["none", "tensor", "head", "token_head"])
+def test_copies_of_float8_pages_are_numbers_times_their_scales(monkeypatch, kind):
+    monkeypatch.setattr(hopper_paged, "launch_hopper", by_rows)
+    q, keys, values, *more = drawn((70, 47), (40, 35))
+    caches = [x.to(torch.float8_e4m3fn) for x in (keys, values)]
+    shape = {"none": (), "tensor": (), "head": (2,), "token_head": keys.shape[:3]}[kind]
+    scales = {} if kind == "none" else {name: torch.rand(shape) + 0.5 for name in ("k_scale", "v_scale")}
+    found = hopper_paged.paged_attention(q, *caches, *more, **{**VALUES, "kv_scales": kind}, **scales)
+    want = reference.forward(q.double(), *caches, *more, return_lse=True, kv_scales=kind, **scales)
+    for got, wanted in zip(found, want, strict=True):
+        torch.testing.assert_close(got.double(), wanted.double(), atol=2e-5, rtol=2e-5)

@@ -1,9 +1,12 @@
-"""``paged_attention`` in Triton: few queries of a sequence by ``paged_decode.py``, more by ``attention``'s kernel.
+"""``paged_attention`` in Triton: few queries of a sequence by ``paged_decode.py``, more by a kernel for many.
 
 In a call that may have both, both are launched, and each leaves out the other's sequences: nothing is read on the host.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -11,8 +14,26 @@ from portakernel_plugins.triton.attention.forward import Window, launch_forward
 from portakernel_plugins.triton.attention.paged_decode import MOST_SEQUENCES, launch_decode, most_queries
 from portakernel_plugins.triton.attention.pages import Pages
 from portakernel_plugins.triton.attention.results import Results, Written
-from portakernel_plugins.triton.attention.scores import scoring
+from portakernel_plugins.triton.attention.scores import Scoring, scoring
 from portakernel_plugins.triton.attention.sequences import Sequences
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """What a kernel for sequences with more than ``few`` queries is launched with, ``longest`` at most.
+
+    It may write anything for those with fewer, which are decoded after it.
+    """
+
+    q: Tensor
+    pages: Pages
+    starts: Tensor
+    slopes: Tensor | None
+    sinks: Tensor | None
+    written: Written
+    how: Scoring
+    longest: int
+    few: int
 
 
 def paged_attention(
@@ -38,21 +59,42 @@ def paged_attention(
     out: Results | None = None,
 ) -> Results:
     """The contract's formula; ``q``: (S, H, D), caches (NP, P, G, D) and (NP, P, G, E) of any strides."""
-    (S, H, _), (_, _, G, E) = q.shape, value_cache.shape
+    pages = Pages.of(key_cache, value_cache, block_table, seq_lens, k_scale, v_scale, kv_scales, max_seqlen_k)
+    longest = len(q) if max_seqlen_q is None else min(len(q), max_seqlen_q)
+    how = scoring(q.unsqueeze(0), key_cache, causal, scale, window, softcap, (longest, pages.longest))
+    return served(q, pages, query_start_loc, alibi_slopes, sinks, how, longest, return_lse, out, from_pages)
+
+
+def served(
+    q: Tensor,
+    pages: Pages,
+    query_start_loc: Tensor,
+    slopes: Tensor | None,
+    sinks: Tensor | None,
+    how: Scoring,
+    longest: int,
+    return_lse: bool,
+    out: Results | None,
+    prefill: Callable[[Prefill], None],
+) -> Results:
+    """A call's results; ``prefill`` is for sequences with more queries than are decoded, where there may be any."""
+    (S, H, _), (_, _, G, E) = q.shape, pages.values.shape
     written = Written.of(q, (S, H, E), (H, S), out, return_lse, save=False)
-    B = len(seq_lens)
+    B = len(pages.lengths)
     if not (S and B):
         return written.results()
-    pages = Pages.of(key_cache, value_cache, block_table, seq_lens, k_scale, v_scale, kv_scales, max_seqlen_k)
-    longest = S if max_seqlen_q is None else min(S, max_seqlen_q)
     starts = query_start_loc.contiguous()
-    how = scoring(q.unsqueeze(0), key_cache, causal, scale, window, softcap, (longest, pages.longest))
     few = most_queries(H // G) if B <= MOST_SEQUENCES else 0
-    if few:
-        launch_decode(q, pages, starts, alibi_slopes, sinks, written, how, min(few, longest))
     if longest > few:
-        sequences = Sequences(starts, starts, (longest, pages.longest))
-        launch_forward(
-            q.unsqueeze(0), pages.keys, pages.values, alibi_slopes, None, sinks, written, how, sequences, pages, few
-        )
+        prefill(Prefill(q, pages, starts, slopes, sinks, written, how, longest, few))
+    if few:
+        launch_decode(q, pages, starts, slopes, sinks, written, how, min(few, longest))
     return written.results()
+
+
+def from_pages(call: Prefill) -> None:
+    """By ``attention``'s kernel, which reads keys and values where they are."""
+    pages, sequences = call.pages, Sequences(call.starts, call.starts, (call.longest, call.pages.longest))
+    q = call.q.unsqueeze(0)
+    rest = (call.slopes, None, call.sinks, call.written, call.how, sequences, pages, call.few)
+    launch_forward(q, pages.keys, pages.values, *rest)
