@@ -143,6 +143,9 @@ CONTRACT = Contract(
     ),
     requirements=("P > 0", "NP > 0 or W == 0", "G > 0", "H % G == 0", "D > 0"),
     cases=(
+        Case("one element", dims=_dims(B=1, S=1, W=1, P=1, H=1, D=1)),
+        Case("a few tokens, grouped heads", dims=_dims(B=3, S=7, W=2, P=4, H=4, G=2, D=8)),
+        Case("a few tokens", dims=_dims(B=2, S=3, W=3, P=2, H=3, D=8)),
         Case(
             "a query each",
             dims=_dims(B=6, S=6, W=5, P=16, H=8, G=2, D=64),

@@ -20,9 +20,9 @@ _INDEPENDENT: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "attention_varlen": (("H", "G"),),
     "embedding_bag": (("N",),),
     "linear_act": (("N",),),
-    "paged_attention": (("H", "G"),),
     "merge_attention": (("S",), ("H",)),
     "merge_attentions": (("S",), ("H",)),
+    "paged_attention": (("H", "G"),),
     "rotary_embedding": (("H", "G"),),
     "scaled_mm": (("M",), ("N",)),
 }

@@ -32,6 +32,8 @@ _BLOCKS = (
     " under plain torch.compile too (torch 2.13, x86-64, 2026-11-20)"
 )
 
+_WRITES = "it writes into its arguments, and a graph of the formula has results; compiled functions call it"
+
 EXCLUDED: tuple[Exclusion, ...] = (
     Exclusion("", _E8M0, dtypes=("float8_e8m0fnu",), formats=("mxfp8", "mxfp4")),
     Exclusion(
@@ -52,6 +54,8 @@ EXCLUDED: tuple[Exclusion, ...] = (
     ),
     Exclusion("attention_varlen", "the lengths of its sequences are read on the host, which a graph cannot do"),
     Exclusion("paged_attention", "lengths and page tables are read on the host, which a graph cannot do"),
+    Exclusion("write_kv_cache", _WRITES),
+    Exclusion("write_latent_cache", _WRITES),
     Exclusion(
         "cross_entropy",
         "on the CPU the reference reads the targets on the host, to refuse those out of range; elsewhere its loop over"
