@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from portakernel import ops
-from portakernel_plugins.triton.attention import paged_decode
+from portakernel_plugins.triton.attention import counters
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="captures a stream, which takes a GPU")
 PAGE, PAGES, WIDTH, HEADS, KEY_HEADS, SIZE = 16, 400, 20, 8, 2, 64
@@ -132,13 +132,13 @@ def test_captured_calls_keep_counters_of_their_own_until_none_are_left(monkeypat
     given, cache = step(1, torch.bfloat16), torch.randn(PAGES, 2, PAGE, KEY_HEADS, SIZE, device="cuda").bfloat16()
     want = run(given, cache, max_seqlen_q=1)
     device = cache.device
-    held = paged_decode._COUNTERS[device]
-    monkeypatch.setattr(held, "_taken", paged_decode._FOR_CAPTURES - SEQUENCES * KEY_HEADS)
+    held = counters.HELD[device]
+    monkeypatch.setattr(held, "_taken", counters.FOR_CAPTURES - SEQUENCES * KEY_HEADS)
     graphs, outs = [torch.cuda.CUDAGraph() for _ in range(2)], list[Tensor]()
     for graph in graphs:  # the second one clears its own
         with torch.cuda.graph(graph):
             outs.append(run(given, cache, max_seqlen_q=1)[0])
-    assert held._taken == paged_decode._FOR_CAPTURES + SEQUENCES * KEY_HEADS
+    assert held._taken == counters.FOR_CAPTURES + SEQUENCES * KEY_HEADS
     for _ in range(3):
         for graph, out in zip(graphs, outs, strict=True):
             out.zero_()

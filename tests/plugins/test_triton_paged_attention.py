@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from torch import Tensor
 from portakernel.references import paged_attention as reference
 from portakernel.triton_launch.interpreter import interpreting
 from portakernel_plugins.triton.attention import hopper_paged
+from portakernel_plugins.triton.attention.counters import Counters
 from portakernel_plugins.triton.attention.forward import launch_forward
 from portakernel_plugins.triton.attention.paged import paged_attention
 from portakernel_plugins.triton.attention.paged_decode import most_queries
@@ -158,6 +159,15 @@ def test_without_a_bound_of_queries_all_lengths_are_served():
     assert_right(given)
     for found, want in zip(called(given), bounded, strict=True):
         torch.testing.assert_close(found, want)
+
+
+def test_counters_of_captured_calls_lie_as_those_that_launches_were_compiled_for():
+    held = Counters(torch.device("cpu"))
+    taken = [held.of_capture(count) for count in (1, 2, 3, 4, 5, 30)]
+    assert [len(each) for each in taken] == [1, 2, 3, 4, 5, 30]
+    assert {each.data_ptr() % 16 for each in taken} == {0}
+    ends = [(each.data_ptr(), each.data_ptr() + each.nbytes) for each in taken]
+    assert all(end <= begin for (_, end), (begin, _) in pairwise(ends))
 
 
 def by_rows(q: Tensor, k: Tensor, v: Tensor, slopes: Any, sinks: Any, written: Any, how: Any, sequences: Any) -> None:

@@ -74,9 +74,8 @@ def results_of(contender: Contender, operands: Operands, watch: Stopwatch) -> tu
     with torch.no_grad():
         found = contender.launch(operands)
     watch.synchronise()
-    if mutated := operands.contract.mutated:  # the results are what stands in the arguments now
-        pairs = zip(operands.contract.names, operands.tensors, strict=True)
-        return tuple(tensor.clone() for name, tensor in pairs if name in mutated and tensor is not None)
+    if written := operands.written:  # the results are what stands in the arguments now
+        return tuple(tensor.clone() for tensor in written.values())
     return tuple(found) if isinstance(found, (tuple, list)) else (found,)
 
 

@@ -41,6 +41,12 @@ class Operands:
         """The request that this call makes."""
         return self.arguments.request(self.tensors, self.values, phase, saved_by=saved_by)
 
+    @property
+    def written(self) -> dict[str, Tensor]:
+        """The arguments that the call writes, and that are there, by name."""
+        pairs = zip(self.contract.names, self.tensors, strict=True)
+        return {name: t for name, t in pairs if name in self.contract.mutated and t is not None}
+
     def lengths(self) -> dict[str, tuple[int, ...]]:
         """What the call's integer tensors say of lengths, by name: a cost may depend on them."""
         pairs = zip(self.contract.tensors, self.tensors, strict=True)

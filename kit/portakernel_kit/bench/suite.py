@@ -165,9 +165,7 @@ class Suite:
     def _expected(self, operands: Operands, phase: Phase, competing: Field) -> tuple[Expected | None, str]:
         """The reference's results; where it cannot run, those of the kernel that is picked, or else of any, and why."""
         made = operands.arguments.at(operands.values)
-        absent = {n for n, t in zip(operands.contract.names, operands.tensors, strict=True) if t is None}
-        # results may be what the call writes of its arguments
-        names = tuple(result.name for result in made.results if not made.mutated or result.name not in absent)
+        names = tuple(operands.written) or tuple(output.name for output in made.outputs)
         if phase is Phase.BACKWARD:
             names = tuple(f"gradient of {name}" for name in operands.contract.names)
         others = sorted(competing.contenders, key=lambda one: one.kernel.name != competing.chosen)

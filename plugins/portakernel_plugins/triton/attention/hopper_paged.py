@@ -10,16 +10,12 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from portakernel.authoring.triton import cdiv, grid_of, launch, program_index
-from portakernel_plugins.triton.attention.forward import Window
 from portakernel_plugins.triton.attention.hopper import launch_hopper
-from portakernel_plugins.triton.attention.paged import Prefill, from_pages, served
+from portakernel_plugins.triton.attention.paged import Prefill, attention_with, from_pages
 from portakernel_plugins.triton.attention.paged_decode import MOST_SEQUENCES
-from portakernel_plugins.triton.attention.pages import EACH_ROW, Pages, load_paged, place_of, scale_of, scales_of_head
-from portakernel_plugins.triton.attention.results import Results
-from portakernel_plugins.triton.attention.scores import scoring
+from portakernel_plugins.triton.attention.pages import EACH_ROW, load_paged, place_of, scale_of, scales_of_head
 from portakernel_plugins.triton.attention.sequences import Sequences
 from portakernel_plugins.triton.launching.configurations import configuration
 
@@ -104,35 +100,6 @@ def _gather(
         tl.store(v + to, of_values.to(v.dtype.element_ty), mask=inside[:, None])
 
 
-def paged_attention(
-    q: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_table: Tensor,
-    seq_lens: Tensor,
-    query_start_loc: Tensor,
-    *,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-    alibi_slopes: Tensor | None = None,
-    sinks: Tensor | None = None,
-    kv_scales: str,
-    causal: bool,
-    scale: float | None,
-    window: Window,
-    softcap: float,
-    max_seqlen_q: int | None,
-    max_seqlen_k: int | None,
-    return_lse: bool,
-    out: Results | None = None,
-) -> Results:
-    """The contract's formula; ``q``: (S, H, D), both caches (NP, P, G, D), of any strides, D of 64 or 128."""
-    pages = Pages.of(key_cache, value_cache, block_table, seq_lens, k_scale, v_scale, kv_scales, max_seqlen_k)
-    longest = len(q) if max_seqlen_q is None else min(len(q), max_seqlen_q)
-    how = scoring(q.unsqueeze(0), key_cache, causal, scale, window, softcap, (longest, pages.longest))
-    return served(q, pages, query_start_loc, alibi_slopes, sinks, how, longest, return_lse, out, _gathered)
-
-
 def _gathered(call: Prefill) -> None:
     """By ``attention_varlen``'s kernel for Hopper, over a copy of the keys and values."""
     pages, (G, D) = call.pages, call.pages.keys.shape[2:]
@@ -173,3 +140,6 @@ def _gathered(call: Prefill) -> None:
     sequences = Sequences(call.starts, ends, (call.longest, longest))
     read = (call.q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0))
     launch_hopper(*read, call.slopes, call.sinks, call.written, call.how, sequences)
+
+
+paged_attention = attention_with(_gathered)

@@ -36,60 +36,48 @@ class Prefill:
     few: int
 
 
-def paged_attention(
-    q: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_table: Tensor,
-    seq_lens: Tensor,
-    query_start_loc: Tensor,
-    *,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-    alibi_slopes: Tensor | None = None,
-    sinks: Tensor | None = None,
-    kv_scales: str,
-    causal: bool,
-    scale: float | None,
-    window: Window,
-    softcap: float,
-    max_seqlen_q: int | None,
-    max_seqlen_k: int | None,
-    return_lse: bool,
-    out: Results | None = None,
-) -> Results:
-    """The contract's formula; ``q``: (S, H, D), caches (NP, P, G, D) and (NP, P, G, E) of any strides."""
-    pages = Pages.of(key_cache, value_cache, block_table, seq_lens, k_scale, v_scale, kv_scales, max_seqlen_k)
-    longest = len(q) if max_seqlen_q is None else min(len(q), max_seqlen_q)
-    how = scoring(q.unsqueeze(0), key_cache, causal, scale, window, softcap, (longest, pages.longest))
-    return served(q, pages, query_start_loc, alibi_slopes, sinks, how, longest, return_lse, out, from_pages)
+def attention_with(prefill: Callable[[Prefill], None]) -> Callable[..., Results]:
+    """``paged_attention``, with ``prefill`` for sequences that have more queries than are decoded."""
 
-
-def served(
-    q: Tensor,
-    pages: Pages,
-    query_start_loc: Tensor,
-    slopes: Tensor | None,
-    sinks: Tensor | None,
-    how: Scoring,
-    longest: int,
-    return_lse: bool,
-    out: Results | None,
-    prefill: Callable[[Prefill], None],
-) -> Results:
-    """A call's results; ``prefill`` is for sequences with more queries than are decoded, where there may be any."""
-    (S, H, _), (_, _, G, E) = q.shape, pages.values.shape
-    written = Written.of(q, (S, H, E), (H, S), out, return_lse, save=False)
-    B = len(pages.lengths)
-    if not (S and B):
+    def paged_attention(
+        q: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        block_table: Tensor,
+        seq_lens: Tensor,
+        query_start_loc: Tensor,
+        *,
+        k_scale: Tensor | None = None,
+        v_scale: Tensor | None = None,
+        alibi_slopes: Tensor | None = None,
+        sinks: Tensor | None = None,
+        kv_scales: str,
+        causal: bool,
+        scale: float | None,
+        window: Window,
+        softcap: float,
+        max_seqlen_q: int | None,
+        max_seqlen_k: int | None,
+        return_lse: bool,
+        out: Results | None = None,
+    ) -> Results:
+        """The contract's formula; ``q``: (S, H, D), caches (NP, P, G, D) and (NP, P, G, E) of any strides."""
+        pages = Pages.of(key_cache, value_cache, block_table, seq_lens, k_scale, v_scale, kv_scales, max_seqlen_k)
+        (S, H, _), (_, _, G, E), B = q.shape, value_cache.shape, len(seq_lens)
+        longest = S if max_seqlen_q is None else min(S, max_seqlen_q)
+        how = scoring(q.unsqueeze(0), key_cache, causal, scale, window, softcap, (longest, pages.longest))
+        written = Written.of(q, (S, H, E), (H, S), out, return_lse, save=False)
+        if not (S and B):
+            return written.results()
+        starts = query_start_loc.contiguous()
+        few = most_queries(H // G) if B <= MOST_SEQUENCES else 0
+        if longest > few:
+            prefill(Prefill(q, pages, starts, alibi_slopes, sinks, written, how, longest, few))
+        if few:
+            launch_decode(q, pages, starts, alibi_slopes, sinks, written, how, min(few, longest))
         return written.results()
-    starts = query_start_loc.contiguous()
-    few = most_queries(H // G) if B <= MOST_SEQUENCES else 0
-    if longest > few:
-        prefill(Prefill(q, pages, starts, slopes, sinks, written, how, longest, few))
-    if few:
-        launch_decode(q, pages, starts, slopes, sinks, written, how, min(few, longest))
-    return written.results()
+
+    return paged_attention
 
 
 def from_pages(call: Prefill) -> None:
@@ -98,3 +86,6 @@ def from_pages(call: Prefill) -> None:
     q = call.q.unsqueeze(0)
     rest = (call.slopes, None, call.sinks, call.written, call.how, sequences, pages, call.few)
     launch_forward(q, pages.keys, pages.values, *rest)
+
+
+paged_attention = attention_with(from_pages)

@@ -20,12 +20,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.cuda import current_stream
 
-from portakernel.authoring.host import make_lock
-from portakernel.authoring.tensors import is_capturing
 from portakernel.authoring.triton import launch
 from portakernel_plugins.triton.attention.bounded_scores import with_sink
+from portakernel_plugins.triton.attention.counters import counters
 from portakernel_plugins.triton.attention.head_parts import load_rows, negated, no_sums, plus, store_rows, times
 from portakernel_plugins.triton.attention.online_softmax import HUGE, over_keys
 from portakernel_plugins.triton.attention.pages import EACH_ROW, Pages, scales_of_head
@@ -39,8 +37,6 @@ from portakernel_plugins.triton.launching.configurations import configuration
 _MOST_ROWS = 64
 # Keys of all sequences and heads, for which programs are small.
 _FEW_KEYS = 1 << 18
-# Counters of a device for calls that are captured, 4 MiB: those of 512 calls of 256 sequences with 8 key heads.
-_FOR_CAPTURES = 1 << 20
 # Elements of parts that are added up at once.
 _MERGED = 4096
 # Lengths that a program reads at once.
@@ -300,47 +296,6 @@ def _merge(
         tl.store(lse + at_head * rows + at_query, (top + tl.log2(total)) * LOG_2, mask=live)
 
 
-class _Counters:
-    """Zeros of a device, which every launch leaves as zeros: a stream's own, and others for captured calls.
-
-    A captured call keeps its own, since graphs may be replayed anywhere and beside eager calls; it takes them from what
-    was made before, so that no replay has to clear them first (1.1 us on an H200). When all are taken, it does.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device, self._taken, self._lock = device, 0, make_lock()
-        self._for_captures = self._zeros(_FOR_CAPTURES)
-        self._of_streams: dict[int, Tensor] = {}
-
-    def of_stream(self, stream: int, count: int) -> Tensor:
-        """So many, or more: of what runs on one stream, one launch after the other has them."""
-        held = self._of_streams.get(stream)
-        if held is None or held.numel() < count:
-            held = self._of_streams[stream] = self._zeros(max(1024, 1 << (count - 1).bit_length()))
-        return held
-
-    def of_capture(self, count: int) -> Tensor:
-        """So many, for good."""
-        with self._lock:
-            first, self._taken = self._taken, self._taken + count
-        return self._for_captures[first : first + count] if first + count <= _FOR_CAPTURES else self._zeros(count)
-
-    def _zeros(self, count: int) -> Tensor:
-        return torch.zeros(count, dtype=torch.int32, device=self._device)
-
-
-_COUNTERS: dict[torch.device, _Counters] = {}
-
-
-def _counters(device: torch.device, count: int) -> Tensor:
-    held, captured = _COUNTERS.get(device), is_capturing()
-    if device.type != "cuda" or (held is None and captured):  # what is made in a capture is the graph's own
-        return torch.zeros(count, dtype=torch.int32, device=device)
-    if held is None:
-        held = _COUNTERS.setdefault(device, _Counters(device))
-    return held.of_capture(count) if captured else held.of_stream(current_stream(device).cuda_stream, count)
-
-
 def most_queries(heads: int) -> int:
     """How many queries a sequence may have here, with so many ``heads`` of each key head; 0: none."""
     return _MOST_ROWS // heads
@@ -385,7 +340,7 @@ def launch_decode(
         written.lse,
         values,
         shares,
-        _counters(q.device, B * G),
+        counters(q.device, B * G),
         starts,
         *pages.arguments,
         B,
