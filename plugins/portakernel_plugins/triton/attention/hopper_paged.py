@@ -15,7 +15,14 @@ from portakernel.authoring.triton import cdiv, grid_of, launch, program_index
 from portakernel_plugins.triton.attention.hopper import launch_hopper
 from portakernel_plugins.triton.attention.paged import Prefill, attention_with, from_pages
 from portakernel_plugins.triton.attention.paged_decode import MOST_SEQUENCES
-from portakernel_plugins.triton.attention.pages import EACH_ROW, load_paged, place_of, scale_of, scales_of_head
+from portakernel_plugins.triton.attention.pages import (
+    EACH_ROW,
+    load_paged,
+    nearest_seen,
+    place_of,
+    scale_of,
+    scales_of_head,
+)
 from portakernel_plugins.triton.attention.sequences import Sequences
 from portakernel_plugins.triton.launching.configurations import configuration
 
@@ -72,26 +79,28 @@ def _gather(
     length = tl.sum(tl.where(number == sequence, kept, 0), 0)
     token = (tile * ROWS).to(tl.int32) + tl.arange(0, ROWS)
     inside = token < length
-    seen = inside
-    if LEFT:  # what no query sees is not read: zeros stand there
-        seen = seen & (token >= length - count - left)
+    if tile * ROWS >= length:
+        return
+    lowest = tl.cast(0, tl.int32)
+    if LEFT:
+        lowest = tl.maximum(length - count - left, 0)
     first = tl.sum(tl.where(number < sequence, kept, 0), 0)
     at = ((first + token).to(tl.int64) * key_heads)[:, None] * D + tl.arange(0, D)[None, :]
-    page, row = place_of(table + sequence * table_row, token, seen, PAGE)
+    page, row = place_of(table + sequence * table_row, nearest_seen(token, lowest, length), PAGE)
     for head in range(key_heads):
         number_of_head = tl.cast(head, tl.int64)
         scale_k, scale_v = scales_of_head(k_scale, v_scale, number_of_head, SCALED)
         of_keys = load_paged(
-            keys + number_of_head * k_head, page, row, k_page, k_row, k_lane, seen, D, 0, D, False, False,
+            keys + number_of_head * k_head, page, row, k_page, k_row, k_lane, D, 0, D, False, False,
             k.dtype.element_ty, FORMAT, CAST,
         )[0]  # fmt: skip
         of_values = load_paged(
-            values + number_of_head * v_head, page, row, v_page, v_row, v_lane, seen, D, 0, D, False, False,
+            values + number_of_head * v_head, page, row, v_page, v_row, v_lane, D, 0, D, False, False,
             v.dtype.element_ty, FORMAT, CAST,
         )[0]  # fmt: skip
         if SCALED == EACH_ROW:
-            of_keys = of_keys.to(tl.float32) * scale_of(scale_k, page * PAGE + row, key_heads, seen)[:, None]
-            of_values = of_values.to(tl.float32) * scale_of(scale_v, page * PAGE + row, key_heads, seen)[:, None]
+            of_keys = of_keys.to(tl.float32) * scale_of(scale_k, page * PAGE + row, key_heads)[:, None]
+            of_values = of_values.to(tl.float32) * scale_of(scale_v, page * PAGE + row, key_heads)[:, None]
         elif SCALED > 0:
             of_keys = of_keys.to(tl.float32) * scale_k
             of_values = of_values.to(tl.float32) * scale_v

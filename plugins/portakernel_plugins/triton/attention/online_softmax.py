@@ -20,7 +20,7 @@ import triton.language as tl
 
 from portakernel_plugins.triton.attention.bounded_scores import exponents
 from portakernel_plugins.triton.attention.head_parts import add_weighted_rows, product_of_rows, times
-from portakernel_plugins.triton.attention.pages import EACH_ROW, load_paged, place_of, scale_of
+from portakernel_plugins.triton.attention.pages import EACH_ROW, load_paged, nearest_seen, place_of, scale_of
 from portakernel_plugins.triton.attention.row_blocks import load_block
 from portakernel_plugins.triton.attention.scores import changed, load_bias, sees
 from portakernel_plugins.triton.attention.tangents import tangent
@@ -105,9 +105,9 @@ def over_keys(
             behind = position[:, None] - column[None, :]
         rows = lane.to(tl.int64)
         if PAGE > 0:
-            page, row = place_of(paged[0], column, inside, PAGE)
+            page, row = place_of(paged[0], nearest_seen(column, paged[3], keys) if MASKED else column, PAGE)
             columns = load_paged(
-                k, page, row, paged[1], k_row, k_lane, inside, BLOCK_D, REST_D, D, True, WIDEN, DTYPE, FORMAT, CAST
+                k, page, row, paged[1], k_row, k_lane, BLOCK_D, REST_D, D, True, WIDEN, DTYPE, FORMAT, CAST
             )
         else:
             columns = load_block(
@@ -116,8 +116,8 @@ def over_keys(
             )  # fmt: skip
         z = product_of_rows(q, columns, REST_D, PRECISION)
         if SCALED == EACH_ROW:
-            z = z * scale_of(paged[4], page * PAGE + row, paged[6], inside)[None, :]
-        elif SCALED > 0:
+            z = z * scale_of(paged[4], page * PAGE + row, paged[6])[None, :]
+        elif SCALED > 0 or (PAGE > 0 and v.dtype.element_ty == tl.int32):
             z = z * paged[4]
         if BOUNDED:
             z = exponents(z, scale, cap, SOFTCAP)
@@ -150,7 +150,7 @@ def over_keys(
             acc = times(acc, kept, REST_E)
         if PAGE > 0:
             values = load_paged(
-                v, page, row, paged[2], v_row, v_lane, inside, BLOCK_E, REST_E, E, False, WIDEN, DTYPE, FORMAT, CAST
+                v, page, row, paged[2], v_row, v_lane, BLOCK_E, REST_E, E, False, WIDEN, DTYPE, FORMAT, CAST
             )
         else:
             values = load_block(
@@ -158,7 +158,7 @@ def over_keys(
                 False, WIDEN, DESCRIBED, RAGGED,
             )  # fmt: skip
         if SCALED == EACH_ROW:
-            p = p * scale_of(paged[5], page * PAGE + row, paged[6], inside)[None, :]
+            p = p * scale_of(paged[5], page * PAGE + row, paged[6])[None, :]
         weights = p.to(DTYPE)
         if WIDEN:
             weights = weights.to(tl.float32)

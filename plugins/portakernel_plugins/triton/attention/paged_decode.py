@@ -7,7 +7,7 @@ Of others each program leaves its part in memory, at a place of its own (it has 
 its share, one for a list that began before it), and whichever is last to finish adds the parts up in their order, so
 that equal calls give equal bits. It sets the list's counter back to zero, as which it is given to the launch.
 """
-# pyright: reportGeneralTypeIssues=false
+# pyright: reportGeneralTypeIssues=false, reportAssignmentType=false
 # Python's types do not see that Triton iterates over its ranges.
 # mypy: disable-error-code="assignment, misc"
 
@@ -26,7 +26,7 @@ from portakernel_plugins.triton.attention.bounded_scores import with_sink
 from portakernel_plugins.triton.attention.counters import counters
 from portakernel_plugins.triton.attention.head_parts import load_rows, negated, no_sums, plus, store_rows, times
 from portakernel_plugins.triton.attention.online_softmax import HUGE, over_keys
-from portakernel_plugins.triton.attention.pages import EACH_ROW, Pages, scales_of_head
+from portakernel_plugins.triton.attention.pages import EACH_ROW, Pages, halves, scales_of_head
 from portakernel_plugins.triton.attention.results import Written
 from portakernel_plugins.triton.attention.scores import Scoring
 from portakernel_plugins.triton.attention.tiles import rows_of_tile, shapes
@@ -35,9 +35,10 @@ from portakernel_plugins.triton.launching.configurations import configuration
 
 # Rows of a tile, of queries times the heads of a key head: of more, prefill's kernel has the sequence.
 _MOST_ROWS = 64
-# Keys of all sequences and heads, for which programs are small.
-_FEW_KEYS = 1 << 18
-# Elements of parts that are added up at once.
+# With fewer keys of all sequences and heads, and with more of one sequence, launches are as their names in
+# `configurations.yaml` say.
+_LEAST_KEYS, _FEW_KEYS, _LONG = 1 << 16, 1 << 18, 1 << 14
+# Elements of parts that each warp adds up at once.
 _MERGED = 4096
 # Lengths that a program reads at once.
 MOST_SEQUENCES = 4096
@@ -122,6 +123,7 @@ def _decode(
     PRECISION: tl.constexpr,
     WIDEN: tl.constexpr,
 ) -> None:
+    MATH: tl.constexpr = tl.float16 if v.dtype.element_ty == tl.int32 else q.dtype.element_ty
     program = tl.program_id(0)
     number = tl.arange(0, SEQUENCES)
     there = number < sequences
@@ -177,6 +179,9 @@ def _decode(
                 lowest = tl.maximum(keys - count - left, 0)
             pages_row = table + sequence.to(tl.int64) * table_row
             scale_k, scale_v = scales_of_head(k_scale, v_scale, key_head, SCALED)
+            if q.dtype.element_ty != MATH:
+                block, units = halves(block, REST_D)
+                scale_k *= units[:, None]
             paged = (pages_row, k_page, v_page, lowest, scale_k, scale_v, key_heads)
             before = first_block - list_begin
             acc, total, top = over_keys(
@@ -184,7 +189,7 @@ def _decode(
                 None, 0, 0, key_head, None, at_query, position, slope, keys, (before + at) * BLOCK_N,
                 tl.minimum((before + upto) * BLOCK_N, keys), left, right, scale, coarse, cap, k_row, k_lane, v_row,
                 v_lane, 0, True, SOFTCAP, LEFT, RIGHT, BOUNDED, FOLDED, D, BLOCK_D, REST_D, E, BLOCK_E, REST_E, BLOCK_N,
-                q.dtype.element_ty, PRECISION, WIDEN, False, False, paged, PAGE, SCALED, FORMAT, CAST,
+                MATH, PRECISION, WIDEN, False, False, paged, PAGE, SCALED, FORMAT, CAST,
             )  # fmt: skip
 
             kept = 1.0
@@ -301,6 +306,15 @@ def most_queries(heads: int) -> int:
     return _MOST_ROWS // heads
 
 
+def _configured(keys: int, longest: int, words: bool) -> str:
+    """Which entry of the configurations a call has with so many ``keys`` of all sequences and heads."""
+    if keys < _FEW_KEYS:
+        return "attention.paged_decode_" + ("least_keys" if keys < _LEAST_KEYS else "few_keys")
+    if words:
+        return "attention.paged_decode_words"
+    return "attention.paged_decode" + ("_long" if longest >= _LONG else "")
+
+
 def launch_decode(
     q: Tensor,
     pages: Pages,
@@ -315,25 +329,27 @@ def launch_decode(
     y, (S, H, _), (_, _, G, E) = written.y, q.shape, pages.values.shape
     B, heads = len(pages.lengths), H // G
     width = max(q.shape[2], E)
-    kernel = "attention.paged_decode" + ("_few_keys" if B * G * pages.longest < _FEW_KEYS else "")
+    blocks: Mapping[str, Any] = shapes(q.unsqueeze(0), pages.values)
+    plain = slopes is None
+    bounded, folded = how.is_bounded and plain, how.is_folded and plain
+    # weights in units that do not change are too small for float16
+    values_read = pages.values if bounded or blocks["REST_E"] else pages.values_as_read(q.dtype)
+    kernel = _configured(B * G * pages.longest, pages.longest, values_read is not pages.values)
     tiling = configuration(kernel, q.device, width, q.element_size())
     options = dict(tiling.options)
     live = 1 << (queries * heads - 1).bit_length()
     options |= {"LIVE": live, "BLOCK_M": max(16, live)}
-    blocks: Mapping[str, Any] = shapes(q.unsqueeze(0), pages.values)
     programs = tiling.programs
     values = q.new_empty((2 * programs, options["BLOCK_M"], E), dtype=torch.float32)
     shares = q.new_empty((2 * programs, options["BLOCK_M"]), dtype=torch.float32)
-    options["PARTS"] = max(1, _MERGED // (live * blocks["BLOCK_E"]))
-    plain = slopes is None
-    folded = how.is_folded and plain
+    options["PARTS"] = max(1, _MERGED * tiling.warps // (live * blocks["BLOCK_E"]))
     turned_round = folded and how.last_factor < 0.0
     launch(
         _decode,
         (programs, 1),
         q,
         pages.keys,
-        pages.values,
+        values_read,
         slopes,
         sinks,
         y,
@@ -354,13 +370,13 @@ def launch_decode(
         how.cap,
         *q.stride(),
         *pages.keys.stride(),
-        *pages.values.stride(),
+        *values_read.stride(),
         *y.stride(),
         0 if slopes is None else slopes.stride(0),
         0 if sinks is None else sinks.stride(0),
         HEADS=heads,
         SEQUENCES=max(16, 1 << (B - 1).bit_length()),
-        BOUNDED=how.is_bounded and plain,
+        BOUNDED=bounded,
         FOLDED=folded,
         NEGATED=turned_round,
         **how.flags,

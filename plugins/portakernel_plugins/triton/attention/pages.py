@@ -14,12 +14,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from portakernel.authoring import ArgumentValueError
-from portakernel.authoring.tensors import as_bytes
+from portakernel.authoring.tensors import as_bytes, is_aligned
 from portakernel_plugins.triton.attention.head_parts import load_rows
 from portakernel_plugins.triton.quantize.float8 import conversion, widened
 
@@ -29,9 +30,15 @@ ALL_HEADS, EACH_ROW = (tl.constexpr(_KINDS.index(kind)) for kind in ("tensor", "
 
 
 @triton.jit
-def place_of(table, token, inside, PAGE: tl.constexpr):
+def nearest_seen(token, lowest, keys):
+    """Each token or, where no query sees it, the next that one sees: it is read again, and no copy needs a mask."""
+    return tl.maximum(tl.minimum(token, keys - 1), lowest)
+
+
+@triton.jit
+def place_of(table, token, PAGE: tl.constexpr):
     """The page of each token, int64, and its row there."""
-    page = tl.load(table + token // PAGE, mask=inside, other=None if inside is None else 0)
+    page = tl.load(table + token // PAGE)
     return page.to(tl.int64), (token % PAGE).to(tl.int64)
 
 
@@ -43,6 +50,28 @@ def _decoded(codes, FORMAT: tl.constexpr, CAST: tl.constexpr, DTYPE: tl.constexp
     return numbers
 
 
+@triton.constexpr_function
+def _words_assembly(dtype: str) -> str:
+    kind = "e4m3x2" if "e4m3" in dtype else "e5m2x2"
+    return (
+        "{ .reg .b16 low, high; .reg .b32 first, last; mov.b32 {low, high}, $4;"
+        f"cvt.rn.f16x2.{kind} first, low; cvt.rn.f16x2.{kind} last, high;"
+        "mov.b32 {$0, $1}, first; mov.b32 {$2, $3}, last; }"
+    )
+
+
+@triton.jit
+def _halves_of_words(words, FORMAT: tl.constexpr):
+    """The float16 numbers ``(rows, 4 * columns)`` of words of four codes.
+
+    By assembly, because Triton has conversions read codes where products want the numbers, byte after byte.
+    """
+    a, b, c, d = tl.inline_asm_elementwise(
+        _words_assembly(FORMAT), "=h,=h,=h,=h,r", [words], (tl.float16, tl.float16, tl.float16, tl.float16), True, 1
+    )
+    return tl.join(tl.join(a, c), tl.join(b, d)).reshape(words.shape[0], 4 * words.shape[1])
+
+
 @triton.jit
 def load_paged(
     source,
@@ -51,7 +80,6 @@ def load_paged(
     page_stride,
     row_stride,
     lane_stride,
-    inside,
     BLOCK: tl.constexpr,
     REST: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -61,21 +89,45 @@ def load_paged(
     FORMAT: tl.constexpr,
     CAST: tl.constexpr,
 ):
-    """Rows of a head, which ``source`` points to in the first page, as ``load_rows`` gives them."""
+    """Rows of a head, which ``source`` points to in the first page, as ``load_rows`` gives them.
+
+    Where ``source`` points to words they have four codes each, and become float16, in whole rows.
+    """
     rows = page * page_stride + row * row_stride
-    parts = load_rows(source, rows, lane_stride, inside, BLOCK, REST, WIDTH, TURNED, WIDEN and FORMAT == "")
-    if FORMAT != "":
-        numbers = (_decoded(parts[0], FORMAT, CAST, DTYPE, WIDEN),)
-        if REST > 0:
-            numbers = numbers + (_decoded(parts[1], FORMAT, CAST, DTYPE, WIDEN),)
-        parts = numbers
+    if source.dtype.element_ty == tl.int32:
+        words = load_rows(source, rows, lane_stride, None, BLOCK // 4, 0, WIDTH // 4, TURNED, False)
+        parts = (_halves_of_words(words[0], FORMAT),)
+    else:
+        parts = load_rows(source, rows, lane_stride, None, BLOCK, REST, WIDTH, TURNED, WIDEN and FORMAT == "")
+        if FORMAT != "":
+            numbers = (_decoded(parts[0], FORMAT, CAST, DTYPE, WIDEN),)
+            if REST > 0:
+                numbers = numbers + (_decoded(parts[1], FORMAT, CAST, DTYPE, WIDEN),)
+            parts = numbers
     return parts
 
 
 @triton.jit
-def scale_of(scales, row, heads, inside):
+def halves(parts, REST: tl.constexpr):
+    """Rows as float16, each in units of a power of two that brings its largest element below 2 ** 15; and the units.
+
+    What is lost is below 2 ** -39 of that element: sums of products in float32 lose more.
+    """
+    largest = tl.max(tl.abs(parts[0].to(tl.float32)), axis=1)
+    if REST > 0:
+        largest = tl.maximum(largest, tl.max(tl.abs(parts[1].to(tl.float32)), axis=1))
+    exponent = tl.minimum(2 * 127 + 14 - (largest.to(tl.int32, bitcast=True) >> 23), 253)
+    factor = (exponent << 23).to(tl.float32, bitcast=True)[:, None]
+    found = ((parts[0].to(tl.float32) * factor).to(tl.float16),)
+    if REST > 0:
+        found = found + ((parts[1].to(tl.float32) * factor).to(tl.float16),)
+    return found, ((254 - exponent) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def scale_of(scales, row, heads):
     """What each row of the cache is multiplied by; ``scales`` points to the head's own in the first."""
-    return tl.load(scales + row * heads, mask=inside, other=None if inside is None else 0.0)
+    return tl.load(scales + row * heads)
 
 
 @triton.jit
@@ -138,6 +190,18 @@ class Pages:
         keys, values = (as_bytes(x) if narrow else x for x in (key_cache, value_cache))
         of_keys, of_values = (None if scale is None else scale.contiguous() for scale in (k_scale, v_scale))
         return cls(keys, values, table, seq_lens.contiguous(), of_keys, of_values, kv_scales, name, longest)
+
+    def values_as_read(self, queries: torch.dtype) -> Tensor:
+        """The values or, where decoding multiplies in float16, their words of four codes.
+
+        Each float8 number is one of float16, weights have more digits there, and hardware converts to nothing else.
+        """
+        x = self.values
+        swift = self.flags["CAST"] == "saturating" and self.kv_scales != _KINDS[EACH_ROW] and queries.itemsize == 2
+        whole = x.stride(3) == 1 and not (x.shape[3] % 4 or any(stride % 4 for stride in x.stride()[:3]))
+        if swift and whole and x.storage_offset() % 4 == 0 and is_aligned(x, 4):
+            return x.view(torch.int32)
+        return x
 
     @property
     def flags(self) -> Mapping[str, Any]:
