@@ -75,6 +75,12 @@ def _load_part(
 
 
 @triton.jit
+def load_columns(pointer, rows, lane_stride, FIRST: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
+    """``BLOCK`` lanes from ``FIRST`` on of rows of ``WIDTH``, zeros behind their end."""
+    return _load_part(pointer, rows, lane_stride, None, FIRST, BLOCK, WIDTH, False, False)
+
+
+@triton.jit
 def load_rows(
     pointer,
     rows,  # where each begins, int64

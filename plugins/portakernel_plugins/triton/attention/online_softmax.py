@@ -24,6 +24,7 @@ from portakernel_plugins.triton.attention.pages import EACH_ROW, load_paged, nea
 from portakernel_plugins.triton.attention.row_blocks import load_block
 from portakernel_plugins.triton.attention.scores import changed, load_bias, sees
 from portakernel_plugins.triton.attention.tangents import tangent
+from portakernel_plugins.triton.attention.words import key_of_row, load_words, numbers_of_words
 from portakernel_plugins.triton.exponentials import finite_or_zero
 
 HUGE: tl.constexpr = tl.constexpr(2.0**30)
@@ -87,8 +88,10 @@ def over_keys(
 
     With ``BOUNDED`` ``top`` stays as it is: weights are in units that do not change. With ``PAGE``, the tokens of a
     page, ``paged`` has the sequence's row of the table, the strides of pages, the first key that the tile sees, the
-    scales of keys and values, and how many heads have some; one that all values share is the caller's affair.
+    scales of keys and values, and how many heads have some; one that all values share is the caller's affair. Where
+    ``v`` points to words (``words.py``), so is the order of their columns.
     """
+    WORDS: tl.constexpr = PAGE > 0 and v.dtype.element_ty == tl.int32
     lane = tl.arange(0, BLOCK_N)
     last = cap if SOFTCAP else scale
     for first in tl.range(begin, stop, BLOCK_N):
@@ -105,6 +108,10 @@ def over_keys(
             behind = position[:, None] - column[None, :]
         rows = lane.to(tl.int64)
         if PAGE > 0:
+            if WORDS:  # early, so that they are there when the weights are
+                held = nearest_seen(first + key_of_row(lane), paged[3], keys)
+                page, row = place_of(paged[0], held, PAGE)
+                words = load_words(v, page * paged[2] + row * v_row, v_lane, BLOCK_E, E)
             page, row = place_of(paged[0], nearest_seen(column, paged[3], keys) if MASKED else column, PAGE)
             columns = load_paged(
                 k, page, row, paged[1], k_row, k_lane, BLOCK_D, REST_D, D, True, WIDEN, DTYPE, FORMAT, CAST
@@ -117,7 +124,7 @@ def over_keys(
         z = product_of_rows(q, columns, REST_D, PRECISION)
         if SCALED == EACH_ROW:
             z = z * scale_of(paged[4], page * PAGE + row, paged[6])[None, :]
-        elif SCALED > 0 or (PAGE > 0 and v.dtype.element_ty == tl.int32):
+        elif SCALED > 0 or WORDS:
             z = z * paged[4]
         if BOUNDED:
             z = exponents(z, scale, cap, SOFTCAP)
@@ -148,7 +155,9 @@ def over_keys(
             top = higher
             total = total * kept + tl.sum(p, axis=1)
             acc = times(acc, kept, REST_E)
-        if PAGE > 0:
+        if WORDS:
+            values = (numbers_of_words(words, BLOCK_E, FORMAT),)
+        elif PAGE > 0:
             values = load_paged(
                 v, page, row, paged[2], v_row, v_lane, BLOCK_E, REST_E, E, False, WIDEN, DTYPE, FORMAT, CAST
             )

@@ -26,10 +26,11 @@ from portakernel_plugins.triton.attention.bounded_scores import with_sink
 from portakernel_plugins.triton.attention.counters import counters
 from portakernel_plugins.triton.attention.head_parts import load_rows, negated, no_sums, plus, store_rows, times
 from portakernel_plugins.triton.attention.online_softmax import HUGE, over_keys
-from portakernel_plugins.triton.attention.pages import EACH_ROW, Pages, halves, scales_of_head
+from portakernel_plugins.triton.attention.pages import EACH_ROW, Pages, scales_of_head
 from portakernel_plugins.triton.attention.results import Written
 from portakernel_plugins.triton.attention.scores import Scoring
 from portakernel_plugins.triton.attention.tiles import rows_of_tile, shapes
+from portakernel_plugins.triton.attention.words import WIDTHS, halves, in_order
 from portakernel_plugins.triton.exponentials import LOG2_E, LOG_2, finite_or_zero
 from portakernel_plugins.triton.launching.configurations import configuration
 
@@ -38,7 +39,7 @@ _MOST_ROWS = 64
 # With fewer keys of all sequences and heads, and with more of one sequence, launches are as their names in
 # `configurations.yaml` say.
 _LEAST_KEYS, _FEW_KEYS, _LONG = 1 << 16, 1 << 18, 1 << 14
-# Elements of parts that each warp adds up at once.
+# Elements of parts that are added up at once.
 _MERGED = 4096
 # Lengths that a program reads at once.
 MOST_SEQUENCES = 4096
@@ -123,7 +124,8 @@ def _decode(
     PRECISION: tl.constexpr,
     WIDEN: tl.constexpr,
 ) -> None:
-    MATH: tl.constexpr = tl.float16 if v.dtype.element_ty == tl.int32 else q.dtype.element_ty
+    WORDS: tl.constexpr = v.dtype.element_ty == tl.int32
+    MATH: tl.constexpr = tl.float16 if WORDS else q.dtype.element_ty
     program = tl.program_id(0)
     number = tl.arange(0, SEQUENCES)
     there = number < sequences
@@ -192,6 +194,8 @@ def _decode(
                 MATH, PRECISION, WIDEN, False, False, paged, PAGE, SCALED, FORMAT, CAST,
             )  # fmt: skip
 
+            if WORDS:
+                acc = (in_order(acc[0]),)
             kept = 1.0
             if BOUNDED:
                 total, top, kept = with_sink(total, sunk, cap)
@@ -333,7 +337,9 @@ def launch_decode(
     plain = slopes is None
     bounded, folded = how.is_bounded and plain, how.is_folded and plain
     # weights in units that do not change are too small for float16
-    values_read = pages.values if bounded or blocks["REST_E"] else pages.values_as_read(q.dtype)
+    values_read = pages.values
+    if not (bounded or blocks["REST_E"]) and blocks["BLOCK_E"] in WIDTHS:
+        values_read = pages.values_as_read(q.dtype)
     kernel = _configured(B * G * pages.longest, pages.longest, values_read is not pages.values)
     tiling = configuration(kernel, q.device, width, q.element_size())
     options = dict(tiling.options)
@@ -342,7 +348,7 @@ def launch_decode(
     programs = tiling.programs
     values = q.new_empty((2 * programs, options["BLOCK_M"], E), dtype=torch.float32)
     shares = q.new_empty((2 * programs, options["BLOCK_M"]), dtype=torch.float32)
-    options["PARTS"] = max(1, _MERGED * tiling.warps // (live * blocks["BLOCK_E"]))
+    options["PARTS"] = max(1, _MERGED // (live * blocks["BLOCK_E"]))
     turned_round = folded and how.last_factor < 0.0
     launch(
         _decode,

@@ -50,28 +50,6 @@ def _decoded(codes, FORMAT: tl.constexpr, CAST: tl.constexpr, DTYPE: tl.constexp
     return numbers
 
 
-@triton.constexpr_function
-def _words_assembly(dtype: str) -> str:
-    kind = "e4m3x2" if "e4m3" in dtype else "e5m2x2"
-    return (
-        "{ .reg .b16 low, high; .reg .b32 first, last; mov.b32 {low, high}, $4;"
-        f"cvt.rn.f16x2.{kind} first, low; cvt.rn.f16x2.{kind} last, high;"
-        "mov.b32 {$0, $1}, first; mov.b32 {$2, $3}, last; }"
-    )
-
-
-@triton.jit
-def _halves_of_words(words, FORMAT: tl.constexpr):
-    """The float16 numbers ``(rows, 4 * columns)`` of words of four codes.
-
-    By assembly, because Triton has conversions read codes where products want the numbers, byte after byte.
-    """
-    a, b, c, d = tl.inline_asm_elementwise(
-        _words_assembly(FORMAT), "=h,=h,=h,=h,r", [words], (tl.float16, tl.float16, tl.float16, tl.float16), True, 1
-    )
-    return tl.join(tl.join(a, c), tl.join(b, d)).reshape(words.shape[0], 4 * words.shape[1])
-
-
 @triton.jit
 def load_paged(
     source,
@@ -89,39 +67,15 @@ def load_paged(
     FORMAT: tl.constexpr,
     CAST: tl.constexpr,
 ):
-    """Rows of a head, which ``source`` points to in the first page, as ``load_rows`` gives them.
-
-    Where ``source`` points to words they have four codes each, and become float16, in whole rows.
-    """
+    """Rows of a head, which ``source`` points to in the first page, as ``load_rows`` gives them."""
     rows = page * page_stride + row * row_stride
-    if source.dtype.element_ty == tl.int32:
-        words = load_rows(source, rows, lane_stride, None, BLOCK // 4, 0, WIDTH // 4, TURNED, False)
-        parts = (_halves_of_words(words[0], FORMAT),)
-    else:
-        parts = load_rows(source, rows, lane_stride, None, BLOCK, REST, WIDTH, TURNED, WIDEN and FORMAT == "")
-        if FORMAT != "":
-            numbers = (_decoded(parts[0], FORMAT, CAST, DTYPE, WIDEN),)
-            if REST > 0:
-                numbers = numbers + (_decoded(parts[1], FORMAT, CAST, DTYPE, WIDEN),)
-            parts = numbers
+    parts = load_rows(source, rows, lane_stride, None, BLOCK, REST, WIDTH, TURNED, WIDEN and FORMAT == "")
+    if FORMAT != "":
+        numbers = (_decoded(parts[0], FORMAT, CAST, DTYPE, WIDEN),)
+        if REST > 0:
+            numbers = numbers + (_decoded(parts[1], FORMAT, CAST, DTYPE, WIDEN),)
+        parts = numbers
     return parts
-
-
-@triton.jit
-def halves(parts, REST: tl.constexpr):
-    """Rows as float16, each in units of a power of two that brings its largest element below 2 ** 15; and the units.
-
-    What is lost is below 2 ** -39 of that element: sums of products in float32 lose more.
-    """
-    largest = tl.max(tl.abs(parts[0].to(tl.float32)), axis=1)
-    if REST > 0:
-        largest = tl.maximum(largest, tl.max(tl.abs(parts[1].to(tl.float32)), axis=1))
-    exponent = tl.minimum(2 * 127 + 14 - (largest.to(tl.int32, bitcast=True) >> 23), 253)
-    factor = (exponent << 23).to(tl.float32, bitcast=True)[:, None]
-    found = ((parts[0].to(tl.float32) * factor).to(tl.float16),)
-    if REST > 0:
-        found = found + ((parts[1].to(tl.float32) * factor).to(tl.float16),)
-    return found, ((254 - exponent) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -192,9 +146,9 @@ class Pages:
         return cls(keys, values, table, seq_lens.contiguous(), of_keys, of_values, kv_scales, name, longest)
 
     def values_as_read(self, queries: torch.dtype) -> Tensor:
-        """The values or, where decoding multiplies in float16, their words of four codes.
+        """The values or, where decoding multiplies in float16, their words of four codes (``words.py``).
 
-        Each float8 number is one of float16, weights have more digits there, and hardware converts to nothing else.
+        Each float8 number is one of float16, and weights have more digits there.
         """
         x = self.values
         swift = self.flags["CAST"] == "saturating" and self.kv_scales != _KINDS[EACH_ROW] and queries.itemsize == 2
