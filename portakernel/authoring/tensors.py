@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from portakernel.calling.outputs import copy_into
+from portakernel.paging import to_csr
 from portakernel.tensors.capture import is_capturing
 from portakernel.tensors.compilation import announce_once, compilations
 from portakernel.tensors.dense import as_bytes, delivered, dense, is_aligned, room, rows
@@ -30,5 +31,6 @@ __all__ = [
     "rows",
     "saved_tensor_hooks",
     "sequence_ends",
+    "to_csr",
     "with_row_stride",
 ]
