@@ -709,7 +709,8 @@ def paged_attention(
     what no query of the call sees reaches no result, whatever it holds, and entries of block_table behind a
     sequence's last page are not followed. Not guaranteed: what attention does not guarantee; results where a length
     is beyond W*P, a page outside [0, NP), or a bound too small; what rows of out hold that belong to no sequence;
-    finite results where a product with a scale is not.
+    finite results where a product with a scale is not. portakernel.paging turns tables into FlashInfer's and SGLang's
+    forms of them, and those into tables.
 
     Args:
         q: (S, H, D), float32 or float16 or bfloat16.
@@ -718,8 +719,10 @@ def paged_attention(
         block_table: (B, W), int32.
         seq_lens: (B,), int32.
         query_start_loc: (B+1,), int32.
-        k_scale: () for none, () for tensor, (G,) for head, (NP, P, G) for token_head, float32; or None.
-        v_scale: () for none, () for tensor, (G,) for head, (NP, P, G) for token_head, float32; or None.
+        k_scale: () for none, () for tensor, (G,) for head, (NP, P, G) for token_head, float32; a feature, neutral at
+            None.
+        v_scale: () for none, () for tensor, (G,) for head, (NP, P, G) for token_head, float32; a feature, neutral at
+            None.
         alibi_slopes: (H,), float32; a feature, neutral at None.
         sinks: (H,), the dtype of q or float32; a feature, neutral at None.
         kv_scales: a feature, neutral at 'none'. which numbers share a scale. Accepted: 'none' or 'tensor' or 'head'

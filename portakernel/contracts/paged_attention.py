@@ -60,7 +60,8 @@ def _scales(cache: str) -> TensorArgument:
     shapes = {"none": (), "tensor": (), "head": ("G",), "token_head": ("NP", "P", "G")}
     name = f"{cache[0]}_scale"
     draw = Draw("scale", poison="block_table")
-    return TensorArgument(name, Choice("kv_scales", shapes), ("float32",), optional=True, keyword=True, draw=draw)
+    sizes = Choice("kv_scales", shapes)
+    return TensorArgument(name, sizes, ("float32",), optional=True, feature=True, keyword=True, draw=draw)
 
 
 def _row(
@@ -99,6 +100,7 @@ CONTRACT = Contract(
         " holds, and entries of block_table behind a sequence's last page are not followed. Not guaranteed: what"
         " attention does not guarantee; results where a length is beyond W*P, a page outside [0, NP), or a bound too"
         " small; what rows of out hold that belong to no sequence; finite results where a product with a scale is not."
+        " portakernel.paging turns tables into FlashInfer's and SGLang's forms of them, and those into tables."
     ),
     tensors=(
         TensorArgument("q", ("S", "H", "D"), ("float32", "float16", "bfloat16")),
@@ -263,6 +265,13 @@ CONTRACT = Contract(
             dims=_dims(B=3, S=21, W=4, P=16, H=4, G=2, D=64),
             present=("alibi_slopes",),
             given={"query_start_loc": (0, 1, 3, 21), "seq_lens": (64, 9, 40)},
+        ),
+        Case(
+            "sinks, lse",
+            dims=_dims(B=4, S=9, W=2, P=8, H=4, G=2, D=64),
+            parameters={"max_seqlen_q": 5, "return_lse": True},
+            present=("sinks",),
+            given={"query_start_loc": (0, 1, 2, 7, 9), "seq_lens": (16, 0, 3, 9)},
         ),
         Case(
             "sinks, window, lse",
