@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -485,6 +485,148 @@ def gen_jit_spec(
     return SimpleNamespace(build_and_load=lambda: module)
 
 
+@stands_in("flashinfer.cascade")
+def merge_state(v_a, s_a, v_b, s_b):
+    _dense(v_a, s_a, v_b, s_b)
+    return merge_states(torch.stack([v_a, v_b], 1), torch.stack([s_a, s_b], 1))
+
+
+@stands_in("flashinfer.cascade")
+def merge_states(v, s):
+    assert v.numel()
+    assert v.dtype in (torch.float16, torch.bfloat16)
+    _dense(v, s)
+    top = s.amax(1, keepdim=True)
+    weights = torch.exp2(s - top).nan_to_num(0.0)
+    total = weights.sum(1)
+    merged = torch.einsum("srh,srhd->shd", weights, v.float()) / total.masked_fill(total == 0, 1.0)[..., None]
+    return merged.to(v.dtype), total.log2() + top[:, 0]
+
+
+class _PagedWrapper:
+    """Of both: a plan of lengths on the host, and runs over what it was made for."""
+
+    def __init__(self, workspace: Tensor, layout: str) -> None:
+        assert layout == "NHD"
+        assert workspace.dtype == torch.uint8
+        assert workspace.numel() >= 128 << 20
+
+    def _plan(self, starts, indptr, indices, last_page_len, sizes, scale, softcap, q_dtype, cache_dtype, causal):
+        assert scale > 0  # what is hidden is -inf before the scale
+        assert all(x.dtype == torch.int32 for x in (starts, indptr, indices, last_page_len))
+        lengths = (indptr.diff() - 1).clamp(min=0) * sizes[3] + last_page_len
+        assert (lengths > 0).all()
+        assert not causal or (starts.diff() <= lengths).all()  # tiles are numbered without a sign
+        self._starts, self._lengths, self._indptr, self._indices = starts, lengths, indptr, indices
+        self._made_for = sizes, q_dtype, cache_dtype
+        self._how = scale, softcap, causal
+
+    def _run(self, q, caches, out, return_lse):
+        k, v = caches
+        (heads, shared, width, page), q_dtype, cache_dtype = self._made_for
+        assert (*q.shape[1:], q.dtype) == (heads, width, q_dtype)
+        assert (*k.shape[1:], k.dtype) == (page, shared, width, cache_dtype)
+        assert len(q) == int(self._starts[-1])
+        _cache_rows(k, v)
+        _dense(q, out, alignment=16)
+        sums = torch.empty(q.shape[:2])
+        scale, softcap, causal = self._how
+        for n, (a, b) in enumerate(pairwise(self._starts.tolist())):
+            pages = self._indices[self._indptr[n] : self._indptr[n + 1]].long()
+            keys, values = (x[pages].flatten(0, 1)[: self._lengths[n]].to(q.dtype) for x in (k, v))
+            scores = _scored(q[a:b], keys, scale, softcap, causal, None, None)
+            sums[a:b] = scores.logsumexp(-1).t()
+            weights = (scores - sums[a:b].t()[..., None]).exp()
+            values = values.float().repeat_interleave(heads // shared, 1)
+            out[a:b] = torch.einsum("hst,the->she", weights, values).to(out.dtype)
+        return (out, sums / math.log(2)) if return_lse else out
+
+
+@stands_in("flashinfer.decode")
+class BatchDecodeWithPagedKVCacheWrapper(_PagedWrapper):
+    def __init__(
+        self,
+        float_workspace_buffer,
+        kv_layout="NHD",
+        use_cuda_graph=False,
+        use_tensor_cores=False,
+        paged_kv_indptr_buffer=None,
+        paged_kv_indices_buffer=None,
+        paged_kv_last_page_len_buffer=None,
+        backend="auto",
+    ):
+        super().__init__(float_workspace_buffer, kv_layout)
+        assert backend == "fa2"
+
+    def plan(
+        self,
+        indptr,
+        indices,
+        last_page_len,
+        num_qo_heads,
+        num_kv_heads,
+        head_dim,
+        page_size,
+        *,
+        logits_soft_cap,
+        q_data_type,
+        kv_data_type,
+        sm_scale,
+    ):
+        sizes = num_qo_heads, num_kv_heads, head_dim, page_size
+        starts = torch.arange(len(last_page_len) + 1, dtype=torch.int32)
+        how = sm_scale, logits_soft_cap, q_data_type, kv_data_type
+        self._plan(starts, indptr, indices, last_page_len, sizes, *how, False)
+
+    def run(self, q, paged_kv_cache, *, out, return_lse=False):
+        return self._run(q, paged_kv_cache, out, return_lse)
+
+
+@stands_in("flashinfer.prefill")
+class BatchPrefillWithPagedKVCacheWrapper(_PagedWrapper):
+    def __init__(
+        self,
+        float_workspace_buffer,
+        kv_layout="NHD",
+        use_cuda_graph=False,
+        qo_indptr_buf=None,
+        paged_kv_indptr_buf=None,
+        paged_kv_indices_buf=None,
+        paged_kv_last_page_len_buf=None,
+        custom_mask_buf=None,
+        mask_indptr_buf=None,
+        backend="auto",
+    ):
+        super().__init__(float_workspace_buffer, kv_layout)
+        self._alike = backend == "fa3"
+        assert backend in ("fa2", "fa3")
+
+    def plan(
+        self,
+        qo_indptr,
+        paged_kv_indptr,
+        paged_kv_indices,
+        paged_kv_last_page_len,
+        num_qo_heads,
+        num_kv_heads,
+        head_dim_qk,
+        page_size,
+        *,
+        causal,
+        sm_scale,
+        logits_soft_cap,
+        q_data_type,
+        kv_data_type,
+    ):
+        sizes = num_qo_heads, num_kv_heads, head_dim_qk, page_size
+        csr = paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len
+        self._plan(qo_indptr, *csr, sizes, sm_scale, logits_soft_cap, q_data_type, kv_data_type, causal)
+
+    def run(self, q, paged_kv_cache, *, out, return_lse=False):
+        assert not self._alike or paged_kv_cache[0].stride() == paged_kv_cache[1].stride()
+        return self._run(q, paged_kv_cache, out, return_lse)
+
+
 # --- flash_attn -----------------------------------------------------------------------------------------------------
 
 
@@ -498,6 +640,31 @@ def _one_by_one(q: Tensor, k: Tensor, ends_q: Tensor | None, ends_k: Tensor | No
         assert ends.stride(0) == 1
     for (a, b), (c, d) in zip(pairwise(ends_q.tolist()), pairwise(ends_k.tolist()), strict=True):
         yield slice(a, b), slice(c, d), (slice(None), slice(a, b))
+
+
+def _paged(table: Tensor, lengths: Tensor, *caches: Tensor) -> tuple[Tensor, ...]:
+    """Keys and values (T, G, D) of all sequences one after the other, and where each ends."""
+    assert table.dtype == lengths.dtype == torch.int32
+    assert lengths.is_contiguous()
+    _cache_rows(*caches)
+    page, of_sequence = caches[0].shape[1], lengths.tolist()
+    pages = [table[n, : -(-length // page)].long() for n, length in enumerate(of_sequence)]
+    rows = (
+        torch.cat([cache[reached].flatten(0, 1)[:length] for reached, length in zip(pages, of_sequence, strict=True)])
+        for cache in caches
+    )
+    return *rows, torch.tensor([0, *accumulate(of_sequence)], dtype=torch.int32)
+
+
+def _cache_rows(*caches: Tensor) -> None:
+    """Rows of which 16 bytes are read at once."""
+    for cache in caches:
+        step = 16 // cache.element_size()
+        assert cache.stride(-1) == 1
+        assert cache.data_ptr() % 16 == 0
+        assert all(
+            stride % step == 0 for stride, size in zip(cache.stride()[:-1], cache.shape, strict=False) if size > 1
+        )
 
 
 def _scored(
@@ -559,6 +726,8 @@ def _flash_attn_fwd(
 ):
     _sixteen_bit(q, k, v)
     *leading, heads, _ = q.shape
+    if page_table is not None:
+        k, v, cu_seqlens_k = _paged(page_table, seqused_k, k, v)
     if out is None:
         out = q.new_empty((*leading, heads, v.shape[-1]))
     _dense(out, alignment=16)

@@ -21,10 +21,10 @@ from torch import Tensor
 
 import portakernel
 from portakernel.authoring.tensors import announce_once, compilations
-from portakernel.claims.capability import ReasonCode
+from portakernel.claims.capability import CannotRun, ReasonCode
 from portakernel.references import attention as reference
 from portakernel.references import attention_varlen as varlen_reference
-from portakernel_plugins.flash_attn.heads import check
+from portakernel_plugins.flash_attn.heads import check, check_pages
 from portakernel_plugins.flash_attn.scale import above_zero, query_gradient
 
 # Tests are imported by path, and so is what stands beside them.
@@ -235,3 +235,65 @@ def test_gradients_that_atomics_add_up_are_not_called_deterministic():
     with portakernel.policy(require="deterministic"):
         found = portakernel.explain("attention", target="nvidia:sm_90", dtype="bfloat16")
     assert {r.code for r in found.candidate("flash_attn.attention").rejections} >= {ReasonCode.NOT_DETERMINISTIC}
+
+
+def in_pages(P: int, D: int = 16) -> tuple[list[Tensor], list[Tensor]]:
+    """Queries, caches, a table, lengths and ends of three sequences; the same as ``attention_varlen`` takes them."""
+    source = torch.Generator().manual_seed(P)
+    lengths, ends = torch.tensor([P, 0, 2 * P + 1]), torch.tensor([0, 2, 4, 9])
+    q = torch.randn(9, 4, D, generator=source).bfloat16()
+    table = torch.tensor([[4, -1, -1], [-1, 99, -1], [1, 3, 0]], dtype=torch.int32)
+    caches = torch.full((2, 5, P, 2, D), math.nan)
+    rows = torch.randn(2, 3 * P + 1, 2, D, generator=source)
+    caches[:, [4, 1, 3]] = rows[:, : 3 * P].unflatten(1, (3, P))
+    caches[:, 0, 0] = rows[:, -1]
+    told = [x.to(torch.int32) for x in (lengths, ends, torch.tensor([0, P, P, 3 * P + 1]))]
+    rows = rows.bfloat16()
+    return [q, *caches.bfloat16(), table, *told[:2]], [q, *rows, *told[1:]]
+
+
+@pytest.mark.parametrize("asked", [{}, {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])}, {"causal": False}])
+def test_pages_are_read_where_they_are_with_lengths_from_the_device(given, asked):
+    paged, ragged = in_pages(8)
+    told: dict[str, Any] = {"causal": True, "scale": -0.5, "max_seqlen_q": None, "max_seqlen_k": 40, "return_lse": True}
+    y, lse = adapter("paged_attention").paged_attention(*paged, **told | asked)
+    want, want_lse = varlen_reference.forward(*wide(ragged[:3]), *ragged[3:], **told | asked)
+    torch.testing.assert_close(y.float(), want, atol=0.02, rtol=0.02)
+    torch.testing.assert_close(lse, want_lse)
+    assert given[0]["page_table"] is paged[3]
+    assert (given[0]["max_seqlen_q"], given[0]["max_seqlen_k"], "cu_seqlens_k" in given[0]) == (None, 40, False)
+
+
+def test_without_a_page_nothing_is_asked_and_sinks_are_the_sums(given):
+    q, *rest = in_pages(8)[0]
+    told: dict[str, Any] = {"causal": True, "scale": None, "max_seqlen_q": None, "max_seqlen_k": None}
+    sinks = torch.tensor([0.5, -1.0, 2.0, 0.0])
+    nothing = [*rest[:2], rest[2][:, :0], torch.zeros_like(rest[3]), rest[4]]
+    y, lse = adapter("paged_attention").paged_attention(q, *nothing, **told, sinks=sinks, return_lse=True)
+    assert not y.any()
+    assert torch.equal(lse, sinks[:, None].expand(4, 9))
+    assert given == []
+
+
+def test_a_cache_that_would_be_copied_for_each_call_is_refused(given):
+    q, k, _, *rest = in_pages(8)[0]
+    told: dict[str, Any] = {"causal": True, "scale": None, "max_seqlen_q": None, "max_seqlen_k": None}
+    wider = torch.empty(*k.shape[:-1], 17, dtype=k.dtype)[..., :16]
+    with pytest.raises(CannotRun, match=r"needs strides of value_cache that 8 divides but the last, .*; these are"):
+        adapter("paged_attention").paged_attention(q, k, wider, *rest, **told)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "parameter"),
+    [
+        ((128, 128, 16), None),
+        ((128, 128, 128), "P"),
+        ((64, 64, 128), "P"),
+        ((256, 256, 128), None),
+        ((256, 256, 80), "P"),
+        ((128, 64, 16), "E"),
+    ],
+)
+def test_pages_that_are_loaded_whole_bring_what_no_query_sees(sizes, parameter):
+    refused = check_pages(*sizes)
+    assert (refused and refused.parameter) == parameter

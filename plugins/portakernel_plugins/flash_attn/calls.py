@@ -36,6 +36,40 @@ class Sequences:
         ends = {"cu_seqlens_q": self.cu_seqlens_q.contiguous(), "cu_seqlens_k": self.cu_seqlens_k.contiguous()}
         return {**ends, "max_seqlen_q": self.max_seqlen_q, "max_seqlen_k": self.max_seqlen_k}
 
+    def keys(self, k: Tensor) -> int:
+        """How many keys there are."""
+        return k.shape[-3]
+
+    def form(self) -> tuple[bool, ...]:
+        """What code is chosen by beside lengths."""
+        many = self.cu_seqlens_q.numel() - 1 > _SEARCHED
+        return self.max_seqlen_q is None, self.max_seqlen_k is None, many
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """Where sequences of queries end, and in which pages so many keys of each lie."""
+
+    query_start_loc: Tensor
+    block_table: Tensor
+    seq_lens: Tensor
+    max_seqlen_q: int | None
+    max_seqlen_k: int | None
+
+    def arguments(self) -> dict[str, Any]:
+        """These, as FlashAttention names them; it reads ends and lengths without gaps."""
+        lengths = {"cu_seqlens_q": self.query_start_loc.contiguous(), "seqused_k": self.seq_lens.contiguous()}
+        bounds = {"max_seqlen_q": self.max_seqlen_q, "max_seqlen_k": self.max_seqlen_k}
+        return {**lengths, "page_table": self.block_table, **bounds}
+
+    def keys(self, k: Tensor) -> int:
+        """How many keys a sequence may have in pages of as many as ``k`` (NP, P, G, D) has."""
+        return self.block_table.shape[1] * k.shape[1]
+
+    def form(self) -> tuple[bool, ...]:
+        """What code is chosen by beside lengths."""
+        return True, self.max_seqlen_q is None, self.max_seqlen_k is None, len(self.seq_lens) > _SEARCHED
+
 
 def masks(S: int, T: int, causal: bool, window: Window) -> dict[str, Any]:
     """The mask over ``S`` queries and ``T`` keys, as FlashAttention names its parts.
@@ -63,10 +97,10 @@ def forward(
     return_lse: bool,
     out: Results | None,
     save: bool,
-    sequences: Sequences | None = None,
+    sequences: Sequences | Pages | None = None,
 ) -> Results:
     """The results, and lse once more where it is saved; q: (..., S, H, D), k: (..., T, G, D), v: (..., T, G, E)."""
-    mask = masks(q.shape[-3], k.shape[-3], causal, window)
+    mask = masks(q.shape[-3], k.shape[-3] if sequences is None else sequences.keys(k), causal, window)
     _announce("FlashAttention-4's forward", q, k, v, mask, softcap, sinks, sequences, return_lse or save)
     to_y, to_lse = out if isinstance(out, tuple) else (out, None)
     q, scale = above_zero(q, scale)
@@ -148,16 +182,16 @@ def _announce(
     mask: dict[str, Any],
     softcap: float,
     sinks: Tensor | None,
-    sequences: Sequences | None,
+    sequences: Sequences | Pages | None,
     *more: object,
 ) -> None:
     """Announces what these arguments compile, told apart at least as finely as FlashAttention does."""
     queries, keys, group = q.shape[-3], k.shape[-3], q.shape[-2] // k.shape[-2]
     ragged: tuple[bool, ...] = ()
     if sequences is not None:
-        bounds = sequences.max_seqlen_q, sequences.max_seqlen_k
+        bounds, keys = (sequences.max_seqlen_q, sequences.max_seqlen_k), sequences.keys(k)
         queries, keys = (n if bound is None else bound for n, bound in zip((queries, keys), bounds, strict=True))
-        ragged = (bounds[0] is None, bounds[1] is None, sequences.cu_seqlens_q.numel() - 1 > _SEARCHED)
+        ragged = sequences.form()
     announce_once(
         what,
         q.dtype,

@@ -19,3 +19,20 @@ def check(D: int, E: int, H: int, G: int) -> Rejection | None:
         text = f"with D = {D} and E = {E} its backward needs H = G; this is H = {H}, G = {G}"
         return Rejection(ReasonCode.LIMIT, text, "G")
     return None
+
+
+# Keys of a block: where a page has as many, it is loaded whole, with what lies behind a sequence's last key.
+_BLOCKS = {64: (128,), 128: (128,), 256: (64, 80)}
+
+
+def check_pages(D: int, E: int, P: int) -> Rejection | None:
+    """Whether values are as wide as keys, and rows of pages are loaded one by one."""
+    if D != E:
+        return Rejection(ReasonCode.LIMIT, f"needs D = E; this is D = {D}, E = {E}", "E")
+    if P in _BLOCKS.get(D, ()):
+        text = (
+            f"needs pages of other than {P} tokens where D = {D}: it loads such pages whole, and multiplies what lies"
+            " behind a sequence's last key by zero, which NaN survives"
+        )
+        return Rejection(ReasonCode.LIMIT, text, "P")
+    return None
