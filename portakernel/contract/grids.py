@@ -16,7 +16,8 @@ Shapes = Mapping[str, tuple[int, ...]]
 class GridRow:
     """The shapes and keyword arguments of one request; tensors that are not named follow from those that are.
 
-    ``given`` are elements of integer tensors, such as lengths that differ; what is not given is drawn.
+    ``given`` are elements of integer tensors, such as lengths that differ; what is not given is drawn. ``dtypes`` are
+    those of tensors that do not have the dtype in which an op is measured.
     """
 
     name: str
@@ -24,6 +25,7 @@ class GridRow:
     values: Mapping[str, Any] = field(default_factory=dict[str, Any])
     core: bool = False
     given: Mapping[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
+    dtypes: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True, slots=True)

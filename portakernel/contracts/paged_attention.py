@@ -65,17 +65,27 @@ def _scales(cache: str) -> TensorArgument:
 
 
 def _row(
-    name: str, lengths: Sequence[tuple[int, int]], H: int, G: int, D: int, P: int, *, core: bool = False, **values: Any
+    name: str,
+    lengths: Sequence[tuple[int, int]],
+    H: int,
+    G: int,
+    D: int,
+    P: int,
+    *,
+    core: bool = False,
+    cache: str = "",
+    **values: Any,
 ) -> GridRow:
-    """Sequences with so many queries and keys."""
+    """Sequences with so many queries and keys, which have a dtype of their own where ``cache`` names it."""
     B, pages = len(lengths), -(-max(keys for _, keys in lengths) // P)
     ends = tuple(accumulate((queries for queries, _ in lengths), initial=0))
-    cache = (B * pages, P, G, D)
-    shapes = {"q": (ends[-1], H, D), "key_cache": cache, "value_cache": cache, "block_table": (B, pages)}
+    rows = (B * pages, P, G, D)
+    shapes = {"q": (ends[-1], H, D), "key_cache": rows, "value_cache": rows, "block_table": (B, pages)}
     shapes |= {"seq_lens": (B,), "query_start_loc": (B + 1,)}
     most = {"max_seqlen_q": max(s for s, _ in lengths), "max_seqlen_k": max(t for _, t in lengths)}
     given = {"seq_lens": tuple(keys for _, keys in lengths), "query_start_loc": ends}
-    return GridRow(f"{name} H{H}/{G} D{D} P{P}", shapes, {**most, **values}, core, given)
+    of_cache = {"key_cache": cache} if cache else {}
+    return GridRow(f"{name} H{H}/{G} D{D} P{P}", shapes, {**most, **values}, core, given, of_cache)
 
 
 CONTRACT = Contract(
@@ -338,6 +348,7 @@ CONTRACT = Contract(
             _row("128 of 1024", [(1, 1024)] * 128, 32, 8, 128, 16, core=True),
             _row("8 of 32768", [(1, 32768)] * 8, 64, 8, 128, 16, core=True),
             _row("1 of 16384", [(1, 16384)], 32, 8, 128, 16, core=True),
+            _row("64 of 4096 in float8_e4m3fn", [(1, 4096)] * 64, 32, 8, 128, 16, core=True, cache="float8_e4m3fn"),
             _row("1 of 1024", [(1, 1024)], 32, 8, 128, 16),
             _row("4 of 1024", [(1, 1024)] * 4, 32, 8, 128, 16),
             _row("prefill 4 of 4096", [(4096, 4096)] * 4, 32, 8, 128, 16, core=True),

@@ -35,6 +35,14 @@ def test_every_row_makes_a_request_that_costs_something(op: str, dtype: str) -> 
     assert all(dtype in question.dtypes.values() for question in asked)
 
 
+def test_a_row_has_dtypes_of_its_own_unless_others_are_named() -> None:
+    row = GridRow("narrow", {"q": (2, 4, 64), "key_cache": (3, 16, 2, 64)}, dtypes={"key_cache": "float8_e4m3fn"})
+    row = replace(row, shapes={**row.shapes, "value_cache": (3, 16, 2, 64), "block_table": (2, 1)})
+    asked = questions("paged_attention", [row], ["float16", {"q": "bfloat16", "key_cache": "bfloat16"}], HERE)
+    found = [tuple(question.dtypes[name] for name in ("q", "key_cache", "value_cache")) for question in asked]
+    assert found == [("float16", "float8_e4m3fn", "float8_e4m3fn"), ("bfloat16",) * 3]
+
+
 def test_the_table_of_one_h200_gives_the_bytes_that_its_rates_are_of() -> None:
     row = next(row for row in rows_of("silu_and_mul", core_only=True) if row.name == "8192×14336")
     (question,) = questions("silu_and_mul", [row], ["bfloat16"], HERE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -95,6 +96,44 @@ def test_the_numbers_of_a_cell_go_together() -> None:
         assert row["chosen"] is (row["kernel"] == found["chosen"])
     (picked,) = (row for row in found["kernels"] if row["chosen"])
     assert found["chosen_ratio"] == picked["ratio_to_best"]
+
+
+def test_a_cell_says_how_far_the_best_of_other_plugins_is_behind(
+    acme: Callable, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cell = one(measured(acme("right", "wrong"), "rms_norm"))
+    times = {m.kernel: m.latency.median_us for m in cell.kernels if m.latency is not None}
+    ratio = times["acme.right"] / times["torch.rms_norm_cpu"]
+    assert cell.rival == ("acme.right", ratio)
+    assert (cell.to_json()["rival"], cell.to_json()["rival_ratio"]) == cell.rival
+    print_cell(Page(), cell)
+    text = f"the fastest of other plugins, acme.right, takes {ratio:.3f} times as long as what is picked"
+    assert text in " ".join(capsys.readouterr().out.split())
+    alone = replace(cell, kernels=tuple(m for m in cell.kernels if m.kernel != "acme.right"))
+    assert alone.rival is None
+
+
+def test_replays_are_timed_of_kernels_that_may_be_captured(acme: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = Plan(tuple(questions("rms_norm", [launch_row("rms_norm")], ["float32"], HERE)), chosen_sizes=True)
+    suite = Suite(acme("right"), CPU, Filter(("acme.right", "torch.rms_norm_cpu")), 0.0, replays=True)
+    replayed: list[int] = []
+
+    def captured(self: Clock, call: Callable) -> Callable:
+        return lambda: replayed.append(call() is not None)
+
+    monkeypatch.setattr(Clock, "captured", captured)
+    cell = one(list(suite.run(plan)))
+    assert [(m.kernel, m.status) for m in cell.kernels] == [("torch.rms_norm_cpu", "timed")]
+    assert cell.kernels[0].latency is not None
+    assert len(replayed) >= cell.kernels[0].latency.launches
+    assert [r["code"] for r in cell.rejected["acme.right"]] == ["not_capturable"]
+
+    def reads(self: Clock, call: Callable) -> Callable:
+        raise RuntimeError("it waits for the device")
+
+    monkeypatch.setattr(Clock, "captured", reads)
+    (failed,) = one(list(suite.run(plan))).kernels
+    assert (failed.status, failed.reason) == ("failed", "RuntimeError: it waits for the device")
 
 
 @pytest.mark.usefixtures("_patient")

@@ -26,7 +26,7 @@ def test_the_json_form_key_by_key(run: Callable) -> None:
         "files",
     ]  # fmt: skip
     assert (found["format"], found["interrupted"], found["left_out"], found["comparison"]) == (1, False, [], None)
-    assert found["options"] == {"seconds": 0.0, "seed": 0}
+    assert found["options"] == {"seconds": 0.0, "seed": 0, "graph": False}
     assert found["circumstances"]["target"].startswith("cpu:")
     assert {"torch", "portakernel"} <= found["circumstances"]["versions"].keys()
     assert [(cell["op"], cell["case"], cell["phase"]) for cell in found["cells"]] == [
@@ -36,7 +36,8 @@ def test_the_json_form_key_by_key(run: Callable) -> None:
     cell = found["cells"][0]
     assert list(cell) == [
         "op", "case", "phase", "dtypes", "shapes", "values", "bytes", "flops", "bound", "copy_us", "chosen",
-        "chosen_ratio", "best_us", "checked_against", "reference_failure", "kernels", "rejected",
+        "chosen_ratio", "best_us", "rival", "rival_ratio", "checked_against", "reference_failure", "kernels",
+        "rejected",
     ]  # fmt: skip
     assert (cell["dtypes"], cell["shapes"]) == ({"x": "float32", "weight": "float32"}, {"x": [4, 64]})
     assert list(cell["kernels"][0]) == [
@@ -196,3 +197,17 @@ def test_a_folder_that_cannot_be_written_says_why(run: Callable, tmp_path: Path)
         ran = run(f"bench rms_norm {SMALL} --dtype float32 --output {folder} --json")
         assert ran.status == 2
         assert ran.json["error"]["message"].startswith(f"no results can be written to {folder}: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("", "--graph captures calls in a CUDA or HIP graph, and "),
+        (" --backward", "--graph times replays of forward; leave out --backward and --launch"),
+        (" --launch", "--graph times replays of forward; leave out --backward and --launch"),
+    ],
+)
+def test_replays_are_of_forward_on_a_gpu(run, words, text):
+    outcome = run(f"bench rms_norm --graph{words} --device cpu")
+    assert outcome.status == 2
+    assert text in " ".join(outcome.err.split())

@@ -74,9 +74,12 @@ def build_waiting(dispatcher: Dispatcher, operands: Operands, phase: Phase, admi
     return declined
 
 
-def forward_field(dispatcher: Dispatcher, operands: Operands, admitted: Filter) -> Field:
-    """The kernels for forward without a gradient."""
-    decision = dispatcher.decide(operands.request(Phase.INFERENCE))
+def forward_field(
+    dispatcher: Dispatcher, operands: Operands, admitted: Filter, requires: frozenset[str] = frozenset()
+) -> Field:
+    """The kernels for forward without a gradient that have the properties that are required."""
+    request = operands.request(Phase.INFERENCE)
+    decision = dispatcher.decide(replace(request, requires=request.requires | requires))
     eligible = [c.kernel for c in decision.candidates if _serves(c, admitted) and admitted.admits(c.kernel)]
     contenders = tuple(contender(dispatcher, operands, kernel, Phase.INFERENCE) for kernel in eligible)
     return Field(decision.chosen.name if decision.chosen else None, contenders, _rejections(decision, admitted))

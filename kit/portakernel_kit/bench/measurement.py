@@ -88,8 +88,12 @@ def measure(
     moved_bytes: int,
     seconds: float,
     advance: Progress,
+    replays: bool = False,
 ) -> tuple[tuple[Measured, ...], Latency | None]:
-    """Each contender's time or why there is none, and the time of a plain copy of ``moved_bytes``."""
+    """Each contender's time or why there is none, and the time of a plain copy of ``moved_bytes``.
+
+    With ``replays`` it is the time of a call that was captured in a graph.
+    """
     done: dict[str, Measured] = {}
     timed: list[Timed] = []
     for contender in competing.contenders:
@@ -101,7 +105,14 @@ def measure(
             continue
         launch = contender.launch
         assert launch is not None
-        timed.append(Timed(name, tuple(partial(launch, operands) for operands in sets)))
+        calls: tuple[Call, ...] = tuple(partial(launch, operands) for operands in sets)
+        if replays:
+            try:
+                calls = _replays(calls, watch)
+            except Exception as error:  # noqa: BLE001 - the plugin border: a kernel that cannot be captured is shown
+                done[name] = Measured(name, "failed", reason=described_error(error))
+                continue
+        timed.append(Timed(name, calls))
     device = next(tensor.device for tensor in sets[0].tensors if tensor is not None)
     copying = _copying(moved_bytes, device, len(sets))
     if copying is not None:
@@ -144,6 +155,14 @@ def _checked(
     except Exception as error:  # noqa: BLE001 - the plugin border: a kernel that raises is shown with its reason
         return "failed", described_error(error)
     return ("wrong", text) if text else ("timed", "")
+
+
+def _replays(calls: Sequence[Call], watch: Stopwatch) -> tuple[Call, ...]:
+    """Replays of ``calls``, each of which runs once before it is captured: what compiles does so then."""
+    with torch.no_grad():
+        for call in calls:
+            call()
+        return tuple(watch.captured(call) for call in calls)
 
 
 def _copying(moved_bytes: int, device: torch.device, count: int) -> Timed | None:

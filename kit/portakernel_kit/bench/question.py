@@ -104,7 +104,8 @@ def _typed(contract: Contract, row: GridRow, dtype: DType) -> tuple[dict[str, st
     """
     values = dict(row.values)
     made = contract.at({name: contract.value(name, value) for name, value in values.items()})
-    named = {} if isinstance(dtype, str) else {name: parse_dtype(text).name for name, text in dtype.items()}
+    asked = row.dtypes if isinstance(dtype, str) else {**row.dtypes, **dtype}
+    named = {name: parse_dtype(text).name for name, text in asked.items()}
     if unknown := next((name for name in named if name not in contract.typed), None):
         raise UnknownNameError("tensor argument", unknown, contract.typed, where=contract.op)
     for_all = parse_dtype(dtype).name if isinstance(dtype, str) else None

@@ -95,6 +95,16 @@ class Cell:
         found = next((m.latency for m in self.kernels if m.kernel == self.chosen and m.status == "timed"), None)
         return found.median_us / self.best_us if found is not None and self.best_us else None
 
+    @property
+    def rival(self) -> tuple[str, float] | None:
+        """The fastest kernel of another plugin than the one that dispatch picks, and its time over that one's."""
+        times = {m.kernel: m.latency.median_us for m in self.kernels if m.latency is not None and m.status == "timed"}
+        if self.chosen not in times:
+            return None
+        ours = f"{self.chosen.partition('.')[0]}."
+        others = [(us, kernel) for kernel, us in times.items() if not kernel.startswith((ours, "reference."))]
+        return (min(others)[1], min(others)[0] / times[self.chosen]) if others else None
+
     def to_json(self) -> dict[str, Any]:
         """The cell as JSON-ready data; stable. Faster kernels first, those without a time last."""
         order = sorted(self.kernels, key=lambda m: m.latency.median_us if m.latency else math.inf)
@@ -112,6 +122,8 @@ class Cell:
             "chosen": self.chosen,
             "chosen_ratio": self.chosen_ratio,
             "best_us": self.best_us,
+            "rival": self.rival[0] if self.rival else None,
+            "rival_ratio": self.rival[1] if self.rival else None,
             "checked_against": self.checked_against,
             "reference_failure": self.reference_failure,
             "kernels": [self._kernel_json(measured) for measured in order],

@@ -44,6 +44,10 @@ class Stopwatch(Protocol):
         """Waits for the device."""
         ...
 
+    def captured(self, call: Call) -> Call:
+        """The replay of ``call``, which has run before, from a graph; raises what capturing it raises."""
+        ...
+
 
 def stopwatch(device: torch.device) -> Stopwatch:
     """The stopwatch for ``device``."""
@@ -69,6 +73,10 @@ class Clock:
 
     def synchronise(self) -> None:
         """Nothing to wait for."""
+
+    def captured(self, call: Call) -> Call:
+        """Itself: a CPU has no graphs."""
+        return call
 
 
 class Events:
@@ -115,6 +123,16 @@ class Events:
         """Waits for the device."""
         with self._current():
             self._module.synchronize()
+
+    def captured(self, call: Call) -> Call:
+        """The replay of ``call``, captured once."""
+        with self._current():
+            self._module.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                call()
+            self._module.synchronize()
+        return graph.replay
 
     def _flush(self) -> None:
         self._buffer.zero_()

@@ -63,6 +63,7 @@ class Suite:
     seconds: float
     seed: int = 0
     builds: bool = False
+    replays: bool = False
     advance: Progress = lambda _: None
     _watch: Stopwatch | None = field(default=None, init=False)
 
@@ -130,8 +131,11 @@ class Suite:
         if self.builds:
             for name, text in build_waiting(self.dispatcher, first, phase, self.admitted).items():
                 self.advance(f"not built {name}: {text}")
-        compete = backward_field if phase is Phase.BACKWARD else forward_field
-        competing = compete(self.dispatcher, first, self.admitted)
+        if phase is Phase.BACKWARD:
+            competing = backward_field(self.dispatcher, first, self.admitted)
+        else:
+            requires = frozenset({"graph_capture"} if self.replays else ())
+            competing = forward_field(self.dispatcher, first, self.admitted, requires)
         expected, reference_failure = self._expected(first, phase, competing)
         kernels, copy = measure(
             competing,
@@ -140,6 +144,7 @@ class Suite:
             self.watch,
             moved_bytes=cost.bytes,
             seconds=self.seconds,
+            replays=self.replays,
             advance=lambda text: self.advance(f"{op.op} {question.row.name} {phase_name(phase)}: {text}"),
         )
         source = expected.source if expected else None

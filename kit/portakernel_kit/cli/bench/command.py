@@ -39,6 +39,9 @@ def command(
     launch: Annotated[
         bool, typer.Option("--launch", help="Time what a launch costs the host, on a small size.")
     ] = False,
+    graph: Annotated[
+        bool, typer.Option("--graph", help="Time replays of calls that were captured in a CUDA or HIP graph.")
+    ] = False,
     seconds: Annotated[
         float, typer.Option("--seconds", metavar="S", min=0.0, help="How long to time each request.")
     ] = 1.0,
@@ -78,6 +81,8 @@ def command(
     asked = list(dict.fromkeys(ops or (op for op, contract in contracts().items() if contract.grid is not None)))
     if no_forward and not backward:
         raise ArgumentValueError("--no-forward leaves nothing to measure; add --backward")
+    if graph and (backward or launch):
+        raise ArgumentValueError("--graph times replays of forward; leave out --backward and --launch")
     if plot and output is None:
         raise ArgumentValueError("--plot draws into the folder of the results; add --output DIR")
     for op in asked:
@@ -85,6 +90,10 @@ def command(
     admitted = _filter(now.registry, kernel or (), plugin or (), reference=not no_reference)
     before = read_report(compare) if compare is not None else None
     where = now.registry.device(device) if device is not None else first_device(now.registry)
+    if graph and (where.torch_device or "cpu").partition(":")[0] != "cuda":
+        raise ArgumentValueError(
+            f"--graph captures calls in a CUDA or HIP graph, and {where.name} has none; leave it out"
+        )
     asked_for = Words(tuple(shape or ()), tuple(dtype or ()), tuple(parameters or ()), launch=launch, quick=quick)
     questions = asked_for.questions(asked, where)
     if plot:
@@ -93,7 +102,7 @@ def command(
         check_plots()
     layer = make_layer(COMMAND_LINE, (), (), tuple(deny or ())).check(now.registry)
     token = now.context_layers.set((layer,) if deny else ())
-    run = _Run(where, admitted, seconds, seed, output, shows=not json)
+    run = _Run(where, admitted, {"seconds": seconds, "seed": seed, "graph": graph}, output, shows=not json)
     try:
         if launch:
             run.launches(questions)
@@ -110,7 +119,7 @@ class _Run:
     """A run of the command: measures, shows and writes what comes."""
 
     def __init__(
-        self, where: Device, admitted: Filter, seconds: float, seed: int, output: Path | None, *, shows: bool
+        self, where: Device, admitted: Filter, options: dict[str, Any], output: Path | None, *, shows: bool
     ) -> None:
         import torch
 
@@ -120,10 +129,10 @@ class _Run:
         from portakernel_kit.bench.report import Report, new_file
 
         self.dispatcher, self.where, self.admitted = dispatcher(), where, admitted
-        self.seconds, self.seed, self.shows, self.out = seconds, seed, shows, page()
+        self.options, self.shows, self.out = options, shows, page()
         self.device = torch.device(where.torch_device or "cpu")
         known = circumstances(self.dispatcher.registry, where)
-        self.report: Report = Report(known, {"seconds": seconds, "seed": seed})
+        self.report: Report = Report(known, options)
         self.path = new_file(output, where.name, known["date"]) if output is not None else None
         self._write()
 
@@ -137,7 +146,8 @@ class _Run:
         from portakernel_kit.cli.bench.report import print_cell
 
         plan = Plan(tuple(questions), forward, backward, chosen_sizes)
-        suite = Suite(self.dispatcher, self.device, self.admitted, self.seconds, self.seed, builds)
+        seconds, seed, replays = self.options.values()
+        suite = Suite(self.dispatcher, self.device, self.admitted, seconds, seed, builds, replays)
         with progress("measuring", plan.cells()) as tell:
             suite.advance = lambda text: tell(description=text)
             for found in suite.run(plan):
@@ -159,9 +169,8 @@ class _Run:
         with progress("measuring", len(questions)) as tell:
             for question in questions:
                 tell(description=f"{question.op} {question.row.name}")
-                found = time_launches(
-                    self.dispatcher, question, self.device, watch, self.admitted, seconds=self.seconds, seed=self.seed
-                )
+                timing = {name: self.options[name] for name in ("seconds", "seed")}
+                found = time_launches(self.dispatcher, question, self.device, watch, self.admitted, **timing)
                 self.report.launches.append(found)
                 self._write()
                 tell(advance=1)

@@ -33,6 +33,10 @@ def print_cell(out: Page, cell: Measurement) -> None:
         rows.append(("a plain copy", "", _time(cell.copy.median_us), spread, rate, "", ""))
     if rows:
         out.table(rows, headers, indent=2, right=(2, 3, 4, 5, 6))
+    if cell.rival is not None:
+        name, ratio = cell.rival
+        text = f"the fastest of other plugins, {name}, takes {ratio:.3f} times as long as what is picked"
+        out.line(text, "good" if ratio >= 1 else "doubt", indent=2)
     for row in found["kernels"]:
         if row["latency_us"] is None:
             style: Style = "faint" if row["status"] == "slow" else "bad"
