@@ -37,7 +37,7 @@ PLAIN: dict[str, Any] = {"causal": True, "scale": None, "max_seqlen_q": None, "m
 def plans(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The kind of wrapper of each plan that is made."""
     stand_ins.install(monkeypatch)
-    module, made = importlib.import_module("portakernel_plugins.flashinfer.plans"), list[str]()
+    module, made = importlib.import_module("portakernel_plugins.flashinfer.paged_attention"), list[str]()
 
     def recorded(name: str, wrapper: type) -> type:
         class Recorded(wrapper):

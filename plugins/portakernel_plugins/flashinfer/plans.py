@@ -7,8 +7,6 @@ planned for each time. What a kernel writes into them behind torch's back is not
 FlashInfer is asked for queries that see a key, and no others: where a causal sequence has more queries than keys, it
 numbers its tiles from below 0, in numbers that have no sign.
 """
-# pyright: reportMissingImports=false
-# FlashInfer is an optional requirement.
 
 from __future__ import annotations
 
@@ -17,40 +15,18 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol
 
 import torch
-from flashinfer.decode import BatchDecodeWithPagedKVCacheWrapper
-from flashinfer.prefill import BatchPrefillWithPagedKVCacheWrapper
 from torch import Tensor
 
 from portakernel.authoring.host import make_lock
-from portakernel.authoring.tensors import announce_once, sequence_ends, to_csr
-
-Backend: TypeAlias = Literal["fa2", "fa3"]
+from portakernel.authoring.tensors import sequence_ends, to_csr
 
 # What the parts of split sequences give until they are merged; FlashInfer recommends half of it, and raises beyond.
 _WORKSPACE_BYTES = 256 << 20
 # Plans that are kept for a stream: each has 8 MiB of the device's memory, and of the host's.
 _KEPT = 4
-# Heads of so many queries each share a key head: from there on FlashInfer's matrix units are ahead of its other kernel.
-_SHARED = 4
-
-
-class Form(NamedTuple):
-    """What a plan is made for beside lengths; ``alike``: keys and values have the same strides."""
-
-    backend: Backend
-    H: int
-    G: int
-    D: int
-    P: int
-    causal: bool
-    scale: float
-    softcap: float
-    q_dtype: torch.dtype
-    cache_dtype: torch.dtype
-    alike: bool
 
 
 class Told(NamedTuple):
@@ -59,6 +35,38 @@ class Told(NamedTuple):
     block_table: Tensor
     seq_lens: Tensor
     query_start_loc: Tensor
+
+
+class Seeing(NamedTuple):
+    """Sequences with queries that see a key: the ends of queries and pages, pages, keys; on the host but for pages."""
+
+    starts: Tensor
+    indptr: Tensor
+    indices: Tensor
+    lengths: Tensor
+
+
+class Form(Protocol):
+    """What a plan is made for beside lengths, equal where it may serve; makes a wrapper with a plan."""
+
+    @property
+    def op(self) -> str:
+        """Whose call it is."""
+        ...
+
+    @property
+    def P(self) -> int:  # noqa: N802 - the contract's letter
+        """The tokens of a page."""
+        ...
+
+    @property
+    def causal(self) -> bool:
+        """Whether keys behind a query's position are hidden from it."""
+        ...
+
+    def wrapper(self, seeing: Seeing, workspace: Tensor) -> Any:
+        """A wrapper that may run for these sequences."""
+        ...
 
 
 class Plan(NamedTuple):
@@ -93,61 +101,39 @@ def planned(form: Form, told: Told, queries: int) -> Plan:
             if known.serves(form, told, queries):
                 kept.append(kept.pop(place))
                 return known.plan
-        plan = _planned(form, told, queries, stream)
+        seeing, rows = _seeing(form, told, queries)
+        plan = Plan(None if seeing is None else form.wrapper(seeing, _workspace(device, stream)), rows)
         versions = () if any(x.is_inference() for x in told) else tuple((weakref.ref(x), x._version) for x in told)
         kept.append(_Kept(plan, form, queries, versions))
         del kept[:-_KEPT]
         return plan
 
 
-def _planned(form: Form, told: Told, queries: int, stream: int) -> Plan:
+def _seeing(form: Form, told: Told, queries: int) -> tuple[Seeing | None, Tensor | None]:
+    """Who sees a key, and which rows of ``queries`` that are: None where all of them do, or none."""
     lengths: list[int] = told.seq_lens.tolist()
-    ends = sequence_ends("paged_attention", "query_start_loc", told.query_start_loc, queries, "S")
-    seeing = [
+    ends = sequence_ends(form.op, "query_start_loc", told.query_start_loc, queries, "S")
+    counts = [
         min(end - begin, length) if form.causal else (end - begin) * (length > 0)
         for (begin, end), length in zip(pairwise(ends), lengths, strict=True)
     ]
-    live = [n for n, count in enumerate(seeing) if count]
+    live = [n for n, count in enumerate(counts) if count]
     if not live:
-        return Plan(None, None)
+        return None, None
     device = told.seq_lens.device
     rows = None
-    if sum(seeing) < queries:  # the last ones of each sequence see keys
-        rows = torch.tensor([*chain.from_iterable(range(ends[n + 1] - seeing[n], ends[n + 1]) for n in live)]).to(
+    if sum(counts) < queries:  # the last ones of each sequence see keys
+        rows = torch.tensor([*chain.from_iterable(range(ends[n + 1] - counts[n], ends[n + 1]) for n in live)]).to(
             device
         )
     table, of_table = told.block_table, told.seq_lens
     if len(live) < len(lengths):
         picked = torch.tensor(live, device=device)
         table, of_table = table[picked], of_table[picked]
-    pages = (
-        _ends([-(-lengths[n] // form.P) for n in live]),
-        to_csr(table, of_table, form.P).indices,
-        torch.tensor([(lengths[n] - 1) % form.P + 1 for n in live], dtype=torch.int32),
-    )
-    heads = (form.H, form.G, form.D, form.P)
-    options = {
-        "sm_scale": form.scale,
-        "logits_soft_cap": form.softcap,
-        "q_data_type": form.q_dtype,
-        "kv_data_type": form.cache_dtype,
-    }
-    workspace = _workspace(device, stream)
-    _announce(form)
-    if form.backend == "fa2" and max(seeing) == 1:
-        wide = form.H // form.G >= _SHARED or form.cache_dtype is not form.q_dtype
-        decode = BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=wide, backend="fa2")
-        decode.plan(*pages, *heads, **options)
-        return Plan(decode, rows)
-    prefill = BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend=form.backend)
-    prefill.plan(_ends([seeing[n] for n in live]), *pages, *heads, causal=form.causal, **options)
-    return Plan(prefill, rows)
-
-
-def _announce(form: Form) -> None:
-    """Announces what FlashInfer compiles: a module for each of these, whichever of its wrappers is asked first."""
-    kind = form.backend, form.q_dtype, form.cache_dtype, form.D, form.softcap > 0, form.alike
-    announce_once("FlashInfer's paged attention", *kind, form.H // form.G >= _SHARED)
+    pages = [-(-lengths[n] // form.P) for n in live]
+    keys = torch.tensor([lengths[n] for n in live], dtype=torch.int32)
+    indices = to_csr(table, of_table, form.P).indices
+    return Seeing(_ends([counts[n] for n in live]), _ends(pages), indices, keys), rows
 
 
 def _ends(counts: Sequence[int]) -> Tensor:
