@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -194,6 +195,17 @@ def test_filters_say_who_takes_part_and_not_who_is_picked(acme: Callable) -> Non
     }
     assert {cell.chosen for cell in found.values()} == {"torch.rms_norm_cpu"}
     assert found["plugin"].chosen_ratio is None
+
+
+def test_what_a_manifest_switches_off_is_measured_where_it_is_named(acme: Callable) -> None:
+    dispatcher = acme("right")
+    kernels = dict(dispatcher.registry.kernels)
+    kernels["acme.right"] = replace(kernels["acme.right"], disabled="it is wrong where nobody looks")
+    dispatcher.registry.kernels = MappingProxyType(kernels)
+    (rejection,) = one(measured(dispatcher, "rms_norm")).rejected["acme.right"]
+    assert rejection["code"] == "disabled"
+    (named,) = one(measured(dispatcher, "rms_norm", admitted=Filter(("acme.right",)))).kernels
+    assert (named.kernel, named.status) == ("acme.right", "timed")
 
 
 def test_a_policy_takes_kernels_out_and_says_so() -> None:

@@ -304,6 +304,44 @@ def rotary_embedding_launcher(positions, query, key, head_size, cos_sin_cache, *
         _turn_in_place(x.view(x.shape[0], x.shape[1] // head_size, head_size), cos, sin)
 
 
+@stands_in("conch.third_party.vllm.unified_attention")
+def unified_attention(
+    q,
+    k,
+    v,
+    out,
+    cu_seqlens_q,
+    max_seqlen_q,
+    seqused_k,
+    max_seqlen_k,
+    softmax_scale,
+    causal,
+    window_size,
+    block_table,
+    softcap,
+    q_descale,
+    k_descale,
+    v_descale,
+    alibi_slopes=None,
+):
+    assert causal
+    assert (window_size, softcap, q_descale, k_descale, v_descale) == ((-1, -1), 0.0, None, None, None)
+    _dense(q, out, block_table, cu_seqlens_q, seqused_k)
+    group, page = q.shape[1] // k.shape[2], k.shape[1]
+    assert 16 % group == 0
+    assert page & (page - 1) == 0
+    out.zero_()
+    for n, (a, b) in enumerate(pairwise(cu_seqlens_q.tolist())):
+        length = int(seqused_k[n])
+        if length and b > a:
+            pages = block_table[n, : -(-length // page)].long()
+            keys, values = (x[pages].flatten(0, 1)[:length].float().repeat_interleave(group, 1) for x in (k, v))
+            scores = torch.einsum("shd,thd->hst", q[a:b].float(), keys) * softmax_scale
+            ahead = torch.arange(length) > torch.arange(b - a)[:, None] + length - (b - a)
+            weights = scores.masked_fill(ahead, -math.inf).softmax(-1).nan_to_num(0.0)
+            out[a:b] = torch.einsum("hst,thd->shd", weights, values).to(out.dtype)
+
+
 # --- quack ----------------------------------------------------------------------------------------------------------
 
 

@@ -138,10 +138,11 @@ def _backward_choice(dispatcher: Dispatcher, operands: Operands, training: Decis
 
 
 def _serves(candidate: Candidate, admitted: Filter) -> bool:
-    """Whether the kernel could be used; one of an attached device where it is named, as a policy would."""
-    codes = {rejection.code for rejection in candidate.rejections}
-    attached = codes == {ReasonCode.ATTACHED_TARGET} and admitted.names(candidate.kernel)
-    return candidate.status in ("chosen", "eligible") or attached
+    """Whether the kernel could be used; one of an attached device or that its manifest switches off, where named."""
+    codes = [rejection.code for rejection in candidate.rejections]
+    attached = set(codes) == {ReasonCode.ATTACHED_TARGET}
+    off = codes == [ReasonCode.DISABLED] and candidate.kernel.disabled is not None
+    return candidate.status in ("chosen", "eligible") or ((attached or off) and admitted.names(candidate.kernel))
 
 
 def _is_for_here(candidate: Candidate) -> bool:
