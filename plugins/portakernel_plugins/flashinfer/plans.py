@@ -2,7 +2,8 @@
 
 To read lengths waits for the device. A plan is kept for as long as calls come with the same three tensors, of which
 torch says that nobody has written to them since; those of ``torch.inference_mode``, of which it says nothing, are
-planned for each time. What a kernel writes into them behind torch's back is not seen: only the wait would see it.
+planned for each time. What a replayed graph, or a kernel behind torch's back, writes into them is not seen: only the
+wait would see it.
 
 FlashInfer is asked for queries that see a key, and no others: where a causal sequence has more queries than keys, it
 numbers its tiles from below 0, in numbers that have no sign.
