@@ -29,7 +29,11 @@ replace_result = replace
 
 
 class Twice(BaseException):
-    """Two signals of Ctrl-C, as a process gets them that is signalled alone and with its group."""
+    """Two signals, as a process gets them that is signalled alone and with its group."""
+
+    def __init__(self, number: int = signal.SIGINT) -> None:
+        super().__init__()
+        self.number = number
 
 
 class FakeDrawing:
@@ -61,9 +65,9 @@ def kit(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any]]]:
             for result in results:
                 if isinstance(result, Twice):
                     try:
-                        signal.raise_signal(signal.SIGINT)
+                        signal.raise_signal(result.number)
                     finally:
-                        signal.raise_signal(signal.SIGINT)
+                        signal.raise_signal(result.number)
                 if isinstance(result, BaseException):
                     raise result
                 yield result
@@ -176,19 +180,21 @@ def test_an_interrupt_prints_what_was_found_so_far(run: Callable, kit: Callable)
     assert (ran.status, ran.json["interrupted"], len(ran.json["results"])) == (130, True, 1)
 
 
+# schedulers and `timeout` send the second
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_while_results_are_printed_loses_none(
-    run: Callable, kit: Callable, monkeypatch: pytest.MonkeyPatch
+    run: Callable, kit: Callable, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     summarise = command.summarise
-    monkeypatch.setattr(command, "summarise", lambda found: signal.raise_signal(signal.SIGINT) or summarise(found))
-    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(command, "summarise", lambda found: signal.raise_signal(number) or summarise(found))
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     kit([PASSED])
     ran = run("check --json")
     assert (ran.status, ran.json["interrupted"], len(ran.json["results"])) == (0, False, 1)
-    kit([PASSED, Twice()])
+    kit([PASSED, Twice(number)])
     ran = run("check --json")
     assert (ran.status, ran.json["interrupted"], len(ran.json["results"])) == (130, True, 1)
-    assert signal.getsignal(signal.SIGINT) is before
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
 def test_the_question_reaches_the_kit(run: Callable, kit: Callable) -> None:

@@ -179,26 +179,31 @@ def _why_none_was_drawn(drawing: Drawing) -> str:
 
 @contextmanager
 def _interrupted_once() -> Iterator[Callable[[], None]]:
-    """Within, the first Ctrl-C interrupts and others are not heeded: what took hours to find is printed whole.
+    """Within, the first Ctrl-C or SIGTERM interrupts and others are not heeded: what took hours to find is printed whole.
 
-    A signal to a process and to its group arrives twice. What is yielded ends the first one's chance too.
+    A signal to a process and to its group arrives twice; schedulers and ``timeout`` send SIGTERM. What is yielded ends
+    the first one's chance too.
     """
     if threading.current_thread() is not threading.main_thread():  # which alone is told of it
         yield lambda: None
         return
 
     def close() -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for number in before:
+            signal.signal(number, signal.SIG_IGN)
 
     def interrupt(*_: object) -> None:
         close()
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGINT, interrupt)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in before:
+        signal.signal(number, interrupt)
     try:
         yield close
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def progressing(results: Iterable[Result], cases: int) -> Iterator[Result]:
