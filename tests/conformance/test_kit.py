@@ -85,6 +85,7 @@ def test_every_case_runs_in_every_combination_of_dtypes_that_is_claimed(name, co
     assert passed["autograd"] == combinations
 
 
+@pytest.mark.usefixtures("ways_in_turn")
 @pytest.mark.parametrize("name", triton_kernels())
 def test_triton_kernel_conforms_in_its_interpreter(make_suite, name, units_in_turn):
     pytest.importorskip("triton")
