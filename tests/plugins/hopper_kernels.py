@@ -1,4 +1,4 @@
-"""What the tests of both Hopper kernels of attention share: sequences, and a kernel without one of its waits."""
+"""What the tests of both Hopper kernels of attention share: what they compile for, and a kernel without a wait."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
-# Numbers of queries and keys of each sequence, and of rows behind the last one.
-RAGGED = {
-    "one": ([(130, 200)], 0),
-    "several": ([(1, 64), (129, 129), (200, 70), (64, 300)], 0),
-    "without queries or keys": ([(0, 50), (100, 0), (0, 0), (128, 128), (0, 7)], 9),
-    "rows behind": ([(70, 90)], 150),
-    "many": ([(n % 7, n % 5 + 1) for n in range(12)], 3),
-    "none": ([], 5),
-}
+# Widths, masks and dtypes that a kernel is compiled for: each value of one meets each of the others.
+COMPILED_FOR = [
+    (64, False, torch.bfloat16),
+    (64, True, torch.float16),
+    (128, False, torch.float16),
+    (128, True, torch.bfloat16),
+]
 
 
 def mutants(kernel: ModuleType, needless: str) -> Iterator[Any]:

@@ -76,11 +76,12 @@ def test_what_tma_does_not_take_is_read_through_pointers(unsuited):
     assert sources(x, x, 16, BLOCKS, False) == (x, None, x, None)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("values", [{}, {"causal": True}, {"window": (20, 9)}, {"softcap": 2.0}], ids=str)
 @pytest.mark.parametrize("width", [16, 24, 40])
 @pytest.mark.parametrize("queries", [3, 37])
-def test_both_ways_give_the_same_bits(dtype, values, width, queries):
+def test_both_ways_give_the_same_bits(values, width, queries):
+    # each meets each width, each number of queries and each mask
+    dtype = (torch.float16, torch.bfloat16)[(width // 8 + (queries > 3)) % 2]
     q, k, v = (
         draw(2, queries, 4, width, dtype=dtype),
         draw(2, 75, 2, width, seed=1, dtype=dtype),

@@ -14,7 +14,8 @@ pytest.importorskip("triton.experimental.gluon")
 
 import torch
 from plugins.gluon_on_threads import Stuck, on_threads
-from plugins.hopper_kernels import RAGGED, mutants, mutated
+from plugins.hopper_kernels import COMPILED_FOR, mutants, mutated
+from plugins.ragged import RAGGED, apart, spans
 
 from plugins import gluon_on_threads
 from portakernel.authoring.triton import compiling, interpreting, launch
@@ -160,25 +161,27 @@ def test_changed_scores(monkeypatch, width, slopes, softcap):
     ids=["causal softcap", "window and sinks"],
 )
 def test_nothing_of_a_neighbour_reaches_a_sequence(monkeypatch, width, lengths, call):
-    """Each sequence among others that are NaN has the gradients that it has alone."""
+    """Each sequence between others that are NaN has the gradients that it has alone."""
     pairs, behind = lengths
     call = {**CALL, "sinks": None, **call}
     sinks = call.pop("sinks")
     ends_q, ends_k = ([sum(pair[side] for pair in pairs[:n]) for n in range(len(pairs) + 1)] for side in (0, 1))
     tensors = [x[0] for x in inputs(1, ends_q[-1] + behind, ends_k[-1] + 11, 2, 1, width)]
-    for number, (queries, keys) in enumerate([*pairs, (0, 0)]):
-        own = (slice(ends_q[number], ends_q[number] + queries), slice(ends_k[number], ends_k[number] + keys))
-        parts = own[0], own[1], own[1], own[0]
+    for group in apart(len(pairs)):
         alone = [torch.full_like(x, float("nan")) for x in tensors]
-        for x, y, part in zip(alone, tensors, parts, strict=True):
-            x[part] = y[part]
-        leaves = [x[part][None].double().requires_grad_() for x, part in zip(tensors[:3], parts, strict=False)]
-        given, given_lse = reference.forward(*leaves, sinks=sinks, **{**call, "return_lse": True})[:2]
-        want = [torch.zeros_like(leaf) for leaf in leaves]
-        if queries and keys:
-            want = torch.autograd.grad(given, leaves, tensors[3][own[0]][None].double())
         out, lse = torch.full_like(tensors[0], float("nan")), torch.full((2, len(tensors[0])), float("nan"))
-        out[own[0]], lse[:, own[0]] = given[0].to(out.dtype), given_lse[0].float()
+        wanted = []
+        for own in (spans(pairs)[number] for number in group):
+            parts = own[0], own[1], own[1], own[0]
+            for x, y, part in zip(alone, tensors, parts, strict=True):
+                x[part] = y[part]
+            leaves = [x[part][None].double().requires_grad_() for x, part in zip(tensors[:3], parts, strict=False)]
+            given, given_lse = reference.forward(*leaves, sinks=sinks, **{**call, "return_lse": True})[:2]
+            want = [torch.zeros_like(leaf) for leaf in leaves]
+            if all(leaf.numel() for leaf in leaves):
+                want = torch.autograd.grad(given, leaves, tensors[3][own[0]][None].double())
+            out[own[0]], lse[:, own[0]] = given[0].to(out.dtype), given_lse[0].float()
+            wanted.append((parts, want))
         # what forward gives where there are no keys to see
         out[ends_q[-1] :], lse[:, ends_q[-1] :] = 0.0, float("-inf") if sinks is None else sinks[:, None]
         q, k, v, grad = alone
@@ -198,8 +201,9 @@ def test_nothing_of_a_neighbour_reaches_a_sequence(monkeypatch, width, lengths, 
                 needs=(True,) * 7,
                 **call,
             )
-        for gradient, one, part in zip(found, want, parts, strict=False):
-            torch.testing.assert_close(gradient[part].double(), one[0], atol=0.03, rtol=0.03)
+        for parts, want in wanted:
+            for gradient, one, part in zip(found, want, parts, strict=False):
+                torch.testing.assert_close(gradient[part].double(), one[0], atol=0.03, rtol=0.03)
         for gradient, ends in zip(found, (ends_q, ends_k, ends_k), strict=True):
             assert torch.equal(gradient[ends[-1] :], torch.zeros_like(gradient[ends[-1] :]))
 
@@ -242,6 +246,8 @@ def test_a_kernel_that_lacks_one_wait_or_arrival_is_caught(monkeypatch, tmp_path
     monkeypatch.setattr(gluon_on_threads, "PATIENCE_S", 0.5)
     found = []
     for width in (64, 128):
+        if found:
+            break
         with emulated(monkeypatch, module):
             try:
                 found += faults(*inputs(4, 200, 300, 4, 2, width), causal=True)
@@ -250,9 +256,7 @@ def test_a_kernel_that_lacks_one_wait_or_arrival_is_caught(monkeypatch, tmp_path
     assert found
 
 
-@pytest.mark.parametrize("width", [64, 128])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("width", "causal", "dtype"), COMPILED_FOR)
 def test_it_compiles_with_the_copy_engine_warpgroups_and_memory_of_a_hopper(width, causal, dtype):
     q, k = (torch.empty(2, 500, heads, width, dtype=dtype, device="meta") for heads in (8, 2))
     lse = torch.empty(2, 8, 500, device="meta")

@@ -179,7 +179,7 @@ def _why_none_was_drawn(drawing: Drawing) -> str:
 
 @contextmanager
 def _interrupted_once() -> Iterator[Callable[[], None]]:
-    """Within, the first Ctrl-C or SIGTERM interrupts and others are not heeded: what took hours to find is printed whole.
+    """Within, the first Ctrl-C or SIGTERM interrupts and others are not heeded: what took hours is printed whole.
 
     A signal to a process and to its group arrives twice; schedulers and ``timeout`` send SIGTERM. What is yielded ends
     the first one's chance too.
