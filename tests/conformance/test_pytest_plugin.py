@@ -35,11 +35,11 @@ dispatcher.entry = entry
 
 
 @pytest.fixture
-def run_pytest(python):
+def run_pytest(python, imported_to_compile):
     def run(folder: Path, *arguments: str) -> tuple[int, str]:
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "PORTAKERNEL_"))}
         given = ["-p", "no:cacheprovider", "-W", "error", "--color=no", *arguments]
-        done = python("-m", "pytest", *given, cwd=folder, env=environment)
+        done = python("-m", "pytest", *given, cwd=folder, env=environment, imports=imported_to_compile, forks=True)
         return done.returncode, done.stdout + done.stderr
 
     return run
