@@ -90,7 +90,9 @@ def test_gradients_go_through_the_layers(mlp, written):
 def test_a_compiled_graph_holds_the_models_own_formula_and_says_why(mlp, written):
     x = torch.randn(2, 5, 64, device=mlp.down_proj.weight.device)
     with torch.no_grad():
-        torch.testing.assert_close(torch.compile(mlp, fullgraph=True, backend="aot_eager")(x), own(mlp, x))
+        torch.testing.assert_close(
+            torch.compile(mlp, fullgraph=True, backend="aot_eager")(x), own(mlp, x), rtol=1e-4, atol=1e-4
+        )
     assert not written
     traced = [row for row in integration.report() if "Inductor fuses the model's own" in row.refused]
     assert any(row.op == "silu_and_mul" and row.traces > 0 for row in traced)
