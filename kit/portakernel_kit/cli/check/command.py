@@ -196,7 +196,9 @@ def _interrupted_once() -> Iterator[Callable[[], None]]:
         close()
         raise KeyboardInterrupt
 
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    # without what a library installed below Python, which could not be put back
+    before = {number: handler for number, handler in found.items() if handler is not None}
     for number in before:
         signal.signal(number, interrupt)
     try:
