@@ -87,7 +87,7 @@ def _parameters(contract: Contract) -> str:
     rows = [
         (
             f"`{parameter.name}`",
-            f"`{parameter.default!r}`",
+            "" if parameter.is_required else f"`{parameter.default!r}`",
             parameter.accepted(),
             "a feature, neutral at its default" if parameter.feature else "a value: every kernel honours it",
             parameter.summary,

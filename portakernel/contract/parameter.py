@@ -23,11 +23,12 @@ class Parameter:
     """A keyword argument: a *value*, which every kernel honours, or a *feature*, which a kernel must list to be asked.
 
     A feature's default is neutral: passing it changes nothing. ``choices`` are the accepted words of a ``text``,
-    ``dtype`` or ``format``. ``optional`` ones may be None. A ``format`` is that of the tensor called ``of``, under
-    whose name requests and manifests have it. A ``permission`` names the argument that backward may write over where
-    the value is True, and need not; graphs, which could not know of it, are traced without. Of a ``float``, results
-    are defined from ``least`` to ``most``, however near to either, and the conformance kit draws from there. An
-    ``int`` that ``bounds`` a tensor is at least the length of the longest piece that this tensor's ends leave.
+    ``dtype`` or ``format``. ``optional`` ones may be None; one that is not, with None as its default, has to be given.
+    A ``format`` is that of the tensor called ``of``, under whose name requests and manifests have it. A ``permission``
+    names the argument that backward may write over where the value is True, and need not; graphs, which could not know
+    of it, are traced without. Of a ``float``, results are defined from ``least`` to ``most``, however near to either,
+    and the conformance kit draws from there. An ``int`` that ``bounds`` a tensor is at least the length of the longest
+    piece that this tensor's ends leave.
     """
 
     name: str
@@ -43,6 +44,11 @@ class Parameter:
     most: float = math.inf
     bounds: str = ""
 
+    @property
+    def is_required(self) -> bool:
+        """Whether every call has to give it."""
+        return self.default is None and not self.optional
+
     def canonical(self, op: str, value: object) -> Any:
         """``value`` in the one form that kernels, keys and torch's schemas have.
 
@@ -54,6 +60,8 @@ class Parameter:
             return None
         if value is None and "none" in self.choices:
             return "none"
+        if value is None and self.is_required:
+            raise ArgumentTypeError(f"{op}: {self.name} is not given; it must be {self.accepted()}: {self.summary}")
         return _CANONICAL[self.kind](self, op, value)
 
     def parse(self, op: str, text: str) -> Any:

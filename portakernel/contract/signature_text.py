@@ -15,7 +15,7 @@ def arguments(contract: Contract, *more: str) -> list[str]:
     positional = [tensor for tensor in contract.tensors if not tensor.keyword]
     keyword = [tensor for tensor in contract.tensors if tensor.keyword]
     found = [f"{tensor.name}=None" if tensor.optional else tensor.name for tensor in positional]
-    by_name = [f"{parameter.name}={parameter.default!r}" for parameter in contract.parameters]
+    by_name = [p.name if p.is_required else f"{p.name}={p.default!r}" for p in contract.parameters]
     by_name += [f"{tensor.name}=None" if tensor.optional else tensor.name for tensor in keyword]
     by_name += more
     return [*found, "*", *by_name] if by_name else found
@@ -77,9 +77,10 @@ def _tensor(contract: Contract, tensor: TensorArgument) -> str:
 
 def _parameter(parameter: Parameter) -> str:
     kind = "a feature, neutral at" if parameter.feature else "a value; default"
+    kind = "a value that has to be given" if parameter.is_required else f"{kind} {parameter.default!r}"
     accepted = f" Accepted: {parameter.accepted()}." if parameter.choices or parameter.optional else ""
     summary = f" {parameter.summary.rstrip('.')}." if parameter.summary else ""
-    return f"{parameter.name}: {kind} {parameter.default!r}.{summary}{accepted}"
+    return f"{parameter.name}: {kind}.{summary}{accepted}"
 
 
 def _results(contract: Contract) -> list[str]:

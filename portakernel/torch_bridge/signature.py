@@ -99,7 +99,8 @@ def _tensor(optional: bool, written: str = "") -> str:
 
 
 def _type(parameter: Parameter) -> str:
-    return _TYPES[parameter.kind] + ("?" if parameter.optional else "")
+    # torch has no required arguments behind those with defaults: of such, None says that it was not given
+    return _TYPES[parameter.kind] + ("?" if parameter.optional or parameter.is_required else "")
 
 
 def _default(parameter: Parameter) -> str:

@@ -130,7 +130,8 @@ def canonical_terms(contract: Contract) -> tuple[str, dict[str, Any]]:
         else:
             # most calls leave a parameter out: then it is the default itself, which `know_defaults` makes quick to see
             names[f"_default_{name}"] = parameter.default
-            term = f"({name} is _default_{name} or type({name}) is {kind}{_within(parameter)})"
+            given = f"type({name}) is {kind}{_within(parameter)}"
+            term = given if parameter.is_required else f"({name} is _default_{name} or {given})"
         terms.append(f"({name} is None or {term})" if parameter.optional else term)
     return "".join(f" and {term}" for term in terms), names
 
@@ -259,8 +260,9 @@ def _tolerant(strict: Sequence[str]) -> list[str]:
     """Arguments that take any call, so that its mistakes get an answer: what is by position, then what is by name.
 
     Python fills in a default for a positional argument faster than for one by name alone; what that saves pays for the
-    ``**_unknown``.
+    ``**_unknown``. None stands for a parameter that was not given.
     """
     place = strict.index("*")
     positional = [text if "=" in text else f"{text}=_NOT_GIVEN" for text in strict[:place]]
-    return [*positional, "_keywords_only=...", *strict[place + 1 :], "**_unknown"]
+    by_name = [text if "=" in text else f"{text}=None" for text in strict[place + 1 :]]
+    return [*positional, "_keywords_only=...", *by_name, "**_unknown"]

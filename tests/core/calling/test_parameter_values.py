@@ -25,14 +25,17 @@ pytestmark = pytest.mark.filterwarnings("ignore::portakernel.errors.FallbackWarn
 
 
 def call_of(op: str) -> tuple[list[Tensor | None], dict[str, Any]]:
-    """Arguments of a small call of ``op``, as its public function takes them."""
+    """Arguments of a small call of ``op``, as its public function takes them: those that have to be given."""
     described = contract(op)
-    case = next(case for case in described.cases if not case.parameters and math.prod(case.dims.values()) > 1)
+    needed = {parameter.name for parameter in described.parameters if parameter.is_required}
+    cases = (case for case in described.cases if case.parameters.keys() == needed)
+    case = next(case for case in cases if math.prod(case.dims.values()) > 1)
     made, dtypes = described.at(), dict[str, str]()
     for name in described.typed:
         dtypes[name] = str(made.accepted_dtypes(name, dtypes)[0])
     inputs = draw_inputs(described, case, dtypes, "cpu", generator(0, op))
-    return inputs.keywords(inputs.tensors)
+    tensors, keywords = inputs.keywords(inputs.tensors)
+    return tensors, {**keywords, **case.parameters}
 
 
 def outside(parameter: Parameter) -> list[float]:

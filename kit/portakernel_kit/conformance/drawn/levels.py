@@ -61,7 +61,8 @@ def parameter_factors(parameter: Parameter) -> dict[str, tuple[str, ...]]:
         return {name: (DEFAULT, "exact", "more")}
     if parameter.kind == "int":
         return {name: (DEFAULT, *_INTS)}
-    levels = [DEFAULT, *(level for level, v in _FLOATS.items() if parameter.least <= v <= parameter.most)]
+    levels = [] if parameter.is_required else [DEFAULT]
+    levels += [level for level, v in _FLOATS.items() if parameter.least <= v <= parameter.most]
     if parameter.default == 0.0:
         levels.remove("0")
     levels += ["above 0"] if parameter.most > 0 else []
@@ -78,7 +79,7 @@ def draw_value(parameter: Parameter, wishes: Mapping[str, str], chance: random.R
     if parameter.kind == "window":
         sides = (wishes.get(f"{name} {side}", "all") for side in ("before", "after"))
         return tuple(_SIDES[side] if side in _SIDES else chance.randint(2, 300) for side in sides)
-    level = wishes.get(name, DEFAULT)
+    level = wishes.get(name, "above 0" if parameter.is_required else DEFAULT)
     if level == DEFAULT:
         return parameter.default
     if parameter.kind == "int":

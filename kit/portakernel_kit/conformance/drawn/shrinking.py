@@ -37,7 +37,7 @@ def _simpler(contract: Contract, case: Case) -> Iterator[Case]:
         yield replace(case, present=tuple(other for other in case.present if other != name))
     for parameter in contract.parameters:
         # an activation may be undefined at what the case holds, and what bounds pieces is bound to them
-        fixed = parameter.bounds or (parameter.kind == "text" and case.values != "normal")
+        fixed = parameter.bounds or parameter.is_required or (parameter.kind == "text" and case.values != "normal")
         if case.parameters.get(parameter.name, parameter.default) != parameter.default and not fixed:
             yield replace(case, parameters={**case.parameters, parameter.name: parameter.default})
     if case.layouts:
