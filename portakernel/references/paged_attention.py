@@ -6,7 +6,6 @@ Reading lengths and pages waits for the device.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from portakernel.errors import ArgumentValueError
 from portakernel.references import attention
-from portakernel.tensors.index_values import check_indices, sequence_ends
+from portakernel.references.paged_sequences import PagedSequence, PagedSequences, without_autocast
 
 _OP = "paged_attention"
 
@@ -47,24 +46,17 @@ class _Paged(NamedTuple):
             IndexOutOfRangeError: a page that a length reaches is none.
         """
         self._check_scales()
-        pages, page = self.key_cache.shape[:2]
-        room = self.block_table.shape[1] * page
-        ends = sequence_ends(_OP, "query_start_loc", self.query_start_loc, rows, "S")
-        for n, length in enumerate(self.seq_lens.tolist()):
-            if not 0 <= length <= room:
-                text = f"seq_lens[{n}] is {length}; it must be in [0, W*P] with W*P = {room}"
-                raise ArgumentValueError(f"{_OP}: {text}")
-            reached = self.block_table[n, : -(-length // page)].long()
-            check_indices(_OP, f"block_table[{n}]", reached, pages, "NP")
-            k = self._gathered(self.key_cache, self.k_scale, reached, length, dtype)
-            v = self._gathered(self.value_cache, self.v_scale, reached, length, dtype)
-            yield _Sequence(slice(ends[n], ends[n + 1]), k, v)
+        sequences = PagedSequences(_OP, self.block_table, self.seq_lens, self.query_start_loc)
+        for sequence in sequences.of(self.key_cache, rows):
+            k = self._gathered(self.key_cache, self.k_scale, sequence, dtype)
+            v = self._gathered(self.value_cache, self.v_scale, sequence, dtype)
+            yield _Sequence(sequence.queries, k, v)
 
-    def _gathered(self, cache: Tensor, scale: Tensor | None, pages: Tensor, length: int, dtype: torch.dtype) -> Tensor:
-        """The ``length`` rows of a sequence whose pages these are, as a batch of one."""
-        found = _listed(cache, pages, length).to(dtype)
+    def _gathered(self, cache: Tensor, scale: Tensor | None, sequence: PagedSequence, dtype: torch.dtype) -> Tensor:
+        """A sequence's rows as a batch of one."""
+        found = sequence.rows_of(cache).to(dtype)
         if scale is not None:
-            of_rows = _listed(scale, pages, length) if self.kv_scales == "token_head" else scale
+            of_rows = sequence.rows_of(scale) if self.kv_scales == "token_head" else scale
             found = found * of_rows.to(dtype).unsqueeze(-1)
         return found.unsqueeze(0)
 
@@ -74,16 +66,6 @@ class _Paged(NamedTuple):
                 found = "is given" if scale is not None else "is missing"
                 need = "both scales go with kv_scales='tensor', 'head' or 'token_head', and none with 'none'"
                 raise ArgumentValueError(f"{_OP}: {name} {found} with kv_scales={self.kv_scales!r}; {need}")
-
-
-def _listed(paged: Tensor, pages: Tensor, length: int) -> Tensor:
-    return paged[pages].flatten(0, 1)[:length]
-
-
-def _without_autocast(device: str) -> AbstractContextManager[Any]:
-    """Where products keep float32: the op keeps the dtypes of its arguments, of which a whole cache is one."""
-    known = torch.amp.is_autocast_available(device)
-    return torch.autocast(device, enabled=False) if known else nullcontext()
 
 
 def _batch(tensor: Tensor, queries: slice) -> Tensor:
@@ -122,7 +104,7 @@ def forward(
     y.zero_()
     lse.fill_(-torch.inf)
     paged = _Paged(key_cache, value_cache, block_table, seq_lens, query_start_loc, k_scale, v_scale, kv_scales)
-    with _without_autocast(q.device.type):
+    with without_autocast(q.device.type):
         for queries, k, v in paged.sequences(S, wide):
             into = (_batch(y, queries), lse[:, queries].unsqueeze(0))
             attention.forward(_batch(q, queries), k, v, causal=causal, return_lse=True, out=into, **more)

@@ -18,7 +18,7 @@ from torch import Tensor
 from portakernel.authoring.triton import grid_of, launch, program_index
 from portakernel_plugins.triton.attention.bounded_scores import with_sink
 from portakernel_plugins.triton.attention.head_parts import load_rows, negated, no_sums, store_rows, times
-from portakernel_plugins.triton.attention.online_softmax import HUGE, over_keys
+from portakernel_plugins.triton.attention.online_softmax import log_of_sum, over_keys
 from portakernel_plugins.triton.attention.pages import EACH_ROW, Pages, scales_of_head
 from portakernel_plugins.triton.attention.results import Results, Written
 from portakernel_plugins.triton.attention.row_blocks import sources
@@ -219,10 +219,7 @@ def _forward(
         kept = kept * scale_v
     # of a query that sees nothing, total is 0
     acc = times(acc, kept / tl.where(total == 0.0, 1.0, total), REST_E)
-    if FOLDED:
-        last = cap if SOFTCAP else scale
-        top = tl.where((tl.abs(top) < HUGE) | (top == sunk), top, top / coarse * last)
-    found = top + tl.log2(total)
+    found = log_of_sum(total, top, sunk, cap if SOFTCAP else scale, coarse, FOLDED)
     at_lse = (batch * heads + at_head) * rows + first_query + at_query
     if SPLIT:
         at_lse = (batch * rows + first_query + at_query) * heads + at_head

@@ -14,7 +14,6 @@ import triton.language as tl
 from portakernel.authoring.triton import cdiv, grid_of, launch, program_index
 from portakernel_plugins.triton.attention.hopper import launch_hopper
 from portakernel_plugins.triton.attention.paged import Prefill, attention_with, from_pages
-from portakernel_plugins.triton.attention.paged_decode import MOST_SEQUENCES
 from portakernel_plugins.triton.attention.pages import (
     EACH_ROW,
     load_paged,
@@ -24,6 +23,7 @@ from portakernel_plugins.triton.attention.pages import (
     scales_of_head,
 )
 from portakernel_plugins.triton.attention.sequences import Sequences
+from portakernel_plugins.triton.attention.shares import MOST_SEQUENCES
 from portakernel_plugins.triton.launching.configurations import configuration
 
 _MOST_BYTES = 512 << 20

@@ -31,6 +31,34 @@ HUGE: tl.constexpr = tl.constexpr(2.0**30)
 
 
 @triton.jit
+def weighed(z, total, top, last, coarse, FOLDED: tl.constexpr):
+    """The weights of a block, what sums before it are to be multiplied by, and ``total`` and ``top`` with it.
+
+    ``z`` are scores or, with ``FOLDED``, what the ``last`` factor makes scores of.
+    """
+    if FOLDED:
+        peak = tl.max(z, axis=1)
+        factor = tl.where(tl.abs(peak * last) < HUGE, last, coarse)
+        higher = tl.maximum(top, peak * factor)
+        base = finite_or_zero(higher)
+        p = tl.exp2(z * factor[:, None] - base[:, None])
+    else:
+        higher = tl.maximum(top, tl.max(z, axis=1))
+        base = finite_or_zero(higher)
+        p = tl.exp2(z - base[:, None])
+    kept = tl.exp2(top - base)
+    return p, kept, total * kept + tl.sum(p, axis=1), higher
+
+
+@triton.jit
+def log_of_sum(total, top, sunk, last, coarse, FOLDED: tl.constexpr):
+    """``log2`` of the sum of all ``2 ** s``, -inf where there is none; ``sunk`` is the sink's score."""
+    if FOLDED:
+        top = tl.where((tl.abs(top) < HUGE) | (top == sunk), top, top / coarse * last)
+    return top + tl.log2(total)
+
+
+@triton.jit
 def over_keys(
     acc,
     total,
@@ -141,19 +169,7 @@ def over_keys(
             p = tl.exp2(z)
             total += tl.sum(p, axis=1)
         else:
-            if FOLDED:
-                peak = tl.max(z, axis=1)
-                factor = tl.where(tl.abs(peak * last) < HUGE, last, coarse)
-                higher = tl.maximum(top, peak * factor)
-                base = finite_or_zero(higher)
-                p = tl.exp2(z * factor[:, None] - base[:, None])
-            else:
-                higher = tl.maximum(top, tl.max(z, axis=1))
-                base = finite_or_zero(higher)
-                p = tl.exp2(z - base[:, None])
-            kept = tl.exp2(top - base)
-            top = higher
-            total = total * kept + tl.sum(p, axis=1)
+            p, kept, total, top = weighed(z, total, top, last, coarse, FOLDED)
             acc = times(acc, kept, REST_E)
         if WORDS:
             values = (numbers_of_words(words, BLOCK_E, FORMAT),)

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from portakernel_plugins.triton.attention.forward import Window, launch_forward
-from portakernel_plugins.triton.attention.paged_decode import MOST_SEQUENCES, launch_decode, most_queries
+from portakernel_plugins.triton.attention.paged_decode import launch_decode, most_queries
 from portakernel_plugins.triton.attention.pages import Pages
 from portakernel_plugins.triton.attention.results import Results, Written
 from portakernel_plugins.triton.attention.scores import Scoring, scoring
 from portakernel_plugins.triton.attention.sequences import Sequences
+from portakernel_plugins.triton.attention.shares import MOST_SEQUENCES
 
 
 @dataclass(frozen=True, slots=True)

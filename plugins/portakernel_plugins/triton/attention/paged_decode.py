@@ -1,11 +1,9 @@
 """Attention of few queries to long lists of keys in pages: one launch, its programs as many as the chip runs at once.
 
-The blocks of keys of all sequences and key heads, one list after the other, are one row of blocks, and each program has
-an equal share of it, wherever lists begin and end. Every program finds its share from the lengths, which it reads on
-the device: a captured graph may be replayed with others. A list that lies in one program's share is written at once.
-Of others each program leaves its part in memory, at a place of its own (it has two: one for a list that goes on behind
-its share, one for a list that began before it), and whichever is last to finish adds the parts up in their order, so
-that equal calls give equal bits. It sets the list's counter back to zero, as which it is given to the launch.
+Each sequence has a list for each key head, and each program an equal share of all blocks (``shares.py``). A list that
+lies in one program's share is written at once. Of others each program leaves its part in memory (``parts.py``), and
+whichever is last to finish adds the parts up. It sets the list's counter back to zero, as which it is given to the
+launch.
 """
 # pyright: reportGeneralTypeIssues=false, reportAssignmentType=false
 # Python's types do not see that Triton iterates over its ranges.
@@ -16,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -24,14 +21,23 @@ from torch import Tensor
 from portakernel.authoring.triton import launch
 from portakernel_plugins.triton.attention.bounded_scores import with_sink
 from portakernel_plugins.triton.attention.counters import counters
-from portakernel_plugins.triton.attention.head_parts import load_rows, negated, no_sums, plus, store_rows, times
-from portakernel_plugins.triton.attention.online_softmax import HUGE, over_keys
+from portakernel_plugins.triton.attention.head_parts import load_rows, negated, no_sums, store_rows, times
+from portakernel_plugins.triton.attention.online_softmax import log_of_sum, over_keys
 from portakernel_plugins.triton.attention.pages import EACH_ROW, Pages, scales_of_head
+from portakernel_plugins.triton.attention.parts import keep_part, merged, places
 from portakernel_plugins.triton.attention.results import Written
 from portakernel_plugins.triton.attention.scores import Scoring
+from portakernel_plugins.triton.attention.shares import (
+    blocks_of,
+    lengths_of_all,
+    list_at,
+    one_of,
+    sequence_of,
+    shares_of,
+)
 from portakernel_plugins.triton.attention.tiles import rows_of_tile, shapes
 from portakernel_plugins.triton.attention.words import WIDTHS, halves, in_order
-from portakernel_plugins.triton.exponentials import LOG2_E, LOG_2, finite_or_zero
+from portakernel_plugins.triton.exponentials import LOG2_E, LOG_2
 from portakernel_plugins.triton.launching.configurations import configuration
 
 # Rows of a tile, of queries times the heads of a key head: of more, prefill's kernel has the sequence.
@@ -41,18 +47,6 @@ _MOST_ROWS = 64
 _LEAST_KEYS, _FEW_KEYS, _LONG = 1 << 16, 1 << 18, 1 << 14
 # Elements of parts that are added up at once.
 _MERGED = 4096
-# Lengths that a program reads at once.
-MOST_SEQUENCES = 4096
-
-
-@triton.jit
-def _blocks_of(queries, keys, most, left, LEFT: tl.constexpr, BLOCK: tl.constexpr):
-    """How many blocks of keys a sequence has, one at least, or none where it is not for this kernel; and the first."""
-    first = keys * 0
-    if LEFT:
-        first = tl.maximum(keys - queries - left, 0) // BLOCK
-    blocks = tl.maximum(tl.cdiv(keys, BLOCK) - first, 1)
-    return tl.where((queries > 0) & (queries <= most), blocks, 0), first
 
 
 @triton.jit(do_not_specialize=["sequences", "rows", "key_heads", "most", "left", "right"])
@@ -127,15 +121,9 @@ def _decode(
     WORDS: tl.constexpr = v.dtype.element_ty == tl.int32
     MATH: tl.constexpr = tl.float16 if WORDS else q.dtype.element_ty
     program = tl.program_id(0)
-    number = tl.arange(0, SEQUENCES)
-    there = number < sequences
-    all_rows = tl.load(starts + number, mask=there, other=0)
-    counts = tl.load(starts + number + 1, mask=there, other=0) - all_rows
-    all_keys = tl.load(lengths + number, mask=there, other=0)
-    blocks, skipped = _blocks_of(counts, all_keys, most, left, LEFT, BLOCK_N)
-    ends = tl.cumsum(blocks, 0) * key_heads
-    whole = tl.max(ends, 0)
-    share = tl.maximum(tl.cdiv(whole, tl.num_programs(0)), LEAST)
+    all_rows, counts, all_keys = lengths_of_all(starts, lengths, sequences, SEQUENCES)
+    blocks, skipped = blocks_of(counts, all_keys, most, left, LEFT, BLOCK_N)
+    ends, whole, share = shares_of(blocks, key_heads, tl.num_programs(0), LEAST)
     begin = program * share
     stop = tl.minimum(begin + share, whole)
     if begin >= stop:
@@ -143,15 +131,13 @@ def _decode(
 
     # the first list of the share; others are found one after the other
     sequence = tl.sum((ends <= begin).to(tl.int32), 0)
-    chosen = number == sequence
-    first_row = tl.sum(tl.where(chosen, all_rows, 0), 0)
-    count = tl.sum(tl.where(chosen, counts, 0), 0)
-    keys = tl.sum(tl.where(chosen, all_keys, 0), 0)
-    list_blocks = tl.sum(tl.where(chosen, blocks, 0), 0)
-    first_block = tl.sum(tl.where(chosen, skipped, 0), 0)
-    list_begin = tl.sum(tl.where(chosen, ends, 0), 0) - list_blocks * key_heads
-    key_head = (begin - list_begin) // list_blocks
-    list_begin += key_head * list_blocks
+    chosen = tl.arange(0, SEQUENCES) == sequence
+    first_row = one_of(all_rows, chosen)
+    count = one_of(counts, chosen)
+    keys = one_of(all_keys, chosen)
+    list_blocks = one_of(blocks, chosen)
+    first_block = one_of(skipped, chosen)
+    key_head, list_begin = list_at(begin, one_of(ends, chosen), key_heads, list_blocks)
     at = begin
     while at < stop:
         list_stop = list_begin + list_blocks
@@ -202,10 +188,7 @@ def _decode(
             if SCALED > 0 and SCALED < EACH_ROW:
                 kept = kept * scale_v
             acc = times(acc, kept / tl.where(total == 0.0, 1.0, total), REST_E)
-            if FOLDED:
-                last = cap if SOFTCAP else scale
-                top = tl.where((tl.abs(top) < HUGE) | (top == sunk), top, top / coarse * last)
-            found = top + tl.log2(total)
+            found = log_of_sum(total, top, sunk, cap if SOFTCAP else scale, coarse, FOLDED)
 
             if (list_begin >= begin) & (upto == list_stop):
                 store_rows(out, at_query * out_row + at_head * out_head, out_lane, live, acc, REST_E, E)
@@ -214,10 +197,7 @@ def _decode(
             else:
                 first_part = list_begin // share
                 last_part = (list_stop - 1) // share
-                place = 2 * program + (upto < list_stop).to(tl.int32)
-                part_rows = (place * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
-                store_rows(values, part_rows * E, 1, live, acc, REST_E, E)
-                tl.store(shares + part_rows, found, mask=live)
+                keep_part(values, shares, program, upto < list_stop, live, acc, found, E, REST_E)
                 tl.debug_barrier()  # all of the part is there before it is counted
                 counter = counters + sequence * key_heads + key_head
                 done = tl.atomic_add(counter, 1, sem="acq_rel")
@@ -234,22 +214,9 @@ def _decode(
         if (list_blocks == 0) | (key_head == key_heads) and at < stop:
             sequence += 1
             key_head = tl.cast(0, tl.int32)
-            first_row = tl.load(starts + sequence)
-            count = tl.load(starts + sequence + 1) - first_row
-            keys = tl.load(lengths + sequence)
-            list_blocks, first_block = _blocks_of(count, keys, most, left, LEFT, BLOCK_N)
-
-
-@triton.jit
-def _sums_of_parts(
-    values, rows, there, weights, FIRST: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, LIVE: tl.constexpr
-):
-    """The parts' rows ``(PARTS * LIVE)`` times their weights ``(PARTS, LIVE)``, added up."""
-    lane = FIRST + tl.arange(0, BLOCK)
-    mask = there[:, None] & (lane < WIDTH)[None, :]
-    # from where all programs see it
-    block = tl.load(values + rows[:, None] * WIDTH + lane[None, :], mask=mask, other=0.0, cache_modifier=".cg")
-    return tl.sum(block.reshape(weights.shape[0], LIVE, BLOCK) * weights[:, :, None], axis=0)
+            first_row, count, keys, list_blocks, first_block = sequence_of(
+                sequence, starts, lengths, most, left, LEFT, BLOCK_N
+            )
 
 
 @triton.jit
@@ -275,34 +242,16 @@ def _merge(
     BLOCK_E: tl.constexpr,
     REST_E: tl.constexpr,
 ):
-    """Writes what the parts of a list come to, ``PARTS`` of them at a time, of the ``LIVE`` rows that there may be."""
-    item = tl.arange(0, PARTS * LIVE)
-    top = tl.full((LIVE,), float("-inf"), tl.float32)
-    total = tl.zeros_like(top)
-    acc = no_sums(LIVE, BLOCK_E, REST_E)
-    for first in range(first_part, last_part + 1, PARTS):
-        part = first + item // LIVE
-        there = (part <= last_part) & (item % LIVE < queries * HEADS)
-        place = 2 * part + (part < last_part).to(tl.int32)
-        at = (place * BLOCK_M + item % LIVE).to(tl.int64)
-        logs = tl.load(shares + at, mask=there, other=float("-inf"), cache_modifier=".cg").reshape(PARTS, LIVE)
-        higher = tl.maximum(top, tl.max(logs, axis=0))
-        base = finite_or_zero(higher)
-        weights = tl.exp2(logs - base[None, :])
-        kept = tl.exp2(top - base)
-        more = (_sums_of_parts(values, at, there, weights, 0, BLOCK_E, E, LIVE),)
-        if REST_E > 0:
-            more = (*more, _sums_of_parts(values, at, there, weights, BLOCK_E, REST_E, E, LIVE))
-        acc = plus(times(acc, kept, REST_E), more, REST_E)
-        total = total * kept + tl.sum(weights, axis=0)
-        top = higher
-    acc = times(acc, 1.0 / tl.where(total == 0.0, 1.0, total), REST_E)
+    """Writes what the parts of a list come to, of the ``LIVE`` rows that there may be."""
+    acc, found = merged(
+        values, shares, first_part, last_part, 0, queries * HEADS, 0, PARTS, LIVE, BLOCK_M, E, BLOCK_E, REST_E
+    )
     query, head, live = rows_of_tile(0, first_head, queries, HEADS, LIVE)
     at_query = first_row.to(tl.int64) + query
     at_head = head.to(tl.int64)
     store_rows(out, at_query * out_row + at_head * out_head, out_lane, live, acc, REST_E, E)
     if lse is not None:
-        tl.store(lse + at_head * rows + at_query, (top + tl.log2(total)) * LOG_2, mask=live)
+        tl.store(lse + at_head * rows + at_query, found * LOG_2, mask=live)
 
 
 def most_queries(heads: int) -> int:
@@ -346,8 +295,7 @@ def launch_decode(
     live = 1 << (queries * heads - 1).bit_length()
     options |= {"LIVE": live, "BLOCK_M": max(16, live)}
     programs = tiling.programs
-    values = q.new_empty((2 * programs, options["BLOCK_M"], E), dtype=torch.float32)
-    shares = q.new_empty((2 * programs, options["BLOCK_M"]), dtype=torch.float32)
+    values, shares = places(q, programs, options["BLOCK_M"], E)
     options["PARTS"] = max(1, _MERGED // (live * blocks["BLOCK_E"]))
     turned_round = folded and how.last_factor < 0.0
     launch(
