@@ -668,6 +668,72 @@ def merge_attentions(
     Source: sources of merge_attention; FlashInfer's merge_states for the form.
     """
 
+def mla_decode(
+    q_latent: Tensor,
+    q_rope: Tensor,
+    latent_cache: Tensor,
+    rope_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    query_start_loc: Tensor,
+    *,
+    scale: float,
+    causal: bool = True,
+    window: tuple[int | None, int | None] = (-1, -1),
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    return_lse: bool = False,
+    latent_scale: Tensor | None = None,
+    sinks: Tensor | None = None,
+    out: Tensor | tuple[Tensor, ...] | None = None,
+    kernel: str | None = None,
+) -> Tensor | tuple[Tensor, ...]:
+    """Multi-head latent attention (MLA) over a cache in pages: all heads share a key, which is the value too.
+
+    ``softmax(scale * (q_latent[a:b] @ c.T + q_rope[a:b] @ r.T)) @ c for each sequence n, with a, b =
+    query_start_loc[n:n + 2] and c, r the first seq_lens[n] rows of latent_cache[block_table[n]] and
+    rope_cache[block_table[n]], times latent_scale``
+
+    q_latent: (S, H, C), the queries of all sequences one after the other, multiplied by the keys' up-projection
+    already; q_rope: (S, H, R), their rotary part; latent_cache: (NP, P, C) and rope_cache: (NP, P, R), by any
+    strides, mostly the two parts of one tensor (NP, P, C+R), as write_latent_cache fills it; block_table: (B, W);
+    out: (S, H, C), to be multiplied by the values' up-projection; lse: (H, S). scale is that of the heads before they
+    were absorbed, 1/sqrt(192) for DeepSeek's 128 + 64 dims, and neither 1/sqrt(C) nor 1/sqrt(C+R): it has no default.
+    latent_scale, (), is one number that both caches are multiplied by, for float8 caches or any. Pages, lengths,
+    positions, causal, window, sinks, what is guaranteed and what is not are as in paged_attention. Prefill with keys
+    and values of each head, which is faster for many queries, is attention_varlen with D 192 and E 128.
+
+    Args:
+        q_latent: (S, H, C), float32 or float16 or bfloat16.
+        q_rope: (S, H, R), the dtype of q_latent.
+        latent_cache: (NP, P, C), the dtype of q_latent or float8_e4m3fn or float8_e4m3fnuz or float8_e5m2.
+        rope_cache: (NP, P, R), the dtype of latent_cache.
+        block_table: (B, W), int32.
+        seq_lens: (B,), int32.
+        query_start_loc: (B+1,), int32.
+        latent_scale: (), float32; a feature, neutral at None.
+        sinks: (H,), the dtype of q_latent or float32; a feature, neutral at None.
+        scale: a value that has to be given. what products of queries and keys are multiplied by, such as 1/sqrt(192).
+        causal: a value; default True. hide keys behind the query's position.
+        window: a feature, neutral at (-1, -1). keys seen before and after the position.
+        max_seqlen_q: a value; default None. no sequence has more queries. Accepted: an integer or None.
+        max_seqlen_k: a value; default None. no sequence has more keys. Accepted: an integer or None.
+        return_lse: a feature, neutral at False. also return the log-sum-exp of the scores.
+        out: where to write, a tensor for each result; may be no input itself.
+        kernel: a kernel or plugin to use strictly: that one, or an error.
+
+    Returns:
+        out: (S, H, C).
+        lse: (H, S), when return_lse is True.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: dtypes, ranks, shapes or devices do not fit the op.
+        NoKernelError: no kernel can serve the call; the message has every kernel's reason.
+
+    Source: DeepSeek-AI 2024, DeepSeek-V2, arXiv 2405.04434, 2.1; FlashInfer's BatchMLAPagedAttentionWrapper and
+    vLLM's flash_mla for the form; sources of paged_attention.
+    """
+
 def paged_attention(
     q: Tensor,
     key_cache: Tensor,

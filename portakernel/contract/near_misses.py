@@ -110,6 +110,16 @@ _OF_OP: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         **dict.fromkeys(("s_b", "s_other", "suffix_lse"), ("lse_b",)),
     },
     "merge_attentions": {"v": ("outs",), "s": ("lses",)},
+    "mla_decode": {
+        **dict.fromkeys(("q", "query", "q_nope", "ql_nope"), ("q_latent",)),
+        **dict.fromkeys(("q_pe", "q_rot"), ("q_rope",)),
+        **dict.fromkeys(("ckv_cache", "ckv", "kv_c", "k_cache", "kv_cache"), ("latent_cache",)),
+        **dict.fromkeys(("kpe_cache", "kpe", "k_pe", "k_pe_cache"), ("rope_cache",)),
+        **dict.fromkeys(("page_table", "block_tables"), ("block_table",)),
+        **dict.fromkeys(("cache_seqlens", "kv_len", "kv_len_arr", "seqused_k"), ("seq_lens",)),
+        **dict.fromkeys(("qo_indptr", "q_indptr", "cu_seqlens_q"), ("query_start_loc",)),
+        **dict.fromkeys(("k_scale", "kv_scale"), ("latent_scale",)),
+    },
 }
 
 
@@ -142,6 +152,14 @@ _MEANING: Mapping[tuple[str, str], str] = {
     **dict.fromkeys(
         [(name, meant) for name, meant in (("s_a", "lse_a"), ("s_b", "lse_b"), ("s_other", "lse_b"))],
         ": natural logarithms (H, S), of FlashInfer's math.log(2) * s.T",
+    ),
+    **dict.fromkeys(
+        [(name, "q_latent") for name in ("q", "query", "q_nope", "ql_nope")],
+        ": multiplied by the keys' up-projection already, with q_rope, the rotary part, apart",
+    ),
+    **dict.fromkeys(
+        [(name, "latent_cache") for name in ("k_cache", "kv_cache")],
+        ": one part of a joined cache (NP, P, C+R), as in cache[..., :C], and rope_cache is the other, cache[..., C:]",
     ),
     ("v", "outs"): ": the parts come first, (R, S, H, E), as in v.transpose(0, 1), which copies nothing",
     ("s", "lses"): ": natural logarithms (R, H, S), of FlashInfer's math.log(2) * s.permute(1, 2, 0)",

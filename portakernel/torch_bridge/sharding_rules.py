@@ -22,6 +22,7 @@ _INDEPENDENT: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "linear_act": (("N",),),
     "merge_attention": (("S",), ("H",)),
     "merge_attentions": (("S",), ("H",)),
+    "mla_decode": (("H",),),
     "paged_attention": (("H", "G"),),
     "rotary_embedding": (("H", "G"),),
     "scaled_mm": (("M",), ("N",)),

@@ -53,6 +53,7 @@ EXCLUDED: tuple[Exclusion, ...] = (
         features=("swizzle",),
     ),
     Exclusion("attention_varlen", "the lengths of its sequences are read on the host, which a graph cannot do"),
+    Exclusion("mla_decode", "lengths and page tables are read on the host, which a graph cannot do"),
     Exclusion("paged_attention", "lengths and page tables are read on the host, which a graph cannot do"),
     Exclusion("write_kv_cache", _WRITES),
     Exclusion("write_latent_cache", _WRITES),

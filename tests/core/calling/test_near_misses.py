@@ -95,6 +95,13 @@ def refused(call: Callable[[], object], kind: type[PortakernelError] = Portakern
                 " as in v.transpose(0, 1), which copies nothing"
             ),
         ),
+        (
+            lambda: ops.mla_decode(X, X, kv_cache=X, scale=1.0),
+            (
+                "mla_decode: unknown argument 'kv_cache'; here it is called 'latent_cache': one part of a joined cache"
+                " (NP, P, C+R), as in cache[..., :C], and rope_cache is the other, cache[..., C:]"
+            ),
+        ),
         (lambda: ops.rms_norm(X), "rms_norm: weight is not given"),
         (lambda: ops.rms_norm(weight=WEIGHT, out=X), "rms_norm: x is not given"),
         (

@@ -35,7 +35,7 @@ OPS = ("embedding_bag", "cross_entropy", "linear_cross_entropy", "rotary_embeddi
 # Ops that return nothing; how calls of them are looked at is in test_serving_checks.py and test_written_caches.py.
 WRITING = ("write_kv_cache", "write_latent_cache")
 # Ops without gradients.
-SERVING = ("paged_attention",)
+SERVING = ("mla_decode", "paged_attention")
 
 
 @dataclass
@@ -171,6 +171,15 @@ def test_every_way_to_paged_attention_looks_first(checked, how, call, text):
     found = ways(checked, how, "paged_attention", tensors, more)
     with pytest.raises(kind, match=f"^{re.escape(f'paged_attention: {text}')}$"):
         found()
+
+
+def test_pages_of_latent_vectors_are_looked_at_too(checked):
+    caches = [rows(3, 4, 16), rows(3, 4, 8)]
+    ends = [ints(*each, dtype=torch.int32) for each in ((5, 9), (0, 1, 3))]
+    tensors = [rows(3, 2, 16), rows(3, 2, 8), *caches, ints(0, 1, 2, 0, dtype=torch.int32).view(2, 2), *ends]
+    text = "mla_decode: seq_lens[1] is 9; it must be in [0, W*P] with W*P = 8: there is room for no more tokens"
+    with pytest.raises(ArgumentValueError, match=f"^{re.escape(text)}$"):
+        checked.mla_decode(*tensors, scale=0.1)
 
 
 def test_entries_behind_a_sequence_s_last_page_may_be_anything(checked):

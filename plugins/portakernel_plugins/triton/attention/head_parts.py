@@ -136,6 +136,15 @@ def product_of_rows(a, b, REST: tl.constexpr, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def add_product_of_rows(z, a, b, REST: tl.constexpr, PRECISION: tl.constexpr):
+    """``z + a @ b``, as ``product_of_rows``."""
+    z = tl.dot(a[0], b[0], z, input_precision=PRECISION)
+    if REST > 0:
+        z = tl.dot(a[1], b[1], z, input_precision=PRECISION)
+    return z
+
+
+@triton.jit
 def add_weighted_rows(sums, weights, rows, REST: tl.constexpr, PRECISION: tl.constexpr):
     """``sums + weights @ rows``."""
     found = (tl.dot(weights, rows[0], sums[0], input_precision=PRECISION),)

@@ -43,6 +43,21 @@ def place_of(table, token, PAGE: tl.constexpr):
 
 
 @triton.jit
+def places_of_block(table, first, lowest, keys, PAGE: tl.constexpr, BLOCK: tl.constexpr):
+    """As ``place_of`` for the nearest seen of a block of tokens from ``first`` on, a multiple of ``BLOCK``.
+
+    Where the block lies in one page there is one page for all.
+    """
+    token = nearest_seen(first + tl.arange(0, BLOCK), lowest, keys)
+    if PAGE % BLOCK == 0:
+        page = tl.load(table + first // PAGE).to(tl.int64)
+        row = (token % PAGE).to(tl.int64)
+    else:
+        page, row = place_of(table, token, PAGE)
+    return page, row
+
+
+@triton.jit
 def _decoded(codes, FORMAT: tl.constexpr, CAST: tl.constexpr, DTYPE: tl.constexpr, WIDEN: tl.constexpr):
     numbers = widened(codes, FORMAT, CAST).to(DTYPE)  # exact: each has more digits than float8, and more exponents
     if WIDEN:

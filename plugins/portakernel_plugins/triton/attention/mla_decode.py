@@ -1,0 +1,147 @@
+"""``mla_decode`` in Triton: a block of latent vectors is loaded once, and is keys and values of all heads.
+
+A row of a tile is a head of a query. Tiles of few rows wait for memory, and one holds all heads; of more rows each tile
+goes through the keys for itself, which the second one finds in the L2 cache. Kernels: ``mla_kernels.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from portakernel.authoring.triton import cdiv, launch
+from portakernel_plugins.triton.attention.forward import Window
+from portakernel_plugins.triton.attention.mla_kernels import decode, merge
+from portakernel_plugins.triton.attention.pages import Pages
+from portakernel_plugins.triton.attention.parts import places
+from portakernel_plugins.triton.attention.results import Results, Written
+from portakernel_plugins.triton.attention.scores import scoring
+from portakernel_plugins.triton.attention.tiles import shapes
+from portakernel_plugins.triton.launching.configurations import configuration
+
+# Rows of a call's longest sequence for which tiles are the smallest that matrix units take.
+_FEW_ROWS = 16
+# From here on the row of all blocks is counted in 64 bits.
+_MOST_BLOCKS = 1 << 30
+# Lanes of a part that a merging program has, and parts that it reads at once.
+_LANES, _MOST_PARTS = 128, 64
+
+
+def mla_decode(
+    q_latent: Tensor,
+    q_rope: Tensor,
+    latent_cache: Tensor,
+    rope_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    query_start_loc: Tensor,
+    *,
+    latent_scale: Tensor | None = None,
+    sinks: Tensor | None = None,
+    scale: float,
+    causal: bool,
+    window: Window,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    return_lse: bool,
+    out: Results | None = None,
+) -> Results:
+    """The contract's formula; queries (S, H, C) and (S, H, R), caches (NP, P, C) and (NP, P, R) of any strides."""
+    (S, H, C), B = q_latent.shape, len(seq_lens)
+    pages = Pages.of(
+        rope_cache.unsqueeze(2), latent_cache.unsqueeze(2), block_table, seq_lens, None, None, "none", max_seqlen_k
+    )
+    longest = S if max_seqlen_q is None else min(S, max_seqlen_q)
+    how = scoring(q_rope.unsqueeze(0), pages.keys, causal, scale, window, 0.0, (longest, pages.longest))
+    written = Written.of(q_latent, (S, H, C), (H, S), out, return_lse, save=False)
+    if not (S and B and H):
+        return written.results()
+    starts, y = query_start_loc.contiguous(), written.y
+
+    rows = longest * H
+    kernel = "mla_decode_few_rows" if rows <= _FEW_ROWS else "mla_decode"
+    size = q_latent.element_size()  # where that is 2, what float8 becomes takes registers
+    tiling = configuration(kernel, q_latent.device, C, size if size > 2 else latent_cache.element_size())
+    options = dict(tiling.options)
+    block_m = options["BLOCK_M"] = min(options["BLOCK_M"], max(16, 1 << (rows - 1).bit_length()))
+    lists, programs = min(S * H // block_m + B, cdiv(rows, block_m) * B), tiling.programs
+    shared: Mapping[str, Any] = {
+        "HEADS": H,
+        "SEQUENCES": max(16, 1 << (B - 1).bit_length()),
+        "WIDE": lists * cdiv(pages.longest + 1, options["BLOCK_N"]) >= _MOST_BLOCKS,
+        "LEFT": how.flags["LEFT"],
+        "E": C,
+        **{name: options.pop(name) for name in ("BLOCK_M", "BLOCK_N", "LEAST")},
+    }
+    values, shares = places(q_latent, programs, block_m, C)
+    turned_round = how.is_folded and how.last_factor < 0.0
+    flags = pages.flags
+    launch(
+        decode,
+        (programs, 1),
+        q_latent,
+        q_rope,
+        pages.keys,
+        pages.values,
+        sinks,
+        y,
+        written.lse,
+        values,
+        shares,
+        starts,
+        pages.table,
+        pages.lengths,
+        latent_scale,
+        pages.table.stride(0),
+        B,
+        S,
+        how.left,
+        how.right,
+        -how.scale if turned_round else how.scale,
+        how.coarse,
+        *q_latent.stride(),
+        *q_rope.stride(),
+        *_strides(pages.keys),
+        *_strides(pages.values),
+        *y.stride(),
+        0 if sinks is None else sinks.stride(0),
+        RIGHT=how.flags["RIGHT"],
+        FOLDED=how.is_folded,
+        NEGATED=turned_round,
+        **{name: flags[name] for name in ("PAGE", "FORMAT", "CAST")},
+        **{**shapes(q_rope.unsqueeze(0), pages.values), **shared},
+        **options,
+    )
+    merging = configuration("mla_decode_merge", q_latent.device, C)
+    parts = min(_MOST_PARTS, 1 << (cdiv(programs, lists)).bit_length())
+    each, across = max(1, min(block_m, merging.elements // (_LANES * parts))), cdiv(C, _LANES)
+    launch(
+        merge,
+        (lists, block_m // each * across),
+        values,
+        shares,
+        y,
+        written.lse,
+        starts,
+        pages.lengths,
+        B,
+        S,
+        how.left,
+        programs,
+        *y.stride(),
+        PARTS=parts,
+        ROWS=each,
+        LANES=_LANES,
+        ACROSS=across,
+        **shared,
+        **merging.options,
+    )
+    return written.results()
+
+
+def _strides(cache: Tensor) -> tuple[int, int, int]:
+    """Of pages, rows and lanes: there is one head."""
+    page, row, _, lane = cache.stride()
+    return page, row, lane

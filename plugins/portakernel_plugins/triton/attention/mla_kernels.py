@@ -1,0 +1,287 @@
+"""The kernels of ``mla_decode``: products and sums over shares of all blocks, and what parts come to.
+
+Each sequence has a list for each of its tiles, and each program an equal share of all blocks (``shares.py``). A list
+that lies in one program's share is written at once; parts of others (``parts.py``) a second launch adds up, which has
+as many programs as it takes: of one long sequence every program has a part, 32 KiB for 16 heads, and one program alone
+would read them for longer than all programs read the keys.
+"""
+# pyright: reportGeneralTypeIssues=false, reportOptionalOperand=false
+# Python's types do not see that Triton iterates over its ranges.
+# mypy: disable-error-code="assignment, misc, operator"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from portakernel_plugins.triton.attention.head_parts import (
+    add_product_of_rows,
+    add_weighted_rows,
+    load_rows,
+    negated,
+    no_sums,
+    product_of_rows,
+    store_rows,
+    times,
+    turned,
+)
+from portakernel_plugins.triton.attention.online_softmax import log_of_sum, weighed
+from portakernel_plugins.triton.attention.pages import load_paged, places_of_block
+from portakernel_plugins.triton.attention.parts import keep_part, merged
+from portakernel_plugins.triton.attention.scores import sees
+from portakernel_plugins.triton.attention.shares import (
+    blocks_of,
+    lengths_of_all,
+    list_at,
+    one_of,
+    sequence_of,
+    shares_of,
+)
+from portakernel_plugins.triton.attention.tiles import rows_of_tile
+from portakernel_plugins.triton.exponentials import LOG2_E, LOG_2
+
+
+@triton.jit
+def _lists_of(counts, blocks, HEADS: tl.constexpr, BLOCK_M: tl.constexpr, WIDE: tl.constexpr):
+    """How many tiles each sequence has; and the blocks of each, in 64 bits where their row may be so long."""
+    lists = tl.cdiv(counts * HEADS, BLOCK_M)
+    if WIDE:
+        blocks = blocks.to(tl.int64)
+    return lists, blocks
+
+
+@triton.jit(do_not_specialize=["sequences", "rows", "left", "right"])
+def decode(
+    q_latent,
+    q_rope,
+    rope,
+    latent,
+    sinks,
+    out,  # (S, H, E)
+    lse,  # (H, S) float32
+    values,
+    shares,
+    starts,
+    table,
+    lengths,
+    latent_scale,
+    table_row,
+    sequences,
+    rows,
+    left,
+    right,
+    scale,
+    coarse,
+    q_latent_row,
+    q_latent_head,
+    q_latent_lane,
+    q_rope_row,
+    q_rope_head,
+    q_rope_lane,
+    rope_page: tl.constexpr,
+    rope_row: tl.constexpr,
+    rope_lane: tl.constexpr,
+    latent_page: tl.constexpr,
+    latent_row: tl.constexpr,
+    latent_lane: tl.constexpr,
+    out_row,
+    out_head,
+    out_lane,
+    sink_stride,
+    HEADS: tl.constexpr,
+    SEQUENCES: tl.constexpr,
+    WIDE: tl.constexpr,
+    LEFT: tl.constexpr,
+    RIGHT: tl.constexpr,
+    FOLDED: tl.constexpr,
+    NEGATED: tl.constexpr,
+    D: tl.constexpr,  # of the rotary part
+    BLOCK_D: tl.constexpr,
+    REST_D: tl.constexpr,
+    E: tl.constexpr,  # of latent vectors
+    BLOCK_E: tl.constexpr,
+    REST_E: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    LEAST: tl.constexpr,
+    PAGE: tl.constexpr,
+    FORMAT: tl.constexpr,
+    CAST: tl.constexpr,
+    PRECISION: tl.constexpr,
+    WIDEN: tl.constexpr,
+) -> None:
+    """Writes what lists come to that lie in a program's share, and leaves parts of others."""
+    program = tl.program_id(0)
+    all_rows, counts, all_keys = lengths_of_all(starts, lengths, sequences, SEQUENCES)
+    blocks, skipped = blocks_of(counts, all_keys, rows, left, LEFT, BLOCK_N)
+    lists, blocks = _lists_of(counts, blocks, HEADS, BLOCK_M, WIDE)
+    ends, whole, share = shares_of(blocks, lists, tl.num_programs(0), LEAST)
+    begin = program * share
+    stop = tl.minimum(begin + share, whole)
+    if begin >= stop:
+        return
+
+    # the first list of the share; others are found one after the other
+    sequence = tl.sum((ends <= begin).to(tl.int32), 0)
+    chosen = tl.arange(0, SEQUENCES) == sequence
+    first_row = one_of(all_rows, chosen)
+    count = one_of(counts, chosen)
+    keys = one_of(all_keys, chosen)
+    list_blocks = one_of(blocks, chosen).to(tl.int32)
+    first_block = one_of(skipped, chosen)
+    tile, list_begin = list_at(begin, one_of(ends, chosen), one_of(lists, chosen), list_blocks)
+    factor = 1.0
+    if latent_scale is not None:
+        factor = tl.load(latent_scale)
+    lane = tl.arange(0, BLOCK_N)
+    DTYPE: tl.constexpr = q_latent.dtype.element_ty
+    at = begin
+    while at < stop:
+        list_stop = list_begin + list_blocks
+        if list_blocks > 0:
+            upto = tl.minimum(stop, list_stop)
+            query, head, live = rows_of_tile(tile, 0, count, HEADS, BLOCK_M)
+            ahead = keys - count
+            position = query + ahead
+            at_query = first_row.to(tl.int64) + query
+            at_head = head.to(tl.int64)
+            of_latent = load_rows(
+                q_latent, at_query * q_latent_row + at_head * q_latent_head, q_latent_lane, None, BLOCK_E, REST_E, E,
+                False, WIDEN,
+            )  # fmt: skip
+            of_rope = load_rows(
+                q_rope, at_query * q_rope_row + at_head * q_rope_head, q_rope_lane, None, BLOCK_D, REST_D, D, False,
+                WIDEN,
+            )  # fmt: skip
+            if NEGATED:
+                of_latent = negated(of_latent, REST_E)
+                of_rope = negated(of_rope, REST_D)
+            sunk = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+            if sinks is not None and at == list_begin:
+                sunk = tl.load(sinks + at_head * sink_stride).to(tl.float32) * LOG2_E
+            top = sunk
+            total = tl.where(sunk == float("-inf"), 0.0, 1.0)
+            acc = no_sums(BLOCK_M, BLOCK_E, REST_E)
+
+            first_key = (first_block + at - list_begin).to(tl.int32) * BLOCK_N
+            last_key = tl.minimum((first_block + upto - list_begin).to(tl.int32) * BLOCK_N, keys)
+            lowest = tl.cast(0, tl.int32)
+            if LEFT:
+                lowest = tl.maximum(tile * BLOCK_M // HEADS + ahead - left, 0)
+                first_key = tl.maximum(first_key, lowest // BLOCK_N * BLOCK_N)
+            if RIGHT:
+                last_query = (tl.minimum((tile + 1) * BLOCK_M, count * HEADS) - 1) // HEADS
+                last_key = tl.minimum(last_key, last_query + ahead + right + 1)
+            pages_row = table + sequence.to(tl.int64) * table_row
+            for first in tl.range(first_key, last_key, BLOCK_N):
+                column = first + lane
+                inside = (column < keys) & (column >= lowest)
+                page, row = places_of_block(pages_row, first, lowest, keys, PAGE, BLOCK_N)
+                block = load_paged(
+                    latent, page, row, latent_page, latent_row, latent_lane, BLOCK_E, REST_E, E, False, WIDEN,
+                    DTYPE, FORMAT, CAST,
+                )  # fmt: skip
+                turning = load_paged(
+                    rope, page, row, rope_page, rope_row, rope_lane, BLOCK_D, REST_D, D, True, WIDEN, DTYPE,
+                    FORMAT, CAST,
+                )  # fmt: skip
+                z = product_of_rows(of_latent, turned(block, REST_E), REST_E, PRECISION)
+                z = add_product_of_rows(z, of_rope, turning, REST_D, PRECISION)
+                if latent_scale is not None:
+                    z = z * factor
+                if not FOLDED:
+                    z = z * scale
+                z = tl.where(
+                    sees(inside[None, :], position[:, None] - column[None, :], left, right, LEFT, RIGHT),
+                    z,
+                    float("-inf"),
+                )
+                p, kept, total, top = weighed(z, total, top, scale, coarse, FOLDED)
+                weights = p.to(DTYPE)
+                if WIDEN:
+                    weights = weights.to(tl.float32)
+                acc = add_weighted_rows(times(acc, kept, REST_E), weights, block, REST_E, PRECISION)
+
+            acc = times(acc, factor / tl.where(total == 0.0, 1.0, total), REST_E)
+            found = log_of_sum(total, top, sunk, scale, coarse, FOLDED)
+            if (list_begin >= begin) & (upto == list_stop):
+                store_rows(out, at_query * out_row + at_head * out_head, out_lane, live, acc, REST_E, E)
+                if lse is not None:
+                    tl.store(lse + at_head * rows + at_query, found * LOG_2, mask=live)
+            else:
+                keep_part(values, shares, program, upto < list_stop, live, acc, found, E, REST_E)
+            at = upto
+        list_begin = list_stop
+        tile += 1
+        if (tile * BLOCK_M >= count * HEADS) and at < stop:
+            sequence += 1
+            tile = tl.cast(0, tl.int32)
+            first_row, count, keys, list_blocks, first_block = sequence_of(
+                sequence, starts, lengths, rows, left, LEFT, BLOCK_N
+            )
+
+
+@triton.jit(do_not_specialize=["sequences", "rows", "left", "programs"])
+def merge(
+    values,
+    shares,
+    out,
+    lse,
+    starts,
+    lengths,
+    sequences,
+    rows,
+    left,
+    programs,
+    out_row,
+    out_head,
+    out_lane,
+    HEADS: tl.constexpr,
+    SEQUENCES: tl.constexpr,
+    WIDE: tl.constexpr,
+    LEFT: tl.constexpr,
+    E: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    LEAST: tl.constexpr,
+    PARTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    LANES: tl.constexpr,
+    ACROSS: tl.constexpr,  # how many programs have the lanes of the same rows
+) -> None:
+    """Writes ``ROWS`` rows and ``LANES`` lanes of a list that lies in several programs' shares; one for each list."""
+    all_rows, counts, all_keys = lengths_of_all(starts, lengths, sequences, SEQUENCES)
+    blocks, _ = blocks_of(counts, all_keys, rows, left, LEFT, BLOCK_N)
+    lists, blocks = _lists_of(counts, blocks, HEADS, BLOCK_M, WIDE)
+    ends, _, share = shares_of(blocks, lists, programs, LEAST)
+
+    number = tl.program_id(0)
+    lists_before = tl.cumsum(lists, 0) <= number
+    sequence = tl.sum(lists_before.to(tl.int32), 0)
+    if sequence >= sequences:
+        return
+    chosen = tl.arange(0, SEQUENCES) == sequence
+    tile = number - tl.sum(tl.where(lists_before, lists, 0), 0)
+    list_blocks = one_of(blocks, chosen)
+    list_begin = tl.max(tl.where(lists_before, ends, 0), 0) + tile * list_blocks
+    first_part = (list_begin // share).to(tl.int32)
+    last_part = ((list_begin + list_blocks - 1) // share).to(tl.int32)
+    count = one_of(counts, chosen)
+    live_rows = count * HEADS - tile * BLOCK_M
+    group = tl.program_id(1) // ACROSS
+    first = group * ROWS
+    if (first_part == last_part) | (first >= live_rows):
+        return
+
+    first_lane = tl.program_id(1) % ACROSS * LANES
+    acc, found = merged(
+        values, shares, first_part, last_part, first, live_rows, first_lane, PARTS, ROWS, BLOCK_M, E, LANES, 0
+    )
+    query, head, live = rows_of_tile(tile * (BLOCK_M // ROWS) + group, 0, count, HEADS, ROWS)
+    at_query = one_of(all_rows, chosen).to(tl.int64) + query
+    at_head = head.to(tl.int64)
+    lane = first_lane + tl.arange(0, LANES)
+    to = out + (at_query * out_row + at_head * out_head)[:, None] + (lane.to(tl.int64) * out_lane)[None, :]
+    tl.store(to, acc[0].to(out.dtype.element_ty), mask=live[:, None] & (lane < E)[None, :])
+    if lse is not None and first_lane == 0:
+        tl.store(lse + at_head * rows + at_query, found * LOG_2, mask=live)
