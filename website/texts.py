@@ -21,6 +21,7 @@ _TEXTS = (
     ("Guide", "docs/sharding.md", "sharding.md"),
     ("Guide", "docs/transformers.md", "transformers.md"),
     ("Guide", "examples/attention_in_transformers/README.md", "attention_in_transformers.md"),
+    ("Guide", "examples/paged_generate/README.md", "paged_generate.md"),
     ("Guide", "docs/security.md", "security.md"),
     ("Authors", "plugins/README.md", "plugins.md"),
     ("Authors", "backends/README.md", "backends.md"),

@@ -215,9 +215,9 @@ CONTRACT = Contract(
         Case("drawn lengths, not causal", dims=_dims(B=4, S=29, W=3, P=32, H=2, D=40), parameters={"causal": False}),
         Case(
             "queries without keys, sequences without either",
-            dims=_dims(B=5, S=20, W=3, P=8, H=4, G=2, D=64),
+            dims=_dims(B=5, S=60, W=3, P=8, H=4, G=2, D=64),
             parameters={"return_lse": True},
-            given={"query_start_loc": (0, 3, 3, 12, 18, 20), "seq_lens": (0, 20, 4, 7, 1)},
+            given={"query_start_loc": (0, 3, 3, 12, 18, 60), "seq_lens": (0, 20, 4, 7, 21)},
         ),
         Case(
             "no keys at all",

@@ -59,7 +59,9 @@ def called(given: tuple[Tensor, ...], **values: Any) -> tuple[Tensor, Tensor]:
 
 def assert_right(given: tuple[Tensor, ...], **values: Any) -> None:
     wide = (x.double() if x.is_floating_point() else x for x in given)
-    for found, want in zip(called(given, **values), reference.forward(*wide, return_lse=True, **values), strict=True):
+    wide_values = {name: x.double() if isinstance(x, Tensor) else x for name, x in values.items()}
+    wants = reference.forward(*wide, return_lse=True, **wide_values)
+    for found, want in zip(called(given, **values), wants, strict=True):
         torch.testing.assert_close(found.double(), want, atol=2e-5, rtol=2e-5)
 
 
@@ -105,6 +107,46 @@ def test_what_lies_before_every_window_may_be_nobody_s_page():
 @pytest.mark.parametrize("queries", [1, 2, 5, 16])
 def test_pages_and_queries_of_any_number(page, queries):
     assert_right(drawn((130, 3, 0, 61), (queries, 1, queries, queries), page=page), max_seqlen_q=queries)
+
+
+@pytest.mark.parametrize("queries", [1, 2, 5, 16, 40])
+def test_pages_that_are_longer_than_most_sequences(queries):
+    assert_right(drawn((800, 3, 0, 61), (queries, 1, queries, queries), page=784), max_seqlen_q=queries)
+
+
+# Every two values of different features are in one of them.
+FEATURES = (
+    ((-1, -1), True, False, 0.0, (4, 4)),
+    ((-1, -1), True, True, 2.0, (6, 2)),
+    ((-1, -1), False, True, 0.0, (8, 1)),
+    ((9, 0), True, True, 0.0, (4, 4)),
+    ((9, 0), True, False, 2.0, (8, 1)),
+    ((40, -1), True, True, 2.0, (6, 2)),
+    ((9, 0), False, False, 0.0, (6, 2)),
+    ((5, 3), False, True, 2.0, (4, 4)),
+    ((70, 2), False, False, 2.0, (8, 1)),
+)
+
+
+@pytest.mark.parametrize(("window", "causal", "sunk", "softcap", "heads"), FEATURES)
+def test_windows_sinks_softcaps_and_groups_meet(window, causal, sunk, softcap, heads):
+    # one query, whose keys several programs share; some; more than are decoded; more queries than keys; no keys
+    given = drawn((260, 33, 75, 50, 0), (1, 3, 70, 66, 2), heads=heads[0], key_heads=heads[1])
+    sinks = torch.linspace(-1.0, 4.0, heads[0]) if sunk else None
+    assert_right(given, window=window, causal=causal, sinks=sinks, softcap=softcap, scale=0.4)
+
+
+@pytest.mark.parametrize("queries", [1, 40])
+def test_pages_beyond_32_bits_of_elements_are_read(queries):
+    q, *caches, _, lengths, starts = drawn((20,), (queries,))
+    near = [x[:2].to(torch.float8_e5m2) for x in caches]
+    pages = (1 << 31) // near[0][0].numel() + 4
+    far = [torch.empty(pages, *x.shape[1:], dtype=x.dtype) for x in near]  # untouched memory is not there
+    for x, of in zip(near, far, strict=True):
+        of[pages - 2 :] = x
+    tables = [torch.tensor([[last, last - 1]], dtype=torch.int32) for last in (1, pages - 1)]
+    both = [called((q, *x, table, lengths, starts)) for x, table in zip((near, far), tables, strict=True)]
+    assert all(map(torch.equal, *both))
 
 
 @pytest.mark.parametrize("lengths", [(260,), (1, 260, 2), (0, 0, 0), (33, 32, 31, 64), (0, 300, 0, 299)])

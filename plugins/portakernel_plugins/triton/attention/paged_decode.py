@@ -42,6 +42,8 @@ from portakernel_plugins.triton.launching.configurations import configuration
 
 # Rows of a tile, of queries times the heads of a key head: of more, prefill's kernel has the sequence.
 _MOST_ROWS = 64
+# Up to so many are as fast as one: products have no fewer.
+_FEW_ROWS = 16
 # With fewer keys of all sequences and heads, and with more of one sequence, launches are as their names in
 # `configurations.yaml` say.
 _LEAST_KEYS, _FEW_KEYS, _LONG = 1 << 16, 1 << 18, 1 << 14
@@ -259,8 +261,10 @@ def most_queries(heads: int) -> int:
     return _MOST_ROWS // heads
 
 
-def _configured(keys: int, longest: int, words: bool) -> str:
-    """Which entry of the configurations a call has with so many ``keys`` of all sequences and heads."""
+def _configured(rows: int, keys: int, longest: int, words: bool) -> str:
+    """Which entry of the configurations a tile of ``rows`` has with so many ``keys`` of all sequences and heads."""
+    if rows > _FEW_ROWS:
+        return "attention.paged_decode_many_rows"
     if keys < _FEW_KEYS:
         return "attention.paged_decode_" + ("least_keys" if keys < _LEAST_KEYS else "few_keys")
     if words:
@@ -289,11 +293,11 @@ def launch_decode(
     values_read = pages.values
     if not (bounded or blocks["REST_E"]) and blocks["BLOCK_E"] in WIDTHS:
         values_read = pages.values_as_read(q.dtype)
-    kernel = _configured(B * G * pages.longest, pages.longest, values_read is not pages.values)
+    live = 1 << (queries * heads - 1).bit_length()
+    kernel = _configured(live, B * G * pages.longest, pages.longest, values_read is not pages.values)
     tiling = configuration(kernel, q.device, width, q.element_size())
     options = dict(tiling.options)
-    live = 1 << (queries * heads - 1).bit_length()
-    options |= {"LIVE": live, "BLOCK_M": max(16, live)}
+    options |= {"LIVE": live, "BLOCK_M": max(_FEW_ROWS, live)}
     programs = tiling.programs
     values, shares = places(q, programs, options["BLOCK_M"], E)
     options["PARTS"] = max(1, _MERGED // (live * blocks["BLOCK_E"]))
