@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from itertools import accumulate, pairwise
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -663,6 +663,72 @@ class BatchPrefillWithPagedKVCacheWrapper(_PagedWrapper):
     def run(self, q, paged_kv_cache, *, out, return_lse=False):
         assert not self._alike or paged_kv_cache[0].stride() == paged_kv_cache[1].stride()
         return self._run(q, paged_kv_cache, out, return_lse)
+
+
+@stands_in("flashinfer.mla")
+class MLAPlanMetadata(NamedTuple):
+    qo_indptr: Tensor
+    kv_indptr: Tensor
+    kv_indices: Tensor
+    kv_len_arr: Tensor
+
+    @classmethod
+    def csr(cls, qo_indptr, kv_indptr, kv_indices, kv_len_arr):
+        return cls(qo_indptr, kv_indptr, kv_indices, kv_len_arr)
+
+
+@stands_in("flashinfer.mla")
+class BatchMLAPagedAttentionWrapper(_PagedWrapper):
+    """As one key head, of latent and rotary part, whose values are the latent part."""
+
+    def __init__(
+        self,
+        float_workspace_buffer,
+        use_cuda_graph=False,
+        qo_indptr=None,
+        kv_indptr=None,
+        kv_indices=None,
+        kv_len_arr=None,
+        backend="auto",
+    ):
+        super().__init__(float_workspace_buffer, "NHD")
+        assert backend in ("fa2", "fa3")
+
+    def plan(
+        self,
+        *,
+        metadata,
+        num_heads,
+        head_dim_ckv,
+        head_dim_kpe,
+        page_size,
+        causal,
+        sm_scale,
+        q_data_type,
+        kv_data_type,
+        query_layout,
+        kv_cache_layout,
+        lse_mode,
+    ):
+        assert (head_dim_ckv, head_dim_kpe) == (512, 64)
+        assert query_layout == kv_cache_layout == "split"
+        self._lse_mode = lse_mode
+        starts, indptr, indices, lengths = metadata
+        sizes = num_heads, 1, head_dim_ckv + head_dim_kpe, page_size
+        last = (lengths - 1) % page_size + 1
+        self._plan(starts, indptr, indices, last, sizes, sm_scale, 0.0, q_data_type, kv_data_type, causal)
+
+    def run(self, *, query, kv_cache, out, return_lse=False, return_lse_base_on_e=False):
+        assert self._lse_mode == ("basee" if return_lse else "none")
+        assert return_lse == return_lse_base_on_e
+        _dense(*query, out, alignment=16)
+        _cache_rows(*kv_cache)
+        keys = torch.cat(kv_cache, -1).unsqueeze(2)
+        wide = out.new_empty((*out.shape[:-1], keys.shape[-1]))
+        values = torch.nn.functional.pad(kv_cache[0], (0, keys.shape[-1] - out.shape[-1])).unsqueeze(2)
+        _, sums = self._run(torch.cat(query, -1), (keys, values), wide, True)
+        out.copy_(wide[..., : out.shape[-1]])
+        return (out, sums * math.log(2)) if return_lse else out
 
 
 # --- flash_attn -----------------------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ def test_with_a_library_that_does_what_it_says_every_kernel_conforms(name, units
     registry.kernels = MappingProxyType({**registry.kernels, name: kernel})
     targets = tuple(target for _, claim in kernel.variants for target in claimed_targets(claim, registry.spaces))
     # the smallest cases that have what a claim names
-    most = 65536 if kernel.op == "paged_attention" else 32768 if "sinks" in kernel.features else 4096
+    most = 65536 if kernel.op in ("paged_attention", "mla_decode") else 32768 if "sinks" in kernel.features else 4096
     venue = Venue("cpu", targets[:1], mode="stand-ins", max_elements=most, enter=nullcontext)
     suite = Suite(Dispatcher(registry, Config()), kernel, venue, 20261122)
     results = [result for unit in units_in_turn(suite, lambda _: True) for result in suite.run(unit)]
