@@ -13,7 +13,7 @@ from portakernel.host.forks import unsplit
 from portakernel.torch_import import offer_ops
 
 if TYPE_CHECKING:
-    from portakernel import errors, ops, paging
+    from portakernel import errors, masks, ops, paging
 
     __version__: str
     from portakernel.api import bind, explain, load_policy, plugins, policy, set_policy, stats, targets, use, warmup
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from portakernel.warming.outcome import Call
 
 __all__ = [
-    "PLUGIN_API", "Call", "bind", "errors", "explain", "load_policy", "ops", "paging", "plugins", "policy",
+    "PLUGIN_API", "Call", "bind", "errors", "explain", "load_policy", "masks", "ops", "paging", "plugins", "policy",
     "set_policy", "stats", "targets", "use", "warmup",
 ]  # fmt: skip
 
@@ -33,7 +33,7 @@ def __getattr__(name: str) -> Any:
 
         # read once: commands ask for each kernel
         return globals().setdefault(name, version("portakernel"))
-    if name in ("errors", "ops", "paging"):
+    if name in ("errors", "masks", "ops", "paging"):
         with unsplit(f"importing portakernel.{name}"):
             return importlib.import_module(f"portakernel.{name}")
     if name == "PLUGIN_API":

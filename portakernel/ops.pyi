@@ -293,6 +293,92 @@ def attention_varlen(
     Source: Dao 2023, FlashAttention-2, arXiv 2307.08691; flash_attn_varlen_func for the form; sources of attention.
     """
 
+def block_sparse_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    partial_count: Tensor,
+    partial_index: Tensor,
+    full_count: Tensor | None = None,
+    full_index: Tensor | None = None,
+    *,
+    mask: str = "none",
+    window: tuple[int | None, int | None] = (-1, -1),
+    block: Literal["128x128", "64x64"] = "128x128",
+    scale: float | None = None,
+    softcap: float = 0.0,
+    return_lse: bool = False,
+    query_ids: Tensor | None = None,
+    key_ids: Tensor | None = None,
+    prefix: Tensor | None = None,
+    sinks: Tensor | None = None,
+    q_partial_count: Tensor | None = None,
+    q_partial_index: Tensor | None = None,
+    q_full_count: Tensor | None = None,
+    q_full_index: Tensor | None = None,
+    out: Tensor | tuple[Tensor, ...] | None = None,
+    kernel: str | None = None,
+) -> Tensor | tuple[Tensor, ...]:
+    """Attention over the blocks of keys that lists name for each block of queries, with masks by name.
+
+    ``attention's, of which query i sees key j where the block of j is in the full list of the block of i, or in the
+    partial list and mask(b, h, i + T - S, j) holds``
+
+    Lists are as FlexAttention's BlockMask has them: row r of partial_index (B, H, R, C) holds, in any order, the
+    blocks of keys that the block r of queries sees in part, of which the first partial_count[b, h, r] are meant;
+    full_index those that it sees whole. What is one for all batches or heads may be expanded, with strides of 0;
+    portakernel.masks makes lists of bool maps (lists), of masks (lists_of) and of a BlockMask (from_block_mask). A
+    block is of 128 or 64 queries and keys; the last one may be shorter. mask is a name: none, causal, document
+    (query_ids (B, S) and key_ids (B, T) are equal), prefix (causal, and keys before prefix (B,)), or one that
+    portakernel.masks.register was given. window holds together with it, for partial blocks. Queries stand as in
+    attention: query i at i + T - S. What the mask reads has to be given, and nothing else of it (ArgumentValueError).
+    Blocks in no list of a row are not read, and reach no result of its queries, whatever they hold. A query that sees
+    no key gives zeros, and lse -inf or its sink; softcap and sinks are as in attention. q_partial_count (B, H, K),
+    q_partial_index (B, H, K, R), q_full_count and q_full_index say the same by blocks of keys
+    (portakernel.masks.transposed), for backward, which makes them where they are not given. lse has no gradient.
+    Undefined: a block twice in a row's lists, or one that there is not; lists by keys that say something else. Not
+    guaranteed: what attention does not guarantee, inside of listed blocks.
+
+    Args:
+        q: (B, S, H, D), float32 or float16 or bfloat16, or float64, which the reference alone serves.
+        k: (B, T, G, D), the dtype of q.
+        v: (B, T, G, E), the dtype of q.
+        partial_count: (B, H, ceil(S/128)) for 128x128, (B, H, ceil(S/64)) for 64x64, int32.
+        partial_index: (B, H, ceil(S/128), C) for 128x128, (B, H, ceil(S/64), C) for 64x64, int32.
+        full_count: (B, H, ceil(S/128)) for 128x128, (B, H, ceil(S/64)) for 64x64, int32; or None.
+        full_index: (B, H, ceil(S/128), F) for 128x128, (B, H, ceil(S/64), F) for 64x64, int32; or None.
+        query_ids: (B, S), int32; or None.
+        key_ids: (B, T), int32; or None.
+        prefix: (B,), int32; or None.
+        sinks: (H,), the dtype of q or float32; a feature, neutral at None.
+        q_partial_count: (B, H, ceil(T/128)) for 128x128, (B, H, ceil(T/64)) for 64x64, int32; or None.
+        q_partial_index: (B, H, ceil(T/128), ceil(S/128)) for 128x128, (B, H, ceil(T/64), ceil(S/64)) for 64x64,
+            int32; or None.
+        q_full_count: (B, H, ceil(T/128)) for 128x128, (B, H, ceil(T/64)) for 64x64, int32; or None.
+        q_full_index: (B, H, ceil(T/128), ceil(S/128)) for 128x128, (B, H, ceil(T/64), ceil(S/64)) for 64x64, int32;
+            or None.
+        mask: a feature, neutral at 'none'. which keys of partial blocks a query sees. Accepted: 'none' or 'causal' or
+            'document' or 'prefix', or a name that portakernel.masks.register was given.
+        window: a feature, neutral at (-1, -1). keys seen before and after the position.
+        block: a value; default '128x128'. queries and keys of a block of the lists. Accepted: '128x128' or '64x64'.
+        scale: a value; default None. what q @ k.T is multiplied by; None: 1/sqrt(D). Accepted: a number or None.
+        softcap: a feature, neutral at 0.0. bounds scores smoothly to this magnitude; 0: off.
+        return_lse: a feature, neutral at False. also return the log-sum-exp of the scores.
+        out: where to write, a tensor for each result; may be no input itself.
+        kernel: a kernel or plugin to use strictly: that one, or an error.
+
+    Returns:
+        out: (B, S, H, E).
+        lse: (B, H, S), when return_lse is True.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: dtypes, ranks, shapes or devices do not fit the op.
+        NoKernelError: no kernel can serve the call; the message has every kernel's reason.
+
+    Source: FlexAttention: Dong et al. 2024, arXiv 2412.05496; torch.nn.attention.flex_attention.BlockMask for the
+    lists; Dao 2023, FlashAttention-2, arXiv 2307.08691; sources of attention.
+    """
+
 def cross_entropy(
     logits: Tensor,
     target: Tensor,

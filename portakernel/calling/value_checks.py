@@ -12,11 +12,12 @@ from typing import Any
 
 from torch import Tensor
 
+from portakernel.calling.block_checks import check_blocks
 from portakernel.calling.launcher import signature
 from portakernel.calling.serving_checks import check_most, check_serving
 from portakernel.claims.request import Phase, Request
 from portakernel.contract import Contract
-from portakernel.contract.value_rules import Ends, Experts, Indices, Lengths, Pages, Slots
+from portakernel.contract.value_rules import BlockCounts, Blocks, Ends, Experts, Indices, Lengths, Pages, Slots
 from portakernel.errors import ArgumentValueError, IndexOutOfRangeError
 from portakernel.tensors.capture import is_capturing
 from portakernel.tensors.index_values import element, outside
@@ -46,9 +47,9 @@ def check_values(contract: Contract, arguments: dict[str, Any]) -> None:
     """Nothing, when the tensors' numbers are such as the op is defined for. Tensors without memory are passed over.
 
     Raises:
-        IndexOutOfRangeError: an index, page, slot or expert points at nothing.
+        IndexOutOfRangeError: an index, page, slot, expert or block points at nothing.
         ArgumentValueError: ends of pieces fall, or lie outside; a length has no room; a slot is written twice; a
-            bound on lengths is too small.
+            list of blocks is too long, or has one twice; a bound on lengths is too small.
     """
     readable = {name: given for name, given in arguments.items() if isinstance(given, Tensor) and _is_readable(given)}
     shapes = {tensor.name: tuple(arguments[tensor.name].shape) for tensor in _present(contract, arguments)}
@@ -67,6 +68,8 @@ def check_values(contract: Contract, arguments: dict[str, Any]) -> None:
                 _check_ends(contract.op, tensor.name, numbers, most, dims[most])
             case Lengths() | Pages() | Slots() | Experts() as rule:
                 check_serving(contract.op, tensor.name, numbers, rule, sizes, readable)
+            case BlockCounts() | Blocks() as rule:
+                check_blocks(contract.op, tensor.name, numbers, rule, sizes, readable)
             case None:
                 pass
     for parameter in contract.parameters:

@@ -11,7 +11,20 @@ Values = Literal["normal", "large", "tiny", "special", "zeros", "sparse", "mixed
 
 
 DrawKind = Literal[
-    "numbers", "index", "segments", "offsets", "scale", "mask", "lengths", "pages", "slots", "experts", "lse"
+    "numbers",
+    "index",
+    "ids",
+    "segments",
+    "offsets",
+    "scale",
+    "mask",
+    "lengths",
+    "pages",
+    "slots",
+    "experts",
+    "lse",
+    "block_counts",
+    "blocks",
 ]
 
 
@@ -34,9 +47,18 @@ class Draw:
     ``lse``: the logarithms that parts of attention come with, ordinary ones, some of them alike, some 100 up or down;
     minus infinity where a part saw no key.
 
+    Of block maps: ``blocks``: in each row different blocks of ``below``, which is ``T/block`` for those of dimension
+    ``T`` whose size the parameter ``block`` says, as many as ``lengths`` has counts for; behind them is what points
+    nowhere. ``block_counts``: how many these are, up to ``room``, which is a dimension. What stands ``beside`` another
+    list has none of its blocks, and together they are no more than there are. ``turned`` ones say of each block which
+    rows have it in the lists of this name, their arguments' names being followed by ``_count`` and ``_index``.
+
+    ``ids``: a few different integers, or any up to ``below``.
+
     ``poison`` names another argument, which says what of this one nobody may look at: that is NaN, so that whoever
     reads it shows. Of ``pages``, what none of its sequences reaches, this one's first dimensions being pages and
-    tokens; of an ``lse``, what has minus infinity there, whose dimensions this one has by the same names.
+    tokens; of an ``lse``, what has minus infinity there, whose dimensions this one has by the same names; of
+    ``blocks``, what is in no list.
     """
 
     kind: DrawKind = "numbers"
@@ -45,6 +67,9 @@ class Draw:
     lengths: str = ""
     page: str = ""
     poison: str = ""
+    room: str = ""
+    beside: str = ""
+    turned: str = ""
 
 
 @dataclass(frozen=True, slots=True)

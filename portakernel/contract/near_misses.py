@@ -76,6 +76,7 @@ _ADVICE: Mapping[str, str] = {
         ("dropout_p", "dropout", "attention_dropout", "p_dropout"),
         "the op drops nothing: call torch.nn.functional.dropout where the model does",
     ),
+    "block_mask": "pass **portakernel.masks.from_block_mask(block_mask, batch=B, heads=H), and mask= by name",
     "enable_gqa": "heads are grouped wherever k and v have fewer heads than q; leave it out",
     **dict.fromkeys(
         ("is_neox", "is_neox_style"), "is_neox=True is interleaved=False here, and is_neox=False interleaved=True"
@@ -103,6 +104,18 @@ _OF_OP: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "dequantize": dict.fromkeys(("input", "x", "inp", "data"), ("q",)),
     "rotary_embedding": {"scale_factor": (), "input": ("q",)},
     "add": {"input": ("x",), "b": ("y",)},
+    "block_sparse_attention": {
+        **dict.fromkeys(("kv_num_blocks", "mask_block_cnt"), ("partial_count",)),
+        **dict.fromkeys(("kv_indices", "mask_block_idx"), ("partial_index",)),
+        **dict.fromkeys(("full_kv_num_blocks", "full_block_cnt"), ("full_count",)),
+        **dict.fromkeys(("full_kv_indices", "full_block_idx"), ("full_index",)),
+        **dict.fromkeys(("q_num_blocks",), ("q_partial_count",)),
+        **dict.fromkeys(("q_indices",), ("q_partial_index",)),
+        **dict.fromkeys(("full_q_num_blocks",), ("q_full_count",)),
+        **dict.fromkeys(("full_q_indices",), ("q_full_index",)),
+        **dict.fromkeys(("mask_mod", "mask_name"), ("mask",)),
+        **dict.fromkeys(("block_size", "BLOCK_SIZE"), ("block",)),
+    },
     "merge_attention": {
         **dict.fromkeys(("v_a", "prefix_output", "out_a"), ("a",)),
         **dict.fromkeys(("s_a", "prefix_lse"), ("lse_a",)),

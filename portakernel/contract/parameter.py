@@ -9,11 +9,13 @@ from numbers import Integral, Real
 from typing import Any, Literal
 
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
+from portakernel.words.masks import BUILT_IN, MASKS
 
+# mask     a mask by name: a built-in one, or any that was registered (portakernel.masks)
 # window   how many positions before and after a query it sees, as a pair; -1: all of them
 # dtype    a dtype by name; torch.dtype is accepted in calls
 # format   a scale format by name (portakernel.words.dtypes.SCALE_FORMATS)
-Kind = Literal["float", "int", "bool", "text", "dtype", "format", "window"]
+Kind = Literal["float", "int", "bool", "text", "dtype", "format", "mask", "window"]
 UNLIMITED = -1
 LARGEST = (1 << 63) - 1  # kernels and torch's schemas take integers of 64 bits
 
@@ -81,7 +83,9 @@ class Parameter:
         return self.canonical(op, text)
 
     def possible(self) -> tuple[Any, ...]:
-        """Every value that it may have, where these can be listed; else none."""
+        """Every value that it may have, where these can be listed; else none. Of masks, the built-in ones."""
+        if self.kind == "mask":
+            return tuple(mask.name for mask in BUILT_IN)
         return (False, True) if self.kind == "bool" else self.choices
 
     def accepted(self) -> str:
@@ -90,9 +94,10 @@ class Parameter:
             "float": self._numbers(),
             "int": "an integer",
             "bool": "True or False",
+            "mask": f"{_either(self.possible())}, or a name that portakernel.masks.register was given",
             "window": "(left, right), with -1 or None for all",
         }
-        shown = kinds.get(self.kind) or " or ".join(repr(choice) for choice in self.choices)
+        shown = kinds.get(self.kind) or _either(self.choices)
         return f"{shown} or None" if self.optional else shown
 
     def _numbers(self) -> str:
@@ -100,6 +105,10 @@ class Parameter:
         if math.isfinite(self.most):
             return f"a number from {self.least:g} to {self.most:g}"
         return f"a number from {self.least:g} up" if math.isfinite(self.least) else "a number"
+
+
+def _either(words: tuple[Any, ...]) -> str:
+    return " or ".join(repr(word) for word in words)
 
 
 def _number(text: str) -> object:
@@ -156,6 +165,15 @@ def _word(parameter: Parameter, op: str, value: object) -> str:
     return value
 
 
+def _mask(parameter: Parameter, op: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise _wrong_type(parameter, op, value)
+    if value not in MASKS:
+        hint = "Own masks: portakernel.masks.register"
+        raise UnknownNameError(f"value of {parameter.name}", value, MASKS, where=op, hint=hint)
+    return value
+
+
 def _dtype(parameter: Parameter, op: str, value: object) -> str:
     # torch.dtype shows itself as torch.<name>; this module knows no torch
     if type(value).__name__ == "dtype":
@@ -185,5 +203,6 @@ _CANONICAL: Mapping[Kind, Callable[[Parameter, str, object], Any]] = {
     "text": _word,
     "dtype": _dtype,
     "format": _word,
+    "mask": _mask,
     "window": _window,
 }

@@ -78,7 +78,8 @@ def _tensor(contract: Contract, tensor: TensorArgument) -> str:
 def _parameter(parameter: Parameter) -> str:
     kind = "a feature, neutral at" if parameter.feature else "a value; default"
     kind = "a value that has to be given" if parameter.is_required else f"{kind} {parameter.default!r}"
-    accepted = f" Accepted: {parameter.accepted()}." if parameter.choices or parameter.optional else ""
+    is_listed = parameter.choices or parameter.optional or parameter.kind == "mask"
+    accepted = f" Accepted: {parameter.accepted()}." if is_listed else ""
     summary = f" {parameter.summary.rstrip('.')}." if parameter.summary else ""
     return f"{parameter.name}: {kind}.{summary}{accepted}"
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from portakernel.contract.contract import Contract, alternatives
 from portakernel.contract.parts import Shape, TensorArgument
 from portakernel.contract.sizes import parse_size
-from portakernel.contract.value_rules import Ends, Experts, Indices, Lengths, Pages, Slots
+from portakernel.contract.value_rules import BlockCounts, Blocks, Ends, Experts, Indices, Lengths, Pages, Slots
 from portakernel.errors import nearest
 from portakernel.words.dtypes import DTYPES
 
@@ -111,8 +111,22 @@ def _rule(tensor: TensorArgument, contract: Contract) -> Iterator[str]:
             counted = [other.name for other in contract.tensors if isinstance(other.rule, Lengths)]
             if lengths not in counted:
                 yield f"{what}: {lengths!r} is no argument with a rule Lengths; {nearest(lengths, counted)}"
+        case BlockCounts(room):
+            yield from _blocks(what, room, contract)
+        case Blocks(counts, below):
+            yield from _blocks(what, below, contract)
+            listed = [other.name for other in contract.tensors if isinstance(other.rule, BlockCounts)]
+            if counts not in listed:
+                yield f"{what}: {counts!r} is no argument with a rule BlockCounts; {nearest(counts, listed)}"
         case None:
             pass
+
+
+def _blocks(what: str, text: str, contract: Contract) -> Iterator[str]:
+    """What a dimension, or the number of its blocks, names that there is not."""
+    dimension, _, parameter = text.partition("/")
+    yield from _unknown(what, [dimension], contract.dims)
+    yield from _unknown(what, filter(None, [parameter]), [parameter.name for parameter in contract.parameters])
 
 
 def _unknown(what: str, given: Iterable[str], known: Iterable[str]) -> Iterator[str]:

@@ -61,5 +61,23 @@ class Experts:
     below: str
 
 
+@dataclass(frozen=True, slots=True)
+class BlockCounts:
+    """How many blocks a list holds: from 0 to ``room``, a dimension or ``S/block``, the blocks of one."""
+
+    room: str
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Lists of blocks, of which the first are meant that the argument ``counts`` says, each once and below ``below``.
+
+    ``T/block`` is the number of blocks of the dimension ``T`` whose size the parameter ``block`` says.
+    """
+
+    counts: str
+    below: str
+
+
 ServingRule = Lengths | Pages | Slots | Experts
-ValueRule = Indices | Ends | ServingRule
+ValueRule = Indices | Ends | BlockCounts | Blocks | ServingRule

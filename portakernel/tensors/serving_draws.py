@@ -23,7 +23,7 @@ _FAR = 100.0
 
 def depth(draw: Draw) -> int:
     """When an argument is drawn: lengths first (0), then the pages they need (1), then what the pages hold (2)."""
-    return 2 if draw.poison else 1 if draw.lengths else 0
+    return 2 if draw.poison else 1 if draw.lengths or draw.turned else 0
 
 
 def draw_serving(

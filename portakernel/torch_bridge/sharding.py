@@ -62,7 +62,11 @@ class Sharding:
         forms = self.caller.arguments.results(tensors, values)
         fixed = {tensor.name: len(tensor.fixed) for tensor in contract.tensors if tensor.leading is not None}
         leading = next((given[name].ndim - count for name, count in fixed.items() if name in given), 0)
-        possible = axes(contract, leading, given)
+        # a registered mask may ask which batch or head it is, which a part of them could not say
+        whole = any(
+            p.kind == "mask" and v not in p.possible() for p, v in zip(contract.parameters, values, strict=True)
+        )
+        possible = () if whole else axes(contract, leading, given)
         split = self._split(possible, tensors, mesh)
         local = [
             None if tensor is None else self._local(place, tensor, split, possible)

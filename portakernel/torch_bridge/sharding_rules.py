@@ -18,6 +18,7 @@ from portakernel.contract.sizes import parse_size
 _INDEPENDENT: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "attention": (("B",), ("H", "G")),
     "attention_varlen": (("H", "G"),),
+    "block_sparse_attention": (("B",), ("H", "G")),
     "embedding_bag": (("N",),),
     "linear_act": (("N",),),
     "merge_attention": (("S",), ("H",)),

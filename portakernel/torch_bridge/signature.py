@@ -19,6 +19,7 @@ _TYPES: dict[Kind, str] = {
     "text": "str",
     "dtype": "str",
     "format": "str",
+    "mask": "str",
     "window": "int[]",
 }
 

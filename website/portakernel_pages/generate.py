@@ -116,6 +116,7 @@ def _type(parameter: Parameter) -> str:
         "float": "float",
         "int": "int",
         "bool": "bool",
+        "mask": "str",
         "dtype": "str | dtype",
         "window": "tuple[int | None, int | None]",
     }

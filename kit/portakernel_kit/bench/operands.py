@@ -15,6 +15,8 @@ from portakernel.claims.request import Phase, Request
 from portakernel.contract import Contract
 from portakernel.contract.case import Draw
 from portakernel.contracts import contract
+from portakernel.tensors.block_draws import BLOCK_LISTS, draw_block_lists
+from portakernel.tensors.block_lists import blocks_of
 from portakernel.tensors.scratch import described
 from portakernel.tensors.serving_draws import SERVING, depth, draw_serving
 from portakernel_kit.bench.question import Question
@@ -23,6 +25,7 @@ from portakernel_kit.bench.question import Question
 _PIECE = 1 << 26
 # Exponents around that of 1, as bytes of e8m0.
 _E8M0 = (120, 135)
+_FEW_IDS = 3
 
 
 @dataclass(slots=True)
@@ -50,8 +53,8 @@ class Operands:
     def lengths(self) -> dict[str, tuple[int, ...]]:
         """What the call's integer tensors say of lengths, by name: a cost may depend on them."""
         pairs = zip(self.contract.tensors, self.tensors, strict=True)
-        kinds = ("lengths", "segments", "offsets")
-        return {a.name: tuple(t.tolist()) for a, t in pairs if t is not None and a.draw.kind in kinds}
+        kinds = ("lengths", "segments", "offsets", "block_counts")
+        return {a.name: tuple(t.flatten().tolist()) for a, t in pairs if t is not None and a.draw.kind in kinds}
 
     def call(self, phase: Phase, kept: dict[str, Tensor | None] | None = None) -> tuple[Any, ...]:
         """What a launcher of ``phase`` takes, in order."""
@@ -108,9 +111,14 @@ def draw(question: Question, arguments: Arguments, device: torch.device, seed: i
     for tensor in drawn:
         if tensor.name not in found:
             continue
+        if tensor.draw.kind in BLOCK_LISTS and tensor.name not in question.row.given:
+            blocks, _ = blocks_of(tensor.draw.below, request.dims, request.values)
+            elements = draw_block_lists(tensor.draw, found[tensor.name].shape, blocks, request.dims, found, host)
+            found[tensor.name].copy_(elements)
+            continue
         below = math.prod(request.dims.get(name, 0) for name in tensor.draw.below.split("*"))
         if tensor.name in question.row.given:
-            found[tensor.name].copy_(torch.tensor(question.row.given[tensor.name]))
+            found[tensor.name].view(-1).copy_(torch.tensor(question.row.given[tensor.name]))
         elif tensor.draw.kind in SERVING:
             elements = draw_serving(tensor.draw, found[tensor.name].shape, below, request.dims, found, host)
             found[tensor.name].copy_(elements)
@@ -133,6 +141,8 @@ def fill(tensor: Tensor, kind: Draw, below: int, source: torch.Generator) -> Non
     match kind.kind:
         case "index":
             flat.random_(0, max(below, 1), generator=source)
+        case "ids":
+            flat.random_(0, below + 1 if kind.below else _FEW_IDS, generator=source)
         case "segments" | "offsets":
             pieces = len(flat) - 1 if kind.kind == "segments" else len(flat)
             flat.copy_(torch.arange(len(flat), device=tensor.device) * below // max(pieces, 1))

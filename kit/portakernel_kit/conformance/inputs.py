@@ -16,6 +16,8 @@ from portakernel.contract import Contract, TensorArgument
 from portakernel.contract import Result as TensorResult
 from portakernel.contract.case import Case, Layout, Values
 from portakernel.contract.sizes import parse_size
+from portakernel.tensors.block_draws import BLOCK_LISTS, draw_block_lists, read_blocks
+from portakernel.tensors.block_lists import blocks_of
 from portakernel.tensors.serving_draws import SERVING, alive, depth, draw_lse, draw_serving, poisoned, reached
 from portakernel.words.dtypes import parse_dtype
 from portakernel_kit.conformance.memory import place_tensor
@@ -24,6 +26,7 @@ from portakernel_kit.conformance.mixed_numbers import largest_exponent, mixed
 # What hides a score without being minus infinity; log2(e) times that is still a number.
 _HIDING = -(2.0**100)
 _FEW_ROWS = 200
+_FEW_IDS = 3
 # One column in so many is zero among sparse numbers.
 _SPARSE = 8
 # Of scales beside special numbers so many are NaN.
@@ -161,6 +164,11 @@ def _drawn(
     if argument.name in case.given:
         return torch.tensor(case.given[argument.name], dtype=torch.int64).reshape(shape)
     draw = argument.draw
+    if draw.kind in BLOCK_LISTS:
+        blocks, _ = blocks_of(draw.below, case.dims, parameters)
+        return draw_block_lists(draw, shape, blocks, case.dims, earlier, source)
+    if draw.kind == "ids":
+        return torch.randint(case.dims[draw.below] + 1 if draw.below else _FEW_IDS, shape, generator=source)
     bound = math.prod(case.dims.get(name, math.prod(case.leading)) for name in draw.below.split("*"))
     if draw.kind in SERVING:
         return draw_serving(draw, shape, bound, case.dims, earlier, source)
@@ -223,8 +231,21 @@ def _poisoned(
     by = contract.tensor(argument.draw.poison)
     if by.draw.kind == "lse":
         return poisoned(drawn, alive(told, by.sizes, argument.sizes, shape))
+    if by.draw.kind == "blocks":
+        seen = _listed_rows(contract, case, shape, earlier)
+        return poisoned(drawn, seen.any(0, keepdim=True) if shape[0] == 1 else seen)
     seen = reached(told, earlier[by.draw.lengths], case.dims[by.draw.below], case.dims[by.draw.page])
     return poisoned(drawn, seen.any(0, keepdim=True) if shape[0] == 1 else seen)
+
+
+def _listed_rows(contract: Contract, case: Case, shape: Sequence[int], earlier: Mapping[str, Tensor]) -> Tensor:
+    """Which rows ``(B, T, G)`` of an argument of this shape are in some block that a head of the key head lists."""
+    made = [a for a in contract.tensors if a.draw.kind == "blocks" and a.draw.lengths and a.name in earlier]
+    blocks, columns = blocks_of(made[0].draw.below, case.dims, contract.values(case.parameters))
+    read = read_blocks([(earlier[a.draw.lengths], earlier[a.name]) for a in made], blocks)
+    batches, heads, _ = read.shape
+    of_key_heads = read.reshape(batches, shape[2], heads // shape[2], blocks).any(2)
+    return of_key_heads.repeat_interleave(columns, -1)[..., : shape[1]].transpose(1, 2)
 
 
 def _scales(shape: Sequence[int], dtype: str, source: torch.Generator, *, special: bool) -> Tensor:

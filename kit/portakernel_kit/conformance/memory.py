@@ -31,10 +31,14 @@ _NAN_BYTES = {"float8_e4m3fnuz": 0x80, "float8_e5m2fnuz": 0x80, "float8_e8m0fnu"
 def layouts_of(argument: TensorArgument, rank: int) -> tuple[Layout, ...]:
     """How an argument of so many dimensions can lie, other than contiguous.
 
-    What is written, and where, has no element that is several at once.
+    What is written, and where, has no element that is several at once; lists differ as do those that they go with.
     """
     others: tuple[Layout, ...] = get_args(Layout)
-    single = argument.mutated or argument.draw.kind == "slots"
+    single = (
+        argument.mutated
+        or argument.draw.kind in ("slots", "blocks")
+        or bool(argument.draw.beside or argument.draw.turned)
+    )
     excluded = ("contiguous", "expanded") if single else ("contiguous",)
     return tuple(layout for layout in others if layout not in excluded and rank >= _RANK_NEEDED.get(layout, 0))
 

@@ -55,6 +55,10 @@ EXCLUDED: tuple[Exclusion, ...] = (
     Exclusion("attention_varlen", "the lengths of its sequences are read on the host, which a graph cannot do"),
     Exclusion("mla_decode", "lengths and page tables are read on the host, which a graph cannot do"),
     Exclusion("paged_attention", "lengths and page tables are read on the host, which a graph cannot do"),
+    Exclusion(
+        "block_sparse_attention",
+        "its reference goes through the rows of blocks one by one, and a graph fixes their number",
+    ),
     Exclusion("write_kv_cache", _WRITES),
     Exclusion("write_latent_cache", _WRITES),
     Exclusion(

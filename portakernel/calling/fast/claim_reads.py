@@ -13,7 +13,7 @@ from portakernel.deciding.readiness import Readiness
 from portakernel.registry.kernel import Kernel
 
 # Parameters of these kinds take few values, which a key may hold as they are.
-_FEW = ("bool", "text", "dtype", "format")
+_FEW = ("bool", "text", "dtype", "format", "mask")
 
 
 @dataclass(frozen=True, slots=True)

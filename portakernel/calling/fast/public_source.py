@@ -37,6 +37,7 @@ from portakernel.tensors.torch_internals import (
     profiler,
 )
 from portakernel.words.dtypes import DTYPES
+from portakernel.words.masks import MASKS
 
 # What generated code calls.
 GLOBALS: dict[str, Any] = {
@@ -127,6 +128,9 @@ def canonical_terms(contract: Contract) -> tuple[str, dict[str, Any]]:
         elif kind == "window":
             term = f"(type({name}) is tuple and len({name}) == 2 and {name}[0].__class__ is {name}[1].__class__ is int"
             term += f" and -1 <= {name}[0] <= {LARGEST} and -1 <= {name}[1] <= {LARGEST})"
+        elif kind == "mask":
+            names[f"_words_{name}"] = MASKS  # it grows
+            term = f"(type({name}) is str and {name} in _words_{name})"
         else:
             # most calls leave a parameter out: then it is the default itself, which `know_defaults` makes quick to see
             names[f"_default_{name}"] = parameter.default

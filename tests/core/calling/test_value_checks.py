@@ -20,7 +20,7 @@ from portakernel.calling.fast import bound_source, out_source, public_source
 from portakernel.calling.launcher import launcher
 from portakernel.calling.public import public_function
 from portakernel.config import Config
-from portakernel.contract.value_rules import Ends, Experts, Indices, Lengths, Pages, Slots
+from portakernel.contract.value_rules import BlockCounts, Blocks, Ends, Experts, Indices, Lengths, Pages, Slots
 from portakernel.contracts import contract, own_contracts
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.errors import ArgumentValueError, IndexOutOfRangeError
@@ -31,7 +31,15 @@ from portakernel_kit.conformance.inputs import Inputs, draw_inputs, generator
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # torch's own
 _namespaces = itertools.count()
-OPS = ("embedding_bag", "cross_entropy", "linear_cross_entropy", "rotary_embedding", "attention_varlen", "rms_norm")
+OPS = (
+    "embedding_bag",
+    "cross_entropy",
+    "linear_cross_entropy",
+    "rotary_embedding",
+    "attention_varlen",
+    "rms_norm",
+    "block_sparse_attention",
+)
 # Ops that return nothing; how calls of them are looked at is in test_serving_checks.py and test_written_caches.py.
 WRITING = ("write_kv_cache", "write_latent_cache")
 # Ops without gradients.
@@ -94,7 +102,31 @@ def turned(*positions: int) -> tuple[list[torch.Tensor], dict[str, Any]]:
     return [rows(2, 2, 1, 4), rows(2, 2, 1, 4), table, table, ints(*positions).view(2, 2)], {}
 
 
+def listed(count: int, *blocks: int) -> tuple[list[torch.Tensor], dict[str, Any]]:
+    """A list of blocks of 64 keys, of which there are three."""
+    lists = [ints(count, dtype=torch.int32).view(1, 1, 1), ints(*blocks, dtype=torch.int32).view(1, 1, 1, -1)]
+    return [rows(1, 5, 1, 8), rows(1, 150, 1, 8), rows(1, 150, 1, 8), *lists], {"block": "64x64"}
+
+
 WRONG = [
+    (
+        "block_sparse_attention",
+        listed(3, 0, 1),
+        "partial_count[0, 0, 0] is 3; it must be from 0 to 2, for which the list has room (C)",
+    ),
+    (
+        "block_sparse_attention",
+        listed(2, 0, 3, 9),
+        (
+            "partial_index[0, 0, 0, 1] is 3; it must be in [0, 3), the blocks of T = 150, because"
+            " partial_count[0, 0, 0] is 2"
+        ),
+    ),
+    (
+        "block_sparse_attention",
+        listed(3, 1, 2, 1, 7),
+        "partial_index[0, 0, 0, 2] is 1, and so is partial_index[0, 0, 0, 0]; a list has each block once",
+    ),
     ("embedding_bag", bag((0, 4, 5), (0, 1)), "indices[2] is 5; it must be in [0, V) with V = 5"),
     ("embedding_bag", bag((0, -1, 5), (0, 1)), "indices[1] is -1; it must be in [0, V) with V = 5"),
     ("embedding_bag", bag((0, 1, 2), (1, 2)), "offsets[0] is 1; it must be 0"),
@@ -376,6 +408,7 @@ def drawn(op: str) -> Inputs:
 
 def test_a_rule_is_what_the_kit_draws_by():
     kinds = {"index": Indices, "segments": Ends, "offsets": Ends}
+    kinds |= {"block_counts": BlockCounts, "blocks": Blocks}
     kinds |= {"lengths": Lengths, "pages": Pages, "slots": Slots, "experts": Experts}
     every = [(op, tensor) for op, described in own_contracts().items() for tensor in described.tensors]
     expected = {(op, tensor.name): kinds[tensor.draw.kind] for op, tensor in every if tensor.draw.kind in kinds}

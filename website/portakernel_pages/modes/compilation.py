@@ -265,8 +265,10 @@ def export_open(op: str) -> Outcome:
 
 
 def _dim(text: str, dims: dict[str, Any]) -> Any:
-    """The ``Dim`` of a size, ``B`` or ``B+1``; ``dims`` holds one for each name."""
+    """The ``Dim`` of a size, ``B`` or ``B+1``; ``dims`` holds one for each name. Export finds out what is rounded."""
     size = parse_size(text)
+    if size.rounded:
+        return torch.export.Dim.AUTO
     name = size.name or text
     dim = dims.setdefault(name, torch.export.Dim(name))
     return dim + size.more if size.more else dim

@@ -14,7 +14,7 @@ from portakernel_kit.cli.validate.problems import Problem
 
 DOOR = authoring.__name__
 _OURS = {"portakernel", "portakernel_kit", "portakernel_plugins", "portakernel_backends"}
-_CALLERS = {"portakernel", "portakernel.ops", "portakernel.errors"}
+_CALLERS = {"portakernel", "portakernel.ops", "portakernel.masks", "portakernel.errors"}
 # What packages written for version 1 import.
 _VERSION_1 = {
     f"portakernel.{name}"

@@ -15,116 +15,14 @@ import triton.language as tl
 from torch import Tensor
 
 from portakernel.authoring.triton import grid_of, launch, program_index
-from portakernel_plugins.triton.attention.head_parts import (
-    add_weighted_rows,
-    load_rows,
-    no_sums,
-    product_of_rows,
-    store_rows,
-    times,
-    turned,
-)  # fmt: skip
-from portakernel_plugins.triton.attention.row_blocks import load_block, sources
+from portakernel_plugins.triton.attention.head_parts import load_rows, no_sums, store_rows, times
+from portakernel_plugins.triton.attention.row_blocks import sources
 from portakernel_plugins.triton.attention.row_terms import Terms
-from portakernel_plugins.triton.attention.scores import changed, load_bias, sees, weights_of
 from portakernel_plugins.triton.attention.sequences import ends_of, tile_count, tile_of_sequence
+from portakernel_plugins.triton.attention.sums_over_keys import over_keys
 from portakernel_plugins.triton.attention.tiles import room_of, rows_of_tile, seen_blocks, shapes
 from portakernel_plugins.triton.exponentials import LOG2_E
 from portakernel_plugins.triton.launching.configurations import configuration
-
-
-@triton.jit
-def _over_keys(
-    sums,
-    q,
-    grad,
-    k,
-    k_rest,
-    v,
-    v_rest,
-    batch,
-    first_key,
-    key_head,
-    bias,
-    bias_rows,
-    grad_bias,
-    there,
-    position,
-    slope,
-    shift,
-    delta,
-    keys,
-    begin,
-    stop,
-    left,
-    right,
-    scale,
-    cap,
-    k_row,
-    k_lane,
-    v_row,
-    v_lane,
-    bias_column,
-    OF_Q: tl.constexpr,
-    MASKED: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    LEFT: tl.constexpr,
-    RIGHT: tl.constexpr,
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    REST_D: tl.constexpr,
-    E: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    REST_E: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    DTYPE: tl.constexpr,
-    PRECISION: tl.constexpr,
-    WIDEN: tl.constexpr,
-    DESCRIBED: tl.constexpr,
-    RAGGED: tl.constexpr,
-):
-    """``sums`` with the keys from ``begin`` to ``stop``; of these the bias's gradient is written."""
-    lane = tl.arange(0, BLOCK_N)
-    for first in tl.range(begin, stop, BLOCK_N):
-        column = first + lane
-        rows = lane.to(tl.int64)
-        inside = None
-        across = None
-        behind = None
-        if MASKED:
-            inside = column < keys
-            across = inside[None, :]
-        if MASKED or slope is not None:
-            behind = position[:, None] - column[None, :]
-        block = load_block(
-            k, k_rest, batch, first_key, first, key_head, rows, k_row, k_lane, inside, BLOCK_N, BLOCK_D, REST_D, D,
-            False, WIDEN, DESCRIBED, RAGGED,
-        )  # fmt: skip
-        z = product_of_rows(q, turned(block, REST_D), REST_D, PRECISION)
-        added = load_bias(bias, bias_rows[:, None], column[None, :], across, bias_column)
-        scores, bounded = changed(z, behind, slope, added, scale, cap, SOFTCAP)
-        p = weights_of(scores, shift[:, None])
-        if MASKED:
-            seen = sees(across, behind, left, right, LEFT, RIGHT)
-            p = tl.where(seen, p, 0.0)
-        values = load_block(
-            v, v_rest, batch, first_key, first, key_head, rows, v_row, v_lane, inside, BLOCK_N, BLOCK_E, REST_E, E,
-            True, WIDEN, DESCRIBED, RAGGED,
-        )  # fmt: skip
-        of_scores = p * (product_of_rows(grad, values, REST_E, PRECISION) - delta[:, None])
-        if grad_bias is not None:
-            mask = there[:, None]
-            if MASKED:
-                mask = mask & across
-            tl.store(grad_bias + column[None, :], of_scores.to(grad_bias.dtype.element_ty), mask=mask)
-        if OF_Q:
-            if SOFTCAP:
-                of_scores = of_scores * (1.0 - bounded * bounded)
-            of_scores = of_scores.to(DTYPE)
-            if WIDEN:
-                of_scores = of_scores.to(tl.float32)
-            sums = add_weighted_rows(sums, of_scores, block, REST_D, PRECISION)
-    return sums
 
 
 @triton.jit(do_not_specialize=["sequences", "batches", "queries", "keys", "key_heads", "tiles", "left", "right"])
@@ -252,7 +150,7 @@ def _gradient_of_queries(
     begin, whole_from, whole_to, stop = seen_blocks(first, last, ahead, keys, left, right, LEFT, RIGHT, BLOCK_N)
     starts, stops = (begin, whole_from, whole_to), (tl.minimum(whole_from, stop), whole_to, stop)
     for part in tl.static_range(0 if LEFT else 1, 3):  # an edge, whole blocks, the other edge
-        sums = _over_keys(
+        sums = over_keys(
             sums, q_rows, grads, k, k_rest, v, v_rest, batch, first_key, key_head, bias, bias_rows, of_bias, there,
             position, slope, row_shift, row_delta, keys, starts[part], stops[part], left, right, scale, cap, k_row,
             k_lane, v_row, v_lane, bias_column, grad_q is not None, part != 1, SOFTCAP, LEFT, RIGHT, D, BLOCK_D, REST_D,

@@ -18,8 +18,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from portakernel_plugins.triton.attention.block_lists import begin_of
 from portakernel_plugins.triton.attention.bounded_scores import exponents
 from portakernel_plugins.triton.attention.head_parts import add_weighted_rows, product_of_rows, times
+from portakernel_plugins.triton.attention.masks import allows, ids_of
 from portakernel_plugins.triton.attention.pages import EACH_ROW, load_paged, nearest_seen, place_of, scale_of
 from portakernel_plugins.triton.attention.row_blocks import load_block
 from portakernel_plugins.triton.attention.scores import changed, load_bias, sees
@@ -111,18 +113,28 @@ def over_keys(
     SCALED: tl.constexpr = 0,
     FORMAT: tl.constexpr = "",
     CAST: tl.constexpr = "",
+    listed=None,
+    LISTED: tl.constexpr = 0,
+    MASK: tl.constexpr = None,
+    head=None,
+    query_ids=None,
+    key_ids=None,
+    prefix=None,
 ):
     """``acc``, ``total`` and ``top`` with the keys from ``begin`` to ``stop``.
 
     With ``BOUNDED`` ``top`` stays as it is: weights are in units that do not change. With ``PAGE``, the tokens of a
     page, ``paged`` has the sequence's row of the table, the strides of pages, the first key that the tile sees, the
     scales of keys and values, and how many heads have some; one that all values share is the caller's affair. Where
-    ``v`` points to words (``words.py``), so is the order of their columns.
+    ``v`` points to words (``words.py``), so is the order of their columns. With ``LISTED``, the keys of a block, both
+    ends count keys of the blocks that ``listed`` names. ``MASK`` is a function that says more of what is seen
+    (``masks.py``), of the ``head`` and of what else it reads: ``key_ids`` point there.
     """
     WORDS: tl.constexpr = PAGE > 0 and v.dtype.element_ty == tl.int32
     lane = tl.arange(0, BLOCK_N)
     last = cap if SOFTCAP else scale
-    for first in tl.range(begin, stop, BLOCK_N):
+    for place in tl.range(begin, stop, BLOCK_N):
+        first = begin_of(place, listed, LISTED)
         column = first + lane
         inside = None
         across = None
@@ -164,6 +176,9 @@ def over_keys(
             z, _ = changed(z, behind, slope, added, scale, cap, SOFTCAP)
         if MASKED:
             seen = sees(across, behind, left, right, LEFT, RIGHT)
+            if MASK is not None:
+                of_keys = ids_of(key_ids, column, inside)
+                seen = seen & allows(MASK, batch, head, position, column, query_ids, of_keys, prefix, 1)
             z = tl.where(seen, z, float("-inf"))
         if BOUNDED:
             p = tl.exp2(z)

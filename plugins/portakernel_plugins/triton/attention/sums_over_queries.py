@@ -10,7 +10,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from portakernel_plugins.triton.attention.block_lists import begin_of
 from portakernel_plugins.triton.attention.head_parts import add_weighted_rows, product_of_rows, turned
+from portakernel_plugins.triton.attention.masks import allows, ids_of
 from portakernel_plugins.triton.attention.row_blocks import load_block
 from portakernel_plugins.triton.attention.scores import changed, load_bias, sees, weights_of
 from portakernel_plugins.triton.attention.split_queries import share_of
@@ -76,10 +78,18 @@ def over_queries(
     DESCRIBED: tl.constexpr,
     RAGGED: tl.constexpr,
     SPLIT: tl.constexpr,
+    listed=None,
+    LISTED: tl.constexpr = 0,
+    MASK: tl.constexpr = None,
+    query_ids=None,
+    key_ids=None,
+    prefix=None,
 ):
     """Both sums with the queries from ``begin`` to ``stop`` of all heads: one loop, whose loads never run dry.
 
-    With ``SPLIT`` only those of one of ``parts``.
+    With ``SPLIT`` only those of one of ``parts``. With ``LISTED``, the queries of a block, both ends count queries of
+    the blocks that ``listed`` names. ``MASK`` is a function that says more of what is seen (``masks.py``), of what else
+    it reads: ``query_ids`` point there.
     """
     lane = tl.arange(0, BLOCK_M)
     rows = lane.to(tl.int64)
@@ -90,7 +100,7 @@ def over_queries(
         first_step, last_step = share_of(last_step, part, parts)
     for step in tl.range(first_step, last_step):
         member = step // blocks
-        first = begin + (step - member * blocks) * BLOCK_M
+        first = begin_of(begin + (step - member * blocks) * BLOCK_M, listed, LISTED)
         row = first + lane
         at = tl.cast(first, tl.int64)
         at_head = tl.cast(member, tl.int64)
@@ -129,7 +139,12 @@ def over_queries(
         scores, bounded = changed(z, behind, slope, added, scale, cap, SOFTCAP)
         p = weights_of(scores, row_shift[None, :])
         if MASKED:
-            p = tl.where(sees(across, behind, left, right, LEFT, RIGHT), p, 0.0)
+            seen = sees(across, behind, left, right, LEFT, RIGHT)
+            if MASK is not None:
+                of_queries = ids_of(query_ids, row, inside)
+                head = first_head + member
+                seen = seen & allows(MASK, batch, head, row + ahead, column, of_queries, key_ids, prefix, 0)
+            p = tl.where(seen, p, 0.0)
         grads = load_block(
             grad_of_head, grad_rest, batch, first_query, first, first_head + member, rows, grad_row, grad_lane, inside,
             BLOCK_M, BLOCK_E, REST_E, E, False, WIDEN, DESCRIBED, RAGGED,

@@ -46,10 +46,13 @@ class Configuration:
 
 @cache
 def entries() -> Mapping[str, list[dict[str, Any]]]:
-    """What the file says, by kernel."""
+    """What the file says, by kernel; an entry ``as: KERNEL`` stands for all of that one's."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a first call waits for it, and the other takes 50 ms more
     found: dict[str, list[dict[str, Any]]] = yaml.load(PATH.read_text(encoding="utf-8"), Loader=loader)
-    return found
+    return {
+        kernel: [entry for listed in own for entry in (found[listed["as"]] if "as" in listed else [listed])]
+        for kernel, own in found.items()
+    }
 
 
 @per_device

@@ -1,0 +1,100 @@
+"""Masks by name: which keys a query sees, said by a function; the built-in ones, and those of other packages.
+
+Names are what requests, plans and graphs hold. No torch here: a mask's functions are held, not called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from portakernel.errors import ArgumentValueError
+
+# What a mask may read beside positions: a number for each query, for each key, for each sequence of the batch.
+AUXILIARY: tuple[str, ...] = ("query_ids", "key_ids", "prefix")
+
+# How many queries and keys a block may have, by the word for it.
+BLOCKS: Mapping[str, tuple[int, int]] = {"128x128": (128, 128), "64x64": (64, 64)}
+
+Rule = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """``torch(b, h, q, k, *aux)`` is true where a query sees a key; ``aux`` names the arguments that it reads.
+
+    All are integers: ``b`` and ``h`` count batches and query heads, ``q`` and ``k`` are positions of queries and keys.
+    They broadcast against each other, and so does what is read of ``aux``. ``triton`` says the same to Triton; None
+    where kernels in Triton know the mask by its name, or cannot serve it.
+    """
+
+    name: str
+    torch: Rule
+    triton: Any = None
+    aux: tuple[str, ...] = ()
+
+
+def _all(b: Any, h: Any, q: Any, k: Any) -> Any:
+    return q == q  # noqa: PLR0124 - true in the shape of positions, whatever they are made of
+
+
+def _causal(b: Any, h: Any, q: Any, k: Any) -> Any:
+    return k <= q
+
+
+def _document(b: Any, h: Any, q: Any, k: Any, query_id: Any, key_id: Any) -> Any:
+    return query_id == key_id
+
+
+def _prefix(b: Any, h: Any, q: Any, k: Any, prefix: Any) -> Any:
+    return (k <= q) | (k < prefix)
+
+
+BUILT_IN: tuple[Mask, ...] = (
+    Mask("none", _all),
+    Mask("causal", _causal),
+    Mask("document", _document, aux=("query_ids", "key_ids")),
+    Mask("prefix", _prefix, aux=("prefix",)),
+)
+
+# By name. It grows by ``add``, and is looked at by the code that calls go through.
+MASKS: dict[str, Mask] = {mask.name: mask for mask in BUILT_IN}
+
+
+def add(mask: Mask) -> None:
+    """From now on calls may name this mask; the same functions, defined anew, take the place of the earlier ones.
+
+    Raises:
+        ArgumentValueError: its name is no word, or another mask's; it reads what there is not.
+    """
+    if not mask.name.isidentifier():
+        raise ArgumentValueError(f"mask {mask.name!r} is no name for one; write a Python name, such as block_diagonal")
+    unknown = [name for name in mask.aux if name not in AUXILIARY]
+    if unknown or list(mask.aux) != [name for name in AUXILIARY if name in mask.aux]:
+        text = f"mask {mask.name!r} reads {', '.join(mask.aux)}; it may read {', '.join(AUXILIARY)}, in this order"
+        raise ArgumentValueError(text)
+    known = MASKS.get(mask.name)
+    if known is not None and _origin(known) != _origin(mask):
+        text = f"mask {mask.name!r} is {_origin(known)} already; choose another name for {_origin(mask)}"
+        raise ArgumentValueError(text)
+    MASKS[mask.name] = mask
+
+
+def found_for(op: str, name: str, given: Mapping[str, Any]) -> Mask:
+    """The mask of a call, of whose ``AUXILIARY`` arguments ``given`` holds each: a tensor, or None.
+
+    Raises:
+        ArgumentValueError: it reads what is not given, or does not read what is.
+    """
+    mask = MASKS[name]
+    for argument in AUXILIARY:
+        if (given[argument] is not None) != (argument in mask.aux):
+            reads = f"reads {', '.join(mask.aux)}" if mask.aux else f"reads none of {', '.join(AUXILIARY)}"
+            found = "is missing" if argument in mask.aux else "is given"
+            raise ArgumentValueError(f"{op}: {argument} {found}; mask={name!r} {reads}")
+    return mask
+
+
+def _origin(mask: Mask) -> str:
+    return f"{getattr(mask.torch, '__module__', '?')}.{getattr(mask.torch, '__qualname__', mask.torch)}"
