@@ -23,7 +23,13 @@ def draw_block_lists(
     earlier: Mapping[str, Tensor],
     source: Generator,
 ) -> Tensor:
-    """The elements of an argument of one of these kinds, of ``blocks``; ``earlier`` has those that it depends on."""
+    """The elements of an argument of one of these kinds, of ``blocks``; ``earlier`` has those that it depends on.
+
+    Without the arguments that it says something about, which no call may leave out, it is zeros.
+    """
+    needed = [f"{draw.turned}_{part}" for part in ("count", "index")] if draw.turned else [draw.lengths]
+    if any(name and name not in earlier for name in needed):
+        return torch.zeros(tuple(shape), dtype=torch.int64)
     if draw.turned:
         count, index = (earlier[f"{draw.turned}_{part}"].cpu() for part in ("count", "index"))
         return turned(count.expand(index.shape[:-1]), index, blocks)[draw.kind == "blocks"]

@@ -240,7 +240,7 @@ def _poisoned(
 
 def _listed_rows(contract: Contract, case: Case, shape: Sequence[int], earlier: Mapping[str, Tensor]) -> Tensor:
     """Which rows ``(B, T, G)`` of an argument of this shape are in some block that a head of the key head lists."""
-    made = [a for a in contract.tensors if a.draw.kind == "blocks" and a.draw.lengths and a.name in earlier]
+    made = [a for a in contract.tensors if a.draw.kind == "blocks" and {a.draw.lengths, a.name} <= earlier.keys()]
     blocks, columns = blocks_of(made[0].draw.below, case.dims, contract.values(case.parameters))
     read = read_blocks([(earlier[a.draw.lengths], earlier[a.name]) for a in made], blocks)
     batches, heads, _ = read.shape
