@@ -23,22 +23,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from portakernel.errors import ArgumentValueError, UnknownNameError
-from portakernel.tensors.block_lists import listed, paired, turned, visible
-from portakernel.words.masks import AUXILIARY, BLOCKS, MASKS, Mask, Rule, add, found_for
+from portakernel.errors import ArgumentValueError
+from portakernel.tensors.block_lists import listed, turned, visible
+from portakernel.words.masks import AUXILIARY, BLOCKS, Mask, Rule, add, found_for, named
 
-__all__ = [
-    "BLOCKS",
-    "Mask",
-    "found_for",
-    "from_block_mask",
-    "lists",
-    "lists_of",
-    "named",
-    "paired",
-    "register",
-    "transposed",
-]
+__all__ = ["from_block_mask", "lists", "lists_of", "register", "transposed"]
 
 
 def register(name: str, *, torch: Rule, triton: Any = None, aux: tuple[str, ...] = ()) -> None:
@@ -58,17 +47,6 @@ def register(name: str, *, torch: Rule, triton: Any = None, aux: tuple[str, ...]
         ArgumentValueError: the name is no Python name, or another mask's; ``aux`` names what there is not.
     """
     add(Mask(name, torch, triton, tuple(aux)))
-
-
-def named(name: str) -> Mask:
-    """The mask of this name.
-
-    Raises:
-        UnknownNameError: there is none; lists those that there are.
-    """
-    if name not in MASKS:
-        raise UnknownNameError("mask", name, MASKS, hint="Own masks: portakernel.masks.register")
-    return MASKS[name]
 
 
 def lists(block_map: Tensor) -> tuple[Tensor, Tensor]:

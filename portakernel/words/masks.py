@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from portakernel.errors import ArgumentValueError
+from portakernel.errors import ArgumentValueError, UnknownNameError
 
 # What a mask may read beside positions: a number for each query, for each key, for each sequence of the batch.
 AUXILIARY: tuple[str, ...] = ("query_ids", "key_ids", "prefix")
@@ -79,6 +79,17 @@ def add(mask: Mask) -> None:
         text = f"mask {mask.name!r} is {_origin(known)} already; choose another name for {_origin(mask)}"
         raise ArgumentValueError(text)
     MASKS[mask.name] = mask
+
+
+def named(name: str) -> Mask:
+    """The mask of this name.
+
+    Raises:
+        UnknownNameError: there is none; lists those that there are.
+    """
+    if name not in MASKS:
+        raise UnknownNameError("mask", name, MASKS, hint="Own masks: portakernel.masks.register")
+    return MASKS[name]
 
 
 def found_for(op: str, name: str, given: Mapping[str, Any]) -> Mask:

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from portakernel import masks
+from portakernel.authoring import masks
 from portakernel.authoring.triton import cdiv, grid_of, launch, program_index
 from portakernel_plugins.triton.attention.block_lists import Lists, arguments_of, list_of
 from portakernel_plugins.triton.attention.bounded_scores import with_sink

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from portakernel import masks
+from portakernel.authoring import masks
 from portakernel.authoring.tensors import contiguous_like
 from portakernel.authoring.triton import cdiv, grid_of, launch, program_index
 from portakernel_plugins.triton.attention.block_lists import Lists, arguments_of, list_of
@@ -386,7 +386,7 @@ def _by_keys(lists: _Pair | None, by_keys: _Pair | None, blocks: int) -> Lists |
     """Lists by blocks of keys: those given, else the others turned round."""
     if lists is None:
         return None
-    return Lists.of(masks.transposed(*lists, blocks) if by_keys is None else by_keys)
+    return Lists.of(masks.turned(*lists, blocks) if by_keys is None else by_keys)
 
 
 def _launch_of_queries(terms: Terms, sparse: Sparse, grad_q: Tensor) -> None:
