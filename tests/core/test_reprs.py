@@ -46,7 +46,9 @@ RETURNED: Mapping[str, Any] = {
     "Call": lambda: portakernel.Call("rms_norm", "bfloat16", {"x": (4096, 8192)}),
     "PLUGIN_API": lambda: portakernel.PLUGIN_API,
     "errors": None,  # modules
+    "masks": None,
     "ops": None,
+    "paging": None,
     "set_policy": None,  # these return nothing
     "load_policy": None,
 }

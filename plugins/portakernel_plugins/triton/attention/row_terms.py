@@ -95,13 +95,15 @@ class Terms:
         return how.left, how.right, how.factor, how.scale, how.cap
 
     @property
+    def row_strides(self) -> tuple[int, ...]:
+        """Those of queries, keys, values and the gradient, as kernels take them."""
+        return (*self.q.stride(), *self.k.stride(), *self.v.stride(), *self.grad.stride())
+
+    @property
     def strides(self) -> tuple[int, ...]:
-        """As kernels take them; 0 for what is not there."""
+        """All, as kernels take them; 0 for what is not there."""
         return (
-            *self.q.stride(),
-            *self.k.stride(),
-            *self.v.stride(),
-            *self.grad.stride(),
+            *self.row_strides,
             *((0, 0, 0, 0) if self.bias is None else self.bias.stride()),
             0 if self.slopes is None else self.slopes.stride(0),
         )
