@@ -25,6 +25,7 @@ from torch import Tensor
 
 from portakernel.errors import ArgumentValueError
 from portakernel.tensors.block_lists import listed, turned, visible
+from portakernel.text.spelling import spelled
 from portakernel.words.masks import AUXILIARY, BLOCKS, Mask, Rule, add, found_for, named
 
 __all__ = ["from_block_mask", "lists", "lists_of", "register", "transposed"]
@@ -46,6 +47,7 @@ def register(name: str, *, torch: Rule, triton: Any = None, aux: tuple[str, ...]
     Raises:
         ArgumentValueError: the name is no Python name, or another mask's; ``aux`` names what there is not.
     """
+    _check_names(name, aux)
     add(Mask(name, torch, triton, tuple(aux)))
 
 
@@ -53,7 +55,11 @@ def lists(block_map: Tensor) -> tuple[Tensor, Tensor]:
     """A bool map of blocks ``(B, H, R, C)`` as counts ``(B, H, R)`` and indices ``(B, H, R, C)``, both int32.
 
     Computed on the map's device; nothing is read on the host. ``R`` counts blocks of queries, ``C`` those of keys.
+
+    Raises:
+        ArgumentValueError: the map is no bool tensor of four dimensions.
     """
+    _check_bools(block_map)
     return listed(block_map)
 
 
@@ -80,7 +86,8 @@ def lists_of(
 ) -> dict[str, Any]:
     """All lists of a mask, and ``block``, by the names that ``block_sparse_attention`` has for them.
 
-    Those by blocks of keys, which backward goes through, are among them.
+    Those by blocks of keys, which backward goes through, are among them. The mask and the window are not: give the op
+    the same.
 
     A row of blocks is looked at at a time: ``batch * heads * rows * keys`` elements; give ``batch=1`` or ``heads=1``
     and expand the lists where all are alike.
@@ -89,10 +96,13 @@ def lists_of(
         UnknownNameError, ArgumentValueError: there is no such mask, or ``aux`` lacks what it reads.
     """
     named(mask)
+    sizes = {"batch": batch, "heads": heads, "queries": queries, "keys": keys}
+    _check_map(block, window, sizes, aux)
     found = found_for("lists_of", mask, {name: aux.get(name) for name in AUXILIARY})
     rows, columns = BLOCKS[block]
     blocks = -(-keys // columns)
-    partial, full = list[Tensor](), list[Tensor]()
+    partial: list[Tensor] = []
+    full: list[Tensor] = []
     k = torch.arange(keys, device=device)
     beyond = torch.arange(blocks * columns, device=device).view(blocks, columns) >= keys
     for first in range(0, queries, rows):
@@ -117,8 +127,12 @@ def from_block_mask(block_mask: Any, *, batch: int, heads: int) -> dict[str, Any
     stand: query ``i`` of S at ``i + T - S``.
 
     Raises:
-        ArgumentValueError: its blocks are of no size that the op knows.
+        ArgumentValueError: it is no BlockMask; its blocks are of no size that the op knows; it is for other batches or
+            heads.
     """
+    if not hasattr(block_mask, "BLOCK_SIZE"):
+        text = f"from_block_mask: {spelled(block_mask)} is no BlockMask; create_block_mask makes them"
+        raise ArgumentValueError(text)
     block = "x".join(map(str, block_mask.BLOCK_SIZE))
     if block not in BLOCKS:
         known = " or ".join(BLOCKS)
@@ -127,6 +141,9 @@ def from_block_mask(block_mask: Any, *, batch: int, heads: int) -> dict[str, Any
     for name, attribute in _FLEX.items():
         tensor = getattr(block_mask, attribute, None)
         if tensor is not None:
+            if tensor.shape[0] not in (1, batch) or tensor.shape[1] not in (1, heads):
+                text = f"from_block_mask: {attribute} is for {tensor.shape[0]} batches and {tensor.shape[1]} heads"
+                raise ArgumentValueError(f"{text}; one or as many as asked for, {batch} and {heads}, can be expanded")
             found[name] = tensor.expand(batch, heads, *tensor.shape[2:])
     return found
 
@@ -142,3 +159,33 @@ _FLEX: Mapping[str, str] = {
     "q_full_count": "full_q_num_blocks",
     "q_full_index": "full_q_indices",
 }
+
+
+def _check_names(name: Any, aux: Any) -> None:
+    if isinstance(aux, str):
+        raise ArgumentValueError(f"mask {name!r}: aux is the word {aux!r}; it must be a tuple, ({aux!r},)")
+
+
+def _check_bools(block_map: Any) -> None:
+    is_map = isinstance(block_map, Tensor) and block_map.dtype is torch.bool and block_map.dim() == 4
+    if not is_map:
+        found = f"{spelled(block_map.dtype)} {tuple(block_map.shape)}" if isinstance(block_map, Tensor) else "no tensor"
+        raise ArgumentValueError(f"masks.lists: a map of blocks is a bool tensor (B, H, R, C); this is {found}")
+
+
+def _check_map(block: Any, window: Any, sizes: Mapping[str, Any], aux: Mapping[str, Any]) -> None:
+    if block not in BLOCKS:
+        raise ArgumentValueError(f"lists_of: block is {spelled(block)}; it must be {' or '.join(map(repr, BLOCKS))}")
+    if not (isinstance(window, tuple) and len(window) == 2):
+        raise ArgumentValueError(f"lists_of: window is {spelled(window)}; it must be a pair, (left, right)")
+    for name, size in sizes.items():
+        if not isinstance(size, int) or size < 0:
+            raise ArgumentValueError(f"lists_of: {name} is {spelled(size)}; it must be a whole number from 0 up")
+    batch, queries, keys = sizes["batch"], sizes["queries"], sizes["keys"]
+    shapes = {"query_ids": (batch, queries), "key_ids": (batch, keys), "prefix": (batch,)}
+    for name, tensor in aux.items():
+        if name not in AUXILIARY:
+            raise ArgumentValueError(f"lists_of: {name} is no argument of it; masks read {', '.join(AUXILIARY)}")
+        if tuple(tensor.shape) != shapes[name] or tensor.is_floating_point():
+            found = f"{tuple(tensor.shape)} of {spelled(tensor.dtype)}"
+            raise ArgumentValueError(f"lists_of: {name} is {found}; it must be {shapes[name]} of integers")

@@ -95,7 +95,19 @@ def to_tokens(block_table: Tensor, seq_lens: Tensor, page_size: int) -> tuple[Te
     return found.indices, found.indptr
 
 
+def _check_tensors(**tensors: object) -> None:
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            raise ArgumentTypeError(f"{name} is a tensor of int32 or int64; this is {type(tensor).__name__}")
+
+
+def _check_whole(page_size: object) -> None:
+    if not isinstance(page_size, int):
+        raise ArgumentTypeError(f"page_size is a whole number; this is {page_size!r}")
+
+
 def _check_table(block_table: Tensor, seq_lens: Tensor, page_size: int) -> None:
+    _check_tensors(block_table=block_table, seq_lens=seq_lens)
     if block_table.dim() != 2 or seq_lens.shape != block_table.shape[:1]:
         found = f"block_table {tuple(block_table.shape)}, seq_lens {tuple(seq_lens.shape)}"
         raise ArgumentValueError(f"a table of pages is (B, W) and its lengths (B,); these are {found}")
@@ -103,6 +115,7 @@ def _check_table(block_table: Tensor, seq_lens: Tensor, page_size: int) -> None:
 
 
 def _check_csr(indices: Tensor, indptr: Tensor, last_page_len: Tensor, page_size: int, width: int) -> None:
+    _check_tensors(indices=indices, indptr=indptr, last_page_len=last_page_len)
     if indices.dim() != 1 or last_page_len.dim() != 1 or indptr.shape != (len(last_page_len) + 1,):
         shapes = (tuple(x.shape) for x in (indices, indptr, last_page_len))
         found = ", ".join(f"{name} {x}" for name, x in zip(Csr._fields, shapes, strict=True))
@@ -113,6 +126,7 @@ def _check_csr(indices: Tensor, indptr: Tensor, last_page_len: Tensor, page_size
 
 
 def _check_common(page_size: int, **tensors: Tensor) -> None:
+    _check_whole(page_size)
     if page_size < 1:
         raise ArgumentValueError(f"a page has one token or more; page_size is {page_size}")
     for name, tensor in tensors.items():

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from portakernel.contract.value_rules import BlockCounts, Blocks
 from portakernel.errors import ArgumentValueError, IndexOutOfRangeError
-from portakernel.tensors.block_lists import blocks_of
+from portakernel.tensors.block_lists import blocks_of, mapped
 from portakernel.tensors.index_values import element, outside
 
 
@@ -29,9 +29,11 @@ def check_blocks(
 
     Raises:
         IndexOutOfRangeError: a block that there is not.
-        ArgumentValueError: a list is longer than its room, or has a block twice.
+        ArgumentValueError: a list is longer than its room, has a block twice, or one of the row's other list.
     """
     if isinstance(rule, BlockCounts):
+        if rule.room.partition("/")[0] not in sizes:  # its indices are missing, which is refused as such
+            return
         room, named = _counted(rule.room, sizes)
         if (place := _first(outside(numbers, room + 1))) is not None:
             raise ArgumentValueError(f"{_found(op, name, numbers, place)}; it must be from 0 to {room}, {named}")
@@ -53,6 +55,16 @@ def check_blocks(
         twice = [element(name, [*row, int(order.indices[(*row, x)])]) for x in (at + 1, at)]
         text = f"{op}: {twice[0]} is {int(order.values[tuple(place)])}, and so is {twice[1]}"
         raise ArgumentValueError(f"{text}; a list has each block once")
+    if rule.apart is None:
+        return
+    other_counts, other = (tensors.get(argument) for argument in rule.apart)
+    if other_counts is None or other is None:
+        return
+    both = mapped(counts, found, blocks) & mapped(other_counts, other.long(), blocks)
+    if (place := _first(both)) is not None:
+        *row, block = place
+        text = f"{op}: {element(name, row)} and {element(rule.apart[1], row)} both list block {block}"
+        raise ArgumentValueError(f"{text}; a block is on one list of its row")
 
 
 def _counted(text: str, sizes: Mapping[str, Any]) -> tuple[int, str]:

@@ -72,11 +72,13 @@ class BlockCounts:
 class Blocks:
     """Lists of blocks, of which the first are meant that the argument ``counts`` says, each once and below ``below``.
 
-    ``T/block`` is the number of blocks of the dimension ``T`` whose size the parameter ``block`` says.
+    ``T/block`` is the number of blocks of the dimension ``T`` whose size the parameter ``block`` says. None is on the
+    same row's list of ``apart``, the counts and indices of another one, if it is there.
     """
 
     counts: str
     below: str
+    apart: tuple[str, str] | None = None
 
 
 ServingRule = Lengths | Pages | Slots | Experts

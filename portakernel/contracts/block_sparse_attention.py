@@ -140,7 +140,7 @@ CONTRACT = Contract(
             ("S", "F"),
             Draw("blocks", below="T/block", lengths="full_count", beside="partial_index"),
             optional=True,
-            rule=Blocks("full_count", "T/block"),
+            rule=Blocks("full_count", "T/block", apart=("partial_count", "partial_index")),
         ),
         TensorArgument("query_ids", ("B", "S"), ("int32",), draw=Draw("ids"), **_OPTIONAL),
         TensorArgument("key_ids", ("B", "T"), ("int32",), draw=Draw("ids"), **_OPTIONAL),

@@ -136,7 +136,7 @@ def forward(
     given = out if isinstance(out, tuple) else (out,)
     y = q.new_empty((B, S, H, E)) if given[0] is None else given[0]
     lse = given[1] if return_lse and len(given) > 1 else q.new_empty((B, H, S), dtype=_wide(q))
-    for row in lists.rows(q, k, v, _wide(q)):
+    for row in lists.rows(q, k, v, _wide(q)) if H else ():
         into = (y[:, row.queries], lse[:, :, row.queries])
         more: dict[str, Any] = {"bias": row.bias, "sinks": sinks, "scale": scale, "softcap": softcap}
         attention.forward(row.q, row.k, row.v, return_lse=True, out=into, **more)
@@ -176,7 +176,7 @@ def backward(
     wide_sinks = None if sinks is None else sinks.to(wide)
     of_sinks = None if wide_sinks is None else wide_sinks.new_zeros(wide_sinks.shape)
     asked = (True, True, True, False, False, True)
-    for row in lists.rows(q, k, v, wide):
+    for row in lists.rows(q, k, v, wide) if q.shape[2] else ():
         given: Any = (row.q, row.k, row.v, None, row.bias, wide_sinks, out, None)
         found: Any = attention.backward(
             grad_out[:, row.queries].to(wide), *given, scale=scale, softcap=softcap, needs=asked

@@ -100,6 +100,10 @@ def visible(
     }
     values = [read[name](aux[name]) for name in mask.aux]
     sees = mask.torch(b.view(-1, 1, 1, 1), h.view(1, -1, 1, 1), position, key, *values)
+    if not isinstance(sees, Tensor) or sees.dtype is not torch.bool:
+        found = f"a tensor of {sees.dtype}" if isinstance(sees, Tensor) else f"{sees!r}"
+        text = f"mask {mask.name!r}: its torch function gave {found}; it must give a bool tensor, element by element"
+        raise ArgumentValueError(text)
     left, right = window
     if left >= 0:
         sees = sees & (position - key <= left)

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from keyword import iskeyword
 from typing import Any
 
 from portakernel.errors import ArgumentValueError, UnknownNameError
+from portakernel.text.spelling import spelled
 
 # What a mask may read beside positions: a number for each query, for each key, for each sequence of the batch.
 AUXILIARY: tuple[str, ...] = ("query_ids", "key_ids", "prefix")
@@ -62,20 +64,28 @@ BUILT_IN: tuple[Mask, ...] = (
 MASKS: dict[str, Mask] = {mask.name: mask for mask in BUILT_IN}
 
 
+def _check_functions(name: Any, torch: Any, triton: Any) -> None:
+    if not (isinstance(name, str) and name.isidentifier() and not iskeyword(name)):
+        raise ArgumentValueError(f"mask {name!r} is no name for one; write a Python name, such as block_diagonal")
+    if not callable(torch):
+        raise ArgumentValueError(f"mask {name!r}: torch= is {spelled(torch)}; it must be fn(b, h, q, k, *aux) -> bool")
+    if triton is not None and not _is_triton(triton):
+        raise ArgumentValueError(f"mask {name!r}: triton= is {spelled(triton)}; it must be under @triton.jit, or None")
+
+
 def add(mask: Mask) -> None:
     """From now on calls may name this mask; the same functions, defined anew, take the place of the earlier ones.
 
     Raises:
         ArgumentValueError: its name is no word, or another mask's; it reads what there is not.
     """
-    if not mask.name.isidentifier():
-        raise ArgumentValueError(f"mask {mask.name!r} is no name for one; write a Python name, such as block_diagonal")
+    _check_functions(mask.name, mask.torch, mask.triton)
     unknown = [name for name in mask.aux if name not in AUXILIARY]
     if unknown or list(mask.aux) != [name for name in AUXILIARY if name in mask.aux]:
         text = f"mask {mask.name!r} reads {', '.join(mask.aux)}; it may read {', '.join(AUXILIARY)}, in this order"
         raise ArgumentValueError(text)
     known = MASKS.get(mask.name)
-    if known is not None and _origin(known) != _origin(mask):
+    if known is not None and known.torch is not mask.torch and not _is_anew(known, mask):
         text = f"mask {mask.name!r} is {_origin(known)} already; choose another name for {_origin(mask)}"
         raise ArgumentValueError(text)
     MASKS[mask.name] = mask
@@ -105,6 +115,15 @@ def found_for(op: str, name: str, given: Mapping[str, Any]) -> Mask:
             found = "is missing" if argument in mask.aux else "is given"
             raise ArgumentValueError(f"{op}: {argument} {found}; mask={name!r} {reads}")
     return mask
+
+
+def _is_triton(function: Any) -> bool:
+    return callable(function) and type(function).__module__.startswith("triton.")
+
+
+def _is_anew(known: Mask, mask: Mask) -> bool:
+    """Whether a function is one of the same place, defined again: of functions without a name that cannot be told."""
+    return _origin(known) == _origin(mask) and "<lambda>" not in _origin(mask)
 
 
 def _origin(mask: Mask) -> str:

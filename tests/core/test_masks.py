@@ -115,3 +115,82 @@ def test_other_lists_compile_nothing_anew():
         with torch._dynamo.config.patch(error_on_recompile=seed > 0):
             found = compiled(q, *lists)
         assert torch.equal(found, block_sparse_attention(q, q, q, *lists, mask="near"))
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"name": 3}, "mask 3 is no name"),
+        ({"name": "class"}, "mask 'class' is no name"),
+        ({"torch": True}, "torch= is"),
+        ({"triton": "near"}, "triton= is"),
+        ({"triton": near}, "under @triton.jit"),
+        ({"aux": "prefix"}, "('prefix',)"),
+    ],
+)
+def test_what_is_no_mask_is_refused_when_it_is_registered(given, says):
+    more = {"name": "bad", "torch": near, **given}
+    with pytest.raises(ArgumentValueError) as found:
+        masks.register(more.pop("name"), **more)
+    assert says in str(found.value)
+
+
+def test_another_nameless_function_does_not_take_a_mask_s_place():
+    masks.register("anyone", torch=lambda b, h, q, k: k <= q)
+    with pytest.raises(ArgumentValueError, match="already"):
+        masks.register("anyone", torch=lambda b, h, q, k: k < q)
+
+
+@pytest.mark.parametrize("function", [lambda b, h, q, k: (k <= q).int(), lambda b, h, q, k: True])
+def test_what_a_mask_gives_is_bool_element_by_element(function):
+    masks.register("odd", torch=function)
+    with pytest.raises(ArgumentValueError, match=r"mask 'odd': its torch function gave .* bool tensor"):
+        masks.lists_of("odd", batch=1, heads=1, queries=4, keys=4)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"block": "32x32"}, "block is"),
+        ({"window": 3}, "window is"),
+        ({"queries": -4}, "queries is"),
+        ({"batch": 1.5}, "batch is"),
+        ({"foo": torch.zeros(1)}, "foo is no argument"),
+        ({"prefix": torch.zeros(3, dtype=torch.int32)}, "prefix is (3,)"),
+        ({"prefix": torch.zeros(1)}, "of integers"),
+    ],
+)
+def test_lists_of_says_what_is_wrong_with_its_arguments(given, says):
+    whole = {"mask": "prefix", "batch": 1, "heads": 1, "queries": 4, "keys": 4, "prefix": torch.ones(1).int(), **given}
+    with pytest.raises(ArgumentValueError) as found:
+        masks.lists_of(**whole)
+    assert says in str(found.value)
+
+
+@pytest.mark.parametrize("no_map", [torch.ones(1, 2, 2, 2), torch.ones(2, 2, 2).bool(), [[True]]])
+def test_a_map_of_blocks_is_a_bool_tensor(no_map):
+    with pytest.raises(ArgumentValueError, match="bool tensor"):
+        masks.lists(no_map)
+
+
+def test_a_block_mask_is_for_the_call_s_heads():
+    flex = create_block_mask(near, None, 2, 256, 256, device="cpu")
+    with pytest.raises(ArgumentValueError, match="2 heads"):
+        masks.from_block_mask(flex, batch=2, heads=4)
+    with pytest.raises(ArgumentValueError, match="no BlockMask"):
+        masks.from_block_mask(near, batch=2, heads=4)
+
+
+def test_lists_are_made_in_graphs():
+    def attended(q, k):
+        lists = masks.lists_of("causal", batch=1, heads=2, queries=128, keys=128)
+        return block_sparse_attention(q, k, k, **lists, mask="causal")
+
+    q, k = torch.randn(1, 128, 2, 8), torch.randn(1, 128, 2, 8)
+    compiled = torch.compile(attended, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(q, k), attended(q, k))
+
+
+def test_without_heads_there_is_nothing_to_attend():
+    k, none = torch.randn(1, 5, 1, 8), torch.zeros(1, 0, 1, dtype=torch.int32)
+    assert block_sparse_attention(torch.randn(1, 5, 0, 8), k, k, none, none.unsqueeze(-1)).shape == (1, 5, 0, 8)

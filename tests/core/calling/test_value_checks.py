@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from portakernel.calling import value_checks
+from portakernel.calling.block_checks import check_blocks
 from portakernel.calling.bound_kernel import bind_kernel
 from portakernel.calling.caller import OpCaller
 from portakernel.calling.fast import bound_source, out_source, public_source
@@ -126,6 +127,11 @@ WRONG = [
         "block_sparse_attention",
         listed(3, 1, 2, 1, 7),
         "partial_index[0, 0, 0, 2] is 1, and so is partial_index[0, 0, 0, 0]; a list has each block once",
+    ),
+    (
+        "block_sparse_attention",
+        ([*listed(2, 0, 1)[0], *listed(1, 1, 0)[0][3:]], {"block": "64x64"}),
+        "full_index[0, 0, 0] and partial_index[0, 0, 0] both list block 1; a block is on one list of its row",
     ),
     ("embedding_bag", bag((0, 4, 5), (0, 1)), "indices[2] is 5; it must be in [0, V) with V = 5"),
     ("embedding_bag", bag((0, -1, 5), (0, 1)), "indices[1] is -1; it must be in [0, V) with V = 5"),
@@ -428,3 +434,8 @@ def test_every_case_of_the_kit_is_accepted(op):
         named = dict(zip(described.names, inputs.tensors, strict=True))
         values = dict(zip((p.name for p in described.parameters), inputs.values, strict=True))
         value_checks.check_values(described, {**named, **values})
+
+
+def test_counts_without_indices_are_left_to_what_refuses_them():
+    rule = BlockCounts("F")
+    assert check_blocks("block_sparse_attention", "full_count", ints(1).view(1, 1, 1), rule, {"T": 5}, {}) is None
