@@ -12,8 +12,26 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from portakernel.authoring.triton import program_index
+
 # What kernels take where there is no list.
 _NONE = (None, None, 0, 0, 0)
+
+
+@triton.jit
+def tile_of_program(tiles, key_heads, HEADS: tl.constexpr):
+    """The tile of queries that a program has, its head and key head, int32, and its batch.
+
+    Heads of one key head stand side by side, so that they read its keys together; then tiles, the last ones first,
+    which see most under a causal mask.
+    """
+    program = program_index()
+    head = (program % HEADS).to(tl.int32)
+    program = program // HEADS
+    tile = tiles - 1 - (program % tiles).to(tl.int32)
+    program = program // tiles
+    key_head = (program % key_heads).to(tl.int32)
+    return tile, head + key_head * HEADS, key_head, program // key_heads
 
 
 @triton.jit

@@ -8,8 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from portakernel.authoring.triton import cdiv, grid_of, launch, program_index
-from portakernel_plugins.triton.attention.block_lists import arguments_of, list_of
+from portakernel.authoring.triton import cdiv, grid_of, launch
+from portakernel_plugins.triton.attention.block_lists import arguments_of, list_of, tile_of_program
 from portakernel_plugins.triton.attention.block_sparse import Sparse
 from portakernel_plugins.triton.attention.head_parts import load_rows, no_sums, store_rows, times
 from portakernel_plugins.triton.attention.masks import ids_of
@@ -94,18 +94,10 @@ def _of_queries(
     WIDEN: tl.constexpr,
     DESCRIBED: tl.constexpr = False,
 ) -> None:
-    # as in forward
-    program = program_index()
-    head = (program % HEADS).to(tl.int32)
-    program = program // HEADS
-    tile = tiles - 1 - (program % tiles).to(tl.int32)
-    program = program // tiles
-    key_head = (program % key_heads).to(tl.int32)
-    batch = program // key_heads
+    tile, head, key_head, batch = tile_of_program(tiles, key_heads, HEADS)
     if batch >= batches:  # the grid's second dimension may have more than there are
         return
 
-    head += key_head * HEADS
     query, _, there = rows_of_tile(tile, head, queries, 1, BLOCK_M)
     position = query + (keys - queries)
     at_query = query.to(tl.int64)
