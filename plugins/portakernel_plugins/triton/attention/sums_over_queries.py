@@ -99,7 +99,11 @@ def over_queries(
     if SPLIT:
         first_step, last_step = share_of(last_step, part, parts)
     for step in tl.range(first_step, last_step):
-        member = step // blocks
+        member = tl.cast(0, tl.int32)
+        if HEADS > 1:
+            # never by 0: where there are no steps, loads of the first are issued ahead all the same, under a mask that
+            # LLVM takes for true where a division by 0 would have come before it
+            member = step // tl.maximum(blocks, 1)
         first = begin_of(begin + (step - member * blocks) * BLOCK_M, listed, LISTED)
         row = first + lane
         at = tl.cast(first, tl.int64)
