@@ -35,11 +35,25 @@ def tile_of_program(tiles, key_heads, HEADS: tl.constexpr):
 
 
 @triton.jit
-def begin_of(place, listed, LISTED: tl.constexpr):
-    """Where a loop's block begins: at its place, or in that of the blocks of ``LISTED`` rows which is meant."""
+def first_entry(listed, stop, LISTED: tl.constexpr):
+    """What a list begins with; 0 where it has nothing, or there is none."""
+    entry = tl.cast(0, tl.int32)
     if LISTED > 0:
-        place = tl.load(listed + place // LISTED) * LISTED + place % LISTED
-    return place
+        entry = tl.load(listed, mask=stop > 0, other=0)
+    return entry
+
+
+@triton.jit
+def begin_of(place, entry, listed, stop, BLOCK: tl.constexpr, LISTED: tl.constexpr):
+    """Where a loop's ``BLOCK`` rows begin: at its place, or in the block of ``LISTED`` that is on the list there.
+
+    Also what is on the list at the next place: it is read while this one is computed, else each would wait for it.
+    """
+    if LISTED > 0:
+        ahead = tl.load(listed + tl.minimum(place + BLOCK, stop - 1) // LISTED)
+        place = entry * LISTED + place % LISTED
+        entry = ahead
+    return place, entry
 
 
 @triton.jit

@@ -17,6 +17,7 @@ from portakernel_plugins.triton.attention.mla_kernels import decode, merge
 from portakernel_plugins.triton.attention.pages import Pages
 from portakernel_plugins.triton.attention.parts import places
 from portakernel_plugins.triton.attention.results import Results, Written
+from portakernel_plugins.triton.attention.row_blocks import sources
 from portakernel_plugins.triton.attention.scores import scoring
 from portakernel_plugins.triton.attention.tiles import shapes
 from portakernel_plugins.triton.launching.configurations import configuration
@@ -77,7 +78,8 @@ def mla_decode(
     }
     values, shares = places(q_latent, programs, block_m, C)
     turned_round = how.is_folded and how.last_factor < 0.0
-    flags = pages.flags
+    flags, sizes = pages.flags, shapes(q_rope.unsqueeze(0), pages.values)
+    read = _blocks(pages, shared["BLOCK_N"], sizes, options.pop("DESCRIBED", False))
     launch(
         decode,
         (programs, 1),
@@ -85,6 +87,7 @@ def mla_decode(
         q_rope,
         pages.keys,
         pages.values,
+        *read,
         sinks,
         y,
         written.lse,
@@ -111,7 +114,8 @@ def mla_decode(
         FOLDED=how.is_folded,
         NEGATED=turned_round,
         **{name: flags[name] for name in ("PAGE", "FORMAT", "CAST")},
-        **{**shapes(q_rope.unsqueeze(0), pages.values), **shared},
+        DESCRIBED=read[0] is not None,
+        **{**sizes, **shared},
         **options,
     )
     merging = configuration("mla_decode_merge", q_latent.device, C)
@@ -139,6 +143,14 @@ def mla_decode(
         **merging.options,
     )
     return written.results()
+
+
+def _blocks(pages: Pages, rows: int, sizes: Mapping[str, Any], wanted: bool) -> tuple[Any, Any]:
+    """What describes blocks of ``rows`` of both caches to TMA, each within a page; None where it cannot copy them."""
+    if not wanted or pages.format or pages.keys.shape[1] % rows or sizes["REST_D"] or sizes["REST_E"]:
+        return None, None
+    rope, _, latent, _ = sources(pages.keys, pages.values, rows, sizes, wanted)
+    return (None, None) if rope is pages.keys else (rope, latent)
 
 
 def _strides(cache: Tensor) -> tuple[int, int, int]:

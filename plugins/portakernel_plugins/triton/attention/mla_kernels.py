@@ -28,6 +28,7 @@ from portakernel_plugins.triton.attention.head_parts import (
 from portakernel_plugins.triton.attention.online_softmax import log_of_sum, weighed
 from portakernel_plugins.triton.attention.pages import load_paged, places_of_block
 from portakernel_plugins.triton.attention.parts import keep_part, merged
+from portakernel_plugins.triton.attention.row_blocks import load_block
 from portakernel_plugins.triton.attention.scores import sees
 from portakernel_plugins.triton.attention.shares import (
     blocks_of,
@@ -50,12 +51,104 @@ def _lists_of(counts, blocks, HEADS: tl.constexpr, BLOCK_M: tl.constexpr, WIDE: 
     return lists, blocks
 
 
+@triton.jit
+def _over_blocks(
+    acc,
+    total,
+    top,
+    of_latent,
+    of_rope,
+    latent,
+    rope,
+    latent_blocks,
+    rope_blocks,
+    pages_row,
+    position,
+    begin,
+    stop,
+    lowest,
+    keys,
+    left,
+    right,
+    latent_scale,
+    factor,
+    scale,
+    coarse,
+    latent_page: tl.constexpr,
+    latent_row: tl.constexpr,
+    latent_lane: tl.constexpr,
+    rope_page: tl.constexpr,
+    rope_row: tl.constexpr,
+    rope_lane: tl.constexpr,
+    MASKED: tl.constexpr,
+    LEFT: tl.constexpr,
+    RIGHT: tl.constexpr,
+    FOLDED: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    REST_D: tl.constexpr,
+    E: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    REST_E: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PAGE: tl.constexpr,
+    FORMAT: tl.constexpr,
+    CAST: tl.constexpr,
+    DTYPE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    WIDEN: tl.constexpr,
+):
+    """A tile's sums, normalisers and largest scores with the keys from ``begin`` to ``stop``.
+
+    Unless ``MASKED`` all rows see them all, and TMA copies their blocks, of which each lies in one page.
+    """
+    for first in tl.range(begin, stop, BLOCK_N):
+        column = first + tl.arange(0, BLOCK_N)
+        if MASKED:
+            page, row = places_of_block(pages_row, first, lowest, keys, PAGE, BLOCK_N)
+            block = load_paged(
+                latent, page, row, latent_page, latent_row, latent_lane, BLOCK_E, REST_E, E, False, WIDEN, DTYPE,
+                FORMAT, CAST,
+            )  # fmt: skip
+            turning = load_paged(
+                rope, page, row, rope_page, rope_row, rope_lane, BLOCK_D, REST_D, D, True, WIDEN, DTYPE, FORMAT, CAST
+            )
+        else:
+            page = tl.load(pages_row + first // PAGE)
+            block = load_block(
+                latent_blocks, None, page, 0, first % PAGE, 0, None, 0, 0, None, BLOCK_N, BLOCK_E, 0, E, False, WIDEN,
+                True, False,
+            )  # fmt: skip
+            turning = load_block(
+                rope_blocks, None, page, 0, first % PAGE, 0, None, 0, 0, None, BLOCK_N, BLOCK_D, 0, D, True, WIDEN,
+                True, False,
+            )  # fmt: skip
+        z = product_of_rows(of_latent, turned(block, REST_E), REST_E, PRECISION)
+        z = add_product_of_rows(z, of_rope, turning, REST_D, PRECISION)
+        if latent_scale is not None:
+            z = z * factor
+        if not FOLDED:
+            z = z * scale
+        if MASKED:
+            inside = (column < keys) & (column >= lowest)
+            behind = position[:, None] - column[None, :]
+            z = tl.where(sees(inside[None, :], behind, left, right, LEFT, RIGHT), z, float("-inf"))
+        p, kept, total, top = weighed(z, total, top, scale, coarse, FOLDED)
+        weights = p.to(DTYPE)
+        if WIDEN:
+            weights = weights.to(tl.float32)
+        acc = add_weighted_rows(times(acc, kept, REST_E), weights, block, REST_E, PRECISION)
+    return acc, total, top
+
+
 @triton.jit(do_not_specialize=["sequences", "rows", "left", "right"])
 def decode(
     q_latent,
     q_rope,
     rope,
     latent,
+    rope_blocks,  # descriptors, where TMA copies blocks of both
+    latent_blocks,
     sinks,
     out,  # (S, H, E)
     lse,  # (H, S) float32
@@ -109,6 +202,7 @@ def decode(
     CAST: tl.constexpr,
     PRECISION: tl.constexpr,
     WIDEN: tl.constexpr,
+    DESCRIBED: tl.constexpr,
 ) -> None:
     """Writes what lists come to that lie in a program's share, and leaves parts of others."""
     program = tl.program_id(0)
@@ -133,8 +227,6 @@ def decode(
     factor = 1.0
     if latent_scale is not None:
         factor = tl.load(latent_scale)
-    lane = tl.arange(0, BLOCK_N)
-    DTYPE: tl.constexpr = q_latent.dtype.element_ty
     at = begin
     while at < stop:
         list_stop = list_begin + list_blocks
@@ -165,42 +257,32 @@ def decode(
 
             first_key = (first_block + at - list_begin).to(tl.int32) * BLOCK_N
             last_key = tl.minimum((first_block + upto - list_begin).to(tl.int32) * BLOCK_N, keys)
+            first_query = tile * BLOCK_M // HEADS
+            last_query = (tl.minimum((tile + 1) * BLOCK_M, count * HEADS) - 1) // HEADS
             lowest = tl.cast(0, tl.int32)
             if LEFT:
-                lowest = tl.maximum(tile * BLOCK_M // HEADS + ahead - left, 0)
+                lowest = tl.maximum(first_query + ahead - left, 0)
                 first_key = tl.maximum(first_key, lowest // BLOCK_N * BLOCK_N)
             if RIGHT:
-                last_query = (tl.minimum((tile + 1) * BLOCK_M, count * HEADS) - 1) // HEADS
                 last_key = tl.minimum(last_key, last_query + ahead + right + 1)
             pages_row = table + sequence.to(tl.int64) * table_row
-            for first in tl.range(first_key, last_key, BLOCK_N):
-                column = first + lane
-                inside = (column < keys) & (column >= lowest)
-                page, row = places_of_block(pages_row, first, lowest, keys, PAGE, BLOCK_N)
-                block = load_paged(
-                    latent, page, row, latent_page, latent_row, latent_lane, BLOCK_E, REST_E, E, False, WIDEN,
-                    DTYPE, FORMAT, CAST,
+            whole_from, whole_to = first_key, first_key
+            if DESCRIBED:  # blocks that all rows see whole
+                whole_to = last_key
+                if LEFT:
+                    whole_from = tl.maximum(first_key, tl.cdiv(last_query + ahead - left, BLOCK_N) * BLOCK_N)
+                if RIGHT:
+                    whole_to = tl.minimum(whole_to, first_query + ahead + right + 1)
+                whole_to = tl.maximum(whole_to // BLOCK_N * BLOCK_N, whole_from)
+            starts_at, stops_at = (first_key, whole_from, whole_to), (tl.minimum(whole_from, last_key), whole_to, last_key)
+            for stretch in tl.static_range((0 if LEFT else 1) if DESCRIBED else 2, 3):
+                acc, total, top = _over_blocks(
+                    acc, total, top, of_latent, of_rope, latent, rope, latent_blocks, rope_blocks, pages_row, position,
+                    starts_at[stretch], stops_at[stretch], lowest, keys, left, right, latent_scale, factor, scale,
+                    coarse, latent_page, latent_row, latent_lane, rope_page, rope_row, rope_lane, stretch != 1, LEFT,
+                    RIGHT, FOLDED, D, BLOCK_D, REST_D, E, BLOCK_E, REST_E, BLOCK_N, PAGE, FORMAT, CAST,
+                    q_latent.dtype.element_ty, PRECISION, WIDEN,
                 )  # fmt: skip
-                turning = load_paged(
-                    rope, page, row, rope_page, rope_row, rope_lane, BLOCK_D, REST_D, D, True, WIDEN, DTYPE,
-                    FORMAT, CAST,
-                )  # fmt: skip
-                z = product_of_rows(of_latent, turned(block, REST_E), REST_E, PRECISION)
-                z = add_product_of_rows(z, of_rope, turning, REST_D, PRECISION)
-                if latent_scale is not None:
-                    z = z * factor
-                if not FOLDED:
-                    z = z * scale
-                z = tl.where(
-                    sees(inside[None, :], position[:, None] - column[None, :], left, right, LEFT, RIGHT),
-                    z,
-                    float("-inf"),
-                )
-                p, kept, total, top = weighed(z, total, top, scale, coarse, FOLDED)
-                weights = p.to(DTYPE)
-                if WIDEN:
-                    weights = weights.to(tl.float32)
-                acc = add_weighted_rows(times(acc, kept, REST_E), weights, block, REST_E, PRECISION)
 
             acc = times(acc, factor / tl.where(total == 0.0, 1.0, total), REST_E)
             found = log_of_sum(total, top, sunk, scale, coarse, FOLDED)

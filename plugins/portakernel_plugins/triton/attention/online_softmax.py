@@ -18,7 +18,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from portakernel_plugins.triton.attention.block_lists import begin_of
+from portakernel_plugins.triton.attention.block_lists import begin_of, first_entry
 from portakernel_plugins.triton.attention.bounded_scores import exponents
 from portakernel_plugins.triton.attention.head_parts import add_weighted_rows, product_of_rows, times
 from portakernel_plugins.triton.attention.masks import allows, ids_of
@@ -133,8 +133,9 @@ def over_keys(
     WORDS: tl.constexpr = PAGE > 0 and v.dtype.element_ty == tl.int32
     lane = tl.arange(0, BLOCK_N)
     last = cap if SOFTCAP else scale
+    entry = first_entry(listed, stop, LISTED)
     for place in tl.range(begin, stop, BLOCK_N):
-        first = begin_of(place, listed, LISTED)
+        first, entry = begin_of(place, entry, listed, stop, BLOCK_N, LISTED)
         column = first + lane
         inside = None
         across = None

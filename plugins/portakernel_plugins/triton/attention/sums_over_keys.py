@@ -7,7 +7,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from portakernel_plugins.triton.attention.block_lists import begin_of
+from portakernel_plugins.triton.attention.block_lists import begin_of, first_entry
 from portakernel_plugins.triton.attention.head_parts import add_weighted_rows, product_of_rows, turned
 from portakernel_plugins.triton.attention.masks import allows, ids_of
 from portakernel_plugins.triton.attention.row_blocks import load_block
@@ -76,8 +76,9 @@ def over_keys(
     What comes after ``RAGGED`` is as in forward's loop (``online_softmax.py``).
     """
     lane = tl.arange(0, BLOCK_N)
+    entry = first_entry(listed, stop, LISTED)
     for place in tl.range(begin, stop, BLOCK_N):
-        first = begin_of(place, listed, LISTED)
+        first, entry = begin_of(place, entry, listed, stop, BLOCK_N, LISTED)
         column = first + lane
         rows = lane.to(tl.int64)
         inside = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from portakernel_plugins.triton.attention.block_lists import begin_of
+from portakernel_plugins.triton.attention.block_lists import begin_of, first_entry
 from portakernel_plugins.triton.attention.head_parts import add_weighted_rows, product_of_rows, turned
 from portakernel_plugins.triton.attention.masks import allows, ids_of
 from portakernel_plugins.triton.attention.row_blocks import load_block
@@ -98,13 +98,15 @@ def over_queries(
     last_step = blocks * HEADS
     if SPLIT:
         first_step, last_step = share_of(last_step, part, parts)
+    entry = first_entry(listed, stop, LISTED)
     for step in tl.range(first_step, last_step):
         member = tl.cast(0, tl.int32)
         if HEADS > 1:
             # never by 0: where there are no steps, loads of the first are issued ahead all the same, under a mask that
             # LLVM takes for true where a division by 0 would have come before it
             member = step // tl.maximum(blocks, 1)
-        first = begin_of(begin + (step - member * blocks) * BLOCK_M, listed, LISTED)
+        place = begin + (step - member * blocks) * BLOCK_M
+        first, entry = begin_of(place, entry, listed, stop, BLOCK_M, LISTED)
         row = first + lane
         at = tl.cast(first, tl.int64)
         at_head = tl.cast(member, tl.int64)
