@@ -102,19 +102,23 @@ def _over_blocks(
 
     Unless ``MASKED`` all rows see them all, and TMA copies their blocks, of which each lies in one page.
     """
+    page = tl.cast(0, tl.int32)
+    if not MASKED:
+        page = tl.load(pages_row + begin // PAGE, mask=begin < stop, other=0)
     for first in tl.range(begin, stop, BLOCK_N):
         column = first + tl.arange(0, BLOCK_N)
         if MASKED:
-            page, row = places_of_block(pages_row, first, lowest, keys, PAGE, BLOCK_N)
+            pages, row = places_of_block(pages_row, first, lowest, keys, PAGE, BLOCK_N)
             block = load_paged(
-                latent, page, row, latent_page, latent_row, latent_lane, BLOCK_E, REST_E, E, False, WIDEN, DTYPE,
+                latent, pages, row, latent_page, latent_row, latent_lane, BLOCK_E, REST_E, E, False, WIDEN, DTYPE,
                 FORMAT, CAST,
             )  # fmt: skip
             turning = load_paged(
-                rope, page, row, rope_page, rope_row, rope_lane, BLOCK_D, REST_D, D, True, WIDEN, DTYPE, FORMAT, CAST
+                rope, pages, row, rope_page, rope_row, rope_lane, BLOCK_D, REST_D, D, True, WIDEN, DTYPE, FORMAT, CAST
             )
         else:
-            page = tl.load(pages_row + first // PAGE)
+            # read a step ahead: else each copy would wait for where it begins
+            ahead = tl.load(pages_row + tl.minimum(first + BLOCK_N, stop - 1) // PAGE)
             block = load_block(
                 latent_blocks, None, page, 0, first % PAGE, 0, None, 0, 0, None, BLOCK_N, BLOCK_E, 0, E, False, WIDEN,
                 True, False,
@@ -123,6 +127,7 @@ def _over_blocks(
                 rope_blocks, None, page, 0, first % PAGE, 0, None, 0, 0, None, BLOCK_N, BLOCK_D, 0, D, True, WIDEN,
                 True, False,
             )  # fmt: skip
+            page = ahead
         z = product_of_rows(of_latent, turned(block, REST_E), REST_E, PRECISION)
         z = add_product_of_rows(z, of_rope, turning, REST_D, PRECISION)
         if latent_scale is not None:
