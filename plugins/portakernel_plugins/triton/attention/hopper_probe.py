@@ -19,6 +19,11 @@ def check(D: int) -> Rejection | None:
     return _compiled()
 
 
+def check_latent(C: int) -> Rejection | None:
+    """The same of the kernel for latent vectors."""
+    return check(C)
+
+
 @cache
 def _compiled() -> Rejection | None:
     import triton

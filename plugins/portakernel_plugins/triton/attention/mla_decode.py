@@ -25,7 +25,7 @@ from portakernel_plugins.triton.launching.configurations import configuration
 # Rows of a call's longest sequence for which tiles are the smallest that matrix units take.
 _FEW_ROWS = 16
 # From here on the row of all blocks is counted in 64 bits.
-_MOST_BLOCKS = 1 << 30
+MOST_BLOCKS = 1 << 30
 # Lanes of a part that a merging program has, and parts that it reads at once.
 _LANES, _MOST_PARTS = 128, 64
 
@@ -71,7 +71,7 @@ def mla_decode(
     shared: Mapping[str, Any] = {
         "HEADS": H,
         "SEQUENCES": max(16, 1 << (B - 1).bit_length()),
-        "WIDE": lists * cdiv(pages.longest + 1, options["BLOCK_N"]) >= _MOST_BLOCKS,
+        "WIDE": lists * cdiv(pages.longest + 1, options["BLOCK_N"]) >= MOST_BLOCKS,
         "LEFT": how.flags["LEFT"],
         "E": C,
         **{name: options.pop(name) for name in ("BLOCK_M", "BLOCK_N", "LEAST")},
@@ -118,31 +118,45 @@ def mla_decode(
         **{**sizes, **shared},
         **options,
     )
-    merging = configuration("mla_decode_merge", q_latent.device, C)
-    parts = min(_MOST_PARTS, 1 << (cdiv(programs, lists)).bit_length())
-    each, across = max(1, min(block_m, merging.elements // (_LANES * parts))), cdiv(C, _LANES)
+    launch_merge(written, (values, shares), starts, pages, how.left, programs, lists, shared)
+    return written.results()
+
+
+def launch_merge(
+    written: Written,
+    parts: tuple[Tensor, Tensor],
+    starts: Tensor,
+    pages: Pages,
+    left: int,
+    programs: int,
+    lists: int,
+    tile: Mapping[str, Any],
+) -> None:
+    """Adds up the parts of ``lists`` that ``programs`` have left; ``tile`` is what is compiled into both kernels."""
+    y, (S, _, C) = written.y, written.y.shape
+    merging = configuration("mla_decode_merge", y.device, C)
+    most = min(_MOST_PARTS, 1 << (cdiv(programs, lists)).bit_length())
+    each, across = max(1, min(tile["BLOCK_M"], merging.elements // (_LANES * most))), cdiv(C, _LANES)
     launch(
         merge,
-        (lists, block_m // each * across),
-        values,
-        shares,
+        (lists, tile["BLOCK_M"] // each * across),
+        *parts,
         y,
         written.lse,
         starts,
         pages.lengths,
-        B,
+        len(pages.lengths),
         S,
-        how.left,
+        left,
         programs,
         *y.stride(),
-        PARTS=parts,
+        PARTS=most,
         ROWS=each,
         LANES=_LANES,
         ACROSS=across,
-        **shared,
+        **tile,
         **merging.options,
     )
-    return written.results()
 
 
 def _blocks(pages: Pages, rows: int, sizes: Mapping[str, Any], wanted: bool) -> tuple[Any, Any]:

@@ -211,7 +211,7 @@ def decode(
 ) -> None:
     """Writes what lists come to that lie in a program's share, and leaves parts of others."""
     program = tl.program_id(0)
-    all_rows, counts, all_keys = lengths_of_all(starts, lengths, sequences, SEQUENCES)
+    all_rows, counts, all_keys = lengths_of_all(starts, lengths, sequences, tl.arange(0, SEQUENCES))
     blocks, skipped = blocks_of(counts, all_keys, rows, left, LEFT, BLOCK_N)
     lists, blocks = _lists_of(counts, blocks, HEADS, BLOCK_M, WIDE)
     ends, whole, share = shares_of(blocks, lists, tl.num_programs(0), LEAST)
@@ -337,7 +337,7 @@ def merge(
     ACROSS: tl.constexpr,  # how many programs have the lanes of the same rows
 ) -> None:
     """Writes ``ROWS`` rows and ``LANES`` lanes of a list that lies in several programs' shares; one for each list."""
-    all_rows, counts, all_keys = lengths_of_all(starts, lengths, sequences, SEQUENCES)
+    all_rows, counts, all_keys = lengths_of_all(starts, lengths, sequences, tl.arange(0, SEQUENCES))
     blocks, _ = blocks_of(counts, all_keys, rows, left, LEFT, BLOCK_N)
     lists, blocks = _lists_of(counts, blocks, HEADS, BLOCK_M, WIDE)
     ends, _, share = shares_of(blocks, lists, programs, LEAST)

@@ -123,7 +123,7 @@ def _decode(
     WORDS: tl.constexpr = v.dtype.element_ty == tl.int32
     MATH: tl.constexpr = tl.float16 if WORDS else q.dtype.element_ty
     program = tl.program_id(0)
-    all_rows, counts, all_keys = lengths_of_all(starts, lengths, sequences, SEQUENCES)
+    all_rows, counts, all_keys = lengths_of_all(starts, lengths, sequences, tl.arange(0, SEQUENCES))
     blocks, skipped = blocks_of(counts, all_keys, most, left, LEFT, BLOCK_N)
     ends, whole, share = shares_of(blocks, key_heads, tl.num_programs(0), LEAST)
     begin = program * share

@@ -16,9 +16,8 @@ MOST_SEQUENCES = 4096
 
 
 @triton.jit
-def lengths_of_all(starts, lengths, sequences, SEQUENCES: tl.constexpr):
+def lengths_of_all(starts, lengths, sequences, number):
     """Of each sequence its first row, how many queries it has, and how many keys; zeros where there is none."""
-    number = tl.arange(0, SEQUENCES)
     there = number < sequences
     first_rows = tl.load(starts + number, mask=there, other=0)
     counts = tl.load(starts + number + 1, mask=there, other=0) - first_rows

@@ -1,0 +1,115 @@
+"""``mla_decode`` for Hopper: what the kernel in ``hopper_mla_kernel.py`` is launched with."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from portakernel.authoring.triton import cdiv, launch
+from portakernel_plugins.triton.attention import mla_decode as any_device
+from portakernel_plugins.triton.attention.forward import Window
+from portakernel_plugins.triton.attention.hopper import described_rows
+from portakernel_plugins.triton.attention.hopper_mla_kernel import BLOCK, ROWS, decode
+from portakernel_plugins.triton.attention.pages import Pages
+from portakernel_plugins.triton.attention.parts import places
+from portakernel_plugins.triton.attention.results import Results, Written
+from portakernel_plugins.triton.attention.row_blocks import copied_strides
+from portakernel_plugins.triton.attention.scores import scoring
+from portakernel_plugins.triton.launching.configurations import configuration
+
+
+def mla_decode(
+    q_latent: Tensor,
+    q_rope: Tensor,
+    latent_cache: Tensor,
+    rope_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    query_start_loc: Tensor,
+    *,
+    sinks: Tensor | None = None,
+    scale: float,
+    causal: bool,
+    window: Window,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    return_lse: bool,
+    out: Results | None = None,
+) -> Results:
+    """The contract's formula for multiples of 64 heads and pages of multiples of 64.
+
+    Caches whose strides the copy engine cannot follow are read by ``triton.mla_decode``: a copy takes longer.
+    """
+    (S, H, C), B = q_latent.shape, len(seq_lens)
+    pages = Pages.of(
+        rope_cache.unsqueeze(2), latent_cache.unsqueeze(2), block_table, seq_lens, None, None, "none", max_seqlen_k
+    )
+    longest = S if max_seqlen_q is None else min(S, max_seqlen_q)
+    how = scoring(q_rope.unsqueeze(0), pages.keys, causal, scale, window, 0.0, (longest, pages.longest))
+    rows, columns = ROWS.value, BLOCK.value
+    lists, negative = S * H // rows, how.is_folded and how.last_factor < 0.0
+    most = lists * cdiv(pages.longest + 1, columns)
+    copied = all(copied_strides(cache) is not None for cache in (pages.keys, pages.values))
+    if not (S and B and copied) or negative or most >= any_device.MOST_BLOCKS:
+        return any_device.mla_decode(
+            q_latent,
+            q_rope,
+            latent_cache,
+            rope_cache,
+            block_table,
+            seq_lens,
+            query_start_loc,
+            sinks=sinks,
+            scale=scale,
+            causal=causal,
+            window=window,
+            max_seqlen_q=max_seqlen_q,
+            max_seqlen_k=max_seqlen_k,
+            return_lse=return_lse,
+            out=out,
+        )
+    written = Written.of(q_latent, (S, H, C), (H, S), out, return_lse, save=False)
+    starts, tiling = query_start_loc.contiguous(), configuration("mla_decode_hopper", q_latent.device, C)
+    options = dict(tiling.options)
+    shared = {
+        "HEADS": H,
+        "SEQUENCES": max(16, 1 << (B - 1).bit_length()),
+        "LEFT": how.flags["LEFT"],
+        "LEAST": options.pop("LEAST"),
+    }
+    values, shares = places(q_latent, tiling.programs, rows, C)
+    heads_of = [x.transpose(0, 1).unsqueeze(0) for x in (q_latent, q_rope, written.y)]
+    target = described_rows(heads_of[2], rows, None, torch.empty_like)
+    launch(
+        decode,
+        (tiling.programs, 1),
+        *(described_rows(x, rows, None) for x in heads_of[:2]),
+        described_rows(pages.values, columns, None),
+        described_rows(pages.keys, columns, None),
+        target,
+        sinks,
+        written.lse,
+        values,
+        shares,
+        starts,
+        pages.table,
+        pages.lengths,
+        pages.table.stride(0),
+        B,
+        S,
+        how.left,
+        how.right,
+        how.scale,
+        how.coarse,
+        0 if sinks is None else sinks.stride(0),
+        RIGHT=how.flags["RIGHT"],
+        FOLDED=how.is_folded,
+        PAGE=pages.flags["PAGE"],
+        **shared,
+        **options,
+    )
+    if target.base is not heads_of[2]:
+        heads_of[2].copy_(target.base)
+    tile = {"BLOCK_M": rows, "BLOCK_N": columns, "WIDE": False, "E": C, **shared}
+    any_device.launch_merge(written, (values, shares), starts, pages, how.left, tiling.programs, lists, tile)
+    return written.results()
