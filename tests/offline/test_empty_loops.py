@@ -59,4 +59,4 @@ def test_no_copy_of_a_loop_is_issued_whether_or_not_it_has_steps(attend, width, 
         expected = re.findall(r"@(%p\d+) mbarrier\.arrive\.expect_tx", one.assembly)
         assert expected
         made = {name: re.findall(rf"(\S+) \t{name},", one.assembly) for name in set(expected)}
-        assert [] == [(one.function, name, how) for name, how in made.items() if how != ["and.pred"]]
+        assert [(one.function, name, how) for name, how in made.items() if how != ["and.pred"]] == []

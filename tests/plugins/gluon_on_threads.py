@@ -192,7 +192,7 @@ def _specialize(partitions: Sequence[tuple[Any, tuple[Any, ...]]], warps: Sequen
     def run(place: int, function: Any, args: tuple[Any, ...]) -> None:
         HERE.program, HERE.products, HERE.stores, HERE.late = program, [], [], place == late
         try:
-            function(*args)
+            function(*map(_own, args))
             assert not HERE.products, "a product that nobody waited for"
             assert not HERE.stores, "a program ended before its results had left"
         except BaseException as error:  # noqa: BLE001 - raised below
@@ -292,8 +292,23 @@ def _draw(pointer: _Pointer, more: int) -> Tensor:
     return torch.tensor((program.drawn - 1) * program.programs + program.number)
 
 
-def _gl_store(pointer: _Pointer, value: Tensor, mask: Tensor) -> None:
-    pointer.memory.view(-1)[pointer.offset[mask]] = value[mask]
+def _gl_store(pointer: _Pointer, value: Tensor, mask: Tensor | None = None) -> None:
+    there = torch.ones_like(value, dtype=torch.bool) if mask is None else mask
+    pointer.memory.view(-1)[pointer.offset[there]] = value[there]
+
+
+def _gl_load(pointer: _Pointer, mask: Tensor | None = None, other: int = 0) -> Tensor:
+    memory = pointer.memory.reshape(-1)
+    if mask is None:
+        return memory[pointer.offset]
+    return torch.where(mask, memory[torch.where(mask, pointer.offset, 0)], other)
+
+
+def _own(value: Any) -> Any:
+    """A partition's own numbers, which it may change."""
+    if isinstance(value, tuple):
+        return tuple(map(_own, value))
+    return value.clone() if isinstance(value, Tensor) and value.dim() == 0 else value
 
 
 def _extreme(of: Any) -> Callable[[Any, Any], Any]:
@@ -329,7 +344,9 @@ LANGUAGE = SimpleNamespace(
     log2=torch.log2,
     max=torch.amax,
     sum=torch.sum,
-    load=lambda pointer: pointer.memory.reshape(-1)[pointer.offset],
+    cumsum=torch.cumsum,
+    cdiv=lambda a, b: -(-a // b),
+    load=_gl_load,
     store=_gl_store,
     atomic_add=_draw,
     allocate_shared_memory=_allocate,

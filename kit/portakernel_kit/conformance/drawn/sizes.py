@@ -27,6 +27,8 @@ _LARGEST_BITS = 12.0
 _BYTES = 16
 # And what it computes, in a mode that bounds them: there each program takes its time, whose tile is seldom smaller.
 _FLOPS, _TILE = 64, 16
+# How many times what exact dimensions come to by themselves.
+_FEW = 8
 # A long row is few programs there, many small ones are many.
 _SHARE_OF_ORDINARY = 4
 # Vocabularies, contexts, rows of a table: what production has of one dimension.
@@ -211,6 +213,9 @@ def _bits_too_many(
     values, filled = contract.values(choosing), {name: max(size, 1) for name, size in dims.items()}
     least = {name: exact.get(name, 1) for name in dims}
     flops = max(flops, contract.cost(in_tiles(contract, least, tile), itemsizes, values).flops)
+    if exact:  # where those alone are as much, there is room for a few of all else
+        bare = replace(full, leading=(1,) * len(full.leading), dims={name: least[name] for name in full.dims})
+        most = max(most, _FEW * elements(contract, bare))
     times = elements(contract, full) / most
     # one of the pieces may be all there is
     for shares in (filled, {name: 1 if name in piece_counts(contract) else size for name, size in filled.items()}):

@@ -2,9 +2,9 @@
 
 A tile is 64 heads of one query, and all of them see the same keys. The producer brings its queries, and 64 latent
 vectors at a time with their rotary parts into a ring of two places: one is multiplied while the other is filled, across
-the ends of lists. Of the scores each warpgroup has the half for 32 keys, and of the sums the half for 256 lanes: weights
-change hands in between. Lists and shares: ``shares.py``; what is left in parts a second launch adds up (``merge`` in
-``mla_kernels.py``).
+the ends of lists. Of the scores each warpgroup has the half for 32 keys, and of the sums the half for 256 lanes:
+weights change hands in between. Lists and shares: ``shares.py``; what is left in parts a second launch adds up
+(``merge`` in ``mla_kernels.py``).
 
 What no query sees is in shared memory with the rest of its block. Its scores are minus infinity, and its latent vectors
 are zeroed there before they are multiplied with weights: whatever it holds, nothing comes of it.
@@ -146,9 +146,8 @@ def _consume(
             )
             at_head = head + row
             sunk = gl.full([ROWS], float("-inf"), gl.float32, layout=by_row)
-            if SINKS:
-                if at == list_begin:
-                    sunk = gl.load(sinks + at_head * sink_stride).to(gl.float32) * LOG2_E
+            if SINKS and at == list_begin:
+                sunk = gl.load(sinks + at_head * sink_stride).to(gl.float32) * LOG2_E
             top = sunk
             sums = gl.zeros([ROWS, BLOCK], gl.float32, layout=scored)
             acc = gl.zeros([ROWS, C], gl.float32, layout=summed)
@@ -281,7 +280,8 @@ def decode(
     first_block = one_of(skipped, chosen)
     tile, list_begin = list_at(begin, one_of(ends, chosen), one_of(tiles, chosen), list_blocks)
 
-    q_latents = gl.allocate_shared_memory(q_latent.dtype, [1] + q_latent.block_type.shape, q_latent.layout)  # noqa: RUF005 - Gluon unpacks no lists
+    # Gluon unpacks no lists
+    q_latents = gl.allocate_shared_memory(q_latent.dtype, [1] + q_latent.block_type.shape, q_latent.layout)  # noqa: RUF005
     q_ropes = gl.allocate_shared_memory(q_rope.dtype, [1] + q_rope.block_type.shape, q_rope.layout)  # noqa: RUF005
     latents = gl.allocate_shared_memory(latent.dtype, [PLACES] + latent.block_type.shape, latent.layout)  # noqa: RUF005
     ropes = gl.allocate_shared_memory(rope.dtype, [PLACES] + rope.block_type.shape, rope.layout)  # noqa: RUF005

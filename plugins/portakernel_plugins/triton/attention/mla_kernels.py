@@ -279,7 +279,10 @@ def decode(
                 if RIGHT:
                     whole_to = tl.minimum(whole_to, first_query + ahead + right + 1)
                 whole_to = tl.maximum(whole_to // BLOCK_N * BLOCK_N, whole_from)
-            starts_at, stops_at = (first_key, whole_from, whole_to), (tl.minimum(whole_from, last_key), whole_to, last_key)
+            starts_at, stops_at = (
+                (first_key, whole_from, whole_to),
+                (tl.minimum(whole_from, last_key), whole_to, last_key),
+            )
             for stretch in tl.static_range((0 if LEFT else 1) if DESCRIBED else 2, 3):
                 acc, total, top = _over_blocks(
                     acc, total, top, of_latent, of_rope, latent, rope, latent_blocks, rope_blocks, pages_row, position,
