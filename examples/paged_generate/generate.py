@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 from serving import Request, Running, Server
 from torch import Tensor
@@ -55,7 +56,7 @@ class Sizes:
 
 
 SMALL = Sizes(layers=2, hidden=512, requests=7, tokens=12, batch=4, page=8)
-LARGE = Sizes(layers=8, hidden=1024, requests=48, tokens=128, batch=16, page=16)
+LARGE = Sizes(layers=8, hidden=1024, requests=24, tokens=64, batch=16, page=16)
 
 
 def made_model(sizes: Sizes, device: str, number: Number) -> Any:
@@ -97,7 +98,7 @@ def drawn_requests(sizes: Sizes) -> list[Request]:
 def own_answers(model: Any, requests: list[Request]) -> list[tuple[list[int], Tensor]]:
     """What the model's own ``generate`` answers to each request alone: the tokens and the logits ``(wanted, V)``."""
     answers = []
-    for one in requests:
+    for one in track(requests, "The model alone", console=Console(stderr=True), transient=True):
         prompt = torch.tensor([one.prompt], device=model.device)
         found = model.generate(
             prompt,
