@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from portakernel.authoring.triton import cdiv, launch
@@ -11,7 +10,7 @@ from portakernel_plugins.triton.attention.forward import Window
 from portakernel_plugins.triton.attention.hopper import described_rows
 from portakernel_plugins.triton.attention.hopper_mla_kernel import BLOCK, ROWS, decode
 from portakernel_plugins.triton.attention.pages import Pages
-from portakernel_plugins.triton.attention.parts import places
+from portakernel_plugins.triton.attention.parts import noted_lists, places
 from portakernel_plugins.triton.attention.results import Results, Written
 from portakernel_plugins.triton.attention.row_blocks import copied_strides
 from portakernel_plugins.triton.attention.scores import scoring
@@ -70,27 +69,18 @@ def mla_decode(
         )
     written = Written.of(q_latent, (S, H, C), (H, S), out, return_lse, save=False)
     starts, tiling = query_start_loc.contiguous(), configuration("mla_decode_hopper", q_latent.device, C)
-    options = dict(tiling.options)
-    shared = {
-        "HEADS": H,
-        "SEQUENCES": max(16, 1 << (B - 1).bit_length()),
-        "LEFT": how.flags["LEFT"],
-        "LEAST": options.pop("LEAST"),
-    }
-    values, shares = places(q_latent, tiling.programs, rows, C)
-    heads_of = [x.transpose(0, 1).unsqueeze(0) for x in (q_latent, q_rope, written.y)]
-    target = described_rows(heads_of[2], rows, None, torch.empty_like)
+    parts = (*places(q_latent, tiling.programs, rows, C), noted_lists(q_latent, tiling.programs))
     launch(
         decode,
         (tiling.programs, 1),
-        *(described_rows(x, rows, None) for x in heads_of[:2]),
+        *(described_rows(x.transpose(0, 1).unsqueeze(0), rows, None) for x in (q_latent, q_rope)),
         described_rows(pages.values, columns, None),
         described_rows(pages.keys, columns, None),
-        target,
         sinks,
+        written.y,
+        *written.y.stride(),
         written.lse,
-        values,
-        shares,
+        *parts,
         starts,
         pages.table,
         pages.lengths,
@@ -105,11 +95,10 @@ def mla_decode(
         RIGHT=how.flags["RIGHT"],
         FOLDED=how.is_folded,
         PAGE=pages.flags["PAGE"],
-        **shared,
-        **options,
+        HEADS=H,
+        SEQUENCES=max(16, 1 << (B - 1).bit_length()),
+        LEFT=how.flags["LEFT"],
+        **tiling.options,
     )
-    if target.base is not heads_of[2]:
-        heads_of[2].copy_(target.base)
-    tile = {"BLOCK_M": rows, "BLOCK_N": columns, "WIDE": False, "E": C, **shared}
-    any_device.launch_merge(written, (values, shares), starts, pages, how.left, tiling.programs, lists, tile)
+    any_device.launch_merge(written, parts, lists, rows, H)
     return written.results()

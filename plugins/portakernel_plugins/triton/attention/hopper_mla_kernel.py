@@ -19,13 +19,13 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 
-from portakernel_plugins.triton.attention.hopper_memory import load, store
+from portakernel_plugins.triton.attention.hopper_memory import load
 from portakernel_plugins.triton.attention.online_softmax import HUGE
+from portakernel_plugins.triton.attention.parts import note_list
 from portakernel_plugins.triton.attention.shares import (
     blocks_of,
     lengths_of_all,
@@ -111,13 +111,15 @@ def _produce(
 
 @gluon.jit
 def _consume(
-    q_memory, ring, sinks, out, lse, values, shares, lists, begin, stop, starts, lengths, most, left, right,
-    scale, coarse, sink_stride,
+    q_memory, ring, sinks, results, parts, share, lists, begin, stop, starts, lengths, most, left, right, scale, coarse,
+    sink_stride,
     HEADS: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr, FOLDED: gl.constexpr, SINKS: gl.constexpr,
     LSE: gl.constexpr, C: gl.constexpr, R: gl.constexpr,
 ):  # fmt: skip
     q_latents, q_ropes, q_full, q_empty = q_memory
     latents, ropes, full, empty = ring
+    out, out_row, out_head, out_lane, lse = results
+    values, shares, noted = parts
     dtype: gl.constexpr = latents.dtype
     scored: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 2], instr_shape=[16, 32, 16])
     summed: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 2], instr_shape=[16, 256, 16])
@@ -153,6 +155,8 @@ def _consume(
             acc = gl.zeros([ROWS, C], gl.float32, layout=summed)
             mbarrier.wait(q_full.index(0), lists_done & 1)
             lists_done += 1
+            if key >= end:
+                mbarrier.arrive(q_empty.index(0), count=1)
             while key < end:
                 place = done % PLACES
                 mbarrier.wait(full.index(place), done // PLACES & 1)
@@ -167,6 +171,8 @@ def _consume(
                 z = warpgroup_mma(q_latent, block.permute((1, 0)), none, use_acc=False, is_async=True)
                 z = warpgroup_mma(q_rope, rope.permute((1, 0)), z, is_async=True)
                 z = warpgroup_mma_wait(0, deps=(z,))
+                if key + BLOCK >= end:  # the next list's queries can come
+                    mbarrier.arrive(q_empty.index(0), count=1)
                 if not FOLDED:
                     z = z * scale
                 if cut:
@@ -201,21 +207,21 @@ def _consume(
             if FOLDED:
                 top = gl.where((gl.abs(top) < HUGE) | (top == sunk), top, top / coarse * scale)
             found = top + gl.log2(total)
+            lane = gl.arange(0, C, layout=gl.SliceLayout(0, summed))
+            line = gl.arange(0, ROWS, layout=of_sums)
             if (list_begin >= begin) & (upto == list_stop):
-                # through the memory of the queries, which are multiplied no more
-                q_latent.store(acc.to(dtype))
-                fence_async_shared()
-                store(out, [0, 0, first_row + query, head, 0], q_latents.index(0))
+                at_query = (first_row + query).to(gl.int64)
+                to = at_query * out_row + (head + line).to(gl.int64) * out_head
+                gl.store(out + gl.expand_dims(to, 1) + gl.expand_dims(lane * out_lane, 0), acc.to(dtype))
                 if LSE:
-                    gl.store(lse + at_head.to(gl.int64) * most + (first_row + query), found * LOG_2)
-                tma.store_wait(0)
+                    gl.store(lse + at_head.to(gl.int64) * most + at_query, found * LOG_2)
             else:
                 part = 2 * gl.program_id(0) + (upto < list_stop).to(gl.int32)
-                lane = gl.arange(0, C, layout=gl.SliceLayout(0, summed))
-                line = (part * ROWS + gl.arange(0, ROWS, layout=of_sums)).to(gl.int64) * C
-                gl.store(values + gl.expand_dims(line, 1) + gl.expand_dims(lane, 0), acc)
+                to = (part * ROWS + line).to(gl.int64) * C
+                gl.store(values + gl.expand_dims(to, 1) + gl.expand_dims(lane, 0), acc)
                 gl.store(shares + part * ROWS + row, found)
-            mbarrier.arrive(q_empty.index(0), count=1)
+                if (list_begin >= begin) & (upto < list_stop):
+                    note_list(noted, gl.program_id(0), first_row, count, tile, (list_stop - 1) // share)
             at = upto
         list_begin = list_stop
         tile += 1
@@ -229,15 +235,19 @@ def _consume(
 
 @gluon.jit(do_not_specialize=["sequences", "rows", "left", "right"])
 def decode(
-    q_latent,  # descriptors: of blocks of ROWS heads of a query, and so is out
+    q_latent,  # descriptors: of blocks of ROWS heads of a query
     q_rope,
     latent,  # of BLOCK rows of a page
     rope,
-    out,
     sinks,  # (H,), or None, as all that a call does not ask for
+    out,  # (S, H, C)
+    out_row,
+    out_head,
+    out_lane,
     lse,  # (H, S) float32
     values,
     shares,
+    noted,
     starts,
     table,
     lengths,
@@ -269,6 +279,7 @@ def decode(
     ends, whole, share = shares_of(blocks, tiles, gl.num_programs(0), LEAST)
     begin = program * share
     stop = gl.minimum(begin + share, whole)
+    note_list(noted, program, 0, 0, 0, 0)
     if begin >= stop:
         return
     sequence = gl.sum((ends <= begin).to(gl.int32), 0)
@@ -307,8 +318,8 @@ def decode(
     # compile-time values stay such in tuples that stand in the call
     gl.warp_specialize([
         (_consume, (
-            q_memory, ring, sinks_there, out, lse_there, values, shares, lists, begin, stop, starts, lengths, rows,
-            left, right, scale, coarse, sink_stride,
+            q_memory, ring, sinks_there, (out, out_row, out_head, out_lane, lse_there), (values, shares, noted), share,
+            lists, begin, stop, starts, lengths, rows, left, right, scale, coarse, sink_stride,
             HEADS, LEFT, RIGHT, FOLDED, SINKS, LSE, C, R,
         )),
         (_produce, (

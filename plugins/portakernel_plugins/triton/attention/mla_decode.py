@@ -15,7 +15,7 @@ from portakernel.authoring.triton import cdiv, launch
 from portakernel_plugins.triton.attention.forward import Window
 from portakernel_plugins.triton.attention.mla_kernels import decode, merge
 from portakernel_plugins.triton.attention.pages import Pages
-from portakernel_plugins.triton.attention.parts import places
+from portakernel_plugins.triton.attention.parts import noted_lists, places
 from portakernel_plugins.triton.attention.results import Results, Written
 from portakernel_plugins.triton.attention.row_blocks import sources
 from portakernel_plugins.triton.attention.scores import scoring
@@ -76,7 +76,7 @@ def mla_decode(
         "E": C,
         **{name: options.pop(name) for name in ("BLOCK_M", "BLOCK_N", "LEAST")},
     }
-    values, shares = places(q_latent, programs, block_m, C)
+    parts = (*places(q_latent, programs, block_m, C), noted_lists(q_latent, programs))
     turned_round = how.is_folded and how.last_factor < 0.0
     flags, sizes = pages.flags, shapes(q_rope.unsqueeze(0), pages.values)
     read = _blocks(pages, shared["BLOCK_N"], sizes, options.pop("DESCRIBED", False))
@@ -91,8 +91,7 @@ def mla_decode(
         sinks,
         y,
         written.lse,
-        values,
-        shares,
+        *parts,
         starts,
         pages.table,
         pages.lengths,
@@ -118,43 +117,31 @@ def mla_decode(
         **{**sizes, **shared},
         **options,
     )
-    launch_merge(written, (values, shares), starts, pages, how.left, programs, lists, shared)
+    launch_merge(written, parts, lists, block_m, H)
     return written.results()
 
 
-def launch_merge(
-    written: Written,
-    parts: tuple[Tensor, Tensor],
-    starts: Tensor,
-    pages: Pages,
-    left: int,
-    programs: int,
-    lists: int,
-    tile: Mapping[str, Any],
-) -> None:
-    """Adds up the parts of ``lists`` that ``programs`` have left; ``tile`` is what is compiled into both kernels."""
-    y, (S, _, C) = written.y, written.y.shape
+def launch_merge(written: Written, parts: tuple[Tensor, ...], lists: int, block_m: int, heads: int) -> None:
+    """Adds up the parts that programs have left of ``lists`` with tiles of ``block_m`` rows."""
+    y, (S, _, C), programs = written.y, written.y.shape, len(parts[2])
     merging = configuration("mla_decode_merge", y.device, C)
     most = min(_MOST_PARTS, 1 << (cdiv(programs, lists)).bit_length())
-    each, across = max(1, min(tile["BLOCK_M"], merging.elements // (_LANES * most))), cdiv(C, _LANES)
+    each, across = max(1, min(block_m, merging.elements // (_LANES * most))), cdiv(C, _LANES)
     launch(
         merge,
-        (lists, tile["BLOCK_M"] // each * across),
+        (programs, block_m // each * across),
         *parts,
         y,
         written.lse,
-        starts,
-        pages.lengths,
-        len(pages.lengths),
         S,
-        left,
-        programs,
         *y.stride(),
+        HEADS=heads,
+        E=C,
+        BLOCK_M=block_m,
         PARTS=most,
         ROWS=each,
         LANES=_LANES,
         ACROSS=across,
-        **tile,
         **merging.options,
     )
 

@@ -27,7 +27,7 @@ from portakernel_plugins.triton.attention.head_parts import (
 )
 from portakernel_plugins.triton.attention.online_softmax import log_of_sum, weighed
 from portakernel_plugins.triton.attention.pages import load_paged, places_of_block
-from portakernel_plugins.triton.attention.parts import keep_part, merged
+from portakernel_plugins.triton.attention.parts import keep_part, merged, note_list
 from portakernel_plugins.triton.attention.row_blocks import load_block
 from portakernel_plugins.triton.attention.scores import sees
 from portakernel_plugins.triton.attention.shares import (
@@ -159,6 +159,7 @@ def decode(
     lse,  # (H, S) float32
     values,
     shares,
+    noted,
     starts,
     table,
     lengths,
@@ -217,6 +218,7 @@ def decode(
     ends, whole, share = shares_of(blocks, lists, tl.num_programs(0), LEAST)
     begin = program * share
     stop = tl.minimum(begin + share, whole)
+    note_list(noted, program, 0, 0, 0, 0)
     if begin >= stop:
         return
 
@@ -300,6 +302,8 @@ def decode(
                     tl.store(lse + at_head * rows + at_query, found * LOG_2, mask=live)
             else:
                 keep_part(values, shares, program, upto < list_stop, live, acc, found, E, REST_E)
+                if (list_begin >= begin) & (upto < list_stop):
+                    note_list(noted, program, first_row, count, tile, (list_stop - 1) // share)
             at = upto
         list_begin = list_stop
         tile += 1
@@ -311,56 +315,35 @@ def decode(
             )
 
 
-@triton.jit(do_not_specialize=["sequences", "rows", "left", "programs"])
+@triton.jit(do_not_specialize=["rows"])
 def merge(
     values,
     shares,
+    lists,  # as note_list leaves them
     out,
     lse,
-    starts,
-    lengths,
-    sequences,
     rows,
-    left,
-    programs,
     out_row,
     out_head,
     out_lane,
     HEADS: tl.constexpr,
-    SEQUENCES: tl.constexpr,
-    WIDE: tl.constexpr,
-    LEFT: tl.constexpr,
     E: tl.constexpr,
     BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    LEAST: tl.constexpr,
     PARTS: tl.constexpr,
     ROWS: tl.constexpr,
     LANES: tl.constexpr,
     ACROSS: tl.constexpr,  # how many programs have the lanes of the same rows
 ) -> None:
-    """Writes ``ROWS`` rows and ``LANES`` lanes of a list that lies in several programs' shares; one for each list."""
-    all_rows, counts, all_keys = lengths_of_all(starts, lengths, sequences, tl.arange(0, SEQUENCES))
-    blocks, _ = blocks_of(counts, all_keys, rows, left, LEFT, BLOCK_N)
-    lists, blocks = _lists_of(counts, blocks, HEADS, BLOCK_M, WIDE)
-    ends, _, share = shares_of(blocks, lists, programs, LEAST)
-
-    number = tl.program_id(0)
-    lists_before = tl.cumsum(lists, 0) <= number
-    sequence = tl.sum(lists_before.to(tl.int32), 0)
-    if sequence >= sequences:
-        return
-    chosen = tl.arange(0, SEQUENCES) == sequence
-    tile = number - tl.sum(tl.where(lists_before, lists, 0), 0)
-    list_blocks = one_of(blocks, chosen)
-    list_begin = tl.max(tl.where(lists_before, ends, 0), 0) + tile * list_blocks
-    first_part = (list_begin // share).to(tl.int32)
-    last_part = ((list_begin + list_blocks - 1) // share).to(tl.int32)
-    count = one_of(counts, chosen)
+    """Writes ``ROWS`` rows and ``LANES`` lanes of the list that begins in one program's share and ends in another's."""
+    first_part = tl.program_id(0)
+    first_row = tl.load(lists + 4 * first_part)
+    count = tl.load(lists + 4 * first_part + 1)
+    tile = tl.load(lists + 4 * first_part + 2)
+    last_part = tl.load(lists + 4 * first_part + 3)
     live_rows = count * HEADS - tile * BLOCK_M
     group = tl.program_id(1) // ACROSS
     first = group * ROWS
-    if (first_part == last_part) | (first >= live_rows):
+    if (count == 0) | (first >= live_rows):
         return
 
     first_lane = tl.program_id(1) % ACROSS * LANES
@@ -368,7 +351,7 @@ def merge(
         values, shares, first_part, last_part, first, live_rows, first_lane, PARTS, ROWS, BLOCK_M, E, LANES, 0
     )
     query, head, live = rows_of_tile(tile * (BLOCK_M // ROWS) + group, 0, count, HEADS, ROWS)
-    at_query = one_of(all_rows, chosen).to(tl.int64) + query
+    at_query = first_row.to(tl.int64) + query
     at_head = head.to(tl.int64)
     lane = first_lane + tl.arange(0, LANES)
     to = out + (at_query * out_row + at_head * out_head)[:, None] + (lane.to(tl.int64) * out_lane)[None, :]

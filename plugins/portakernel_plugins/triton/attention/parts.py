@@ -25,6 +25,11 @@ def places(like: Tensor, programs: int, rows: int, width: int) -> tuple[Tensor, 
     return values, like.new_empty((parts, rows), dtype=torch.float32)
 
 
+def noted_lists(like: Tensor, programs: int) -> Tensor:
+    """Memory for what ``note_list`` leaves."""
+    return like.new_empty((programs, 4), dtype=torch.int32)
+
+
 @triton.jit
 def keep_part(values, shares, program, goes_on, live, acc, found, E: tl.constexpr, REST_E: tl.constexpr):
     """Leaves a program's part of a list, which ``goes_on`` behind its share or does not, in its place."""
@@ -32,6 +37,19 @@ def keep_part(values, shares, program, goes_on, live, acc, found, E: tl.constexp
     rows = (place * found.shape[0] + tl.arange(0, found.shape[0])).to(tl.int64)
     store_rows(values, rows * E, 1, live, acc, REST_E, E)
     tl.store(shares + rows, found, mask=live)
+
+
+@triton.jit
+def note_list(lists, program, first_row, count, tile, last_part):
+    """Leaves, for a launch that adds up parts, which tile of a sequence goes on behind a program's share, and how far.
+
+    The list begins in that share: every list that has parts is noted once. ``count`` is 0 where there is none.
+    """
+    at = lists + 4 * program
+    tl.store(at, first_row)
+    tl.store(at + 1, count)
+    tl.store(at + 2, tile)
+    tl.store(at + 3, last_part)
 
 
 @triton.jit
