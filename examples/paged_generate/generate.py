@@ -97,8 +97,8 @@ def drawn_requests(sizes: Sizes) -> list[Request]:
 @torch.inference_mode()
 def own_answers(model: Any, requests: list[Request]) -> list[tuple[list[int], Tensor]]:
     """What the model's own ``generate`` answers to each request alone: the tokens and the logits ``(wanted, V)``."""
-    answers = []
-    for one in track(requests, "The model alone", console=Console(stderr=True), transient=True):
+    answers, shown = [], Console(stderr=True)
+    for one in track(requests, "The model alone", console=shown, transient=True, disable=not shown.is_terminal):
         prompt = torch.tensor([one.prompt], device=model.device)
         found = model.generate(
             prompt,

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from portakernel.tensors.block_lists import paired, turned
-from portakernel.words.masks import BLOCKS, Mask, found_for, named
+from portakernel.words.masks import BLOCKS, BUILT_IN, Mask, found_for, named
 
-__all__ = ["BLOCKS", "Mask", "found_for", "named", "paired", "turned"]
+__all__ = ["BLOCKS", "BUILT_IN", "Mask", "found_for", "named", "paired", "turned"]

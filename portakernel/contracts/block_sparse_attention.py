@@ -225,6 +225,8 @@ CONTRACT = Contract(
         Case("scale below 0", dims=_dims(S=129, H=2, D=96, C=2), parameters={"mask": "causal", "scale": -0.25}),
         Case("scale 0", dims=_dims(S=70, H=2, D=64, C=2), parameters={**_SMALL, "scale": 0.0, "return_lse": True}),
         Case("values narrower than keys", dims=_dims(S=64, T=129, H=2, D=192, E=128, C=2), parameters=_SMALL),
+        Case("wide queries and keys", dims=_dims(S=64, T=65, H=2, D=256, E=16, C=2), parameters=_SMALL),
+        Case("wide values", dims=_dims(S=64, T=65, H=2, D=16, E=256, C=2), parameters=_SMALL),
         Case("odd head dims", dims=_dims(B=2, S=65, T=66, H=2, D=33, E=17, C=2), parameters=_SMALL),
         Case("no room in the lists", dims=_dims(S=70, H=2, D=32, C=0), parameters={"return_lse": True}),
         Case("no keys", dims=_dims(B=2, S=5, T=0, H=2, D=64, C=0), parameters={"return_lse": True}),

@@ -92,3 +92,17 @@ def test_a_product_beyond_float16_is_brought_back_by_its_bias_whatever_the_strid
     weight, bias = torch.full((5, 4), 75.0, dtype=torch.float16), torch.full((5,), -50000.0, dtype=torch.float16)
     y = ops.linear_act(x, weight, bias, kernel="torch.linear_act_unfused")
     assert y.eq(40000.0).all()
+
+
+@pytest.mark.parametrize("kernel", ["torch.linear_act", "torch.linear_act_unfused", "torch.linear_act_saved"])
+@pytest.mark.parametrize("terms", [9, 34, 39])
+@pytest.mark.parametrize("batch", [(), (1, 3)])
+def test_nothing_of_a_neighbour_comes_into_a_row_of_bfloat16(kernel, terms, batch):
+    """oneDNN's products on AMX multiply what is behind a row by zero."""
+    memory = torch.randn(*batch, 48, terms + 3).bfloat16()
+    memory[..., terms:] = torch.nan
+    memory[..., 7, :] = torch.nan
+    weight = torch.randn(64, terms).bfloat16()
+    for x in (memory[..., :terms], memory[..., :terms].contiguous()):
+        y = ops.linear_act(x, weight, activation="relu", kernel=kernel)
+        assert y.isnan().any(-1).sum() == y[..., 7, 0].numel()

@@ -18,8 +18,7 @@ from portakernel.claims.capability import CannotRun
 from portakernel.references import block_sparse_attention as reference
 from portakernel.triton_launch.interpreter import interpreting
 from portakernel.words.masks import MASKS
-from portakernel_plugins.triton.attention import block_sparse, block_sparse_gradients
-from portakernel_plugins.triton.attention import masks as inlined
+from portakernel_plugins.triton.attention import block_sparse, block_sparse_gradients, mask_names
 
 CALL: dict[str, Any] = {"window": (-1, -1), "block": "64x64", "scale": None, "softcap": 0.0, "return_lse": False}
 NEEDS = (*[True] * 3, *[False] * 12)
@@ -76,10 +75,10 @@ def test_an_own_mask_is_inlined_with_all_that_it_reads():
 
 def test_a_mask_without_a_triton_function_is_refused():
     masks.register("stripes", torch=stripes, aux=("query_ids", "key_ids", "prefix"))
-    rejection = inlined.check("stripes")
+    rejection = mask_names.check("stripes")
     assert rejection is not None
     assert rejection.text.startswith("mask 'stripes' was registered without a Triton function")
-    assert inlined.check("document") is None
+    assert mask_names.check("document") is None
     qkv, lists = drawn()
     ids = {"query_ids": torch.zeros(2, 100).int(), "key_ids": torch.zeros(2, 150).int()}
     with pytest.raises(CannotRun):

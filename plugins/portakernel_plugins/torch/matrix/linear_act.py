@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from portakernel_plugins.torch.attention.layout import aligned, is_aligned
 from portakernel_plugins.torch.matrix.long_sums import ALWAYS_WHOLE, is_cut_short, product
+from portakernel_plugins.torch.matrix.neighbouring_rows import apart
 from portakernel_plugins.torch.operators import operator
 
 _aten = torch.ops.aten
@@ -38,6 +39,7 @@ def linear_act(
             return (y,) if activation == "relu" else (y, z)
         return y if out is None else out.copy_(y)
     bias = weight.new_zeros(N) if bias is None else bias
+    rows, weight = apart(rows, weight)
     vectors = activation == "relu" and x.dtype is not torch.float32 and x.device.type == "cuda"
     if vectors:
         rows, weight, bias = aligned(rows), aligned(weight), aligned(bias)
@@ -87,7 +89,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if x.dim() == 2:
         return product(x, weight, bias)
     if x.dim() == 3 and x.shape[2] <= ALWAYS_WHOLE and x.is_contiguous():
-        return functional.linear(x, weight, bias)
+        return functional.linear(*apart(x, weight), bias)
     rows = x.unsqueeze(0) if x.dim() == 1 else x.flatten(0, -2)
     return product(rows, weight, bias).view(*x.shape[:-1], weight.shape[0])
 

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, pad
 
+from portakernel_plugins.torch.matrix.neighbouring_rows import apart
+
 ALWAYS_WHOLE = 1 << 14  # terms
 _STEP = 1 << 12
 # So many tiles keep every multiprocessor busy: there no sum is split.
@@ -29,7 +31,7 @@ def is_cut_short(a: Tensor, b: Tensor) -> bool:
 def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """``a @ b.T + bias``, rounded once; a: (M, K), b: (N, K), bias: (N,)."""
     if not is_cut_short(a, b):
-        return linear(a, b, bias)
+        return linear(*apart(a, b), bias)
     if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):  # a product into float32 has no gradient
         return linear(with_whole_steps(a), with_whole_steps(b), bias)
     y = wide_product(a, b)

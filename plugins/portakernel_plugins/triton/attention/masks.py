@@ -16,7 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from portakernel.authoring import CannotRun, ReasonCode, Rejection, masks
+from portakernel.authoring import CannotRun, masks
+from portakernel_plugins.triton.attention.mask_names import check
 
 
 @triton.jit
@@ -30,14 +31,6 @@ def _prefix(b, h, q, k, prefix):
 
 
 _BUILT_IN: Mapping[str, Any] = {"none": None, "causal": None, "document": _document, "prefix": _prefix}
-
-
-def check(mask: str) -> Rejection | None:
-    """Why no kernel can have the mask inlined; None where it can."""
-    if mask in _BUILT_IN or masks.named(mask).triton is not None:
-        return None
-    text = f"mask {mask!r} was registered without a Triton function; give portakernel.masks.register triton= one"
-    return Rejection(ReasonCode.FEATURE, text, "mask")
 
 
 @triton.jit

@@ -1,0 +1,21 @@
+"""Matrix products on CPUs into which other rows would come.
+
+oneDNN's products of bfloat16 numbers on AMX take terms in fours, or in twos of up to 32: a row of another length is read
+together with what is behind it, which is multiplied with zeros. NaN and infinity there, of the next row or of memory that
+is nobody's, become NaN in the result (torch 2.13, oneDNN 3.12; a product of float16 or float32 is right).
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, bfloat16
+from torch.nn.functional import pad
+
+_TOGETHER = 4
+
+
+def apart(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Both sides of ``a @ b.T``, or what has the same product and rows of whole fours; a: (..., K), b: (N, K)."""
+    missing = -a.shape[-1] % _TOGETHER
+    if missing and a.dtype is bfloat16 and a.device.type == "cpu":
+        return pad(a, (0, missing)), pad(b, (0, missing))
+    return a, b
