@@ -98,7 +98,7 @@ def test_a_product_beyond_float16_is_brought_back_by_its_bias_whatever_the_strid
 @pytest.mark.parametrize("terms", [9, 34, 39])
 @pytest.mark.parametrize("batch", [(), (1, 3)])
 def test_nothing_of_a_neighbour_comes_into_a_row_of_bfloat16(kernel, terms, batch):
-    """oneDNN's products on AMX multiply what is behind a row by zero."""
+    """On AMX oneDNN's products multiply what is behind a row by zero."""
     memory = torch.randn(*batch, 48, terms + 3).bfloat16()
     memory[..., terms:] = torch.nan
     memory[..., 7, :] = torch.nan

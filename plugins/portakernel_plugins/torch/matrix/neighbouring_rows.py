@@ -1,8 +1,8 @@
 """Matrix products on CPUs into which other rows would come.
 
-oneDNN's products of bfloat16 numbers on AMX take terms in fours, or in twos of up to 32: a row of another length is read
-together with what is behind it, which is multiplied with zeros. NaN and infinity there, of the next row or of memory that
-is nobody's, become NaN in the result (torch 2.13, oneDNN 3.12; a product of float16 or float32 is right).
+oneDNN's products of bfloat16 numbers on AMX take terms in fours, or in twos of up to 32: a row of another length is
+read together with what is behind it, which is multiplied with zeros. NaN and infinity there, of the next row or of
+memory that is nobody's, become NaN in the result (torch 2.13, oneDNN 3.12; products of float16 or float32 are right).
 """
 
 from __future__ import annotations
