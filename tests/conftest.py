@@ -103,14 +103,32 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    os.environ.setdefault("TESTS_TURN", turn_of(config))  # which the workers inherit
     """Importing ``first_party`` is what keeps our files; whoever only hands tests to workers needs none."""
     if config.getoption("dist", "no") == "no":
         importlib.import_module("first_party")
 
 
 @pytest.hookimpl(trylast=True)  # behind the shuffling
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    turns = [is_its_turn(item) for item in items]
+    config.hook.pytest_deselected(items=[item for item, its in zip(items, turns, strict=True) if not its])
+    items[:] = itertools.compress(items, turns)
     items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+
+
+def is_its_turn(item: pytest.Item) -> bool:
+    """Whether a test marked ``turns(n)`` is among the part that this tree draws; one that is named always is."""
+    mark, drawn = item.get_closest_marker("turns"), os.environ.get("TESTS_TURN")
+    return mark is None or not drawn or zlib.crc32(f"{drawn} {item.nodeid}".encode()) % mark.args[0] == 0
+
+
+def turn_of(config: pytest.Config) -> str:
+    """What draws those tests: the tree of the last commit; nothing where a run names its tests, or all are wanted."""
+    if config.args_source is not pytest.Config.ArgsSource.TESTPATHS or config.option.keyword or config.option.markexpr:
+        return ""
+    found = subprocess.run(["git", "rev-parse", "HEAD^{tree}"], cwd=ROOT, capture_output=True, text=True, check=False)
+    return found.stdout.strip()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -116,6 +116,7 @@ def assert_near(found: Tensor, exact: Tensor) -> None:
 # --- the kit ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("op", OPS)
 def test_kernel_conforms_in_the_emulator(op, units_in_turn):
     dispatcher = runtime.dispatcher()

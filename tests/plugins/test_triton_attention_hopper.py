@@ -244,6 +244,7 @@ def test_its_gradients_are_those_of_the_kernels_for_every_gpu():
 
 
 # without turns it is as right
+@pytest.mark.turns(3)
 @pytest.mark.parametrize(("number", "line"), list(mutants(hopper_kernel, "order.index(CONSUMER)")))
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_kernel_that_lacks_one_wait_or_arrival_is_caught(monkeypatch, tmp_path, number, line):

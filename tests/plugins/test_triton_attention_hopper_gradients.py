@@ -239,6 +239,7 @@ def test_only_gradients_that_are_asked_for_are_given(monkeypatch, asked):
 
 
 # whoever has the queries' place has this one too: it is as right without, and later
+@pytest.mark.turns(3)
 @pytest.mark.parametrize(("number", "line"), list(mutants(hopper_gradients_kernel, "mbarrier.wait(grad_empty")))
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_kernel_that_lacks_one_wait_or_arrival_is_caught(monkeypatch, tmp_path, number, line):
