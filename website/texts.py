@@ -17,6 +17,7 @@ _TEXTS = (
     ("Guide", "docs/policy.md", "policy.md"),
     ("Guide", "docs/compile.md", "compile.md"),
     ("Guide", "docs/warmup.md", "warmup.md"),
+    ("Guide", "docs/serving.md", "serving.md"),
     ("Guide", "docs/modes.md", "modes.md"),
     ("Guide", "docs/sharding.md", "sharding.md"),
     ("Guide", "docs/transformers.md", "transformers.md"),

@@ -60,7 +60,7 @@ class Parameter:
         """
         if value is None and self.optional:
             return None
-        if value is None and "none" in self.choices:
+        if value is None and "none" in self.possible():
             return "none"
         if value is None and self.is_required:
             raise ArgumentTypeError(f"{op}: {self.name} is not given; it must be {self.accepted()}: {self.summary}")
@@ -73,7 +73,7 @@ class Parameter:
             ArgumentTypeError, ArgumentValueError, UnknownNameError: as for ``canonical``.
         """
         words: dict[str, object] = {"true": True, "false": False}
-        if text.lower() == "none" and (self.optional or "none" not in self.choices):
+        if text.lower() == "none" and (self.optional or "none" not in self.possible()):
             return self.canonical(op, None)
         if self.kind == "window":
             parts = [_number(part.strip()) for part in text.strip("()[]").split(",")]

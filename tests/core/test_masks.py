@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask
 
 from portakernel import masks
+from portakernel.contracts import contract
 from portakernel.errors import ArgumentValueError
 from portakernel.ops import block_sparse_attention
 from portakernel.words.masks import MASKS
@@ -194,3 +195,9 @@ def test_lists_are_made_in_graphs():
 def test_without_heads_there_is_nothing_to_attend():
     k, none = torch.randn(1, 5, 1, 8), torch.zeros(1, 0, 1, dtype=torch.int32)
     assert block_sparse_attention(torch.randn(1, 5, 0, 8), k, k, none, none.unsqueeze(-1)).shape == (1, 5, 0, 8)
+
+
+def test_no_mask_is_said_in_code_and_on_a_command_line():
+    parameter = contract("block_sparse_attention").parameter("mask")
+    assert parameter.parse("block_sparse_attention", "none") == "none"
+    assert parameter.canonical("block_sparse_attention", None) == "none"

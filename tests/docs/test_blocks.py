@@ -26,6 +26,7 @@ from portakernel.manifest.loading import load_manifest
 from portakernel.manifest.models import PluginManifest
 from portakernel.manifest.yaml_file import read_yaml
 from portakernel.runtime import dispatcher
+from portakernel.words.masks import MASKS
 from portakernel_kit.conformance.drawn.spelling import parse_request
 from portakernel_kit.faults.known import entry_problems, read_known
 from portakernel_kit.faults.written import WANTED
@@ -217,7 +218,20 @@ def transformers_page() -> Iterator[dict[str, Any]]:
     yield {"model": transformers.LlamaForCausalLM(size), "inputs": inputs}
 
 
-GIVEN = {"docs/warmup.md": warmup_page, "docs/transformers.md": transformers_page}
+@contextlib.contextmanager
+def serving_page() -> Iterator[dict[str, Any]]:
+    known = dict(MASKS)
+    with portakernel.policy(reference="allow"):  # on a CPU nothing else serves, and Triton's interpreter is slow
+        yield {}
+    MASKS.clear()
+    MASKS.update(known)
+
+
+GIVEN = {
+    "docs/warmup.md": warmup_page,
+    "docs/transformers.md": transformers_page,
+    "docs/serving.md": serving_page,
+}
 CHECKS = {
     "console": check_session, "": check_commands, "json": check_json, "yaml": check_yaml, "toml": check_toml,
     "python": check_python,
