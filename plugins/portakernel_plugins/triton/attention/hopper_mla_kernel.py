@@ -28,8 +28,9 @@ from portakernel_plugins.triton.attention.online_softmax import HUGE
 from portakernel_plugins.triton.attention.parts import note_list
 from portakernel_plugins.triton.attention.shares import (
     blocks_of,
-    first_list,
     lengths_of_all,
+    list_at,
+    one_of,
     sequence_of,
     shares_of,
 )
@@ -281,7 +282,14 @@ def decode(
     note_list(noted, program, 0, 0, 0, 0)
     if begin >= stop:
         return
-    lists = first_list(begin, number, all_rows, counts, all_keys, blocks, skipped, tiles, ends)
+    sequence = gl.sum((ends <= begin).to(gl.int32), 0)
+    chosen = number == sequence
+    first_row = one_of(all_rows, chosen)
+    count = one_of(counts, chosen)
+    keys = one_of(all_keys, chosen)
+    list_blocks = one_of(blocks, chosen)
+    first_block = one_of(skipped, chosen)
+    tile, list_begin = list_at(begin, one_of(ends, chosen), one_of(tiles, chosen), list_blocks)
 
     # Gluon unpacks no lists
     q_latents = gl.allocate_shared_memory(q_latent.dtype, [1] + q_latent.block_type.shape, q_latent.layout)  # noqa: RUF005
@@ -303,6 +311,7 @@ def decode(
     LSE: gl.constexpr = lse is not None
     sinks_there = sinks if SINKS else 0
     lse_there = lse if LSE else 0
+    lists = (sequence, first_row, count, keys, list_blocks, first_block, tile, list_begin)
     q_memory = (q_latents, q_ropes, q_full, q_empty)
     ring = (latents, ropes, full, empty)
     # fmt: off

@@ -32,8 +32,9 @@ from portakernel_plugins.triton.attention.row_blocks import load_block
 from portakernel_plugins.triton.attention.scores import sees
 from portakernel_plugins.triton.attention.shares import (
     blocks_of,
-    first_list,
     lengths_of_all,
+    list_at,
+    one_of,
     sequence_of,
     shares_of,
 )
@@ -211,8 +212,7 @@ def decode(
 ) -> None:
     """Writes what lists come to that lie in a program's share, and leaves parts of others."""
     program = tl.program_id(0)
-    number = tl.arange(0, SEQUENCES)
-    all_rows, counts, all_keys = lengths_of_all(starts, lengths, sequences, number)
+    all_rows, counts, all_keys = lengths_of_all(starts, lengths, sequences, tl.arange(0, SEQUENCES))
     blocks, skipped = blocks_of(counts, all_keys, rows, left, LEFT, BLOCK_N)
     lists, blocks = _lists_of(counts, blocks, HEADS, BLOCK_M, WIDE)
     ends, whole, share = shares_of(blocks, lists, tl.num_programs(0), LEAST)
@@ -222,10 +222,15 @@ def decode(
     if begin >= stop:
         return
 
-    # others are found one after the other
-    sequence, first_row, count, keys, list_blocks, first_block, tile, list_begin = first_list(
-        begin, number, all_rows, counts, all_keys, blocks, skipped, lists, ends
-    )
+    # the first list of the share; others are found one after the other
+    sequence = tl.sum((ends <= begin).to(tl.int32), 0)
+    chosen = tl.arange(0, SEQUENCES) == sequence
+    first_row = one_of(all_rows, chosen)
+    count = one_of(counts, chosen)
+    keys = one_of(all_keys, chosen)
+    list_blocks = one_of(blocks, chosen).to(tl.int32)
+    first_block = one_of(skipped, chosen)
+    tile, list_begin = list_at(begin, one_of(ends, chosen), one_of(lists, chosen), list_blocks)
     factor = 1.0
     if latent_scale is not None:
         factor = tl.load(latent_scale)

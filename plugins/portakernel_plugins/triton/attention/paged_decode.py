@@ -29,8 +29,9 @@ from portakernel_plugins.triton.attention.results import Written
 from portakernel_plugins.triton.attention.scores import Scoring
 from portakernel_plugins.triton.attention.shares import (
     blocks_of,
-    first_list,
     lengths_of_all,
+    list_at,
+    one_of,
     sequence_of,
     shares_of,
 )
@@ -122,8 +123,7 @@ def _decode(
     WORDS: tl.constexpr = v.dtype.element_ty == tl.int32
     MATH: tl.constexpr = tl.float16 if WORDS else q.dtype.element_ty
     program = tl.program_id(0)
-    number = tl.arange(0, SEQUENCES)
-    all_rows, counts, all_keys = lengths_of_all(starts, lengths, sequences, number)
+    all_rows, counts, all_keys = lengths_of_all(starts, lengths, sequences, tl.arange(0, SEQUENCES))
     blocks, skipped = blocks_of(counts, all_keys, most, left, LEFT, BLOCK_N)
     ends, whole, share = shares_of(blocks, key_heads, tl.num_programs(0), LEAST)
     begin = program * share
@@ -131,10 +131,15 @@ def _decode(
     if begin >= stop:
         return
 
-    # others are found one after the other
-    sequence, first_row, count, keys, list_blocks, first_block, key_head, list_begin = first_list(
-        begin, number, all_rows, counts, all_keys, blocks, skipped, key_heads, ends
-    )
+    # the first list of the share; others are found one after the other
+    sequence = tl.sum((ends <= begin).to(tl.int32), 0)
+    chosen = tl.arange(0, SEQUENCES) == sequence
+    first_row = one_of(all_rows, chosen)
+    count = one_of(counts, chosen)
+    keys = one_of(all_keys, chosen)
+    list_blocks = one_of(blocks, chosen)
+    first_block = one_of(skipped, chosen)
+    key_head, list_begin = list_at(begin, one_of(ends, chosen), key_heads, list_blocks)
     at = begin
     while at < stop:
         list_stop = list_begin + list_blocks

@@ -43,25 +43,17 @@ def shares_of(blocks, lists, programs, LEAST: tl.constexpr):
 
 
 @triton.jit
-def _one_of(values, chosen):
+def one_of(values, chosen):
     """The value at the one place that is chosen."""
     return tl.sum(tl.where(chosen, values, 0), 0)
 
 
 @triton.jit
-def first_list(begin, number, all_rows, counts, all_keys, blocks, skipped, lists, ends):
-    """Of a share that begins there the first list: its sequence, what ``sequence_of`` says of that, ...
-
-    ... which of its ``lists`` it is, and where it begins. ``number`` counts sequences.
-    """
-    sequence = tl.sum((ends <= begin).to(tl.int32), 0)
-    chosen = number == sequence
-    list_blocks = _one_of(blocks, chosen).to(tl.int32)
-    sequence_begin = _one_of(ends - blocks * lists, chosen)
-    place = (begin - sequence_begin) // list_blocks
-    list_begin = sequence_begin + place * list_blocks
-    first_row, count, keys = _one_of(all_rows, chosen), _one_of(counts, chosen), _one_of(all_keys, chosen)
-    return sequence, first_row, count, keys, list_blocks, _one_of(skipped, chosen), place.to(tl.int32), list_begin
+def list_at(block, end, lists, blocks):
+    """Which of a sequence's lists, which ``end`` together, a block of the row belongs to; and where that one begins."""
+    begin = end - blocks * lists
+    number = (block - begin) // blocks
+    return number.to(tl.int32), begin + number * blocks
 
 
 @triton.jit
