@@ -14,7 +14,7 @@ from torch import Tensor
 from portakernel import masks, ops
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="captures a stream, which takes a GPU")
-C, R, SEQUENCES, WIDTH = 512, 64, 6, 5
+C, R, SEQUENCES, TOKENS, LONGEST = 512, 64, 6, 6, 320
 # Keys of each sequence, the new ones included, and how many queries it has.
 STEPS: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
     ((100, 40, 3, 320, 17, 1), (1, 1, 1, 1, 1, 1)),
@@ -22,14 +22,13 @@ STEPS: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
     ((0, 0, 0, 0, 0, 0), (0, 0, 0, 0, 0, 0)),
     ((0, 77, 0, 200, 64, 128), (0, 1, 0, 2, 2, 1)),
 )
-TOKENS = 6
 
 
 def step(number: int, heads: int, page: int) -> dict[str, Tensor]:
     """What a step is given; its table's dead entries point nowhere, its padding is written nowhere."""
     lengths, queries = STEPS[number]
     source = torch.Generator().manual_seed(number)
-    width = -(-320 // page)
+    width = -(-LONGEST // page)
     table = torch.full((SEQUENCES, width), -(2**31), dtype=torch.int64)
     order, slots, starts = torch.randperm(SEQUENCES * width, generator=source), torch.full((TOKENS,), -1), [0]
     for n, (length, count) in enumerate(zip(lengths, queries, strict=True)):
@@ -62,7 +61,7 @@ def run(given: dict[str, Tensor], cache: Tensor) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize(("heads", "page"), [(16, 16), (16, 64), (64, 64), (128, 64), (128, 16)])
 def test_a_captured_step_of_latent_attention_replays_with_other_lengths_tables_and_slots(heads, page):
-    pages = SEQUENCES * -(-320 // page)
+    pages = SEQUENCES * -(-LONGEST // page)
     # what was written before the steps is there; nobody's page is NaN
     cache = torch.randn(pages + 1, page, C + R, device="cuda").bfloat16()
     cache[pages] = math.nan

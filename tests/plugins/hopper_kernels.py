@@ -21,10 +21,10 @@ COMPILED_FOR = [
 ]
 
 
-def mutants(kernel: ModuleType, needless: str) -> Iterator[Any]:
+def mutants(kernel: ModuleType, needless: str | None = None) -> Iterator[Any]:
     """Each line that waits, arrives or announces bytes, but those with ``needless``, as it is without that."""
     for number, line in enumerate(inspect.getsource(kernel).splitlines()):
-        if needless in line:
+        if needless is not None and needless in line:
             continue
         if waited := re.search(r"(\w+) = warpgroup_mma_wait\((\w+), deps=\((\w+),\)\)", line):
             changed = f"{waited[1]} = warpgroup_mma_wait({waited[2]} + 1, deps=({waited[3]},))"

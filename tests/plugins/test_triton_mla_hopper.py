@@ -118,7 +118,7 @@ def test_strides_that_the_copy_engine_cannot_follow_are_read_otherwise(monkeypat
 
 
 @pytest.mark.turns(3)
-@pytest.mark.parametrize(("number", "line"), list(mutants(hopper_mla_kernel, "import")))
+@pytest.mark.parametrize(("number", "line"), list(mutants(hopper_mla_kernel)))
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_kernel_that_lacks_one_wait_or_arrival_is_caught(monkeypatch, tmp_path, number, line):
     module = mutated(hopper_mla_kernel, number, line, tmp_path / "mutant.py")

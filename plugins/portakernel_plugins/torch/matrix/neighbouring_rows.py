@@ -15,7 +15,7 @@ _TOGETHER = 4
 
 def apart(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Both sides of ``a @ b.T``, or what has the same product and rows of whole fours; a: (..., K), b: (N, K)."""
-    missing = -a.shape[-1] % _TOGETHER
-    if missing and a.dtype is bfloat16 and a.device.type == "cpu":
+    # the length last: a graph for lengths that are left open is bound to what is asked of them
+    if a.dtype is bfloat16 and a.device.type == "cpu" and (missing := -a.shape[-1] % _TOGETHER):
         return pad(a, (0, missing)), pad(b, (0, missing))
     return a, b

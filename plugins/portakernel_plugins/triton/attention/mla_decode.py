@@ -150,7 +150,7 @@ def _blocks(pages: Pages, rows: int, sizes: Mapping[str, Any], wanted: bool) -> 
     """What describes blocks of ``rows`` of both caches to TMA, each within a page; None where it cannot copy them."""
     if not wanted or pages.format or pages.keys.shape[1] % rows or sizes["REST_D"] or sizes["REST_E"]:
         return None, None
-    rope, _, latent, _ = sources(pages.keys, pages.values, rows, sizes, wanted)
+    rope, _, latent, _ = sources(pages.keys, pages.values, rows, sizes, wanted=True)
     return (None, None) if rope is pages.keys else (rope, latent)
 
 
