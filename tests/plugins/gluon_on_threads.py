@@ -294,7 +294,7 @@ def _draw(pointer: _Pointer, more: int) -> Tensor:
 
 def _gl_store(pointer: _Pointer, value: Tensor, mask: Tensor | None = None) -> None:
     value, offset = torch.as_tensor(value), torch.as_tensor(pointer.offset)
-    there = torch.ones_like(value, dtype=torch.bool) if mask is None else mask
+    there = torch.ones_like(value, dtype=torch.bool) if mask is None else mask.expand(value.shape)
     pointer.memory.view(-1)[offset[there]] = value[there].to(pointer.memory.dtype)
 
 

@@ -165,16 +165,16 @@ def _nothing_seen(sinks: Tensor | None, y: Tensor, sums: tuple[Tensor | None, ..
 
 
 @cache
-def _layout(rows: int, width: int, dtype: torch.dtype) -> gl.NVMMASharedLayout:
+def _layout(heads: int, rows: int, width: int, dtype: torch.dtype) -> gl.NVMMASharedLayout:
     """How the copy engine lays a block of so many rows: one object, for it takes 7 µs to make."""
     of = gl.bfloat16 if dtype is torch.bfloat16 else gl.float16
-    return gl.NVMMASharedLayout.get_default_for([1, 1, 1, rows, width], of)
+    return gl.NVMMASharedLayout.get_default_for([1, 1, heads, rows, width], of)
 
 
 def described_rows(
-    x: Tensor, rows: int, sequences: Sequences | None, instead: Callable[..., Tensor] = torch.clone
+    x: Tensor, rows: int, sequences: Sequences | None, instead: Callable[..., Tensor] = torch.clone, heads: int = 1
 ) -> TensorDescriptor:
-    """What the copy engine is told of ``x`` (B, S, H, D), as ``hopper_tiles.py`` says: blocks of ``rows`` of a head.
+    """What the copy engine is told of ``x`` (B, S, H, D), as ``hopper_tiles.py`` says: blocks of ``rows`` of ``heads``.
 
     Where it cannot follow the strides of ``x``: of what ``instead`` makes of it.
     """
@@ -189,6 +189,6 @@ def described_rows(
     if sequences is not None:
         far = FAR.value
         shape, strides = [far + 1, S + 1, H, far, D], [(1 << 64) // far - row, row, head, row, 1]
-    made: TensorDescriptor = described(TensorDescriptor, x, shape, strides, [1, 1, 1, rows, D])
-    made.layout = _layout(rows, D, x.dtype)
+    made: TensorDescriptor = described(TensorDescriptor, x, shape, strides, [1, 1, heads, rows, D])
+    made.layout = _layout(heads, rows, D, x.dtype)
     return made

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from portakernel.authoring.triton import cdiv, launch
@@ -35,9 +37,10 @@ def mla_decode(
     return_lse: bool,
     out: Results | None = None,
 ) -> Results:
-    """The contract's formula for multiples of 64 heads and pages of multiples of 64.
+    """The contract's formula for 16, 32, 64 or 128 heads, and pages of multiples of 64.
 
-    Caches whose strides the copy engine cannot follow are read by ``triton.mla_decode``: a copy takes longer.
+    ``triton.mla_decode`` computes calls with few rows a sequence, for which its tiles are the faster ones, and reads
+    caches whose strides the copy engine cannot follow: a copy takes longer.
     """
     (S, H, C), B = q_latent.shape, len(seq_lens)
     pages = Pages.of(
@@ -46,10 +49,11 @@ def mla_decode(
     longest = S if max_seqlen_q is None else min(S, max_seqlen_q)
     how = scoring(q_rope.unsqueeze(0), pages.keys, causal, scale, window, 0.0, (longest, pages.longest))
     rows, columns = ROWS.value, BLOCK.value
-    lists, negative = S * H // rows, how.is_folded and how.last_factor < 0.0
+    lists, negative = any_device.most_lists(S, H, B, longest, rows), how.is_folded and how.last_factor < 0.0
     most = lists * cdiv(pages.longest + 1, columns)
     copied = all(copied_strides(cache) is not None for cache in (pages.keys, pages.values))
-    if not (S and B and copied) or negative or most >= any_device.MOST_BLOCKS:
+    few = longest * H <= any_device.FEW_ROWS
+    if few or not (S and B and copied) or negative or most >= any_device.MOST_BLOCKS:
         return any_device.mla_decode(
             q_latent,
             q_rope,
@@ -73,7 +77,7 @@ def mla_decode(
     launch(
         decode,
         (tiling.programs, 1),
-        *(described_rows(x.transpose(0, 1).unsqueeze(0), rows, None) for x in (q_latent, q_rope)),
+        *(_queries(x, min(H, rows), max(1, rows // H)) for x in (q_latent, q_rope)),
         described_rows(pages.values, columns, None),
         described_rows(pages.keys, columns, None),
         sinks,
@@ -102,3 +106,8 @@ def mla_decode(
     )
     any_device.launch_merge(written, parts, lists, rows, H)
     return written.results()
+
+
+def _queries(x: Tensor, heads: int, queries: int) -> Any:
+    """What the copy engine is told of ``x`` (S, H, D): blocks of so many heads of so many queries."""
+    return described_rows(x.transpose(0, 1).unsqueeze(0), heads, None, heads=queries)

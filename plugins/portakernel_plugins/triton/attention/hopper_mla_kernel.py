@@ -1,6 +1,6 @@
 """``mla_decode`` for Hopper in Gluon: a warp that fetches, and two warpgroups that compute one tile together.
 
-A tile is 64 heads of one query, and all of them see the same keys. The producer brings its queries, and 64 latent
+A tile is 64 heads of one query, or all heads of two or four queries. The producer brings its queries, and 64 latent
 vectors at a time with their rotary parts into a ring of two places: one is multiplied while the other is filled, across
 the ends of lists. Of the scores each warpgroup has the half for 32 keys, and of the sums the half for 256 lanes:
 weights change hands in between. Lists and shares: ``shares.py``; what is left in parts a second launch adds up
@@ -26,6 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from portakernel_plugins.triton.attention.hopper_memory import load
 from portakernel_plugins.triton.attention.online_softmax import HUGE
 from portakernel_plugins.triton.attention.parts import note_list
+from portakernel_plugins.triton.attention.scores import sees
 from portakernel_plugins.triton.attention.shares import (
     blocks_of,
     lengths_of_all,
@@ -44,23 +45,38 @@ WARPS = gl.constexpr(8)
 
 @gluon.jit
 def _seen(share_part, tile, count, keys, left, right, HEADS: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr):
-    """Of a tile and its blocks from the first to the last: its query and first head, and what it sees there.
+    """Of a tile and its blocks from the first to the last: its first query and head, and what it sees there.
 
-    The keys from ``begin`` to ``stop``, of which the first may be below ``lowest``.
+    The keys from ``begin`` to ``stop``, of which the first may be below ``lowest``. All of its queries see those from
+    ``whole_from`` to ``whole_to``.
     """
     first, last = share_part
-    query = tile // (HEADS // ROWS)
-    head = tile % (HEADS // ROWS) * ROWS
-    position = keys - count + query
+    query = tile * ROWS // HEADS
+    head = tile * ROWS % HEADS
+    last_query = query
+    if HEADS < ROWS:
+        last_query = gl.minimum(query + ROWS // HEADS, count) - 1
+    ahead = keys - count
     begin = first * BLOCK
     stop = gl.minimum(last * BLOCK, keys)
     lowest = begin
+    whole_from = begin
+    whole_to = stop
     if LEFT:
-        lowest = gl.maximum(position - left, begin)
+        lowest = gl.maximum(query + ahead - left, begin)
+        whole_from = gl.maximum(last_query + ahead - left, begin)
         begin = lowest // BLOCK * BLOCK
     if RIGHT:
-        stop = gl.minimum(stop, position + right + 1)
-    return query, head, begin, stop, lowest
+        whole_to = gl.minimum(stop, query + ahead + right + 1)
+        stop = gl.minimum(stop, last_query + ahead + right + 1)
+    return query, head, begin, stop, lowest, whole_from, whole_to
+
+
+@gluon.jit
+def _written(row, query, head, count, HEADS: gl.constexpr):
+    """Of each row of a tile its query, its head, and whether it is there: the last queries may fill half a tile."""
+    query = query + row // HEADS
+    return query.to(gl.int64), (head + row % HEADS).to(gl.int64), query < count
 
 
 @gluon.jit
@@ -80,7 +96,7 @@ def _produce(
         if list_blocks > 0:
             upto = gl.minimum(stop, list_stop)
             before = first_block - list_begin
-            query, head, key, end, _ = _seen(
+            query, head, key, end, _, _, _ = _seen(
                 (before + at, before + upto), tile, count, keys, left, right, HEADS, LEFT, RIGHT
             )
             mbarrier.wait(q_empty.index(0), (lists_done & 1) ^ 1)
@@ -143,10 +159,10 @@ def _consume(
         if list_blocks > 0:
             upto = gl.minimum(stop, list_stop)
             before = first_block - list_begin
-            query, head, key, end, lowest = _seen(
+            query, head, key, end, lowest, whole_from, whole_to = _seen(
                 (before + at, before + upto), tile, count, keys, left, right, HEADS, LEFT, RIGHT
             )
-            at_head = head + row
+            at_head = head + row % HEADS
             sunk = gl.full([ROWS], float("-inf"), gl.float32, layout=by_row)
             if SINKS and at == list_begin:
                 sunk = gl.load(sinks + at_head * sink_stride).to(gl.float32) * LOG2_E
@@ -162,11 +178,11 @@ def _consume(
                 mbarrier.wait(full.index(place), done // PLACES & 1)
                 block = latents.index(place).reshape([BLOCK, C])
                 rope = ropes.index(place).reshape([BLOCK, R])
-                cut = (key < lowest) | (key + BLOCK > end)
+                cut = (key < whole_from) | (key + BLOCK > whole_to)
                 if cut:
                     column = key + gl.arange(0, BLOCK, layout=of_lines)
-                    there = gl.expand_dims((column >= lowest) & (column < end), 1)
-                    block.store(gl.where(there, block.load(in_lines), 0.0))
+                    seen = gl.expand_dims((column >= lowest) & (column < end), 1)
+                    block.store(gl.where(seen, block.load(in_lines), 0.0))
                     fence_async_shared()
                 z = warpgroup_mma(q_latent, block.permute((1, 0)), none, use_acc=False, is_async=True)
                 z = warpgroup_mma(q_rope, rope.permute((1, 0)), z, is_async=True)
@@ -177,7 +193,11 @@ def _consume(
                     z = z * scale
                 if cut:
                     column = key + gl.arange(0, BLOCK, layout=by_column)
-                    z = gl.where(gl.expand_dims((column >= lowest) & (column < end), 0), z, float("-inf"))
+                    inside = gl.expand_dims((column >= lowest) & (column < end), 0)
+                    if HEADS < ROWS:
+                        position = gl.expand_dims(keys - count + query + row // HEADS, 1)
+                        inside = sees(inside, position - gl.expand_dims(column, 0), left, right, LEFT, RIGHT)
+                    z = gl.where(inside, z, float("-inf"))
                 higher = gl.max(z, 1)
                 if FOLDED:
                     factor = gl.where(gl.abs(higher) < huge, scale, coarse)
@@ -209,16 +229,19 @@ def _consume(
             found = top + gl.log2(total)
             lane = gl.arange(0, C, layout=gl.SliceLayout(0, summed))
             line = gl.arange(0, ROWS, layout=of_sums)
+            to_row, to_head, live = _written(line, query, head, count, HEADS)
+            live = gl.expand_dims(live, 1)
             if (list_begin >= begin) & (upto == list_stop):
-                at_query = (first_row + query).to(gl.int64)
-                to = at_query * out_row + (head + line).to(gl.int64) * out_head
-                gl.store(out + gl.expand_dims(to, 1) + gl.expand_dims(lane * out_lane, 0), acc.to(dtype))
+                to = (first_row + to_row) * out_row + to_head * out_head
+                at_lines = out + gl.expand_dims(to, 1) + gl.expand_dims(lane * out_lane, 0)
+                gl.store(at_lines, acc.to(dtype), mask=live)
                 if LSE:
-                    gl.store(lse + at_head.to(gl.int64) * most + at_query, found * LOG_2)
+                    of_row, of_head, there = _written(row, query, head, count, HEADS)
+                    gl.store(lse + of_head * most + first_row + of_row, found * LOG_2, mask=there)
             else:
                 part = 2 * gl.program_id(0) + (upto < list_stop).to(gl.int32)
                 to = (part * ROWS + line).to(gl.int64) * C
-                gl.store(values + gl.expand_dims(to, 1) + gl.expand_dims(lane, 0), acc)
+                gl.store(values + gl.expand_dims(to, 1) + gl.expand_dims(lane, 0), acc, mask=live)
                 gl.store(shares + part * ROWS + row, found)
                 if (list_begin >= begin) & (upto < list_stop):
                     note_list(noted, gl.program_id(0), first_row, count, tile, (list_stop - 1) // share)
@@ -235,7 +258,7 @@ def _consume(
 
 @gluon.jit(do_not_specialize=["sequences", "rows", "left", "right"])
 def decode(
-    q_latent,  # descriptors: of blocks of ROWS heads of a query
+    q_latent,  # descriptors: of blocks of ROWS heads of a query, or of all heads of some
     q_rope,
     latent,  # of BLOCK rows of a page
     rope,
@@ -275,7 +298,7 @@ def decode(
     number = gl.arange(0, SEQUENCES, layout=gl.BlockedLayout([1], [32], [WARPS], [0]))
     all_rows, counts, all_keys = lengths_of_all(starts, lengths, sequences, number)
     blocks, skipped = blocks_of(counts, all_keys, rows, left, LEFT, BLOCK)
-    tiles = counts * (HEADS // ROWS)
+    tiles = (counts * HEADS + ROWS - 1) // ROWS
     ends, whole, share = shares_of(blocks, tiles, gl.num_programs(0), LEAST)
     begin = program * share
     stop = gl.minimum(begin + share, whole)

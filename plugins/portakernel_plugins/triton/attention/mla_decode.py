@@ -23,11 +23,11 @@ from portakernel_plugins.triton.attention.tiles import shapes
 from portakernel_plugins.triton.launching.configurations import configuration
 
 # Rows of a call's longest sequence for which tiles are the smallest that matrix units take.
-_FEW_ROWS = 16
+FEW_ROWS = 16
 # From here on the row of all blocks is counted in 64 bits.
 MOST_BLOCKS = 1 << 30
-# Lanes of a part that a merging program has, and parts that it reads at once.
-_LANES, _MOST_PARTS = 128, 64
+# Lanes of a part that a merging program has, fewer where it reads many parts at once, and how many at most.
+_LANES, _FEWEST_LANES, _MOST_PARTS = 128, 32, 256
 
 
 def mla_decode(
@@ -62,12 +62,12 @@ def mla_decode(
     starts, y = query_start_loc.contiguous(), written.y
 
     rows = longest * H
-    kernel = "mla_decode_few_rows" if rows <= _FEW_ROWS else "mla_decode"
+    kernel = "mla_decode_few_rows" if rows <= FEW_ROWS else "mla_decode"
     size = q_latent.element_size()  # where that is 2, what float8 becomes takes registers
     tiling = configuration(kernel, q_latent.device, C, size if size > 2 else latent_cache.element_size())
     options = dict(tiling.options)
     block_m = options["BLOCK_M"] = min(options["BLOCK_M"], max(16, 1 << (rows - 1).bit_length()))
-    lists, programs = min(S * H // block_m + B, cdiv(rows, block_m) * B), tiling.programs
+    lists, programs = most_lists(S, H, B, longest, block_m), tiling.programs
     shared: Mapping[str, Any] = {
         "HEADS": H,
         "SEQUENCES": max(16, 1 << (B - 1).bit_length()),
@@ -121,27 +121,39 @@ def mla_decode(
     return written.results()
 
 
+def most_lists(S: int, H: int, B: int, longest: int, rows: int) -> int:
+    """How many lists ``B`` sequences have at most: of ``S`` queries in all, ``longest`` the most of one."""
+    return min(S * H // rows + (B if H % rows else 0), cdiv(longest * H, rows) * B)
+
+
 def launch_merge(written: Written, parts: tuple[Tensor, ...], lists: int, block_m: int, heads: int) -> None:
-    """Adds up the parts that programs have left of ``lists`` with tiles of ``block_m`` rows."""
+    """Adds up the parts that programs have left of ``lists`` at most, with tiles of ``block_m`` rows.
+
+    Of few lists each has many parts, and only some programs have noted one.
+    """
     y, (S, _, C), programs = written.y, written.y.shape, len(parts[2])
     merging = configuration("mla_decode_merge", y.device, C)
-    most = min(_MOST_PARTS, 1 << (cdiv(programs, lists)).bit_length())
-    each, across = max(1, min(block_m, merging.elements // (_LANES * most))), cdiv(C, _LANES)
+    most = min(_MOST_PARTS, 1 << cdiv(programs, lists).bit_length())
+    lanes = max(_FEWEST_LANES, min(_LANES, merging.elements // most))
+    each, across = max(1, min(block_m, merging.elements // (lanes * most))), cdiv(C, lanes)
+    few = lists < programs
     launch(
         merge,
-        (programs, block_m // each * across),
+        (min(lists, programs), block_m // each * across),
         *parts,
         y,
         written.lse,
         S,
+        programs,
         *y.stride(),
         HEADS=heads,
         E=C,
         BLOCK_M=block_m,
         PARTS=most,
         ROWS=each,
-        LANES=_LANES,
+        LANES=lanes,
         ACROSS=across,
+        SHARES=1 << (programs - 1).bit_length() if few else 0,
         **merging.options,
     )
 

@@ -27,7 +27,7 @@ from portakernel_plugins.triton.attention.head_parts import (
 )
 from portakernel_plugins.triton.attention.online_softmax import log_of_sum, weighed
 from portakernel_plugins.triton.attention.pages import load_paged, places_of_block
-from portakernel_plugins.triton.attention.parts import keep_part, merged, note_list
+from portakernel_plugins.triton.attention.parts import keep_part, merged, note_list, nth_noted
 from portakernel_plugins.triton.attention.row_blocks import load_block
 from portakernel_plugins.triton.attention.scores import sees
 from portakernel_plugins.triton.attention.shares import (
@@ -315,7 +315,7 @@ def decode(
             )
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "programs"])
 def merge(
     values,
     shares,
@@ -323,6 +323,7 @@ def merge(
     out,
     lse,
     rows,
+    programs,  # that left parts
     out_row,
     out_head,
     out_lane,
@@ -333,9 +334,12 @@ def merge(
     ROWS: tl.constexpr,
     LANES: tl.constexpr,
     ACROSS: tl.constexpr,  # how many programs have the lanes of the same rows
+    SHARES: tl.constexpr,  # of how many shares the list is looked for, or 0: it begins in the program's own
 ) -> None:
     """Writes ``ROWS`` rows and ``LANES`` lanes of the list that begins in one program's share and ends in another's."""
     first_part = tl.program_id(0)
+    if SHARES > 0:
+        first_part = nth_noted(lists, first_part, programs, SHARES)
     first_row = tl.load(lists + 4 * first_part)
     count = tl.load(lists + 4 * first_part + 1)
     tile = tl.load(lists + 4 * first_part + 2)

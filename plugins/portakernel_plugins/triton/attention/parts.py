@@ -53,6 +53,18 @@ def note_list(lists, program, first_row, count, tile, last_part):
 
 
 @triton.jit
+def nth_noted(lists, n, programs, SHARES: tl.constexpr):
+    """In whose share the list number ``n`` of those begins that ``programs`` have noted; the last one's, without it.
+
+    ``SHARES`` is a power of two, of as many at least. What the last program's share begins it also ends.
+    """
+    number = tl.arange(0, SHARES)
+    noted = tl.load(lists + 4 * number + 1, mask=number < programs, other=0) > 0
+    before = tl.cumsum(noted.to(tl.int32), 0)
+    return tl.minimum(tl.sum((before <= n).to(tl.int32), 0), programs - 1)
+
+
+@triton.jit
 def _sums_of_parts(values, rows, there, weights, first_lane, BLOCK: tl.constexpr, E: tl.constexpr):
     """The parts' rows ``(PARTS * ROWS)`` times their weights ``(PARTS, ROWS)``, added up."""
     lane = first_lane + tl.arange(0, BLOCK)
