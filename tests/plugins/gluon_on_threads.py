@@ -356,9 +356,11 @@ LANGUAGE = SimpleNamespace(
     DotOperandLayout=_layout,
     SliceLayout=_layout,
     BlockedLayout=_layout,
+    DistributedLinearLayout=_layout,
     SwizzledSharedLayout=_layout,
     NVMMASharedLayout=SimpleNamespace(get_default_for=_layout),
     rsqrt=torch.rsqrt,
+    inline_asm_elementwise=lambda asm, constraints, args, **_: args[0],  # what one thread gives the others, who have it
 )
 
 

@@ -73,6 +73,43 @@ def _seen(share_part, tile, count, keys, left, right, HEADS: gl.constexpr, LEFT:
 
 
 @gluon.jit
+def _same(x):
+    """``x``, of which the compiler is to know that all threads of a warp have the same.
+
+    Where it does not, whatever a loop runs over is in registers of each thread, addresses of products included.
+    """
+    return gl.inline_asm_elementwise(
+        "shfl.sync.idx.b32 $0, $1, 0, 31, -1;", "=r,r", [x], dtype=gl.int32, is_pure=True, pack=1
+    )
+
+
+@gluon.constexpr_function
+def _lines_of_a_product(together, rows, width):
+    """A product's rows as they are stored: ``together`` neighbours are 16 bytes of a thread, and four threads a line.
+
+    A product leaves each thread two neighbours of every eight, and which row a warp has is the same: what changes hands
+    does so within four threads.
+    """
+    within = [[0, 1 << n] for n in range((width // 2).bit_length() - 1)]
+    own = together.bit_length() - 1
+    threads = [*within[own : own + 2], [1, 0], [2, 0], [4, 0]]
+    warps = [[16, 0], [32, 0], [0, width // 2]]
+    return gl.DistributedLinearLayout([*within[:own], [8, 0], *within[own + 2 :]], threads, warps, [], [rows, width])
+
+
+@gluon.jit
+def _row_of(layout: gl.constexpr):
+    return gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
+
+
+@gluon.jit
+def _lanes(rows, stride, layout: gl.constexpr, C: gl.constexpr):
+    """Where the lanes of rows are that begin there."""
+    lane = gl.arange(0, C, layout=gl.SliceLayout(0, layout))
+    return gl.expand_dims(rows, 1) + gl.expand_dims(lane * stride, 0)
+
+
+@gluon.jit
 def _written(row, query, head, count, HEADS: gl.constexpr):
     """Of each row of a tile its query, its head, and whether it is there: the last queries may fill half a tile."""
     query = query + row // HEADS
@@ -81,7 +118,8 @@ def _written(row, query, head, count, HEADS: gl.constexpr):
 
 @gluon.jit
 def _produce(
-    queries_read, cache_read, q_memory, ring, lists, at, stop, starts, lengths, table, table_row, most, left, right,
+    queries_read, cache_read, q_memory, ring, noted, share, lists, begin, stop, starts, lengths, table, table_row, most,
+    left, right,
     HEADS: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr, PAGE: gl.constexpr,
 ):  # fmt: skip
     q_latent, q_rope = queries_read
@@ -89,6 +127,7 @@ def _produce(
     q_latents, q_ropes, q_full, q_empty = q_memory
     latents, ropes, full, empty = ring
     sequence, first_row, count, keys, list_blocks, first_block, tile, list_begin = lists
+    at = begin
     lists_done = 0
     done = 0  # blocks
     while at < stop:
@@ -114,6 +153,9 @@ def _produce(
                 load(rope, [0, page, 0, key % PAGE, 0], full.index(place), ropes.index(place))
                 done += 1
                 key += BLOCK
+            # here, where nobody waits for it
+            if (list_begin >= begin) & (upto < list_stop):
+                note_list(noted, gl.program_id(0), first_row, count, tile, (list_stop - 1) // share)
             at = upto
         list_begin = list_stop
         tile += 1
@@ -127,7 +169,7 @@ def _produce(
 
 @gluon.jit
 def _consume(
-    q_memory, ring, sinks, results, parts, share, lists, begin, stop, starts, lengths, most, left, right, scale, coarse,
+    q_memory, ring, sinks, results, parts, lists, begin, stop, starts, lengths, most, left, right, scale, coarse,
     sink_stride,
     HEADS: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr, FOLDED: gl.constexpr, SINKS: gl.constexpr,
     LSE: gl.constexpr, C: gl.constexpr, R: gl.constexpr,
@@ -135,10 +177,12 @@ def _consume(
     q_latents, q_ropes, q_full, q_empty = q_memory
     latents, ropes, full, empty = ring
     out, out_row, out_head, out_lane, lse = results
-    values, shares, noted = parts
+    values, shares = parts
     dtype: gl.constexpr = latents.dtype
     scored: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 2], instr_shape=[16, 32, 16])
     summed: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 2], instr_shape=[16, 256, 16])
+    lines: gl.constexpr = _lines_of_a_product(8, ROWS, C)
+    wide_lines: gl.constexpr = _lines_of_a_product(4, ROWS, C)
     operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=summed, k_width=2)
     by_row: gl.constexpr = gl.SliceLayout(1, scored)
     by_column: gl.constexpr = gl.SliceLayout(0, scored)
@@ -227,24 +271,21 @@ def _consume(
             if FOLDED:
                 top = gl.where((gl.abs(top) < HUGE) | (top == sunk), top, top / coarse * scale)
             found = top + gl.log2(total)
-            lane = gl.arange(0, C, layout=gl.SliceLayout(0, summed))
-            line = gl.arange(0, ROWS, layout=of_sums)
-            to_row, to_head, live = _written(line, query, head, count, HEADS)
-            live = gl.expand_dims(live, 1)
             if (list_begin >= begin) & (upto == list_stop):
-                to = (first_row + to_row) * out_row + to_head * out_head
-                at_lines = out + gl.expand_dims(to, 1) + gl.expand_dims(lane * out_lane, 0)
-                gl.store(at_lines, acc.to(dtype), mask=live)
+                y = gl.convert_layout(acc.to(dtype), lines)
+                to_row, to_head, live = _written(_row_of(lines), query, head, count, HEADS)
+                to_row = (first_row + to_row) * out_row + to_head * out_head
+                gl.store(out + _lanes(to_row, out_lane, lines, C), y, mask=gl.expand_dims(live, 1))
                 if LSE:
                     of_row, of_head, there = _written(row, query, head, count, HEADS)
                     gl.store(lse + of_head * most + first_row + of_row, found * LOG_2, mask=there)
             else:
-                part = 2 * gl.program_id(0) + (upto < list_stop).to(gl.int32)
-                to = (part * ROWS + line).to(gl.int64) * C
-                gl.store(values + gl.expand_dims(to, 1) + gl.expand_dims(lane, 0), acc, mask=live)
-                gl.store(shares + part * ROWS + row, found)
-                if (list_begin >= begin) & (upto < list_stop):
-                    note_list(noted, gl.program_id(0), first_row, count, tile, (list_stop - 1) // share)
+                part = (2 * gl.program_id(0) + (upto < list_stop).to(gl.int32)) * ROWS
+                left_row = _row_of(wide_lines)
+                _, _, left_live = _written(left_row, query, head, count, HEADS)
+                to = _lanes((part + left_row).to(gl.int64) * C, 1, wide_lines, C)
+                gl.store(values + to, gl.convert_layout(acc, wide_lines), mask=gl.expand_dims(left_live, 1))
+                gl.store(shares + part + row, found)
             at = upto
         list_begin = list_stop
         tile += 1
@@ -295,7 +336,9 @@ def decode(
     C: gl.constexpr = q_latent.block_type.shape[4]
     R: gl.constexpr = q_rope.block_type.shape[4]
     program = gl.program_id(0)
-    number = gl.arange(0, SEQUENCES, layout=gl.BlockedLayout([1], [32], [WARPS], [0]))
+    # each warp has them all, up to 256: what is found of them takes no other's answer
+    of_a_thread: gl.constexpr = min(SEQUENCES, 256) // 32 if SEQUENCES > 32 else 1
+    number = gl.arange(0, SEQUENCES, layout=gl.BlockedLayout([of_a_thread], [32], [WARPS], [0]))
     all_rows, counts, all_keys = lengths_of_all(starts, lengths, sequences, number)
     blocks, skipped = blocks_of(counts, all_keys, rows, left, LEFT, BLOCK)
     tiles = (counts * HEADS + ROWS - 1) // ROWS
@@ -334,20 +377,27 @@ def decode(
     LSE: gl.constexpr = lse is not None
     sinks_there = sinks if SINKS else 0
     lse_there = lse if LSE else 0
-    lists = (sequence, first_row, count, keys, list_blocks, first_block, tile, list_begin)
+    # fmt: off
+    lists = (
+        _same(sequence), _same(first_row), _same(count), _same(keys), _same(list_blocks), _same(first_block),
+        _same(tile), _same(list_begin),
+    )
+    # fmt: on
+    begin = _same(begin)
+    stop = _same(stop)
     q_memory = (q_latents, q_ropes, q_full, q_empty)
     ring = (latents, ropes, full, empty)
     # fmt: off
     # compile-time values stay such in tuples that stand in the call
     gl.warp_specialize([
         (_consume, (
-            q_memory, ring, sinks_there, (out, out_row, out_head, out_lane, lse_there), (values, shares, noted), share,
-            lists, begin, stop, starts, lengths, rows, left, right, scale, coarse, sink_stride,
+            q_memory, ring, sinks_there, (out, out_row, out_head, out_lane, lse_there), (values, shares), lists, begin,
+            stop, starts, lengths, rows, left, right, scale, coarse, sink_stride,
             HEADS, LEFT, RIGHT, FOLDED, SINKS, LSE, C, R,
         )),
         (_produce, (
-            (q_latent, q_rope), (latent, rope), q_memory, ring, lists, begin, stop, starts, lengths, table, table_row,
-            rows, left, right,
+            (q_latent, q_rope), (latent, rope), q_memory, ring, noted, share, lists, begin, stop, starts, lengths,
+            table, table_row, rows, left, right,
             HEADS, LEFT, RIGHT, PAGE,
         )),
     ], [1], [PRODUCER_REGISTERS])
