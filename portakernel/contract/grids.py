@@ -1,13 +1,15 @@
-"""Which sizes of an op are measured unless others are asked for: the rows of its contract's ``grid``.
+"""Which sizes of an op are measured: the rows of its contract's ``grid``, and what is drawn from what models use.
 
 ``core`` rows are those that a comparison of libraries on one H200 is kept of; the others are sizes that models use.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from portakernel.contract.production import DECODERS, ENCODERS, Production
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -30,13 +32,18 @@ class GridRow:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """An op's rows, and a small one, on which a launch takes the host longer than the device."""
+    """An op's rows, and a small one, on which a launch takes the host longer than the device.
+
+    ``drawn`` makes a row of what models use; without it nothing can be drawn.
+    """
 
     rows: tuple[GridRow, ...]
     launch: GridRow
+    drawn: Callable[[Production], GridRow] | None = None
 
 
 Matrix = tuple[int, int]
+Sizes = Callable[[Production], Matrix]
 # Rows by columns. A decoder's batch and a prefill's, on hidden sizes from 2048 to 28672.
 CORE: tuple[Matrix, ...] = ((64, 4096), (4096, 4096), (8192, 5120), (16384, 8192), (4096, 32768))
 MORE: tuple[Matrix, ...] = ((1, 8192), (256, 8192), (8192, 2048), (8192, 6144), (8192, 16384), (4096, 28672))
@@ -67,18 +74,76 @@ def matrices(
     )
 
 
-def matrix_grid(core: Sequence[Matrix], more: Sequence[Matrix], **how: Any) -> Grid:
-    """The grid of an op on matrices, ``how`` being what ``matrices`` takes."""
+def hidden_rows(production: Production) -> Matrix:
+    """What is normalised: a row for each token, or for each head of each."""
+    if production.at_times(0.2):
+        model = production.one_of(DECODERS)
+        return production.tokens() * production.share(model.heads), model.head
+    if production.at_times(0.2):
+        encoder, lengths = production.one_of(ENCODERS)
+        return production.one_of((1, 8, 32)) * production.one_of(lengths), encoder.hidden
+    return production.tokens(), production.model.hidden
+
+
+def gate_rows(production: Production) -> Matrix:
+    """Half of what a gated activation reads."""
+    return production.tokens(), production.share(production.model.intermediate)
+
+
+def logit_rows(production: Production) -> Matrix:
+    """Tokens by vocabulary."""
+    return production.tokens(), production.model.vocabulary
+
+
+def layer_rows(production: Production) -> Matrix:
+    """What a layer's products read, and what is quantised for them."""
+    return hidden_rows(production) if production.at_times(0.5) else gate_rows(production)
+
+
+def layer_products(production: Production) -> tuple[int, int, int]:
+    """Tokens, outputs and inputs of a linear layer, split or not: of attention, of what follows it, or the last one."""
+    model, tokens = production.model, production.tokens()
+    heads, key_heads = production.heads()
+    width = production.share(model.intermediate)
+    outputs, inputs = production.one_of(
+        (
+            ((heads + 2 * key_heads) * model.head, model.hidden),
+            (model.hidden, heads * model.head),
+            (width, model.hidden),
+            (2 * width, model.hidden),
+            (model.hidden, width),
+            (model.vocabulary, model.hidden),
+        )
+    )
+    return tokens, outputs, inputs
+
+
+def drawn_matrices(
+    sizes: Sizes, choices: Mapping[str, Sequence[Any]] | None = None, **how: Any
+) -> Callable[[Production], GridRow]:
+    """Draws a matrix of ``sizes``, and a value of each of ``choices``; ``how`` being what ``matrices`` takes."""
+
+    def row(production: Production) -> GridRow:
+        values = {name: production.one_of(known) for name, known in (choices or {}).items()}
+        return matrices((sizes(production),), **how, **values)[0]
+
+    return row
+
+
+def matrix_grid(core: Sequence[Matrix], more: Sequence[Matrix], sizes: Sizes = hidden_rows, **how: Any) -> Grid:
+    """The grid of an op on matrices, ``how`` being what ``matrices`` takes; others are drawn of ``sizes``."""
     rows = matrices(core, core=True, **how) + matrices(more, **how)
-    return Grid(rows, matrices(((4, 256),), **how)[0])
+    return Grid(rows, matrices(((4, 256),), **how)[0], drawn_matrices(sizes, **how))
 
 
 def gated_grid(**values: Any) -> Grid:
     """The grid of a gated activation, whose input is twice as wide as its result."""
-    return matrix_grid(((8192, 14336),), ((64, 14336), (4096, 11008), (8192, 28672), (16384, 4096)), width=2, **values)
+    more = ((64, 14336), (4096, 11008), (8192, 28672), (16384, 4096))
+    return matrix_grid(((8192, 14336),), more, gate_rows, width=2, **values)
 
 
-def quantising_grid(sizes: Sequence[Matrix], **how: Any) -> Grid:
+def quantising_grid(sizes: Sequence[Matrix], drawn: Sizes = hidden_rows, **how: Any) -> Grid:
     """The grid of an op that quantises what it computes; the first of ``sizes`` is the core row."""
     rows = matrix_grid(sizes[:1], sizes[1:], granularity="row", **how)
-    return Grid(rows.rows + matrices(sizes, granularity="block_1x128", **how), rows.launch)
+    draw = drawn_matrices(drawn, {"granularity": ("row", "block_1x128")}, **how)
+    return Grid(rows.rows + matrices(sizes, granularity="block_1x128", **how), rows.launch, draw)

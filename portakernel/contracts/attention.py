@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from portakernel.contract import Case, Contract, Cost, Draw, Grid, GridRow, Parameter, Result, TensorArgument, Tolerance
+from portakernel.contract.production import CONTEXTS, DECODING, ENCODERS, PROMPTS, Production
 
 
 def visible_pairs(S: int, T: int, *, causal: bool, window: tuple[int, int]) -> int:
@@ -58,11 +60,25 @@ def _row(B: int, S: int, H: int, G: int, D: int, T: int | None = None, *, core: 
     return GridRow(name, {"q": (B, S, H, D), "k": (B, keys, G, D), "v": (B, keys, G, D)}, values, core)
 
 
+def _drawn(production: Production) -> GridRow:
+    """A prompt, a step of decoding with dense caches, or an encoder."""
+    kind = production.random.random()
+    if kind < 0.3:
+        model, lengths = production.one_of(ENCODERS)
+        batch, length = production.one_of((1, 2, 8, 32)), production.one_of(lengths)
+        return _row(batch, length, model.heads, model.key_heads, model.head)
+    (H, G), D = production.heads(), production.model.head
+    if kind < 0.6:
+        return _row(production.one_of(DECODING), 1, H, G, D, production.one_of(CONTEXTS), causal=True)
+    row = _row(production.one_of((1, 1, 2, 4)), production.one_of(PROMPTS), H, G, D, causal=True)
+    return with_features(row, window=(production.one_of((127, 1023, 4095)), 0)) if production.at_times(0.2) else row
+
+
 def with_features(row: GridRow, tensors: tuple[str, ...] = (), **values: Any) -> GridRow:
     """``row`` with features: ``tensors`` of a number for each head, and keyword arguments."""
     name = " ".join([row.name, *tensors, *(f"{key} {value}".replace(",", "") for key, value in values.items())])
     shapes = {**row.shapes, **dict.fromkeys(tensors, (row.shapes["q"][-2],))}
-    return GridRow(name, shapes, {**row.values, **values}, row.core, row.given)
+    return replace(row, name=name, shapes=shapes, values={**row.values, **values})
 
 
 # What several cases ask for.
@@ -249,6 +265,7 @@ CONTRACT = Contract(
             with_features(_row(4, 4096, 64, 8, 64, causal=True), ("sinks",), window=(127, 0)),
         ),
         _row(1, 16, 2, 2, 64, causal=True),
+        _drawn,
     ),
     cost=cost,
     source=(

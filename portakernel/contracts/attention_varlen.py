@@ -19,6 +19,7 @@ from portakernel.contract import (
     TensorArgument,
     Tolerance,
 )
+from portakernel.contract.production import PROMPTS, Production
 from portakernel.contracts.attention import visible_keys, visible_pairs, with_features
 
 
@@ -60,6 +61,13 @@ def _ragged_row(B: int, longest: int, H: int, G: int, D: int) -> GridRow:
     shapes = {**even.shapes, **{name: (ends[-1], *even.shapes[name][1:]) for name in "qkv"}}
     name = f"{B} of {lengths[0]} to {longest} H{H}/{G} D{D} causal"
     return GridRow(name, shapes, even.values, given={"cu_seqlens_q": ends, "cu_seqlens_k": ends})
+
+
+def _drawn(production: Production) -> GridRow:
+    """Prompts of one batch, most of different lengths."""
+    (H, G), D = production.heads(), production.model.head
+    B, longest = production.one_of((1, 2, 4, 7, 16, 32)), production.one_of(PROMPTS)
+    return (_ragged_row if production.at_times(0.7) else _row)(B, longest, H, G, D)
 
 
 CONTRACT = Contract(
@@ -258,6 +266,7 @@ CONTRACT = Contract(
             with_features(_ragged_row(16, 4096, 64, 8, 64), ("sinks",)),
         ),
         _row(2, 16, 2, 2, 64),
+        _drawn,
     ),
     cost=cost,
     in_graphs="call",

@@ -18,6 +18,7 @@ from portakernel.contract import (
     TensorArgument,
     Tolerance,
 )
+from portakernel.contract.production import Production
 from portakernel.contract.value_rules import BlockCounts, Blocks
 from portakernel.contracts.attention import with_features
 from portakernel.words.masks import BLOCKS
@@ -86,6 +87,15 @@ def _row(name: str, S: int, H: int, G: int, D: int, partial: int, full: int, **v
     shapes |= {"partial_index": (*lists, partial), "full_index": (*lists, full)}
     given = {"partial_count": [partial] * (H * blocks), "full_count": [full] * (H * blocks)}
     return GridRow(f"{name} S{S} H{H}/{G} D{D}", shapes, values, given=given)
+
+
+def _drawn(production: Production) -> GridRow:
+    """A prompt of which some blocks are seen."""
+    (H, G), D = production.heads(), production.model.head
+    blocks = production.one_of((8, 16, 32, 64, 128))
+    full = production.between(1, blocks) - 1
+    causal = {"mask": "causal"} if production.at_times(0.5) else {}
+    return _row(f"{full + 1} of {blocks} blocks", 128 * blocks, H, G, D, 1, full, **causal)
 
 
 # What several cases ask for.
@@ -257,6 +267,7 @@ CONTRACT = Contract(
             with_features(_row("a quarter live", 8192, 32, 8, 64, 1, 15), ("sinks",)),
         ),
         _row("one block", 128, 2, 2, 64, 1, 0, mask="causal"),
+        _drawn,
     ),
     cost=cost,
     in_graphs="call",

@@ -121,7 +121,9 @@ CONTRACT = Contract(
         backward={"float32": 96.0, "float16": 0.51, "bfloat16": 0.51},
         flushed="gradients",
     ),
-    grid=grids.matrix_grid(((8192, 131072),), ((8192, 32000), (4096, 151936), (2048, 262144)), names=("logits",)),
+    grid=grids.matrix_grid(
+        ((8192, 131072),), ((8192, 32000), (4096, 151936), (2048, 262144)), grids.logit_rows, names=("logits",)
+    ),
     cost=cost,
     in_graphs="call",
     source=(

@@ -18,6 +18,7 @@ from portakernel.contract import (
     TensorArgument,
     Tolerance,
 )
+from portakernel.contract.grids import layer_rows
 from portakernel.contract.sizes import parse_size
 from portakernel.words.dtypes import DTYPES, SCALE_FORMATS
 
@@ -155,6 +156,9 @@ CONTRACT = Contract(
     grid=Grid(
         tuple(_row(8192, 8192, name) for name in ("row", "block_1x128", "mxfp8", "mxfp4", "nvfp4")),
         _row(4, 256, "row"),
+        lambda production: _row(
+            *layer_rows(production), production.one_of(("row", "block_1x128", "mxfp8", "mxfp4", "nvfp4"))
+        ),
     ),
     cost=cost,
     in_graphs="fused",

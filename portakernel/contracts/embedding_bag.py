@@ -19,6 +19,7 @@ from portakernel.contract import (
     TensorArgument,
     Tolerance,
 )
+from portakernel.contract.production import TABLES
 
 
 def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[str, Any]) -> Cost:
@@ -132,6 +133,9 @@ CONTRACT = Contract(
             _row(4096, 128, 200_000, 256),
         ),
         _row(4, 4, 64, 64),
+        lambda production: _row(
+            production.between(1, 65536), production.one_of((1, 1, 4, 10, 32, 100)), *production.one_of(TABLES)
+        ),
     ),
     cost=cost,
     in_graphs="call",

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from portakernel.contract import Case, Contract, Cost, Grid, GridRow, Parameter, Result, TensorArgument, Tolerance
+from portakernel.contract.grids import layer_products
 
 
 def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[str, Any]) -> Cost:
@@ -110,6 +111,9 @@ CONTRACT = Contract(
             _row(1, 14336, 4096, "none"),
         ),
         _row(16, 64, 64, "gelu"),
+        lambda production: _row(
+            *layer_products(production), production.one_of(("none", "none", "gelu", "silu", "relu"))
+        ),
     ),
     cost=cost,
     source="Hendrycks & Gimpel 2016, Gaussian Error Linear Units, arXiv 1606.08415 (gelu, silu); torch.nn.Linear",

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from portakernel.contract import Case, Contract, Cost, Grid, GridRow, Result, TensorArgument, Tolerance
+from portakernel.contract.production import Production
 from portakernel.contracts.cross_entropy import PARAMETERS, TARGET
 
 
@@ -19,6 +20,10 @@ def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[
 
 def _row(M: int, V: int, K: int) -> GridRow:
     return GridRow(f"{M}×{V}×{K}", {"x": (M, K), "weight": (V, K)})
+
+
+def _drawn(production: Production) -> GridRow:
+    return _row(production.tokens(), production.model.vocabulary, production.model.hidden)
 
 
 CONTRACT = Contract(
@@ -91,7 +96,7 @@ CONTRACT = Contract(
         backward={"float32": 96.0, "float16": 1.51, "bfloat16": 1.51},
         flushed="gradients",
     ),
-    grid=Grid((_row(8192, 128256, 4096), _row(16384, 32000, 2048), _row(4096, 262144, 2304)), _row(16, 64, 64)),
+    grid=Grid((_row(8192, 128256, 4096), _row(16384, 32000, 2048), _row(4096, 262144, 2304)), _row(16, 64, 64), _drawn),
     cost=cost,
     in_graphs="call",
     source=(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from portakernel.contract import Case, Contract, Cost, Draw, Grid, GridRow, Parameter, Result, TensorArgument, Tolerance
+from portakernel.contract.production import Production
 
 
 def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[str, Any]) -> Cost:
@@ -30,6 +31,17 @@ TOLERANCE = Tolerance(
     forward={"float32": 8.0, "float16": 0.51, "bfloat16": 0.51, "lse.float32": 8.0},
     flushed="all",
 )
+
+
+def drawn_sizes(production: Production) -> tuple[int, int, int]:
+    """Tokens, heads and what a head is wide."""
+    return production.tokens(), production.heads()[0], production.model.head
+
+
+def _drawn(production: Production) -> GridRow:
+    S, H, E = drawn_sizes(production)
+    return GridRow(f"S{S} H{H} E{E}", {"a": (S, H, E)})
+
 
 CONTRACT = Contract(
     op="merge_attention",
@@ -100,6 +112,7 @@ CONTRACT = Contract(
             GridRow("S64 H32 E128", {"a": (64, 32, 128)}),
         ),
         GridRow("S4 H4 E64", {"a": (4, 4, 64)}),
+        _drawn,
     ),
     cost=cost,
     in_graphs="fused",

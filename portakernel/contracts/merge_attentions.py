@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from portakernel.contract import Case, Contract, Cost, Draw, Grid, GridRow, Result, TensorArgument
-from portakernel.contracts.merge_attention import RETURN_LSE, TOLERANCE, sizes
+from portakernel.contract.production import Production
+from portakernel.contracts.merge_attention import RETURN_LSE, TOLERANCE, drawn_sizes, sizes
 
 
 def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[str, Any]) -> Cost:
@@ -15,6 +16,11 @@ def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[
     elements = rows * dims["E"]
     logarithms = 4 * rows * (R + values["return_lse"])
     return Cost(bytes=(R + 1) * elements * itemsizes["outs"] + logarithms, flops=2 * R * elements + 4 * R * rows)
+
+
+def _drawn(production: Production) -> GridRow:
+    R, (S, H, E) = production.one_of((2, 3, 4, 8)), drawn_sizes(production)
+    return GridRow(f"R{R} S{S} H{H} E{E}", {"outs": (R, S, H, E)})
 
 
 CONTRACT = Contract(
@@ -76,6 +82,7 @@ CONTRACT = Contract(
             GridRow("R4 S64 H32 E128", {"outs": (4, 64, 32, 128)}),
         ),
         GridRow("R4 S4 H4 E64", {"outs": (4, 4, 4, 64)}),
+        _drawn,
     ),
     cost=cost,
     in_graphs="fused",

@@ -19,9 +19,10 @@ from portakernel.contract import (
     TensorArgument,
     Tolerance,
 )
+from portakernel.contract.production import Production
 from portakernel.contract.value_rules import Lengths, Pages
 from portakernel.contracts.attention import visible_keys, visible_pairs
-from portakernel.contracts.paged_attention import lengths_of
+from portakernel.contracts.paged_attention import drawn_lengths, lengths_of
 from portakernel.contracts.write_kv_cache import FLOAT8
 
 # 1/sqrt(192): DeepSeek's heads have 128 dims and 64 rotary ones before the former are absorbed into the queries.
@@ -77,6 +78,12 @@ def _row(name: str, lengths: Sequence[tuple[int, int]], H: int, *, C: int = 512,
     most = {"max_seqlen_q": max(s for s, _ in lengths), "max_seqlen_k": max(t for _, t in lengths)}
     given = {"seq_lens": tuple(keys for _, keys in lengths), "query_start_loc": ends}
     return GridRow(f"{name} H{H} C{C} R{R} P{P}", shapes, {"scale": _SCALE, **most}, core, given)
+
+
+def _drawn(production: Production) -> GridRow:
+    """Heads of DeepSeek's and Kimi's models, split over devices."""
+    name, lengths = drawn_lengths(production)
+    return _row(name, lengths, production.one_of((8, 16, 32, 64, 128)))
 
 
 CONTRACT = Contract(
@@ -297,6 +304,7 @@ CONTRACT = Contract(
             _row("64 of 4096, 2 queries", [(2, 4096)] * 64, 16),
         ),
         _row("2 of 64", [(1, 64)] * 2, 4, C=64),
+        _drawn,
     ),
     cost=cost,
     in_graphs="call",

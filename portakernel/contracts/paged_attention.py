@@ -20,6 +20,7 @@ from portakernel.contract import (
     TensorArgument,
     Tolerance,
 )
+from portakernel.contract.production import CONTEXTS, DECODING, PROMPTS, Production
 from portakernel.contract.value_rules import Lengths, Pages
 from portakernel.contracts.attention import visible_keys, visible_pairs, with_features
 from portakernel.contracts.write_kv_cache import FLOAT8, kv_scales
@@ -86,6 +87,30 @@ def _row(
     given = {"seq_lens": tuple(keys for _, keys in lengths), "query_start_loc": ends}
     of_cache = {"key_cache": cache} if cache else {}
     return GridRow(f"{name} H{H}/{G} D{D} P{P}", shapes, {**most, **values}, core, given, of_cache)
+
+
+def drawn_lengths(production: Production) -> tuple[str, list[tuple[int, int]]]:
+    """Queries and keys of the sequences of a step, and their name: most decode, some several tokens; or prompts."""
+    if production.at_times(0.2):
+        count, prompt = production.one_of((1, 1, 2, 4)), production.one_of(PROMPTS)
+        return f"prefill {count} of {prompt}", [(prompt, prompt)] * count
+    count, longest = production.one_of(DECODING), production.one_of(CONTEXTS)
+    queries = production.one_of((1, 1, 1, 1, 2, 4))
+    lengths = [longest] * count
+    if production.at_times(0.7):
+        lengths = [max(queries, production.between(16, longest)) for _ in range(count)]
+    least, most = min(lengths), max(lengths)
+    name = f"{count} of {most}" if least == most else f"{count} of {least} to {most}"
+    name += f", {queries} queries" if queries > 1 else ""
+    return name, [(queries, keys) for keys in lengths]
+
+
+def _drawn(production: Production) -> GridRow:
+    name, lengths = drawn_lengths(production)
+    (H, G), D = production.heads(), production.model.head
+    cache = "float8_e4m3fn" if production.at_times(0.2) else ""
+    row = _row(name, lengths, H, G, D, production.one_of((16, 16, 32, 64, 128)), cache=cache)
+    return with_features(row, window=(production.one_of((127, 1023, 4095)), 0)) if production.at_times(0.2) else row
 
 
 CONTRACT = Contract(
@@ -359,6 +384,7 @@ CONTRACT = Contract(
             with_features(_row("16 of 4096", [(1, 4096)] * 16, 16, 8, 256, 16), softcap=50.0),
         ),
         _row("2 of 64", [(1, 64)] * 2, 4, 2, 64, 16),
+        _drawn,
     ),
     cost=cost,
     in_graphs="call",

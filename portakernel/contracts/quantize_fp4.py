@@ -101,6 +101,7 @@ CONTRACT = Contract(
             *grids.matrices(grids.SMALLER, format="nvfp4"),
         ),
         grids.matrices(((4, 256),), format="mxfp4")[0],
+        grids.drawn_matrices(grids.layer_rows, {"format": ("nvfp4", "mxfp4")}),
     ),
     cost=cost,
     source=(

@@ -118,6 +118,9 @@ CONTRACT = Contract(
             *grids.matrices(grids.QUANTISED, granularity="block_128x128"),
         ),
         grids.matrices(((4, 256),), granularity="row")[0],
+        grids.drawn_matrices(
+            grids.layer_rows, {"granularity": ("row", "row", "tensor", "block_1x128", "block_128x128")}
+        ),
     ),
     cost=cost,
     source=(

@@ -57,7 +57,7 @@ CONTRACT = Contract(
     ),
     # everything but the rounding is exact; what is left is for a conversion that rounds through float32
     tolerance=Tolerance(forward={"float8_e4m3fn": 0.50001, "float8_e5m2": 0.50001, "float8_e8m0fnu": 0.0}),
-    grid=grids.matrix_grid((), grids.QUANTISED + grids.SMALLER),
+    grid=grids.matrix_grid((), grids.QUANTISED + grids.SMALLER, grids.layer_rows),
     cost=cost,
     source="OCP Microscaling Formats (MX) Specification 1.0, 6.3; Rouhani et al. 2023, arXiv 2310.10537, algorithm 1",
 )

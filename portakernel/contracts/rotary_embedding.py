@@ -18,6 +18,7 @@ from portakernel.contract import (
     TensorArgument,
     Tolerance,
 )
+from portakernel.contract.production import CONTEXTS, Production
 
 
 def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[str, Any]) -> Cost:
@@ -45,6 +46,12 @@ def _row(tokens: int, H: int, G: int, D: int, *, core: bool = False, positions: 
     if positions:
         shapes["positions"] = (tokens,)
     return GridRow(f"{tokens} tokens H{H}/{G} D{D}" + (" positions" if positions else ""), shapes, core=core)
+
+
+def _drawn(production: Production) -> GridRow:
+    tokens = production.tokens()
+    positions = production.one_of(CONTEXTS) if production.at_times(0.7) else 0
+    return _row(tokens, *production.heads(), production.model.head, positions=positions)
 
 
 CONTRACT = Contract(
@@ -162,6 +169,7 @@ CONTRACT = Contract(
             _row(64, 32, 8, 128, positions=8192),
         ),
         _row(4, 4, 2, 64),
+        _drawn,
     ),
     cost=cost,
     in_graphs="fused",

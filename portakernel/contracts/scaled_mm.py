@@ -18,6 +18,7 @@ from portakernel.contract import (
     TensorArgument,
     Tolerance,
 )
+from portakernel.contract.grids import layer_products
 from portakernel.contracts.dequantize import ELEMENTS, FLOAT4_FORMATS, SCALES, element_bytes, scale_count
 from portakernel.words.dtypes import DTYPES, SCALE_FORMATS
 
@@ -88,6 +89,12 @@ def _row(M: int, N: int, K: int, format_a: str, format_b: str, *, core: bool = F
     values = {"format_a": format_a, "format_b": format_b}
     return GridRow(f"{M}×{N}×{K} {format_a}" + (f"/{format_b}" if format_a != format_b else ""), shapes, values, core)
 
+
+# Of what is drawn, the two formats: rows most often, as serving engines have it.
+_DRAWN_FORMATS = (
+    ("row", "row"), ("row", "row"), ("tensor", "tensor"), ("block_1x128", "block_128x128"), ("mxfp8", "mxfp8"),
+    ("nvfp4", "nvfp4"),
+)  # fmt: skip
 
 CONTRACT = Contract(
     op="scaled_mm",
@@ -216,6 +223,7 @@ CONTRACT = Contract(
             _row(8192, 8192, 8192, "nvfp4", "nvfp4"),
         ),
         _row(16, 64, 64, "row", "row"),
+        lambda production: _row(*layer_products(production), *production.one_of(_DRAWN_FORMATS)),
     ),
     cost=cost,
     source=(

@@ -49,7 +49,7 @@ CONTRACT = Contract(
     ),
     # as rms_norm_quantize: silu_and_mul's 8 units of float32 are those of a norm
     tolerance=Tolerance(forward={**dict.fromkeys(FLOAT8, 0.5001), "float32": 18.5}),
-    grid=grids.quantising_grid(((8192, 14336), (64, 14336), (16384, 4096), (8192, 28672)), width=2),
+    grid=grids.quantising_grid(((8192, 14336), (64, 14336), (16384, 4096), (8192, 28672)), grids.gate_rows, width=2),
     cost=cost,
     source=(
         "Shazeer 2020, GLU Variants Improve Transformer, arXiv 2002.05202 (SwiGLU, without its linear layers);"

@@ -6,12 +6,25 @@ from collections.abc import Mapping
 from typing import Any
 
 from portakernel.contract import Case, Contract, Cost, Result, TensorArgument, Tolerance, grids, row_cases
+from portakernel.contract.production import DECODING, ENCODERS, EXPERTS, Production
 
 
 def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[str, Any]) -> Cost:
     """``x`` read and ``y`` written once; maximum, subtract, exp, sum and divide each element."""
     elements = dims["M"] * dims["N"]
     return Cost(bytes=2 * elements * itemsizes["x"], flops=5 * elements)
+
+
+def _weighed_rows(production: Production) -> grids.Matrix:
+    """Logits of a router, of a vocabulary, or scores of attention that somebody has written out."""
+    kind = production.random.random()
+    if kind < 0.3:
+        return production.tokens(), production.one_of(EXPERTS)
+    if kind < 0.6:
+        return production.one_of(DECODING), production.model.vocabulary
+    encoder, lengths = production.one_of(ENCODERS)
+    keys = production.one_of(lengths)
+    return production.one_of((1, 8)) * encoder.heads * keys, keys
 
 
 CONTRACT = Contract(
@@ -51,7 +64,7 @@ CONTRACT = Contract(
         backward={"float32": 16.0, "float16": 0.51, "bfloat16": 0.51},
         flushed="all",
     ),
-    grid=grids.matrix_grid(((8192, 32768),), ((64, 4096), (32768, 1024), (4096, 4096), (2048, 131072))),
+    grid=grids.matrix_grid(((8192, 32768),), ((64, 4096), (32768, 1024), (4096, 4096), (2048, 131072)), _weighed_rows),
     cost=cost,
     in_graphs="fused",
     source="Bridle 1990, Probabilistic Interpretation of Feedforward Classification Network Outputs",

@@ -19,6 +19,7 @@ from portakernel.contract import (
 )
 from portakernel.contract.case import Layout
 from portakernel.contract.parts import Shape
+from portakernel.contract.production import Production
 from portakernel.contract.value_rules import Slots
 
 FLOATS = ("float32", "float16", "bfloat16")
@@ -89,6 +90,12 @@ def _row(name: str, tokens: int, heads: int, size: int, pages: int, page: int, *
     rows, cache = (tokens, heads, size), (pages, page, heads, size)
     shapes = {"key": rows, "value": rows, "key_cache": cache, "value_cache": cache, "slot_mapping": (tokens,)}
     return GridRow(name, shapes, core=core)
+
+
+def _drawn(production: Production) -> GridRow:
+    tokens, heads, size, page = production.tokens(), production.heads()[1], production.model.head, 16
+    name = f"{tokens} tokens H{heads} D{size} P{page}"
+    return _row(name, tokens, heads, size, -(-tokens // page) + 256, page)
 
 
 CONTRACT = Contract(
@@ -223,6 +230,7 @@ CONTRACT = Contract(
             _row("2048 tokens H32 D64 P64", 2048, 32, 64, 256, 64),
         ),
         _row("4 tokens H2 D64 P16", 4, 2, 64, 4, 16),
+        _drawn,
     ),
     cost=cost,
     source=(

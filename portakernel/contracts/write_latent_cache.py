@@ -114,6 +114,7 @@ CONTRACT = Contract(
             _row(1, 512, 64, 512, 64),
         ),
         _row(4, 64, 16, 4, 16),
+        lambda production: _row(tokens := production.tokens(), 512, 64, -(-tokens // 64) + 64, 64),
     ),
     cost=cost,
     source=(

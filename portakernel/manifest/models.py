@@ -283,6 +283,11 @@ class PluginManifest(_Model):
     plugin_api: PluginApi = 1
     plugin: Name
     summary: str = ""
+    foreign: bool = Field(
+        default=False,
+        description="the kernels are another package's own, which its users have without portakernel: `portakernel"
+        " bench` tells what is lost to them apart",
+    )
     hooks: list[HookName] = Field(default_factory=list)
     requires: Requires = Requires.model_construct()
     ready: Entry | None = None

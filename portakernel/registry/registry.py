@@ -246,6 +246,11 @@ class Registry:
         """The names of all plugins with kernels here, the core's references included."""
         return tuple(dict.fromkeys(kernel.plugin for kernel in self.kernels.values()))
 
+    @property
+    def foreign(self) -> frozenset[str]:
+        """The plugins whose kernels are another package's own."""
+        return frozenset(name for name, (_, loaded) in self.manager.plugins.items() if loaded.manifest.foreign)
+
     def is_attached(self, kernel: Kernel) -> bool:
         """Whether a kernel serves nothing but devices that are attached to another's torch device."""
         attached = {backend.vendor for backend in self.backends.values() if backend.attach}

@@ -26,7 +26,7 @@ def test_the_json_form_key_by_key(run: Callable) -> None:
         "files",
     ]  # fmt: skip
     assert (found["format"], found["interrupted"], found["left_out"], found["comparison"]) == (1, False, [], None)
-    assert found["options"] == {"seconds": 0.0, "seed": 0, "graph": False}
+    assert found["options"] == {"seconds": 0.0, "seed": 0, "graph": False, "drawn": 0}
     assert found["circumstances"]["target"].startswith("cpu:")
     assert {"torch", "portakernel"} <= found["circumstances"]["versions"].keys()
     assert [(cell["op"], cell["case"], cell["phase"]) for cell in found["cells"]] == [
@@ -36,8 +36,8 @@ def test_the_json_form_key_by_key(run: Callable) -> None:
     cell = found["cells"][0]
     assert list(cell) == [
         "op", "case", "phase", "dtypes", "shapes", "values", "bytes", "flops", "bound", "copy_us", "chosen",
-        "chosen_ratio", "best_us", "rival", "rival_ratio", "checked_against", "reference_failure", "kernels",
-        "rejected",
+        "chosen_ratio", "best_us", "rival", "rival_ratio", "behind_own", "behind_foreign", "checked_against",
+        "reference_failure", "kernels", "rejected",
     ]  # fmt: skip
     assert (cell["dtypes"], cell["shapes"]) == ({"x": "float32", "weight": "float32"}, {"x": [4, 64]})
     assert list(cell["kernels"][0]) == [
@@ -211,3 +211,23 @@ def test_replays_are_of_forward_on_a_gpu(run, words, text):
     outcome = run(f"bench rms_norm --graph{words} --device cpu")
     assert outcome.status == 2
     assert text in " ".join(outcome.err.split())
+
+
+def test_drawn_requests_are_the_seed_s_and_op_after_op_in_turn(run: Callable) -> None:
+    asked = "bench rms_norm softmax --device cpu --seconds 0 --dtype float32 --drawn 3 --seed 4 --json"
+    found, again = run(asked).json, run(asked).json
+    assert [cell["op"] for cell in found["cells"]] == ["rms_norm", "softmax", "rms_norm"]
+    shapes = [cell["shapes"] for cell in found["cells"]]
+    assert shapes == [cell["shapes"] for cell in again["cells"]]
+    assert shapes != [cell["shapes"] for cell in run(asked.replace("--seed 4", "--seed 5")).json["cells"]]
+    assert found["left_out"] == []  # what a CPU has no time for is not drawn
+    assert found["options"]["drawn"] == 3
+    assert {"cells", "geometric_mean", "beyond_5_percent", "worst", "worst_case"} == found["routing"]["own"].keys()
+    assert found["routing"]["foreign"]["cells"] == 3  # of torch, which its users have
+
+
+@pytest.mark.parametrize("more", ["--shape x=4x64", "--set eps=1e-5", "--quick", "--launch"])
+def test_drawn_sizes_are_no_others(run: Callable, more: str) -> None:
+    ran = run(f"bench rms_norm --device cpu --drawn 2 {more}")
+    assert ran.status == 2
+    assert "--drawn draws sizes; leave out --shape, --set, --launch and --quick" in ran.err

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
+from random import Random
 from typing import Any
 
 from portakernel.claims.request import Request
 from portakernel.contract import Contract, Cost, GridRow
+from portakernel.contract.production import Production
 from portakernel.contracts import contract
 from portakernel.deciding.asking import ask, unfit
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
@@ -77,6 +80,20 @@ def rows_of(op: str, *, core_only: bool) -> tuple[GridRow, ...]:
         )
     core = tuple(row for row in known.rows if row.core)
     return (core or known.rows[:1]) if core_only else known.rows
+
+
+def drawn_rows(op: str, seed: int) -> Iterator[GridRow]:
+    """Rows of what models use, without an end.
+
+    Raises:
+        ArgumentValueError: the contract says nothing of it.
+    """
+    known = contract(op).grid
+    if known is None or known.drawn is None:
+        raise ArgumentValueError(
+            f"{op}: its contract does not say what models ask of it; give its grid `drawn`, or name other ops"
+        )
+    return (known.drawn(Production(Random(f"{seed} {op} {number}"))) for number in count())
 
 
 def launch_row(op: str) -> GridRow:

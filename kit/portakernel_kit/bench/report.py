@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from portakernel.errors import ArgumentValueError
 from portakernel.host.json_file import finite, read_json
-from portakernel_kit.bench.results import Cell, LeftOut, routing
+from portakernel_kit.bench.results import BEYOND, Cell, LeftOut, routing
 
 if TYPE_CHECKING:
     from portakernel_kit.bench.launches import LaunchCell
@@ -50,6 +50,11 @@ class Report:
             "left_out": [entry.to_json() for entry in self.left_out],
             "launches": [cell.to_json() for cell in self.launches],
         }
+
+    def losses(self) -> list[tuple[Cell, str, float]]:
+        """Calls whose picked kernel takes over 5 % longer than another: the call, that one, and by how much."""
+        behind = [(cell, *found) for cell in self.cells if (found := cell.behind()) and found[1] > BEYOND]
+        return sorted(behind, key=lambda loss: -loss[2])
 
     def status(self) -> int:
         """The exit status: 130 when interrupted, 0 when something was timed and nothing was wrong or raised, else 1."""

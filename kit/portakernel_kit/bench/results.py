@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 from portakernel_kit.bench.traffic import bytes_per_us_in_tb_per_s, flops_per_us_in_tflop_per_s
 
+# What the picked kernel may take, over another's time, before a call counts as one that loses.
+BEYOND = 1.05
 # `timed`; `wrong`: differs from the reference; `failed`: raised, or could not be imported; `slow`: the reference, of
 # which one call takes too much of the time that there is.
 Status = Literal["timed", "wrong", "failed", "slow"]
@@ -64,7 +66,7 @@ class Cell:
 
     ``copy`` is the time of a plain copy of as many bytes; ``chosen`` the kernel that dispatch picks; ``rejected`` why
     others cannot serve, by kernel; ``checked_against`` whose results the kernels' were compared with, and
-    ``reference_failure`` why they are not the reference's.
+    ``reference_failure`` why they are not the reference's; ``foreign`` the plugins whose kernels are another package's.
     """
 
     op: str
@@ -82,23 +84,37 @@ class Cell:
     copy: Latency | None
     kernels: tuple[Measured, ...]
     rejected: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict[str, Sequence[Mapping[str, Any]]])
+    foreign: frozenset[str] = frozenset()
 
     @property
     def best_us(self) -> float | None:
         """The time of the fastest kernel that is right."""
-        times = [m.latency.median_us for m in self.kernels if m.latency is not None and m.status == "timed"]
-        return min(times, default=None)
+        return min(self._times.values(), default=None)
 
     @property
     def chosen_ratio(self) -> float | None:
         """The time of the kernel that dispatch picks over that of the best one."""
-        found = next((m.latency for m in self.kernels if m.kernel == self.chosen and m.status == "timed"), None)
-        return found.median_us / self.best_us if found is not None and self.best_us else None
+        return self._ratio()
+
+    def behind(self, *, foreign: bool | None = None) -> tuple[str, float] | None:
+        """The fastest kernel, and the picked one's time over its time.
+
+        ``foreign``: of those that another package has, or of those that it has not.
+        """
+        times = self._times
+        if self.chosen not in times:
+            return None
+        others = [(us, name) for name, us in times.items() if foreign in (None, name.partition(".")[0] in self.foreign)]
+        return (min(others)[1], times[self.chosen] / min(others)[0]) if others else None
+
+    @property
+    def _times(self) -> dict[str, float]:
+        return {m.kernel: m.latency.median_us for m in self.kernels if m.latency is not None and m.status == "timed"}
 
     @property
     def rival(self) -> tuple[str, float] | None:
         """The fastest kernel of another plugin than the one that dispatch picks, and its time over that one's."""
-        times = {m.kernel: m.latency.median_us for m in self.kernels if m.latency is not None and m.status == "timed"}
+        times = self._times
         if self.chosen not in times:
             return None
         ours = f"{self.chosen.partition('.')[0]}."
@@ -124,11 +140,17 @@ class Cell:
             "best_us": self.best_us,
             "rival": self.rival[0] if self.rival else None,
             "rival_ratio": self.rival[1] if self.rival else None,
+            "behind_own": self._ratio(foreign=False),
+            "behind_foreign": self._ratio(foreign=True),
             "checked_against": self.checked_against,
             "reference_failure": self.reference_failure,
             "kernels": [self._kernel_json(measured) for measured in order],
             "rejected": [{"kernel": name, "rejections": list(found)} for name, found in self.rejected.items()],
         }
+
+    def _ratio(self, *, foreign: bool | None = None) -> float | None:
+        found = self.behind(foreign=foreign)
+        return found[1] if found else None
 
     def _kernel_json(self, measured: Measured) -> dict[str, Any]:
         found = measured.latency
@@ -167,15 +189,26 @@ class LeftOut:
 
 
 def routing(cells: Sequence[Cell]) -> dict[str, Any]:
-    """How far the kernels that dispatch picks are behind the best ones: geometric mean, worst, and where that is."""
-    known = [(cell.chosen_ratio, cell) for cell in cells if cell.chosen_ratio is not None]
+    """How far the kernels that dispatch picks are behind the best ones: geometric mean, worst, and where that is.
+
+    ``own`` and ``foreign`` say it of those that are not another package's own, and of those that are.
+    """
+    found = _behind([(cell, cell.chosen_ratio) for cell in cells])
+    for kind, foreign in (("own", False), ("foreign", True)):
+        behind = [(cell, cell.behind(foreign=foreign)) for cell in cells]
+        found[kind] = _behind([(cell, ratio[1] if ratio else None) for cell, ratio in behind])
+    return found
+
+
+def _behind(ratios: Sequence[tuple[Cell, float | None]]) -> dict[str, Any]:
+    known = [(ratio, cell) for cell, ratio in ratios if ratio is not None]
     if not known:
-        return {"cells": 0, "geometric_mean": None, "worst": None, "worst_case": None}
-    ratios = [ratio for ratio, _ in known]
+        return {"cells": 0, "geometric_mean": None, "beyond_5_percent": None, "worst": None, "worst_case": None}
     worst, where = max(known, key=lambda pair: pair[0])
     return {
         "cells": len(known),
-        "geometric_mean": math.exp(statistics.fmean(map(math.log, ratios))),
+        "geometric_mean": math.exp(statistics.fmean(math.log(ratio) for ratio, _ in known)),
+        "beyond_5_percent": sum(ratio > BEYOND for ratio, _ in known) / len(known),
         "worst": worst,
         "worst_case": f"{where.op} {where.case} {where.phase}",
     }

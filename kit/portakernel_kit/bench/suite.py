@@ -220,6 +220,7 @@ class Suite:
                 name: [{"code": str(r.code), "text": r.text, "parameter": r.parameter} for r in rejections]
                 for name, rejections in competing.rejected.items()
             },
+            foreign=self.dispatcher.registry.foreign,
         )
 
 

@@ -36,6 +36,9 @@ def command(
     no_forward: Annotated[bool, typer.Option("--no-forward", help="Measure gradients alone.")] = False,
     build: Annotated[bool, typer.Option("--build", help="Build the kernels that lack nothing else.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Only each op's few main sizes.")] = False,
+    drawn: Annotated[
+        int, typer.Option("--drawn", metavar="N", min=0, help="N requests of sizes drawn from what models use.")
+    ] = 0,
     launch: Annotated[
         bool, typer.Option("--launch", help="Time what a launch costs the host, on a small size.")
     ] = False,
@@ -45,7 +48,7 @@ def command(
     seconds: Annotated[
         float, typer.Option("--seconds", metavar="S", min=0.0, help="How long to time each request.")
     ] = 1.0,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Draws the inputs.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Draws the inputs, and sizes.")] = 0,
     output: Output = None,
     plot: Annotated[bool, typer.Option("--plot", help="Draw them there too, as PNG and SVG (matplotlib).")] = False,
     compare: Annotated[
@@ -56,7 +59,8 @@ def command(
     """Time every kernel that can serve a request, side by side, beside a plain copy of as many bytes.
 
     Each kernel's result is compared with the reference's first; one that differs or raises is shown and not timed. An
-    argument given again by --shape begins another request; several --dtype are measured each.
+    argument given again by --shape begins another request; several --dtype are measured each. --drawn measures what
+    --seed draws from the sizes of published models, op after op in turn: sizes that no table is kept of.
 
     Exits with 0 when all that ran was right, 1 when a kernel was wrong or raised, or none was timed, 130 when
     interrupted.
@@ -66,6 +70,7 @@ def command(
         portakernel bench rms_norm --quick
         portakernel bench rms_norm --shape x=8192x4096 --dtype bfloat16 --backward
         portakernel bench attention linear_act --no-reference --output results --plot
+        portakernel bench --drawn 60 --seed 7 --backward
         portakernel bench rms_norm --launch --plugin triton --json
     """
     from portakernel.cli.list_kernels import chosen_kernels
@@ -94,7 +99,8 @@ def command(
         raise ArgumentValueError(
             f"--graph captures calls in a CUDA or HIP graph, and {where.name} has none; leave it out"
         )
-    asked_for = Words(tuple(shape or ()), tuple(dtype or ()), tuple(parameters or ()), launch=launch, quick=quick)
+    words = (tuple(shape or ()), tuple(dtype or ()), tuple(parameters or ()))
+    asked_for = Words(*words, launch=launch, quick=quick, drawn=drawn, seed=seed)
     questions = asked_for.questions(asked, where)
     if plot:
         from portakernel_kit.bench.plots import check_plots
@@ -102,7 +108,8 @@ def command(
         check_plots()
     layer = make_layer(COMMAND_LINE, (), (), tuple(deny or ())).check(now.registry)
     token = now.context_layers.set((layer,) if deny else ())
-    run = _Run(where, admitted, {"seconds": seconds, "seed": seed, "graph": graph}, output, shows=not json)
+    options = {"seconds": seconds, "seed": seed, "graph": graph, "drawn": drawn}
+    run = _Run(where, admitted, options, output, shows=not json)
     try:
         if launch:
             run.launches(questions)
@@ -146,8 +153,10 @@ class _Run:
         from portakernel_kit.cli.bench.report import print_cell
 
         plan = Plan(tuple(questions), forward, backward, chosen_sizes)
-        seconds, seed, replays = self.options.values()
-        suite = Suite(self.dispatcher, self.device, self.admitted, seconds, seed, builds, replays)
+        of = self.options
+        suite = Suite(
+            self.dispatcher, self.device, self.admitted, of["seconds"], of["seed"], builds=builds, replays=of["graph"]
+        )
         with progress("measuring", plan.cells()) as tell:
             suite.advance = lambda text: tell(description=text)
             for found in suite.run(plan):

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from portakernel_kit.bench.report import Report
 
 _PICKED = "picked"
+_KINDS = {"own": "a kernel written for portakernel", "foreign": "one that another package has"}
+# How many of the calls that lose most are shown.
+_SHOWN = 10
 
 
 def print_cell(out: Page, cell: Measurement) -> None:
@@ -89,6 +92,19 @@ def print_end(out: Page, report: Report, files: Sequence[str]) -> None:
         style: Style = "good" if mean <= 1.02 and worst <= 1.05 else "doubt"
         text = f"geometric mean {mean:.3f} of {routing['cells']}; worst {worst:.3f}, {routing['worst_case']}"
         out.line(text, style, indent=2)
+        for kind, words in _KINDS.items():
+            behind = routing[kind]
+            if behind["cells"] and behind["beyond_5_percent"]:
+                share, worst = behind["beyond_5_percent"], behind["worst"]
+                text = f"{share:.0%} of {behind['cells']} lose more than 5 % to {words}; worst {worst:.3f}"
+                out.line(f"{text}, {behind['worst_case']}", "doubt", indent=2)
+        if losses := report.losses():
+            out.heading("Loses more than 5 %" + (f", {_SHOWN} of {len(losses)} calls" if len(losses) > _SHOWN else ""))
+            rows = [
+                (f"{cell.op} {cell.case} {cell.phase}", str(cell.chosen), faster, f"{ratio:.2f}")
+                for cell, faster, ratio in losses[:_SHOWN]
+            ]
+            out.table(rows, ("call", "picked", "faster", "×"), indent=2, right=(3,))
     if report.left_out:
         out.heading("Left out")
         for entry in report.left_out:

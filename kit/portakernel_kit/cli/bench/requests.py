@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 from portakernel.cli.explain.command import read_names, read_parameters, read_shapes
@@ -11,7 +12,10 @@ from portakernel.contract import GridRow
 from portakernel.contract.grids import Shapes
 from portakernel.errors import ArgumentValueError
 from portakernel.words.target import Device
-from portakernel_kit.bench.question import DType, Question, launch_row, questions, rows_of
+from portakernel_kit.bench.question import DType, Question, drawn_rows, launch_row, questions, rows_of
+
+# Of an op whose sizes are all for accelerators: how many are drawn before the next op's turn.
+_MOST_DRAWS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +27,8 @@ class Words:
     parameters: tuple[str, ...] = ()
     launch: bool = False
     quick: bool = False
+    drawn: int = 0
+    seed: int = 0
 
     def questions(self, ops: Sequence[str], where: Device) -> list[Question]:
         """The requests, op by op.
@@ -30,18 +36,35 @@ class Words:
         Raises:
             UnknownNameError, ArgumentTypeError, ArgumentValueError: the words make no request of an op.
         """
+        if self.drawn:
+            return self._drawn(ops, where)
         if (self.shapes or self.parameters) and len(ops) != 1:
             raise ArgumentValueError(f"--shape and --set are of one op; name it alone ({len(ops)} are asked for)")
-        default = "float32" if where.torch_device == "cpu" else "bfloat16"
-        dtypes = dtype_sets(self.dtypes) or [default]
         found: list[Question] = []
         for op in ops:
-            asked = questions(op, self.rows(op), dtypes, where.target)
+            asked = questions(op, self.rows(op), self._dtypes(where), where.target)
             on_cpu = where.torch_device == "cpu" and not self.shapes
             if on_cpu and all(question.too_large(on_cpu=True, free_bytes=None) for question in asked):
-                asked += questions(op, [launch_row(op)], dtypes, where.target)
+                asked += questions(op, [launch_row(op)], self._dtypes(where), where.target)
             found += asked
         return found
+
+    def _drawn(self, ops: Sequence[str], where: Device) -> list[Question]:
+        """As many requests as are asked for, op after op in turn; what is for accelerators is left out on a CPU."""
+        if self.shapes or self.parameters or self.launch or self.quick:
+            raise ArgumentValueError("--drawn draws sizes; leave out --shape, --set, --launch and --quick")
+        on_cpu = where.torch_device == "cpu"
+        rows = [drawn_rows(op, self.seed) for op in ops]
+        found: list[Question] = []
+        for n in range(self.drawn):
+            op, sizes = ops[n % len(ops)], islice(rows[n % len(ops)], _MOST_DRAWS)
+            asked = (questions(op, [row], self._dtypes(where), where.target) for row in sizes)
+            fitting = (each for each in asked if not any(q.too_large(on_cpu=on_cpu, free_bytes=None) for q in each))
+            found += next(fitting, [])
+        return found
+
+    def _dtypes(self, where: Device) -> list[DType]:
+        return dtype_sets(self.dtypes) or ["float32" if where.torch_device == "cpu" else "bfloat16"]
 
     def rows(self, op: str) -> list[GridRow]:
         """The sizes of ``op`` to measure."""
