@@ -178,6 +178,8 @@ def _check_map(block: Any, window: Any, sizes: Mapping[str, Any], aux: Mapping[s
         raise ArgumentValueError(f"lists_of: block is {spelled(block)}; it must be {' or '.join(map(repr, BLOCKS))}")
     if not (isinstance(window, tuple) and len(window) == 2):
         raise ArgumentValueError(f"lists_of: window is {spelled(window)}; it must be a pair, (left, right)")
+    if not all(isinstance(side, int) and side >= -1 for side in window):
+        raise ArgumentValueError(f"lists_of: window is {window}; each side counts positions, or is -1 for all")
     for name, size in sizes.items():
         if not isinstance(size, int) or size < 0:
             raise ArgumentValueError(f"lists_of: {name} is {spelled(size)}; it must be a whole number from 0 up")

@@ -221,6 +221,8 @@ def _no_tensor(contract: Contract, tensor: TensorArgument, argument: object) -> 
         return f"{wanted}; this is the module {name}: pass its parameter, as in {tensor.name}=module.weight"
     if _is_shape(argument) and tensor.name == "weight" and "norm" in contract.op:
         return f"{wanted}; this is {name}: there is no normalized_shape here, {NORMALISED}"
+    if isinstance(argument, (list, tuple)) and argument and all(isinstance(part, torch.Tensor) for part in argument):
+        return f"{wanted}; this is a {name} of tensors: torch.stack({tensor.name}) makes one"
     if isinstance(argument, (list, tuple, range)):
         return f"{wanted}; this is {name}: {_of_list(contract, tensor)} makes one, best once and not in each call"
     if isinstance(argument, (bool, int, float, complex)) or root == "numpy":

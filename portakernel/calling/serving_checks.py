@@ -48,7 +48,7 @@ def check_most(op: str, name: str, lengths: Tensor, parameter: str, most: int) -
     Raises:
         ArgumentValueError: it is not; names the first that is beyond it.
     """
-    if (place := _first(lengths.detach() > most)) is not None:
+    if (place := _first(lengths.detach().long() > most)) is not None:
         text = f"{op}: {parameter} is {most}, but {element(name, place)} is {int(lengths[tuple(place)])}"
         raise ArgumentValueError(f"{text}; it must be at least that, or None")
 

@@ -95,7 +95,7 @@ class Parameter:
             "int": "an integer",
             "bool": "True or False",
             "mask": f"{_either(self.possible())}, or a name that portakernel.masks.register was given",
-            "window": "(left, right), with -1 or None for all",
+            "window": "(left, right), each -1 or None for all",
         }
         shown = kinds.get(self.kind) or _either(self.choices)
         return f"{shown} or None" if self.optional else shown

@@ -37,14 +37,14 @@ class _Latent(NamedTuple):
     seq_lens: Tensor
     query_start_loc: Tensor
 
-    def sequences(self, dtype: torch.dtype) -> Iterator[_Sequence]:
+    def sequences(self, dtype: torch.dtype, window: tuple[int, int]) -> Iterator[_Sequence]:
         """Each sequence, its keys and values multiplied by their scale in ``dtype``.
 
         Raises:
             ArgumentValueError: ends fall, or a length has no room.
             IndexOutOfRangeError: a page that a length reaches is none.
         """
-        sequences = PagedSequences("mla_decode", self.block_table, self.seq_lens, self.query_start_loc)
+        sequences = PagedSequences("mla_decode", self.block_table, self.seq_lens, self.query_start_loc, window)
         for sequence in sequences.of(self.latent_cache, len(self.q_latent)):
             caches = (self.latent_cache, self.rope_cache)
             latent, rope = (sequence.rows_of(cache).to(dtype)[None, :, None] for cache in caches)
@@ -65,6 +65,7 @@ def forward(
     *tensors: Tensor,
     latent_scale: Tensor | None = None,
     causal: bool = True,
+    window: tuple[int, int] = (-1, -1),
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     return_lse: bool = False,
@@ -85,9 +86,9 @@ def forward(
     elif out is not None:
         y = out.zero_()
     with without_autocast(latent.q_latent.device.type):
-        for at, q, k, v in latent.sequences(wide):
+        for at, q, k, v in latent.sequences(wide, window):
             into = (y[at].unsqueeze(0), lse[:, at].unsqueeze(0))
-            attention.forward(q, k, v, causal=causal, return_lse=True, out=into, **more)
+            attention.forward(q, k, v, causal=causal, window=window, return_lse=True, out=into, **more)
     fresh = (y, lse) if return_lse else y
     return fresh if out is None else out
 
@@ -96,6 +97,7 @@ def plain(
     *tensors: Tensor,
     latent_scale: Tensor | None = None,
     causal: bool = True,
+    window: tuple[int, int] = (-1, -1),
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     return_lse: bool = False,
@@ -106,8 +108,8 @@ def plain(
     latent = _Latent(latent_scale, *tensors)
     dtype = latent.q_latent.dtype
     y, lse = latent.results(dtype, dtype, -torch.inf)
-    for at, q, k, v in latent.sequences(dtype):
-        part, sums = attention.plain(q, k, v, causal=causal, return_lse=True, **more)
+    for at, q, k, v in latent.sequences(dtype, window):
+        part, sums = attention.plain(q, k, v, causal=causal, window=window, return_lse=True, **more)
         y[at], lse[:, at] = part.squeeze(0), sums.squeeze(0).to(dtype)
     return (y, lse) if return_lse else y
 
@@ -116,6 +118,7 @@ def output_magnitudes(
     *tensors: Tensor,
     latent_scale: Tensor | None = None,
     causal: bool = True,
+    window: tuple[int, int] = (-1, -1),
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     return_lse: bool = False,
@@ -125,7 +128,7 @@ def output_magnitudes(
     del max_seqlen_q, max_seqlen_k
     latent = _Latent(latent_scale, *tensors)
     of_out, of_lse = latent.results(torch.float64, torch.float64, 0.0)
-    for at, q, k, v in latent.sequences(torch.float64):
-        out, lse = attention.output_magnitudes(q, k, v, causal=causal, return_lse=True, **more)
+    for at, q, k, v in latent.sequences(torch.float64, window):
+        out, lse = attention.output_magnitudes(q, k, v, causal=causal, window=window, return_lse=True, **more)
         of_out[at], of_lse[:, at] = out.squeeze(0), lse.squeeze(0)
     return (of_out, of_lse)[: 1 + return_lse]

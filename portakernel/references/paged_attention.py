@@ -38,7 +38,7 @@ class _Paged(NamedTuple):
     v_scale: Tensor | None
     kv_scales: str
 
-    def sequences(self, rows: int, dtype: torch.dtype) -> Iterator[_Sequence]:
+    def sequences(self, rows: int, dtype: torch.dtype, window: tuple[int, int]) -> Iterator[_Sequence]:
         """Each sequence of ``rows`` queries in all, its keys and values multiplied by their scales in ``dtype``.
 
         Raises:
@@ -46,7 +46,7 @@ class _Paged(NamedTuple):
             IndexOutOfRangeError: a page that a length reaches is none.
         """
         self._check_scales()
-        sequences = PagedSequences(_OP, self.block_table, self.seq_lens, self.query_start_loc)
+        sequences = PagedSequences(_OP, self.block_table, self.seq_lens, self.query_start_loc, window)
         for sequence in sequences.of(self.key_cache, rows):
             k = self._gathered(self.key_cache, self.k_scale, sequence, dtype)
             v = self._gathered(self.value_cache, self.v_scale, sequence, dtype)
@@ -85,6 +85,7 @@ def forward(
     v_scale: Tensor | None = None,
     kv_scales: str = "none",
     causal: bool = True,
+    window: tuple[int, int] = (-1, -1),
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     return_lse: bool = False,
@@ -105,9 +106,9 @@ def forward(
     lse.fill_(-torch.inf)
     paged = _Paged(key_cache, value_cache, block_table, seq_lens, query_start_loc, k_scale, v_scale, kv_scales)
     with without_autocast(q.device.type):
-        for queries, k, v in paged.sequences(S, wide):
+        for queries, k, v in paged.sequences(S, wide, window):
             into = (_batch(y, queries), lse[:, queries].unsqueeze(0))
-            attention.forward(_batch(q, queries), k, v, causal=causal, return_lse=True, out=into, **more)
+            attention.forward(_batch(q, queries), k, v, causal=causal, window=window, return_lse=True, out=into, **more)
     fresh = (y, lse) if return_lse else y
     return fresh if out is None else out
 
@@ -123,6 +124,7 @@ def plain(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
     kv_scales: str = "none",
+    window: tuple[int, int] = (-1, -1),
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     return_lse: bool = False,
@@ -133,8 +135,8 @@ def plain(
     (S, H, _), E = q.shape, value_cache.shape[-1]
     y, lse = q.new_zeros((S, H, E)), q.new_full((H, S), -torch.inf)
     paged = _Paged(key_cache, value_cache, block_table, seq_lens, query_start_loc, k_scale, v_scale, kv_scales)
-    for queries, k, v in paged.sequences(S, q.dtype):
-        part, sums = attention.plain(_batch(q, queries), k, v, return_lse=True, **more)
+    for queries, k, v in paged.sequences(S, q.dtype, window):
+        part, sums = attention.plain(_batch(q, queries), k, v, window=window, return_lse=True, **more)
         y[queries], lse[:, queries] = part.squeeze(0), sums.squeeze(0).to(lse.dtype)
     return (y, lse) if return_lse else y
 
@@ -150,6 +152,7 @@ def output_magnitudes(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
     kv_scales: str = "none",
+    window: tuple[int, int] = (-1, -1),
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     return_lse: bool = False,
@@ -160,7 +163,7 @@ def output_magnitudes(
     (S, H, _), E = q.shape, value_cache.shape[-1]
     of_out, of_lse = (q.new_zeros(shape, dtype=torch.float64) for shape in ((S, H, E), (H, S)))
     paged = _Paged(key_cache, value_cache, block_table, seq_lens, query_start_loc, k_scale, v_scale, kv_scales)
-    for queries, k, v in paged.sequences(S, torch.float64):
-        out, lse = attention.output_magnitudes(_batch(q, queries), k, v, return_lse=True, **more)
+    for queries, k, v in paged.sequences(S, torch.float64, window):
+        out, lse = attention.output_magnitudes(_batch(q, queries), k, v, window=window, return_lse=True, **more)
         of_out[queries], of_lse[:, queries] = out.squeeze(0), lse.squeeze(0)
     return (of_out, of_lse)[: 1 + return_lse]

@@ -17,24 +17,32 @@ from portakernel.tensors.index_values import check_indices, sequence_ends
 
 
 class PagedSequence(NamedTuple):
-    """Where a sequence has its queries, and which pages hold its ``length`` tokens."""
+    """Where a sequence has its queries, which pages hold its ``length`` tokens, and how many come too early for all."""
 
     queries: slice
     pages: Tensor
     length: int
+    unseen: int
 
     def rows_of(self, cache: Tensor) -> Tensor:
-        """Its tokens' rows ``(length, ...)`` of a cache ``(NP, P, ...)``."""
-        return cache[self.pages].flatten(0, 1)[: self.length]
+        """Its tokens' rows ``(length, ...)`` of a cache ``(NP, P, ...)``: zeros for those that no query sees."""
+        rows = cache[self.pages].flatten(0, 1)[: self.length]
+        rows[: self.unseen] = 0
+        return rows
 
 
 class PagedSequences(NamedTuple):
-    """What a call of ``op`` says of its sequences: table ``(B, W)``, lengths ``(B,)``, ends of queries ``(B+1,)``."""
+    """What a call of ``op`` says of its sequences: table ``(B, W)``, lengths ``(B,)``, ends of queries ``(B+1,)``.
+
+    Of keys before a ``window`` of the first query no query sees any; behind the last one, which stands at the last
+    token, there are none.
+    """
 
     op: str
     block_table: Tensor
     seq_lens: Tensor
     query_start_loc: Tensor
+    window: tuple[int, int]
 
     def of(self, cache: Tensor, rows: int) -> Iterator[PagedSequence]:
         """Each of them, with ``rows`` queries in all, over pages like those of ``cache (NP, P, ...)``.
@@ -52,7 +60,8 @@ class PagedSequences(NamedTuple):
                 raise ArgumentValueError(f"{self.op}: {text}")
             reached = self.block_table[n, : -(-length // page)].long()
             check_indices(self.op, f"block_table[{n}]", reached, pages, "NP")
-            yield PagedSequence(slice(ends[n], ends[n + 1]), reached, length)
+            first = length - (ends[n + 1] - ends[n]) - self.window[0] if self.window[0] >= 0 else 0
+            yield PagedSequence(slice(ends[n], ends[n + 1]), reached, length, max(first, 0))
 
 
 def without_autocast(device: str) -> AbstractContextManager[Any]:

@@ -94,12 +94,16 @@ def visible(
     b, h = torch.arange(batch, device=q.device), torch.arange(heads, device=q.device)
     position, key = (q + ahead).view(1, 1, -1, 1), k.view(1, 1, 1, -1)
     read: dict[str, Any] = {
-        "query_ids": lambda ids: ids[:, q].view(batch, 1, -1, 1),
-        "key_ids": lambda ids: ids[:, k].view(batch, 1, 1, -1),
+        "query_ids": lambda ids: ids[:, q][:, None, :, None],
+        "key_ids": lambda ids: ids[:, k][:, None, None, :],
         "prefix": lambda ids: ids.view(batch, 1, 1, 1),
     }
     values = [read[name](aux[name]) for name in mask.aux]
-    sees = mask.torch(b.view(-1, 1, 1, 1), h.view(1, -1, 1, 1), position, key, *values)
+    try:
+        sees = mask.torch(b.view(-1, 1, 1, 1), h.view(1, -1, 1, 1), position, key, *values)
+    except Exception as error:
+        text = f"mask {mask.name!r}: its torch function raised {type(error).__name__}: {error}"
+        raise ArgumentValueError(f"{text}; it is given integer tensors, and works element by element") from error
     if not isinstance(sees, Tensor) or sees.dtype is not torch.bool:
         found = f"a tensor of {sees.dtype}" if isinstance(sees, Tensor) else f"{sees!r}"
         text = f"mask {mask.name!r}: its torch function gave {found}; it must give a bool tensor, element by element"
@@ -109,5 +113,8 @@ def visible(
         sees = sees & (position - key <= left)
     if right >= 0:
         sees = sees & (key - position <= right)
-    whole: Tensor = sees.expand(batch, heads, len(q), len(k))
-    return whole
+    whole = (batch, heads, len(q), len(k))
+    if any(size not in (1, wanted) for size, wanted in zip(sees.shape[::-1], whole[::-1], strict=False)):
+        text = f"mask {mask.name!r}: its torch function gave a tensor of shape {tuple(sees.shape)}"
+        raise ArgumentValueError(f"{text}; it must broadcast to {whole}: batches, heads, queries, keys")
+    return sees.expand(whole)

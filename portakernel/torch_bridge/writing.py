@@ -40,7 +40,9 @@ class Writing:
         """
         tensors, values, (kernel,) = self.signature.public(arguments)
         given = [tensor for tensor in tensors if tensor is not None]
-        op, written = self.caller.contract.op, " and ".join(self.caller.contract.mutated)
+        contract = self.caller.contract
+        there = [name for name, tensor in zip(contract.names, tensors, strict=True) if tensor is not None]
+        op, written = contract.op, " and ".join(name for name in contract.mutated if name in there)
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
             text = f"{op} writes into {written} and has no gradient; pass detach()ed tensors, or use torch.no_grad()"
             raise DerivativeError(text)

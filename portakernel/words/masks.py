@@ -5,6 +5,7 @@ Names are what requests, plans and graphs hold. No torch here: a mask's function
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from keyword import iskeyword
@@ -84,6 +85,7 @@ def add(mask: Mask) -> None:
     if unknown or list(mask.aux) != [name for name in AUXILIARY if name in mask.aux]:
         text = f"mask {mask.name!r} reads {', '.join(mask.aux)}; it may read {', '.join(AUXILIARY)}, in this order"
         raise ArgumentValueError(text)
+    _check_arguments(mask)
     known = MASKS.get(mask.name)
     if known is not None and known.torch is not mask.torch and not _is_anew(known, mask):
         text = f"mask {mask.name!r} is {_origin(known)} already; choose another name for {_origin(mask)}"
@@ -115,6 +117,22 @@ def found_for(op: str, name: str, given: Mapping[str, Any]) -> Mask:
             found = "is missing" if argument in mask.aux else "is given"
             raise ArgumentValueError(f"{op}: {argument} {found}; mask={name!r} {reads}")
     return mask
+
+
+def _check_arguments(mask: Mask) -> None:
+    """Both functions take positions, and a number for each name of ``aux``; one without a signature may be anything."""
+    for kind, function in (("torch", mask.torch), ("triton", getattr(mask.triton, "fn", None))):
+        try:
+            signature = inspect.signature(function) if function is not None else None
+        except (TypeError, ValueError):
+            continue
+        wanted = ("b", "h", "q", "k", *mask.aux)
+        try:
+            if signature is not None:
+                signature.bind(*wanted)
+        except TypeError as error:
+            text = f"mask {mask.name!r}: its {kind} function takes {signature}; it is given ({', '.join(wanted)})"
+            raise ArgumentValueError(text) from error
 
 
 def _is_triton(function: Any) -> bool:

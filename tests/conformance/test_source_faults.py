@@ -269,7 +269,7 @@ def test_what_comes_of_faults_and_the_plugin_stays_as_it_is(plugin, tmp_path):
     assert told["y - x"].detail == "its line does not run here"
     assert told[TRIED[5]["after"]].detail == "it ended its process: signal 6 (SIGABRT)"
     assert told[TRIED[6]["after"]].detail == "ModuleNotFoundError: No module named 'no_such_module'"
-    assert told["torch.zeros(x.shape"].asked > 10
+    assert told["torch.zeros(x.shape"].asked > 1
     assert told[TRIED[7]["after"]].detail.endswith("the kernel declared that it cannot run: cannot_run: not today")
     (baseline,) = (event for event in events if isinstance(event, Baseline))
     assert (baseline.kernel, baseline.fails, baseline.absent) == ("acme.add", "", "")

@@ -154,6 +154,8 @@ def test_what_a_mask_gives_is_bool_element_by_element(function):
     [
         ({"block": "32x32"}, "block is"),
         ({"window": 3}, "window is"),
+        ({"window": (-2, 0)}, "window is (-2, 0); each side counts positions"),
+        ({"window": (1, 0.5)}, "window is (1, 0.5); each side counts positions"),
         ({"queries": -4}, "queries is"),
         ({"batch": 1.5}, "batch is"),
         ({"foo": torch.zeros(1)}, "foo is no argument"),
@@ -201,3 +203,26 @@ def test_no_mask_is_said_in_code_and_on_a_command_line():
     parameter = contract("block_sparse_attention").parameter("mask")
     assert parameter.parse("block_sparse_attention", "none") == "none"
     assert parameter.canonical("block_sparse_attention", None) == "none"
+
+
+@pytest.mark.parametrize("function", [lambda b, h: b == h, lambda b, h, q, k, more: q == k])
+def test_a_function_that_takes_other_arguments_is_refused_when_it_is_registered(function):
+    with pytest.raises(ArgumentValueError, match=r"mask 'own': its torch function takes \(b, h.*given \(b, h, q, k\)"):
+        masks.register("own", torch=function)
+
+
+def test_a_function_that_raises_or_gives_another_shape_is_told_with_its_mask_s_name():
+    sizes = {"batch": 1, "heads": 1, "queries": 200, "keys": 200}
+    masks.register("own", torch=lambda b, h, q, k: q and k)
+    with pytest.raises(ArgumentValueError, match="mask 'own': its torch function raised RuntimeError"):
+        masks.lists_of("own", **sizes)
+    masks.register("other", torch=lambda b, h, q, k: torch.ones(3, dtype=torch.bool))
+    with pytest.raises(ArgumentValueError, match=r"'other': its torch function gave a tensor of shape \(3,\)"):
+        masks.lists_of("other", **sizes)
+
+
+def test_without_batches_documents_have_lists_too():
+    ids = {"query_ids": torch.zeros(0, 5, dtype=torch.int32), "key_ids": torch.zeros(0, 7, dtype=torch.int32)}
+    found = masks.lists_of("document", batch=0, heads=2, queries=5, keys=7, **ids)
+    q, k, v = torch.zeros(0, 5, 2, 8), torch.zeros(0, 7, 2, 8), torch.zeros(0, 7, 2, 8)
+    assert block_sparse_attention(q, k, v, **found, **ids, mask="document").shape == q.shape

@@ -26,6 +26,9 @@ MOST_SPILLED = {"triton": 64}
 # Where launches were measured: attention's gradients by keys are fastest with more than fits beside their two sums. 192
 # bytes were; where programs share queries there are 56 more, none of them in the loop of blocks that are seen whole.
 MEASURED = {"nvidia:sm_90": 256}
+# Of a kernel whose sums alone are half of all registers: the fastest of what was measured there, and none of it spills
+# less than half as much.
+OF_KERNELS = {("triton.mla_decode", "nvidia:sm_90"): 768}
 # Where the loops have all that they need, and what is spilled is wanted before or after: attention's gradients.
 OUTSIDE_LOOPS = {"amd:gfx1100": 544}
 
@@ -51,6 +54,7 @@ def test_a_claimed_kernel_compiles_to_what_its_manifest_names(target, turn):
     assert [(outcome.call, outcome.reason) for _, outcome in found if outcome.verdict != "native"] == []
     spills = [(plugin, outcome.call, outcome.most("spilled_bytes")) for plugin, outcome in found]
     most = {plugin: (MEASURED | OUTSIDE_LOOPS).get(target, most) for plugin, most in MOST_SPILLED.items()}
-    assert [(call, spilled) for plugin, call, spilled in spills if spilled > most.get(plugin, 0)] == []
+    allowed = [OF_KERNELS.get((call.split()[0], target), most.get(plugin, 0)) for plugin, call, _ in spills]
+    assert [(call, found) for (_, call, found), most in zip(spills, allowed, strict=True) if found > most] == []
     if lacking:  # the others were held to it
         pytest.skip(f"lacks a compiler: {'; '.join(sorted(lacking))}")

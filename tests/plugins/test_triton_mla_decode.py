@@ -155,3 +155,9 @@ def test_rows_of_no_sequence_are_left_as_they_are():
     called((*longer, *more), return_lse=False, out=out)
     assert (out[len(q_latent) :] == 7.0).all()
     torch.testing.assert_close(out[: len(q_latent)], called(given)[0])
+
+
+def test_a_call_whose_sequences_have_no_queries_at_all():
+    given = list(drawn((20, 5), (1, 1)))
+    given[-1] = torch.zeros(3, dtype=torch.int32)  # both rows are nobody's
+    called(tuple(given), max_seqlen_q=0)

@@ -101,3 +101,14 @@ def test_a_call_without_a_scale_is_refused(call):
     text = "mla_decode: scale is not given; it must be a number: what products of queries and keys are multiplied by"
     with pytest.raises(ArgumentTypeError, match=f"^{re.escape(text)}"):
         call(*given((9, 4), (1, 1)))
+
+
+def test_what_is_behind_every_query_s_window_reaches_nothing():
+    tensors = given((13, 7), (2, 1))
+    values = {"scale": 0.3, "window": (3, -1), "return_lse": True}
+    clean = forward(*tensors, **values)
+    for n, unseen in ((0, 8), (1, 3)):  # the first queries stand at 11 and 6
+        for token in range(unseen):
+            place = (int(tensors[4][n, token // PAGE]), token % PAGE)
+            tensors[2][place] = tensors[3][place] = math.nan
+    assert all(torch.equal(a, b) for a, b in zip(forward(*tensors, **values), clean, strict=True))

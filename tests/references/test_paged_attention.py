@@ -137,3 +137,17 @@ def test_what_cannot_be_is_named(changes, kind, text):
     given = {**paged((9, 4)), "query_start_loc": torch.tensor([0, 1, 3], dtype=torch.int32), **changes}
     with pytest.raises(kind, match=f"^{re.escape(text)}$"):
         forward(torch.randn(4, 4, 8), **given)
+
+
+@pytest.mark.parametrize("queries", [1, 2])
+def test_what_is_behind_every_query_s_window_reaches_nothing(queries):
+    cache, ends = paged((14,)), torch.tensor([0, queries], dtype=torch.int32)
+    q = torch.randn(queries, 2, 8, generator=torch.Generator().manual_seed(1))
+    clean = forward(q, **cache, query_start_loc=ends, window=(3, -1), return_lse=True)
+    for name in ("key_cache", "value_cache"):
+        for token in range(14 - queries - 3):  # the first query stands at 14 - queries
+            cache[name][int(cache["block_table"][0, token // PAGE]), token % PAGE] = math.nan
+    found = forward(q, **cache, query_start_loc=ends, window=(3, -1), return_lse=True)
+    assert all(torch.equal(a, b) for a, b in zip(found, clean, strict=True))
+    wide = one_by_one(q, cache, (0, queries), scale=8**-0.5, left=3)
+    torch.testing.assert_close(found[0].double(), wide, atol=1e-5, rtol=1e-5)

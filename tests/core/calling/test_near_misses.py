@@ -102,6 +102,10 @@ def refused(call: Callable[[], object], kind: type[PortakernelError] = Portakern
                 " (NP, P, C+R), as in cache[..., :C], and rope_cache is the other, cache[..., C:]"
             ),
         ),
+        (
+            lambda: ops.merge_attentions([X, X], [X, X]),
+            "merge_attentions: outs must be a tensor; this is a list of tensors: torch.stack(outs) makes one",
+        ),
         (lambda: ops.rms_norm(X), "rms_norm: weight is not given"),
         (lambda: ops.rms_norm(weight=WEIGHT, out=X), "rms_norm: x is not given"),
         (

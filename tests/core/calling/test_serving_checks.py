@@ -67,6 +67,12 @@ def test_what_the_kit_draws_is_accepted_with_its_poisoned_entries(seed, dtype):
     check_values(PAGED, {**inputs.given, "experts": 6, "most": int(inputs.given["lens"].max())})
 
 
+@pytest.mark.parametrize("most", [9, 1 << 31, (1 << 33) + 5, (1 << 63) - 1])
+def test_a_bound_of_lengths_may_be_larger_than_they_can_be(most):
+    lengths = torch.tensor([5, 9], dtype=torch.int32)
+    check_values(PAGED, {**given(), "lens": lengths, "most": most})
+
+
 def test_what_no_length_reaches_may_be_anything():
     assert PAGED.has_rules
     check_values(PAGED, given())

@@ -46,7 +46,7 @@ def mla_decode(
     pages = Pages.of(
         rope_cache.unsqueeze(2), latent_cache.unsqueeze(2), block_table, seq_lens, None, None, "none", max_seqlen_k
     )
-    longest = S if max_seqlen_q is None else min(S, max_seqlen_q)
+    longest = any_device.longest_of(S, max_seqlen_q)
     how = scoring(q_rope.unsqueeze(0), pages.keys, causal, scale, window, 0.0, (longest, pages.longest))
     rows, columns = ROWS.value, BLOCK.value
     lists, negative = any_device.most_lists(S, H, B, longest, rows), how.is_folded and how.last_factor < 0.0

@@ -54,7 +54,7 @@ def mla_decode(
     pages = Pages.of(
         rope_cache.unsqueeze(2), latent_cache.unsqueeze(2), block_table, seq_lens, None, None, "none", max_seqlen_k
     )
-    longest = S if max_seqlen_q is None else min(S, max_seqlen_q)
+    longest = longest_of(S, max_seqlen_q)
     how = scoring(q_rope.unsqueeze(0), pages.keys, causal, scale, window, 0.0, (longest, pages.longest))
     written = Written.of(q_latent, (S, H, C), (H, S), out, return_lse, save=False)
     if not (S and B and H):
@@ -119,6 +119,11 @@ def mla_decode(
     )
     launch_merge(written, parts, lists, block_m, H)
     return written.results()
+
+
+def longest_of(S: int, most: int | None) -> int:
+    """How many queries a sequence may have, of ``S`` in all: one at least, though none may be any sequence's."""
+    return S if most is None else min(S, max(most, 1))
 
 
 def most_lists(S: int, H: int, B: int, longest: int, rows: int) -> int:
