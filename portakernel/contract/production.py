@@ -12,7 +12,6 @@ from random import Random
 from typing import TypeVar
 
 T = TypeVar("T")
-Gated = tuple[int, int, int, int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
