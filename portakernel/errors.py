@@ -34,7 +34,7 @@ def nearest(name: str, known: Iterable[str], *, like: Callable[[str], str] = str
         return f"did you mean {' or '.join(repr(match) for match in close)}?"
     if not names:
         return "none is known"
-    if len(names) <= 13:
+    if len(names) <= 14:
         return f"known: {', '.join(names)}"
     return f"{len(names)} are known, none of them close"
 

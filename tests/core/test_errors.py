@@ -116,8 +116,8 @@ def test_a_plugin_error_carries_plugin_distribution_and_version():
         ("ad", ["add", "sub"], "did you mean 'add'?"),
         ("aaab", ["aaac", "aaad", "zzz"], "did you mean 'aaad' or 'aaac'?"),
         ("zzz", ["b", "a"], "known: a, b"),
-        ("zzz", [f"name{i}" for i in range(13)], "known: " + ", ".join(sorted(f"name{i}" for i in range(13)))),
-        ("zzz", [f"name{i}" for i in range(14)], "14 are known, none of them close"),
+        ("zzz", [f"name{i}" for i in range(14)], "known: " + ", ".join(sorted(f"name{i}" for i in range(14)))),
+        ("zzz", [f"name{i}" for i in range(15)], "15 are known, none of them close"),
     ],
 )
 def test_the_nearest_names_are_offered_and_all_of_them_when_they_are_few(name, known, clause):

@@ -75,8 +75,8 @@ def test_the_name_of_a_broken_plugin_says_that_it_is_broken(world, name):
     assert "Plugin bad (bad-dist 1.0) is broken: " in message
     assert message.endswith(
         f"{package.folder / 'plugin.yaml'}:3: colour: unknown key; "
-        "known: defaults, hooks, kernels, modes, offline, ops, plugin, plugin_api, ready, requires, schema_version,"
-        " summary, units"
+        "known: defaults, foreign, hooks, kernels, modes, offline, ops, plugin, plugin_api, ready, requires,"
+        " schema_version, summary, units"
     )
 
 
