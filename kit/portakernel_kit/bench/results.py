@@ -94,7 +94,7 @@ class Cell:
     @property
     def chosen_ratio(self) -> float | None:
         """The time of the kernel that dispatch picks over that of the best one."""
-        return self._ratio()
+        return self.ratio_behind()
 
     def behind(self, *, foreign: bool | None = None) -> tuple[str, float] | None:
         """The fastest kernel, and the picked one's time over its time.
@@ -106,6 +106,11 @@ class Cell:
             return None
         others = [(us, name) for name, us in times.items() if foreign in (None, name.partition(".")[0] in self.foreign)]
         return (min(others)[1], times[self.chosen] / min(others)[0]) if others else None
+
+    def ratio_behind(self, *, foreign: bool | None = None) -> float | None:
+        """The ratio of ``behind`` alone."""
+        found = self.behind(foreign=foreign)
+        return found[1] if found else None
 
     @property
     def _times(self) -> dict[str, float]:
@@ -140,17 +145,13 @@ class Cell:
             "best_us": self.best_us,
             "rival": self.rival[0] if self.rival else None,
             "rival_ratio": self.rival[1] if self.rival else None,
-            "behind_own": self._ratio(foreign=False),
-            "behind_foreign": self._ratio(foreign=True),
+            "behind_own": self.ratio_behind(foreign=False),
+            "behind_foreign": self.ratio_behind(foreign=True),
             "checked_against": self.checked_against,
             "reference_failure": self.reference_failure,
             "kernels": [self._kernel_json(measured) for measured in order],
             "rejected": [{"kernel": name, "rejections": list(found)} for name, found in self.rejected.items()],
         }
-
-    def _ratio(self, *, foreign: bool | None = None) -> float | None:
-        found = self.behind(foreign=foreign)
-        return found[1] if found else None
 
     def _kernel_json(self, measured: Measured) -> dict[str, Any]:
         found = measured.latency
@@ -195,8 +196,7 @@ def routing(cells: Sequence[Cell]) -> dict[str, Any]:
     """
     found = _behind([(cell, cell.chosen_ratio) for cell in cells])
     for kind, foreign in (("own", False), ("foreign", True)):
-        behind = [(cell, cell.behind(foreign=foreign)) for cell in cells]
-        found[kind] = _behind([(cell, ratio[1] if ratio else None) for cell, ratio in behind])
+        found[kind] = _behind([(cell, cell.ratio_behind(foreign=foreign)) for cell in cells])
     return found
 
 

@@ -43,17 +43,8 @@ def mla_decode(
     caches whose strides the copy engine cannot follow: a copy takes longer.
     """
     (S, H, C), B = q_latent.shape, len(seq_lens)
-    pages = Pages.of(
-        rope_cache.unsqueeze(2), latent_cache.unsqueeze(2), block_table, seq_lens, None, None, "none", max_seqlen_k
-    )
-    longest = any_device.longest_of(S, max_seqlen_q)
-    how = scoring(q_rope.unsqueeze(0), pages.keys, causal, scale, window, 0.0, (longest, pages.longest))
-    rows, columns = ROWS.value, BLOCK.value
-    lists, negative = any_device.most_lists(S, H, B, longest, rows), how.is_folded and how.last_factor < 0.0
-    most = lists * cdiv(pages.longest + 1, columns)
-    copied = all(copied_strides(cache) is not None for cache in (pages.keys, pages.values))
-    few = longest * H <= any_device.FEW_ROWS
-    if few or not (S and B and copied) or negative or most >= any_device.MOST_BLOCKS:
+
+    def by_any_device() -> Results:
         return any_device.mla_decode(
             q_latent,
             q_rope,
@@ -71,6 +62,20 @@ def mla_decode(
             return_lse=return_lse,
             out=out,
         )
+
+    longest = any_device.longest_of(S, max_seqlen_q)
+    if longest * H <= any_device.FEW_ROWS:
+        return by_any_device()
+    pages = Pages.of(
+        rope_cache.unsqueeze(2), latent_cache.unsqueeze(2), block_table, seq_lens, None, None, "none", max_seqlen_k
+    )
+    how = scoring(q_rope.unsqueeze(0), pages.keys, causal, scale, window, 0.0, (longest, pages.longest))
+    rows, columns = ROWS.value, BLOCK.value
+    lists, negative = any_device.most_lists(S, H, B, longest, rows), how.is_folded and how.last_factor < 0.0
+    most = lists * cdiv(pages.longest + 1, columns)
+    copied = all(copied_strides(cache) is not None for cache in (pages.keys, pages.values))
+    if not (S and B and copied) or negative or most >= any_device.MOST_BLOCKS:
+        return by_any_device()
     written = Written.of(q_latent, (S, H, C), (H, S), out, return_lse, save=False)
     starts, tiling = query_start_loc.contiguous(), configuration("mla_decode_hopper", q_latent.device, C)
     parts = (*places(q_latent, tiling.programs, rows, C), noted_lists(q_latent, tiling.programs))

@@ -382,12 +382,10 @@ def decode(
         _same(sequence), _same(first_row), _same(count), _same(keys), _same(list_blocks), _same(first_block),
         _same(tile), _same(list_begin),
     )
-    # fmt: on
     begin = _same(begin)
     stop = _same(stop)
     q_memory = (q_latents, q_ropes, q_full, q_empty)
     ring = (latents, ropes, full, empty)
-    # fmt: off
     # compile-time values stay such in tuples that stand in the call
     gl.warp_specialize([
         (_consume, (
