@@ -1,0 +1,1 @@
+"""What was measured of kernels, where it is kept, and what is decided by it."""
