@@ -25,7 +25,10 @@ def digest(package: Package, entries: tuple[str, ...], distributions: tuple[str,
     """Of the functions ``module:name`` of a package, and of what is installed of distributions: 16 hex digits."""
     files = sorted(set(reached(package, entries)))
     root = package.folder or Path()
-    parts = [(str(file.relative_to(root)), hashlib.sha256(read_regular(file, limit=_MOST_BYTES)).hexdigest()) for file in files]
+    parts = [
+        (str(file.relative_to(root)), hashlib.sha256(read_regular(file, limit=_MOST_BYTES)).hexdigest())
+        for file in files
+    ]
     whole = repr((parts, sorted(installed(distributions).items())))
     return hashlib.sha256(whole.encode()).hexdigest()[:16]
 
