@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,10 +50,11 @@ def places(roots: Sequence[Path]) -> tuple[tuple[str, int], ...]:
 
 @dataclass(slots=True)
 class _Group:
-    """What is known of one kind of call, over the same dimensions."""
+    """What is known of one kind of call, over the same dimensions; ``unused`` are points that count for nothing."""
 
     kind: Kind
     points: list[Point] = field(default_factory=list[Point])
+    unused: list[Point] = field(default_factory=list[Point])
     records: list[Record] = field(default_factory=list[Record])
     pieces: tuple[Piece, ...] = ()
 
@@ -93,6 +93,7 @@ class Measured:
         covering = [piece for piece in group.pieces if piece.covers(dims)]
         if not any(piece.winner for piece in covering):
             silent = [point.why for piece in covering for point in piece.points]
+            silent += [point.why for point in group.unused if dict(point.dims) == dict(dims)]
             return tuple([f"measured, and not used: {why}" for why in silent] or gaps(group.pieces, dims)) or (
                 "no sizes near it were measured",
             )
@@ -110,20 +111,22 @@ class Measured:
 
     def _add(self, several: Sequence[Record]) -> None:
         """The point of a key: by the first store whose record decides."""
-        sources = {name: source_digest(kernel) for name, kernel in self._kernels.items() if name in several[0].kernels}
         for record in several:
-            sources |= {n: source_digest(k) for n, k in self._kernels.items() if n in record.kernels}
-            outcome = decide(record, sources, self._order(record))
+            outcome = decide(record, self._digests(record), self._order(record))
             if outcome.kernel is not None:
                 break
-        key = several[0].key
+        key, valid = record.key, self._digests(record)
         group = self._groups.setdefault((key.kind.text, tuple(sorted(key.dims))), _Group(key.kind))
-        known = any(sources.get(name) == entry.source for name, entry in record.kernels.items())
-        if outcome.kernel is not None or (known and not record.busy):
+        group.records.append(record)
+        is_void = all(valid.get(name) != entry.source for name, entry in record.kernels.items())
+        if outcome.kernel is not None or not (record.busy or is_void):  # else it is as if nobody had measured there
             group.points.append(Point(key.dims, outcome.kernel or "", outcome.why, outcome.ratio))
-            group.records.append(record)
-        else:  # as if it were not there: it stands between no two others
-            group.records.append(record)
+        else:
+            group.unused.append(Point(key.dims, "", outcome.why))
+
+    def _digests(self, record: Record) -> Mapping[str, str]:
+        """The sources of a record's kernels as they are now; not of those that are not here."""
+        return {name: source_digest(self._kernels[name]) for name in record.kernels if name in self._kernels}
 
     def _order(self, record: Record) -> list[str]:
         """The kernels that serve the record's call, as priorities have them."""

@@ -22,7 +22,7 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A measured size and its winner; empty where the measurement decided nothing, ``ratio`` over the default's time."""
+    """A measured size and its winner, empty where nothing was decided; ``ratio`` is its time over the default's."""
 
     dims: Mapping[str, int]
     winner: str
@@ -98,7 +98,7 @@ def _joins(name: str, low: Piece, high: Piece, places: _Places) -> bool:
 
 
 def gaps(found: Sequence[Piece], dims: Mapping[str, int]) -> Iterator[str]:
-    """Why nothing that was measured holds for these sizes, dimension by dimension; nothing where no row of it is near."""
+    """Why nothing that was measured holds for these sizes, dimension by dimension, where boxes differ in that alone."""
     for name, size in dims.items():
         row = sorted((p for p in found if name in p.bounds and p.covers(dims, but=name)), key=lambda p: p.bounds[name])
         if not row:
