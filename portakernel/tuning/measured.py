@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from portakernel.claims.request import PLAIN_FACTS, Phase, Request, asked_features
@@ -12,7 +12,7 @@ from portakernel.contracts import contracts
 from portakernel.host.distributions import installed_version
 from portakernel.registry.kernel import Kernel
 from portakernel.tuning.choices import Choice, Choices
-from portakernel.tuning.key import Key, Kind, Regime
+from portakernel.tuning.key import Kind, Regime
 from portakernel.tuning.pieces import Piece, Point, gaps, pieces
 from portakernel.tuning.ranking import Bounds, decide
 from portakernel.tuning.record import Record
@@ -75,6 +75,7 @@ class Measured:
         self._roots, self._op, self._units, self._regime = tuple(roots), op, units, regime
         self._target = Target.parse(target)
         self._kernels, self._spaces = {kernel.name: kernel for kernel in kernels}, spaces
+        self._requests: dict[str, Request] = {}
         self._groups: dict[tuple[str, tuple[str, ...]], _Group] = {}
         stores = [read(folder_of(root, target, units), op).records for root in self._roots]
         for text in dict.fromkeys(text for records in stores for text in records):
@@ -130,7 +131,10 @@ class Measured:
 
     def _order(self, record: Record) -> list[str]:
         """The kernels that serve the record's call, as priorities have them."""
-        request = _request(record.key, self._target)
+        kind = record.key.kind
+        if (request := self._requests.get(kind.text)) is None:
+            request = self._requests[kind.text] = _request(kind, self._target)
+        request = replace(request, dims=record.key.dims)
         known = [kernel for name, kernel in self._kernels.items() if name in record.kernels]
         first = max((kernel.priority.of(request) for kernel in known if _tier(kernel) == _FIRST_PARTY), default=-1)
         known += [kernel for kernel in self._kernels.values() if self._is_new(kernel, record, request, first)]
@@ -161,9 +165,9 @@ def _tier(kernel: Kernel) -> int:
     return _REFERENCE if kernel.is_reference else _FIRST_PARTY if kernel.first_party else _THIRD_PARTY
 
 
-def _request(key: Key, target: Target) -> Request:
-    """A request of the key's kind and sizes. Of memory it says nothing where the key's is not plain."""
-    kind, contract = key.kind, contracts()[key.kind.op]
+def _request(kind: Kind, target: Target) -> Request:
+    """A request of this kind, without sizes. Of memory it says nothing where the kind's is not plain."""
+    contract = contracts()[kind.op]
     placed = {p.name: kind.formats.get(p.of or p.name) for p in contract.parameters if p.kind == "format"}
     placed |= {p.name: kind.dtypes.get(p.name) for p in contract.parameters if p.kind == "dtype"}
     given = {name: value for name, value in (placed | dict(kind.features)).items() if value is not None}
@@ -175,7 +179,6 @@ def _request(key: Key, target: Target) -> Request:
         op=kind.op,
         target=target,
         dtypes=kind.dtypes,
-        dims=key.dims,
         facts={} if kind.layout else plain,
         features=asked_features(contract, values, present),
         formats=kind.formats,
