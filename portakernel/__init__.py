@@ -16,13 +16,25 @@ if TYPE_CHECKING:
     from portakernel import errors, masks, ops, paging
 
     __version__: str
-    from portakernel.api import bind, explain, load_policy, plugins, policy, set_policy, stats, targets, use, warmup
+    from portakernel.api import (
+        bind,
+        explain,
+        load_policy,
+        plugins,
+        policy,
+        record,
+        set_policy,
+        stats,
+        targets,
+        use,
+        warmup,
+    )
     from portakernel.manifest.api_version import PLUGIN_API
     from portakernel.warming.outcome import Call
 
 __all__ = [
     "PLUGIN_API", "Call", "bind", "errors", "explain", "load_policy", "masks", "ops", "paging", "plugins", "policy",
-    "set_policy", "stats", "targets", "use", "warmup",
+    "record", "set_policy", "stats", "targets", "use", "warmup",
 ]  # fmt: skip
 
 

@@ -101,6 +101,12 @@ VARIABLES: tuple[Variable, ...] = (
         "the cache of compiled kernels, whenever it is opened",
     ),
     Variable(
+        "PORTAKERNEL_RECORD",
+        "A file to write at exit: which kinds of calls were made, and how often.",
+        f"a path; {_HOME}",
+        "each op, when it is first used",
+    ),
+    Variable(
         "PORTAKERNEL_TUNING_DIR",
         "The folder that keeps what `portakernel tune` measured.",
         f"a path; {_HOME}",
@@ -133,6 +139,7 @@ class Config:
     log: str | None = None
     cache_dir: str | None = None
     cache_mib: int = _CACHE_MIB
+    record: str | None = None
     tuning_dir: str | None = None
     patience_s: int = _PATIENCE_S
     strangers: tuple[str, ...] = ()
@@ -186,6 +193,7 @@ class Config:
             log=next(iter(log or ()), None),
             cache_dir=os.path.expanduser(text("CACHE_DIR")) or None,
             cache_mib=cache_mib or 0,
+            record=os.path.expanduser(text("RECORD")) or None,
             tuning_dir=os.path.expanduser(text("TUNING_DIR")) or None,
             patience_s=patience_s or 0,
             strangers=unknown_variables(values),

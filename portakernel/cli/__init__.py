@@ -47,6 +47,7 @@ COMMANDS: Mapping[str, str] = {
     "build": "portakernel.cli.build",
     "warmup": "portakernel.cli.warmup",
     "bench": "portakernel_kit.cli.bench.command",
+    "record": "portakernel.cli.record",
     "tune": "portakernel_kit.cli.tune",
     "cache": "portakernel.cli.cache",
     "demo": "portakernel_kit.demo.command",
