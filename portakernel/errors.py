@@ -137,6 +137,17 @@ class PolicyFileError(ConfigError):
         super().__init__(head + "\n".join(self.problems))
 
 
+class PlanError(ConfigError):
+    """A plan that is refused, whole: every place where its form, its names or its kernels' sources are not as asked."""
+
+    def __init__(self, path: str, problems: Sequence[str], *, named_by: str = "") -> None:
+        self.path = path
+        self.problems = tuple(one_line(problem) for problem in problems if problem)  # an empty one follows from another
+        self.named_by = named_by
+        head = f"{named_by}: this plan is refused, and nothing of it is followed:\n" if named_by else ""
+        super().__init__(head + "\n".join(self.problems))
+
+
 class NoKernelError(PortakernelError, NotImplementedError):
     """No kernel can serve a request; carries the whole decision."""
 
