@@ -8,14 +8,12 @@ elsewhere in the package leaves it as it is.
 from __future__ import annotations
 
 import ast
-import functools
 import hashlib
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from portakernel.host.regular_file import read_regular
-from portakernel.registry.kernel import Kernel
 from portakernel.registry.plugin_manager import Package
 from portakernel.registry.source_files import imported, parsed, source_of
 
@@ -73,12 +71,3 @@ def _modules(node: ast.stmt) -> Iterator[str]:
 
 def _is_python(path: Path) -> bool:
     return path.suffix == ".py" or path.suffix in _LEFT_OUT or path.name == "plugin.yaml"
-
-
-@functools.cache
-def source_digest(kernel: Kernel) -> str:
-    """The digest of a kernel's source."""
-    entries = tuple(filter(None, (kernel.entry, kernel.backward)))
-    package = kernel.package or Package(kernel.plugin, "portakernel", "portakernel", "", Path(__file__).parents[1])
-    modules = (kernel.distributions.get(module, module) for module in kernel.requires)
-    return digest(package, entries, tuple(sorted(set(modules))))
