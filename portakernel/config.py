@@ -101,6 +101,12 @@ VARIABLES: tuple[Variable, ...] = (
         "the cache of compiled kernels, whenever it is opened",
     ),
     Variable(
+        "PORTAKERNEL_TUNING_DIR",
+        "The folder that keeps what `portakernel tune` measured.",
+        f"a path; {_HOME}",
+        "what reads or writes measurements, whenever it does",
+    ),
+    Variable(
         "PORTAKERNEL_PATIENCE_S",
         "How long a plugin's import, hook or probe may take, in seconds; 0: without end.",
         f"a whole number, 0 or more [default: {_PATIENCE_S}]",
@@ -127,6 +133,7 @@ class Config:
     log: str | None = None
     cache_dir: str | None = None
     cache_mib: int = _CACHE_MIB
+    tuning_dir: str | None = None
     patience_s: int = _PATIENCE_S
     strangers: tuple[str, ...] = ()
 
@@ -179,6 +186,7 @@ class Config:
             log=next(iter(log or ()), None),
             cache_dir=os.path.expanduser(text("CACHE_DIR")) or None,
             cache_mib=cache_mib or 0,
+            tuning_dir=os.path.expanduser(text("TUNING_DIR")) or None,
             patience_s=patience_s or 0,
             strangers=unknown_variables(values),
         )

@@ -15,7 +15,7 @@ from packaging.version import InvalidVersion
 from portakernel.claims.capability import ReasonCode, Rejection
 from portakernel.claims.request import Request
 from portakernel.errors import CaptureError, PortakernelError
-from portakernel.host.distributions import find_folder, providers, version
+from portakernel.host.distributions import installed_version as installed_version  # noqa: PLC0414 - read here by name
 from portakernel.host.foreign import Raised, Returned, call_bounded, call_contained
 from portakernel.host.forks import unsplit
 from portakernel.host.locks import KeyedLocks
@@ -212,22 +212,3 @@ def required(kernel: Kernel) -> Iterator[tuple[str, str, str | None]]:
     """The modules that ``kernel`` needs, in which versions, and the version that is installed, if any."""
     for module, specifier in kernel.requires.items():
         yield module, specifier, installed_version(module, kernel.distributions.get(module, ""))
-
-
-@functools.lru_cache(maxsize=256)
-def installed_version(module: str, distribution: str = "") -> str | None:
-    """The version of the distribution that provides the import name ``module``; None when it cannot be imported.
-
-    ``distribution`` is its name where it is known to be another: to find that out reads the files of all that is
-    installed.
-
-    Raises:
-        OSError: what is installed cannot be read at this moment.
-    """
-    if find_folder(module) is None:
-        return None
-    for name in (distribution or module, module):
-        if (known := version(name)) is not None:
-            return known
-    names = providers().get(module, [])
-    return (version(names[0]) if names else None) or "0"

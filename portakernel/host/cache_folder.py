@@ -30,6 +30,12 @@ class CacheWarning(PortakernelWarning):
     """A folder with compiled code cannot be used as it is; what serves instead."""
 
 
+def default_folder() -> str:
+    """Where portakernel keeps things, if nobody says otherwise; it begins with ``~`` for a user without a home."""
+    root = os.environ.get("XDG_CACHE_HOME", "")
+    return os.path.join(root if os.path.isabs(root) else os.path.expanduser("~/.cache"), "portakernel")
+
+
 def is_the_folders(error: OSError) -> bool:
     """Whether an error is one of those by which a folder refuses what is written into it."""
     return error.errno in _REASONS

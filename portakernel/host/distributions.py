@@ -251,6 +251,25 @@ def find_folder(module: str) -> Path | None:
     return Path(origin).parent if origin else None
 
 
+@functools.lru_cache(maxsize=256)
+def installed_version(module: str, distribution: str = "") -> str | None:
+    """The version of the distribution that provides the import name ``module``; None when it cannot be imported.
+
+    ``distribution`` is its name where it is known to be another: to find that out reads the files of all that is
+    installed.
+
+    Raises:
+        OSError: what is installed cannot be read at this moment.
+    """
+    if find_folder(module) is None:
+        return None
+    for name in (distribution or module, module):
+        if (known := version(name)) is not None:
+            return known
+    names = providers().get(module, [])
+    return (version(names[0]) if names else None) or "0"
+
+
 def _find_spec(name: str, path: Sequence[str] | None) -> importlib.machinery.ModuleSpec | None:
     for finder in sys.meta_path:
         try:

@@ -27,7 +27,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from portakernel.config import Config
-from portakernel.host.cache_folder import CacheWarning, described, distrust, make_folder, trouble
+from portakernel.host.cache_folder import CacheWarning, default_folder, described, distrust, make_folder, trouble
 from portakernel.host.call_site import callers_level
 from portakernel.host.locks import make_lock
 from portakernel.host.private_folder import in_use, make_private, remove_abandoned
@@ -255,7 +255,7 @@ def _remove(path: Path) -> None:
 def cache() -> Cache:
     """This process's cache, as the environment says now."""
     config = Config.from_environment()
-    folder = config.cache_dir or _default_folder()
+    folder = config.cache_dir or default_folder()
     # in a home directory that there is not it stays as it is written, for `distrust`
     return _cache(folder if folder.startswith("~/") else os.path.abspath(folder), config.cache_mib)
 
@@ -263,8 +263,3 @@ def cache() -> Cache:
 @lru_cache(maxsize=16)
 def _cache(folder: str, mib: int) -> Cache:
     return Cache(Path(folder), mib << 20)
-
-
-def _default_folder() -> str:
-    root = os.environ.get("XDG_CACHE_HOME", "")
-    return os.path.join(root if os.path.isabs(root) else os.path.expanduser("~/.cache"), "portakernel")

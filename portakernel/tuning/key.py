@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -50,7 +50,18 @@ class Kind:
     @property
     def text(self) -> str:
         """The kind as JSON, the same for equal kinds."""
-        return canonical(asdict(self))
+        return canonical(self.parts())
+
+    def parts(self) -> dict[str, Any]:
+        """The kind as JSON-ready data, by name."""
+        return {
+            "op": self.op,
+            "phase": self.phase,
+            "dtypes": dict(self.dtypes),
+            "formats": dict(self.formats),
+            "features": dict(self.features),
+            "layout": list(self.layout),
+        }
 
     @classmethod
     def of(cls, request: Request, kernels: Iterable[Kernel]) -> Kind:
@@ -89,7 +100,8 @@ class Key:
     @property
     def text(self) -> str:
         """The key as JSON, the same for equal keys."""
-        return canonical(asdict(self))
+        parts = {"target": self.target, "units": self.units, "regime": str(self.regime), "dims": dict(self.dims)}
+        return canonical({**self.kind.parts(), **parts})
 
 
 def _layout(request: Request, limits: Iterable[Limit]) -> tuple[str, ...]:

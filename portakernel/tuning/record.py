@@ -6,18 +6,20 @@ Times are of one machine; what is decided by them names kernels and their source
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from portakernel.tuning.key import Key, Kind, Regime, canonical
 
 VERSION = 1
 # The longest line that is written, or read.
 MOST_BYTES = 64 << 10
+_INT64 = (1 << 63) - 1
 
 
 class Verdict(StrEnum):
@@ -32,38 +34,17 @@ class Verdict(StrEnum):
     UNJUDGED = "unjudged"  # nothing could say whether it is right; it cannot win
 
 
+# Of these a kernel is not asked again for the same key, while its source is the same.
+ENDED = (Verdict.CRASHED, Verdict.HUNG)
+
+_Positive = Annotated[float, Field(gt=0)]
+_Three = tuple[_Positive, _Positive, _Positive]
+_Word = Annotated[str, Field(max_length=200)]
+_Size = Annotated[int, Field(ge=0, le=_INT64)]
+
+
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class Regime(StrEnum):
-    """How times were taken: the host's own counting or not, inputs in the L2 cache or not."""
-
-    EAGER_COLD = "eager/cold"
-    EAGER_WARM = "eager/warm"
-    GRAPH_COLD = "graph/cold"
-    GRAPH_WARM = "graph/warm"
-
-
-@dataclass(frozen=True, slots=True)
-class Key:
-    """A kind of call on a kind of device; ``units`` are its multiprocessors or compute units."""
-
-    op: str
-    phase: str
-    target: str
-    units: int
-    regime: str
-    dtypes: Mapping[str, str] = field(default_factory=dict[str, str])
-    formats: Mapping[str, str] = field(default_factory=dict[str, str])
-    features: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    layout: Mapping[str, int | str] = field(default_factory=dict[str, "int | str"])
-    dims: Mapping[str, int] = field(default_factory=dict[str, int])
-
-    @property
-    def text(self) -> str:
-        """The key as JSON, the same for equal keys."""
-        return canonical(asdict(self))
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class Entry(_Part):
@@ -73,33 +54,34 @@ class Entry(_Part):
     bound, median and upper bound of the ratio of its time to that one's.
     """
 
-    source: str = Field(max_length=128)
+    source: _Word
     verdict: Verdict = Field(strict=False)
-    us: tuple[float, float, float] | None = Field(default=None, strict=False)
-    rounds: int = Field(default=0, ge=0)
+    us: _Three | None = Field(default=None, strict=False)
+    rounds: int = Field(default=0, ge=0, le=_INT64)
     error: float | None = None
-    against: dict[str, tuple[float, float, float]] = Field(default_factory=dict, strict=False)
+    against: dict[_Word, _Three] = Field(default_factory=dict, strict=False)
     detail: str = Field(default="", max_length=2000)
 
 
 class _Line(_Part):
     v: int
-    op: str
-    phase: str
-    target: str
-    units: int = Field(ge=0)
+    op: _Word
+    phase: _Word
+    target: _Word
+    units: _Size
     regime: Regime = Field(strict=False)
     dtypes: dict[str, str]
     formats: dict[str, str]
     features: dict[str, Any]
-    layout: dict[str, int | str]
-    dims: dict[str, int]
-    contract: str
-    kernels: dict[str, Entry]
-    at: str
-    device: str
-    driver: str
-    torch: str
+    layout: tuple[str, ...] = Field(strict=False)
+    dims: dict[str, _Size]
+    contract: _Word
+    default: _Word
+    kernels: dict[_Word, Entry]
+    at: str = Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?Z$")
+    device: _Word
+    driver: _Word
+    torch: _Word
     busy: bool
 
 
@@ -107,14 +89,16 @@ class _Line(_Part):
 class Record:
     """A key, the digest of the op's contract, kernels by name, and the circumstances.
 
-    ``at`` is the time, in ISO 8601; ``device`` a digest of the card's identity, by which two cards are told apart and
-    none is found. ``busy``: others used the device meanwhile, so that nothing is decided by it.
+    ``default`` is the kernel that priorities picked, against which the others were timed; empty where they picked none.
+    ``at`` is the time, in ISO 8601 and UTC; ``device`` a digest of the card's identity, by which two cards are told
+    apart and none is found. ``busy``: others used the device meanwhile, so that nothing is decided by it.
     """
 
     key: Key
     contract: str
     kernels: Mapping[str, Entry]
     at: str
+    default: str = ""
     device: str = ""
     driver: str = ""
     torch: str = ""
@@ -126,13 +110,29 @@ class Record:
         Raises:
             ValueError: it is longer than ``MOST_BYTES``.
         """
-        body: dict[str, Any] = {"v": VERSION, **asdict(self.key), "contract": self.contract}
-        body["kernels"] = {name: entry.model_dump(mode="json", exclude_defaults=True) for name, entry in self.kernels.items()}
-        body |= {"at": self.at, "device": self.device, "driver": self.driver, "torch": self.torch, "busy": self.busy}
-        text = canonical(body)
+        key = self.key
+        entries = self.kernels.items()
+        text = canonical(
+            {
+                "v": VERSION,
+                **key.kind.parts(),
+                "target": key.target,
+                "units": key.units,
+                "regime": str(key.regime),
+                "dims": dict(key.dims),
+                "contract": self.contract,
+                "default": self.default,
+                "kernels": {name: entry.model_dump(mode="json", exclude_defaults=True) for name, entry in entries},
+                "at": self.at,
+                "device": self.device,
+                "driver": self.driver,
+                "torch": self.torch,
+                "busy": self.busy,
+            }
+        )
         whole = f'{text[:-1]},"sum":"{_sum(text)}"}}\n'
-        if len(whole.encode()) > MOST_BYTES:
-            raise ValueError(f"a record of {self.key.op} has {len(whole.encode())} bytes; at most {MOST_BYTES} are kept")
+        if (size := len(whole.encode())) > MOST_BYTES:
+            raise ValueError(f"a record of {key.kind.op} has {size} bytes; at most {MOST_BYTES} are kept")
         return whole
 
     @classmethod
@@ -147,32 +147,34 @@ class Record:
         if not mark or end != f'{_sum(text + "}")}"}}':
             raise Damaged("it is cut short, or was altered")
         try:
-            found = _Line.model_validate(json.loads(text + "}"))
+            found = _Line.model_validate_json(text + "}")
+            kind = Kind(found.op, found.phase, found.dtypes, found.formats, found.features, found.layout)
+            key = Key(kind, found.target, found.units, found.regime, found.dims)
+            if "NaN" in text or "Infinity" in text:
+                _ = key.text  # raises for a number that JSON has not
         except (ValidationError, ValueError, RecursionError) as error:
             raise Foreign(f"it is of another form: {type(error).__name__}") from error
         if found.v != VERSION:
             raise Foreign(f"it is of form {found.v}; this portakernel reads {VERSION}")
-        values = {name: getattr(found, name) for name in _KEY}
         return cls(
-            Key(**{**values, "regime": str(found.regime)}), found.contract, found.kernels, found.at, found.device,
-            found.driver, found.torch, found.busy,
-        )  # fmt: skip
+            key,
+            found.contract,
+            found.kernels,
+            found.at,
+            found.default,
+            found.device,
+            found.driver,
+            found.torch,
+            found.busy,
+        )
 
 
-_KEY = ("op", "phase", "target", "units", "regime", "dtypes", "formats", "features", "layout", "dims")
-
-
-class Damaged(ValueError):
+class Damaged(ValueError):  # noqa: N818 - a state of a line, as Foreign is
     """A line that is not as it was written."""
 
 
-class Foreign(ValueError):
+class Foreign(ValueError):  # noqa: N818 - a state of a line, as Damaged is
     """A line that somebody else wrote, or another version."""
-
-
-def canonical(data: Any) -> str:
-    """JSON that is the same for equal data."""
-    return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def _sum(text: str) -> str:

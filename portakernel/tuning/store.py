@@ -11,7 +11,7 @@ import os
 import re
 import socket
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +23,9 @@ from portakernel.tuning.record import MOST_BYTES, Damaged, Foreign, Record
 
 # The largest file that is read.
 MOST_FILE_BYTES = 256 << 20
+# How often files are listed again because `compact` put one into another's place meanwhile.
+_MOST_LISTINGS = 10
+_SUFFIX = ".jsonl"
 
 
 def folder_of(root: Path, target: str, units: int) -> Path:
@@ -32,31 +35,82 @@ def folder_of(root: Path, target: str, units: int) -> Path:
 
 @dataclass(slots=True)
 class Found:
-    """What a folder holds of an op: of each key the newest record, and the lines that were passed over, by reason."""
+    """What is kept of an op: of each key the newest record, and the lines that were passed over, by reason."""
 
     records: dict[str, Record] = field(default_factory=dict[str, Record])
     passed_over: Counter[str] = field(default_factory=Counter[str])
 
 
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What all folders of a store hold: records, of how many ops, and the lines that were passed over, by reason."""
+
+    records: int
+    ops: int
+    passed_over: Counter[str]
+
+
 def read(folder: Path, op: str) -> Found:
     """The records of ``op``: whatever lies there, nothing raises. Of equal times the later writer's name wins."""
-    found, place = Found(), {}
-    for path in files_of(folder, op):
-        for record in _records(path, found.passed_over):
-            order = (record.at, path.name)
-            if record.key.op == op and order >= place.get(record.key.text, ("", "")):
-                found.records[record.key.text], place[record.key.text] = record, order
+    found = _read(folder, f"{_word(op)}.*{_SUFFIX}")
+    found.records = {key: record for key, record in found.records.items() if record.key.kind.op == op}
     return found
+
+
+def survey(root: Path) -> Survey:
+    """What a store holds, over all kinds of devices; whatever lies there, nothing raises."""
+    records, ops, passed_over = 0, set[str](), Counter[str]()
+    for folder in folders(root):
+        found = _read(folder, f"*{_SUFFIX}")
+        records += len(found.records)
+        ops.update(record.key.kind.op for record in found.records.values())
+        passed_over += found.passed_over
+    return Survey(records, len(ops), passed_over)
+
+
+def folders(root: Path) -> list[Path]:
+    """The folders of all kinds of devices, in an order that is the same everywhere."""
+    try:
+        return sorted(path for path in root.iterdir() if path.is_dir())
+    except OSError:
+        return []
 
 
 def files_of(folder: Path, op: str) -> list[Path]:
     """The files that hold records of ``op``, in an order that is the same everywhere."""
-    return sorted(folder.glob(f"{_word(op)}.*.jsonl")) if folder.is_dir() else []
+    return _files(folder, f"{_word(op)}.*{_SUFFIX}")
+
+
+def _files(folder: Path, pattern: str) -> list[Path]:
+    return sorted(folder.glob(pattern)) if folder.is_dir() else []
+
+
+def _read(folder: Path, pattern: str) -> Found:
+    """The newest record of each key in files of these names, those included that replace others meanwhile."""
+    for _ in range(_MOST_LISTINGS):
+        try:
+            return _newest(_files(folder, pattern))
+        except FileNotFoundError:
+            continue
+    return Found(passed_over=Counter({"file: it was replaced again and again": 1}))
+
+
+def _newest(paths: Sequence[Path]) -> Found:
+    """Raises FileNotFoundError where a file is gone."""
+    found, places = Found(), dict[str, tuple[str, str]]()
+    for path in paths:
+        for record in _records(path, found.passed_over):
+            key, order = record.key.text, (record.at, path.name)
+            if order >= places.get(key, ("", "")):
+                found.records[key], places[key] = record, order
+    return found
 
 
 def _records(path: Path, passed_over: Counter[str]) -> Iterator[Record]:
     try:
         content = read_regular(path, limit=MOST_FILE_BYTES, follow=False)
+    except FileNotFoundError:
+        raise
     except OSError as error:
         passed_over[f"file: {error.strerror}"] += 1
         return
@@ -81,7 +135,7 @@ class Writer:
         folder.mkdir(parents=True, exist_ok=True)
         stem, number = f"{_word(op)}.{_word(socket.gethostname())}-{os.getpid()}", 0
         while True:
-            path = folder / f"{stem}-{number}.jsonl"
+            path = folder / f"{stem}-{number}{_SUFFIX}"
             self._lock = FileLock(f"{path}.lock")
             try:
                 self._lock.acquire(timeout=0)
@@ -98,11 +152,16 @@ class Writer:
 
         Raises:
             OSError: it cannot be written, whole; what is there of it is passed over.
+            ValueError: it is longer than a record may be.
         """
         line = record.line().encode()
         if os.write(self._file, line) != len(line):
             os.write(self._file, b"\n")
             raise OSError(f"{self.path} took a part of a record: the file system is full?")
+
+    def sync(self) -> None:
+        """Waits until what was written is on the disk."""
+        os.fsync(self._file)
 
     def close(self) -> None:
         """Gives the file up: ``compact`` may take it."""
@@ -113,7 +172,9 @@ class Writer:
     def __enter__(self) -> Writer:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
@@ -132,14 +193,15 @@ def compact(folder: Path, op: str) -> tuple[int, int]:
             except Timeout:
                 continue
             held.append(lock)
-            taken.append(path)
-        newest = _newest(taken)
+            if path.is_file():  # another `compact` may have been here between the listing and the lock
+                taken.append(path)
         if not taken:
             return 0, 0
+        newest = _newest(taken).records
         with Writer(folder, op) as writer:
             for record in newest.values():
                 writer.write(record)
-            os.fsync(writer._file)  # noqa: SLF001 - its own module's
+            writer.sync()
         for path in taken:
             path.unlink(missing_ok=True)
         return len(taken), len(newest)
@@ -147,16 +209,6 @@ def compact(folder: Path, op: str) -> tuple[int, int]:
         for lock in held:
             lock.release()
             Path(lock.lock_file).unlink(missing_ok=True)
-
-
-def _newest(paths: list[Path]) -> Mapping[str, Record]:
-    found: dict[str, tuple[tuple[str, str], Record]] = {}
-    for path in paths:
-        for record in _records(path, Counter()):
-            order = (record.at, path.name)
-            if order >= found.get(record.key.text, (("", ""), record))[0]:
-                found[record.key.text] = order, record
-    return {key: record for key, (_, record) in found.items()}
 
 
 def _word(text: str) -> str:

@@ -25,6 +25,8 @@ from portakernel.contracts import contract
 from portakernel.deciding.asking import ask
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.runtime import dispatcher
+from portakernel.tuning.key import Key, Kind, Regime
+from portakernel.tuning.record import Record
 from portakernel.words.target import Device, Target
 
 RAISING = """\
@@ -266,6 +268,20 @@ def test_a_plugins_kernels_are_counted_by_what_keeps_them_from_serving_here() ->
         f" 1 waiting for a module {here}, 1 switched off {here}, 1 not usable {here}"
     ) in found
     assert "all for other devices than those here" in found
+
+
+def test_lines_of_the_store_that_are_no_records_are_counted(
+    run: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = Key(Kind("add", "inference", {"x": "float32"}), "cpu:x86_64", 2, Regime.EAGER_COLD, {"N": 8})
+    whole = Record(key, "9f1c", {}, "2026-11-27T00:00:00Z").line()
+    folder = tmp_path / "cpu_x86_64-2"
+    folder.mkdir()
+    (folder / "add.host-1-0.jsonl").write_text(whole + whole[:40] + "\n{}\n")
+    monkeypatch.setenv("PORTAKERNEL_TUNING_DIR", str(tmp_path))
+    shown = run("doctor").stdout
+    text = f"tuning records: 1 of 1 op; 2 lines passed over (2 cut short, or altered), in {tmp_path}"
+    assert text in " ".join(shown.split())
 
 
 def test_a_plugin_that_is_switched_off_is_said_to_be(run: Callable, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from portakernel.registry.registry import Registry
 
 NAMES = [
     *("USE", "PREFER", "DENY", "REQUIRE", "REFERENCE", "COMPILED", "PLUGINS", "POLICY"),
-    *("DISABLE", "CHECKS", "LOG", "CACHE_DIR", "CACHE_MIB", "PATIENCE_S"),
+    *("DISABLE", "CHECKS", "LOG", "CACHE_DIR", "CACHE_MIB", "TUNING_DIR", "PATIENCE_S"),
 ]
 ROOT = Path(__file__).parents[2]
 # Macros of the CUTLASS plugin's C++.
@@ -88,6 +88,11 @@ def test_a_size_of_the_cache_that_is_no_number_is_refused_in_our_own_words(text)
     with pytest.raises(ConfigError) as caught:
         Config.from_environment({"PORTAKERNEL_CACHE_MIB": text})
     assert str(caught.value) == f"PORTAKERNEL_CACHE_MIB is {shown!r}; give a whole number, 0 or more"
+
+
+def test_measurements_have_a_folder_of_their_own():
+    assert Config.from_environment({"PORTAKERNEL_TUNING_DIR": " /var/tuning "}).tuning_dir == "/var/tuning"
+    assert Config.from_environment({}).tuning_dir is None
 
 
 def test_a_policy_file_is_named_by_its_path_and_several_by_theirs():

@@ -1,4 +1,4 @@
-"""Records and where they are kept: many writers at once, killed at any moment; lines that are torn, foreign or hostile."""
+"""Records and where they are kept: many writers at once, killed at any moment; torn, foreign, hostile lines."""
 
 from __future__ import annotations
 
@@ -6,25 +6,31 @@ import json
 import multiprocessing
 import os
 import random
+import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from portakernel.tuning.record import MOST_BYTES, Damaged, Entry, Foreign, Key, Record, Verdict
-from portakernel.tuning.store import Writer, compact, files_of, folder_of, read
+from portakernel.tuning.key import Key, Kind, Regime, canonical
+from portakernel.tuning.record import MOST_BYTES, Damaged, Entry, Foreign, Record, Verdict
+from portakernel.tuning.store import Writer, compact, files_of, folder_of, read, survey
 
-KEY = Key("rms_norm", "inference", "nvidia:sm_90", 132, "graph/cold", {"x": "bfloat16"}, dims={"M": 64, "N": 4096})
+KIND = Kind("rms_norm", "inference", {"x": "bfloat16"})
+KEY = Key(KIND, "nvidia:sm_90", 132, Regime.GRAPH_COLD, {"M": 64, "N": 4096})
 
 
 def entry(**more: Any) -> Entry:
-    return Entry(**{"source": "c718", "verdict": Verdict.RIGHT, "us": (4.9, 5.0, 5.1), "rounds": 25, "error": 0.3, **more})
+    return Entry(
+        **{"source": "c718", "verdict": Verdict.RIGHT, "us": (4.9, 5.0, 5.1), "rounds": 25, "error": 0.3, **more}
+    )
 
 
 def record(rows: int = 64, at: str = "2026-11-27T00:00:00Z", **more: Any) -> Record:
-    key = Key(**{**{name: getattr(KEY, name) for name in Key.__slots__}, "dims": {"M": rows, "N": 4096}})
+    key = replace(KEY, dims={"M": rows, "N": 4096})
     kernels = {"triton.rms_norm": entry(), "acme.rms_norm": entry(verdict=Verdict.WRONG, us=None, detail="y[3, 17]")}
-    return Record(key, "9f1c", kernels, at, device="uuid", driver="580", torch="2.11.0", **more)
+    return Record(key, "9f1c", kernels, at, "triton.rms_norm", device="uuid", driver="580", torch="2.11.0", **more)
 
 
 def test_a_line_is_the_record_that_made_it():
@@ -36,7 +42,7 @@ def test_a_line_is_the_record_that_made_it():
 
 
 def test_the_order_of_what_a_key_holds_makes_no_other_key():
-    other = Key(*(getattr(KEY, name) for name in Key.__slots__[:-1]), dims={"N": 4096, "M": 64})
+    other = replace(KEY, dims={"N": 4096, "M": 64})
     assert other.text == KEY.text
 
 
@@ -57,20 +63,27 @@ def test_a_record_that_is_too_long_is_not_written(tmp_path):
 
 
 def test_of_a_key_the_newest_record_is_used_whatever_the_order_of_files(tmp_path):
-    for at in ("2026-01-02", "2026-01-03", "2026-01-01"):
+    for day in (2, 3, 1):
         with Writer(tmp_path, "rms_norm") as writer:
-            writer.write(record(at=at))
-    assert [found.at for found in read(tmp_path, "rms_norm").records.values()] == ["2026-01-03"]
+            writer.write(record(at=f"2026-01-0{day}T00:00:00Z"))
+    assert [found.at[:10] for found in read(tmp_path, "rms_norm").records.values()] == ["2026-01-03"]
+
+
+OTHER = "of another form"
+
+
+def resummed(line: str) -> str:
+    """A line with the sum of what it holds now."""
+    text = line.rpartition(',"sum":"')[0]
+    return f'{text},"sum":"{zlib.crc32((text + "}").encode()):08x}"}}\n'
 
 
 def rewritten(line: str, change: dict[str, Any]) -> str:
     """A whole line of another form."""
-    from portakernel.tuning import record as module
-
     body = {**json.loads(line), **change}
     body.pop("sum")
-    text = module.canonical({name: value for name, value in body.items() if value is not ...})
-    return f'{text[:-1]},"sum":"{module._sum(text)}"}}\n'
+    text = canonical({name: value for name, value in body.items() if value is not ...})
+    return resummed(f'{text[:-1]},"sum":"')
 
 
 HOSTILE = {
@@ -80,15 +93,30 @@ HOSTILE = {
     "zeros": (lambda line: "\0" * 100 + "\n", "cut short, or altered"),
     "other bytes": (lambda line: b"\xff\xfe{}\n", "cut short, or altered"),
     "too long": (lambda line: "x" * MOST_BYTES + "\n", "longer than a record may be"),
-    "another version": (lambda line: rewritten(line, {"v": 2}), "of another form"),
-    "a key more": (lambda line: rewritten(line, {"more": 1}), "of another form"),
-    "a key less": (lambda line: rewritten(line, {"contract": ...}), "of another form"),
-    "another verdict": (lambda line: rewritten(line, {"kernels": {"a.b": {"source": "c", "verdict": "fine"}}}), "of another form"),
+    "another version": (lambda line: rewritten(line, {"v": 2}), OTHER),
+    "a key more": (lambda line: rewritten(line, {"more": 1}), OTHER),
+    "a key less": (lambda line: rewritten(line, {"contract": ...}), OTHER),
+    "another verdict": (lambda line: rewritten(line, {"kernels": {"a.b": {"source": "c", "verdict": "fine"}}}), OTHER),
     "times as words": (
         lambda line: rewritten(line, {"kernels": {"a.b": {"source": "c", "verdict": "right", "us": ["1", "2", "3"]}}}),
-        "of another form",
+        OTHER,
     ),
-    "nested": (lambda line: rewritten(line, {"features": {"a": "[" * 20000}}), ""),
+    "a long text": (lambda line: rewritten(line, {"features": {"a": "[" * 20000}}), ""),
+    "nested": (
+        lambda line: resummed(line.replace('"features":{}', '"features":' + '{"a":' * 5000 + "1" + "}" * 5000)),
+        OTHER,
+    ),
+    "no number": (lambda line: resummed(line.replace('"features":{}', '"features":{"a":NaN}')), OTHER),
+    "no JSON, summed": (lambda line: resummed(line.replace('"dims":', '"dims"')), OTHER),
+    "a time below zero": (lambda line: resummed(line.replace("4.9,", "-4.9,")), OTHER),
+    "a time without end": (lambda line: resummed(line.replace("4.9,", "1e999,")), OTHER),
+    "a size below zero": (lambda line: resummed(line.replace('"N":4096', '"N":-1')), OTHER),
+    "a size beyond 64 bits": (lambda line: resummed(line.replace('"N":4096', f'"N":{1 << 64}')), OTHER),
+    "a size of digits without end": (lambda line: resummed(line.replace('"N":4096', f'"N":{"9" * 9000}')), OTHER),
+    "a fraction for a size": (lambda line: resummed(line.replace('"N":4096', '"N":4096.5')), OTHER),
+    "another regime": (lambda line: rewritten(line, {"regime": "graph/hot"}), OTHER),
+    "a time that is none": (lambda line: rewritten(line, {"at": "tomorrow"}), OTHER),
+    "a list": (lambda line: resummed("[" + line), OTHER),
 }
 
 
@@ -122,6 +150,40 @@ def test_another_op_s_records_are_not_this_one_s(tmp_path):
         writer.write(record())
     assert read(tmp_path, "rms_norm").records == {}
     assert folder_of(tmp_path, "nvidia:sm_90", 132).name == "nvidia_sm_90-132"
+
+
+def test_a_survey_counts_what_all_folders_hold_and_what_was_passed_over(tmp_path):
+    for units, lines in (
+        (132, [record(1).line(), "{}\n"]),
+        (78, [record(1).line(), rewritten(record().line(), {"v": 2})]),
+    ):
+        folder = folder_of(tmp_path, "nvidia:sm_90", units)
+        folder.mkdir()
+        (folder / "rms_norm.host-1-0.jsonl").write_text("".join(lines))
+    found = survey(tmp_path)
+    assert (found.records, found.ops) == (2, 1)
+    assert dict(found.passed_over) == {"cut short, or altered": 1, OTHER: 1}
+    assert survey(tmp_path / "nowhere").records == 0
+
+
+def test_a_reader_misses_nothing_of_a_file_that_is_put_into_another_meanwhile(tmp_path, monkeypatch):
+    from portakernel.tuning import store
+
+    with Writer(tmp_path, "rms_norm") as writer:
+        writer.write(record(1))
+    listings = []
+
+    def listed(folder: Path, pattern: str) -> list[Path]:
+        found = sorted(folder.glob(pattern))
+        if not listings:
+            listings.append(found)
+            assert compact(folder, "rms_norm") == (1, 1)
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "_files", listed)
+        patched.setattr(store, "files_of", lambda folder, op: sorted(folder.glob(f"{op}.*.jsonl")))
+        assert len(read(tmp_path, "rms_norm").records) == 1
 
 
 def write_many(folder: Path, first: int, count: int, done: Any) -> None:

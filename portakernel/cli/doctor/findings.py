@@ -14,7 +14,7 @@ from portakernel.cli.advice import advice, pip_command
 from portakernel.cli.doctor.absence import absence
 from portakernel.cli.doctor.diagnosis import Coverage, Diagnosis, PhaseCoverage, Readiness, environment, resting_for
 from portakernel.cli.doctor.faults import location, remedy
-from portakernel.config import VARIABLES, unknown_variables
+from portakernel.config import VARIABLES, Config, unknown_variables
 from portakernel.deciding.policies import Scope
 from portakernel.deciding.process_wishes import DOUBT_REMEDY
 from portakernel.deciding.readiness import installed_version
@@ -23,6 +23,8 @@ from portakernel.manifest.models import Requires
 from portakernel.native.code_cache import cache
 from portakernel.registry.plugin_manager import Package
 from portakernel.tensors import torch_build
+from portakernel.tuning.place import own_root
+from portakernel.tuning.store import survey
 from portakernel.words.target import Device
 
 # healthy    all is well
@@ -169,6 +171,23 @@ def policies(diagnosis: Diagnosis) -> Iterator[Finding]:
         yield _fulfilled(str(error), near=is_near(error))
 
 
+def measurements(diagnosis: Diagnosis) -> Iterator[Finding]:
+    """What the store of measurements holds, and the lines in it that are no records."""
+    if diagnosis.config_error is not None:
+        return
+    root = own_root(Config.from_environment().tuning_dir)
+    kept = survey(root)
+    if not kept.records and not kept.passed_over:
+        return
+    what = f"tuning records: {kept.records} of {kept.ops} op{'s' * (kept.ops != 1)}"
+    if not (lost := sum(kept.passed_over.values())):
+        yield Finding("healthy", f"{what}, in {root}")
+        return
+    reasons = "; ".join(f"{count} {reason}" for reason, count in sorted(kept.passed_over.items()))
+    what = f"{what}; {lost} line{'s' * (lost != 1)} passed over ({reasons}), in {root}"
+    yield Finding("attention", what, "`portakernel tune --compact` leaves them out; `tune` measures again what is lost")
+
+
 def impostors(diagnosis: Diagnosis) -> Iterator[Finding]:
     """Packages that call themselves portakernel, and do not lie where portakernel's own do."""
     for package in diagnosis.dispatcher.registry.manager.packages:
@@ -208,6 +227,7 @@ EXAMINATIONS: tuple[Callable[[Diagnosis], Iterator[Finding]], ...] = (
     missing,
     variables,
     policies,
+    measurements,
     impostors,
     slow,
     unreadable,

@@ -322,7 +322,7 @@ def test_a_check_that_returns_no_rejection_does_not_break_the_decision(world, re
 
 
 def test_a_distribution_that_is_named_is_found_without_reading_all_that_is_installed(monkeypatch):
-    monkeypatch.setattr("portakernel.deciding.readiness.providers", lambda: pytest.fail("reads all that is installed"))
+    monkeypatch.setattr("portakernel.host.distributions.providers", lambda: pytest.fail("reads all that is installed"))
     installed_version.cache_clear()
     assert installed_version("yaml", "PyYAML") == version("PyYAML")
     assert installed_version("packaging", "no-such-distribution") == version("packaging")
