@@ -81,7 +81,7 @@ class _Part(BaseModel):
 
 
 class PinPart(_Part):
-    """A kernel's source, and the distributions that it was with."""
+    """A kernel's source, and the versions of the modules that it was with."""
 
     source: Annotated[str, _written(_SOURCE, "8 to 64 hex digits in quotes, such as 'c71877364d68'")]
     requires: dict[str, str] = Field(default_factory=dict)

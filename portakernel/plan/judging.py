@@ -95,4 +95,4 @@ def notes_on(plan: Plan, places: Collection[Place], registry: Registry, source_o
             claimed = {str(limit) for kernel in registry.for_op(op) for limit in kernel.limits()}
             for text in entry.layout:
                 if text not in claimed:
-                    yield f"{plan.label}:{entry.line}: no kernel of {op} here sets {text!r}: no call is of this kind"
+                    yield f"{plan.name}:{entry.line}: no kernel of {op} here sets {text!r}: no call is of this kind"

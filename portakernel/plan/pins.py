@@ -1,21 +1,19 @@
-"""What a plan pins of a kernel: its source, and the versions of the distributions that it needs."""
+"""What a plan pins of a kernel: its source, and the versions of what its manifest requires."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from portakernel.host.distributions import version
 from portakernel.plan.plan import Pin
 from portakernel.registry.kernel import Kernel
-from portakernel.tuning.sources import source_digest
+from portakernel.tuning.sources import source_digest, versions
 
 SourceOf = Callable[[Kernel], str]
 
 
 def pin(kernel: Kernel, source_of: SourceOf = source_digest) -> Pin:
     """The pin of a kernel as it is here."""
-    names = {kernel.distributions.get(module, module) for module in kernel.requires}
-    return Pin(source_of(kernel), {name: found for name in sorted(names) if (found := version(name))})
+    return Pin(source_of(kernel), {name: found for name, found in versions(kernel).items() if found})
 
 
 def mismatch(pinned: Pin, here: Pin) -> str:
@@ -27,7 +25,7 @@ def mismatch(pinned: Pin, here: Pin) -> str:
 
 
 def other_versions(pinned: Pin, here: Pin) -> list[str]:
-    """Each distribution whose version is another one than in the plan."""
+    """Each module whose version is another one than in the plan."""
     return [
         f"{name} is {here.requires.get(name, 'not installed')} here, and {found} in the plan"
         for name, found in pinned.requires.items()

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from portakernel.claims.request import format_values
 from portakernel.contracts import contracts
@@ -25,8 +25,7 @@ WORDS = ("dtype", "dtypes", "phase", "formats", "features", "layout", "use")
 _PLACE = re.compile(r"(.+)/([1-9][0-9]{0,5})")
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Place:
+class Place(NamedTuple):
     """A kind of device, written ``nvidia:sm_90/132``: its target and its multiprocessors or compute units."""
 
     target: str
@@ -51,7 +50,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """The source of a kernel, as a digest, and the versions of the distributions that it was with."""
+    """The source of a kernel, as a digest, and the versions of what its manifest requires, by module."""
 
     source: str
     requires: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -140,11 +139,11 @@ class Entry:
         return data | {name: list(bounds) for name, bounds in plain(self.bounds).items()} | {"use": self.kernel}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """What a plan says, whichever machine reads it.
+    """What a plan says, whichever machine reads it. Compared by identity; ``digest`` says whether two decide the same.
 
-    ``label`` is how reasons name it, ``notes`` what is otherwise than where it was made and no reason to refuse it.
+    ``name`` is how reasons name it, ``notes`` what is otherwise than where it was made and no reason to refuse it.
     """
 
     parts: Mapping[Place, Mapping[str, tuple[Entry, ...]]]
@@ -152,8 +151,13 @@ class Plan:
     lock: Lock = "listed"
     regime: Regime = Regime.GRAPH_COLD
     made_with: Mapping[Place, MadeWith] = field(default_factory=dict[Place, MadeWith])
-    label: str = field(default="plan.yaml", compare=False)
-    notes: tuple[str, ...] = field(default=(), compare=False)
+    name: str = "plan.yaml"
+    notes: tuple[str, ...] = ()
+
+    @property
+    def locked(self) -> bool:
+        """Whether a call that it does not cover is an error."""
+        return self.lock == "everything"
 
     @property
     def digest(self) -> str:
@@ -175,10 +179,14 @@ class Plan:
                 for entry in entries:
                     yield place, op, entry
 
-    def choices(self, op: str, target: str, units: int | None) -> Choices:
-        """The choices for ``op`` on devices of this target with so many units; none where it has no such part."""
-        entries = self.parts.get(Place(target, units), {}).get(op, ()) if units is not None else ()
+    def places(self) -> tuple[Place, ...]:
+        """The kinds of devices that it has a part for."""
+        return tuple(self.parts)
+
+    def choices(self, op: str, place: tuple[str, int]) -> Choices:
+        """The choices for ``op`` on one kind of device, a target with its units; none where it has no such part."""
+        entries = self.parts.get(Place(*place), {}).get(op, ())
         return Choices(
-            Choice(entry.kernel, entry.kind(op), entry.bounds, f"{self.label}:{entry.line}", entry.comment)
+            Choice(entry.kernel, entry.kind(op), entry.bounds, f"{self.name}:{entry.line}", entry.comment)
             for entry in entries
         )

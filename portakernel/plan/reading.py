@@ -127,7 +127,7 @@ def _plan(read: PlanDocument, document: Document, found: list[Problem], comments
         except ArgumentValueError as error:
             found.append((("made_with", text), str(error)))
     pins = {name: Pin(pinned.source, dict(pinned.requires)) for name, pinned in read.kernels.items()}
-    return Plan(parts, pins, read.lock, Regime(read.regime), made_with, label=one_line(Path(document.path).name))
+    return Plan(parts, pins, read.lock, Regime(read.regime), made_with, name=one_line(Path(document.path).name))
 
 
 def _entry(read: EntryPart, line: int, comment: str) -> Entry:

@@ -15,7 +15,7 @@ from portakernel.contract import Contract
 from portakernel.contracts import contract, own_contracts
 from portakernel.deciding.asking import ask
 from portakernel.errors import ArgumentTypeError, ArgumentValueError
-from portakernel.plan import Place, Plan, read_form, read_plan
+from portakernel.plan import Place, read_form, read_plan
 from portakernel.plan.boxes import LARGEST, plain
 from portakernel.plan.export import make_plan
 from portakernel.plan.pins import SourceOf
@@ -75,12 +75,11 @@ def test_choices_that_are_written_are_read_as_they_were(
     assert made
     plan = make_plan({H200: made}, registry, regime=Regime.EAGER_WARM, source_of=source_of)
     read = read_plan(write(plan_text(plan)), registry, here=[H200.target], source_of=source_of)
-    assert read == replace(plan, parts={H200: {op: read.parts[H200][op]}})
-    assert sorted(map(str, read.parts[H200][op])) != []
+    assert (read.pins, read.lock, read.regime, read.made_with) == (plan.pins, plan.lock, plan.regime, {})
     assert sorted(map(_shown, read.parts[H200][op])) == sorted(map(_shown, plan.parts[H200][op]))
     assert read.digest == plan.digest
     assert plan_text(read) == plan_text(plan)
-    found = read.choices(op, H200.target, H200.units)
+    found = read.choices(op, H200)
     draw, wanted = random.Random(seed), Choices(made)
     for choice in made:
         sizes = {name: draw.choice(choice.bounds.get(name, (0, LARGEST))) for name in contract(op).dims}
@@ -121,9 +120,8 @@ def test_a_feature_is_read_as_a_call_has_it(
         .replace("weight_offset: 1.0", "weight_offset: 1")
     )
     read = read_plan(write(text), registry, here=[H200.target], source_of=source_of)
-    assert read.choices("rms_norm", H200.target, 132).find(kind, {"M": 3, "N": 5}) is not None
-    assert not read.choices("rms_norm", H200.target, 114)
-    assert not read.choices("rms_norm", H200.target, None)
+    assert read.choices("rms_norm", H200).find(kind, {"M": 3, "N": 5}) is not None
+    assert not read.choices("rms_norm", (H200.target, 114))
 
 
 def test_a_small_float_is_a_number_for_yaml_too(
@@ -133,11 +131,7 @@ def test_a_small_float_is_a_number_for_yaml_too(
     plan = make_plan({H200: [Choice("reference.cross_entropy", kind, {}, "")]}, registry, source_of=source_of)
     assert "features: {label_smoothing: 1.0e-05}" in plan_text(plan)
     read = read_plan(write(plan_text(plan)), registry, here=[H200.target], source_of=source_of)
-    assert read.choices("cross_entropy", *_place()).all[0].kind == kind
-
-
-def _place() -> tuple[str, int]:
-    return H200.target, H200.units
+    assert read.choices("cross_entropy", H200).all[0].kind == kind
 
 
 def test_the_digest_is_of_decisions_and_sources_alone(
@@ -164,7 +158,7 @@ def test_of_two_choices_that_cover_a_call_the_first_is_written(registry: Registr
     first = Choice("triton.softmax", kind, {"M": (10, 20), "N": (1, 100)}, "")
     second = Choice("torch.softmax", kind, {"M": (1, 30)}, "")
     plan = make_plan({H200: [first, second]}, registry, source_of=source_of)
-    found = plan.choices("softmax", *_place())
+    found = plan.choices("softmax", H200)
     for m in range(35):
         for n in (0, 1, 100, 101):
             wanted = first if first.covers({"M": m, "N": n}) else second if second.covers({"M": m, "N": n}) else None
@@ -197,7 +191,3 @@ def test_a_plan_that_would_not_be_read_is_not_written(registry: Registry, source
 
 def test_an_unlimited_dimension_is_left_out() -> None:
     assert plain({"M": (0, LARGEST), "N": (0, 5)}) == {"N": (0, 5)}
-
-
-def test_plans_are_equal_by_what_they_say() -> None:
-    assert Plan({}, {}, label="a") == Plan({}, {}, label="b")
