@@ -70,6 +70,7 @@ def versions(kernel: Kernel) -> dict[str, str]:
     return {m: installed_version(m, kernel.distributions.get(m, "")) or "" for m in sorted(wanted)}
 
 
+@functools.lru_cache(maxsize=256)
 def contract_digest(contract: Contract) -> str:
     """The digest of what an op means: its arguments, results, values and tolerance; not of its prose and its cases."""
     return _digest(_meaning(contract))

@@ -29,8 +29,9 @@ _SUFFIX = ".jsonl"
 
 
 def folder_of(root: Path, target: str, units: int) -> Path:
-    """Where records of one kind of device are."""
-    return root / f"{_word(target)}-{units}"
+    """Where records of one kind of device are: ``nvidia.sm_90-132``."""
+    vendor, _, arch = target.partition(":")
+    return root / f"{_word(vendor)}.{_word(arch)}-{units}"
 
 
 @dataclass(slots=True)

@@ -275,11 +275,11 @@ def test_lines_of_the_store_that_are_no_records_are_counted(
 ) -> None:
     key = Key(Kind("add", "inference", {"x": "float32"}), "cpu:x86_64", 2, Regime.EAGER_COLD, {"N": 8})
     whole = Record(key, "9f1c", {}, "2026-11-27T00:00:00Z").line()
-    folder = tmp_path / "cpu_x86_64-2"
+    folder = tmp_path / "cpu.x86_64-2"
     folder.mkdir()
     (folder / "add.host-1-0.jsonl").write_text(whole + whole[:40] + "\n{}\n")
     monkeypatch.setenv("PORTAKERNEL_TUNING_DIR", str(tmp_path))
-    shown = run("doctor").stdout
+    shown = run("doctor").out
     text = f"tuning records: 1 of 1 op; 2 lines passed over (2 cut short, or altered), in {tmp_path}"
     assert text in " ".join(shown.split())
 

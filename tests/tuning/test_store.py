@@ -149,7 +149,7 @@ def test_another_op_s_records_are_not_this_one_s(tmp_path):
     with Writer(tmp_path, "rms_norm_quantize") as writer:
         writer.write(record())
     assert read(tmp_path, "rms_norm").records == {}
-    assert folder_of(tmp_path, "nvidia:sm_90", 132).name == "nvidia_sm_90-132"
+    assert folder_of(tmp_path, "nvidia:sm_90", 132).name == "nvidia.sm_90-132"
 
 
 def test_a_survey_counts_what_all_folders_hold_and_what_was_passed_over(tmp_path):

@@ -1,0 +1,220 @@
+"""What the records of a store decide: for calls of each kind, between which sizes which kernel was the fastest."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from portakernel.claims.request import PLAIN_FACTS, Phase, Request, asked_features
+from portakernel.contracts import contracts
+from portakernel.host.distributions import installed_version
+from portakernel.registry.kernel import Kernel
+from portakernel.tuning.choices import Choice, Choices
+from portakernel.tuning.key import Kind, Regime
+from portakernel.tuning.pieces import Piece, Point, gaps, pieces
+from portakernel.tuning.ranking import Bounds, decide
+from portakernel.tuning.record import Record
+from portakernel.tuning.sources import contract_digest, source_digest
+from portakernel.tuning.store import folder_of, folders, read
+from portakernel.words.arch import ArchSpace
+from portakernel.words.target import Target
+
+_FOLDER = re.compile(r"([a-z][a-z0-9_]*)\.(\w+)-(\d{1,9})")
+# First-party kernels go before the reference, which goes before third parties'.
+_FIRST_PARTY, _REFERENCE, _THIRD_PARTY = range(3)
+
+
+def measured_choices(
+    roots: Sequence[Path],
+    op: str,
+    target: str,
+    units: int,
+    regime: Regime,
+    kernels: Sequence[Kernel],
+    spaces: Mapping[str, ArchSpace],
+) -> Choices:
+    """The choices by what was measured of ``op`` on one kind of device: by stores, of which the first goes first.
+
+    ``kernels`` are all of the op's; whoever came after a record, and goes before its default, is to be measured first.
+    """
+    return Measured(roots, op, target, units, regime, kernels, spaces).choices
+
+
+def places(roots: Sequence[Path]) -> tuple[tuple[str, int], ...]:
+    """The kinds of devices of which stores have records: targets, as text, and their units."""
+    names = (_FOLDER.fullmatch(folder.name) for root in roots for folder in folders(root))
+    return tuple(dict.fromkeys((f"{found[1]}:{found[2]}", int(found[3])) for found in names if found is not None))
+
+
+@dataclass(slots=True)
+class _Group:
+    """What is known of one kind of call, over the same dimensions; ``unused`` are points that count for nothing."""
+
+    kind: Kind
+    points: list[Point] = field(default_factory=list[Point])
+    unused: list[Point] = field(default_factory=list[Point])
+    records: list[Record] = field(default_factory=list[Record])
+    pieces: tuple[Piece, ...] = ()
+
+
+class Measured:
+    """What was measured of one op on one kind of device, and what follows; see ``measured_choices``."""
+
+    def __init__(
+        self,
+        roots: Sequence[Path],
+        op: str,
+        target: str,
+        units: int,
+        regime: Regime,
+        kernels: Sequence[Kernel],
+        spaces: Mapping[str, ArchSpace],
+    ) -> None:
+        self._roots, self._op, self._units, self._regime = tuple(roots), op, units, regime
+        self._target = Target.parse(target)
+        self._kernels, self._spaces = {kernel.name: kernel for kernel in kernels}, spaces
+        self._requests: dict[str, Request] = {}
+        self._groups: dict[tuple[str, tuple[str, ...]], _Group] = {}
+        stores = [read(folder_of(root, target, units), op).records for root in self._roots]
+        for text in dict.fromkeys(text for records in stores for text in records):
+            several = [records[text] for records in stores if text in records and self._is_of(records[text])]
+            if several:
+                self._add(several)
+        for group in self._groups.values():
+            group.pieces = pieces(group.points)
+        self.choices = Choices(choice for group in self._groups.values() for choice in _choices(group))
+
+    def notes(self, kind: Kind, dims: Mapping[str, int], *, driver: str = "", torch: str = "") -> tuple[str, ...]:
+        """What there is to say of a call beside its choice: why there is none, and whether what decides is stale."""
+        group = self._groups.get((kind.text, tuple(sorted(dims))))
+        if group is None:
+            return tuple(self._elsewhere(kind)) or ("no call of this kind was measured on such a device",)
+        covering = [piece for piece in group.pieces if piece.covers(dims)]
+        if not any(piece.winner for piece in covering):
+            silent = [point.why for piece in covering for point in piece.points]
+            silent += [point.why for point in group.unused if dict(point.dims) == dict(dims)]
+            return tuple([f"measured, and not used: {why}" for why in silent] or gaps(group.pieces, dims)) or (
+                "no sizes near it were measured",
+            )
+        used = [point.dims for piece in covering for point in piece.points]
+        records = [record for record in group.records if record.key.dims in used]
+        return tuple(_stale(records, driver=driver, torch=torch))
+
+    # --- records ----------------------------------------------------------------------------------------------------
+
+    def _is_of(self, record: Record) -> bool:
+        """Whether a record is of such devices and of the op as it is now, whatever the folder says."""
+        key, known = record.key, contracts().get(self._op)
+        same = (key.target, key.units, key.regime) == (str(self._target), self._units, self._regime)
+        return same and known is not None and record.contract == contract_digest(known)
+
+    def _add(self, several: Sequence[Record]) -> None:
+        """The point of a key: by the first store whose record decides."""
+        for record in several:
+            outcome = decide(record, self._digests(record), self._order(record))
+            if outcome.kernel is not None:
+                break
+        key, valid = record.key, self._digests(record)
+        group = self._groups.setdefault((key.kind.text, tuple(sorted(key.dims))), _Group(key.kind))
+        group.records.append(record)
+        is_void = all(valid.get(name) != entry.source for name, entry in record.kernels.items())
+        if outcome.kernel is not None or not (record.busy or is_void):  # else it is as if nobody had measured there
+            group.points.append(Point(key.dims, outcome.kernel or "", outcome.why, outcome.ratio))
+        else:
+            group.unused.append(Point(key.dims, "", outcome.why))
+
+    def _digests(self, record: Record) -> Mapping[str, str]:
+        """The sources of a record's kernels as they are now; not of those that are not here."""
+        return {name: source_digest(self._kernels[name]) for name in record.kernels if name in self._kernels}
+
+    def _order(self, record: Record) -> list[str]:
+        """The kernels that serve the record's call, as priorities have them."""
+        kind = record.key.kind
+        if (request := self._requests.get(kind.text)) is None:
+            request = self._requests[kind.text] = _request(kind, self._target)
+        request = replace(request, dims=record.key.dims)
+        known = [kernel for name, kernel in self._kernels.items() if name in record.kernels]
+        first = max((kernel.priority.of(request) for kernel in known if _tier(kernel) == _FIRST_PARTY), default=-1)
+        known += [kernel for kernel in self._kernels.values() if self._is_new(kernel, record, request, first)]
+        known.sort(key=lambda kernel: (_tier(kernel), -kernel.priority.of(request), kernel.name))
+        return [kernel.name for kernel in known]
+
+    def _is_new(self, kernel: Kernel, record: Record, request: Request, first: int) -> bool:
+        """Whether a kernel that was not there when it was measured would be picked before those that were."""
+        if kernel.name in record.kernels or _tier(kernel) != _FIRST_PARTY or kernel.disabled is not None:
+            return False
+        if kernel.priority.of(request) < first or not kernel.serves(request.phase):
+            return False
+        claimed = any(not capability.rejections(request, self._spaces) for _, capability in kernel.variants)
+        wanted = ((module, kernel.distributions.get(module, "")) for module in kernel.requires)
+        return claimed and all(installed_version(*one) is not None for one in wanted)
+
+    def _elsewhere(self, kind: Kind) -> Iterator[str]:
+        """Where calls of this kind were measured: on devices of this architecture with more units, or fewer."""
+        target = str(self._target)
+        near = [units for place, units in places(self._roots) if place == target and units != self._units]
+        for units in sorted(near):
+            found = [read(folder_of(root, target, units), self._op).records.values() for root in self._roots]
+            if any(record.key.kind.text == kind.text for records in found for record in records):
+                yield f"measured on {target} with {units} units, not {self._units}: not used"
+
+
+def _tier(kernel: Kernel) -> int:
+    return _REFERENCE if kernel.is_reference else _FIRST_PARTY if kernel.first_party else _THIRD_PARTY
+
+
+def _request(kind: Kind, target: Target) -> Request:
+    """A request of this kind, without sizes. Of memory it says nothing where the kind's is not plain."""
+    contract = contracts()[kind.op]
+    placed = {p.name: kind.formats.get(p.of or p.name) for p in contract.parameters if p.kind == "format"}
+    placed |= {p.name: kind.dtypes.get(p.name) for p in contract.parameters if p.kind == "dtype"}
+    given = {name: value for name, value in (placed | dict(kind.features)).items() if value is not None}
+    known = {parameter.name: given.get(parameter.name, parameter.default) for parameter in contract.parameters}
+    values = {n: tuple(value) if isinstance(value, list) else value for n, value in known.items()}
+    present = [tensor.name for tensor in contract.tensors if tensor.name in kind.dtypes]
+    plain = {f"{name}.{fact}": value for name in present for fact, value in PLAIN_FACTS.items()}
+    return Request(
+        op=kind.op,
+        target=target,
+        dtypes=kind.dtypes,
+        facts={} if kind.layout else plain,
+        features=asked_features(contract, values, present),
+        formats=kind.formats,
+        values=values,
+        absent=frozenset(contract.names).difference(present),
+        phase=Phase(kind.phase),
+    )
+
+
+def _choices(group: _Group) -> Iterator[Choice]:
+    for piece in group.pieces:
+        if piece.winner:
+            sizes = ", ".join(f"{name} {_range(*bounds)}" for name, bounds in piece.bounds.items())
+            where = f"what was measured at {sizes}" if sizes else "what was measured"
+            yield Choice(piece.winner, group.kind, piece.bounds, where, _why(piece))
+
+
+def _range(low: int, high: int) -> str:
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def _why(piece: Piece) -> str:
+    """What speaks for a piece's kernel: the ratios of times at its points, and the greatest of their bounds."""
+    ratios: list[Bounds] = [point.ratio for point in piece.points if point.ratio is not None]
+    if len(ratios) < len(piece.points):
+        return "no other is faster by more than 2 %"
+    least, most = min(ratio[1] for ratio in ratios), max(ratio[1] for ratio in ratios)
+    span = f"{least:.2f}" if f"{least:.2f}" == f"{most:.2f}" else f"{least:.2f} to {most:.2f}"
+    return f"{span} of the time of what priorities pick, at most {max(ratio[2] for ratio in ratios):.2f}"
+
+
+def _stale(records: Sequence[Record], *, driver: str, torch: str) -> Iterator[str]:
+    for what, now, then in (
+        ("driver", driver, {record.driver for record in records}),
+        ("torch", torch, {record.torch for record in records}),
+    ):
+        others = sorted(then - {now, ""})
+        if now and others:
+            yield f"measured with {what} {' and '.join(others)}, not {now}: `portakernel tune --stale` repeats it"
