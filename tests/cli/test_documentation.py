@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("forked_observers", "small_model")
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
 # Objects whose keys are names of arguments, dimensions, vendors, modules or variables.
 OPEN = {"dtypes", "dims", "facts", "features", "formats", "targets", "requires", "set"}
-OPEN |= {"call", "entries", "by", "by_kernel", "shapes", "values", "versions", "clocks"}
+OPEN |= {"call", "entries", "left_out", "by", "by_kernel", "shapes", "values", "versions", "clocks"}
 
 
 def _keys(data: Any) -> Iterator[str]:

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from portakernel.cli.plan import export
-from portakernel.cli.plan.entry_requests import requests
 from portakernel.contracts import contract
 from portakernel.deciding.asking import ask
-from portakernel.plan import Entry, Place, read_form
+from portakernel.plan import Place, read_form
 from portakernel.plan.export import make_plan
 from portakernel.plan.writing import write_plan
 from portakernel.runtime import dispatcher
@@ -111,8 +110,8 @@ def test_other_targets_parts_stay_and_ops_and_calls_narrow_it_down(
     path = made({H200: [norm(M=(1, 64))]})
     measured["softmax"] = [Choice("reference.softmax", kind("softmax", "float32"), {}, "")]
     measured["rms_norm"] = [
-        Choice("inductor.rms_norm", kind("rms_norm"), {"M": (64, 64)}, ""),
-        Choice("inductor.rms_norm", kind("rms_norm"), {"M": (65, 99)}, ""),
+        Choice("reference.rms_norm", kind("rms_norm"), {"M": (64, 64)}, ""),
+        Choice("reference.rms_norm", kind("rms_norm"), {"M": (65, 99)}, ""),
     ]
     assert run("plan", "export", "-o", str(path), "--op", "softmax").status == 0
     assert {str(place): list(ops) for place, ops in read_form(path).parts.items()} == {
@@ -176,34 +175,43 @@ def test_a_kernel_that_cannot_serve_what_it_is_given_is_told(run: Callable, made
     assert "plan.yaml: 1 of 2 entries would be refused on nvidia:sm_90/132" in text.out
 
 
-def test_a_bound_inside_an_interval_is_found() -> None:
-    registry = dispatcher().registry
-    kernels = [
-        (op, kernel)
-        for op in registry.ops
-        for kernel in registry.for_op(op)
-        for limit in kernel.limits()
-        if limit.multiple_of
+STEP = """\
+schema_version: 1
+plugin: acme
+kernels:
+  - op: softmax
+    entry: acme_for_cli_tests:softmax
+    targets: {cpu: any}
+    dtypes: {x: [float32]}
+    priority: 10
+    limits: {N: {multiple_of: 8, max: 4096}}
+"""
+
+
+def test_sizes_between_that_a_kernel_cannot_serve_are_found_and_not_exported(
+    run: Callable, install: Callable, made: Callable[..., Path], measured: dict[str, list[Choice]], tmp_path: Path
+) -> None:
+    install("acme", manifest=STEP, source="def softmax(x, *, out=None):\n    return x.softmax(-1)\n")
+    whole = Choice("acme.softmax", kind("softmax", "float32"), {"M": (1, 9), "N": (1024, 4096)}, "", "2 µs")
+    ran = run("plan", "check", str(made({here(): [whole]})), "--json")
+    assert ran.status == 1, ran.out
+    assert [(one["sizes"], one["reasons"]) for one in ran.json["refused"]] == [
+        ("M=1, N=1025", ["needs N <= 4096 and a multiple of 8; this is 1025"])
     ]
-    assert kernels
-    looked = 0
-    for op, kernel in kernels:
-        limits = {
-            limit.parameter: limit for limit in kernel.limits() if limit.multiple_of and "." not in limit.parameter
-        }
-        for name, limit in limits.items():
-            bounds = {name: (limit.multiple_of or 1, 8 * (limit.multiple_of or 1))}
-            described = contract(op)
-            dtypes = {t.name: described.possible_dtypes(t.name)[0] for t in described.tensors if not t.optional}
-            entry = Entry(kernel.name, dtypes, bounds=bounds)
-            try:
-                sizes = [request.dims[name] for request in requests(entry, op, Target.parse(H200.target), registry)]
-            except (TypeError, ValueError):  # dtypes that do not go together
-                continue
-            looked += 1
-            assert {bounds[name][0], bounds[name][1]} <= set(sizes)
-            assert any(not limit.admits(size) for size in sizes)
-    assert looked > 5
+    beyond = Choice("acme.softmax", kind("softmax", "float32"), {"M": (10, 19), "N": (1024, 8192)}, "", "2 µs")
+    measured["softmax"] = [whole, beyond]
+    path = tmp_path / "exported.yaml"
+    ran = run("plan", "export", "-o", str(path), "--json")
+    assert (ran.json["entries"], ran.json["left_out"]) == ({str(here()): 2}, {str(here()): 1})
+    assert [entry.bounds for *_, entry in read_form(path).entries()] == [
+        {"M": (1, 9), "N": (1024, 1024)},
+        {"M": (1, 9), "N": (4096, 4096)},
+    ]
+    assert run("plan", "check", str(path)).status == 0
+    assert (
+        "1 decisions are left out: their kernels cannot serve such calls now"
+        in run("plan", "export", "-o", str(path)).out
+    )
 
 
 def test_denied_kernels_would_be_refused(

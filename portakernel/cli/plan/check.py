@@ -133,25 +133,11 @@ def chosen_places(now: Dispatcher, plan: Plan, targets: Sequence[str]) -> list[P
 
 
 def _refused(now: Dispatcher, plan: Plan, places: Collection[Place]) -> Iterator[Refused]:
-    from portakernel.cli.plan.entry_requests import requests
-    from portakernel.errors import PortakernelError
-    from portakernel.words.target import Target
+    from portakernel.cli.plan.eligibility import refusals
 
-    policy = now.policy()
-    devices = {str(device.target): device for device in reversed(now.registry.reachable_devices())}
     for place, op, entry in plan.entries():
-        if place not in places:
-            continue
-        try:
-            asked = list(requests(entry, op, Target.parse(place.target), now.registry, devices.get(place.target)))
-        except PortakernelError as error:
-            yield Refused(place, op, entry, "", (str(error),))
-            continue
-        for request in asked:
-            if found := now.rejections(entry.kernel, request, policy):
-                sizes = ", ".join(f"{name}={size}" for name, size in request.dims.items())
-                yield Refused(place, op, entry, sizes, tuple(rejection.text for rejection in found))
-                break
+        if place in places and (found := next(refusals(now, entry, op, place), None)) is not None:
+            yield Refused(place, op, entry, found.sizes, found.reasons)
 
 
 def _print_problems(out: Page, problems: Sequence[str]) -> None:

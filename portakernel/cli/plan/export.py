@@ -46,7 +46,8 @@ def command(
     """Write what was measured as a plan: for kinds of calls and intervals of sizes the kernel, its time as a comment.
 
     Only what measurements decide is written; where they leave a call to priorities, so does the plan, until
-    `portakernel plan lock` completes it. Sources of kernels are pinned as they are here.
+    `portakernel plan lock` completes it. Sources of kernels are pinned as they are here. Of an interval whose kernel
+    cannot serve all sizes in it, the two ends are written.
 
     Exits with 0 when the plan was written, also where nothing was measured; 2 when it would be larger than is read.
 
@@ -57,6 +58,7 @@ def command(
     """
     from portakernel.cli.calls_file import load_calls
     from portakernel.cli.output import page, print_json
+    from portakernel.cli.plan.eligibility import servable
     from portakernel.errors import UnknownNameError
     from portakernel.plan.export import make_plan
     from portakernel.plan.plan import Place, Plan
@@ -82,19 +84,32 @@ def command(
     if calls is not None:
         listed = load_calls(calls)
         choices = {place: _asked_for(now, place, several, listed) for place, several in choices.items()}
+    able = {place: servable(now, several, place) for place, several in choices.items()}
     beside = read_form(output) if output.exists() else Plan({}, {}, regime=asked)
     made_with = {place: made for place, made in here.items() if place in places}
-    plan = make_plan(choices, now.registry, regime=asked, made_with=made_with, beside=beside)
+    plan = make_plan(
+        {place: kept for place, (kept, _) in able.items()},
+        now.registry,
+        regime=asked,
+        made_with=made_with,
+        beside=beside,
+    )
     write_plan(plan, output)
     counts = {str(place): sum(len(entries) for entries in plan.parts[place].values()) for place in places}
+    left_out = {str(place): count for place, (_, count) in able.items()}
     if json:
-        print_json({"plan": str(output), "digest": plan.digest, "lock": plan.lock, "entries": counts})
+        counted = {"entries": counts, "left_out": left_out}
+        print_json({"plan": str(output), "digest": plan.digest, "lock": plan.lock, **counted})
         return
     out = page()
     for text, count in counts.items():
         out.line(
             f"{text}: {count} entries" if count else f"{text}: nothing that was measured decides; `portakernel tune`"
         )
+        if left_out[text]:
+            out.line(
+                f"{left_out[text]} decisions are left out: their kernels cannot serve such calls now", "doubt", indent=2
+            )
     out.line(f"{output}: written; {plan.digest}", "good")
 
 
@@ -116,9 +131,11 @@ def _measured(now: Dispatcher, place: Place, ops: Sequence[str], regime: Regime)
     from portakernel.tuning.measured import measured_choices
     from portakernel.tuning.place import defaults_root, own_root
 
+    registry = now.registry
     roots = [own_root(Config.from_environment().tuning_dir), defaults_root()]
     for op in ops:
-        yield from measured_choices(roots, op, place.target, place.units, regime, now.registry.for_op(op)).all
+        kernels = registry.for_op(op)
+        yield from measured_choices(roots, op, place.target, place.units, regime, kernels, registry.spaces).all
 
 
 def _asked_for(now: Dispatcher, place: Place, choices: Sequence[Choice], calls: Sequence[Call]) -> list[Choice]:
