@@ -101,6 +101,20 @@ class Entry:
             choice.why,
         )
 
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> Entry:
+        """The entry that ``to_data`` has made data of."""
+        bounds = {name: (value[0], value[1]) for name, value in data.items() if name not in WORDS}
+        return cls(
+            data["use"],
+            data["dtype"] if "dtype" in data else data["dtypes"],
+            data.get("phase", "inference"),
+            data.get("formats", {}),
+            data.get("features", {}),
+            tuple(data.get("layout", ())),
+            bounds,
+        )
+
     def kind(self, op: str) -> Kind:
         """The kind of call that it is for. Of an op that nobody here has, one dtype stands under an empty name.
 
