@@ -1,4 +1,4 @@
-"""Calls in words, listed in a file: what ``portakernel warmup --calls`` warms up."""
+"""Calls in words, listed in a file: what ``warmup``, ``bench`` and ``tune`` take as ``--calls``."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ class CallEntry(BaseModel):
     training: bool = False
     kernel: str | None = None
     parameters: dict[str, Any] = {}
+    count: Annotated[int, Field(ge=1)] = 1
 
 
 class CallsFile(BaseModel):

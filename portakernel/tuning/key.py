@@ -19,6 +19,8 @@ from portakernel.registry.kernel import Kernel
 
 # Parameters of these kinds take few values; each may be another kernel's best case.
 _FEW = ("bool", "text", "mask")
+# Whose calls can be captured in graphs.
+_GRAPHS = ("nvidia", "amd")
 # They have places of their own in a key.
 _PLACED = ("dtype", "format")
 
@@ -30,6 +32,10 @@ class Regime(StrEnum):
     EAGER_WARM = "eager/warm"
     GRAPH_COLD = "graph/cold"
     GRAPH_WARM = "graph/warm"
+
+    def on(self, vendor: str) -> Regime:
+        """The regime that answers for it on a vendor's devices: eager calls where calls are captured in no graph."""
+        return self if vendor in _GRAPHS else Regime(self.replace("graph/", "eager/"))
 
 
 @dataclass(frozen=True, slots=True)

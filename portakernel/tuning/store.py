@@ -77,6 +77,11 @@ def folders(root: Path) -> list[Path]:
         return []
 
 
+def ops_in(folder: Path) -> list[str]:
+    """The ops of which a folder has files, in order, as files' names have them."""
+    return sorted({path.name.partition(".")[0] for path in _files(folder, f"*{_SUFFIX}")})
+
+
 def files_of(folder: Path, op: str) -> list[Path]:
     """The files that hold records of ``op``, in an order that is the same everywhere."""
     return _files(folder, f"{_word(op)}.*{_SUFFIX}")

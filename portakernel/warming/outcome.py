@@ -15,7 +15,8 @@ class Call:
     """A call in words, as ``explain`` and ``warmup`` take them: an op with dtypes, shapes and scale formats.
 
     ``device`` is torch's name for it, this machine's first accelerator where it is not given. ``training`` asks for
-    gradients too, ``kernel`` for one kernel or plugin alone; ``parameters`` are the op's keyword arguments.
+    gradients too, ``kernel`` for one kernel or plugin alone; ``parameters`` are the op's keyword arguments. ``count``
+    says how often a workload makes it, beside others.
     """
 
     op: str
@@ -26,9 +27,13 @@ class Call:
     training: bool = False
     kernel: str | None = None
     parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    count: int = 1
 
     def __str__(self) -> str:
-        words = (f"{each.name}={getattr(self, each.name)!r}" for each in fields(self) if getattr(self, each.name))
+        given = (
+            (each.name, getattr(self, each.name)) for each in fields(self) if each.name != "count" or self.count > 1
+        )
+        words = (f"{name}={value!r}" for name, value in given if value)
         return f"Call({', '.join(words)})"
 
     def __repr__(self) -> str:

@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from portakernel.contracts import contract
 from portakernel.deciding.asking import ask
 from portakernel.registry.kernel import Kernel, Priority, PriorityRule

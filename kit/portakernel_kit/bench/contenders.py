@@ -119,6 +119,24 @@ def training_results(dispatcher: Dispatcher, operands: Operands, kernel: Kernel)
     return found if isinstance(found, (tuple, list)) else (found,)
 
 
+def prepare_backward(dispatcher: Dispatcher, sets: Sequence[Operands], seed: int) -> None:
+    """Draws gradients, and runs the reference's forward for what backward is given.
+
+    Of which arguments there are gradients, the reference says: an op may have none of a table.
+    """
+    saver = dispatcher.registry.kernels[f"reference.{sets[0].contract.op}"]
+    for place, operands in enumerate(sets):
+        operands.draw_grads(seed + 1000 + place)
+        operands.kept = operands.keep(training_results(dispatcher, operands, saver))
+    first = sets[0]
+    run = launcher(first.contract, saver, first.request(Phase.BACKWARD), dispatcher)
+    with torch.no_grad():
+        grads = run(*first.call(Phase.BACKWARD))
+    needs = tuple(need and grad is not None for need, grad in zip(first.needs, grads, strict=True))
+    for operands in sets:
+        operands.needs = needs
+
+
 def described_error(error: BaseException) -> str:
     """What a kernel that raised is shown with: the kind and the first line."""
     if isinstance(error, CannotRun):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from portakernel.calling.arguments import Arguments
-from portakernel.calling.launcher import launcher
 from portakernel.claims.request import Phase
 from portakernel.contract import Contract, Cost
 from portakernel.contracts import contract
@@ -22,7 +21,7 @@ from portakernel_kit.bench.contenders import (
     contender,
     described_error,
     forward_field,
-    training_results,
+    prepare_backward,
 )
 from portakernel_kit.bench.measurement import Expected, measure, results_of
 from portakernel_kit.bench.operands import Operands, draw, memory_bytes
@@ -119,7 +118,7 @@ class Suite:
         cost = forward_cost(op, question.request, first.lengths())
         if phase is Phase.BACKWARD:
             try:
-                self._prepare_backward(sets)
+                prepare_backward(self.dispatcher, sets, self.seed)
             except RuntimeError:
                 raise  # torch's own, which need not be the reference's fault
             except (Exception, SystemExit) as error:
@@ -149,23 +148,6 @@ class Suite:
         )
         source = expected.source if expected else None
         return self._result(question, phase, cost, competing, (source, reference_failure), (kernels, copy))
-
-    def _prepare_backward(self, sets: Sequence[Operands]) -> None:
-        """Draws gradients, and runs the reference's forward for what backward is given.
-
-        Of which arguments there are gradients, the reference says: an op may have none of a table.
-        """
-        saver = self.dispatcher.registry.kernels[f"reference.{sets[0].contract.op}"]
-        for place, operands in enumerate(sets):
-            operands.draw_grads(self.seed + 1000 + place)
-            operands.kept = operands.keep(training_results(self.dispatcher, operands, saver))
-        first = sets[0]
-        run = launcher(first.contract, saver, first.request(Phase.BACKWARD), self.dispatcher)
-        with torch.no_grad():
-            grads = run(*first.call(Phase.BACKWARD))
-        needs = tuple(need and grad is not None for need, grad in zip(first.needs, grads, strict=True))
-        for operands in sets:
-            operands.needs = needs
 
     def _expected(self, operands: Operands, phase: Phase, competing: Field) -> tuple[Expected | None, str]:
         """The reference's results; where it cannot run, those of the kernel that is picked, or else of any, and why."""

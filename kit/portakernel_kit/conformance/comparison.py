@@ -9,7 +9,7 @@ truth almost does, within the tolerance and no further.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -44,7 +44,9 @@ _RARE = 1e-2
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Every element is within the tolerance."""
+    """Every element is within the tolerance, of which the worst one, or the worst row, takes the part ``used``."""
+
+    used: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,12 @@ class Mismatch:
     tolerance_ulp: float
     wrong: int
     elements: int
+
+    @property
+    def used(self) -> float | None:
+        """How many times the tolerance the worst element is off; None where that has no number."""
+        known = math.isfinite(self.ulp) and self.tolerance_ulp > 0
+        return self.ulp / self.tolerance_ulp if known else None
 
     def __str__(self) -> str:
         far = f"{self.ulp:.4g} ulp off" if math.isfinite(self.ulp) else "not within any distance"
@@ -144,7 +152,7 @@ def compare(
     worst = int(distance.argmax())
     far = float(distance.reshape(-1)[worst])
     if far <= tolerance_ulp:
-        return Match()
+        return Match(far / tolerance_ulp if tolerance_ulp else 0.0)
     index = _place(worst, want)
     return Mismatch(
         index,
@@ -218,7 +226,7 @@ def compare_rows(
         far = off > allowed.maximum(factor * worst + rounding)
     wrong = far | ((found != rows) & ~known & ~(found.isnan() & rows.isnan())).any(-1)
     if not bool(wrong.any()):
-        return Match()
+        return Match(float((off / allowed).nan_to_num(0.0, 0.0).max()))
     row = int(torch.where(wrong, (off / allowed).nan_to_num(math.inf, math.inf), -1.0).argmax())
     # of the worst row the worst element is shown
     column = int(torch.where(known[row] & found[row].isfinite(), (found[row] - rows[row]).abs(), math.inf).argmax())

@@ -51,7 +51,7 @@ class Forward:
             and trial.serves(trial.inputs.tensors, Phase.TRAINING)
         ):
             yield attempt("saved", self.saving)
-        if "batch_invariant" in trial.properties and self._rows_lie_apart():
+        if "batch_invariant" in trial.properties and trial.inputs.rows_lie_apart:
             yield attempt("batch_invariance", self.rows_alone)
 
     @property
@@ -179,16 +179,6 @@ class Forward:
         if len(self.calls) < 2:
             return []
         return self.trial.differing_bits(self.calls[0], self.calls[1], self.names, "between two equal calls")
-
-    def _rows_lie_apart(self) -> bool:
-        """Whether there are several rows, each with results of its own."""
-        trial = self.trial
-        name = next((t.leading for t in trial.contract.tensors if t.leading), "")
-        results = trial.contract.outputs
-        apart = all(isinstance(o.shape, tuple) and o.shape[:1] == (f"*{name}",) for o in results)
-        # an argument without leading dimensions that is absent (positions) gives rows a meaning by their place
-        placed = any(t is None and a.leading for t, a in zip(trial.inputs.tensors, trial.contract.tensors, strict=True))
-        return apart and not placed and trial.inputs.dims.get(name, 0) > 1
 
     def rows_alone(self) -> list[str]:
         """The first and the last row alone, and the first half of the rows: the bits that they have in the batch."""

@@ -87,6 +87,16 @@ class Inputs:
         """The dtype that an output or saved tensor has."""
         return self.form(result)[1]
 
+    @property
+    def rows_lie_apart(self) -> bool:
+        """Whether there are several rows, each with results of its own."""
+        name = next((t.leading for t in self.contract.tensors if t.leading), "")
+        results = self.contract.outputs
+        apart = all(isinstance(o.shape, tuple) and o.shape[:1] == (f"*{name}",) for o in results)
+        # an argument without leading dimensions that is absent (positions) gives rows a meaning by their place
+        placed = any(t is None and a.leading for t, a in zip(self.tensors, self.contract.tensors, strict=True))
+        return bool(results) and apart and not placed and self.dims.get(name, 0) > 1
+
     def keywords(self, tensors: Sequence[Tensor | None]) -> tuple[list[Tensor | None], dict[str, Any]]:
         """``tensors`` and the parameters as a function of the op's own signature takes them."""
         pairs = list(zip(self.contract.tensors, tensors, strict=True))

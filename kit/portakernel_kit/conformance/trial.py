@@ -20,7 +20,7 @@ from portakernel.contract import Contract, alternatives
 from portakernel.contract import Result as TensorResult
 from portakernel.registry.kernel import Kernel
 from portakernel_kit.conformance.allowances import grown, growth
-from portakernel_kit.conformance.comparison import Mismatch, compare, compare_rows, with_lost
+from portakernel_kit.conformance.comparison import Comparison, Mismatch, compare, compare_rows, with_lost
 from portakernel_kit.conformance.inputs import Inputs
 from portakernel_kit.conformance.memory import changed_around, footprint, same_bits, shares_memory
 from portakernel_kit.conformance.outcome import Outcome
@@ -237,21 +237,52 @@ class Trial:
         signed_zeros: bool = False,
     ) -> list[str]:
         """What is wrong with one result: in ulp, or where the op's rule says so by the plain formula's distance."""
+        outcome = self.compared(
+            found,
+            name,
+            shape,
+            dtype,
+            want,
+            tolerance,
+            magnitude,
+            plain,
+            cancelling=cancelling,
+            slack=slack,
+            signed_zeros=signed_zeros,
+        )
+        if isinstance(outcome, Mismatch):
+            return [f"{name}: {outcome}"]
+        return [outcome] if isinstance(outcome, str) else []
+
+    def compared(
+        self,
+        found: Any,
+        name: str,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        want: Tensor,
+        tolerance: Mapping[str, float],
+        magnitude: Tensor | None = None,
+        plain: Tensor | None = None,
+        *,
+        cancelling: float | Tensor | None = None,
+        slack: Tensor | None = None,
+        signed_zeros: bool = False,
+    ) -> Comparison | str:
+        """How one result compares; a sentence where it has another form, or the contract no tolerance for it."""
         if problem := self.form(found, name, shape, dtype):
-            return [problem]
+            return problem
         kind = dtype_name(dtype)
         got = found.detach().to("cpu")
         allowed = tolerance.get(f"{name}.{kind}", tolerance.get(kind))
         if allowed is None and plain is not None:
             if magnitude is not None:
                 slack = with_lost(slack, torch.finfo(torch.float32).eps * magnitude.nan_to_num(0.0, 0.0))
-            outcome = compare_rows(got, want, plain, cancelling=cancelling, slack=slack)
-        elif allowed is None:
-            return [f"{name} is {kind}, for which the op's contract gives no tolerance"]
-        else:
-            allowed += self.venue.allowance_ulp.get(kind, 0.0)
-            outcome = compare(got, want, allowed, magnitude, slack=slack, signed_zeros=signed_zeros)
-        return [f"{name}: {outcome}"] if isinstance(outcome, Mismatch) else []
+            return compare_rows(got, want, plain, cancelling=cancelling, slack=slack)
+        if allowed is None:
+            return f"{name} is {kind}, for which the op's contract gives no tolerance"
+        allowed += self.venue.allowance_ulp.get(kind, 0.0)
+        return compare(got, want, allowed, magnitude, slack=slack, signed_zeros=signed_zeros)
 
     def form(self, found: Any, name: str, shape: Sequence[int], dtype: torch.dtype) -> str:
         """What is wrong with a result before its numbers are looked at; empty when nothing is."""

@@ -1,0 +1,1 @@
+"""Measuring which kernel is the fastest that is right: what ``portakernel tune`` and ``regret`` run."""

@@ -1,0 +1,141 @@
+"""What there is to measure: calls in words as jobs, those left out that a store has, the longest device time first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from portakernel.claims.request import Phase, Request
+from portakernel.contracts import contract
+from portakernel.deciding.asking import ask
+from portakernel.deciding.dispatcher import Dispatcher
+from portakernel.tuning.key import Regime
+from portakernel.tuning.record import ENDED, Record
+from portakernel.tuning.sources import contract_digest
+from portakernel.tuning.store import folder_of, read
+from portakernel.warming.outcome import Call
+from portakernel.words.target import Target
+from portakernel_kit.bench.question import Question
+from portakernel_kit.bench.traffic import FaultyOp, backward_cost, forward_cost
+from portakernel_kit.tune.job import Facts, Job
+from portakernel_kit.tune.timing import estimated_us
+
+_TRAINING = (Phase.TRAINING, Phase.BACKWARD)
+
+
+def jobs_of_calls(calls: Iterable[Call], target: Target, regime: Regime, seed: int = 0) -> list[Job]:
+    """A job for each call of a file, two for one with gradients; what is listed again counts for more.
+
+    Raises:
+        UnknownNameError, ArgumentTypeError, ArgumentValueError: a call does not fit its op.
+    """
+    found: dict[str, Job] = {}
+    for call in calls:
+        op = contract(call.op)
+        request = ask(
+            op, target, dtypes=call.dtype, shapes=call.shape, formats=call.format, values=call.parameters
+        )  # fmt: skip
+        defaults = {parameter.name: parameter.default for parameter in op.parameters}
+        values = {name: value for name, value in request.values.items() if value != defaults[name]}
+        dtypes = {name: dtype for name, dtype in request.dtypes.items() if name in op.names}
+        shapes = {name: tuple(shape) for name, shape in call.shape.items()}
+        for phase in _TRAINING if call.training and op.gradient == "kernel" else (Phase.INFERENCE,):
+            job = Job(call.op, str(phase), shapes, dtypes, str(regime), values, count=call.count, seed=seed)
+            text = str(replace(job, count=0))
+            found[text] = replace(job, count=job.count + (found[text].count if text in found else 0))
+    return list(found.values())
+
+
+def jobs_of_questions(
+    questions: Iterable[Question], regime: Regime, *, training: bool = False, seed: int = 0
+) -> list[Job]:
+    """A job for inference of each, and two more for gradients, of ops that have kernels for them."""
+    return [
+        Job.of(question, phase, regime, seed=seed)
+        for question in questions
+        for phase in (Phase.INFERENCE, *(_TRAINING if training else ()))
+        if phase is Phase.INFERENCE or contract(question.op).gradient == "kernel"
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Jobs in the order in which they are measured, with about how long a call of each takes, and how many are kept."""
+
+    jobs: tuple[tuple[Job, float], ...]
+    kept: int
+
+
+class Kept:
+    """What a store has of one kind of device, as it is when an op is first asked for."""
+
+    def __init__(self, root: Path, facts: Facts, now: Dispatcher) -> None:
+        self._root, self._facts, self._now = root, facts, now
+        self._target = Target.parse(facts.target)
+        self._records: dict[str, dict[str, Record]] = {}
+
+    def of(self, job: Job) -> Record | None:
+        """The newest record of a job's call; None where there is none."""
+        key = job.key(self._target, self._facts.units, self._now.registry)
+        if job.op not in self._records:
+            self._records[job.op] = read(folder_of(self._root, key.target, key.units), job.op).records
+        return self._records[job.op].get(key.text)
+
+    def is_done(self, job: Job, *, stale: bool = False) -> bool:
+        """Whether a job need not be measured: contract and sources are those of its record, and no kernel is new.
+
+        With ``stale`` what was measured with another driver or torch, or beside others, is to be measured again.
+        """
+        record = self.of(job)
+        if record is None or record.contract != contract_digest(contract(job.op)):
+            return False
+        sources = self._facts.sources
+        if any(sources.get(name) != entry.source for name, entry in record.kernels.items()):
+            return False
+        request = replace(job.request(self._target), device=None)
+        decided = self._now.decide(self._here(request))
+        serving = {one.kernel for one in decided.candidates if one.status in ("chosen", "eligible")}
+        names = {k.name for k in serving if job.phase == Phase.INFERENCE or k.saves not in ("own", "autograd")}
+        if not names <= record.kernels.keys():
+            return False
+        fresh = (record.driver, record.torch) == (self._facts.driver, self._facts.torch) and not record.busy
+        return fresh or not stale
+
+    def with_known(self, job: Job) -> Job:
+        """The job, but for kernels that ended their process before and have not changed since."""
+        record = self.of(job)
+        if record is None:
+            return job
+        ended = {
+            name: entry.model_dump(mode="json")
+            for name, entry in record.kernels.items()
+            if entry.verdict in ENDED and self._facts.sources.get(name) == entry.source
+        }
+        return replace(job, known=ended) if ended else job
+
+    def _here(self, request: Request) -> Request:
+        """The request as a call on a device here makes it, so that kernels are asked whether they are ready."""
+        devices = [
+            d for d in self._now.registry.devices if d.target == request.target and d.torch_device and not d.attached
+        ]
+        return replace(request, device=devices[0]) if devices else request
+
+
+def work(jobs: Sequence[Job], kept: Kept, target: Target, *, stale: bool = False) -> Work:
+    """The jobs that are not done, those with the most device time first: calls times how long each takes."""
+    todo = [job for job in jobs if not kept.is_done(job, stale=stale)]
+    timed = [(kept.with_known(job), _estimated_us(job, target)) for job in todo]
+    timed.sort(key=lambda one: (-one[0].count * one[1], one[0].name))
+    return Work(tuple(timed), len(jobs) - len(todo))
+
+
+def _estimated_us(job: Job, target: Target) -> float:
+    """About how long a call takes; a contract that says nothing of that goes last."""
+    try:
+        cost = forward_cost(contract(job.op), job.request(target))
+        if job.phase == Phase.BACKWARD:
+            cost = backward_cost(contract(job.op), cost, {"": cost.bytes}, [cost.bytes])
+    except FaultyOp:
+        return 0.0
+    return estimated_us(cost.bytes, cost.flops, target.vendor)

@@ -1,0 +1,161 @@
+"""The real worker: the kernels of this installation, on one device, in this process."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+from collections.abc import Mapping
+
+import torch
+
+from portakernel.claims.request import Phase, Request
+from portakernel.contract import Contract, Cost
+from portakernel.contracts import contract
+from portakernel.deciding.dispatcher import Dispatcher
+from portakernel.errors import ArgumentValueError
+from portakernel.host.distributions import version
+from portakernel.registry.kernel import Kernel
+from portakernel.runtime import caller, dispatcher
+from portakernel.tensors.units import units_of
+from portakernel.tuning.key import Key, Kind, Regime
+from portakernel.tuning.record import Entry, Record, Verdict
+from portakernel.tuning.sources import contract_digest, source_digest
+from portakernel.words.target import Device
+from portakernel_kit.bench.contenders import Contender, Filter, build_waiting, contender, prepare_backward
+from portakernel_kit.bench.operands import Operands, draw, memory_bytes
+from portakernel_kit.bench.traffic import backward_cost, forward_cost
+from portakernel_kit.tune.job import Facts, Job
+from portakernel_kit.tune.judging import Numerics
+from portakernel_kit.tune.measuring import BUSY, At, measure
+from portakernel_kit.tune.others import others_at_work
+from portakernel_kit.tune.timing import CallTimer, sets_wanted
+
+# On a CPU frequency and scheduler alone make a copy vary more; ratios within a round bear with it.
+_BUSY_CPU = 1.5
+_DIGITS = 16
+
+
+class TorchWorker:
+    """Measures on one device of this process."""
+
+    def __init__(self, device: Device, now: Dispatcher) -> None:
+        self._device, self._now = device, now
+        self._place = torch.device(device.torch_device or "cpu")
+        units = units_of(device)
+        if units is None:
+            raise ArgumentValueError(f"torch does not say how many units {device.name} has: nothing can be kept of it")
+        kernels = now.registry.kernels
+        self._facts = Facts(
+            str(device.target),
+            units,
+            hashlib.sha256((device.uuid or device.name).encode()).hexdigest()[:_DIGITS],
+            device.driver or "",
+            version("torch") or str(torch.__version__),
+            {name: source_digest(kernel) for name, kernel in kernels.items()},
+        )
+
+    def facts(self) -> Facts:
+        """What device and software it has."""
+        return self._facts
+
+    def measure(self, job: Job, at: At) -> Record:
+        """The record of a job; see ``Worker``."""
+        phase, regime = Phase(job.phase), Regime(job.regime)
+        at(f"reference.{job.op}")
+        sets, cost = self._operands(job, phase, regime)
+        first = sets[0]
+        request = first.request(phase)
+        for text in build_waiting(self._now, first, phase, Filter()).values():
+            at(text)
+        kernels = self._order(request)
+        contenders = {kernel.name: _contender(self._now, first, kernel, phase, at) for kernel in kernels}
+        timer = CallTimer(self._place, regime, contenders, sets)
+        at(f"reference.{job.op}")
+        judge = Numerics(caller(job.op), self._device, phase, cost, sets, contenders, timer.last)
+        known = {name: Entry.model_validate(entry) for name, entry in job.known.items()}
+        for name, one in contenders.items():
+            if one.launch is None and name not in known:
+                entry = Entry(source=self._facts.sources[name], verdict=Verdict.FAILED, detail=one.failure[:300])
+                known[name] = entry
+        on_cpu = self._place.type == "cpu"
+        found = measure(
+            tuple(contenders),
+            self._facts.sources,
+            judge,
+            timer,
+            at,
+            known=known,
+            busy=_BUSY_CPU if on_cpu else BUSY,
+            seed=job.seed,
+        )
+        return self._record(job, request, found.entries, busy=found.busy or others_at_work(self._device))
+
+    # --- one job ----------------------------------------------------------------------------------------------------
+
+    def _operands(self, job: Job, phase: Phase, regime: Regime) -> tuple[list[Operands], Cost]:
+        """The sets of arguments, and what a call moves and computes."""
+        op, question = contract(job.op), job.question(self._device.target)
+        arguments = caller(job.op).arguments
+        free = torch.cuda.mem_get_info(self._place)[0] if self._place.type == "cuda" else None
+        first = draw(question, arguments, self._place, job.seed)
+        count = sets_wanted(self._place, regime, first.bytes(), free)
+        sets = [first, *(draw(question, arguments, self._place, job.seed + n) for n in range(1, count))]
+        cost = forward_cost(op, question.request, first.lengths())
+        if phase is Phase.BACKWARD:
+            _check_gradient(op)
+            prepare_backward(self._now, sets, job.seed)
+            read = {name: memory_bytes(tensor) for name, tensor in (first.grads | first.kept).items()}
+            needed = [t for t, need in zip(first.tensors, first.needs, strict=True) if need]
+            cost = backward_cost(op, cost, read, [memory_bytes(tensor) for tensor in needed])
+        elif phase is Phase.TRAINING:
+            _check_gradient(op)
+        return sets, cost
+
+    def _order(self, request: Request) -> list[Kernel]:
+        """The kernels that can serve the request, as priorities have them.
+
+        Of a gradient, those that any forward goes with: what another forward alone saves is chosen with that.
+        """
+        decision = self._now.decide(request)
+        serving = [one.kernel for one in decision.candidates if one.status in ("chosen", "eligible")]
+        if request.phase is Phase.INFERENCE:
+            return serving
+        return [kernel for kernel in serving if kernel.saves not in ("own", "autograd")]
+
+    def _record(self, job: Job, request: Request, entries: Mapping[str, Entry], *, busy: bool) -> Record:
+        kind = Kind.of(request, self._now.registry.for_op(job.op))
+        key = Key(kind, self._facts.target, self._facts.units, Regime(job.regime), dict(request.dims))
+        now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        decision = self._now.decide(request)
+        return Record(
+            key,
+            contract_digest(contract(job.op)),
+            entries,
+            now,
+            decision.chosen.name if decision.chosen else "",
+            self._facts.device,
+            self._facts.driver,
+            self._facts.torch,
+            busy,
+        )
+
+
+def make_worker(torch_device: str) -> TorchWorker:
+    """The worker on a device of this process.
+
+    Raises:
+        PortakernelError: there is no such device here.
+    """
+    now = dispatcher()
+    return TorchWorker(now.registry.device(torch_device), now)
+
+
+def _contender(now: Dispatcher, operands: Operands, kernel: Kernel, phase: Phase, at: At) -> Contender:
+    """The kernel as something to launch; its module is imported for that."""
+    at(kernel.name)
+    return contender(now, operands, kernel, phase)
+
+
+def _check_gradient(op: Contract) -> None:
+    if op.gradient != "kernel":
+        raise ArgumentValueError(f"{op.op} has no backward kernels (its gradient is: {op.gradient}); measure inference")
