@@ -30,6 +30,9 @@ class Known:
     def places(self):
         return tuple(dict.fromkeys(place for _, place in self.by_place))
 
+    def notes(self, kind, dims, place, driver):
+        return ("what there is to say",)
+
     def choices(self, op, place):
         self.asked.append(op)
         return Choices(self.by_place.get((op, place), ()))
@@ -57,10 +60,10 @@ def asked(world, rows=64, **keys):
 def test_a_measurement_goes_before_priority_within_its_bounds(world, two):
     request = asked(world)
     kernels = two.registry.for_op("add")
-    why = "measured: 0.81 of the time of p.add"
+    why = "0.81 of the time of p.add"
     two.routes.set(None, Known(chosen("q.add", request, kernels, why=why, M=(32, 128))))
     found = two.decide(request)
-    assert (found.chosen.name, found.why) == ("q.add", why)
+    assert (found.chosen.name, found.why) == ("q.add", f"p.yaml:7 (q.add) prefers it: {why}")
     loser = found.candidate("p.add").rejections[0]
     assert (loser.code, loser.text) == (ReasonCode.LOWER_PRIORITY, "p.yaml:7 (q.add) puts q.add before it")
     assert [two.decide(asked(world, rows)).chosen.name for rows in (31, 32, 128, 129)] == [
