@@ -165,8 +165,10 @@ class Measured:
 
 
 def _widths(contract: Contract) -> frozenset[str]:
-    """The dimensions that are the last ones of tensors with several that every call has: how wide rows are."""
-    needed = (tensor.sizes for tensor in contract.at().tensors if not tensor.optional)
+    """The dimensions that are the last ones of tensors with several that every call has, or returns: how wide rows are."""
+    made = contract.at()
+    needed = [tensor.sizes for tensor in made.tensors if not tensor.optional]
+    needed += [result.shape for result in made.outputs if isinstance(result.shape, tuple)]
     last = (parse_size(sizes[-1]) for sizes in needed if len(sizes) > 1)
     return frozenset(size.name for size in last if size.name is not None)
 
