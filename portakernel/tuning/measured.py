@@ -165,7 +165,7 @@ class Measured:
 
 
 def _widths(contract: Contract) -> frozenset[str]:
-    """The dimensions that are the last ones of tensors with several that every call has, or returns: how wide rows are."""
+    """The last dimensions of tensors with several that every call has, or returns: how wide rows are."""
     made = contract.at()
     needed = [tensor.sizes for tensor in made.tensors if not tensor.optional]
     needed += [result.shape for result in made.outputs if isinstance(result.shape, tuple)]
