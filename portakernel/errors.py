@@ -137,6 +137,47 @@ class PolicyFileError(ConfigError):
         super().__init__(head + "\n".join(self.problems))
 
 
+class PlanError(ConfigError):
+    """A plan that is refused, whole: every place where its form, its names or its kernels' sources are not as asked."""
+
+    def __init__(self, path: str, problems: Sequence[str], *, named_by: str = "") -> None:
+        self.path = path
+        self.problems = tuple(one_line(problem) for problem in problems if problem)  # an empty one follows from another
+        self.named_by = named_by
+        head = f"{named_by}: this plan is refused, and nothing of it is followed:\n" if named_by else ""
+        super().__init__(head + "\n".join(self.problems))
+
+
+class RankDisagreement(PortakernelError, RuntimeError):  # noqa: N818 - a state of several ranks, as they report it
+    """Ranks that would not run the same kernels.
+
+    ``differences`` has ranks with a kernel each, and the digests of its source there and on the first rank, empty where
+    it is not installed; ``others`` ranks that had nothing to compare, and why.
+    """
+
+    def __init__(
+        self, differences: Sequence[tuple[int, str, str, str]], others: Sequence[tuple[int, str]] = ()
+    ) -> None:
+        self.differences = tuple(differences)
+        self.others = tuple(others)
+        lines = list[str]()
+        for rank, kernel, there, first in self.differences:
+            here = f"the source {there}" if there else "no source, it is not installed"
+            lines.append(f"rank {rank}: {kernel} has {here}; on rank 0 it has {first or 'none'}")
+        lines += [f"rank {rank}: {text}" for rank, text in self.others]
+        advice = "Nothing was agreed on, on any rank: install the same packages on all of them"
+        super().__init__("the ranks do not agree:\n" + "\n".join(f"  {line}" for line in lines) + f"\n{advice}")
+
+
+class RankLostError(PortakernelError, TimeoutError):
+    """A rank that did not come to an agreement before the group's timeout; ``waited_for`` says for what."""
+
+    def __init__(self, waited_for: str, ranks: int, reason: str) -> None:
+        self.waited_for = waited_for
+        text = f"agree: {waited_for} of {ranks} ranks did not all come: {one_line(reason)}"
+        super().__init__(f"{text}. Each rank of the group calls portakernel.agree, once; see which one has ended")
+
+
 class NoKernelError(PortakernelError, NotImplementedError):
     """No kernel can serve a request; carries the whole decision."""
 

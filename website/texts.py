@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 _TEXTS = (
     ("Guide", "README.md", "index.md"),
     ("Guide", "docs/policy.md", "policy.md"),
+    ("Guide", "docs/plans.md", "plans.md"),
     ("Guide", "docs/compile.md", "compile.md"),
     ("Guide", "docs/warmup.md", "warmup.md"),
     ("Guide", "docs/serving.md", "serving.md"),

@@ -20,6 +20,7 @@ from portakernel.calling.argument_policies import ArgumentPolicies
 from portakernel.calling.arguments import Arguments, Tensors
 from portakernel.calling.attempts import Attempts
 from portakernel.calling.fallback import Fallbacks
+from portakernel.calling.fast.cells import Cells
 from portakernel.calling.fast.claim_reads import Reads, reads_of
 from portakernel.calling.fast.expressions import Expressions, expressions
 from portakernel.calling.fast.forms import Signatures
@@ -74,7 +75,17 @@ class OpCaller:
         self.some_are_recorded = any(kernel.saves == "autograd" for kernel in kernels)
         # Kernels of attached devices compete only where a policy names them: what they read costs other calls nothing.
         self._attached = [kernel for kernel in kernels if dispatcher.registry.is_attached(kernel)]
-        reads = reads_of(contract, (k for k in kernels if k not in self._attached), dispatcher.readiness)
+        choices = dispatcher.routes.of(contract.op)
+        # Parameters that plans and measurements tell apart are in a key from the beginning, or not at all.
+        self._told_apart = frozenset[str]().union(*(one.features for one in choices))
+        self._cells = Cells(contract.dims, choices)
+        reads = reads_of(
+            contract,
+            (kernel for kernel in kernels if kernel not in self._attached),
+            dispatcher.readiness,
+            told_apart=self._told_apart,
+            cells=self._cells,
+        )
         # What has to be built is built for given sizes: whether it was for these is part of the key.
         sized = any(kernel.build and not kernel.built for kernel in kernels)
         built = dispatcher.builds.units(contract.op) if sized else None
@@ -86,6 +97,13 @@ class OpCaller:
         self._attached_key = _key_function(contract, _parts(contract, of_attached))
         # By policy; a dictionary, because compiled autograd reads one and warns of `functools.lru_cache`.
         self._naming: dict[Policy, bool] = {}
+
+    def reroute(self) -> frozenset[str]:
+        """Has each choice made anew, by what the process follows now; the parameters that keys cannot tell apart."""
+        choices = self.dispatcher.routes.of(self.contract.op)
+        self._cells.renew(choices)
+        self.table.clear()
+        return frozenset[str]().union(*(one.features for one in choices)) - self._told_apart
 
     def torch_op(self, suffix: str = "") -> Any:
         """The op, or its part ``_forward`` or ``_backward``, as torch's dispatcher knows it."""

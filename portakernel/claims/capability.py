@@ -27,6 +27,7 @@ class ReasonCode(StrEnum):
     NEEDS_BUILD = "needs_build"
     DENIED_BY_POLICY = "denied_by_policy"
     NOT_ALLOWED = "not_allowed"
+    NOT_IN_PLAN = "not_in_plan"
     VENDOR = "vendor"
     ARCH = "arch"
     DRIVER = "driver"

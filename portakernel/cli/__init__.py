@@ -1,7 +1,8 @@
 """The command line: ``portakernel list``, ``explain``, ``check`` and the others of ``COMMANDS``.
 
 To add a command, write a module with a function ``command`` whose docstring is its help, and list it in ``COMMANDS``;
-one that needs several modules has a folder, and its function in ``command.py`` there. Those of authors stand in the kit
+one that needs several modules has a folder, and its function in ``command.py`` there. One that consists of commands has
+them in ``ACTIONS`` beside it, by name. Those of authors stand in the kit
 (``kit/portakernel_kit``). A plugin adds one with the hook ``portakernel_cli``. Commands import what they need when they
 run, so that those that answer from manifests alone load neither torch nor rich.
 """
@@ -50,6 +51,7 @@ COMMANDS: Mapping[str, str] = {
     "record": "portakernel.cli.record",
     "tune": "portakernel_kit.cli.tune",
     "regret": "portakernel_kit.cli.regret",
+    "plan": "portakernel.cli.plan.command",
     "cache": "portakernel.cli.cache",
     "demo": "portakernel_kit.demo.command",
 }
@@ -102,9 +104,20 @@ def make_app(names: Iterable[str] = COMMANDS, manager: PluginManager | None = No
         manager.call("portakernel_cli", app=app)
         _keep_first(app)
     for name in names:
-        command = importlib.import_module(COMMANDS[name]).command
-        app.command(name, cls=_Once, help=_help(command), short_help=_help(command).partition("\n")[0])(command)
+        module = importlib.import_module(COMMANDS[name])
+        if actions := getattr(module, "ACTIONS", None):
+            several = typer.Typer(rich_markup_mode=None)
+            for action, command in actions.items():
+                _add(several, action, command)
+            text = _help(module.command)
+            app.add_typer(several, name=name, help=text, short_help=text.partition("\n")[0])
+        else:
+            _add(app, name, module.command)
     return app
+
+
+def _add(app: typer.Typer, name: str, command: Callable[..., Any]) -> None:
+    app.command(name, cls=_Once, help=_help(command), short_help=_help(command).partition("\n")[0])(command)
 
 
 class _Once(typer.core.TyperCommand):

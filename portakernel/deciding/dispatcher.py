@@ -21,6 +21,7 @@ from portakernel.deciding.policies import Layer, Policy, Wishes, intern_policy
 from portakernel.deciding.process_wishes import ProcessWishes, allowed_plugins, read
 from portakernel.deciding.ranking import Candidate, order, why, why_not
 from portakernel.deciding.readiness import Readiness
+from portakernel.deciding.routes import Routes
 from portakernel.deciding.trace_token import make_token
 from portakernel.deciding.unmet import skipped_preferences
 from portakernel.host.locks import make_lock
@@ -45,6 +46,7 @@ class Dispatcher:
         self.process = ProcessWishes(config, drafts, registry)
         self.readiness = Readiness(self.registry.manager)
         self.builds = Builds()
+        self.routes = Routes(registry)
         self.checks_values = config.checks
         self.trace_token = ""
         self._token = ""
@@ -188,7 +190,7 @@ class Dispatcher:
         return (failure,) if failure is not None else rejections
 
     def _wished(self, request: Request, policy: Policy) -> tuple[Request, Wishes]:
-        """What the policy wants of the request, which then asks for what the policy requires."""
+        """What the policy wants of the request, which then asks for what the policy requires; else what is followed."""
         wishes = policy.wishes(request.op, request.target, self.registry)
         for skipped in skipped_preferences(
             policy, request.op, request.target, self.registry, self.process.disabled, self.process.allow
@@ -198,7 +200,7 @@ class Dispatcher:
             )
         if wishes.require:
             request = replace(request, requires=request.requires | wishes.require.keys())
-        return request, wishes
+        return request, self.routes.follow(request, wishes)
 
     def announce(self, decision: Decision) -> None:
         """Tells plugins of a decision that a call will be served by."""

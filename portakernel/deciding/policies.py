@@ -3,7 +3,8 @@
 Sources, strongest first: an argument of the call, context managers (the innermost first), ``set_policy`` for the
 process, the environment, the policy files (the last one first; what one says of a target or an op before what it says
 of all). For each op, the strongest layer that mentions it decides between ``use`` and ``prefer``; ``deny`` and
-``require`` add up over all, and of lists of ``plugins`` all hold.
+``require`` add up over all, and of lists of ``plugins`` all hold. Plans and measurements (``routes``) are heard of ops
+for which no layer names a kernel.
 
 A name that nothing here has is nothing to decide by: ``deny`` of it is fulfilled, ``prefer`` skips it (``unmet`` says
 so), and ``use`` of it is an error where it is asked for.
@@ -125,7 +126,9 @@ class Wishes:
     """A policy's wishes for one op on one target: kernels and properties by name, each with the source that named it.
 
     Every chosen kernel must declare the properties in ``require``, and be of a plugin on each list of ``allow``.
-    ``words`` has, best first, the name by which each kernel is used or preferred: its own, or its plugin's.
+    ``words`` has, best first, the name by which each kernel is used or preferred: its own, or its plugin's. ``reason``
+    is what speaks for a kernel that a measurement prefers; ``locked`` names a plan that has to cover every call, and
+    does not cover this one.
     """
 
     use: Mapping[str, str]
@@ -138,6 +141,8 @@ class Wishes:
     compiled: GraphForm | None = None
     compiled_source: str = ""
     allow: tuple[AllowList, ...] = ()
+    reason: str = ""
+    locked: str = ""
 
     def rank(self, kernel: str) -> int:
         """The place of ``kernel`` in the order of names: one word's kernels share theirs, those not named come last."""

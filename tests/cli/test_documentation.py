@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("forked_observers", "small_model")
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
 # Objects whose keys are names of arguments, dimensions, vendors, modules or variables.
 OPEN = {"dtypes", "dims", "facts", "features", "formats", "targets", "requires", "set"}
-OPEN |= {"by", "by_kernel", "shapes", "values", "versions", "clocks"}
+OPEN |= {"call", "entries", "left_out", "by", "by_kernel", "shapes", "values", "versions", "clocks"}
 
 
 def _keys(data: Any) -> Iterator[str]:
@@ -53,6 +53,9 @@ def _section(command: str) -> str:
         "lint --kernel torch.add --mutate",
         "faults torch --op add --most 1 --budget 0.1s --seed 7",
         "compile --plugin triton --op add --target nvidia:sm_90",
+        "plan check {plan}",
+        "plan diff {plan} {none}",
+        "plan lock {plan} --calls {calls}",
         "cache list",
         "bench rms_norm softmax --device cpu --seconds 0 --quick",
         "bench rms_norm --device cpu --seconds 0 --launch",
@@ -65,7 +68,12 @@ def test_every_key_is_documented(run: Callable, tmp_path: Path, line: str) -> No
     one, two = tmp_path / "one.json", tmp_path / "two.json"
     for file, wish in ((one, ""), (two, "--deny triton")) if line.startswith("diff") else ():
         file.write_text(run(f"explain --all --target h100 {wish} --json").out, encoding="utf-8")
-    command, *arguments = line.format(text=text, folder=tmp_path, one=one, two=two).split()
+    plan, none, calls = tmp_path / "plan.yaml", tmp_path / "none.yaml", tmp_path / "calls.yaml"
+    calls.write_text("calls: [{op: add, dtype: float32, shape: {x: [4], y: [4]}, device: cpu}]", encoding="utf-8")
+    for file, targets in ((plan, "{'cpu:x86_64/2': {}}"), (none, "{}")) if line.startswith("plan") else ():
+        file.write_text(f"schema_version: 1\ntargets: {targets}\n", encoding="utf-8")
+    places = {"text": text, "folder": tmp_path, "one": one, "two": two, "plan": plan, "none": none, "calls": calls}
+    command, *arguments = line.format(**places).split()
     section = re.sub(r"```.*?```", "", _section(command), flags=re.DOTALL)
     written = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", section))))
     assert set(_keys(run(command, *arguments, "--json").json)) - written == set()

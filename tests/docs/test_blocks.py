@@ -25,6 +25,7 @@ from portakernel.deciding.policy_file import load_policy_file
 from portakernel.manifest.loading import load_manifest
 from portakernel.manifest.models import PluginManifest
 from portakernel.manifest.yaml_file import read_yaml
+from portakernel.plan import read_form
 from portakernel.runtime import dispatcher
 from portakernel.words.masks import MASKS
 from portakernel_kit.conformance.drawn.spelling import parse_request
@@ -168,6 +169,8 @@ def check_yaml(block: Block, folder: Path, capsys: pytest.CaptureFixture[str]) -
     file.write_text(block.text, encoding="utf-8")
     if block.page == "docs/policy.md":
         assert load_policy_file(file, dispatcher().registry).layers != ()
+    elif block.page == "docs/plans.md":
+        assert [op for _, op, _ in read_form(file).entries()] == ["rms_norm", "rms_norm"]
     elif "\n  shows:" in block.text:
         (entry,) = read_yaml(file).data
         assert entry_problems(entry, WANTED, frozenset((*WANTED, "shows"))) == []

@@ -1,4 +1,7 @@
-"""The reads of an op: limits, values, plugins' own checks that its kernels' choice depends on. A key holds no more."""
+"""The reads of an op: limits, values, plugins' own checks that its kernels' choice depends on. A key holds no more.
+
+Beside what claims read there is what plans and measurements tell apart: sizes by their cells, parameters by value.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from portakernel.calling.fast.cells import Cells
 from portakernel.calling.fast.generated import define
 from portakernel.claims.capability import Limit
 from portakernel.contract import Contract
@@ -26,12 +30,23 @@ class Reads:
     limits: tuple[Limit, ...] = ()
     values: tuple[str, ...] = ()
     checks: tuple[tuple[tuple[str, ...], Callable[..., bool | None]], ...] = ()
+    cells: Cells | None = None
 
 
-def reads_of(contract: Contract, kernels: Iterable[Kernel], readiness: Readiness) -> Reads:
-    """The reads of these kernels: all that decides if one of them is chosen, and how early."""
+def reads_of(
+    contract: Contract,
+    kernels: Iterable[Kernel],
+    readiness: Readiness,
+    *,
+    told_apart: Iterable[str] = (),
+    cells: Cells | None = None,
+) -> Reads:
+    """The reads of these kernels: all that decides if one of them is chosen, and how early.
+
+    ``told_apart`` are parameters, and ``cells`` those of sizes, that plans and measurements tell apart.
+    """
     few = {parameter.name for parameter in contract.parameters if parameter.kind in _FEW}
-    limits, values = set[Limit](), set[str]()
+    limits, values = set[Limit](), set(told_apart)
     checks: list[tuple[tuple[str, ...], Callable[..., bool | None]]] = []
     for kernel in kernels:
         limits |= kernel.limits()
@@ -44,7 +59,7 @@ def reads_of(contract: Contract, kernels: Iterable[Kernel], readiness: Readiness
             values |= set(kernel.check.reads)
         else:
             checks.append((kernel.check.reads, _admits(kernel, kernel.check.reads, readiness)))
-    return Reads(tuple(sorted(limits, key=str)), tuple(sorted(values)), tuple(checks))
+    return Reads(tuple(sorted(limits, key=str)), tuple(sorted(values)), tuple(checks), cells)
 
 
 def _admits(kernel: Kernel, names: Sequence[str], readiness: Readiness) -> Callable[..., bool | None]:

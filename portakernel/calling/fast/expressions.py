@@ -74,6 +74,7 @@ def expressions(contract: Contract, reads: Reads, built: set[BuildUnit] | None =
     """
     writer = _KeyWriter(contract, reads)
     writer.write_limits()
+    writer.write_cells()
     writer.write_layouts()
     writer.write_values()
     writer.write_checks()
@@ -95,6 +96,7 @@ class _KeyWriter:
         self.sized, self.strided, self.open = list[str](), list[str](), list[str]()
         self.sized_by = [f"_s_{tensor.name}" for tensor in contract.tensors]
         asked = {limit.parameter for limit in reads.limits} | {name for read, _ in reads.checks for name in read}
+        asked |= set(reads.cells.dims if reads.cells is not None else ())
         for rows in dict.fromkeys(tensor.leading for tensor in contract.tensors if tensor.leading in asked):
             # a product, made once for all that asks for it
             self.products.append(f"_s__{rows} = {self.sizes[rows]}")
@@ -104,6 +106,18 @@ class _KeyWriter:
         """The outcome of each limit on a size."""
         limits = [limit for limit in self.reads.limits if limit.parameter in self.sizes]
         self.sized += [_bound(limit, self.sizes[limit.parameter]) for limit in limits]
+
+    def write_cells(self) -> None:
+        """The cell of the sizes among those that plans and measurements tell apart."""
+        if self.reads.cells is not None:
+            self.names["_cells"] = self.reads.cells
+            self.sized.append(
+                _call(
+                    "_cells",
+                    self.reads.cells.dims,
+                    {name: self.sizes.get(name, "-1") for name in self.reads.cells.dims},
+                )
+            )
 
     def write_layouts(self) -> None:
         """The outcomes of limits on each tensor's layout."""
@@ -164,6 +178,8 @@ class _KeyWriter:
             names=self.names,
         )
         verdicts = Verdicts(_make_judge(self.contract, written))
+        if self.reads.cells is not None:
+            self.reads.cells.when_renewed(verdicts.known.clear)
         self.names |= {"_judged": verdicts.known.get, "_judge": verdicts.judge}
         return written
 

@@ -1,0 +1,1 @@
+"""``portakernel plan``: its commands, a module each."""

@@ -1,0 +1,170 @@
+"""``portakernel plan check``: whether a plan would be followed here, or on hardware that is elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from portakernel.cli.options import Json
+
+if TYPE_CHECKING:
+    from portakernel.cli.output import Page
+    from portakernel.deciding.dispatcher import Dispatcher
+    from portakernel.plan import Entry, Place, Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """An entry whose kernel cannot serve calls that it covers: an example of them, and why."""
+
+    place: Place
+    op: str
+    entry: Entry
+    sizes: str
+    reasons: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The refusal as JSON-ready data; stable."""
+        place = {"target": str(self.place), "op": self.op, "line": self.entry.line, "kernel": self.entry.kernel}
+        return {**place, "sizes": self.sizes, "reasons": list(self.reasons)}
+
+
+def command(
+    file: Annotated[Path, typer.Argument(metavar="PLAN", readable=False, help="The plan.")],
+    target: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--target",
+            metavar="VENDOR:ARCH",
+            help="Judge the parts for this hardware, from manifests where it is not here, or for `all`; repeatable"
+            " [default: this machine's devices].",
+        ),
+    ] = None,
+    digest: Annotated[
+        str | None, typer.Option("--digest", metavar="sha256:…", help="What the plan's digest has to be.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Say whether a plan would be followed: its form, names and sources, and whether its kernels can serve its calls.
+
+    Each entry's kernel is asked about calls of the least and the greatest sizes, and of sizes between that break a
+    bound of its claims. Hardware that is not here is judged from manifests: what is installed there, and built, is
+    taken for granted.
+
+    Exits with 0 when all would be followed, 1 when something would be refused, or the digest is another one.
+
+    For example:
+
+        portakernel plan check plan.yaml
+        portakernel plan check plan.yaml --target amd:gfx942 --target nvidia:sm_90
+        portakernel plan check plan.yaml --digest "$REVIEWED"
+    """
+    from portakernel.cli.output import page, print_json
+    from portakernel.errors import ArgumentValueError, PlanError
+    from portakernel.plan.judging import notes_on
+    from portakernel.plan.reading import problems_of, read_form
+    from portakernel.runtime import dispatcher
+    from portakernel.tuning.sources import source_digest
+
+    if not file.exists() and not file.is_symlink():
+        raise ArgumentValueError(f"{file} is not there; `portakernel plan export -o {file}` writes one")
+    now = dispatcher()
+    try:
+        plan = read_form(file)
+    except PlanError as error:
+        if json:
+            print_json(_answer(file, None, (), error.problems, (), ()))
+        else:
+            _print_problems(page(), error.problems)
+        raise typer.Exit(1) from None
+    places = chosen_places(now, plan, target or ())
+    problems = problems_of(file, places, now.registry)
+    if digest is not None and digest != plan.digest:
+        problems.append(f"{file}: digest: is {plan.digest}; {digest} is asked for")
+    refused = () if problems else tuple(_refused(now, plan, places))
+    notes = list(notes_on(plan, places, now.registry, source_digest))
+    if json:
+        print_json(_answer(file, plan, places, problems, refused, notes))
+    else:
+        _print(page(), plan, places, problems, refused, notes)
+    raise typer.Exit(1 if problems or refused else 0)
+
+
+def _answer(
+    file: Path,
+    plan: Plan | None,
+    places: Sequence[Place],
+    problems: Sequence[str],
+    refused: Sequence[Refused],
+    notes: Sequence[str],
+) -> dict[str, Any]:
+    return {
+        "plan": str(file),
+        "digest": plan and plan.digest,
+        "lock": plan and plan.lock,
+        "targets": [str(place) for place in places],
+        "problems": list(problems),
+        "refused": [one.to_json() for one in refused],
+        "notes": list(notes),
+    }
+
+
+def chosen_places(now: Dispatcher, plan: Plan, targets: Sequence[str]) -> list[Place]:
+    """The plan's parts for these targets, for all of them, or for this machine's devices.
+
+    Raises:
+        ArgumentValueError: the plan has no part for a target that is asked for.
+        UnknownNameError: there is no such target.
+    """
+    from portakernel.errors import ArgumentValueError
+
+    if "all" in targets:
+        return sorted(plan.parts)
+    wanted = [str(now.registry.target(text)) for text in targets]
+    if missing := [text for text in wanted if all(place.target != text for place in plan.parts)]:
+        known = ", ".join(map(str, sorted(plan.parts))) or "none"
+        raise ArgumentValueError(f"plan: it has no part for {missing[0]}; its parts: {known}")
+    wanted = wanted or [str(device.target) for device in now.registry.reachable_devices()]
+    return sorted(place for place in plan.parts if place.target in wanted)
+
+
+def _refused(now: Dispatcher, plan: Plan, places: Collection[Place]) -> Iterator[Refused]:
+    from portakernel.cli.plan.eligibility import refusals
+
+    for place, op, entry in plan.entries():
+        if place in places and (found := next(refusals(now, entry, op, place), None)) is not None:
+            yield Refused(place, op, entry, found.sizes, found.reasons)
+
+
+def _print_problems(out: Page, problems: Sequence[str]) -> None:
+    for problem in problems:
+        out.line(problem, "bad")
+    out.line(f"The plan is refused: {len(problems)} problem{'s' * (len(problems) != 1)}", "bad")
+
+
+def _print(
+    out: Page,
+    plan: Plan,
+    places: Sequence[Place],
+    problems: Sequence[str],
+    refused: Sequence[Refused],
+    notes: Sequence[str],
+) -> None:
+    for note in notes:
+        out.line(f"note: {note}", "doubt")
+    if problems:
+        _print_problems(out, problems)
+        return
+    for one in refused:
+        at = f" at {one.sizes}" if one.sizes else ""
+        head = f"{plan.name}:{one.entry.line}: {one.op} on {one.place}: {one.entry.kernel} cannot serve it{at}"
+        out.line(f"{head}: {'; '.join(one.reasons)}", "bad")
+    count = sum(place in places for place, *_ in plan.entries())
+    judged = ", ".join(map(str, places)) or "no part (it has none for this machine; --target names others)"
+    said = f"{len(refused)} of {count} entries would be refused" if refused else f"{count} entries can be followed"
+    out.line(f"{plan.name}: {said} on {judged}", "bad" if refused else "good")
+    out.line(f"lock: {plan.lock}; {plan.digest}", "faint")

@@ -1,0 +1,73 @@
+"""Whether a kernel can serve the calls that an entry of a plan gives it, here or by manifests."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from portakernel.cli.plan.entry_requests import asked_of, breaking, corners
+from portakernel.deciding.dispatcher import Dispatcher
+from portakernel.errors import PortakernelError
+from portakernel.plan.plan import Entry, Place
+from portakernel.tuning.choices import Choice
+from portakernel.words.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A call that an entry covers and its kernel cannot serve.
+
+    ``between``: the dimension of which the ends of the interval would do; empty where one of them is at fault.
+    """
+
+    dims: Mapping[str, int]
+    reasons: tuple[str, ...]
+    between: str = ""
+
+    @property
+    def sizes(self) -> str:
+        """The call's sizes, for people."""
+        return ", ".join(f"{name}={size}" for name, size in self.dims.items())
+
+
+def refusals(now: Dispatcher, entry: Entry, op: str, place: Place) -> Iterator[Refusal]:
+    """What ``entry``'s kernel cannot serve, an example for each reason to be: under the policy in force."""
+    registry, policy = now.registry, now.policy()
+    kernel = registry.kernels[entry.kernel]
+    here = (device for device in registry.reachable_devices() if str(device.target) == place.target)
+    try:
+        asked = asked_of(entry, op, Target.parse(place.target), registry, next(here, None))
+    except PortakernelError as error:
+        yield Refusal({}, (str(error),))
+        return
+
+    def refusal(dims: Mapping[str, int], between: str = "") -> Iterator[Refusal]:
+        if found := now.rejections(kernel.name, replace(asked, dims=dims), policy):
+            yield Refusal(dims, tuple(rejection.text for rejection in found), between)
+
+    for dims in corners(entry.bounds):
+        yield from refusal(dims)
+    for name, dims in breaking(entry.bounds, kernel):
+        yield from refusal(dims, name)
+
+
+def servable(now: Dispatcher, choices: Iterable[Choice], place: Place) -> tuple[list[Choice], int]:
+    """The choices whose kernels can serve all that they cover, and how many were left out because one cannot.
+
+    Of an interval that has sizes which its kernel cannot serve between ends that it can, such as widths that 8 does
+    not divide, the two ends are kept: a plan is strict, and there priorities decide.
+    """
+    kept, left_out = list[Choice](), 0
+    for choice in choices:
+        found = list(refusals(now, Entry.of(choice), choice.kind.op, place))
+        if any(not refusal.between for refusal in found):
+            left_out += 1
+            continue
+        ends = [
+            [(bounds[0], bounds[0]), (bounds[1], bounds[1])] if any(one.between == name for one in found) else [bounds]
+            for name, bounds in choice.bounds.items()
+        ]
+        for bounds in itertools.product(*ends):
+            kept.append(replace(choice, bounds=dict(zip(choice.bounds, bounds, strict=True))))
+    return kept, left_out

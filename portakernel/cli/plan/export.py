@@ -1,0 +1,153 @@
+"""``portakernel plan export``: a plan of what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from portakernel.cli.options import Json
+
+if TYPE_CHECKING:
+    from portakernel.deciding.dispatcher import Dispatcher
+    from portakernel.plan import Place
+    from portakernel.plan.plan import MadeWith
+    from portakernel.tuning.choices import Choice
+    from portakernel.tuning.key import Regime
+    from portakernel.warming.outcome import Call
+
+
+def command(
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="The plan; other targets' parts in it stay.")
+    ],
+    target: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--target", metavar="VENDOR:ARCH/UNITS", help="For this hardware; repeatable [default: this machine's]."
+        ),
+    ] = None,
+    op: Annotated[
+        list[str] | None, typer.Option("--op", metavar="OP", help="Only decisions about this op; repeatable.")
+    ] = None,
+    calls: Annotated[
+        Path | None,
+        typer.Option(
+            "--calls", metavar="FILE", help="Only decisions about these calls, as `portakernel tune` reads them."
+        ),
+    ] = None,
+    regime: Annotated[
+        str, typer.Option("--regime", metavar="REGIME", help="How times were taken: eager|graph, then /cold or /warm.")
+    ] = "graph/cold",
+    json: Json = False,
+) -> None:
+    """Write what was measured as a plan: for kinds of calls and intervals of sizes the kernel, its time as a comment.
+
+    Only what measurements decide is written; where they leave a call to priorities, so does the plan, until
+    `portakernel plan lock` completes it. Sources of kernels are pinned as they are here. Of an interval whose kernel
+    cannot serve all sizes in it, the two ends are written.
+
+    Exits with 0 when the plan was written, also where nothing was measured; 2 when it would be larger than is read.
+
+    For example:
+
+        portakernel plan export -o plan.yaml
+        portakernel plan export -o plan.yaml --target nvidia:sm_90/132 --op rms_norm --op softmax
+    """
+    from portakernel.cli.calls_file import load_calls
+    from portakernel.cli.output import page, print_json
+    from portakernel.cli.plan.eligibility import servable
+    from portakernel.errors import UnknownNameError
+    from portakernel.plan.export import make_plan
+    from portakernel.plan.plan import Place, Plan
+    from portakernel.plan.reading import read_form
+    from portakernel.plan.writing import write_plan
+    from portakernel.runtime import dispatcher
+    from portakernel.tuning.key import Regime
+
+    now = dispatcher()
+    if regime not in list(Regime):
+        raise UnknownNameError("regime", regime, [str(known) for known in Regime])
+    for name in op or ():
+        if name not in now.registry.ops:
+            raise UnknownNameError("op", name, now.registry.ops)
+    places = [Place.parse(text) for text in dict.fromkeys(target or ())]
+    for place in places:
+        now.registry.target(place.target)
+    here = _here(now)
+    places = places or list(here)
+    ops = list(dict.fromkeys(op or now.registry.ops))
+    asked = Regime(regime)
+    choices = {place: list(_measured(now, place, ops, asked)) for place in places}
+    if calls is not None:
+        listed = load_calls(calls)
+        choices = {place: _asked_for(now, place, several, listed) for place, several in choices.items()}
+    able = {place: servable(now, several, place) for place, several in choices.items()}
+    beside = read_form(output) if output.exists() else Plan({}, {}, regime=asked)
+    made_with = {place: made for place, made in here.items() if place in places}
+    plan = make_plan(
+        {place: kept for place, (kept, _) in able.items()},
+        now.registry,
+        regime=asked,
+        made_with=made_with,
+        beside=beside,
+    )
+    write_plan(plan, output)
+    counts = {str(place): sum(len(entries) for entries in plan.parts[place].values()) for place in places}
+    left_out = {str(place): count for place, (_, count) in able.items()}
+    if json:
+        counted = {"entries": counts, "left_out": left_out}
+        print_json({"plan": str(output), "digest": plan.digest, "lock": plan.lock, **counted})
+        return
+    out = page()
+    for text, count in counts.items():
+        out.line(
+            f"{text}: {count} entries" if count else f"{text}: nothing that was measured decides; `portakernel tune`"
+        )
+        if left_out[text]:
+            out.line(
+                f"{left_out[text]} decisions are left out: their kernels cannot serve such calls now", "doubt", indent=2
+            )
+    out.line(f"{output}: written; {plan.digest}", "good")
+
+
+def _here(now: Dispatcher) -> Mapping[Place, MadeWith]:
+    """This machine's kinds of devices, with driver and torch."""
+    from portakernel.host.distributions import version
+    from portakernel.plan.plan import MadeWith, Place
+    from portakernel.tensors.units import units_of
+
+    torch, found = version("torch") or "", dict[Place, MadeWith]()
+    for device in now.registry.reachable_devices():
+        if not device.attached and device.torch_device is not None and (units := units_of(device)):
+            found.setdefault(Place(str(device.target), units), MadeWith(device.driver or "", torch))
+    return found
+
+
+def _measured(now: Dispatcher, place: Place, ops: Sequence[str], regime: Regime) -> Iterator[Choice]:
+    from portakernel.config import Config
+    from portakernel.tuning.measured import measured_choices
+    from portakernel.tuning.place import defaults_root, own_root
+
+    registry = now.registry
+    roots = [own_root(Config.from_environment().tuning_dir), defaults_root()]
+    for op in ops:
+        kernels = registry.for_op(op)
+        yield from measured_choices(roots, op, place.target, place.units, regime, kernels, registry.spaces).all
+
+
+def _asked_for(now: Dispatcher, place: Place, choices: Sequence[Choice], calls: Sequence[Call]) -> list[Choice]:
+    """The choices that cover one of the calls."""
+    from portakernel.cli.plan.call_requests import requests_of
+    from portakernel.tuning.key import Kind
+    from portakernel.words.target import Target
+
+    asked = [
+        (Kind.of(request, now.registry.for_op(call.op)), request.dims)
+        for call in calls
+        if call.kernel is None  # nothing is decided for one that names its own
+        for request in requests_of(call, Target.parse(place.target))
+    ]
+    return [choice for choice in choices if any(choice.kind == kind and choice.covers(dims) for kind, dims in asked)]

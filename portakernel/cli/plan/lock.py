@@ -1,0 +1,164 @@
+"""``portakernel plan lock``: a plan completed for a workload, so that nothing else is decided for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from portakernel.cli.options import Json
+
+if TYPE_CHECKING:
+    from portakernel.cli.output import Page
+    from portakernel.deciding.dispatcher import Dispatcher
+    from portakernel.plan import Place, Plan
+    from portakernel.tuning.choices import Choice
+    from portakernel.warming.outcome import Call
+    from portakernel.words.target import Device
+
+
+def command(
+    file: Annotated[
+        Path, typer.Argument(metavar="PLAN", readable=False, help="The plan; one that is not there begins empty.")
+    ],
+    calls: Annotated[
+        Path, typer.Option("--calls", metavar="FILE", help="The workload: calls as `portakernel warmup` reads them.")
+    ],
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--target",
+            metavar="VENDOR:ARCH/UNITS",
+            help="The part to complete, from manifests where the hardware is not here [default: the calls' devices].",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write it there [default: in its place].")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Complete a plan for a workload: every call that no entry covers gets the kernel that would serve it now.
+
+    The plan then has `lock: everything`: a call that it does not cover is an error, and no measurement, priority or
+    upgrade moves what the workload runs on. Its digest is set. Calls that name a kernel themselves need no entry.
+
+    Exits with 0 when every call is covered, 1 when no kernel serves one: nothing is written then.
+
+    For example:
+
+        portakernel plan lock plan.yaml --calls service.yaml
+        portakernel plan lock plan.yaml --calls service.yaml --target amd:gfx942/304 -o locked.yaml
+    """
+    from portakernel.cli.calls_file import load_calls
+    from portakernel.cli.output import page, print_json
+    from portakernel.plan.export import make_plan
+    from portakernel.plan.plan import Place, Plan
+    from portakernel.plan.reading import read_form, read_plan
+    from portakernel.plan.writing import write_plan
+    from portakernel.runtime import dispatcher
+
+    now = dispatcher()
+    place = Place.parse(target) if target is not None else None
+    here = None if place is None else [str(now.registry.target(place.target))]
+    plan = read_plan(file, now.registry, here=here) if file.exists() else Plan({}, {})
+    added, unserved = _uncovered(now, plan, load_calls(calls), place)
+    where, kept = output or file, sum(1 for _ in plan.entries())
+    if not unserved:
+        whole = {at: [*_choices(plan, at), *choices] for at, choices in added.items()}
+        plan = make_plan(whole, now.registry, regime=plan.regime, lock="everything", beside=plan)
+        write_plan(plan, where)
+        plan = read_form(where)
+    answer: dict[str, Any] = {
+        "plan": str(where),
+        "digest": plan.digest,
+        "lock": plan.lock,
+        "kept": kept,
+        "added": [
+            {
+                "target": str(at),
+                "op": choice.kind.op,
+                "kernel": choice.kernel,
+                "dims": {name: size for name, (size, _) in choice.bounds.items()},
+            }
+            for at, choices in added.items()
+            for choice in choices
+        ],
+        "unserved": unserved,
+    }
+    if json:
+        print_json(answer)
+    else:
+        _print(page(), answer)
+    raise typer.Exit(1 if unserved else 0)
+
+
+def _choices(plan: Plan, place: Place) -> list[Choice]:
+    return [choice for op in plan.parts.get(place, {}) for choice in plan.choices(op, place).all]
+
+
+def _uncovered(
+    now: Dispatcher, plan: Plan, calls: Sequence[Call], place: Place | None
+) -> tuple[dict[Place, list[Choice]], list[str]]:
+    """A choice for each call that nothing covers, by place, and the calls that no kernel serves."""
+    from portakernel.cli.plan.call_requests import requests_of
+    from portakernel.deciding.explaining import decide_as_called
+    from portakernel.tuning.choices import Choice
+    from portakernel.tuning.key import Kind
+    from portakernel.words.target import Target
+
+    added: dict[Place, list[Choice]] = {}
+    unserved = list[str]()
+    for call in calls:
+        if call.kernel is not None:
+            continue
+        at, device = (place, None) if place is not None else _place(now, call)
+        for request in requests_of(call, Target.parse(at.target), device):
+            kind = Kind.of(request, now.registry.for_op(call.op))
+            known = [*plan.choices(call.op, at).all, *added.get(at, ())]
+            if any(choice.kind == kind and choice.covers(request.dims) for choice in known):
+                continue
+            decision = decide_as_called(now, request, now.policy())
+            if decision.chosen is None:
+                unserved.append(f"{request}: {decision.why}")
+                continue
+            bounds = {name: (int(size), int(size)) for name, size in request.dims.items()}
+            choice = Choice(decision.chosen.name, kind, bounds, "", f"locked: {decision.why}")
+            added.setdefault(at, []).append(choice)
+    return added, unserved
+
+
+def _place(now: Dispatcher, call: Call) -> tuple[Place, Device]:
+    """The kind of device that a call is on, which is here.
+
+    Raises:
+        UnknownNameError, ArgumentValueError: there is none, or torch does not say its units.
+    """
+    from portakernel.deciding.explaining import first_device
+    from portakernel.errors import ArgumentValueError
+    from portakernel.plan.plan import Place
+    from portakernel.tensors.units import units_of
+
+    device = now.registry.device(call.device) if call.device else first_device(now.registry)
+    units = units_of(device)
+    if not units:
+        text = f"nobody says how many multiprocessors {device.name} has; give --target VENDOR:ARCH/UNITS"
+        raise ArgumentValueError(f"plan: {text}")
+    return Place(str(device.target), units), device
+
+
+def _print(out: Page, answer: dict[str, Any]) -> None:
+    for text in answer["unserved"]:
+        out.line(text, "bad")
+    if answer["unserved"]:
+        out.line(f"{len(answer['unserved'])} calls have no kernel; nothing is written", "bad")
+        return
+    rows = [
+        (one["target"], one["op"], ", ".join(f"{name}={size}" for name, size in one["dims"].items()), one["kernel"])
+        for one in answer["added"]
+    ]
+    if rows:
+        out.table(rows, ("target", "op", "sizes", "kernel"), indent=2)
+    out.line(f"{answer['plan']}: {answer['kept']} entries kept, {len(rows)} added; lock: everything", "good")
+    out.line(answer["digest"], "faint")

@@ -1,0 +1,381 @@
+"""``portakernel plan export``, ``check``, ``diff`` and ``lock``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from portakernel.cli.plan import export
+from portakernel.contracts import contract
+from portakernel.deciding.asking import ask
+from portakernel.plan import Place, read_form
+from portakernel.plan.export import make_plan
+from portakernel.plan.writing import write_plan
+from portakernel.runtime import dispatcher
+from portakernel.tensors.units import units_of
+from portakernel.tuning.choices import Choice, Choices
+from portakernel.tuning.key import Kind
+from portakernel.words.target import Target
+
+H200 = Place("nvidia:sm_90", 132)
+CALLS = """\
+calls:
+  - {op: rms_norm, dtype: bfloat16, shape: {x: [64, 4096], weight: [4096]}}
+  - {op: rms_norm, dtype: bfloat16, shape: {x: [8, 8, 4096], weight: [4096]}}
+  - {op: softmax, dtype: float16, shape: {x: [64, 100]}, training: true}
+  - {op: softmax, dtype: float32, shape: {x: [64, 100]}, kernel: torch}
+"""
+
+
+def kind(op: str, dtypes: Any = "bfloat16", **values: Any) -> Kind:
+    asked = ask(contract(op), Target.parse(H200.target), dtypes=dtypes, values=values)
+    return Kind.of(asked, dispatcher().registry.for_op(op))
+
+
+def here() -> Place:
+    device = dispatcher().registry.device("cpu")
+    return Place(str(device.target), units_of(device) or 0)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a plan of choices by place."""
+
+    def to_file(choices: dict[Place, list[Choice]], name: str = "plan.yaml") -> Path:
+        path = tmp_path / name
+        write_plan(make_plan(choices, dispatcher().registry), path)
+        return path
+
+    return to_file
+
+
+@pytest.fixture
+def calls(tmp_path: Path) -> Path:
+    path = tmp_path / "calls.yaml"
+    path.write_text(CALLS, encoding="utf-8")
+    return path
+
+
+def norm(**bounds: tuple[int, int]) -> Choice:
+    return Choice("triton.rms_norm", kind("rms_norm"), bounds, "", "4.4 µs")
+
+
+# --- export ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Choice]]:
+    """What measurements decide, by op."""
+    found: dict[str, list[Choice]] = {}
+
+    def choices(now: Any, place: Place, ops: list[str], regime: str) -> Iterator[Choice]:
+        for op in ops:
+            yield from Choices(found.get(op, ())).all
+
+    monkeypatch.setattr(export, "_measured", choices)
+    return found
+
+
+def test_what_was_measured_is_written_and_would_be_followed(
+    run: Callable, tmp_path: Path, measured: dict[str, list[Choice]]
+) -> None:
+    measured["softmax"] = [Choice("reference.softmax", kind("softmax", "float32"), {"M": (1, 64)}, "", "2 µs")]
+    path = tmp_path / "plan.yaml"
+    ran = run("plan", "export", "-o", str(path))
+    plan = read_form(path)
+    assert ran.out == f"{here()}: 1 entries\n{path}: written; {plan.digest}\n"
+    assert [(op, entry.kernel, entry.comment) for _, op, entry in plan.entries()] == [
+        ("softmax", "reference.softmax", "2 µs")
+    ]
+    assert plan.made_with[here()].torch
+    assert plan.lock == "listed"
+    checked = run("plan", "check", str(path))
+    assert checked.status == 0, checked.out
+    assert checked.out.startswith(f"plan.yaml: 1 entries can be followed on {here()}\n")
+
+
+def test_nothing_that_was_measured_is_a_plan_too(run: Callable, tmp_path: Path, measured: dict[str, Any]) -> None:
+    path = tmp_path / "plan.yaml"
+    assert run("plan", "export", "-o", str(path), "--json").json["entries"] == {str(here()): 0}
+    assert run("plan", "check", str(path)).status == 0
+
+
+def test_other_targets_parts_stay_and_ops_and_calls_narrow_it_down(
+    run: Callable, calls: Path, made: Callable[..., Path], measured: dict[str, list[Choice]]
+) -> None:
+    path = made({H200: [norm(M=(1, 64))]})
+    measured["softmax"] = [Choice("reference.softmax", kind("softmax", "float32"), {}, "")]
+    measured["rms_norm"] = [
+        Choice("reference.rms_norm", kind("rms_norm"), {"M": (64, 64)}, ""),
+        Choice("reference.rms_norm", kind("rms_norm"), {"M": (65, 99)}, ""),
+    ]
+    assert run("plan", "export", "-o", str(path), "--op", "softmax").status == 0
+    assert {str(place): list(ops) for place, ops in read_form(path).parts.items()} == {
+        str(here()): ["softmax"],
+        str(H200): ["rms_norm"],
+    }
+    assert run("plan", "export", "-o", str(path), "--calls", str(calls)).status == 0
+    assert [entry.bounds for place, _, entry in read_form(path).entries() if place == here()] == [{"M": (64, 64)}]
+    target = str(here())
+    assert run("plan", "export", "-o", str(path), "--target", target, "--op", "softmax", "--json").json["entries"] == {
+        target: 1
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--op", "softmx"], "unknown op 'softmx'; did you mean 'softmax'"),
+        (["--regime", "graph"], "unknown regime 'graph'; did you mean 'graph/warm' or 'graph/cold'?"),
+        (["--target", "nvidia:sm_90"], "'nvidia:sm_90' is not of the form VENDOR:ARCH/UNITS"),
+        (["--target", "nvdia:sm_90/132"], "unknown vendor 'nvdia'; did you mean 'nvidia'?"),
+    ],
+)
+def test_a_wrong_word_is_told(run: Callable, tmp_path: Path, words: list[str], said: str) -> None:
+    ran = run("plan", "export", "-o", str(tmp_path / "plan.yaml"), *words)
+    assert ran.status == 2
+    assert said in ran.err
+
+
+def test_a_file_that_is_no_plan_is_not_written_over(run: Callable, tmp_path: Path, measured: dict[str, Any]) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("dear diary\n", encoding="utf-8")
+    assert run("plan", "export", "-o", str(path)).status == 2
+    assert path.read_text(encoding="utf-8") == "dear diary\n"
+
+
+def test_a_plan_is_replaced_at_once_or_not(run: Callable, made: Callable[..., Path], measured: dict[str, Any]) -> None:
+    path = made({H200: [norm()]})
+    before = path.stat().st_ino
+    assert run("plan", "export", "-o", str(path)).status == 0
+    assert path.stat().st_ino != before
+    assert [file.name for file in path.parent.iterdir()] == ["plan.yaml"]
+    ran = run("plan", "export", "-o", str(path.parent / "none" / "plan.yaml"))
+    assert (ran.status, "cannot be written" in ran.err) == (2, True)
+
+
+# --- check -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_kernel_that_cannot_serve_what_it_is_given_is_told(run: Callable, made: Callable[..., Path]) -> None:
+    path = made(
+        {H200: [norm(M=(1, 512), N=(4096, 4096)), Choice("hip.rms_norm", kind("rms_norm"), {"M": (513, 900)}, "")]}
+    )
+    ran = run("plan", "check", str(path), "--target", "h100", "--json")
+    assert ran.status == 1
+    (refused,) = ran.json["refused"]
+    assert (refused["target"], refused["op"], refused["kernel"]) == (str(H200), "rms_norm", "hip.rms_norm")
+    assert any("nvidia" in reason for reason in refused["reasons"])
+    assert ran.json["targets"] == [str(H200)]
+    text = run("plan", "check", str(path), "--target", "all")
+    assert "plan.yaml: 1 of 2 entries would be refused on nvidia:sm_90/132" in text.out
+
+
+STEP = """\
+schema_version: 1
+plugin: acme
+kernels:
+  - op: softmax
+    entry: acme_for_cli_tests:softmax
+    targets: {cpu: any}
+    dtypes: {x: [float32]}
+    priority: 10
+    limits: {N: {multiple_of: 8, max: 4096}}
+"""
+
+
+def test_sizes_between_that_a_kernel_cannot_serve_are_found_and_not_exported(
+    run: Callable, install: Callable, made: Callable[..., Path], measured: dict[str, list[Choice]], tmp_path: Path
+) -> None:
+    install("acme", manifest=STEP, source="def softmax(x, *, out=None):\n    return x.softmax(-1)\n")
+    whole = Choice("acme.softmax", kind("softmax", "float32"), {"M": (1, 9), "N": (1024, 4096)}, "", "2 µs")
+    ran = run("plan", "check", str(made({here(): [whole]})), "--json")
+    assert ran.status == 1, ran.out
+    assert [(one["sizes"], one["reasons"]) for one in ran.json["refused"]] == [
+        ("M=1, N=1025", ["needs N <= 4096 and a multiple of 8; this is 1025"])
+    ]
+    beyond = Choice("acme.softmax", kind("softmax", "float32"), {"M": (10, 19), "N": (1024, 8192)}, "", "2 µs")
+    measured["softmax"] = [whole, beyond]
+    path = tmp_path / "exported.yaml"
+    ran = run("plan", "export", "-o", str(path), "--json")
+    assert (ran.json["entries"], ran.json["left_out"]) == ({str(here()): 2}, {str(here()): 1})
+    assert [entry.bounds for *_, entry in read_form(path).entries()] == [
+        {"M": (1, 9), "N": (1024, 1024)},
+        {"M": (1, 9), "N": (4096, 4096)},
+    ]
+    assert run("plan", "check", str(path)).status == 0
+    assert (
+        "1 decisions are left out: their kernels cannot serve such calls now"
+        in run("plan", "export", "-o", str(path)).out
+    )
+
+
+def test_denied_kernels_would_be_refused(
+    run: Callable, made: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = made(
+        {here(): [Choice("torch.rms_norm_cpu", kind("rms_norm", "float32"), {"M": (64, 64), "N": (64, 64)}, "")]}
+    )
+    assert run("plan", "check", str(path)).status == 0
+    monkeypatch.setenv("PORTAKERNEL_DENY", "torch")
+    monkeypatch.setattr("portakernel.runtime._dispatcher", type(dispatcher()))
+    ran = run("plan", "check", str(path))
+    assert ran.status == 1
+    assert "torch.rms_norm_cpu cannot serve it at M=64, N=64: denied by " in ran.out
+
+
+def test_names_and_sources_that_are_not_here_are_problems(run: Callable, made: Callable[..., Path]) -> None:
+    path = made({here(): [Choice("reference.softmax", kind("softmax", "float32"), {}, "")], H200: [norm()]})
+    text = path.read_text(encoding="utf-8")
+    text = text[: text.index("digest:")].replace(read_form(path).pins["reference.softmax"].source, "0123456789abcdef")
+    path.write_text(text, encoding="utf-8")
+    ran = run("plan", "check", str(path), "--json")
+    assert ran.status == 1
+    (problem,) = ran.json["problems"]
+    assert problem.startswith(f"{path}:6: kernels.reference.softmax: its source is ")
+    assert problem.endswith(" here, and 0123456789abcdef in the plan")
+    assert run("plan", "check", str(path), "--target", "h100").status == 0
+
+
+def test_a_digest_that_is_asked_for_is_held_against_it(run: Callable, made: Callable[..., Path]) -> None:
+    path = made({here(): []})
+    digest = read_form(path).digest
+    assert run("plan", "check", str(path), "--digest", digest).status == 0
+    ran = run("plan", "check", str(path), "--digest", f"sha256:{'0' * 64}")
+    assert ran.status == 1
+    assert f"digest: is {digest}; sha256:000" in ran.out
+
+
+def test_what_is_no_plan_is_refused_and_what_is_not_there_has_no_answer(run: Callable, tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    assert run("plan", "check", str(path)).err.startswith(f"portakernel: {path} is not there; `portakernel plan export")
+    os.mkfifo(path)
+    ran = run("plan", "check", str(path), "--json")
+    assert (ran.status, ran.json["digest"]) == (1, None)
+    assert ran.json["problems"] == [f"{path}: is a named pipe; a regular file is accepted"]
+    assert run("plan", "check", str(path)).out.endswith("The plan is refused: 1 problem\n")
+
+
+def test_a_part_that_is_not_there_is_told(run: Callable, made: Callable[..., Path]) -> None:
+    path = made({H200: [norm()]})
+    ran = run("plan", "check", str(path), "--target", "amd:gfx942")
+    assert (ran.status, ran.err) == (
+        2,
+        "portakernel: plan: it has no part for amd:gfx942; its parts: nvidia:sm_90/132\n",
+    )
+    assert "0 entries can be followed on no part (it has none for this machine" in run("plan", "check", str(path)).out
+
+
+# --- diff ------------------------------------------------------------------------------------------------------------
+
+
+def test_sizes_whose_kernel_differs_are_told(run: Callable, made: Callable[..., Path]) -> None:
+    other = Choice("inductor.rms_norm", kind("rms_norm"), {"M": (100, 300), "N": (1, 9)}, "", "3 µs")
+    old = made({H200: [norm(M=(1, 200), N=(1, 9))]}, "old.yaml")
+    new = made({H200: [norm(M=(1, 99), N=(1, 9)), other]}, "new.yaml")
+    ran = run("plan", "diff", str(old), str(new), "--json")
+    assert ran.status == 1
+    assert ran.json["choices_differ"] is True
+    assert ran.json["changed"] == [
+        {
+            "target": str(H200),
+            "op": "rms_norm",
+            "call": {"dtype": "bfloat16", "M": [100, 200], "N": [1, 9]},
+            "old": {"kernel": "triton.rms_norm", "comment": "4.4 µs"},
+            "new": {"kernel": "inductor.rms_norm", "comment": "3 µs"},
+        },
+        {
+            "target": str(H200),
+            "op": "rms_norm",
+            "call": {"dtype": "bfloat16", "M": [201, 300], "N": [1, 9]},
+            "old": None,
+            "new": {"kernel": "inductor.rms_norm", "comment": "3 µs"},
+        },
+    ]
+    text = run("plan", "diff", str(old), str(new)).out
+    assert "dtype: bfloat16, M: 100..200, N: 1..9" in text
+    assert "triton.rms_norm (4.4 µs)" in text
+    assert text.endswith("old.yaml and new.yaml: 2 kinds and sizes have another kernel\n")
+
+
+def test_intervals_cut_otherwise_are_the_same_decisions(run: Callable, made: Callable[..., Path]) -> None:
+    old = made({H200: [norm(M=(1, 200))]}, "old.yaml")
+    new = made({H200: [norm(M=(1, 99)), norm(M=(100, 200))]}, "new.yaml")
+    ran = run("plan", "diff", str(old), str(new))
+    assert (ran.status, ran.out) == (0, "old.yaml and new.yaml: the same in all 2 entries\n")
+
+
+def test_another_lock_or_source_differs_too(run: Callable, made: Callable[..., Path]) -> None:
+    old = made({H200: [norm()]})
+    text = old.read_text(encoding="utf-8")
+    text = text[: text.index("digest:")]
+    new = old.with_name("new.yaml")
+    new.write_text(text.replace("lock: listed", "lock: everything"), encoding="utf-8")
+    assert "lock: listed before, everything now" in run("plan", "diff", str(old), str(new)).out
+    source = read_form(old).pins["triton.rms_norm"].source
+    new.write_text(text.replace(source, "0123456789abcdef"), encoding="utf-8")
+    ran = run("plan", "diff", str(old), str(new), "--json")
+    assert ran.json["sources"] == [{"kernel": "triton.rms_norm", "old": source, "new": "0123456789abcdef"}]
+    assert (ran.status, ran.json["choices_differ"]) == (1, False)
+
+
+# --- lock ------------------------------------------------------------------------------------------------------------
+
+
+def test_every_call_is_covered_once_it_is_locked(run: Callable, calls: Path, made: Callable[..., Path]) -> None:
+    listed = norm(M=(1, 100))
+    path = made({H200: [listed]})
+    ran = run("plan", "lock", str(path), "--calls", str(calls), "--target", str(H200), "--json")
+    assert ran.status == 0, ran.out
+    assert (ran.json["kept"], ran.json["unserved"]) == (1, [])
+    # the calls of rms_norm are covered; of a call that names its kernel nothing is asked
+    assert [(one["op"], one["dims"]) for one in ran.json["added"]] == [("softmax", {"M": 64, "N": 100})] * 2
+    plan = read_form(path)
+    assert (plan.lock, plan.digest) == ("everything", ran.json["digest"])
+    found = plan.choices("rms_norm", H200).all
+    assert [(choice.kernel, choice.why) for choice in found] == [("triton.rms_norm", "4.4 µs")]
+    assert sorted(choice.kind.phase for choice in plan.choices("softmax", H200).all) == ["backward", "training"]
+    assert run("plan", "check", str(path), "--target", "all").status == 0
+    again = run("plan", "lock", str(path), "--calls", str(calls), "--target", str(H200), "--json").json
+    assert (again["added"], again["digest"]) == ([], plan.digest)
+
+
+def test_a_plan_for_this_machine_can_begin_with_its_workload(run: Callable, calls: Path, tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    ran = run("plan", "lock", str(path), "--calls", str(calls))
+    assert ran.status == 0, ran.err
+    assert f"{path}: 0 entries kept, 3 added; lock: everything\n" in ran.out
+    assert [str(place) for place in read_form(path).parts] == [str(here())]
+
+
+def test_a_call_without_a_kernel_locks_nothing(
+    run: Callable, calls: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PORTAKERNEL_REFERENCE", "forbid")
+    monkeypatch.setenv("PORTAKERNEL_DENY", "triton,torch,inductor,liger,quack,hip,conch,flashinfer,cutlass_dsl,cutlass")
+    monkeypatch.setattr("portakernel.runtime._dispatcher", type(dispatcher()))
+    path = tmp_path / "plan.yaml"
+    ran = run("plan", "lock", str(path), "--calls", str(calls))
+    assert ran.status == 1
+    assert ran.out.endswith("calls have no kernel; nothing is written\n")
+    assert not path.exists()
+
+
+def test_a_plan_that_is_refused_is_not_locked(run: Callable, calls: Path, made: Callable[..., Path]) -> None:
+    path = made({here(): [Choice("reference.softmax", kind("softmax", "float32"), {}, "")]})
+    text = path.read_text(encoding="utf-8").replace("reference.softmax", "reference.softmx")
+    path.write_text(text[: text.index("digest:")], encoding="utf-8")
+    ran = run("plan", "lock", str(path), "--calls", str(calls))
+    assert (ran.status, "no kernel here is called that" in ran.err) == (2, True)
+
+
+def test_its_commands_are_told(run: Callable) -> None:
+    assert "Missing command" in run("plan").err
+    ran = run("plan", "--help")
+    assert all(f"\n  {name} " in ran.out for name in ("export", "check", "diff", "lock"))
+    twice = run("plan", "check", "p.yaml", "--digest", "a", "--digest", "b")
+    assert "--digest is given 2 times and takes one value" in twice.err

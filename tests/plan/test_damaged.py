@@ -1,0 +1,246 @@
+"""Plans that are damaged, hostile or for something else: each is refused in words, at once, and whole."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from portakernel.errors import PlanError
+from portakernel.plan import Place, read_form, read_plan
+from portakernel.plan.export import make_plan
+from portakernel.plan.pins import SourceOf
+from portakernel.plan.plan import MadeWith
+from portakernel.plan.writing import plan_text
+from portakernel.registry.registry import Registry
+from portakernel.tuning.choices import Choice
+from portakernel.tuning.key import Kind
+
+H200 = Place("nvidia:sm_90", 132)
+HEAD = """\
+schema_version: 1
+kernels:
+  triton.rms_norm: {source: 'c71877364d68'}
+  torch.rms_norm: {source: 'c71877364d69'}
+targets:
+"""
+PART = "  nvidia:sm_90/132:\n    rms_norm:\n"
+GOOD = "      - {dtype: bfloat16, M: 1..512, N: 4096, use: triton.rms_norm}\n"
+
+
+def entry(old: str, new: str) -> str:
+    assert old in GOOD
+    return HEAD + PART + GOOD.replace(old, new)
+
+
+# The file and what is said of it.
+DAMAGED: dict[str, tuple[str | bytes, str]] = {
+    "empty": ("", "holds no keys; the first is `schema_version: 1`"),
+    "a list": ("- 1\n", "holds [1], not a mapping of keys"),
+    "no targets": ("schema_version: 1\n", "required key 'targets' is missing"),
+    "of a later form": (HEAD.replace(": 1\n", ": 9\n", 1) + PART + GOOD, "this portakernel knows versions up to 1"),
+    "torn": (HEAD + PART + GOOD[:30], "is not valid YAML"),
+    "two documents": (HEAD + PART + GOOD + "---\n" + HEAD, "holds several documents; one is accepted"),
+    "binary": (b"\x7fELF\x02\x01\x01\x00" + bytes(range(256)) * 8, "is not UTF-8"),
+    "zero bytes": (b"\0" * 4096, "characters are not allowed"),
+    "too large": (HEAD + PART + GOOD + "#" * (2 << 20), "at most 1048576 are accepted"),
+    "too many values": (
+        HEAD + PART + "      - {dtype: bfloat16, use: a}\n" * 13000,
+        "expands to more than 50000 values",
+    ),
+    "a bomb of anchors": (
+        "a0: &a0 [x, x, x, x, x, x, x, x, x]\n"
+        + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12)),
+        "expands to more than 50000 values",
+    ),
+    "nested deep": ("targets: " + "[" * 40000 + "]" * 40000, "is nested deeper than 24 levels"),
+    "a tag of Python": (HEAD + "  x: !!python/object/apply:os.system [true]\n", "is not accepted"),
+    "a merge key": (HEAD + PART + "      - {<<: {dtype: bfloat16}, use: triton.rms_norm}\n", "merge keys (<<)"),
+    "a key twice": (entry("N: 4096", "M: 4096"), "key 'M' is a duplicate of the one in line 8"),
+    "a target twice": (HEAD + PART + GOOD + PART + GOOD, "is a duplicate of the one in line 6"),
+    "what a terminal obeys": (entry("triton.rms_norm", '"\\e[2Jtriton"'), "which a terminal obeys or hides"),
+    "what a terminal hides": (entry("bfloat16", '"bfloat\\u202e16"'), "which a terminal obeys or hides"),
+    "NaN": (entry("N: 4096", "features: {weight_offset: .nan}"), "found nan; numbers are finite"),
+    "no number": (entry("4096", "many"), "found 'many'; write a size, such as 4096, or two, such as 1..512"),
+    "a fraction": (entry("4096", "4096.5"), "found 4096.5; write a size"),
+    "true": (entry("4096", "true"), "found True; write a size"),
+    "negative": (entry("1..512", "-4..512"), "found '-4..512'; write a size"),
+    "backwards": (entry("1..512", "512..1"), "the least one first"),
+    "beyond 64 bits": (entry("4096", "9223372036854775808"), "sizes go from 0 to 2**63 - 1"),
+    "a huge number": (entry("4096", "9" * 5000), "is not a int: it has 5000 characters"),
+    "an open range": (entry("1..512", "1.."), "found '1..'; write a size"),
+    "a dtype that is none": (entry("bfloat16", "bfloat61"), "unknown dtype 'bfloat61'; did you mean 'bfloat16'"),
+    "dtypes twice": (entry("dtype: bfloat16", "dtype: bfloat16, dtypes: {x: float16}"), "one of the two"),
+    "no dtype": (entry("dtype: bfloat16, ", ""), "one of the two"),
+    "no kernel": (entry(", use: triton.rms_norm", ""), "required key 'use' is missing"),
+    "a kernel that is a list": (entry("use: triton.rms_norm", "use: [triton.rms_norm]"), "valid string"),
+    "a phase that is none": (entry("N: 4096", "phase: trainig"), "found 'trainig'; did you mean 'training'"),
+    "a lock that is none": ("lock: all\n" + HEAD + PART + GOOD, "found 'all'; known: everything, listed"),
+    "an unknown key": ("locked: true\n" + HEAD + PART + GOOD, "unknown key; did you mean 'lock'"),
+    "an unknown key of a kernel": (HEAD.replace("{s", "{us: 4, s", 1) + PART + GOOD, "unknown key; known: requires"),
+    "a source that is none": (HEAD.replace("c71877364d68", "../../x") + PART + GOOD, "8 to 64 hex digits in quotes"),
+    "a source that is a number": (HEAD.replace("'c71877364d68'", "12345678") + PART + GOOD, "valid string"),
+    "a kernel without a source": (entry("triton.rms_norm", "hip.rms_norm"), "hip.rms_norm has no source under"),
+    "a target without units": (HEAD + PART.replace("/132", "") + GOOD, "is not of the form VENDOR:ARCH/UNITS"),
+    "a target with no units": (HEAD + PART.replace("/132", "/0") + GOOD, "is not of the form VENDOR:ARCH/UNITS"),
+    "a target that is none": (HEAD + PART.replace("nvidia:sm_90", "../etc") + GOOD, "is not of the form vendor:arch"),
+    "two kernels for a call": (
+        HEAD + PART + GOOD + GOOD.replace("1..512", "512..600").replace("triton", "torch"),
+        "9: targets.nvidia:sm_90/132.rms_norm[1]: line 8 has triton.rms_norm for some of these sizes, and this torch",
+    ),
+    "two kernels, the one dtype spelled out": (
+        HEAD + PART + GOOD + "      - {dtypes: {weight: bfloat16, x: bfloat16}, use: torch.rms_norm}\n",
+        "line 8 has triton.rms_norm for some of these sizes",
+    ),
+    "a digest of something else": (HEAD + PART + GOOD + f"digest: sha256:{'0' * 64}\n", "somebody changed a decision"),
+    "a digest that is none": (HEAD + PART + GOOD + "digest: md5:00\n", "it is written as sha256:, with 64 hex digits"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_plan_is_refused_with_a_sentence(write: Callable[..., Path], name: str) -> None:
+    content, said = DAMAGED[name]
+    path = write(content)
+    began = time.process_time()
+    with pytest.raises(PlanError) as caught:
+        read_form(path)
+    assert time.process_time() - began < 5
+    assert said in str(caught.value)
+    assert str(caught.value).isprintable() or "\n" in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["/dev/zero", "a pipe", "a folder", "nothing", "a loop"])
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "plan.yaml"
+    match kind:
+        case "/dev/zero":
+            path.symlink_to(kind)
+        case "a pipe":
+            os.mkfifo(path)
+        case "a folder":
+            path.mkdir()
+        case "a loop":
+            path.symlink_to(path)
+        case _:
+            pass
+    said = {"/dev/zero": "a character device", "a pipe": "a named pipe", "a folder": "a folder"}
+    told = said.get(kind, "cannot be read: ")
+    with pytest.raises(PlanError, match=rf"plan\.yaml: (is )?{told}"):
+        read_form(path)
+
+
+def test_thousands_of_nested_entries_are_compared_at_once(write: Callable[..., Path]) -> None:
+    lines = [f"      - {{dtype: bfloat16, M: {i}..{9000 - i}, N: {i}, use: triton.rms_norm}}\n" for i in range(4000)]
+    path = write(HEAD + PART + "".join(lines))
+    began = time.process_time()
+    assert len(read_form(path).parts[H200]["rms_norm"]) == 4000
+    path.write_text(path.read_text().replace("4999, N: 3999, use: triton", "5001, N: 1..5000, use: torch"), "utf-8")
+    path.write_text(path.read_text().replace("5001, N: 3999, use: triton", "5001, N: 1..5000, use: torch"), "utf-8")
+    with pytest.raises(PlanError, match=r"^\S+:4007: \S+ line 9 has triton\.rms_norm for some of these sizes"):
+        read_form(path)
+    assert time.process_time() - began < 20
+
+
+def good(registry: Registry, source_of: SourceOf) -> str:
+    kind = Kind("softmax", "inference", {"x": "float16"})
+    plan = make_plan(
+        {
+            H200: [Choice("triton.softmax", kind, {"M": (1, 9)}, ""), Choice("torch.softmax", kind, {}, "")],
+            Place("amd:gfx942", 304): [Choice("hip.softmax", kind, {}, "")],
+        },
+        registry,
+        source_of=source_of,
+        made_with={H200: MadeWith("1.2", "0.1")},
+    )
+    return plan_text(plan)
+
+
+def without_digest(text: str) -> str:
+    return text[: text.index("digest:")]
+
+
+def test_every_mismatch_is_listed_and_nothing_is_followed(
+    registry: Registry, source_of: SourceOf, changed: dict[str, str], write: Callable[..., Path]
+) -> None:
+    text = without_digest(good(registry, source_of))
+    text = text.replace("torch.softmax", "torch.softmx")
+    text += "    rms_nrm:\n      - {dtype: float16, use: torch.softmx}\n"
+    text += "    rms_norm:\n      - {dtype: float16, Q: 3, features: {epz: 1.0}, use: triton.softmax}\n"
+    text += "      - {dtypes: {x: float16, y: float16, weight: int64}, use: triton.softmax}\n"
+    text += "      - {dtype: int32, use: triton.softmax}\n"
+    changed["triton.softmax"] = "!"
+    path = write(text)
+    with pytest.raises(PlanError) as caught:
+        read_plan(path, registry, here=["nvidia:sm_90"], named_by="PORTAKERNEL_PLAN", source_of=source_of)
+    error = pickle.loads(pickle.dumps(caught.value))
+    assert error.named_by == "PORTAKERNEL_PLAN"
+    assert str(error).startswith("PORTAKERNEL_PLAN: this plan is refused, and nothing of it is followed:\n")
+    told = [problem.removeprefix(f"{path}:") for problem in error.problems]
+    place = "targets.nvidia:sm_90/132"
+    whole = [
+        r"kernels\.torch\.softmx: no kernel here is called that; did you mean .*'torch\.softmax'.*",
+        r"kernels\.triton\.softmax: its source is [0-9a-f]{16} here, and [0-9a-f]{16} in the plan.*",
+        rf"{place}\.rms_nrm: unknown op 'rms_nrm'; did you mean 'rms_norm'.*",
+        rf"{place}\.rms_norm\[0\]: use: triton.softmax is a kernel of softmax, not of rms_norm",
+        rf"{place}\.rms_norm\[0\]: rms_norm has no dimension 'Q'; known: M, N",
+        rf"{place}\.rms_norm\[0\]: unknown parameter 'epz'; did you mean 'eps'\?",
+        rf"{place}\.rms_norm\[1\]: use: triton.softmax is a kernel of softmax, not of rms_norm",
+        rf"{place}\.rms_norm\[1\]: dtypes: rms_norm has no tensor 'y'; known: weight, x",
+        rf"{place}\.rms_norm\[1\]: dtypes: weight of rms_norm is never int64; it can be .*float32.*",
+        rf"{place}\.rms_norm\[2\]: use: triton.softmax is a kernel of softmax, not of rms_norm",
+        rf"{place}\.rms_norm\[2\]: dtype: no tensor of rms_norm can be int32 here; give `dtypes` by tensor",
+    ]
+    assert len(told) == len(whole)
+    for found, wanted in zip(told, whole, strict=True):
+        assert re.fullmatch(rf"\d+: {wanted}", found), found
+
+
+def test_an_unknown_target_is_refused_wherever_it_is_read(
+    registry: Registry, source_of: SourceOf, write: Callable[..., Path]
+) -> None:
+    text = without_digest(good(registry, source_of)).replace("amd:gfx942/304", "amdd:gfx942/304")
+    with pytest.raises(PlanError, match=r"targets\.amdd:gfx942/304: unknown vendor 'amdd'; did you mean 'amd'\?"):
+        read_plan(write(text), registry, here=["nvidia:sm_90"], source_of=source_of)
+
+
+def test_other_targets_parts_are_read_for_their_form_alone(
+    registry: Registry, source_of: SourceOf, changed: dict[str, str], write: Callable[..., Path]
+) -> None:
+    text = without_digest(good(registry, source_of)).replace("hip.softmax", "acme.softmax")
+    changed["triton.softmax"] = "!"
+    path = write(text.replace("  amd:gfx942/304:\n", "  amd:gfx942/304:\n    fft:\n      - {dtype: x, use: y}\n"))
+    with pytest.raises(PlanError, match="unknown dtype 'x'"):
+        read_plan(path, registry, here=[], source_of=source_of)
+    path.write_text(
+        path.read_text().replace("{dtype: x, use: y}", "{dtype: float16, Q: 3, use: acme.softmax}"), "utf-8"
+    )
+    assert read_plan(path, registry, here=[], source_of=source_of).notes == ()
+
+
+def test_versions_driver_and_torch_are_notes(
+    registry: Registry, source_of: SourceOf, write: Callable[..., Path]
+) -> None:
+    text = good(registry, source_of)
+    plan = read_plan(write(text), registry, here=["nvidia:sm_90"], source_of=source_of)
+    assert any(
+        note.startswith("nvidia:sm_90/132: torch is ") and note.endswith("0.1 in the plan") for note in plan.notes
+    )
+    pins = {name: replace(pin, requires={"torch": "0.1", "acme": "7"}) for name, pin in plan.pins.items()}
+    other = read_plan(write(plan_text(replace(plan, pins=pins))), registry, here=["nvidia:sm_90"], source_of=source_of)
+    assert other.digest == plan.digest
+    assert "triton.softmax: acme is not installed here, and 7 in the plan" in other.notes
+
+
+def test_a_layout_that_no_kernel_asks_for_is_noted(
+    registry: Registry, source_of: SourceOf, write: Callable[..., Path]
+) -> None:
+    text = without_digest(good(registry, source_of)).replace("float16, M: 1..9", "float16, layout: [x.N > 3], M: 1..9")
+    notes = read_plan(write(text), registry, here=["nvidia:sm_90"], source_of=source_of).notes
+    assert any("no kernel of softmax here sets 'x.N > 3': no call is of this kind" in note for note in notes)
