@@ -114,7 +114,8 @@ def _measured(
     from portakernel_kit.tune.session import OneDevice
     from portakernel_kit.tune.work import Kept
 
-    cells, busy, interrupted = list[Cell](), 0, False
+    cells: list[Cell] = []
+    busy, interrupted = 0, False
     root = own_root(Config.from_environment().tuning_dir)
     with Child(where.torch_device or "cpu") as child:
         facts = child.facts()
