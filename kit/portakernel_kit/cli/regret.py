@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from portakernel.words.target import Device
     from portakernel_kit.tune.job import Facts, Job
     from portakernel_kit.tune.regret import Cell, Summary
-    from portakernel_kit.tune.work import Kept
+    from portakernel_kit.tune.work import Store
 
 Names = list[str] | None
 # How many calls are shown, those that lose most.
@@ -112,14 +112,14 @@ def _measured(
     from portakernel_kit.tune.child import Child
     from portakernel_kit.tune.regret import cell_of
     from portakernel_kit.tune.session import OneDevice
-    from portakernel_kit.tune.work import Kept
+    from portakernel_kit.tune.work import Store
 
     cells: list[Cell] = []
     busy, interrupted = 0, False
     root = own_root(Config.from_environment().tuning_dir)
     with Child(where.torch_device or "cpu") as child:
         facts = child.facts()
-        jobs = _jobs(ops, count, seed, where, regime, Kept(root, facts, dispatcher()), training=training)
+        jobs = _jobs(ops, count, seed, where, regime, Store(root, dispatcher()), facts, training=training)
         ways = _ways(root, plan, facts, regime)
         try:
             with progress("measuring", len(jobs), eta=True) as tell:
@@ -135,11 +135,19 @@ def _measured(
 
 
 def _jobs(
-    ops: Sequence[str], count: int, seed: int, where: Device, regime: Regime, kept: Kept, *, training: bool
+    ops: Sequence[str],
+    count: int,
+    seed: int,
+    where: Device,
+    regime: Regime,
+    store: Store,
+    facts: Facts,
+    *,
+    training: bool,
 ) -> list[Job]:
     """Drawn calls that the store does not have, op after op in turn."""
     found: list[Job] = []
-    drawing = {op: _drawn(op, seed, where, regime, kept, training=training) for op in ops}
+    drawing = {op: _drawn(op, seed, where, regime, store, facts, training=training) for op in ops}
     while len(found) < count and drawing:
         for op in list(drawing):
             job = next(drawing[op], None)
@@ -150,7 +158,9 @@ def _jobs(
     return found
 
 
-def _drawn(op: str, seed: int, where: Device, regime: Regime, kept: Kept, *, training: bool) -> Iterator[Job]:
+def _drawn(
+    op: str, seed: int, where: Device, regime: Regime, store: Store, facts: Facts, *, training: bool
+) -> Iterator[Job]:
     from itertools import islice
 
     from portakernel_kit.bench.question import drawn_rows, questions
@@ -161,7 +171,7 @@ def _drawn(op: str, seed: int, where: Device, regime: Regime, kept: Kept, *, tra
         asked = questions(op, [row], ["float32" if on_cpu else "bfloat16"], where.target)
         for job in jobs_of_questions(asked, regime, training=training, seed=seed):
             fits = not (on_cpu and asked[0].too_large(on_cpu=True, free_bytes=None))
-            if fits and job.name not in seen and kept.of(job) is None:
+            if fits and job.name not in seen and store.of(job, facts) is None:
                 seen.add(job.name)
                 yield job
 
