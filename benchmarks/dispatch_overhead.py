@@ -14,7 +14,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,18 +32,24 @@ from portakernel.calling.bound_kernel import bind_kernel
 from portakernel.calling.caller import OpCaller
 from portakernel.calling.fast.shape_numbers import MAX_SHAPES
 from portakernel.calling.public import public_function
+from portakernel.claims.request import Phase
 from portakernel.config import Config
 from portakernel.contracts import contract
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.deciding.policies import make_layer
 from portakernel.registry.plugin_manager import Package, PluginManager, find_folder, installed_packages
 from portakernel.registry.registry import Registry
+from portakernel.tensors.units import units_of
 from portakernel.torch_bridge.registration import Bridge
+from portakernel.tuning.choices import Choice, Choices
+from portakernel.tuning.key import Kind
 
 Call = Callable[[], Any]
 DTYPE = torch.bfloat16
 ROWS, COLUMNS = 16, 4096
 MISSES = 500
+# Entries of a plan: half are of the kind of the calls that are timed, no two of whose ranges of rows touch.
+PLANNED = 1000
 
 
 @dataclass(slots=True)
@@ -73,12 +79,55 @@ class Way:
         return found
 
 
-def our_caller() -> OpCaller:
+def our_caller(namespace: str = "portakernel_benchmark") -> OpCaller:
     """The op with every installed plugin's kernels and the empty one before them, in a dispatcher of its own."""
     package = Package("empty_kernel", "empty_kernel", "portakernel", "1", find_folder("empty_kernel"), first_party=True)
     manager = PluginManager([*installed_packages(), package])
     dispatcher = Dispatcher(Registry(manager), Config())
-    return Bridge(OpCaller(contract("rms_norm"), dispatcher, "portakernel_benchmark")).caller
+    return Bridge(OpCaller(contract("rms_norm"), dispatcher, namespace)).caller
+
+
+class Thousand:
+    """A plan of the empty kernel: ranges of rows, as many for calls that these are not."""
+
+    name, locked = "plan.yaml", False
+
+    def __init__(self, caller: OpCaller, x: torch.Tensor, weight: torch.Tensor) -> None:
+        request = caller.explain((x, weight), (1e-6, 0.0), Phase.INFERENCE).request
+        units = units_of(request.device) if request.device is not None else None
+        self._place = str(request.target), units or 0
+        kind = Kind.of(request, caller.dispatcher.registry.for_op("rms_norm"))
+        bounds = [{"M": (rows, rows + 2), "N": (COLUMNS, COLUMNS)} for rows in range(1, 2 * PLANNED + 1, 4)]
+        kinds = (kind, replace(kind, phase="training"))
+        self._choices = Choices(
+            Choice("empty_kernel.rms_norm", one, each, "plan.yaml:7") for one in kinds for each in bounds
+        )
+
+    def places(self) -> tuple[tuple[str, int], ...]:
+        """This device alone."""
+        return (self._place,)
+
+    def choices(self, op: str, place: tuple[str, int]) -> Choices:
+        """All of them."""
+        return self._choices if (op, place) == ("rms_norm", self._place) else Choices()
+
+
+def planned(x: torch.Tensor, weight: torch.Tensor, direct: Call) -> Iterator[Way]:
+    """Portakernel's ways with a plan of a thousand entries for the op."""
+    caller = our_caller("portakernel_benchmark_planned")
+    caller.dispatcher.routes.set(Thousand(caller, x, weight), None)
+    caller.reroute()
+    rms_norm = public_function(caller)
+    with_plan = f"a plan of {PLANNED} entries"
+    yield Way(f"portakernel.ops, {with_plan}", lambda: rms_norm(x, weight), direct, 2.0)
+    several = x.new_empty(2 * MAX_SHAPES, COLUMNS)
+    lengths = itertools.cycle([several[:rows] for rows in range(1, 2 * MAX_SHAPES + 1)])
+
+    def direct_changing() -> Any:
+        return empty(next(lengths), weight, eps=1e-6)
+
+    way = f"portakernel.ops, {with_plan}, sizes new with every call"
+    yield Way(way, lambda: rms_norm(next(lengths), weight), direct_changing)
 
 
 def ours(caller: OpCaller, x: torch.Tensor, weight: torch.Tensor, direct: Call) -> Iterator[Way]:
@@ -240,6 +289,7 @@ def main(
     with torch.no_grad():
         ways = [
             *ours(caller, x, weight, direct),
+            *planned(x, weight, direct),
             *torch_ways(x, weight, direct),
             *installed_peers(x, weight, direct),
         ]

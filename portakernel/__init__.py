@@ -16,14 +16,28 @@ if TYPE_CHECKING:
     from portakernel import errors, masks, ops, paging
 
     __version__: str
-    from portakernel.api import bind, explain, load_policy, plugins, policy, set_policy, stats, targets, use, warmup
+    from portakernel.api import (
+        bind,
+        explain,
+        load_policy,
+        plugins,
+        policy,
+        record,
+        set_policy,
+        stats,
+        targets,
+        use,
+        warmup,
+    )
     from portakernel.manifest.api_version import PLUGIN_API
+    from portakernel.routing import agree, load_plan, load_tuning
     from portakernel.warming.outcome import Call
 
 __all__ = [
-    "PLUGIN_API", "Call", "bind", "errors", "explain", "load_policy", "masks", "ops", "paging", "plugins", "policy",
-    "set_policy", "stats", "targets", "use", "warmup",
+    "PLUGIN_API", "Call", "agree", "bind", "errors", "explain", "load_plan", "load_policy", "load_tuning", "masks",
+    "ops", "paging", "plugins", "policy", "record", "set_policy", "stats", "targets", "use", "warmup",
 ]  # fmt: skip
+_OF_ROUTING = ("agree", "load_plan", "load_tuning")
 
 
 @as_written
@@ -41,8 +55,9 @@ def __getattr__(name: str) -> Any:
 
         return PLUGIN_API
     if name in __all__:
-        with unsplit("importing portakernel.api"):
-            return getattr(importlib.import_module("portakernel.api"), name)
+        module = "portakernel.routing" if name in _OF_ROUTING else "portakernel.api"
+        with unsplit(f"importing {module}"):
+            return getattr(importlib.import_module(module), name)
     raise AttributeError(f"module 'portakernel' has no attribute {name!r}")
 
 

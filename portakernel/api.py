@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from portakernel.claims.request import Phase
@@ -366,6 +368,26 @@ def plugins() -> tuple[PluginState, ...]:
         )
         for package in manager.packages
     )
+
+
+@contextmanager
+def record(path: str | PathLike[str]) -> Iterator[None]:
+    """Writes which kinds of calls this thread makes of ops inside the block, and how often, into the file at ``path``.
+
+    The file lists ops, dtypes, shapes and keyword arguments, and nothing of what tensors hold; ``portakernel warmup``,
+    ``bench`` and ``tune`` read it with ``--calls``. One that is there is replaced; without a call none is written.
+
+        with portakernel.record("service.yaml"):
+            serve_one_request()
+
+    Raises:
+        OSError: the file cannot be written, at the block's end.
+    """
+    dispatcher()  # plugins may ship ops
+    from portakernel.torch_bridge.call_kinds import counting
+
+    with counting(Path(path)):
+        yield
 
 
 @as_written

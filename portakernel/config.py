@@ -25,6 +25,8 @@ _NAMES = "names of kernels or plugins, comma-separated"
 _DISPATCH = "dispatch, when portakernel is first used"
 _PATIENCE_S = 60
 _HOME = "~ is the home directory"
+# How times were taken (``portakernel.tuning.key.Regime``); the first is the default.
+_REGIMES = ("graph/cold", "graph/warm", "eager/cold", "eager/warm", "off")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,23 @@ VARIABLES: tuple[Variable, ...] = (
         "the cache of compiled kernels, whenever it is opened",
     ),
     Variable(
+        "PORTAKERNEL_PLAN",
+        "A plan to follow: kernels for kinds of calls, each with its source (docs/plans.md).",
+        f"a path; {_HOME}",
+    ),
+    Variable(
+        "PORTAKERNEL_TUNING",
+        "Whose times decide, of what was measured (docs/tuning.md); off: nobody's.",
+        f"{', '.join(_REGIMES)} [default: {_REGIMES[0]}]",
+        choices=_REGIMES,
+    ),
+    Variable(
+        "PORTAKERNEL_RECORD",
+        "A file to write at exit: which kinds of calls were made, and how often.",
+        f"a path; {_HOME}",
+        "each op, when it is first used",
+    ),
+    Variable(
         "PORTAKERNEL_TUNING_DIR",
         "The folder that keeps what `portakernel tune` measured.",
         f"a path; {_HOME}",
@@ -133,6 +152,9 @@ class Config:
     log: str | None = None
     cache_dir: str | None = None
     cache_mib: int = _CACHE_MIB
+    plan: str | None = None
+    tuning: str = _REGIMES[0]
+    record: str | None = None
     tuning_dir: str | None = None
     patience_s: int = _PATIENCE_S
     strangers: tuple[str, ...] = ()
@@ -168,6 +190,7 @@ class Config:
         policy = checked(_paths, text("POLICY"), several("POLICY", os.pathsep))
         checks = checked(_chosen, "CHECKS", tuple(filter(None, [text("CHECKS")])))
         log = checked(_chosen, "LOG", tuple(filter(None, [text("LOG")])))
+        tuning = checked(_chosen, "TUNING", tuple(filter(None, [text("TUNING")])))
         cache_mib = checked(_whole, "CACHE_MIB", text("CACHE_MIB"), _CACHE_MIB)
         patience_s = checked(_whole, "PATIENCE_S", text("PATIENCE_S"), _PATIENCE_S)
         if faults:
@@ -186,6 +209,9 @@ class Config:
             log=next(iter(log or ()), None),
             cache_dir=os.path.expanduser(text("CACHE_DIR")) or None,
             cache_mib=cache_mib or 0,
+            plan=os.path.expanduser(text("PLAN")) or None,
+            tuning=next(iter(tuning or ()), _REGIMES[0]),
+            record=os.path.expanduser(text("RECORD")) or None,
             tuning_dir=os.path.expanduser(text("TUNING_DIR")) or None,
             patience_s=patience_s or 0,
             strangers=unknown_variables(values),

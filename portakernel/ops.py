@@ -16,13 +16,19 @@ def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with unsplit(f"making ops.{name}"):
+        from portakernel.config import Config
         from portakernel.runtime import caller, contract_of
 
-        contract_of(name)  # an unknown op is told so before torch is imported
+        described = contract_of(name)  # an unknown op is told so before torch is imported
         from portakernel.calling.public import public_function
 
+        function = public_function(caller(name))
+        if (path := Config.from_environment().record) is not None:
+            from portakernel.torch_bridge.call_kinds import watched
+
+            function = watched(function, described, path)
         # two threads may come first together: all shall have one function
-        return globals().setdefault(name, public_function(caller(name)))
+        return globals().setdefault(name, function)
 
 
 def __dir__() -> list[str]:

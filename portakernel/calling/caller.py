@@ -78,7 +78,7 @@ class OpCaller:
         choices = dispatcher.routes.of(contract.op)
         # Parameters that plans and measurements tell apart are in a key from the beginning, or not at all.
         self._told_apart = frozenset[str]().union(*(one.features for one in choices))
-        self._cells = Cells(contract.dims, choices)
+        self._cells = Cells(contract, choices)
         reads = reads_of(
             contract,
             (kernel for kernel in kernels if kernel not in self._attached),

@@ -48,6 +48,7 @@ COMMANDS: Mapping[str, str] = {
     "build": "portakernel.cli.build",
     "warmup": "portakernel.cli.warmup",
     "bench": "portakernel_kit.cli.bench.command",
+    "record": "portakernel.cli.record",
     "tune": "portakernel_kit.cli.tune",
     "plan": "portakernel.cli.plan.command",
     "cache": "portakernel.cli.cache",

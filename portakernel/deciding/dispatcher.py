@@ -22,6 +22,7 @@ from portakernel.deciding.process_wishes import ProcessWishes, allowed_plugins, 
 from portakernel.deciding.ranking import Candidate, order, why, why_not
 from portakernel.deciding.readiness import Readiness
 from portakernel.deciding.routes import Routes
+from portakernel.deciding.sources import followed_plan, measurements
 from portakernel.deciding.trace_token import make_token
 from portakernel.deciding.unmet import skipped_preferences
 from portakernel.host.locks import make_lock
@@ -46,7 +47,9 @@ class Dispatcher:
         self.process = ProcessWishes(config, drafts, registry)
         self.readiness = Readiness(self.registry.manager)
         self.builds = Builds()
-        self.routes = Routes(registry)
+        self.routes = Routes(
+            registry, followed_plan(config.plan, registry, named_by="PORTAKERNEL_PLAN"), measurements(config, registry)
+        )
         self.checks_values = config.checks
         self.trace_token = ""
         self._token = ""

@@ -69,7 +69,7 @@ _BLOCK = "with policy block"
 def decide_as_called(
     now: Dispatcher, request: Request, policy: Policy, cannot: Mapping[str, Rejection] | None = None
 ) -> Decision:
-    """The decision for ``request``, where a gradient is what a whole training call would have.
+    """The decision for ``request``, with what measurements say of it; a gradient is that of a whole training call.
 
     Unless it is known who ran forward, it is asked who would: what that one saves in its own way it alone reads, and a
     gradient that PyTorch records calls no kernel.
@@ -82,7 +82,7 @@ def decide_as_called(
         own = called == _BLOCK and request.phase is Phase.TRAINING
         request = replace(request, below_autograd=True, unpaired=own)
     if request.phase is not Phase.BACKWARD:
-        return now.decide(request, policy, cannot)
+        return _noted(now, now.decide(request, policy, cannot))
     gradient = contract(request.op).gradient
     if gradient == "none":
         raise ArgumentValueError(f"{request.op} has no gradient, so that no kernel serves it for backward")
@@ -95,7 +95,12 @@ def decide_as_called(
         forward = now.decide(replace(request, phase=Phase.TRAINING), policy, cannot).chosen
         if forward is not None and forward.saves in ("own", "autograd"):
             request = replace(request, saved_by=forward.name)
-    return now.decide(request, policy, cannot)
+    return _noted(now, now.decide(request, policy, cannot))
+
+
+def _noted(now: Dispatcher, decision: Decision) -> Decision:
+    found = now.routes.notes(decision.request)
+    return replace(decision, notes=(*decision.notes, *found)) if found else decision
 
 
 def _why_called(now: Dispatcher, request: Request) -> str:

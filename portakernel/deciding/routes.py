@@ -1,19 +1,19 @@
 """What a process follows where no policy names a kernel: a plan, and what was measured on such devices.
 
-Both speak of calls that a kernel is chosen for. What ``torch.compile`` dissolves into its graph, beside which a kernel's
-own time says little, they leave alone.
+Both speak of calls that a kernel is chosen for. They leave alone what ``torch.compile`` dissolves into its graph, where
+a kernel's own time says little.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from portakernel.claims.request import Request
 from portakernel.deciding.policies import Wishes
+from portakernel.errors import PortakernelError
 from portakernel.host.locks import make_lock
-from portakernel.registry.kernel import Kernel
 from portakernel.registry.registry import Registry
 from portakernel.tuning.choices import Choice, Choices
 from portakernel.tuning.key import Kind
@@ -25,7 +25,7 @@ Place = tuple[str, int]
 class Source(Protocol):
     """Where choices come from."""
 
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> Sequence[Place]:
         """The kinds of devices that there are choices for."""
         ...
 
@@ -34,35 +34,61 @@ class Source(Protocol):
         ...
 
 
-class Plan(Source, Protocol):
-    """A plan; ``name`` is how reasons name it. Where it is ``locked``, a call that it does not cover is an error."""
+class PlannedSource(Source, Protocol):
+    """A plan."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """How reasons name it."""
+        ...
 
     @property
-    def locked(self) -> bool: ...
+    def locked(self) -> bool:
+        """Whether a call that it does not cover is an error."""
+        ...
+
+
+class MeasuredSource(Source, Protocol):
+    """What was measured."""
+
+    def notes(self, kind: Kind, dims: Mapping[str, int], place: Place, driver: str) -> tuple[str, ...]:
+        """What there is to say of a call beside its choice: why there is none, whether it is stale."""
+        ...
 
 
 class Routes:
     """The plan and the measurements that one process follows, and what they say of a request."""
 
-    def __init__(self, registry: Registry, plan: Plan | None = None, measured: Source | None = None) -> None:
+    def __init__(
+        self, registry: Registry, plan: PlannedSource | None = None, measured: MeasuredSource | None = None
+    ) -> None:
         self._registry = registry
         self.plan, self.measured = plan, measured
+        self._frozen_by = ""
         self._known: dict[tuple[Source, str, Place], Choices] = {}
         self._lock = make_lock()
 
-    def set(self, plan: Plan | None, measured: Source | None) -> None:
-        """Puts others in the place of those before; who keeps decisions has to make them anew."""
+    def set(self, plan: PlannedSource | None, measured: MeasuredSource | None, *, for_good: str = "") -> None:
+        """Puts others in the place of those before; who keeps decisions has to make them anew.
+
+        ``for_good`` names who does so for as long as the process lives.
+
+        Raises:
+            PortakernelError: somebody has done so for good.
+        """
         with self._lock:
-            self.plan, self.measured, self._known = plan, measured, {}
+            if self._frozen_by:
+                raise PortakernelError(
+                    f"what this process follows was set by {self._frozen_by} and stays as it is until it ends: load"
+                    f" plans and measurements before {self._frozen_by}"
+                )
+            self.plan, self.measured, self._frozen_by, self._known = plan, measured, for_good, {}
 
     def of(self, op: str) -> tuple[Choices, ...]:
         """All choices for ``op`` on what the installed torch reaches, of every source."""
         vendors = {b.vendor for b in self._registry.backends.values() if self._registry.reaches(b)}
         found = (
-            self._choices(source, op, place)
+            self.choices(source, op, place)
             for source in (self.plan, self.measured)
             if source is not None
             for place in source.places()
@@ -82,36 +108,52 @@ class Routes:
                 return replace(wishes, locked=plan.name)
         if self.measured is not None and (choice := self._find(self.measured, request)) is not None:
             where, words = {choice.kernel: choice.where}, {choice.kernel: choice.kernel}
-            return replace(wishes, prefer=where, words=words, reason=choice.why)
+            return replace(wishes, prefer=where, words=words, reason=f"{choice.where} prefers it: {choice.why}")
         return wishes
 
-    def _find(self, source: Source, request: Request) -> Choice | None:
-        places = [place for place in source.places() if place[0] == str(request.target)]
-        if not places:
-            return None
-        kernels = self._registry.for_op(request.op)
-        for place in self._here(places, request):
-            choices = self._choices(source, request.op, place)
-            if choices and (found := choices.find(Kind.of(request, kernels), _sizes(request.dims))) is not None:
-                return found
-        return None
-
-    def _here(self, places: list[Place], request: Request) -> Iterator[Place]:
-        """The places that the request's device is one of; of absent hardware, the only one there is."""
+    def notes(self, request: Request) -> tuple[str, ...]:
+        """What measurements say of a request beside the kernel that they prefer, if any."""
+        measured = self.measured
+        if measured is None or request.compiled:
+            return ()
+        places = [place for place in measured.places() if place[0] == str(request.target)]
         if request.device is None:
-            yield from places if len(places) == 1 else ()
-            return
-        from portakernel.tensors.units import units_of  # asks torch, which a question about absent hardware spares
+            units = sorted({units for _, units in places})
+            text = f"measured on such devices with {' and '.join(map(str, units))} units, which may decide there"
+            return (text,) if units else ()
+        kind = Kind.of(request, self._registry.for_op(request.op))
+        driver = request.device.driver or ""
+        notes = (measured.notes(kind, _sizes(request.dims), place, driver) for place in self._here(places, request))
+        return next(notes, ())
 
-        units = units_of(request.device)
-        yield from (place for place in places if place[1] == units)
-
-    def _choices(self, source: Source, op: str, place: Place) -> Choices:
+    def choices(self, source: Source, op: str, place: Place) -> Choices:
+        """A source's choices, read once."""
         key = source, op, place
         if (known := self._known.get(key)) is None:
             with self._lock:
                 known = self._known[key] = source.choices(op, place)
         return known
+
+    def _find(self, source: Source, request: Request) -> Choice | None:
+        places = [place for place in source.places() if place[0] == str(request.target)]
+        # measurements of absent hardware are no promise: `notes` mentions them
+        if not places or (request.device is None and source is self.measured):
+            return None
+        for place in self._here(places, request):
+            choices = self.choices(source, request.op, place)
+            if choices:
+                return choices.find(Kind.of(request, self._registry.for_op(request.op)), _sizes(request.dims))
+        return None
+
+    def _here(self, places: Sequence[Place], request: Request) -> Iterator[Place]:
+        """The place that the request's device is one of; of absent hardware, the only one there is."""
+        if request.device is None:
+            yield from places if len(places) == 1 else ()
+        elif places:
+            from portakernel.tensors.units import units_of  # asks torch, which a question of absent hardware spares
+
+            units = units_of(request.device)
+            yield from (place for place in places if place[1] == units)
 
 
 def _sizes(dims: Mapping[str, int]) -> Mapping[str, int]:

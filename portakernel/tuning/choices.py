@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -56,6 +55,7 @@ class Choices:
         """The choice for a call; None where nothing covers it."""
         return next((choice for choice in self.of_kind(kind) if choice.covers(dims)), None)
 
-    def cell(self, dims: Mapping[str, int]) -> tuple[int, ...]:
-        """Numbers that are the same for sizes that the same choices cover."""
-        return tuple(bisect_right(cuts, dims.get(name, -1)) for name, cuts in self.cuts.items())
+    @property
+    def kinds(self) -> tuple[Sequence[Choice], ...]:
+        """The choices for calls of each kind."""
+        return tuple(self._of_kind.values())

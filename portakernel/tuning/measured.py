@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from portakernel.claims.request import PLAIN_FACTS, Phase, Request, asked_features
+from portakernel.contract import Contract
+from portakernel.contract.sizes import parse_size
 from portakernel.contracts import contracts
 from portakernel.host.distributions import installed_version
 from portakernel.registry.kernel import Kernel
@@ -82,8 +84,9 @@ class Measured:
             several = [records[text] for records in stores if text in records and self._is_of(records[text])]
             if several:
                 self._add(several)
+        widths = _widths(contracts()[op]) if self._groups else ()
         for group in self._groups.values():
-            group.pieces = pieces(group.points)
+            group.pieces = pieces(group.points, widths)
         self.choices = Choices(choice for group in self._groups.values() for choice in _choices(group))
 
     def notes(self, kind: Kind, dims: Mapping[str, int], *, driver: str = "", torch: str = "") -> tuple[str, ...]:
@@ -159,6 +162,15 @@ class Measured:
             found = [read(folder_of(root, target, units), self._op).records.values() for root in self._roots]
             if any(record.key.kind.text == kind.text for records in found for record in records):
                 yield f"measured on {target} with {units} units, not {self._units}: not used"
+
+
+def _widths(contract: Contract) -> frozenset[str]:
+    """The last dimensions of tensors with several that every call has, or returns: how wide rows are."""
+    made = contract.at()
+    needed = [tensor.sizes for tensor in made.tensors if not tensor.optional]
+    needed += [result.shape for result in made.outputs if isinstance(result.shape, tuple)]
+    last = (parse_size(sizes[-1]) for sizes in needed if len(sizes) > 1)
+    return frozenset(size.name for size in last if size.name is not None)
 
 
 def _tier(kernel: Kernel) -> int:

@@ -1,6 +1,6 @@
 """Measured points as pieces: boxes of sizes in which one kernel was the best wherever it was measured.
 
-Along each dimension in turn neighbours with one winner make one box, where they are at most four times apart and no
+Along some dimensions in turn neighbours with one winner make one box, where they are at most four times apart and no
 point between them says otherwise. What lies between others belongs to nobody: nothing is carried beyond what was
 measured.
 """
@@ -8,7 +8,7 @@ measured.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -47,12 +47,16 @@ class Piece:
         return all(low <= dims[name] <= high for name, (low, high) in self.bounds.items() if name != but)
 
 
-def pieces(points: Sequence[Point]) -> tuple[Piece, ...]:
-    """The boxes of points that have the same dimensions, the same for the same points in any order."""
+def pieces(points: Sequence[Point], widths: Collection[str] = ()) -> tuple[Piece, ...]:
+    """The boxes of points that have the same dimensions, the same for the same points in any order.
+
+    ``widths`` are dimensions in which nothing is taken to hold between points: how wide rows are decides how they can
+    be read, and a width that 8 does not divide lies between two that it divides.
+    """
     names = sorted(points[0].dims) if points else []
     ordered = sorted(points, key=lambda point: [point.dims[name] for name in names])
     found = [Piece({name: (point.dims[name], point.dims[name]) for name in names}, (point,)) for point in ordered]
-    for name in names:
+    for name in (name for name in names if name not in widths):
         found = _along(name, found, _Places(name, ordered))
     return tuple(found)
 

@@ -17,7 +17,8 @@ from portakernel.registry.registry import Registry
 
 NAMES = [
     *("USE", "PREFER", "DENY", "REQUIRE", "REFERENCE", "COMPILED", "PLUGINS", "POLICY"),
-    *("DISABLE", "CHECKS", "LOG", "CACHE_DIR", "CACHE_MIB", "TUNING_DIR", "PATIENCE_S"),
+    *("DISABLE", "CHECKS", "LOG", "CACHE_DIR", "CACHE_MIB", "PLAN", "TUNING", "RECORD"),
+    *("TUNING_DIR", "PATIENCE_S"),
 ]
 ROOT = Path(__file__).parents[2]
 # Macros of the CUTLASS plugin's C++.
@@ -150,7 +151,7 @@ def test_a_list_that_names_no_plugin_is_refused():
 def test_a_misspelt_variable_is_told_with_the_nearest():
     set_here = {"PORTAKERNEL_PREFERS": "x", "PORTAKERNEL_ZZZ": "x", "PORTAKERNEL_USE": "x", "PORTA": "x"}
     first, second = unknown_variables(set_here)
-    nearest = "did you mean 'PORTAKERNEL_PREFER' or 'PORTAKERNEL_REFERENCE' or 'PORTAKERNEL_REQUIRE'?"
+    nearest = "did you mean 'PORTAKERNEL_PREFER' or 'PORTAKERNEL_REFERENCE' or 'PORTAKERNEL_RECORD'?"
     assert first == f"PORTAKERNEL_PREFERS is set, but no such variable exists; {nearest}"
     assert second.startswith("PORTAKERNEL_ZZZ is set, but no such variable exists; ")
 

@@ -82,3 +82,9 @@ def test_every_point_is_covered_by_its_winner_and_by_no_other_s_box(seed):
 def test_no_points_make_no_pieces_and_one_without_dimensions_is_everywhere():
     assert pieces([]) == ()
     assert [piece.covers({}) for piece in pieces([Point({}, "a")])] == [True]
+
+
+def test_how_wide_rows_are_is_as_it_was_measured():
+    grid = [Point({"M": m, "N": n}, "a") for m in (64, 128) for n in (1024, 4096)]
+    found = [dict(piece.bounds) for piece in pieces(grid, {"N"})]
+    assert found == [{"M": (64, 128), "N": (n, n)} for n in (1024, 4096)]

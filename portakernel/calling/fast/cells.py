@@ -1,32 +1,44 @@
-"""Where a call's sizes lie among the bounds of what was planned or measured; part of what shapes decide of a key."""
+"""What was planned or measured for a call's sizes, as a number; part of what shapes decide of a key."""
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
-from portakernel.tuning.choices import Choices
+from portakernel.calling.fast.generated import define
+from portakernel.contract import Contract
+from portakernel.tuning.choices import Choice, Choices
+
+# Boxes between choices' bounds whose number is remembered; what more of them there are is worked out anew.
+_MOST_BOXES = 4096
+# Never the same one twice: a call that was under way when choices were renewed meets none that is made from then on.
+_number = itertools.count(1)
 
 
 class Cells:
-    """Of an op's dimensions, numbers that are the same for sizes that the same choices cover.
+    """Of an op's sizes a number, which is the same where choices name the same kernels for calls of each kind.
 
-    It stands in every key's source, so that choices may come later: without any it says None, once for each shape.
+    ``number(*sizes)`` stands in every key's source, so that choices may come later: without any it is 0, asked for
+    once for each shape.
     """
 
-    def __init__(self, dims: Iterable[str], choices: Iterable[Choices] = ()) -> None:
-        self.dims = tuple(dims)
-        self._cuts: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    def __init__(self, contract: Contract, choices: Iterable[Choices] = ()) -> None:
+        self._op, self.dims = contract.op, contract.dims
+        self.number: Callable[..., int] = _nothing
         self._forget: list[Callable[[], None]] = []
         self.renew(choices)
 
     def renew(self, choices: Iterable[Choices]) -> None:
         """Puts other choices in the place of those before; what shapes decided is asked anew."""
+        choices = tuple(choices)
         cuts: dict[str, set[int]] = {}
         for one in choices:
             for name, found in one.cuts.items():
                 cuts.setdefault(name, set()).update(found)
-        self._cuts = tuple((place, tuple(sorted(cuts[name]))) for place, name in enumerate(self.dims) if name in cuts)
+        kinds = [of_kind for one in choices for of_kind in one.kinds]
+        self.number = _numbering(self._op, self.dims, cuts, kinds) if kinds else _nothing
         for forget in self._forget:
             forget()
 
@@ -34,6 +46,34 @@ class Cells:
         """Has ``forget`` called each time."""
         self._forget.append(forget)
 
-    def __call__(self, *sizes: int) -> tuple[int, ...] | None:
-        """The numbers for these sizes, of ``dims`` in order."""
-        return tuple([bisect_right(cuts, sizes[place]) for place, cuts in self._cuts]) if self._cuts else None
+
+def _nothing(*_: int) -> int:
+    return 0
+
+
+def _numbering(op: str, dims: Sequence[str], cuts: Mapping[str, set[int]], kinds: Sequence[Sequence[Choice]]) -> Any:
+    """The number of sizes, looked up by the box between bounds that they lie in; generated, as a call waits for it."""
+    boxes: dict[int, int] = {}
+    numbers: dict[tuple[str | None, ...], int] = {}
+
+    def worked_out(box: int, *sizes: int) -> int:
+        named = dict(zip(dims, sizes, strict=True))
+        kernels = tuple(next((choice.kernel for choice in of_kind if choice.covers(named)), None) for of_kind in kinds)
+        if len(boxes) >= _MOST_BOXES:
+            boxes.clear()
+        # atomic: of two threads that come first together, both get the same
+        boxes[box] = found = numbers.setdefault(kernels, next(_number))
+        return found
+
+    names: dict[str, Any] = {"_bisect": bisect_right, "_boxes": boxes, "_worked_out": worked_out}
+    box = "0"
+    for name in (name for name in dims if name in cuts):
+        names[f"_cuts_{name}"] = tuple(sorted(cuts[name]))
+        box = f"({box}) * {len(cuts[name]) + 1} + _bisect(_cuts_{name}, {name})"
+    given = ", ".join(dims)
+    source = f"""\
+def number({given}):
+    _box = {box}
+    return _boxes.get(_box) or _worked_out(_box, {given})
+"""
+    return define(source, "number", f"{op} cells", names)

@@ -108,15 +108,11 @@ class _KeyWriter:
         self.sized += [_bound(limit, self.sizes[limit.parameter]) for limit in limits]
 
     def write_cells(self) -> None:
-        """The cell of the sizes among those that plans and measurements tell apart."""
-        if self.reads.cells is not None:
-            self.names["_cells"] = self.reads.cells
+        """The number for what was planned or measured for the sizes."""
+        if (cells := self.reads.cells) is not None:
+            self.names["_cells"] = cells
             self.sized.append(
-                _call(
-                    "_cells",
-                    self.reads.cells.dims,
-                    {name: self.sizes.get(name, "-1") for name in self.reads.cells.dims},
-                )
+                _call("_cells.number", cells.dims, {name: self.sizes.get(name, "-1") for name in cells.dims})
             )
 
     def write_layouts(self) -> None:

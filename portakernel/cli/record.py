@@ -1,0 +1,54 @@
+"""``portakernel record``: runs a program, and writes which kinds of calls it made, and how often."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def command(
+    program: Annotated[list[str], typer.Argument(metavar="CMD...", help="The program and its arguments, after --.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The file to write, in YAML.")],
+) -> None:
+    """Run a program and write which kinds of calls it makes of portakernel's ops: dtypes, shapes, counts, no values.
+
+    Calls of portakernel.ops are seen, in all threads, and in the processes that the program starts; not those in graphs
+    that torch.compile has made. warmup, bench and tune read the file with --calls.
+
+    Exits with the program's own status, 130 when interrupted, 2 when the program cannot be started.
+
+    For example:
+
+        portakernel record -o service.yaml -- python serve.py --once
+        portakernel tune --calls service.yaml --budget 10m
+    """
+    from portakernel.cli.calls_file import load_calls
+    from portakernel.cli.output import page
+    from portakernel.errors import ArgumentValueError
+
+    file = Path(os.path.abspath(output))
+    file.unlink(missing_ok=True)
+    try:
+        running = subprocess.Popen(program, env={**os.environ, "PORTAKERNEL_RECORD": str(file)})
+    except OSError as error:
+        text = (
+            f"{program[0]} cannot be started: {error.strerror}; give a program after `--`, such as `-- python serve.py`"
+        )
+        raise ArgumentValueError(f"record: {text}") from error
+    with running:
+        try:
+            status = running.wait()
+        except KeyboardInterrupt:  # the program has it too, and may write at its end
+            status = running.wait()
+            status = status or 130
+    Path(f"{file}.lock").unlink(missing_ok=True)
+    if file.exists():
+        calls = load_calls(file)
+        page().line(f"{len(calls)} kinds of {sum(call.count for call in calls)} calls are in {output}")
+    else:
+        page().line(f"the program called no op of portakernel.ops: {output} is not written", "doubt")
+    raise typer.Exit(status if status >= 0 else 128 - status)

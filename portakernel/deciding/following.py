@@ -1,0 +1,112 @@
+"""What a process follows as data that ranks can compare and take over (``portakernel.agreement``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from portakernel.agreement import Decisions
+from portakernel.deciding.routes import Place, Routes, Source
+from portakernel.plan.plan import Entry
+from portakernel.registry.registry import Registry
+from portakernel.tensors.units import units_of
+from portakernel.tuning.choices import Choice, Choices
+from portakernel.tuning.key import Kind
+from portakernel.tuning.sources import source_digest
+from portakernel.words.target import Device
+
+_BY = "portakernel.agree"
+# Where an op's name would stand: what is said of all ops.
+_ALL_OPS = ""
+
+
+class Following:
+    """What one rank follows on its device, and how it takes over what another does."""
+
+    def __init__(self, registry: Registry, routes: Routes, device: Device) -> None:
+        self._registry, self._routes = registry, routes
+        self._place: Place = str(device.target), units_of(device) or 0
+
+    @property
+    def target(self) -> str:
+        """The kind of device that this rank computes on, such as ``nvidia:sm_90/132``."""
+        return _written(self._place)
+
+    def decisions(self) -> Decisions:
+        """What is followed, by kind of device and op; of entries it is said whether they are strict."""
+        found: dict[str, dict[str, list[Any]]] = {}
+        plan, measured = self._routes.plan, self._routes.measured
+        sources: list[Source] = [source for source in (plan, measured) if source is not None]
+        for source in sources:
+            for place in source.places():
+                of_place = found.setdefault(_written(place), {})
+                for op in self._registry.ops:
+                    entries = [_data(one, strict=source is plan) for one in self._routes.choices(source, op, place).all]
+                    if entries:
+                        of_place.setdefault(op, []).extend(entries)
+        if plan is not None:
+            for place in plan.places():
+                found[_written(place)][_ALL_OPS] = [{"locked": plan.locked}]
+        return found
+
+    def sources(self) -> Mapping[str, str]:
+        """The digest of each kernel that is here."""
+        return {name: source_digest(kernel) for name, kernel in self._registry.kernels.items()}
+
+    def adopt(self, decisions: Decisions) -> None:
+        """Follows these, and nothing else, until the process ends."""
+        strict, soft = (_Agreed(decisions, strict=strict) for strict in (True, False))
+        self._routes.set(strict if strict.places() else None, soft if soft.places() else None, for_good=_BY)
+
+
+class _Agreed:
+    """The strict ones of decisions, as a plan, or the others, as measurements."""
+
+    name = "what the first rank follows"
+
+    def __init__(self, decisions: Decisions, *, strict: bool) -> None:
+        self._entries: dict[Place, dict[str, list[Choice]]] = {}
+        self.locked = False
+        for written, ops in decisions.items():
+            place = _place(written)
+            for op, entries in ops.items():
+                if op == _ALL_OPS:
+                    if strict:
+                        self._entries.setdefault(place, {})
+                        self.locked = self.locked or any(entry["locked"] for entry in entries)
+                    continue
+                of_kind = [_choice(op, entry) for entry in entries if entry["strict"] is strict]
+                if of_kind:
+                    self._entries.setdefault(place, {})[op] = of_kind
+
+    def places(self) -> Sequence[Place]:
+        """The kinds of devices that the first rank knows choices for."""
+        return tuple(self._entries)
+
+    def choices(self, op: str, place: Place) -> Choices:
+        """The choices for an op on one kind of device."""
+        return Choices(self._entries.get(place, {}).get(op, ()))
+
+    def notes(self, kind: Kind, dims: Mapping[str, int], place: Place, driver: str) -> tuple[str, ...]:
+        """Nothing beside the choices was agreed on."""
+        del kind, dims, place, driver
+        return ()
+
+
+def _data(choice: Choice, *, strict: bool) -> dict[str, Any]:
+    about = {"strict": strict, "where": choice.where, "why": choice.why}
+    return {"entry": Entry.of(choice).to_data(), **about}
+
+
+def _choice(op: str, data: Mapping[str, Any]) -> Choice:
+    entry = Entry.from_data(data["entry"])
+    return Choice(entry.kernel, entry.kind(op), entry.bounds, f"rank 0: {data['where']}", data["why"])
+
+
+def _written(place: Place) -> str:
+    return f"{place[0]}/{place[1]}"
+
+
+def _place(text: str) -> Place:
+    target, _, units = text.rpartition("/")
+    return target, int(units)

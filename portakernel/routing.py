@@ -1,0 +1,93 @@
+"""What ``import portakernel`` offers on plans and measurements: loading them, agreeing on them."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from os import PathLike
+from typing import TYPE_CHECKING
+
+from portakernel.config import Config
+from portakernel.deciding.routes import MeasuredSource, PlannedSource
+from portakernel.deciding.sources import followed_plan, measurements
+from portakernel.errors import ArgumentTypeError, ConfigWarning
+from portakernel.host.as_written import as_written
+from portakernel.host.call_site import callers_level
+from portakernel.runtime import callers_so_far, dispatcher
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+
+@as_written
+def load_plan(path: str | PathLike[str] | None) -> None:
+    """Follows the plan at ``path`` from now on (docs/plans.md), in the place of ``PORTAKERNEL_PLAN``'s; None: none.
+
+    It is read now: what is written to it later changes nothing. Every policy goes before it.
+
+    Raises:
+        PlanError: it is refused; holds every place that is not as it has to be. What was followed before stays so.
+        ArgumentTypeError: what is given is no path and not None.
+        PortakernelError: ranks have agreed on what they follow.
+    """
+    if path is not None and not isinstance(path, (str, PathLike)):
+        raise ArgumentTypeError(f"load_plan takes the path of a plan, or None; this is {path!r}")
+    now = dispatcher()
+    plan = followed_plan(None if path is None else os.fspath(path), now.registry, named_by="load_plan")
+    _follow(plan, now.routes.measured)
+
+
+@as_written
+def load_tuning() -> None:
+    """Follows what was measured until now (docs/tuning.md). Without it a process goes by what there was at its start.
+
+    Raises:
+        ConfigError: ``PORTAKERNEL_TUNING`` is not one of its words.
+        PortakernelError: ranks have agreed on what they follow.
+    """
+    now = dispatcher()
+    _follow(now.routes.plan, measurements(Config.from_environment(), now.registry))
+
+
+@as_written
+def agree(group: ProcessGroup | None = None) -> None:
+    """Has all ranks of ``group`` follow what its first rank follows; each of them calls it, once, before any op.
+
+    Three collectives, whatever happens, and none afterwards. Plans and measurements are then fixed until the process
+    ends; policies are each rank's own, as before.
+
+    Raises:
+        RankDisagreement: the sources of kernels differ; on every rank, whichever rank it is.
+        RankLostError: a rank did not come before the group's timeout.
+        PortakernelError: torch.distributed is not initialised, or the ranks have agreed before.
+    """
+    import torch
+
+    from portakernel.agreement import agree as agree_on
+    from portakernel.calling.devices import find_device
+    from portakernel.deciding.following import Following
+
+    now, accelerator = dispatcher(), torch.accelerator.current_accelerator(check_available=True)
+    here = torch.device("cpu")
+    if accelerator is not None:
+        here = torch.device(accelerator.type, torch.accelerator.current_device_index())
+    agree_on(Following(now.registry, now.routes, find_device(now.registry, here)), group)
+    _reroute()
+
+
+def _follow(plan: PlannedSource | None, measured: MeasuredSource | None) -> None:
+    dispatcher().routes.set(plan, measured)
+    _reroute()
+
+
+def _reroute() -> None:
+    """Has every op that is in use choose anew, and warns of what their calls cannot tell apart any more."""
+    for caller in callers_so_far():
+        if missed := caller.reroute():
+            warnings.warn(
+                f"{caller.contract.op}: calls are not told apart by {', '.join(sorted(missed))}, because it was in use"
+                " before: which of the choices for other values they follow is open. Load plans and measurements"
+                " before an op's first use",
+                ConfigWarning,
+                stacklevel=callers_level(),
+            )

@@ -1,0 +1,112 @@
+"""Which kinds of calls a program makes: counted without what tensors hold, in blocks, threads and processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+import portakernel
+from portakernel import ops
+from portakernel.cli.calls_file import load_calls
+
+PROGRAM = """
+import subprocess, sys, threading, torch
+from portakernel import ops
+x, weight = torch.randn(4, 64), torch.ones(64)
+for _ in range(3):
+    ops.rms_norm(x, weight)
+thread = threading.Thread(target=lambda: ops.softmax(x))
+thread.start()
+thread.join()
+ops.rms_norm(x.requires_grad_(), weight, eps=1e-3).sum().backward()
+if len(sys.argv) > 1:
+    subprocess.run([sys.executable, "-c", sys.argv[1], ], check=False)
+sys.exit(3)
+"""
+
+
+def counted(path: Path) -> Mapping[str, int]:
+    """How often each kind of call is in a file."""
+    entries: list[dict[str, Any]] = yaml.safe_load(path.read_text(encoding="utf-8"))["calls"]
+    found = {}
+    for entry in entries:
+        count = entry.pop("count")
+        found[
+            " ".join(
+                [entry["op"], str(entry["shape"]), *(str(entry[k]) for k in ("parameters", "training") if k in entry)]
+            )
+        ] = count
+    return found
+
+
+X, BOTH = "{'x': [4, 64]}", "{'x': [4, 64], 'weight': [64]}"
+
+
+def test_a_block_s_calls_are_counted_by_kind(tmp_path):
+    x, weight = torch.randn(4, 64), torch.ones(64)
+    ops.softmax(x)  # before the block
+    with portakernel.record(tmp_path / "calls.yaml"):
+        for _ in range(3):
+            ops.rms_norm(x, weight)
+        ops.rms_norm(x.clone().requires_grad_(), weight, eps=1e-3).sum().backward()
+        torch.ops.portakernel.softmax(x)
+    ops.softmax(x)
+    assert counted(tmp_path / "calls.yaml") == {
+        f"rms_norm {BOTH}": 3, f"rms_norm {BOTH} {{'eps': 0.001}} True": 1, f"softmax {X}": 1,
+    }  # fmt: skip
+    text = (tmp_path / "calls.yaml").read_text(encoding="utf-8")
+    assert "dtype: {x: float32, weight: float32}" in text
+    assert [path.name for path in tmp_path.iterdir()] == ["calls.yaml"]
+    calls = load_calls(tmp_path / "calls.yaml")
+    assert [(call.op, call.count, call.training) for call in calls] == [
+        ("rms_norm", 3, False), ("rms_norm", 1, True), ("softmax", 1, False),
+    ]  # fmt: skip
+    assert dict(calls[1].parameters) == {"eps": 0.001}
+
+
+def test_a_block_without_calls_makes_no_file_and_one_that_raises_keeps_its_calls(tmp_path):
+    path = tmp_path / "calls.yaml"
+    path.write_text("an earlier one")
+    with portakernel.record(path):
+        pass
+    assert not path.exists()
+
+    def one_call_and_an_error() -> None:
+        with portakernel.record(path):
+            ops.softmax(torch.randn(4, 64))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        one_call_and_an_error()
+    assert counted(path) == {f"softmax {X}": 1}
+
+
+def test_a_program_is_recorded_in_all_its_threads_and_processes_and_its_status_is_kept(tmp_path):
+    file = tmp_path / "calls.yaml"
+    command = [
+        sys.executable,
+        "-m",
+        "portakernel",
+        "record",
+        "-o",
+        str(file),
+        "--",
+        sys.executable,
+        "-c",
+        PROGRAM,
+        PROGRAM,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 3, done.stderr
+    assert done.stdout.split() == f"3 kinds of 10 calls are in {file}".split()
+    assert counted(file) == {
+        f"rms_norm {BOTH}": 6, f"rms_norm {BOTH} {{'eps': 0.001}} True": 2, f"softmax {X}": 2,
+    }  # fmt: skip
+    assert [path.name for path in tmp_path.iterdir()] == ["calls.yaml"]
