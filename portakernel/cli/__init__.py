@@ -50,6 +50,7 @@ COMMANDS: Mapping[str, str] = {
     "bench": "portakernel_kit.cli.bench.command",
     "record": "portakernel.cli.record",
     "tune": "portakernel_kit.cli.tune",
+    "regret": "portakernel_kit.cli.regret",
     "plan": "portakernel.cli.plan.command",
     "cache": "portakernel.cli.cache",
     "demo": "portakernel_kit.demo.command",

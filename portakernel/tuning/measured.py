@@ -40,6 +40,7 @@ def measured_choices(
     """The choices by what was measured of ``op`` on one kind of device: by stores, of which the first goes first.
 
     ``kernels`` are all of the op's; whoever came after a record, and goes before its default, is to be measured first.
+    Where the vendor's calls are captured in no graphs, the eager regime answers.
     """
     return Measured(roots, op, target, units, regime, kernels, spaces).choices
 
@@ -74,8 +75,9 @@ class Measured:
         kernels: Sequence[Kernel],
         spaces: Mapping[str, ArchSpace],
     ) -> None:
-        self._roots, self._op, self._units, self._regime = tuple(roots), op, units, regime
+        self._roots, self._op, self._units = tuple(roots), op, units
         self._target = Target.parse(target)
+        self._regime = regime.on(self._target.vendor)
         self._kernels, self._spaces = {kernel.name: kernel for kernel in kernels}, spaces
         self._requests: dict[str, Request] = {}
         self._groups: dict[tuple[str, tuple[str, ...]], _Group] = {}

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from portakernel.cli.options import DTypes, FirstDevice, Json, Shapes, Values
+from portakernel.cli.options import DTypes, Json, Shapes, Values
 
 if TYPE_CHECKING:
     from portakernel.cli.output import Page
+    from portakernel.registry.registry import Registry
     from portakernel.tuning.key import Regime
     from portakernel.words.target import Device
+    from portakernel_kit.tune.fleet import Spread
     from portakernel_kit.tune.job import Job
     from portakernel_kit.tune.session import Session
 
@@ -39,11 +43,19 @@ def command(
     budget: Annotated[
         str | None, typer.Option("--budget", metavar="TIME", help="No new call after this, as 90s, 10m or 2h.")
     ] = None,
-    device: FirstDevice = None,
+    device: Annotated[
+        Names,
+        typer.Option(
+            "--device", metavar="DEVICE", help="Where, such as cuda:0, or all; repeatable [default: the first]."
+        ),
+    ] = None,
     regime: Annotated[
         RegimeName | None,
         typer.Option("--regime", help="Replays of CUDA graphs or eager calls, from a cold or warm cache."),
     ] = None,
+    engine: Annotated[
+        Literal["local", "ray"], typer.Option("--engine", help="Processes here, or actors of a Ray cluster.")
+    ] = "local",
     stale: Annotated[
         bool, typer.Option("--stale", help="Again what another driver or torch measured, or a busy device.")
     ] = False,
@@ -59,7 +71,9 @@ def command(
     pick where it takes at most 0.98 of its time, with 99 % certainty. The calls with the most device time come first;
     what is kept already is not measured again, unless a kernel has changed since.
 
-    On devices without graphs eager calls are measured. Exits with 0 when all is measured or kept, 1 when a call could
+    On devices without graphs eager calls are measured. Several devices of one kind share the calls; of every 20 the
+    first is measured on each, which shows how much cards differ. With --engine ray these are the GPUs of a cluster,
+    RAY_ADDRESS naming it. Exits with 0 when all is measured or kept, 1 when a call could
     not be, or the budget left some, 130 when interrupted: what was measured until then is kept.
 
     For example:
@@ -67,11 +81,11 @@ def command(
         portakernel tune --calls service.yaml --budget 10m
         portakernel tune rms_norm attention --training
         portakernel tune --drawn 60 --seed 7 --regime eager/cold --json
+        portakernel tune --calls service.yaml --device all
         portakernel tune --compact
     """
     from portakernel.cli.output import page, print_json
     from portakernel.config import Config
-    from portakernel.deciding.explaining import first_device
     from portakernel.errors import ArgumentValueError
     from portakernel.runtime import dispatcher
     from portakernel.tuning.key import Regime
@@ -84,7 +98,8 @@ def command(
         _compact(root, page(), json=json)
         return
     now = dispatcher()
-    where = now.registry.device(device) if device is not None else first_device(now.registry)
+    devices = _devices(now.registry, device or ())
+    where = devices[0]
     asked = Regime(regime or Regime.GRAPH_COLD)
     wanted = asked.on(where.target.vendor)
     words = tuple(shape or ()), tuple(dtype or ()), tuple(parameters or ())
@@ -93,11 +108,11 @@ def command(
     out = page()
     if regime is not None and wanted is not asked and not json:
         out.line(f"{where.name} has no graphs: {wanted} is measured in place of {asked}", "doubt")
-    session, status = _measured(root, where, jobs, limit, stale=stale)
+    session, status = _measured(root, devices if engine == "local" else (), jobs, limit, stale=stale)
     if json:
-        print_json({"regime": str(wanted), "device": where.torch_device, **session.to_json(), "kept": status.kept})
+        print_json({"regime": str(wanted), **session.to_json(), **status.to_json()})
     else:
-        _print(out, session, status.kept)
+        _print(out, session, status)
     if status.interrupted:
         raise typer.Exit(130)
     raise typer.Exit(1 if session.refused or session.left else 0)
@@ -117,9 +132,46 @@ def seconds_of(text: str) -> float:
     return float(found[1]) * _UNITS[found[2]]
 
 
+@dataclass(slots=True)
 class _Status:
-    def __init__(self, kept: int) -> None:
-        self.kept, self.interrupted = kept, False
+    """How a run went beside its records: what was there before, on which devices it ran, how much these differ."""
+
+    kept: int
+    devices: Sequence[str]
+    refused: Mapping[str, str]
+    spread: Spread | None = None
+    interrupted: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON-ready data; stable."""
+        found = self.spread
+        known = {"calls": found.calls, "median": found.median, "worst": found.worst} if found is not None else None
+        return {
+            "kept": self.kept,
+            "devices": list(self.devices),
+            "refused_devices": dict(self.refused),
+            "spread": known,
+            "interrupted": self.interrupted,
+        }
+
+
+def _devices(registry: Registry, names: Sequence[str]) -> tuple[Device, ...]:
+    """The devices to measure on: those named, or with ``all`` every one of the first one's vendor.
+
+    Raises:
+        ArgumentValueError: they are of several vendors, whose calls are timed in other ways.
+    """
+    from portakernel.deciding.explaining import first_device
+    from portakernel.errors import ArgumentValueError
+
+    first = first_device(registry)
+    if "all" in names:
+        alike = (d for d in registry.devices if d.target.vendor == first.target.vendor and not d.attached)
+        return tuple(device for device in alike if device.torch_device is not None)
+    found = tuple(dict.fromkeys(registry.device(name) for name in names)) or (first,)
+    if len(vendors := sorted({device.target.vendor for device in found})) > 1:
+        raise ArgumentValueError(f"--device names devices of {' and '.join(vendors)}; tune each vendor's by itself")
+    return found
 
 
 def _jobs(
@@ -157,24 +209,33 @@ def _jobs(
 
 
 def _measured(
-    root: Path, where: Device, jobs: Sequence[Job], budget_s: float | None, *, stale: bool
+    root: Path, devices: Sequence[Device], jobs: Sequence[Job], budget_s: float | None, *, stale: bool
 ) -> tuple[Session, _Status]:
-    """The session once it is over, with a progress bar."""
+    """The session once it is over, with a progress bar; without devices, on those of a Ray cluster."""
     from portakernel.cli.progress import progress
     from portakernel.runtime import dispatcher
-    from portakernel_kit.tune.child import Child
-    from portakernel_kit.tune.session import OneDevice, Session
-    from portakernel_kit.tune.work import Kept, work
+    from portakernel.tuning.sources import source_digest
+    from portakernel_kit.tune.fleet import Fleet, crashed_record
+    from portakernel_kit.tune.local_workers import LocalWorkers
+    from portakernel_kit.tune.ray_workers import RayWorkers
+    from portakernel_kit.tune.session import Session
+    from portakernel_kit.tune.work import Store, work
 
-    with Child(where.torch_device or "cpu") as child:
-        kept = Kept(root, child.facts(), dispatcher())
-        todo = work(jobs, kept, where.target, stale=stale)
-        session, status = Session(root, OneDevice(child), budget_s), _Status(todo.kept)
+    now = dispatcher()
+    registry, store = now.registry, Store(root, now)
+    with closing(LocalWorkers(devices) if devices else RayWorkers()) as workers:
+        sources = {name: source_digest(kernel) for name, kernel in registry.kernels.items()}
+        fleet = Fleet(
+            workers, sources, crashed_record(registry), lambda job, facts: store.is_done(job, facts, stale=stale)
+        )
+        todo = work(jobs, store, tuple(fleet.devices.values()), stale=stale)
+        session, status = Session(root, fleet, budget_s), _Status(todo.kept, tuple(fleet.devices), fleet.refused)
         try:
             with progress("measuring", len(todo.jobs), eta=True) as tell:
                 session.run((job for job, _ in todo.jobs), tell)
         except KeyboardInterrupt:
             status.interrupted = True
+        status.spread = fleet.spread()
     return session, status
 
 
@@ -199,7 +260,7 @@ def _compact(root: Path, out: Page, *, json: bool) -> None:
     )
 
 
-def _print(out: Page, session: Session, kept: int) -> None:
+def _print(out: Page, session: Session, status: _Status) -> None:
     """Prints what was measured: who is the fastest, and over whom."""
     from portakernel_kit.tune.winners import winner
 
@@ -209,7 +270,15 @@ def _print(out: Page, session: Session, kept: int) -> None:
     for job, reason in session.refused:
         out.line(f"not measured: {job.name}: {reason}", "bad")
     busy = sum(record.busy for record in session.measured)
-    text = f"{len(session.measured)} new measurements, {kept} kept from before, {session.left} left, in {session.root}"
+    for name, reason in status.refused.items():
+        out.line(f"{name} measures nothing: {reason}", "bad")
+    if (found := status.spread) is not None:
+        text = (
+            f"cards differ by {found.median - 1:.1%} (median of {found.calls} calls), at most by {found.worst - 1:.1%}"
+        )
+        out.line(f"{text}: {found.where}", "good" if found.worst < 1.05 else "doubt")
+    count = len(session.measured)
+    text = f"{count} new measurements, {status.kept} kept from before, {session.left} left, in {session.root}"
     out.line(text, "good" if not session.left and not session.refused else "doubt")
     if busy:
         out.line(f"{busy} were made while others used the device and decide nothing; --stale repeats them", "doubt")

@@ -40,7 +40,7 @@ class Trial:
     ``is_drawn``: the inputs may be longer than those of the op's cases, which its tolerances are made for.
     ``disturbed`` and ``aliased`` gather what the calls did to memory that was not theirs, and which results were no
     tensors of their own; ``right`` has copies of results that were compared already. ``largest`` is about the largest
-    number that others are multiplied by.
+    number that others are multiplied by. The reference computes the truth ``on`` a device.
     """
 
     caller: OpCaller
@@ -55,11 +55,12 @@ class Trial:
     is_drawn: bool = False
     right: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     largest: float = field(init=False, default=_USUAL)
+    on: str = "cpu"
 
     def __post_init__(self) -> None:
-        self.truth = Truth.of(self.inputs)
+        self.truth = Truth.of(self.inputs, self.on)
         if self.contract.tolerance.flushed != "nothing":
-            floats = [exact(t) for t in self.inputs.given.values() if t.dtype.is_floating_point and t.numel()]
+            floats = [exact(t, self.on) for t in self.inputs.given.values() if t.dtype.is_floating_point and t.numel()]
             found = (float(t.abs().nan_to_num(0.0, 0.0).max()) for t in floats)
             self.largest = min(max([_USUAL, *found]), _MOST)
 

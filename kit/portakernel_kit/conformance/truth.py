@@ -1,6 +1,7 @@
 """What a case's results have to be: the op's reference, evaluated in float64 on exactly the kernel's inputs.
 
-On the CPU whatever the device: not every device has float64, and the device's own arithmetic is what is being checked.
+On the CPU whatever the device, unless somebody says otherwise: not every device has float64, and the device's own
+arithmetic is what is being checked.
 A reference may say itself what the truth is (``truth``), where the formula on float64 numbers is not: quantised
 results before they are rounded, say. Of an op that writes into its arguments, ``truth`` returns what these hold then.
 """
@@ -25,9 +26,9 @@ _PARTS_AT_MOST = 4
 _FLOAT32_UNITS = 64.0
 
 
-def exact(tensor: Tensor) -> Tensor:
-    """The same numbers in float64 on the CPU; integers stay integers."""
-    found = tensor.detach().to("cpu")
+def exact(tensor: Tensor, on: torch.device | str = "cpu") -> Tensor:
+    """The same numbers in float64 on the CPU, or another device; integers stay integers."""
+    found = tensor.detach().to(on)
     return numbers(found) if found.dtype.is_floating_point else found
 
 
@@ -53,7 +54,8 @@ class Truth:
 
     ``magnitudes`` are those of results that can cancel, ``slack`` what float32 loses of them before it is rounded to
     less, or what rounding the parts of a sum does, ``plain`` what the plain formula gives in the inputs' dtype. Of
-    ``free`` elements the contract says nothing, and ``overflowing`` ones may be NaN or infinite.
+    ``free`` elements the contract says nothing, and ``overflowing`` ones may be NaN or infinite. The reference computed
+    it, and computes gradients, ``on`` a device; all of it lies on the CPU.
     """
 
     inputs: Inputs
@@ -64,6 +66,7 @@ class Truth:
     plain: Mapping[str, Tensor]
     free: Mapping[str, Tensor]
     overflowing: Mapping[str, Tensor]
+    on: torch.device | str = "cpu"
 
     @property
     def contract(self) -> Contract:
@@ -71,16 +74,16 @@ class Truth:
         return self.inputs.contract
 
     @classmethod
-    def of(cls, inputs: Inputs) -> Truth:
-        """The truth about these inputs.
+    def of(cls, inputs: Inputs, on: torch.device | str = "cpu") -> Truth:
+        """The truth about these inputs, as the reference computes it ``on`` a device.
 
         Raises:
             OpFault: the reference cannot say it.
         """
         contract, reference = inputs.contract, reference_of(inputs.contract)
         outputs = [output.name for output in inputs.results]
-        given = [None if tensor is None else exact(tensor) for tensor in inputs.tensors]
-        stored = [None if tensor is None else tensor.detach().to("cpu") for tensor in inputs.tensors]
+        given = [None if tensor is None else exact(tensor, on) for tensor in inputs.tensors]
+        stored = [None if tensor is None else tensor.detach().to(on) for tensor in inputs.tensors]
         with torch.no_grad():
             if hasattr(reference, "truth"):
                 found = _call(reference, "truth", inputs, stored)
@@ -116,7 +119,7 @@ class Truth:
                     slack[name] = ulps * ulp_at(magnitude, torch.float32)
             magnitudes = tuple(m if held else None for held, m in zip(wide, magnitudes, strict=True))
         if _sums_in_order(reference):
-            single = [_single(tensor) for tensor in inputs.tensors]
+            single = [_single(tensor, on) for tensor in inputs.tensors]
             with torch.no_grad():
                 lost = _call(reference, "forward", inputs, single)
             slack |= {name: _lost(one, named[name]) for name, one in zip(outputs, lost, strict=True)}
@@ -128,15 +131,17 @@ class Truth:
                 # twice what parts of one size lose on average, each half a unit at most
                 slack[result.name] = (told.eps * size).nan_to_num(0.0, 0.0)
                 overflowing[result.name] = size.isfinite() & (_PARTS_AT_MOST * size > told.max)
+        sizes_of = dict(zip(outputs, magnitudes, strict=False)) | dict(zip(saved, saved_magnitudes, strict=False))
         return cls(
             inputs,
-            {name: named[name] for name in outputs},
-            {name: named[name] for name in saved},
-            dict(zip(outputs, magnitudes, strict=False)) | dict(zip(saved, saved_magnitudes, strict=False)),
-            slack,
+            {name: named[name].cpu() for name in outputs},
+            {name: named[name].cpu() for name in saved},
+            {name: None if size is None else size.cpu() for name, size in sizes_of.items()},
+            {name: lost.cpu() for name, lost in slack.items()},
             {name: exact(tensor) for name, tensor in zip([*outputs, *saved], plain, strict=False)},
-            free,
-            overflowing,
+            {name: where.cpu() for name, where in free.items()},
+            {name: where.cpu() for name, where in overflowing.items()},
+            on,
         )
 
     def untouched(self) -> dict[str, Tensor]:
@@ -172,7 +177,8 @@ class Truth:
             return tuple(None if wide is None else Gradient(wide, wide.abs()) for _ in self.inputs.tensors)
         if self.contract.tolerance.rule == "plain":
             return self._plain_gradients(grads)
-        reference, wide_grads = reference_of(self.contract), [None if g is None else exact(g) for g in grads]
+        reference, on = reference_of(self.contract), self.on
+        wide_grads = [None if g is None else exact(g, on) for g in grads]
         kept = self._exactly_kept()
         # what backward may write over is read again for the magnitudes
         off = {p.name: p.default for p in self.contract.parameters if p.permission}
@@ -183,27 +189,31 @@ class Truth:
             magnitudes = asked(reference, "magnitudes")(*wide_grads, *kept, **parameters)
             lost: Sequence[Tensor | None] = [None] * len(values)
             if _sums_in_order(reference):
-                given = [None if tensor is None else _single(tensor) for tensor in (*wide_grads, *kept)]
+                given = [None if tensor is None else _single(tensor, on) for tensor in (*wide_grads, *kept)]
                 lost = reference.backward(*given, **parameters, needs=needs)
         names = [f"the gradient of {name}" for name in self.contract.names]
         values = counted(values, names, "the reference's backward")
         magnitudes = counted(magnitudes, names, "the reference's magnitudes")
         return tuple(
-            None if value is None else Gradient(value, magnitude, slack=None if one is None else _lost(one, value))
+            None
+            if value is None
+            else Gradient(value.cpu(), _cpu(magnitude), slack=None if one is None else _lost(one, value).cpu())
             for value, magnitude, one in zip(values, magnitudes, lost, strict=True)
         )
 
     def _exactly_kept(self) -> list[Tensor | None]:
         """What backward is given beside the gradients, in float64: outputs as they are handed over, rounded."""
-        held: dict[str, Tensor | None] = {name: exact(tensor) for name, tensor in self.inputs.given.items()}
-        held |= {o.name: exact(self.outputs[o.name].to(self.inputs.dtype(o))) for o in self.contract.outputs}
-        held |= self.saved
+        on = self.on
+        held: dict[str, Tensor | None] = {name: exact(tensor, on) for name, tensor in self.inputs.given.items()}
+        held |= {o.name: exact(self.outputs[o.name].to(self.inputs.dtype(o)), on) for o in self.contract.outputs}
+        held |= {name: saved.to(on) for name, saved in self.saved.items()}
         return [held.get(name) for name in self._kept_names()]
 
     def _plain_gradients(self, grads: Sequence[Tensor | None]) -> tuple[Gradient | None, ...]:
         """Autograd through the plain formula: in float64 for the truth, in the inputs' dtype for the distance."""
-        exact_ones = self._autograd([None if t is None else exact(t) for t in self.inputs.tensors], grads)
-        stored = [None if t is None else t.detach().to("cpu") for t in self.inputs.tensors]
+        on = self.on
+        exact_ones = self._autograd([None if t is None else exact(t, on) for t in self.inputs.tensors], grads)
+        stored = [None if t is None else t.detach().to(on) for t in self.inputs.tensors]
         rounded = self._autograd(stored, grads)
         # what a zero is the difference of is of the size of other rows: of other gradients' where all of it is zero
         norms = [0.0 if value is None else _largest_row(value) for value in exact_ones]
@@ -213,13 +223,13 @@ class Truth:
         roundings: Sequence[Tensor | None] = [None] * len(exact_ones)
         reference = reference_of(self.contract)
         if hasattr(reference, "gradient_roundings"):
-            wide = [None if grad is None else exact(grad) for grad in grads]
+            wide = [None if grad is None else exact(grad, on) for grad in grads]
             given = {"single": single / unit, **self.inputs.parameters}
             roundings = asked(reference, "gradient_roundings")(*wide, *self._exactly_kept(), **given)
         doubts: Sequence[Tensor | None] = [None] * len(exact_ones)
         if hasattr(reference, "gradient_doubts"):
             positional, keywords = self.inputs.keywords(stored)
-            held = [None if grad is None else grad.detach().to("cpu") for grad in grads]
+            held = [None if grad is None else grad.detach().to(on) for grad in grads]
             doubts = asked(reference, "gradient_doubts")(*held, *positional, **keywords)
         found: list[Gradient | None] = []
         for value, plain, norm, terms, doubt in zip(exact_ones, rounded, norms, roundings, doubts, strict=True):
@@ -227,15 +237,17 @@ class Truth:
                 found.append(None)
                 continue
             alike = unit * (norm or max(norms))
-            own = 0.0 if terms is None else unit * torch.linalg.vector_norm(_rows(terms), dim=-1)
-            found.append(Gradient(value, plain=exact(plain), cancelling=alike + own, slack=doubt))
+            own = 0.0 if terms is None else unit * torch.linalg.vector_norm(_rows(terms), dim=-1).cpu()
+            found.append(Gradient(value.cpu(), plain=exact(plain), cancelling=alike + own, slack=_cpu(doubt)))
         return tuple(found)
 
     def _autograd(self, tensors: Sequence[Tensor | None], grads: Sequence[Tensor | None]) -> list[Tensor | None]:
         leaves = [t.clone().requires_grad_() if t is not None and t.dtype.is_floating_point else t for t in tensors]
         outputs = _call(reference_of(self.contract), "plain", self.inputs, leaves)
         pairs = zip(outputs, [o for o in self.contract.outputs if o.differentiable], grads, strict=False)
-        used = [(output, grad.detach().to("cpu", output.dtype)) for output, _, grad in pairs if grad is not None]
+        used = [
+            (output, grad.detach().to(output.device, output.dtype)) for output, _, grad in pairs if grad is not None
+        ]
         wanted = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
         found = iter(torch.autograd.grad([o for o, _ in used], wanted, [g for _, g in used], allow_unused=True))
         return [next(found) if leaf is not None and leaf.requires_grad else None for leaf in leaves]
@@ -250,9 +262,13 @@ def _sums_in_order(reference: Any) -> bool:
     return bool(getattr(reference, "SUMS_IN_ORDER", False))
 
 
-def _single(tensor: Tensor | None) -> Tensor | None:
-    found = None if tensor is None else tensor.detach().to("cpu")
+def _single(tensor: Tensor | None, on: torch.device | str) -> Tensor | None:
+    found = None if tensor is None else tensor.detach().to(on)
     return found.float() if found is not None and found.dtype.is_floating_point else found
+
+
+def _cpu(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.cpu()
 
 
 def _lost(single: Tensor, value: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """Whether kernels are right on what they are timed on: held against the float64 reference by the op's own rule.
 
 Two draws are looked at, and the last result again once it was timed. Where the whole is too much for a reference on the
-CPU, some rows are, of ops whose rows lie apart; where neither can be, kernels are unjudged.
+CPU, some rows are, of ops whose rows lie apart; else the reference computes on the accelerator, if that has float64 and
+room. Where none of that can be, kernels are unjudged.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ from portakernel_kit.tune.measuring import Judgement
 
 # What the reference does on the CPU in seconds, in float64: the work, and the elements of arguments and results.
 MOST_FLOPS, MOST_ELEMENTS = 4_000_000_000, 1 << 24
+# The same on an accelerator with float64, where the memory that it takes is a multiple of the elements, too.
+_MOST_FLOPS_THERE, _BYTES_EACH = 10_000_000_000_000, 64
+_WITH_FLOAT64 = ("nvidia", "amd")
 # Of rows that lie apart no more are looked at, where all together have more elements than this.
 _ROWS, _FEW_ELEMENTS = 64, 1 << 20
 # Rows of results that are compared, where there are more.
@@ -74,8 +78,8 @@ class Numerics:
         for operands in sets[:2]:
             try:
                 found = self._draw(operands)
-            except OpFault as fault:
-                self._unjudged = str(fault)
+            except (OpFault, torch.OutOfMemoryError) as fault:
+                self._unjudged = f"the reference says nothing: {str(fault).partition(chr(10))[0]}"
                 break
             if found is None:
                 self._unjudged = f"{cost.flops / 1e9:.3g} GFLOP are too many for the reference in float64"
@@ -129,16 +133,26 @@ class Numerics:
                 if t is not None and not a.leading
             )
             elements = shared + round(share * (elements - shared))
-        if elements > MOST_ELEMENTS * (8 if rows is not None else 1) or share * self._cost.flops > MOST_FLOPS:
-            return None
+        flops, on = share * self._cost.flops, "cpu"
+        if elements > MOST_ELEMENTS * (8 if rows is not None else 1) or flops > MOST_FLOPS:
+            if not self._has_room(elements) or flops > _MOST_FLOPS_THERE:
+                return None
+            on = self._venue.torch_device
         judged = whole if rows is None else _narrowed(whole, rows)
-        trial = Trial(self._caller, self._kernel(), self._venue, judged, frozenset(), is_drawn=True)
+        trial = Trial(self._caller, self._kernel(), self._venue, judged, frozenset(), is_drawn=True, on=on)
         if self._phase is Phase.BACKWARD:
             contract = self._caller.contract
             names = [*contract.backward_inputs, *(saved.name for saved in contract.saved)]
             operands.kept = dict(zip(names, trial.truth.kept(whole.device), strict=True))
         before = {name: tensor.clone() for name, tensor in operands.written.items()}
         return _Draw(operands, whole, trial, rows, before)
+
+    def _has_room(self, elements: int) -> bool:
+        """Whether the reference can compute with so many elements in float64 on the device itself."""
+        device = torch.device(self._venue.torch_device)
+        if device.type != "cuda" or self._venue.targets[0].vendor not in _WITH_FLOAT64:
+            return False
+        return elements * _BYTES_EACH <= torch.cuda.mem_get_info(device)[0]
 
     def _kernel(self) -> Any:
         return next(iter(self._contenders.values())).kernel

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -74,13 +74,15 @@ class Session:
                 yield job
 
         try:
+            done = set[str]()  # some are measured on several devices
             for job, found in self.engine.run(given()):
-                self.left -= 1
+                done.add(str(replace(job, known={})))
+                tell(completed=len(done))
+                self.left = len(waiting) - len(done)
                 if isinstance(found, Record):
                     self._write(found)
                 else:
                     self.refused.append((job, str(found)))
-                tell(advance=1)
         finally:
             for writer in self._writers.values():
                 writer.close()

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from portakernel.tuning.key import Key
 from portakernel.tuning.ranking import decide
 from portakernel.tuning.record import Record
 
 
-def winner(record: Record) -> tuple[str, ...]:
-    """The call, the kernel that serves it from now on, its time, what priorities pick, the ratio and its bound."""
-    key, sources = record.key, {name: entry.source for name, entry in record.kernels.items()}
+def described(key: Key) -> str:
+    """A key's call, for people."""
     sizes = " ".join(f"{name}={size}" for name, size in key.dims.items())
     dtypes = " ".join(dict.fromkeys(key.kind.dtypes.values()))
-    call = f"{key.kind.op} {sizes} {dtypes} {key.kind.phase}"
+    asked = [f"{name}={value}" for name, value in (*key.kind.formats.items(), *key.kind.features.items())]
+    return " ".join([key.kind.op, sizes, dtypes, *asked, key.kind.phase])
+
+
+def winner(record: Record) -> tuple[str, ...]:
+    """The call, the kernel that serves it from now on, its time, what priorities pick, the ratio and its bound."""
+    call, sources = described(record.key), {name: entry.source for name, entry in record.kernels.items()}
     order = [record.default, *(name for name in record.kernels if name != record.default)]
     outcome = decide(record, sources, order)
     if outcome.kernel is None:

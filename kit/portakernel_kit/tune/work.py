@@ -67,50 +67,49 @@ class Work:
     kept: int
 
 
-class Kept:
-    """What a store has of one kind of device, as it is when an op is first asked for."""
+class Store:
+    """What a store has, as it is when an op is first asked for on a kind of device."""
 
-    def __init__(self, root: Path, facts: Facts, now: Dispatcher) -> None:
-        self._root, self._facts, self._now = root, facts, now
-        self._target = Target.parse(facts.target)
-        self._records: dict[str, dict[str, Record]] = {}
+    def __init__(self, root: Path, now: Dispatcher) -> None:
+        self._root, self._now = root, now
+        self._records: dict[tuple[str, str, int], dict[str, Record]] = {}
 
-    def of(self, job: Job) -> Record | None:
-        """The newest record of a job's call; None where there is none."""
-        key = job.key(self._target, self._facts.units, self._now.registry)
-        if job.op not in self._records:
-            self._records[job.op] = read(folder_of(self._root, key.target, key.units), job.op).records
-        return self._records[job.op].get(key.text)
+    def of(self, job: Job, facts: Facts) -> Record | None:
+        """The newest record of a job's call on such a device; None where there is none."""
+        key = job.key(Target.parse(facts.target), facts.units, self._now.registry)
+        place = job.op, key.target, key.units
+        if place not in self._records:
+            self._records[place] = read(folder_of(self._root, key.target, key.units), job.op).records
+        return self._records[place].get(key.text)
 
-    def is_done(self, job: Job, *, stale: bool = False) -> bool:
+    def is_done(self, job: Job, facts: Facts, *, stale: bool = False) -> bool:
         """Whether a job need not be measured: contract and sources are those of its record, and no kernel is new.
 
         With ``stale`` what was measured with another driver or torch, or beside others, is to be measured again.
         """
-        record = self.of(job)
+        record = self.of(job, facts)
         if record is None or record.contract != contract_digest(contract(job.op)):
             return False
-        sources = self._facts.sources
+        sources = facts.sources
         if any(sources.get(name) != entry.source for name, entry in record.kernels.items()):
             return False
-        request = replace(job.request(self._target), device=None)
-        decided = self._now.decide(self._here(request))
+        decided = self._now.decide(self._here(job.request(Target.parse(facts.target))))
         serving = {one.kernel for one in decided.candidates if one.status in ("chosen", "eligible")}
         names = {k.name for k in serving if job.phase == Phase.INFERENCE or k.saves not in ("own", "autograd")}
         if not names <= record.kernels.keys():
             return False
-        fresh = (record.driver, record.torch) == (self._facts.driver, self._facts.torch) and not record.busy
+        fresh = (record.driver, record.torch) == (facts.driver, facts.torch) and not record.busy
         return fresh or not stale
 
-    def with_known(self, job: Job) -> Job:
+    def with_known(self, job: Job, facts: Facts) -> Job:
         """The job, but for kernels that ended their process before and have not changed since."""
-        record = self.of(job)
+        record = self.of(job, facts)
         if record is None:
             return job
         ended = {
             name: entry.model_dump(mode="json")
             for name, entry in record.kernels.items()
-            if entry.verdict in ENDED and self._facts.sources.get(name) == entry.source
+            if entry.verdict in ENDED and facts.sources.get(name) == entry.source
         }
         return replace(job, known=ended) if ended else job
 
@@ -122,10 +121,11 @@ class Kept:
         return replace(request, device=devices[0]) if devices else request
 
 
-def work(jobs: Sequence[Job], kept: Kept, target: Target, *, stale: bool = False) -> Work:
-    """The jobs that are not done, those with the most device time first: calls times how long each takes."""
-    todo = [job for job in jobs if not kept.is_done(job, stale=stale)]
-    timed = [(kept.with_known(job), _estimated_us(job, target)) for job in todo]
+def work(jobs: Sequence[Job], store: Store, devices: Sequence[Facts], *, stale: bool = False) -> Work:
+    """The jobs that some device has not done, those with the most device time first: calls times time of each."""
+    first = devices[0]
+    todo = [job for job in jobs if not all(store.is_done(job, facts, stale=stale) for facts in devices)]
+    timed = [(store.with_known(job, first), _estimated_us(job, Target.parse(first.target))) for job in todo]
     timed.sort(key=lambda one: (-one[0].count * one[1], one[0].name))
     return Work(tuple(timed), len(jobs) - len(todo))
 
