@@ -55,12 +55,15 @@ def main() -> None:
     counted: Counter[str] = Counter()
     store = dist.FileStore(f"{given['folder']}/store", given["world"])
     timeout = timedelta(seconds=given.get("timeout_s", 60))
+    others = [rank for rank in range(given["world"]) if rank != given["rank"]]
+    _meet(store, given["rank"], others, "begun")  # however long each of them takes to start
     dist.init_process_group("gloo", store=store, rank=given["rank"], world_size=given["world"], timeout=timeout)
+    _meet(store, given["rank"], others, "connected")
     for name in COLLECTIVES:
         setattr(dist, name, _counting(name, getattr(dist, name), counted))
     if given.get("lost"):
         if given["lost"] == "silent":  # it is there, and does not come
-            store.wait([f"done {rank}" for rank in range(given["world"]) if rank != given["rank"]])
+            store.wait([f"done {rank}" for rank in others])
         _end(given, {"lost": True})
     followed, found = Followed(given), dict[str, Any]()
     began = time.monotonic()
@@ -72,6 +75,11 @@ def main() -> None:
     took = time.monotonic() - began
     store.set(f"done {given['rank']}", "")
     _end(given, {**found, "adopted": followed.adopted, "collectives": counted, "seconds": took})
+
+
+def _meet(store: dist.Store, rank: int, others: list[int], where: str) -> None:
+    store.set(f"{where} {rank}", "")
+    store.wait([f"{where} {other}" for other in others], timedelta(seconds=60))
 
 
 def _end(given: Mapping[str, Any], found: Mapping[str, Any]) -> None:

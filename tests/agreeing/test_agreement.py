@@ -81,7 +81,7 @@ def test_decisions_that_are_too_many_to_send_are_refused_on_every_rank(agree: An
 
 @pytest.mark.parametrize("how", ["gone", "silent"])
 def test_a_lost_rank_ends_within_the_timeout(agree: Any, how: str) -> None:
-    *left, _ = agree(WARM, WARM, {**WARM, "lost": how}, timeout_s=2)
+    *left, _ = agree(WARM, WARM, {**WARM, "lost": how}, timeout_s=3)
     for found in left:
         assert (found["error"], found["adopted"]) == ("RankLostError", [])
         assert found["waited_for"] == "the digests"

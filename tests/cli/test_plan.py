@@ -214,6 +214,20 @@ def test_sizes_between_that_a_kernel_cannot_serve_are_found_and_not_exported(
     )
 
 
+def test_a_kernel_that_is_built_ahead_of_calls_is_noted_and_not_refused(
+    run: Callable, made: Callable[..., Path], measured: dict[str, list[Choice]], tmp_path: Path
+) -> None:
+    built = Choice("inductor.rms_norm", kind("rms_norm", "float32"), {"M": (64, 64), "N": (4096, 4096)}, "")
+    ran = run("plan", "check", str(made({here(): [built]})), "--json")
+    assert (ran.status, ran.json["refused"]) == (0, [])
+    text = "inductor.rms_norm is built ahead of calls: have `portakernel warmup` do it where the plan is followed"
+    assert ran.json["notes"] == [text]
+    measured["rms_norm"] = [built]
+    exported = run("plan", "export", "-o", str(tmp_path / "other.yaml"), "--json").json
+    assert (exported["entries"], exported["left_out"]) == ({str(here()): 1}, {str(here()): 0})
+    assert read_form(tmp_path / "other.yaml").regime == "eager/cold"
+
+
 def test_denied_kernels_would_be_refused(
     run: Callable, made: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

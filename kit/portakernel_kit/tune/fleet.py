@@ -181,12 +181,12 @@ class Fleet:
                 return attempt
         if own := kind.own.get(device):
             return own.popleft()
-        attempt = self._new(kind, device, waiting, pulled)
-        if attempt is not None and attempt.number % SHARED_EVERY == 0:
+        new = self._new(kind, device, waiting, pulled)
+        if new is not None and new.number % SHARED_EVERY == 0:
             for other in kind.devices:
                 if other != device:
-                    kind.own.setdefault(other, deque()).append(_Attempt(attempt.job, attempt.number, on_each=True))
-        return attempt
+                    kind.own.setdefault(other, deque()).append(_Attempt(new.job, new.number, on_each=True))
+        return new
 
     def _new(self, kind: _Kind, device: str, waiting: Iterator[Job], pulled: list[Job]) -> _Attempt | None:
         """The next job that no device of the kind has begun, and no store has."""

@@ -54,7 +54,7 @@ class RayWorkers:
         self, address: str | None = None, *, resource: str = "", torch_device: str = "cuda:0", make: str = REAL
     ) -> None:
         try:
-            import ray
+            import ray  # pyright: ignore[reportMissingImports]
         except ImportError as error:
             raise ArgumentValueError(_EXTRA) from error
         self._ray: Any = ray
@@ -74,6 +74,7 @@ class RayWorkers:
         asked = {device: actor.facts.remote() for device, actor in self.actors.items()}
         found: dict[str, Facts | str] = {}
         for device, reference in asked.items():
+            answer: Mapping[str, Any]
             try:
                 answer = self._ray.get(reference)
             except self._ray.exceptions.RayError as error:

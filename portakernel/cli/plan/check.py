@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -85,8 +85,8 @@ def command(
     problems = problems_of(file, places, now.registry)
     if digest is not None and digest != plan.digest:
         problems.append(f"{file}: digest: is {plan.digest}; {digest} is asked for")
-    refused = () if problems else tuple(_refused(now, plan, places))
-    notes = list(notes_on(plan, places, now.registry, source_digest))
+    refused, unbuilt = ([], []) if problems else _refused(now, plan, places)
+    notes = [*notes_on(plan, places, now.registry, source_digest), *unbuilt]
     if json:
         print_json(_answer(file, plan, places, problems, refused, notes))
     else:
@@ -132,12 +132,22 @@ def chosen_places(now: Dispatcher, plan: Plan, targets: Sequence[str]) -> list[P
     return sorted(place for place in plan.parts if place.target in wanted)
 
 
-def _refused(now: Dispatcher, plan: Plan, places: Collection[Place]) -> Iterator[Refused]:
+def _refused(now: Dispatcher, plan: Plan, places: Collection[Place]) -> tuple[list[Refused], list[str]]:
+    """The entries whose kernels cannot serve, and a note for each kernel that has to be built before it can."""
     from portakernel.cli.plan.eligibility import refusals
 
+    refused, unbuilt = list[Refused](), dict[str, None]()
     for place, op, entry in plan.entries():
-        if place in places and (found := next(refusals(now, entry, op, place), None)) is not None:
-            yield Refused(place, op, entry, found.sizes, found.reasons)
+        if place not in places:
+            continue
+        found = list(refusals(now, entry, op, place))
+        if any(one.unbuilt for one in found):
+            unbuilt[
+                f"{entry.kernel} is built ahead of calls: have `portakernel warmup` do it where the plan is followed"
+            ] = None
+        if against := next((one for one in found if not one.unbuilt), None):
+            refused.append(Refused(place, op, entry, against.sizes, against.reasons))
+    return refused, list(unbuilt)
 
 
 def _print_problems(out: Page, problems: Sequence[str]) -> None:

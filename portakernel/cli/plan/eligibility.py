@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from portakernel.claims.capability import ReasonCode
 from portakernel.cli.plan.entry_requests import asked_of, breaking, corners
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.errors import PortakernelError
@@ -19,11 +20,13 @@ class Refusal:
     """A call that an entry covers and its kernel cannot serve.
 
     ``between``: the dimension of which the ends of the interval would do; empty where one of them is at fault.
+    ``unbuilt``: nothing is against it but that the kernel has to be built ahead of calls, and is not in this process.
     """
 
     dims: Mapping[str, int]
     reasons: tuple[str, ...]
     between: str = ""
+    unbuilt: bool = False
 
     @property
     def sizes(self) -> str:
@@ -44,7 +47,8 @@ def refusals(now: Dispatcher, entry: Entry, op: str, place: Place) -> Iterator[R
 
     def refusal(dims: Mapping[str, int], between: str = "") -> Iterator[Refusal]:
         if found := now.rejections(kernel.name, replace(asked, dims=dims), policy):
-            yield Refusal(dims, tuple(rejection.text for rejection in found), between)
+            unbuilt = all(rejection.code is ReasonCode.NEEDS_BUILD for rejection in found)
+            yield Refusal(dims, tuple(rejection.text for rejection in found), between, unbuilt)
 
     for dims in corners(entry.bounds):
         yield from refusal(dims)
@@ -60,7 +64,7 @@ def servable(now: Dispatcher, choices: Iterable[Choice], place: Place) -> tuple[
     """
     kept, left_out = list[Choice](), 0
     for choice in choices:
-        found = list(refusals(now, Entry.of(choice), choice.kind.op, place))
+        found = [one for one in refusals(now, Entry.of(choice), choice.kind.op, place) if not one.unbuilt]
         if any(not refusal.between for refusal in found):
             left_out += 1
             continue

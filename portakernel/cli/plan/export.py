@@ -39,7 +39,12 @@ def command(
         ),
     ] = None,
     regime: Annotated[
-        str, typer.Option("--regime", metavar="REGIME", help="How times were taken: eager|graph, then /cold or /warm.")
+        str,
+        typer.Option(
+            "--regime",
+            metavar="REGIME",
+            help="How times were taken: eager|graph, then /cold or /warm; eager on devices without graphs.",
+        ),
     ] = "graph/cold",
     json: Json = False,
 ) -> None:
@@ -79,8 +84,10 @@ def command(
     here = _here(now)
     places = places or list(here)
     ops = list(dict.fromkeys(op or now.registry.ops))
-    asked = Regime(regime)
-    choices = {place: list(_measured(now, place, ops, asked)) for place in places}
+    regimes = {place: Regime(regime).on(place.target.partition(":")[0]) for place in places}
+    # the file names one: of a single kind of device its own
+    asked = next(iter(regimes.values())) if len(set(regimes.values())) == 1 else Regime(regime)
+    choices = {place: list(_measured(now, place, ops, regimes[place])) for place in places}
     if calls is not None:
         listed = load_calls(calls)
         choices = {place: _asked_for(now, place, several, listed) for place, several in choices.items()}
