@@ -18,6 +18,7 @@ _TEXTS = (
     ("Guide", "docs/plans.md", "plans.md"),
     ("Guide", "docs/compile.md", "compile.md"),
     ("Guide", "docs/warmup.md", "warmup.md"),
+    ("Guide", "docs/tuning.md", "tuning.md"),
     ("Guide", "docs/serving.md", "serving.md"),
     ("Guide", "docs/modes.md", "modes.md"),
     ("Guide", "docs/sharding.md", "sharding.md"),

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from portakernel.cli.options import Json
+
 
 def command(
     program: Annotated[list[str], typer.Argument(metavar="CMD...", help="The program and its arguments, after --.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The file to write, in YAML.")],
+    json: Json = False,
 ) -> None:
     """Run a program and write which kinds of calls it makes of portakernel's ops: dtypes, shapes, counts, no values.
 
     Calls of portakernel.ops are seen, in all threads, and in the processes that the program starts; not those in graphs
     that torch.compile has made. warmup, bench and tune read the file with --calls.
 
-    Exits with the program's own status, 130 when interrupted, 2 when the program cannot be started.
+    With --json what the program itself prints goes to stderr. Exits with the program's own status, 130 when
+    interrupted, 2 when the program cannot be started.
 
     For example:
 
@@ -27,13 +32,14 @@ def command(
         portakernel tune --calls service.yaml --budget 10m
     """
     from portakernel.cli.calls_file import load_calls
-    from portakernel.cli.output import page
+    from portakernel.cli.output import page, print_json
     from portakernel.errors import ArgumentValueError
 
     file = Path(os.path.abspath(output))
     file.unlink(missing_ok=True)
     try:
-        running = subprocess.Popen(program, env={**os.environ, "PORTAKERNEL_RECORD": str(file)})
+        shown = sys.stderr if json else None
+        running = subprocess.Popen(program, stdout=shown, env={**os.environ, "PORTAKERNEL_RECORD": str(file)})
     except OSError as error:
         text = (
             f"{program[0]} cannot be started: {error.strerror}; give a program after `--`, such as `-- python serve.py`"
@@ -46,8 +52,11 @@ def command(
             status = running.wait()
             status = status or 130
     Path(f"{file}.lock").unlink(missing_ok=True)
-    if file.exists():
-        calls = load_calls(file)
+    calls = load_calls(file) if file.exists() else []
+    if json:
+        told = {"file": str(file) if calls else None, "kinds": len(calls), "calls": sum(call.count for call in calls)}
+        print_json({**told, "status": status})
+    elif calls:
         page().line(f"{len(calls)} kinds of {sum(call.count for call in calls)} calls are in {output}")
     else:
         page().line(f"the program called no op of portakernel.ops: {output} is not written", "doubt")

@@ -22,6 +22,9 @@ Names = list[str] | None
 
 def command(
     ops: Annotated[Names, typer.Argument(metavar="OP", help="The ops to measure [default: every op].")] = None,
+    calls: Annotated[
+        Path | None, typer.Option("--calls", metavar="FILE", help="A YAML file that lists calls, in place of ops.")
+    ] = None,
     dtype: DTypes = None,
     shape: Shapes = None,
     parameters: Values = None,
@@ -60,7 +63,8 @@ def command(
 
     Each kernel's result is compared with the reference's first; one that differs or raises is shown and not timed. An
     argument given again by --shape begins another request; several --dtype are measured each. --drawn measures what
-    --seed draws from the sizes of published models, op after op in turn: sizes that no table is kept of.
+    --seed draws from the sizes of published models, op after op in turn: sizes that no table is kept of. --calls
+    measures what a workload calls, as `portakernel record` writes it.
 
     Exits with 0 when all that ran was right, 1 when a kernel was wrong or raised, or none was timed, 130 when
     interrupted.
@@ -73,6 +77,7 @@ def command(
         portakernel bench --drawn 60 --seed 7 --backward
         portakernel bench rms_norm --launch --plugin triton --json
     """
+    from portakernel.cli.calls_file import load_calls
     from portakernel.cli.list_kernels import chosen_kernels
     from portakernel.contracts import contracts
     from portakernel.deciding.explaining import first_device
@@ -80,7 +85,7 @@ def command(
     from portakernel.errors import ArgumentValueError
     from portakernel.runtime import dispatcher
     from portakernel_kit.bench.report import read_report
-    from portakernel_kit.cli.bench.requests import Words
+    from portakernel_kit.cli.bench.requests import Words, questions_of
 
     now = dispatcher()
     asked = list(dict.fromkeys(ops or (op for op, contract in contracts().items() if contract.grid is not None)))
@@ -101,7 +106,13 @@ def command(
         )
     words = (tuple(shape or ()), tuple(dtype or ()), tuple(parameters or ()))
     asked_for = Words(*words, launch=launch, quick=quick, drawn=drawn, seed=seed)
-    questions = asked_for.questions(asked, where)
+    if calls is not None:
+        if any(words) or launch or quick or drawn:
+            text = "lists whole calls; leave out --shape, --dtype, --set, --launch, --quick and --drawn"
+            raise ArgumentValueError(f"bench: {calls} {text}")
+        questions = questions_of([call for call in load_calls(calls) if not ops or call.op in ops], where)
+    else:
+        questions = asked_for.questions(asked, where)
     if plot:
         from portakernel_kit.bench.plots import check_plots
 
@@ -114,7 +125,9 @@ def command(
         if launch:
             run.launches(questions)
         else:
-            run.cells(questions, forward=not no_forward, backward=backward, builds=build, chosen_sizes=bool(shape))
+            run.cells(
+                questions, forward=not no_forward, backward=backward, builds=build, chosen_sizes=bool(shape or calls)
+            )
     except KeyboardInterrupt:
         pass
     finally:

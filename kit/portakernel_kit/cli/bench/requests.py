@@ -10,7 +10,10 @@ from typing import Any
 from portakernel.cli.explain.command import read_names, read_parameters, read_shapes
 from portakernel.contract import GridRow
 from portakernel.contract.grids import Shapes
+from portakernel.contracts import contract
+from portakernel.deciding.asking import ask
 from portakernel.errors import ArgumentValueError
+from portakernel.warming.outcome import Call
 from portakernel.words.target import Device
 from portakernel_kit.bench.question import DType, Question, drawn_rows, launch_row, questions, rows_of
 
@@ -74,6 +77,24 @@ class Words:
         known = (launch_row(op),) if self.launch else rows_of(op, core_only=self.quick)
         suffix = "".join(f" {name}={value}" for name, value in values.items())
         return [replace(row, name=row.name + suffix, values={**row.values, **values}) for row in known]
+
+
+def questions_of(calls: Sequence[Call], where: Device) -> list[Question]:
+    """The requests of a file's calls, each once.
+
+    Raises:
+        UnknownNameError, ArgumentTypeError, ArgumentValueError: a call does not fit its op.
+    """
+    found: dict[str, Question] = {}
+    for call in calls:
+        op = contract(call.op)
+        request = ask(
+            op, where.target, dtypes=call.dtype, shapes=call.shape, formats=call.format, values=call.parameters
+        )
+        shapes = {name: tuple(shape) for name, shape in call.shape.items()}
+        row = GridRow(_case_name(shapes, dict(call.parameters)), shapes, dict(request.values))
+        found.setdefault(str(request), Question(call.op, row, dict(request.dtypes), request))
+    return list(found.values())
 
 
 def _case_name(shapes: Shapes, values: Mapping[str, Any]) -> str:
