@@ -104,6 +104,15 @@ REASONS: Mapping[ReasonCode, Reason] = {
         "PORTAKERNEL_PLUGINS allows only torch",
         instead="Who keeps the list decides; the kernels on it serve.",
     ),
+    ReasonCode.NOT_IN_PLAN: Reason(
+        "A plan that is to cover every call does not cover this one.",
+        "The plan says `lock: everything` (docs/plans.md): a call that none of its entries is for is an error, not a"
+        " surprise.",
+        "add an entry: `portakernel plan lock --calls FILE` completes the plan for recorded calls ({text})",
+        "triton.rms_norm",
+        "plan.yaml is locked, and has no entry for such calls",
+        instead="With `lock: listed` the plan decides what it lists, and leaves the rest to measurements and priorities.",
+    ),
     ReasonCode.VENDOR: Reason(
         "The kernel is for another vendor's hardware.",
         "`targets` in the manifest does not name the vendor of the device.",

@@ -41,7 +41,7 @@ def _process_ops() -> None:
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch: pytest.MonkeyPatch, _process_ops: None) -> None:
     """No variable of the machine's enters, and each test has a dispatcher of its own."""
-    for name in ("USE", "PREFER", "DENY", "REQUIRE", "REFERENCE", "PLUGINS", "POLICY", "DISABLE", "LOG"):
+    for name in ("USE", "PREFER", "DENY", "REQUIRE", "REFERENCE", "PLUGINS", "POLICY", "PLAN", "DISABLE", "LOG"):
         monkeypatch.delenv(f"PORTAKERNEL_{name}", raising=False)
     monkeypatch.setattr(runtime, "_dispatcher", functools.cache(Dispatcher))
     monkeypatch.setenv("COLUMNS", "10000")  # sentences are compared whole; test_widths.py is about lines

@@ -50,7 +50,11 @@ RETURNED: Mapping[str, Any] = {
     "ops": None,
     "paging": None,
     "set_policy": None,  # these return nothing
+    "load_plan": None,
     "load_policy": None,
+    "load_tuning": None,
+    "agree": None,
+    "record": lambda: portakernel.record("calls.yaml"),
 }
 
 
