@@ -111,7 +111,7 @@ REASONS: Mapping[ReasonCode, Reason] = {
         "add an entry: `portakernel plan lock --calls FILE` completes the plan for recorded calls ({text})",
         "triton.rms_norm",
         "plan.yaml is locked, and has no entry for such calls",
-        instead="With `lock: listed` the plan decides what it lists, and leaves the rest to measurements and priorities.",
+        instead="A plan with `lock: listed` leaves what it does not list to measurements and priorities.",
     ),
     ReasonCode.VENDOR: Reason(
         "The kernel is for another vendor's hardware.",
