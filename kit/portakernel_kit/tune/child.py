@@ -141,6 +141,8 @@ class Child:
                 case {"record": line}:
                     return Record.parse(line), at
                 case {"error": text}:
+                    if told.get("ended"):
+                        self._end()
                     raise JobError(text)
                 case _:
                     continue
@@ -226,6 +228,10 @@ def _serve(parent: Connection, make: str, torch_device: str, environment: Mappin
             return
         except PortakernelError as error:
             say(error=f"{type(error).__name__}: {error}")
+        except Exception as error:  # noqa: BLE001 - torch's own: no memory left, or a device that broke between kernels
+            first = str(error).strip().partition("\n")[0]
+            say(error=f"{type(error).__name__}: {first}", ended=True)
+            return
 
 
 def _answer(worker: Worker, asked: Mapping[str, Any], say: Callable[..., None], at: At) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 
@@ -13,7 +14,8 @@ _PATIENCE_S = 10.0
 def others_at_work(device: Device) -> bool:
     """Whether another process computes on the device; False too where nobody can say.
 
-    One is this process, whose number may be another one outside of its container.
+    Two may be this process and the one that started it. Outside of a container their numbers may be others: then it is
+    told by how many there are.
     """
     command = shutil.which("nvidia-smi")
     if device.target.vendor != "nvidia" or command is None or not device.uuid:
@@ -23,4 +25,6 @@ def others_at_work(device: Device) -> bool:
         done = subprocess.run(query, capture_output=True, text=True, timeout=_PATIENCE_S, check=True)
     except (OSError, subprocess.SubprocessError):
         return False
-    return len({line.strip() for line in done.stdout.splitlines() if line.strip().isdecimal()}) > 1
+    found = {int(line) for line in done.stdout.splitlines() if line.strip().isdecimal()}
+    ours = {os.getpid(), os.getppid()}
+    return bool(found - ours) if os.getpid() in found else len(found) > len(ours)
