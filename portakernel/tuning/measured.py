@@ -117,10 +117,8 @@ class Measured:
 
     def _add(self, several: Sequence[Record]) -> None:
         """The point of a key: by the first store whose record decides."""
-        for record in several:
-            outcome = decide(record, self._digests(record), self._order(record))
-            if outcome.kernel is not None:
-                break
+        judged = [(record, decide(record, self._digests(record), self._order(record))) for record in several]
+        record, outcome = next((one for one in judged if one[1].kernel is not None), judged[0])
         key, valid = record.key, self._digests(record)
         group = self._groups.setdefault((key.kind.text, tuple(sorted(key.dims))), _Group(key.kind))
         group.records.append(record)
