@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -236,10 +237,22 @@ def test_denied_kernels_would_be_refused(
     )
     assert run("plan", "check", str(path)).status == 0
     monkeypatch.setenv("PORTAKERNEL_DENY", "torch")
-    monkeypatch.setattr("portakernel.runtime._dispatcher", type(dispatcher()))
+    monkeypatch.setattr("portakernel.runtime._dispatcher", functools.cache(type(dispatcher())))
     ran = run("plan", "check", str(path))
     assert ran.status == 1
     assert "torch.rms_norm_cpu cannot serve it at M=64, N=64: denied by " in ran.out
+
+
+def test_a_plan_that_is_in_force_says_nothing_of_another(
+    run: Callable, made: Callable[..., Path], calls: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locked = tmp_path / "locked.yaml"
+    assert run("plan", "lock", str(locked), "--calls", str(calls)).status == 0
+    monkeypatch.setenv("PORTAKERNEL_PLAN", str(locked))
+    monkeypatch.setattr("portakernel.runtime._dispatcher", functools.cache(type(dispatcher())))
+    other = made({here(): [Choice("reference.rms_norm", kind("rms_norm"), {}, "")]})
+    assert run("plan", "check", str(other)).status == 0
+    assert run("plan", "lock", str(other), "--calls", str(calls)).status == 0
 
 
 def test_names_and_sources_that_are_not_here_are_problems(run: Callable, made: Callable[..., Path]) -> None:
@@ -371,7 +384,7 @@ def test_a_call_without_a_kernel_locks_nothing(
 ) -> None:
     monkeypatch.setenv("PORTAKERNEL_REFERENCE", "forbid")
     monkeypatch.setenv("PORTAKERNEL_DENY", "triton,torch,inductor,liger,quack,hip,conch,flashinfer,cutlass_dsl,cutlass")
-    monkeypatch.setattr("portakernel.runtime._dispatcher", type(dispatcher()))
+    monkeypatch.setattr("portakernel.runtime._dispatcher", functools.cache(type(dispatcher())))
     path = tmp_path / "plan.yaml"
     ran = run("plan", "lock", str(path), "--calls", str(calls))
     assert ran.status == 1

@@ -1,8 +1,8 @@
 """Whether kernels are right on what they are timed on: held against the float64 reference by the op's own rule.
 
-Two draws are looked at, and the last result again once it was timed. Where the whole is too much for a reference on the
-CPU, some rows are, of ops whose rows lie apart; else the reference computes on the accelerator, if that has float64 and
-room. Where none of that can be, kernels are unjudged.
+Two draws are looked at, and the last result again once it was timed. Of ops whose rows lie apart some rows are, where
+all are many. The reference computes on the accelerator, if that has float64 and room, and on the CPU what is little
+enough. Where neither can be, kernels are unjudged.
 """
 
 from __future__ import annotations
@@ -134,10 +134,10 @@ class Numerics:
             )
             elements = shared + round(share * (elements - shared))
         flops, on = share * self._cost.flops, "cpu"
-        if elements > MOST_ELEMENTS * (8 if rows is not None else 1) or flops > MOST_FLOPS:
-            if not self._has_room(elements) or flops > _MOST_FLOPS_THERE:
-                return None
+        if self._has_room(elements) and flops <= _MOST_FLOPS_THERE:
             on = self._venue.torch_device
+        elif elements > MOST_ELEMENTS * (8 if rows is not None else 1) or flops > MOST_FLOPS:
+            return None
         judged = whole if rows is None else _narrowed(whole, rows)
         trial = Trial(self._caller, self._kernel(), self._venue, judged, frozenset(), is_drawn=True, on=on)
         if self._phase is Phase.BACKWARD:

@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 
 from portakernel.words.target import Device
 
 _PATIENCE_S = 10.0
+# Of a device's time, in percent, from which on a process is at work.
+_AT_WORK = 1
 
 
 def others_at_work(device: Device) -> bool:
-    """Whether another process computes on the device; False too where nobody can say.
+    """Whether another process computes on the device now; False too where nobody can say.
 
-    Two may be this process and the one that started it. Outside of a container their numbers may be others: then it is
-    told by how many there are.
+    Processes that only hold memory are none: the one that started this one may be such. One that computes is this
+    process, whose number may be another one outside of its container.
     """
     command = shutil.which("nvidia-smi")
     if device.target.vendor != "nvidia" or command is None or not device.uuid:
         return False
-    query = [command, "--query-compute-apps=pid", "--format=csv,noheader", "-i", device.uuid]
-    try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=_PATIENCE_S, check=True)
-    except (OSError, subprocess.SubprocessError):
+    there = _lines([command, "--query-compute-apps=pid", "--format=csv,noheader", "-i", device.uuid])
+    if len({line.strip() for line in there}) < 2:
         return False
-    found = {int(line) for line in done.stdout.splitlines() if line.strip().isdecimal()}
-    ours = {os.getpid(), os.getppid()}
-    return bool(found - ours) if os.getpid() in found else len(found) > len(ours)
+    # a sample takes a second: it is taken where somebody else might be at work
+    samples = [line.split() for line in _lines([command, "pmon", "-c", "1", "-s", "u", "-i", device.uuid])]
+    shares = [sample[3] for sample in samples if len(sample) > 3 and not sample[0].startswith("#")]
+    return sum(share.isdecimal() and int(share) >= _AT_WORK for share in shares) > 1
+
+
+def _lines(command: list[str]) -> list[str]:
+    """What a command prints; nothing where it fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [line for line in done.stdout.splitlines() if line.strip()]

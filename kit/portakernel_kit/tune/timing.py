@@ -35,7 +35,8 @@ _MOST_LAUNCHES = 20
 # How long the launches of one kernel in a round may take together, where one takes less.
 _ROUND_US = 20_000.0
 _WARM_CALLS = 3
-_COPIED = 1 << 26
+# What is copied to see whether others use the device: so much that launching it makes no difference.
+_COPIED, _COPIED_ON_CPU = 1 << 26, 1 << 22
 
 
 class _Held(Protocol):
@@ -98,12 +99,10 @@ class CallTimer:
                     return self._replayed(name, number)
 
     def copy(self, number: int) -> float | None:
-        """The time of a plain copy, by which it is noticed that others use the device."""
+        """The time of a plain copy, always of the same size."""
         del number
         if not self._copies:
-            size = _COPIED
-            if self.device.type == "cpu":  # an accelerator's clock has too few digits for less
-                size = min(max(self.sets[0].bytes(), 1 << 16), _COPIED)
+            size = _COPIED_ON_CPU if self.device.type == "cpu" else _COPIED
             pair = tuple(torch.zeros(size, dtype=torch.uint8, device=self.device) for _ in range(2))
             self._copies = ((pair[0], pair[1]),)
         source, target = self._copies[0]

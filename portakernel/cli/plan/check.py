@@ -73,6 +73,7 @@ def command(
     if not file.exists() and not file.is_symlink():
         raise ArgumentValueError(f"{file} is not there; `portakernel plan export -o {file}` writes one")
     now = dispatcher()
+    now.routes.set(None, now.routes.measured)  # one that is in force here says nothing of this one
     try:
         plan = read_form(file)
     except PlanError as error:

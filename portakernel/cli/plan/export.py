@@ -73,6 +73,7 @@ def command(
     from portakernel.tuning.key import Regime
 
     now = dispatcher()
+    now.routes.set(None, now.routes.measured)  # one that is in force here says nothing of this one
     if regime not in list(Regime):
         raise UnknownNameError("regime", regime, [str(known) for known in Regime])
     for name in op or ():
