@@ -118,6 +118,13 @@ def test_a_job_that_cannot_be_measured_is_refused_and_the_next_is_measured():
         assert child.measure(JOB).key.kind.op == "rms_norm"
 
 
+def test_a_child_that_is_given_up_at_work_ends_and_says_nothing(capfd):
+    child = Child(make="tuning_worker:plain", advance=lambda _: child.close())
+    with pytest.raises(WorkerLostError, match=r"^the process that measures was given up while it was at work$"):
+        child.measure(JOB)
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_a_child_that_ends_without_a_kernel_at_work_cannot_measure():
     text = r"^the process that measures on cpu ended, and no kernel was at work"
     with Child(make="tuning_worker:hopeless") as child, pytest.raises(WorkerLostError, match=text):
