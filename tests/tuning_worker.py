@@ -8,6 +8,7 @@ import signal
 import threading
 from dataclasses import dataclass, field
 
+from portakernel.errors import ArgumentValueError
 from portakernel.tuning.key import Key, Kind, Regime
 from portakernel.tuning.record import Record, Verdict
 from portakernel_kit.tune.job import Facts, Job
@@ -89,6 +90,10 @@ class FakeWorker:
     def measure(self, job: Job, at: At) -> Record:
         from portakernel.tuning.record import Entry
 
+        if job.op == "broken":
+            raise RuntimeError("out of memory\nand more")
+        if job.op == "unfit":
+            raise ArgumentValueError("it does not fit")
         known = {name: Entry.model_validate(entry) for name, entry in job.known.items()}
         found = measure(self.order, SOURCES, FakeJudge(), FakeTimer(job.seed), at, known=known, seed=job.seed)
         dims = {"M": job.shapes["x"][0], "N": job.shapes["x"][1]}

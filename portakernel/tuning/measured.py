@@ -79,6 +79,7 @@ class Measured:
         self._target = Target.parse(target)
         self._regime = regime.on(self._target.vendor)
         self._kernels, self._spaces = {kernel.name: kernel for kernel in kernels}, spaces
+        self._newcomers = [kernel for kernel in kernels if self._may_come(kernel)]
         self._requests: dict[str, Request] = {}
         self._groups: dict[tuple[str, tuple[str, ...]], _Group] = {}
         stores = [read(folder_of(root, target, units), op).records for root in self._roots]
@@ -117,11 +118,9 @@ class Measured:
 
     def _add(self, several: Sequence[Record]) -> None:
         """The point of a key: by the first store whose record decides."""
-        for record in several:
-            outcome = decide(record, self._digests(record), self._order(record))
-            if outcome.kernel is not None:
-                break
-        key, valid = record.key, self._digests(record)
+        judged = [(one, sources, decide(one, sources, self._order(one))) for one, sources in map(self._now, several)]
+        record, valid, outcome = next((one for one in judged if one[2].kernel is not None), judged[0])
+        key = record.key
         group = self._groups.setdefault((key.kind.text, tuple(sorted(key.dims))), _Group(key.kind))
         group.records.append(record)
         is_void = all(valid.get(name) != entry.source for name, entry in record.kernels.items())
@@ -130,9 +129,10 @@ class Measured:
         else:
             group.unused.append(Point(key.dims, "", outcome.why))
 
-    def _digests(self, record: Record) -> Mapping[str, str]:
-        """The sources of a record's kernels as they are now; not of those that are not here."""
-        return {name: source_digest(self._kernels[name]) for name in record.kernels if name in self._kernels}
+    def _now(self, record: Record) -> tuple[Record, Mapping[str, str]]:
+        """A record, and the sources of its kernels as they are now; not of those that are not here."""
+        here = (name for name in record.kernels if name in self._kernels)
+        return record, {name: source_digest(self._kernels[name]) for name in here}
 
     def _order(self, record: Record) -> list[str]:
         """The kernels that serve the record's call, as priorities have them."""
@@ -141,20 +141,23 @@ class Measured:
             request = self._requests[kind.text] = _request(kind, self._target)
         request = replace(request, dims=record.key.dims)
         known = [kernel for name, kernel in self._kernels.items() if name in record.kernels]
-        first = max((kernel.priority.of(request) for kernel in known if _tier(kernel) == _FIRST_PARTY), default=-1)
-        known += [kernel for kernel in self._kernels.values() if self._is_new(kernel, record, request, first)]
-        known.sort(key=lambda kernel: (_tier(kernel), -kernel.priority.of(request), kernel.name))
+        numbers = {kernel.name: kernel.priority.of(request) for kernel in known}
+        first = max((numbers[kernel.name] for kernel in known if _tier(kernel) == _FIRST_PARTY), default=-1)
+        for kernel in self._newcomers:
+            if kernel.name not in record.kernels and _goes_first(kernel, request, first, self._spaces):
+                known.append(kernel)
+                numbers[kernel.name] = kernel.priority.of(request)
+        known.sort(key=lambda kernel: (_tier(kernel), -numbers[kernel.name], kernel.name))
         return [kernel.name for kernel in known]
 
-    def _is_new(self, kernel: Kernel, record: Record, request: Request, first: int) -> bool:
-        """Whether a kernel that was not there when it was measured would be picked before those that were."""
-        if kernel.name in record.kernels or _tier(kernel) != _FIRST_PARTY or kernel.disabled is not None:
+    def _may_come(self, kernel: Kernel) -> bool:
+        """Whether priorities may pick a kernel on such devices here, though no record has it."""
+        if _tier(kernel) != _FIRST_PARTY or kernel.disabled is not None:
             return False
-        if kernel.priority.of(request) < first or not kernel.serves(request.phase):
-            return False
-        claimed = any(not capability.rejections(request, self._spaces) for _, capability in kernel.variants)
+        anything = Request(self._op, self._target)
+        served = any(one.serving_target(anything, self._spaces) is not None for _, one in kernel.variants)
         wanted = ((module, kernel.distributions.get(module, "")) for module in kernel.requires)
-        return claimed and all(installed_version(*one) is not None for one in wanted)
+        return served and all(installed_version(*one) is not None for one in wanted)
 
     def _elsewhere(self, kind: Kind) -> Iterator[str]:
         """Where calls of this kind were measured: on devices of this architecture with more units, or fewer."""
@@ -173,6 +176,13 @@ def _widths(contract: Contract) -> frozenset[str]:
     needed += [result.shape for result in made.outputs if isinstance(result.shape, tuple)]
     last = (parse_size(sizes[-1]) for sizes in needed if len(sizes) > 1)
     return frozenset(size.name for size in last if size.name is not None)
+
+
+def _goes_first(kernel: Kernel, request: Request, first: int, spaces: Mapping[str, ArchSpace]) -> bool:
+    """Whether a kernel that was not there when it was measured would be picked before those that were."""
+    if kernel.priority.of(request) < first or not kernel.serves(request.phase):
+        return False
+    return any(not capability.rejections(request, spaces) for _, capability in kernel.variants)
 
 
 def _tier(kernel: Kernel) -> int:

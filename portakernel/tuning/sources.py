@@ -28,7 +28,8 @@ from portakernel.tuning.key import canonical
 from portakernel.tuning.source_names import Module, Texts, module_of, texts_of
 
 _MOST_BYTES = 16 << 20
-_DIGITS = 16
+# The first digits are the files', the others the versions'.
+_DIGITS, _OF_FILES = 16, 10
 # What lies beside modules and is read by nobody who launches a kernel.
 _LEFT_OUT = (".py", ".pyc", ".pyi", ".md", ".txt", ".lock")
 _MANIFEST = "plugin.yaml"
@@ -59,9 +60,13 @@ def digest(kernel: Kernel) -> str:
         parts = [*reach.parts(), *formula.parts()]
     else:
         parts = reach.parts()
-    return _digest(
-        [entries, parts, versions(kernel), "" if reach.is_whole else f"{package.distribution} {package.version}"]
-    )
+    whole = "" if reach.is_whole else f"{package.distribution} {package.version}"
+    return _digest([entries, parts, whole])[:_OF_FILES] + _digest(versions(kernel))[: _DIGITS - _OF_FILES]
+
+
+def of_files(source: str) -> str:
+    """The part of a digest that is about files, whatever is installed beside them."""
+    return source[:_OF_FILES]
 
 
 def versions(kernel: Kernel) -> dict[str, str]:

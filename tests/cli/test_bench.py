@@ -231,3 +231,16 @@ def test_drawn_sizes_are_no_others(run: Callable, more: str) -> None:
     ran = run(f"bench rms_norm --device cpu --drawn 2 {more}")
     assert ran.status == 2
     assert "--drawn draws sizes; leave out --shape, --set, --launch and --quick" in ran.err
+
+
+def test_the_calls_of_a_file_are_measured_each_once(run: Callable, tmp_path: Path) -> None:
+    file = tmp_path / "calls.yaml"
+    entry = "{op: softmax, dtype: float32, shape: {x: [4, 64]}"
+    file.write_text(
+        f"calls:\n  - {entry}, count: 3}}\n  - {entry}}}\n  - {{op: add, dtype: float32, shape: {{x: [8], y: [8]}}}}\n"
+    )
+    found = run("bench", "softmax", "--calls", str(file), "--seconds", "0", "--device", "cpu", "--json").json
+    assert [(cell["op"], cell["shapes"]) for cell in found["cells"]] == [("softmax", {"x": [4, 64]})]
+    refused = run("bench", "--calls", str(file), "--quick")
+    assert refused.status == 2
+    assert "lists whole calls; leave out --shape, --dtype, --set, --launch, --quick and --drawn" in refused.err

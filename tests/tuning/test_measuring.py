@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from tuning_worker import PLAIN, SOURCES, FakeJudge, FakeTimer
 
 from portakernel.tuning.ranking import decide
 from portakernel.tuning.record import Entry, Verdict
-from portakernel_kit.tune.child import Child, WorkerLostError
+from portakernel_kit.tune.child import Child, JobError, WorkerLostError
 from portakernel_kit.tune.job import Facts, Job
 from portakernel_kit.tune.measuring import DeviceLostError, measure
 
@@ -102,10 +103,26 @@ def test_a_child_that_crashes_or_hangs_is_started_again_and_the_next_kernel_has_
 def test_a_child_measures_one_job_after_the_other_and_says_what_it_is():
     with Child(make="tuning_worker:plain") as child:
         assert child.facts() == tuning_worker.plain("").facts()
-        again = Job(**{**{name: getattr(JOB, name) for name in Job.__slots__}, "seed": 7})
+        again = replace(JOB, seed=7)
         assert [child.measure(job) for job in (JOB, again)] == [
             tuning_worker.plain("").measure(job, lambda _: None) for job in (JOB, again)
         ]
+
+
+def test_a_job_that_cannot_be_measured_is_refused_and_the_next_is_measured():
+    with Child(make="tuning_worker:plain") as child:
+        with pytest.raises(JobError, match=r"^ArgumentValueError: it does not fit$"):
+            child.measure(replace(JOB, op="unfit"))
+        with pytest.raises(JobError, match=r"^RuntimeError: out of memory$"):  # the process is not used again
+            child.measure(replace(JOB, op="broken"))
+        assert child.measure(JOB).key.kind.op == "rms_norm"
+
+
+def test_a_child_that_is_given_up_at_work_ends_and_says_nothing(capfd):
+    child = Child(make="tuning_worker:plain", advance=lambda _: child.close())
+    with pytest.raises(WorkerLostError, match=r"^the process that measures was given up while it was at work$"):
+        child.measure(JOB)
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_a_child_that_ends_without_a_kernel_at_work_cannot_measure():

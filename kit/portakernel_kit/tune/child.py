@@ -28,6 +28,7 @@ PATIENCE_S = 300.0
 # What would have policies, plans or earlier measurements choose: the default is what priorities pick.
 _LEFT_OUT = ("USE", "PREFER", "REQUIRE", "POLICY", "PLAN", "COMPILED")
 _ENDING_S = 5.0
+_GIVEN_UP = "the process that measures was given up while it was at work"
 
 
 class Worker(Protocol):
@@ -141,6 +142,8 @@ class Child:
                 case {"record": line}:
                     return Record.parse(line), at
                 case {"error": text}:
+                    if told.get("ended"):
+                        self._end()
                     raise JobError(text)
                 case _:
                     continue
@@ -157,16 +160,19 @@ class Child:
 
     def _receive(self) -> tuple[dict[str, Any] | None, tuple[Verdict, str]]:
         """The next message; None, and how the process ended, where there is none."""
-        assert self._ours is not None
-        assert self._process is not None
+        ours, process = self._ours, self._process
+        if ours is None or process is None:
+            raise WorkerLostError(_GIVEN_UP)
         try:
-            if not self._ours.poll(self._patience_s):
+            if not ours.poll(self._patience_s):
                 self._end()
                 return None, (Verdict.HUNG, f"it did not return within {self._patience_s:g} s")
-            message: dict[str, Any] = json.loads(self._ours.recv())
-        except (EOFError, OSError):
-            self._process.join(_ENDING_S)
-            status = self._process.exitcode
+            message: dict[str, Any] = json.loads(ours.recv())
+        except (EOFError, OSError) as error:
+            if self._process is not process:  # another thread has closed it
+                raise WorkerLostError(_GIVEN_UP) from error
+            process.join(_ENDING_S)
+            status = process.exitcode
             self._end()
             return None, (Verdict.CRASHED, f"its process ended with {_status(status)}")
         return message, (Verdict.CRASHED, "")
@@ -209,7 +215,10 @@ def _serve(parent: Connection, make: str, torch_device: str, environment: Mappin
     sources = worker.facts().sources
 
     def say(**message: Any) -> None:
-        parent.send(json.dumps(message))
+        try:
+            parent.send(json.dumps(message))
+        except OSError:  # the parent is gone, or has given this process up: nobody waits for what it does
+            os._exit(1)
 
     def at(name: str) -> None:
         say(at=[name, sources.get(name, "")])
@@ -226,6 +235,10 @@ def _serve(parent: Connection, make: str, torch_device: str, environment: Mappin
             return
         except PortakernelError as error:
             say(error=f"{type(error).__name__}: {error}")
+        except Exception as error:  # noqa: BLE001 - torch's own: no memory left, or a device that broke between kernels
+            first = str(error).strip().partition("\n")[0]
+            say(error=f"{type(error).__name__}: {first}", ended=True)
+            return
 
 
 def _answer(worker: Worker, asked: Mapping[str, Any], say: Callable[..., None], at: At) -> None:

@@ -74,6 +74,7 @@ class CallTimer:
             self._synchronise()
             if self._is_graph:
                 self._capture(name)
+                return min(self._replayed(name, number) for number in range(_WARM_CALLS))
             found = []
             for call in calls[:_WARM_CALLS]:
                 begun = time.perf_counter_ns()

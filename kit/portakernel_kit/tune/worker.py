@@ -60,6 +60,13 @@ class TorchWorker:
 
     def measure(self, job: Job, at: At) -> Record:
         """The record of a job; see ``Worker``."""
+        try:
+            return self._measured(job, at)
+        finally:
+            if self._place.type == "cuda":  # so that what is free is known before the next job
+                torch.cuda.empty_cache()
+
+    def _measured(self, job: Job, at: At) -> Record:
         phase, regime = Phase(job.phase), Regime(job.regime)
         at(f"reference.{job.op}")
         sets, cost = self._operands(job, phase, regime)
