@@ -24,7 +24,15 @@ from torch import Tensor
 from portakernel.authoring.tensors import contiguous_like, delivered, row_target, with_row_stride
 from portakernel.authoring.triton import Held, cdiv, grid_of, in_graphs, per_device, prepared, program_index
 from portakernel_plugins.triton.launching.configurations import configuration
-from portakernel_plugins.triton.launching.row_blocks import held_shape, is_long, load_blocks, store_block, unwidened
+from portakernel_plugins.triton.launching.row_blocks import (
+    held_shape,
+    in_units,
+    is_long,
+    load_blocks,
+    store_block,
+    unit_of,
+    unwidened,
+)
 
 # Bytes that a thread reads at once.
 _ACCESS_BYTES = 16
@@ -46,8 +54,10 @@ def _forward(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCKS: tl.constexpr,  # of BLOCK_N columns, in a row
+    UNIT: tl.constexpr,  # divides lengths and strides of rows
     NARROW: tl.constexpr = False,  # the compiler is kept from holding them wide
 ) -> None:
+    columns, x_stride, y_stride = in_units(columns, UNIT), in_units(x_stride, UNIT), in_units(y_stride, UNIT)
     row = program_index() * BLOCK_M + tl.arange(0, BLOCK_M)
     lane = tl.arange(0, BLOCK_N)
 
@@ -83,7 +93,9 @@ def _forward_long(
     y_stride: tl.tensor,
     LANES: tl.constexpr,
     VECTOR: tl.constexpr,  # neighbouring elements of a lane: one thread reads them at once and reduces them alone
+    UNIT: tl.constexpr,
 ) -> None:
+    columns, x_stride, y_stride = in_units(columns, UNIT), in_units(x_stride, UNIT), in_units(y_stride, UNIT)
     BLOCK_N: tl.constexpr = LANES * VECTOR
     row = program_index()
     if row >= rows:
@@ -124,7 +136,10 @@ def _backward(
     y_stride: tl.tensor,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    UNIT: tl.constexpr,
 ) -> None:
+    columns, y_stride = in_units(columns, UNIT), in_units(y_stride, UNIT)
+    grad_y_stride = in_units(grad_y_stride, UNIT)
     row = program_index() * BLOCK_M + tl.arange(0, BLOCK_M)
     column = tl.arange(0, BLOCK_N)
     inside = (row < rows)[:, None] & (column < columns)[None, :]
@@ -147,7 +162,10 @@ def _backward_long(
     y_stride: tl.tensor,
     LANES: tl.constexpr,
     VECTOR: tl.constexpr,
+    UNIT: tl.constexpr,
 ) -> None:
+    columns, y_stride = in_units(columns, UNIT), in_units(y_stride, UNIT)
+    grad_y_stride = in_units(grad_y_stride, UNIT)
     BLOCK_N: tl.constexpr = LANES * VECTOR
     row = program_index()
     if row >= rows:
@@ -174,16 +192,16 @@ def _backward_long(
 
 
 @per_device
-def _plan(kernel: str, device: torch.device, n: int, element_bytes: int) -> tuple[Held, int]:
+def _plan(kernel: str, device: torch.device, n: int, element_bytes: int, unit: int) -> tuple[Held, int]:
     """What ``kernel`` launches for rows of ``n``, and how many of them a program takes."""
-    how = configuration(kernel, device, n, element_bytes)
+    how = configuration(kernel, device, n, element_bytes, unit)
     forward = kernel == "softmax.forward"
     if is_long(how):
         vector = min(_ACCESS_BYTES // element_bytes, how.elements)
-        meta = {"LANES": how.elements // vector, "VECTOR": vector, **how.options}
+        meta = {"LANES": how.elements // vector, "VECTOR": vector, "UNIT": unit, **how.options}
         return prepared(_forward_long if forward else _backward_long, meta, "N"), 1
     shape = held_shape(how, n) if forward else {"BLOCK_M": how.rows, "BLOCK_N": how.columns}
-    return prepared(_forward if forward else _backward, {**shape, **how.options}, "N"), how.rows
+    return prepared(_forward if forward else _backward, {**shape, "UNIT": unit, **how.options}, "N"), how.rows
 
 
 def softmax(x: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -198,7 +216,8 @@ def softmax(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     if elements:
         rows = elements // n
         x, x_stride = with_row_stride(x)
-        held, together = _plan("softmax.forward", x.device, n, x.element_size())
+        unit = unit_of(n, x_stride, y_stride)
+        held, together = _plan("softmax.forward", x.device, n, x.element_size(), unit)
         held.launch(grid_of(cdiv(rows, together)), x, y, rows, n, x_stride, y_stride)
     return delivered(y, out)
 
@@ -214,6 +233,7 @@ def backward(grad_y: Tensor, y: Tensor, *, needs: tuple[bool] = (True,)) -> tupl
         rows = elements // n
         y, y_stride = with_row_stride(y)
         grad_y, g_stride = with_row_stride(grad_y)
-        held, together = _plan("softmax.backward", y.device, n, y.element_size())
+        unit = unit_of(n, g_stride, y_stride)
+        held, together = _plan("softmax.backward", y.device, n, y.element_size(), unit)
         held.launch(grid_of(cdiv(rows, together)), grad_y, y, grad_x, rows, n, g_stride, y_stride)
     return (grad_x,)
