@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from portakernel.contract import Case, Contract, Cost, Result, TensorArgument, Tolerance, grids, row_cases
-from portakernel.contract.production import DECODING, ENCODERS, EXPERTS, Production
+from portakernel.contract.production import CLASSES, DECODING, ENCODERS, EXPERTS, Production
 
 
 def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[str, Any]) -> Cost:
@@ -16,12 +16,14 @@ def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[
 
 
 def _weighed_rows(production: Production) -> grids.Matrix:
-    """Logits of a router, of a vocabulary, or scores of attention that somebody has written out."""
+    """Logits of a router, of a vocabulary or of classes, or scores of attention that somebody has written out."""
     kind = production.random.random()
     if kind < 0.3:
         return production.tokens(), production.one_of(EXPERTS)
+    if kind < 0.5:
+        return production.one_of(DECODING), production.vocabulary()
     if kind < 0.6:
-        return production.one_of(DECODING), production.model.vocabulary
+        return production.one_of((1, 32, 256, 1024)), production.one_of(CLASSES)
     encoder, lengths = production.one_of(ENCODERS)
     keys = production.one_of(lengths)
     return production.one_of((1, 8)) * encoder.heads * keys, keys
