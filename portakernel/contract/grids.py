@@ -19,7 +19,8 @@ class GridRow:
     """The shapes and keyword arguments of one request; tensors that are not named follow from those that are.
 
     ``given`` are elements of integer tensors, such as lengths that differ; what is not given is drawn. ``dtypes`` are
-    those of tensors that do not have the dtype in which an op is measured.
+    those of tensors that do not have the dtype in which an op is measured. ``trained`` is False of what inference alone
+    asks for, such as a step of decoding: of drawn ones no gradient is measured.
     """
 
     name: str
@@ -28,6 +29,7 @@ class GridRow:
     core: bool = False
     given: Mapping[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
     dtypes: Mapping[str, str] = field(default_factory=dict[str, str])
+    trained: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,7 +105,7 @@ def command(
         raise ArgumentValueError(f"--no-forward: {_no_gradients(idle)}; name other ops, or leave it out")
     asked = [op for op in asked if op not in idle]
     words = (tuple(shape or ()), tuple(dtype or ()), tuple(parameters or ()))
-    asked_for = Words(*words, launch=launch, quick=quick, drawn=drawn, seed=seed)
+    asked_for = Words(*words, launch=launch, quick=quick, drawn=drawn, seed=seed, trained=no_forward)
     questions = asked_for.questions(asked, where)
     if plot:
         from portakernel_kit.bench.plots import check_plots
