@@ -6,6 +6,8 @@
 Everything is computed in float32, with the divisions of IEEE 754. ``x`` is read once, but for one scale to a tensor and
 for rows that do not fit in registers, which are read twice.
 """
+# pyright: reportGeneralTypeIssues=false
+# Tuples grow by concatenation, the one way that Triton knows.
 
 from __future__ import annotations
 
