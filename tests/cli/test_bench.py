@@ -231,3 +231,17 @@ def test_drawn_sizes_are_no_others(run: Callable, more: str) -> None:
     ran = run(f"bench rms_norm --device cpu --drawn 2 {more}")
     assert ran.status == 2
     assert "--drawn draws sizes; leave out --shape, --set, --launch and --quick" in ran.err
+
+
+def test_drawn_gradients_are_of_ops_that_have_backward_kernels(run: Callable) -> None:
+    asked = "bench quantize_fp8 rms_norm add --device cpu --seconds 0 --dtype float32 --drawn 2 --backward --no-forward"
+    found = run(f"{asked} --json").json
+    assert [(cell["op"], cell["phase"]) for cell in found["cells"]] == [("rms_norm", "backward")] * 2
+    assert found["left_out"] == []
+    assert run(asked).out.count("not drawn: quantize_fp8, add have no backward kernels") == 1
+
+
+def test_drawing_gradients_of_ops_without_backward_kernels_is_refused(run: Callable) -> None:
+    ran = run("bench add --device cpu --drawn 2 --backward --no-forward")
+    assert ran.status == 2
+    assert "--no-forward: add has no backward kernels; name other ops, or leave it out" in " ".join(ran.err.split())

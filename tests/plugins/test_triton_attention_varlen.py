@@ -320,14 +320,35 @@ def test_what_no_library_has_is_served_by_it(target, feature):
     [
         ("nvidia:sm_80", 256, "torch.attention_varlen_flash"),
         ("nvidia:sm_80", 4096, "torch.attention_varlen_flash"),
-        ("nvidia:sm_90", 4095, "torch.attention_varlen_flash"),
+        ("nvidia:sm_90", 4095, "triton.attention_varlen"),
         ("nvidia:sm_90", 4096, "triton.attention_varlen_hopper"),
     ],
 )
-def test_plain_calls_are_pytorchs_but_for_many_tokens_where_that_was_measured(target, tokens, name):
+def test_plain_calls_are_pytorchs_but_where_that_was_measured(target, tokens, name):
     heads = {"q": 8, "k": 2, "v": 2}
     shape = {tensor: (tokens, count, 64) for tensor, count in heads.items()}
     shape |= {"cu_seqlens_q": (5,), "cu_seqlens_k": (5,)}
     decision = portakernel.explain("attention_varlen", target=target, dtype="bfloat16", shape=shape, causal=True)
+    assert decision.chosen is not None
+    assert decision.chosen.name == name
+
+
+@pytest.mark.parametrize(
+    ("tokens", "key_heads", "width", "name"),
+    [
+        (1024, 16, 64, "triton.attention_varlen_hopper_atomic"),  # 128 tiles
+        (1023, 16, 64, "triton.attention_varlen"),
+        (1875, 4, 128, "triton.attention_varlen"),
+        (1875, 4, 96, "triton.attention_varlen"),
+        (262144, 2, 256, "torch.attention_varlen_flash"),
+    ],
+)
+def test_gradients_go_to_one_kernel_where_its_tiles_fill_the_chip_and_of_wide_heads_to_pytorchs(
+    tokens, key_heads, width, name
+):
+    shape = {tensor: (tokens, count, width) for tensor, count in {"q": 16, "k": key_heads, "v": key_heads}.items()}
+    shape |= {"cu_seqlens_q": (5,), "cu_seqlens_k": (5,)}
+    asked = {"target": "nvidia:sm_90", "dtype": "bfloat16", "shape": shape, "causal": True}
+    decision = portakernel.explain("attention_varlen", phase="backward", **asked)
     assert decision.chosen is not None
     assert decision.chosen.name == name
