@@ -21,9 +21,9 @@ import triton.language as tl
 from torch import Tensor
 
 from portakernel.authoring.tensors import as_bytes, delivered, with_row_stride
-from portakernel.authoring.triton import cdiv, grid_of, launch, program_index
+from portakernel.authoring.triton import cdiv, grid_of, in_graphs, launch, program_index
 from portakernel_plugins.triton.launching.configurations import configuration
-from portakernel_plugins.triton.launching.row_blocks import held_shape, load_blocks
+from portakernel_plugins.triton.launching.row_blocks import held_shape, load_blocks, unwidened
 from portakernel_plugins.triton.quantize.float8 import (
     conversion,
     divided,
@@ -58,6 +58,7 @@ def _rows(
     FORMAT: tl.constexpr,
     CAST: tl.constexpr,
     FUSED: tl.constexpr,
+    NARROW: tl.constexpr = False,  # the compiler is kept from holding them wide
 ) -> None:
     row = program_index() * BLOCK_M + tl.arange(0, BLOCK_M)
     lane = tl.arange(0, BLOCK_N)
@@ -69,12 +70,17 @@ def _rows(
     s = largest_scale(tl.max(largest, axis=1), largest_number(FORMAT))
     reciprocal = tl.div_rn(1.0, s)[:, None]
 
+    if NARROW:
+        parts = unwidened(parts, BLOCKS)
     for i in tl.static_range(BLOCKS):
         column = i * BLOCK_N + lane
         code = narrowed(divided(parts[i].to(tl.float32), s[:, None], reciprocal, FUSED), FORMAT, CAST)
         inside = (row < rows)[:, None] & (column < columns)[None, :]
         tl.store(q + row[:, None] * columns + column[None, :], code, mask=inside)
     tl.store(scale + row, s, mask=row < rows)
+
+
+in_graphs(_rows, NARROW=False)  # which is assembly
 
 
 @triton.jit(do_not_specialize=["rows", "tiles"])
