@@ -39,7 +39,7 @@ _ACCESS_BYTES = 16
 
 # The lowest number of float32. A maximum that starts from it, not from -inf, is a number beside nothing but -inf and
 # NaN, so that exp(-inf - maximum) is 0; the sum of a row of -inf is then 0, and the row 0 / 0.
-_LOWEST = tl.constexpr(-3.4028234663852886e38)
+LOWEST = tl.constexpr(-3.4028234663852886e38)
 
 
 # ``rows`` is not specialised: M being 1, or divisible by 16, must neither recompile the kernel nor change its layout.
@@ -63,7 +63,7 @@ def _forward(
 
     # All is read before anything is written: ``y`` may be ``x``. What waits is as narrow as it is in memory.
     parts = load_blocks(x, row, x_stride, rows, lane, columns, BLOCK_N, BLOCKS, float("-inf"))
-    largest = tl.maximum(parts[0].to(tl.float32), _LOWEST)
+    largest = tl.maximum(parts[0].to(tl.float32), LOWEST)
     for i in tl.static_range(1, BLOCKS):
         largest = tl.maximum(largest, parts[i].to(tl.float32))
     row_max = tl.max(largest, axis=1)[:, None]
@@ -103,13 +103,13 @@ def _forward_long(
     x_row, y_row = x + row * x_stride, y + row * y_stride
     column = tl.arange(0, LANES)[:, None] * VECTOR + tl.arange(0, VECTOR)[None, :]
 
-    lane_max = tl.full((LANES,), _LOWEST, tl.float32)
+    lane_max = tl.full((LANES,), LOWEST, tl.float32)
     lane_sum = tl.full((LANES,), 0.0, tl.float32)
     for start in range(0, columns, BLOCK_N):
         inside = start + column < columns
         x_block = tl.load(x_row + start + column, mask=inside, other=float("-inf"), eviction_policy="evict_last")
         x_block = x_block.to(tl.float32)
-        new_max = tl.maximum(lane_max, tl.max(tl.maximum(x_block, _LOWEST), axis=1))
+        new_max = tl.maximum(lane_max, tl.max(tl.maximum(x_block, LOWEST), axis=1))
         lane_sum = lane_sum * tl.exp(lane_max - new_max) + tl.sum(tl.exp(x_block - new_max[:, None]), axis=1)
         lane_max = new_max
     row_max = tl.max(lane_max, axis=0)
