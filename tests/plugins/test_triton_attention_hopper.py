@@ -354,6 +354,6 @@ def test_gradients_go_to_one_kernel_where_its_tiles_of_keys_fill_the_chip(batch,
 
 @pytest.mark.parametrize(("width", "name"), [(128, "triton.attention_hopper"), (64, "torch.attention_cudnn")])
 def test_short_causal_calls_with_wide_heads_are_its_own(width, name):
-    shape = dict.fromkeys("qkv", (4, 257, 32, width))
+    shape = dict.fromkeys("qkv", (4, 321, 32, width))
     decision = portakernel.explain("attention", target="nvidia:sm_90", dtype="bfloat16", shape=shape, causal=True)
     assert decision.chosen.name == name
