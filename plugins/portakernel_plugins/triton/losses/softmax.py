@@ -136,19 +136,23 @@ def _backward(
     y_stride: tl.tensor,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    BLOCKS: tl.constexpr,
     UNIT: tl.constexpr,
 ) -> None:
     columns, y_stride = in_units(columns, UNIT), in_units(y_stride, UNIT)
     grad_y_stride = in_units(grad_y_stride, UNIT)
     row = program_index() * BLOCK_M + tl.arange(0, BLOCK_M)
-    column = tl.arange(0, BLOCK_N)
-    inside = (row < rows)[:, None] & (column < columns)[None, :]
+    lane = tl.arange(0, BLOCK_N)
 
-    g = tl.load(grad_y + row[:, None] * grad_y_stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
-    p = tl.load(y + row[:, None] * y_stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
-    gradient = p * (g - tl.sum(g * p, axis=1)[:, None])
-    at = grad_x + row[:, None] * columns + column[None, :]
-    tl.store(at, gradient.to(grad_x.dtype.element_ty), mask=inside)
+    g = load_blocks(grad_y, row, grad_y_stride, rows, lane, columns, BLOCK_N, BLOCKS)
+    p = load_blocks(y, row, y_stride, rows, lane, columns, BLOCK_N, BLOCKS)
+    products = g[0].to(tl.float32) * p[0].to(tl.float32)
+    for i in tl.static_range(1, BLOCKS):
+        products += g[i].to(tl.float32) * p[i].to(tl.float32)
+    total = tl.sum(products, axis=1)[:, None]
+    for i in tl.static_range(BLOCKS):
+        gradient = p[i].to(tl.float32) * (g[i].to(tl.float32) - total)
+        store_block(grad_x, row, columns, rows, i * BLOCK_N + lane, columns, gradient)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -200,8 +204,8 @@ def _plan(kernel: str, device: torch.device, n: int, element_bytes: int, unit: i
         vector = min(_ACCESS_BYTES // element_bytes, how.elements)
         meta = {"LANES": how.elements // vector, "VECTOR": vector, "UNIT": unit, **how.options}
         return prepared(_forward_long if forward else _backward_long, meta, "N"), 1
-    shape = held_shape(how, n) if forward else {"BLOCK_M": how.rows, "BLOCK_N": how.columns}
-    return prepared(_forward if forward else _backward, {**shape, "UNIT": unit, **how.options}, "N"), how.rows
+    meta = {**held_shape(how, n), "UNIT": unit, **how.options}
+    return prepared(_forward if forward else _backward, meta, "N"), how.rows
 
 
 def softmax(x: Tensor, *, out: Tensor | None = None) -> Tensor:
