@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from portakernel.contract.production import DECODERS, ENCODERS, Production
+from portakernel.contract.production import CLASSES, DECODERS, ENCODERS, HEADS, RANKS, Production
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -19,7 +19,8 @@ class GridRow:
     """The shapes and keyword arguments of one request; tensors that are not named follow from those that are.
 
     ``given`` are elements of integer tensors, such as lengths that differ; what is not given is drawn. ``dtypes`` are
-    those of tensors that do not have the dtype in which an op is measured.
+    those of tensors that do not have the dtype in which an op is measured. ``trained`` is False of what inference alone
+    asks for, such as a step of decoding: of drawn ones no gradient is measured.
     """
 
     name: str
@@ -28,6 +29,7 @@ class GridRow:
     core: bool = False
     given: Mapping[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
     dtypes: Mapping[str, str] = field(default_factory=dict[str, str])
+    trained: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,24 +77,37 @@ def matrices(
 
 
 def hidden_rows(production: Production) -> Matrix:
-    """What is normalised: a row for each token, or for each head of each."""
+    """What layers pass on: a row for each token, or for each head of each."""
     if production.at_times(0.2):
-        model = production.one_of(DECODERS)
-        return production.tokens() * production.share(model.heads), model.head
+        return production.tokens() * production.share(production.one_of(DECODERS).heads), production.one_of(HEADS)
     if production.at_times(0.2):
         encoder, lengths = production.one_of(ENCODERS)
         return production.one_of((1, 8, 32)) * production.one_of(lengths), encoder.hidden
     return production.tokens(), production.model.hidden
 
 
+def normalised_rows(production: Production) -> Matrix:
+    """As ``hidden_rows``, some of them pruned."""
+    rows, columns = hidden_rows(production)
+    return rows, production.pruned(columns)
+
+
 def gate_rows(production: Production) -> Matrix:
-    """Half of what a gated activation reads."""
+    """Half of what a gated activation reads, and something quantises for the next product."""
     return production.tokens(), production.share(production.model.intermediate)
 
 
+def gated_rows(production: Production) -> Matrix:
+    """As ``gate_rows``, some of them pruned."""
+    rows, columns = gate_rows(production)
+    return rows, production.pruned(columns)
+
+
 def logit_rows(production: Production) -> Matrix:
-    """Tokens by vocabulary."""
-    return production.tokens(), production.model.vocabulary
+    """Tokens by vocabulary, or what is told apart by classes."""
+    if production.at_times(0.15):
+        return production.one_of((1, 32, 256, 1024, 4096)), production.one_of(CLASSES)
+    return production.tokens(), production.vocabulary()
 
 
 def layer_rows(production: Production) -> Matrix:
@@ -101,7 +116,10 @@ def layer_rows(production: Production) -> Matrix:
 
 
 def layer_products(production: Production) -> tuple[int, int, int]:
-    """Tokens, outputs and inputs of a linear layer, split or not: of attention, of what follows it, or the last one."""
+    """Tokens, outputs and inputs of a linear layer, split or not: of attention, of what follows it, or the last one.
+
+    Inputs are wide, and no number is odd but the last layer's.
+    """
     model, tokens = production.model, production.tokens()
     heads, key_heads = production.heads()
     width = production.share(model.intermediate)
@@ -112,10 +130,23 @@ def layer_products(production: Production) -> tuple[int, int, int]:
             (width, model.hidden),
             (2 * width, model.hidden),
             (model.hidden, width),
-            (model.vocabulary, model.hidden),
+            (production.vocabulary(), model.hidden),
         )
     )
     return tokens, outputs, inputs
+
+
+def adapted_products(production: Production) -> tuple[int, int, int]:
+    """As ``layer_products``, or those of a low-rank adapter beside one, of a pruned one, or of a classifier."""
+    tokens, outputs, inputs = layer_products(production)
+    kind, rank = production.random.random(), production.one_of(RANKS)
+    if kind < 0.1:
+        return tokens, rank, inputs
+    if kind < 0.2:
+        return tokens, outputs, rank
+    if kind < 0.3:
+        return production.one_of((1, 32, 256, 1024)), production.one_of(CLASSES), inputs
+    return tokens, production.pruned(outputs), inputs
 
 
 def drawn_matrices(
@@ -130,7 +161,7 @@ def drawn_matrices(
     return row
 
 
-def matrix_grid(core: Sequence[Matrix], more: Sequence[Matrix], sizes: Sizes = hidden_rows, **how: Any) -> Grid:
+def matrix_grid(core: Sequence[Matrix], more: Sequence[Matrix], sizes: Sizes = normalised_rows, **how: Any) -> Grid:
     """The grid of an op on matrices, ``how`` being what ``matrices`` takes; others are drawn of ``sizes``."""
     rows = matrices(core, core=True, **how) + matrices(more, **how)
     return Grid(rows, matrices(((4, 256),), **how)[0], drawn_matrices(sizes, **how))
@@ -139,7 +170,7 @@ def matrix_grid(core: Sequence[Matrix], more: Sequence[Matrix], sizes: Sizes = h
 def gated_grid(**values: Any) -> Grid:
     """The grid of a gated activation, whose input is twice as wide as its result."""
     more = ((64, 14336), (4096, 11008), (8192, 28672), (16384, 4096))
-    return matrix_grid(((8192, 14336),), more, gate_rows, width=2, **values)
+    return matrix_grid(((8192, 14336),), more, gated_rows, width=2, **values)
 
 
 def quantising_grid(sizes: Sequence[Matrix], drawn: Sizes = hidden_rows, **how: Any) -> Grid:

@@ -54,6 +54,7 @@ DECODERS: tuple[Model, ...] = (
     Model("Gemma 3 4B", 2560, 10240, 8, 4, 256, 262208),
     Model("Gemma 3 27B", 5376, 21504, 32, 16, 128, 262208),
     Model("Phi-3 mini", 3072, 8192, 32, 32, 96, 32064),
+    Model("Phi-2", 2560, 10240, 32, 32, 80, 51200),
     Model("Phi-4", 5120, 17920, 40, 10, 128, 100352),
     Model("GPT-2", 768, 3072, 12, 12, 64, 50257),
     Model("GPT-2 XL", 1600, 6400, 25, 25, 64, 50257),
@@ -69,10 +70,22 @@ ENCODERS: tuple[tuple[Model, tuple[int, ...]], ...] = (
     (Model("ModernBERT base", 768, 1152, 12, 12, 64, 50368), (1024, 8192)),
     (Model("ViT-B/16", 768, 3072, 12, 12, 64, 1000), (197,)),
     (Model("ViT-L/14", 1024, 4096, 16, 16, 64, 1000), (257, 577)),
+    (Model("CLIP ViT-H/14", 1280, 5120, 16, 16, 80, 1000), (257, 730)),
+    (Model("DINOv2 ViT-L/14", 1024, 4096, 16, 16, 64, 1000), (257, 1370, 4097)),  # 224, 518 and 896 pixels
     (Model("SigLIP So400m", 1152, 4304, 16, 16, 72, 1000), (729, 1024)),
     (Model("Whisper large", 1280, 5120, 20, 20, 64, 51866), (1500,)),
     (Model("FLUX.1", 3072, 12288, 24, 24, 128, 1000), (1536, 4608)),
 )
+# Tables that nobody padded: LLaMA with a token for padding (Alpaca), GPT-2, RoBERTa, Whisper, and as many rows as
+# Qwen3's tokenizer has tokens (Qwen3-Embedding).
+UNPADDED = (32001, 50257, 50265, 51865, 151669)
+# What images and texts are told apart into: two sides, digits, ImageNet, that with a class for none, ImageNet-21k.
+CLASSES = (2, 10, 1000, 1001, 21841)
+# Sizes of a head, which norms of queries and keys have rows of: SD 3.5's are of 64, Qwen3's and FLUX' of 128, Gemma 3's
+# of 256; the others are those of models above.
+HEADS = (64, 72, 80, 96, 128, 256)
+# LoRA's; AdaLoRA spreads a budget of ranks over layers, and leaves any number.
+RANKS = (4, 8, 8, 16, 16, 32, 64, 128, 5, 11)
 # Tokens of a step: requests that decode, and prompts; some are no multiple of anything.
 DECODING = (1, 1, 2, 3, 4, 7, 8, 16, 17, 32, 33, 48, 64, 96, 100, 128, 192, 256)
 PROMPTS = (197, 257, 512, 577, 1000, 1024, 1500, 2047, 2048, 2049, 4096, 4097, 6000, 8192, 16384)
@@ -82,8 +95,17 @@ CONTEXTS = (128, 500, 512, 1000, 1024, 2048, 3000, 4096, 8192, 10000, 16384, 327
 EXPERTS = (8, 16, 32, 60, 64, 72, 128, 160, 256, 384)
 # Devices that a layer is split over.
 SPLITS = (1, 1, 1, 2, 4, 8)
-# Tables of recommenders: rows, and what one is wide.
-TABLES = ((1_000_000, 128), (1_000_000, 64), (200_000, 256), (4_000_000, 16), (50_000, 32), (100_000, 100))
+# Tables of recommenders and of words (GloVe): rows, and what one is wide.
+TABLES = (
+    (400_000, 50),
+    (400_000, 300),
+    (1_000_000, 128),
+    (1_000_000, 64),
+    (200_000, 256),
+    (4_000_000, 16),
+    (50_000, 32),
+    (100_000, 100),
+)
 
 
 @dataclass(slots=True)
@@ -117,6 +139,14 @@ class Production:
         """What one of several devices has of a width that is split; all of it where it cannot be."""
         parts = self.one_of(SPLITS)
         return width // parts if width % parts == 0 else width
+
+    def pruned(self, width: int) -> int:
+        """What structured pruning leaves of a width (LLM-Pruner, FLAP): any number down to a half; mostly all of it."""
+        return self.random.randint(width // 2, width) if self.at_times(0.15) else width
+
+    def vocabulary(self) -> int:
+        """Tokens known: the model's, mostly padded, or, one time in four, as many as there are."""
+        return self.one_of(UNPADDED) if self.at_times(0.25) else self.model.vocabulary
 
     def heads(self) -> tuple[int, int]:
         """Heads of queries and of keys that one device has; keys that cannot be split are on each."""

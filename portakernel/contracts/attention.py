@@ -69,7 +69,8 @@ def _drawn(production: Production) -> GridRow:
         return _row(batch, length, model.heads, model.key_heads, model.head)
     (H, G), D = production.heads(), production.model.head
     if kind < 0.6:
-        return _row(production.one_of(DECODING), 1, H, G, D, production.one_of(CONTEXTS), causal=True)
+        step = _row(production.one_of(DECODING), 1, H, G, D, production.one_of(CONTEXTS), causal=True)
+        return replace(step, trained=False)
     row = _row(production.one_of((1, 1, 2, 4)), production.one_of(PROMPTS), H, G, D, causal=True)
     return with_features(row, window=(production.one_of((127, 1023, 4095)), 0)) if production.at_times(0.2) else row
 

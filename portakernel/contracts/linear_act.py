@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from portakernel.contract import Case, Contract, Cost, Grid, GridRow, Parameter, Result, TensorArgument, Tolerance
-from portakernel.contract.grids import layer_products
+from portakernel.contract.grids import adapted_products
 
 
 def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[str, Any]) -> Cost:
@@ -112,7 +112,7 @@ CONTRACT = Contract(
         ),
         _row(16, 64, 64, "gelu"),
         lambda production: _row(
-            *layer_products(production), production.one_of(("none", "none", "gelu", "silu", "relu"))
+            *adapted_products(production), production.one_of(("none", "none", "gelu", "silu", "relu"))
         ),
     ),
     cost=cost,

@@ -23,7 +23,7 @@ def _row(M: int, V: int, K: int) -> GridRow:
 
 
 def _drawn(production: Production) -> GridRow:
-    return _row(production.tokens(), production.model.vocabulary, production.model.hidden)
+    return _row(production.tokens(), production.vocabulary(), production.model.hidden)
 
 
 CONTRACT = Contract(

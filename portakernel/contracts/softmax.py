@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from portakernel.contract import Case, Contract, Cost, Result, TensorArgument, Tolerance, grids, row_cases
-from portakernel.contract.production import DECODING, ENCODERS, EXPERTS, Production
+from portakernel.contract import Case, Contract, Cost, GridRow, Result, TensorArgument, Tolerance, grids, row_cases
+from portakernel.contract.production import CLASSES, DECODING, ENCODERS, EXPERTS, Production
 
 
 def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[str, Any]) -> Cost:
@@ -15,16 +16,20 @@ def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[
     return Cost(bytes=2 * elements * itemsizes["x"], flops=5 * elements)
 
 
-def _weighed_rows(production: Production) -> grids.Matrix:
-    """Logits of a router, of a vocabulary, or scores of attention that somebody has written out."""
+def _drawn(production: Production) -> GridRow:
+    """Logits of a router or of classes, those that tokens are sampled by, or scores of attention written out."""
     kind = production.random.random()
     if kind < 0.3:
-        return production.tokens(), production.one_of(EXPERTS)
-    if kind < 0.6:
-        return production.one_of(DECODING), production.model.vocabulary
-    encoder, lengths = production.one_of(ENCODERS)
-    keys = production.one_of(lengths)
-    return production.one_of((1, 8)) * encoder.heads * keys, keys
+        size = production.tokens(), production.one_of(EXPERTS)
+    elif kind < 0.5:
+        size = production.one_of(DECODING), production.vocabulary()
+    elif kind < 0.6:
+        size = production.one_of((1, 32, 256, 1024)), production.one_of(CLASSES)
+    else:
+        encoder, lengths = production.one_of(ENCODERS)
+        keys = production.one_of(lengths)
+        size = production.one_of((1, 8)) * encoder.heads * keys, keys
+    return replace(grids.matrices((size,))[0], trained=not 0.3 <= kind < 0.5)
 
 
 CONTRACT = Contract(
@@ -64,7 +69,9 @@ CONTRACT = Contract(
         backward={"float32": 16.0, "float16": 0.51, "bfloat16": 0.51},
         flushed="all",
     ),
-    grid=grids.matrix_grid(((8192, 32768),), ((64, 4096), (32768, 1024), (4096, 4096), (2048, 131072)), _weighed_rows),
+    grid=replace(
+        grids.matrix_grid(((8192, 32768),), ((64, 4096), (32768, 1024), (4096, 4096), (2048, 131072))), drawn=_drawn
+    ),
     cost=cost,
     in_graphs="fused",
     source="Bridle 1990, Probabilistic Interpretation of Feedforward Classification Network Outputs",

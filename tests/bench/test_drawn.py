@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 
 import pytest
 
+from portakernel.claims.request import Phase
 from portakernel.contract import GridRow
 from portakernel.contract.production import DECODERS, ENCODERS
 from portakernel.contracts import contract, own_contracts
 from portakernel.errors import ArgumentValueError
-from portakernel.words.target import Target
-from portakernel_kit.bench.question import drawn_rows, questions
-from portakernel_kit.bench.results import Cell, Latency, Measured, routing
+from portakernel.words.target import Device, Target
+from portakernel_kit.bench.contenders import Filter
+from portakernel_kit.bench.question import drawn_rows, launch_row, questions
+from portakernel_kit.bench.results import Cell, Latency, LeftOut, Measured, routing
+from portakernel_kit.bench.suite import Plan, Suite
+from portakernel_kit.cli.bench.requests import Words
 
 HERE = Target("cpu", "x86_64")
+CUDA = Device(Target("nvidia", "sm_90"), "a GPU that is not here", "cuda:0")
 OPS = own_contracts()
 
 
@@ -44,6 +50,16 @@ def test_draws_have_what_tables_leave_out() -> None:
     assert any(rows % 2 and rows > 512 for rows, _ in shapes)
     assert any(row.shapes["weight"][0] % 8 for row in drawn("linear_act", 300))
     assert any(row.shapes["logits"][1] % 8 for row in drawn("cross_entropy", 300))
+    for op, name in (("rms_norm", "x"), ("layer_norm", "x"), ("softmax", "x"), ("gelu_and_mul", "x")):
+        assert any((row.shapes[name][1] // (1 + (op == "gelu_and_mul"))) % 8 for row in drawn(op, 300))
+    assert {64, 80, 96, 128} <= {row.shapes["x"][1] for row in drawn("rms_norm", 600)}
+    assert {197, 257, 577, 1500, 4097, 1001, 50257} <= {row.shapes["x"][1] for row in drawn("softmax", 900)}
+    assert {32001, 50257, 151669, 1000, 1001} <= {row.shapes["logits"][1] for row in drawn("cross_entropy", 600)}
+    products = [row.shapes["weight"] for row in drawn("linear_act", 600)]
+    assert any(min(outputs, inputs) <= 16 and max(outputs, inputs) > 1024 for outputs, inputs in products)  # LoRA
+    assert {80, 96, 128} <= {row.shapes["q"][-1] for row in drawn("attention", 300)}
+    # what is quantised goes into products, which take no odd number of terms
+    assert not any(row.shapes["x"][1] % 8 for row in drawn("quantize_fp8", 300))
     lengths = [row.given["seq_lens"] for row in drawn("paged_attention", 300)]
     assert any(len(set(found)) > 3 for found in lengths)
     assert {row.dtypes.get("key_cache") for row in drawn("paged_attention", 300)} == {None, "float8_e4m3fn"}
@@ -59,8 +75,6 @@ def test_heads_are_split_as_devices_can() -> None:
 
 
 def test_an_op_whose_contract_says_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dataclasses import replace
-
     from portakernel_kit.bench import question
 
     known = contract("rms_norm")
@@ -69,6 +83,39 @@ def test_an_op_whose_contract_says_nothing_is_refused(monkeypatch: pytest.Monkey
     monkeypatch.setattr(question, "contract", lambda _: silent)
     with pytest.raises(ArgumentValueError, match="its contract does not say what models ask of it"):
         drawn_rows("rms_norm", 0)
+
+
+def test_drawn_ops_without_backward_kernels_have_forward_alone_and_are_no_gap() -> None:
+    import torch
+
+    from portakernel.runtime import dispatcher
+
+    asked = [q for op in ("quantize_fp8", "rms_norm") for q in questions(op, [launch_row(op)], ["float32"], HERE)]
+    drawn = Plan(tuple(asked), backward=True, drawn=True)
+    step = replace(launch_row("rms_norm"), trained=False)
+    assert drawn.phases(contract("rms_norm"), step) == (Phase.INFERENCE,)
+    assert len(replace(drawn, drawn=False).phases(contract("rms_norm"), step)) == 2
+    suite = Suite(dispatcher(), torch.device("cpu"), Filter(plugins=("reference",)), seconds=0.0)
+    found = list(suite.run(drawn))
+    assert [(one.op, one.phase) for one in found] == [
+        ("quantize_fp8", "forward"),
+        ("rms_norm", "forward"),
+        ("rms_norm", "backward"),
+    ]
+    assert not any(isinstance(one, LeftOut) for one in found)
+    assert len(found) == drawn.cells()
+
+
+def test_what_inference_alone_asks_for_is_said() -> None:
+    steps = [row for row in drawn("attention", 200) if row.shapes["q"][1] == 1]
+    assert steps
+    assert not any(row.trained for row in steps)
+    assert any(row.trained for row in drawn("attention", 20))
+    sampled = [row for row in drawn("softmax", 200) if not row.trained]
+    assert all(row.shapes["x"][1] > 30000 for row in sampled)
+    gradients = Words(drawn=40, seed=3, trained=True).questions(["attention", "rms_norm"], CUDA)
+    assert len(gradients) == 40
+    assert all(question.row.trained for question in gradients)
 
 
 def cell(times: dict[str, float], chosen: str, case: str = "1×1") -> Cell:

@@ -244,3 +244,17 @@ def test_the_calls_of_a_file_are_measured_each_once(run: Callable, tmp_path: Pat
     refused = run("bench", "--calls", str(file), "--quick")
     assert refused.status == 2
     assert "lists whole calls; leave out --shape, --dtype, --set, --launch, --quick and --drawn" in refused.err
+
+
+def test_drawn_gradients_are_of_ops_that_have_backward_kernels(run: Callable) -> None:
+    asked = "bench quantize_fp8 rms_norm add --device cpu --seconds 0 --dtype float32 --drawn 2 --backward --no-forward"
+    found = run(f"{asked} --json").json
+    assert [(cell["op"], cell["phase"]) for cell in found["cells"]] == [("rms_norm", "backward")] * 2
+    assert found["left_out"] == []
+    assert run(asked).out.count("not drawn: quantize_fp8, add have no backward kernels") == 1
+
+
+def test_drawing_gradients_of_ops_without_backward_kernels_is_refused(run: Callable) -> None:
+    ran = run("bench add --device cpu --drawn 2 --backward --no-forward")
+    assert ran.status == 2
+    assert "--no-forward: add has no backward kernels; name other ops, or leave it out" in " ".join(ran.err.split())

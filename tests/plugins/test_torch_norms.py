@@ -176,3 +176,17 @@ def test_third_derivatives_of_a_recorded_layer_norm_are_those_of_the_formula():
 
     for found, wanted in zip(third("torch.layer_norm_recorded"), third("reference"), strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4 * wanted.abs().max().item())
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "name"),
+    [
+        (512, 2048, "torch.rms_norm_recorded"),
+        (2048, 1024, "torch.rms_norm_recorded"),
+        (128, 8192, "triton.rms_norm"),  # whose layer's weights alone take longer to read than the host needs
+        (4096, 1024, "triton.rms_norm"),
+    ],
+)
+def test_a_gradient_is_recorded_where_the_host_is_what_a_layer_waits_for(rows, columns, name):
+    asked = {"target": "nvidia:sm_90", "dtype": "bfloat16", "shape": {"x": (rows, columns)}}
+    assert portakernel.explain("rms_norm", phase="training", **asked).chosen.name == name

@@ -272,8 +272,31 @@ def test_what_no_library_has_can_be_asked_for_and_stands_before_the_reference(ta
 
 @pytest.mark.parametrize("target", ["nvidia:sm_80", "nvidia:sm_90", "amd:gfx942"])
 def test_plain_calls_are_still_the_libraries(target):
-    shape = {"q": (1, 256, 8, 64), "k": (1, 256, 2, 64), "v": (1, 256, 2, 64)}
+    shape = {"q": (4, 256, 8, 64), "k": (4, 256, 2, 64), "v": (4, 256, 2, 64)}
     decision = portakernel.explain("attention", target=target, dtype="bfloat16", shape=shape, causal=True)
     assert decision.chosen is not None
     assert decision.chosen.name.startswith("torch.")
     assert decision.chosen.name != "torch.attention_math"
+
+
+@pytest.mark.parametrize(
+    ("queries", "heads", "width", "causal", "name"),
+    [
+        (256, 33, 64, True, "torch.attention_cudnn"),
+        (257, 33, 64, True, "triton.attention"),
+        (257, 33, 128, True, "triton.attention_hopper"),
+        (512, 16, 64, True, "triton.attention"),
+        (512, 17, 64, True, "torch.attention_cudnn"),
+        (512, 16, 64, False, "torch.attention_cudnn"),
+        (1024, 8, 128, True, "triton.attention"),
+        (1024, 9, 128, True, "triton.attention_hopper"),
+        (4096, 2, 128, True, "triton.attention"),
+        (2048, 15, 64, True, "torch.attention_cudnn"),
+        (2048, 16, 64, True, "triton.attention_hopper"),
+    ],
+)
+def test_small_tiles_go_first_where_all_run_at_once(queries, heads, width, causal, name):
+    shape = dict.fromkeys("qkv", (1, queries, heads, width))
+    decision = portakernel.explain("attention", target="nvidia:sm_90", dtype="bfloat16", shape=shape, causal=causal)
+    assert decision.chosen is not None
+    assert decision.chosen.name == name

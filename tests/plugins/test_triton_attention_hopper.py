@@ -332,3 +332,28 @@ def test_it_is_claimed_for_hopper_alone_and_stands_behind_the_others():
     decision = portakernel.explain("attention", target="nvidia:sm_90", dtype="bfloat16")
     able = [one.kernel.name for one in decision.candidates if one.status != "rejected"]
     assert able.index("triton.attention") < able.index("triton.attention_hopper") < able.index("reference.attention")
+
+
+@pytest.mark.parametrize(
+    ("batch", "length", "key_heads", "phase", "name"),
+    [
+        (2, 577, 25, "training", "torch.attention_cudnn"),  # 250 tiles of keys: gradients are not the recorded ones
+        (2, 577, 25, "backward", "triton.attention_hopper_atomic"),
+        (1, 1000, 8, "training", "torch.attention_cudnn_recorded"),  # 64
+        (1, 2048, 8, "backward", "torch.attention_cudnn"),  # 128
+        (4, 1024, 8, "backward", "triton.attention_hopper_atomic"),  # 256
+        (2, 1500, 2, "backward", "torch.attention_cudnn_recorded"),  # 48
+    ],
+)
+def test_gradients_go_to_one_kernel_where_its_tiles_of_keys_fill_the_chip(batch, length, key_heads, phase, name):
+    heads = {"q": 2 * key_heads, "k": key_heads, "v": key_heads}
+    shape = {tensor: (batch, length, count, 64) for tensor, count in heads.items()}
+    asked = {"target": "nvidia:sm_90", "dtype": "bfloat16", "shape": shape, "causal": True}
+    assert portakernel.explain("attention", phase=phase, **asked).chosen.name == name
+
+
+@pytest.mark.parametrize(("width", "name"), [(128, "triton.attention_hopper"), (64, "torch.attention_cudnn")])
+def test_short_causal_calls_with_wide_heads_are_its_own(width, name):
+    shape = dict.fromkeys("qkv", (4, 321, 32, width))
+    decision = portakernel.explain("attention", target="nvidia:sm_90", dtype="bfloat16", shape=shape, causal=True)
+    assert decision.chosen.name == name

@@ -21,6 +21,7 @@ from portakernel.triton_launch.interpreter import interpreting
 from portakernel_plugins.triton.attention import split_queries, varlen
 from portakernel_plugins.triton.attention.backward import backward
 from portakernel_plugins.triton.attention.forward import attention
+from portakernel_plugins.triton.attention.split_keys import split_count
 
 PLAIN: dict[str, Any] = {"causal": False, "scale": None, "window": (-1, -1), "softcap": 0.0}
 BOUNDS: dict[str, Any] = {"max_seqlen_q": None, "max_seqlen_k": None}
@@ -208,3 +209,23 @@ def test_parts_fill_an_h100_four_times_at_most(shape, values, parts):
     found, bytes_ = parts_on_an_h100(shape, **values)
     assert found == parts
     assert bytes_ <= 4 * 264 * 64 * 256 * 4
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "parts"),
+    [
+        (512, 512, 1),  # as many queries as keys, and few: parts would be as much to write
+        (1024, 1024, 1),
+        (512, 1024, 1),
+        (511, 1024, 8),
+        (40, 1024, 8),
+        (1025, 1025, 8),
+    ],
+)
+def test_keys_are_not_shared_where_parts_would_hold_more_than_they_save(queries, keys, parts):
+    assert split_count(2, queries, keys, 64, 16) == parts
+
+
+def test_a_part_has_two_blocks_of_keys_and_a_program():
+    assert split_count(1, 1, 1024, 64, 132) == 8
+    assert split_count(100, 1, 65536, 64, 132) == 1

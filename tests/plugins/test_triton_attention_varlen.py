@@ -320,14 +320,58 @@ def test_what_no_library_has_is_served_by_it(target, feature):
     [
         ("nvidia:sm_80", 256, "torch.attention_varlen_flash"),
         ("nvidia:sm_80", 4096, "torch.attention_varlen_flash"),
-        ("nvidia:sm_90", 4095, "torch.attention_varlen_flash"),
-        ("nvidia:sm_90", 4096, "triton.attention_varlen_hopper"),
+        ("nvidia:sm_90", 16383, "triton.attention_varlen"),
+        ("nvidia:sm_90", 16384, "triton.attention_varlen_hopper"),
     ],
 )
-def test_plain_calls_are_pytorchs_but_for_many_tokens_where_that_was_measured(target, tokens, name):
+def test_plain_calls_are_pytorchs_but_where_that_was_measured(target, tokens, name):
     heads = {"q": 8, "k": 2, "v": 2}
     shape = {tensor: (tokens, count, 64) for tensor, count in heads.items()}
     shape |= {"cu_seqlens_q": (5,), "cu_seqlens_k": (5,)}
     decision = portakernel.explain("attention_varlen", target=target, dtype="bfloat16", shape=shape, causal=True)
+    assert decision.chosen is not None
+    assert decision.chosen.name == name
+
+
+@pytest.mark.parametrize(
+    ("sequences", "tokens", "width", "phase", "name"),
+    [
+        (64, 8192, 64, "inference", "torch.attention_varlen_flash"),
+        (64, 8193, 64, "inference", "triton.attention_varlen"),
+        (64, 8192, 128, "inference", "triton.attention_varlen_hopper"),
+        (2, 512, 96, "inference", "torch.attention_varlen_flash"),
+        (1, 512, 96, "inference", "triton.attention_varlen"),
+        (15, 1600, 96, "backward", "triton.attention_varlen"),
+        (16, 1600, 96, "backward", "torch.attention_varlen_flash"),
+        (16, 1600, 64, "backward", "triton.attention_varlen_hopper_atomic"),
+        (15, 1600, 64, "backward", "triton.attention_varlen"),
+    ],
+)
+def test_many_short_sequences_go_where_that_was_measured(sequences, tokens, width, phase, name):
+    shape = {tensor: (tokens, count, width) for tensor, count in {"q": 16, "k": 4, "v": 4}.items()}
+    shape |= {"cu_seqlens_q": (sequences + 1,), "cu_seqlens_k": (sequences + 1,)}
+    asked = {"target": "nvidia:sm_90", "dtype": "bfloat16", "shape": shape, "causal": True}
+    decision = portakernel.explain("attention_varlen", phase=phase, **asked)
+    assert decision.chosen is not None
+    assert decision.chosen.name == name
+
+
+@pytest.mark.parametrize(
+    ("tokens", "key_heads", "width", "name"),
+    [
+        (1024, 16, 64, "triton.attention_varlen_hopper_atomic"),  # 128 tiles
+        (1023, 16, 64, "triton.attention_varlen"),
+        (1875, 4, 64, "triton.attention_varlen"),
+        (1875, 4, 96, "triton.attention_varlen"),
+        (262144, 2, 256, "torch.attention_varlen_flash"),
+    ],
+)
+def test_gradients_go_to_one_kernel_where_its_tiles_fill_the_chip_and_of_wide_heads_to_pytorchs(
+    tokens, key_heads, width, name
+):
+    shape = {tensor: (tokens, count, width) for tensor, count in {"q": 16, "k": key_heads, "v": key_heads}.items()}
+    shape |= {"cu_seqlens_q": (5,), "cu_seqlens_k": (5,)}
+    asked = {"target": "nvidia:sm_90", "dtype": "bfloat16", "shape": shape, "causal": True}
+    decision = portakernel.explain("attention_varlen", phase="backward", **asked)
     assert decision.chosen is not None
     assert decision.chosen.name == name

@@ -25,7 +25,7 @@ from portakernel_kit.conformance.venue import Venue, claimed_targets
 
 PATH = Path(portakernel_plugins.triton.__file__).with_name("plugin.yaml")
 MANIFEST = load_manifest(PluginManifest, PATH, strict=True).manifest
-KEYS = {"blocks", "archs", "up_to", "element_bytes", "elements", "warps", "resident_warps", "options"}
+KEYS = {"blocks", "archs", "up_to", "element_bytes", "unit", "elements", "warps", "resident_warps", "options"}
 KERNELS = {kernel.name or kernel.op: kernel for kernel in MANIFEST.kernels}
 
 
@@ -103,7 +103,8 @@ def test_every_kernel_is_configured_for_every_size_and_architecture(arch, warp_s
         assert {key for entry in entries for key in entry} <= KEYS
         for entry in (entry for entry in entries if "blocks" in entry):  # a row of the bucket's end is held
             assert entry["elements"] * entry["blocks"] >= entry["up_to"]
-        for columns, width in product((1, 64, 1024, 4096, 8192, 16384, 28672, 65536, 1 << 20), (1, 2, 4)):
-            how = configurations.configured(kernel, processor, columns, width)
+        sizes = (1, 64, 1024, 4096, 8192, 16384, 28672, 65536, 1 << 20)
+        for columns, width, unit in product(sizes, (1, 2, 4), (1, 16)):
+            how = configurations.configured(kernel, processor, columns, width, unit)
             assert (how.columns, how.rows >= 1, how.programs >= 100) == (1 << (columns - 1).bit_length(), True, True)
             assert how.warps * warp_size <= 1024

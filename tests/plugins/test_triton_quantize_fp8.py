@@ -38,6 +38,13 @@ def test_rows_beyond_the_registers_are_read_twice_with_the_same_results(columns)
     assert_same(draw(2, columns), "row")
 
 
+@pytest.mark.parametrize("columns", [2049, 2560, 5120, 7001, 8191, 14336, 20000, 36864])
+def test_rows_that_are_no_power_of_two_are_several_blocks_with_the_same_results(columns):
+    x = draw(3, columns)
+    x[0, 0] = x[2, -1] = 50.0  # in the first block, and in the last
+    assert_same(x, "row")
+
+
 def test_a_nan_at_the_end_of_a_long_row_makes_all_of_it_nan():
     x = draw(2, 70000)
     x[1, -1] = float("nan")

@@ -80,7 +80,18 @@ def test_numbers_of_a_long_row_may_be_as_far_apart_as_float32_is_wide():
     close(y[1], torch.full((LONG,), 1 / LONG, dtype=torch.float64), torch.float32)
 
 
-@pytest.mark.parametrize("n", [40, 700, LONG])
+@dtypes
+@pytest.mark.parametrize("n", [2049, 4097, 9000])
+def test_a_gradient_of_several_blocks_is_that_of_one_row(n, dtype, launched):
+    y, grad_y = draw(2, n).softmax(-1).to(dtype), draw(2, n, dtype=dtype, seed=1)
+    grad_x = softmax.backward(grad_y, y, needs=(True,))[0]
+    p, g = y.double(), grad_y.double()
+    exact, terms = p * (g - (g * p).sum(-1, keepdim=True)), p * (g.abs() + (g * p).abs().sum(-1, keepdim=True))
+    assert ((grad_x.double() - exact).abs() <= 1.01 * TOLERANCE[dtype] * terms + 2.0**-25).all()
+    assert launched == ["_backward"]
+
+
+@pytest.mark.parametrize("n", [40, 700, 4097, LONG])
 def test_a_row_has_the_same_bits_in_any_batch(n):
     x, grad_y = draw(7, n), draw(7, n, seed=1)
     y = softmax.softmax(x)

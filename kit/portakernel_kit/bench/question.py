@@ -96,6 +96,11 @@ def drawn_rows(op: str, seed: int) -> Iterator[GridRow]:
     return (known.drawn(Production(Random(f"{seed} {op} {number}"))) for number in count())
 
 
+def has_backward_kernels(op: Contract) -> bool:
+    """Whether the gradient of ``op`` is something that kernels compute, and that can be timed."""
+    return op.gradient == "kernel"
+
+
 def launch_row(op: str) -> GridRow:
     """The small row on which a launch is timed; raises what ``rows_of`` does."""
     known = contract(op).grid

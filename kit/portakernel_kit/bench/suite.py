@@ -10,7 +10,7 @@ import torch
 
 from portakernel.calling.arguments import Arguments
 from portakernel.claims.request import Phase
-from portakernel.contract import Contract, Cost
+from portakernel.contract import Contract, Cost, GridRow
 from portakernel.contracts import contract
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel_kit.bench.contenders import (
@@ -25,7 +25,7 @@ from portakernel_kit.bench.contenders import (
 )
 from portakernel_kit.bench.measurement import Expected, measure, results_of
 from portakernel_kit.bench.operands import Operands, draw, memory_bytes
-from portakernel_kit.bench.question import Question
+from portakernel_kit.bench.question import Question, has_backward_kernels
 from portakernel_kit.bench.results import Cell, LeftOut, Measured
 from portakernel_kit.bench.stopwatch import Stopwatch, stopwatch
 from portakernel_kit.bench.traffic import FaultyOp, backward_cost, forward_cost, is_compute_bound
@@ -35,20 +35,27 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is measured: requests, and phases of each; ``chosen_sizes`` where somebody asked for exactly these."""
+    """What is measured: requests, and phases of each; ``chosen_sizes`` where somebody asked for exactly these.
+
+    ``drawn`` where nobody chose the ops of each: of one without backward kernels, and of what is not trained, forward
+    is all that is meant.
+    """
 
     questions: tuple[Question, ...]
     forward: bool = True
     backward: bool = False
     chosen_sizes: bool = False
+    drawn: bool = False
 
-    def phases(self, op: Contract) -> tuple[Phase, ...]:
-        """The phases of ``op``; backward only of ops that have kernels for it."""
-        has_backward = self.backward and op.gradient == "kernel"
+    def phases(self, op: Contract, row: GridRow) -> tuple[Phase, ...]:
+        """The phases of a ``row`` of ``op``; backward only of ops that have kernels for it."""
+        has_backward = self.backward and has_backward_kernels(op) and (row.trained or not self.drawn)
         return (*((Phase.INFERENCE,) if self.forward else ()), *((Phase.BACKWARD,) if has_backward else ()))
 
     def cells(self) -> int:
-        """How many pairs of a request and a phase there are, those without kernels included."""
+        """How many pairs of a request and a phase there are, those that are left out included."""
+        if self.drawn:
+            return sum(len(self.phases(contract(question.op), question.row)) for question in self.questions)
         return (self.forward + self.backward) * len(self.questions)
 
 
@@ -70,8 +77,8 @@ class Suite:
         """Each cell as it is measured, and what is left out with its reason."""
         for question in plan.questions:
             op = contract(question.op)
-            phases = plan.phases(op)
-            if plan.backward and Phase.BACKWARD not in phases:
+            phases = plan.phases(op, question.row)
+            if plan.backward and not plan.drawn and Phase.BACKWARD not in phases:
                 reason = f"{op.op} has no backward kernels (its gradient is: {op.gradient})"
                 yield LeftOut(op.op, question.row.name, str(Phase.BACKWARD), reason)
             reason = "" if plan.chosen_sizes else self._too_large(question)

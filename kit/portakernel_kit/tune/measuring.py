@@ -127,7 +127,7 @@ def measure(
         if (copy := timer.copy(number)) is not None:
             copies.append(copy)
     for name, (times, rounds, against) in race.results().items():
-        if run.entries[name].verdict in (Verdict.RIGHT, Verdict.UNJUDGED):
+        if run.entries[name].verdict is Verdict.RIGHT:
             run.note(name, us=times, rounds=rounds, against=against)
     for name in racing:
         run.judged_again(name)
@@ -148,12 +148,12 @@ class _Run:
         self.entries[name] = Entry.model_validate({**entry.model_dump(), **what})
 
     def prepared(self, name: str) -> float | None:
-        """About how long a call takes of a kernel that is not wrong; None of one that is, or that cannot be timed."""
+        """About how long a call takes of a kernel that is right; None of one that cannot win, or cannot be timed."""
         judgement = self._step(name, self._judge.before)
         if judgement is None:
             return None
         self._judged(name, judgement)
-        return self._step(name, self._timer.prepare) if judgement.verdict is not Verdict.WRONG else None
+        return self._step(name, self._timer.prepare) if judgement.verdict is Verdict.RIGHT else None
 
     def timed(self, name: str, number: int) -> float | None:
         """The time in a round; None of a kernel that raised."""

@@ -4,7 +4,8 @@ eager/cold  A call's time on the device after its cache was flushed, or the host
             that is what a stream of such calls takes. On a CPU the sets of operands are larger than its caches.
 eager/warm  Calls one after the other on the same operands, by the host's clock.
 graph/cold  A replay of a graph of 20 calls, divided: each has operands of its own, or these are together more than
-            twice the cache, which is flushed before the replay. Flushes inside would have to be subtracted.
+            twice the cache, which is flushed before the replay. Flushes inside would have to be subtracted. Of calls
+            that take long, beside which a launch is nothing, a graph has as many as there are sets of operands.
 graph/warm  A replay of a graph of 20 calls on the same operands, behind another replay, divided.
 
 Results are fresh memory, which torch's allocator takes from the same pool for all: given as ``out``, they would be
@@ -31,6 +32,8 @@ from portakernel_kit.bench.stopwatch import Call, Clock, Events, stopwatch
 from portakernel_kit.tune.measuring import DeclinedError
 
 FEWEST_SETS, GRAPH_CALLS = 5, 20
+# How long a call takes at least of which a graph need not hold so many.
+_LONG_US = 500.0
 _MOST_LAUNCHES = 20
 # How long the launches of one kernel in a round may take together, where one takes less.
 _ROUND_US = 20_000.0
@@ -166,14 +169,14 @@ class CallTimer:
     def _is_graph(self) -> bool:
         return self.regime in (Regime.GRAPH_COLD, Regime.GRAPH_WARM)
 
-    def _capture(self, name: str) -> None:
+    def _capture(self, name: str, count: int) -> None:
         if self.device.type != "cuda":
             raise DeclinedError(f"calls on {self.device.type} are captured in no graph; measure {self.regime.on('')}")
         indices = range(len(self.sets))
         if self.regime is Regime.GRAPH_COLD:
-            turns = {0: [self.sets[n % len(self.sets)] for n in range(max(GRAPH_CALLS, len(self.sets)))]}
+            turns = {0: [self.sets[n % len(self.sets)] for n in range(count)]}
         else:
-            turns = {index: [self.sets[index]] * GRAPH_CALLS for index in indices}
+            turns = {index: [self.sets[index]] * count for index in indices}
         try:
             for index, operands in turns.items():
                 self._graphs[name, index] = self._captured(name, operands)

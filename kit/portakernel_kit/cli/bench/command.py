@@ -84,6 +84,7 @@ def command(
     from portakernel.deciding.policies import make_layer
     from portakernel.errors import ArgumentValueError
     from portakernel.runtime import dispatcher
+    from portakernel_kit.bench.question import has_backward_kernels
     from portakernel_kit.bench.report import read_report
     from portakernel_kit.cli.bench.requests import Words, questions_of
 
@@ -104,8 +105,12 @@ def command(
         raise ArgumentValueError(
             f"--graph captures calls in a CUDA or HIP graph, and {where.name} has none; leave it out"
         )
+    idle = [op for op in asked if not has_backward_kernels(contracts()[op])] if drawn and no_forward else []
+    if idle == asked:
+        raise ArgumentValueError(f"--no-forward: {_no_gradients(idle)}; name other ops, or leave it out")
+    asked = [op for op in asked if op not in idle]
     words = (tuple(shape or ()), tuple(dtype or ()), tuple(parameters or ()))
-    asked_for = Words(*words, launch=launch, quick=quick, drawn=drawn, seed=seed)
+    asked_for = Words(*words, launch=launch, quick=quick, drawn=drawn, seed=seed, trained=no_forward)
     if calls is not None:
         if any(words) or launch or quick or drawn:
             text = "lists whole calls; leave out --shape, --dtype, --set, --launch, --quick and --drawn"
@@ -121,6 +126,8 @@ def command(
     token = now.context_layers.set((layer,) if deny else ())
     options = {"seconds": seconds, "seed": seed, "graph": graph, "drawn": drawn}
     run = _Run(where, admitted, options, output, shows=not json)
+    if idle and not json:
+        run.out.line(f"not drawn: {_no_gradients(idle)}")
     try:
         if launch:
             run.launches(questions)
@@ -165,8 +172,8 @@ class _Run:
         from portakernel_kit.bench.suite import Plan, Suite
         from portakernel_kit.cli.bench.report import print_cell
 
-        plan = Plan(tuple(questions), forward, backward, chosen_sizes)
         of = self.options
+        plan = Plan(tuple(questions), forward, backward, chosen_sizes, drawn=bool(of["drawn"]))
         suite = Suite(
             self.dispatcher, self.device, self.admitted, of["seconds"], of["seed"], builds=builds, replays=of["graph"]
         )
@@ -228,6 +235,10 @@ class _Run:
     def _write(self) -> None:
         if self.path is not None:
             self.report.write(self.path)
+
+
+def _no_gradients(ops: Sequence[str]) -> str:
+    return f"{', '.join(ops)} {'has' if len(ops) == 1 else 'have'} no backward kernels"
 
 
 def _filter(registry: Registry, kernels: Sequence[str], plugins: Sequence[str], *, reference: bool) -> Filter:

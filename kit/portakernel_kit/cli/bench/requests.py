@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -23,7 +23,10 @@ _MOST_DRAWS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """Options as they were given; where there are no shapes, an op's own rows are meant."""
+    """Options as they were given; where there are no shapes, an op's own rows are meant.
+
+    ``trained``: of requests that are drawn, only those whose gradients somebody may want.
+    """
 
     shapes: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
@@ -32,6 +35,7 @@ class Words:
     quick: bool = False
     drawn: int = 0
     seed: int = 0
+    trained: bool = False
 
     def questions(self, ops: Sequence[str], where: Device) -> list[Question]:
         """The requests, op by op.
@@ -57,7 +61,7 @@ class Words:
         if self.shapes or self.parameters or self.launch or self.quick:
             raise ArgumentValueError("--drawn draws sizes; leave out --shape, --set, --launch and --quick")
         on_cpu = where.torch_device == "cpu"
-        rows = [drawn_rows(op, self.seed) for op in ops]
+        rows = [self._rows(op) for op in ops]
         found: list[Question] = []
         for n in range(self.drawn):
             op, sizes = ops[n % len(ops)], islice(rows[n % len(ops)], _MOST_DRAWS)
@@ -65,6 +69,9 @@ class Words:
             fitting = (each for each in asked if not any(q.too_large(on_cpu=on_cpu, free_bytes=None) for q in each))
             found += next(fitting, [])
         return found
+
+    def _rows(self, op: str) -> Iterator[GridRow]:
+        return (row for row in drawn_rows(op, self.seed) if row.trained or not self.trained)
 
     def _dtypes(self, where: Device) -> list[DType]:
         return dtype_sets(self.dtypes) or ["float32" if where.torch_device == "cpu" else "bfloat16"]

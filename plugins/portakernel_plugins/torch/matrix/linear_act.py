@@ -9,6 +9,7 @@ from torch.nn import functional
 from portakernel_plugins.torch.attention.layout import aligned, is_aligned
 from portakernel_plugins.torch.matrix.long_sums import ALWAYS_WHOLE, is_cut_short, product
 from portakernel_plugins.torch.matrix.neighbouring_rows import apart
+from portakernel_plugins.torch.matrix.odd_rows import is_slow
 from portakernel_plugins.torch.operators import operator
 
 _aten = torch.ops.aten
@@ -88,7 +89,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """``x @ weight.T + bias``, rounded once; PyTorch rounds the product too where rows are not evenly spaced."""
     if x.dim() == 2:
         return product(x, weight, bias)
-    if x.dim() == 3 and x.shape[2] <= ALWAYS_WHOLE and x.is_contiguous():
+    if x.dim() == 3 and x.shape[2] <= ALWAYS_WHOLE and x.is_contiguous() and not is_slow(x, weight):
         return functional.linear(*apart(x, weight), bias)
     rows = x.unsqueeze(0) if x.dim() == 1 else x.flatten(0, -2)
     return product(rows, weight, bias).view(*x.shape[:-1], weight.shape[0])

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import linear, pad
 
 from portakernel_plugins.torch.matrix.neighbouring_rows import apart
+from portakernel_plugins.torch.matrix.odd_rows import is_slow, product_of_vectors
 
 ALWAYS_WHOLE = 1 << 14  # terms
 _STEP = 1 << 12
@@ -31,7 +32,7 @@ def is_cut_short(a: Tensor, b: Tensor) -> bool:
 def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """``a @ b.T + bias``, rounded once; a: (M, K), b: (N, K), bias: (N,)."""
     if not is_cut_short(a, b):
-        return linear(*apart(a, b), bias)
+        return product_of_vectors(a, b, bias) if is_slow(a, b) else linear(*apart(a, b), bias)
     if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):  # a product into float32 has no gradient
         return linear(with_whole_steps(a), with_whole_steps(b), bias)
     y = wide_product(a, b)

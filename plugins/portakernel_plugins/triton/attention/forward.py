@@ -292,7 +292,7 @@ def launch_forward(
     programs = B * H // tiling.packed * tiles
     # of sequences one may be far longer than the others: its keys are shared by as many as can be
     few = tiling.few_parts if sequences is None else 0
-    parts = split_count(programs, how.visible(queries, keys), options["BLOCK_N"], tiling.programs, few)
+    parts = split_count(programs, queries, how.visible(queries, keys), options["BLOCK_N"], tiling.programs, few)
     into = Parts.of(y, parts) if parts > 1 else None
     plain = slopes is None and bias is None
     folded = how.is_folded and plain

@@ -5,6 +5,7 @@ list that began before it. Parts are added up in their order, so that equal call
 """
 # pyright: reportGeneralTypeIssues=false
 # Tuples grow by concatenation, the one way that Triton knows.
+# ruff: noqa: RUF005
 # mypy: disable-error-code="assignment, misc"
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ def merged(
         kept = tl.exp2(top - base)
         more = (_sums_of_parts(values, at, there, weights, first_lane, BLOCK_E, E),)
         if REST_E > 0:
-            more = (*more, _sums_of_parts(values, at, there, weights, first_lane + BLOCK_E, REST_E, E))
+            more = more + (_sums_of_parts(values, at, there, weights, first_lane + BLOCK_E, REST_E, E),)
         acc = plus(times(acc, kept, REST_E), more, REST_E)
         total = total * kept + tl.sum(weights, axis=0)
         top = higher

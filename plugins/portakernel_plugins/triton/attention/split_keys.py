@@ -22,6 +22,10 @@ from portakernel_plugins.triton.launching.configurations import configuration
 
 # Fewer blocks of keys are not worth a part.
 _FEWEST_BLOCKS = 2
+# Nor are up to so many keys of as many queries, whose parts take longer to write and merge than they save: on an H200
+# 512 of both took 17.5 us in two parts (8 heads of 128), and in one 13.0 (12 heads); 2048 took 25.1 in two (2 heads),
+# and in one 28.2 (4 heads).
+_FEWEST_OF_MANY = 1024
 
 
 @triton.jit(do_not_specialize=["batches", "queries", "splits"])
@@ -84,11 +88,13 @@ def _merge(
         tl.store(logsumexp + at_lse, found)
 
 
-def split_count(programs: int, visible: int, block: int, wanted: int, few: int = 0) -> int:
+def split_count(programs: int, queries: int, visible: int, block: int, wanted: int, few: int = 0) -> int:
     """How many programs share the ``visible`` keys of a tile, so that all ``programs`` tiles come to those wanted.
 
     Fewer than ``few`` are halved: what they would read faster does not make up for the merge.
     """
+    if visible <= min(_FEWEST_OF_MANY, 2 * queries):
+        return 1
     parts = wanted // programs
     if parts < few:
         parts //= 2

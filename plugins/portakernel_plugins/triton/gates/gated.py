@@ -14,6 +14,7 @@ from portakernel.authoring.tensors import contiguous_like, delivered, row_stride
 from portakernel.authoring.triton import Held, cdiv, grid_of, per_device, prepared, program_index
 from portakernel_plugins.triton.gates.activations import activated, value_and_slope
 from portakernel_plugins.triton.launching.configurations import configuration
+from portakernel_plugins.triton.launching.row_blocks import in_units, unit_of
 
 
 @triton.jit
@@ -39,7 +40,9 @@ def _forward(
     ACTIVATION: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    UNIT: tl.constexpr,  # divides lengths and strides of rows
 ) -> None:
+    columns, x_stride, y_stride = in_units(columns, UNIT), in_units(x_stride, UNIT), in_units(y_stride, UNIT)
     row, column = _block(columns, BLOCK_M, BLOCK_N)
     inside = (row < rows)[:, None] & (column < columns)[None, :]
 
@@ -62,7 +65,10 @@ def _backward(
     ACTIVATION: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    UNIT: tl.constexpr,
 ) -> None:
+    columns, x_stride = in_units(columns, UNIT), in_units(x_stride, UNIT)
+    grad_y_stride = in_units(grad_y_stride, UNIT)
     row, column = _block(columns, BLOCK_M, BLOCK_N)
     inside = (row < rows)[:, None] & (column < columns)[None, :]
 
@@ -78,11 +84,11 @@ def _backward(
 
 
 @per_device
-def _plan(kernel: str, device: torch.device, n: int, activation: str) -> tuple[Held, int, int]:
+def _plan(kernel: str, device: torch.device, n: int, activation: str, unit: int) -> tuple[Held, int, int]:
     """What ``kernel`` launches for rows of ``n``; how many a program takes, and how many programs take one."""
     how = configuration(kernel, device, n)
     block = min(how.columns, how.elements)  # whole rows, or a part of one up to the configured elements
-    meta = {"ACTIVATION": activation, "BLOCK_M": how.rows, "BLOCK_N": block, **how.options}
+    meta = {"ACTIVATION": activation, "BLOCK_M": how.rows, "BLOCK_N": block, "UNIT": unit, **how.options}
     return prepared(_forward if kernel.endswith("forward") else _backward, meta), how.rows, cdiv(n, block)
 
 
@@ -101,10 +107,9 @@ def forward(op: str, activation: str, x: Tensor, out: Tensor | None) -> Tensor:
     if elements:
         x, x_stride = with_row_stride(x)
         rows = elements // n
-        held, together, across = _plan(f"{op}.forward", x.device, n, activation)
-        held.launch(
-            grid_of(cdiv(rows, together) * across), x, y, rows, n, x_stride, n if out_stride is None else out_stride
-        )
+        y_stride = n if out_stride is None else out_stride
+        held, together, across = _plan(f"{op}.forward", x.device, n, activation, unit_of(n, x_stride, y_stride))
+        held.launch(grid_of(cdiv(rows, together) * across), x, y, rows, n, x_stride, y_stride)
     return delivered(y, out)
 
 
@@ -117,7 +122,8 @@ def backward(op: str, activation: str, grad_y: Tensor, x: Tensor) -> Tensor:
         x, x_stride = with_row_stride(x)
         grad_y, grad_y_stride = with_row_stride(grad_y)
         rows = elements // n
-        held, together, across = _plan(f"{op}.backward", x.device, n, activation)
+        unit = unit_of(n, x_stride, grad_y_stride)
+        held, together, across = _plan(f"{op}.backward", x.device, n, activation, unit)
         grid = grid_of(cdiv(rows, together) * across)
         held.launch(grid, grad_y, x, grad_x, rows, n, grad_y_stride, x_stride)
     return grad_x

@@ -15,6 +15,8 @@ from portakernel.authoring.triton import Processor, per_device, processor
 
 PATH = Path(__file__).with_name("configurations.yaml")
 
+# Of rows that begin where as much as possible can be read at once.
+WHOLE_UNIT = 16
 # The most threads that CUDA and HIP admit in one program.
 _MAX_THREADS = 1024
 
@@ -56,12 +58,15 @@ def entries() -> Mapping[str, list[dict[str, Any]]]:
 
 
 @per_device
-def configuration(kernel: str, device: torch.device, size: int, element_bytes: int = 1) -> Configuration:
-    """The entry of ``kernel`` for ``size`` on ``device``, and for the width of elements where entries differ in it.
+def configuration(
+    kernel: str, device: torch.device, size: int, element_bytes: int = 1, unit: int = WHOLE_UNIT
+) -> Configuration:
+    """The entry of ``kernel`` for ``size`` on ``device``, and for elements' width and rows' unit where entries differ.
 
-    By nothing else, so that no row's bits depend on others.
+    ``unit`` is the power of two, 16 at most, that divides rows' length and strides. By nothing else, so that no row's
+    bits depend on others.
     """
-    return configured(kernel, processor(device), bucket(size), element_bytes)
+    return configured(kernel, processor(device), bucket(size), element_bytes, unit)
 
 
 def bucket(size: int) -> int:
@@ -73,13 +78,16 @@ def bucket(size: int) -> int:
 
 
 @cache
-def configured(kernel: str, processor: Processor, size: int, element_bytes: int = 1) -> Configuration:
+def configured(
+    kernel: str, processor: Processor, size: int, element_bytes: int = 1, unit: int = WHOLE_UNIT
+) -> Configuration:
     """The entry of ``kernel`` for ``size``, a ``bucket``, on a processor that need not be here."""
     here = [
         entry
         for entry in entries()[kernel]
         if processor.arch.startswith(tuple(entry.get("archs", ("",))))
         and element_bytes <= entry.get("element_bytes", element_bytes)
+        and unit <= entry.get("unit", unit)
     ]
     entry = next((entry for entry in here if size <= entry.get("up_to", size)), here[-1])
     columns = 1 << (size - 1).bit_length()

@@ -6,14 +6,47 @@
 
 from __future__ import annotations
 
+import math
+
 import triton
 import triton.language as tl
 
 from portakernel.authoring.triton import cdiv
-from portakernel_plugins.triton.launching.configurations import Configuration
+from portakernel_plugins.triton.launching.configurations import WHOLE_UNIT, Configuration
 
 # Blocks of a row that is read twice whose reads overlap: beyond, a kernel is more code than it is worth.
 _MOST_UNROLLED = 16
+# Elements that are read at once, at most.
+_MOST_AT_ONCE = 8
+
+
+def unit_of(*sizes: int) -> int:
+    """The power of two that divides rows' lengths and strides: 16, which Triton sees by itself, or 8 at most.
+
+    Of other numbers it sees nothing: rows of 1000 elements would be read one by one.
+    """
+    common = math.gcd(*sizes)
+    return WHOLE_UNIT if common % WHOLE_UNIT == 0 else min(common & -common, _MOST_AT_ONCE)
+
+
+@triton.jit
+def in_units(size, UNIT: tl.constexpr):
+    """``size``, of which the compiler then knows that ``UNIT`` divides it."""
+    if UNIT > 1 and UNIT < 16:
+        size = size // UNIT * UNIT
+    return size
+
+
+@triton.jit
+def load_parameter(pointer, stride, column, columns, UNIT: tl.constexpr):
+    """A weight's or bias's elements, as narrow as they are, as many at once as are read of a row.
+
+    They begin where many could be read at once, and would have to go through shared memory to where rows need them.
+    """
+    at = pointer + column.to(tl.int64) * stride
+    if UNIT < 8:
+        at = tl.max_contiguous(at, UNIT)
+    return tl.load(at, mask=column < columns, other=0.0)
 
 
 @triton.jit

@@ -24,14 +24,22 @@ from torch import Tensor
 from portakernel.authoring.tensors import contiguous_like, delivered, row_target, with_row_stride
 from portakernel.authoring.triton import Held, cdiv, grid_of, in_graphs, per_device, prepared, program_index
 from portakernel_plugins.triton.launching.configurations import configuration
-from portakernel_plugins.triton.launching.row_blocks import held_shape, is_long, load_blocks, store_block, unwidened
+from portakernel_plugins.triton.launching.row_blocks import (
+    held_shape,
+    in_units,
+    is_long,
+    load_blocks,
+    store_block,
+    unit_of,
+    unwidened,
+)
 
 # Bytes that a thread reads at once.
 _ACCESS_BYTES = 16
 
 # The lowest number of float32. A maximum that starts from it, not from -inf, is a number beside nothing but -inf and
 # NaN, so that exp(-inf - maximum) is 0; the sum of a row of -inf is then 0, and the row 0 / 0.
-_LOWEST = tl.constexpr(-3.4028234663852886e38)
+LOWEST = tl.constexpr(-3.4028234663852886e38)
 
 
 # ``rows`` is not specialised: M being 1, or divisible by 16, must neither recompile the kernel nor change its layout.
@@ -46,14 +54,16 @@ def _forward(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCKS: tl.constexpr,  # of BLOCK_N columns, in a row
+    UNIT: tl.constexpr,  # divides lengths and strides of rows
     NARROW: tl.constexpr = False,  # the compiler is kept from holding them wide
 ) -> None:
+    columns, x_stride, y_stride = in_units(columns, UNIT), in_units(x_stride, UNIT), in_units(y_stride, UNIT)
     row = program_index() * BLOCK_M + tl.arange(0, BLOCK_M)
     lane = tl.arange(0, BLOCK_N)
 
     # All is read before anything is written: ``y`` may be ``x``. What waits is as narrow as it is in memory.
     parts = load_blocks(x, row, x_stride, rows, lane, columns, BLOCK_N, BLOCKS, float("-inf"))
-    largest = tl.maximum(parts[0].to(tl.float32), _LOWEST)
+    largest = tl.maximum(parts[0].to(tl.float32), LOWEST)
     for i in tl.static_range(1, BLOCKS):
         largest = tl.maximum(largest, parts[i].to(tl.float32))
     row_max = tl.max(largest, axis=1)[:, None]
@@ -83,7 +93,9 @@ def _forward_long(
     y_stride: tl.tensor,
     LANES: tl.constexpr,
     VECTOR: tl.constexpr,  # neighbouring elements of a lane: one thread reads them at once and reduces them alone
+    UNIT: tl.constexpr,
 ) -> None:
+    columns, x_stride, y_stride = in_units(columns, UNIT), in_units(x_stride, UNIT), in_units(y_stride, UNIT)
     BLOCK_N: tl.constexpr = LANES * VECTOR
     row = program_index()
     if row >= rows:
@@ -91,13 +103,13 @@ def _forward_long(
     x_row, y_row = x + row * x_stride, y + row * y_stride
     column = tl.arange(0, LANES)[:, None] * VECTOR + tl.arange(0, VECTOR)[None, :]
 
-    lane_max = tl.full((LANES,), _LOWEST, tl.float32)
+    lane_max = tl.full((LANES,), LOWEST, tl.float32)
     lane_sum = tl.full((LANES,), 0.0, tl.float32)
     for start in range(0, columns, BLOCK_N):
         inside = start + column < columns
         x_block = tl.load(x_row + start + column, mask=inside, other=float("-inf"), eviction_policy="evict_last")
         x_block = x_block.to(tl.float32)
-        new_max = tl.maximum(lane_max, tl.max(tl.maximum(x_block, _LOWEST), axis=1))
+        new_max = tl.maximum(lane_max, tl.max(tl.maximum(x_block, LOWEST), axis=1))
         lane_sum = lane_sum * tl.exp(lane_max - new_max) + tl.sum(tl.exp(x_block - new_max[:, None]), axis=1)
         lane_max = new_max
     row_max = tl.max(lane_max, axis=0)
@@ -124,16 +136,23 @@ def _backward(
     y_stride: tl.tensor,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    UNIT: tl.constexpr,
 ) -> None:
+    columns, y_stride = in_units(columns, UNIT), in_units(y_stride, UNIT)
+    grad_y_stride = in_units(grad_y_stride, UNIT)
     row = program_index() * BLOCK_M + tl.arange(0, BLOCK_M)
-    column = tl.arange(0, BLOCK_N)
-    inside = (row < rows)[:, None] & (column < columns)[None, :]
+    lane = tl.arange(0, BLOCK_N)
 
-    g = tl.load(grad_y + row[:, None] * grad_y_stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
-    p = tl.load(y + row[:, None] * y_stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
-    gradient = p * (g - tl.sum(g * p, axis=1)[:, None])
-    at = grad_x + row[:, None] * columns + column[None, :]
-    tl.store(at, gradient.to(grad_x.dtype.element_ty), mask=inside)
+    g = load_blocks(grad_y, row, grad_y_stride, rows, lane, columns, BLOCK_N, BLOCKS)
+    p = load_blocks(y, row, y_stride, rows, lane, columns, BLOCK_N, BLOCKS)
+    products = g[0].to(tl.float32) * p[0].to(tl.float32)
+    for i in tl.static_range(1, BLOCKS):
+        products += g[i].to(tl.float32) * p[i].to(tl.float32)
+    total = tl.sum(products, axis=1)[:, None]
+    for i in tl.static_range(BLOCKS):
+        gradient = p[i].to(tl.float32) * (g[i].to(tl.float32) - total)
+        store_block(grad_x, row, columns, rows, i * BLOCK_N + lane, columns, gradient)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -147,7 +166,10 @@ def _backward_long(
     y_stride: tl.tensor,
     LANES: tl.constexpr,
     VECTOR: tl.constexpr,
+    UNIT: tl.constexpr,
 ) -> None:
+    columns, y_stride = in_units(columns, UNIT), in_units(y_stride, UNIT)
+    grad_y_stride = in_units(grad_y_stride, UNIT)
     BLOCK_N: tl.constexpr = LANES * VECTOR
     row = program_index()
     if row >= rows:
@@ -174,16 +196,16 @@ def _backward_long(
 
 
 @per_device
-def _plan(kernel: str, device: torch.device, n: int, element_bytes: int) -> tuple[Held, int]:
+def _plan(kernel: str, device: torch.device, n: int, element_bytes: int, unit: int) -> tuple[Held, int]:
     """What ``kernel`` launches for rows of ``n``, and how many of them a program takes."""
-    how = configuration(kernel, device, n, element_bytes)
+    how = configuration(kernel, device, n, element_bytes, unit)
     forward = kernel == "softmax.forward"
     if is_long(how):
         vector = min(_ACCESS_BYTES // element_bytes, how.elements)
-        meta = {"LANES": how.elements // vector, "VECTOR": vector, **how.options}
+        meta = {"LANES": how.elements // vector, "VECTOR": vector, "UNIT": unit, **how.options}
         return prepared(_forward_long if forward else _backward_long, meta, "N"), 1
-    shape = held_shape(how, n) if forward else {"BLOCK_M": how.rows, "BLOCK_N": how.columns}
-    return prepared(_forward if forward else _backward, {**shape, **how.options}, "N"), how.rows
+    meta = {**held_shape(how, n), "UNIT": unit, **how.options}
+    return prepared(_forward if forward else _backward, meta, "N"), how.rows
 
 
 def softmax(x: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -198,7 +220,8 @@ def softmax(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     if elements:
         rows = elements // n
         x, x_stride = with_row_stride(x)
-        held, together = _plan("softmax.forward", x.device, n, x.element_size())
+        unit = unit_of(n, x_stride, y_stride)
+        held, together = _plan("softmax.forward", x.device, n, x.element_size(), unit)
         held.launch(grid_of(cdiv(rows, together)), x, y, rows, n, x_stride, y_stride)
     return delivered(y, out)
 
@@ -214,6 +237,7 @@ def backward(grad_y: Tensor, y: Tensor, *, needs: tuple[bool] = (True,)) -> tupl
         rows = elements // n
         y, y_stride = with_row_stride(y)
         grad_y, g_stride = with_row_stride(grad_y)
-        held, together = _plan("softmax.backward", y.device, n, y.element_size())
+        unit = unit_of(n, g_stride, y_stride)
+        held, together = _plan("softmax.backward", y.device, n, y.element_size(), unit)
         held.launch(grid_of(cdiv(rows, together)), grad_y, y, grad_x, rows, n, g_stride, y_stride)
     return (grad_x,)

@@ -29,8 +29,17 @@ from portakernel.authoring.tensors import contiguous_like, with_row_stride
 from portakernel.authoring.triton import Held, cdiv, grid_of, launch, per_device, prepared
 from portakernel_plugins.triton.gates.activations import value_and_slope
 from portakernel_plugins.triton.launching.configurations import configuration
-from portakernel_plugins.triton.launching.row_blocks import held_shape, is_long, load_blocks, looped_shape, store_block
-from portakernel_plugins.triton.norms.norm_backward_long import backward_long, parameter, row_shares
+from portakernel_plugins.triton.launching.row_blocks import (
+    held_shape,
+    in_units,
+    is_long,
+    load_blocks,
+    load_parameter,
+    looped_shape,
+    store_block,
+    unit_of,
+)
+from portakernel_plugins.triton.norms.norm_backward_long import backward_long, row_shares
 from portakernel_plugins.triton.norms.weight_gradients import summed_shares
 
 # Steps that one program goes in about the time that a second launch, which adds up shares, takes.
@@ -59,14 +68,15 @@ def _terms(s, g, w, b, moments, weight_offset, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def _held_parameters(
-    weight, bias, lane, columns, weight_stride, bias_stride, BLOCK_N: tl.constexpr, BLOCKS: tl.constexpr
-):
+    weight, bias, lane, columns, weight_stride, bias_stride, BLOCK_N: tl.constexpr, BLOCKS: tl.constexpr,
+    UNIT: tl.constexpr,
+):  # fmt: skip
     """All blocks of the weight and of the bias, as narrow as they are; no blocks of a bias that is absent."""
     ws, bs = (), ()
     for i in tl.static_range(BLOCKS):
-        ws = ws + (parameter(weight, weight_stride, i * BLOCK_N + lane, columns),)
+        ws = ws + (load_parameter(weight, weight_stride, i * BLOCK_N + lane, columns, UNIT),)
         if bias is not None:
-            bs = bs + (parameter(bias, bias_stride, i * BLOCK_N + lane, columns),)
+            bs = bs + (load_parameter(bias, bias_stride, i * BLOCK_N + lane, columns, UNIT),)
     return ws, bs
 
 
@@ -158,12 +168,16 @@ def _backward(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCKS: tl.constexpr,  # of BLOCK_N columns, in a row
+    UNIT: tl.constexpr,  # divides lengths and strides of rows
 ) -> None:
+    columns, s_stride, grad_y_stride = in_units(columns, UNIT), in_units(s_stride, UNIT), in_units(grad_y_stride, UNIT)
+    if grad_summed is not None:
+        grad_summed_stride = in_units(grad_summed_stride, UNIT)
     if weight_offset is not None:  # Inductor passes numbers in float64
         weight_offset = tl.cast(weight_offset, tl.float32)
     program = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, BLOCK_N)
-    ws, bs = _held_parameters(weight, bias, lane, columns, weight_stride, bias_stride, BLOCK_N, BLOCKS)
+    ws, bs = _held_parameters(weight, bias, lane, columns, weight_stride, bias_stride, BLOCK_N, BLOCKS, UNIT)
     weight_share, bias_share = (), ()
     for _ in tl.static_range(BLOCKS):
         weight_share = weight_share + (tl.full((BLOCK_M, BLOCK_N), 0.0, tl.float32),)
@@ -262,14 +276,15 @@ def backward(
         inputs = (s, grad_y, grad_summed, weight, bias, mean, rstd)
         strides = (s_stride, grad_y_stride, grad_summed_stride, weight.stride(0))
         rest = (None if bias is None else bias.stride(0), weight_offset)
-        held = _of_rows(kernel, s.device, n, s.element_size(), activation)
+        unit = unit_of(n, s_stride, grad_y_stride, grad_summed_stride or 0)
+        held = _of_rows(kernel, s.device, n, s.element_size(), unit, activation)
         if not long:
             outputs = (grad_x, grad_residual, weight_shares, bias_shares)
             held.launch((programs, 1), *inputs, *outputs, rows, n, *strides, *rest)
         elif grad_x is not None:
             held.launch(grid_of(rows), *inputs, grad_x, grad_residual, rows, n, *strides, *rest)
         if long and sums:
-            meta = {"ACTIVATION": activation, "BLOCK_N": block.elements, **block.options}
+            meta = {"ACTIVATION": activation, "BLOCK_N": block.elements, "UNIT": unit, **block.options}
             given = (s, grad_y, weight, bias, mean, rstd, weight_shares, bias_shares, rows, n)
             given_strides = (s_stride, grad_y_stride, weight.stride(0))
             launch(row_shares, (across, programs), *given, *given_strides, *rest, parameter="N", **meta)
@@ -284,9 +299,9 @@ def backward(
 
 
 @per_device
-def _of_rows(kernel: str, device: torch.device, n: int, element_bytes: int, activation: str) -> Held:
+def _of_rows(kernel: str, device: torch.device, n: int, element_bytes: int, unit: int, activation: str) -> Held:
     """What ``kernel`` launches for the rows themselves."""
-    how, meta = configuration(kernel, device, n, element_bytes), {"ACTIVATION": activation}
+    how, meta = configuration(kernel, device, n, element_bytes), {"ACTIVATION": activation, "UNIT": unit}
     if is_long(how):
         return prepared(backward_long, {**meta, **looped_shape(how, n), **how.options}, "N")
     return prepared(_backward, {**meta, **held_shape(how, n), **how.options}, "N")

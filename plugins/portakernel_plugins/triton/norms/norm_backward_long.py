@@ -13,12 +13,7 @@ import triton.language as tl
 
 from portakernel.authoring.triton import program_index
 from portakernel_plugins.triton.gates.activations import value_and_slope
-
-
-@triton.jit
-def parameter(pointer, stride, column, columns):
-    """A weight's or bias's elements, as narrow as they are."""
-    return tl.load(pointer + column.to(tl.int64) * stride, mask=column < columns, other=0.0)
+from portakernel_plugins.triton.launching.row_blocks import in_units, load_parameter
 
 
 @triton.jit
@@ -37,13 +32,14 @@ def _of_block(
     bias_stride,
     weight_offset,
     ACTIVATION: tl.constexpr,
+    UNIT: tl.constexpr,
     EVICTION: tl.constexpr,
 ):
     """``u``, ``h`` and ``w`` of one row's block of columns."""
     inside = column < columns
     u = tl.load(s + s_at + column, mask=inside, other=0.0, eviction_policy=EVICTION).to(tl.float32)
     h = tl.load(grad_y + g_at + column, mask=inside, other=0.0, eviction_policy=EVICTION).to(tl.float32)
-    w = parameter(weight, weight_stride, column, columns).to(tl.float32)
+    w = load_parameter(weight, weight_stride, column, columns, UNIT).to(tl.float32)
     if weight_offset is not None:
         w = w + weight_offset
     if m is not None:
@@ -52,7 +48,7 @@ def _of_block(
     if ACTIVATION != "none":
         z = u * w
         if bias is not None:
-            z += parameter(bias, bias_stride, column, columns).to(tl.float32)
+            z += load_parameter(bias, bias_stride, column, columns, UNIT).to(tl.float32)
         _value, slope = value_and_slope(z, ACTIVATION)
         h = h * slope
     return u, h, w
@@ -61,12 +57,12 @@ def _of_block(
 @triton.jit
 def _added(
     s, grad_y, weight, bias, s_at, g_at, column, columns, m, r, weight_stride, bias_stride, weight_offset, lane_product,
-    lane_sum, ACTIVATION: tl.constexpr, EVICTION: tl.constexpr,
+    lane_sum, ACTIVATION: tl.constexpr, UNIT: tl.constexpr, EVICTION: tl.constexpr,
 ):  # fmt: skip
     """Each lane's sums with its columns of this block."""
     u, h, w = _of_block(
         s, grad_y, weight, bias, s_at, g_at, column, columns, m, r, weight_stride, bias_stride, weight_offset,
-        ACTIVATION, EVICTION,
+        ACTIVATION, UNIT, EVICTION,
     )  # fmt: skip
     return lane_product + h * w * u, lane_sum + h * w
 
@@ -74,13 +70,13 @@ def _added(
 @triton.jit
 def _finish(
     s, grad_y, grad_summed, weight, bias, grad_x, grad_residual, s_at, g_at, e_at, at, column, columns, m, r,
-    weight_stride, bias_stride, weight_offset, product, total, ACTIVATION: tl.constexpr,
+    weight_stride, bias_stride, weight_offset, product, total, ACTIVATION: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """Stores ``grad_x`` of a block of columns."""
     inside = column < columns
     u, h, w = _of_block(
         s, grad_y, weight, bias, s_at, g_at, column, columns, m, r, weight_stride, bias_stride, weight_offset,
-        ACTIVATION, "evict_first",
+        ACTIVATION, UNIT, "evict_first",
     )  # fmt: skip
     inner = h * w - u * product
     if m is not None:
@@ -116,8 +112,12 @@ def backward_long(
     ACTIVATION: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCKS: tl.constexpr,  # of BLOCK_N columns, in a row, whose reads overlap; 0: so many that they are a loop
+    UNIT: tl.constexpr,  # divides lengths and strides of rows
 ) -> None:
     """``grad_x``, a row by each program."""
+    columns, s_stride, grad_y_stride = in_units(columns, UNIT), in_units(s_stride, UNIT), in_units(grad_y_stride, UNIT)
+    if grad_summed is not None:
+        grad_summed_stride = in_units(grad_summed_stride, UNIT)
     if weight_offset is not None:  # Inductor passes numbers in float64
         weight_offset = tl.cast(weight_offset, tl.float32)
     row = program_index()
@@ -139,14 +139,14 @@ def backward_long(
         for i in tl.static_range(BLOCKS):
             lane_product, lane_sum = _added(
                 s, grad_y, weight, bias, s_at, g_at, i * BLOCK_N + lane, columns, m, r, weight_stride, bias_stride,
-                weight_offset, lane_product, lane_sum, ACTIVATION, "evict_last",
+                weight_offset, lane_product, lane_sum, ACTIVATION, UNIT, "evict_last",
             )  # fmt: skip
     else:
         # counted by columns: by blocks it takes more than the 32 registers with which two programs fit side by side
         for start in range(0, columns, BLOCK_N):
             lane_product, lane_sum = _added(
                 s, grad_y, weight, bias, s_at, g_at, start + lane, columns, m, r, weight_stride, bias_stride,
-                weight_offset, lane_product, lane_sum, ACTIVATION, "",
+                weight_offset, lane_product, lane_sum, ACTIVATION, UNIT, "",
             )  # fmt: skip
     product = tl.sum(lane_product, axis=0) / columns
     total = tl.sum(lane_sum, axis=0) / columns
@@ -156,7 +156,7 @@ def backward_long(
             _finish(
                 s, grad_y, grad_summed, weight, bias, grad_x, grad_residual, s_at, g_at, e_at, at,
                 (BLOCKS - 1 - i) * BLOCK_N + lane, columns, m, r, weight_stride, bias_stride, weight_offset, product,
-                total, ACTIVATION,
+                total, ACTIVATION, UNIT,
             )  # fmt: skip
     else:
         blocks = tl.cdiv(columns, BLOCK_N)
@@ -164,7 +164,7 @@ def backward_long(
             _finish(
                 s, grad_y, grad_summed, weight, bias, grad_x, grad_residual, s_at, g_at, e_at, at,
                 (blocks - 1 - i) * BLOCK_N + lane, columns, m, r, weight_stride, bias_stride, weight_offset, product,
-                total, ACTIVATION,
+                total, ACTIVATION, UNIT,
             )  # fmt: skip
 
 
@@ -187,8 +187,10 @@ def row_shares(
     weight_offset: tl.tensor,
     ACTIVATION: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    UNIT: tl.constexpr,
 ) -> None:
     """Shares of the sums over rows: a program's columns of every so many rows."""
+    columns, s_stride, grad_y_stride = in_units(columns, UNIT), in_units(s_stride, UNIT), in_units(grad_y_stride, UNIT)
     if weight_offset is not None:  # Inductor passes numbers in float64
         weight_offset = tl.cast(weight_offset, tl.float32)
     program = tl.program_id(1).to(tl.int64)
@@ -202,7 +204,7 @@ def row_shares(
             m = tl.load(mean + row)
         u, h, _w = _of_block(
             s, grad_y, weight, bias, row * s_stride, row * grad_y_stride, column, columns, m, r, weight_stride,
-            bias_stride, weight_offset, ACTIVATION, "",
+            bias_stride, weight_offset, ACTIVATION, UNIT, "",
         )  # fmt: skip
         weight_share += h * u
         bias_share += h

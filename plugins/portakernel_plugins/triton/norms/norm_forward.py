@@ -29,11 +29,14 @@ from portakernel_plugins.triton.gates.activations import activated
 from portakernel_plugins.triton.launching.configurations import configuration
 from portakernel_plugins.triton.launching.row_blocks import (
     held_shape,
+    in_units,
     is_long,
     load_blocks,
+    load_parameter,
     looped_shape,
     store_block,
     sum_blocks,
+    unit_of,
     unwidened,
 )
 
@@ -71,8 +74,12 @@ def _forward(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCKS: tl.constexpr,  # of BLOCK_N columns, in a row
+    UNIT: tl.constexpr,  # divides lengths and strides of rows
     NARROW: tl.constexpr = False,  # the compiler is kept from holding them wide
 ) -> None:
+    columns, x_stride, y_stride = in_units(columns, UNIT), in_units(x_stride, UNIT), in_units(y_stride, UNIT)
+    if residual is not None:
+        residual_stride, summed_stride = in_units(residual_stride, UNIT), in_units(summed_stride, UNIT)
     eps = tl.cast(eps, tl.float32)  # Inductor passes numbers in float64
     if weight_offset is not None:
         weight_offset = tl.cast(weight_offset, tl.float32)
@@ -89,8 +96,7 @@ def _forward(
     if not CENTRED:  # Read early; two sums leave no registers for it, on which depends how many rows are on their way.
         for i in tl.static_range(BLOCKS):
             column = i * BLOCK_N + lane
-            w = tl.load(weight + column.to(tl.int64) * weight_stride, mask=column < columns, other=0.0)
-            weights = weights + (w,)
+            weights = weights + (load_parameter(weight, weight_stride, column, columns, UNIT),)
     if residual is not None:
         for i in tl.static_range(BLOCKS):
             store_block(summed, row, summed_stride, rows, i * BLOCK_N + lane, columns, parts[i])
@@ -118,15 +124,14 @@ def _forward(
         s = parts[i].to(tl.float32)
         if CENTRED:
             s = s - m[:, None]
-            w = tl.load(weight + column.to(tl.int64) * weight_stride, mask=column < columns, other=0.0).to(tl.float32)
+            w = load_parameter(weight, weight_stride, column, columns, UNIT).to(tl.float32)
         else:
             w = weights[i].to(tl.float32)
         if weight_offset is not None:
             w = w + weight_offset
         z = s * r[:, None] * w[None, :]
         if bias is not None:
-            shift = tl.load(bias + column.to(tl.int64) * bias_stride, mask=column < columns, other=0.0)
-            z += shift.to(tl.float32)[None, :]
+            z += load_parameter(bias, bias_stride, column, columns, UNIT).to(tl.float32)[None, :]
         store_block(y, row, y_stride, rows, column, columns, activated(z, ACTIVATION))
     if rstd is not None:
         tl.store(rstd + row, r, mask=row < rows)
@@ -164,19 +169,19 @@ def _observed(
 @triton.jit
 def _finish(
     s_row, weight, bias, y_row, column, columns, weight_stride, bias_stride, weight_offset, m, r,
-    CENTRED: tl.constexpr, ACTIVATION: tl.constexpr,
+    CENTRED: tl.constexpr, ACTIVATION: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """Stores ``y`` of a block of columns."""
     inside = column < columns
     s = tl.load(s_row + column, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
-    w = tl.load(weight + column.to(tl.int64) * weight_stride, mask=inside, other=0.0).to(tl.float32)
+    w = load_parameter(weight, weight_stride, column, columns, UNIT).to(tl.float32)
     if weight_offset is not None:
         w = w + weight_offset
     if CENTRED:
         s = s - m
     z = s * r * w
     if bias is not None:
-        z += tl.load(bias + column.to(tl.int64) * bias_stride, mask=inside, other=0.0).to(tl.float32)
+        z += load_parameter(bias, bias_stride, column, columns, UNIT).to(tl.float32)
     y_block = activated(z, ACTIVATION).to(y_row.dtype.element_ty)
     tl.store(y_row + column, y_block, mask=inside, eviction_policy="evict_first")
 
@@ -205,7 +210,11 @@ def _forward_long(
     ACTIVATION: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCKS: tl.constexpr,  # of BLOCK_N columns, in a row, whose reads overlap; 0: so many that they are a loop
+    UNIT: tl.constexpr,
 ) -> None:
+    columns, x_stride, y_stride = in_units(columns, UNIT), in_units(x_stride, UNIT), in_units(y_stride, UNIT)
+    if residual is not None:
+        residual_stride, summed_stride = in_units(residual_stride, UNIT), in_units(summed_stride, UNIT)
     eps = tl.cast(eps, tl.float32)  # Inductor passes numbers in float64
     if weight_offset is not None:
         weight_offset = tl.cast(weight_offset, tl.float32)
@@ -246,14 +255,14 @@ def _forward_long(
         for i in tl.static_range(BLOCKS):
             _finish(
                 s_row, weight, bias, y_row, (BLOCKS - 1 - i) * BLOCK_N + lane, columns, weight_stride, bias_stride,
-                weight_offset, m, r, CENTRED, ACTIVATION,
+                weight_offset, m, r, CENTRED, ACTIVATION, UNIT,
             )  # fmt: skip
     else:
         blocks = tl.cdiv(columns, BLOCK_N)
         for i in range(blocks):
             _finish(
                 s_row, weight, bias, y_row, (blocks - 1 - i) * BLOCK_N + lane, columns, weight_stride, bias_stride,
-                weight_offset, m, r, CENTRED, ACTIVATION,
+                weight_offset, m, r, CENTRED, ACTIVATION, UNIT,
             )  # fmt: skip
 
     if rstd is not None:
@@ -292,7 +301,8 @@ def forward(
     residual_stride = None
     if residual is not None:
         residual, residual_stride = with_row_stride(residual)
-    held, rows_together = _plan(kernel, x.device, n, x.element_size(), centred, activation)
+    unit = unit_of(n, x_stride, y_stride, residual_stride or 0, summed_stride or 0)
+    held, rows_together = _plan(kernel, x.device, n, x.element_size(), unit, centred, activation)
     held.launch(
         grid_of(cdiv(rows, rows_together)),
         x,
@@ -318,11 +328,11 @@ def forward(
 
 @per_device
 def _plan(
-    kernel: str, device: torch.device, n: int, element_bytes: int, centred: bool, activation: str
+    kernel: str, device: torch.device, n: int, element_bytes: int, unit: int, centred: bool, activation: str
 ) -> tuple[Held, int]:
     """What ``kernel`` launches for rows of ``n``, and how many of them a program takes."""
-    how = configuration(kernel, device, n, element_bytes)
-    meta = {"CENTRED": centred, "ACTIVATION": activation, **how.options}
+    how = configuration(kernel, device, n, element_bytes, unit)
+    meta = {"CENTRED": centred, "ACTIVATION": activation, "UNIT": unit, **how.options}
     if is_long(how):
         return prepared(_forward_long, {**meta, **looped_shape(how, n)}, "N"), 1
     return prepared(_forward, {**meta, **held_shape(how, n)}, "N"), how.rows

@@ -6,6 +6,8 @@
 Everything is computed in float32, with the divisions of IEEE 754. ``x`` is read once, but for one scale to a tensor and
 for rows that do not fit in registers, which are read twice.
 """
+# pyright: reportGeneralTypeIssues=false
+# Tuples grow by concatenation, the one way that Triton knows.
 
 from __future__ import annotations
 
@@ -19,8 +21,9 @@ import triton.language as tl
 from torch import Tensor
 
 from portakernel.authoring.tensors import as_bytes, delivered, with_row_stride
-from portakernel.authoring.triton import cdiv, grid_of, launch, program_index
+from portakernel.authoring.triton import cdiv, grid_of, in_graphs, launch, program_index
 from portakernel_plugins.triton.launching.configurations import configuration
+from portakernel_plugins.triton.launching.row_blocks import held_shape, load_blocks, unwidened
 from portakernel_plugins.triton.quantize.float8 import (
     conversion,
     divided,
@@ -51,19 +54,33 @@ def _rows(
     stride: tl.tensor,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    BLOCKS: tl.constexpr,  # of BLOCK_N columns, in a row
     FORMAT: tl.constexpr,
     CAST: tl.constexpr,
     FUSED: tl.constexpr,
+    NARROW: tl.constexpr = False,  # the compiler is kept from holding them wide
 ) -> None:
     row = program_index() * BLOCK_M + tl.arange(0, BLOCK_M)
-    column = tl.arange(0, BLOCK_N)
-    inside = (row < rows)[:, None] & (column < columns)[None, :]
-    block = tl.load(x + row[:, None] * stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    lane = tl.arange(0, BLOCK_N)
+    parts = load_blocks(x, row, stride, rows, lane, columns, BLOCK_N, BLOCKS)
 
-    code, s = quantized(block, FORMAT, CAST, FUSED)
+    largest = magnitude(parts[0].to(tl.float32))
+    for i in tl.static_range(1, BLOCKS):
+        largest = tl.maximum(largest, magnitude(parts[i].to(tl.float32)))
+    s = largest_scale(tl.max(largest, axis=1), largest_number(FORMAT))
+    reciprocal = tl.div_rn(1.0, s)[:, None]
 
-    tl.store(q + row[:, None] * columns + column[None, :], code, mask=inside)
+    if NARROW:
+        parts = unwidened(parts, BLOCKS)
+    for i in tl.static_range(BLOCKS):
+        column = i * BLOCK_N + lane
+        code = narrowed(divided(parts[i].to(tl.float32), s[:, None], reciprocal, FUSED), FORMAT, CAST)
+        inside = (row < rows)[:, None] & (column < columns)[None, :]
+        tl.store(q + row[:, None] * columns + column[None, :], code, mask=inside)
     tl.store(scale + row, s, mask=row < rows)
+
+
+in_graphs(_rows, NARROW=False)  # which is assembly
 
 
 @triton.jit(do_not_specialize=["rows", "tiles"])
@@ -229,7 +246,7 @@ def _launch_rows(
         return
     how = configuration("quantize_fp8.rows", x.device, columns)
     grid = grid_of(cdiv(rows, how.rows))
-    shape: Mapping[str, Any] = {"BLOCK_M": how.rows, "BLOCK_N": how.columns}
+    shape = held_shape(how, max(columns, 1))
     launch(_rows, grid, x, q, scale, rows, columns, stride, parameter="K", **shape, **to, **how.options)
 
 
