@@ -1,4 +1,4 @@
-"""Matrix products over rows of an odd number of 16-bit numbers, which cuBLAS reads one by one."""
+"""Matrix products over rows of 16-bit numbers that fill no vectors, which cuBLAS reads one by one, or a few at once."""
 
 from __future__ import annotations
 
@@ -40,6 +40,9 @@ def test_zeros_behind_infinities_make_no_nan():
         ((1024, 32001, 4096), True),
         ((33, 151669, 2048), True),  # of a result with odd rows no side is copied
         ((4096, 4096, 11007), True),
+        ((1024, 32004, 4096), True),
+        ((4096, 4096, 11004), True),
+        ((256, 1001, 4096), True),
         ((1024, 32000, 4096), False),
         ((64, 1001, 1280), False),  # over before it is split
         ((1, 50257, 768), False),

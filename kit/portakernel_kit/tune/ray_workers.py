@@ -57,10 +57,11 @@ class RayWorkers:
             import ray  # pyright: ignore[reportMissingImports]
         except ImportError as error:
             raise ArgumentValueError(_EXTRA) from error
-        self._ray: Any = ray
-        if not ray.is_initialized():
-            ray.init(address=address, log_to_driver=False)
-        count = int(ray.cluster_resources().get(resource or "GPU", 0))
+        made: Any = ray  # whose functions are not typed
+        self._ray = made
+        if not made.is_initialized():
+            made.init(address=address, log_to_driver=False)
+        count = int(made.cluster_resources().get(resource or "GPU", 0))
         if not count:
             raise ArgumentValueError(f"the Ray cluster has no {resource or 'GPU'}; start its nodes with some")
         wanted: dict[str, Any] = {"resources": {resource: 1}, "num_cpus": 0} if resource else {"num_gpus": 1}

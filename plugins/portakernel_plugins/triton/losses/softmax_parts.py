@@ -12,6 +12,9 @@ Everything is computed in float32 and rounded once, when it is stored. How long 
 of rows, but ``softmax.py`` sums in another order: its bits are others.
 """
 
+# pyright: reportGeneralTypeIssues=false
+# Triton's static_range is no iterable to Python.
+
 from __future__ import annotations
 
 import torch
