@@ -94,13 +94,14 @@ class _Agreed:
 
 
 def _data(choice: Choice, *, strict: bool) -> dict[str, Any]:
-    about = {"strict": strict, "where": choice.where, "why": choice.why}
+    about = {"strict": strict, "where": choice.where, "why": choice.why, "ready": choice.ready}
     return {"entry": Entry.of(choice).to_data(), **about}
 
 
 def _choice(op: str, data: Mapping[str, Any]) -> Choice:
     entry = Entry.from_data(data["entry"])
-    return Choice(entry.kernel, entry.kind(op), entry.bounds, f"rank 0: {data['where']}", data["why"])
+    where = f"rank 0: {data['where']}"
+    return Choice(entry.kernel, entry.kind(op), entry.bounds, where, data["why"], data["ready"])
 
 
 def _written(place: Place) -> str:

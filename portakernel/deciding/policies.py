@@ -126,8 +126,8 @@ class Wishes:
     """A policy's wishes for one op on one target: kernels and properties by name, each with the source that named it.
 
     Every chosen kernel must declare the properties in ``require``, and be of a plugin on each list of ``allow``.
-    ``words`` has, best first, the name by which each kernel is used or preferred: its own, or its plugin's. ``reason``
-    is what speaks for a kernel that a measurement prefers; ``locked`` names a plan that has to cover every call, and
+    ``words`` has, best first, the name by which each kernel is used or preferred: its own, or its plugin's. ``reasons``
+    say what speaks for kernels that a measurement prefers; ``locked`` names a plan that has to cover every call, and
     does not cover this one.
     """
 
@@ -141,7 +141,7 @@ class Wishes:
     compiled: GraphForm | None = None
     compiled_source: str = ""
     allow: tuple[AllowList, ...] = ()
-    reason: str = ""
+    reasons: Mapping[str, str] = field(default_factory=dict[str, str])
     locked: str = ""
 
     def rank(self, kernel: str) -> int:

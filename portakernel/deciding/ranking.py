@@ -147,7 +147,7 @@ def why(winner: Candidate, losers: Sequence[Candidate], wishes: Wishes, request:
     if name in wishes.use:
         return f"{wishes.use[name]} uses it"
     if name in wishes.prefer:
-        return wishes.reason or f"{wishes.prefer[name]} prefers it"
+        return wishes.reasons.get(name) or f"{wishes.prefer[name]} prefers it"
     if not losers:
         return "the only kernel that can serve this request"
     second = losers[0]

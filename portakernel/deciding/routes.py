@@ -107,8 +107,11 @@ class Routes:
             if plan.locked:
                 return replace(wishes, locked=plan.name)
         if self.measured is not None and (choice := self._find(self.measured, request)) is not None:
-            where, words = {choice.kernel: choice.where}, {choice.kernel: choice.kernel}
-            return replace(wishes, prefer=where, words=words, reason=f"{choice.where} prefers it: {choice.why}")
+            where, words = dict.fromkeys(choice.kernels, choice.where), {name: name for name in choice.kernels}
+            reasons = {choice.kernel: f"{choice.where} prefers it: {choice.why}"}
+            if choice.ready:
+                reasons[choice.ready] = f"{choice.where} prefers it until {choice.kernel} is built"
+            return replace(wishes, prefer=where, words=words, reasons=reasons)
         return wishes
 
     def notes(self, request: Request) -> tuple[str, ...]:

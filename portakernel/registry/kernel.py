@@ -136,6 +136,11 @@ class Kernel:
         return self.package is None
 
     @property
+    def needs_build(self) -> bool:
+        """Whether calls wait for somebody who builds it: it serves none before."""
+        return self.build is not None or self.built is not None
+
+    @property
     def features(self) -> frozenset[str]:
         """Every feature that some variant serves."""
         return frozenset().union(*(capability.features for _, capability in self.variants))

@@ -13,7 +13,8 @@ class Choice:
     """The kernel for calls of one kind whose dimensions lie within bounds, both ends included.
 
     A dimension without bounds may have any size. ``where`` is how reasons name the choice (``plan.yaml:12``), ``why``
-    what speaks for it, such as the ratio of times that was measured.
+    what speaks for it, such as the ratio of times that was measured. Where the kernel has to be built before calls,
+    ``ready`` is the one to take until it is: the fastest of those that need not be.
     """
 
     kernel: str
@@ -21,6 +22,12 @@ class Choice:
     bounds: Mapping[str, tuple[int, int]]
     where: str
     why: str = ""
+    ready: str = ""
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """The kernel, and who stands in for it until it is built."""
+        return (self.kernel, self.ready) if self.ready else (self.kernel,)
 
     def covers(self, dims: Mapping[str, int]) -> bool:
         """Whether a call of these sizes lies within the bounds; not one whose size is not known."""

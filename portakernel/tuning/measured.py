@@ -16,7 +16,7 @@ from portakernel.registry.kernel import Kernel
 from portakernel.tuning.choices import Choice, Choices
 from portakernel.tuning.key import Kind, Regime
 from portakernel.tuning.pieces import Piece, Point, gaps, pieces
-from portakernel.tuning.ranking import Bounds, decide
+from portakernel.tuning.ranking import Bounds, Outcome, decide
 from portakernel.tuning.record import Record
 from portakernel.tuning.sources import contract_digest, source_digest
 from portakernel.tuning.store import folder_of, folders, read
@@ -125,9 +125,17 @@ class Measured:
         group.records.append(record)
         is_void = all(valid.get(name) != entry.source for name, entry in record.kernels.items())
         if outcome.kernel is not None or not (record.busy or is_void):  # else it is as if nobody had measured there
-            group.points.append(Point(key.dims, outcome.kernel or "", outcome.why, outcome.ratio))
+            ready = self._ready(record, valid, outcome)
+            group.points.append(Point(key.dims, outcome.kernel or "", outcome.why, outcome.ratio, ready))
         else:
             group.unused.append(Point(key.dims, "", outcome.why))
+
+    def _ready(self, record: Record, valid: Mapping[str, str], outcome: Outcome) -> str:
+        """Who wins among those that need not be built, where the winner has to be."""
+        if outcome.kernel is None or not self._kernels[outcome.kernel].needs_build:
+            return ""
+        order = [name for name in self._order(record) if not self._kernels[name].needs_build]
+        return decide(record, valid, order).kernel or ""
 
     def _now(self, record: Record) -> tuple[Record, Mapping[str, str]]:
         """A record, and the sources of its kernels as they are now; not of those that are not here."""
@@ -217,7 +225,7 @@ def _choices(group: _Group) -> Iterator[Choice]:
         if piece.winner:
             sizes = ", ".join(f"{name} {_range(*bounds)}" for name, bounds in piece.bounds.items())
             where = f"what was measured at {sizes}" if sizes else "what was measured"
-            yield Choice(piece.winner, group.kind, piece.bounds, where, _why(piece))
+            yield Choice(piece.winner, group.kind, piece.bounds, where, _why(piece), piece.ready)
 
 
 def _range(low: int, high: int) -> str:

@@ -22,12 +22,16 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A measured size and its winner, empty where nothing was decided; ``ratio`` is its time over the default's."""
+    """A measured size and its winner, empty where nothing was decided; ``ratio`` is its time over the default's.
+
+    ``ready`` is who wins among those that need not be built, where the winner has to be.
+    """
 
     dims: Mapping[str, int]
     winner: str
     why: str = ""
     ratio: Bounds | None = None
+    ready: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,11 @@ class Piece:
     def winner(self) -> str:
         """The kernel that was the best at every one of its points."""
         return self.points[0].winner
+
+    @property
+    def ready(self) -> str:
+        """Who was it at every one of them among those that need not be built."""
+        return self.points[0].ready
 
     def covers(self, dims: Mapping[str, int], but: str = "") -> bool:
         """Whether sizes lie within it, whatever the one called ``but`` is."""
@@ -95,10 +104,11 @@ def _along(name: str, boxes: Sequence[Piece], places: _Places) -> list[Piece]:
 
 def _joins(name: str, low: Piece, high: Piece, places: _Places) -> bool:
     (_, end), (begin, _) = low.bounds[name], high.bounds[name]
-    if not low.winner or low.winner != high.winner or begin > FARTHEST * end:
+    won = low.winner, low.ready
+    if not low.winner or won != (high.winner, high.ready) or begin > FARTHEST * end:
         return False
     inside = (point for point in places.between(end, begin) if low.covers(point.dims, but=name))
-    return all(point.winner == low.winner for point in inside)
+    return all((point.winner, point.ready) == won for point in inside)
 
 
 def gaps(found: Sequence[Piece], dims: Mapping[str, int]) -> Iterator[str]:

@@ -166,3 +166,22 @@ def test_the_function_gives_the_choices(tmp_path):
     found = measured_choices([tmp_path], OP, str(TARGET), UNITS, Regime.GRAPH_COLD, KERNELS, REGISTRY.spaces)
     assert [choice.kernel for choice in found.all] == [SECOND]
     assert not measured_choices([tmp_path], OP, str(TARGET), UNITS, Regime.EAGER_COLD, KERNELS, REGISTRY.spaces)
+
+
+def test_until_the_winner_is_built_the_fastest_of_the_others_stands_in(tmp_path):
+    third = "hip.rms_norm_nvidia"
+    kernels = [kernel for kernel in REGISTRY.for_op(OP) if kernel.name in (FIRST, SECOND, third)]
+    before = record(64)
+    entry = Entry(
+        source=source_digest(REGISTRY.kernels[third]),
+        verdict=Verdict.RIGHT,
+        us=(9.5, 9.5, 9.5),
+        rounds=25,
+        against={FIRST: (0.945, 0.95, 0.955)},
+    )
+    for others, ready in (({third: entry}, third), ({}, FIRST)):
+        root = tmp_path / (ready or "none")
+        found = measured(written(root, replace(before, kernels={**before.kernels, **others})), kernels=kernels)
+        choice = found.choices.find(key(64).kind, key(64).dims)
+        assert choice is not None
+        assert choice.kernels == (SECOND, ready)

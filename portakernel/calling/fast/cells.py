@@ -54,11 +54,11 @@ def _nothing(*_: int) -> int:
 def _numbering(op: str, dims: Sequence[str], cuts: Mapping[str, set[int]], kinds: Sequence[Sequence[Choice]]) -> Any:
     """The number of sizes, looked up by the box between bounds that they lie in; generated, as a call waits for it."""
     boxes: dict[int, int] = {}
-    numbers: dict[tuple[str | None, ...], int] = {}
+    numbers: dict[tuple[tuple[str, ...], ...], int] = {}
 
     def worked_out(box: int, *sizes: int) -> int:
         named = dict(zip(dims, sizes, strict=True))
-        kernels = tuple(next((choice.kernel for choice in of_kind if choice.covers(named)), None) for of_kind in kinds)
+        kernels = tuple(next((choice.kernels for choice in of_kind if choice.covers(named)), ()) for of_kind in kinds)
         if len(boxes) >= _MOST_BOXES:
             boxes.clear()
         # atomic: of two threads that come first together, both get the same

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -143,7 +144,13 @@ def _measured(now: Dispatcher, place: Place, ops: Sequence[str], regime: Regime)
     roots = [own_root(Config.from_environment().tuning_dir), defaults_root()]
     for op in ops:
         kernels = registry.for_op(op)
-        yield from measured_choices(roots, op, place.target, place.units, regime, kernels, registry.spaces).all
+        found = measured_choices(roots, op, place.target, place.units, regime, kernels, registry.spaces)
+        for choice in found.all:
+            if not registry.kernels[choice.kernel].needs_build:
+                yield choice
+            elif choice.ready:  # a plan is strict, and a process that has built nothing follows it too
+                why = f"the fastest but for {choice.kernel}, which would have to be built"
+                yield replace(choice, kernel=choice.ready, ready="", why=why)
 
 
 def _asked_for(now: Dispatcher, place: Place, choices: Sequence[Choice], calls: Sequence[Call]) -> list[Choice]:

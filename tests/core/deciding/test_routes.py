@@ -151,6 +151,22 @@ def test_a_third_party_s_kernel_serves_where_it_was_measured_to_be_faster(world)
     assert now.decide(request).chosen.name == "theirs.add"
 
 
+def test_until_what_was_fastest_is_built_who_needs_no_build_stands_in(world):
+    world.plugin("p", {"op": "add", "priority": 20})
+    world.plugin("q", {"op": "add", "priority": 10})
+    source = "from portakernel.claims.capability import ReasonCode, Rejection\n"
+    source += "def build(request, tensors, values): ...\n"
+    source += "def built(request): return Rejection(ReasonCode.NEEDS_BUILD, 'is not built')\n"
+    world.plugin("r", {"op": "add", "build": "fake_r:build", "built": "fake_r:built"}, source=source)
+    now = world.dispatcher()
+    known = chosen("r.add", asked(world), now.registry.for_op("add"), why="0.7 of the time")
+    known = {key: [replace(one, ready="q.add") for one in found] for key, found in known.items()}
+    now.routes.set(None, Known(known))
+    found = now.decide(asked(world))
+    assert (found.chosen.name, found.why) == ("q.add", "p.yaml:7 (r.add) prefers it until r.add is built")
+    assert [str(one.code) for one in found.candidate("r.add").rejections] == ["needs_build"]
+
+
 def test_compiled_graphs_are_left_alone(world, two):
     request, kernels = asked(world), two.registry.for_op("add")
     two.routes.set(Known(chosen("q.add", request, kernels)), None)
