@@ -30,6 +30,9 @@ class PriorityRule:
     values: tuple[tuple[str, tuple[bool | str, ...]], ...] = ()
     phases: tuple[Phase, ...] = ()
 
+    def __repr__(self) -> str:
+        return brief(f"<PriorityRule {self}>")
+
     def __str__(self) -> str:
         on = f" on {', '.join(sorted(map(str, self.targets))) or 'no target'}" if self.targets is not None else ""
         return f"{self.number}{on}" + (f" where {' and '.join(found)}" if (found := self.conditions()) else "")

@@ -184,10 +184,10 @@ def test_one_process_compiles_and_interprets_the_same_kernels(fake_driver, dtype
         rms_norm.backward(x, x, weight, rstd, eps=0.0, needs=(True, True))
         rms_norm.backward(x, x, weight, rstd, eps=0.0, needs=(False, True))
         add(x, x)
-    # Forward takes eight rows of 256 columns a program, and add comes last.
+    # Forward takes four rows of 256 columns a program, and add comes last.
     rounds = len(driver.launched) // 2
     assert driver.launched[:rounds] == driver.launched[rounds:]
-    assert driver.launched[:2] == [(5, 1, 1), (5, 1, 1)]
+    assert driver.launched[:2] == [(10, 1, 1), (10, 1, 1)]
     assert driver.launched[-1] == (3, 1, 1)
 
 
@@ -512,7 +512,7 @@ def test_an_argument_of_a_second_type_is_left_to_triton(direct_calls, monkeypatc
     x, weight, y = meta(40, 128), meta(128), meta(40, 128)
     held = launch.prepared(
         norm_forward._forward,
-        {"CENTRED": False, "ACTIVATION": "none", "BLOCK_M": 1, "BLOCK_N": 128, "BLOCKS": 1, "num_warps": 4},
+        {"CENTRED": False, "ACTIVATION": "none", "BLOCK_M": 1, "BLOCK_N": 128, "BLOCKS": 1, "UNIT": 16, "num_warps": 4},
     )
     for eps in (1e-5, 0, 1e-5, 0):
         held.launch((40, 1), x, None, weight, None, y, *[None] * 3, 40, 128, 128, None, 1, None, 128, None, eps, None)
