@@ -214,10 +214,10 @@ def test_what_the_reference_cannot_judge_says_nothing(observer, monkeypatch):
     made = observer("dtypes: {x: [float32], y: [x]}")
     truth = Truth.of
 
-    def failing(inputs):
+    def failing(inputs, on):
         if str(inputs.tensors[0].dtype) == "torch.float16":
             raise ArithmeticError("the truth is out there")
-        return truth(inputs)
+        return truth(inputs, on)
 
     monkeypatch.setattr(Truth, "of", failing)
     found = findings(made)
