@@ -107,15 +107,17 @@ class Child:
 
     def close(self) -> None:
         """Ends the process."""
-        if self._process is None or self._ours is None:
+        # taken first: an interrupt may close it again while this waits
+        process, ours = self._process, self._ours
+        self._process = self._ours = None
+        if process is None or ours is None:
             return
         with suppress(OSError):
-            self._ours.close()
-        self._process.join(0.2)
-        if self._process.is_alive():
-            self._process.kill()
-        self._process.join()
-        self._process = self._ours = None
+            ours.close()
+        process.join(0.2)
+        if process.is_alive():
+            process.kill()
+        process.join()
 
     def __enter__(self) -> Child:
         return self
