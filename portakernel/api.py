@@ -386,7 +386,7 @@ def record(path: str | PathLike[str]) -> Iterator[None]:
     dispatcher()  # plugins may ship ops
     from portakernel.torch_bridge.call_kinds import counting
 
-    with counting(Path(path)):
+    with counting(Path(path).expanduser()):
         yield
 
 

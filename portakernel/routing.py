@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Mapping
 from os import PathLike
 from typing import TYPE_CHECKING
 
 from portakernel.config import Config
 from portakernel.deciding.routes import MeasuredSource, PlannedSource
 from portakernel.deciding.sources import followed_plan, measurements
-from portakernel.errors import ArgumentTypeError, ConfigWarning
+from portakernel.errors import ArgumentTypeError, ConfigWarning, PortakernelError
 from portakernel.host.as_written import as_written
 from portakernel.host.call_site import callers_level
 from portakernel.runtime import callers_so_far, dispatcher
@@ -28,7 +29,8 @@ def load_plan(path: str | PathLike[str] | None) -> None:
     Raises:
         PlanError: it is refused; holds every place that is not as it has to be. What was followed before stays so.
         ArgumentTypeError: what is given is no path and not None.
-        PortakernelError: ranks have agreed on what they follow.
+        PortakernelError: ranks have agreed on what they follow; or the plan is locked, and an op that was used before
+            does not tell calls apart that the plan does.
     """
     if path is not None and not isinstance(path, (str, PathLike)):
         raise ArgumentTypeError(f"load_plan takes the path of a plan, or None; this is {path!r}")
@@ -76,18 +78,25 @@ def agree(group: ProcessGroup | None = None) -> None:
 
 
 def _follow(plan: PlannedSource | None, measured: MeasuredSource | None) -> None:
-    dispatcher().routes.set(plan, measured)
-    _reroute()
+    routes = dispatcher().routes
+    before = routes.plan, routes.measured
+    routes.set(plan, measured)
+    missed = _reroute()
+    if missed and plan is not None and plan.locked:
+        routes.set(*before)
+        _reroute()
+        raise PortakernelError(f"{plan.name} is locked, and could not be held: {_told(missed)}")
+    if missed:
+        text = f"{_told(missed)} Which of the choices for other values they follow is open"
+        warnings.warn(text, ConfigWarning, stacklevel=callers_level())
 
 
-def _reroute() -> None:
-    """Has every op that is in use choose anew, and warns of what their calls cannot tell apart any more."""
-    for caller in callers_so_far():
-        if missed := caller.reroute():
-            warnings.warn(
-                f"{caller.contract.op}: calls are not told apart by {', '.join(sorted(missed))}, because it was in use"
-                " before: which of the choices for other values they follow is open. Load plans and measurements"
-                " before an op's first use",
-                ConfigWarning,
-                stacklevel=callers_level(),
-            )
+def _reroute() -> dict[str, frozenset[str]]:
+    """Has every op that is in use choose anew; by op the parameters that its calls cannot be told apart by any more."""
+    found = {caller.contract.op: caller.reroute() for caller in callers_so_far()}
+    return {op: missed for op, missed in found.items() if missed}
+
+
+def _told(missed: Mapping[str, frozenset[str]]) -> str:
+    several = "; ".join(f"{op} by {', '.join(sorted(names))}" for op, names in sorted(missed.items()))
+    return f"calls are not told apart: {several}. Load plans and measurements before an op's first use."

@@ -76,16 +76,16 @@ class OpCaller:
         # Kernels of attached devices compete only where a policy names them: what they read costs other calls nothing.
         self._attached = [kernel for kernel in kernels if dispatcher.registry.is_attached(kernel)]
         choices = dispatcher.routes.of(contract.op)
-        # Parameters that plans and measurements tell apart are in a key from the beginning, or not at all.
-        self._told_apart = frozenset[str]().union(*(one.features for one in choices))
         self._cells = Cells(contract, choices)
         reads = reads_of(
             contract,
             (kernel for kernel in kernels if kernel not in self._attached),
             dispatcher.readiness,
-            told_apart=self._told_apart,
+            told_apart=frozenset[str]().union(*(one.features for one in choices)),
             cells=self._cells,
         )
+        # Parameters that plans and measurements tell apart are in a key from the beginning, or not at all.
+        self._told_apart = frozenset(reads.values)
         # What has to be built is built for given sizes: whether it was for these is part of the key.
         sized = any(kernel.build and not kernel.built for kernel in kernels)
         built = dispatcher.builds.units(contract.op) if sized else None

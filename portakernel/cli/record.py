@@ -36,10 +36,13 @@ def command(
     from portakernel.errors import ArgumentValueError
 
     file = Path(os.path.abspath(output))
-    file.unlink(missing_ok=True)
+    if file.is_dir():
+        raise ArgumentValueError(f"record: {output} is a folder; give the file to write, such as -o service.yaml")
+    made = Path(f"{file}.recording")  # what is there stays until there is another
+    made.unlink(missing_ok=True)
     try:
         shown = sys.stderr if json else None
-        running = subprocess.Popen(program, stdout=shown, env={**os.environ, "PORTAKERNEL_RECORD": str(file)})
+        running = subprocess.Popen(program, stdout=shown, env={**os.environ, "PORTAKERNEL_RECORD": str(made)})
     except OSError as error:
         text = (
             f"{program[0]} cannot be started: {error.strerror}; give a program after `--`, such as `-- python serve.py`"
@@ -51,13 +54,16 @@ def command(
         except KeyboardInterrupt:  # the program has it too, and may write at its end
             status = running.wait()
             status = status or 130
-    Path(f"{file}.lock").unlink(missing_ok=True)
-    calls = load_calls(file) if file.exists() else []
+    Path(f"{made}.lock").unlink(missing_ok=True)
+    calls = load_calls(made) if made.exists() else []
+    if calls:
+        made.replace(file)
     if json:
         told = {"file": str(file) if calls else None, "kinds": len(calls), "calls": sum(call.count for call in calls)}
         print_json({**told, "status": status})
     elif calls:
         page().line(f"{len(calls)} kinds of {sum(call.count for call in calls)} calls are in {output}")
     else:
-        page().line(f"the program called no op of portakernel.ops: {output} is not written", "doubt")
+        text = "the program recorded no call of portakernel.ops: it made none, could not write, or was killed"
+        page().line(f"{text}; {output} is not written", "doubt")
     raise typer.Exit(status if status >= 0 else 128 - status)

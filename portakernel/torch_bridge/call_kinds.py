@@ -43,6 +43,9 @@ class CallKinds:
         self._counts: Counter[str] = Counter()
         self._lock = make_lock()
 
+    def __bool__(self) -> bool:
+        return bool(self._counts)
+
     def add(self, contract: Contract, tensors: Sequence[Any], values: Sequence[Any], *, training: bool) -> None:
         """Counts a call by its tensors, in the contract's order, and the values of its parameters."""
         pairs = [(n, t) for n, t in zip(contract.names, tensors, strict=True) if isinstance(t, Tensor)]
@@ -120,11 +123,12 @@ def counting(path: Path) -> Iterator[None]:
         OSError: the file cannot be written, at the block's end.
     """
     kinds = CallKinds()
-    path.unlink(missing_ok=True)
     try:
         with _Mode(kinds):
             yield
     finally:
+        if kinds:  # what is there stays until there is another
+            path.unlink(missing_ok=True)
         kinds.write(path)
         Path(f"{path}.lock").unlink(missing_ok=True)
 

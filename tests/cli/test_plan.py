@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from portakernel import runtime
 from portakernel.cli.plan import export
 from portakernel.contracts import contract
 from portakernel.deciding.asking import ask
+from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.plan import Place, read_form
 from portakernel.plan.export import make_plan
 from portakernel.plan.writing import write_plan
@@ -406,3 +408,30 @@ def test_its_commands_are_told(run: Callable) -> None:
     assert all(f"\n  {name} " in ran.out for name in ("export", "check", "diff", "lock"))
     twice = run("plan", "check", "p.yaml", "--digest", "a", "--digest", "b")
     assert "--digest is given 2 times and takes one value" in twice.err
+
+
+@pytest.mark.parametrize("lock", ["listed", "everything"])
+def test_a_plan_for_as_many_units_as_are_not_here_is_not_followed_here(
+    run: Callable, made: Callable[..., Path], lock: str
+) -> None:
+    place = here()
+    other = Place(place.target, place.units + 1)
+    path = made({other: [Choice("torch.softmax_cpu", kind("softmax", "float32"), {}, "", "")]})
+    text = path.read_text(encoding="utf-8").replace("lock: listed", f"lock: {lock}")
+    path.write_text("".join(f"{line}\n" for line in text.splitlines() if not line.startswith("digest")))
+    ran = run("plan", "check", str(path), "--json")
+    told = " ".join([*ran.json["problems"], *ran.json["notes"]])
+    assert f"it has no part for {place}, this machine, but for {other}" in told
+    assert ran.status == (1 if lock == "everything" else 0)
+
+
+def test_a_plan_in_force_that_is_refused_is_judged_all_the_same(
+    run: Callable, made: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = made({here(): [Choice("torch.softmax_cpu", kind("softmax", "float32"), {}, "", "")]})
+    path.write_text(path.read_text(encoding="utf-8").replace("source: ", "source: 0x", 1), encoding="utf-8")
+    monkeypatch.setenv("PORTAKERNEL_PLAN", str(path))
+    monkeypatch.setattr(runtime, "_dispatcher", functools.cache(Dispatcher))
+    ran = run("plan", "check", str(path), "--json")
+    assert ran.status == 1
+    assert ran.json["problems"]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from portakernel.cli.options import Json
+from portakernel.cli.plan.apart import dispatcher_apart
 
 if TYPE_CHECKING:
     from portakernel.cli.output import Page
@@ -67,13 +68,11 @@ def command(
     from portakernel.errors import ArgumentValueError, PlanError
     from portakernel.plan.judging import notes_on
     from portakernel.plan.reading import problems_of, read_form
-    from portakernel.runtime import dispatcher
     from portakernel.tuning.sources import source_digest
 
     if not file.exists() and not file.is_symlink():
         raise ArgumentValueError(f"{file} is not there; `portakernel plan export -o {file}` writes one")
-    now = dispatcher()
-    now.routes.set(None, now.routes.measured)  # one that is in force here says nothing of this one
+    now = dispatcher_apart()
     try:
         plan = read_form(file)
     except PlanError as error:
@@ -86,8 +85,12 @@ def command(
     problems = problems_of(file, places, now.registry)
     if digest is not None and digest != plan.digest:
         problems.append(f"{file}: digest: is {plan.digest}; {digest} is asked for")
+    absent = _absent(now, plan) if not target and not places else ""
+    if absent and plan.locked:
+        problems.append(f"{file}: {absent}, and with `lock: everything` every call here is an error")
     refused, unbuilt = ([], []) if problems else _refused(now, plan, places)
     notes = [*notes_on(plan, places, now.registry, source_digest), *unbuilt]
+    notes += [f"{absent}: nothing of it is followed here"] if absent and not plan.locked else []
     if json:
         print_json(_answer(file, plan, places, problems, refused, notes))
     else:
@@ -129,8 +132,24 @@ def chosen_places(now: Dispatcher, plan: Plan, targets: Sequence[str]) -> list[P
     if missing := [text for text in wanted if all(place.target != text for place in plan.parts)]:
         known = ", ".join(map(str, sorted(plan.parts))) or "none"
         raise ArgumentValueError(f"plan: it has no part for {missing[0]}; its parts: {known}")
-    wanted = wanted or [str(device.target) for device in now.registry.reachable_devices()]
-    return sorted(place for place in plan.parts if place.target in wanted)
+    if wanted:
+        return sorted(place for place in plan.parts if place.target in wanted)
+    return sorted(set(plan.parts) & set(_here(now)))
+
+
+def _here(now: Dispatcher) -> list[Place]:
+    """The kinds of devices that this machine has."""
+    from portakernel.plan.plan import Place
+    from portakernel.tensors.units import units_of
+
+    devices = [device for device in now.registry.reachable_devices() if device.torch_device and not device.attached]
+    return [Place(str(device.target), units) for device in devices if (units := units_of(device)) is not None]
+
+
+def _absent(now: Dispatcher, plan: Plan) -> str:
+    """That the plan has no part for this machine, with what it has."""
+    known = ", ".join(map(str, sorted(plan.parts))) or "nothing"
+    return f"it has no part for {' or '.join(map(str, _here(now)))}, this machine, but for {known}"
 
 
 def _refused(now: Dispatcher, plan: Plan, places: Collection[Place]) -> tuple[list[Refused], list[str]]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from portakernel.cli.options import Json
+from portakernel.cli.plan.apart import dispatcher_apart
 
 if TYPE_CHECKING:
     from portakernel.cli.output import Page
@@ -33,9 +34,8 @@ def command(
     from portakernel.cli.output import page, print_json
     from portakernel.plan.difference import differences
     from portakernel.plan.reading import read_form
-    from portakernel.runtime import dispatcher
 
-    dispatcher()  # whose plugins may ship ops, which say what one dtype stands for
+    dispatcher_apart()  # whose plugins may ship ops, which say what one dtype stands for
     before, after = read_form(old), read_form(new)
     changed = tuple(differences(before, after))
     sources = sorted(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from portakernel.cli.options import Json
+from portakernel.cli.plan.apart import dispatcher_apart
 
 if TYPE_CHECKING:
     from portakernel.deciding.dispatcher import Dispatcher
@@ -70,10 +71,9 @@ def command(
     from portakernel.plan.plan import Place, Plan
     from portakernel.plan.reading import read_form
     from portakernel.plan.writing import write_plan
-    from portakernel.runtime import dispatcher
     from portakernel.tuning.key import Regime
 
-    now = dispatcher()
+    now = dispatcher_apart()
     now.routes.set(None, now.routes.measured)  # one that is in force here says nothing of this one
     if regime not in list(Regime):
         raise UnknownNameError("regime", regime, [str(known) for known in Regime])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from portakernel.cli.options import Json
+from portakernel.cli.plan.apart import dispatcher_apart
 
 if TYPE_CHECKING:
     from portakernel.cli.output import Page
@@ -57,9 +58,8 @@ def command(
     from portakernel.plan.plan import Place, Plan
     from portakernel.plan.reading import read_form, read_plan
     from portakernel.plan.writing import write_plan
-    from portakernel.runtime import dispatcher
 
-    now = dispatcher()
+    now = dispatcher_apart()
     now.routes.set(None, now.routes.measured)  # one that is in force here says nothing of this one
     place = Place.parse(target) if target is not None else None
     here = None if place is None else [str(now.registry.target(place.target))]
