@@ -44,33 +44,34 @@ def joined_stride(sizes: Sequence[int], strides: Sequence[int]) -> int | None:
 def with_row_stride(tensor: Tensor) -> tuple[Tensor, int]:
     """``tensor`` and the stride of its rows; a contiguous copy where no single stride serves.
 
-    Also where rows lie better than one of them alone.
+    Also where rows lie better than one of them alone, or worse.
     """
     columns = tensor.shape[-1]
     if tensor.is_contiguous():
         return tensor, columns
     stride = row_stride(tensor)
-    if stride is None or _better_than_alone(stride, columns):
+    if stride is None or _lies_otherwise(stride, columns):
         return tensor.contiguous(), columns
     return tensor, stride
 
 
-def _better_than_alone(stride: int, columns: int) -> bool:
-    """Whether rows are read or written by wider accesses than one row alone, which counts as contiguous.
+def _lies_otherwise(stride: int, columns: int) -> bool:
+    """Whether rows are read or written by wider or narrower accesses than one row alone, which counts as contiguous.
 
-    A stride that is divisible by 16 (that of expanded rows, 0, is too) allows them where a row's length does not. The
-    widest access of a kernel decides how all of it lays out registers, and another layout is another order of a sum.
+    A stride that is divisible by 16 (that of expanded rows, 0, is too) allows wider ones where a row's length does not,
+    and one that the length's power of two does not divide forbids what the length allows. The widest access of a kernel
+    decides how all of it lays out registers, and another layout is another order of a sum.
     """
-    return columns % 16 != 0 and stride % 16 == 0
+    return columns % 16 != 0 and (stride % 16 == 0 or stride % (columns & -columns) != 0)
 
 
 def row_target(x: Tensor, out: Tensor | None) -> tuple[Tensor, int]:
     """Memory for rows like those of ``x``, and their stride: ``out``, or new memory where its rows have no one stride.
 
-    New memory too where rows of ``out`` lie better than one of them alone.
+    New memory too where rows of ``out`` lie better than one of them alone, or worse.
     """
     stride = None if out is None else row_stride(out)
-    if out is None or stride is None or _better_than_alone(stride, x.shape[-1]):
+    if out is None or stride is None or _lies_otherwise(stride, x.shape[-1]):
         return contiguous_like(x), x.shape[-1]
     return out, stride
 

@@ -63,8 +63,8 @@ def configuration(
 ) -> Configuration:
     """The entry of ``kernel`` for ``size`` on ``device``, and for elements' width and rows' unit where entries differ.
 
-    ``unit`` is the power of two, 16 at most, that divides rows' length and strides. By nothing else, so that no row's
-    bits depend on others.
+    ``unit`` is the power of two, 16 at most, that divides rows' length. By nothing else, so that no row's bits depend
+    on others.
     """
     return configured(kernel, processor(device), bucket(size), element_bytes, unit)
 

@@ -21,9 +21,10 @@ _MOST_AT_ONCE = 8
 
 
 def unit_of(*sizes: int) -> int:
-    """The power of two that divides rows' lengths and strides: 16, which Triton sees by itself, or 8 at most.
+    """The power of two that divides rows' lengths: 16, which Triton sees by itself, or 8 at most.
 
-    Of other numbers it sees nothing: rows of 1000 elements would be read one by one.
+    Of other numbers it sees nothing: rows of 1000 elements would be read one by one. Strides that it does not divide do
+    not come: such rows are copied (``with_row_stride``, ``row_target``), lest their bits depend on where others lie.
     """
     common = math.gcd(*sizes)
     return WHOLE_UNIT if common % WHOLE_UNIT == 0 else min(common & -common, _MOST_AT_ONCE)

@@ -54,7 +54,7 @@ def _forward(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCKS: tl.constexpr,  # of BLOCK_N columns, in a row
-    UNIT: tl.constexpr,  # divides lengths and strides of rows
+    UNIT: tl.constexpr,  # divides the length of rows, and their strides
     NARROW: tl.constexpr = False,  # the compiler is kept from holding them wide
 ) -> None:
     columns, x_stride, y_stride = in_units(columns, UNIT), in_units(x_stride, UNIT), in_units(y_stride, UNIT)
@@ -196,8 +196,9 @@ def _backward_long(
 
 
 @per_device
-def _plan(kernel: str, device: torch.device, n: int, element_bytes: int, unit: int) -> tuple[Held, int]:
+def _plan(kernel: str, device: torch.device, n: int, element_bytes: int) -> tuple[Held, int]:
     """What ``kernel`` launches for rows of ``n``, and how many of them a program takes."""
+    unit = unit_of(n)
     how = configuration(kernel, device, n, element_bytes, unit)
     forward = kernel == "softmax.forward"
     if is_long(how):
@@ -220,8 +221,7 @@ def softmax(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     if elements:
         rows = elements // n
         x, x_stride = with_row_stride(x)
-        unit = unit_of(n, x_stride, y_stride)
-        held, together = _plan("softmax.forward", x.device, n, x.element_size(), unit)
+        held, together = _plan("softmax.forward", x.device, n, x.element_size())
         held.launch(grid_of(cdiv(rows, together)), x, y, rows, n, x_stride, y_stride)
     return delivered(y, out)
 
@@ -237,7 +237,6 @@ def backward(grad_y: Tensor, y: Tensor, *, needs: tuple[bool] = (True,)) -> tupl
         rows = elements // n
         y, y_stride = with_row_stride(y)
         grad_y, g_stride = with_row_stride(grad_y)
-        unit = unit_of(n, g_stride, y_stride)
-        held, together = _plan("softmax.backward", y.device, n, y.element_size(), unit)
+        held, together = _plan("softmax.backward", y.device, n, y.element_size())
         held.launch(grid_of(cdiv(rows, together)), grad_y, y, grad_x, rows, n, g_stride, y_stride)
     return (grad_x,)

@@ -48,7 +48,7 @@ def _forward_sums(
     x_stride: tl.tensor,
     BLOCK_N: tl.constexpr,
     BLOCKS: tl.constexpr,  # of BLOCK_N columns, in a part
-    UNIT: tl.constexpr,  # divides lengths and strides of rows
+    UNIT: tl.constexpr,  # divides the length of rows, and their strides
 ) -> None:
     columns, x_stride = in_units(columns, UNIT), in_units(x_stride, UNIT)
     program = program_index()
@@ -190,7 +190,7 @@ def softmax(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     elements = x.numel()
     if elements:
         x, x_stride = with_row_stride(x)
-        first, second, parts = _plan("forward", x.device, n, unit_of(n, x_stride, y_stride))
+        first, second, parts = _plan("forward", x.device, n, unit_of(n))
         programs = elements // n * parts
         sums = torch.empty((programs, 2), dtype=torch.float32, device=x.device)
         grid = grid_of(programs)
@@ -209,7 +209,7 @@ def backward(grad_y: Tensor, y: Tensor, *, needs: tuple[bool] = (True,)) -> tupl
     if elements:
         y, y_stride = with_row_stride(y)
         grad_y, g_stride = with_row_stride(grad_y)
-        first, second, parts = _plan("backward", y.device, n, unit_of(n, g_stride, y_stride))
+        first, second, parts = _plan("backward", y.device, n, unit_of(n))
         programs = elements // n * parts
         sums = torch.empty(programs, dtype=torch.float32, device=y.device)
         grid = grid_of(programs)

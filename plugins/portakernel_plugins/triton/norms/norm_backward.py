@@ -168,7 +168,7 @@ def _backward(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCKS: tl.constexpr,  # of BLOCK_N columns, in a row
-    UNIT: tl.constexpr,  # divides lengths and strides of rows
+    UNIT: tl.constexpr,  # divides the length of rows, and their strides
 ) -> None:
     columns, s_stride, grad_y_stride = in_units(columns, UNIT), in_units(s_stride, UNIT), in_units(grad_y_stride, UNIT)
     if grad_summed is not None:
@@ -276,15 +276,14 @@ def backward(
         inputs = (s, grad_y, grad_summed, weight, bias, mean, rstd)
         strides = (s_stride, grad_y_stride, grad_summed_stride, weight.stride(0))
         rest = (None if bias is None else bias.stride(0), weight_offset)
-        unit = unit_of(n, s_stride, grad_y_stride, grad_summed_stride or 0)
-        held = _of_rows(kernel, s.device, n, s.element_size(), unit, activation)
+        held = _of_rows(kernel, s.device, n, s.element_size(), activation)
         if not long:
             outputs = (grad_x, grad_residual, weight_shares, bias_shares)
             held.launch((programs, 1), *inputs, *outputs, rows, n, *strides, *rest)
         elif grad_x is not None:
             held.launch(grid_of(rows), *inputs, grad_x, grad_residual, rows, n, *strides, *rest)
         if long and sums:
-            meta = {"ACTIVATION": activation, "BLOCK_N": block.elements, "UNIT": unit, **block.options}
+            meta = {"ACTIVATION": activation, "BLOCK_N": block.elements, "UNIT": unit_of(n), **block.options}
             given = (s, grad_y, weight, bias, mean, rstd, weight_shares, bias_shares, rows, n)
             given_strides = (s_stride, grad_y_stride, weight.stride(0))
             launch(row_shares, (across, programs), *given, *given_strides, *rest, parameter="N", **meta)
@@ -299,9 +298,9 @@ def backward(
 
 
 @per_device
-def _of_rows(kernel: str, device: torch.device, n: int, element_bytes: int, unit: int, activation: str) -> Held:
+def _of_rows(kernel: str, device: torch.device, n: int, element_bytes: int, activation: str) -> Held:
     """What ``kernel`` launches for the rows themselves."""
-    how, meta = configuration(kernel, device, n, element_bytes), {"ACTIVATION": activation, "UNIT": unit}
+    how, meta = configuration(kernel, device, n, element_bytes), {"ACTIVATION": activation, "UNIT": unit_of(n)}
     if is_long(how):
         return prepared(backward_long, {**meta, **looped_shape(how, n), **how.options}, "N")
     return prepared(_backward, {**meta, **held_shape(how, n), **how.options}, "N")

@@ -112,7 +112,7 @@ def backward_long(
     ACTIVATION: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCKS: tl.constexpr,  # of BLOCK_N columns, in a row, whose reads overlap; 0: so many that they are a loop
-    UNIT: tl.constexpr,  # divides lengths and strides of rows
+    UNIT: tl.constexpr,  # divides the length of rows, and their strides
 ) -> None:
     """``grad_x``, a row by each program."""
     columns, s_stride, grad_y_stride = in_units(columns, UNIT), in_units(s_stride, UNIT), in_units(grad_y_stride, UNIT)

@@ -74,7 +74,7 @@ def _forward(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCKS: tl.constexpr,  # of BLOCK_N columns, in a row
-    UNIT: tl.constexpr,  # divides lengths and strides of rows
+    UNIT: tl.constexpr,  # divides the length of rows, and their strides
     NARROW: tl.constexpr = False,  # the compiler is kept from holding them wide
 ) -> None:
     columns, x_stride, y_stride = in_units(columns, UNIT), in_units(x_stride, UNIT), in_units(y_stride, UNIT)
@@ -301,8 +301,7 @@ def forward(
     residual_stride = None
     if residual is not None:
         residual, residual_stride = with_row_stride(residual)
-    unit = unit_of(n, x_stride, y_stride, residual_stride or 0, summed_stride or 0)
-    held, rows_together = _plan(kernel, x.device, n, x.element_size(), unit, centred, activation)
+    held, rows_together = _plan(kernel, x.device, n, x.element_size(), centred, activation)
     held.launch(
         grid_of(cdiv(rows, rows_together)),
         x,
@@ -328,9 +327,10 @@ def forward(
 
 @per_device
 def _plan(
-    kernel: str, device: torch.device, n: int, element_bytes: int, unit: int, centred: bool, activation: str
+    kernel: str, device: torch.device, n: int, element_bytes: int, centred: bool, activation: str
 ) -> tuple[Held, int]:
     """What ``kernel`` launches for rows of ``n``, and how many of them a program takes."""
+    unit = unit_of(n)
     how = configuration(kernel, device, n, element_bytes, unit)
     meta = {"CENTRED": centred, "ACTIVATION": activation, "UNIT": unit, **how.options}
     if is_long(how):
