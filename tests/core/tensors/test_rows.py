@@ -1,4 +1,4 @@
-"""Rows in memory: those that lie otherwise than one of them alone are copied, so that no row's bits depend on others."""
+"""Rows in memory: those that lie otherwise than one alone are copied, so that no row's bits depend on others."""
 
 from __future__ import annotations
 
