@@ -48,6 +48,7 @@ from portakernel.host.call_site import callers_level
 from portakernel.host.forks import unsplit
 from portakernel.tensors.layout import has_plain_memory, mark_written
 from portakernel.tensors.torch_internals import innermost_transform, outside_modes
+from portakernel.tuning.choices import Choices
 
 
 class OpCaller:
@@ -81,7 +82,7 @@ class OpCaller:
             contract,
             (kernel for kernel in kernels if kernel not in self._attached),
             dispatcher.readiness,
-            told_apart=frozenset[str]().union(*(one.features for one in choices)),
+            told_apart=_features(choices),
             cells=self._cells,
         )
         # Parameters that plans and measurements tell apart are in a key from the beginning, or not at all.
@@ -103,7 +104,7 @@ class OpCaller:
         choices = self.dispatcher.routes.of(self.contract.op)
         self._cells.renew(choices)
         self.table.clear()
-        return frozenset[str]().union(*(one.features for one in choices)) - self._told_apart
+        return _features(choices) - self._told_apart
 
     def torch_op(self, suffix: str = "") -> Any:
         """The op, or its part ``_forward`` or ``_backward``, as torch's dispatcher knows it."""
@@ -324,6 +325,11 @@ class OpCaller:
         for each in targets:
             mark_written(each)
         return written
+
+
+def _features(choices: Sequence[Choices]) -> frozenset[str]:
+    """The parameters that choices tell calls apart by."""
+    return frozenset[str]().union(*(one.features for one in choices))
 
 
 def _parts(contract: Contract, reads: Reads, built: set[BuildUnit] | None = None) -> Expressions | Keys:

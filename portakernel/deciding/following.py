@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from portakernel.agreement import Decisions
-from portakernel.deciding.routes import Place, Routes, Source
-from portakernel.plan.plan import Entry
+from portakernel.deciding.routes import Routes, Source
+from portakernel.plan.plan import Entry, Place
 from portakernel.registry.registry import Registry
 from portakernel.tensors.units import units_of
 from portakernel.tuning.choices import Choice, Choices
@@ -25,12 +25,12 @@ class Following:
 
     def __init__(self, registry: Registry, routes: Routes, device: Device) -> None:
         self._registry, self._routes = registry, routes
-        self._place: Place = str(device.target), units_of(device) or 0
+        self._place = Place(str(device.target), units_of(device) or 0)
 
     @property
     def target(self) -> str:
         """The kind of device that this rank computes on, such as ``nvidia:sm_90/132``."""
-        return _written(self._place)
+        return str(self._place)
 
     def decisions(self) -> Decisions:
         """What is followed, by kind of device and op; of entries it is said whether they are strict."""
@@ -39,14 +39,14 @@ class Following:
         sources: list[Source] = [source for source in (plan, measured) if source is not None]
         for source in sources:
             for place in source.places():
-                of_place = found.setdefault(_written(place), {})
+                of_place = found.setdefault(str(Place(*place)), {})
                 for op in self._registry.ops:
                     entries = [_data(one, strict=source is plan) for one in self._routes.choices(source, op, place).all]
                     if entries:
                         of_place.setdefault(op, []).extend(entries)
         if plan is not None:
             for place in plan.places():
-                found[_written(place)][_ALL_OPS] = [{"locked": plan.locked}]
+                found[str(Place(*place))][_ALL_OPS] = [{"locked": plan.locked}]
         return found
 
     def sources(self) -> Mapping[str, str]:
@@ -68,7 +68,7 @@ class _Agreed:
         self._entries: dict[Place, dict[str, list[Choice]]] = {}
         self.locked = False
         for written, ops in decisions.items():
-            place = _place(written)
+            place = Place.parse(written)
             for op, entries in ops.items():
                 if op == _ALL_OPS:
                     if strict:
@@ -83,11 +83,11 @@ class _Agreed:
         """The kinds of devices that the first rank knows choices for."""
         return tuple(self._entries)
 
-    def choices(self, op: str, place: Place) -> Choices:
+    def choices(self, op: str, place: tuple[str, int]) -> Choices:
         """The choices for an op on one kind of device."""
-        return Choices(self._entries.get(place, {}).get(op, ()))
+        return Choices(self._entries.get(Place(*place), {}).get(op, ()))
 
-    def notes(self, kind: Kind, dims: Mapping[str, int], place: Place, driver: str) -> tuple[str, ...]:
+    def notes(self, kind: Kind, dims: Mapping[str, int], place: tuple[str, int], driver: str) -> tuple[str, ...]:
         """Nothing beside the choices was agreed on."""
         del kind, dims, place, driver
         return ()
@@ -102,12 +102,3 @@ def _choice(op: str, data: Mapping[str, Any]) -> Choice:
     entry = Entry.from_data(data["entry"])
     where = f"rank 0: {data['where']}"
     return Choice(entry.kernel, entry.kind(op), entry.bounds, where, data["why"], data["ready"])
-
-
-def _written(place: Place) -> str:
-    return f"{place[0]}/{place[1]}"
-
-
-def _place(text: str) -> Place:
-    target, _, units = text.rpartition("/")
-    return target, int(units)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from portakernel.deciding.routes import Place
 from portakernel.host.distributions import version
 from portakernel.registry.registry import Registry
 from portakernel.tuning.choices import Choices
 from portakernel.tuning.key import Kind, Regime
 from portakernel.tuning.measured import Measured, places
-
-Place = tuple[str, int]
 
 
 class Measurements:

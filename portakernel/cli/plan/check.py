@@ -11,6 +11,7 @@ import typer
 
 from portakernel.cli.options import Json
 from portakernel.cli.plan.apart import dispatcher_apart
+from portakernel.cli.plan.here import places_here
 
 if TYPE_CHECKING:
     from portakernel.cli.output import Page
@@ -134,22 +135,13 @@ def chosen_places(now: Dispatcher, plan: Plan, targets: Sequence[str]) -> list[P
         raise ArgumentValueError(f"plan: it has no part for {missing[0]}; its parts: {known}")
     if wanted:
         return sorted(place for place in plan.parts if place.target in wanted)
-    return sorted(set(plan.parts) & set(_here(now)))
-
-
-def _here(now: Dispatcher) -> list[Place]:
-    """The kinds of devices that this machine has."""
-    from portakernel.plan.plan import Place
-    from portakernel.tensors.units import units_of
-
-    devices = [device for device in now.registry.reachable_devices() if device.torch_device and not device.attached]
-    return [Place(str(device.target), units) for device in devices if (units := units_of(device)) is not None]
+    return sorted(set(plan.parts) & set(places_here(now)))
 
 
 def _absent(now: Dispatcher, plan: Plan) -> str:
     """That the plan has no part for this machine, with what it has."""
     known = ", ".join(map(str, sorted(plan.parts))) or "nothing"
-    return f"it has no part for {' or '.join(map(str, _here(now)))}, this machine, but for {known}"
+    return f"it has no part for {' or '.join(map(str, places_here(now)))}, this machine, but for {known}"
 
 
 def _refused(now: Dispatcher, plan: Plan, places: Collection[Place]) -> tuple[list[Refused], list[str]]:

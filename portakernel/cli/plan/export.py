@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,11 +11,11 @@ import typer
 
 from portakernel.cli.options import Json
 from portakernel.cli.plan.apart import dispatcher_apart
+from portakernel.cli.plan.here import places_here
 
 if TYPE_CHECKING:
     from portakernel.deciding.dispatcher import Dispatcher
     from portakernel.plan import Place
-    from portakernel.plan.plan import MadeWith
     from portakernel.tuning.choices import Choice
     from portakernel.tuning.key import Regime
     from portakernel.warming.outcome import Call
@@ -74,7 +74,6 @@ def command(
     from portakernel.tuning.key import Regime
 
     now = dispatcher_apart()
-    now.routes.set(None, now.routes.measured)  # one that is in force here says nothing of this one
     if regime not in list(Regime):
         raise UnknownNameError("regime", regime, [str(known) for known in Regime])
     for name in op or ():
@@ -83,7 +82,7 @@ def command(
     places = [Place.parse(text) for text in dict.fromkeys(target or ())]
     for place in places:
         now.registry.target(place.target)
-    here = _here(now)
+    here = places_here(now)
     places = places or list(here)
     ops = list(dict.fromkeys(op or now.registry.ops))
     regimes = {place: Regime(regime).on(place.target.partition(":")[0]) for place in places}
@@ -120,19 +119,6 @@ def command(
                 f"{left_out[text]} decisions are left out: their kernels cannot serve such calls now", "doubt", indent=2
             )
     out.line(f"{output}: written; {plan.digest}", "good")
-
-
-def _here(now: Dispatcher) -> Mapping[Place, MadeWith]:
-    """This machine's kinds of devices, with driver and torch."""
-    from portakernel.host.distributions import version
-    from portakernel.plan.plan import MadeWith, Place
-    from portakernel.tensors.units import units_of
-
-    torch, found = version("torch") or "", dict[Place, MadeWith]()
-    for device in now.registry.reachable_devices():
-        if not device.attached and device.torch_device is not None and (units := units_of(device)):
-            found.setdefault(Place(str(device.target), units), MadeWith(device.driver or "", torch))
-    return found
 
 
 def _measured(now: Dispatcher, place: Place, ops: Sequence[str], regime: Regime) -> Iterator[Choice]:

@@ -60,7 +60,6 @@ def command(
     from portakernel.plan.writing import write_plan
 
     now = dispatcher_apart()
-    now.routes.set(None, now.routes.measured)  # one that is in force here says nothing of this one
     place = Place.parse(target) if target is not None else None
     here = None if place is None else [str(now.registry.target(place.target))]
     plan = read_plan(file, now.registry, here=here) if file.exists() else Plan({}, {})
