@@ -122,13 +122,14 @@ def terms(value: TargetTerms) -> Iterator[tuple[KeyPath, str]]:
 
 
 class PriorityRuleModel(_Model):
-    """A priority for some sizes, values, phases or targets; all may be left out in the last rule only."""
+    """A priority for some sizes, values, features, phases or targets; all may be left out in the last rule only."""
 
     priority: int
     when: dict[str, LimitModel] = Field(default_factory=dict)
     values: dict[Name, Annotated[list[bool | str], Field(min_length=1)]] = Field(
         default_factory=dict, description="of a keyword argument, the values with which it holds"
     )
+    features: list[Name] = Field(default_factory=list, description="what a call asks for where it holds, all of them")
     phases: list[Literal["inference", "training", "backward", "forward_ad"]] = Field(
         default_factory=list, description="what is asked for where it holds; every phase when left out"
     )

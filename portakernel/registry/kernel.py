@@ -21,7 +21,8 @@ from portakernel.words.target import Target
 class PriorityRule:
     """A number, the bounds within which it holds, and the targets for which it does; None is every target.
 
-    ``values`` are those that keyword arguments have where it holds, ``phases`` what is then asked for; none is any.
+    ``values`` are those that keyword arguments have where it holds, ``features`` those that are asked for, ``phases``
+    what is then asked for; none is any.
     """
 
     number: int
@@ -29,6 +30,7 @@ class PriorityRule:
     targets: frozenset[Target] | None = None
     values: tuple[tuple[str, tuple[bool | str, ...]], ...] = ()
     phases: tuple[Phase, ...] = ()
+    features: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return brief(f"<PriorityRule {self}>")
@@ -41,7 +43,8 @@ class PriorityRule:
         """What a call has where it holds, in words."""
         values = (f"{name} is {' or '.join(map(repr, accepted))}" for name, accepted in self.values)
         phases = [f"the phase is {' or '.join(self.phases)}"] if self.phases else []
-        return [*map(str, self.limits), *values, *phases]
+        features = (f"{name} is asked for" for name in self.features)
+        return [*map(str, self.limits), *values, *features, *phases]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,8 @@ class Priority:
             if rule.phases and request.phase not in rule.phases:
                 continue
             if any(request.values.get(name) not in accepted for name, accepted in rule.values):
+                continue
+            if not request.features.keys() >= set(rule.features):
                 continue
             values = [(limit, request.value(limit.parameter)) for limit in rule.limits]
             # a symbol of a traced graph is unknown: what steers speed alone must not guard a graph

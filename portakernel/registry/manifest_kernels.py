@@ -309,15 +309,19 @@ class _KernelBuilder:
         for i, rule in enumerate(value):
             self.check_known("dimension", rule.when, contract.dims, (*path, i, "when"))
             self.check_values(contract, rule.values, (*path, i, "values"))
-            if not (rule.when or rule.values or rule.phases or rule.targets) and i + 1 < len(value):
-                text = "has no `when`, `values`, `phases` or `targets`, so that the rules after it never apply"
+            known = [feature.name for feature in contract.features]
+            self.check_known("feature", rule.features, known, (*path, i, "features"))
+            conditions = (rule.when, rule.values, rule.features, rule.phases, rule.targets)
+            if not any(conditions) and i + 1 < len(value):
+                keys = "`when`, `values`, `features`, `phases` or `targets`"
+                text = f"has no {keys}, so that the rules after it never apply"
                 self.problem((*path, i), text)
             limits = tuple(limit.limit(name) for name, limit in rule.when.items())
             selected = self.targets(rule.targets, (*path, i, "targets")) if rule.targets else None
             values = tuple((name, tuple(accepted)) for name, accepted in rule.values.items())
             listed = None if selected is None else self.listed(selected)
             phases = tuple(map(Phase, rule.phases))
-            rules.append(PriorityRule(rule.priority, limits, listed, values, phases))
+            rules.append(PriorityRule(rule.priority, limits, listed, values, phases, tuple(rule.features)))
         return Priority(tuple(rules))
 
     def check_known(self, kind: str, names: Iterator[str] | Any, known: Sequence[str], path: KeyPath) -> None:

@@ -95,6 +95,13 @@ def test_rules_of_a_priority_that_never_apply_are_told(acme: Callable) -> None:
     ]
 
 
+def test_a_rule_for_a_feature_that_the_kernel_lacks_is_told(acme: Callable) -> None:
+    text = "kernels[0].priority[0]: can never match: weight_offset is asked for lies outside the kernel's own claims"
+    rules = "priority: [{features: [weight_offset], priority: 2}, {priority: 1}]"
+    assert any(text in found for found in acme(f"{NORM}, {rules}"))
+    assert not any(text in found for found in acme(f"{NORM}, features: [weight_offset], {rules}"))
+
+
 @pytest.mark.parametrize(
     ("first", "second", "problem"),
     [

@@ -32,8 +32,8 @@ kernels:
     dtypes: {x: [float32], y: [x]}
 """
 NEVER = (
-    "p.yaml:9: kernels[0].priority[0]: has no `when`, `values`, `phases` or `targets`, so that the rules after it"
-    " never apply"
+    "p.yaml:9: kernels[0].priority[0]: has no `when`, `values`, `features`, `phases` or `targets`, so that the rules"
+    " after it never apply"
 )
 NORM = """\
 kernels:
@@ -389,6 +389,20 @@ def test_priority_may_depend_on_the_phase(build):
     for phase, expected in ((Phase.INFERENCE, 7), (Phase.TRAINING, 7), (Phase.BACKWARD, 3)):
         assert kernel.priority.of(ask(contract("add"), Target("nvidia", "sm_90"), phase=phase)) == expected
     assert str(kernel.priority) == "7 where the phase is inference or training, 3"
+
+
+def test_priority_may_depend_on_what_a_call_asks_for(build):
+    rules = "priority: [{features: [weight_offset], priority: 7}, {priority: 3}]"
+    (kernel,) = build(NORM + f"    features: [weight_offset]\n    {rules}\n")
+    for offset, expected in ((0.0, 3), (1.0, 7)):
+        request = ask(contract("rms_norm"), Target("nvidia", "sm_90"), values={"weight_offset": offset})
+        assert kernel.priority.of(request) == expected
+    assert str(kernel.priority) == "7 where weight_offset is asked for, 3"
+
+
+def test_features_of_a_priority_are_those_of_the_op(build):
+    (problem,) = problems(build, ADD + "    priority: [{features: [window], priority: 7}, {priority: 3}]\n")
+    assert "priority[0].features[0]: unknown feature 'window'" in problem
 
 
 def test_values_of_a_priority_are_those_that_the_op_takes(build):

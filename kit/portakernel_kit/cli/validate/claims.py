@@ -95,9 +95,10 @@ def _idle_priorities(kernel: Kernel, spaces: Spaces, place: KeyPath) -> Found:
 
 
 def _meets(rule: PriorityRule, claim: Capability) -> bool:
-    """Whether sizes and values may be as the rule says where they are as the claim says."""
+    """Whether a call that the claim serves may have the sizes, values and features that the rule says."""
     alike = all(set(accepted) & set(claim.values.get(name, accepted)) for name, accepted in rule.values)
-    return alike and satisfiable([*rule.limits, *claim.limits])
+    able = set(rule.features) <= set(claim.features)
+    return alike and able and satisfiable([*rule.limits, *claim.limits])
 
 
 def _serves(kernel: Kernel, target: Target, spaces: Spaces) -> bool:
@@ -110,9 +111,10 @@ def _serves(kernel: Kernel, target: Target, spaces: Spaces) -> bool:
 def _covers(earlier: PriorityRule, later: PriorityRule) -> bool:
     """Whether ``earlier`` holds wherever ``later`` does."""
     everywhere = earlier.targets is None or (later.targets is not None and later.targets <= earlier.targets)
-    conditional = earlier.limits or earlier.values or earlier.phases or earlier.targets is not None
+    conditional = earlier.conditions() or earlier.targets is not None
     wanted = dict(later.values)
     within = not earlier.phases or (later.phases != () and set(later.phases) <= set(earlier.phases))
+    within &= set(earlier.features) <= set(later.features)
     within &= all(name in wanted and set(wanted[name]) <= set(accepted) for name, accepted in earlier.values)
     return bool(conditional) and everywhere and within and implies(later.limits, earlier.limits)
 
