@@ -238,16 +238,34 @@ def test_huge_scores_leave_all_weight_to_the_largest(device, size, scale):
         torch.testing.assert_close(one.cpu().double(), exact, rtol=1e-4, atol=1e-5)
 
 
-def test_tiles_are_small_under_a_causal_mask_and_where_scores_are_changed():
-    def rows(queries: int, width: int, causal: bool = False, changed: bool = False) -> int:
+def test_tiles_are_small_under_a_causal_mask_in_a_narrow_window_and_where_scores_are_changed():
+    def rows(queries: int, width: int, sides: tuple[int, int] = (-1, -1), changed: bool = False) -> tuple[int, int]:
         q = torch.empty(1, queries, 8, width, dtype=torch.bfloat16, device="meta")
         with pretending(Processor("sm_90", 132, 32), lambda *_: None):
-            return tiles_of_queries(q, queries, 4, width, causal, changed).options["BLOCK_M"]
+            how = tiles_of_queries(q, queries, 4, width, sides, changed).options
+        return how["BLOCK_M"], how["num_stages"]
 
-    assert rows(512, 128) == rows(4096, 128, causal=True) == rows(9000, 128, changed=True) == 64
-    assert rows(513, 128) == rows(4097, 128, causal=True) == 128
+    causal = (-1, 0)
+    assert rows(512, 128) == rows(4096, 128, causal) == rows(9000, 128, changed=True) == (64, 3)
+    assert rows(513, 128)[0] == rows(4097, 128, causal)[0] == rows(9000, 128, (1023, 0))[0] == 128
     # of wide heads nothing was measured
-    assert rows(4096, 256, causal=True, changed=True) == 128
+    assert rows(4096, 256, causal, changed=True)[0] == 128
+    assert rows(9000, 256, (127, 0)) == (64, 2)
+    assert [rows(9000, 96, sides)[1] for sides in ((127, 0), (-1, 127), (300, 0))] == [2, 3, 3]
+
+
+def stages_of(batches: int) -> int:
+    """How many stages an H100 has for 512 queries of one wide head a batch, in tiles of 64."""
+    shapes = [(batches, 512, 1, 256)] * 3
+    tensors = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in shapes)
+    found = list[dict[str, Any]]()
+    with pretending(Processor("sm_90", 132, 32), lambda _, _grid, _args, meta: found.append(meta)):
+        attention(*tensors, **PLAIN, return_lse=False)
+    return found[0]["num_stages"]
+
+
+def test_tiles_that_do_not_fill_the_chip_have_more_stages():
+    assert [stages_of(batches) for batches in (1, 16, 17, 64)] == [3, 3, 2, 2]
 
 
 def parts_of_keys(batches: int, keys: int, key_heads: int = 8, width: int = 128) -> tuple[int, int]:

@@ -285,11 +285,15 @@ def launch_forward(
     (B, S, H, _), (_, T, G, _) = q.shape, v.shape
     queries, keys = (S, T) if sequences is None else sequences.longest
     changed = how.softcap > 0 or slopes is not None
-    tiling = tiles_of_queries(q, queries, H // G, room_of(q, v, bias), how.right >= 0, changed, pages is not None)
+    sides = how.left, how.right
+    tiling = tiles_of_queries(q, queries, H // G, room_of(q, v, bias), sides, changed, pages is not None)
     options, blocks = {**tiling.options}, shapes(q, v)
     read = sources(k, v, options["BLOCK_N"], blocks, options.pop("DESCRIBED", False) and pages is None)
     tiles = tile_count(S, tiling.packed, options["BLOCK_M"], sequences)
     programs = B * H // tiling.packed * tiles
+    few_stages = options.pop("FEW_STAGES", 0)
+    if few_stages and type(programs) is int and programs <= tiling.programs:
+        options["num_stages"] = few_stages
     # of sequences one may be far longer than the others: its keys are shared by as many as can be
     few = tiling.few_parts if sequences is None else 0
     parts = split_count(programs, queries, how.visible(queries, keys), options["BLOCK_N"], tiling.programs, few)
