@@ -51,6 +51,23 @@ def load_parameter(pointer, stride, column, columns, UNIT: tl.constexpr):
 
 
 @triton.jit
+def load_parameters(pointer, stride, lane, columns, BLOCK_N: tl.constexpr, BLOCKS: tl.constexpr, UNIT: tl.constexpr):
+    """A weight's or bias's elements of all blocks of a row, as narrow as they are; nothing where it is None."""
+    parts = ()
+    if pointer is not None:
+        for i in tl.static_range(BLOCKS):
+            parts = parts + (load_parameter(pointer, stride, i * BLOCK_N + lane, columns, UNIT),)
+    return parts
+
+
+@triton.jit
+def parameter_of(EARLY: tl.constexpr, parts, i: tl.constexpr, pointer, stride, column, columns, UNIT: tl.constexpr):
+    """Those of block ``i`` in float32: of ``parts``, which were read ``EARLY``, else loaded."""
+    part = parts[i] if EARLY else load_parameter(pointer, stride, column, columns, UNIT)
+    return part.to(tl.float32)
+
+
+@triton.jit
 def load_block(pointer, row, stride, rows, column, columns, OTHER: tl.constexpr = 0.0):
     """The elements of these rows and columns as narrow as they are; ``OTHER`` beyond the rows' and columns' end."""
     inside = (row < rows)[:, None] & (column < columns)[None, :]

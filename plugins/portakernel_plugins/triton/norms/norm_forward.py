@@ -13,10 +13,11 @@ because its end is what caches still hold, for its results.
 """
 # pyright: reportPossiblyUnboundVariable=false, reportGeneralTypeIssues=false
 # What branches of compile-time values bind, Triton sees bound. Tuples grow by concatenation, the one way it knows.
-# ruff: noqa: RUF005
 # mypy: disable-error-code="assignment, misc, unreachable, var-annotated"
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 import triton
@@ -24,7 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from portakernel.authoring.tensors import with_row_stride
-from portakernel.authoring.triton import Held, cdiv, grid_of, in_graphs, per_device, prepared, program_index
+from portakernel.authoring.triton import Held, cdiv, grid_of, in_graphs, per_device, prepared, processor, program_index
 from portakernel_plugins.triton.gates.activations import activated
 from portakernel_plugins.triton.launching.configurations import configuration
 from portakernel_plugins.triton.launching.row_blocks import (
@@ -32,13 +33,22 @@ from portakernel_plugins.triton.launching.row_blocks import (
     in_units,
     is_long,
     load_blocks,
-    load_parameter,
+    load_parameters,
     looped_shape,
+    parameter_of,
     store_block,
     sum_blocks,
     unit_of,
     unwidened,
 )
+
+# Few rows leave registers to spare, and multiprocessors without work. They are as many elements of a multiprocessor at
+# most, four long rows of it; short ones, several of which are one warp's, are fewer elements.
+_FEW_ELEMENTS, _FEW_LONG, _FEW_SHORT_ELEMENTS = 14336, 4, 2048
+# Blocks of a row that is read twice whose parameters wait in registers.
+_MOST_EARLY = 4
+# Bytes that a thread reads at once.
+_ACCESS = 16
 
 
 @triton.jit
@@ -75,6 +85,7 @@ def _forward(
     BLOCK_N: tl.constexpr,
     BLOCKS: tl.constexpr,  # of BLOCK_N columns, in a row
     UNIT: tl.constexpr,  # divides the length of rows, and their strides
+    EARLY: tl.constexpr,  # weights and biases are read before anything waits for sums
     NARROW: tl.constexpr = False,  # the compiler is kept from holding them wide
 ) -> None:
     columns, x_stride, y_stride = in_units(columns, UNIT), in_units(x_stride, UNIT), in_units(y_stride, UNIT)
@@ -93,10 +104,10 @@ def _forward(
         added = load_blocks(residual, row, residual_stride, rows, lane, columns, BLOCK_N, BLOCKS)
         parts = sum_blocks(parts, added, summed, BLOCKS)
     weights = ()
-    if not CENTRED:  # Read early; two sums leave no registers for it, on which depends how many rows are on their way.
-        for i in tl.static_range(BLOCKS):
-            column = i * BLOCK_N + lane
-            weights = weights + (load_parameter(weight, weight_stride, column, columns, UNIT),)
+    biases = ()
+    if EARLY:
+        weights = load_parameters(weight, weight_stride, lane, columns, BLOCK_N, BLOCKS, UNIT)
+        biases = load_parameters(bias, bias_stride, lane, columns, BLOCK_N, BLOCKS, UNIT)
     if residual is not None:
         for i in tl.static_range(BLOCKS):
             store_block(summed, row, summed_stride, rows, i * BLOCK_N + lane, columns, parts[i])
@@ -124,14 +135,12 @@ def _forward(
         s = parts[i].to(tl.float32)
         if CENTRED:
             s = s - m[:, None]
-            w = load_parameter(weight, weight_stride, column, columns, UNIT).to(tl.float32)
-        else:
-            w = weights[i].to(tl.float32)
+        w = parameter_of(EARLY, weights, i, weight, weight_stride, column, columns, UNIT)
         if weight_offset is not None:
             w = w + weight_offset
         z = s * r[:, None] * w[None, :]
         if bias is not None:
-            z += load_parameter(bias, bias_stride, column, columns, UNIT).to(tl.float32)[None, :]
+            z += parameter_of(EARLY, biases, i, bias, bias_stride, column, columns, UNIT)[None, :]
         store_block(y, row, y_stride, rows, column, columns, activated(z, ACTIVATION))
     if rstd is not None:
         tl.store(rstd + row, r, mask=row < rows)
@@ -168,20 +177,20 @@ def _observed(
 
 @triton.jit
 def _finish(
-    s_row, weight, bias, y_row, column, columns, weight_stride, bias_stride, weight_offset, m, r,
-    CENTRED: tl.constexpr, ACTIVATION: tl.constexpr, UNIT: tl.constexpr,
+    s_row, weights, biases, i: tl.constexpr, weight, bias, y_row, column, columns, weight_stride, bias_stride,
+    weight_offset, m, r, CENTRED: tl.constexpr, ACTIVATION: tl.constexpr, UNIT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Stores ``y`` of a block of columns."""
+    """Stores ``y`` of a block of columns, the ``i``-th of ``weights`` and ``biases`` where these are read already."""
     inside = column < columns
     s = tl.load(s_row + column, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
-    w = load_parameter(weight, weight_stride, column, columns, UNIT).to(tl.float32)
+    w = parameter_of(EARLY, weights, i, weight, weight_stride, column, columns, UNIT)
     if weight_offset is not None:
         w = w + weight_offset
     if CENTRED:
         s = s - m
     z = s * r * w
     if bias is not None:
-        z += load_parameter(bias, bias_stride, column, columns, UNIT).to(tl.float32)
+        z += parameter_of(EARLY, biases, i, bias, bias_stride, column, columns, UNIT)
     y_block = activated(z, ACTIVATION).to(y_row.dtype.element_ty)
     tl.store(y_row + column, y_block, mask=inside, eviction_policy="evict_first")
 
@@ -211,6 +220,7 @@ def _forward_long(
     BLOCK_N: tl.constexpr,
     BLOCKS: tl.constexpr,  # of BLOCK_N columns, in a row, whose reads overlap; 0: so many that they are a loop
     UNIT: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
     columns, x_stride, y_stride = in_units(columns, UNIT), in_units(x_stride, UNIT), in_units(y_stride, UNIT)
     if residual is not None:
@@ -222,6 +232,11 @@ def _forward_long(
     if row >= rows:
         return
     lane = tl.arange(0, BLOCK_N)
+    weights = ()
+    biases = ()
+    if EARLY:
+        weights = load_parameters(weight, weight_stride, lane, columns, BLOCK_N, BLOCKS, UNIT)
+        biases = load_parameters(bias, bias_stride, lane, columns, BLOCK_N, BLOCKS, UNIT)
 
     lane_mean = tl.full((BLOCK_N,), 0.0, tl.float32)
     lane_squares = tl.full((BLOCK_N,), 0.0, tl.float32)
@@ -254,15 +269,15 @@ def _forward_long(
     if BLOCKS > 0:
         for i in tl.static_range(BLOCKS):
             _finish(
-                s_row, weight, bias, y_row, (BLOCKS - 1 - i) * BLOCK_N + lane, columns, weight_stride, bias_stride,
-                weight_offset, m, r, CENTRED, ACTIVATION, UNIT,
+                s_row, weights, biases, BLOCKS - 1 - i, weight, bias, y_row, (BLOCKS - 1 - i) * BLOCK_N + lane, columns,
+                weight_stride, bias_stride, weight_offset, m, r, CENTRED, ACTIVATION, UNIT, EARLY,
             )  # fmt: skip
     else:
         blocks = tl.cdiv(columns, BLOCK_N)
         for i in range(blocks):
             _finish(
-                s_row, weight, bias, y_row, (blocks - 1 - i) * BLOCK_N + lane, columns, weight_stride, bias_stride,
-                weight_offset, m, r, CENTRED, ACTIVATION, UNIT,
+                s_row, weights, biases, 0, weight, bias, y_row, (blocks - 1 - i) * BLOCK_N + lane, columns,
+                weight_stride, bias_stride, weight_offset, m, r, CENTRED, ACTIVATION, UNIT, EARLY,
             )  # fmt: skip
 
     if rstd is not None:
@@ -301,7 +316,9 @@ def forward(
     residual_stride = None
     if residual is not None:
         residual, residual_stride = with_row_stride(residual)
-    held, rows_together = _plan(kernel, x.device, n, x.element_size(), centred, activation)
+    few, of_few, of_many = _plan(kernel, x.device, n, x.element_size(), centred, activation)
+    # a graph's rows, which are unknown, are many
+    held, rows_together = of_few if type(rows) is int and rows <= few else of_many
     held.launch(
         grid_of(cdiv(rows, rows_together)),
         x,
@@ -328,11 +345,29 @@ def forward(
 @per_device
 def _plan(
     kernel: str, device: torch.device, n: int, element_bytes: int, centred: bool, activation: str
-) -> tuple[Held, int]:
-    """What ``kernel`` launches for rows of ``n``, and how many of them a program takes."""
-    unit = unit_of(n)
+) -> tuple[int, tuple[Held, int], tuple[Held, int]]:
+    """Up to how many rows of ``n`` are few, and what ``kernel`` launches for few and for many, with a program's rows.
+
+    The bits of a row are the same: of few the parameters are read early, and a program may be one warp of many.
+    """
+    here, unit = processor(device), unit_of(n)
     how = configuration(kernel, device, n, element_bytes, unit)
     meta = {"CENTRED": centred, "ACTIVATION": activation, "UNIT": unit, **how.options}
+    few = min(here.multiprocessors * _FEW_LONG, here.multiprocessors * _FEW_ELEMENTS // n)
     if is_long(how):
-        return prepared(_forward_long, {**meta, **looped_shape(how, n)}, "N"), 1
-    return prepared(_forward, {**meta, **held_shape(how, n)}, "N"), how.rows
+        meta |= looped_shape(how, n)
+        many = prepared(_forward_long, {**meta, "EARLY": False}, "N"), 1
+        if not 0 < meta["BLOCKS"] <= _MOST_EARLY:
+            return 0, many, many
+        return few, (prepared(_forward_long, {**meta, "EARLY": True}, "N"), 1), many
+    # two sums leave no registers for parameters that are read early, on which depends how many rows are on their way
+    many = prepared(_forward, {**meta, **held_shape(how, n), "EARLY": not centred}, "N"), how.rows
+    vector = _ACCESS // element_bytes
+    lanes = here.warp_size * vector
+    if how.warps == 1 or (how.columns <= lanes and unit >= vector):  # each row is one warp's
+        how = replace(how, rows=max(1, min(how.rows, lanes // how.columns)))
+        meta["num_warps"] = 1
+        few = here.multiprocessors * _FEW_SHORT_ELEMENTS // how.columns
+    elif not centred:
+        return 0, many, many
+    return few, (prepared(_forward, {**meta, **held_shape(how, n), "EARLY": True}, "N"), how.rows), many
