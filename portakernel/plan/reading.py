@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from portakernel.errors import ArgumentValueError, ManifestError, PlanError
+from portakernel.errors import ArgumentValueError, ManifestError, PlanError, nearest
 from portakernel.host.regular_file import read_regular
 from portakernel.manifest.loading import load_manifest, problem
 from portakernel.manifest.yaml_file import MAX_BYTES, Document
@@ -90,7 +90,8 @@ def _read(path: str | Path, named_by: str) -> tuple[Plan, Document]:
     found += _contradictions(plan)
     said = loaded.manifest.digest
     if said is not None and not found and said != plan.digest:
-        found.append((("digest",), f"is not that of what stands above: {plan.digest}; somebody changed a decision"))
+        text = f"is {said}, and what stands above has {plan.digest}: a decision, or a source, was changed since"
+        found.append((("digest",), f"{text}. Review it, then write that one here, or leave the line out"))
     if found:
         raise PlanError(str(path), _told(document, found), named_by=named_by)
     return plan, document
@@ -153,7 +154,7 @@ def _contradictions(plan: Plan) -> Iterator[Problem]:
                 kinds.setdefault(entry.kind_text(op), []).append(i)
                 if entry.kernel not in plan.pins:
                     where = ("targets", str(place), op, i, "use")
-                    yield where, f"{entry.kernel} has no source under `kernels`: pin it there"
+                    yield where, f"{entry.kernel} has no source under `kernels`; {nearest(entry.kernel, plan.pins)}"
             for places in kinds.values():
                 several = [entries[i] for i in places]
                 boxes, kernels = [entry.bounds for entry in several], [entry.kernel for entry in several]

@@ -87,11 +87,14 @@ def command(
     from portakernel.cli.output import page, print_json
     from portakernel.config import Config
     from portakernel.errors import ArgumentValueError
+    from portakernel.host.cache_folder import trouble
     from portakernel.runtime import dispatcher
     from portakernel.tuning.key import Regime
     from portakernel.tuning.place import own_root
 
     root = own_root(Config.from_environment().tuning_dir)
+    if found := trouble(root):  # told before hours are spent on what cannot be kept
+        raise ArgumentValueError(f"the store {root} {found}; PORTAKERNEL_TUNING_DIR names another folder")
     if compact:
         if ops or calls or drawn or shape:
             raise ArgumentValueError("--compact rewrites what is kept and measures nothing; give it alone")

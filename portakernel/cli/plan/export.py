@@ -15,7 +15,7 @@ from portakernel.cli.plan.here import places_here
 
 if TYPE_CHECKING:
     from portakernel.deciding.dispatcher import Dispatcher
-    from portakernel.plan import Place
+    from portakernel.plan import Place, Plan
     from portakernel.tuning.choices import Choice
     from portakernel.tuning.key import Regime
     from portakernel.warming.outcome import Call
@@ -105,8 +105,9 @@ def command(
     write_plan(plan, output)
     counts = {str(place): sum(len(entries) for entries in plan.parts[place].values()) for place in places}
     left_out = {str(place): count for place, (_, count) in able.items()}
+    gone = {str(place): len(_entries_of(beside, place) - _entries_of(plan, place)) for place in places}
     if json:
-        counted = {"entries": counts, "left_out": left_out}
+        counted = {"entries": counts, "left_out": left_out, "gone": gone}
         print_json({"plan": str(output), "digest": plan.digest, "lock": plan.lock, **counted})
         return
     out = page()
@@ -118,7 +119,18 @@ def command(
             out.line(
                 f"{left_out[text]} decisions are left out: their kernels cannot serve such calls now", "doubt", indent=2
             )
+        if gone[text]:
+            out.line(f"{gone[text]} entries that {output} had are not among them, and are gone", "doubt", indent=2)
+    if beside.locked and not plan.locked:
+        out.line("`lock: everything` is gone: `portakernel plan lock` completes the plan and sets it again", "doubt")
     out.line(f"{output}: written; {plan.digest}", "good")
+
+
+def _entries_of(plan: Plan, place: Place) -> set[str]:
+    """The decisions of a plan's part, as text."""
+    from portakernel.tuning.key import canonical
+
+    return {canonical([op, entry.to_data()]) for op, entries in plan.parts.get(place, {}).items() for entry in entries}
 
 
 def _measured(now: Dispatcher, place: Place, ops: Sequence[str], regime: Regime) -> Iterator[Choice]:
