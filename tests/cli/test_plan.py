@@ -129,6 +129,31 @@ def test_other_targets_parts_stay_and_ops_and_calls_narrow_it_down(
     }
 
 
+def test_what_a_file_loses_is_said_and_counted(
+    run: Callable, made: Callable[..., Path], calls: Path, measured: dict[str, list[Choice]]
+) -> None:
+    softmax = kind("softmax", "float32")
+
+    def before() -> Path:
+        file = made(
+            {here(): [Choice("reference.softmax", softmax, {"M": (1, 64)}, ""), norm(M=(1, 64))], H200: [norm()]}
+        )
+        assert run("plan", "lock", str(file), "--calls", str(calls)).status == 0
+        return file
+
+    measured["softmax"] = [Choice("torch.softmax", softmax, {"M": (1, 99)}, "")]
+    told = run("plan", "export", "-o", str(path := before())).out
+    # rms_norm's two calls and softmax's two for training had entries of their own; softmax's wider one covers its old
+    assert f"of 4 entries that {path} had calls have no kernel now: rms_norm {{dtype: bfloat16, M: 1..64}}; " in told
+    assert f"{path} had `lock: everything`, and has `lock: listed` now: its calls are decided elsewhere again" in told
+    found = run("plan", "export", "-o", str(before()), "--json").json
+    assert (found["gone"], found["lock"], found["lock_before"]) == ({str(here()): 4}, "listed", "everything")
+    again = run("plan", "export", "-o", str(path), "--json").json
+    assert (again["gone"], again["lock_before"]) == ({str(here()): 0}, "listed")
+    fresh = run("plan", "export", "-o", str(path.with_name("fresh.yaml")), "--json").json
+    assert (fresh["gone"], fresh["lock_before"]) == ({str(here()): 0}, None)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

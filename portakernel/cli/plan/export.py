@@ -16,9 +16,13 @@ from portakernel.cli.plan.here import places_here
 if TYPE_CHECKING:
     from portakernel.deciding.dispatcher import Dispatcher
     from portakernel.plan import Place, Plan
+    from portakernel.plan.difference import Changed
     from portakernel.tuning.choices import Choice
     from portakernel.tuning.key import Regime
     from portakernel.warming.outcome import Call
+
+# How many of the calls that have no kernel any more are named.
+_SHOWN = 3
 
 
 def command(
@@ -54,7 +58,8 @@ def command(
 
     Only what measurements decide is written; where they leave a call to priorities, so does the plan, until
     `portakernel plan lock` completes it. Sources of kernels are pinned as they are here. Of an interval whose kernel
-    cannot serve all sizes in it, the two ends are written.
+    cannot serve all sizes in it, the two ends are written. Of a file that is there this hardware's part is written
+    anew, and it is `lock: listed` again: what it loses by that is said.
 
     Exits with 0 when the plan was written, also where nothing was measured; 2 when it would be larger than is read.
 
@@ -93,7 +98,8 @@ def command(
         listed = load_calls(calls)
         choices = {place: _asked_for(now, place, several, listed) for place, several in choices.items()}
     able = {place: servable(now, several, place) for place, several in choices.items()}
-    beside = read_form(output) if output.exists() else Plan({}, {}, regime=asked)
+    existed = output.exists()
+    beside = read_form(output) if existed else Plan({}, {}, regime=asked)
     made_with = {place: made for place, made in here.items() if place in places}
     plan = make_plan(
         {place: kept for place, (kept, _) in able.items()},
@@ -105,10 +111,12 @@ def command(
     write_plan(plan, output)
     counts = {str(place): sum(len(entries) for entries in plan.parts[place].values()) for place in places}
     left_out = {str(place): count for place, (_, count) in able.items()}
-    gone = {str(place): len(_entries_of(beside, place) - _entries_of(plan, place)) for place in places}
+    lost = {str(place): _lost(beside, plan, place) for place in places}
     if json:
+        gone = {text: len({id(one.old) for one in several}) for text, several in lost.items()}
         counted = {"entries": counts, "left_out": left_out, "gone": gone}
-        print_json({"plan": str(output), "digest": plan.digest, "lock": plan.lock, **counted})
+        locks = {"lock": plan.lock, "lock_before": beside.lock if existed else None}
+        print_json({"plan": str(output), "digest": plan.digest, **locks, **counted})
         return
     out = page()
     for text, count in counts.items():
@@ -119,18 +127,27 @@ def command(
             out.line(
                 f"{left_out[text]} decisions are left out: their kernels cannot serve such calls now", "doubt", indent=2
             )
-        if gone[text]:
-            out.line(f"{gone[text]} entries that {output} had are not among them, and are gone", "doubt", indent=2)
+        if lost[text]:
+            out.line(_told(output, lost[text]), "doubt", indent=2)
     if beside.locked and not plan.locked:
-        out.line("`lock: everything` is gone: `portakernel plan lock` completes the plan and sets it again", "doubt")
+        again = "its calls are decided elsewhere again, until `portakernel plan lock` completes the plan"
+        out.line(f"{output} had `lock: everything`, and has `lock: {plan.lock}` now: {again}", "doubt")
     out.line(f"{output}: written; {plan.digest}", "good")
 
 
-def _entries_of(plan: Plan, place: Place) -> set[str]:
-    """The decisions of a plan's part, as text."""
-    from portakernel.tuning.key import canonical
+def _lost(before: Plan, plan: Plan, place: Place) -> list[Changed]:
+    """The calls of one part that ``before`` has a kernel for, and ``plan`` none."""
+    from portakernel.plan.difference import differences
 
-    return {canonical([op, entry.to_data()]) for op, entries in plan.parts.get(place, {}).items() for entry in entries}
+    return [one for one in differences(before, plan) if one.place == place and one.new is None]
+
+
+def _told(output: Path, lost: Sequence[Changed]) -> str:
+    """What is gone of a part, by example."""
+    count = len({id(one.old) for one in lost})
+    shown = "; ".join(f"{one.op} {{{one.call()}}}" for one in lost[:_SHOWN])
+    more = "; …" if len(lost) > _SHOWN else ""
+    return f"of {count} entries that {output} had calls have no kernel now: {shown}{more}"
 
 
 def _measured(now: Dispatcher, place: Place, ops: Sequence[str], regime: Regime) -> Iterator[Choice]:
