@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
+from portakernel.tuning.store import Writer
 from portakernel_kit.tune.fleet import Fleet
 from portakernel_kit.tune.job import Job
 
@@ -92,6 +96,52 @@ def test_a_file_lists_whole_calls(run: Callable, calls: str) -> None:
     found = run("tune", "--calls", calls, "--dtype", "float16")
     assert found.status == 2
     assert f"tune: {calls} lists whole calls; leave out --shape, --dtype, --set and --drawn" in found.err
+
+
+@pytest.mark.parametrize("words", ["tune --calls {calls} --device cpu", "tune --compact", "tune --compact --json"])
+@pytest.mark.parametrize(
+    ("below", "said"),
+    [("", "is no directory"), ("/of/a/file", "is no directory"), ("\0full", "is full (No space left on device)")],
+)
+def test_a_store_that_cannot_be_written_is_refused_before_anything_is_measured(
+    run: Callable, calls: str, store: Path, monkeypatch: pytest.MonkeyPatch, words: str, below: str, said: str
+) -> None:
+    monkeypatch.setattr(Fleet, "run", lambda *_: pytest.fail("something was measured"))
+    if below == "\0full":
+        full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        monkeypatch.setattr(Path, "write_bytes", mock.Mock(side_effect=full))
+    else:
+        store.write_text("no folder", encoding="utf-8")
+        monkeypatch.setenv("PORTAKERNEL_TUNING_DIR", root := f"{store}{below}")
+        store = Path(root)
+    found = run(words.format(calls=calls))
+    assert found.status == 2
+    text = found.json["error"]["message"] if "--json" in words else found.err
+    assert f"the store of measurements {store} {said}" in text
+    assert "PORTAKERNEL_TUNING_DIR names another folder" in text
+
+
+def test_a_store_that_fills_up_is_told_and_not_a_traceback(
+    run: Callable, calls: str, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    monkeypatch.setattr(Writer, "write", mock.Mock(side_effect=full))
+    found = run("tune", "--calls", calls, "--device", "cpu")
+    assert found.status == 2
+    assert f"a record cannot be written into {store}: No space left on device" in found.err
+    assert "what was measured before it is kept" in found.err
+
+
+def test_compacting_a_folder_that_cannot_be_written_says_so(
+    run: Callable, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder := store / "cpu.x86_64-2").mkdir(parents=True)
+    (folder / "softmax.host-1-0.jsonl").write_text("", encoding="utf-8")
+    denied = OSError(errno.EROFS, os.strerror(errno.EROFS), str(folder))
+    monkeypatch.setattr("portakernel.tuning.store.compact", mock.Mock(side_effect=denied))
+    found = run("tune", "--compact")
+    assert found.status == 2
+    assert f"{store} cannot be compacted: Read-only file system ({folder})" in found.err
 
 
 def test_compacting_an_empty_store_says_so(run: Callable, store: Path) -> None:

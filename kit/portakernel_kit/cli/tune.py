@@ -87,14 +87,13 @@ def command(
     from portakernel.cli.output import page, print_json
     from portakernel.config import Config
     from portakernel.errors import ArgumentValueError
-    from portakernel.host.cache_folder import trouble
     from portakernel.runtime import dispatcher
     from portakernel.tuning.key import Regime
-    from portakernel.tuning.place import own_root
+    from portakernel.tuning.place import REMEDY, own_root, writing_trouble
 
     root = own_root(Config.from_environment().tuning_dir)
-    if found := trouble(root):  # told before hours are spent on what cannot be kept
-        raise ArgumentValueError(f"the store {root} {found}; PORTAKERNEL_TUNING_DIR names another folder")
+    if found := writing_trouble(root):  # told before hours are spent on what cannot be kept
+        raise ArgumentValueError(f"the store of measurements {root} {found}; {REMEDY}")
     if compact:
         if ops or calls or drawn or shape:
             raise ArgumentValueError("--compact rewrites what is kept and measures nothing; give it alone")
@@ -244,15 +243,21 @@ def _measured(
 
 def _compact(root: Path, out: Page, *, json: bool) -> None:
     from portakernel.cli.output import print_json
+    from portakernel.errors import PortakernelError
     from portakernel.tuning.store import compact, folders, ops_in
 
-    found = [
-        {"place": folder.name, "op": op, "files": files, "records": records}
-        for folder in folders(root)
-        for op in ops_in(folder)
-        for files, records in [compact(folder, op)]
-        if files
-    ]
+    try:
+        found = [
+            {"place": folder.name, "op": op, "files": files, "records": records}
+            for folder in folders(root)
+            for op in ops_in(folder)
+            for files, records in [compact(folder, op)]
+            if files
+        ]
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        text = f"{root} cannot be compacted: {error.strerror or error}{where}"
+        raise PortakernelError(f"{text}; each record is in one file at least") from error
     if json:
         print_json({"store": str(root), "compacted": found})
         return
