@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
+from portakernel.claims.request import PLAIN_FACTS
 from portakernel.contract import Contract
 from portakernel.errors import ArgumentValueError, PortakernelError, UnknownNameError, nearest
 from portakernel.host.distributions import version
@@ -11,6 +12,7 @@ from portakernel.manifest.yaml_file import KeyPath
 from portakernel.plan.pins import SourceOf, mismatch, other_versions, pin
 from portakernel.plan.plan import Entry, Pin, Place, Plan
 from portakernel.registry.registry import Registry
+from portakernel.words.target import Target
 
 Problem = tuple[KeyPath, str]
 
@@ -23,7 +25,7 @@ def judged(plan: Plan, places: Collection[Place], registry: Registry, source_of:
         try:
             found = str(registry.target(place.target))
         except (UnknownNameError, ArgumentValueError) as error:
-            yield path, str(error)
+            yield path, _unknown_target(place, registry) or str(error)
             continue
         if found != place.target:
             yield path, f"{place.target} is {found}; write {found}/{place.units}"
@@ -38,6 +40,26 @@ def judged(plan: Plan, places: Collection[Place], registry: Registry, source_of:
     yield from _of_pins({name: plan.pins[name] for name in used}, registry, source_of)
 
 
+def _unknown_target(place: Place, registry: Registry) -> str:
+    """That an arch is none of its vendor's, in one line; empty where something else is wrong with the target."""
+    target = Target.parse(place.target)
+    space = registry.spaces.get(target.vendor)
+    if space is None or target.arch in (*space.archs, *space.families):
+        return ""
+    offer = nearest(target.arch, space.archs)
+    return f"{target.arch!r} is no arch of {target.vendor} that this portakernel knows; {offer}"
+
+
+def _of_layout(entry: Entry, contract: Contract) -> Iterator[tuple[str, str]]:
+    """The bounds that speak of no tensor, or of nothing that memory has, and why no kernel can set them."""
+    for text in entry.layout:
+        tensor, dot, fact = text.partition(" ")[0].partition(".")
+        if not dot or tensor not in contract.typed:
+            yield text, f"{contract.op} has no tensor {tensor!r}; {nearest(tensor, contract.typed)}"
+        elif fact not in PLAIN_FACTS:
+            yield text, f"the memory of a tensor has no {fact!r}; {nearest(fact, PLAIN_FACTS)}"
+
+
 def _of_entry(entry: Entry, contract: Contract, registry: Registry) -> Iterator[str]:
     kernel = registry.kernels.get(entry.kernel)
     if kernel is not None and kernel.op != contract.op:
@@ -45,6 +67,8 @@ def _of_entry(entry: Entry, contract: Contract, registry: Registry) -> Iterator[
     for name in entry.bounds:
         if name not in contract.dims:
             yield f"{contract.op} has no dimension {name!r}; {nearest(name, contract.dims)}"
+    for text, why in _of_layout(entry, contract):
+        yield f"layout: found {text!r}; {why}"
     try:
         kind = entry.kind(contract.op)
         contract.at({name: kind.features[name] for name in contract.choosers if name in kind.features})
@@ -90,9 +114,32 @@ def notes_on(plan: Plan, places: Collection[Place], registry: Registry, source_o
             yield f"{place}: the driver is {', '.join(others)} here, and {made.driver} in the plan"
         if made.torch and (here := version("torch") or "not installed") != made.torch:
             yield f"{place}: torch is {here} here, and {made.torch} in the plan"
+    yield from _of_unlisted_archs(plan, registry)
     for place, op, entry in plan.entries():
         if place in places and entry.layout and op in registry.ops:
-            claimed = {str(limit) for kernel in registry.for_op(op) for limit in kernel.limits()}
-            for text in entry.layout:
-                if text not in claimed:
-                    yield f"{plan.name}:{entry.line}: no kernel of {op} here sets {text!r}: no call is of this kind"
+            yield from _of_unset_bounds(plan, op, entry, registry)
+
+
+def _of_unset_bounds(plan: Plan, op: str, entry: Entry, registry: Registry) -> Iterator[str]:
+    """The bounds on memory that no kernel here has; one of a package that is elsewhere may."""
+    limits = {limit for kernel in registry.for_op(op) for limit in kernel.limits()}
+    claimed = {str(limit) for limit in limits if limit.parameter.partition(".")[2] in PLAIN_FACTS}
+    misspelled = dict(_of_layout(entry, registry.ops[op]))
+    for text in entry.layout:
+        if text not in claimed and text not in misspelled:
+            why = f"no kernel of {op} here sets {text!r}: no call is of this kind"
+            yield f"{plan.name}:{entry.line}: layout: {why}; {nearest(text, claimed)}"
+
+
+def _of_unlisted_archs(plan: Plan, registry: Registry) -> Iterator[str]:
+    """The parts for archs that are in no list, and may be of hardware that came later, or misspelled."""
+    here = {str(device.target) for device in registry.reachable_devices()}
+    for place in plan.parts:
+        target = Target.parse(place.target)
+        space = registry.spaces.get(target.vendor)
+        if space is None or place.target in here or target.arch in space.archs:
+            continue
+        if space.archs and (space.open_ended or space.is_newer(target.arch)):  # others are a problem
+            where = f"{plan.name}:{plan.lines.get(place, 0)}: targets.{place}"
+            what = f"{target.arch!r} is no arch that this portakernel knows, and is taken for a later one"
+            yield f"{where}: {what}; {nearest(target.arch, space.archs)}"

@@ -159,7 +159,11 @@ def test_what_a_file_loses_is_said_and_counted(
     [
         (["--op", "softmx"], "unknown op 'softmx'; did you mean 'softmax'"),
         (["--regime", "graph"], "unknown regime 'graph'; did you mean 'graph/warm' or 'graph/cold'?"),
-        (["--target", "nvidia:sm_90"], "'nvidia:sm_90' is not of the form VENDOR:ARCH/UNITS"),
+        (
+            ["--target", "nvidia:sm_90"],
+            "--target 'nvidia:sm_90': nothing was measured on nvidia:sm_90, and none",
+        ),
+        (["--target", "nvidia:sm_90/many"], "'nvidia:sm_90/many': found 'many' for units; write VENDOR:ARCH, or"),
         (["--target", "nvdia:sm_90/132"], "unknown vendor 'nvdia'; did you mean 'nvidia'?"),
     ],
 )
@@ -319,12 +323,57 @@ def test_a_part_that_is_not_there_is_told(run: Callable, made: Callable[..., Pat
     ran = run("plan", "check", str(path), "--target", "amd:gfx942")
     assert (ran.status, ran.err) == (
         2,
-        "portakernel: plan: it has no part for amd:gfx942; its parts: nvidia:sm_90/132\n",
+        "portakernel: plan.yaml has no part for amd:gfx942; its parts: nvidia:sm_90/132\n",
     )
     assert "0 entries can be followed on no part (it has none for this machine" in run("plan", "check", str(path)).out
 
 
 # --- diff ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_target_is_written_with_its_units_or_without_them(
+    run: Callable, made: Callable[..., Path], calls: Path, tmp_path: Path, measured: dict[str, list[Choice]]
+) -> None:
+    half = Place(H200.target, 66)
+    path = made({H200: [norm()], half: [norm()]})
+
+    def judged(*targets: str) -> Any:
+        words = [word for target in targets for word in ("--target", target)]
+        return run("plan", "check", str(path), *words, "--json").json
+
+    assert judged("nvidia:sm_90")["targets"] == judged("h200")["targets"] == [str(H200), str(half)][::-1]
+    assert judged("nvidia:sm_90/132")["targets"] == judged("H100/132")["targets"] == [str(H200)]
+    told = run("plan", "check", str(path), "--target", "nvidia:sm_90/144").err
+    assert f"plan.yaml has no part for nvidia:sm_90/144; its parts: {half}, {H200}" in told
+    several = run("plan", "lock", str(path), "--calls", str(calls), "--target", "nvidia:sm_90")
+    assert several.status == 2
+    assert f"{path}, or this machine, has {half} and {H200}; add the units, such as {half}" in several.err
+    none = run("plan", "lock", str(path), "--calls", str(calls), "--target", "amd:gfx942")
+    assert f"--target 'amd:gfx942': {path}, or this machine, has no part for it; add the units, such as" in none.err
+    one = made({H200: [norm()]}, "one.yaml")
+    locked = run("plan", "lock", str(one), "--calls", str(calls), "--target", "nvidia:sm_90", "--json")
+    assert locked.status == 0, locked.err
+    assert {added["target"] for added in locked.json["added"]} == {str(H200)}
+    here_alone = tmp_path / "here.yaml"
+    assert run("plan", "export", "-o", str(here_alone), "--target", here().target).status == 0
+    assert list(read_form(here_alone).parts) == [here()]
+
+
+def test_a_target_without_units_is_exported_for_each_kind_of_device_that_was_measured(
+    run: Callable, tmp_path: Path, measured: dict[str, list[Choice]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("nvidia.sm_90-132", "nvidia.sm_90-66", "amd.gfx942-304"):
+        (tmp_path / "store" / name).mkdir(parents=True)
+    monkeypatch.setenv("PORTAKERNEL_TUNING_DIR", str(tmp_path / "store"))
+    path = tmp_path / "plan.yaml"
+    assert run("plan", "export", "-o", str(path), "--target", "nvidia:sm_90").status == 0
+    assert [str(place) for place in read_form(path).parts] == ["nvidia:sm_90/66", "nvidia:sm_90/132"]
+
+
+def test_a_digest_that_cannot_be_one_is_told(run: Callable, made: Callable[..., Path]) -> None:
+    told = run("plan", "check", str(made({H200: [norm()]})), "--digest", "sha256:12")
+    assert told.status == 2
+    assert "--digest 'sha256:12' is no digest; one is written as sha256:, with 64 hex digits" in told.err
 
 
 def test_sizes_whose_kernel_differs_are_told(run: Callable, made: Callable[..., Path]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -32,7 +32,9 @@ def command(
     target: Annotated[
         list[str] | None,
         typer.Option(
-            "--target", metavar="VENDOR:ARCH/UNITS", help="For this hardware; repeatable [default: this machine's]."
+            "--target",
+            metavar="VENDOR:ARCH[/UNITS]",
+            help="For this hardware, without units all of it that was measured; repeatable [default: this machine's].",
         ),
     ] = None,
     op: Annotated[
@@ -73,7 +75,7 @@ def command(
     from portakernel.cli.plan.eligibility import servable
     from portakernel.errors import UnknownNameError
     from portakernel.plan.export import make_plan
-    from portakernel.plan.plan import Place, Plan
+    from portakernel.plan.plan import Plan
     from portakernel.plan.reading import read_form
     from portakernel.plan.writing import write_plan
     from portakernel.tuning.key import Regime
@@ -84,11 +86,9 @@ def command(
     for name in op or ():
         if name not in now.registry.ops:
             raise UnknownNameError("op", name, now.registry.ops)
-    places = [Place.parse(text) for text in dict.fromkeys(target or ())]
-    for place in places:
-        now.registry.target(place.target)
     here = places_here(now)
-    places = places or list(here)
+    asked_for = [_places(now, text, here) for text in target or ()]
+    places = list(dict.fromkeys(place for several in asked_for for place in several)) or list(here)
     ops = list(dict.fromkeys(op or now.registry.ops))
     regimes = {place: Regime(regime).on(place.target.partition(":")[0]) for place in places}
     # the file names one: of a single kind of device its own
@@ -135,6 +135,35 @@ def command(
     out.line(f"{output}: written; {plan.digest}", "good")
 
 
+def _places(now: Dispatcher, text: str, here: Iterable[Place]) -> list[Place]:
+    """The kinds of devices that ``--target`` means: as it says, or without units those here or in the stores.
+
+    Raises:
+        UnknownNameError: there is no such target.
+        ArgumentValueError: it is of neither form, or nothing says its units.
+    """
+    from portakernel.cli.plan.target_words import target_and_units, those_meant
+    from portakernel.errors import ArgumentValueError
+    from portakernel.plan.plan import Place
+    from portakernel.tuning.measured import places
+
+    target, units = target_and_units(text, now.registry)
+    if units is not None:
+        return [Place(target, units)]
+    known = [*here, *(Place(*found) for found in places(_roots()))]
+    if not (meant := those_meant(text, known, now.registry)):
+        text = f"--target {text!r}: nothing was measured on {target}, and none is here"
+        raise ArgumentValueError(f"{text}; write {target}/UNITS, or have `portakernel tune` measure there")
+    return meant
+
+
+def _roots() -> list[Path]:
+    from portakernel.config import Config
+    from portakernel.tuning.place import defaults_root, own_root
+
+    return [own_root(Config.from_environment().tuning_dir), defaults_root()]
+
+
 def _lost(before: Plan, plan: Plan, place: Place) -> list[Changed]:
     """The calls of one part that ``before`` has a kernel for, and ``plan`` none."""
     from portakernel.plan.difference import differences
@@ -151,12 +180,9 @@ def _told(output: Path, lost: Sequence[Changed]) -> str:
 
 
 def _measured(now: Dispatcher, place: Place, ops: Sequence[str], regime: Regime) -> Iterator[Choice]:
-    from portakernel.config import Config
     from portakernel.tuning.measured import measured_choices
-    from portakernel.tuning.place import defaults_root, own_root
 
-    registry = now.registry
-    roots = [own_root(Config.from_environment().tuning_dir), defaults_root()]
+    registry, roots = now.registry, _roots()
     for op in ops:
         kernels = registry.for_op(op)
         found = measured_choices(roots, op, place.target, place.units, regime, kernels, registry.spaces)

@@ -31,8 +31,9 @@ def command(
         str | None,
         typer.Option(
             "--target",
-            metavar="VENDOR:ARCH/UNITS",
-            help="The part to complete, from manifests where the hardware is not here [default: the calls' devices].",
+            metavar="VENDOR:ARCH[/UNITS]",
+            help="The part to complete, from manifests where the hardware is not here; units where the plan has not one"
+            " part for it [default: the calls' devices].",
         ),
     ] = None,
     output: Annotated[
@@ -54,15 +55,20 @@ def command(
     """
     from portakernel.cli.calls_file import load_calls
     from portakernel.cli.output import page, print_json
+    from portakernel.cli.plan.here import places_here
+    from portakernel.cli.plan.target_words import place_meant
     from portakernel.plan.export import make_plan
-    from portakernel.plan.plan import Place, Plan
+    from portakernel.plan.plan import Plan
     from portakernel.plan.reading import read_form, read_plan
     from portakernel.plan.writing import write_plan
 
     now = dispatcher_apart()
-    place = Place.parse(target) if target is not None else None
-    here = None if place is None else [str(now.registry.target(place.target))]
-    plan = read_plan(file, now.registry, here=here) if file.exists() else Plan({}, {})
+    plan, place = read_form(file) if file.exists() else Plan({}, {}), None
+    if target is not None:
+        known = [*plan.parts, *(at for at in places_here(now) if at not in plan.parts)]
+        place = place_meant(target, known, now.registry, known_from=f"{file}, or this machine,")
+    if file.exists():
+        plan = read_plan(file, now.registry, here=None if place is None else [place.target])
     added, unserved = _uncovered(now, plan, load_calls(calls), place)
     where, kept = output or file, sum(1 for _ in plan.entries())
     if not unserved:
