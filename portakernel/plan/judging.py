@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterator, Mapping
 
 from portakernel.claims.request import PLAIN_FACTS
@@ -9,7 +10,7 @@ from portakernel.contract import Contract
 from portakernel.errors import ArgumentValueError, PortakernelError, UnknownNameError, nearest
 from portakernel.host.distributions import version
 from portakernel.manifest.yaml_file import KeyPath
-from portakernel.plan.pins import SourceOf, mismatch, other_versions, pin
+from portakernel.plan.pins import SourceOf, mismatch, note
 from portakernel.plan.plan import Entry, Pin, Place, Plan
 from portakernel.registry.registry import Registry
 from portakernel.words.target import Target
@@ -17,9 +18,15 @@ from portakernel.words.target import Target
 Problem = tuple[KeyPath, str]
 
 
-def judged(plan: Plan, places: Collection[Place], registry: Registry, source_of: SourceOf) -> Iterator[Problem]:
-    """What is wrong: of every part its target, of those for ``places`` ops, kernels, sizes and sources."""
-    used: dict[str, None] = {}
+def judged(
+    plan: Plan, places: Collection[Place], registry: Registry, source_of: SourceOf, *, granted: bool = False
+) -> Iterator[Problem]:
+    """What is wrong: of every part its target, of those for ``places`` ops, kernels, sizes and sources.
+
+    ``granted``: of kernels that only hardware elsewhere runs, what is installed there is taken to be as in the plan.
+    """
+    used: dict[str, bool] = {}
+    here = _targets_here(registry)
     for place, ops in plan.parts.items():
         path: KeyPath = ("targets", str(place))
         try:
@@ -34,10 +41,10 @@ def judged(plan: Plan, places: Collection[Place], registry: Registry, source_of:
                 yield (*path, op), str(UnknownNameError("op", op, registry.ops))
                 continue
             for i, entry in enumerate(entries):
-                used[entry.kernel] = None
+                used[entry.kernel] = used.get(entry.kernel, granted) and place.target not in here
                 where = (*path, op, i)
                 yield from ((where, text) for text in _of_entry(entry, registry.ops[op], registry))
-    yield from _of_pins({name: plan.pins[name] for name in used}, registry, source_of)
+    yield from _of_pins(plan.pins, used, registry, source_of)
 
 
 def _unknown_target(place: Place, registry: Registry) -> str:
@@ -84,14 +91,21 @@ def _of_entry(entry: Entry, contract: Contract, registry: Registry) -> Iterator[
             yield f"dtypes: {name} of {contract.op} is never {dtype}; it can be {', '.join(possible)}"
 
 
-def _of_pins(pins: Mapping[str, Pin], registry: Registry, source_of: SourceOf) -> Iterator[Problem]:
-    for name, pinned in pins.items():
+def _targets_here(registry: Registry) -> frozenset[str]:
+    return frozenset(str(device.target) for device in registry.reachable_devices())
+
+
+def _of_pins(
+    pins: Mapping[str, Pin], used: Mapping[str, bool], registry: Registry, source_of: SourceOf
+) -> Iterator[Problem]:
+    """Of the kernels that are used, by name whether only on hardware that is elsewhere."""
+    for name, elsewhere in used.items():
         kernel = registry.kernels.get(name)
         if kernel is None:
             yield ("kernels", name), f"no kernel here is called that; {nearest(name, registry.kernels)}"
             continue
         try:
-            differs = mismatch(pinned, pin(kernel, source_of))
+            differs = mismatch(pins[name], kernel, source_of, elsewhere=elsewhere)
         except OSError as error:
             differs = f"its source cannot be read: {error.strerror or error}"
         if differs:
@@ -100,10 +114,14 @@ def _of_pins(pins: Mapping[str, Pin], registry: Registry, source_of: SourceOf) -
 
 def notes_on(plan: Plan, places: Collection[Place], registry: Registry, source_of: SourceOf) -> Iterator[str]:
     """What is otherwise here than where the plan was made, and no reason to refuse it."""
-    used = {entry.kernel for place, _, entry in plan.entries() if place in places}
-    for name in sorted(used & registry.kernels.keys()):
-        for text in other_versions(plan.pins[name], pin(registry.kernels[name], source_of)):
-            yield f"{name}: {text}"
+    here, used = _targets_here(registry), dict[str, bool]()
+    for place, _, entry in plan.entries():
+        if place in places:
+            used[entry.kernel] = used.get(entry.kernel, True) and place.target not in here
+    for name in sorted(used.keys() & registry.kernels.keys()):
+        with contextlib.suppress(OSError):  # a problem of its own
+            if text := note(plan.pins[name], registry.kernels[name], source_of, elsewhere=used[name]):
+                yield f"{name}: {text}"
     for place in places:
         made = plan.made_with.get(place)
         if made is None:
@@ -133,7 +151,7 @@ def _of_unset_bounds(plan: Plan, op: str, entry: Entry, registry: Registry) -> I
 
 def _of_unlisted_archs(plan: Plan, registry: Registry) -> Iterator[str]:
     """The parts for archs that are in no list, and may be of hardware that came later, or misspelled."""
-    here = {str(device.target) for device in registry.reachable_devices()}
+    here = _targets_here(registry)
     for place in plan.parts:
         target = Target.parse(place.target)
         space = registry.spaces.get(target.vendor)

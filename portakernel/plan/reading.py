@@ -67,11 +67,13 @@ def problems_of(
 ) -> list[str]:
     """What is wrong with names and sources in a plan's parts for these places, with file and line.
 
+    What is installed where hardware is that is not here is taken to be as in the plan.
+
     Raises:
         PlanError: it has not the form of a plan.
     """
     plan, document = _read(path, "")
-    return _told(document, judged(plan, places, registry, source_of))
+    return _told(document, judged(plan, places, registry, source_of, granted=True))
 
 
 def _told(document: Document, problems: Iterator[Problem] | Sequence[Problem]) -> list[str]:

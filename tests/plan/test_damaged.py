@@ -14,10 +14,12 @@ import pytest
 
 from portakernel.claims.request import PLAIN_FACTS
 from portakernel.errors import PlanError
-from portakernel.plan import Place, read_form, read_plan
+from portakernel.plan import Place, judging, pins, read_form, read_plan
 from portakernel.plan.export import make_plan
+from portakernel.plan.judging import notes_on
 from portakernel.plan.pins import SourceOf
 from portakernel.plan.plan import MadeWith
+from portakernel.plan.reading import problems_of
 from portakernel.plan.writing import plan_text
 from portakernel.registry.registry import Registry
 from portakernel.tuning.choices import Choice
@@ -80,18 +82,16 @@ DAMAGED: dict[str, tuple[str | bytes, str]] = {
     "dtypes twice": (entry("dtype: bfloat16", "dtype: bfloat16, dtypes: {x: float16}"), "one of the two"),
     "a word misspelled": (
         entry("N: 4096", "layuot: [x.contiguous = true]"),
-        "unknown word 'layuot'; did you mean 'layout'? An entry has dtype, dtypes, phase, formats, features, layout, use",
+        "unknown word 'layuot'; did you mean 'layout'? An entry has dtype, dtypes, phase, formats, features",
     ),
     "another word misspelled": (entry("dtype", "dtpye"), "unknown word 'dtpye'; did you mean 'dtype' or 'dtypes'?"),
     "a kernel misspelled": (
         entry("triton.rms_norm", "triton.rms_nrom"),
-        "triton.rms_nrom has no source under `kernels`: write `triton.rms_nrom: {source: …}` there if it is meant;"
-        " did you mean 'triton.rms_norm'",
+        "write `triton.rms_nrom: {source: …}` there if it is meant; did you mean 'triton.rms_norm'",
     ),
     "a dimension misspelled, that keeps no entries apart": (
         entry("M: 1..512", "MM: 1..512") + GOOD.replace("1..512", "513..999").replace("triton", "torch"),
-        "line 8 has triton.rms_norm for some of these sizes, and this torch.rms_norm; rms_norm has no dimension 'MM':"
-        " did you mean 'M'?",
+        "for some of these sizes, and this torch.rms_norm; rms_norm has no dimension 'MM': did you mean 'M'?",
     ),
     "no dtype": (entry("dtype: bfloat16, ", ""), "one of the two"),
     "no kernel": (entry(", use: triton.rms_norm", ""), "required key 'use' is missing"),
@@ -251,10 +251,53 @@ def test_versions_driver_and_torch_are_notes(
     assert any(
         note.startswith("nvidia:sm_90/132: torch is ") and note.endswith("0.1 in the plan") for note in plan.notes
     )
-    pins = {name: replace(pin, requires={"torch": "0.1", "acme": "7"}) for name, pin in plan.pins.items()}
-    other = read_plan(write(plan_text(replace(plan, pins=pins))), registry, here=["nvidia:sm_90"], source_of=source_of)
-    assert other.digest == plan.digest
-    assert "triton.softmax: acme is not installed here, and 7 in the plan" in other.notes
+    assert not [note for note in plan.notes if "softmax" in note]
+
+
+def test_versions_that_the_plan_has_otherwise_are_told_as_they_are(
+    registry: Registry, source_of: SourceOf, write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = {"triton": "3.9", "acme": "", "numpy": "2"}
+    monkeypatch.setattr(pins, "versions", lambda kernel: installed)
+    known, sm_90 = read_plan(write(good(registry, source_of)), registry, here=[], source_of=source_of), ["nvidia:sm_90"]
+    places = [place for place in known.parts if place.target in sm_90]
+
+    def written(requires: dict[str, str], versions: str = "") -> Path:
+        """As if the files were the same, and the versions others where that is said."""
+        pinned = {
+            name: replace(pin, source=pin.source[:10] + (versions or pin.source[10:]), requires=requires)
+            for name, pin in known.pins.items()
+        }
+        return write(plan_text(replace(known, pins=pinned)))
+
+    def notes(path: Path) -> list[str]:
+        found = notes_on(read_form(path), places, registry, source_of)
+        return [note for note in found if note.startswith("triton.softmax")]
+
+    assert notes(written({"triton": "3.9"})) == []
+    (wrong,) = notes(written({"triton": "3.8", "acme": "7", "torch": "0.1"}))
+    assert wrong == (
+        "triton.softmax: acme is not installed here, and 7 in the plan; the plan has torch 0.1, and the kernel's source"
+        " here is made with no torch; triton is 3.9 here, and 3.8 in the plan; its source is the one here, so that"
+        " `requires` is not what the plan was made with"
+    )
+    other = written({"triton": "3.8"}, "000000")
+    told = "acme is not installed here, and the plan has no version of it"
+    told += "; numpy is 2 here, and the plan has no version of it; triton is 3.9 here, and 3.8 in the plan"
+    (granted,) = notes(other)
+    assert granted == (
+        f"triton.softmax: its files are those of the plan, and {told}: those of the plan are taken for granted where"
+        " it runs"
+    )
+    # of hardware that is not here what is installed there counts; whoever follows the plan has to have the same
+    assert problems_of(other, places, registry, source_of) == []
+    with pytest.raises(PlanError, match=re.escape(f"in the plan ({told})")):
+        read_plan(other, registry, here=sm_90, source_of=source_of)
+    monkeypatch.setattr(judging, "_targets_here", lambda registry: frozenset(sm_90))
+    assert notes(other) == []
+    assert any(f"in the plan ({told})" in problem for problem in problems_of(other, places, registry, source_of))
+    files = write(plan_text(replace(known, pins={n: replace(p, source="0" * 16) for n, p in known.pins.items()})))
+    assert notes(files) == []
 
 
 def test_a_layout_that_no_kernel_asks_for_is_noted(
