@@ -130,8 +130,8 @@ def notes_on(plan: Plan, places: Collection[Place], registry: Registry, source_o
         drivers = {device.driver for device in devices if device.driver}
         if made.driver and (others := sorted(drivers - {made.driver})):
             yield f"{place}: the driver is {', '.join(others)} here, and {made.driver} in the plan"
-        if made.torch and (here := version("torch") or "not installed") != made.torch:
-            yield f"{place}: torch is {here} here, and {made.torch} in the plan"
+        if made.torch and (now := version("torch") or "not installed") != made.torch:
+            yield f"{place}: torch is {now} here, and {made.torch} in the plan"
     yield from _of_unlisted_archs(plan, registry)
     for place, op, entry in plan.entries():
         if place in places and entry.layout and op in registry.ops:
