@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from unittest import mock
 import pytest
 
 from portakernel.tuning.store import Writer
+from portakernel_kit.bench.question import Question
 from portakernel_kit.tune.fleet import Fleet
 from portakernel_kit.tune.job import Job
 
@@ -58,7 +61,8 @@ def test_an_interrupted_run_goes_on_and_what_is_kept_is_not_measured_again(
     compacted = run("tune", "--compact", "--json").json
     assert [(one["op"], one["files"], one["records"]) for one in compacted["compacted"]] == [("softmax", 2, 2)]
     assert set(second.json) == {
-        "regime", "store", "measured", "refused", "left", "kept", "devices", "refused_devices", "spread", "interrupted",
+        "regime", "regime_asked", "seed",
+        "store", "measured", "refused", "left", "kept", "devices", "refused_devices", "spread", "interrupted",
     }  # fmt: skip
     shown = second.json["measured"][0]
     assert (shown["op"], shown["regime"], shown["phase"]) == ("softmax", "eager/cold", "inference")
@@ -80,7 +84,29 @@ def test_regret_measures_sizes_that_the_store_lacks(run: Callable) -> None:
     ("words", "message"),
     [
         ("tune --budget soon", "--budget 'soon' is no time; give a number and s, m or h, such as 10m"),
-        ("tune --compact softmax", "--compact rewrites what is kept and measures nothing; give it alone"),
+        ("tune softmax --budget 0s", "--budget '0s' leaves no time to measure; give more than 0, such as 10m"),
+        ("tune softmax --budget 10", "--budget '10' is no time; give a number and s, m or h, such as 10m"),
+        ("tune --compact softmax", "--compact rewrites what is kept and measures nothing; give it alone, without OP"),
+        ("tune --compact --stale --seed 3", "give it alone, without --seed and --stale"),
+        ("tune --compact --dtype float32 --set eps=1", "give it alone, without --dtype and --set"),
+        ("tune --compact --training --budget 3m", "give it alone, without --training and --budget"),
+        ("tune --compact --device cpu --engine ray", "give it alone, without --device and --engine"),
+        ("tune --compact --regime eager/warm", "give it alone, without --regime"),
+        ("tune softmax --regime wrong", "'wrong' is not one of 'graph/cold', 'graph/warm', 'eager/cold', 'eager/warm'"),
+        ("tune softmax --engine rayy", "'rayy' is not one of 'local', 'ray'"),
+        (
+            "tune softmax --engine ray --device cpu",
+            "--engine ray measures on the GPUs of a cluster, all of them; leave",
+        ),
+        ("tune softmax --device all --device cpu", "--device all is every device; leave out --device cpu"),
+        ("tune softmax --device cuda:99", "unknown device 'cuda:99'; known: "),
+        ("tune softmax --drawn 3 --shape x=4x4 --device cpu", "--drawn draws sizes; leave out --shape\n"),
+        (
+            "tune softmax add --shape x=4x4 --device cpu",
+            "--shape and --set are of one op; name it alone (2 are asked for)",
+        ),
+        ("tune softmax --dtype float33 --device cpu", "unknown dtype 'float33'; did you mean 'float32'"),
+        ("tune softmx", "unknown op 'softmx'; did you mean 'softmax'"),
         ("tune no_such_op", "unknown op 'no_such_op'"),
         ("regret no_such_op", "unknown op 'no_such_op'"),
         ("tune --device cpu:7", "device"),
@@ -92,10 +118,43 @@ def test_words_that_ask_for_nothing_are_refused(run: Callable, words: str, messa
     assert message in found.err
 
 
-def test_a_file_lists_whole_calls(run: Callable, calls: str) -> None:
-    found = run("tune", "--calls", calls, "--dtype", "float16")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--dtype float16", "lists whole calls; leave out --shape, --dtype, --set and --drawn"),
+        ("--training", "say `training: true` themselves; leave out --training"),
+        ("rms_norm", "lists no call of rms_norm; it has softmax"),
+        ("softmx", "unknown op 'softmx'; did you mean 'softmax'"),
+    ],
+)
+def test_a_file_lists_whole_calls(run: Callable, calls: str, words: str, message: str) -> None:
+    found = run("tune", "--calls", calls, "--device", "cpu", *words.split())
     assert found.status == 2
-    assert f"tune: {calls} lists whole calls; leave out --shape, --dtype, --set and --drawn" in found.err
+    assert message in found.err
+
+
+def test_sizes_of_accelerators_leave_a_cpu_nothing(run: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Question, "too_large", lambda *_, **__: True)
+    found = run("tune", "softmax", "--device", "cpu")
+    assert found.status == 2
+    assert re.search(
+        "tune: none of [0-9]+ calls to softmax is of a size for .*; give sizes with --shape, or", found.err
+    )
+
+
+def test_without_ray_its_extra_is_named(run: Callable, calls: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    found = run("tune", "--calls", calls, "--engine", "ray")
+    assert found.status == 2
+    assert "the engine ray needs Ray, which is not installed: pip install 'portakernel[ray]'" in found.err
+
+
+def test_drawn_sizes_name_their_seed(run: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Fleet, "run", lambda *_: iter(()))
+    words = "tune softmax --device cpu --drawn 1"
+    assert "sizes are those that --seed 0 draws\n" in run(words).out
+    assert "sizes are those that --seed 7 draws\n" in run(f"{words} --seed 7").out
+    assert run(f"{words} --seed 7 --json").json["seed"] == 7
 
 
 @pytest.mark.parametrize("words", ["tune --calls {calls} --device cpu", "tune --compact", "tune --compact --json"])
