@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -370,6 +371,18 @@ def test_a_target_without_units_is_exported_for_each_kind_of_device_that_was_mea
     assert [str(place) for place in read_form(path).parts] == ["nvidia:sm_90/66", "nvidia:sm_90/132"]
 
 
+def test_a_regime_of_graphs_is_explained_where_there_are_none(
+    run: Callable, tmp_path: Path, measured: dict[str, list[Choice]]
+) -> None:
+    words = ["plan", "export", "-o", str(tmp_path / "plan.yaml"), "--target", str(here()), "--target", str(H200)]
+    told = f"{here()} has no graphs, which graph/cold would time: eager/cold is what counts there\n"
+    assert told in (out := run(*words, "--regime", "graph/cold").out)
+    assert f"{H200} has no graphs" not in out
+    assert "has no graphs" not in run(*words).out
+    found = run(*words, "--regime", "graph/warm", "--json").json
+    assert found["regimes"] == {str(here()): "eager/warm", str(H200): "graph/warm"}
+
+
 def test_a_digest_that_cannot_be_one_is_told(run: Callable, made: Callable[..., Path]) -> None:
     told = run("plan", "check", str(made({H200: [norm()]})), "--digest", "sha256:12")
     assert told.status == 2
@@ -453,6 +466,32 @@ def test_a_plan_for_this_machine_can_begin_with_its_workload(run: Callable, call
     assert ran.status == 0, ran.err
     assert f"{path}: 0 entries kept, 3 added; lock: everything\n" in ran.out
     assert [str(place) for place in read_form(path).parts] == [str(here())]
+
+
+def test_calls_that_are_locked_are_told_apart(run: Callable, tmp_path: Path) -> None:
+    calls = tmp_path / "calls.yaml"
+    calls.write_text(
+        "calls:\n"
+        "  - {op: softmax, dtype: float16, shape: {x: [64, 100]}, training: true}\n"
+        "  - {op: rms_norm, dtype: {x: bfloat16, weight: float32}, shape: {x: [8, 64], weight: [64]},"
+        " parameters: {weight_offset: 1.0}}\n",
+        encoding="utf-8",
+    )
+    words = ["plan", "lock", str(tmp_path / "plan.yaml"), "--calls", str(calls), "--target", str(H200)]
+    rows = [re.split(" {2,}", line.strip()) for line in run(*words).out.splitlines()]
+    assert rows[0] == ["target", "op", "phase", "dtype", "sizes", "kernel"]
+    assert [row[1:5] for row in rows[1:4]] == [
+        ["softmax", "training", "float16", "M=64, N=100"],
+        ["softmax", "backward", "float16", "M=64, N=100"],
+        ["rms_norm", "inference", "x bfloat16, weight float32", "M=8, N=64, weight_offset=1.0"],
+    ]
+    Path(words[2]).unlink()
+    norm = run(*words, "--json").json["added"][2]
+    assert (norm["phase"], norm["dtypes"], norm["features"]) == (
+        "inference",
+        {"x": "bfloat16", "weight": "float32"},
+        {"weight_offset": 1.0},
+    )
 
 
 def test_a_call_without_a_kernel_locks_nothing(

@@ -17,6 +17,7 @@ from portakernel.tuning.store import Writer
 from portakernel_kit.bench.question import Question
 from portakernel_kit.tune.fleet import Fleet
 from portakernel_kit.tune.job import Job
+from portakernel_kit.tune.session import OneDevice
 
 CALLS = """
 calls:
@@ -74,7 +75,9 @@ def test_an_interrupted_run_goes_on_and_what_is_kept_is_not_measured_again(
 def test_regret_measures_sizes_that_the_store_lacks(run: Callable) -> None:
     found = run("regret", "softmax", "--held-out", "1", "--seed", "5", "--device", "cpu", "--json")
     assert found.status == 0, found.err
-    assert set(found.json) == {"device", "regime", "seed", "interrupted", "busy", "ways", "cells"}
+    keys = {"device", "regime", "regime_asked", "seed", "interrupted", "busy", "ways", "cells"}
+    assert set(found.json) == keys
+    assert (found.json["regime"], found.json["regime_asked"]) == ("eager/cold", None)
     assert set(found.json["ways"]) == {"priorities", "measured"}
     assert found.json["ways"]["measured"]["cells"] == len(found.json["cells"]) == 1
     assert found.json["ways"]["measured"]["harm"] == 0
@@ -142,6 +145,18 @@ def test_sizes_of_accelerators_leave_a_cpu_nothing(run: Callable, monkeypatch: p
     )
 
 
+@pytest.mark.parametrize("words", ["tune softmax --drawn 1", "regret softmax --held-out 1"])
+def test_a_regime_of_graphs_is_explained_where_there_are_none(
+    run: Callable, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    monkeypatch.setattr(Fleet, "run", lambda *_: iter(()))
+    monkeypatch.setattr(OneDevice, "run", lambda *_: iter(()))
+    told = " has no graphs, which graph/warm would time: eager/warm is what counts there\n"
+    assert told in run(f"{words} --device cpu --regime graph/warm").out
+    found = run(f"{words} --device cpu --regime graph/warm --json").json
+    assert (found["regime"], found["regime_asked"]) == ("eager/warm", "graph/warm")
+
+
 def test_without_ray_its_extra_is_named(run: Callable, calls: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     found = run("tune", "--calls", calls, "--engine", "ray")
@@ -152,8 +167,9 @@ def test_without_ray_its_extra_is_named(run: Callable, calls: str, monkeypatch: 
 def test_drawn_sizes_name_their_seed(run: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Fleet, "run", lambda *_: iter(()))
     words = "tune softmax --device cpu --drawn 1"
-    assert "sizes are those that --seed 0 draws\n" in run(words).out
-    assert "sizes are those that --seed 7 draws\n" in run(f"{words} --seed 7").out
+    told = run(words).out
+    assert "sizes are those that --seed 0 draws\n" in told
+    assert "has no graphs" not in told  # nobody asked for them
     assert run(f"{words} --seed 7 --json").json["seed"] == 7
 
 

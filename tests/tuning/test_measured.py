@@ -109,6 +109,16 @@ def test_another_number_of_units_is_shown_and_not_used(tmp_path):
     assert places([tmp_path]) == (("nvidia:sm_90", 114),)
 
 
+def test_a_regime_that_answers_for_another_says_so_where_that_was_asked_for():
+    for asked in Regime:
+        assert asked.on("nvidia").instead_of(asked, "a card") == ""
+        assert asked.on("cpu").instead_of(None, "a CPU") == ""
+    assert Regime.EAGER_WARM.on("cpu").instead_of("eager/warm", "a CPU") == ""
+    assert Regime.GRAPH_WARM.on("cpu").instead_of("graph/warm", "a CPU") == (
+        "a CPU has no graphs, which graph/warm would time: eager/warm is what counts there"
+    )
+
+
 def test_units_of_a_cpu_are_named(tmp_path):
     cpu = replace(key(64), target="cpu:x86_64", units=8, regime=Regime.EAGER_COLD)
     with Writer(folder_of(tmp_path, cpu.target, 8), OP) as writer:

@@ -86,7 +86,7 @@ def command(
     from portakernel.runtime import dispatcher
     from portakernel.tuning.key import Regime
     from portakernel.tuning.place import REMEDY, own_root, writing_trouble
-    from portakernel_kit.cli.tune_words import devices_of, in_place_of, jobs_of, refuse_beside_compact, seconds_of
+    from portakernel_kit.cli.tune_words import devices_of, jobs_of, refuse_beside_compact, seconds_of
 
     root = own_root(Config.from_environment().tuning_dir)
     if found := writing_trouble(root):  # told before hours are spent on what cannot be kept
@@ -107,13 +107,12 @@ def command(
     now = dispatcher()
     devices = devices_of(now.registry, device or ())
     where = devices[0]
-    asked = Regime(regime or Regime.GRAPH_COLD)
-    wanted = asked.on(where.target.vendor)
+    wanted = Regime(regime or Regime.GRAPH_COLD).on(where.target.vendor)
     words = tuple(shape or ()), tuple(dtype or ()), tuple(parameters or ())
     jobs = jobs_of(calls, ops, words, drawn, seed, where, wanted, training=training)
     out = page()
-    if regime is not None and wanted is not asked and not json:
-        out.line(in_place_of(where.name, wanted, asked), "doubt")
+    if (told := wanted.instead_of(regime, where.name)) and not json:
+        out.line(told, "doubt")
     if drawn and not json:
         out.line(f"sizes are those that --seed {seed} draws", "faint")
     session, status = _measured(root, devices if engine == "local" else (), jobs, limit, stale=stale)

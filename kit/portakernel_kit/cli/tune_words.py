@@ -48,11 +48,6 @@ def refuse_beside_compact(given: Mapping[str, Any]) -> None:
         raise ArgumentValueError(f"--compact rewrites what is kept and measures nothing; {text}")
 
 
-def in_place_of(name: str, regime: Regime, asked: Regime) -> str:
-    """That a device has no graphs, and which regime answers for the one that was asked for."""
-    return f"{name} has no graphs: {regime} is measured in place of {asked}"
-
-
 def devices_of(registry: Registry, names: Sequence[str]) -> tuple[Device, ...]:
     """The devices to measure on: those named, or with ``all`` every one of the first one's vendor.
 

@@ -47,13 +47,14 @@ def command(
         ),
     ] = None,
     regime: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--regime",
             metavar="REGIME",
-            help="How times were taken: eager|graph, then /cold or /warm; eager on devices without graphs.",
+            help="How times were taken: eager|graph, then /cold or /warm; eager on devices without graphs"
+            " [default: graph/cold].",
         ),
-    ] = "graph/cold",
+    ] = None,
     json: Json = False,
 ) -> None:
     """Write what was measured as a plan: for kinds of calls and intervals of sizes the kernel, its time as a comment.
@@ -81,7 +82,7 @@ def command(
     from portakernel.tuning.key import Regime
 
     now = dispatcher_apart()
-    if regime not in list(Regime):
+    if regime is not None and regime not in list(Regime):
         raise UnknownNameError("regime", regime, [str(known) for known in Regime])
     for name in op or ():
         if name not in now.registry.ops:
@@ -90,9 +91,10 @@ def command(
     asked_for = [_places(now, text, here) for text in target or ()]
     places = list(dict.fromkeys(place for several in asked_for for place in several)) or list(here)
     ops = list(dict.fromkeys(op or now.registry.ops))
-    regimes = {place: Regime(regime).on(place.target.partition(":")[0]) for place in places}
+    wanted = Regime(regime or Regime.GRAPH_COLD)
+    regimes = {place: wanted.on(place.target.partition(":")[0]) for place in places}
     # the file names one: of a single kind of device its own
-    asked = next(iter(regimes.values())) if len(set(regimes.values())) == 1 else Regime(regime)
+    asked = next(iter(regimes.values())) if len(set(regimes.values())) == 1 else wanted
     choices = {place: list(_measured(now, place, ops, regimes[place])) for place in places}
     if calls is not None:
         listed = load_calls(calls)
@@ -116,9 +118,13 @@ def command(
         gone = {text: len({id(one.old) for one in several}) for text, several in lost.items()}
         counted = {"entries": counts, "left_out": left_out, "gone": gone}
         locks = {"lock": plan.lock, "lock_before": beside.lock if existed else None}
-        print_json({"plan": str(output), "digest": plan.digest, **locks, **counted})
+        how = {"regimes": {str(place): str(one) for place, one in regimes.items()}}
+        print_json({"plan": str(output), "digest": plan.digest, **locks, **how, **counted})
         return
     out = page()
+    for place, one in regimes.items():
+        if told := one.instead_of(regime, str(place)):
+            out.line(told, "doubt")
     for text, count in counts.items():
         out.line(
             f"{text}: {count} entries" if count else f"{text}: nothing that was measured decides; `portakernel tune`"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -85,6 +85,10 @@ def command(
             {
                 "target": str(at),
                 "op": choice.kind.op,
+                "phase": choice.kind.phase,
+                "dtypes": dict(choice.kind.dtypes),
+                "formats": dict(choice.kind.formats),
+                "features": dict(choice.kind.features),
                 "kernel": choice.kernel,
                 "dims": {name: size for name, (size, _) in choice.bounds.items()},
             }
@@ -161,10 +165,22 @@ def _print(out: Page, answer: dict[str, Any]) -> None:
         out.line(f"{len(answer['unserved'])} calls have no kernel; nothing is written", "bad")
         return
     rows = [
-        (one["target"], one["op"], ", ".join(f"{name}={size}" for name, size in one["dims"].items()), one["kernel"])
+        (one["target"], one["op"], one["phase"], _dtypes(one["dtypes"]), _values(one), one["kernel"])
         for one in answer["added"]
     ]
     if rows:
-        out.table(rows, ("target", "op", "sizes", "kernel"), indent=2)
+        out.table(rows, ("target", "op", "phase", "dtype", "sizes", "kernel"), indent=2)
     out.line(f"{answer['plan']}: {answer['kept']} entries kept, {len(rows)} added; lock: everything", "good")
     out.line(answer["digest"], "faint")
+
+
+def _dtypes(by_tensor: Mapping[str, str]) -> str:
+    """One where all tensors have it, else each tensor's."""
+    one = set(by_tensor.values())
+    return one.pop() if len(one) == 1 else ", ".join(f"{name} {dtype}" for name, dtype in by_tensor.items())
+
+
+def _values(one: Mapping[str, Any]) -> str:
+    """Sizes, and what a call says beside them: scale formats, and parameters that are off their default."""
+    said = {**one["dims"], **one["formats"], **one["features"]}
+    return ", ".join(f"{name}={value}" for name, value in said.items())
