@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from portakernel.config import Config
 from portakernel.deciding.routes import MeasuredSource, PlannedSource
-from portakernel.deciding.sources import followed_plan, measurements
+from portakernel.deciding.sources import followed_plan, measurements, unread_store
 from portakernel.errors import ArgumentTypeError, ConfigWarning, PortakernelError
 from portakernel.host.as_written import as_written
 from portakernel.host.call_site import callers_level
@@ -43,12 +43,16 @@ def load_plan(path: str | PathLike[str] | None) -> None:
 def load_tuning() -> None:
     """Follows what was measured until now (docs/tuning.md). Without it a process goes by what there was at its start.
 
+    A store that ``PORTAKERNEL_TUNING_DIR`` names and that cannot be read is warned of.
+
     Raises:
         ConfigError: ``PORTAKERNEL_TUNING`` is not one of its words.
         PortakernelError: ranks have agreed on what they follow.
     """
-    now = dispatcher()
-    _follow(now.routes.plan, measurements(Config.from_environment(), now.registry))
+    now, config = dispatcher(), Config.from_environment()
+    if doubt := unread_store(config):
+        warnings.warn(doubt, ConfigWarning, stacklevel=callers_level())
+    _follow(now.routes.plan, measurements(config, now.registry))
 
 
 @as_written

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from portakernel.claims.capability import ReasonCode, Rejection
 from portakernel.config import Config
 from portakernel.deciding.policies import NAMING, AllowList, Layer, environment_layer
+from portakernel.deciding.sources import unread_store
 from portakernel.deciding.unmet import unlisted_names
 from portakernel.errors import ConfigWarning
 from portakernel.host.call_site import callers_level
@@ -35,7 +36,7 @@ class ProcessWishes:
     def __init__(self, config: Config, drafts: Sequence[Draft], registry: Registry) -> None:
         self.disabled = frozenset(config.disable)
         self.environment = environment_layer(config)
-        self._strangers = config.strangers
+        self._doubts = (*config.strangers, *filter(None, [unread_store(config)]))
         self.above: Layer | None = None
         self.files: tuple[PolicyFile, ...] = ()
         self.strict_names = False
@@ -97,9 +98,9 @@ class ProcessWishes:
         return " and ".join(lists) if off and lists and package.name not in self.disabled else off
 
     def warn_of_doubts(self) -> None:
-        """Warns, once, of variables that mean nothing, and of ops and hardware in policy files that nothing knows."""
-        doubts = (f"{doubt}: {DOUBT_REMEDY}" for file in self.files for doubt in file.doubts)
-        for doubt in (*self._strangers, *doubts):
+        """Warns, once, of variables that mean nothing, stores that cannot be read, and unknown names in files."""
+        in_files = (f"{doubt}: {DOUBT_REMEDY}" for file in self.files for doubt in file.doubts)
+        for doubt in (*self._doubts, *in_files):
             self.warn_once(doubt)
 
     def warn_once(self, text: str, *about: str) -> None:

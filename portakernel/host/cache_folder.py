@@ -22,7 +22,7 @@ _REASONS = {
     errno.ENOTDIR: "is no directory",
 }
 
-
+_HOMELESS = "is in a home directory, which this user does not have"
 _PROBE = "portakernel-probe-"
 
 
@@ -52,7 +52,7 @@ def distrust(folder: Path) -> str:
     Somebody else can write it, or exchange it; or it is in the home directory of a user who has none.
     """
     if folder.parts[:1] == ("~",):
-        return "is in a home directory, which this user does not have"
+        return _HOMELESS
     return trouble_at(folder)
 
 
@@ -96,20 +96,32 @@ def trouble(folder: Path, *, size: int = 0, runs: bool = False) -> str:
     What is done there is tried, as neither mode nor quota tells: a file of ``size`` bytes is written. ``runs``: it
     holds libraries that are loaded from there.
     """
-    if found := distrust(folder):
+    # somebody else may have made it first
+    if found := distrust(folder) or refusal(folder, size=size) or distrust(folder):
         return found
     try:
-        make_folder(folder)
-        if found := distrust(folder):  # somebody else made it first
-            return found
-        remove_abandoned(folder, _PROBE)
-        with tempfile.TemporaryDirectory(prefix=_PROBE, dir=folder) as tried:
-            written = Path(tried, "written")
-            written.write_bytes(bytes(size))
-            written.replace(Path(tried, "kernel"))
         options = os.statvfs(folder).f_flag
     except OSError as error:
         return described(error)
     if runs and options & getattr(os, "ST_NOEXEC", 0):
         return "is on a file system that is mounted noexec, and libraries are loaded from there"
+    return ""
+
+
+def refusal(folder: Path, *, size: int = 0) -> str:
+    """Why nothing can be written into ``folder``, which is made, in words that follow its name; empty where it can.
+
+    A file of ``size`` bytes is written there, and taken away. Whoever else may write there is not asked.
+    """
+    if folder.parts[:1] == ("~",):
+        return _HOMELESS
+    try:
+        make_folder(folder)
+        remove_abandoned(folder, _PROBE)
+        with tempfile.TemporaryDirectory(prefix=_PROBE, dir=folder) as tried:
+            written = Path(tried, "written")
+            written.write_bytes(bytes(size))
+            written.replace(Path(tried, "kernel"))
+    except OSError as error:
+        return described(error)
     return ""

@@ -10,15 +10,20 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from portakernel.claims.request import Phase
-from portakernel.errors import nearest
+from portakernel.errors import close_to, nearest
 from portakernel.manifest.loading import shown
 from portakernel.plan.boxes import LARGEST
+from portakernel.plan.plan import WORDS
 from portakernel.tuning.key import Regime
 from portakernel.words.dtypes import DTYPES
 
 _RANGE = re.compile(r"(0|[1-9][0-9]{0,18})\.\.(0|[1-9][0-9]{0,18})")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _SOURCE = re.compile(r"[0-9a-f]{8,64}")
+
+
+def _is_sizes(value: Any) -> bool:
+    return type(value) is int or (isinstance(value, str) and _RANGE.fullmatch(value) is not None)
 
 
 def _sizes(value: Any) -> tuple[int, int]:
@@ -100,6 +105,18 @@ class EntryPart(BaseModel):
     features: Annotated[dict[str, Any], AfterValidator(_finite)] = Field(default_factory=dict)
     layout: list[str] = Field(default_factory=list)
     use: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_words(cls, data: Any) -> Any:
+        """Whatever is no word is a dimension; where it has no size either, a word may be meant."""
+        for name, value in data.items() if isinstance(data, dict) else ():
+            if name in WORDS or _is_sizes(value) or not (meant := close_to(str(name), WORDS)):
+                continue
+            words = ", ".join(WORDS)
+            offer = f"did you mean {' or '.join(map(repr, meant))}?"
+            raise ValueError(f"unknown word {shown(name)}; {offer} An entry has {words}, and sizes by dimension")
+        return data
 
     @model_validator(mode="after")
     def _has_dtypes_once(self) -> EntryPart:

@@ -158,6 +158,7 @@ class Plan:
     """What a plan says, whichever machine reads it. Compared by identity; ``digest`` says whether two decide the same.
 
     ``name`` is how reasons name it, ``notes`` what is otherwise than where it was made and no reason to refuse it.
+    ``lines`` are those in which its parts begin.
     """
 
     parts: Mapping[Place, Mapping[str, tuple[Entry, ...]]]
@@ -167,6 +168,7 @@ class Plan:
     made_with: Mapping[Place, MadeWith] = field(default_factory=dict[Place, MadeWith])
     name: str = "plan.yaml"
     notes: tuple[str, ...] = ()
+    lines: Mapping[Place, int] = field(default_factory=dict[Place, int])
 
     @property
     def locked(self) -> bool:

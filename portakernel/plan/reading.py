@@ -6,11 +6,12 @@ A plan is refused whole, with all that is wrong: half of one would be a plan tha
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from portakernel.errors import ArgumentValueError, ManifestError, PlanError
+from portakernel.contracts import contracts
+from portakernel.errors import ArgumentValueError, ManifestError, PlanError, nearest
 from portakernel.host.regular_file import read_regular
 from portakernel.manifest.loading import load_manifest, problem
 from portakernel.manifest.yaml_file import MAX_BYTES, Document
@@ -66,11 +67,13 @@ def problems_of(
 ) -> list[str]:
     """What is wrong with names and sources in a plan's parts for these places, with file and line.
 
+    What is installed where hardware is that is not here is taken to be as in the plan.
+
     Raises:
         PlanError: it has not the form of a plan.
     """
     plan, document = _read(path, "")
-    return _told(document, judged(plan, places, registry, source_of))
+    return _told(document, judged(plan, places, registry, source_of, granted=True))
 
 
 def _told(document: Document, problems: Iterator[Problem] | Sequence[Problem]) -> list[str]:
@@ -90,7 +93,8 @@ def _read(path: str | Path, named_by: str) -> tuple[Plan, Document]:
     found += _contradictions(plan)
     said = loaded.manifest.digest
     if said is not None and not found and said != plan.digest:
-        found.append((("digest",), f"is not that of what stands above: {plan.digest}; somebody changed a decision"))
+        text = f"is {said}, and what stands above has {plan.digest}: a decision, or a source, was changed since"
+        found.append((("digest",), f"{text}. Review it, then write that one here, or leave the line out"))
     if found:
         raise PlanError(str(path), _told(document, found), named_by=named_by)
     return plan, document
@@ -127,7 +131,8 @@ def _plan(read: PlanDocument, document: Document, found: list[Problem], comments
         except ArgumentValueError as error:
             found.append((("made_with", text), str(error)))
     pins = {name: Pin(pinned.source, dict(pinned.requires)) for name, pinned in read.kernels.items()}
-    return Plan(parts, pins, read.lock, Regime(read.regime), made_with, name=one_line(Path(document.path).name))
+    name, first = one_line(Path(document.path).name), {at: document.line(("targets", str(at))) for at in parts}
+    return Plan(parts, pins, read.lock, Regime(read.regime), made_with, name=name, lines=first)
 
 
 def _entry(read: EntryPart, line: int, comment: str) -> Entry:
@@ -153,10 +158,19 @@ def _contradictions(plan: Plan) -> Iterator[Problem]:
                 kinds.setdefault(entry.kind_text(op), []).append(i)
                 if entry.kernel not in plan.pins:
                     where = ("targets", str(place), op, i, "use")
-                    yield where, f"{entry.kernel} has no source under `kernels`: pin it there"
+                    text = f"{entry.kernel} has no source under `kernels`: write `{entry.kernel}: {{source: …}}` there"
+                    yield where, f"{text} if it is meant; {nearest(entry.kernel, plan.pins)}"
             for places in kinds.values():
                 several = [entries[i] for i in places]
                 boxes, kernels = [entry.bounds for entry in several], [entry.kernel for entry in several]
                 for first, second in overlapping(boxes, kernels):
                     text = f"line {several[first].line} has {kernels[first]} for some of these sizes"
-                    yield ("targets", str(place), op, places[second]), f"{text}, and this {kernels[second]}"
+                    text += f", and this {kernels[second]}{_misspelled(op, (*boxes[first], *boxes[second]))}"
+                    yield ("targets", str(place), op, places[second]), text
+
+
+def _misspelled(op: str, dims: Iterable[str]) -> str:
+    """Which of the dimensions the op has not, where it is known here: such a one keeps no two entries apart."""
+    known = contracts()[op].dims if op in contracts() else tuple(dims)
+    unknown = [name for name in dict.fromkeys(dims) if name not in known]
+    return "".join(f"; {op} has no dimension {name!r}: {nearest(name, known)}" for name in unknown)

@@ -37,6 +37,12 @@ class Regime(StrEnum):
         """The regime that answers for it on a vendor's devices: eager calls where calls are captured in no graph."""
         return self if vendor in _GRAPHS else Regime(self.replace("graph/", "eager/"))
 
+    def instead_of(self, asked: str | None, device: str) -> str:
+        """That this regime answers for the one that was ``asked`` for; empty where it is that one, or none was."""
+        if asked in (None, self):
+            return ""
+        return f"{device} has no graphs, which {asked} would time: {self} is what counts there"
+
 
 @dataclass(frozen=True, slots=True)
 class Kind:

@@ -170,11 +170,12 @@ class Measured:
     def _elsewhere(self, kind: Kind) -> Iterator[str]:
         """Where calls of this kind were measured: on devices of this architecture with more units, or fewer."""
         target = str(self._target)
+        of_a_cpu = " (processors that torch's threads use at once)" if self._target.vendor == "cpu" else ""
         near = [units for place, units in places(self._roots) if place == target and units != self._units]
         for units in sorted(near):
             found = [read(folder_of(root, target, units), self._op).records.values() for root in self._roots]
             if any(record.key.kind.text == kind.text for records in found for record in records):
-                yield f"measured on {target} with {units} units, not {self._units}: not used"
+                yield f"measured on {target} with {units} units{of_a_cpu}, not {self._units}: not used"
 
 
 def _widths(contract: Contract) -> frozenset[str]:

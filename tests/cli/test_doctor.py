@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
@@ -282,6 +283,36 @@ def test_lines_of_the_store_that_are_no_records_are_counted(
     shown = run("doctor").out
     text = f"tuning records: 1 of 1 op; 2 lines passed over (2 cut short, or altered), in {tmp_path}"
     assert text in " ".join(shown.split())
+
+
+@pytest.mark.filterwarnings("ignore:the store of measurements")
+@pytest.mark.parametrize("below", ["", "/below/it"])
+def test_a_store_that_is_no_directory_is_told(
+    run: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, below: str
+) -> None:
+    (tmp_path / "store").write_text("no folder", encoding="utf-8")
+    monkeypatch.setenv("PORTAKERNEL_TUNING_DIR", root := f"{tmp_path}/store{below}")
+    shown = " ".join(run("doctor").out.split())
+    assert f"the store of measurements {root} is no directory: `portakernel tune` can keep nothing there" in shown
+    assert "PORTAKERNEL_TUNING_DIR names another folder" in shown
+
+
+def test_a_store_that_is_not_there_is_neither_told_nor_made(
+    run: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PORTAKERNEL_TUNING_DIR", str(tmp_path / "store"))
+    assert "store of measurements" not in run("doctor").out
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_store_that_cannot_be_written_is_told(run: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(path: Path, content: bytes) -> int:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setenv("PORTAKERNEL_TUNING_DIR", str(tmp_path))
+    monkeypatch.setattr(Path, "write_bytes", refused)
+    shown = " ".join(run("doctor").out.split())
+    assert f"the store of measurements {tmp_path} is read-only (Read-only file system)" in shown
 
 
 def test_a_plugin_that_is_switched_off_is_said_to_be(run: Callable, monkeypatch: pytest.MonkeyPatch) -> None:

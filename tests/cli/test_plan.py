@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -129,12 +130,41 @@ def test_other_targets_parts_stay_and_ops_and_calls_narrow_it_down(
     }
 
 
+def test_what_a_file_loses_is_said_and_counted(
+    run: Callable, made: Callable[..., Path], calls: Path, measured: dict[str, list[Choice]]
+) -> None:
+    softmax = kind("softmax", "float32")
+
+    def before() -> Path:
+        file = made(
+            {here(): [Choice("reference.softmax", softmax, {"M": (1, 64)}, ""), norm(M=(1, 64))], H200: [norm()]}
+        )
+        assert run("plan", "lock", str(file), "--calls", str(calls)).status == 0
+        return file
+
+    measured["softmax"] = [Choice("torch.softmax", softmax, {"M": (1, 99)}, "")]
+    told = run("plan", "export", "-o", str(path := before())).out
+    # rms_norm's two calls and softmax's two for training had entries of their own; softmax's wider one covers its old
+    assert f"of 4 entries that {path} had calls have no kernel now: rms_norm {{dtype: bfloat16, M: 1..64}}; " in told
+    assert f"{path} had `lock: everything`, and has `lock: listed` now: its calls are decided elsewhere again" in told
+    found = run("plan", "export", "-o", str(before()), "--json").json
+    assert (found["gone"], found["lock"], found["lock_before"]) == ({str(here()): 4}, "listed", "everything")
+    again = run("plan", "export", "-o", str(path), "--json").json
+    assert (again["gone"], again["lock_before"]) == ({str(here()): 0}, "listed")
+    fresh = run("plan", "export", "-o", str(path.with_name("fresh.yaml")), "--json").json
+    assert (fresh["gone"], fresh["lock_before"]) == ({str(here()): 0}, None)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--op", "softmx"], "unknown op 'softmx'; did you mean 'softmax'"),
         (["--regime", "graph"], "unknown regime 'graph'; did you mean 'graph/warm' or 'graph/cold'?"),
-        (["--target", "nvidia:sm_90"], "'nvidia:sm_90' is not of the form VENDOR:ARCH/UNITS"),
+        (
+            ["--target", "nvidia:sm_90"],
+            "--target 'nvidia:sm_90': nothing was measured on nvidia:sm_90, and none",
+        ),
+        (["--target", "nvidia:sm_90/many"], "'nvidia:sm_90/many': found 'many' for units; write VENDOR:ARCH, or"),
         (["--target", "nvdia:sm_90/132"], "unknown vendor 'nvdia'; did you mean 'nvidia'?"),
     ],
 )
@@ -294,12 +324,69 @@ def test_a_part_that_is_not_there_is_told(run: Callable, made: Callable[..., Pat
     ran = run("plan", "check", str(path), "--target", "amd:gfx942")
     assert (ran.status, ran.err) == (
         2,
-        "portakernel: plan: it has no part for amd:gfx942; its parts: nvidia:sm_90/132\n",
+        "portakernel: plan.yaml has no part for amd:gfx942; its parts: nvidia:sm_90/132\n",
     )
     assert "0 entries can be followed on no part (it has none for this machine" in run("plan", "check", str(path)).out
 
 
 # --- diff ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_target_is_written_with_its_units_or_without_them(
+    run: Callable, made: Callable[..., Path], calls: Path, tmp_path: Path, measured: dict[str, list[Choice]]
+) -> None:
+    half = Place(H200.target, 66)
+    path = made({H200: [norm()], half: [norm()]})
+
+    def judged(*targets: str) -> Any:
+        words = [word for target in targets for word in ("--target", target)]
+        return run("plan", "check", str(path), *words, "--json").json
+
+    assert judged("nvidia:sm_90")["targets"] == judged("h200")["targets"] == [str(H200), str(half)][::-1]
+    assert judged("nvidia:sm_90/132")["targets"] == judged("H100/132")["targets"] == [str(H200)]
+    told = run("plan", "check", str(path), "--target", "nvidia:sm_90/144").err
+    assert f"plan.yaml has no part for nvidia:sm_90/144; its parts: {half}, {H200}" in told
+    several = run("plan", "lock", str(path), "--calls", str(calls), "--target", "nvidia:sm_90")
+    assert several.status == 2
+    assert f"{path}, or this machine, has {half} and {H200}; add the units, such as {half}" in several.err
+    none = run("plan", "lock", str(path), "--calls", str(calls), "--target", "amd:gfx942")
+    assert f"--target 'amd:gfx942': {path}, or this machine, has no part for it; add the units, such as" in none.err
+    one = made({H200: [norm()]}, "one.yaml")
+    locked = run("plan", "lock", str(one), "--calls", str(calls), "--target", "nvidia:sm_90", "--json")
+    assert locked.status == 0, locked.err
+    assert {added["target"] for added in locked.json["added"]} == {str(H200)}
+    here_alone = tmp_path / "here.yaml"
+    assert run("plan", "export", "-o", str(here_alone), "--target", here().target).status == 0
+    assert list(read_form(here_alone).parts) == [here()]
+
+
+def test_a_target_without_units_is_exported_for_each_kind_of_device_that_was_measured(
+    run: Callable, tmp_path: Path, measured: dict[str, list[Choice]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("nvidia.sm_90-132", "nvidia.sm_90-66", "amd.gfx942-304"):
+        (tmp_path / "store" / name).mkdir(parents=True)
+    monkeypatch.setenv("PORTAKERNEL_TUNING_DIR", str(tmp_path / "store"))
+    path = tmp_path / "plan.yaml"
+    assert run("plan", "export", "-o", str(path), "--target", "nvidia:sm_90").status == 0
+    assert [str(place) for place in read_form(path).parts] == ["nvidia:sm_90/66", "nvidia:sm_90/132"]
+
+
+def test_a_regime_of_graphs_is_explained_where_there_are_none(
+    run: Callable, tmp_path: Path, measured: dict[str, list[Choice]]
+) -> None:
+    words = ["plan", "export", "-o", str(tmp_path / "plan.yaml"), "--target", str(here()), "--target", str(H200)]
+    told = f"{here()} has no graphs, which graph/cold would time: eager/cold is what counts there\n"
+    assert told in (out := run(*words, "--regime", "graph/cold").out)
+    assert f"{H200} has no graphs" not in out
+    assert "has no graphs" not in run(*words).out
+    found = run(*words, "--regime", "graph/warm", "--json").json
+    assert found["regimes"] == {str(here()): "eager/warm", str(H200): "graph/warm"}
+
+
+def test_a_digest_that_cannot_be_one_is_told(run: Callable, made: Callable[..., Path]) -> None:
+    told = run("plan", "check", str(made({H200: [norm()]})), "--digest", "sha256:12")
+    assert told.status == 2
+    assert "--digest 'sha256:12' is no digest; one is written as sha256:, with 64 hex digits" in told.err
 
 
 def test_sizes_whose_kernel_differs_are_told(run: Callable, made: Callable[..., Path]) -> None:
@@ -379,6 +466,32 @@ def test_a_plan_for_this_machine_can_begin_with_its_workload(run: Callable, call
     assert ran.status == 0, ran.err
     assert f"{path}: 0 entries kept, 3 added; lock: everything\n" in ran.out
     assert [str(place) for place in read_form(path).parts] == [str(here())]
+
+
+def test_calls_that_are_locked_are_told_apart(run: Callable, tmp_path: Path) -> None:
+    calls = tmp_path / "calls.yaml"
+    calls.write_text(
+        "calls:\n"
+        "  - {op: softmax, dtype: float16, shape: {x: [64, 100]}, training: true}\n"
+        "  - {op: rms_norm, dtype: {x: bfloat16, weight: float32}, shape: {x: [8, 64], weight: [64]},"
+        " parameters: {weight_offset: 1.0}}\n",
+        encoding="utf-8",
+    )
+    words = ["plan", "lock", str(tmp_path / "plan.yaml"), "--calls", str(calls), "--target", str(H200)]
+    rows = [re.split(" {2,}", line.strip()) for line in run(*words).out.splitlines()]
+    assert rows[0] == ["target", "op", "phase", "dtype", "sizes", "kernel"]
+    assert [row[1:5] for row in rows[1:4]] == [
+        ["softmax", "training", "float16", "M=64, N=100"],
+        ["softmax", "backward", "float16", "M=64, N=100"],
+        ["rms_norm", "inference", "x bfloat16, weight float32", "M=8, N=64, weight_offset=1.0"],
+    ]
+    Path(words[2]).unlink()
+    norm = run(*words, "--json").json["added"][2]
+    assert (norm["phase"], norm["dtypes"], norm["features"]) == (
+        "inference",
+        {"x": "bfloat16", "weight": "float32"},
+        {"weight_offset": 1.0},
+    )
 
 
 def test_a_call_without_a_kernel_locks_nothing(

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
+from portakernel.tuning.store import Writer
+from portakernel_kit.bench.question import Question
 from portakernel_kit.tune.fleet import Fleet
 from portakernel_kit.tune.job import Job
+from portakernel_kit.tune.session import OneDevice
 
 CALLS = """
 calls:
@@ -54,7 +62,8 @@ def test_an_interrupted_run_goes_on_and_what_is_kept_is_not_measured_again(
     compacted = run("tune", "--compact", "--json").json
     assert [(one["op"], one["files"], one["records"]) for one in compacted["compacted"]] == [("softmax", 2, 2)]
     assert set(second.json) == {
-        "regime", "store", "measured", "refused", "left", "kept", "devices", "refused_devices", "spread", "interrupted",
+        "regime", "regime_asked", "seed",
+        "store", "measured", "refused", "left", "kept", "devices", "refused_devices", "spread", "interrupted",
     }  # fmt: skip
     shown = second.json["measured"][0]
     assert (shown["op"], shown["regime"], shown["phase"]) == ("softmax", "eager/cold", "inference")
@@ -66,7 +75,9 @@ def test_an_interrupted_run_goes_on_and_what_is_kept_is_not_measured_again(
 def test_regret_measures_sizes_that_the_store_lacks(run: Callable) -> None:
     found = run("regret", "softmax", "--held-out", "1", "--seed", "5", "--device", "cpu", "--json")
     assert found.status == 0, found.err
-    assert set(found.json) == {"device", "regime", "seed", "interrupted", "busy", "ways", "cells"}
+    keys = {"device", "regime", "regime_asked", "seed", "interrupted", "busy", "ways", "cells"}
+    assert set(found.json) == keys
+    assert (found.json["regime"], found.json["regime_asked"]) == ("eager/cold", None)
     assert set(found.json["ways"]) == {"priorities", "measured"}
     assert found.json["ways"]["measured"]["cells"] == len(found.json["cells"]) == 1
     assert found.json["ways"]["measured"]["harm"] == 0
@@ -76,7 +87,29 @@ def test_regret_measures_sizes_that_the_store_lacks(run: Callable) -> None:
     ("words", "message"),
     [
         ("tune --budget soon", "--budget 'soon' is no time; give a number and s, m or h, such as 10m"),
-        ("tune --compact softmax", "--compact rewrites what is kept and measures nothing; give it alone"),
+        ("tune softmax --budget 0s", "--budget '0s' leaves no time to measure; give more than 0, such as 10m"),
+        ("tune softmax --budget 10", "--budget '10' is no time; give a number and s, m or h, such as 10m"),
+        ("tune --compact softmax", "--compact rewrites what is kept and measures nothing; give it alone, without OP"),
+        ("tune --compact --stale --seed 3", "give it alone, without --seed and --stale"),
+        ("tune --compact --dtype float32 --set eps=1", "give it alone, without --dtype and --set"),
+        ("tune --compact --training --budget 3m", "give it alone, without --training and --budget"),
+        ("tune --compact --device cpu --engine ray", "give it alone, without --device and --engine"),
+        ("tune --compact --regime eager/warm", "give it alone, without --regime"),
+        ("tune softmax --regime wrong", "'wrong' is not one of 'graph/cold', 'graph/warm', 'eager/cold', 'eager/warm'"),
+        ("tune softmax --engine rayy", "'rayy' is not one of 'local', 'ray'"),
+        (
+            "tune softmax --engine ray --device cpu",
+            "--engine ray measures on the GPUs of a cluster, all of them; leave",
+        ),
+        ("tune softmax --device all --device cpu", "--device all is every device; leave out --device cpu"),
+        ("tune softmax --device cuda:99", "unknown device 'cuda:99'; known: "),
+        ("tune softmax --drawn 3 --shape x=4x4 --device cpu", "--drawn draws sizes; leave out --shape\n"),
+        (
+            "tune softmax add --shape x=4x4 --device cpu",
+            "--shape and --set are of one op; name it alone (2 are asked for)",
+        ),
+        ("tune softmax --dtype float33 --device cpu", "unknown dtype 'float33'; did you mean 'float32'"),
+        ("tune softmx", "unknown op 'softmx'; did you mean 'softmax'"),
         ("tune no_such_op", "unknown op 'no_such_op'"),
         ("regret no_such_op", "unknown op 'no_such_op'"),
         ("tune --device cpu:7", "device"),
@@ -88,10 +121,102 @@ def test_words_that_ask_for_nothing_are_refused(run: Callable, words: str, messa
     assert message in found.err
 
 
-def test_a_file_lists_whole_calls(run: Callable, calls: str) -> None:
-    found = run("tune", "--calls", calls, "--dtype", "float16")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--dtype float16", "lists whole calls; leave out --shape, --dtype, --set and --drawn"),
+        ("--training", "say `training: true` themselves; leave out --training"),
+        ("rms_norm", "lists no call of rms_norm; it has softmax"),
+        ("softmx", "unknown op 'softmx'; did you mean 'softmax'"),
+    ],
+)
+def test_a_file_lists_whole_calls(run: Callable, calls: str, words: str, message: str) -> None:
+    found = run("tune", "--calls", calls, "--device", "cpu", *words.split())
     assert found.status == 2
-    assert f"tune: {calls} lists whole calls; leave out --shape, --dtype, --set and --drawn" in found.err
+    assert message in found.err
+
+
+def test_sizes_of_accelerators_leave_a_cpu_nothing(run: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Question, "too_large", lambda *_, **__: True)
+    found = run("tune", "softmax", "--device", "cpu")
+    assert found.status == 2
+    assert re.search(
+        "tune: none of [0-9]+ calls to softmax is of a size for .*; give sizes with --shape, or", found.err
+    )
+
+
+@pytest.mark.parametrize("words", ["tune softmax --drawn 1", "regret softmax --held-out 1"])
+def test_a_regime_of_graphs_is_explained_where_there_are_none(
+    run: Callable, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    monkeypatch.setattr(Fleet, "run", lambda *_: iter(()))
+    monkeypatch.setattr(OneDevice, "run", lambda *_: iter(()))
+    told = " has no graphs, which graph/warm would time: eager/warm is what counts there\n"
+    assert told in run(f"{words} --device cpu --regime graph/warm").out
+    found = run(f"{words} --device cpu --regime graph/warm --json").json
+    assert (found["regime"], found["regime_asked"]) == ("eager/warm", "graph/warm")
+
+
+def test_without_ray_its_extra_is_named(run: Callable, calls: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    found = run("tune", "--calls", calls, "--engine", "ray")
+    assert found.status == 2
+    assert "the engine ray needs Ray, which is not installed: pip install 'portakernel[ray]'" in found.err
+
+
+def test_drawn_sizes_name_their_seed(run: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Fleet, "run", lambda *_: iter(()))
+    words = "tune softmax --device cpu --drawn 1"
+    told = run(words).out
+    assert "sizes are those that --seed 0 draws\n" in told
+    assert "has no graphs" not in told  # nobody asked for them
+    assert run(f"{words} --seed 7 --json").json["seed"] == 7
+
+
+@pytest.mark.parametrize("words", ["tune --calls {calls} --device cpu", "tune --compact", "tune --compact --json"])
+@pytest.mark.parametrize(
+    ("below", "said"),
+    [("", "is no directory"), ("/of/a/file", "is no directory"), ("\0full", "is full (No space left on device)")],
+)
+def test_a_store_that_cannot_be_written_is_refused_before_anything_is_measured(
+    run: Callable, calls: str, store: Path, monkeypatch: pytest.MonkeyPatch, words: str, below: str, said: str
+) -> None:
+    monkeypatch.setattr(Fleet, "run", lambda *_: pytest.fail("something was measured"))
+    if below == "\0full":
+        full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        monkeypatch.setattr(Path, "write_bytes", mock.Mock(side_effect=full))
+    else:
+        store.write_text("no folder", encoding="utf-8")
+        monkeypatch.setenv("PORTAKERNEL_TUNING_DIR", root := f"{store}{below}")
+        store = Path(root)
+    found = run(words.format(calls=calls))
+    assert found.status == 2
+    text = found.json["error"]["message"] if "--json" in words else found.err
+    assert f"the store of measurements {store} {said}" in text
+    assert "PORTAKERNEL_TUNING_DIR names another folder" in text
+
+
+def test_a_store_that_fills_up_is_told_and_not_a_traceback(
+    run: Callable, calls: str, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    monkeypatch.setattr(Writer, "write", mock.Mock(side_effect=full))
+    found = run("tune", "--calls", calls, "--device", "cpu")
+    assert found.status == 2
+    assert f"a record cannot be written into {store}: No space left on device" in found.err
+    assert "what was measured before it is kept" in found.err
+
+
+def test_compacting_a_folder_that_cannot_be_written_says_so(
+    run: Callable, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder := store / "cpu.x86_64-2").mkdir(parents=True)
+    (folder / "softmax.host-1-0.jsonl").write_text("", encoding="utf-8")
+    denied = OSError(errno.EROFS, os.strerror(errno.EROFS), str(folder))
+    monkeypatch.setattr("portakernel.tuning.store.compact", mock.Mock(side_effect=denied))
+    found = run("tune", "--compact")
+    assert found.status == 2
+    assert f"{store} cannot be compacted: Read-only file system ({folder})" in found.err
 
 
 def test_compacting_an_empty_store_says_so(run: Callable, store: Path) -> None:

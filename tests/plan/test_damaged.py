@@ -12,11 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from portakernel.claims.request import PLAIN_FACTS
 from portakernel.errors import PlanError
-from portakernel.plan import Place, read_form, read_plan
+from portakernel.plan import Place, judging, pins, read_form, read_plan
 from portakernel.plan.export import make_plan
+from portakernel.plan.judging import notes_on
 from portakernel.plan.pins import SourceOf
 from portakernel.plan.plan import MadeWith
+from portakernel.plan.reading import problems_of
 from portakernel.plan.writing import plan_text
 from portakernel.registry.registry import Registry
 from portakernel.tuning.choices import Choice
@@ -77,6 +80,19 @@ DAMAGED: dict[str, tuple[str | bytes, str]] = {
     "an open range": (entry("1..512", "1.."), "found '1..'; write a size"),
     "a dtype that is none": (entry("bfloat16", "bfloat61"), "unknown dtype 'bfloat61'; did you mean 'bfloat16'"),
     "dtypes twice": (entry("dtype: bfloat16", "dtype: bfloat16, dtypes: {x: float16}"), "one of the two"),
+    "a word misspelled": (
+        entry("N: 4096", "layuot: [x.contiguous = true]"),
+        "unknown word 'layuot'; did you mean 'layout'? An entry has dtype, dtypes, phase, formats, features",
+    ),
+    "another word misspelled": (entry("dtype", "dtpye"), "unknown word 'dtpye'; did you mean 'dtype' or 'dtypes'?"),
+    "a kernel misspelled": (
+        entry("triton.rms_norm", "triton.rms_nrom"),
+        "write `triton.rms_nrom: {source: …}` there if it is meant; did you mean 'triton.rms_norm'",
+    ),
+    "a dimension misspelled, that keeps no entries apart": (
+        entry("M: 1..512", "MM: 1..512") + GOOD.replace("1..512", "513..999").replace("triton", "torch"),
+        "for some of these sizes, and this torch.rms_norm; rms_norm has no dimension 'MM': did you mean 'M'?",
+    ),
     "no dtype": (entry("dtype: bfloat16, ", ""), "one of the two"),
     "no kernel": (entry(", use: triton.rms_norm", ""), "required key 'use' is missing"),
     "a kernel that is a list": (entry("use: triton.rms_norm", "use: [triton.rms_norm]"), "valid string"),
@@ -98,7 +114,10 @@ DAMAGED: dict[str, tuple[str | bytes, str]] = {
         HEAD + PART + GOOD + "      - {dtypes: {weight: bfloat16, x: bfloat16}, use: torch.rms_norm}\n",
         "line 8 has triton.rms_norm for some of these sizes",
     ),
-    "a digest of something else": (HEAD + PART + GOOD + f"digest: sha256:{'0' * 64}\n", "somebody changed a decision"),
+    "a digest of something else": (
+        HEAD + PART + GOOD + f"digest: sha256:{'0' * 64}\n",
+        f"is sha256:{'0' * 64}, and what stands above has sha256:",
+    ),
     "a digest that is none": (HEAD + PART + GOOD + "digest: md5:00\n", "it is written as sha256:, with 64 hex digits"),
 }
 
@@ -232,15 +251,121 @@ def test_versions_driver_and_torch_are_notes(
     assert any(
         note.startswith("nvidia:sm_90/132: torch is ") and note.endswith("0.1 in the plan") for note in plan.notes
     )
-    pins = {name: replace(pin, requires={"torch": "0.1", "acme": "7"}) for name, pin in plan.pins.items()}
-    other = read_plan(write(plan_text(replace(plan, pins=pins))), registry, here=["nvidia:sm_90"], source_of=source_of)
-    assert other.digest == plan.digest
-    assert "triton.softmax: acme is not installed here, and 7 in the plan" in other.notes
+    assert not [note for note in plan.notes if "softmax" in note]
+
+
+def test_versions_that_the_plan_has_otherwise_are_told_as_they_are(
+    registry: Registry, source_of: SourceOf, write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = {"triton": "3.9", "acme": "", "numpy": "2"}
+    monkeypatch.setattr(pins, "versions", lambda kernel: installed)
+    known, sm_90 = read_plan(write(good(registry, source_of)), registry, here=[], source_of=source_of), ["nvidia:sm_90"]
+    places = [place for place in known.parts if place.target in sm_90]
+
+    def written(requires: dict[str, str], versions: str = "") -> Path:
+        """As if the files were the same, and the versions others where that is said."""
+        pinned = {
+            name: replace(pin, source=pin.source[:10] + (versions or pin.source[10:]), requires=requires)
+            for name, pin in known.pins.items()
+        }
+        return write(plan_text(replace(known, pins=pinned)))
+
+    def notes(path: Path) -> list[str]:
+        found = notes_on(read_form(path), places, registry, source_of)
+        return [note for note in found if note.startswith("triton.softmax")]
+
+    assert notes(written({"triton": "3.9"})) == []
+    (wrong,) = notes(written({"triton": "3.8", "acme": "7", "torch": "0.1"}))
+    assert wrong == (
+        "triton.softmax: acme is not installed here, and 7 in the plan; the plan has torch 0.1, and the kernel's source"
+        " here is made with no torch; triton is 3.9 here, and 3.8 in the plan; its source is the one here, so that"
+        " `requires` is not what the plan was made with"
+    )
+    other = written({"triton": "3.8"}, "000000")
+    told = "acme is not installed here, and the plan has no version of it"
+    told += "; numpy is 2 here, and the plan has no version of it; triton is 3.9 here, and 3.8 in the plan"
+    (granted,) = notes(other)
+    assert granted == (
+        f"triton.softmax: its files are those of the plan, and {told}: those of the plan are taken for granted where"
+        " it runs"
+    )
+    # of hardware that is not here what is installed there counts; whoever follows the plan has to have the same
+    assert problems_of(other, places, registry, source_of) == []
+    with pytest.raises(PlanError, match=re.escape(f"in the plan ({told})")):
+        read_plan(other, registry, here=sm_90, source_of=source_of)
+    monkeypatch.setattr(judging, "_targets_here", lambda registry: frozenset(sm_90))
+    assert notes(other) == []
+    assert any(f"in the plan ({told})" in problem for problem in problems_of(other, places, registry, source_of))
+    files = write(plan_text(replace(known, pins={n: replace(p, source="0" * 16) for n, p in known.pins.items()})))
+    assert notes(files) == []
 
 
 def test_a_layout_that_no_kernel_asks_for_is_noted(
     registry: Registry, source_of: SourceOf, write: Callable[..., Path]
 ) -> None:
-    text = without_digest(good(registry, source_of)).replace("float16, M: 1..9", "float16, layout: [x.N > 3], M: 1..9")
-    notes = read_plan(write(text), registry, here=["nvidia:sm_90"], source_of=source_of).notes
-    assert any("no kernel of softmax here sets 'x.N > 3': no call is of this kind" in note for note in notes)
+    text = without_digest(good(registry, source_of))
+    asked = text.replace("float16, M: 1..9", "float16, layout: [x.contiguous = false], M: 1..9")
+    notes = read_plan(write(asked), registry, here=["nvidia:sm_90"], source_of=source_of).notes
+    said = r"plan\.yaml:\d+: layout: no kernel of softmax here sets 'x.contiguous = false': no call is of this kind; "
+    assert any(re.match(said + ".*x.contiguous = true", note) for note in notes), notes
+
+
+@pytest.mark.parametrize(
+    ("bound", "said"),
+    [
+        ("x.N > 3", "the memory of a tensor has no 'N'; known: alignment, contiguous, flat_rows, stride_last"),
+        ("x.alignmnt a multiple of 16", "the memory of a tensor has no 'alignmnt'; did you mean 'alignment'?"),
+        ("y.alignment a multiple of 16", "softmax has no tensor 'y'; known: x"),
+    ],
+)
+def test_a_layout_that_no_kernel_can_ask_for_is_refused(
+    registry: Registry, source_of: SourceOf, write: Callable[..., Path], bound: str, said: str
+) -> None:
+    text = without_digest(good(registry, source_of))
+    asked = text.replace("float16, M: 1..9", f"float16, layout: [{bound}], M: 1..9")
+    with pytest.raises(PlanError, match=re.escape(f"layout: found {bound!r}; {said}")):
+        read_plan(write(asked), registry, here=["nvidia:sm_90"], source_of=source_of)
+
+
+def test_what_every_kernel_here_says_of_memory_can_stand_in_a_plan(registry: Registry) -> None:
+    of_memory = {(op, limit.parameter) for op in registry.ops for one in registry.for_op(op) for limit in one.limits()}
+    layouts = {(op, text) for op, text in of_memory if "." in text}
+    assert layouts
+    assert not [
+        text
+        for op, text in layouts
+        if text.partition(".")[0] not in registry.ops[op].typed or text.partition(".")[2] not in PLAIN_FACTS
+    ]
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("amd:gfx000", "'gfx000' is no arch of amd that this portakernel knows; did you mean 'gfx1200'"),
+        ("nvidia:sm_91", "'sm_91' is no arch of nvidia that this portakernel knows; did you mean 'sm_90'"),
+        ("nvidia:hopper", "'hopper' is a family of nvidia's archs; name one of them: sm_90"),
+        ("nvida:sm_90", "unknown vendor 'nvida'; did you mean 'nvidia'?"),
+    ],
+)
+def test_an_arch_that_there_is_not_is_told_with_the_nearest(
+    registry: Registry, source_of: SourceOf, write: Callable[..., Path], target: str, said: str
+) -> None:
+    path = write(HEAD + PART.replace("nvidia:sm_90", target) + GOOD)
+    with pytest.raises(PlanError) as told:
+        read_plan(path, registry, source_of=source_of)
+    (problem,) = told.value.problems
+    assert problem.startswith(f"{path}:6: targets.{target}/132: {said}")
+    assert "\\n" not in problem
+
+
+def test_an_arch_that_may_come_later_is_noted_with_the_nearest(
+    registry: Registry, source_of: SourceOf, write: Callable[..., Path]
+) -> None:
+    def notes(target: str) -> tuple[str, ...]:
+        text = HEAD + PART.replace("nvidia:sm_90", target) + GOOD
+        return read_plan(write(text), registry, here=[], source_of=source_of).notes
+
+    assert notes("nvidia:sm_90") == ()
+    (note,) = notes("nvidia:sm_999")
+    said = "'sm_999' is no arch that this portakernel knows, and is taken for a later one; did you mean 'sm_90'"
+    assert note.startswith(f"plan.yaml:6: targets.nvidia:sm_999/132: {said}")

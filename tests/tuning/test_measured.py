@@ -109,6 +109,28 @@ def test_another_number_of_units_is_shown_and_not_used(tmp_path):
     assert places([tmp_path]) == (("nvidia:sm_90", 114),)
 
 
+def test_a_regime_that_answers_for_another_says_so_where_that_was_asked_for():
+    for asked in Regime:
+        assert asked.on("nvidia").instead_of(asked, "a card") == ""
+        assert asked.on("cpu").instead_of(None, "a CPU") == ""
+    assert Regime.EAGER_WARM.on("cpu").instead_of("eager/warm", "a CPU") == ""
+    assert Regime.GRAPH_WARM.on("cpu").instead_of("graph/warm", "a CPU") == (
+        "a CPU has no graphs, which graph/warm would time: eager/warm is what counts there"
+    )
+
+
+def test_units_of_a_cpu_are_named(tmp_path):
+    cpu = replace(key(64), target="cpu:x86_64", units=8, regime=Regime.EAGER_COLD)
+    with Writer(folder_of(tmp_path, cpu.target, 8), OP) as writer:
+        writer.write(record(64, key=cpu))
+    registry = dispatcher().registry
+    here = Measured([tmp_path], OP, cpu.target, 4, Regime.EAGER_COLD, registry.for_op(OP), registry.spaces)
+    (note,) = here.notes(cpu.kind, cpu.dims)
+    assert note == (
+        "measured on cpu:x86_64 with 8 units (processors that torch's threads use at once), not 4: not used"
+    )
+
+
 def test_a_user_s_own_records_go_before_those_that_ship_unless_they_decide_nothing(tmp_path):
     shipped = written(tmp_path / "shipped", record(64), record(512))
     own = written(tmp_path / "own", record(64, None), record(512, busy=True))

@@ -71,6 +71,9 @@ def command(
         chosen_kernels(now.registry, op, None)  # a name that nothing has is told before torch is loaded
     where = now.registry.device(device) if device is not None else first_device(now.registry)
     wanted = Regime(regime or Regime.GRAPH_COLD).on(where.target.vendor)
+    out = page()
+    if (told := wanted.instead_of(regime, where.name)) and not json:
+        out.line(told, "doubt")
     cells, interrupted, busy = _measured(asked, held_out, seed, plan, where, wanted, training=training)
     ways = [PRIORITIES, "measured", *(["plan"] if plan is not None else [])]
     found = {way: summary(cells, way) for way in ways}
@@ -79,6 +82,7 @@ def command(
             {
                 "device": where.torch_device,
                 "regime": str(wanted),
+                "regime_asked": regime,
                 "seed": seed,
                 "interrupted": interrupted,
                 "busy": busy,
@@ -87,7 +91,7 @@ def command(
             }
         )
     else:
-        _print(page(), cells, found, busy)
+        _print(out, cells, found, busy)
     if interrupted:
         raise typer.Exit(130)
     raise typer.Exit(0 if cells else 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -15,8 +14,6 @@ from portakernel.cli.options import DTypes, Json, Shapes, Values
 
 if TYPE_CHECKING:
     from portakernel.cli.output import Page
-    from portakernel.registry.registry import Registry
-    from portakernel.tuning.key import Regime
     from portakernel.words.target import Device
     from portakernel_kit.tune.fleet import Spread
     from portakernel_kit.tune.job import Job
@@ -24,7 +21,6 @@ if TYPE_CHECKING:
 
 Names = list[str] | None
 RegimeName = Literal["graph/cold", "graph/warm", "eager/cold", "eager/warm"]
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def command(
@@ -89,47 +85,45 @@ def command(
     from portakernel.errors import ArgumentValueError
     from portakernel.runtime import dispatcher
     from portakernel.tuning.key import Regime
-    from portakernel.tuning.place import own_root
+    from portakernel.tuning.place import REMEDY, own_root, writing_trouble
+    from portakernel_kit.cli.tune_words import devices_of, jobs_of, refuse_beside_compact, seconds_of
 
     root = own_root(Config.from_environment().tuning_dir)
+    if found := writing_trouble(root):  # told before hours are spent on what cannot be kept
+        raise ArgumentValueError(f"the store of measurements {root} {found}; {REMEDY}")
     if compact:
-        if ops or calls or drawn or shape:
-            raise ArgumentValueError("--compact rewrites what is kept and measures nothing; give it alone")
+        refuse_beside_compact(
+            {
+                "OP": ops, "--calls": calls, "--shape": shape, "--dtype": dtype, "--set": parameters, "--drawn": drawn,
+                "--seed": seed, "--training": training, "--budget": budget, "--device": device, "--regime": regime,
+                "--engine": engine != "local", "--stale": stale,
+            }
+        )  # fmt: skip
         _compact(root, page(), json=json)
         return
-    now = dispatcher()
-    devices = _devices(now.registry, device or ())
-    where = devices[0]
-    asked = Regime(regime or Regime.GRAPH_COLD)
-    wanted = asked.on(where.target.vendor)
-    words = tuple(shape or ()), tuple(dtype or ()), tuple(parameters or ())
-    jobs = _jobs(calls, ops, words, drawn, seed, where, wanted, training=training)
     limit = seconds_of(budget) if budget is not None else None
+    if engine == "ray" and device:
+        raise ArgumentValueError("--engine ray measures on the GPUs of a cluster, all of them; leave out --device")
+    now = dispatcher()
+    devices = devices_of(now.registry, device or ())
+    where = devices[0]
+    wanted = Regime(regime or Regime.GRAPH_COLD).on(where.target.vendor)
+    words = tuple(shape or ()), tuple(dtype or ()), tuple(parameters or ())
+    jobs = jobs_of(calls, ops, words, drawn, seed, where, wanted, training=training)
     out = page()
-    if regime is not None and wanted is not asked and not json:
-        out.line(f"{where.name} has no graphs: {wanted} is measured in place of {asked}", "doubt")
+    if (told := wanted.instead_of(regime, where.name)) and not json:
+        out.line(told, "doubt")
+    if drawn and not json:
+        out.line(f"sizes are those that --seed {seed} draws", "faint")
     session, status = _measured(root, devices if engine == "local" else (), jobs, limit, stale=stale)
     if json:
-        print_json({"regime": str(wanted), **session.to_json(), **status.to_json()})
+        how = {"regime": str(wanted), "regime_asked": regime, "seed": seed}
+        print_json({**how, **session.to_json(), **status.to_json()})
     else:
         _print(out, session, status)
     if status.interrupted:
         raise typer.Exit(130)
     raise typer.Exit(1 if session.refused or session.left else 0)
-
-
-def seconds_of(text: str) -> float:
-    """A time as ``90s``, ``10m`` or ``2h``.
-
-    Raises:
-        ArgumentValueError: it is none.
-    """
-    from portakernel.errors import ArgumentValueError
-
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh])", text.strip())
-    if found is None:
-        raise ArgumentValueError(f"--budget {text!r} is no time; give a number and s, m or h, such as 10m")
-    return float(found[1]) * _UNITS[found[2]]
 
 
 @dataclass(slots=True)
@@ -153,59 +147,6 @@ class _Status:
             "spread": known,
             "interrupted": self.interrupted,
         }
-
-
-def _devices(registry: Registry, names: Sequence[str]) -> tuple[Device, ...]:
-    """The devices to measure on: those named, or with ``all`` every one of the first one's vendor.
-
-    Raises:
-        ArgumentValueError: they are of several vendors, whose calls are timed in other ways.
-    """
-    from portakernel.deciding.explaining import first_device
-    from portakernel.errors import ArgumentValueError
-
-    first = first_device(registry)
-    if "all" in names:
-        alike = (d for d in registry.devices if d.target.vendor == first.target.vendor and not d.attached)
-        return tuple(device for device in alike if device.torch_device is not None)
-    found = tuple(dict.fromkeys(registry.device(name) for name in names)) or (first,)
-    if len(vendors := sorted({device.target.vendor for device in found})) > 1:
-        raise ArgumentValueError(f"--device names devices of {' and '.join(vendors)}; tune each vendor's by itself")
-    return found
-
-
-def _jobs(
-    calls: Path | None,
-    ops: Sequence[str] | None,
-    words: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]],
-    drawn: int,
-    seed: int,
-    where: Device,
-    regime: Regime,
-    *,
-    training: bool,
-) -> list[Job]:
-    """The jobs that the command line asks for."""
-    from portakernel.cli.calls_file import load_calls
-    from portakernel.cli.list_kernels import chosen_kernels
-    from portakernel.contracts import contracts
-    from portakernel.errors import ArgumentValueError
-    from portakernel.runtime import dispatcher
-    from portakernel_kit.cli.bench.requests import Words
-    from portakernel_kit.tune.work import jobs_of_calls, jobs_of_questions
-
-    if calls is not None:
-        if any(words) or drawn:
-            raise ArgumentValueError(f"tune: {calls} lists whole calls; leave out --shape, --dtype, --set and --drawn")
-        listed = [call for call in load_calls(calls) if not ops or call.op in ops]
-        return jobs_of_calls(listed, where.target, regime, seed)
-    asked = list(dict.fromkeys(ops or (op for op, contract in contracts().items() if contract.grid is not None)))
-    for op in asked:
-        chosen_kernels(dispatcher().registry, op, None)  # a name that nothing has is told before torch is loaded
-    questions = Words(*words, drawn=drawn, seed=seed).questions(asked, where)
-    on_cpu = where.torch_device == "cpu" and not words[0]
-    fitting = [q for q in questions if not (on_cpu and q.too_large(on_cpu=True, free_bytes=None))]
-    return jobs_of_questions(fitting, regime, training=training, seed=seed)
 
 
 def _measured(
@@ -241,15 +182,21 @@ def _measured(
 
 def _compact(root: Path, out: Page, *, json: bool) -> None:
     from portakernel.cli.output import print_json
+    from portakernel.errors import PortakernelError
     from portakernel.tuning.store import compact, folders, ops_in
 
-    found = [
-        {"place": folder.name, "op": op, "files": files, "records": records}
-        for folder in folders(root)
-        for op in ops_in(folder)
-        for files, records in [compact(folder, op)]
-        if files
-    ]
+    try:
+        found = [
+            {"place": folder.name, "op": op, "files": files, "records": records}
+            for folder in folders(root)
+            for op in ops_in(folder)
+            for files, records in [compact(folder, op)]
+            if files
+        ]
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        text = f"{root} cannot be compacted: {error.strerror or error}{where}"
+        raise PortakernelError(f"{text}; each record is in one file at least") from error
     if json:
         print_json({"store": str(root), "compacted": found})
         return

@@ -63,7 +63,9 @@ class RayWorkers:
             made.init(address=address, log_to_driver=False)
         count = int(made.cluster_resources().get(resource or "GPU", 0))
         if not count:
-            raise ArgumentValueError(f"the Ray cluster has no {resource or 'GPU'}; start its nodes with some")
+            text = f"the Ray cluster has no {resource or 'GPU'}; start its nodes with some"
+            named = "RAY_ADDRESS names another, and without it Ray starts one of this machine"
+            raise ArgumentValueError(f"{text} ({named})")
         wanted: dict[str, Any] = {"resources": {resource: 1}, "num_cpus": 0} if resource else {"num_gpus": 1}
         actor: Any = ray.remote(DeviceActor)
         options = actor.options(max_restarts=1, max_task_retries=0, **wanted)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from portakernel.errors import PortakernelError
 from portakernel.tuning.record import Record
 from portakernel.tuning.store import Writer, folder_of
 from portakernel_kit.tune.child import Child, JobError
@@ -99,9 +100,13 @@ class Session:
 
     def _write(self, record: Record) -> None:
         place = record.key.kind.op, record.key.target, record.key.units
-        if place not in self._writers:
-            self._writers[place] = Writer(folder_of(self.root, *place[1:]), place[0])
-        self._writers[place].write(record)
+        try:
+            if place not in self._writers:
+                self._writers[place] = Writer(folder_of(self.root, *place[1:]), place[0])
+            self._writers[place].write(record)
+        except OSError as error:
+            text = f"a record cannot be written into {self.root}: {error.strerror or error}"
+            raise PortakernelError(f"{text}; what was measured before it is kept") from error
         self.measured.append(record)
 
 

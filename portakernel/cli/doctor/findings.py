@@ -5,6 +5,7 @@ To examine something else, write a function that yields findings, and list it in
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -23,7 +24,7 @@ from portakernel.manifest.models import Requires
 from portakernel.native.code_cache import cache
 from portakernel.registry.plugin_manager import Package
 from portakernel.tensors import torch_build
-from portakernel.tuning.place import own_root
+from portakernel.tuning.place import REMEDY, own_root, reading_trouble, writing_trouble
 from portakernel.tuning.store import survey
 from portakernel.words.target import Device
 
@@ -175,7 +176,14 @@ def measurements(diagnosis: Diagnosis) -> Iterator[Finding]:
     """What the store of measurements holds, and the lines in it that are no records."""
     if diagnosis.config_error is not None:
         return
-    root = own_root(Config.from_environment().tuning_dir)
+    named = Config.from_environment().tuning_dir
+    root = own_root(named)
+    there = os.path.exists(root)
+    # one that is not there is not made, and the default one that cannot be is told of the cache: nobody asked for it
+    found = writing_trouble(root) if there else reading_trouble(root) if named else ""
+    if found:
+        what = f"the store of measurements {root} {found}: `portakernel tune` can keep nothing there"
+        yield Finding("attention", what, REMEDY)
     kept = survey(root)
     if not kept.records and not kept.passed_over:
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +42,7 @@ def command(
         list[str] | None,
         typer.Option(
             "--target",
-            metavar="VENDOR:ARCH",
+            metavar="VENDOR:ARCH[/UNITS]",
             help="Judge the parts for this hardware, from manifests where it is not here, or for `all`; repeatable"
             " [default: this machine's devices].",
         ),
@@ -62,7 +63,7 @@ def command(
     For example:
 
         portakernel plan check plan.yaml
-        portakernel plan check plan.yaml --target amd:gfx942 --target nvidia:sm_90
+        portakernel plan check plan.yaml --target amd:gfx942 --target nvidia:sm_90/132
         portakernel plan check plan.yaml --digest "$REVIEWED"
     """
     from portakernel.cli.output import page, print_json
@@ -73,6 +74,8 @@ def command(
 
     if not file.exists() and not file.is_symlink():
         raise ArgumentValueError(f"{file} is not there; `portakernel plan export -o {file}` writes one")
+    if digest is not None and not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
+        raise ArgumentValueError(f"--digest {digest!r} is no digest; one is written as sha256:, with 64 hex digits")
     now = dispatcher_apart()
     try:
         plan = read_form(file)
@@ -125,16 +128,17 @@ def chosen_places(now: Dispatcher, plan: Plan, targets: Sequence[str]) -> list[P
         ArgumentValueError: the plan has no part for a target that is asked for.
         UnknownNameError: there is no such target.
     """
+    from portakernel.cli.plan.target_words import those_meant
     from portakernel.errors import ArgumentValueError
 
     if "all" in targets:
         return sorted(plan.parts)
-    wanted = [str(now.registry.target(text)) for text in targets]
-    if missing := [text for text in wanted if all(place.target != text for place in plan.parts)]:
+    wanted = {text: those_meant(text, plan.parts, now.registry) for text in targets}
+    if missing := [text for text, places in wanted.items() if not places]:
         known = ", ".join(map(str, sorted(plan.parts))) or "none"
-        raise ArgumentValueError(f"plan: it has no part for {missing[0]}; its parts: {known}")
+        raise ArgumentValueError(f"{plan.name} has no part for {missing[0]}; its parts: {known}")
     if wanted:
-        return sorted(place for place in plan.parts if place.target in wanted)
+        return sorted({place for places in wanted.values() for place in places})
     return sorted(set(plan.parts) & set(places_here(now)))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,8 +31,9 @@ def command(
         str | None,
         typer.Option(
             "--target",
-            metavar="VENDOR:ARCH/UNITS",
-            help="The part to complete, from manifests where the hardware is not here [default: the calls' devices].",
+            metavar="VENDOR:ARCH[/UNITS]",
+            help="The part to complete, from manifests where the hardware is not here; units where the plan has not one"
+            " part for it [default: the calls' devices].",
         ),
     ] = None,
     output: Annotated[
@@ -54,15 +55,20 @@ def command(
     """
     from portakernel.cli.calls_file import load_calls
     from portakernel.cli.output import page, print_json
+    from portakernel.cli.plan.here import places_here
+    from portakernel.cli.plan.target_words import place_meant
     from portakernel.plan.export import make_plan
-    from portakernel.plan.plan import Place, Plan
+    from portakernel.plan.plan import Plan
     from portakernel.plan.reading import read_form, read_plan
     from portakernel.plan.writing import write_plan
 
     now = dispatcher_apart()
-    place = Place.parse(target) if target is not None else None
-    here = None if place is None else [str(now.registry.target(place.target))]
-    plan = read_plan(file, now.registry, here=here) if file.exists() else Plan({}, {})
+    plan, place = read_form(file) if file.exists() else Plan({}, {}), None
+    if target is not None:
+        known = [*plan.parts, *(at for at in places_here(now) if at not in plan.parts)]
+        place = place_meant(target, known, now.registry, known_from=f"{file}, or this machine,")
+    if file.exists():
+        plan = read_plan(file, now.registry, here=None if place is None else [place.target])
     added, unserved = _uncovered(now, plan, load_calls(calls), place)
     where, kept = output or file, sum(1 for _ in plan.entries())
     if not unserved:
@@ -79,6 +85,10 @@ def command(
             {
                 "target": str(at),
                 "op": choice.kind.op,
+                "phase": choice.kind.phase,
+                "dtypes": dict(choice.kind.dtypes),
+                "formats": dict(choice.kind.formats),
+                "features": dict(choice.kind.features),
                 "kernel": choice.kernel,
                 "dims": {name: size for name, (size, _) in choice.bounds.items()},
             }
@@ -155,10 +165,22 @@ def _print(out: Page, answer: dict[str, Any]) -> None:
         out.line(f"{len(answer['unserved'])} calls have no kernel; nothing is written", "bad")
         return
     rows = [
-        (one["target"], one["op"], ", ".join(f"{name}={size}" for name, size in one["dims"].items()), one["kernel"])
+        (one["target"], one["op"], one["phase"], _dtypes(one["dtypes"]), _values(one), one["kernel"])
         for one in answer["added"]
     ]
     if rows:
-        out.table(rows, ("target", "op", "sizes", "kernel"), indent=2)
+        out.table(rows, ("target", "op", "phase", "dtype", "sizes", "kernel"), indent=2)
     out.line(f"{answer['plan']}: {answer['kept']} entries kept, {len(rows)} added; lock: everything", "good")
     out.line(answer["digest"], "faint")
+
+
+def _dtypes(by_tensor: Mapping[str, str]) -> str:
+    """One where all tensors have it, else each tensor's."""
+    one = set(by_tensor.values())
+    return one.pop() if len(one) == 1 else ", ".join(f"{name} {dtype}" for name, dtype in by_tensor.items())
+
+
+def _values(one: Mapping[str, Any]) -> str:
+    """Sizes, and what a call says beside them: scale formats, and parameters that are off their default."""
+    said = {**one["dims"], **one["formats"], **one["features"]}
+    return ", ".join(f"{name}={value}" for name, value in said.items())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -69,6 +70,19 @@ def test_a_measurement_goes_before_priority_within_its_bounds(world, two):
     assert [two.decide(asked(world, rows)).chosen.name for rows in (31, 32, 128, 129)] == [
         "p.add", "q.add", "q.add", "p.add",
     ]  # fmt: skip
+
+
+def test_what_was_measured_with_other_threads_is_not_used(world, two, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    request, before = asked(world), torch.get_num_threads()
+    two.routes.set(None, Known(chosen("q.add", request, two.registry.for_op("add"), units=4)))
+    try:
+        torch.set_num_threads(4)
+        assert two.decide(request).chosen.name == "q.add"
+        torch.set_num_threads(2)
+        assert two.decide(request).chosen.name == "p.add"
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(

@@ -58,8 +58,9 @@ class Words:
 
     def _drawn(self, ops: Sequence[str], where: Device) -> list[Question]:
         """As many requests as are asked for, op after op in turn; what is for accelerators is left out on a CPU."""
-        if self.shapes or self.parameters or self.launch or self.quick:
-            raise ArgumentValueError("--drawn draws sizes; leave out --shape, --set, --launch and --quick")
+        given = {"--shape": self.shapes, "--set": self.parameters, "--launch": self.launch, "--quick": self.quick}
+        if others := [name for name, value in given.items() if value]:
+            raise ArgumentValueError(f"--drawn draws sizes; leave out {' and '.join(others)}")
         on_cpu = where.torch_device == "cpu"
         rows = [self._rows(op) for op in ops]
         found: list[Question] = []
