@@ -374,8 +374,9 @@ def plugins() -> tuple[PluginState, ...]:
 def record(path: str | PathLike[str]) -> Iterator[None]:
     """Writes which kinds of calls this thread makes of ops inside the block, and how often, into the file at ``path``.
 
-    The file lists ops, dtypes, shapes and keyword arguments, and nothing of what tensors hold; ``portakernel warmup``,
-    ``bench`` and ``tune`` read it with ``--calls``. One that is there is replaced; without a call none is written.
+    The file lists ops, dtypes, shapes, layouts and keyword arguments, and nothing of what tensors hold; ``portakernel
+    warmup``, ``bench`` and ``tune`` read it with ``--calls``. One that is there is replaced; without a call none is
+    written.
 
         with portakernel.record("service.yaml"):
             serve_one_request()

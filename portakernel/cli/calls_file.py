@@ -34,6 +34,8 @@ class CallEntry(BaseModel):
     kernel: str | None = None
     parameters: dict[str, Any] = {}
     count: Annotated[int, Field(ge=1)] = 1
+    layout: dict[str, bool | int] = {}
+    strides: dict[str, list[Annotated[int, Field(ge=0)]]] = {}
 
 
 class CallsFile(BaseModel):

@@ -18,7 +18,7 @@ def command(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The file to write, in YAML.")],
     json: Json = False,
 ) -> None:
-    """Run a program and write which kinds of calls it makes of portakernel's ops: dtypes, shapes, counts, no values.
+    """Run a program and write which kinds of calls it makes of portakernel's ops: dtypes, shapes, layouts, counts.
 
     Calls of portakernel.ops are seen, in all threads, and in the processes that the program starts; not those in graphs
     that torch.compile has made. warmup, bench and tune read the file with --calls.

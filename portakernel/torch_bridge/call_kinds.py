@@ -1,4 +1,4 @@
-"""Which kinds of calls a program makes, and how often: their ops, dtypes and shapes, and nothing of what tensors hold.
+"""Which kinds of calls a program makes, and how often: ops, dtypes, shapes, layouts, and nothing of what tensors hold.
 
 ``portakernel.record`` looks at the calls of a block, through a dispatch mode. Where ``PORTAKERNEL_RECORD`` names a
 file, each function of ``portakernel.ops`` counts its calls from the start, in whichever thread, and the file is written
@@ -25,9 +25,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from portakernel.calling.arguments import dtype_name
+from portakernel.claims.request import PLAIN_FACTS
 from portakernel.contract import Contract
 from portakernel.contracts import contracts
+from portakernel.deciding.call_layout import normal_strides
 from portakernel.host.locks import make_lock
+from portakernel.tensors.layout import layout_facts
 from portakernel.tensors.torch_internals import is_fake
 from portakernel.torch_bridge.signature import Signature
 
@@ -56,10 +59,13 @@ class CallKinds:
             for parameter, value in zip(contract.parameters, values, strict=True)
             if value != parameter.default
         }
+        layout, strides = _memory(pairs)
         entry: dict[str, Any] = {
             "op": contract.op,
             "dtype": {name: dtype_name(tensor.dtype) for name, tensor in pairs},
             "shape": {name: [int(size) for size in tensor.shape] for name, tensor in pairs},
+            **({"layout": layout} if layout else {}),
+            **({"strides": strides} if strides else {}),
             **({"parameters": parameters} if parameters else {}),
             **({"training": True} if training else {}),
         }
@@ -171,6 +177,17 @@ def _of_process(path: str) -> CallKinds:
     in_worker()
     util.register_after_fork(kinds, in_worker)
     return kinds
+
+
+def _memory(pairs: Iterable[tuple[str, Tensor]]) -> tuple[dict[str, int], dict[str, list[int]]]:
+    """The layout facts of tensors that are not those of plain memory, and the strides of those that have gaps."""
+    facts, strides = dict[str, int](), dict[str, list[int]]()
+    for name, tensor in pairs:
+        off = {n: v for n, v in layout_facts(name, tensor).items() if v != PLAIN_FACTS[n.partition(".")[2]]}
+        facts |= off
+        if off.keys() - {f"{name}.alignment"}:
+            strides[name] = list(normal_strides(tensor.shape, tensor.stride()))
+    return facts, strides
 
 
 def _line(entry: Mapping[str, Any]) -> str:

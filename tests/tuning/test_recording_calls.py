@@ -110,3 +110,21 @@ def test_a_program_is_recorded_in_all_its_threads_and_processes_and_its_status_i
         f"rms_norm {BOTH}": 6, f"rms_norm {BOTH} {{'eps': 0.001}} True": 2, f"softmax {X}": 2,
     }  # fmt: skip
     assert [path.name for path in tmp_path.iterdir()] == ["calls.yaml"]
+
+
+def test_how_tensors_lie_is_recorded_by_facts_and_strides(tmp_path):
+    wide, weight = torch.randn(8, 128), torch.ones(64)
+    with portakernel.record(tmp_path / "calls.yaml"):
+        ops.rms_norm(wide[:, :64], weight)
+        ops.softmax(torch.randn(65)[1:].view(1, 64))
+        ops.softmax(torch.randn(64, 4).t())
+        ops.softmax(torch.randn(4, 128)[:1, :64])  # one row has no pitch
+    entries = yaml.safe_load((tmp_path / "calls.yaml").read_text(encoding="utf-8"))["calls"]
+    assert [(entry["op"], entry.get("layout"), entry.get("strides")) for entry in entries] == [
+        ("rms_norm", {"x.contiguous": False}, {"x": [128, 1]}),
+        ("softmax", {"x.alignment": 4}, None),
+        ("softmax", None, None),
+        ("softmax", {"x.contiguous": False, "x.stride_last": 4}, {"x": [1, 4]}),
+    ]
+    calls = load_calls(tmp_path / "calls.yaml")
+    assert [str(call.memory) for call in calls] == ["x strides 128×1", "x alignment 4", "", "x strides 1×4"]

@@ -13,6 +13,7 @@ from portakernel.contract import Contract, Cost, GridRow
 from portakernel.contract.production import Production
 from portakernel.contracts import contract
 from portakernel.deciding.asking import ask, unfit
+from portakernel.deciding.call_layout import PLAIN, CallLayout
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
 from portakernel.words.dtypes import DTYPES, parse_dtype
 from portakernel.words.target import Target
@@ -28,12 +29,13 @@ DType = str | Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One request to measure: a row in one dtype."""
+    """One request to measure: a row in one dtype, and how its tensors lie in memory."""
 
     op: str
     row: GridRow
     dtypes: Mapping[str, str]
     request: Request
+    memory: CallLayout = PLAIN
 
     @property
     def cost(self) -> Cost:

@@ -1,0 +1,40 @@
+"""A workload is recorded, a plan is locked for the recording, and the same workload runs under that plan."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LAYOUTS = """
+import torch
+from portakernel import ops
+wide, weight = torch.randn(8, 128), torch.ones(64)
+ops.rms_norm(wide[:, :64], weight)
+ops.rms_norm(torch.randn(64, 8).t(), weight)
+ops.softmax(torch.randn(129)[1:].view(2, 64))
+ops.softmax(torch.randn(4, 6, 8)[:, :3])
+ops.rms_norm(wide.requires_grad_()[:, 64:], weight).sum().backward()
+ops.layer_norm(wide[:, 64:], weight, torch.zeros(64)).sum().backward()
+sum(t.sum() for t in ops.add_rms_norm(wide[:, 64:], wide[:, :64], weight)).backward()
+"""
+
+
+def portakernel(*words: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *words] if words[0] == "-c" else [sys.executable, "-m", "portakernel", *words]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PORTAKERNEL_")}
+    environment |= {"PORTAKERNEL_TUNING": "off", **variables}
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, env=environment)
+
+
+@pytest.mark.parametrize("program", [LAYOUTS], ids=["layouts"])
+def test_a_plan_that_is_locked_for_a_recording_covers_what_was_recorded(tmp_path, program):
+    recorded = portakernel("record", "-o", "calls.yaml", "--", sys.executable, "-c", program, folder=tmp_path)
+    assert recorded.returncode == 0, recorded.stderr
+    locked = portakernel("plan", "lock", "plan.yaml", "--calls", "calls.yaml", folder=tmp_path)
+    assert locked.returncode == 0, locked.stderr
+    ran = portakernel("-c", program, folder=tmp_path, PORTAKERNEL_PLAN="plan.yaml")
+    assert ran.returncode == 0, ran.stderr
