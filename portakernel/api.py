@@ -187,9 +187,16 @@ def bind(op: str, *tensors: Any, kernel: str | None = None, **parameters: Any) -
         NoKernelError: no kernel can serve it.
     """
     from portakernel.calling.bound_kernel import bind_kernel
+    from portakernel.calling.observers import of_process
 
     given, values = _call(op, tensors, parameters)
-    return bind_kernel(caller(op), given, values, kernel)
+    asked = caller(op)
+    bound = bind_kernel(asked, given, values, kernel)
+    if of_process() is None:
+        return bound
+    from portakernel.torch_bridge.call_kinds import watched_handle
+
+    return watched_handle(bound, asked.contract, asked.arguments.canonical(values))
 
 
 @overload

@@ -39,11 +39,12 @@ class CallEntry(BaseModel):
 
 
 class CallsFile(BaseModel):
-    """A YAML file with the one key ``calls``."""
+    """A YAML file with the key ``calls``; recordings may have ``traced``, the ops that graphs were made of."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
     calls: Annotated[list[CallEntry], Field(min_length=1)]
+    traced: list[str] = []
 
 
 def load_calls(path: Path) -> list[Call]:

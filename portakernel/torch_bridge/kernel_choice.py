@@ -18,6 +18,7 @@ from portakernel.calling.caller import OpCaller
 from portakernel.calling.fast.key_layout import TRAINING, CallKind
 from portakernel.calling.key_table import Placement
 from portakernel.calling.launcher import plain_launcher
+from portakernel.calling.observers import tell_blocks, tell_process
 from portakernel.claims.capability import CannotRun, ReasonCode
 from portakernel.claims.request import Phase
 from portakernel.deciding.kernel_argument import BLOCK_MARK, GRAPH_MARK, STRICT_MARK, is_automatic, unmarked
@@ -98,6 +99,9 @@ class KernelChoice:
                 attempts.decline(placement, error.rejection)
                 placement = attempts.placed()
             else:
+                if not traced:
+                    tell_process(self.contract, tensors, values, training=True)
+                    tell_blocks(self.contract, tensors, values, training=True)
                 return self.caller.completed(results, values, tensors[0])
         return None
 

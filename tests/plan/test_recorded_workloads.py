@@ -22,6 +22,32 @@ ops.layer_norm(wide[:, 64:], weight, torch.zeros(64)).sum().backward()
 sum(t.sum() for t in ops.add_rms_norm(wide[:, 64:], wide[:, :64], weight)).backward()
 """
 
+GRAPHS = """
+import torch, portakernel
+from portakernel import ops
+portakernel.set_policy(compiled="call")
+def compiled(function):
+    return torch.compile(function, fullgraph=True)  # what is refused would else run without a graph
+wide, weight = torch.randn(8, 128), torch.ones(64)
+norm = compiled(lambda x, weight: ops.rms_norm(x * 2, weight) + 1)
+norm(wide[:, :64], weight)
+compiled(lambda x, weight: ops.rms_norm(x, weight) + 1)(wide[:, :64], weight)
+compiled(lambda x: ops.softmax(x) + 1)(torch.randn(129)[1:].view(2, 64))
+x = torch.randn(4, 64, requires_grad=True)
+compiled(lambda x, weight: ops.rms_norm(x, weight).sum())(x, weight).backward()
+compiled(lambda x: ops.silu_and_mul(x).sum())(x).backward()
+"""
+HANDLES = """
+import torch, portakernel
+from portakernel import ops
+wide, weight = torch.randn(8, 128), torch.ones(64)
+norm = portakernel.bind("rms_norm", wide[:, :64], weight)
+for rows in (1, 3, 8):
+    norm(wide[:rows, :64], weight)
+handle = portakernel.bind("softmax", torch.randn(4, 64))
+torch.compile(lambda x: handle(x * 2) + 1)(torch.randn(4, 64))
+"""
+
 
 def portakernel(*words: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *words] if words[0] == "-c" else [sys.executable, "-m", "portakernel", *words]
@@ -30,7 +56,7 @@ def portakernel(*words: str, folder: Path, **variables: str) -> subprocess.Compl
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, env=environment)
 
 
-@pytest.mark.parametrize("program", [LAYOUTS], ids=["layouts"])
+@pytest.mark.parametrize("program", [LAYOUTS, GRAPHS, HANDLES], ids=["layouts", "graphs", "handles"])
 def test_a_plan_that_is_locked_for_a_recording_covers_what_was_recorded(tmp_path, program):
     recorded = portakernel("record", "-o", "calls.yaml", "--", sys.executable, "-c", program, folder=tmp_path)
     assert recorded.returncode == 0, recorded.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ import yaml
 
 import portakernel
 from portakernel import ops
+from portakernel.calling import observers
 from portakernel.cli.calls_file import load_calls
 
 PROGRAM = """
@@ -128,3 +130,68 @@ def test_how_tensors_lie_is_recorded_by_facts_and_strides(tmp_path):
     ]
     calls = load_calls(tmp_path / "calls.yaml")
     assert [str(call.memory) for call in calls] == ["x strides 128×1", "x alignment 4", "", "x strides 1×4"]
+
+
+IN_GRAPHS_AND_HANDLES = """
+import torch, portakernel
+from portakernel import ops
+x, weight = torch.randn(4, 64), torch.ones(64)
+portakernel.set_policy(compiled="call")
+function = torch.compile(lambda x: ops.softmax(x) + 1, fullgraph=True)
+for _ in range(3):
+    function(x)
+norm = portakernel.bind("rms_norm", x, weight, eps=1e-3)
+assert norm.kernel and norm.__name__ == "bound rms_norm"
+for rows in (1, 2, 2):
+    norm(x[:rows], weight)
+with torch.autocast("cpu", dtype=torch.bfloat16):
+    ops.linear_act(x, torch.ones(8, 64))
+q = torch.randn(1, 8, 2, 16, requires_grad=True)
+ops.attention(q, q, q).sum().backward()
+"""
+
+
+def test_what_graphs_call_and_what_handles_serve_is_counted_as_it_reaches_a_kernel(tmp_path):
+    file = tmp_path / "calls.yaml"
+    command = [sys.executable, "-c", IN_GRAPHS_AND_HANDLES]
+    subprocess.run(command, check=True, cwd=tmp_path, env={**os.environ, "PORTAKERNEL_RECORD": str(file)})
+    found = counted(file)
+    q = "'q': [1, 8, 2, 16], 'k': [1, 8, 2, 16], 'v': [1, 8, 2, 16]"
+    eps = "{'eps': 0.001}"
+    assert found == {
+        f"softmax {X}": 3,
+        f"rms_norm {BOTH} {eps}": 1,  # the example
+        f"rms_norm {{'x': [1, 64], 'weight': [64]}} {eps}": 1,
+        f"rms_norm {{'x': [2, 64], 'weight': [64]}} {eps}": 2,
+        "linear_act {'x': [4, 64], 'weight': [8, 64]}": 1,
+        f"attention {{{q}}} True": 1,
+    }
+    text = file.read_text(encoding="utf-8")
+    assert "op: linear_act, dtype: {x: bfloat16, weight: bfloat16}" in text
+    assert "traced: [softmax]" in text
+    assert len(load_calls(file)) == 6
+
+
+def test_a_block_sees_handles_and_kernels_whose_gradient_torch_records(tmp_path):
+    x, weight = torch.randn(4, 64), torch.ones(64)
+    norm = portakernel.bind("rms_norm", x, weight)
+    q = torch.randn(1, 8, 2, 16, requires_grad=True)
+    with portakernel.record(tmp_path / "calls.yaml"):
+        assert torch.equal(norm(x, weight), norm(x, weight))
+        out = torch.empty_like(x)
+        norm(x, weight, out=out)
+        portakernel.bind("softmax", x)
+        ops.attention(q, q, q).sum().backward()
+    norm(x, weight)
+    assert counted(tmp_path / "calls.yaml") == {
+        f"rms_norm {BOTH}": 3,
+        f"softmax {X}": 1,
+        "attention {'q': [1, 8, 2, 16], 'k': [1, 8, 2, 16], 'v': [1, 8, 2, 16]} True": 1,
+    }
+
+
+def test_nobody_hears_of_calls_when_nothing_is_recorded():
+    x, weight = torch.randn(4, 64), torch.ones(64)
+    assert observers.of_process() is None
+    assert not hasattr(ops.rms_norm, "__wrapped__")
+    assert not hasattr(portakernel.bind("rms_norm", x, weight), "__wrapped__")
