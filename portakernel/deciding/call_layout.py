@@ -39,6 +39,7 @@ class CallLayout:
             ArgumentTypeError, ArgumentValueError: a value, or strides, that no tensor of such a shape can have; facts
                 that strides contradict; a layout of a tensor whose shape is not given.
         """
+        _check(op, shapes, layout, strides)
         said = _said(op, layout)
         facts, found = dict[str, int](), dict[str, tuple[int, ...]]()
         for name in dict.fromkeys([*said, *strides]):
@@ -90,6 +91,21 @@ def normal_strides(shape: Sizes, strides: Sizes) -> tuple[int, ...]:
     for size, stride, after in zip(reversed(shape), reversed(strides), [1, *reversed(shape)], strict=False):
         found.insert(0, stride if size != 1 else found[0] * after if found else 1)
     return tuple(found)
+
+
+def _check(op: str, shapes: object, layout: object, strides: object) -> None:
+    """Nothing, when each of them has something by name; raises what ``CallLayout.of`` does."""
+    for what, given, such in (
+        ("shape", shapes, "{'x': (4, 8)}"),
+        ("layout", layout, "{'x.contiguous': False}"),
+        ("strides", strides, "{'x': (16, 1)}"),
+    ):
+        if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+            raise ArgumentTypeError(f"{op}: {what} is given by name, such as {such}; this is {given!r}")
+        for name, value in given.items() if what == "strides" else ():
+            if not isinstance(value, (list, tuple)):
+                text = f"strides of {name} are whole numbers of elements, such as (16, 1)"
+                raise ArgumentTypeError(f"{op}: {text}; this is {value!r}")
 
 
 def _said(op: str, layout: Mapping[str, int]) -> dict[str, dict[str, int]]:

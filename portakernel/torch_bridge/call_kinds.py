@@ -11,7 +11,9 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+import signal
 import tempfile
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -198,16 +200,30 @@ def watched_handle(bound: BoundKernel, contract: Contract, values: Sequence[Any]
 @functools.cache
 def count_process(path: str) -> None:
     """Counts the process's calls from now on, and adds them to the file when it ends, or one that is forked from it."""
-    kinds, file = CallKinds(), Path(os.path.abspath(path))
+    kinds, file, ending = CallKinds(), Path(os.path.abspath(path)), threading.Event()
     count_all(kinds)
 
     def write() -> None:
+        ending.set()
         kinds.write(file)
+
+    def write_and_end(number: int, _: object) -> None:
+        if ending.is_set():  # it writes, and ends then
+            return
+        signal.signal(number, signal.SIG_DFL)
+        try:
+            write()
+        finally:
+            os.kill(os.getpid(), number)
 
     def in_worker(_: object = None) -> None:
         # multiprocessing's forked workers end without atexit, and drop their parent's finalizers when they start
         util.Finalize(None, write, exitpriority=0)
 
+    # what stops a service ends Python without atexit; a program that looks at the signal itself keeps it so
+    in_main = threading.current_thread() is threading.main_thread()
+    if in_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, write_and_end)
     atexit.register(write)
     os.register_at_fork(after_in_child=kinds.forget)
     in_worker()

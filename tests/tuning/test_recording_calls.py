@@ -17,6 +17,7 @@ import portakernel
 from portakernel import ops
 from portakernel.calling import observers
 from portakernel.cli.calls_file import load_calls
+from portakernel.errors import ArgumentTypeError, ArgumentValueError
 
 PROGRAM = """
 import subprocess, sys, threading, torch
@@ -195,3 +196,16 @@ def test_nobody_hears_of_calls_when_nothing_is_recorded():
     assert observers.of_process() is None
     assert not hasattr(ops.rms_norm, "__wrapped__")
     assert not hasattr(portakernel.bind("rms_norm", x, weight), "__wrapped__")
+
+
+@pytest.mark.parametrize("path", [None, 3, b"calls.yaml"])
+def test_what_is_no_path_is_refused_before_the_block(path):
+    with pytest.raises(ArgumentTypeError, match=r"record takes the path of the file to write, such as 'service.yaml'"):
+        portakernel.record(path)
+
+
+def test_a_file_that_cannot_be_is_refused_before_the_block(tmp_path):
+    with pytest.raises(ArgumentValueError, match="is a folder; give the file to write"):
+        portakernel.record(tmp_path)
+    with pytest.raises(ArgumentValueError, match="cannot be written: there is no folder"):
+        portakernel.record(tmp_path / "gone" / "calls.yaml")

@@ -11,6 +11,7 @@ from portakernel.deciding.call_layout import CallLayout, facts_of, normal_stride
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
 from portakernel.tensors.layout import layout_facts
 from portakernel.tensors.scratch import laid
+from portakernel.warming.outcome import Call
 
 SHAPES = ((), (5,), (1,), (0,), (3, 4), (3, 1), (1, 4), (2, 3, 4), (2, 1, 4), (2, 0, 4), (2, 3, 1))
 
@@ -70,6 +71,21 @@ def test_what_is_plain_is_nothing_to_say():
     assert (found.facts, found.strides, str(found)) == ({}, {}, "")
     x = torch.zeros(4, 8)
     assert laid({"x": x}, found)["x"] is x
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout", "strides", "text"),
+    [
+        (None, {}, {}, r"shape is given by name, such as \{'x': \(4, 8\)\}; this is None"),
+        ({}, 3, {}, r"layout is given by name, such as \{'x.contiguous': False\}; this is 3"),
+        ({}, {3: False}, {}, "layout is given by name"),
+        ({}, {}, [8, 1], r"strides is given by name, such as \{'x': \(16, 1\)\}; this is \[8, 1\]"),
+        ({}, {}, {"x": None}, r"strides of x are whole numbers of elements, such as \(16, 1\); this is None"),
+    ],
+)
+def test_what_has_another_type_is_refused(shape, layout, strides, text):
+    with pytest.raises(ArgumentTypeError, match=text):
+        Call("softmax", "float32", shape, layout=layout, strides=strides).memory  # noqa: B018 - it raises
 
 
 @pytest.mark.parametrize(
