@@ -17,6 +17,7 @@ from portakernel.host.locks import make_lock
 from portakernel.registry.registry import Registry
 from portakernel.tuning.choices import Choice, Choices
 from portakernel.tuning.key import Kind
+from portakernel.tuning.nearest import Known, nearest
 
 # A kind of device: its target, as text, and its units.
 Place = tuple[str, int]
@@ -105,7 +106,7 @@ class Routes:
             if choice is not None:
                 return replace(wishes, use={choice.kernel: choice.where}, words={choice.kernel: choice.kernel})
             if plan.locked:
-                return replace(wishes, locked=plan.name)
+                return replace(wishes, locked=plan.name, uncovered=self._uncovered(plan, request))
         if self.measured is not None and (choice := self._find(self.measured, request)) is not None:
             where, words = dict.fromkeys(choice.kernels, choice.where), {name: name for name in choice.kernels}
             reasons = {choice.kernel: f"{choice.where} prefers it: {choice.why}"}
@@ -147,6 +148,21 @@ class Routes:
             if choices:
                 return choices.find(Kind.of(request, self._registry.for_op(request.op)), _sizes(request.dims))
         return None
+
+    def _uncovered(self, plan: PlannedSource, request: Request) -> str:
+        """What a plan that does not cover a request has instead."""
+        places = [place for place in plan.places() if place[0] == str(request.target)]
+        here = list(self._here(places, request))
+        if not here:
+            parts = ", ".join(f"{target}/{units}" for target, units in plan.places()) or "nothing"
+            return f"it has parts for {parts}, and none for this hardware"
+        kind = Kind.of(request, self._registry.for_op(request.op))
+        known = [
+            Known(choice.kind, choice.bounds, choice.where)
+            for place in here
+            for choice in self.choices(plan, request.op, place).all
+        ]
+        return nearest(known, kind, _sizes(request.dims)) or f"it has none for {request.op} there"
 
     def _here(self, places: Sequence[Place], request: Request) -> Iterator[Place]:
         """The place that the request's device is one of; of absent hardware, the only one there is."""
