@@ -101,12 +101,9 @@ class Routes:
         """``wishes``, and what is followed where they name no kernel; a plan is strict, a measurement is not."""
         if wishes.use or wishes.prefer or request.compiled:
             return wishes
-        if (plan := self.plan) is not None:
-            choice = self._find(plan, request)
-            if choice is not None:
-                return replace(wishes, use={choice.kernel: choice.where}, words={choice.kernel: choice.kernel})
-            if plan.locked:
-                return replace(wishes, locked=plan.name, uncovered=self._uncovered(plan, request))
+        planned = self.planned(request, wishes)
+        if planned is not wishes:
+            return planned
         if self.measured is not None and (choice := self._find(self.measured, request)) is not None:
             where, words = dict.fromkeys(choice.kernels, choice.where), {name: name for name in choice.kernels}
             reasons = {choice.kernel: f"{choice.where} prefers it: {choice.why}"}
@@ -114,6 +111,16 @@ class Routes:
                 reasons[choice.ready] = f"{choice.where} prefers it until {choice.kernel} is built"
             return replace(wishes, prefer=where, words=words, reasons=reasons)
         return wishes
+
+    def planned(self, request: Request, wishes: Wishes) -> Wishes:
+        """``wishes``, and what the plan says where they name no kernel: not of traces, but of the calls of graphs."""
+        plan = self.plan
+        if plan is None or wishes.use or wishes.prefer or request.compiled or request.traced:
+            return wishes
+        choice = self._find(plan, request)
+        if choice is not None:
+            return replace(wishes, use={choice.kernel: choice.where}, words={choice.kernel: choice.kernel})
+        return replace(wishes, locked=plan.name, uncovered=self._uncovered(plan, request)) if plan.locked else wishes
 
     def notes(self, request: Request) -> tuple[str, ...]:
         """What measurements say of a request beside the kernel that they prefer, if any."""

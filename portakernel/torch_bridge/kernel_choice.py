@@ -110,7 +110,8 @@ class KernelChoice:
         if self._has_forms(Phase.TRAINING, tensors, kernel):
             return False
         self.caller.arguments.check(tensors, values)
-        request = self.caller.request(CallKind(Phase.TRAINING, below_autograd=True), tensors, values)
+        kind = CallKind(Phase.TRAINING, below_autograd=True)
+        request = replace(self.caller.request(kind, tensors, values), traced=True)
         dispatcher = self.caller.dispatcher
         with dispatcher.without_contexts(), outside_modes():
             chosen = dispatcher.decide(request, self.caller.policy(kernel)).chosen
@@ -131,7 +132,7 @@ class KernelChoice:
         self.caller.arguments.check(tensors, values)
         if not traced:
             return self.caller.placed(kind, tensors, values, self.caller.policy(kernel))
-        request = self.caller.request(kind, tensors, values)
+        request = replace(self.caller.request(kind, tensors, values), traced=True)
         if self._has_forms(kind.phase, tensors, kernel):
             request = replace(request, compiled=True)
             kernel = "" if is_automatic(kernel) else kernel  # chosen for a graph of calls, before this one was made

@@ -36,6 +36,11 @@ compiled(lambda x: ops.softmax(x) + 1)(torch.randn(129)[1:].view(2, 64))
 x = torch.randn(4, 64, requires_grad=True)
 compiled(lambda x, weight: ops.rms_norm(x, weight).sum())(x, weight).backward()
 compiled(lambda x: ops.silu_and_mul(x).sum())(x).backward()
+several = torch.compile(lambda x: ops.softmax(x * 2) + 1, fullgraph=True, dynamic=True)
+for rows in (4, 7, 9):
+    several(torch.randn(rows, 32))
+portakernel.set_policy(compiled="inline")
+compiled(lambda x, weight: ops.rms_norm(x + 3, weight))(torch.randn(5, 48), torch.ones(48))
 """
 HANDLES = """
 import torch, portakernel
@@ -64,3 +69,32 @@ def test_a_plan_that_is_locked_for_a_recording_covers_what_was_recorded(tmp_path
     assert locked.returncode == 0, locked.stderr
     ran = portakernel("-c", program, folder=tmp_path, PORTAKERNEL_PLAN="plan.yaml")
     assert ran.returncode == 0, ran.stderr
+
+
+IN_A_GRAPH = """
+import torch, portakernel
+from portakernel import ops
+portakernel.set_policy(compiled="call")
+function = torch.compile(lambda x: ops.softmax(x * 2) + 1, fullgraph=True)
+function(torch.randn(4, 64))
+print([(used.kernel, used.calls) for used in portakernel.stats()])
+"""
+
+
+def test_what_a_graph_calls_a_plan_decides_when_it_runs_and_a_locked_one_has_to_cover_it(tmp_path):
+    calls = "calls:\n  - {op: softmax, dtype: float32, shape: {x: [ROWS, 64]}}\n"
+    (tmp_path / "calls.yaml").write_text(calls.replace("ROWS", "4"))
+    (tmp_path / "other.yaml").write_text(calls.replace("ROWS", "5"))
+    for name in ("calls", "other"):
+        words = ("plan", "lock", f"{name}.plan", "--calls", f"{name}.yaml")
+        locked = portakernel(*words, folder=tmp_path, PORTAKERNEL_USE="reference")
+        assert locked.returncode == 0, locked.stderr
+    ran = portakernel("-c", IN_A_GRAPH, folder=tmp_path, PORTAKERNEL_PLAN="calls.plan")
+    assert ran.stdout == "[('reference.softmax', 1)]\n", ran.stderr
+    ran = portakernel("-c", IN_A_GRAPH, folder=tmp_path, PORTAKERNEL_PLAN="other.plan")
+    assert ran.returncode == 1
+    assert "other.plan is locked, and has no entry for such calls; the nearest is other.plan:" in ran.stderr
+    assert "M 4 is not 5" in ran.stderr
+    preferred = {"PORTAKERNEL_PLAN": "other.plan", "PORTAKERNEL_PREFER": "torch.softmax_cpu"}
+    ran = portakernel("-c", IN_A_GRAPH, folder=tmp_path, **preferred)
+    assert ran.stdout == "[('torch.softmax_cpu', 1)]\n", ran.stderr
