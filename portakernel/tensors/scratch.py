@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from portakernel.claims.call_layout import CallLayout
 from portakernel.claims.request import Request
 from portakernel.contract.sizes import parse_size
 from portakernel.contracts import contract
-from portakernel.deciding.call_layout import CallLayout
 from portakernel.errors import ArgumentValueError
 from portakernel.tensors.layout import MAX_ALIGNMENT, has_plain_memory, overlaps_itself
 

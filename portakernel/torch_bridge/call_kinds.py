@@ -29,10 +29,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from portakernel.calling.arguments import dtype_name
 from portakernel.calling.observers import count_all, counting_here, public_call, tell_process
+from portakernel.claims.call_layout import normal_strides
 from portakernel.claims.request import PLAIN_FACTS
 from portakernel.contract import Contract
 from portakernel.contracts import contracts
-from portakernel.deciding.call_layout import normal_strides
 from portakernel.host.locks import make_lock
 from portakernel.tensors.layout import layout_facts
 from portakernel.tensors.torch_internals import is_fake

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from portakernel.claims.call_layout import CallLayout
 from portakernel.claims.request import Request
-from portakernel.deciding.call_layout import CallLayout
 from portakernel.text.printable import brief
 
 

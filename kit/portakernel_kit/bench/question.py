@@ -8,12 +8,12 @@ from itertools import count
 from random import Random
 from typing import Any
 
+from portakernel.claims.call_layout import PLAIN, CallLayout
 from portakernel.claims.request import Request
 from portakernel.contract import Contract, Cost, GridRow
 from portakernel.contract.production import Production
 from portakernel.contracts import contract
 from portakernel.deciding.asking import ask, unfit
-from portakernel.deciding.call_layout import PLAIN, CallLayout
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
 from portakernel.words.dtypes import DTYPES, parse_dtype
 from portakernel.words.target import Target

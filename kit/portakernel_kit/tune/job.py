@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from portakernel.claims.call_layout import CallLayout
 from portakernel.claims.request import Phase, Request
 from portakernel.contract import GridRow
 from portakernel.contracts import contract
 from portakernel.deciding.asking import ask
-from portakernel.deciding.call_layout import CallLayout
 from portakernel.registry.registry import Registry
 from portakernel.tuning.key import Key, Kind, Regime
 from portakernel.words.target import Target

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from portakernel.deciding.call_layout import CallLayout, facts_of, normal_strides
+from portakernel.claims.call_layout import CallLayout, facts_of, normal_strides
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
 from portakernel.tensors.layout import layout_facts
 from portakernel.tensors.scratch import laid
