@@ -8,10 +8,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from portakernel.claims.capability import Property
 from portakernel.errors import ConfigError, nearest
+from portakernel.host.output_file import obstacle
 from portakernel.words.graph_forms import GRAPH_FORMS
 
 T = TypeVar("T")
@@ -192,6 +194,7 @@ class Config:
         log = checked(_chosen, "LOG", tuple(filter(None, [text("LOG")])))
         tuning = checked(_chosen, "TUNING", tuple(filter(None, [text("TUNING")])))
         cache_mib = checked(_whole, "CACHE_MIB", text("CACHE_MIB"), _CACHE_MIB)
+        record = checked(_to_write, "RECORD", text("RECORD"))
         patience_s = checked(_whole, "PATIENCE_S", text("PATIENCE_S"), _PATIENCE_S)
         if faults:
             raise ConfigError("\n".join(faults))
@@ -211,7 +214,7 @@ class Config:
             cache_mib=cache_mib or 0,
             plan=os.path.expanduser(text("PLAN")) or None,
             tuning=next(iter(tuning or ()), _REGIMES[0]),
-            record=os.path.expanduser(text("RECORD")) or None,
+            record=record,
             tuning_dir=os.path.expanduser(text("TUNING_DIR")) or None,
             patience_s=patience_s or 0,
             strangers=unknown_variables(values),
@@ -224,6 +227,16 @@ def _paths(text: str, given: Iterable[str]) -> tuple[str, ...]:
     if text and not paths:
         raise ConfigError(f"{PREFIX}POLICY is {text!r}, which names no file; give paths, or leave it unset")
     return paths
+
+
+def _to_write(key: str, text: str) -> str | None:
+    """A file that can be written; None where none is named."""
+    if not text:
+        return None
+    path = os.path.expanduser(text)
+    if why := obstacle(Path(os.path.abspath(path))):
+        raise ConfigError(f"{PREFIX + key} is {text!r}, which {why}; or leave it unset")
+    return path
 
 
 def _chosen(key: str, given: Iterable[str]) -> tuple[str, ...]:

@@ -16,17 +16,17 @@ def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with unsplit(f"making ops.{name}"):
-        from portakernel.config import Config
         from portakernel.runtime import caller, contract_of
 
         described = contract_of(name)  # an unknown op is told so before torch is imported
+        from portakernel.calling.observers import of_process
         from portakernel.calling.public import public_function
 
         function = public_function(caller(name))
-        if (path := Config.from_environment().record) is not None:
+        if of_process() is not None:
             from portakernel.torch_bridge.call_kinds import watched
 
-            function = watched(function, described, path)
+            function = watched(function, described)
         # two threads may come first together: all shall have one function
         return globals().setdefault(name, function)
 

@@ -118,6 +118,10 @@ class _Bridges:
             from portakernel.calling.caller import OpCaller
             from portakernel.torch_bridge.registration import Bridge
 
+            if (path := Config.from_environment().record) is not None:
+                from portakernel.torch_bridge.call_kinds import count_process
+
+                count_process(path)
             missing = [op for op in (contracts() if ops is None else ops) if op not in self.made]
             self.made = {**self.made, **{op: Bridge(OpCaller(contract(op), now)) for op in missing}}
         return self.made

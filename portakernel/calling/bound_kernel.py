@@ -20,6 +20,7 @@ from portakernel.calling.fast.out_source import has_fast_out, make_into_bound
 from portakernel.calling.fast.public_source import make_plain
 from portakernel.calling.key_table import Placement
 from portakernel.calling.launcher import can_be_captured, launch_source
+from portakernel.calling.observers import tell_blocks, tell_process
 from portakernel.calling.outputs import check_outs, overwritten
 from portakernel.calling.public import traced
 from portakernel.claims.request import Phase
@@ -87,6 +88,9 @@ def bind_kernel(caller: OpCaller, tensors: Sequence[Any], parameters: Sequence[A
     made = make_bound(replace(contract, parameters=fixed), parts, example.opened, launch, names)
     bound = cast(BoundKernel, made)
     bound.kernel, bound.decision = placement.kernel.name, placement.decision
+    # its kernel is chosen for the example, which may be larger than any call: who counts has that, too
+    tell_process(caller.contract, tensors, values)
+    tell_blocks(caller.contract, tensors, values)
     # a function's repr shows it, and a class of its own would cost each call another one
     made.__qualname__ = brief(f"bound {contract.op} [{example}]")
     return bound
@@ -148,10 +152,12 @@ class _Example:
         Raises:
             ArgumentTypeError, ArgumentValueError: it is not; says in what.
         """
-        if is_recording():  # `warmup` looks for choices, and here there is none to make
-            with outside_modes():
-                return self.otherwise(given, values, out)
         canonical = self._arguments.canonical(values)
+        if is_recording():  # `warmup` looks for choices, and here there is none to make; `record` counts
+            with outside_modes():
+                returned = self.otherwise(given, values, out)
+            tell_blocks(self.contract, given, canonical)
+            return returned
         form = self.forms.find(*given)
         recorded = form is not None and form.leaf and torch.is_grad_enabled()
         if form is None or recorded or not self._plain(*given) or self._opened_of(*given, *canonical) != self.opened:

@@ -30,6 +30,7 @@ from portakernel.calling.fast.public_source import Lookup
 from portakernel.calling.fast.torch_op_source import make_hit
 from portakernel.calling.key_table import KeyTable, Placement, remember_few
 from portakernel.calling.launcher import launcher
+from portakernel.calling.observers import of_process
 from portakernel.calling.outputs import check_outs, completed, copy_into, existing, overwritten
 from portakernel.calling.value_checks import checked
 from portakernel.claims.capability import CannotRun, Rejection
@@ -125,7 +126,8 @@ class OpCaller:
         return self._hit(CallKind(Phase.TRAINING, below_autograd=self.some_are_recorded))
 
     def _hit(self, kind: CallKind) -> Callable[..., Any]:
-        if self.contract.mutated:  # an op that writes its arguments returns None, which would read as a miss
+        # an op that writes its arguments returns None, which would read as a miss; what is counted is no hit
+        if self.contract.mutated or of_process() is not None:
             return lambda *_: None
         names = {
             "_table": self.table.entries,

@@ -37,6 +37,7 @@ class Request:
     tensors that are not given. ``below_autograd``: PyTorch is not recording, so that a kernel has to save what backward
     needs. ``unpaired``: backward's kernel is chosen apart, so that it has to be what any backward reads.
     ``compiled``: a compiled graph is to hold it. ``open``: that leaves some sizes open, or even to its run alone.
+    ``traced``: it is made of tensors that stand for a graph's, of which neither all sizes nor addresses are known.
     ``attached`` are further devices that share the torch device. ``device`` is set when it is in this machine, so that
     readiness is probed and not assumed.
     """
@@ -58,6 +59,7 @@ class Request:
     unpaired: bool = False
     compiled: bool = False
     open: Literal["", "sizes", "run"] = ""
+    traced: bool = False
     attached: tuple[Device, ...] = ()
     device: Device | None = None
 

@@ -34,14 +34,17 @@ class CallEntry(BaseModel):
     kernel: str | None = None
     parameters: dict[str, Any] = {}
     count: Annotated[int, Field(ge=1)] = 1
+    layout: dict[str, bool | int] = {}
+    strides: dict[str, list[Annotated[int, Field(ge=0)]]] = {}
 
 
 class CallsFile(BaseModel):
-    """A YAML file with the one key ``calls``."""
+    """A YAML file with the key ``calls``; recordings may have ``traced``, the ops that graphs were made of."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
     calls: Annotated[list[CallEntry], Field(min_length=1)]
+    traced: list[str] = []
 
 
 def load_calls(path: Path) -> list[Call]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
@@ -18,52 +21,95 @@ def command(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The file to write, in YAML.")],
     json: Json = False,
 ) -> None:
-    """Run a program and write which kinds of calls it makes of portakernel's ops: dtypes, shapes, counts, no values.
+    """Run a program and write which kinds of calls it makes of portakernel's ops: dtypes, shapes, layouts, counts.
 
-    Calls of portakernel.ops are seen, in all threads, and in the processes that the program starts; not those in graphs
-    that torch.compile has made. warmup, bench and tune read the file with --calls.
+    Calls of portakernel.ops, of bound handles, and those that a graph of torch.compile keeps whole are seen, in all
+    threads, and in the processes that the program starts; not what a graph dissolves, nor replays of captured graphs.
+    warmup, bench and tune read the file with --calls.
 
-    With --json what the program itself prints goes to stderr. Exits with the program's own status, 130 when
-    interrupted, 2 when the program cannot be started.
+    With --json what the program itself prints goes to stderr. SIGTERM is passed on to the program, and what it recorded
+    until then is written. Exits with the program's own status, 130 when interrupted, 143 when SIGTERM ended it, 2 when
+    the program cannot be started or the file cannot be written.
 
     For example:
 
         portakernel record -o service.yaml -- python serve.py --once
         portakernel tune --calls service.yaml --budget 10m
     """
-    from portakernel.cli.calls_file import load_calls
     from portakernel.cli.output import page, print_json
     from portakernel.errors import ArgumentValueError
+    from portakernel.host.output_file import obstacle
 
     file = Path(os.path.abspath(output))
-    if file.is_dir():
-        raise ArgumentValueError(f"record: {output} is a folder; give the file to write, such as -o service.yaml")
+    if why := obstacle(file):
+        raise ArgumentValueError(f"record: {output} {why}")
     made = Path(f"{file}.recording")  # what is there stays until there is another
     made.unlink(missing_ok=True)
-    try:
-        shown = sys.stderr if json else None
-        running = subprocess.Popen(program, stdout=shown, env={**os.environ, "PORTAKERNEL_RECORD": str(made)})
-    except OSError as error:
-        text = (
-            f"{program[0]} cannot be started: {error.strerror}; give a program after `--`, such as `-- python serve.py`"
-        )
-        raise ArgumentValueError(f"record: {text}") from error
-    with running:
-        try:
-            status = running.wait()
-        except KeyboardInterrupt:  # the program has it too, and may write at its end
-            status = running.wait()
-            status = status or 130
+    status = _run(program, {**os.environ, "PORTAKERNEL_RECORD": str(made)}, sys.stderr if json else None)
     Path(f"{made}.lock").unlink(missing_ok=True)
-    calls = load_calls(made) if made.exists() else []
-    if calls:
+    kinds, calls, traced = _recorded(made)
+    if kinds:
         made.replace(file)
+    made.unlink(missing_ok=True)
     if json:
-        told = {"file": str(file) if calls else None, "kinds": len(calls), "calls": sum(call.count for call in calls)}
-        print_json({**told, "status": status})
-    elif calls:
-        page().line(f"{len(calls)} kinds of {sum(call.count for call in calls)} calls are in {output}")
+        print_json(
+            {"file": str(file) if kinds else None, "kinds": kinds, "calls": calls, "traced": traced, "status": status}
+        )
+        raise typer.Exit(status)
+    if kinds:
+        page().line(f"{kinds} kinds of {calls} calls are in {output}")
     else:
         text = "the program recorded no call of portakernel.ops: it made none, could not write, or was killed"
         page().line(f"{text}; {output} is not written", "doubt")
-    raise typer.Exit(status if status >= 0 else 128 - status)
+    if traced:
+        text = f"{', '.join(traced)}: torch.compile has traced calls of these; those that its graphs keep whole are"
+        page().line(f"{text} counted, those that they dissolve are not, and no plan speaks of them", "doubt")
+    raise typer.Exit(status)
+
+
+def _run(program: Sequence[str], environment: Mapping[str, str], stdout: TextIO | None) -> int:
+    """The status of the program, once it has ended; SIGTERM is passed on to it.
+
+    Raises:
+        ArgumentValueError: it cannot be started.
+    """
+    from portakernel.errors import ArgumentValueError
+
+    running: list[subprocess.Popen[bytes]] = []
+    ended: list[int] = []
+
+    def pass_on(number: int, _: object) -> None:
+        ended.append(number)
+        for child in running:
+            child.send_signal(number)
+
+    in_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, pass_on) if in_main else None
+    try:
+        try:
+            running.append(subprocess.Popen(program, stdout=stdout, env=environment))
+        except OSError as error:
+            text = f"{program[0]} cannot be started: {error.strerror}; give a program after `--`"
+            raise ArgumentValueError(f"record: {text}, such as `-- python serve.py`") from error
+        if ended:  # it came while the program was started
+            running[0].send_signal(ended[-1])
+        with running[0] as child:
+            try:
+                status = child.wait()
+            except KeyboardInterrupt:  # the program has it too, and may write at its end
+                status = child.wait() or 130
+    finally:
+        if in_main:
+            signal.signal(signal.SIGTERM, before)
+    return status if status >= 0 else 128 - status
+
+
+def _recorded(made: Path) -> tuple[int, int, list[str]]:
+    """How many kinds of calls a recording has, how many calls, and the ops that graphs were traced of."""
+    import yaml
+
+    if not made.exists():
+        return 0, 0, []
+    data = yaml.safe_load(made.read_text(encoding="utf-8")) or {}
+    listed = data.get("calls", [])
+    return len(listed), sum(entry.get("count", 1) for entry in listed), data.get("traced", [])

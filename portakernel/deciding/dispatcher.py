@@ -16,7 +16,7 @@ from portakernel.deciding.builds import Builds
 from portakernel.deciding.decision import Decision
 from portakernel.deciding.gates import Knowledge, assess
 from portakernel.deciding.hardware_shortfalls import shortfalls
-from portakernel.deciding.kernel_argument import BLOCK_MARK
+from portakernel.deciding.kernel_argument import BLOCK_MARK, GRAPH_SOURCE
 from portakernel.deciding.policies import Layer, Policy, Wishes, intern_policy
 from portakernel.deciding.process_wishes import ProcessWishes, allowed_plugins, read
 from portakernel.deciding.ranking import Candidate, order, why, why_not
@@ -203,6 +203,14 @@ class Dispatcher:
             )
         if wishes.require:
             request = replace(request, requires=request.requires | wishes.require.keys())
+        if policy.layers and policy.layers[0].source == GRAPH_SOURCE:
+            # a graph names what was chosen when it was traced: whoever speaks of the call goes before that
+            below = intern_policy(policy.layers[1:]).wishes(request.op, request.target, self.registry)
+            planned = self.routes.planned(request, below)
+            # what PyTorch records no graph calls
+            recorded = request.below_autograd and any(self.registry.kernels[k].saves == "autograd" for k in planned.use)
+            if planned is not below and not recorded:
+                return request, planned
         return request, self.routes.follow(request, wishes)
 
     def announce(self, decision: Decision) -> None:

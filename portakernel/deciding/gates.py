@@ -100,7 +100,8 @@ def _policy(now: Knowledge, asked: Assessment) -> Iterator[Rejection]:
     if kernel.name in wishes.deny:
         yield Rejection(ReasonCode.DENIED_BY_POLICY, f"denied by {wishes.deny[kernel.name]}")
     if wishes.locked:
-        yield Rejection(ReasonCode.NOT_IN_PLAN, f"{wishes.locked} is locked, and has no entry for such calls")
+        text = f"{wishes.locked} is locked, and has no entry for such calls"
+        yield Rejection(ReasonCode.NOT_IN_PLAN, f"{text}; {wishes.uncovered}" if wishes.uncovered else text)
     if wishes.use and kernel.name not in wishes.use and _use_binds(now.registry, asked.request, wishes):
         source = next(iter(wishes.use.values()))
         yield Rejection(ReasonCode.DENIED_BY_POLICY, f"{source} uses {', '.join(wishes.use)} strictly")

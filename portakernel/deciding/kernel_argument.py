@@ -65,6 +65,10 @@ def unmarked(argument: str) -> str:
     return argument[1:] if argument[:1] in _MARKS else argument
 
 
+# The source of the layer that an automatic name makes.
+GRAPH_SOURCE = "compiled graph"
+
+
 def layer_of(registry: Registry, op: str, argument: str) -> Layer | None:
     """The policy layer that a torch op's ``kernel`` argument makes, if any."""
     if not argument or argument.startswith(TOKEN_MARK):
@@ -72,4 +76,4 @@ def layer_of(registry: Registry, op: str, argument: str) -> Layer | None:
     if argument.startswith(STRICT_MARK):
         check_ships(registry, op, argument[1:])
         return make_layer("argument", use=(argument[1:],))
-    return make_layer("compiled graph", prefer=(argument,)) if registry.find(argument) else None
+    return make_layer(GRAPH_SOURCE, prefer=(argument,)) if registry.find(argument) else None

@@ -128,7 +128,7 @@ class Wishes:
     Every chosen kernel must declare the properties in ``require``, and be of a plugin on each list of ``allow``.
     ``words`` has, best first, the name by which each kernel is used or preferred: its own, or its plugin's. ``reasons``
     say what speaks for kernels that a measurement prefers; ``locked`` names a plan that has to cover every call, and
-    does not cover this one.
+    does not cover this one: ``uncovered`` says what it has instead.
     """
 
     use: Mapping[str, str]
@@ -143,6 +143,7 @@ class Wishes:
     allow: tuple[AllowList, ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict[str, str])
     locked: str = ""
+    uncovered: str = ""
 
     def rank(self, kernel: str) -> int:
         """The place of ``kernel`` in the order of names: one word's kernels share theirs, those not named come last."""

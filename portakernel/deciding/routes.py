@@ -17,6 +17,7 @@ from portakernel.host.locks import make_lock
 from portakernel.registry.registry import Registry
 from portakernel.tuning.choices import Choice, Choices
 from portakernel.tuning.key import Kind
+from portakernel.tuning.nearest import Known, nearest
 
 # A kind of device: its target, as text, and its units.
 Place = tuple[str, int]
@@ -100,12 +101,9 @@ class Routes:
         """``wishes``, and what is followed where they name no kernel; a plan is strict, a measurement is not."""
         if wishes.use or wishes.prefer or request.compiled:
             return wishes
-        if (plan := self.plan) is not None:
-            choice = self._find(plan, request)
-            if choice is not None:
-                return replace(wishes, use={choice.kernel: choice.where}, words={choice.kernel: choice.kernel})
-            if plan.locked:
-                return replace(wishes, locked=plan.name)
+        planned = self.planned(request, wishes)
+        if planned is not wishes:
+            return planned
         if self.measured is not None and (choice := self._find(self.measured, request)) is not None:
             where, words = dict.fromkeys(choice.kernels, choice.where), {name: name for name in choice.kernels}
             reasons = {choice.kernel: f"{choice.where} prefers it: {choice.why}"}
@@ -113,6 +111,16 @@ class Routes:
                 reasons[choice.ready] = f"{choice.where} prefers it until {choice.kernel} is built"
             return replace(wishes, prefer=where, words=words, reasons=reasons)
         return wishes
+
+    def planned(self, request: Request, wishes: Wishes) -> Wishes:
+        """``wishes``, and what the plan says where they name no kernel: not of traces, but of the calls of graphs."""
+        plan = self.plan
+        if plan is None or wishes.use or wishes.prefer or request.compiled or request.traced:
+            return wishes
+        choice = self._find(plan, request)
+        if choice is not None:
+            return replace(wishes, use={choice.kernel: choice.where}, words={choice.kernel: choice.kernel})
+        return replace(wishes, locked=plan.name, uncovered=self._uncovered(plan, request)) if plan.locked else wishes
 
     def notes(self, request: Request) -> tuple[str, ...]:
         """What measurements say of a request beside the kernel that they prefer, if any."""
@@ -147,6 +155,21 @@ class Routes:
             if choices:
                 return choices.find(Kind.of(request, self._registry.for_op(request.op)), _sizes(request.dims))
         return None
+
+    def _uncovered(self, plan: PlannedSource, request: Request) -> str:
+        """What a plan that does not cover a request has instead."""
+        places = [place for place in plan.places() if place[0] == str(request.target)]
+        here = list(self._here(places, request))
+        if not here:
+            parts = ", ".join(f"{target}/{units}" for target, units in plan.places()) or "nothing"
+            return f"it has parts for {parts}, and none for this hardware"
+        kind = Kind.of(request, self._registry.for_op(request.op))
+        known = [
+            Known(choice.kind, choice.bounds, choice.where)
+            for place in here
+            for choice in self.choices(plan, request.op, place).all
+        ]
+        return nearest(known, kind, _sizes(request.dims)) or f"it has none for {request.op} there"
 
     def _here(self, places: Sequence[Place], request: Request) -> Iterator[Place]:
         """The place that the request's device is one of; of absent hardware, the only one there is."""

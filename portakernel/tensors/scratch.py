@@ -7,11 +7,15 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from portakernel.claims.call_layout import CallLayout
 from portakernel.claims.request import Request
 from portakernel.contract.sizes import parse_size
 from portakernel.contracts import contract
 from portakernel.errors import ArgumentValueError
-from portakernel.tensors.layout import MAX_ALIGNMENT, has_plain_memory
+from portakernel.tensors.layout import MAX_ALIGNMENT, has_plain_memory, overlaps_itself
+
+# Not every narrow dtype can be copied on every device; integers of its size can.
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def like(tensor: Tensor) -> Tensor:
@@ -27,6 +31,38 @@ def like(tensor: Tensor) -> Tensor:
     memory = torch.empty(shift + source.numel(), dtype=held.dtype, device=held.device)
     _as_bytes(memory[shift:]).copy_(_as_bytes(source))
     return memory.as_strided(held.shape, held.stride(), shift).requires_grad_(tensor.requires_grad)
+
+
+def laid(tensors: Mapping[str, Tensor], layout: CallLayout) -> dict[str, Tensor]:
+    """The tensors, which are contiguous, in such a layout: copies where it is not theirs, what lies between is zero.
+
+    Where several elements share memory (a stride is 0, or rows overlap), it holds some of theirs.
+    """
+    found = dict(tensors)
+    for name, tensor in tensors.items():
+        strides, alignment = layout.strides.get(name), layout.facts.get(f"{name}.alignment", MAX_ALIGNMENT)
+        if strides is not None or alignment < MAX_ALIGNMENT:
+            found[name] = _laid(tensor, tensor.stride() if strides is None else strides, alignment)
+    return found
+
+
+def _laid(tensor: Tensor, strides: Sequence[int], alignment: int) -> Tensor:
+    held, itemsize = tensor.detach(), tensor.element_size()
+    if held.numel() == 0:
+        return tensor
+    reach = 1 + sum((size - 1) * stride for size, stride in zip(held.shape, strides, strict=True))
+    # a whole step of the greatest alignment more, so that an address of the asked one, and of none above it, is there
+    room = torch.zeros((reach * itemsize + 2 * MAX_ALIGNMENT,), dtype=torch.uint8, device=held.device)
+    shift = -room.data_ptr() % MAX_ALIGNMENT + (max(alignment, itemsize) % MAX_ALIGNMENT)
+    memory = room[shift : shift + reach * itemsize].view(held.dtype)
+    made = memory.as_strided(held.shape, strides)
+    integers = _INTEGERS[itemsize]
+    if overlaps_itself(made):
+        places = torch.arange(reach, device=held.device) % held.numel()
+        memory.view(integers).copy_(held.view(integers).reshape(-1)[places])
+    else:
+        made.view(integers).copy_(held.view(integers))
+    return made.requires_grad_(tensor.requires_grad)
 
 
 def extent(tensor: Tensor) -> Tensor:

@@ -166,7 +166,7 @@ def outside_modes() -> Iterator[None]:
 
 
 def is_recording() -> bool:
-    """Whether a mode of this thread looks for choices among kernels, as that of ``warmup`` does."""
+    """Whether a mode of this thread looks for choices among kernels, as those of ``warmup`` and ``record`` do."""
     return any(getattr(mode, "looks_for_choices", False) for mode in active_dispatch_modes())
 
 

@@ -1,8 +1,9 @@
-"""Which kinds of calls a program makes, and how often: their ops, dtypes and shapes, and nothing of what tensors hold.
+"""Which kinds of calls a program makes, and how often: ops, dtypes, shapes, layouts, and nothing of what tensors hold.
 
 ``portakernel.record`` looks at the calls of a block, through a dispatch mode. Where ``PORTAKERNEL_RECORD`` names a
-file, each function of ``portakernel.ops`` counts its calls from the start, in whichever thread, and the file is written
-when the process ends. Several processes write into one file, one after the other.
+file, calls are counted from the start, in whichever thread, and the file is written when the process ends: calls of
+``portakernel.ops``, of handles of ``portakernel.bind``, and of the torch ops, as compiled graphs make them. Several
+processes write into one file, one after the other.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+import signal
 import tempfile
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing import util
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import yaml
@@ -25,15 +28,24 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from portakernel.calling.arguments import dtype_name
+from portakernel.calling.observers import count_all, counting_here, public_call, tell_process
+from portakernel.claims.call_layout import normal_strides
+from portakernel.claims.request import PLAIN_FACTS
 from portakernel.contract import Contract
 from portakernel.contracts import contracts
 from portakernel.host.locks import make_lock
+from portakernel.tensors.layout import layout_facts
 from portakernel.tensors.torch_internals import is_fake
 from portakernel.torch_bridge.signature import Signature
 
-_HEAD = (
-    "# Kinds of calls, and how often they were made: for --calls of `portakernel warmup`, `bench`, `tune`.\ncalls:\n"
-)
+if TYPE_CHECKING:
+    from portakernel.calling.bound_kernel import BoundKernel
+
+_HEAD = "# Kinds of calls, and how often they were made: for --calls of `portakernel warmup`, `bench`, `tune`.\n"
+_TRACED = """\
+# Traced into graphs: calls that a graph keeps whole are counted above when they run. What torch.compile dissolves into
+# its graph is not, and no plan speaks of it.
+traced"""
 
 
 class CallKinds:
@@ -41,10 +53,15 @@ class CallKinds:
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
+        self._traced = set[str]()
         self._lock = make_lock()
 
     def __bool__(self) -> bool:
         return bool(self._counts)
+
+    def add_traced(self, op: str) -> None:
+        """Takes note that calls of the op were traced."""
+        self._traced.add(op)
 
     def add(self, contract: Contract, tensors: Sequence[Any], values: Sequence[Any], *, training: bool) -> None:
         """Counts a call by its tensors, in the contract's order, and the values of its parameters."""
@@ -56,10 +73,13 @@ class CallKinds:
             for parameter, value in zip(contract.parameters, values, strict=True)
             if value != parameter.default
         }
+        layout, strides = _memory(pairs)
         entry: dict[str, Any] = {
             "op": contract.op,
             "dtype": {name: dtype_name(tensor.dtype) for name, tensor in pairs},
             "shape": {name: [int(size) for size in tensor.shape] for name, tensor in pairs},
+            **({"layout": layout} if layout else {}),
+            **({"strides": strides} if strides else {}),
             **({"parameters": parameters} if parameters else {}),
             **({"training": True} if training else {}),
         }
@@ -76,21 +96,26 @@ class CallKinds:
         """
         with self._lock:
             counts, self._counts = self._counts, Counter()
-        if not counts:
+            traced, self._traced = self._traced, set()
+        if not counts and not traced:
             return
         with FileLock(f"{path}.lock"):
-            counts.update(_counted(path))
-            ordered = sorted(counts.items(), key=lambda kind: (-kind[1], kind[0]))
-            lines = (f"  - {kind[:-1]}, count: {count}}}\n" for kind, count in ordered)
-            _replace(path, _HEAD + "".join(lines))
+            known, of_others = _counted(path)
+            counts.update(known)
+            _replace(path, _text(counts, traced | of_others))
 
     def forget(self) -> None:
         """Forgets what was counted: a forked process has its parent's counts."""
-        self._counts, self._lock = Counter(), make_lock()
+        self._counts, self._traced, self._lock = Counter(), set(), make_lock()
 
 
 class _Mode(TorchDispatchMode):
-    """While active, counts each portakernel op that is called; a call under a mode goes through ``torch.ops``."""
+    """While active, counts each portakernel op that is called; a call under a mode goes through ``torch.ops``.
+
+    A bound handle is called as ever, and tells of it (``calling.observers``).
+    """
+
+    looks_for_choices = True
 
     def __init__(self, kinds: CallKinds) -> None:
         super().__init__()
@@ -124,53 +149,96 @@ def counting(path: Path) -> Iterator[None]:
     """
     kinds = CallKinds()
     try:
-        with _Mode(kinds):
+        with counting_here(kinds), _Mode(kinds):
             yield
     finally:
         if kinds:  # what is there stays until there is another
             path.unlink(missing_ok=True)
-        kinds.write(path)
-        Path(f"{path}.lock").unlink(missing_ok=True)
+            kinds.write(path)
+            Path(f"{path}.lock").unlink(missing_ok=True)
 
 
-def watched(function: Callable[..., Any], contract: Contract, path: str) -> Callable[..., Any]:
-    """A public function that counts its calls into the process's record at ``path``."""
-    kinds = _of_process(path)
+def watched(function: Callable[..., Any], contract: Contract) -> Callable[..., Any]:
+    """A public function whose calls the process's record counts, as they reach a kernel."""
     positional = [tensor.name for tensor in contract.tensors if not tensor.keyword]
 
     @functools.wraps(function)
     def call(*tensors: Any, **named: Any) -> Any:
-        found = function(*tensors, **named)
         if torch.compiler.is_compiling():
-            return found
-        given = {**dict(zip(positional, tensors, strict=False)), **named}
-        passed = [given.get(name) for name in contract.names]
-        values = [contract.value(p.name, given.get(p.name, p.default)) for p in contract.parameters]
-        recorded = torch.is_grad_enabled() and contract.gradient != "none"
-        training = recorded and any(isinstance(t, Tensor) and t.requires_grad for t in passed)
-        kinds.add(contract, passed, values, training=training)
+            return function(*tensors, **named)  # counted when the graph runs
+        with public_call(contract.op) as under_way:
+            found = function(*tensors, **named)
+        if not under_way.is_counted:
+            given = {**dict(zip(positional, tensors, strict=False)), **named}
+            passed = [given.get(name) for name in contract.names]
+            values = [contract.value(p.name, given.get(p.name, p.default)) for p in contract.parameters]
+            recorded = torch.is_grad_enabled() and contract.gradient != "none"
+            training = recorded and any(isinstance(t, Tensor) and t.requires_grad for t in passed)
+            tell_process(contract, passed, values, training=training)
         return found
 
     return call
 
 
+def watched_handle(bound: BoundKernel, contract: Contract, values: Sequence[Any]) -> BoundKernel:
+    """A bound handle whose calls the process's record counts; ``values`` are the example's parameters."""
+    positional = [tensor.name for tensor in contract.tensors if not tensor.keyword]
+
+    @functools.wraps(bound)
+    def call(*tensors: Any, **named: Any) -> Any:
+        found = bound(*tensors, **named)
+        if not torch.compiler.is_compiling():
+            given = {**dict(zip(positional, tensors, strict=False)), **named}
+            pairs = zip(contract.parameters, values, strict=True)
+            asked = [contract.value(p.name, given[p.name]) if p.name in given else value for p, value in pairs]
+            tell_process(contract, [given.get(name) for name in contract.names], asked)
+        return found
+
+    return cast("BoundKernel", call)
+
+
 @functools.cache
-def _of_process(path: str) -> CallKinds:
-    """The process's counts, which are added to the file when it ends, or one that is forked from it."""
-    kinds, file = CallKinds(), Path(os.path.abspath(path))
+def count_process(path: str) -> None:
+    """Counts the process's calls from now on, and adds them to the file when it ends, or one that is forked from it."""
+    kinds, file, ending = CallKinds(), Path(os.path.abspath(path)), threading.Event()
+    count_all(kinds)
 
     def write() -> None:
+        ending.set()
         kinds.write(file)
+
+    def write_and_end(number: int, _: object) -> None:
+        if ending.is_set():  # it writes, and ends then
+            return
+        signal.signal(number, signal.SIG_DFL)
+        try:
+            write()
+        finally:
+            os.kill(os.getpid(), number)
 
     def in_worker(_: object = None) -> None:
         # multiprocessing's forked workers end without atexit, and drop their parent's finalizers when they start
         util.Finalize(None, write, exitpriority=0)
 
+    # what stops a service ends Python without atexit; a program that looks at the signal itself keeps it so
+    in_main = threading.current_thread() is threading.main_thread()
+    if in_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, write_and_end)
     atexit.register(write)
     os.register_at_fork(after_in_child=kinds.forget)
     in_worker()
     util.register_after_fork(kinds, in_worker)
-    return kinds
+
+
+def _memory(pairs: Iterable[tuple[str, Tensor]]) -> tuple[dict[str, int], dict[str, list[int]]]:
+    """The layout facts of tensors that are not those of plain memory, and the strides of those that have gaps."""
+    facts, strides = dict[str, int](), dict[str, list[int]]()
+    for name, tensor in pairs:
+        off = {n: v for n, v in layout_facts(name, tensor).items() if v != PLAIN_FACTS[n.partition(".")[2]]}
+        facts |= off
+        if off.keys() - {f"{name}.alignment"}:
+            strides[name] = list(normal_strides(tensor.shape, tensor.stride()))
+    return facts, strides
 
 
 def _line(entry: Mapping[str, Any]) -> str:
@@ -178,17 +246,25 @@ def _line(entry: Mapping[str, Any]) -> str:
     return yaml.safe_dump(dict(entry), default_flow_style=True, sort_keys=False, width=1 << 30).strip()
 
 
-def _counted(path: Path) -> Counter[str]:
-    """The kinds in a file that this module wrote, with their counts; none where there is no file yet."""
+def _text(counts: Mapping[str, int], traced: Iterable[str]) -> str:
+    """The file's text."""
+    ordered = sorted(counts.items(), key=lambda kind: (-kind[1], kind[0]))
+    lines = [f"  - {kind[:-1]}, count: {count}}}\n" for kind, count in ordered]
+    ops = ", ".join(sorted(traced))
+    return (_HEAD + "calls:\n" + "".join(lines) if lines else _HEAD) + (f"{_TRACED}: [{ops}]\n" if ops else "")
+
+
+def _counted(path: Path) -> tuple[Counter[str], set[str]]:
+    """The kinds in a file that this module wrote, with their counts, and the ops that were traced."""
     try:
-        listed: Iterable[dict[str, Any]] = yaml.safe_load(path.read_text(encoding="utf-8"))["calls"]
+        data: Mapping[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except FileNotFoundError:
-        return Counter()
+        return Counter(), set()
     found = Counter[str]()
-    for entry in listed:
+    for entry in data.get("calls", ()):
         count = entry.pop("count", 1)
         found[_line(entry)] += count
-    return found
+    return found, set(data.get("traced", ()))
 
 
 def _replace(path: Path, text: str) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from portakernel.calling.arguments import Tensors
 from portakernel.calling.caller import OpCaller
 from portakernel.calling.fast.key_layout import CallKind
+from portakernel.calling.observers import tell_traced
 from portakernel.claims.request import Phase
 from portakernel.contract import Contract
 from portakernel.deciding.kernel_argument import GRAPH_MARK, unmarked
@@ -100,6 +101,7 @@ class Derivatives:
             return self._forward_derivative(tensors, values, kernel)
         traced = is_fake(given)
         if traced:
+            tell_traced(self.contract.op)
             values = self._without_permissions(values)
         if training and self.caller.some_are_recorded:
             recorded = self.choice.recorded(tensors, values, kernel, traced=traced)

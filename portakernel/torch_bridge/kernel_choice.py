@@ -18,6 +18,7 @@ from portakernel.calling.caller import OpCaller
 from portakernel.calling.fast.key_layout import TRAINING, CallKind
 from portakernel.calling.key_table import Placement
 from portakernel.calling.launcher import plain_launcher
+from portakernel.calling.observers import tell_blocks, tell_process
 from portakernel.claims.capability import CannotRun, ReasonCode
 from portakernel.claims.request import Phase
 from portakernel.deciding.kernel_argument import BLOCK_MARK, GRAPH_MARK, STRICT_MARK, is_automatic, unmarked
@@ -98,6 +99,9 @@ class KernelChoice:
                 attempts.decline(placement, error.rejection)
                 placement = attempts.placed()
             else:
+                if not traced:
+                    tell_process(self.contract, tensors, values, training=True)
+                    tell_blocks(self.contract, tensors, values, training=True)
                 return self.caller.completed(results, values, tensors[0])
         return None
 
@@ -106,7 +110,8 @@ class KernelChoice:
         if self._has_forms(Phase.TRAINING, tensors, kernel):
             return False
         self.caller.arguments.check(tensors, values)
-        request = self.caller.request(CallKind(Phase.TRAINING, below_autograd=True), tensors, values)
+        kind = CallKind(Phase.TRAINING, below_autograd=True)
+        request = replace(self.caller.request(kind, tensors, values), traced=True)
         dispatcher = self.caller.dispatcher
         with dispatcher.without_contexts(), outside_modes():
             chosen = dispatcher.decide(request, self.caller.policy(kernel)).chosen
@@ -127,7 +132,7 @@ class KernelChoice:
         self.caller.arguments.check(tensors, values)
         if not traced:
             return self.caller.placed(kind, tensors, values, self.caller.policy(kernel))
-        request = self.caller.request(kind, tensors, values)
+        request = replace(self.caller.request(kind, tensors, values), traced=True)
         if self._has_forms(kind.phase, tensors, kernel):
             request = replace(request, compiled=True)
             kernel = "" if is_automatic(kernel) else kernel  # chosen for a graph of calls, before this one was made

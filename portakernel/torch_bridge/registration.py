@@ -15,6 +15,7 @@ from torch import Tensor
 
 from portakernel.calling.caller import OpCaller
 from portakernel.calling.fast.key_layout import PLAIN, CallKind
+from portakernel.calling.observers import tell_process
 from portakernel.claims.request import Phase
 from portakernel.contract import Result, alternatives
 from portakernel.host.as_written import as_written
@@ -73,6 +74,7 @@ class Bridge:
         self.caller.arguments.check(tensors, values)
         policy = self.caller.policy(kernel)
         returned = self.caller.run(PLAIN, tensors, values, policy, (*tensors, *values, None))
+        tell_process(self.contract, tensors, values)
         return self.caller.completed(returned, values, tensors[0])
 
     @as_written
@@ -85,6 +87,7 @@ class Bridge:
         unpaired = self._choice.unpaired(kernel)
         kind = CallKind(Phase.TRAINING, below_autograd=self.caller.some_are_recorded, unpaired=unpaired)
         returned = self.caller.run(kind, tensors, values, policy, given)
+        tell_process(self.contract, tensors, values, training=True)
         return self.caller.completed(returned, values, tensors[0], saved=True)
 
     @as_written

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import torch
 
 from portakernel.calling.caller import OpCaller
+from portakernel.calling.observers import tell_traced
 from portakernel.claims.request import Phase
 from portakernel.errors import ArgumentTypeError, DerivativeError, TransformError
 from portakernel.host.as_written import as_written
@@ -50,6 +51,7 @@ class Writing:
             raise DerivativeError(f"{op} writes into {written} and has no derivative")
         traced = is_fake(given)
         if traced:
+            tell_traced(op)
             kernel = self.choice.name(Phase.INFERENCE, tensors, values, kernel, traced=True)
         with below_autograd(), self.choice.naming(kernel) if traced else nullcontext():
             self.caller.torch_op()(*tensors, *values, kernel)

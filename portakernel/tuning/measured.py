@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from portakernel.host.distributions import installed_version
 from portakernel.registry.kernel import Kernel
 from portakernel.tuning.choices import Choice, Choices
 from portakernel.tuning.key import Kind, Regime
+from portakernel.tuning.nearest import Known, nearest
 from portakernel.tuning.pieces import Piece, Point, gaps, pieces
 from portakernel.tuning.ranking import Bounds, Outcome, decide
 from portakernel.tuning.record import Record
@@ -96,13 +97,13 @@ class Measured:
         """What there is to say of a call beside its choice: why there is none, and whether what decides is stale."""
         group = self._groups.get((kind.text, tuple(sorted(dims))))
         if group is None:
-            return tuple(self._elsewhere(kind)) or ("no call of this kind was measured on such a device",)
+            return tuple(self._elsewhere(kind)) or tuple(self._otherwise(kind, dims))
         covering = [piece for piece in group.pieces if piece.covers(dims)]
         if not any(piece.winner for piece in covering):
             silent = [point.why for piece in covering for point in piece.points]
             silent += [point.why for point in group.unused if dict(point.dims) == dict(dims)]
             return tuple([f"measured, and not used: {why}" for why in silent] or gaps(group.pieces, dims)) or (
-                "no sizes near it were measured",
+                self._with_nearest("no sizes near it were measured", [group], kind, dims),
             )
         used = [point.dims for piece in covering for point in piece.points]
         records = [record for record in group.records if record.key.dims in used]
@@ -166,6 +167,27 @@ class Measured:
         served = any(one.serving_target(anything, self._spaces) is not None for _, one in kernel.variants)
         wanted = ((module, kernel.distributions.get(module, "")) for module in kernel.requires)
         return served and all(installed_version(*one) is not None for one in wanted)
+
+    def _otherwise(self, kind: Kind, dims: Mapping[str, int]) -> Iterator[str]:
+        """What there is in place of measurements of this kind: those of another regime, or of the nearest kind."""
+        yield self._with_nearest(
+            "no call of this kind was measured on such a device", self._groups.values(), kind, dims
+        )
+        place = (str(self._target), self._units)
+        found = (read(folder_of(root, *place), self._op).records.values() for root in self._roots)
+        others = {str(r.key.regime) for records in found for r in records if r.key.kind.text == kind.text}
+        if others := others - {str(self._regime)}:
+            yield f"regime: it was measured in {' and '.join(sorted(others))}, and {self._regime} decides"
+
+    def _with_nearest(self, text: str, groups: Iterable[_Group], kind: Kind, dims: Mapping[str, int]) -> str:
+        """``text``, and the nearest of what was measured, where something was."""
+        known = [
+            Known(group.kind, {name: (size, size) for name, size in point.dims.items()}, "what was measured")
+            for group in groups
+            for point in (*group.points, *group.unused)
+        ]
+        near = nearest(known, kind, dims)
+        return f"{text}; {near}" if near else text
 
     def _elsewhere(self, kind: Kind) -> Iterator[str]:
         """Where calls of this kind were measured: on devices of this architecture with more units, or fewer."""

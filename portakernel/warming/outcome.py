@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from portakernel.claims.call_layout import CallLayout
 from portakernel.claims.request import Request
 from portakernel.text.printable import brief
 
@@ -15,7 +16,9 @@ class Call:
     """A call in words, as ``explain`` and ``warmup`` take them: an op with dtypes, shapes and scale formats.
 
     ``device`` is torch's name for it, this machine's first accelerator where it is not given. ``training`` asks for
-    gradients too, ``kernel`` for one kernel or plugin alone; ``parameters`` are the op's keyword arguments. ``count``
+    gradients too, ``kernel`` for one kernel or plugin alone; ``parameters`` are the op's keyword arguments. ``layout``
+    says what is not plain about tensors' memory, as ``explain``'s ``facts`` do (``{"x.contiguous": False}``),
+    ``strides`` the same in numbers of elements (``{"x": (8192, 1)}``); without them tensors are contiguous. ``count``
     says how often a workload makes it, beside others.
     """
 
@@ -28,6 +31,17 @@ class Call:
     kernel: str | None = None
     parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
     count: int = 1
+    layout: Mapping[str, int] = field(default_factory=dict[str, int])
+    strides: Mapping[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
+
+    @property
+    def memory(self) -> CallLayout:
+        """How its tensors lie.
+
+        Raises:
+            UnknownNameError, ArgumentTypeError, ArgumentValueError: no tensors of these shapes lie so.
+        """
+        return CallLayout.of(self.op, self.shape, self.layout, self.strides)
 
     def __str__(self) -> str:
         given = (

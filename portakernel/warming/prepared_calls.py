@@ -17,7 +17,7 @@ from portakernel.deciding.asking import ask
 from portakernel.deciding.kernel_argument import strictly
 from portakernel.errors import ArgumentValueError
 from portakernel.offline.job import Job
-from portakernel.tensors.scratch import described, like
+from portakernel.tensors.scratch import described, laid, like
 from portakernel.warming.ahead import serving_jobs
 from portakernel.warming.building import Progress, build_for, phases_of
 from portakernel.warming.outcome import Call
@@ -75,8 +75,9 @@ def described_call(call: Call, device_of: Callable[[Call], str]) -> ConcreteCall
         shapes=call.shape,
         formats=call.format,
         values=call.parameters,
+        facts=call.memory.facts,
     )
-    tensors = described(request, call.shape, place, training=call.training)
+    tensors = laid(described(request, call.shape, place, training=call.training), call.memory)
     given = [tensors.get(name) for name in caller.contract.names]
     return caller, given, list(request.values.values()), call.kernel
 

@@ -12,10 +12,12 @@ from portakernel.contract import Cost, GridRow
 from portakernel.contracts import contract, own_contracts
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
-from portakernel.words.target import Target
+from portakernel.warming.outcome import Call
+from portakernel.words.target import Device, Target
 from portakernel_kit.bench.operands import draw
 from portakernel_kit.bench.question import launch_row, questions, rows_of, too_large
 from portakernel_kit.bench.traffic import backward_cost, forward_cost, is_compute_bound
+from portakernel_kit.cli.bench.requests import questions_of
 
 HERE = Target("cpu", "x86_64")
 
@@ -125,3 +127,14 @@ def test_lengths_that_a_row_gives_are_the_ones_that_are_measured() -> None:
     (question,) = questions("attention_varlen", [replace(row, shapes=shapes, given=ends)], ["float16"], HERE)
     drawn = draw(question, Arguments(contract("attention_varlen"), Dispatcher().registry), torch.device("cpu"), seed=1)
     assert drawn.lengths() == ends
+
+
+def test_a_call_of_a_file_has_operands_that_lie_as_it_says() -> None:
+    plain = Call("softmax", "float32", {"x": (4, 8)})
+    apart = replace(plain, layout={"x.contiguous": False}, strides={"x": (32, 1)})
+    device = Device(HERE, "cpu", "cpu")
+    found = questions_of([plain, apart, plain], device)
+    assert [question.row.name for question in found] == ["x 4×8", "x 4×8, x strides 32×1"]
+    made = [draw(q, Arguments(contract("softmax"), Dispatcher().registry), torch.device("cpu"), 0) for q in found]
+    assert [operands.tensors[0].stride() for operands in made] == [(8, 1), (32, 1)]  # type: ignore[union-attr]
+    assert torch.equal(*(operands.tensors[0] for operands in made))  # type: ignore[arg-type]

@@ -86,9 +86,12 @@ def test_notes_say_why_nothing_decides(tmp_path):
     assert found.notes(one.kind, busy.key.dims) == (
         "measured, and not used: others used the device while it was measured",
     )
-    assert found.notes(one.kind, {"M": 3, "N": 5}) == ("no sizes near it were measured",)
+    assert found.notes(one.kind, {"M": 3, "N": 5}) == (
+        "no sizes near it were measured; the nearest is what was measured: M 3 is not 64; N 5 is not 4096",
+    )
+    nothing = "no call of this kind was measured on such a device"
     assert found.notes(replace(one.kind, phase="training"), one.dims) == (
-        "no call of this kind was measured on such a device",
+        f"{nothing}; the nearest is what was measured: phase: inference there, this call training",
     )
     assert found.notes(one.kind, one.dims, driver="580", torch="2.11") == ()
 
@@ -207,3 +210,11 @@ def test_until_the_winner_is_built_the_fastest_of_the_others_stands_in(tmp_path)
         choice = found.choices.find(key(64).kind, key(64).dims)
         assert choice is not None
         assert choice.kernels == (SECOND, ready)
+
+
+def test_what_was_measured_in_another_regime_alone_is_said(tmp_path):
+    written(tmp_path, record(64, key=key(64, regime=Regime.GRAPH_WARM)))
+    assert measured(tmp_path).notes(key(64).kind, key(64).dims) == (
+        "no call of this kind was measured on such a device",
+        "regime: it was measured in graph/warm, and graph/cold decides",
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -14,7 +15,9 @@ import yaml
 
 import portakernel
 from portakernel import ops
+from portakernel.calling import observers
 from portakernel.cli.calls_file import load_calls
+from portakernel.errors import ArgumentTypeError, ArgumentValueError
 
 PROGRAM = """
 import subprocess, sys, threading, torch
@@ -110,3 +113,99 @@ def test_a_program_is_recorded_in_all_its_threads_and_processes_and_its_status_i
         f"rms_norm {BOTH}": 6, f"rms_norm {BOTH} {{'eps': 0.001}} True": 2, f"softmax {X}": 2,
     }  # fmt: skip
     assert [path.name for path in tmp_path.iterdir()] == ["calls.yaml"]
+
+
+def test_how_tensors_lie_is_recorded_by_facts_and_strides(tmp_path):
+    wide, weight = torch.randn(8, 128), torch.ones(64)
+    with portakernel.record(tmp_path / "calls.yaml"):
+        ops.rms_norm(wide[:, :64], weight)
+        ops.softmax(torch.randn(65)[1:].view(1, 64))
+        ops.softmax(torch.randn(64, 4).t())
+        ops.softmax(torch.randn(4, 128)[:1, :64])  # one row has no pitch
+    entries = yaml.safe_load((tmp_path / "calls.yaml").read_text(encoding="utf-8"))["calls"]
+    assert [(entry["op"], entry.get("layout"), entry.get("strides")) for entry in entries] == [
+        ("rms_norm", {"x.contiguous": False}, {"x": [128, 1]}),
+        ("softmax", {"x.alignment": 4}, None),
+        ("softmax", None, None),
+        ("softmax", {"x.contiguous": False, "x.stride_last": 4}, {"x": [1, 4]}),
+    ]
+    calls = load_calls(tmp_path / "calls.yaml")
+    assert [str(call.memory) for call in calls] == ["x strides 128×1", "x alignment 4", "", "x strides 1×4"]
+
+
+IN_GRAPHS_AND_HANDLES = """
+import torch, portakernel
+from portakernel import ops
+x, weight = torch.randn(4, 64), torch.ones(64)
+portakernel.set_policy(compiled="call")
+function = torch.compile(lambda x: ops.softmax(x) + 1, fullgraph=True)
+for _ in range(3):
+    function(x)
+norm = portakernel.bind("rms_norm", x, weight, eps=1e-3)
+assert norm.kernel and norm.__name__ == "bound rms_norm"
+for rows in (1, 2, 2):
+    norm(x[:rows], weight)
+with torch.autocast("cpu", dtype=torch.bfloat16):
+    ops.linear_act(x, torch.ones(8, 64))
+q = torch.randn(1, 8, 2, 16, requires_grad=True)
+ops.attention(q, q, q).sum().backward()
+"""
+
+
+def test_what_graphs_call_and_what_handles_serve_is_counted_as_it_reaches_a_kernel(tmp_path):
+    file = tmp_path / "calls.yaml"
+    command = [sys.executable, "-c", IN_GRAPHS_AND_HANDLES]
+    subprocess.run(command, check=True, cwd=tmp_path, env={**os.environ, "PORTAKERNEL_RECORD": str(file)})
+    found = counted(file)
+    q = "'q': [1, 8, 2, 16], 'k': [1, 8, 2, 16], 'v': [1, 8, 2, 16]"
+    eps = "{'eps': 0.001}"
+    assert found == {
+        f"softmax {X}": 3,
+        f"rms_norm {BOTH} {eps}": 1,  # the example
+        f"rms_norm {{'x': [1, 64], 'weight': [64]}} {eps}": 1,
+        f"rms_norm {{'x': [2, 64], 'weight': [64]}} {eps}": 2,
+        "linear_act {'x': [4, 64], 'weight': [8, 64]}": 1,
+        f"attention {{{q}}} True": 1,
+    }
+    text = file.read_text(encoding="utf-8")
+    assert "op: linear_act, dtype: {x: bfloat16, weight: bfloat16}" in text
+    assert "traced: [softmax]" in text
+    assert len(load_calls(file)) == 6
+
+
+def test_a_block_sees_handles_and_kernels_whose_gradient_torch_records(tmp_path):
+    x, weight = torch.randn(4, 64), torch.ones(64)
+    norm = portakernel.bind("rms_norm", x, weight)
+    q = torch.randn(1, 8, 2, 16, requires_grad=True)
+    with portakernel.record(tmp_path / "calls.yaml"):
+        assert torch.equal(norm(x, weight), norm(x, weight))
+        out = torch.empty_like(x)
+        norm(x, weight, out=out)
+        portakernel.bind("softmax", x)
+        ops.attention(q, q, q).sum().backward()
+    norm(x, weight)
+    assert counted(tmp_path / "calls.yaml") == {
+        f"rms_norm {BOTH}": 3,
+        f"softmax {X}": 1,
+        "attention {'q': [1, 8, 2, 16], 'k': [1, 8, 2, 16], 'v': [1, 8, 2, 16]} True": 1,
+    }
+
+
+def test_nobody_hears_of_calls_when_nothing_is_recorded():
+    x, weight = torch.randn(4, 64), torch.ones(64)
+    assert observers.of_process() is None
+    assert not hasattr(ops.rms_norm, "__wrapped__")
+    assert not hasattr(portakernel.bind("rms_norm", x, weight), "__wrapped__")
+
+
+@pytest.mark.parametrize("path", [None, 3, b"calls.yaml"])
+def test_what_is_no_path_is_refused_before_the_block(path):
+    with pytest.raises(ArgumentTypeError, match=r"record takes the path of the file to write, such as 'service.yaml'"):
+        portakernel.record(path)
+
+
+def test_a_file_that_cannot_be_is_refused_before_the_block(tmp_path):
+    with pytest.raises(ArgumentValueError, match="is a folder; give the file to write"):
+        portakernel.record(tmp_path)
+    with pytest.raises(ArgumentValueError, match="cannot be written: there is no folder"):
+        portakernel.record(tmp_path / "gone" / "calls.yaml")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -220,3 +221,29 @@ def test_a_calls_file_may_count(tmp_path):
     file.write_text("calls:\n  - {op: softmax, dtype: float32, shape: {x: [4, 64]}, count: 0}\n")
     with pytest.raises(ManifestError, match="count"):
         load_calls(file)
+
+
+def test_a_job_s_operands_lie_as_its_call_s_and_it_is_kept_under_their_layout():
+    call = Call("rms_norm", "float32", {"x": (8, 64), "weight": (64,)}, strides={"x": (128, 1)}, training=True)
+    plain, *_ = jobs(replace(call, strides={}))
+    forward, backward = jobs(call)
+    job = Job.from_json(json.loads(json.dumps(forward.to_json())))
+    assert job == forward
+    operands = draw(job.question(TARGET), Arguments(contract("rms_norm"), NOW.registry), torch.device("cpu"), 0)
+    x = operands.tensors[0]
+    assert x is not None
+    assert (tuple(x.shape), x.stride()) == ((8, 64), (128, 1))
+    kernels = NOW.registry.for_op("rms_norm")
+    kind = Kind.of(operands.request(Phase.TRAINING), kernels)
+    assert job.key(TARGET, 2, NOW.registry).kind == kind
+    assert kind.layout
+    assert kind.layout == backward.key(TARGET, 2, NOW.registry).kind.layout
+    assert not plain.key(TARGET, 2, NOW.registry).kind.layout
+    assert "(x strides 128×1)" in job.name
+
+
+def test_backward_reads_an_output_where_one_stands_for_an_argument_however_that_lies():
+    shapes = {"x": (8, 64), "residual": (8, 64), "weight": (64,)}
+    forward, backward = jobs(Call("add_rms_norm", "float32", shapes, strides={"x": (128, 1)}, training=True))
+    assert forward.key(TARGET, 2, NOW.registry).kind.layout
+    assert not backward.key(TARGET, 2, NOW.registry).kind.layout

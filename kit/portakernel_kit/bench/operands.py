@@ -17,7 +17,7 @@ from portakernel.contract.case import Draw
 from portakernel.contracts import contract
 from portakernel.tensors.block_draws import BLOCK_LISTS, draw_block_lists
 from portakernel.tensors.block_lists import blocks_of
-from portakernel.tensors.scratch import described
+from portakernel.tensors.scratch import described, laid
 from portakernel.tensors.serving_draws import SERVING, depth, draw_serving
 from portakernel_kit.bench.question import Question
 
@@ -124,6 +124,7 @@ def draw(question: Question, arguments: Arguments, device: torch.device, seed: i
             found[tensor.name].copy_(elements)
         else:
             fill(found[tensor.name], tensor.draw, below, source)
+    found = laid(found, question.memory)
     tensors = tuple(found.get(name) for name in op.names)
     values = tuple(request.values.values())
     arguments.check(tensors, values)

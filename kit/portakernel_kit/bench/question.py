@@ -8,6 +8,7 @@ from itertools import count
 from random import Random
 from typing import Any
 
+from portakernel.claims.call_layout import PLAIN, CallLayout
 from portakernel.claims.request import Request
 from portakernel.contract import Contract, Cost, GridRow
 from portakernel.contract.production import Production
@@ -28,12 +29,13 @@ DType = str | Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One request to measure: a row in one dtype."""
+    """One request to measure: a row in one dtype, and how its tensors lie in memory."""
 
     op: str
     row: GridRow
     dtypes: Mapping[str, str]
     request: Request
+    memory: CallLayout = PLAIN
 
     @property
     def cost(self) -> Cost:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from portakernel.claims.call_layout import CallLayout
 from portakernel.claims.request import Phase, Request
 from portakernel.contract import GridRow
 from portakernel.contracts import contract
@@ -21,7 +22,7 @@ class Job:
     """One call to measure, on whatever device a worker has.
 
     ``given`` are the elements of integer tensors that are not drawn. ``known`` are kernels that are not to be asked:
-    they ended their process before; each has its entry as JSON.
+    they ended their process before; each has its entry as JSON. ``layout`` and ``strides`` are a ``CallLayout``'s.
     """
 
     op: str
@@ -34,12 +35,20 @@ class Job:
     count: int = 1
     seed: int = 0
     known: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, "Mapping[str, Any]"])
+    layout: Mapping[str, int] = field(default_factory=dict[str, int])
+    strides: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, "tuple[int, ...]"])
+
+    @property
+    def memory(self) -> CallLayout:
+        """How the call's tensors lie."""
+        return CallLayout(self.layout, self.strides)
 
     @property
     def name(self) -> str:
         """The call for people."""
         shapes = ", ".join(f"{name} {'×'.join(map(str, shape)) or 'scalar'}" for name, shape in self.shapes.items())
-        return f"{self.op} {shapes} {' '.join(dict.fromkeys(self.dtypes.values()))} {self.phase}"
+        lie = f" ({memory})" if (memory := str(self.memory)) else ""
+        return f"{self.op} {shapes}{lie} {' '.join(dict.fromkeys(self.dtypes.values()))} {self.phase}"
 
     def to_json(self) -> dict[str, Any]:
         """The job as JSON-ready data."""
@@ -48,7 +57,8 @@ class Job:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Job:
         """The job that JSON-ready data came of."""
-        tuples = {name: {n: tuple(each) for n, each in data[name].items()} for name in ("shapes", "given")}
+        listed = ("shapes", "given", "strides")
+        tuples = {name: {n: tuple(each) for n, each in data[name].items()} for name in listed}
         values = {name: tuple(value) if isinstance(value, list) else value for name, value in data["values"].items()}
         return cls(**{**data, **tuples, "values": values})
 
@@ -61,20 +71,22 @@ class Job:
         return cls(question.op, str(phase), row.shapes, typed, str(regime), dict(row.values), given, **more)
 
     def request(self, target: Target) -> Request:
-        """The request that the call is, in memory without gaps.
+        """The request that the call is; backward reads outputs in place of some tensors, and those lie plainly.
 
         Raises:
             UnknownNameError, ArgumentTypeError, ArgumentValueError: it does not fit its op.
         """
-        op = contract(self.op)
-        request = ask(op, target, dtypes=self.dtypes, shapes=self.shapes, values=self.values)
-        return replace(request, phase=Phase(self.phase))
+        op, phase = contract(self.op), Phase(self.phase)
+        stood_for = op.stands_for if phase is Phase.BACKWARD else ()
+        facts = {name: value for name, value in self.layout.items() if name.partition(".")[0] not in stood_for}
+        request = ask(op, target, dtypes=self.dtypes, shapes=self.shapes, values=self.values, facts=facts)
+        return replace(request, phase=phase)
 
     def question(self, target: Target) -> Question:
         """The same as the bench asks it; raises what ``request`` does."""
         row = GridRow(self.name, self.shapes, self.values, given=self.given)
         request = replace(self.request(target), phase=Phase.INFERENCE)
-        return Question(self.op, row, dict(self.dtypes), request)
+        return Question(self.op, row, dict(self.dtypes), request, self.memory)
 
     def key(self, target: Target, units: int, registry: Registry) -> Key:
         """Under what it is kept once it was measured on such a device; raises what ``request`` does."""

@@ -12,7 +12,8 @@ def described(key: Key) -> str:
     sizes = " ".join(f"{name}={size}" for name, size in key.dims.items())
     dtypes = " ".join(dict.fromkeys(key.kind.dtypes.values()))
     asked = [f"{name}={value}" for name, value in (*key.kind.formats.items(), *key.kind.features.items())]
-    return " ".join([key.kind.op, sizes, dtypes, *asked, key.kind.phase])
+    lies = [f"(not {', '.join(key.kind.layout)})"] if key.kind.layout else []
+    return " ".join([key.kind.op, sizes, dtypes, *asked, *lies, key.kind.phase])
 
 
 def winner(record: Record) -> tuple[str, ...]:

@@ -33,15 +33,20 @@ def jobs_of_calls(calls: Iterable[Call], target: Target, regime: Regime, seed: i
     found: dict[str, Job] = {}
     for call in calls:
         op = contract(call.op)
+        memory = call.memory
         request = ask(
-            op, target, dtypes=call.dtype, shapes=call.shape, formats=call.format, values=call.parameters
+            op, target, dtypes=call.dtype, shapes=call.shape, formats=call.format, values=call.parameters,
+            facts=memory.facts,
         )  # fmt: skip
         defaults = {parameter.name: parameter.default for parameter in op.parameters}
         values = {name: value for name, value in request.values.items() if value != defaults[name]}
         dtypes = {name: dtype for name, dtype in request.dtypes.items() if name in op.names}
         shapes = {name: tuple(shape) for name, shape in call.shape.items()}
         for phase in _TRAINING if call.training and op.gradient == "kernel" else (Phase.INFERENCE,):
-            job = Job(call.op, str(phase), shapes, dtypes, str(regime), values, count=call.count, seed=seed)
+            job = Job(
+                call.op, str(phase), shapes, dtypes, str(regime), values, count=call.count, seed=seed,
+                layout=memory.facts, strides=memory.strides,
+            )  # fmt: skip
             text = str(replace(job, count=0))
             found[text] = replace(job, count=job.count + (found[text].count if text in found else 0))
     return list(found.values())

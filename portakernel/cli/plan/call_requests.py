@@ -12,6 +12,8 @@ from portakernel.words.target import Device, Target
 def requests_of(call: Call, target: Target, device: Device | None = None) -> list[Request]:
     """What a call asks for on ``target``: of one for training, forward and, where kernels have a part in it, backward.
 
+    Backward reads tensors that stand for those that it is not given: outputs, which lie plainly.
+
     Raises:
         UnknownNameError, ArgumentTypeError, ArgumentValueError: the words make no call of the op.
     """
@@ -19,6 +21,8 @@ def requests_of(call: Call, target: Target, device: Device | None = None) -> lis
     phases = [Phase.INFERENCE]
     if call.training and described.gradient != "none":
         phases = [Phase.TRAINING, *([Phase.BACKWARD] if described.gradient == "kernel" else [])]
+    facts = call.memory.facts
+    kept = {name: value for name, value in facts.items() if name.partition(".")[0] not in described.stands_for}
     return [
         ask(
             described,
@@ -28,6 +32,7 @@ def requests_of(call: Call, target: Target, device: Device | None = None) -> lis
             formats=call.format,
             values=call.parameters,
             phase=phase,
+            facts=kept if phase is Phase.BACKWARD else facts,
             device=device,
         )
         for phase in phases

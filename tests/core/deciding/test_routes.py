@@ -149,10 +149,29 @@ def test_a_plan_goes_before_measurements_and_where_it_is_locked_covers_every_cal
     plan.locked = True
     found = two.decide(asked(world, 65))
     assert found.chosen is None
-    text = "p.yaml is locked, and has no entry for such calls"
+    text = (
+        "p.yaml is locked, and has no entry for such calls; the nearest is p.yaml:7 (q.add): M 65 lies outside of 1..64"
+    )
     assert {(r.code, r.text) for c in found.candidates for r in c.rejections} >= {(ReasonCode.NOT_IN_PLAN, text)}
     named = intern_policy((make_layer("context", use="p.add"),))
     assert two.decide(asked(world, 65), named).chosen.name == "p.add"
+
+
+def test_a_locked_plan_says_what_it_has_for_this_hardware_and_op(world, two):
+    request, kernels = asked(world), two.registry.for_op("add")
+
+    def told():
+        (text,) = {r.text for c in two.decide(request).candidates for r in c.rejections}
+        return text.removeprefix("p.yaml is locked, and has no entry for such calls; ")
+
+    units = units_of(ACME)
+    two.routes.set(Known(chosen("q.add", request, kernels, units=units + 1), locked=True), None)
+    assert told() == f"it has parts for acme:acme1/{units + 1}, and none for this hardware"
+    two.routes.set(Known({("sub", ("acme:acme1", units)): []}, locked=True), None)
+    assert told() == "it has none for add there"
+    training = replace(request, phase=Phase.TRAINING)
+    two.routes.set(Known(chosen("q.add", training, kernels), locked=True), None)
+    assert told() == "the nearest is p.yaml:7 (q.add): phase: training there, this call inference"
 
 
 def test_a_third_party_s_kernel_serves_where_it_was_measured_to_be_faster(world):

@@ -95,13 +95,20 @@ def questions_of(calls: Sequence[Call], where: Device) -> list[Question]:
     """
     found: dict[str, Question] = {}
     for call in calls:
-        op = contract(call.op)
+        op, memory = contract(call.op), call.memory
         request = ask(
-            op, where.target, dtypes=call.dtype, shapes=call.shape, formats=call.format, values=call.parameters
+            op,
+            where.target,
+            dtypes=call.dtype,
+            shapes=call.shape,
+            formats=call.format,
+            values=call.parameters,
+            facts=memory.facts,
         )
         shapes = {name: tuple(shape) for name, shape in call.shape.items()}
-        row = GridRow(_case_name(shapes, dict(call.parameters)), shapes, dict(request.values))
-        found.setdefault(str(request), Question(call.op, row, dict(request.dtypes), request))
+        name = _case_name(shapes, dict(call.parameters))
+        row = GridRow(f"{name}, {memory}" if str(memory) else name, shapes, dict(request.values))
+        found.setdefault(f"{request} {memory}", Question(call.op, row, dict(request.dtypes), request, memory))
     return list(found.values())
 
 

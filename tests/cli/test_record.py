@@ -1,0 +1,97 @@
+"""``portakernel record``: where the file cannot be, how it ends by a signal, what its last line says."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from portakernel.config import Config
+from portakernel.errors import ConfigError
+
+SERVICE = """
+import sys, torch
+from portakernel import ops
+if {calls}:
+    ops.softmax(torch.randn(4, 64))
+print("ready", flush=True)
+for line in sys.stdin:
+    pass
+"""
+RECORD = (sys.executable, "-m", "portakernel", "record", "-o", "calls.yaml")
+
+
+def record(folder: Path, *words: str, program: str) -> subprocess.CompletedProcess[str]:
+    command = [*RECORD, *words, "--", sys.executable, "-c", program]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+
+
+@pytest.mark.parametrize("calls", [True, False])
+def test_a_program_that_is_terminated_is_told_so_and_what_it_recorded_is_written(tmp_path: Path, calls: bool) -> None:
+    command = [*RECORD, "--json", "--", sys.executable, "-c", SERVICE.format(calls=calls)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, cwd=tmp_path) as running:
+        assert running.stderr is not None
+        while running.stderr.readline() != "ready\n":
+            assert running.poll() is None
+        running.send_signal(signal.SIGTERM)
+        running.wait(timeout=120)  # its input stays open until then
+        out, _ = running.communicate()
+    assert running.returncode == 143
+    told = json.loads(out)
+    assert (told["kinds"], told["calls"], told["status"]) == ((1, 1, 143) if calls else (0, 0, 143))
+    assert [path.name for path in tmp_path.iterdir()] == (["calls.yaml"] if calls else [])
+
+
+def test_a_program_s_own_answer_to_the_signal_is_its_status(tmp_path: Path) -> None:
+    program = "import os, signal, sys, torch\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n"
+    program += "from portakernel import ops\nops.softmax(torch.randn(4, 64))\n"
+    program += "os.kill(os.getppid(), signal.SIGTERM)\nsignal.pause()"
+    ran = record(tmp_path, program=program)
+    assert ran.returncode == 7, ran.stderr
+    assert ran.stdout == "1 kinds of 1 calls are in calls.yaml\n"
+
+
+def test_where_the_file_cannot_be_nothing_runs(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = tmp_path / "ran"
+    program = ("--", sys.executable, "-c", f"open({str(ran)!r}, 'w')")
+    found = run("record", "-o", str(tmp_path), *program)
+    assert found.status == 2
+    assert f"record: {tmp_path} is a folder; give the file to write, such as service.yaml" in found.err
+    found = run("record", "-o", str(tmp_path / "gone" / "calls.yaml"), *program)
+    assert found.status == 2
+    assert f"cannot be written: there is no folder {tmp_path / 'gone'}; make it, or give another file" in found.err
+
+    def refuse(**_: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr("portakernel.host.output_file.tempfile.TemporaryFile", refuse)
+    found = run("record", "-o", str(tmp_path / "calls.yaml"), *program)
+    assert found.status == 2
+    assert f"cannot be written: {tmp_path}: Read-only file system; give a file in a folder that can be" in found.err
+    assert not ran.exists()
+
+
+def test_the_variable_names_a_file_that_can_be(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"PORTAKERNEL_RECORD is '.*', which is a folder; give the file to write, .*unset"
+    ):
+        Config.from_environment({"PORTAKERNEL_RECORD": str(tmp_path)})
+    file = str(tmp_path / "calls.yaml")
+    assert Config.from_environment({"PORTAKERNEL_RECORD": file}).record == file
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_graphs_dissolve_is_said(tmp_path: Path) -> None:
+    program = "import torch\nfrom portakernel import ops\nx = torch.randn(4, 64)\n"
+    program += "torch.compile(lambda x: ops.rms_norm(x, x[0]), backend='eager')(x)\nops.softmax(x)"
+    ran = record(tmp_path, program=program)
+    assert ran.returncode == 0, ran.stderr
+    first, second = ran.stdout.splitlines()
+    assert first == "2 kinds of 2 calls are in calls.yaml"
+    assert second.startswith("rms_norm: torch.compile has traced calls of these; those that its graphs keep whole are")
