@@ -29,6 +29,7 @@ NORM = Job(
     "rms_norm", "inference", {"x": (40, 256), "weight": (256,)}, {"x": "bfloat16", "weight": "bfloat16"}, "eager/cold"
 )
 SOFTMAX = Job("softmax", "inference", {"x": (40, 256)}, {"x": "float32"}, "eager/cold")
+FP4 = Job("quantize_fp4", "inference", {"x": (40, 256)}, {"x": "bfloat16"}, "eager/cold", values={"format": "mxfp4"})
 CACHE = Job(
     "write_kv_cache", "inference",
     {
@@ -73,6 +74,18 @@ def spoilt(tensor: Tensor) -> Tensor:
     found = tensor.clone()
     found.view(-1)[tensor.numel() // 2] += 0.1
     return found
+
+
+def test_packed_numbers_are_compared_too_of_some_rows_as_well(monkeypatch):
+    """Two numbers a byte: what is compared has twice as many columns as the result."""
+
+    def other(results: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        return (results[0].view(torch.uint8).bitwise_xor(0x44).view(results[0].dtype), *results[1:])
+
+    for few in (judging._FEW_ELEMENTS, 1 << 10):
+        monkeypatch.setattr(judging, "_FEW_ELEMENTS", few)
+        assert judged(FP4).verdict is Verdict.RIGHT
+        assert judged(FP4, other).verdict is Verdict.WRONG
 
 
 @pytest.mark.parametrize("job", [NORM, SOFTMAX], ids=lambda job: job.op)

@@ -197,9 +197,9 @@ class Numerics:
         want, magnitude, plain, slack = (_taken(t, want.shape, picked) for t in (want, magnitude, plain, slack))
         tensor = _taken(tensor, tensor.shape, picked)
         assert want is not None
-        outcome = trial.compared(
-            tensor, name, tuple(want.shape), tensor.dtype, want, allowed, magnitude, plain, slack=slack
-        )
+        # its form was held as a whole; packed results have fewer elements than numbers
+        shape = tuple(tensor.shape)
+        outcome = trial.compared(tensor, name, shape, tensor.dtype, want, allowed, magnitude, plain, slack=slack)
         return _judgement(name, outcome)
 
     def _gradients(self, trial: Trial, draw: _Draw, found: Sequence[Any]) -> Judgement:
