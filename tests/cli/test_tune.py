@@ -8,15 +8,20 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 import pytest
 
+from portakernel.errors import ArgumentValueError
+from portakernel.runtime import dispatcher
+from portakernel.tuning.sources import source_digest
 from portakernel.tuning.store import Writer
 from portakernel_kit.bench.question import Question
-from portakernel_kit.tune.fleet import Fleet
-from portakernel_kit.tune.job import Job
+from portakernel_kit.cli.tune_words import device_of_fleet
+from portakernel_kit.tune.child import JobError
+from portakernel_kit.tune.fleet import Fleet, Outcome
+from portakernel_kit.tune.job import Facts, Job
 from portakernel_kit.tune.session import OneDevice
 
 CALLS = """
@@ -162,6 +167,46 @@ def test_without_ray_its_extra_is_named(run: Callable, calls: str, monkeypatch: 
     found = run("tune", "--calls", calls, "--engine", "ray")
     assert found.status == 2
     assert "the engine ray needs Ray, which is not installed: pip install 'portakernel[ray]'" in found.err
+
+
+class Cluster:
+    """The GPUs of a cluster whose head node, where the tests run, has none."""
+
+    given: ClassVar[list[Job]] = []
+
+    def facts(self) -> dict[str, Facts | str]:
+        sources = {name: source_digest(kernel) for name, kernel in dispatcher().registry.kernels.items()}
+        return {"ray:0": "it is broken", "ray:1": Facts("nvidia:sm_90", 132, driver="580", sources=sources)}
+
+    def submit(self, device: str, job: Job) -> None:
+        assert device == "ray:1"
+        self.given.append(job)
+
+    def next(self) -> Outcome:
+        return Outcome("ray:1", JobError("not here"))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def test_calls_are_those_of_the_cluster_and_not_of_the_machine_that_asks(
+    run: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("portakernel_kit.tune.ray_workers.RayWorkers", Cluster)
+    found = run("tune softmax --engine ray --drawn 2 --json").json
+    assert (found["regime"], found["devices"]) == ("graph/cold", ["ray:1"])
+    assert found["refused_devices"] == {"ray:0": "it is broken"}
+    assert [(job.op, job.regime, job.dtypes) for job in Cluster.given] == [
+        ("softmax", "graph/cold", {"x": "bfloat16"}),
+    ] * 2
+
+
+def test_a_cluster_of_several_vendors_is_tuned_vendor_by_vendor() -> None:
+    both = {"a": Facts("nvidia:sm_90", 132), "b": Facts("amd:gfx942", 304)}
+    with pytest.raises(ArgumentValueError, match="the devices are of amd and nvidia; tune each vendor's by itself"):
+        device_of_fleet(both)
+    with pytest.raises(ArgumentValueError, match="no device can measure: a: it is broken"):
+        device_of_fleet({"a": "it is broken"})
 
 
 def test_drawn_sizes_name_their_seed(run: Callable, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -15,7 +15,7 @@ from portakernel.cli.options import DTypes, Json, Shapes, Values
 if TYPE_CHECKING:
     from portakernel.cli.output import Page
     from portakernel.words.target import Device
-    from portakernel_kit.tune.fleet import Spread
+    from portakernel_kit.tune.fleet import Spread, Workers
     from portakernel_kit.tune.job import Job
     from portakernel_kit.tune.session import Session
 
@@ -86,7 +86,15 @@ def command(
     from portakernel.runtime import dispatcher
     from portakernel.tuning.key import Regime
     from portakernel.tuning.place import REMEDY, own_root, writing_trouble
-    from portakernel_kit.cli.tune_words import devices_of, jobs_of, refuse_beside_compact, seconds_of
+    from portakernel_kit.cli.tune_words import (
+        device_of_fleet,
+        devices_of,
+        jobs_of,
+        refuse_beside_compact,
+        seconds_of,
+    )
+    from portakernel_kit.tune.local_workers import LocalWorkers
+    from portakernel_kit.tune.ray_workers import RayWorkers
 
     root = own_root(Config.from_environment().tuning_dir)
     if found := writing_trouble(root):  # told before hours are spent on what cannot be kept
@@ -104,18 +112,25 @@ def command(
     limit = seconds_of(budget) if budget is not None else None
     if engine == "ray" and device:
         raise ArgumentValueError("--engine ray measures on the GPUs of a cluster, all of them; leave out --device")
-    now = dispatcher()
-    devices = devices_of(now.registry, device or ())
-    where = devices[0]
-    wanted = Regime(regime or Regime.GRAPH_COLD).on(where.target.vendor)
     words = tuple(shape or ()), tuple(dtype or ()), tuple(parameters or ())
-    jobs = jobs_of(calls, ops, words, drawn, seed, where, wanted, training=training)
     out = page()
-    if (told := wanted.instead_of(regime, where.name)) and not json:
-        out.line(told, "doubt")
-    if drawn and not json:
-        out.line(f"sizes are those that --seed {seed} draws", "faint")
-    session, status = _measured(root, devices if engine == "local" else (), jobs, limit, stale=stale)
+    with ExitStack() as held:
+        workers: Workers | None = None
+        devices: Sequence[Device] = ()
+        if engine == "ray":  # whose devices this machine need not have
+            workers = held.enter_context(closing(RayWorkers()))
+            where = device_of_fleet(workers.facts())
+        else:
+            devices = devices_of(dispatcher().registry, device or ())
+            where = devices[0]
+        wanted = Regime(regime or Regime.GRAPH_COLD).on(where.target.vendor)
+        jobs = jobs_of(calls, ops, words, drawn, seed, where, wanted, training=training)
+        if (told := wanted.instead_of(regime, where.name)) and not json:
+            out.line(told, "doubt")
+        if drawn and not json:
+            out.line(f"sizes are those that --seed {seed} draws", "faint")
+        workers = workers or held.enter_context(closing(LocalWorkers(devices)))
+        session, status = _measured(root, workers, jobs, limit, stale=stale)
     if json:
         how = {"regime": str(wanted), "regime_asked": regime, "seed": seed}
         print_json({**how, **session.to_json(), **status.to_json()})
@@ -150,33 +165,28 @@ class _Status:
 
 
 def _measured(
-    root: Path, devices: Sequence[Device], jobs: Sequence[Job], budget_s: float | None, *, stale: bool
+    root: Path, workers: Workers, jobs: Sequence[Job], budget_s: float | None, *, stale: bool
 ) -> tuple[Session, _Status]:
-    """The session once it is over, with a progress bar; without devices, on those of a Ray cluster."""
+    """The session once it is over, with a progress bar."""
     from portakernel.cli.progress import progress
     from portakernel.runtime import dispatcher
     from portakernel.tuning.sources import source_digest
     from portakernel_kit.tune.fleet import Fleet, crashed_record
-    from portakernel_kit.tune.local_workers import LocalWorkers
-    from portakernel_kit.tune.ray_workers import RayWorkers
     from portakernel_kit.tune.session import Session
     from portakernel_kit.tune.work import Store, work
 
     now = dispatcher()
     registry, store = now.registry, Store(root, now)
-    with closing(LocalWorkers(devices) if devices else RayWorkers()) as workers:
-        sources = {name: source_digest(kernel) for name, kernel in registry.kernels.items()}
-        fleet = Fleet(
-            workers, sources, crashed_record(registry), lambda job, facts: store.is_done(job, facts, stale=stale)
-        )
-        todo = work(jobs, store, tuple(fleet.devices.values()), stale=stale)
-        session, status = Session(root, fleet, budget_s), _Status(todo.kept, tuple(fleet.devices), fleet.refused)
-        try:
-            with progress("measuring", len(todo.jobs), eta=True) as tell:
-                session.run((job for job, _ in todo.jobs), tell)
-        except KeyboardInterrupt:
-            status.interrupted = True
-        status.spread = fleet.spread()
+    sources = {name: source_digest(kernel) for name, kernel in registry.kernels.items()}
+    fleet = Fleet(workers, sources, crashed_record(registry), lambda job, facts: store.is_done(job, facts, stale=stale))
+    todo = work(jobs, store, tuple(fleet.devices.values()), stale=stale)
+    session, status = Session(root, fleet, budget_s), _Status(todo.kept, tuple(fleet.devices), fleet.refused)
+    try:
+        with progress("measuring", len(todo.jobs), eta=True) as tell:
+            session.run((job for job, _ in todo.jobs), tell)
+    except KeyboardInterrupt:
+        status.interrupted = True
+    status.spread = fleet.spread()
     return session, status
 
 

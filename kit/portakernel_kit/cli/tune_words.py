@@ -15,9 +15,9 @@ from portakernel.errors import ArgumentValueError
 from portakernel.registry.registry import Registry
 from portakernel.runtime import dispatcher
 from portakernel.tuning.key import Regime
-from portakernel.words.target import Device
+from portakernel.words.target import Device, Target
 from portakernel_kit.cli.bench.requests import Words
-from portakernel_kit.tune.job import Job
+from portakernel_kit.tune.job import Facts, Job
 from portakernel_kit.tune.work import jobs_of_calls, jobs_of_questions
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -66,6 +66,21 @@ def devices_of(registry: Registry, names: Sequence[str]) -> tuple[Device, ...]:
     if len(vendors := sorted({device.target.vendor for device in found})) > 1:
         raise ArgumentValueError(f"--device names devices of {' and '.join(vendors)}; tune each vendor's by itself")
     return found
+
+
+def device_of_fleet(workers: Mapping[str, Facts | str]) -> Device:
+    """What calls are drawn and timed for on devices of other machines: the first that measures, and those like it.
+
+    Raises:
+        ArgumentValueError: none measures, or they are of several vendors, whose calls are timed in other ways.
+    """
+    targets = [Target.parse(facts.target) for facts in workers.values() if not isinstance(facts, str)]
+    if not targets:
+        told = "; ".join(f"{device}: {reason}" for device, reason in workers.items())
+        raise ArgumentValueError(f"no device can measure: {told}")
+    if len(vendors := sorted({target.vendor for target in targets})) > 1:
+        raise ArgumentValueError(f"the devices are of {' and '.join(vendors)}; tune each vendor's by itself")
+    return Device(targets[0], str(targets[0]), "cpu" if targets[0].vendor == "cpu" else "cuda:0")
 
 
 def jobs_of(
