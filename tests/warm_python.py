@@ -90,6 +90,7 @@ class Server:
                 importlib.import_module(name)
         self.variables |= {name: value for name, value in os.environ.items() if before.get(name) != value}
         gc.freeze()  # what is imported is not looked at again in each fork
+        gc.set_threshold(20_000, 50, 100)  # nor what a program makes as often as is Python's way, see conftest.py
         _use_huge_pages()
         self.is_warm = True
 

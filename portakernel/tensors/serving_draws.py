@@ -132,12 +132,11 @@ def alive(lse: Tensor, named: Sequence[str], sizes: Sequence[str], shape: Sequen
 
 def reached(table: Tensor, lengths: Tensor, pages: int, page: int) -> Tensor:
     """Which tokens of which pages ``(pages, page)`` a sequence reaches; either argument may be one row for all."""
-    seen = torch.zeros(pages, page, dtype=torch.bool)
     count = max(len(table), len(lengths)) if len(table) and len(lengths) else 0
-    for row, length in zip(table.expand(count, -1).tolist(), lengths.expand(count).tolist(), strict=True):
-        for place in range(-(-length // page)):
-            seen[row[place], : min(page, length - place * page)] = True
-    return seen
+    table, lengths = table.expand(count, -1).long(), lengths.expand(count).long()
+    held = (lengths[:, None] - page * torch.arange(table.shape[1])).clamp(0, page)
+    most = torch.zeros(pages, dtype=torch.int64).scatter_reduce_(0, table[held > 0], held[held > 0], "amax")
+    return torch.arange(page) < most[:, None]
 
 
 def poisoned(cache: Tensor, seen: Tensor) -> Tensor:

@@ -42,7 +42,8 @@ def test_check_says_what_of_the_op_is_at_fault(site, run, change, aspect, said):
 
 def test_other_cases_and_other_ops_are_checked_all_the_same(site, run):
     site(changes={TOO_FLAT[0]: TOO_FLAT[1:]})
-    found = run("check", "--plugin", "reference", "--op", "demo_scan", "--device", "cpu", "--json", status=1)
+    asked = "check --plugin reference --op demo_scan --device cpu --budget 1s --json"
+    found = run(*asked.split(), status=1)
     assert {r["case"] for r in found["results"] if r["aspect"] == "forward" and r["status"] == "passed"} >= {
         "demo_scan[one element, x=float32]",
         "demo_scan[sliced rows, x=float32]",

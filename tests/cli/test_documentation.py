@@ -48,7 +48,7 @@ def _section(command: str) -> str:
         "diff {one} {two}",
         "new plugin documented --directory {folder}",
         "validate",
-        "check --plugin torch --op add",
+        "check --plugin torch --op add --budget 1s",
         "lint --kernel torch.add --kernel torch.rms_norm_cpu --seconds 1",
         "lint --kernel torch.add --mutate",
         "faults torch --op add --most 1 --budget 0.1s --seed 7",

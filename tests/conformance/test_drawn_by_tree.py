@@ -40,7 +40,7 @@ def venues() -> dict[str, Venue]:
     return {name: venue for name, venue in found if isinstance(venue, Venue)}
 
 
-@pytest.mark.turns(2)
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("name", venues())
 def test_a_kernel_serves_what_this_tree_draws(name: str) -> None:
     dispatcher, venue = runtime.dispatcher(), venues()[name]

@@ -47,7 +47,7 @@ def triton_kernels():
     return [kernel.name for kernel in runtime.dispatcher().registry.kernels.values() if kernel.plugin == "triton"]
 
 
-@pytest.mark.turns(2)
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("name", kernels_for_the_cpu())
 def test_kernel_conforms_on_the_cpu_for_inputs_never_seen_before(name, units_in_turn):
     dispatcher = runtime.dispatcher()
@@ -86,7 +86,7 @@ def test_every_case_runs_in_every_combination_of_dtypes_that_is_claimed(name, co
     assert passed["autograd"] == combinations
 
 
-@pytest.mark.turns(3)
+@pytest.mark.turns(4)
 @pytest.mark.usefixtures("ways_in_turn")
 @pytest.mark.parametrize("name", triton_kernels())
 def test_triton_kernel_conforms_in_its_interpreter(make_suite, name, units_in_turn):

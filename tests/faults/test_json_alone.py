@@ -55,7 +55,7 @@ sys.stdout.write("NOISE")
 }
 COMMANDS = (
     "list", "matrix --op add", "doctor", "explain add --target nvidia:sm_90", "validate noisy/plugin.yaml --imports",
-    "check --plugin noisy", "lint --plugin noisy", "compile --plugin noisy --target amd:gfx942",
+    "check --plugin noisy --budget 1s", "lint --plugin noisy", "compile --plugin noisy --target amd:gfx942",
     "build --plugin noisy --target amd:gfx942", "warmup add --tensor x=4", "cache list",
     "bench add --kernel noisy.add --shape x=4x64 --seconds 0",
 )  # fmt: skip
