@@ -161,8 +161,8 @@ def test_what_a_file_loses_is_said_and_counted(
         (["--op", "softmx"], "unknown op 'softmx'; did you mean 'softmax'"),
         (["--regime", "graph"], "unknown regime 'graph'; did you mean 'graph/warm' or 'graph/cold'?"),
         (
-            ["--target", "nvidia:sm_90"],
-            "--target 'nvidia:sm_90': nothing was measured on nvidia:sm_90, and none",
+            ["--target", "nvidia:sm_100"],
+            "--target 'nvidia:sm_100': nothing was measured on nvidia:sm_90, and none",
         ),
         (["--target", "nvidia:sm_90/many"], "'nvidia:sm_90/many': found 'many' for units; write VENDOR:ARCH, or"),
         (["--target", "nvdia:sm_90/132"], "unknown vendor 'nvdia'; did you mean 'nvidia'?"),
