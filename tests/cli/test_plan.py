@@ -162,7 +162,7 @@ def test_what_a_file_loses_is_said_and_counted(
         (["--regime", "graph"], "unknown regime 'graph'; did you mean 'graph/warm' or 'graph/cold'?"),
         (
             ["--target", "nvidia:sm_100"],
-            "--target 'nvidia:sm_100': nothing was measured on nvidia:sm_90, and none",
+            "--target 'nvidia:sm_100': nothing was measured on nvidia:sm_100, and none",
         ),
         (["--target", "nvidia:sm_90/many"], "'nvidia:sm_90/many': found 'many' for units; write VENDOR:ARCH, or"),
         (["--target", "nvdia:sm_90/132"], "unknown vendor 'nvdia'; did you mean 'nvidia'?"),
