@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
+from importlib import import_module
 from types import FunctionType
 from typing import Any
 
@@ -42,11 +43,22 @@ def _interpret(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: 
 
 def run(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: Mapping[str, Any]) -> None:
     """Run a ``@triton.jit`` kernel's programs in order; launch options in ``meta`` (``num_warps``) have no effect."""
+    _import_gluon()
     with (
         _LANGUAGE_PATCHED, shortcuts(), _callable_jit_functions(), _exact_bfloat16(), _rows_apart(), _scalar_ranges(),
         _silence(),
     ):  # fmt: skip
         _interpreted(kernel.fn)[grid](*args, **meta)
+
+
+@cache
+def _import_gluon() -> None:
+    """Import Gluon before anything is patched.
+
+    Its builtins are made of those that ``triton.language`` has at that moment. Triton itself imports it as it first
+    asks for an argument's type (3.9): inside a launch, whose patches would be in every Gluon kernel compiled later.
+    """
+    import_module("triton.experimental.gluon")
 
 
 @contextmanager

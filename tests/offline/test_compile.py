@@ -17,6 +17,7 @@ from portakernel.offline.outcome import Outcome
 from portakernel.runtime import dispatcher
 from portakernel.triton_launch.offline import compiling
 from portakernel.words.target import Target
+from portakernel_kit.conformance import offline_jobs
 from portakernel_kit.conformance.offline_jobs import jobs
 from portakernel_plugins.triton.norms import rms_norm
 
@@ -40,6 +41,25 @@ def test_a_kernel_has_one_job_for_a_target_that_it_claims_with_backward_and_even
     assert job in every
     assert [one for one in every if one.evidence] == [job]
     assert {one.tensors[0].dtype for one in every} == {torch.float32, torch.float16, torch.bfloat16}
+
+
+# What ranks first among the cases of cutlass.scaled_mm it does not serve.
+@pytest.mark.parametrize(("name", "most"), [("triton.rms_norm", 1), ("cutlass.scaled_mm", 2)])
+def test_for_one_job_no_more_inputs_are_drawn_than_may_yet_be_it(name, most, monkeypatch):
+    drawn, draw_inputs = list[str](), offline_jobs.draw_inputs
+
+    def counted(described, case, *how):
+        drawn.append(case.name)
+        return draw_inputs(described, case, *how)
+
+    monkeypatch.setattr(offline_jobs, "draw_inputs", counted)
+    (job,) = jobs(dispatcher(), kernel(name), Target.parse("nvidia:sm_90"))
+    assert len(drawn) == most
+    assert drawn[-1] in job.call
+    drawn.clear()
+    every = jobs(dispatcher(), kernel(name), Target.parse("nvidia:sm_90"), every=True)
+    assert len(drawn) > most
+    assert [one for one in every if one.evidence] == [job]
 
 
 def test_what_is_not_claimed_is_no_job():

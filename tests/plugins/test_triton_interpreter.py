@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -133,3 +134,46 @@ def test_overflow_is_looked_for_where_somebody_is_told(monkeypatch):
         semantic = SimpleNamespace(builder=SimpleNamespace(options=SimpleNamespace(debug=debug)))
         replaced(semantic, 1, 2, None)
         assert len(asked) == debug
+
+
+FIRST_INTERPRETED = """
+import sys
+
+import torch
+import triton
+import triton.language as tl
+
+from portakernel.authoring.triton import compiling, interpreting, launch
+from portakernel.words.target import Target
+
+
+@triton.jit
+def doubled(x_ptr, n):
+    tl.store(x_ptr, tl.load(x_ptr) * n)
+
+
+assert "triton.experimental.gluon" not in sys.modules
+x = torch.ones(1)
+with interpreting():
+    launch(doubled, (1, 1), x, 2)
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+
+@gluon.jit
+def halved(x_ptr):
+    gl.store(x_ptr + gl.program_id(0), gl.load(x_ptr) * 0.5)
+
+
+with compiling(Target.parse("nvidia:sm_90")) as found:
+    launch(halved, (1, 1), torch.empty(1, device="meta"))
+print(x.item(), [compiled.function for compiled in found])
+"""
+
+
+def test_gluon_compiles_in_a_process_whose_first_launch_was_interpreted(python, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(FIRST_INTERPRETED, encoding="utf-8")
+    ran = python(program, env={**os.environ, "TRITON_CACHE_DIR": str(tmp_path)})
+    assert (ran.returncode, ran.stdout.strip()) == (0, "2.0 ['__main__.halved']"), ran.stderr

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import itemgetter
 
 from portakernel.calling.caller import OpCaller
 from portakernel.claims.capability import Capability
@@ -17,7 +19,7 @@ from portakernel.offline.job import Job
 from portakernel.registry.kernel import Kernel
 from portakernel.words.target import Target
 from portakernel_kit.conformance.claims import case_dtypes, elements
-from portakernel_kit.conformance.inputs import Inputs, draw_inputs, generator
+from portakernel_kit.conformance.inputs import Inputs, case_parameters, case_shape, draw_inputs, generator
 from portakernel_kit.conformance.venue import Venue, covers, refusals
 
 # Sizes that vector accesses, tiles and scale blocks divide, so that the code that is read is the fast one.
@@ -30,26 +32,38 @@ def jobs(dispatcher: Dispatcher, kernel: Kernel, target: Target, *, every: bool 
     Each is a case's forward and, where claimed, what it saves and its backward; the one has to hold the manifest's
     evidence. Empty where the kernel claims nothing there.
     """
-    found: list[tuple[tuple[bool, ...], int, Job]] = []
-    spaces = dispatcher.registry.spaces
     described, venue = contract(kernel.op), Venue("cpu", (target,), mode="offline")
     caller = OpCaller(described, dispatcher)
-    claims = [claim for _, claim in kernel.variants if covers(claim, target, spaces)]
-    for case in described.cases:
-        for dtypes in _dtypes(described, claims, case, every=every):
-            inputs = draw_inputs(described, case, dtypes, "cpu", generator(0, kernel.op, case.name))
-            phases = tuple(phase for phase in _phases(described, case) if _serves(caller, kernel, venue, inputs, phase))
-            if phases:
-                call = f"{case.name}, {', '.join(dict.fromkeys(dtypes.values()))}"
-                job = Job(kernel.name, str(target), call, phases, _forms(inputs), inputs.values)
-                even = inputs.given[described.names[0]].shape[-1:].numel() % _ROUND == 0
-                rank = (len(phases) > 1, even and not case.layouts, "bfloat16" in dtypes.values())
-                found.append((rank, elements(described, case), job))
+    claims = [claim for _, claim in kernel.variants if covers(claim, target, dispatcher.registry.spaces)]
+    calls = [(case, dtypes) for case in described.cases for dtypes in _dtypes(described, claims, case, every=every)]
+    found: list[tuple[_Rank, int, Job]] = []
+    # To draw inputs takes longer than all else, so that of one call no more are drawn than may yet be it.
+    for place, (case, dtypes) in sorted(enumerate(calls), key=lambda call: _rank(described, *call[1]), reverse=True):
+        if found and not every and max(rank for rank, _, _ in found) >= _rank(described, case, dtypes):
+            break
+        inputs = draw_inputs(described, case, dtypes, "cpu", generator(0, kernel.op, case.name))
+        phases = tuple(phase for phase in _phases(described, case) if _serves(caller, kernel, venue, inputs, phase))
+        if phases:
+            call = f"{case.name}, {', '.join(dict.fromkeys(dtypes.values()))}"
+            job = Job(kernel.name, str(target), call, phases, _forms(inputs), inputs.values)
+            found.append((_rank(described, case, dtypes, gradient=len(phases) > 1), place, job))
     if not found:
         return []
-    fast = max(found, key=lambda one: one[:2])[2]
-    proof = replace(fast, evidence=True)
-    return [proof if job is fast else job for _, _, job in found] if every else [proof]
+    _, fast, job = max(found, key=lambda one: (one[0], -one[1]))
+    proof = replace(job, evidence=True)
+    return [proof if place == fast else job for _, place, job in sorted(found, key=itemgetter(1))] if every else [proof]
+
+
+# Whether a call has a gradient, whether what it reads is even, whether it is in bfloat16, and how many elements it has.
+_Rank = tuple[bool, bool, bool, int]
+
+
+def _rank(described: Contract, case: Case, dtypes: Mapping[str, str], *, gradient: bool = True) -> _Rank:
+    """How much of a kernel's fast code a call compiles; ``gradient`` says whether that of its gradient is served."""
+    first = described.at(case_parameters(described, case, dtypes)).tensors[0]
+    even = math.prod(case_shape(first, case)[-1:]) % _ROUND == 0
+    differentiated = gradient and len(tuple(_phases(described, case))) > 1
+    return differentiated, even and not case.layouts, "bfloat16" in dtypes.values(), elements(described, case)
 
 
 def _forms(inputs: Inputs) -> tuple[Form | None, ...]:
