@@ -13,6 +13,8 @@ def obstacle(path: Path) -> str:
     """
     if path.is_dir():
         return "is a folder; give the file to write, such as service.yaml"
+    if path.exists() and not path.is_file():
+        return "is no regular file, but a device, a pipe or a socket; give one, such as service.yaml"
     if not path.parent.is_dir():
         return f"cannot be written: there is no folder {path.parent}; make it, or give another file"
     try:

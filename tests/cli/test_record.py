@@ -63,6 +63,9 @@ def test_where_the_file_cannot_be_nothing_runs(run, tmp_path: Path, monkeypatch:
     found = run("record", "-o", str(tmp_path), *program)
     assert found.status == 2
     assert f"record: {tmp_path} is a folder; give the file to write, such as service.yaml" in found.err
+    found = run("record", "-o", "/dev/full", *program)
+    assert found.status == 2
+    assert "record: /dev/full is no regular file, but a device, a pipe or a socket; give one" in found.err
     found = run("record", "-o", str(tmp_path / "gone" / "calls.yaml"), *program)
     assert found.status == 2
     assert f"cannot be written: there is no folder {tmp_path / 'gone'}; make it, or give another file" in found.err
@@ -82,6 +85,8 @@ def test_the_variable_names_a_file_that_can_be(tmp_path: Path) -> None:
         ConfigError, match=r"PORTAKERNEL_RECORD is '.*', which is a folder; give the file to write, .*unset"
     ):
         Config.from_environment({"PORTAKERNEL_RECORD": str(tmp_path)})
+    with pytest.raises(ConfigError, match="which is no regular file, but a device"):  # to read /dev/full never ends
+        Config.from_environment({"PORTAKERNEL_RECORD": "/dev/full"})
     file = str(tmp_path / "calls.yaml")
     assert Config.from_environment({"PORTAKERNEL_RECORD": file}).record == file
     assert os.listdir(tmp_path) == []
