@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
+import zlib
 from collections import Counter
 
 import pytest
@@ -45,6 +47,18 @@ def kernels_for_the_cpu():
 def triton_kernels():
     """Those of the Triton plugin."""
     return [kernel.name for kernel in runtime.dispatcher().registry.kernels.values() if kernel.plugin == "triton"]
+
+
+# Each takes the interpreter half a minute, with the gradients of thirty cases and more; the others together take less.
+LONG = ("triton.attention", "triton.attention_varlen", "triton.block_sparse_attention")
+
+
+def half_of_the_cases(name, units):
+    """Every other case, from the first or the second on as the last commit's tree draws; all where none is drawn."""
+    drawn = os.environ.get("TESTS_TURN")
+    cases = [unit for unit in units if unit.kind == "case"]
+    left_out = cases[zlib.crc32(f"{drawn} {name}".encode()) % 2 :: 2] if drawn else []
+    return [unit for unit in units if unit not in left_out]
 
 
 @pytest.mark.turns(3)
@@ -99,7 +113,9 @@ def test_triton_kernel_conforms_in_its_interpreter(make_suite, name, units_in_tu
         first = dict(unit.dtypes).get(suite.contract.names[0])
         return first in (None, "bfloat16", "float8_e4m3fn", "float4_e2m1fn_x2")
 
-    found = [result for unit in units_in_turn(suite, narrow) for result in suite.run(unit)]
+    units = units_in_turn(suite, narrow)
+    units = half_of_the_cases(name, units) if name in LONG else units
+    found = [result for unit in units for result in suite.run(unit)]
     assert failures(found) == []
     assert {result.mode for result in found} == {"interpreter"}
     if "hopper" in name:  # Gluon is not interpreted
@@ -109,6 +125,19 @@ def test_triton_kernel_conforms_in_its_interpreter(make_suite, name, units_in_tu
     passed = Counter(result.aspect for result in found if result.status == "passed")
     assert passed["forward"] >= 10
     assert (passed["backward"] >= 10) == (suite.kernel.backward is not None)
+
+
+def test_two_draws_of_half_of_the_cases_have_every_case(make_suite, units_in_turn, monkeypatch):
+    units = units_in_turn(make_suite("reference.rms_norm"), lambda _: True)
+    halves = []
+    for tree in map(str, range(20)):
+        monkeypatch.setenv("TESTS_TURN", tree)
+        halves.append(half_of_the_cases("reference.rms_norm", units))
+    assert [unit for unit in units if not any(unit in half for half in halves)] == []
+    cases = sum(unit.kind == "case" for unit in units)
+    assert {len(units) - len(half) for half in halves} <= {cases // 2, cases - cases // 2}
+    monkeypatch.setenv("TESTS_TURN", "")
+    assert half_of_the_cases("reference.rms_norm", units) == list(units)
 
 
 def test_taken_in_turn_every_case_runs_once_and_every_combination_of_dtypes_in_some_case(make_suite, units_in_turn):

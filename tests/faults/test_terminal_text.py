@@ -113,9 +113,10 @@ PACKAGES = {
 COMMANDS = ("list", "doctor", "explain add --target cpu:x86_64", "validate", "matrix --op add")
 
 
-def _run_commands(folder, commands):
+def _run_commands(folder, commands, interpreter):
     from portakernel.cli import main
 
+    sys.executable = interpreter  # which `validate` starts to import contracts, of other packages here
     sys.path.insert(0, folder)
     for command in commands:
         main(command if isinstance(command, list) else command.split())
@@ -152,6 +153,11 @@ def _raw(outcome):
     return sorted(map(ascii, unshown)), [line for line in text.splitlines() if line.startswith("portakernel: all is")]
 
 
+@pytest.fixture(scope="module")
+def forked(forked_interpreter, imported_first):
+    return str(forked_interpreter(imported_first))
+
+
 @pytest.fixture
 def install(tmp_path):
     """Puts a hostile package where a process finds it that has this folder on its path."""
@@ -172,8 +178,8 @@ def install(tmp_path):
 
 
 @pytest.mark.parametrize("what", PACKAGES)
-def test_no_command_sends_raw_what_a_package_says(fault, install, what):
-    outcome = fault(_run_commands, install(what), COMMANDS)
+def test_no_command_sends_raw_what_a_package_says(fault, install, forked, what):
+    outcome = fault(_run_commands, install(what), COMMANDS, forked)
     assert outcome.status == 0, outcome.stderr
     assert "evil" in outcome.stdout
     assert _raw(outcome) == ([], [])
@@ -202,8 +208,8 @@ ASKED = {
 
 
 @pytest.mark.parametrize("what", ASKED)
-def test_what_somebody_asks_for_is_quoted_not_obeyed(fault, install, what):
-    outcome = fault(_run_commands, install("a device"), [ASKED[what]])
+def test_what_somebody_asks_for_is_quoted_not_obeyed(fault, install, forked, what):
+    outcome = fault(_run_commands, install("a device"), [ASKED[what]], forked)
     assert outcome.stderr + outcome.stdout != ""
     assert _raw(outcome)[0] == []
 
@@ -218,18 +224,18 @@ VARIABLES = {
 
 
 @pytest.mark.parametrize("what", VARIABLES)
-def test_what_a_variable_says_is_quoted_not_obeyed(fault, install, what):
+def test_what_a_variable_says_is_quoted_not_obeyed(fault, install, forked, what):
     for command in (["list"], ["doctor"], ["explain", "add", "--target", "cpu:x86_64"]):
-        outcome = fault(_run_commands, ".", [command], env=VARIABLES[what])
+        outcome = fault(_run_commands, ".", [command], forked, env=VARIABLES[what])
         assert _raw(outcome) == ([], []), command
 
 
-def test_a_policy_files_text_and_name_are_quoted_not_obeyed(fault, tmp_path):
+def test_a_policy_files_text_and_name_are_quoted_not_obeyed(fault, forked, tmp_path):
     file = tmp_path / "policy\x1b[2J\u202e.yaml"
     for text in (f"use: [{QUOTED}]", f"{QUOTED}: 1", "use: \x1b[2J", f"ops: {{{QUOTED}: {{use: [triton]}}}}"):
         file.write_text(f"schema_version: 1\n{text}\n", encoding="utf-8")
         for command in (["list"], ["explain", "add", "--target", "cpu:x86_64"], ["validate", "--policy", str(file)]):
-            outcome = fault(_run_commands, ".", [command], env={"PORTAKERNEL_POLICY": str(file)})
+            outcome = fault(_run_commands, ".", [command], forked, env={"PORTAKERNEL_POLICY": str(file)})
             assert _raw(outcome) == ([], []), (text, command)
 
 

@@ -48,12 +48,15 @@ def test_a_claimed_kernel_compiles_to_what_its_manifest_names(target, turn):
     registry, asked = dispatcher().registry, Target.parse(target)
     offline = [k for k in registry.kernels.values() if k.first_party and registry.offline(k.plugin) is not None]
     able = [k for k in offline if k.plugin != SLOW and not dispatcher().readiness.not_installed(k)]
-    assert len([k for k in able if any(covers(claim, asked, registry.spaces) for _, claim in k.variants)]) >= 15
+    claimed = [k for k in able if any(covers(claim, asked, registry.spaces) for _, claim in k.variants)]
+    assert len(claimed) >= 15
     # Five targets in a row are of one vendor: each kernel is compiled for one of the five.
     drawn = able[(TARGETS.index(target) + turn) % 5 :: 5]
     if (TARGETS.index(target) // 5 + turn // 5) % 2:
         drawn = [k for k in drawn if k.name not in LONG]
     jobs_of_drawn = [(k.plugin, job) for k in drawn for job in jobs(dispatcher(), k, asked)]
+    # one that cannot be imported has none
+    assert [job.kernel for _, job in jobs_of_drawn] == [k.name for k in drawn if k in claimed]
     assert len(jobs_of_drawn) >= 3
     found = [(plugin, compile_job(job)) for plugin, job in jobs_of_drawn]
     lacking = {outcome.reason for _, outcome in found if "missing_toolchain" in outcome.reason}
