@@ -1,7 +1,7 @@
 """``linear_act`` in Triton: ``activation(x @ weight.T + bias)``; its gradients are in ``linear_act_backward.py``.
 
-A tile of the product stays in registers until bias and activation are applied to it, and is rounded once. Where backward
-needs the preactivation, the same tile is written before the activation too.
+A tile of the product stays in registers until bias and activation are applied to it, and is rounded once. Where
+backward needs the preactivation, the same tile is written before the activation too.
 """
 # pyright: reportGeneralTypeIssues=false
 # Python's types do not see that Triton iterates over its ranges.
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from portakernel.authoring.tensors import delivered
 from portakernel_plugins.triton.gates.activations import activated
-from portakernel_plugins.triton.launching.configurations import Configuration, configuration
+from portakernel_plugins.triton.launching.configurations import configuration
 from portakernel_plugins.triton.matrix.products import (
     form_of,
     halves,
@@ -90,13 +90,6 @@ def _product(
             write_block(into, first_row, first, rows, columns, activated(value, ACTIVATION), FORM_Y)
 
 
-def tiles_for(a: Tensor, b: Tensor) -> Configuration:
-    """How ``a @ b.T`` is launched."""
-    if a.dtype is torch.float32:
-        return configuration("linear_act.float32", a.device, a.shape[1])
-    return tiles_of("linear_act", a.device, a.shape[0], b.shape[0], a.shape[1])
-
-
 def multiply(
     a: Tensor,
     b: Tensor,
@@ -111,7 +104,10 @@ def multiply(
     """
     if not y.numel():
         return
-    how = tiles_for(a, b)
+    if a.dtype is torch.float32:
+        how = configuration("linear_act.float32", a.device, a.shape[1])
+    else:
+        how, a, b = tiles_of("linear_act", a, b, a.shape[1])
     described = is_described(how) and (preactivation is None or form_of(preactivation, True) == "inner")
     stride = 0 if bias is None else bias.stride(0)
     meta: dict[str, Any] = {"ACTIVATION": activation, "FORM_Y": form_of(y, described)}

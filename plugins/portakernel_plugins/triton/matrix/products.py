@@ -20,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime._allocation import _allocator
 
+from portakernel.authoring.tensors import as_bytes
 from portakernel.authoring.triton import cdiv, launch, processor
 from portakernel_plugins.triton.launching.configurations import Configuration, configuration
 
@@ -170,16 +171,33 @@ def write_block(into, first_row, first_column, rows, columns, value, FORM: tl.co
 _FEW_ROWS = 64
 
 
-def tiles_of(name: str, device: torch.device, rows: int, columns: int, inners: int) -> Configuration:
-    """The tiles of an entry for a product ``(rows, columns)``; ``inners`` are what is summed.
+def tiles_of(name: str, a: Tensor, b: Tensor, inners: int) -> tuple[Configuration, Tensor, Tensor]:
+    """The tiles of an entry for ``a @ b.T``, of ``inners`` terms, and both operands as these tiles are read.
 
-    Few rows have ``NAME.few_rows``; and where there are fewer large tiles than programs, ``NAME.small`` has more.
+    Where there are fewer large tiles than programs, ``NAME.small`` has more. Where tiles are described, an operand that
+    cannot be is copied, which takes less than a product of many rows loses. Few rows have ``NAME.few_rows``, and
+    ``NAME.few_rows_by_pointers`` rather than a copy of as much as they read.
     """
+    rows, columns = a.shape[0], b.shape[0]
     if rows <= _FEW_ROWS:
-        return configuration(f"{name}.few_rows", device, inners)
-    large = configuration(name, device, inners)
-    tiles = cdiv(rows, large.options["BLOCK_M"]) * cdiv(columns, large.options["BLOCK_N"])
-    return large if tiles >= large.programs else configuration(f"{name}.small", device, inners)
+        how = configuration(f"{name}.few_rows", a.device, inners)
+        if is_described(how) and "pointers" in (form_of(a, True), form_of(b, True)):
+            how = configuration(f"{name}.few_rows_by_pointers", a.device, inners)
+        return how, a, b
+    how = configuration(name, a.device, inners)
+    if cdiv(rows, how.options["BLOCK_M"]) * cdiv(columns, how.options["BLOCK_N"]) < how.programs:
+        how = configuration(f"{name}.small", a.device, inners)
+    return (how, _describable(a), _describable(b)) if is_described(how) else (how, a, b)
+
+
+def _describable(matrix: Tensor) -> Tensor:
+    """The matrix, or a copy whose rows begin where descriptors can."""
+    if form_of(matrix, True) != "pointers" or not matrix.numel():
+        return matrix
+    unit = _DESCRIBED // matrix.element_size()
+    copy = matrix.new_empty(matrix.shape[0], cdiv(matrix.shape[1], unit) * unit)[:, : matrix.shape[1]]
+    as_bytes(copy).copy_(as_bytes(matrix))
+    return copy
 
 
 def form_of(matrix: Tensor, described: bool) -> str:

@@ -11,6 +11,8 @@ rest is float32 addition, unless ``use_fast_accum`` permits otherwise.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,7 +22,6 @@ from torch import Tensor
 
 from portakernel.authoring.tensors import as_bytes, delivered
 from portakernel.authoring.triton import cdiv, processor
-from portakernel_plugins.triton.launching.configurations import Configuration
 from portakernel_plugins.triton.matrix.products import (
     form_of,
     halves,
@@ -100,7 +101,19 @@ def _sums(
                 a, scales_a, row, inner, BLOCK_M, BLOCK_K, FORM_A, EVEN_A, SHARED_A, SWIZZLED, FORMAT_A, CAST_A, NUMBERS
             )
             right = decoded_block(
-                b, scales_b, column, inner, BLOCK_N, BLOCK_K, FORM_B, EVEN_B, SHARED_B, SWIZZLED, FORMAT_B, CAST_B, NUMBERS
+                b,
+                scales_b,
+                column,
+                inner,
+                BLOCK_N,
+                BLOCK_K,
+                FORM_B,
+                EVEN_B,
+                SHARED_B,
+                SWIZZLED,
+                FORMAT_B,
+                CAST_B,
+                NUMBERS,
             ).T
         else:
             left = read_block(a, row, inner // PACKED_A, BLOCK_M, BLOCK_K // PACKED_A, FORM_A, EVEN_A, False)
@@ -219,97 +232,102 @@ def scaled_mm(
     Any strides; an operand whose last dimension is not dense is copied, and so are scales in another layout than theirs
     by strides. ``out``: any strides.
     """
-    names = _name(a), _name(b)
-    rows, columns = a.shape[0], b.shape[0]
-    inners = a.shape[1] * elements_of(names[0])
-    y = out if out is not None and out.is_contiguous() else a.new_empty(rows, columns, dtype=getattr(torch, out_dtype))
+    shape = a.shape[0], b.shape[0]
+    y = out if out is not None and out.is_contiguous() else a.new_empty(shape, dtype=getattr(torch, out_dtype))
     if y.numel():
-        formats = format_a, format_b
+        left = _Operand(a, scale_a, global_scale_a, format_a, _name(a))
+        right = _Operand(b, scale_b, global_scale_b, format_b, _name(b))
         arch = processor(a.device).arch
-        way = _way(arch, formats, names)
-        blocked = any(shared in BLOCKS for shared in formats)
-        promoted = way == "float8" and not blocked and not use_fast_accum and arch.startswith(_CUT)
-        name = "scaled_mm.blocked" if way == "float8" and (promoted or blocked) else f"scaled_mm.{way}"
-        how = tiles_of(name, a.device, rows, columns, inners)
-        meta: dict[str, Any] = {"HOW": way, "NUMBERS": _numbers(arch, formats), "PROMOTED": promoted}
-        meta["SWIZZLED"] = swizzle != "none"
-        _launch(how, (a, b), (scale_a, scale_b), (global_scale_a, global_scale_b), bias, y, formats, names, arch, meta)
+        how = _way(arch, left, right)
+        promoted = how == "float8" and not use_fast_accum and arch.startswith(_CUT)
+        meta = {"HOW": how, "PROMOTED": promoted, "SWIZZLED": swizzle != "none"}
+        # numbers of bfloat16 hold elements, also times a scale that few terms share
+        meta["NUMBERS"] = tl.float32 if arch == "interpreter" else tl.bfloat16
+        _launch(left, right, bias, y, meta, arch)
     return delivered(y, out)
 
 
+@dataclass(frozen=True, slots=True)
+class _Operand:
+    """A matrix ``(rows, K)`` in ``dtype``, its scales, and which elements share one."""
+
+    matrix: Tensor
+    scale: Tensor
+    global_scale: Tensor | None
+    shared: str
+    dtype: str
+
+    @property
+    def terms(self) -> int:
+        """K."""
+        return self.matrix.shape[1] * (2 if self.dtype == "float4_e2m1fn_x2" else 1)
+
+    def as_read(self, how: str) -> Tensor:
+        """The matrix as kernels read it: its codes, but for tensor cores that take float8; rows dense, or copied.
+
+        Tensor cores take float8 along what is summed alone.
+        """
+        matrix = self.matrix if how == "float8" else as_bytes(self.matrix)
+        return matrix if matrix.stride(1) == 1 else matrix.contiguous()
+
+    def scales_as_read(self, swizzled: bool) -> tuple[Tensor, int, tuple[int, int]]:
+        """The scales, those that few terms share as bytes; how many a row has; their strides."""
+        if self.shared == "tensor":
+            return self.scale, 1, (0, 0)
+        if self.shared not in GROUPS:
+            return self.scale, self.scale.shape[1], (self.scale.stride(0), self.scale.stride(1))
+        codes = as_bytes(self.scale)
+        codes = codes.contiguous() if swizzled else codes
+        return codes, cdiv(self.terms, GROUPS[self.shared]), (codes.stride(0), codes.stride(1))
+
+
 def _launch(
-    how: Configuration,
-    matrices: tuple[Tensor, Tensor],
-    scales: tuple[Tensor, Tensor],
-    global_scales: tuple[Tensor | None, Tensor | None],
-    bias: Tensor | None,
-    y: Tensor,
-    formats: tuple[str, str],
-    names: tuple[str, str],
-    arch: str,
-    meta: dict[str, Any],
+    left: _Operand, right: _Operand, bias: Tensor | None, y: Tensor, meta: Mapping[str, Any], arch: str
 ) -> None:
     """Launch the kernel over the tiles of ``y``; ``meta`` says how tiles are multiplied."""
-    native = meta["HOW"] == "float8"
+    both, way = (left, right), meta["HOW"]
+    blocked = meta["PROMOTED"] or (way == "float8" and any(one.shared in BLOCKS for one in both))
+    name = "scaled_mm.blocked" if blocked else f"scaled_mm.{way}"
+    how, a, b = tiles_of(name, left.as_read(way), right.as_read(way), left.terms)
     block_k = how.options["BLOCK_K"]
-    operands = [_dense_last(matrix if native else as_bytes(matrix)) for matrix in matrices]
-    spread = [
-        _places(scale, shared, meta["SWIZZLED"], matrix.shape[1] * elements_of(name))
-        for scale, shared, matrix, name in zip(scales, formats, matrices, names, strict=True)
-    ]
-    for side, matrix, shared, name in zip("AB", operands, formats, names, strict=True):
-        form = form_of(matrix, is_described(how))
-        meta[f"FORM_{side}"] = "inner" if form == "inner" else "pointers"
-        meta[f"EVEN_{side}"] = matrix.shape[1] > 0 and matrix.shape[1] * elements_of(name) % block_k == 0
-        meta[f"SHARED_{side}"], meta[f"FORMAT_{side}"] = shared, name
-        meta[f"CAST_{side}"] = conversion_on(name, arch)["CAST"]
-    meta["FORM_Y"] = form_of(y, is_described(how))
-    inners = matrices[0].shape[1] * elements_of(names[0])
-    before = *operands, *(scale for scale, *_ in spread), *global_scales, bias, y, 0 if bias is None else bias.stride(0)
-    after = (
-        *(matrix.shape[1] for matrix in operands),
-        *(groups for _, groups, _ in spread),
-        max(1, cdiv(inners, block_k)),
-        *(matrix.stride(0) for matrix in operands),
-        *(stride for _, _, strides in spread for stride in strides),
+    scales = [one.scales_as_read(meta["SWIZZLED"]) for one in both]
+    constants = {**meta, "FORM_Y": form_of(y, is_described(how))}
+    for side, matrix, one in zip("AB", (a, b), both, strict=True):
+        constants[f"FORM_{side}"] = "inner" if form_of(matrix, is_described(how)) == "inner" else "pointers"
+        constants[f"EVEN_{side}"] = one.terms > 0 and one.terms % block_k == 0
+        constants[f"SHARED_{side}"], constants[f"FORMAT_{side}"] = one.shared, one.dtype
+        constants[f"CAST_{side}"] = conversion_on(one.dtype, arch)["CAST"]
+    before = (
+        *(a, b),
+        *(scale for scale, _, _ in scales),
+        *(one.global_scale for one in both),
+        *(bias, y),
+        0 if bias is None else bias.stride(0),
     )
-    launch_programs(_scaled_product, how, *y.shape, before, after, meta)
+    after = (
+        *(a.shape[1], b.shape[1]),
+        *(groups for _, groups, _ in scales),
+        max(1, cdiv(left.terms, block_k)),
+        *(a.stride(0), b.stride(0)),
+        *(stride for _, _, strides in scales for stride in strides),
+    )
+    launch_programs(_scaled_product, how, y.shape[0], y.shape[1], before, after, constants)
 
 
 def _name(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _way(arch: str, formats: tuple[str, str], names: tuple[str, str]) -> str:
+def _way(arch: str, left: _Operand, right: _Operand) -> str:
     """How tiles are multiplied: ``float8``, ``scaled`` or ``decoded``."""
-    grouped = [shared in GROUPS for shared in formats]
-    if all(grouped):
-        taken = next((formats for start, formats in _SCALED.items() if arch.startswith(start)), ())
+    shared, dtypes = {left.shared, right.shared}, {left.dtype, right.dtype}
+    if shared <= GROUPS.keys():
         # a scale of nvfp4 is a number of another format, and of another number of terms
-        alike = (formats[0] == "nvfp4") == (formats[1] == "nvfp4")
-        return "scaled" if alike and set(formats) <= set(taken) else "decoded"
-    taken = next((dtypes for start, dtypes in _FLOAT8.items() if arch.startswith(start)), ())
-    return "float8" if not any(grouped) and set(names) <= set(taken) else "decoded"
+        alike = shared == {"nvfp4"} or "nvfp4" not in shared
+        return "scaled" if alike and shared <= set(_taken(_SCALED, arch)) else "decoded"
+    return "float8" if not shared & GROUPS.keys() and dtypes <= set(_taken(_FLOAT8, arch)) else "decoded"
 
 
-def _numbers(arch: str, formats: tuple[str, str]) -> tl.dtype:
-    """What elements are decoded to, exactly: with scales that few terms share, they have the range of bfloat16."""
-    if arch == "interpreter":
-        return tl.float32
-    return tl.bfloat16
-
-
-def _dense_last(matrix: Tensor) -> Tensor:
-    """The matrix as it is where its rows are dense; else a copy. Tensor cores take float8 along what is summed alone."""
-    return matrix if matrix.stride(1) == 1 else matrix.contiguous()
-
-
-def _places(scale: Tensor, shared: str, swizzled: bool, inners: int) -> tuple[Tensor, int, tuple[int, int]]:
-    """A scale tensor as kernels read it, how many scales a row has, and its strides; those of groups as bytes."""
-    if shared == "tensor":
-        return scale, 1, (0, 0)
-    if shared not in GROUPS:
-        return scale, scale.shape[1], (scale.stride(0), scale.stride(1))
-    codes = as_bytes(scale)
-    codes = codes.contiguous() if swizzled else codes
-    return codes, cdiv(inners, GROUPS[shared]), (codes.stride(0), codes.stride(1))
+def _taken(table: Mapping[str, tuple[str, ...]], arch: str) -> tuple[str, ...]:
+    """What tensor cores of ``arch`` take."""
+    return next((taken for start, taken in table.items() if arch.startswith(start)), ())

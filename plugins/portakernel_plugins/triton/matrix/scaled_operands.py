@@ -1,8 +1,8 @@
 """The operands of ``scaled_mm`` as its kernels see them: codes, scales, and what scales are applied to.
 
 Scales of a tensor or a row are applied to sums. Scales of 128 terms are applied to the sums of these, in float32. Those
-of fewer terms (mxfp8, mxfp4, nvfp4) are the hardware's where it has them, and else multiply the elements, whose products
-with such scales bfloat16 numbers hold.
+of fewer terms (mxfp8, mxfp4, nvfp4) are the hardware's where it has them, and else multiply the elements: numbers of
+bfloat16 hold the products.
 """
 # pyright: reportAssignmentType=false
 # In a jit function, `name: tl.constexpr = 1` makes a constexpr of the number.
@@ -23,13 +23,13 @@ BLOCKS = ("block_1x128", "block_128x128")
 @triton.constexpr_function
 def group_of(shared: str) -> int:
     """Terms that share a scale that elements are multiplied with; 0 where it is applied to sums."""
-    return GROUPS.get(shared, 0)
+    return 16 if shared == "nvfp4" else 32 if shared in ("mxfp8", "mxfp4") else 0
 
 
 @triton.constexpr_function
 def is_blocked(shared: str) -> bool:
     """Whether a scale is applied to the sums of 128 terms."""
-    return shared in BLOCKS
+    return shared in ("block_1x128", "block_128x128")
 
 
 @triton.constexpr_function
@@ -95,10 +95,7 @@ def decoded_block(
     x = widened(code, FORMAT, CAST)
     if GROUP != 0:
         s = group_scales(scales, first, inner, BLOCK, BLOCK_K, GROUP, SWIZZLED)
-        if SHARED == "nvfp4":
-            s = widened(s, "float8_e4m3fn", "bits")
-        else:
-            s = widened_power(s)
+        s = widened(s, "float8_e4m3fn", "bits") if SHARED == "nvfp4" else widened_power(s)
         x = tl.reshape(tl.reshape(x, (BLOCK, BLOCK_K // GROUP, GROUP)) * s[:, :, None], (BLOCK, BLOCK_K))
     return x.to(NUMBERS)
 
@@ -112,9 +109,7 @@ def block_scales(scales, first, inner, BLOCK: tl.constexpr, SHARED: tl.constexpr
     inside = (row < rows) & (block < groups)
     if SHARED == "block_128x128":
         row = row // 128
-    return tl.load(
-        pointer + row.to(tl.int64) * outer + tl.cast(block, tl.int64) * inner_stride, mask=inside, other=0.0
-    )
+    return tl.load(pointer + row.to(tl.int64) * outer + tl.cast(block, tl.int64) * inner_stride, mask=inside, other=0.0)
 
 
 @triton.jit
