@@ -174,30 +174,42 @@ _FEW_ROWS = 64
 def tiles_of(name: str, a: Tensor, b: Tensor, inners: int) -> tuple[Configuration, Tensor, Tensor]:
     """The tiles of an entry for ``a @ b.T``, of ``inners`` terms, and both operands as these tiles are read.
 
-    Where there are fewer large tiles than programs, ``NAME.small`` has more. Where tiles are described, an operand that
-    cannot be is copied, which takes less than a product of many rows loses. Few rows have ``NAME.few_rows``, and
-    ``NAME.few_rows_by_pointers`` rather than a copy of as much as they read.
+    Where there are fewer large tiles than programs, ``NAME.small`` has more. An operand whose rows begin anywhere would
+    be read one element at a time: it is copied, which takes less than a product of many rows would lose. Few rows have
+    ``NAME.few_rows``, and rather than such a copy ``NAME.few_rows_by_pointers``.
     """
     rows, columns = a.shape[0], b.shape[0]
     if rows <= _FEW_ROWS:
-        how = configuration(f"{name}.few_rows", a.device, inners)
-        if is_described(how) and "pointers" in (form_of(a, True), form_of(b, True)):
-            how = configuration(f"{name}.few_rows_by_pointers", a.device, inners)
-        return how, a, b
+        anywhere = "pointers" in (form_of(a, True), form_of(b, True))
+        return configuration(f"{name}.few_rows{'_by_pointers' if anywhere else ''}", a.device, inners), a, b
     how = configuration(name, a.device, inners)
     if cdiv(rows, how.options["BLOCK_M"]) * cdiv(columns, how.options["BLOCK_N"]) < how.programs:
         how = configuration(f"{name}.small", a.device, inners)
-    return (how, _describable(a), _describable(b)) if is_described(how) else (how, a, b)
+    return how, *_aligned(a, b)
 
 
-def _describable(matrix: Tensor) -> Tensor:
-    """The matrix, or a copy whose rows begin where descriptors can."""
-    if form_of(matrix, True) != "pointers" or not matrix.numel():
-        return matrix
-    unit = _DESCRIBED // matrix.element_size()
-    copy = matrix.new_empty(matrix.shape[0], cdiv(matrix.shape[1], unit) * unit)[:, : matrix.shape[1]]
-    as_bytes(copy).copy_(as_bytes(matrix))
-    return copy
+def _aligned(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Operands with the same product, in rows that begin and end where 16 bytes do: copies where others do not.
+
+    Rows that end elsewhere are followed by zeros in both.
+    """
+    unit = _DESCRIBED // a.element_size()
+    short = a.shape[1] % unit != 0
+
+    def aligned(matrix: Tensor) -> Tensor:
+        if not short and (form_of(matrix, True) != "pointers" or not matrix.numel()):
+            return matrix
+        return _padded(matrix, cdiv(matrix.shape[1], unit) * unit)
+
+    return aligned(a), aligned(b)
+
+
+def _padded(matrix: Tensor, width: int) -> Tensor:
+    """A copy, ``width`` wide, with zeros behind what there is."""
+    codes = as_bytes(matrix)
+    copy = codes.new_zeros(codes.shape[0], width)
+    copy[:, : codes.shape[1]] = codes
+    return copy.view(matrix.dtype)
 
 
 def form_of(matrix: Tensor, described: bool) -> str:

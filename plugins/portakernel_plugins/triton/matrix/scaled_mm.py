@@ -258,9 +258,14 @@ class _Operand:
     dtype: str
 
     @property
+    def elements(self) -> int:
+        """Those in a byte."""
+        return 2 if self.dtype == "float4_e2m1fn_x2" else 1
+
+    @property
     def terms(self) -> int:
         """K."""
-        return self.matrix.shape[1] * (2 if self.dtype == "float4_e2m1fn_x2" else 1)
+        return self.matrix.shape[1] * self.elements
 
     def as_read(self, how: str) -> Tensor:
         """The matrix as kernels read it: its codes, but for tensor cores that take float8; rows dense, or copied.
@@ -294,7 +299,7 @@ def _launch(
     constants = {**meta, "FORM_Y": form_of(y, is_described(how))}
     for side, matrix, one in zip("AB", (a, b), both, strict=True):
         constants[f"FORM_{side}"] = "inner" if form_of(matrix, is_described(how)) == "inner" else "pointers"
-        constants[f"EVEN_{side}"] = one.terms > 0 and one.terms % block_k == 0
+        constants[f"EVEN_{side}"] = matrix.numel() > 0 and matrix.shape[1] % (block_k // one.elements) == 0
         constants[f"SHARED_{side}"], constants[f"FORMAT_{side}"] = one.shared, one.dtype
         constants[f"CAST_{side}"] = conversion_on(one.dtype, arch)["CAST"]
     before = (
