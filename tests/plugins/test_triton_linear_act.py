@@ -1,4 +1,4 @@
-"""What the conformance kit does not see of ``linear_act`` in Triton: tiles, copies, gradients' parts, what is compiled."""
+"""What the conformance kit does not see of ``linear_act`` in Triton: tiles, copies, parts of sums, machine code."""
 
 from __future__ import annotations
 

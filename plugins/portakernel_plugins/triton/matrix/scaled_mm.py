@@ -223,28 +223,38 @@ def scaled_mm(
     format_b: str,
     out_dtype: str,
     use_fast_accum: bool,
-    swizzle: str = "none",
     bias: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """``(M, N)`` in ``out_dtype``: ``a``: ``(M, K)``, ``b``: ``(N, K)``, their scales as their formats say.
 
-    Any strides; an operand whose last dimension is not dense is copied, and so are scales in another layout than theirs
-    by strides. ``out``: any strides.
+    Any strides; an operand whose last dimension is not dense is copied. ``out``: any strides.
     """
-    shape = a.shape[0], b.shape[0]
-    y = out if out is not None and out.is_contiguous() else a.new_empty(shape, dtype=getattr(torch, out_dtype))
-    if y.numel():
-        left = _Operand(a, scale_a, global_scale_a, format_a, _name(a))
-        right = _Operand(b, scale_b, global_scale_b, format_b, _name(b))
-        arch = processor(a.device).arch
-        how = _way(arch, left, right)
-        promoted = how == "float8" and not use_fast_accum and arch.startswith(_CUT)
-        meta = {"HOW": how, "PROMOTED": promoted, "SWIZZLED": swizzle != "none"}
-        # numbers of bfloat16 hold elements, also times a scale that few terms share
-        meta["NUMBERS"] = tl.float32 if arch == "interpreter" else tl.bfloat16
-        _launch(left, right, bias, y, meta, arch)
-    return delivered(y, out)
+    left = _Operand(a, scale_a, global_scale_a, format_a, _name(a))
+    right = _Operand(b, scale_b, global_scale_b, format_b, _name(b))
+    return _multiply(left, right, bias, out_dtype, out, fast=use_fast_accum, swizzled=False)
+
+
+def scaled_mm_groups(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    *,
+    global_scale_a: Tensor | None,
+    global_scale_b: Tensor | None,
+    format_a: str,
+    format_b: str,
+    out_dtype: str,
+    use_fast_accum: bool,
+    swizzle: str = "none",
+    bias: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The same where scales may lie as cuBLAS has those of few terms."""
+    left = _Operand(a, scale_a, global_scale_a, format_a, _name(a))
+    right = _Operand(b, scale_b, global_scale_b, format_b, _name(b))
+    return _multiply(left, right, bias, out_dtype, out, fast=use_fast_accum, swizzled=swizzle != "none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,6 +294,24 @@ class _Operand:
         codes = as_bytes(self.scale)
         codes = codes.contiguous() if swizzled else codes
         return codes, cdiv(self.terms, GROUPS[self.shared]), (codes.stride(0), codes.stride(1))
+
+
+def _multiply(
+    left: _Operand, right: _Operand, bias: Tensor | None, dtype: str, out: Tensor | None, *, fast: bool, swizzled: bool
+) -> Tensor:
+    shape = left.matrix.shape[0], right.matrix.shape[0]
+    y = out
+    if y is None or not y.is_contiguous():
+        y = left.matrix.new_empty(shape, dtype=getattr(torch, dtype))
+    if y.numel():
+        arch = processor(y.device).arch
+        how = _way(arch, left, right)
+        promoted = how == "float8" and not fast and arch.startswith(_CUT)
+        # numbers of bfloat16 hold elements, also times a scale that few terms share
+        numbers = tl.float32 if arch == "interpreter" else tl.bfloat16
+        meta = {"HOW": how, "PROMOTED": promoted, "SWIZZLED": swizzled, "NUMBERS": numbers}
+        _launch(left, right, bias, y, meta, arch)
+    return delivered(y, out)
 
 
 def _launch(
