@@ -181,6 +181,7 @@ CONTRACT = Contract(
         _case("whole blocks and blocks", (12, 32, 256), ("block_1x128", "block_1x128"), present=("global_scale_b",)),
         _case("whole square blocks and blocks", (260, 16, 128), ("block_128x128", "block_1x128")),
         _case("mxfp8", (16, 32, 256), ("mxfp8", "mxfp8")),
+        _case("mxfp8, global scales", (9, 32, 96), ("mxfp8", "mxfp8"), present=("global_scale_a", "global_scale_b")),
         _case("mxfp8 of odd sizes", (7, 9, 77), ("mxfp8", "mxfp8"), out_dtype="float16"),
         _case("mxfp8, swizzled", (130, 33, 160), ("mxfp8", "mxfp8"), swizzle="32_4_4"),
         _case("mxfp8, swizzled, bias", (130, 48, 160), ("mxfp8", "mxfp8"), swizzle="32_4_4", present=("bias",)),

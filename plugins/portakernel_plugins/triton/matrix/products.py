@@ -20,8 +20,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime._allocation import _allocator
 
+from portakernel.authoring.tensors import as_bytes
 from portakernel.authoring.triton import cdiv, launch, processor
-from portakernel_plugins.triton.launching.configurations import Configuration
+from portakernel_plugins.triton.launching.configurations import Configuration, configuration
 
 # What an address and all strides but the innermost have to be divisible by, in bytes, for a descriptor.
 _DESCRIBED = 16
@@ -70,7 +71,7 @@ def operand(
 
 
 @triton.jit
-def _block(
+def read_block(
     matrix,
     first: tl.tensor,
     inner: tl.tensor,
@@ -78,10 +79,9 @@ def _block(
     BLOCK_K: tl.constexpr,
     FORM: tl.constexpr,
     EVEN: tl.constexpr,
-    WIDEN: tl.constexpr,
     RIGHT: tl.constexpr,
 ):
-    """``(BLOCK, BLOCK_K)`` of a matrix, zeros outside of it; as a ``RIGHT`` factor ``(BLOCK_K, BLOCK)``."""
+    """``(BLOCK, BLOCK_K)`` of an ``operand``, zeros outside of it; as a ``RIGHT`` factor ``(BLOCK_K, BLOCK)``."""
     source, outers, inners, outer_stride, inner_stride = matrix
     if FORM == "inner":
         block = source.load([first, inner])
@@ -102,8 +102,6 @@ def _block(
         source += tl.cast(inner, tl.int64) * inner_stride
         offset = outer.to(tl.int64) * outer_stride + lane.to(tl.int64) * inner_stride
         block = tl.load(source + offset, mask=inside, other=0.0)
-    if WIDEN:
-        block = block.to(tl.float32)
     return block
 
 
@@ -125,8 +123,10 @@ def tile_product(
     """``z`` and the tile of ``a @ b.T`` that begins at ``row`` and ``column``; ``a`` and ``b`` are ``operand``s."""
     tl.assume(steps > 0)  # or else a loop for none were compiled too
     for step in range(steps):
-        left = _block(a, row, step * BLOCK_K, z.shape[0], BLOCK_K, FORM_A, EVEN, WIDEN, False)
-        right = _block(b, column, step * BLOCK_K, z.shape[1], BLOCK_K, FORM_B, EVEN, WIDEN, True)
+        left = read_block(a, row, step * BLOCK_K, z.shape[0], BLOCK_K, FORM_A, EVEN, False)
+        right = read_block(b, column, step * BLOCK_K, z.shape[1], BLOCK_K, FORM_B, EVEN, True)
+        if WIDEN:
+            left, right = left.to(tl.float32), right.to(tl.float32)
         z = tl.dot(left, right, z, input_precision=PRECISION)
     return z
 
@@ -137,7 +137,82 @@ def halves(z):
     return tl.split(tl.permute(tl.reshape(z, (z.shape[0], 2, z.shape[1] // 2)), (0, 2, 1)))
 
 
-def _form(matrix: Tensor, described: bool) -> str:
+@triton.jit
+def result(
+    pointer: tl.tensor,
+    rows: tl.tensor,
+    columns: tl.tensor,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    FORM: tl.constexpr,
+):
+    """A contiguous matrix ``(rows, columns)`` as ``write_block`` takes it; ``FORM`` is "inner" or "pointers"."""
+    if FORM == "inner":
+        into = tl.make_tensor_descriptor(pointer, [rows, columns], [columns, 1], [BLOCK_M, BLOCK_N])
+    else:
+        into = pointer
+    return into
+
+
+@triton.jit
+def write_block(into, first_row, first_column, rows, columns, value, FORM: tl.constexpr):
+    """Stores ``value`` at its place in a ``result``, rounded to its dtype, but for what lies outside."""
+    if FORM == "inner":
+        into.store([first_row, first_column], value.to(into.dtype))
+    else:
+        row = (first_row + tl.arange(0, value.shape[0])).to(tl.int64)
+        column = first_column + tl.arange(0, value.shape[1])
+        inside = (row < rows)[:, None] & (column < columns)[None, :]
+        at = into + row[:, None] * columns + column[None, :]
+        tl.store(at, value.to(into.dtype.element_ty), mask=inside)
+
+
+# At most so many rows have tiles of their own, which are as high.
+_FEW_ROWS = 64
+
+
+def tiles_of(name: str, a: Tensor, b: Tensor, inners: int) -> tuple[Configuration, Tensor, Tensor]:
+    """The tiles of an entry for ``a @ b.T``, of ``inners`` terms, and both operands as these tiles are read.
+
+    Where there are fewer large tiles than programs, ``NAME.small`` has more. An operand whose rows begin anywhere would
+    be read one element at a time: it is copied, which takes less than a product of many rows would lose. Few rows have
+    ``NAME.few_rows``, and rather than such a copy ``NAME.few_rows_by_pointers``.
+    """
+    rows, columns = a.shape[0], b.shape[0]
+    if rows <= _FEW_ROWS:
+        anywhere = "pointers" in (form_of(a, True), form_of(b, True))
+        return configuration(f"{name}.few_rows{'_by_pointers' if anywhere else ''}", a.device, inners), a, b
+    how = configuration(name, a.device, inners)
+    if cdiv(rows, how.options["BLOCK_M"]) * cdiv(columns, how.options["BLOCK_N"]) < how.programs:
+        how = configuration(f"{name}.small", a.device, inners)
+    return how, *_aligned(a, b)
+
+
+def _aligned(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Operands with the same product, in rows that begin and end where 16 bytes do: copies where others do not.
+
+    Rows that end elsewhere are followed by zeros in both.
+    """
+    unit = _DESCRIBED // a.element_size()
+    short = a.shape[1] % unit != 0
+
+    def aligned(matrix: Tensor) -> Tensor:
+        if not short and (form_of(matrix, True) != "pointers" or not matrix.numel()):
+            return matrix
+        return _padded(matrix, cdiv(matrix.shape[1], unit) * unit)
+
+    return aligned(a), aligned(b)
+
+
+def _padded(matrix: Tensor, width: int) -> Tensor:
+    """A copy, ``width`` wide, with zeros behind what there is."""
+    codes = as_bytes(matrix)
+    copy = codes.new_zeros(codes.shape[0], width)
+    copy[:, : codes.shape[1]] = codes
+    return copy.view(matrix.dtype)
+
+
+def form_of(matrix: Tensor, described: bool) -> str:
     """How a matrix is read: by a descriptor along its ``inner`` or ``outer`` dimension, or by ``pointers``."""
     size = matrix.element_size()
     if described and matrix.numel() and matrix.data_ptr() % _DESCRIBED == 0:
@@ -163,33 +238,37 @@ def _precision(a: Tensor, b: Tensor) -> Mapping[str, Any]:
 
 def launch_tiles(kernel: Any, how: Configuration, a: Tensor, b: Tensor, *args: Any, **meta: Any) -> None:
     """Launch ``kernel``, which forms ``a @ b.T`` by tiles of ``how``: with both, ``args``, sizes and strides."""
-    (rows, inners), columns = a.shape, b.shape[0]
-    options = {**how.options}
-    described = options.pop("DESCRIPTORS", False)
-    forms = _form(a, described), _form(b, described)
-    block_k = options["BLOCK_K"]
+    inners = a.shape[1]
+    forms = form_of(a, is_described(how)), form_of(b, is_described(how))
+    block_k = how.options["BLOCK_K"]
+    even = "pointers" not in forms or (inners > 0 and inners % block_k == 0)
+    sizes = inners, max(1, cdiv(inners, block_k)), *a.stride(), *b.stride()
+    meta = {"FORM_A": forms[0], "FORM_B": forms[1], "EVEN": even, **_precision(a, b), **meta}
+    launch_programs(kernel, how, a.shape[0], b.shape[0], (a, b, *args), sizes, meta)
+
+
+def is_described(how: Configuration) -> bool:
+    """Whether tiles of ``how`` are copied by descriptors, where strides allow it."""
+    described: bool = how.options.get("DESCRIPTORS", False)
+    return described
+
+
+def launch_programs(
+    kernel: Any,
+    how: Configuration,
+    rows: int,
+    columns: int,
+    before: tuple[Any, ...],
+    after: tuple[Any, ...],
+    meta: Mapping[str, Any],
+) -> None:
+    """Launch the programs of a ``kernel`` over the tiles of ``(rows, columns)``: these stand between its arguments."""
+    options = {name: value for name, value in how.options.items() if name != "DESCRIPTORS"}
     tiles = cdiv(rows, options["BLOCK_M"]) * cdiv(columns, options["BLOCK_N"])
-    token = _allocator.set(_DescriptorMemory(a.device))
+    like = before[0]
+    token = _allocator.set(_DescriptorMemory(like.device))
     try:
-        launch(
-            kernel,
-            (min(tiles, how.programs), 1),
-            a,
-            b,
-            *args,
-            rows,
-            columns,
-            inners,
-            max(1, cdiv(inners, block_k)),
-            *a.stride(),
-            *b.stride(),
-            FORM_A=forms[0],
-            FORM_B=forms[1],
-            EVEN="pointers" not in forms or (inners > 0 and inners % block_k == 0),
-            **_precision(a, b),
-            **meta,
-            **options,
-        )
+        launch(kernel, (min(tiles, how.programs), 1), *before, rows, columns, *after, **meta, **options)
     finally:
         _allocator.reset(token)
 
