@@ -134,9 +134,10 @@ def plain(
     group: int = 128,
     zero: str = "stored",
 ) -> tuple[Tensor]:
-    """The weight rounded to x's dtype, then a linear layer in that."""
+    """The weight rounded to x's dtype, then a linear layer in that; x alone has a gradient."""
     w, places = dequantised(
-        weight, scales, zeros, order, columns=x.shape[-1], layout=layout, group=group, zero=zero
+        weight, scales.detach(), zeros, order, columns=x.shape[-1], layout=layout, group=group, zero=zero
     )
+    bias = None if bias is None else bias.detach()
     taken = x if places is None else x.index_select(-1, places)
     return (torch.nn.functional.linear(taken.contiguous(), w.t().to(x.dtype).contiguous(), bias),)
