@@ -63,6 +63,7 @@ def product(
     DTYPE: tl.constexpr = x.dtype.element_ty
     PARTS: tl.constexpr = 128 // GROUP if GROUP > 0 else 1
     WIDTH: tl.constexpr = 128 // PARTS
+    UNROLL: tl.constexpr = 8 if BLOCK_M <= 16 else 1  # parts that are read at once, as far as registers go
     tile = tl.program_id(0)
     split = tl.program_id(1)
     across = tl.cdiv(N, BLOCK_N)
@@ -115,15 +116,16 @@ def product(
     if SPLIT:
         tiles = tl.num_programs(0)
         mine = parts + (tl.cast(split, tl.int64) * tiles + tile) * BLOCK_M * BLOCK_N
-        tl.store(mine + to_part, acc)
+        live = (m < M)[None, :]
+        tl.store(mine + to_part, acc, mask=live)
         tl.debug_barrier()  # all of the part is there before it is counted
         done = tl.atomic_add(counters + tile, 1, sem="acq_rel")
         if done == splits - 1:
             tl.store(counters + tile, 0)
             total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-            for other in range(0, splits):
+            for other in tl.range(0, splits, loop_unroll_factor=UNROLL):
                 theirs = parts + (tl.cast(other, tl.int64) * tiles + tile) * BLOCK_M * BLOCK_N
-                total += tl.load(theirs + to_part, cache_modifier=".cg")
+                total += tl.load(theirs + to_part, mask=live, other=0.0, cache_modifier=".cg")
             _write(y, total, bias, m, M, n, N, y_row, y_lane, bias_lane)
     else:
         _write(y, acc, bias, m, M, n, N, y_row, y_lane, bias_lane)

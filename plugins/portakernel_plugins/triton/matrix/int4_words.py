@@ -42,10 +42,11 @@ def _fourth(words, FOURTH: tl.constexpr, DTYPE: tl.constexpr, ASSEMBLY: tl.const
     else:
         words = words >> -place
     if ASSEMBLY:
-        text: tl.constexpr = _BFLOAT16 if DTYPE == tl.bfloat16 else _FLOAT16
-        found = tl.inline_asm_elementwise(
-            text, "=r,r,r", [tl.join(words, words)], dtype=DTYPE, is_pure=True, pack=2
-        )
+        both = [tl.join(words, words)]
+        if DTYPE == tl.bfloat16:
+            found = tl.inline_asm_elementwise(_BFLOAT16, "=r,r,r", both, dtype=tl.bfloat16, is_pure=True, pack=2)
+        else:
+            found = tl.inline_asm_elementwise(_FLOAT16, "=r,r,r", both, dtype=tl.float16, is_pure=True, pack=2)
     else:
         if DTYPE == tl.bfloat16:
             words = (words & _MASK_BFLOAT16) | _MAGIC_BFLOAT16
@@ -71,18 +72,16 @@ def raised_weights(
 ):
     """``16 + q``, ``(ROWS, 128 // PARTS)``: one of 1, 2 or 4 parts of the columns of a block whose pairs are in order."""
     if PARTS == 4:
-        return _fourth(words, PART, DTYPE, ASSEMBLY, WIDEN).reshape(ROWS, 32)
-    if PARTS == 2:
+        found = _fourth(words, PART, DTYPE, ASSEMBLY, WIDEN).reshape(ROWS, 32)
+    elif PARTS == 2:
         first = _fourth(words, 2 * PART, DTYPE, ASSEMBLY, WIDEN)
         second = _fourth(words, 2 * PART + 1, DTYPE, ASSEMBLY, WIDEN)
-        return tl.join(first, second).permute(0, 3, 1, 2).reshape(ROWS, 64)
-    even = tl.join(
-        _fourth(words, 0, DTYPE, ASSEMBLY, WIDEN), _fourth(words, 2, DTYPE, ASSEMBLY, WIDEN)
-    )
-    odd = tl.join(
-        _fourth(words, 1, DTYPE, ASSEMBLY, WIDEN), _fourth(words, 3, DTYPE, ASSEMBLY, WIDEN)
-    )
-    return tl.join(even, odd).permute(0, 3, 4, 1, 2).reshape(ROWS, 128)
+        found = tl.join(first, second).permute(0, 3, 1, 2).reshape(ROWS, 64)
+    else:
+        even = tl.join(_fourth(words, 0, DTYPE, ASSEMBLY, WIDEN), _fourth(words, 2, DTYPE, ASSEMBLY, WIDEN))
+        odd = tl.join(_fourth(words, 1, DTYPE, ASSEMBLY, WIDEN), _fourth(words, 3, DTYPE, ASSEMBLY, WIDEN))
+        found = tl.join(even, odd).permute(0, 3, 4, 1, 2).reshape(ROWS, 128)
+    return found
 
 
 @triton.jit
