@@ -56,9 +56,9 @@ class Draw:
     rows have it in the lists of this name, their arguments' names being followed by ``_count`` and ``_index``.
 
     Of 4-bit weights: ``words``: any bits, of bytes the low four alone. ``groups``: for each column the group that it is
-    in, of those that the argument ``lengths`` has scales for, beside its dimension ``below``. As many are in each as the
-    parameter ``group`` says, any number where that is 0. Where the parameter ``page`` names a packed layout, columns
-    stand in the order of their groups instead, with their groups below where these are of any size.
+    in, of those that the argument ``lengths`` has scales for, beside its dimension ``below``. As many are in each as
+    the parameter ``group`` says, any number where that is 0. Where the parameter ``page`` names a packed layout,
+    columns stand in the order of their groups instead, with their groups below where these are of any size.
 
     ``ids``: a few different integers, or any up to ``below``.
 

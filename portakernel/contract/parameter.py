@@ -25,12 +25,12 @@ class Parameter:
     """A keyword argument: a *value*, which every kernel honours, or a *feature*, which a kernel must list to be asked.
 
     A feature's default is neutral: passing it changes nothing. ``choices`` are the accepted words of a ``text``,
-    ``dtype`` or ``format``, or the accepted numbers of an ``int``. ``optional`` ones may be None; one that is not, with None as its default, has to be given.
-    A ``format`` is that of the tensor called ``of``, under whose name requests and manifests have it. A ``permission``
-    names the argument that backward may write over where the value is True, and need not; graphs, which could not know
-    of it, are traced without. Of a ``float``, results are defined from ``least`` to ``most``, however near to either,
-    and the conformance kit draws from there. An ``int`` that ``bounds`` a tensor is at least the length of the longest
-    piece that this tensor's ends leave.
+    ``dtype`` or ``format``, or the accepted numbers of an ``int``. ``optional`` ones may be None; one that is not, with
+    None as its default, has to be given. A ``format`` is that of the tensor called ``of``, under whose name requests
+    and manifests have it. A ``permission`` names the argument that backward may write over where the value is True, and
+    need not; graphs, which could not know of it, are traced without. Of a ``float``, results are defined from ``least``
+    to ``most``, however near to either, and the conformance kit draws from there. An ``int`` that ``bounds`` a tensor
+    is at least the length of the longest piece that this tensor's ends leave.
     """
 
     name: str

@@ -31,7 +31,7 @@ _WEIGHTS: Mapping[str, tuple[str, ...]] = {
     "gptq": (f"K/{WORD}", "N"),
     "awq": ("K", f"N/{WORD}"),
     "ct": ("N", f"K/{WORD}"),
-    **{name: (f"ceil(K/{BLOCK})", "N", "16") for name in PACKED},
+    **dict.fromkeys(PACKED, (f"ceil(K/{BLOCK})", "N", "16")),
 }
 _COUNTS: Mapping[int, str] = {**{group: f"ceil(K/{group})" for group in GROUPS if group > 0}, -1: "1", 0: "G"}
 
@@ -39,9 +39,7 @@ _COUNTS: Mapping[int, str] = {**{group: f"ceil(K/{group})" for group in GROUPS i
 def _by_group(layout: str, across: str) -> Choice[tuple[str, ...]]:
     """A shape of so many groups times ``across``, the other way round where the layout has it so."""
     turned = INT4_LAYOUTS[layout].turned_scales
-    return Choice(
-        "group", {group: (across, count) if turned else (count, across) for group, count in _COUNTS.items()}
-    )
+    return Choice("group", {group: (across, count) if turned else (count, across) for group, count in _COUNTS.items()})
 
 
 def weight(by: str) -> TensorArgument:
@@ -143,25 +141,26 @@ CONTRACT = Contract(
     summary="A linear layer whose weight has four bits an element.",
     formula="x @ w.T + bias, w[n, k] = (q[n, k] - z[g, n]) * scales[g, n], g = k // group or order[k]",
     notes=(
-        "x: (*M, K); y: (*M, N); w: (N, K). Words are int32, nibble i bits 4i to 4i + 3. layout says where q is."
-        " gptq: weight (K/8, N), q[n, k] is nibble k % 8 of word (k // 8, n); zeros (groups, N/8), nibble n % 8. awq:"
-        " weight (K, N/8), nibble (0, 4, 1, 5, 2, 6, 3, 7)[n % 8] of word (k, n // 8); zeros (groups, N/8) in that order"
-        " too. ct, compressed-tensors': weight (N, K/8), nibble k % 8 of word (n, k // 8); scales (N, groups); zeros (N/8,"
+        "x: (*M, K); y: (*M, N); w: (N, K). Words are int32, nibble i bits 4i to 4i + 3. layout says where q is. gptq:"
+        " weight (K/8, N), q[n, k] is nibble k % 8 of word (k // 8, n); zeros (groups, N/8), nibble n % 8. awq: weight"
+        " (K, N/8), nibble (0, 4, 1, 5, 2, 6, 3, 7)[n % 8] of word (k, n // 8); zeros (groups, N/8) in that order too."
+        " ct, compressed-tensors': weight (N, K/8), nibble k % 8 of word (n, k // 8); scales (N, groups); zeros (N/8,"
         " groups), nibble n % 8. Elsewhere scales are (groups, N). packed_mma and packed_mfma are what kernels read"
-        " fastest, on NVIDIA's chips and on others, and what pack_int4 makes: weight (ceil(K/128), N, 16), scales (groups,"
-        " N), zeros (groups, N) of uint8, one each. Of k = 128 b + 32 f + 2 j + h, q is nibble f + 4 h of word (b, n, i),"
-        " with j = 4t + c for packed_mma, i = 4c + t, and j = 8t + 2c + e for packed_mfma, i = 4c + 2t + e; what pads K is"
-        " not used. The tables are portakernel.words.int4_layouts. z is zeros for stored (GPTQModel's v2, AWQ) and zeros"
-        " + 1 for stored_plus_one (AutoGPTQ's v1); it is 8 without zeros, and for none, where zeros are not read. Columns"
-        " come in groups of 32, 64 or 128, the last of which may be short, or, for -1, in one of all K. 0: groups of any"
-        " size, (G, N) scales; without order of ceil(K/G) columns each. order, activation ordering: in layouts of"
-        " checkpoints (K,), the group of each column (g_idx), each below the number of groups. In packed ones columns are"
-        " sorted by group, and order says which column of x each is: (K,), groups being k // group in that order; or for"
-        " group 0 (2, K), below it their groups. Weights are dequantised in float32, or rounded once to x's dtype;"
-        " scales are used as they are, in whatever dtype beside x's, never in one with fewer bits or a smaller range than"
-        " both. Products are summed in float32, bias is added, and the result is rounded once. x alone has a gradient."
-        " Not guaranteed: equal bits from different kernels; anything where order is out of range; which results are NaN"
-        " and which infinite in a row of x with an infinity."
+        " fastest, on NVIDIA's chips and on others, and what pack_int4 makes: weight (ceil(K/128), N, 16), scales"
+        " (groups, N), zeros (groups, N) of uint8, one each. Of k = 128 b + 32 f + 2 j + h, q is nibble f + 4 h of"
+        " word (b, n, i), with j = 4t + c for packed_mma, i = 4c + t, and j = 8t + 2c + e for packed_mfma, i = 4c + 2t"
+        " + e; what pads K is not used. The tables are portakernel.words.int4_layouts. z is zeros for stored"
+        " (GPTQModel's v2, AWQ) and zeros + 1 for stored_plus_one (AutoGPTQ's v1); it is 8 without zeros, and for"
+        " none, where zeros are not read. Columns come in groups of 32, 64 or 128, the last of which may be short, or,"
+        " for -1, in one of all K. 0: groups of any size, (G, N) scales; without order of ceil(K/G) columns each."
+        " order, activation ordering: in layouts of checkpoints (K,), the group of each column (g_idx), each below the"
+        " number of groups. In packed ones columns are sorted by group, and order says which column of x each is:"
+        " (K,), groups being k // group in that order; or for group 0 (2, K), below it their groups. Weights are"
+        " dequantised in float32, or rounded once to x's dtype; scales are used as they are, in whatever dtype beside"
+        " x's, never in one with fewer bits or a smaller range than both. Products are summed in float32, bias is"
+        " added, and the result is rounded once. x alone has a gradient. Not guaranteed: equal bits from different"
+        " kernels; anything where order is out of range; which results are NaN and which infinite in a row of x with"
+        " an infinity."
     ),
     tensors=(
         TensorArgument("x", ("*M", "K"), FLOATS),
@@ -242,8 +241,8 @@ CONTRACT = Contract(
     ),
     cost=cost,
     source=(
-        "Frantar et al. 2022, GPTQ, arXiv 2210.17323, and AutoGPTQ's and GPTQModel's files; Lin et al. 2023, AWQ, arXiv"
-        " 2306.00978, and AutoAWQ's WQLinear_GEMM; vLLM's compressed-tensors, pack_quantized; Frantar et al. 2024,"
-        " MARLIN, arXiv 2408.11743 (weights that lie as tensor cores read them)"
+        "Frantar et al. 2022, GPTQ, arXiv 2210.17323, and AutoGPTQ's and GPTQModel's files; Lin et al. 2023, AWQ,"
+        " arXiv 2306.00978, and AutoAWQ's WQLinear_GEMM; vLLM's compressed-tensors, pack_quantized; Frantar et al."
+        " 2024, MARLIN, arXiv 2408.11743 (weights that lie as tensor cores read them)"
     ),
 )

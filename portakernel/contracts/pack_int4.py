@@ -55,17 +55,17 @@ CONTRACT = Contract(
     summary="A weight of four bits an element, from one layout of int4_mm into another, which loses no bit.",
     formula="(weight, scales, order[, zeros]) of target, for which int4_mm gives what it gives for source",
     notes=(
-        "Layouts, groups and zero are int4_mm's; target's tensors stand for the same w. order is the group of each column,"
-        " (K,): torch.arange(K) // group where columns are in the order of their groups. Of a packed source or target it is"
-        " what int4_mm takes there: where each column, sorted by group, came from, with the groups below it for group 0."
-        " A packed target's columns are sorted so, and those of one group keep their order. So pack_int4(*packed,"
-        " source=target, target=source) gives every bit back of what a checkpoint holds; where columns were sorted, order"
-        " need not be given to int4_mm. For other groups than 0 each group but the last must have exactly as many columns"
-        " as group says: part of a weight whose columns are in any order, with the whole weight's scales, is of group 0,"
-        " and so are some rows of sorted columns. zeros are kept as they are stored, plus one or not: zero says whether"
-        " there are any. Without zeros they come out as 8 (7 for stored_plus_one); for none there are none, and given"
-        " ones are not read. What pads K is zero in a packed target. The reference reads order on the host. Tensors of the"
-        " result are new, plain and contiguous."
+        "Layouts, groups and zero are int4_mm's; target's tensors stand for the same w. order is the group of each"
+        " column, (K,): torch.arange(K) // group where columns are in the order of their groups. Of a packed source or"
+        " target it is what int4_mm takes there: where each column, sorted by group, came from, with the groups below"
+        " it for group 0. A packed target's columns are sorted so, and those of one group keep their order. So"
+        " pack_int4(*packed, source=target, target=source) gives every bit back of what a checkpoint holds; where"
+        " columns were sorted, order need not be given to int4_mm. For other groups than 0 each group but the last"
+        " must have exactly as many columns as group says: part of a weight whose columns are in any order, with the"
+        " whole weight's scales, is of group 0, and so are some rows of sorted columns. zeros are kept as they are"
+        " stored, plus one or not: zero says whether there are any. Without zeros they come out as 8 (7 for"
+        " stored_plus_one); for none there are none, and given ones are not read. What pads K is zero in a packed"
+        " target. The reference reads order on the host. Tensors of the result are new, plain and contiguous."
     ),
     tensors=(
         weight("source"),
@@ -112,9 +112,7 @@ CONTRACT = Contract(
     ),
     host_reads=("order",),
     in_graphs="call",
-    tolerance=Tolerance(
-        forward={"int32": 0.0, "uint8": 0.0, "float32": 0.0, "float16": 0.0, "bfloat16": 0.0}
-    ),
+    tolerance=Tolerance(forward={"int32": 0.0, "uint8": 0.0, "float32": 0.0, "float16": 0.0, "bfloat16": 0.0}),
     grid=Grid(
         (
             _row(4096, 14336, "gptq", "packed_mma"),

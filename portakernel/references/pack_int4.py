@@ -42,8 +42,9 @@ def forward(
     ids = found.groups
     if found.places is not None:
         _check_places(found.places)
-        q, ids = torch.empty_like(q).index_copy(0, found.places, q), torch.empty_like(ids).index_copy(
-            0, found.places, ids
+        q, ids = (
+            torch.empty_like(q).index_copy(0, found.places, q),
+            torch.empty_like(ids).index_copy(0, found.places, ids),
         )
     _check_groups(ids, group, len(of_groups))
     made = ids.int()
@@ -90,7 +91,7 @@ def _check_places(places: Tensor) -> None:
     wrong = places.sort().values != torch.arange(columns, device=places.device)
     if bool(wrong.any()):
         text = f"order says where each of {columns} columns came from, each number below that once"
-        raise ArgumentValueError(f"pack_int4: {text}; this has {len(places.unique())} different ones")
+        raise ArgumentValueError(f"pack_int4: {text}; this has {len(set(places.tolist()))} different ones")
 
 
 def _check_groups(ids: Tensor, group: int, groups: int) -> None:

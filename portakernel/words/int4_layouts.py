@@ -25,8 +25,8 @@ class Int4Layout:
     Element ``i`` of a run is nibble ``table[i][1]`` (bits ``4 * nibble`` up) of word ``table[i][0]`` of the run. The
     words of all runs are a tensor ``(runs, across, words)``, without the last dimension where a run is one word;
     ``turned``: ``(across, runs)``. Zeros of a group are a word for eight columns of ``N``, of the nibbles ``zeros``,
-    scales ``(groups, N)``; ``turned_scales``: both the other way round. In ``packed`` layouts zeros are a byte each, and
-    columns may be sorted by their groups.
+    scales ``(groups, N)``; ``turned_scales``: both the other way round. In ``packed`` layouts zeros are a byte each,
+    and columns may be sorted by their groups.
     """
 
     name: str
@@ -64,9 +64,7 @@ _AWQ = (0, 4, 1, 5, 2, 6, 3, 7)
 _LAYOUTS = (
     Int4Layout("gptq", "K", tuple((0, nibble) for nibble in _IN_ORDER), zeros=_IN_ORDER),
     Int4Layout("awq", "N", tuple((0, nibble) for nibble in _AWQ), turned=True, zeros=_AWQ),
-    Int4Layout(
-        "ct", "K", tuple((0, nibble) for nibble in _IN_ORDER), turned=True, turned_scales=True, zeros=_IN_ORDER
-    ),
+    Int4Layout("ct", "K", tuple((0, nibble) for nibble in _IN_ORDER), turned=True, turned_scales=True, zeros=_IN_ORDER),
     Int4Layout("packed_mma", "K", _pairs(_MMA)),
     Int4Layout("packed_mfma", "K", _pairs(_MFMA)),
 )

@@ -1,4 +1,4 @@
-"""What no case of ``int4_mm`` shows of its Triton kernels: shared columns, what is compiled, which kernel a call gets."""
+"""What no case of ``int4_mm`` shows of its Triton kernels: shared columns, compiled code, a call's kernel."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from portakernel_plugins.triton.matrix import int4_kernels, int4_mm
 HOW = {"layout": "packed_mma", "group": 128, "zero": "stored"}
 
 
-def drawn(M: int, N: int, K: int, groups: int) -> tuple[Tensor, ...]:
-    source = torch.Generator().manual_seed(N + K)
-    words = torch.randint(-(1 << 31), 1 << 31, (-(-K // 128), N, 16), generator=source).int()
-    zeros = torch.randint(16, (groups, N), generator=source, dtype=torch.uint8)
-    x = torch.randn(M, K, generator=source).half()
-    return x, words, (torch.rand(groups, N, generator=source) + 0.5).half(), zeros
+def drawn(rows: int, across: int, columns: int, groups: int) -> tuple[Tensor, ...]:
+    source = torch.Generator().manual_seed(across + columns)
+    words = torch.randint(-(1 << 31), 1 << 31, (-(-columns // 128), across, 16), generator=source).int()
+    zeros = torch.randint(16, (groups, across), generator=source, dtype=torch.uint8)
+    x = torch.randn(rows, columns, generator=source).half()
+    return x, words, (torch.rand(groups, across, generator=source) + 0.5).half(), zeros
 
 
 def configured(programs: int, **options: int) -> Configuration:
@@ -58,7 +58,13 @@ def test_counters_are_left_as_zeros(monkeypatch):
 
 @pytest.mark.parametrize(
     ("tiles", "blocks", "programs", "expected"),
-    [(32, 112, 528, (16, 7)), (112, 32, 528, (4, 8)), (1, 1, 528, (1, 1)), (1, 0, 528, (1, 1)), (600, 32, 528, (1, 32))],
+    [
+        (32, 112, 528, (16, 7)),
+        (112, 32, 528, (4, 8)),
+        (1, 1, 528, (1, 1)),
+        (1, 0, 528, (1, 1)),
+        (600, 32, 528, (1, 32)),
+    ],
 )
 def test_all_programs_of_few_tiles_run_at_once(tiles, blocks, programs, expected):
     assert int4_mm.split_count(tiles, blocks, configured(programs)) == expected
@@ -88,9 +94,7 @@ def compiled():
         "x": "*bf16", "weight": "*i32", "scales": "*bf16", "zeros": "*u8", "y": "*bf16", "parts": "*fp32",
         "counters": "*i32",
     }  # fmt: skip
-    signature = {
-        name: "constexpr" if name in constants else pointers.get(name, "i32") for name in kernel.arg_names
-    }
+    signature = {name: "constexpr" if name in constants else pointers.get(name, "i32") for name in kernel.arg_names}
     even = {*pointers, "N", "K", "x_row", "y_row"}
     places = {name: (i,) for i, name in enumerate(kernel.arg_names)}
     source = ASTSource(
@@ -119,15 +123,15 @@ def test_weights_stay_in_the_registers_that_they_were_read_into(compiled):
         assert re.search(rf"^{layout} = #ttg\.linear<\{{register = \[\[0, 0, 1\]", text, re.MULTILINE)
 
 
-def chosen(target: str, M: int, layout: str) -> str:
-    shapes = {"x": (M, 4096)} | ({"weight": (32, 14336, 16)} if layout.startswith("packed") else {})
+def chosen(target: str, rows: int, layout: str) -> str:
+    shapes = {"x": (rows, 4096)} | ({"weight": (32, 14336, 16)} if layout.startswith("packed") else {})
     dtypes = {"x": "bfloat16", "weight": "int32", "scales": "bfloat16"}
     found = portakernel.explain("int4_mm", target=target, dtype=dtypes, shape=shapes, layout=layout)
     return str(found.chosen and found.chosen.name)
 
 
 @pytest.mark.parametrize(
-    ("target", "M", "layout", "kernel"),
+    ("target", "rows", "layout", "kernel"),
     [
         ("nvidia:sm_90", 16, "packed_mma", "triton.int4_mm"),
         ("nvidia:sm_90", 4096, "packed_mma", "triton.int4_mm_decoded"),
@@ -138,5 +142,5 @@ def chosen(target: str, M: int, layout: str) -> str:
         ("intel:pvc", 16, "gptq", "torch.int4_mm_decoded"),
     ],
 )
-def test_few_rows_of_the_layout_of_the_chip_are_decoded_in_registers(target, M, layout, kernel):
-    assert chosen(target, M, layout) == kernel
+def test_few_rows_of_the_layout_of_the_chip_are_decoded_in_registers(target, rows, layout, kernel):
+    assert chosen(target, rows, layout) == kernel

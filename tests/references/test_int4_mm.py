@@ -57,34 +57,38 @@ def words(*shape: int, seed: int = 0) -> Tensor:
 
 
 def checkpoint(
-    layout: str, N: int, K: int, groups: int, *, dtype: torch.dtype = torch.float16, seed: int = 0
+    layout: str, across: int, columns: int, groups: int, *, dtype: torch.dtype = torch.float16, seed: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
     """A weight, its scales and zeros, in a layout of checkpoints or a packed one."""
     source = torch.Generator().manual_seed(seed)
-    scales = (torch.rand(groups, N, generator=source) + 0.5).to(dtype)
+    scales = (torch.rand(groups, across, generator=source) + 0.5).to(dtype)
     match layout:
         case "gptq":
-            return words(K // 8, N, seed=seed), scales, words(groups, N // 8, seed=seed + 1)
+            return words(columns // 8, across, seed=seed), scales, words(groups, across // 8, seed=seed + 1)
         case "awq":
-            return words(K, N // 8, seed=seed), scales, words(groups, N // 8, seed=seed + 1)
+            return words(columns, across // 8, seed=seed), scales, words(groups, across // 8, seed=seed + 1)
         case "ct":
-            return words(N, K // 8, seed=seed), scales.t().contiguous(), words(N // 8, groups, seed=seed + 1)
-    packed = words(math.ceil(K / 128), N, 16, seed=seed)
-    return packed, scales, torch.randint(16, (groups, N), generator=source, dtype=torch.uint8)
+            return (
+                words(across, columns // 8, seed=seed),
+                scales.t().contiguous(),
+                words(across // 8, groups, seed=seed + 1),
+            )
+    packed = words(math.ceil(columns / 128), across, 16, seed=seed)
+    return packed, scales, torch.randint(16, (groups, across), generator=source, dtype=torch.uint8)
 
 
-def size_of(group: int, K: int) -> int:
-    return group if group > 0 else K
+def size_of(group: int, columns: int) -> int:
+    return group if group > 0 else columns
 
 
 @pytest.mark.parametrize("layout", tuple(INT4_LAYOUTS))
 @pytest.mark.parametrize("zero", ZEROS)
 def test_an_element_is_where_the_contract_says(layout, zero):
-    N, K = 16, 136
-    weight, scales, zeros = checkpoint(layout, N, K, 3)
-    x = torch.eye(K, dtype=torch.float64)
+    across, columns = 16, 136
+    weight, scales, zeros = checkpoint(layout, across, columns, 3)
+    x = torch.eye(columns, dtype=torch.float64)
     found = int4_mm.forward(x, weight, scales, zeros, layout=layout, group=64, zero=zero)
-    for n, k in itertools.product(range(N), range(K)):
+    for n, k in itertools.product(range(across), range(columns)):
         at, place = place_of(layout, n, k)
         z = zero_of(layout, zeros, k // 64, n) + (zero == "stored_plus_one") if zero != "none" else 8
         scale = float(scales[n, k // 64] if layout == "ct" else scales[k // 64, n])
@@ -104,9 +108,7 @@ def test_scales_of_float16_keep_all_their_digits_beside_bfloat16():
     scales = torch.full((1, 8), 1 + 2**-10, dtype=torch.float16)  # which is 1 in bfloat16
     x = torch.zeros(1, 128, dtype=torch.bfloat16)
     x[0, 5] = 1.0
-    w, _ = int4_mm.dequantised(
-        weight, scales, zeros, None, columns=128, layout="packed_mma", group=128, zero="stored"
-    )
+    w, _ = int4_mm.dequantised(weight, scales, zeros, None, columns=128, layout="packed_mma", group=128, zero="stored")
     assert bool((w[5] % (1 + 2**-10) == 0).all())
     assert bool((w[5] != 0).any())
 
@@ -115,10 +117,14 @@ def packed(*given: Any, **how: Any) -> tuple[Tensor, ...]:
     return pack_int4.forward(*given, **how)
 
 
-def order_of(K: int, group: int, *, shuffled: bool, groups: int = 0) -> Tensor:
-    source = torch.Generator().manual_seed(K + group)
-    ids = torch.arange(K) // size_of(group, K) if group else torch.randint(groups, (K,), generator=source).sort().values
-    return (ids[torch.randperm(K, generator=source)] if shuffled else ids).int()
+def order_of(columns: int, group: int, *, shuffled: bool, groups: int = 0) -> Tensor:
+    source = torch.Generator().manual_seed(columns + group)
+    ids = (
+        torch.arange(columns) // size_of(group, columns)
+        if group
+        else torch.randint(groups, (columns,), generator=source).sort().values
+    )
+    return (ids[torch.randperm(columns, generator=source)] if shuffled else ids).int()
 
 
 @pytest.mark.parametrize("shuffled", [False, True])
@@ -127,10 +133,10 @@ def order_of(K: int, group: int, *, shuffled: bool, groups: int = 0) -> Tensor:
 @pytest.mark.parametrize("layout", CHECKPOINTS)
 @pytest.mark.parametrize("target", PACKED)
 def test_packing_goes_there_and_back_bit_for_bit(layout, target, zero, group, shuffled):
-    N, K = 16, 200
-    groups = 5 if group == 0 else math.ceil(K / size_of(group, K))
-    weight, scales, zeros = checkpoint(layout, N, K, groups)
-    order = order_of(K, group, shuffled=shuffled, groups=groups)
+    across, columns = 16, 200
+    groups = 5 if group == 0 else math.ceil(columns / size_of(group, columns))
+    weight, scales, zeros = checkpoint(layout, across, columns, groups)
+    order = order_of(columns, group, shuffled=shuffled, groups=groups)
     given = (weight, scales, order) if zero == "none" else (weight, scales, order, zeros)
     how = {"group": group, "zero": zero}
     there = packed(*given, source=layout, target=target, **how)
@@ -143,11 +149,11 @@ def test_packing_goes_there_and_back_bit_for_bit(layout, target, zero, group, sh
 
 @pytest.mark.parametrize(("source", "target"), tuple(itertools.permutations(INT4_LAYOUTS, 2)))
 def test_every_layout_gives_the_same_product(source, target):
-    N, K = 16, 264
-    weight, scales, zeros = checkpoint(source, N, K, 3)
+    across, columns = 16, 264
+    weight, scales, zeros = checkpoint(source, across, columns, 3)
     # columns of a packed layout stand in the order of their groups
-    order = torch.randperm(K).int() if source in PACKED else order_of(K, 128, shuffled=True)
-    x = torch.randn(3, K, dtype=torch.float64)
+    order = torch.randperm(columns).int() if source in PACKED else order_of(columns, 128, shuffled=True)
+    x = torch.randn(3, columns, dtype=torch.float64)
     want = int4_mm.forward(x, weight, scales, zeros, order, layout=source)
     w, s, o, z = packed(weight, scales, order, zeros, source=source, target=target)
     torch.testing.assert_close(int4_mm.forward(x, w, s, z, o, layout=target), want)
@@ -156,26 +162,26 @@ def test_every_layout_gives_the_same_product(source, target):
 @pytest.mark.parametrize("rank", range(4))
 def test_rows_of_sorted_columns_with_the_whole_scales_are_packed_and_add_up(rank):
     """Tensor parallelism splits activation-ordered weights so: groups are cut where a rank's rows end."""
-    N, K, group, ranks = 16, 4 * 88, 128, 4
-    weight, scales, zeros = checkpoint("gptq", N, K, 3)
-    order = order_of(K, group, shuffled=True)
+    across, columns, group, ranks = 16, 4 * 88, 128, 4
+    weight, scales, zeros = checkpoint("gptq", across, columns, 3)
+    order = order_of(columns, group, shuffled=True)
     places = order.long().sort(stable=True).indices
     q = int4_mm.dequantised(
-        weight, torch.ones(1, N), None, None, columns=K, layout="gptq", group=-1, zero="none"
+        weight, torch.ones(1, across), None, None, columns=columns, layout="gptq", group=-1, zero="none"
     )[0]
-    sorted_weight = torch.zeros(K // 8, N, dtype=torch.int32)
+    sorted_weight = torch.zeros(columns // 8, across, dtype=torch.int32)
     for place in range(8):
         sorted_weight |= (q[places][place::8] + 8).int() << (4 * place)
-    rows = slice(rank * K // ranks, (rank + 1) * K // ranks)
+    rows = slice(rank * columns // ranks, (rank + 1) * columns // ranks)
     part = sorted_weight[rows.start // 8 : rows.stop // 8]
     ids = order[places][rows].contiguous()
     given = (part, scales, ids, zeros)
     there = packed(*given, source="gptq", target="packed_mma", group=0)
     for found, want in zip(packed(*there, source="packed_mma", target="gptq", group=0), given, strict=True):
         assert torch.equal(found, want)
-    x = torch.randn(2, K, dtype=torch.float64)
+    x = torch.randn(2, columns, dtype=torch.float64)
     whole = int4_mm.dequantised(
-        weight, scales, zeros, order, columns=K, layout="gptq", group=group, zero="stored", dtype=torch.float64
+        weight, scales, zeros, order, columns=columns, layout="gptq", group=group, zero="stored", dtype=torch.float64
     )[0]
     w, s, o, z = there
     found = int4_mm.forward(x[:, places[rows]], w, s, z, o, layout="packed_mma", group=0)
@@ -223,7 +229,7 @@ def test_what_does_not_fit_a_layout_is_told(changed, error, text):
 
 
 def test_a_packed_weight_of_other_columns_is_told():
-    weight, scales, _ = checkpoint("packed_mma", 16, 256, 2)
+    weight, _, _ = checkpoint("packed_mma", 16, 256, 2)
     text = r"weight has shape \(2, 16, 16\), 2 where ceil\(K/128\) = 3 is needed, but {} has K = 300$"
     with pytest.raises(ArgumentValueError, match="^int4_mm: " + text.format("x")):
         ops.int4_mm(torch.ones(1, 300), weight, torch.ones(3, 16), layout="packed_mma")
@@ -242,7 +248,7 @@ def test_packing_refuses_what_has_no_place():
     with pytest.raises(ArgumentValueError, match=f"^pack_int4: {text}"):
         ops.pack_int4(weight, scales, torch.full((256,), 0).index_fill(0, torch.tensor(7), 2).int(), zeros)
     packed_weight, packed_scales, _ = checkpoint("packed_mma", 16, 124, 1)
-    text = "gptq packs 8 elements of K into a word; this weight has K = 124: its multiples are accepted, or a packed layout$"
+    text = "gptq packs 8 elements of K into a word; this weight has K = 124: its multiples are accepted, or a packed"
     with pytest.raises(ArgumentValueError, match=f"^pack_int4: {text}"):
         ops.pack_int4(
             packed_weight, packed_scales, torch.arange(124).int(), source="packed_mma", target="gptq", zero="none"

@@ -20,9 +20,9 @@ GROUP = Parameter("group", 128, kind="int", choices=(32, 128, -1))
 def test_one_of_them_is_taken_and_another_number_is_told():
     assert GROUP.canonical("op", 32) == 32
     assert GROUP.possible() == (32, 128, -1)
-    with pytest.raises(ArgumentValueError, match="^op: group must be 32 or 128 or -1; this is 64$"):
+    with pytest.raises(ArgumentValueError, match=r"^op: group must be 32 or 128 or -1; this is 64$"):
         GROUP.canonical("op", 64)
-    with pytest.raises(ArgumentTypeError, match="^op: group must be 32 or 128 or -1; this is bool True$"):
+    with pytest.raises(ArgumentTypeError, match=r"^op: group must be 32 or 128 or -1; this is bool True$"):
         GROUP.canonical("op", True)
 
 

@@ -60,6 +60,7 @@ def product(
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> None:
+    """A tile of ``y.T``, or one part of its sums; the last part to be done adds all of them up."""
     DTYPE: tl.constexpr = x.dtype.element_ty
     PARTS: tl.constexpr = 128 // GROUP if GROUP > 0 else 1
     WIDTH: tl.constexpr = 128 // PARTS
@@ -76,10 +77,7 @@ def product(
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for block in tl.range(first, last, num_stages=STAGES):
         from_words = weight + tl.cast(block, tl.int64) * N * 16 + at
-        if WHOLE_TILES:
-            words = tl.load(from_words)
-        else:
-            words = tl.load(from_words, mask=(n < N)[:, None], other=0)
+        words = tl.load(from_words, mask=(n < N)[:, None] | WHOLE_TILES, other=0)
         words = pairs_in_order(words, BLOCK_N, MFMA)
         if GROUP == 0:
             k = block * _BLOCK + column

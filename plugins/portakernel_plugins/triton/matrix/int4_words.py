@@ -34,26 +34,23 @@ def pairs_in_order(words, ROWS: tl.constexpr, MFMA: tl.constexpr):
 
 
 @triton.jit
-def _fourth(words, FOURTH: tl.constexpr, DTYPE: tl.constexpr, ASSEMBLY: tl.constexpr, WIDEN: tl.constexpr):
+def _fourth(words, FOURTH: tl.constexpr, dtype: tl.constexpr, ASSEMBLY: tl.constexpr, WIDEN: tl.constexpr):
     """``16 + q`` of one fourth of the columns, ``(ROWS, 16, 2)``: both halves of the pairs."""
-    place: tl.constexpr = (_PLACE_BFLOAT16 if DTYPE == tl.bfloat16 else _PLACE_FLOAT16) - 4 * FOURTH
-    if place > 0:
-        words = words << place
-    else:
-        words = words >> -place
+    place: tl.constexpr = (_PLACE_BFLOAT16 if dtype == tl.bfloat16 else _PLACE_FLOAT16) - 4 * FOURTH
+    words = words << place if place > 0 else words >> -place
     if ASSEMBLY:
         both = [tl.join(words, words)]
-        if DTYPE == tl.bfloat16:
+        if dtype == tl.bfloat16:
             found = tl.inline_asm_elementwise(_BFLOAT16, "=r,r,r", both, dtype=tl.bfloat16, is_pure=True, pack=2)
         else:
             found = tl.inline_asm_elementwise(_FLOAT16, "=r,r,r", both, dtype=tl.float16, is_pure=True, pack=2)
     else:
-        if DTYPE == tl.bfloat16:
+        if dtype == tl.bfloat16:
             words = (words & _MASK_BFLOAT16) | _MAGIC_BFLOAT16
         else:
             words = (words & _MASK_FLOAT16) | _MAGIC_FLOAT16
-        low = (words & 0xFFFF).to(tl.int16).to(DTYPE, bitcast=True)
-        high = (words >> 16).to(tl.int16).to(DTYPE, bitcast=True)
+        low = (words & 0xFFFF).to(tl.int16).to(dtype, bitcast=True)
+        high = (words >> 16).to(tl.int16).to(dtype, bitcast=True)
         found = tl.join(low, high)
     if WIDEN:
         found = found.to(tl.float32)
@@ -66,26 +63,26 @@ def raised_weights(
     PART: tl.constexpr,
     PARTS: tl.constexpr,
     ROWS: tl.constexpr,
-    DTYPE: tl.constexpr,
+    dtype: tl.constexpr,
     ASSEMBLY: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
-    """``16 + q``, ``(ROWS, 128 // PARTS)``: one of 1, 2 or 4 parts of the columns of a block whose pairs are in order."""
+    """``16 + q``, ``(ROWS, 128 // PARTS)``: one of 1, 2 or 4 parts of a block's columns, whose pairs are in order."""
     if PARTS == 4:
-        found = _fourth(words, PART, DTYPE, ASSEMBLY, WIDEN).reshape(ROWS, 32)
+        found = _fourth(words, PART, dtype, ASSEMBLY, WIDEN).reshape(ROWS, 32)
     elif PARTS == 2:
-        first = _fourth(words, 2 * PART, DTYPE, ASSEMBLY, WIDEN)
-        second = _fourth(words, 2 * PART + 1, DTYPE, ASSEMBLY, WIDEN)
+        first = _fourth(words, 2 * PART, dtype, ASSEMBLY, WIDEN)
+        second = _fourth(words, 2 * PART + 1, dtype, ASSEMBLY, WIDEN)
         found = tl.join(first, second).permute(0, 3, 1, 2).reshape(ROWS, 64)
     else:
-        even = tl.join(_fourth(words, 0, DTYPE, ASSEMBLY, WIDEN), _fourth(words, 2, DTYPE, ASSEMBLY, WIDEN))
-        odd = tl.join(_fourth(words, 1, DTYPE, ASSEMBLY, WIDEN), _fourth(words, 3, DTYPE, ASSEMBLY, WIDEN))
+        even = tl.join(_fourth(words, 0, dtype, ASSEMBLY, WIDEN), _fourth(words, 2, dtype, ASSEMBLY, WIDEN))
+        odd = tl.join(_fourth(words, 1, dtype, ASSEMBLY, WIDEN), _fourth(words, 3, dtype, ASSEMBLY, WIDEN))
         found = tl.join(even, odd).permute(0, 3, 4, 1, 2).reshape(ROWS, 128)
     return found
 
 
 @triton.jit
-def raised_zeros(zeros, group, groups, n, N, ZERO: tl.constexpr, DTYPE: tl.constexpr, WIDEN: tl.constexpr):
+def raised_zeros(zeros, group, groups, n, N, ZERO: tl.constexpr, dtype: tl.constexpr, WIDEN: tl.constexpr):
     """``16 + z`` of each row ``n`` in one group, in the dtype of the weights; ``zeros``: (groups, N) bytes, or None."""
     if zeros is None:
         found = tl.full(n.shape, RAISED + 8.0, tl.float32)
@@ -93,4 +90,4 @@ def raised_zeros(zeros, group, groups, n, N, ZERO: tl.constexpr, DTYPE: tl.const
         more: tl.constexpr = RAISED + (1.0 if ZERO == "stored_plus_one" else 0.0)
         inside = (n < N) & (group < groups)
         found = tl.load(zeros + tl.cast(group, tl.int64) * N + n, mask=inside, other=0).to(tl.float32) + more
-    return found if WIDEN else found.to(DTYPE)
+    return found if WIDEN else found.to(dtype)
