@@ -3,7 +3,7 @@
 A weight of a packed layout becomes ``(N, K)``, block by block; of the layouts of checkpoints each element is found by
 itself, and the result lies as the words do, so that neighbours are written together.
 """
-# pyright: reportGeneralTypeIssues=false
+# pyright: reportGeneralTypeIssues=false, reportAssignmentType=false
 # Python's types do not see that Triton iterates over its ranges.
 
 from __future__ import annotations

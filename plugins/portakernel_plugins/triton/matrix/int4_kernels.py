@@ -4,7 +4,7 @@ A program has a tile of ``BLOCK_N`` rows of the weight and ``BLOCK_M`` rows of x
 of one split. Sums of a group are scaled in float32. Of several splits each leaves its part, and the last one to finish
 adds all up in their order, so that equal calls give equal bits.
 """
-# pyright: reportGeneralTypeIssues=false
+# pyright: reportGeneralTypeIssues=false, reportAssignmentType=false
 # Python's types do not see that Triton iterates over its ranges.
 
 from __future__ import annotations
