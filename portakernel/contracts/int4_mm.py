@@ -179,6 +179,7 @@ CONTRACT = Contract(
     kept=("x", "weight", "scales", "zeros", "order"),
     gradient="kernel",
     infinite_rows="may_be_nan",
+    autocast="cast",
     cases=(
         _case("one word", (1,), (8, 8)),
         _case("one row", (), (48, 128), "packed_mma"),
