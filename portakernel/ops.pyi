@@ -548,6 +548,82 @@ def gelu_and_mul(
     forms of gelu: Hendrycks & Gimpel 2016, Gaussian Error Linear Units, arXiv 1606.08415, section 2.
     """
 
+def int4_mm(
+    x: Tensor,
+    weight: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None = None,
+    order: Tensor | None = None,
+    *,
+    layout: Literal["gptq", "awq", "ct", "packed_mma", "packed_mfma"] = "gptq",
+    group: int = 128,
+    zero: Literal["stored", "stored_plus_one", "none"] = "stored",
+    bias: Tensor | None = None,
+    out: Tensor | None = None,
+    kernel: str | None = None,
+) -> Tensor:
+    """A linear layer whose weight has four bits an element.
+
+    ``x @ w.T + bias, w[n, k] = (q[n, k] - z[g, n]) * scales[g, n], g = k // group or order[k]``
+
+    x: (*M, K); y: (*M, N); w: (N, K). Words are int32, nibble i bits 4i to 4i + 3. layout says where q is. gptq:
+    weight (K/8, N), q[n, k] is nibble k % 8 of word (k // 8, n); zeros (groups, N/8), nibble n % 8. awq: weight (K,
+    N/8), nibble (0, 4, 1, 5, 2, 6, 3, 7)[n % 8] of word (k, n // 8); zeros (groups, N/8) in that order too. ct,
+    compressed-tensors': weight (N, K/8), nibble k % 8 of word (n, k // 8); scales (N, groups); zeros (N/8, groups),
+    nibble n % 8. Elsewhere scales are (groups, N). packed_mma and packed_mfma are what kernels read fastest, on
+    NVIDIA's chips and on others, and what pack_int4 makes: weight (ceil(K/128), N, 16), scales (groups, N), zeros
+    (groups, N) of uint8, one each. Of k = 128 b + 32 f + 2 j + h, q is nibble f + 4 h of word (b, n, i), with j = 4t
+    + c for packed_mma, i = 4c + t, and j = 8t + 2c + e for packed_mfma, i = 4c + 2t + e; what pads K is not used. The
+    tables are portakernel.words.int4_layouts. z is zeros for stored (GPTQModel's v2, AWQ) and zeros + 1 for
+    stored_plus_one (AutoGPTQ's v1); it is 8 without zeros, and for none, where zeros are not read. Columns come in
+    groups of 32, 64 or 128, the last of which may be short, or, for -1, in one of all K. 0: groups of any size, (G,
+    N) scales; without order of ceil(K/G) columns each. order, activation ordering: in layouts of checkpoints (K,),
+    the group of each column (g_idx), each below the number of groups. In packed ones columns are sorted by group, and
+    order says which column of x each is: (K,), groups being k // group in that order; or for group 0 (2, K), below it
+    their groups. Weights are dequantised in float32, or rounded once to x's dtype; scales are used as they are, in
+    whatever dtype beside x's, never in one with fewer bits or a smaller range than both. Products are summed in
+    float32, bias is added, and the result is rounded once. x alone has a gradient. Not guaranteed: equal bits from
+    different kernels; anything where order is out of range; which results are NaN and which infinite in a row of x
+    with an infinity.
+
+    Args:
+        x: (..., K), float32 or float16 or bfloat16, or float64, which the reference alone serves.
+        weight: (K/8, N) for gptq, (K, N/8) for awq, (N, K/8) for ct, (ceil(K/128), N, 16) for packed_mma,
+            (ceil(K/128), N, 16) for packed_mfma, int32.
+        scales: (ceil(K/32), N) for 32, (ceil(K/64), N) for 64, (ceil(K/128), N) for 128, (1, N) for -1, (G, N) for 0
+            for gptq, (ceil(K/32), N) for 32, (ceil(K/64), N) for 64, (ceil(K/128), N) for 128, (1, N) for -1, (G, N)
+            for 0 for awq, (N, ceil(K/32)) for 32, (N, ceil(K/64)) for 64, (N, ceil(K/128)) for 128, (N, 1) for -1,
+            (N, G) for 0 for ct, (ceil(K/32), N) for 32, (ceil(K/64), N) for 64, (ceil(K/128), N) for 128, (1, N) for
+            -1, (G, N) for 0 for packed_mma, (ceil(K/32), N) for 32, (ceil(K/64), N) for 64, (ceil(K/128), N) for 128,
+            (1, N) for -1, (G, N) for 0 for packed_mfma, float32 or float16 or bfloat16.
+        zeros: (ceil(K/32), N/8) for 32, (ceil(K/64), N/8) for 64, (ceil(K/128), N/8) for 128, (1, N/8) for -1, (G,
+            N/8) for 0 for gptq, (ceil(K/32), N/8) for 32, (ceil(K/64), N/8) for 64, (ceil(K/128), N/8) for 128, (1,
+            N/8) for -1, (G, N/8) for 0 for awq, (N/8, ceil(K/32)) for 32, (N/8, ceil(K/64)) for 64, (N/8,
+            ceil(K/128)) for 128, (N/8, 1) for -1, (N/8, G) for 0 for ct, (ceil(K/32), N) for 32, (ceil(K/64), N) for
+            64, (ceil(K/128), N) for 128, (1, N) for -1, (G, N) for 0 for packed_mma, (ceil(K/32), N) for 32,
+            (ceil(K/64), N) for 64, (ceil(K/128), N) for 128, (1, N) for -1, (G, N) for 0 for packed_mfma, int32 or
+            uint8; a feature, neutral at None.
+        order: (K,) for gptq, (K,) for awq, (K,) for ct, (K,) for 32, (K,) for 64, (K,) for 128, (K,) for -1, (2, K)
+            for 0 for packed_mma, (K,) for 32, (K,) for 64, (K,) for 128, (K,) for -1, (2, K) for 0 for packed_mfma,
+            int32; a feature, neutral at None.
+        bias: (N,), the dtype of x; a feature, neutral at None.
+        layout: a value; default 'gptq'. where the nibbles lie. Accepted: 'gptq' or 'awq' or 'ct' or 'packed_mma' or
+            'packed_mfma'.
+        group: a value; default 128. columns of a scale; -1: all; 0: any number. Accepted: 32 or 64 or 128 or -1 or 0.
+        zero: a value; default 'stored'. what zeros hold; none: 8 is subtracted. Accepted: 'stored' or
+            'stored_plus_one' or 'none'.
+        out: where to write; may be no input itself.
+        kernel: a kernel or plugin to use strictly: that one, or an error.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: dtypes, ranks, shapes or devices do not fit the op.
+        NoKernelError: no kernel can serve the call; the message has every kernel's reason.
+
+    Source: Frantar et al. 2022, GPTQ, arXiv 2210.17323, and AutoGPTQ's and GPTQModel's files; Lin et al. 2023, AWQ,
+    arXiv 2306.00978, and AutoAWQ's WQLinear_GEMM; vLLM's compressed-tensors, pack_quantized; Frantar et al. 2024,
+    MARLIN, arXiv 2408.11743 (weights that lie as tensor cores read them).
+    """
+
 def layer_norm(
     x: Tensor,
     weight: Tensor,
@@ -818,6 +894,91 @@ def mla_decode(
 
     Source: DeepSeek-AI 2024, DeepSeek-V2, arXiv 2405.04434, 2.1; FlashInfer's BatchMLAPagedAttentionWrapper and
     vLLM's flash_mla for the form; sources of paged_attention.
+    """
+
+def pack_int4(
+    weight: Tensor,
+    scales: Tensor,
+    order: Tensor,
+    zeros: Tensor | None = None,
+    *,
+    source: Literal["gptq", "awq", "ct", "packed_mma", "packed_mfma"] = "gptq",
+    target: Literal["gptq", "awq", "ct", "packed_mma", "packed_mfma"] = "packed_mma",
+    group: int = 128,
+    zero: Literal["stored", "stored_plus_one", "none"] = "stored",
+    out: Tensor | tuple[Tensor, ...] | None = None,
+    kernel: str | None = None,
+) -> Tensor | tuple[Tensor, ...]:
+    """A weight of four bits an element, from one layout of int4_mm into another, which loses no bit.
+
+    ``(weight, scales, order[, zeros]) of target, for which int4_mm gives what it gives for source``
+
+    Layouts, groups and zero are int4_mm's; target's tensors stand for the same w. order is the group of each column,
+    (K,): torch.arange(K) // group where columns are in the order of their groups. Of a packed source or target it is
+    what int4_mm takes there: where each column, sorted by group, came from, with the groups below it for group 0. A
+    packed target's columns are sorted so, and those of one group keep their order. So pack_int4(*packed,
+    source=target, target=source) gives every bit back of what a checkpoint holds; where columns were sorted, order
+    need not be given to int4_mm. For other groups than 0 each group but the last must have exactly as many columns as
+    group says: part of a weight whose columns are in any order, with the whole weight's scales, is of group 0, and so
+    are some rows of sorted columns. zeros are kept as they are stored, plus one or not: zero says whether there are
+    any. Without zeros they come out as 8 (7 for stored_plus_one); for none there are none, and given ones are not
+    read. What pads K is zero in a packed target. The reference reads order on the host. Tensors of the result are
+    new, plain and contiguous.
+
+    Args:
+        weight: (K/8, N) for gptq, (K, N/8) for awq, (N, K/8) for ct, (ceil(K/128), N, 16) for packed_mma,
+            (ceil(K/128), N, 16) for packed_mfma, int32.
+        scales: (ceil(K/32), N) for 32, (ceil(K/64), N) for 64, (ceil(K/128), N) for 128, (1, N) for -1, (G, N) for 0
+            for gptq, (ceil(K/32), N) for 32, (ceil(K/64), N) for 64, (ceil(K/128), N) for 128, (1, N) for -1, (G, N)
+            for 0 for awq, (N, ceil(K/32)) for 32, (N, ceil(K/64)) for 64, (N, ceil(K/128)) for 128, (N, 1) for -1,
+            (N, G) for 0 for ct, (ceil(K/32), N) for 32, (ceil(K/64), N) for 64, (ceil(K/128), N) for 128, (1, N) for
+            -1, (G, N) for 0 for packed_mma, (ceil(K/32), N) for 32, (ceil(K/64), N) for 64, (ceil(K/128), N) for 128,
+            (1, N) for -1, (G, N) for 0 for packed_mfma, float32 or float16 or bfloat16.
+        order: (K,) for gptq, (K,) for awq, (K,) for ct, (K,) for 32, (K,) for 64, (K,) for 128, (K,) for -1, (2, K)
+            for 0 for packed_mma, (K,) for 32, (K,) for 64, (K,) for 128, (K,) for -1, (2, K) for 0 for packed_mfma,
+            int32.
+        zeros: (ceil(K/32), N/8) for 32, (ceil(K/64), N/8) for 64, (ceil(K/128), N/8) for 128, (1, N/8) for -1, (G,
+            N/8) for 0 for gptq, (ceil(K/32), N/8) for 32, (ceil(K/64), N/8) for 64, (ceil(K/128), N/8) for 128, (1,
+            N/8) for -1, (G, N/8) for 0 for awq, (N/8, ceil(K/32)) for 32, (N/8, ceil(K/64)) for 64, (N/8,
+            ceil(K/128)) for 128, (N/8, 1) for -1, (N/8, G) for 0 for ct, (ceil(K/32), N) for 32, (ceil(K/64), N) for
+            64, (ceil(K/128), N) for 128, (1, N) for -1, (G, N) for 0 for packed_mma, (ceil(K/32), N) for 32,
+            (ceil(K/64), N) for 64, (ceil(K/128), N) for 128, (1, N) for -1, (G, N) for 0 for packed_mfma, int32 or
+            uint8; or None.
+        source: a value; default 'gptq'. the layout of what is given. Accepted: 'gptq' or 'awq' or 'ct' or
+            'packed_mma' or 'packed_mfma'.
+        target: a value; default 'packed_mma'. the layout wanted. Accepted: 'gptq' or 'awq' or 'ct' or 'packed_mma' or
+            'packed_mfma'.
+        group: a value; default 128. columns of a scale; -1: all; 0: any number. Accepted: 32 or 64 or 128 or -1 or 0.
+        zero: a value; default 'stored'. what zeros hold; none: there are none. Accepted: 'stored' or
+            'stored_plus_one' or 'none'.
+        out: where to write, a tensor for each result; may be no input itself.
+        kernel: a kernel or plugin to use strictly: that one, or an error.
+
+    Returns:
+        packed_weight: (K/8, N) for gptq, (K, N/8) for awq, (N, K/8) for ct, (ceil(K/128), N, 16) for packed_mma,
+            (ceil(K/128), N, 16) for packed_mfma.
+        packed_scales: (ceil(K/32), N) for 32, (ceil(K/64), N) for 64, (ceil(K/128), N) for 128, (1, N) for -1, (G, N)
+            for 0 for gptq, (ceil(K/32), N) for 32, (ceil(K/64), N) for 64, (ceil(K/128), N) for 128, (1, N) for -1,
+            (G, N) for 0 for awq, (N, ceil(K/32)) for 32, (N, ceil(K/64)) for 64, (N, ceil(K/128)) for 128, (N, 1) for
+            -1, (N, G) for 0 for ct, (ceil(K/32), N) for 32, (ceil(K/64), N) for 64, (ceil(K/128), N) for 128, (1, N)
+            for -1, (G, N) for 0 for packed_mma, (ceil(K/32), N) for 32, (ceil(K/64), N) for 64, (ceil(K/128), N) for
+            128, (1, N) for -1, (G, N) for 0 for packed_mfma.
+        packed_order: (K,) for gptq, (K,) for awq, (K,) for ct, (K,) for 32, (K,) for 64, (K,) for 128, (K,) for -1,
+            (2, K) for 0 for packed_mma, (K,) for 32, (K,) for 64, (K,) for 128, (K,) for -1, (2, K) for 0 for
+            packed_mfma.
+        packed_zeros: (ceil(K/32), N/8) for 32, (ceil(K/64), N/8) for 64, (ceil(K/128), N/8) for 128, (1, N/8) for -1,
+            (G, N/8) for 0 for gptq, (ceil(K/32), N/8) for 32, (ceil(K/64), N/8) for 64, (ceil(K/128), N/8) for 128,
+            (1, N/8) for -1, (G, N/8) for 0 for awq, (N/8, ceil(K/32)) for 32, (N/8, ceil(K/64)) for 64, (N/8,
+            ceil(K/128)) for 128, (N/8, 1) for -1, (N/8, G) for 0 for ct, (ceil(K/32), N) for 32, (ceil(K/64), N) for
+            64, (ceil(K/128), N) for 128, (1, N) for -1, (G, N) for 0 for packed_mma, (ceil(K/32), N) for 32,
+            (ceil(K/64), N) for 64, (ceil(K/128), N) for 128, (1, N) for -1, (G, N) for 0 for packed_mfma, when zero
+            is ('stored', 'stored_plus_one').
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: dtypes, ranks, shapes or devices do not fit the op.
+        NoKernelError: no kernel can serve the call; the message has every kernel's reason.
+
+    Source: int4_mm's; the layouts' own packers.
     """
 
 def paged_attention(

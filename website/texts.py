@@ -20,6 +20,7 @@ _TEXTS = (
     ("Guide", "docs/warmup.md", "warmup.md"),
     ("Guide", "docs/tuning.md", "tuning.md"),
     ("Guide", "docs/serving.md", "serving.md"),
+    ("Guide", "docs/int4.md", "int4.md"),
     ("Guide", "docs/modes.md", "modes.md"),
     ("Guide", "docs/sharding.md", "sharding.md"),
     ("Guide", "docs/transformers.md", "transformers.md"),

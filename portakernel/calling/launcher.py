@@ -120,7 +120,8 @@ def call_source(contract: Contract, kernel: Kernel, phase: Phase) -> CallSource:
     if phase is Phase.BACKWARD:
         by_keyword.add("needs")  # `out` may be the name of an output there
     else:
-        by_keyword |= {"out", *(tensor.name for tensor in contract.tensors if tensor.keyword)}
+        # one that is left out takes no place of those behind it
+        by_keyword |= {"out", *(tensor.name for tensor in contract.tensors if tensor.keyword or tensor.feature)}
     names = [name for name in signature(contract, phase) if name not in left_out]
     positional = tuple(name for name in names if name not in by_keyword)
     keywords = {name: name for name in names if name in by_keyword}

@@ -25,6 +25,8 @@ DrawKind = Literal[
     "lse",
     "block_counts",
     "blocks",
+    "words",
+    "groups",
 ]
 
 
@@ -52,6 +54,11 @@ class Draw:
     nowhere. ``block_counts``: how many these are, up to ``room``, which is a dimension. What stands ``beside`` another
     list has none of its blocks, and together they are no more than there are. ``turned`` ones say of each block which
     rows have it in the lists of this name, their arguments' names being followed by ``_count`` and ``_index``.
+
+    Of 4-bit weights: ``words``: any bits, of bytes the low four alone. ``groups``: for each column the group that it is
+    in, of those that the argument ``lengths`` has scales for, beside its dimension ``below``. As many are in each as
+    the parameter ``group`` says, any number where that is 0. Where the parameter ``page`` names a packed layout,
+    columns stand in the order of their groups instead, with their groups below where these are of any size.
 
     ``ids``: a few different integers, or any up to ``below``.
 

@@ -266,6 +266,7 @@ class Contract:
         for tensor in self.tensors:
             if (shape := shapes.get(tensor.name)) is not None:
                 bound.add(tensor, shape)
+        bound.settle()
         check_requirements(self.op, self.requirements, bound.dims)
         return bound.dims, bound.leading
 

@@ -25,19 +25,19 @@ class Parameter:
     """A keyword argument: a *value*, which every kernel honours, or a *feature*, which a kernel must list to be asked.
 
     A feature's default is neutral: passing it changes nothing. ``choices`` are the accepted words of a ``text``,
-    ``dtype`` or ``format``. ``optional`` ones may be None; one that is not, with None as its default, has to be given.
-    A ``format`` is that of the tensor called ``of``, under whose name requests and manifests have it. A ``permission``
-    names the argument that backward may write over where the value is True, and need not; graphs, which could not know
-    of it, are traced without. Of a ``float``, results are defined from ``least`` to ``most``, however near to either,
-    and the conformance kit draws from there. An ``int`` that ``bounds`` a tensor is at least the length of the longest
-    piece that this tensor's ends leave.
+    ``dtype`` or ``format``, or the accepted numbers of an ``int``. ``optional`` ones may be None; one that is not, with
+    None as its default, has to be given. A ``format`` is that of the tensor called ``of``, under whose name requests
+    and manifests have it. A ``permission`` names the argument that backward may write over where the value is True, and
+    need not; graphs, which could not know of it, are traced without. Of a ``float``, results are defined from ``least``
+    to ``most``, however near to either, and the conformance kit draws from there. An ``int`` that ``bounds`` a tensor
+    is at least the length of the longest piece that this tensor's ends leave.
     """
 
     name: str
     default: Any
     feature: bool = False
     kind: Kind = "float"
-    choices: tuple[str, ...] = ()
+    choices: tuple[Any, ...] = ()
     optional: bool = False
     of: str = ""
     summary: str = ""
@@ -92,7 +92,7 @@ class Parameter:
         """What it may be, for people."""
         kinds = {
             "float": self._numbers(),
-            "int": "an integer",
+            "int": _either(self.choices) or "an integer",
             "bool": "True or False",
             "mask": f"{_either(self.possible())}, or a name that portakernel.masks.register was given",
             "window": "(left, right), each -1 or None for all",
@@ -140,6 +140,8 @@ def _int(parameter: Parameter, op: str, value: object) -> Any:
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise _wrong_type(parameter, op, value)
     found = int(value)
+    if parameter.choices and found not in parameter.choices:
+        raise ArgumentValueError(f"{op}: {parameter.name} must be {parameter.accepted()}; this is {value!r}")
     if not -LARGEST - 1 <= found <= LARGEST:
         least = UNLIMITED if parameter.kind == "window" else 0 if parameter.bounds else "-2**63"
         # by its size, because Python writes no number of more than some thousand digits

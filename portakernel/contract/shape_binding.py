@@ -21,6 +21,8 @@ class Binding:
         self._op = op
         # by dimension, the tensor that gave it
         self._origin: dict[str, str] = {}
+        # sizes over dimensions that tensors before did not give, and that cannot be solved
+        self._open: list[tuple[str, int, str, tuple[int, ...]]] = []
 
     def add(self, tensor: TensorArgument, shape: tuple[int, ...]) -> None:
         """Takes the dimensions that ``tensor`` gives with this shape.
@@ -46,6 +48,16 @@ class Binding:
         for text, size in zip(fixed, shape[split:], strict=True):
             self._bind(text, size, tensor.name, tuple(shape))
 
+    def settle(self) -> None:
+        """Holds sizes over dimensions that only a later tensor gave to what that one has.
+
+        Raises:
+            ArgumentValueError: one disagrees.
+        """
+        for text, given, tensor, shape in self._open:
+            if parse_size(text).name in self.dims:
+                self._bind(text, given, tensor, shape)
+
     def _bind(self, text: str, given: int, tensor: str, shape: tuple[int, ...]) -> None:
         size, dims = parse_size(text), self.dims
         name = size.name
@@ -66,6 +78,8 @@ class Binding:
                 raise ArgumentValueError(f"{self._op}: {text}")
             dims[name] = solved
             self._origin.setdefault(name, tensor)
+        else:
+            self._open.append((text, given, tensor, shape))
 
 
 def check_requirements(op: str, requirements: Sequence[str], dims: Mapping[str, int]) -> None:

@@ -100,8 +100,10 @@ def _tensor(optional: bool, written: str = "") -> str:
 
 
 def _type(parameter: Parameter) -> str:
+    # what shapes depend on is a number when a graph is traced, and no symbol
+    kind = "int" if parameter.kind == "int" and parameter.choices else _TYPES[parameter.kind]
     # torch has no required arguments behind those with defaults: of such, None says that it was not given
-    return _TYPES[parameter.kind] + ("?" if parameter.optional or parameter.is_required else "")
+    return kind + ("?" if parameter.optional or parameter.is_required else "")
 
 
 def _default(parameter: Parameter) -> str:

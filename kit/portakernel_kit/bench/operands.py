@@ -17,6 +17,7 @@ from portakernel.contract.case import Draw
 from portakernel.contracts import contract
 from portakernel.tensors.block_draws import BLOCK_LISTS, draw_block_lists
 from portakernel.tensors.block_lists import blocks_of
+from portakernel.tensors.group_draws import OF_GROUPS, draw_groups
 from portakernel.tensors.scratch import described, laid
 from portakernel.tensors.serving_draws import SERVING, depth, draw_serving
 from portakernel_kit.bench.question import Question
@@ -114,6 +115,11 @@ def draw(question: Question, arguments: Arguments, device: torch.device, seed: i
         if tensor.draw.kind in BLOCK_LISTS and tensor.name not in question.row.given:
             blocks, _ = blocks_of(tensor.draw.below, request.dims, request.values)
             elements = draw_block_lists(tensor.draw, found[tensor.name].shape, blocks, request.dims, found, host)
+            found[tensor.name].copy_(elements)
+            continue
+        if tensor.draw.kind in OF_GROUPS and tensor.name not in question.row.given:
+            shape, dtype = found[tensor.name].shape, dtype_name(found[tensor.name].dtype)
+            elements = draw_groups(tensor.draw, shape, dtype, request.dims, request.values, found, host)
             found[tensor.name].copy_(elements)
             continue
         below = math.prod(request.dims.get(name, 0) for name in tensor.draw.below.split("*"))

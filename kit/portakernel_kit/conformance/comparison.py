@@ -18,8 +18,8 @@ from portakernel.words.dtypes import parse_dtype
 
 
 def numbers(tensor: Tensor) -> Tensor:
-    """The numbers that a float tensor holds, in float64; two 4-bit ones from each byte, along the last dimension."""
-    if tensor.dtype.itemsize > 1:
+    """The numbers that a tensor holds, in float64; two 4-bit ones from each byte, along the last dimension."""
+    if tensor.dtype.itemsize > 1 or not tensor.dtype.is_floating_point:
         return tensor.to(torch.float64)
     from portakernel.references.scale_formats import numbers as decoded
 
@@ -28,7 +28,9 @@ def numbers(tensor: Tensor) -> Tensor:
 
 
 def _largest(dtype: torch.dtype) -> float:
-    """The largest finite number of a float dtype; torch does not tell it of all."""
+    """The largest finite number of a dtype; torch does not tell it of all."""
+    if not dtype.is_floating_point:
+        return float(torch.iinfo(dtype).max)
     known = {"torch.float4_e2m1fn_x2": 6.0, "torch.float8_e8m0fnu": 2.0**127}
     return known.get(str(dtype)) or torch.finfo(dtype).max
 

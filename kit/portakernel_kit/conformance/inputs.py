@@ -18,6 +18,7 @@ from portakernel.contract.case import Case, Layout, Values
 from portakernel.contract.sizes import parse_size
 from portakernel.tensors.block_draws import BLOCK_LISTS, draw_block_lists, read_blocks
 from portakernel.tensors.block_lists import blocks_of
+from portakernel.tensors.group_draws import OF_GROUPS, draw_groups
 from portakernel.tensors.serving_draws import SERVING, alive, depth, draw_lse, draw_serving, poisoned, reached
 from portakernel.words.dtypes import parse_dtype
 from portakernel_kit.conformance.memory import place_tensor
@@ -177,6 +178,8 @@ def _drawn(
     if draw.kind in BLOCK_LISTS:
         blocks, _ = blocks_of(draw.below, case.dims, parameters)
         return draw_block_lists(draw, shape, blocks, case.dims, earlier, source)
+    if draw.kind in OF_GROUPS:
+        return draw_groups(draw, shape, dtype, case.dims, parameters, earlier, source)
     if draw.kind == "ids":
         return torch.randint(case.dims[draw.below] + 1 if draw.below else _FEW_IDS, shape, generator=source)
     bound = math.prod(case.dims.get(name, math.prod(case.leading)) for name in draw.below.split("*"))

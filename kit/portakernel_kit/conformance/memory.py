@@ -36,7 +36,7 @@ def layouts_of(argument: TensorArgument, rank: int) -> tuple[Layout, ...]:
     others: tuple[Layout, ...] = get_args(Layout)
     single = (
         argument.mutated
-        or argument.draw.kind in ("slots", "blocks")
+        or argument.draw.kind in ("slots", "blocks", "groups")
         or bool(argument.draw.beside or argument.draw.turned)
     )
     excluded = ("contiguous", "expanded") if single else ("contiguous",)

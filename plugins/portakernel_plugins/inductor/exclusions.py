@@ -54,6 +54,7 @@ EXCLUDED: tuple[Exclusion, ...] = (
     ),
     Exclusion("attention_varlen", "the lengths of its sequences are read on the host, which a graph cannot do"),
     Exclusion("mla_decode", "lengths and page tables are read on the host, which a graph cannot do"),
+    Exclusion("pack_int4", "the groups of its columns are read on the host, which a graph cannot do"),
     Exclusion("paged_attention", "lengths and page tables are read on the host, which a graph cannot do"),
     Exclusion(
         "block_sparse_attention",

@@ -194,6 +194,7 @@ def dimension_sources(contract: Contract) -> tuple[dict[str, str], str, str]:
     sizes: dict[str, str] = {}
     ranks: list[str] = []
     equal: list[str] = []
+    later: list[tuple[TensorArgument, str, str]] = []
     leading = ""
     for tensor in contract.tensors:
         shape, fixed = f"_s_{tensor.name}", tensor.fixed
@@ -216,12 +217,19 @@ def dimension_sources(contract: Contract) -> tuple[dict[str, str], str, str]:
             elif size.solvable and not tensor.optional:
                 sizes[size.name], condition = size.solved(actual)
                 conditions += [condition] if condition else []
+            elif not size.solvable:
+                later.append((tensor, text, actual))
         if tensor.optional:
             terms = [term for term in (rank, *conditions) if term]
             equal += [f"({shape} is None or ({' and '.join(terms)}))"] if terms else []
         else:
             ranks += [rank] if rank else []
             equal += conditions
+    for tensor, text, actual in later:
+        size = parse_size(text)
+        if size.name in sizes:
+            term = f"{actual} == {size.source(sizes[size.name])}"
+            equal.append(f"(_s_{tensor.name} is None or {term})" if tensor.optional else term)
     equal += [DIMENSION.sub(lambda match: sizes[match[0]], f"({text})") for text in contract.requirements]
     return sizes, " and ".join(ranks) or "True", " and ".join(equal) or "True"
 

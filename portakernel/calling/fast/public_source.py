@@ -125,6 +125,9 @@ def canonical_terms(contract: Contract) -> tuple[str, dict[str, Any]]:
         if kind in ("text", "dtype", "format"):
             names[f"_words_{name}"] = frozenset(parameter.choices)
             term = f"(type({name}) is str and {name} in _words_{name})"
+        elif kind == "int" and parameter.choices:
+            names[f"_words_{name}"] = frozenset(parameter.choices)
+            term = f"(type({name}) is int and {name} in _words_{name})"
         elif kind == "window":
             term = f"(type({name}) is tuple and len({name}) == 2 and {name}[0].__class__ is {name}[1].__class__ is int"
             term += f" and -1 <= {name}[0] <= {LARGEST} and -1 <= {name}[1] <= {LARGEST})"

@@ -109,7 +109,7 @@ def test_a_contract_is_whole(op):
     # an argument that may be left away comes behind those that may not
     optional = [tensor.optional for tensor in described.tensors]
     assert optional == sorted(optional)
-    assert all(tensor.optional and tensor.keyword for tensor in described.tensors if tensor.feature)
+    assert all(tensor.optional for tensor in described.tensors if tensor.feature)
 
 
 @pytest.mark.parametrize("op", [op for op in own_contracts() if contract(op).gradient == "kernel"])

@@ -264,10 +264,13 @@ def export_open(op: str) -> Outcome:
     return observe(run)
 
 
-def _dim(text: str, dims: dict[str, Any]) -> Any:
-    """The ``Dim`` of a size, ``B`` or ``B+1``; ``dims`` holds one for each name. Export finds out what is rounded."""
+def _dim(text: str, dims: dict[str, Any], divided: set[str | None]) -> Any:
+    """The ``Dim`` of a size, ``B`` or ``B+1``; ``dims`` holds one for each name.
+
+    Export finds out what is rounded, and sizes of which others are parts.
+    """
     size = parse_size(text)
-    if size.rounded:
+    if size.rounded or size.name in divided:
         return torch.export.Dim.AUTO
     name = size.name or text
     dim = dims.setdefault(name, torch.export.Dim(name))
@@ -278,6 +281,8 @@ def _open_sizes(subject: Subject, other: Subject) -> tuple[dict[int, Any] | None
     """For each tensor the dimensions in which the two subjects differ: one name, one ``Dim``."""
     dims: dict[str, Any] = {}
     open_sizes: list[dict[int, Any] | None] = []
+    sizes = [parse_size(text.strip("*")) for argument in subject.inputs.contract.tensors for text in argument.sizes]
+    divided = {size.name for size in sizes if size.divisor > 1 and not size.rounded}
     for argument, tensor, resized in zip(subject.inputs.contract.tensors, subject.tensors, other.tensors, strict=True):
         if tensor is None or resized is None:
             open_sizes.append(None)
@@ -286,5 +291,5 @@ def _open_sizes(subject: Subject, other: Subject) -> tuple[dict[int, Any] | None
         names = (*(f"row{place}" for place in range(leading)), *argument.sizes)
         pairs = enumerate(zip(names, tensor.shape, resized.shape, strict=True))
         changed = {place: name.strip("*") for place, (name, size, more) in pairs if size != more}
-        open_sizes.append({place: _dim(name, dims) for place, name in changed.items()})
+        open_sizes.append({place: _dim(name, dims, divided) for place, name in changed.items()})
     return tuple(open_sizes)

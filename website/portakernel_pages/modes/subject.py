@@ -121,10 +121,11 @@ class Subject:
 
     @functools.cached_property
     def _asked(self) -> list[bool]:
-        """Which results derivatives are asked of: of an op without any the last; 4-bit numbers cannot be summed."""
+        """Which results derivatives are asked of: of an op without any the last of floats; not all can be summed."""
         outputs = self.inputs.results
         if self.contract.gradient == "none":
-            return [output is outputs[-1] for output in outputs]
+            floats = [output for output in outputs if self.inputs.dtype(output).is_floating_point]
+            return [output is floats[-1] for output in outputs]
         return [output.differentiable for output in outputs]
 
     @functools.cached_property
