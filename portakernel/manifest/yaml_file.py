@@ -21,7 +21,7 @@ from portakernel.host.regular_file import read_regular
 from portakernel.text.printable import is_unshown, one_line
 
 MAX_BYTES = 1 << 20
-MAX_ALIASES = 64
+MAX_ALIASES = 128
 MAX_NODES = 50_000
 MAX_DEPTH = 24
 MAX_NUMBER = 64

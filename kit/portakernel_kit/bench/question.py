@@ -154,7 +154,7 @@ def _typed(contract: Contract, row: GridRow, dtype: DType) -> tuple[dict[str, st
             values[parameter.name] = named[parameter.name]
         elif not fitted and for_all in parameter.choices:
             if meant:
-                raise ArgumentTypeError(unfit(contract, contract, for_all, row.shapes))
+                raise ArgumentTypeError(unfit(contract, contract, str(for_all), row.shapes))
             values[parameter.name], fitted = for_all, True
     if not fitted:
         known = sorted({dtype for name in made.typed for dtype in made.possible_dtypes(name)})
