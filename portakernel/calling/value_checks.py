@@ -13,11 +13,12 @@ from typing import Any
 from torch import Tensor
 
 from portakernel.calling.block_checks import check_blocks
+from portakernel.calling.group_checks import check_groups
 from portakernel.calling.launcher import signature
 from portakernel.calling.serving_checks import check_most, check_serving
 from portakernel.claims.request import Phase, Request
 from portakernel.contract import Contract
-from portakernel.contract.value_rules import BlockCounts, Blocks, Ends, Experts, Indices, Lengths, Pages, Slots
+from portakernel.contract.value_rules import BlockCounts, Blocks, Ends, Experts, Groups, Indices, Lengths, Pages, Slots
 from portakernel.errors import ArgumentValueError, IndexOutOfRangeError
 from portakernel.tensors.capture import is_capturing
 from portakernel.tensors.index_values import element, outside
@@ -70,6 +71,8 @@ def check_values(contract: Contract, arguments: dict[str, Any]) -> None:
                 check_serving(contract.op, tensor.name, numbers, rule, sizes, readable)
             case BlockCounts() | Blocks() as rule:
                 check_blocks(contract.op, tensor.name, numbers, rule, sizes, readable)
+            case Groups() as rule:
+                check_groups(contract.op, tensor.name, numbers, rule, sizes, readable)
             case None:
                 pass
     for parameter in contract.parameters:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from portakernel.contract.contract import Contract, alternatives
 from portakernel.contract.parts import Shape, TensorArgument
 from portakernel.contract.sizes import parse_size
-from portakernel.contract.value_rules import BlockCounts, Blocks, Ends, Experts, Indices, Lengths, Pages, Slots
+from portakernel.contract.value_rules import BlockCounts, Blocks, Ends, Experts, Groups, Indices, Lengths, Pages, Slots
 from portakernel.errors import nearest
 from portakernel.words.dtypes import DTYPES
 
@@ -118,6 +118,10 @@ def _rule(tensor: TensorArgument, contract: Contract) -> Iterator[str]:
             listed = [other.name for other in contract.tensors if isinstance(other.rule, BlockCounts)]
             if counts not in listed:
                 yield f"{what}: {counts!r} is no argument with a rule BlockCounts; {nearest(counts, listed)}"
+        case Groups(scales, across, layout):
+            yield from _unknown(what, [scales], contract.names)
+            yield from _unknown(what, [across], contract.dims)
+            yield from _unknown(what, [layout], [parameter.name for parameter in contract.parameters])
         case None:
             pass
 

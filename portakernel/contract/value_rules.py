@@ -81,5 +81,18 @@ class Blocks:
     apart: tuple[str, str] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Each number is a group that the argument ``scales`` has scales for, beside its dimension ``across``.
+
+    Where the parameter ``layout`` names a packed layout of 4-bit weights, it is a column instead, below which its group
+    may stand in a second row.
+    """
+
+    scales: str
+    across: str
+    layout: str
+
+
 ServingRule = Lengths | Pages | Slots | Experts
-ValueRule = Indices | Ends | BlockCounts | Blocks | ServingRule
+ValueRule = Indices | Ends | BlockCounts | Blocks | Groups | ServingRule

@@ -20,6 +20,7 @@ from portakernel.contract import (
 )
 from portakernel.contract.grids import layer_products
 from portakernel.contract.production import Production
+from portakernel.contract.value_rules import Groups
 from portakernel.words.int4_layouts import BLOCK, INT4_LAYOUTS, PACKED, WORD
 
 # How many columns share a scale: -1 is all of them, 0 as many as there are scales for, or as `order` says.
@@ -76,6 +77,7 @@ def order(by: str, *, optional: bool) -> TensorArgument:
         optional=optional,
         feature=optional,
         draw=Draw("groups", below="N", lengths="scales", page=by),
+        rule=Groups("scales", "N", by),
     )
 
 

@@ -18,7 +18,12 @@ from portakernel.errors import ArgumentValueError
 from portakernel_kit.conformance.inputs import draw_inputs, generator
 
 FLOATS = [(op, p) for op, described in own_contracts().items() for p in described.parameters if p.kind == "float"]
-INTEGERS = [(op, p) for op, its in own_contracts().items() for p in its.parameters if p.kind in ("int", "window")]
+INTEGERS = [
+    (op, p)
+    for op, its in own_contracts().items()
+    for p in its.parameters
+    if p.kind in ("int", "window") and not p.choices
+]
 # a window's least and a length's are not negative numbers of 64 bits, see Parameter.canonical
 LEAST = {"window": "-1", "max_seqlen_q": "0", "max_seqlen_k": "0", "ignore_index": "-2**63"}
 pytestmark = pytest.mark.filterwarnings("ignore::portakernel.errors.FallbackWarning")

@@ -21,7 +21,7 @@ from portakernel.calling.fast import bound_source, out_source, public_source
 from portakernel.calling.launcher import launcher
 from portakernel.calling.public import public_function
 from portakernel.config import Config
-from portakernel.contract.value_rules import BlockCounts, Blocks, Ends, Experts, Indices, Lengths, Pages, Slots
+from portakernel.contract.value_rules import BlockCounts, Blocks, Ends, Experts, Groups, Indices, Lengths, Pages, Slots
 from portakernel.contracts import contract, own_contracts
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.errors import ArgumentValueError, IndexOutOfRangeError
@@ -45,6 +45,8 @@ OPS = (
 WRITING = ("write_kv_cache", "write_latent_cache")
 # Ops without gradients.
 SERVING = ("mla_decode", "paged_attention")
+# Ops on weights of four bits.
+INT4 = ("int4_mm", "pack_int4")
 
 
 @dataclass
@@ -68,7 +70,7 @@ def made(*, checks: bool, also: Mapping[str, str] = MappingProxyType({})) -> Che
     ]
     dispatcher = Dispatcher(Registry(PluginManager(packages)), Config(checks=checks))
     namespace = f"portakernel_values_{next(_namespaces)}"
-    return Checked({op: Bridge(OpCaller(contract(op), dispatcher, namespace)) for op in OPS + SERVING})
+    return Checked({op: Bridge(OpCaller(contract(op), dispatcher, namespace)) for op in OPS + SERVING + INT4})
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +111,29 @@ def listed(count: int, *blocks: int) -> tuple[list[torch.Tensor], dict[str, Any]
     return [rows(1, 5, 1, 8), rows(1, 150, 1, 8), rows(1, 150, 1, 8), *lists], {"block": "64x64"}
 
 
+def ordered(*order: int, layout: str = "gptq") -> tuple[list[torch.Tensor | None], dict[str, Any]]:
+    """Eight columns of a weight, in two groups of any size; in a packed layout with their groups behind."""
+    weight = torch.zeros((1, 8) if layout == "gptq" else (1, 8, 16), dtype=torch.int32)
+    places = ints(*order, dtype=torch.int32).view((8,) if layout == "gptq" else (2, 8))
+    return [rows(1, 8), weight, rows(2, 8), None, places], {"layout": layout, "group": 0}
+
+
 WRONG = [
+    (
+        "int4_mm",
+        ordered(0, 0, 1, 2, 0, 0, 0, 0),
+        "order[3] is 2; it must be in [0, 2), the groups of scales",
+    ),
+    (
+        "int4_mm",
+        ordered(0, 1, 2, 3, 4, 8, 6, 7, *[0] * 8, layout="packed_mma"),
+        "order[0, 5] is 8; it must be in [0, 8), the columns",
+    ),
+    (
+        "int4_mm",
+        ordered(0, 1, 2, 3, 4, 5, 6, 7, *[0] * 7, -1, layout="packed_mma"),
+        "order[1, 7] is -1; it must be in [0, 2), the groups of scales",
+    ),
     (
         "block_sparse_attention",
         listed(3, 0, 1),
@@ -414,16 +438,16 @@ def drawn(op: str) -> Inputs:
 
 def test_a_rule_is_what_the_kit_draws_by():
     kinds = {"index": Indices, "segments": Ends, "offsets": Ends}
-    kinds |= {"block_counts": BlockCounts, "blocks": Blocks}
+    kinds |= {"block_counts": BlockCounts, "blocks": Blocks, "groups": Groups}
     kinds |= {"lengths": Lengths, "pages": Pages, "slots": Slots, "experts": Experts}
     every = [(op, tensor) for op, described in own_contracts().items() for tensor in described.tensors]
     expected = {(op, tensor.name): kinds[tensor.draw.kind] for op, tensor in every if tensor.draw.kind in kinds}
     ruled = {(op, tensor.name): tensor.rule for op, tensor in every if tensor.rule is not None}
     assert {place: type(rule) for place, rule in ruled.items()} == expected
-    assert {op for op, _ in ruled} == {*OPS, *WRITING, *SERVING} - {"rms_norm"}
+    assert {op for op, _ in ruled} == {*OPS, *WRITING, *SERVING, *INT4} - {"rms_norm"}
 
 
-@pytest.mark.parametrize("op", sorted({*OPS, *WRITING, *SERVING} - {"rms_norm"}))
+@pytest.mark.parametrize("op", sorted({*OPS, *WRITING, *SERVING, *INT4} - {"rms_norm"}))
 def test_every_case_of_the_kit_is_accepted(op):
     described = contract(op)
     for case in described.cases:
