@@ -42,7 +42,7 @@ class Draw:
     ``pages``: a table of ``lengths``' pages of ``page`` tokens, all different where there are enough; entries that no
     sequence needs are -1, ``below`` (there is no such page), or a page that is nobody's. ``slots``: different places
     below ``below``; one in five is -1, for none. ``experts``: different ones below ``below`` in each row, some of which
-    no row picks.
+    no row picks; where some may be ``absent``, one in five is -1, and rows that are longer have some twice.
 
     ``lse``: the logarithms that parts of attention come with, ordinary ones, some of them alike, some 100 up or down;
     minus infinity where a part saw no key.
@@ -70,6 +70,7 @@ class Draw:
     room: str = ""
     beside: str = ""
     turned: str = ""
+    absent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

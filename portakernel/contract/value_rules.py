@@ -56,9 +56,10 @@ class Slots:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """Which expert takes a token: from 0 to below the size ``below``."""
+    """Which expert takes a token: from 0 to below the size ``below``; or -1, for none, where some may be ``absent``."""
 
     below: str
+    absent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,7 +156,8 @@ def possible(contract: Contract, case: Case) -> bool:
     """Whether the op's requirements and shapes admit the case's dimensions."""
     made = contract.at(contract.values(case.parameters))
     try:
-        made.bind_shapes({t.name: case_shape(t, case) for t in made.tensors if is_present(t, case)})
+        shapes = {t.name: case_shape(t, case) for t in made.tensors if is_present(t, case)}
+        made.bind_shapes(shapes, contract.values(case.parameters))
     except ArgumentValueError:
         return False
     return True

@@ -179,7 +179,8 @@ def _drawn(
         return draw_block_lists(draw, shape, blocks, case.dims, earlier, source)
     if draw.kind == "ids":
         return torch.randint(case.dims[draw.below] + 1 if draw.below else _FEW_IDS, shape, generator=source)
-    bound = math.prod(case.dims.get(name, math.prod(case.leading)) for name in draw.below.split("*"))
+    sizes = {**case.dims, **{f"${name}": value for name, value in parameters.items()}}
+    bound = math.prod(sizes.get(name, math.prod(case.leading)) for name in draw.below.split("*"))
     if draw.kind in SERVING:
         return draw_serving(draw, shape, bound, case.dims, earlier, source)
     if draw.kind == "index":

@@ -10,6 +10,7 @@ from typing import Any
 
 from portakernel.contract import Contract
 from portakernel.contract.case import Case, Layout, Values
+from portakernel.contract.shape_binding import unfit
 from portakernel.words.dtypes import DTYPES, FLOAT64
 from portakernel_kit.conformance.drawn.levels import (
     ABSENT,
@@ -20,6 +21,7 @@ from portakernel_kit.conformance.drawn.levels import (
     SIZES,
     draw_value,
     factors,
+    first_usual,
     neutral_features,
     numbers_of,
 )
@@ -63,7 +65,7 @@ def draw_request(
     chance = random.Random(f"{seed} {number} {contract.op}")
     if wishes is None:
         wishes = any_wishes(contract, chance, factors(contract) if among is None else among)
-    parameters = {p.name: draw_value(p, wishes, chance) for p in contract.parameters}
+    parameters = _fitting(contract, {p.name: draw_value(p, wishes, chance) for p in contract.parameters})
     optional = [tensor for tensor in contract.tensors if tensor.optional]
     present = tuple(t.name for t in optional if wishes.get(f"{t.name} lies", ABSENT) != ABSENT)
     dtypes = _dtypes(contract.at(parameters), parameters, wishes, chance)
@@ -75,6 +77,14 @@ def draw_request(
         case = replace(case, parameters=_shown(contract, values, {**parameters, **case.parameters}, chance))
     case = replace(case, values=values, layouts=_layouts(contract.at(case.parameters), case, wishes))
     return Drawn(replace(case, backward=_has_gradient(contract, case)), dtypes)
+
+
+def _fitting(contract: Contract, parameters: dict[str, Any]) -> dict[str, Any]:
+    """``parameters``, of which those have the first of their usual values that no dimensions would fit as they are."""
+    for condition in contract.requirements:
+        names = unfit(condition, {}, parameters)
+        parameters |= {p.name: first_usual(p) for p in contract.parameters if p.name in names}
+    return parameters
 
 
 def any_wishes(contract: Contract, chance: random.Random, among: Mapping[str, Sequence[str]]) -> dict[str, str]:
