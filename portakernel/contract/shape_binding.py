@@ -87,7 +87,8 @@ def check_requirements(
 def unfit(condition: str, dims: Mapping[str, int], values: Mapping[str, Any]) -> dict[str, Any]:
     """What a condition is over, where that is known and the condition does not hold; empty where it does."""
     names, code = _compiled(condition)
-    known = {name: (dims if name in dims else values)[name] for name in names if name in dims or name in values}
+    given = {**values, **dims}
+    known = {name: given[name] for name in names if given.get(name) is not None}
     if len(known) < len(names) or holds(eval(code, {"__builtins__": {}}, known)):
         return {}
     return known

@@ -103,6 +103,8 @@ CONTRACT = Contract(
     ),
     requirements=(
         "$capacity >= T * K",
+        "T * K <= 1073741824",
+        "$capacity <= 1073741824",
         "$block == 0 or $capacity >= T * K * $block or $capacity >= T * K + $num_experts * ($block - 1)",
     ),
     cases=(

@@ -114,8 +114,10 @@ def cases_at_limits(contract: Contract, variants: Sequence[Capability], max_elem
     sizes = sorted((name, value) for name, value in bounds if value is not None and name in contract.dims)
     ordinary = (c for c in contract.cases if not (c.layouts or c.given) and c.values == "normal" and 0 not in c.leading)
     plain = next(ordinary, contract.cases[0])
-    # in default values, and with one row, so that most of a large size is the size
-    plain = replace(plain, leading=(1,) * len(plain.leading), parameters={})
+    # in default values where there are any, and with one row, so that most of a large size is the size
+    required = {parameter.name for parameter in contract.parameters if parameter.is_required}
+    given = {name: value for name, value in plain.parameters.items() if name in required}
+    plain = replace(plain, leading=(1,) * len(plain.leading), parameters=given)
     found = (resized(contract, plain, n, v, f"{n} = {v}, a limit", max_elements) for n, v in sizes)
     return tuple(case for case in found if case is not None)
 
