@@ -80,8 +80,8 @@ def _in_kept_groups(
     groups = tl.where(lane < GROUPS, groups, OUT)
     kept = tl.zeros((ROWS, GROUP_LANES), tl.int32)
     for _ in range(KEPT):
-        _, at = _best(groups)
-        here = lane == at[:, None]
+        _, place = _best(groups)
+        here = lane == place[:, None]
         kept = tl.where(here, 1, kept)
         groups = tl.where(here, OUT, groups)
     return tl.reshape(tl.where((kept != 0)[:, :, None], members, OUT), (ROWS, GROUP_LANES * MEMBER_LANES))
@@ -115,7 +115,6 @@ def _forward(
     weights,  # (M, K) float32
     experts,  # (M, K) int32
     rows,
-    members,  # E / GROUPS
     logits_stride,
     bias_stride,
     factor,
@@ -123,21 +122,27 @@ def _forward(
     CHOICES: tl.constexpr,  # a power of two from K on
     SCORING: tl.constexpr,
     NORMALIZES: tl.constexpr,
+    BIASED: tl.constexpr,
     GROUPS: tl.constexpr,
+    MEMBERS: tl.constexpr,  # of a group
     KEPT: tl.constexpr,
-    GROUP_LANES: tl.constexpr,  # powers of two from GROUPS and members on
+    GROUP_LANES: tl.constexpr,  # powers of two from GROUPS and MEMBERS on
     MEMBER_LANES: tl.constexpr,
     ROWS: tl.constexpr,
 ) -> None:
     row = program_index() * ROWS + tl.arange(0, ROWS)
     is_row = (row < rows)[:, None]
     lane = tl.arange(0, GROUP_LANES * MEMBER_LANES)
-    group, member = lane // MEMBER_LANES, lane % MEMBER_LANES
-    is_expert = (group < GROUPS) & (member < members)
-    expert = group * members + member
+    if GROUPS == 1 or MEMBERS == MEMBER_LANES:
+        # written so that several are seen to be read at once
+        expert = lane
+        is_expert = lane < GROUPS * MEMBERS
+    else:
+        expert = lane // MEMBER_LANES * MEMBERS + lane % MEMBER_LANES
+        is_expert = (lane // MEMBER_LANES < GROUPS) & (lane % MEMBER_LANES < MEMBERS)
     at = logits + (row * logits_stride)[:, None] + expert[None, :]
     x = _without_nan(tl.load(at, mask=is_row & is_expert[None, :], other=float("-inf")).to(tl.float32))
-    if bias is None:
+    if not BIASED:
         ordered = _ordered(x)
     else:
         of_experts = tl.load(bias + expert * bias_stride, mask=is_expert, other=0.0).to(tl.float32)[None, :]
@@ -152,7 +157,7 @@ def _forward(
             ordered = _ordered(x + of_experts)
     ordered = tl.where(is_expert[None, :], ordered, OUT)
     if GROUPS > 1:
-        ordered = _in_kept_groups(ordered, ROWS, GROUPS, GROUP_LANES, MEMBER_LANES, KEPT, bias is not None)
+        ordered = _in_kept_groups(ordered, ROWS, GROUPS, GROUP_LANES, MEMBER_LANES, KEPT, BIASED)
 
     choice = tl.arange(0, CHOICES)[None, :]
     chosen = tl.full((ROWS, CHOICES), float("-inf"), tl.float32)
@@ -160,10 +165,10 @@ def _forward(
     for j in range(K):
         best, place = _best(ordered)
         here = lane[None, :] == place[:, None]
-        if bias is None:
-            logit = _number(best)
-        else:
+        if BIASED:
             logit = tl.sum(tl.where(here, x, 0.0), axis=1)
+        else:
+            logit = _number(best)
         ordered = tl.where(here, OUT, ordered)
         chosen = tl.where(choice == j, logit[:, None], chosen)
         places = tl.where(choice == j, place[:, None], places)
@@ -171,7 +176,7 @@ def _forward(
     shares = _weights(chosen, is_choice, x, SCORING == "sigmoid", NORMALIZES)
     into = (row * K)[:, None] + choice
     tl.store(weights + into, shares * factor, mask=is_row & is_choice)
-    tl.store(experts + into, places // MEMBER_LANES * members + places % MEMBER_LANES, mask=is_row & is_choice)
+    tl.store(experts + into, places // MEMBER_LANES * MEMBERS + places % MEMBER_LANES, mask=is_row & is_choice)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -241,14 +246,15 @@ def _forward_plan(
     k: int,
     scoring: str,
     normalizes: bool,
+    biased: bool,
     groups: int,
     kept: int,
 ) -> tuple[Held, int]:
     """What is launched for so many ``experts``, and how many rows a program takes."""
     lanes = _power(groups), _power(experts // groups)
     how = configuration(kernel, device, lanes[0] * lanes[1])
-    meta = {"K": k, "CHOICES": _power(k), "SCORING": scoring, "NORMALIZES": normalizes, "GROUPS": groups}
-    meta |= {"KEPT": kept, "GROUP_LANES": lanes[0], "MEMBER_LANES": lanes[1], "ROWS": how.rows, **how.options}
+    meta = {"K": k, "CHOICES": _power(k), "SCORING": scoring, "NORMALIZES": normalizes, "BIASED": biased}
+    meta |= {"GROUPS": groups, "MEMBERS": experts // groups, "KEPT": kept, "GROUP_LANES": lanes[0], "MEMBER_LANES": lanes[1], "ROWS": how.rows, **how.options}
     return prepared(_forward, meta, "E"), how.rows
 
 
@@ -298,8 +304,9 @@ def moe_route(
     rows = logits.numel() // experts
     if rows:
         x, stride = with_row_stride(logits)
+        normalizes, biased = _normalizes(scoring, renormalize), bias is not None
         held, together = _forward_plan(
-            "moe_route.forward", x.device, experts, k, scoring, _normalizes(scoring, renormalize), groups, groups_kept
+            "moe_route.forward", x.device, experts, k, scoring, normalizes, biased, groups, groups_kept
         )
         held.launch(
             grid_of(cdiv(rows, together)),
@@ -308,7 +315,6 @@ def moe_route(
             weights,
             chosen,
             rows,
-            experts // groups,
             stride,
             0 if bias is None else bias.stride(0),
             float(factor),
