@@ -62,7 +62,7 @@ def _exists(result: Result, values: Mapping[str, Any]) -> bool:
 
 def dtype_of(result: Result, values: Mapping[str, Any]) -> str | None:
     """The dtype that a result has with these values; None where it is that of the argument it is like."""
-    return None if result.dtype is None else picked(result.dtype, values)
+    return None if result.dtype is None else picked(result.dtype, values) or None
 
 
 def picked(part: T | Choice[T], values: Mapping[str, Any]) -> T:

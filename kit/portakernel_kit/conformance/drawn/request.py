@@ -76,7 +76,7 @@ def draw_request(
     if values != "normal":
         case = replace(case, parameters=_shown(contract, values, {**parameters, **case.parameters}, chance))
     case = replace(case, values=values, layouts=_layouts(contract.at(case.parameters), case, wishes))
-    return Drawn(replace(case, backward=_has_gradient(contract, case)), dtypes)
+    return Drawn(replace(case, backward=_has_gradient(contract, case, dtypes)), dtypes)
 
 
 def _fitting(contract: Contract, parameters: dict[str, Any]) -> dict[str, Any]:
@@ -145,8 +145,10 @@ def _dtypes(
     return found
 
 
-def _has_gradient(contract: Contract, case: Case) -> bool:
-    """Whether the op has a gradient that numbers like these do not bury in what cancels."""
+def _has_gradient(contract: Contract, case: Case, dtypes: Mapping[str, str]) -> bool:
+    """Whether the op has a gradient that numbers like these do not bury in what cancels; nothing of 8 bits has one."""
+    if DTYPES[dtypes[contract.names[0]]].bits < 16:
+        return False
     kinds = ("large", "tiny", "zeros") if case.values == "mixed" else (case.values,)
     without = {c.values for c in contract.cases} - {c.values for c in contract.cases if c.backward}
     shown = not without.intersection(kinds)
