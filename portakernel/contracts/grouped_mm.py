@@ -25,7 +25,6 @@ from portakernel.contracts.dequantize import FLOAT8
 from portakernel.contracts.scaled_mm import FLOATS
 
 FORMATS = ("none", "row", "block")
-_OF_FLOAT8 = ("bfloat16", "float32")
 _BLOCK = 128
 
 
@@ -96,6 +95,7 @@ def _scales(name: str, row: tuple[str, ...], block: tuple[str, ...]) -> TensorAr
         Choice("format", {"none": row, "row": row, "block": block}),
         ("float32",),
         optional=True,
+        feature=True,
         keyword=True,
         draw=Draw("scale"),
     )
@@ -127,14 +127,7 @@ CONTRACT = Contract(
         ),
         TensorArgument("b", ("E", "N", "K"), ("a",)),
         TensorArgument("offsets", ("E+1",), ("int32", "int64"), draw=Draw("segments", below="M"), rule=Ends("M")),
-        TensorArgument(
-            "bias",
-            ("E", "N"),
-            Choice("format", {"none": ("a", "float32"), "row": _OF_FLOAT8, "block": _OF_FLOAT8}),
-            optional=True,
-            feature=True,
-            keyword=True,
-        ),
+        TensorArgument("bias", ("E", "N"), FLOATS, optional=True, feature=True, keyword=True),
         _scales("scale_a", ("M", "1"), ("M", "ceil(K/128)")),
         _scales("scale_b", ("E", "N", "1"), ("E", "ceil(N/128)", "ceil(K/128)")),
     ),

@@ -74,7 +74,7 @@ def forward(
             y[rows] = scaled_mm.forward(a[rows], b[e], scale_a[rows], scale_b[e], **more)
             continue
         product = _wide(a[rows]) @ _wide(b[e]).T
-        y[rows] = (product if of_bias is None else product + of_bias).to(dtype)
+        y[rows] = (product if of_bias is None else product + of_bias.to(product.dtype)).to(dtype)
     return y
 
 
