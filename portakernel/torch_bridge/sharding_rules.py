@@ -20,6 +20,7 @@ _INDEPENDENT: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "attention_varlen": (("H", "G"),),
     "block_sparse_attention": (("B",), ("H", "G")),
     "embedding_bag": (("N",),),
+    "grouped_mm": (("N",),),
     "linear_act": (("N",),),
     "merge_attention": (("S",), ("H",)),
     "merge_attentions": (("S",), ("H",)),
