@@ -572,9 +572,9 @@ def grouped_mm(
     scale_b: (E, N, 1); 'block' has scale_a: (M, ceil(K/128)), one for each 128 of a row, and scale_b: (E,
     ceil(N/128), ceil(K/128)), one for each square: as quantize_fp8 gives them for block_1x128, and of each matrix for
     block_128x128. Scales multiply; of float8 y is bfloat16, and sums are promoted to float32 at least every 128
-    terms. Scales that a format has not, or lacks, are refused (ArgumentValueError). Gradients of a, b and bias are
-    for format='none' alone, in float32 and rounded once; an expert without rows has zeros, and so have rows of no
-    expert. Undefined: rows of y behind offsets[E]; any result for offsets that fall or end beyond M (refused with
+    terms. Scales that a format has not, or lacks, are refused (ArgumentValueError). Gradients, of a and b for
+    format='none' alone, are summed in float32 and rounded once; an expert without rows has zeros, and so have rows of
+    no expert. Undefined: rows of y behind offsets[E]; any result for offsets that fall or end beyond M (refused with
     PORTAKERNEL_CHECKS=1). Not guaranteed: equal bits from different kernels, or for a row among other numbers of
     rows; all 24 bits of float32 products where torch.backends.cuda.matmul allows fewer.
 

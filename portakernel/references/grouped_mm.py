@@ -91,10 +91,10 @@ def backward(
     """Gradients for ``a``, ``b`` and ``bias`` from that of ``y``, summed in float32 and rounded once.
 
     Raises:
-        ArgumentValueError: a and b are float8.
+        ArgumentValueError: those of float8 a or b are asked for.
     """
-    if format != "none":
-        raise ArgumentValueError(f"grouped_mm: format is {format!r}; gradients are those of format='none'")
+    if format != "none" and (needs[0] or needs[1]):
+        raise ArgumentValueError(f"grouped_mm: format is {format!r}; gradients of a and b are those of format='none'")
     grad_a = a.new_zeros(a.shape) if needs[0] else None
     grad_b = b.new_zeros(b.shape) if needs[1] else None
     grad_bias = bias.new_zeros(bias.shape) if needs[3] and bias is not None else None

@@ -111,10 +111,10 @@ def backward(
     """The gradients for ``a``, ``b`` and ``bias`` that ``needs`` asks for; all tensors of any strides.
 
     Raises:
-        ArgumentValueError: a and b are float8.
+        ArgumentValueError: those of float8 a or b are asked for.
     """
-    if format != "none":
-        raise ArgumentValueError(f"grouped_mm: format is {format!r}; gradients are those of format='none'")
+    if format != "none" and (needs[0] or needs[1]):
+        raise ArgumentValueError(f"grouped_mm: format is {format!r}; gradients of a and b are those of format='none'")
     (_, inners), (experts, columns, _) = a.shape, b.shape
     grad_a = grad_b = grad_bias = None
     if needs[0]:
