@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -34,7 +34,7 @@ class Draw:
 
     ``numbers``: as the case's ``values`` says. ``index``: integers from 0 to below the size of dimension ``below``; one
     in five is the value of the parameter ``sometimes`` instead, where one is named. ``segments``: ends of consecutive
-    pieces of dimension ``below``, from 0 to all of it, some of them empty; ``offsets``: the pieces' starts. ``scale``:
+    pieces of dimension ``below``, from 0 to all of it, some of them empty (``R|M``: of R, or of M in calls without); ``offsets``: the pieces' starts. ``scale``:
     positive numbers around 1. ``mask``: numbers, of which some are minus infinity; in some rows all are, or all one
     very large negative number.
 
@@ -71,6 +71,16 @@ class Draw:
     beside: str = ""
     turned: str = ""
     absent: bool = False
+
+    @property
+    def bounds(self) -> tuple[str, ...]:
+        """Every dimension that ``below`` may be over."""
+        return tuple(name for factor in self.below.split("*") for name in factor.split("|"))
+
+    def factors(self, known: Container[str]) -> list[str]:
+        """The dimensions whose product ``below`` is in a call that has those ``known``."""
+        several = (factor.split("|") for factor in self.below.split("*"))
+        return [next((name for name in names if name in known), names[-1]) for names in several]
 
 
 @dataclass(frozen=True, slots=True)

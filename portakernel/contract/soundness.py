@@ -89,7 +89,8 @@ def _sizes(what: str, shapes: Iterable[Shape], contract: Contract) -> Iterator[s
             yield from (f"{what}: size {text!r} is no int parameter's value; {nearest(n, integers)}" for n in unknown)
             continue
         try:
-            parse_size(text.lstrip("*"))
+            for part in text.lstrip("*").split("|"):
+                parse_size(part)
         except ValueError as error:
             yield f"{what}: {error}"
 
@@ -106,7 +107,7 @@ def _rule(tensor: TensorArgument, contract: Contract) -> Iterator[str]:
             yield from _unknown(what, [below], contract.dims)
             yield from _unknown(what, filter(None, [otherwise]), integers)
         case Ends(most):
-            yield from _unknown(what, [most], contract.dims)
+            yield from _unknown(what, most.split("|"), contract.dims)
         case Lengths(size) | Slots(size) | Experts(size, _):
             yield from _unknown(what, size.split("*"), sizes)
         case Pages(below, lengths, page):

@@ -19,7 +19,10 @@ class Indices:
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """The numbers begin with 0, never fall, and are at most the size of the dimension ``most``."""
+    """The numbers begin with 0, never fall, and are at most the size of the dimension ``most``.
+
+    ``R|M``: of R, or of M in calls that have no R.
+    """
 
     most: str
 

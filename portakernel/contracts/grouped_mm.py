@@ -15,6 +15,7 @@ from portakernel.contract import (
     Ends,
     Grid,
     GridRow,
+    Indices,
     Parameter,
     Result,
     TensorArgument,
@@ -31,13 +32,15 @@ _BLOCK = 128
 def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[str, Any]) -> Cost:
     """Rows read and written once, and of matrices those that have rows; a product and a sum for each term."""
     M, K, E, N = (dims[name] for name in "MKEN")
-    ends = values.get("offsets", (0, M))
+    most = dims.get("R", M)
+    ends = values.get("offsets", (0, most))
     rows = max(ends, default=0)
-    matrices = sum(a < b for a, b in pairwise(ends)) if "offsets" in values else min(E, M)
+    matrices = sum(a < b for a, b in pairwise(ends)) if "offsets" in values else min(E, most)
+    read = min(rows, M)
     blocks, wide = -(-K // _BLOCK), values["format"] == "block"
-    moved = rows * K * itemsizes["a"] + matrices * N * K * itemsizes["b"] + 4 * (E + 1)
+    moved = read * K * itemsizes["a"] + most * itemsizes.get("gather", 0) + matrices * N * K * itemsizes["b"] + 4 * (E + 1)
     moved += rows * N * (itemsizes["a"] if values["format"] == "none" else 2) + matrices * N * itemsizes.get("bias", 0)
-    moved += rows * (blocks if wide else 1) * itemsizes.get("scale_a", 0)
+    moved += read * (blocks if wide else 1) * itemsizes.get("scale_a", 0)
     moved += matrices * (-(-N // _BLOCK) * blocks if wide else N) * itemsizes.get("scale_b", 0)
     return Cost(bytes=moved, flops=2 * rows * N * K)
 
@@ -49,14 +52,22 @@ def _case(
     *,
     E: int | None = None,
     more: int = 0,
+    of: int | None = None,
     format: str = "none",
     present: tuple[str, ...] = (),
     **how: Any,
 ) -> Case:
-    """A case with ``M, N, K`` and so many ``rows`` of each expert, ``more`` of none; or ``E`` experts' drawn."""
+    """A case with ``M, N, K`` and so many ``rows`` of each expert, ``more`` of none; or ``E`` experts' drawn.
+
+    The rows are gathered from ``of`` ones, where given.
+    """
     given = {} if rows is None else {"offsets": tuple(accumulate(rows, initial=0))}
     M, N, K = sizes
-    dims = {"M": M if rows is None else sum(rows) + more, "N": N, "K": K, "E": len(rows or ()) if E is None else E}
+    count = M if rows is None else sum(rows) + more
+    dims = {"M": count, "N": N, "K": K, "E": len(rows or ()) if E is None else E}
+    if of is not None:
+        dims |= {"M": of, "R": count}
+        present = (*present, "gather")
     scales = () if format == "none" else ("scale_a", "scale_b")
     values = {} if format == "none" else {"format": format}
     return Case(
@@ -104,11 +115,14 @@ def _scales(name: str, row: tuple[str, ...], block: tuple[str, ...]) -> TensorAr
 CONTRACT = Contract(
     op="grouped_mm",
     summary="Consecutive pieces of rows, each times a matrix of its own: the linear layers of experts.",
-    formula="y[offsets[e]:offsets[e + 1]] = a[offsets[e]:offsets[e + 1]] @ b[e].T + bias[e] for each expert e",
+    formula="y[offsets[e]:offsets[e + 1]] = a[offsets[e]:offsets[e + 1]] @ b[e].T + bias[e] for each expert e; with"
+        " gather, a[gather] stands for a",
     notes=(
         "a: (M, K), sorted by expert; b: (E, N, K), each expert's matrix as a linear layer keeps its weight; offsets:"
         " (E+1,), where each expert's rows begin, from 0 on, never falling, the last one at most M; bias: (E, N); y:"
-        " (M, N). torch's grouped_mm, whose matrices are (E, K, N) and whose offsets leave the 0 out, is that of"
+        " (M, N). With gather: (R,), the rows that experts have are a's rows of these numbers, from 0 to M-1, any of them"
+        " several times: offsets are theirs, y is (R, N), and a's rows go with their scales; gather of moe_sort's order is"
+        " order // K. torch's grouped_mm, whose matrices are (E, K, N) and whose offsets leave the 0 out, is that of"
         " b.transpose(1, 2); moe_sort gives offsets. An expert may have no rows, and one all of them. Products are"
         " summed in float32, bias is added to that, and the result is rounded once. format='row' is for float8 a and b,"
         " with scale_a: (M, 1) and scale_b: (E, N, 1); 'block' has scale_a: (M, ceil(K/128)), one for each 128 of a"
@@ -117,7 +131,7 @@ CONTRACT = Contract(
         " promoted to float32 at least every 128 terms. Scales that a format has not, or lacks, are refused"
         " (ArgumentValueError). Gradients, of a and b for format='none' alone, are summed in float32 and rounded once;"
         " an expert without rows has zeros, and so have rows of no expert. Undefined: rows of y behind offsets[E];"
-        " any result for offsets that fall or end beyond M (refused with PORTAKERNEL_CHECKS=1). Not guaranteed: equal"
+        " any result for offsets that fall or end beyond y, and for gather elsewhere (refused with PORTAKERNEL_CHECKS=1). Not guaranteed: equal"
         " bits from different kernels, or for a row among other numbers of rows; all 24 bits of float32 products where"
         " torch.backends.cuda.matmul allows fewer."
     ),
@@ -126,10 +140,20 @@ CONTRACT = Contract(
             "a", ("M", "K"), Choice("format", {"none": FLOATS, "row": FLOAT8, "block": FLOAT8})
         ),
         TensorArgument("b", ("E", "N", "K"), ("a",)),
-        TensorArgument("offsets", ("E+1",), ("int32", "int64"), draw=Draw("segments", below="M"), rule=Ends("M")),
+        TensorArgument("offsets", ("E+1",), ("int32", "int64"), draw=Draw("segments", below="R|M"), rule=Ends("R|M")),
         TensorArgument("bias", ("E", "N"), FLOATS, optional=True, feature=True, keyword=True),
         _scales("scale_a", ("M", "1"), ("M", "ceil(K/128)")),
         _scales("scale_b", ("E", "N", "1"), ("E", "ceil(N/128)", "ceil(K/128)")),
+        TensorArgument(
+            "gather",
+            ("R",),
+            ("int32", "int64"),
+            optional=True,
+            feature=True,
+            keyword=True,
+            draw=Draw("index", below="M"),
+            rule=Indices("M"),
+        ),
     ),
     parameters=(
         Parameter(
@@ -142,9 +166,9 @@ CONTRACT = Contract(
         ),
     ),
     outputs=(
-        Result("y", ("M", "N"), like="a", dtype=Choice("format", {"none": "", "row": "bfloat16", "block": "bfloat16"})),
+        Result("y", ("R|M", "N"), like="a", dtype=Choice("format", {"none": "", "row": "bfloat16", "block": "bfloat16"})),
     ),
-    kept=("a", "b", "offsets", "bias"),
+    kept=("a", "b", "offsets", "bias", "gather"),
     requirements=("E > 0 or M == 0",),
     gradient="kernel",
     autocast="cast",
@@ -179,6 +203,14 @@ CONTRACT = Contract(
         _case("tiny magnitudes", (0, 24, 40), (3, 4), values="tiny", backward=False),
         _case("NaN, infinities, signed zeros", (0, 24, 40), (7, 6), values="special", backward=False),
         _case("zeros", (0, 24, 40), (3, 4), values="zeros", present=("bias",)),
+        _case("gathered", (0, 40, 48), (13, 0, 20), of=17),
+        _case("gathered from few, bias", (0, 24, 33), (9, 30), of=2, present=("bias",)),
+        _case("gathered from many, rows of no expert", (0, 24, 32), (3, 0, 4), of=50, more=5),
+        _case("gathered, drawn pieces", (29, 24, 32), E=3, of=40),
+        _case("nothing gathered", (0, 24, 32), E=2, of=5),
+        _case("gathered rows lie apart", (0, 24, 40), (9, 12), of=15, layouts={"a": "stepped", "gather": "stepped"}),
+        _case("float8 rows, gathered", (0, 48, 128), (13, 0, 20), of=11, format="row"),
+        _case("float8 blocks, gathered, bias", (0, 144, 200), (13, 4), of=9, format="block", present=("bias",)),
         _case("float8 rows", (0, 48, 128), (13, 0, 20), format="row"),
         _case("float8 rows of odd sizes, bias", (0, 65, 129), (13, 4, 20), format="row", present=("bias",)),
         _case("float8 rows, many terms", (0, 16, 2048), (2, 3), format="row"),

@@ -99,7 +99,7 @@ def _place(sizes: Shape, names: tuple[str, ...]) -> int | None:
 
 
 def _over(text: str) -> str | None:
-    if names_in(text) is not None:
+    if names_in(text) is not None or "|" in text:
         return None
     return parse_size(text.lstrip("*")).name
 

@@ -125,7 +125,7 @@ def cases_at_limits(contract: Contract, variants: Sequence[Capability], max_elem
 def resized(contract: Contract, case: Case, dimension: str, size: int, name: str, max_elements: int) -> Case | None:
     """``case`` with another size of one dimension; None where its tensors cannot be, or are not worth drawing."""
     # of one or two elements every piece is trivial: gradients that are nothing but the rounding of what cancels
-    whole = {tensor.draw.below for tensor in _cut(contract)}
+    whole = {name for tensor in _cut(contract) for name in tensor.draw.bounds}
     if (dimension in piece_counts(contract) and size > _MOST_PIECES) or dimension in whole:
         return None
     leads = any(tensor.leading == dimension for tensor in contract.at(contract.values(case.parameters)).tensors)
@@ -146,7 +146,7 @@ def in_tiles(contract: Contract, dims: Mapping[str, int], tile: int) -> dict[str
     for tensor in _cut(contract):
         names = {parse_size(size).name for shape in alternatives(tensor.shape) for size in shape}
         pieces = max(size for name, size in dims.items() if name in names)
-        found |= {name: max(found[name], tile * pieces) for name in tensor.draw.below.split("*") if name in found}
+        found |= {name: max(found[name], tile * pieces) for name in tensor.draw.bounds if name in found}
     return found
 
 

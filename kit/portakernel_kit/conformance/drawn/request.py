@@ -26,7 +26,7 @@ from portakernel_kit.conformance.drawn.levels import (
     numbers_of,
 )
 from portakernel_kit.conformance.drawn.sizes import sized
-from portakernel_kit.conformance.inputs import case_shape, is_present
+from portakernel_kit.conformance.inputs import case_shape, is_present, present_dims
 from portakernel_kit.conformance.memory import layouts_of
 
 # A gradient in which greater ones cancel is nothing but their rounding; one of what is divided by less, no number.
@@ -173,7 +173,8 @@ def _with_pieces(contract: Contract, case: Case, wishes: Mapping[str, str], chan
     """``case`` with the ends of the pieces that a dimension is cut into, and the parameters that bound these."""
     given, parameters = dict(case.given), dict(case.parameters)
     for tensor in (tensor for tensor in contract.tensors if tensor.draw.kind == "segments"):
-        whole, count = case.dims[tensor.draw.below], case_shape(tensor, case)[0] - 1
+        (cut,) = tensor.draw.factors(present_dims(contract.at(case.parameters), case))
+        whole, count = case.dims[cut], case_shape(tensor, case)[0] - 1
         inner = sorted(chance.choice((0, whole, chance.randint(0, whole))) for _ in range(count - 1))
         ends = (0, *inner, whole) if count else (0,)
         given[tensor.name] = ends

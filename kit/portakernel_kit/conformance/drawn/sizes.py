@@ -174,9 +174,10 @@ def _failing(contract: Contract, dims: Mapping[str, int], values: Mapping[str, A
         if names := unfit(condition, dims, values):
             return [name for name in names if name in dims]
     for tensor in contract.tensors:
-        kind, below = tensor.draw.kind, tensor.draw.below
+        kind = tensor.draw.kind
         if kind not in ("segments", "index"):
             continue
+        below = max(tensor.draw.bounds, key=lambda name: dims.get(name, 0))
         count = parse_size(tensor.sizes[0].removeprefix("*")).name
         # what belongs to no piece has no result, and of nothing there is no index
         empty, full = (count, below) if kind == "segments" else (below, count)
