@@ -94,8 +94,8 @@ def test_gradients_are_zero_for_experts_without_rows_and_rows_without_expert(mon
     a, b, offsets = drawn((5, 0, 40), 40, 48, more=21)
     bias, grad = torch.randn(3, 40), torch.randn(66, 40)
     grad[45:] = torch.nan
-    found = grouped_gradients.backward(grad, a, b, offsets, bias)
-    want = reference.backward(grad.double(), a.double(), b.double(), offsets, bias.double())
+    found = grouped_gradients.backward(grad, a, b, offsets, bias, None)
+    want = reference.backward(grad.double(), a.double(), b.double(), offsets, bias.double(), None)
     for place in (0, 1, 3):
         got, known = found[place], want[place]
         assert got is not None
@@ -128,3 +128,20 @@ def test_float8_with_its_scales(monkeypatch, format, swap, described):
     found = grouped_mm.grouped_mm(q, w, offsets, **given)
     (want,) = reference.truth(q, w, offsets, **given)
     torch.testing.assert_close(found.double(), want, atol=0.05, rtol=0.01)
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_rows_are_gathered_from_anywhere_and_their_gradients_add_up(monkeypatch, swap):
+    launched_with(monkeypatch, SWAP=swap, DESCRIPTORS=True)
+    a, b, offsets = drawn((5, 0, 40), 40, 48, more=7)
+    rows = a[:9].contiguous()
+    gather = torch.randint(8, (52,), generator=torch.Generator().manual_seed(0))  # nobody has the ninth
+    assert_right(rows, b, offsets, gather=gather)
+    grad = torch.randn(52, 40)
+    found = grouped_gradients.backward(grad, rows, b, offsets, None, gather)
+    want = reference.backward(grad.double(), rows.double(), b.double(), offsets, None, gather)
+    for got, known in zip(found[:2], want[:2], strict=True):
+        assert got is not None
+        assert known is not None
+        torch.testing.assert_close(got.double(), known, atol=1e-4, rtol=1e-5)
+    assert not found[0][8].any()  # type: ignore[index]

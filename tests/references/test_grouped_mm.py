@@ -37,7 +37,7 @@ def test_gradients_are_those_of_the_formula():
 def test_experts_without_rows_and_rows_without_expert_have_zero_gradients():
     a, b, offsets = drawn()
     bias = torch.randn(4, 5)
-    grads = backward(torch.ones(9, 5, dtype=torch.float64), a, b, offsets, bias)
+    grads = backward(torch.ones(9, 5, dtype=torch.float64), a, b, offsets, bias, None)
     grad_a, grad_b, _, grad_bias, *_ = grads
     assert grad_a is not None
     assert grad_b is not None
@@ -85,7 +85,7 @@ def test_offsets_are_looked_at_on_request_whatever_the_kernel():
     from portakernel.contracts import contract
 
     a, b, _ = drawn()
-    absent = dict.fromkeys(("bias", "scale_a", "scale_b"))
+    absent = dict.fromkeys(("bias", "scale_a", "scale_b", "gather"))
     given = {"a": a, "b": b, "offsets": torch.tensor([0, 4, 3, 5, 9]), "format": "none", **absent}
     text = "grouped_mm: offsets[2] is 3; it must be at least offsets[1] = 4"
     with pytest.raises(ArgumentValueError, match=re.escape(text)):
@@ -110,3 +110,15 @@ def test_scales_that_a_format_lacks_are_refused():
     text = "grouped_mm: scale_b is None with format='row'; it must be given"
     with pytest.raises(ArgumentValueError, match=re.escape(text)):
         ops.grouped_mm(q, w, torch.tensor([0, 3, 3, 8, 9]), scale_a=torch.ones(9, 1), format="row")
+
+
+def test_rows_may_be_gathered_several_times_and_their_gradients_add_up():
+    a, b, offsets = drawn()
+    gather = torch.tensor([0, 0, 8, 3, 3, 3, 1, 0])
+    y = ops.grouped_mm(a, b, offsets, gather=gather)
+    assert torch.equal(y, ops.grouped_mm(a[gather], b, offsets))
+    assert torch.autograd.gradcheck(
+        lambda x, w: ops.grouped_mm(x, w, offsets, gather=gather), (a.requires_grad_(), b.requires_grad_())
+    )
+    with pytest.raises(IndexError, match=re.escape("grouped_mm: gather holds 9, which is not in [0, M) with M = 9")):
+        ops.grouped_mm(a, b, offsets, gather=torch.tensor([0, 0, 9, 3, 3, 3, 1, 0]))

@@ -54,21 +54,21 @@ def _lane_of(values, lane, wanted):
 
 @triton.jit
 def _of_rows(
-    a, row, end, inner, inners, row_stride, inner_stride,
-    BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, FORM: tl.constexpr, EVEN: tl.constexpr, WIDEN: tl.constexpr,
+    a, row, numbers, is_row, inner, inners, row_stride, inner_stride,
+    BLOCK_K: tl.constexpr, FORM: tl.constexpr, EVEN: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """``(BLOCK, BLOCK_K)`` of rows from ``row`` on."""
+    """``(BLOCK_M, BLOCK_K)`` of rows from ``row`` on, which are those with these ``numbers``."""
     if FORM == "inner":
         block = a.load([row, inner])
     elif FORM == "outer":
         block = a.load([inner, row]).T
     else:
-        number, lane = row + tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK_K)[None, :]
-        inside = number < end
+        lane = tl.arange(0, BLOCK_K)[None, :]
+        inside = is_row[:, None]
         if not EVEN:
             inside = inside & (inner + lane < inners)
         a += tl.cast(inner, tl.int64) * inner_stride
-        block = tl.load(a + number.to(tl.int64) * row_stride + lane.to(tl.int64) * inner_stride, mask=inside, other=0.0)
+        block = tl.load(a + (numbers * row_stride)[:, None] + lane.to(tl.int64) * inner_stride, mask=inside, other=0.0)
     if WIDEN:
         block = block.to(tl.float32)
     return block
@@ -104,14 +104,14 @@ def _of_matrix(
 
 
 @triton.jit
-def _put(z, y, bias, scale_a, scale_b, expert, row, end, column, columns, bias_expert, bias_column, scale_a_row,
+def _put(z, y, bias, scale_a, scale_b, expert, row, numbers, end, column, columns, bias_expert, bias_column, scale_a_row,
          scale_b_expert, scale_b_column, ROWS_SCALED: tl.constexpr):  # fmt: skip
     """Writes the tile ``z``, rows by columns, of one expert; ``y`` is contiguous."""
     rows = row + tl.arange(0, z.shape[0])
     lanes = column + tl.arange(0, z.shape[1])
     is_row, is_column = rows < end, lanes < columns
     if ROWS_SCALED:
-        of_rows = tl.load(scale_a + rows.to(tl.int64) * scale_a_row, mask=is_row, other=0.0)
+        of_rows = tl.load(scale_a + numbers * scale_a_row, mask=is_row, other=0.0)
         at = scale_b + tl.cast(expert, tl.int64) * scale_b_expert + lanes.to(tl.int64) * scale_b_column
         z = z * of_rows[:, None] * tl.load(at, mask=is_column, other=0.0)[None, :]
     if bias is not None:
@@ -129,7 +129,8 @@ def _forward(
     bias,  # (E, N). None: there is none
     scale_a,  # (M, 1) or (M, blocks), and (E, N, 1) or (E, blocks, blocks). None: they have no scales
     scale_b,
-    y,  # (M, N)
+    gather,  # (R,). None: the rows are a's own
+    y,  # (M, N), or (R, N)
     rows,
     columns,
     inners,
@@ -141,6 +142,7 @@ def _forward(
     b_column,
     b_inner,
     offsets_stride,
+    gather_stride,
     bias_expert,
     bias_column,
     scale_a_row,
@@ -174,6 +176,10 @@ def _forward(
         height, end = _lane_of(heights, lane, expert), _lane_of(ends, lane, expert)
         row = _lane_of(begins, lane, expert) + place % height * BLOCK_M
         column = place // height * BLOCK_N
+        numbers = (row + tl.arange(0, BLOCK_M)).to(tl.int64)
+        is_row = numbers < end
+        if gather is not None:
+            numbers = tl.load(gather + numbers * gather_stride, mask=is_row, other=0).to(tl.int64)
         terms = steps
         if REST:
             terms = tl.where(expert == experts, 0, steps)
@@ -182,7 +188,9 @@ def _forward(
         else:
             z = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         for step in range(terms):
-            left = _of_rows(a, row, end, step * BLOCK_K, inners, a_row, a_inner, BLOCK_M, BLOCK_K, FORM_A, EVEN, WIDEN)
+            left = _of_rows(
+                a, row, numbers, is_row, step * BLOCK_K, inners, a_row, a_inner, BLOCK_K, FORM_A, EVEN, WIDEN
+            )  # fmt: skip
             right = _of_matrix(
                 b, expert, column, columns, step * BLOCK_K, inners, b_expert, b_column, b_inner,
                 BLOCK_N, BLOCK_K, FORM_B, EVEN, WIDEN, not SWAP,
@@ -195,9 +203,8 @@ def _forward(
                 # the tensor cores' own sums are of fewer bits: so many terms, and no more
                 z += tl.dot(left, right)
             else:
-                number = row + tl.arange(0, BLOCK_M)
-                at = scale_a + number.to(tl.int64) * scale_a_row + step * scale_a_block
-                of_rows = tl.load(at, mask=number < end, other=0.0)
+                at = scale_a + numbers * scale_a_row + step * scale_a_block
+                of_rows = tl.load(at, mask=is_row, other=0.0)
                 block = (column + tl.arange(0, BLOCK_N)) // _SCALED
                 at = scale_b + tl.cast(expert, tl.int64) * scale_b_expert + step * scale_b_block
                 at += block.to(tl.int64) * scale_b_column
@@ -208,9 +215,8 @@ def _forward(
                     z += tl.dot(left, right) * of_rows[:, None] * of_columns[None, :]
         if SWAP:
             z = z.T
-        of_bias = bias
-        _put(z, y, of_bias, scale_a, scale_b, expert, row, end, column, columns, bias_expert, bias_column, scale_a_row,
-             scale_b_expert, scale_b_column, FORMAT == "row")  # fmt: skip
+        _put(z, y, bias, scale_a, scale_b, expert, row, numbers, end, column, columns, bias_expert, bias_column,
+             scale_a_row, scale_b_expert, scale_b_column, FORMAT == "row")  # fmt: skip
 
 
 def power_above(number: int) -> int:
@@ -218,10 +224,10 @@ def power_above(number: int) -> int:
     return 1 << number.bit_length()
 
 
-def tiles_for(step: str, a: Tensor, experts: int) -> Configuration:
+def tiles_for(step: str, a: Tensor, rows: int, experts: int) -> Configuration:
     """How a step of the op is launched, by the mean number of rows of an expert."""
     kind = "float32" if a.dtype is torch.float32 else "float8" if a.element_size() == 1 else step
-    return configuration(f"grouped_mm.{kind}", a.device, max(1, a.shape[0] // max(experts, 1)))
+    return configuration(f"grouped_mm.{kind}", a.device, max(1, rows // max(experts, 1)))
 
 
 def products_of(like: Tensor) -> dict[str, Any]:
@@ -262,21 +268,23 @@ def multiply(
     bias: Tensor | None = None,
     scale_a: Tensor | None = None,
     scale_b: Tensor | None = None,
+    gather: Tensor | None = None,
     format: str = "none",
     rest: bool = False,
 ) -> None:
-    """Writes the products of pieces of ``a: (M, K)`` with ``b: (E, N, K)`` into ``y: (M, N)``, contiguous.
+    """Writes the products of pieces of ``a: (M, K)`` with ``b: (E, N, K)`` into ``y``, contiguous, a row for each.
 
     With ``rest``, rows of no expert become zeros.
     """
-    (rows, inners), (experts, columns, _) = a.shape, b.shape
+    rows, (experts, columns, inners) = y.shape[0], b.shape
     if not rows or not columns or not experts:
         return
-    how = tiles_for(step, a, experts)
+    how = tiles_for(step, a, rows, experts)
     options = {"SWAP": False, "FLATTEN": False, **how.options}
     wanted = options.pop("DESCRIPTORS", False)
     block_m, block_n, block_k = (options[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
-    left, form_a = _described(a, (block_m, block_k), wanted)
+    # Hopper's copy engine gathers no rows
+    left, form_a = _described(a, (block_m, block_k), wanted and gather is None)
     right, form_b = _described(b, (block_n, block_k), wanted)
     tiles = (cdiv(rows, block_m) + experts + rest) * cdiv(columns, block_n)
     of_bias = (0, 0) if bias is None else bias.stride()
@@ -290,6 +298,7 @@ def multiply(
         bias,
         scale_a,
         scale_b,
+        gather,
         y,
         rows,
         columns,
@@ -299,6 +308,7 @@ def multiply(
         *a.stride(),
         *b.stride(),
         offsets.stride(0),
+        0 if gather is None else gather.stride(0),
         *of_bias,
         *of_a,
         *of_b,
@@ -334,13 +344,14 @@ def grouped_mm(
     bias: Tensor | None = None,
     scale_a: Tensor | None = None,
     scale_b: Tensor | None = None,
+    gather: Tensor | None = None,
     format: str = "none",
     out: Tensor | None = None,
 ) -> Tensor:
-    """``y: (M, N)``: pieces of the rows of ``a: (M, K)``, each times its matrix of ``b: (E, N, K)``.
+    """``y``: pieces of the rows of ``a: (M, K)``, or of those that ``gather`` names, each times its matrix of ``b``.
 
-    float32, float16 or bfloat16, or float8 with scales; all of any strides, ``out`` too. ``offsets``: ``(E+1,)``,
-    int32 or int64.
+    ``b``: ``(E, N, K)``; float32, float16 or bfloat16, or float8 with scales; all of any strides, ``out`` too.
+    ``offsets``: ``(E+1,)`` and ``gather``: ``(R,)``, int32 or int64.
 
     Raises:
         ArgumentValueError: scales are not given as ``format`` says.
@@ -348,6 +359,7 @@ def grouped_mm(
     check_scales(format, scale_a, scale_b)
     dtype = a.dtype if format == "none" else torch.bfloat16
     whole = out if out is not None and out.is_contiguous() else None
-    y = a.new_empty((a.shape[0], b.shape[1]), dtype=dtype) if whole is None else whole
-    multiply("forward", a, b, offsets, y, bias=bias, scale_a=scale_a, scale_b=scale_b, format=format)
+    rows = a.shape[0] if gather is None else gather.shape[0]
+    y = a.new_empty((rows, b.shape[1]), dtype=dtype) if whole is None else whole
+    multiply("forward", a, b, offsets, y, bias=bias, scale_a=scale_a, scale_b=scale_b, gather=gather, format=format)
     return delivered(y, out)
