@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from portakernel.contract import Choice, Contract, Result, TensorArgument, alternatives
 from portakernel.contract.case import Case
-from portakernel.contract.signature_text import signature
+from portakernel.contract.shape_binding import shown_requirement
+from portakernel.contract.signature_text import signature, when_it_exists
 from portakernel.contracts import own_contracts
 from portakernel.matrix.proofs import KINDS, Proof
 from portakernel.matrix.table import OpSupport, table
@@ -99,7 +100,7 @@ def _parameters(contract: Contract) -> str:
 
 def _requirements(contract: Contract) -> str:
     return (
-        f"Sizes must fit: {', '.join(f'`{text}`' for text in contract.requirements)}." if contract.requirements else ""
+        f"Sizes must fit: {', '.join(f'`{shown_requirement(text)}`' for text in contract.requirements)}." if contract.requirements else ""
     )
 
 
@@ -107,7 +108,7 @@ def _result(contract: Contract, result: Result) -> tuple[str, str, str, str]:
     dtypes = alternatives(result.dtype) if result.dtype is not None else [result.like]
     known = {*contract.names, *(parameter.name for parameter in contract.parameters)}
     dtype = " or ".join(f"that of `{name}`" if name in known else str(name) for name in dict.fromkeys(dtypes))
-    when = f"`{result.when[0]}` is {result.when[1]!r}" if result.when is not None else ""
+    when = when_it_exists(result, "`")
     return f"`{result.name}`", _shape(contract, TensorArgument(result.name, result.shape, ())), dtype, when
 
 

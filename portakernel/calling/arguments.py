@@ -109,7 +109,7 @@ class Arguments:
         contract.check_dtypes(self.dtypes(tensors), self.contract)
         shapes = self.shapes(tensors)
         try:
-            contract.bind_shapes(shapes)
+            contract.bind_shapes(shapes, self.named(values))
         except ArgumentValueError as error:
             if self._fits_by_head(contract, shapes):
                 text = f"with heads before positions, (B, H, S, D), they would fit: {BY_HEAD}"

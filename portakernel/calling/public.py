@@ -87,4 +87,4 @@ def _exists(result: Result) -> str:
     if result.when is None:
         return "True"
     name, wanted = result.when
-    return f"{name} in {wanted!r}" if isinstance(wanted, tuple) else f"{name} == {wanted!r}"
+    return f"{name} in {wanted!r}" if isinstance(wanted, (tuple, range)) else f"{name} == {wanted!r}"

@@ -14,6 +14,7 @@ from portakernel.errors import ArgumentValueError, IndexOutOfRangeError
 from portakernel.tensors.index_values import element, outside
 
 _NO_SLOT = -1
+_NO_EXPERT = -1
 
 
 def check_serving(
@@ -36,10 +37,12 @@ def check_serving(
                 _check_pages(op, name, numbers, (lengths, held.detach().long()), below, page, sizes)
         case Slots(below):
             _check_slots(op, name, numbers, below, _size(below, sizes))
-        case Experts(below):
-            if (place := _first(outside(numbers.detach(), size := _size(below, sizes)))) is not None:
+        case Experts(below, absent):
+            size = _size(below, sizes)
+            if (place := _first(outside(numbers.detach(), size, _NO_EXPERT if absent else None))) is not None:
                 text = f"{_found(op, name, numbers, place)}; it must be {_range(below, size)}"
-                raise IndexOutOfRangeError(f"{text}: a row of padding needs one too; give it any, with weight 0")
+                advice = ": a row of padding needs one too; give it any, with weight 0"
+                raise IndexOutOfRangeError(text + (", or -1 for one that is not here" if absent else advice))
 
 
 def check_most(op: str, name: str, lengths: Tensor, parameter: str, most: int) -> None:

@@ -66,7 +66,8 @@ def check_values(contract: Contract, arguments: dict[str, Any]) -> None:
                 also = (otherwise, arguments[otherwise]) if otherwise else None
                 _check_indices(contract.op, tensor.name, numbers, below, dims[below], also)
             case Ends(most):
-                _check_ends(contract.op, tensor.name, numbers, most, dims[most])
+                name = next(part for part in most.split("|") if part in dims)
+                _check_ends(contract.op, tensor.name, numbers, name, dims[name])
             case Lengths() | Pages() | Slots() | Experts() as rule:
                 check_serving(contract.op, tensor.name, numbers, rule, sizes, readable)
             case BlockCounts() | Blocks() as rule:

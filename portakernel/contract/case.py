@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -36,7 +36,7 @@ class Draw:
 
     ``numbers``: as the case's ``values`` says. ``index``: integers from 0 to below the size of dimension ``below``; one
     in five is the value of the parameter ``sometimes`` instead, where one is named. ``segments``: ends of consecutive
-    pieces of dimension ``below``, from 0 to all of it, some of them empty; ``offsets``: the pieces' starts. ``scale``:
+    pieces of dimension ``below``, from 0 to all of it, some of them empty (``R|M``: of R, or of M in calls without); ``offsets``: the pieces' starts. ``scale``:
     positive numbers around 1. ``mask``: numbers, of which some are minus infinity; in some rows all are, or all one
     very large negative number.
 
@@ -44,7 +44,7 @@ class Draw:
     ``pages``: a table of ``lengths``' pages of ``page`` tokens, all different where there are enough; entries that no
     sequence needs are -1, ``below`` (there is no such page), or a page that is nobody's. ``slots``: different places
     below ``below``; one in five is -1, for none. ``experts``: different ones below ``below`` in each row, some of which
-    no row picks.
+    no row picks; where some may be ``absent``, one in five is -1, and rows that are longer have some twice.
 
     ``lse``: the logarithms that parts of attention come with, ordinary ones, some of them alike, some 100 up or down;
     minus infinity where a part saw no key.
@@ -77,6 +77,17 @@ class Draw:
     room: str = ""
     beside: str = ""
     turned: str = ""
+    absent: bool = False
+
+    @property
+    def bounds(self) -> tuple[str, ...]:
+        """Every dimension that ``below`` may be over."""
+        return tuple(name for factor in self.below.split("*") for name in factor.split("|"))
+
+    def factors(self, known: Container[str]) -> list[str]:
+        """The dimensions whose product ``below`` is in a call that has those ``known``."""
+        several = (factor.split("|") for factor in self.below.split("*"))
+        return [next((name for name in names if name in known), names[-1]) for names in several]
 
 
 @dataclass(frozen=True, slots=True)

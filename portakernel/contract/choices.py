@@ -18,7 +18,8 @@ def choosers(contract: Contract) -> tuple[str, ...]:
     """The parameters that shapes, dtypes or the number of results depend on."""
     results = (*contract.outputs, *contract.saved)
     parts: list[object] = [part for tensor in contract.tensors for part in (tensor.shape, tensor.dtypes)]
-    parts += [part for result in results for part in (result.shape, result.dtype)]
+    # a result's sizes that are parameters' values leave its number of dimensions open to none, and may be any number
+    parts += [part for result in results for part in (result.shape, result.dtype) if isinstance(part, Choice)]
     names: list[str] = []
     while parts:
         part = parts.pop(0)
@@ -36,7 +37,7 @@ def chosen(contract: Contract, values: tuple[Any, ...]) -> Contract:
 
     def results(given: tuple[Result, ...]) -> tuple[Result, ...]:
         return tuple(
-            replace(result, shape=made(result.shape, known), dtype=dtype_of(result, known), when=None)
+            replace(result, shape=picked(result.shape, known), dtype=dtype_of(result, known), when=None)
             for result in given
             if _exists(result, known)
         )
@@ -56,20 +57,27 @@ def _exists(result: Result, values: Mapping[str, Any]) -> bool:
     if result.when is None:
         return True
     name, wanted = result.when
-    return values[name] in wanted if isinstance(wanted, tuple) else bool(values[name] == wanted)
+    return values[name] in wanted if isinstance(wanted, (tuple, range)) else bool(values[name] == wanted)
 
 
 def dtype_of(result: Result, values: Mapping[str, Any]) -> str | None:
     """The dtype that a result has with these values; None where it is that of the argument it is like."""
-    return None if result.dtype is None else made(result.dtype, values)
+    return None if result.dtype is None else picked(result.dtype, values) or None
+
+
+def picked(part: T | Choice[T], values: Mapping[str, Any]) -> T:
+    """``part``, its choices made."""
+    found: Any = part
+    while isinstance(found, Choice):
+        found = found.of[values[found.by]]
+    whole: T = found
+    return whole
 
 
 def made(part: T | Choice[T], values: Mapping[str, Any]) -> T:
-    """``part``, its choices made, and the sizes in it that are parameters' values put in."""
-    picked: Any = part
-    while isinstance(picked, Choice):
-        picked = picked.of[values[picked.by]]
-    if isinstance(picked, tuple):
-        picked = tuple(str(int(values[text[1:]])) if text.startswith("$") else text for text in picked)
-    whole: T = picked
+    """``part`` of a tensor argument, its choices made, and the sizes in it that are parameters' values put in."""
+    found: Any = picked(part, values)
+    if isinstance(found, tuple):
+        found = tuple(str(int(values[text[1:]])) if text.startswith("$") else text for text in found)
+    whole: T = found
     return whole

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from portakernel.contract.case import Case, Draw
-from portakernel.contract.choices import choosers, chosen, dtype_of, made
+from portakernel.contract.choices import choosers, chosen, dtype_of, picked
 from portakernel.contract.format_advice import for_calls
 from portakernel.contract.grids import Grid
 from portakernel.contract.near_misses import answer
 from portakernel.contract.parameter import Parameter
 from portakernel.contract.parts import Choice, Cost, Result, Shape, TensorArgument, Tolerance, alternatives
 from portakernel.contract.shape_binding import Binding, check_requirements
-from portakernel.contract.sizes import parse_size
+from portakernel.contract.sizes import names_in, parse_size, size_of_values
 from portakernel.contract.value_rules import Ends, Indices
 from portakernel.errors import ArgumentTypeError, UnknownNameError
 from portakernel.text.printable import brief
@@ -53,7 +53,8 @@ __all__ = [
 class Contract:
     """Everything that is true of an op, whichever kernel runs it.
 
-    ``requirements`` are Python conditions over dimensions (``H % G == 0``). ``gradient`` is ``kernel`` (backward is an
+    ``requirements`` are Python conditions over dimensions, and values of ``int`` parameters (``H % G == 0``, ``$k <=
+    E``). ``gradient`` is ``kernel`` (backward is an
     op of its own), ``identity`` (each gradient is the output's gradient, no kernel runs) or ``none``. ``kept`` names
     the arguments and outputs that backward is given, all arguments where it is not said; ``stands_for`` says which of
     them has the form of an argument that is not. ``saved`` is what forward keeps beside them. ``inplace`` names the
@@ -255,19 +256,21 @@ class Contract:
 
     # --- shapes ----------------------------------------------------------------------------------------------------
 
-    def bind_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[dict[str, int], tuple[int, ...] | None]:
+    def bind_shapes(
+        self, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, Any] | None = None
+    ) -> tuple[dict[str, int], tuple[int, ...] | None]:
         """The dimensions that the arguments' shapes give, and the leading dimensions; arguments may be missing.
 
         Raises:
             ArgumentValueError: an argument has the wrong rank, two arguments disagree on a dimension, or the dimensions
-                do not fit the op's requirements.
+                and, where they are known, the parameters' values do not fit the op's requirements.
         """
         bound = Binding(self.op)
         for tensor in self.tensors:
             if (shape := shapes.get(tensor.name)) is not None:
                 bound.add(tensor, shape)
         bound.settle()
-        check_requirements(self.op, self.requirements, bound.dims)
+        check_requirements(self.op, self.requirements, bound.dims, values)
         return bound.dims, bound.leading
 
     def form(
@@ -280,7 +283,11 @@ class Contract:
     ) -> tuple[tuple[int, ...], str]:
         """The shape and dtype of a result of ``at(values)``."""
         shape: list[int] = []
-        for text in made(result.shape, values):
+        for text in picked(result.shape, values):
+            if names_in(text) is not None:
+                shape.append(size_of_values(text, values))
+                continue
+            text = next((part for part in text.split("|") if part in dims), text)
             size = parse_size(text.lstrip("*"))
             shape += leading if text.startswith("*") else [size.of(dims[size.name] if size.name is not None else 0)]
         dtype = dtype_of(result, values)

@@ -116,6 +116,26 @@ _OF_OP: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         **dict.fromkeys(("mask_mod", "mask_name"), ("mask",)),
         **dict.fromkeys(("block_size", "BLOCK_SIZE"), ("block",)),
     },
+    "grouped_mm": {
+        **dict.fromkeys(("x", "input", "mat_a", "lhs"), ("a",)),
+        **dict.fromkeys(("weight", "mat_b", "rhs", "w"), ("b",)),
+        **dict.fromkeys(("offs", "m_indptr", "group_sizes", "cu_seqlens_m"), ("offsets",)),
+    },
+    "moe_route": {
+        **dict.fromkeys(("gating_output", "router_logits", "scores"), ("logits",)),
+        **dict.fromkeys(("topk", "top_k", "num_experts_per_tok"), ("k",)),
+        **dict.fromkeys(("e_score_correction_bias", "correction_bias", "expert_bias"), ("bias",)),
+        **dict.fromkeys(("scoring_func", "score_func", "score_function"), ("scoring",)),
+        **dict.fromkeys(("norm_topk_prob", "normalize"), ("renormalize",)),
+        **dict.fromkeys(("routed_scaling_factor", "scaling_factor", "route_scale"), ("factor",)),
+        **dict.fromkeys(("num_expert_group", "n_group", "num_groups"), ("groups",)),
+        **dict.fromkeys(("topk_group", "limited_groups"), ("groups_kept",)),
+    },
+    "moe_sort": {
+        **dict.fromkeys(("topk_ids", "expert_ids", "indices"), ("experts",)),
+        **dict.fromkeys(("block_size", "alignment"), ("block",)),
+        **dict.fromkeys(("n_experts", "num_local_experts"), ("num_experts",)),
+    },
     "merge_attention": {
         **dict.fromkeys(("v_a", "prefix_output", "out_a"), ("a",)),
         **dict.fromkeys(("s_a", "prefix_lse"), ("lse_a",)),
@@ -174,6 +194,10 @@ _MEANING: Mapping[tuple[str, str], str] = {
         [(name, "latent_cache") for name in ("k_cache", "kv_cache")],
         ": one part of a joined cache (NP, P, C+R), as in cache[..., :C], and rope_cache is the other, cache[..., C:]",
     ),
+    **dict.fromkeys(
+        [(name, "offsets") for name in ("offs", "cu_seqlens_m")], ": where each piece begins, from 0 on, and the end"
+    ),
+    ("group_sizes", "offsets"): ": where each piece begins, from 0 on, as in torch.cumsum of a 0 and the sizes",
     ("v", "outs"): ": the parts come first, (R, S, H, E), as in v.transpose(0, 1), which copies nothing",
     ("s", "lses"): ": natural logarithms (R, H, S), of FlashInfer's math.log(2) * s.permute(1, 2, 0)",
     **dict.fromkeys(

@@ -29,8 +29,9 @@ class Parameter:
     None as its default, has to be given. A ``format`` is that of the tensor called ``of``, under whose name requests
     and manifests have it. A ``permission`` names the argument that backward may write over where the value is True, and
     need not; graphs, which could not know of it, are traced without. Of a ``float``, results are defined from ``least``
-    to ``most``, however near to either, and the conformance kit draws from there. An ``int`` that ``bounds`` a tensor
-    is at least the length of the longest piece that this tensor's ends leave.
+    to ``most``, however near to either, and the conformance kit draws from there; an ``int`` is no less than ``least``
+    either, and ``usual`` are values of it that the kit draws. An ``int`` that ``bounds`` a tensor is at least the length
+    of the longest piece that this tensor's ends leave.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Parameter:
     least: float = -math.inf
     most: float = math.inf
     bounds: str = ""
+    usual: tuple[int, ...] = ()
 
     @property
     def is_required(self) -> bool:
@@ -92,13 +94,16 @@ class Parameter:
         """What it may be, for people."""
         kinds = {
             "float": self._numbers(),
-            "int": _either(self.choices) or "an integer",
+            "int": _either(self.choices) or self._integers(),
             "bool": "True or False",
             "mask": f"{_either(self.possible())}, or a name that portakernel.masks.register was given",
             "window": "(left, right), each -1 or None for all",
         }
         shown = kinds.get(self.kind) or _either(self.choices)
         return f"{shown} or None" if self.optional else shown
+
+    def _integers(self) -> str:
+        return f"an integer from {self.least:g} up" if math.isfinite(self.least) else "an integer"
 
     def _numbers(self) -> str:
         """The numbers that a ``float`` may be, for people."""
@@ -150,6 +155,8 @@ def _int(parameter: Parameter, op: str, value: object) -> Any:
         raise ArgumentValueError(f"{op}: {parameter.name} is beyond what 64 bits hold; {text}")
     if parameter.bounds and found < 0:
         raise ArgumentValueError(f"{op}: {parameter.name} counts positions, from 0; this is {value!r}")
+    if found < parameter.least:
+        raise ArgumentValueError(f"{op}: {parameter.name} must be {parameter.accepted()}; this is {value!r}")
     return found
 
 

@@ -93,6 +93,26 @@ PROMPTS = (197, 257, 512, 577, 1000, 1024, 1500, 2047, 2048, 2049, 4096, 4097, 6
 CONTEXTS = (128, 500, 512, 1000, 1024, 2048, 3000, 4096, 8192, 10000, 16384, 32768, 65536)
 # Experts that a router chooses from.
 EXPERTS = (8, 16, 32, 60, 64, 72, 128, 160, 256, 384)
+# Mixtures of experts: how wide tokens are, how wide an expert is, how many there are, and how many a token takes.
+MIXTURES: tuple[tuple[str, int, int, int, int], ...] = (
+    ("Mixtral 8x7B", 4096, 14336, 8, 2),
+    ("Mixtral 8x22B", 6144, 16384, 8, 2),
+    ("Phi-3.5 MoE", 4096, 6400, 16, 2),
+    ("gpt-oss 20B", 2880, 2880, 32, 4),
+    ("gpt-oss 120B", 2880, 2880, 128, 4),
+    ("OLMoE", 2048, 1024, 64, 8),
+    ("Qwen1.5 MoE A2.7B", 2048, 1408, 60, 4),
+    ("Qwen3 30B-A3B", 2048, 768, 128, 8),
+    ("Qwen3 235B-A22B", 4096, 1536, 128, 8),
+    ("Qwen3 Next 80B-A3B", 2048, 512, 512, 10),
+    ("Granite 3 3B-A800M", 1536, 512, 40, 8),
+    ("DeepSeek-V2 Lite", 2048, 1408, 64, 6),
+    ("DeepSeek-V2", 5120, 1536, 160, 6),
+    ("DeepSeek-V3", 7168, 2048, 256, 8),
+    ("Kimi K2", 7168, 2048, 384, 8),
+    ("GLM-4.5 Air", 4096, 1408, 128, 8),
+    ("Llama 4 Maverick", 5120, 8192, 128, 1),
+)
 # Devices that a layer is split over.
 SPLITS = (1, 1, 1, 2, 4, 8)
 # Tables of recommenders and of words (GloVe): rows, and what one is wide.

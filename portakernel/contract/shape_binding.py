@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cache
 from types import CodeType
+from typing import Any
 
 from portakernel.contract.parts import TensorArgument
-from portakernel.contract.sizes import DIMENSION, parse_size
+from portakernel.contract.sizes import DIMENSION, VALUE, parse_size
 from portakernel.errors import ArgumentValueError
 from portakernel.words.symbols import holds
 
@@ -82,24 +83,41 @@ class Binding:
             self._open.append((text, given, tensor, shape))
 
 
-def check_requirements(op: str, requirements: Sequence[str], dims: Mapping[str, int]) -> None:
-    """Nothing, when the dimensions fit what the op requires; conditions over unknown dimensions are left open.
+def check_requirements(
+    op: str, requirements: Sequence[str], dims: Mapping[str, int], values: Mapping[str, Any] | None = None
+) -> None:
+    """Nothing, when dimensions and parameters' values fit what the op requires; of unknown ones all is left open.
 
     Raises:
         ArgumentValueError: a condition does not hold.
     """
     for condition in requirements:
-        names, code = _compiled(condition)
-        known = {name: dims[name] for name in names if name in dims}
-        if len(known) == len(names) and not holds(eval(code, {"__builtins__": {}}, known)):
-            sizes = ", ".join(f"{name} = {size}" for name, size in known.items())
-            raise ArgumentValueError(f"{op}: needs {condition}; this is {sizes}")
+        known = unfit(condition, dims, values or {})
+        if known:
+            sizes = ", ".join(f"{name} = {size}" for name, size in sorted(known.items()))
+            raise ArgumentValueError(f"{op}: needs {shown_requirement(condition)}; this is {sizes}")
+
+
+def unfit(condition: str, dims: Mapping[str, int], values: Mapping[str, Any]) -> dict[str, Any]:
+    """What a condition is over, where that is known and the condition does not hold; empty where it does."""
+    names, code = _compiled(condition)
+    given = {**values, **dims}
+    known = {name: given[name] for name in names if given.get(name) is not None}
+    if len(known) < len(names) or holds(eval(code, {"__builtins__": {}}, known)):
+        return {}
+    return known
+
+
+def shown_requirement(condition: str) -> str:
+    """A condition for people."""
+    return condition.replace("$", "")
 
 
 @cache
 def _compiled(condition: str) -> tuple[tuple[str, ...], CodeType]:
-    """The dimensions that a condition is over, and its code."""
-    return tuple(sorted(set(DIMENSION.findall(condition)))), compile(condition, condition, "eval")
+    """The dimensions and parameters that a condition is over, and its code."""
+    names = [*DIMENSION.findall(condition), *VALUE.findall(condition)]
+    return tuple(dict.fromkeys(names)), compile(shown_requirement(condition), condition, "eval")
 
 
 def _product(sizes: tuple[int, ...]) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from portakernel.contract.contract import Contract, TensorArgument, alternatives
 from portakernel.contract.parameter import Parameter
+from portakernel.contract.parts import Result
 from portakernel.words.dtypes import FLOAT64
 
 
@@ -84,10 +85,19 @@ def _parameter(parameter: Parameter) -> str:
     return f"{parameter.name}: {kind}.{summary}{accepted}"
 
 
+def when_it_exists(result: Result, quote: str = "") -> str:
+    """For which values of a parameter there is a result; empty where there always is."""
+    if result.when is None:
+        return ""
+    name, wanted = result.when
+    text = f"at least {wanted.start}" if isinstance(wanted, range) else repr(wanted)
+    return f"{quote}{name}{quote} is {text}"
+
+
 def _results(contract: Contract) -> list[str]:
     found = []
     for result in contract.outputs:
-        when = f", when {result.when[0]} is {result.when[1]!r}" if result.when is not None else ""
+        when = f", when {told}" if (told := when_it_exists(result)) else ""
         shape = TensorArgument(result.name, result.shape, ()).described
         found.append(f"{result.name}: {shape}{when}.")
     return found

@@ -7,7 +7,9 @@ that is possible; every later mention is a condition.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from portakernel.words.symbols import holds
 
@@ -16,8 +18,11 @@ _FORM = re.compile(
     r"|(?:(?P<times>\d+)\*)?ceil\((?P<rounded>[A-Za-z]\w*)/(?P<group>\d+)\)"
     r"|(?P<factor>\d+)?(?P<name>[A-Za-z]\w*)(?:/(?P<divisor>\d+)|\+(?P<more>\d+))?"
 )
-# A dimension's name inside a requirement.
+# A dimension's name inside a requirement, and that of an int parameter there.
 DIMENSION = re.compile(r"\b[A-Z]\w*\b")
+VALUE = re.compile(r"\$(\w+)")
+# A result's size that parameters' values make: one, one more, or one over another, rounded up.
+_OF_VALUES = re.compile(r"\$(?P<name>\w+)(?:\+(?P<more>\d+)|/\$(?P<divisor>\w+))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,22 @@ class Size:
         if self.factor == 1:
             return text, condition
         return f"({text} // {self.factor})", f"{text} % {self.factor} == 0"
+
+
+def names_in(text: str) -> tuple[str, ...] | None:
+    """The int parameters that make a result's size: ``$k``, ``$n+1``, ``$n/$m``; None where ``text`` is none such."""
+    found = _OF_VALUES.fullmatch(text)
+    return None if found is None else tuple(VALUE.findall(text))
+
+
+def size_of_values(text: str, values: Mapping[str, Any]) -> int:
+    """The size that ``text`` is, for which ``names_in`` has names, with these values: symbols of a trace stay so."""
+    found = _OF_VALUES.fullmatch(text)
+    assert found is not None
+    size: int = values[found["name"]]
+    if found["divisor"]:
+        return -(-size // values[found["divisor"]])
+    return size + int(found["more"]) if found["more"] else size
 
 
 def parse_size(text: str) -> Size:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from portakernel.contract.contract import Contract, alternatives
 from portakernel.contract.parts import Shape, TensorArgument
-from portakernel.contract.sizes import parse_size
+from portakernel.contract.sizes import VALUE, names_in, parse_size
 from portakernel.contract.value_rules import BlockCounts, Blocks, Ends, Experts, Groups, Indices, Lengths, Pages, Slots
 from portakernel.errors import nearest
 from portakernel.words.dtypes import DTYPES
@@ -48,6 +48,9 @@ def contract_faults(contract: Contract) -> Iterator[str]:
             yield f"result {result.name} is like {result.like!r}; {nearest(result.like, contract.names)}"
     yield from _unknown("kept", contract.backward_inputs, [*contract.names, *(result.name for result in results)])
     yield from _unknown("stands_for", contract.stands_for, contract.names)
+    integers = [parameter.name for parameter in contract.parameters if parameter.kind == "int"]
+    for condition in contract.requirements:
+        yield from _unknown(f"requirement {condition!r}", VALUE.findall(condition), integers)
     yield from _unknown("inplace", contract.inplace, contract.names)
     yield from _unknown("host_reads", contract.host_reads, contract.names)
     if not contract.cases:
@@ -81,12 +84,13 @@ def _is_name(text: str) -> bool:
 def _sizes(what: str, shapes: Iterable[Shape], contract: Contract) -> Iterator[str]:
     integers = [parameter.name for parameter in contract.parameters if parameter.kind == "int"]
     for text in (text for shape in shapes for text in shape):
-        if text.startswith("$"):
-            if text[1:] not in integers:
-                yield f"{what}: size {text!r} is no int parameter's value; {nearest(text[1:], integers)}"
+        if (named := names_in(text)) is not None:
+            unknown = [name for name in named if name not in integers]
+            yield from (f"{what}: size {text!r} is no int parameter's value; {nearest(n, integers)}" for n in unknown)
             continue
         try:
-            parse_size(text.lstrip("*"))
+            for part in text.lstrip("*").split("|"):
+                parse_size(part)
         except ValueError as error:
             yield f"{what}: {error}"
 
@@ -103,8 +107,8 @@ def _rule(tensor: TensorArgument, contract: Contract) -> Iterator[str]:
             yield from _unknown(what, [below], contract.dims)
             yield from _unknown(what, filter(None, [otherwise]), integers)
         case Ends(most):
-            yield from _unknown(what, [most], contract.dims)
-        case Lengths(size) | Slots(size) | Experts(size):
+            yield from _unknown(what, most.split("|"), contract.dims)
+        case Lengths(size) | Slots(size) | Experts(size, _):
             yield from _unknown(what, size.split("*"), sizes)
         case Pages(below, lengths, page):
             yield from _unknown(what, [*below.split("*"), *page.split("*")], sizes)

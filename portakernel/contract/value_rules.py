@@ -19,7 +19,10 @@ class Indices:
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """The numbers begin with 0, never fall, and are at most the size of the dimension ``most``."""
+    """The numbers begin with 0, never fall, and are at most the size of the dimension ``most``.
+
+    ``R|M``: of R, or of M in calls that have no R.
+    """
 
     most: str
 
@@ -56,9 +59,10 @@ class Slots:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """Which expert takes a token: from 0 to below the size ``below``."""
+    """Which expert takes a token: from 0 to below the size ``below``; or -1, for none, where some may be ``absent``."""
 
     below: str
+    absent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ def ask(
     typed = _dtypes(contract, made, dtypes, shapes, known)
     made.check_dtypes(typed, contract)
     present = [t.name for t in contract.tensors if not t.optional or t.name in shapes or t.name in typed]
-    dims, _ = made.bind_shapes(shapes)
+    dims, _ = made.bind_shapes(shapes, known)
     plain = {f"{name}.{fact}": value for name in present for fact, value in PLAIN_FACTS.items()}
     for name in facts or ():
         if name not in plain:

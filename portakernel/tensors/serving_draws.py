@@ -41,7 +41,7 @@ def draw_serving(
         case "slots":
             return draw_slots(tuple(shape), below, source)
         case "experts":
-            return draw_experts(tuple(shape), below, source)
+            return draw_experts(tuple(shape), below, source, absent=draw.absent)
         case _:
             return draw_pages(earlier[draw.lengths].cpu(), tuple(shape), below, dims[draw.page], source)
 
@@ -93,17 +93,22 @@ def draw_slots(shape: tuple[int, ...], slots: int, source: Generator) -> Tensor:
     return drawn.masked_fill(torch.randint(_ONE_IN, (count,), generator=source) == 0, -1).reshape(shape)
 
 
-def draw_experts(shape: tuple[int, ...], experts: int, source: Generator) -> Tensor:
+def draw_experts(shape: tuple[int, ...], experts: int, source: Generator, *, absent: bool = False) -> Tensor:
     """Different experts below ``experts`` in each row; where there is a choice, no row picks one of the last quarter.
 
+    Where some may be ``absent``, one in five is -1, and a row that picks more than there are has some twice.
+
     Raises:
-        ValueError: a row picks more than there are.
+        ValueError: a row picks more than there are, and none may be absent.
     """
     picked = shape[-1]
-    if picked > experts:
+    if picked > experts and not absent:
         raise ValueError(f"each row picks {picked} of {experts} experts; give as many at least")
-    among = max(picked, experts - experts // 4)
-    return torch.rand((*shape[:-1], among), generator=source).argsort(-1)[..., :picked].contiguous()
+    among = max(min(picked, experts), experts - experts // 4)
+    drawn = torch.rand((*shape[:-1], max(picked, among)), generator=source).argsort(-1)[..., :picked] % max(among, 1)
+    if absent:
+        drawn = drawn.masked_fill(torch.randint(_ONE_IN, shape, generator=source) == 0, -1)
+    return drawn.contiguous()
 
 
 def draw_lse(shape: tuple[int, ...], source: Generator) -> Tensor:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from portakernel.contract import Contract
 from portakernel.contract.parts import Shape
-from portakernel.contract.sizes import parse_size
+from portakernel.contract.sizes import names_in, parse_size
 
 # Dimensions besides the leading ones along which a call falls apart into smaller calls of the same op. Shapes do not
 # say so: N is independent in a matrix product's results, and is what a norm sums over. Names in one group are split
@@ -20,6 +20,7 @@ _INDEPENDENT: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "attention_varlen": (("H", "G"),),
     "block_sparse_attention": (("B",), ("H", "G")),
     "embedding_bag": (("N",),),
+    "grouped_mm": (("N",),),
     "linear_act": (("N",),),
     "merge_attention": (("S",), ("H",)),
     "merge_attentions": (("S",), ("H",)),
@@ -98,6 +99,8 @@ def _place(sizes: Shape, names: tuple[str, ...]) -> int | None:
 
 
 def _over(text: str) -> str | None:
+    if names_in(text) is not None or "|" in text:
+        return None
     return parse_size(text.lstrip("*")).name
 
 

@@ -114,8 +114,10 @@ def cases_at_limits(contract: Contract, variants: Sequence[Capability], max_elem
     sizes = sorted((name, value) for name, value in bounds if value is not None and name in contract.dims)
     ordinary = (c for c in contract.cases if not (c.layouts or c.given) and c.values == "normal" and 0 not in c.leading)
     plain = next(ordinary, contract.cases[0])
-    # in default values, and with one row, so that most of a large size is the size
-    plain = replace(plain, leading=(1,) * len(plain.leading), parameters={})
+    # in default values where there are any, and with one row, so that most of a large size is the size
+    required = {parameter.name for parameter in contract.parameters if parameter.is_required}
+    given = {name: value for name, value in plain.parameters.items() if name in required}
+    plain = replace(plain, leading=(1,) * len(plain.leading), parameters=given)
     found = (resized(contract, plain, n, v, f"{n} = {v}, a limit", max_elements) for n, v in sizes)
     return tuple(case for case in found if case is not None)
 
@@ -123,7 +125,7 @@ def cases_at_limits(contract: Contract, variants: Sequence[Capability], max_elem
 def resized(contract: Contract, case: Case, dimension: str, size: int, name: str, max_elements: int) -> Case | None:
     """``case`` with another size of one dimension; None where its tensors cannot be, or are not worth drawing."""
     # of one or two elements every piece is trivial: gradients that are nothing but the rounding of what cancels
-    whole = {tensor.draw.below for tensor in _cut(contract)}
+    whole = {name for tensor in _cut(contract) for name in tensor.draw.bounds}
     if (dimension in piece_counts(contract) and size > _MOST_PIECES) or dimension in whole:
         return None
     leads = any(tensor.leading == dimension for tensor in contract.at(contract.values(case.parameters)).tensors)
@@ -144,7 +146,7 @@ def in_tiles(contract: Contract, dims: Mapping[str, int], tile: int) -> dict[str
     for tensor in _cut(contract):
         names = {parse_size(size).name for shape in alternatives(tensor.shape) for size in shape}
         pieces = max(size for name, size in dims.items() if name in names)
-        found |= {name: max(found[name], tile * pieces) for name in tensor.draw.below.split("*") if name in found}
+        found |= {name: max(found[name], tile * pieces) for name in tensor.draw.bounds if name in found}
     return found
 
 
@@ -156,7 +158,8 @@ def possible(contract: Contract, case: Case) -> bool:
     """Whether the op's requirements and shapes admit the case's dimensions."""
     made = contract.at(contract.values(case.parameters))
     try:
-        made.bind_shapes({t.name: case_shape(t, case) for t in made.tensors if is_present(t, case)})
+        shapes = {t.name: case_shape(t, case) for t in made.tensors if is_present(t, case)}
+        made.bind_shapes(shapes, contract.values(case.parameters))
     except ArgumentValueError:
         return False
     return True

@@ -56,7 +56,7 @@ class Mismatch:
     """At least one element is too far off; ``index``, ``got``, ``want`` and ``ulp`` are of the worst one.
 
     ``tolerance_ulp`` is NaN where rows were compared with the plain formula. ``ulp`` is infinite where one of the two
-    is NaN, or where the truth is an infinity that was not given.
+    is NaN, or where the truth is an infinity that was not given; and of integers, which have to be equal.
     """
 
     index: tuple[int, ...]
@@ -165,6 +165,16 @@ def compare(
         int((distance > tolerance_ulp).sum()),
         got.numel(),
     )
+
+
+def compare_integers(got: Tensor, want: Tensor) -> Comparison:
+    """Whether every element of ``got`` is that of ``want``; all on the CPU, of one shape."""
+    differ = got.long() != want.long()
+    wrong = int(differ.sum())
+    if not wrong:
+        return Match()
+    index = tuple(int(place) for place in differ.nonzero()[0])
+    return Mismatch(index, int(got[index]), int(want[index]), math.inf, 0.0, wrong, got.numel())
 
 
 def compare_rows(

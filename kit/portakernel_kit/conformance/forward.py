@@ -18,6 +18,8 @@ from portakernel_kit.conformance.memory import place_tensor, twin
 from portakernel_kit.conformance.outcome import Outcome, attempt
 from portakernel_kit.conformance.trial import Trial
 
+# What memory for integers holds before they are written: nothing that an op gives.
+_POISON = -(1 << 24) + 1
 # How an ``out`` of the caller may lie, by its rank: at an odd address, rows apart, columns apart, rows that no single
 # stride serves.
 _OUT_LAYOUTS: tuple[tuple[Layout, ...], ...] = (
@@ -85,7 +87,7 @@ class Forward:
         shape, dtype = self.trial.inputs.form(result)
         name, device = dtype_name(dtype), self.trial.venue.torch_device
         layout = layout if layout in _OUT_LAYOUTS[min(len(shape), 3)] else "contiguous"
-        poison = torch.full(shape, torch.nan if dtype.is_floating_point else 0, dtype=torch.float64)
+        poison = torch.full(shape, torch.nan if dtype.is_floating_point else _POISON, dtype=torch.float64)
         if dtype.itemsize == 1:
             poison = torch.full(shape, 0x7F, dtype=torch.uint8)
         return place_tensor(poison, shape, layout, name, device)

@@ -127,6 +127,12 @@ def is_present(argument: TensorArgument, case: Case) -> bool:
     return not argument.optional or argument.name in case.present or argument.name in case.given
 
 
+def present_dims(contract: Contract, case: Case) -> set[str | None]:
+    """The dimensions that the case's tensors have; ``contract`` has no choice left open."""
+    present = (argument for argument in contract.tensors if is_present(argument, case))
+    return {parse_size(text.lstrip("*")).name for argument in present for text in argument.sizes}
+
+
 def draw_inputs(
     contract: Contract,
     case: Case,
@@ -182,7 +188,9 @@ def _drawn(
         return draw_groups(draw, shape, dtype, case.dims, parameters, earlier, source)
     if draw.kind == "ids":
         return torch.randint(case.dims[draw.below] + 1 if draw.below else _FEW_IDS, shape, generator=source)
-    bound = math.prod(case.dims.get(name, math.prod(case.leading)) for name in draw.below.split("*"))
+    sizes = {**case.dims, **{f"${name}": value for name, value in parameters.items()}}
+    known = {**sizes} if "|" not in draw.below else present_dims(contract, case)
+    bound = math.prod(sizes.get(name, math.prod(case.leading)) for name in draw.factors(known))
     if draw.kind in SERVING:
         return draw_serving(draw, shape, bound, case.dims, earlier, source)
     if draw.kind == "index":

@@ -20,7 +20,7 @@ from portakernel.contract import Contract, alternatives
 from portakernel.contract import Result as TensorResult
 from portakernel.registry.kernel import Kernel
 from portakernel_kit.conformance.allowances import grown, growth
-from portakernel_kit.conformance.comparison import Comparison, Mismatch, compare, compare_rows, with_lost
+from portakernel_kit.conformance.comparison import Comparison, Mismatch, compare, compare_integers, compare_rows, with_lost
 from portakernel_kit.conformance.inputs import Inputs
 from portakernel_kit.conformance.memory import changed_around, footprint, same_bits, shares_memory
 from portakernel_kit.conformance.outcome import Outcome
@@ -275,6 +275,8 @@ class Trial:
             return problem
         kind = dtype_name(dtype)
         got = found.detach().to("cpu")
+        if not got.dtype.is_floating_point:
+            return compare_integers(got, want)
         allowed = tolerance.get(f"{name}.{kind}", tolerance.get(kind))
         if allowed is None and plain is not None:
             if magnitude is not None:
@@ -307,13 +309,21 @@ class Trial:
         return problems
 
     def differing_bits(self, first: Sequence[Any], second: Sequence[Any], names: Sequence[str], when: str) -> list[str]:
-        """Which results of two calls are not equal bit by bit."""
+        """Which results of two calls are not equal bit by bit, where the contract says what they are."""
         problems = []
-        for name, a, b in zip(names, first, second, strict=False):
+        for name, one, other in zip(names, first, second, strict=False):
+            a, b = (self._said(tensor, name) for tensor in (one, other))
             if isinstance(a, Tensor) and isinstance(b, Tensor) and not same_bits(a, b):
                 count = int((exact(a) != exact(b)).sum()) if a.shape == b.shape else a.numel()
                 problems.append(f"{name} differs {when}: in {count} of {a.numel()} elements")
         return problems
+
+    def _said(self, found: Any, name: str) -> Any:
+        """A result, zeros where the contract says nothing of it."""
+        free = self.truth.free.get(name)
+        if free is None or not isinstance(found, Tensor) or found.numel() != free.numel():
+            return found
+        return found.masked_fill(free.reshape(found.shape).to(found.device), 0)
 
     def memory_outcomes(self) -> Iterator[Outcome]:
         """What all calls so far did to memory."""

@@ -32,6 +32,7 @@ _BLOCKS = (
     " under plain torch.compile too (torch 2.13, x86-64, 2026-11-20)"
 )
 
+_SIZES = "the sizes of its results are values of its parameters, of which a graph of the formula knows none"
 _WRITES = "it writes into its arguments, and a graph of the formula has results; compiled functions call it"
 
 EXCLUDED: tuple[Exclusion, ...] = (
@@ -60,6 +61,9 @@ EXCLUDED: tuple[Exclusion, ...] = (
         "block_sparse_attention",
         "its reference goes through the rows of blocks one by one, and a graph fixes their number",
     ),
+    Exclusion("grouped_mm", "offsets are read on the host, which a graph cannot do"),
+    Exclusion("moe_route", _SIZES),
+    Exclusion("moe_sort", _SIZES),
     Exclusion("write_kv_cache", _WRITES),
     Exclusion("write_latent_cache", _WRITES),
     Exclusion(

@@ -19,7 +19,8 @@ from portakernel.calling.fast.generated import define
 from portakernel.calling.fast.shape_numbers import Verdicts
 from portakernel.claims.capability import Limit
 from portakernel.contract import Contract, TensorArgument
-from portakernel.contract.sizes import DIMENSION, parse_size
+from portakernel.contract.shape_binding import shown_requirement
+from portakernel.contract.sizes import DIMENSION, VALUE, parse_size
 from portakernel.deciding.builds import BuildUnit, unit_names
 from portakernel.tensors.layout import alignment, flat_rows, stride_last
 
@@ -95,6 +96,8 @@ class _KeyWriter:
         self.plain_sizes, self.products = dict(self.sizes), list[str]()
         self.sized, self.strided, self.open = list[str](), list[str](), list[str]()
         self.sized_by = [f"_s_{tensor.name}" for tensor in contract.tensors]
+        # with sizes, what the op requires of parameters decides whether a call fits
+        self.sized_by += dict.fromkeys(name for text in contract.requirements for name in VALUE.findall(text))
         asked = {limit.parameter for limit in reads.limits} | {name for read, _ in reads.checks for name in read}
         asked |= set(reads.cells.dims if reads.cells is not None else ())
         for rows in dict.fromkeys(tensor.leading for tensor in contract.tensors if tensor.leading in asked):
@@ -230,7 +233,9 @@ def dimension_sources(contract: Contract) -> tuple[dict[str, str], str, str]:
         if size.name in sizes:
             term = f"{actual} == {size.source(sizes[size.name])}"
             equal.append(f"(_s_{tensor.name} is None or {term})" if tensor.optional else term)
-    equal += [DIMENSION.sub(lambda match: sizes[match[0]], f"({text})") for text in contract.requirements]
+    # parameters have their own names in this code
+    conditions = [shown_requirement(text) for text in contract.requirements]
+    equal += [DIMENSION.sub(lambda match: sizes[match[0]], f"({text})") for text in conditions]
     return sizes, " and ".join(ranks) or "True", " and ".join(equal) or "True"
 
 

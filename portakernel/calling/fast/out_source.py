@@ -26,7 +26,8 @@ def has_fast_out(contract: Contract) -> bool:
     """Whether the results' shapes and dtypes follow from the arguments alone, whatever the parameters."""
     parameters = {parameter.name for parameter in contract.parameters}
     plain = not contract.mutated and not contract.choosers
-    return plain and all(result.dtype not in parameters for result in contract.outputs)
+    sized = any("$" in size for result in contract.outputs for size in result.shape)
+    return plain and not sized and all(result.dtype not in parameters for result in contract.outputs)
 
 
 def make_into(

@@ -146,7 +146,8 @@ def canonical_terms(contract: Contract) -> tuple[str, dict[str, Any]]:
 def _within(parameter: Parameter) -> str:
     """A further term: the number is one that the parameter may be. NaN compares false with everything."""
     if parameter.kind == "int":
-        return f" and {0 if parameter.bounds else -LARGEST - 1} <= {parameter.name} <= {LARGEST}"
+        least = 0 if parameter.bounds else int(max(parameter.least, -LARGEST - 1))
+        return f" and {least} <= {parameter.name} <= {LARGEST}"
     if parameter.kind != "float":
         return ""
     low = f"{parameter.least!r} <=" if math.isfinite(parameter.least) else "-inf <"

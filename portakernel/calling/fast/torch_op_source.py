@@ -16,7 +16,7 @@ def _returned(contract: Contract, results: Sequence[Result], values: str) -> str
     """What a torch op returns of a kernel's ``result``: an empty tensor for each one that does not exist."""
     terms = list[str]()
     for name, wanted in (result.when for result in results if result.when is not None):
-        terms.append(f"{name} {'in' if isinstance(wanted, tuple) else '=='} {wanted!r}")
+        terms.append(f"{name} {'in' if isinstance(wanted, (tuple, range)) else '=='} {wanted!r}")
     if not terms:
         return "_result"
     like = contract.names[0]

@@ -76,6 +76,8 @@ class Subject:
         floating = [i for i, t in enumerate(self.tensors) if t is not None and t.dtype.is_floating_point]
         if self.contract.gradient == "none":
             return tuple(floating)
+        if floating and self._at(floating[0]).dtype.itemsize == 1:  # what is quantised has no gradient
+            return ()
         truth = self.trial.truth.gradients(self.cotangents)
         return tuple(place for place in floating if truth[place] is not None)
 

@@ -59,6 +59,8 @@ def parameter_factors(parameter: Parameter) -> dict[str, tuple[str, ...]]:
         return {f"{name} {side}": (*_SIDES, "some") for side in ("before", "after")}
     if parameter.bounds:
         return {name: (DEFAULT, "exact", "more")}
+    if parameter.usual:
+        return {name: tuple(map(str, parameter.usual))}
     if parameter.kind == "int":
         return {name: (DEFAULT, *_INTS)}
     levels = [] if parameter.is_required else [DEFAULT]
@@ -76,6 +78,8 @@ def draw_value(parameter: Parameter, wishes: Mapping[str, str], chance: random.R
     name = parameter.name
     if known := parameter.possible():
         return next((value for value in known if str(value) == wishes.get(name)), parameter.default)
+    if parameter.usual:
+        return next((value for value in parameter.usual if str(value) == wishes.get(name)), first_usual(parameter))
     if parameter.kind == "window":
         sides = (wishes.get(f"{name} {side}", "all") for side in ("before", "after"))
         return tuple(_SIDES[side] if side in _SIDES else chance.randint(2, 300) for side in sides)
@@ -97,10 +101,15 @@ def draw_value(parameter: Parameter, wishes: Mapping[str, str], chance: random.R
     return struct.unpack("f", struct.pack("f", value))[0]
 
 
+def first_usual(parameter: Parameter) -> Any:
+    """The value of a parameter of which nothing is wished for: the default, or the first that is usual."""
+    return parameter.usual[0] if parameter.is_required and parameter.usual else parameter.default
+
+
 def value_levels(parameter: Parameter, value: Any) -> dict[str, str]:
     """The levels that a value has."""
     name = parameter.name
-    if parameter.possible():
+    if parameter.possible() or parameter.usual:
         return {name: str(value)}
     if parameter.kind == "window":
         known = {number: level for level, number in _SIDES.items()}

@@ -10,6 +10,7 @@ from typing import Any
 
 from portakernel.contract import Contract
 from portakernel.contract.case import Case, Layout, Values
+from portakernel.contract.shape_binding import unfit
 from portakernel.words.dtypes import DTYPES, FLOAT64
 from portakernel_kit.conformance.drawn.levels import (
     ABSENT,
@@ -20,11 +21,12 @@ from portakernel_kit.conformance.drawn.levels import (
     SIZES,
     draw_value,
     factors,
+    first_usual,
     neutral_features,
     numbers_of,
 )
 from portakernel_kit.conformance.drawn.sizes import sized
-from portakernel_kit.conformance.inputs import case_shape, is_present
+from portakernel_kit.conformance.inputs import case_shape, is_present, present_dims
 from portakernel_kit.conformance.memory import layouts_of
 
 # A gradient in which greater ones cancel is nothing but their rounding; one of what is divided by less, no number.
@@ -63,7 +65,7 @@ def draw_request(
     chance = random.Random(f"{seed} {number} {contract.op}")
     if wishes is None:
         wishes = any_wishes(contract, chance, factors(contract) if among is None else among)
-    parameters = {p.name: draw_value(p, wishes, chance) for p in contract.parameters}
+    parameters = _fitting(contract, {p.name: draw_value(p, wishes, chance) for p in contract.parameters})
     optional = [tensor for tensor in contract.tensors if tensor.optional]
     present = tuple(t.name for t in optional if wishes.get(f"{t.name} lies", ABSENT) != ABSENT)
     dtypes = _dtypes(contract.at(parameters), parameters, wishes, chance)
@@ -74,7 +76,15 @@ def draw_request(
     if values != "normal":
         case = replace(case, parameters=_shown(contract, values, {**parameters, **case.parameters}, chance))
     case = replace(case, values=values, layouts=_layouts(contract.at(case.parameters), case, wishes))
-    return Drawn(replace(case, backward=_has_gradient(contract, case)), dtypes)
+    return Drawn(replace(case, backward=_has_gradient(contract, case, dtypes)), dtypes)
+
+
+def _fitting(contract: Contract, parameters: dict[str, Any]) -> dict[str, Any]:
+    """``parameters``, of which those have the first of their usual values that no dimensions would fit as they are."""
+    for condition in contract.requirements:
+        names = unfit(condition, {}, parameters)
+        parameters |= {p.name: first_usual(p) for p in contract.parameters if p.name in names}
+    return parameters
 
 
 def any_wishes(contract: Contract, chance: random.Random, among: Mapping[str, Sequence[str]]) -> dict[str, str]:
@@ -135,8 +145,10 @@ def _dtypes(
     return found
 
 
-def _has_gradient(contract: Contract, case: Case) -> bool:
-    """Whether the op has a gradient that numbers like these do not bury in what cancels."""
+def _has_gradient(contract: Contract, case: Case, dtypes: Mapping[str, str]) -> bool:
+    """Whether the op has a gradient that numbers like these do not bury in what cancels; nothing of 8 bits has one."""
+    if DTYPES[dtypes[contract.names[0]]].bits < 16:
+        return False
     kinds = ("large", "tiny", "zeros") if case.values == "mixed" else (case.values,)
     without = {c.values for c in contract.cases} - {c.values for c in contract.cases if c.backward}
     shown = not without.intersection(kinds)
@@ -161,7 +173,8 @@ def _with_pieces(contract: Contract, case: Case, wishes: Mapping[str, str], chan
     """``case`` with the ends of the pieces that a dimension is cut into, and the parameters that bound these."""
     given, parameters = dict(case.given), dict(case.parameters)
     for tensor in (tensor for tensor in contract.tensors if tensor.draw.kind == "segments"):
-        whole, count = case.dims[tensor.draw.below], case_shape(tensor, case)[0] - 1
+        (cut,) = tensor.draw.factors(present_dims(contract.at(case.parameters), case))
+        whole, count = case.dims[cut], case_shape(tensor, case)[0] - 1
         inner = sorted(chance.choice((0, whole, chance.randint(0, whole))) for _ in range(count - 1))
         ends = (0, *inner, whole) if count else (0,)
         given[tensor.name] = ends

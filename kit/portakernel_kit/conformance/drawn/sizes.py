@@ -7,11 +7,12 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from types import CodeType
+from typing import Any
 
 from portakernel.contract import Contract
 from portakernel.contract.case import Case
-from portakernel.contract.sizes import DIMENSION, parse_size
+from portakernel.contract.shape_binding import unfit
+from portakernel.contract.sizes import parse_size
 from portakernel.words.dtypes import DTYPES
 from portakernel_kit.conformance.claims import elements, in_tiles, piece_counts, possible
 from portakernel_kit.conformance.drawn.levels import LARGE, MOST_LEADING, RANK, SIZES, size_level
@@ -118,7 +119,7 @@ def sized(
             raise OpFault(f"{contract.op}: no dimensions that its requirements admit came up in {_MOST_TRIES} draws")
         if tries % _PATIENCE == 0 and sizes.wishes:
             del sizes.wishes[chance.choice(list(sizes.wishes))]
-        if failing := _failing(contract, sizes.dims):
+        if failing := _failing(contract, sizes.dims, contract.values(case.parameters)):
             sizes.make_hold(failing)
             continue
         dims = sizes.dims
@@ -167,28 +168,22 @@ def _size(chance: random.Random, top: float, level: str) -> int:
     return size
 
 
-def _failing(contract: Contract, dims: Mapping[str, int]) -> list[str]:
+def _failing(contract: Contract, dims: Mapping[str, int], values: Mapping[str, Any]) -> list[str]:
     """The dimensions of a requirement that does not hold, or of pieces or indices that cannot be."""
     for condition in contract.requirements:
-        names, code = _compiled(condition)
-        if not eval(code, {"__builtins__": {}}, {name: dims[name] for name in names}):
-            return list(names)
+        if names := unfit(condition, dims, values):
+            return [name for name in names if name in dims]
     for tensor in contract.tensors:
-        kind, below = tensor.draw.kind, tensor.draw.below
+        kind = tensor.draw.kind
         if kind not in ("segments", "index"):
             continue
+        below = max(tensor.draw.bounds, key=lambda name: dims.get(name, 0))
         count = parse_size(tensor.sizes[0].removeprefix("*")).name
         # what belongs to no piece has no result, and of nothing there is no index
         empty, full = (count, below) if kind == "segments" else (below, count)
         if empty is not None and full is not None and dims[empty] == 0 and dims[full] > 0:
             return [empty, full]
     return []
-
-
-@cache
-def _compiled(condition: str) -> tuple[tuple[str, ...], CodeType]:
-    """The dimensions that a condition is over, and its code."""
-    return tuple(dict.fromkeys(DIMENSION.findall(condition))), compile(condition, condition, "eval")
 
 
 def _bits_too_many(
@@ -204,7 +199,8 @@ def _bits_too_many(
     """The logarithm of how many times too large the request is; 0 where it is not, or is as small as can be."""
     # the formulas compute what masks hide too, and of an empty dimension the others are in memory all the same
     itemsizes = {name: DTYPES[dtype].itemsize for name, dtype in dtypes.items()}
-    choosing = {name: case.parameters[name] for name in contract.choosers}
+    counts = (parameter.name for parameter in contract.parameters if parameter.usual)
+    choosing = {name: case.parameters[name] for name in (*contract.choosers, *counts)}
     full = replace(
         case,
         leading=tuple(max(size, 1) for size in case.leading),

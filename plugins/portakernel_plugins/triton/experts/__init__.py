@@ -1,0 +1,1 @@
+"""Mixtures of experts in Triton: who goes where, in which order."""

@@ -1,0 +1,237 @@
+"""The gradients of ``grouped_mm`` in Triton.
+
+    grad_a[rows of e] = grad_y[rows of e] @ b[e]            the products of forward, with matrices the other way round
+    grad_b[e]         = grad_y[rows of e].T @ a[rows of e]
+    grad_bias[e]      = the sum of grad_y[rows of e]
+
+Where rows are gathered, a row of a has the sum of the gradients of all that were made of it: those are sorted, stably,
+by the row that they are of.
+
+A program has a tile of one expert's matrix, and adds up that expert's rows in their order: nothing is added atomically,
+equal calls give equal bits, and an expert without rows has zeros.
+"""
+# pyright: reportGeneralTypeIssues=false
+# Python's types do not see that Triton iterates over its ranges.
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from portakernel.authoring import ArgumentValueError
+from portakernel.authoring.triton import cdiv, grid_of, launch, program_index
+from portakernel_plugins.triton.launching.configurations import configuration
+from portakernel_plugins.triton.matrix.grouped_mm import multiply, products_of, tiles_for
+
+
+@triton.jit
+def _rows(x, first, end, lane, lanes, row_stride, lane_stride, ROWS: tl.constexpr, WIDEN: tl.constexpr):
+    """``(ROWS, lanes)`` of ``x``, zeros behind ``end``."""
+    row = (first + tl.arange(0, ROWS)).to(tl.int64)
+    at = x + (row * row_stride)[:, None] + (lane.to(tl.int64) * lane_stride)[None, :]
+    block = tl.load(at, mask=(row < end)[:, None] & (lane < lanes)[None, :], other=0.0)
+    return block.to(tl.float32) if WIDEN else block
+
+
+@triton.jit
+def _gathered_rows(
+    x, gather, first, end, lane, lanes, row_stride, lane_stride, gather_stride, ROWS: tl.constexpr, WIDEN: tl.constexpr
+):
+    """The same of those rows that ``gather`` names."""
+    place = (first + tl.arange(0, ROWS)).to(tl.int64)
+    row = tl.load(gather + place * gather_stride, mask=place < end, other=0).to(tl.int64)
+    at = x + (row * row_stride)[:, None] + (lane.to(tl.int64) * lane_stride)[None, :]
+    block = tl.load(at, mask=(place < end)[:, None] & (lane < lanes)[None, :], other=0.0)
+    return block.to(tl.float32) if WIDEN else block
+
+
+@triton.jit(do_not_specialize=["programs"])
+def _gradient_of_b(
+    grad,  # (M, N)
+    a,  # (M, K)
+    offsets,
+    gather,  # (R,). None: the rows are a's own
+    grad_b,  # (E, N, K)
+    columns,
+    inners,
+    programs,
+    grad_row,
+    grad_column,
+    a_row,
+    a_inner,
+    offsets_stride,
+    gather_stride,
+    BLOCK_M: tl.constexpr,  # rows at a time
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    WIDEN: tl.constexpr,
+    PRECISION: tl.constexpr,
+) -> None:
+    index = program_index()
+    if index >= programs:
+        return
+    down, across = tl.cdiv(columns, BLOCK_N), tl.cdiv(inners, BLOCK_K)
+    expert = index // (down * across)
+    place = (index - expert * (down * across)).to(tl.int32)
+    column = place % down * BLOCK_N + tl.arange(0, BLOCK_N)
+    inner = place // down * BLOCK_K + tl.arange(0, BLOCK_K)
+    begin = tl.load(offsets + expert * offsets_stride).to(tl.int32)
+    end = tl.load(offsets + (expert + 1) * offsets_stride).to(tl.int32)
+    z = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
+    for first in range(begin, end, BLOCK_M):
+        left = _rows(grad, first, end, column, columns, grad_row, grad_column, BLOCK_M, WIDEN)
+        if gather is None:
+            right = _rows(a, first, end, inner, inners, a_row, a_inner, BLOCK_M, WIDEN)
+        else:
+            right = _gathered_rows(
+                a, gather, first, end, inner, inners, a_row, a_inner, gather_stride, BLOCK_M, WIDEN
+            )  # fmt: skip
+        z = tl.dot(left.T, right, z, input_precision=PRECISION)
+    at = grad_b + expert * columns * inners + (column.to(tl.int64) * inners)[:, None] + inner[None, :]
+    tl.store(at, z.to(grad_b.dtype.element_ty), mask=(column < columns)[:, None] & (inner < inners)[None, :])
+
+
+@triton.jit(do_not_specialize=["programs"])
+def _gradient_of_bias(
+    grad,  # (M, N)
+    offsets,
+    grad_bias,  # (E, N)
+    columns,
+    programs,
+    grad_row,
+    grad_column,
+    offsets_stride,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+) -> None:
+    index = program_index()
+    if index >= programs:
+        return
+    across = tl.cdiv(columns, BLOCK_N)
+    expert = index // across
+    column = (index - expert * across).to(tl.int32) * BLOCK_N + tl.arange(0, BLOCK_N)
+    begin = tl.load(offsets + expert * offsets_stride).to(tl.int32)
+    end = tl.load(offsets + (expert + 1) * offsets_stride).to(tl.int32)
+    total = tl.zeros((BLOCK_N,), tl.float32)
+    for first in range(begin, end, BLOCK_M):
+        total += tl.sum(_rows(grad, first, end, column, columns, grad_row, grad_column, BLOCK_M, True), axis=0)
+    tl.store(grad_bias + expert * columns + column, total.to(grad_bias.dtype.element_ty), mask=column < columns)
+
+
+@triton.jit(do_not_specialize=["programs"])
+def _sums_of_gathered(
+    grad,  # (R, K) float32, contiguous
+    order,  # (R,): sorted by row
+    bounds,  # (M + 1,): where in order those of each row begin
+    grad_a,  # (M, K)
+    inners,
+    programs,
+    BLOCK_K: tl.constexpr,
+) -> None:
+    index = program_index()
+    if index >= programs:
+        return
+    across = tl.cdiv(inners, BLOCK_K)
+    row = index // across
+    inner = (index - row * across) * BLOCK_K + tl.arange(0, BLOCK_K)
+    begin, end = tl.load(bounds + row).to(tl.int32), tl.load(bounds + row + 1).to(tl.int32)
+    total = tl.zeros((BLOCK_K,), tl.float32)
+    for place in range(begin, end):
+        at = grad + tl.load(order + place).to(tl.int64) * inners + inner
+        total += tl.load(at, mask=inner < inners, other=0.0)
+    tl.store(grad_a + row * inners + inner, total.to(grad_a.dtype.element_ty), mask=inner < inners)
+
+
+def _gradient_of_a(grad_y: Tensor, a: Tensor, b: Tensor, offsets: Tensor, gather: Tensor | None) -> Tensor:
+    """The gradient for ``a``, in whose memory nothing is left undefined."""
+    experts, columns, inners = b.shape
+    if not (experts and columns and grad_y.numel() and a.numel()):
+        return a.new_zeros(a.shape)
+    if gather is None:
+        grad_a = a.new_empty(a.shape)
+        multiply("forward", grad_y, b.transpose(1, 2), offsets, grad_a, rest=True)
+        return grad_a
+    of_rows = a.new_empty((gather.shape[0], inners), dtype=torch.float32)
+    multiply("forward", grad_y, b.transpose(1, 2), offsets, of_rows, rest=True)
+    rows, order = gather.sort(stable=True)
+    bounds = torch.searchsorted(rows, torch.arange(a.shape[0] + 1, device=a.device, dtype=rows.dtype))
+    grad_a = a.new_empty(a.shape)
+    how = configuration("grouped_mm.sums_of_gathered", a.device, inners)
+    block = min(how.columns, how.elements)
+    programs = a.shape[0] * cdiv(inners, block)
+    launch(
+        _sums_of_gathered, grid_of(programs), of_rows, order, bounds, grad_a, inners, programs, BLOCK_K=block,
+        **how.options,
+    )  # fmt: skip
+    return grad_a
+
+
+def backward(
+    grad_y: Tensor,
+    a: Tensor,
+    b: Tensor,
+    offsets: Tensor,
+    bias: Tensor | None,
+    gather: Tensor | None,
+    *,
+    format: str = "none",
+    needs: tuple[bool, ...] = (True, True, False, True, False, False, False),
+) -> tuple[Tensor | None, ...]:
+    """The gradients for ``a``, ``b`` and ``bias`` that ``needs`` asks for; all tensors of any strides.
+
+    Raises:
+        ArgumentValueError: those of float8 a or b are asked for.
+    """
+    if format != "none" and (needs[0] or needs[1]):
+        raise ArgumentValueError(f"grouped_mm: format is {format!r}; gradients of a and b are those of format='none'")
+    experts, columns, inners = b.shape
+    grad_a = _gradient_of_a(grad_y, a, b, offsets, gather) if needs[0] else None
+    grad_b = grad_bias = None
+    if needs[1]:
+        grad_b = b.new_empty(b.shape)
+        how = tiles_for("gradient_of_b", a, grad_y.shape[0], experts)
+        options = dict(how.options)
+        tiles = experts * cdiv(columns, options["BLOCK_N"]) * cdiv(inners, options["BLOCK_K"])
+        if tiles:
+            launch(
+                _gradient_of_b,
+                grid_of(tiles),
+                grad_y,
+                a,
+                offsets,
+                gather,
+                grad_b,
+                columns,
+                inners,
+                tiles,
+                *grad_y.stride(),
+                *a.stride(),
+                offsets.stride(0),
+                0 if gather is None else gather.stride(0),
+                **products_of(a),
+                **{name: value for name, value in options.items() if name not in _OF_FORWARD},
+            )
+    if needs[3] and bias is not None:
+        grad_bias = bias.new_empty(bias.shape)
+        how = configuration("grouped_mm.gradient_of_bias", a.device, max(1, grad_y.shape[0] // max(experts, 1)))
+        programs = experts * cdiv(columns, how.options["BLOCK_N"])
+        if programs:
+            launch(
+                _gradient_of_bias,
+                grid_of(programs),
+                grad_y,
+                offsets,
+                grad_bias,
+                columns,
+                programs,
+                *grad_y.stride(),
+                offsets.stride(0),
+                **how.options,
+            )
+    return grad_a, grad_b, None, grad_bias, None, None, None
+
+
+# What configurations say for forward alone, where one is for both.
+_OF_FORWARD = ("SWAP", "FLATTEN", "DESCRIPTORS")

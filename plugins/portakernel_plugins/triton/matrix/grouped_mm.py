@@ -1,0 +1,365 @@
+"""``grouped_mm`` in Triton: the tiles of all experts' products, found from ``offsets`` on the device.
+
+Each program adds up how many tiles the experts have, and takes tile after tile: of an expert all rows of a block of
+columns, then those of the next, so that the matrices of experts come through the L2 cache once. Nothing about the
+offsets is known on the host: a captured graph multiplies other pieces, and as many programs run as there may be tiles,
+or as the device has room for.
+
+Where the strides allow it, one descriptor is for all rows and one for the matrices of all experts: the hardware copies
+whole tiles, of which rows that are the next expert's are not stored. With few rows an expert, matrices are the left
+factor and rows the right one (``SWAP``), of which tensor cores take as few as there are.
+"""
+# pyright: reportGeneralTypeIssues=false
+# Python's types do not see that Triton iterates over its ranges.
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from portakernel.authoring import ArgumentValueError
+from portakernel.authoring.tensors import delivered
+from portakernel.authoring.triton import cdiv, launch, processor
+from portakernel_plugins.triton.launching.configurations import Configuration, configuration
+
+# What TMA wants an address and all strides but the innermost to be divisible by, in bytes.
+_ALIGNED = 16
+# The columns, and the terms, that share a scale.
+_SCALED = tl.constexpr(128)
+
+
+@triton.jit
+def tiles_of_pieces(offsets, offsets_stride, experts, rows, LANES: tl.constexpr, BLOCK_M: tl.constexpr, REST: tl.constexpr):
+    """Of each expert where its rows begin and end, and how many blocks of them there are; ``(LANES,)`` each.
+
+    With ``REST``, one more has the rows that are no expert's.
+    """
+    lane = tl.arange(0, LANES)
+    begin = tl.load(offsets + lane * offsets_stride, mask=lane <= experts, other=0).to(tl.int32)
+    end = tl.load(offsets + (lane + 1) * offsets_stride, mask=lane < experts, other=0).to(tl.int32)
+    if REST:
+        end = tl.where(lane == experts, rows, end)
+    return begin, end, tl.maximum(tl.cdiv(end - begin, BLOCK_M), 0)
+
+
+@triton.jit
+def _lane_of(values, lane, wanted):
+    return tl.sum(tl.where(lane == wanted, values, 0))
+
+
+@triton.jit
+def _of_rows(
+    a, row, numbers, is_row, inner, inners, row_stride, inner_stride,
+    BLOCK_K: tl.constexpr, FORM: tl.constexpr, EVEN: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """``(BLOCK_M, BLOCK_K)`` of rows from ``row`` on, which are those with these ``numbers``."""
+    if FORM == "inner":
+        block = a.load([row, inner])
+    elif FORM == "outer":
+        block = a.load([inner, row]).T
+    else:
+        lane = tl.arange(0, BLOCK_K)[None, :]
+        inside = is_row[:, None]
+        if not EVEN:
+            inside = inside & (inner + lane < inners)
+        a += tl.cast(inner, tl.int64) * inner_stride
+        block = tl.load(a + (numbers * row_stride)[:, None] + lane.to(tl.int64) * inner_stride, mask=inside, other=0.0)
+    if WIDEN:
+        block = block.to(tl.float32)
+    return block
+
+
+@triton.jit
+def _of_matrix(
+    b, expert, column, columns, inner, inners, expert_stride, column_stride, inner_stride,
+    BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, FORM: tl.constexpr, EVEN: tl.constexpr, WIDEN: tl.constexpr,
+    RIGHT: tl.constexpr,
+):  # fmt: skip
+    """``(BLOCK, BLOCK_K)`` of an expert's matrix from ``column`` on; as a ``RIGHT`` factor ``(BLOCK_K, BLOCK)``."""
+    if FORM == "inner":
+        block = b.load([expert, column, inner]).reshape(BLOCK, BLOCK_K)
+        if RIGHT:
+            block = block.T
+    elif FORM == "outer":
+        block = b.load([expert, inner, column]).reshape(BLOCK_K, BLOCK)
+        if not RIGHT:
+            block = block.T
+    else:
+        number = tl.expand_dims(column + tl.arange(0, BLOCK), 0 if RIGHT else 1)
+        lane = tl.expand_dims(tl.arange(0, BLOCK_K), 1 if RIGHT else 0)
+        inside = number < columns
+        if not EVEN:
+            inside = inside & (inner + lane < inners)
+        b += tl.cast(expert, tl.int64) * expert_stride + tl.cast(inner, tl.int64) * inner_stride
+        at = number.to(tl.int64) * column_stride + lane.to(tl.int64) * inner_stride
+        block = tl.load(b + at, mask=inside, other=0.0)
+    if WIDEN:
+        block = block.to(tl.float32)
+    return block
+
+
+@triton.jit
+def _put(z, y, bias, scale_a, scale_b, expert, row, numbers, end, column, columns, bias_expert, bias_column, scale_a_row,
+         scale_b_expert, scale_b_column, ROWS_SCALED: tl.constexpr):  # fmt: skip
+    """Writes the tile ``z``, rows by columns, of one expert; ``y`` is contiguous."""
+    rows = row + tl.arange(0, z.shape[0])
+    lanes = column + tl.arange(0, z.shape[1])
+    is_row, is_column = rows < end, lanes < columns
+    if ROWS_SCALED:
+        of_rows = tl.load(scale_a + numbers * scale_a_row, mask=is_row, other=0.0)
+        at = scale_b + tl.cast(expert, tl.int64) * scale_b_expert + lanes.to(tl.int64) * scale_b_column
+        z = z * of_rows[:, None] * tl.load(at, mask=is_column, other=0.0)[None, :]
+    if bias is not None:
+        at = bias + tl.cast(expert, tl.int64) * bias_expert + lanes.to(tl.int64) * bias_column
+        z += tl.load(at, mask=is_column, other=0.0).to(tl.float32)[None, :]
+    at = y + (rows.to(tl.int64) * columns)[:, None] + lanes[None, :]
+    tl.store(at, z.to(y.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
+
+
+@triton.jit(do_not_specialize=["rows", "experts"])
+def _forward(
+    a,  # (M, K), or what describes it
+    b,  # (E, N, K)
+    offsets,
+    bias,  # (E, N). None: there is none
+    scale_a,  # (M, 1) or (M, blocks), and (E, N, 1) or (E, blocks, blocks). None: they have no scales
+    scale_b,
+    gather,  # (R,). None: the rows are a's own
+    y,  # (M, N), or (R, N)
+    rows,
+    columns,
+    inners,
+    experts,
+    steps,
+    a_row,
+    a_inner,
+    b_expert,
+    b_column,
+    b_inner,
+    offsets_stride,
+    gather_stride,
+    bias_expert,
+    bias_column,
+    scale_a_row,
+    scale_a_block,
+    scale_b_expert,
+    scale_b_column,
+    scale_b_block,
+    LANES: tl.constexpr,  # a power of two above E
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    FORM_A: tl.constexpr,
+    FORM_B: tl.constexpr,
+    EVEN: tl.constexpr,
+    WIDEN: tl.constexpr,
+    PRECISION: tl.constexpr,
+    FORMAT: tl.constexpr,
+    SWAP: tl.constexpr,
+    FLATTEN: tl.constexpr,
+    REST: tl.constexpr,  # rows of no expert become zeros
+) -> None:
+    begins, ends, heights = tiles_of_pieces(offsets, offsets_stride, experts, rows, LANES, BLOCK_M, REST)
+    lane = tl.arange(0, LANES)
+    across = tl.cdiv(columns, BLOCK_N)
+    last = tl.cumsum(heights, axis=0) * across
+    tiles = tl.sum(heights) * across
+    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=FLATTEN):
+        before = last <= tile
+        expert = tl.sum(before.to(tl.int32))
+        place = tile - tl.max(tl.where(before, last, 0))
+        height, end = _lane_of(heights, lane, expert), _lane_of(ends, lane, expert)
+        row = _lane_of(begins, lane, expert) + place % height * BLOCK_M
+        column = place // height * BLOCK_N
+        numbers = (row + tl.arange(0, BLOCK_M)).to(tl.int64)
+        is_row = numbers < end
+        if gather is not None:
+            numbers = tl.load(gather + numbers * gather_stride, mask=is_row, other=0).to(tl.int64)
+        terms = steps
+        if REST:
+            terms = tl.where(expert == experts, 0, steps)
+        if SWAP:
+            z = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+        else:
+            z = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        for step in range(terms):
+            left = _of_rows(
+                a, row, numbers, is_row, step * BLOCK_K, inners, a_row, a_inner, BLOCK_K, FORM_A, EVEN, WIDEN
+            )  # fmt: skip
+            right = _of_matrix(
+                b, expert, column, columns, step * BLOCK_K, inners, b_expert, b_column, b_inner,
+                BLOCK_N, BLOCK_K, FORM_B, EVEN, WIDEN, not SWAP,
+            )  # fmt: skip
+            if SWAP:
+                left, right = right, left.T
+            if FORMAT == "none":
+                z = tl.dot(left, right, z, input_precision=PRECISION)
+            elif FORMAT == "row":
+                # the tensor cores' own sums are of fewer bits: so many terms, and no more
+                z += tl.dot(left, right)
+            else:
+                at = scale_a + numbers * scale_a_row + step * scale_a_block
+                of_rows = tl.load(at, mask=is_row, other=0.0)
+                block = (column + tl.arange(0, BLOCK_N)) // _SCALED
+                at = scale_b + tl.cast(expert, tl.int64) * scale_b_expert + step * scale_b_block
+                at += block.to(tl.int64) * scale_b_column
+                of_columns = tl.load(at, mask=block * _SCALED < columns, other=0.0)
+                if SWAP:
+                    z += tl.dot(left, right) * of_columns[:, None] * of_rows[None, :]
+                else:
+                    z += tl.dot(left, right) * of_rows[:, None] * of_columns[None, :]
+        if SWAP:
+            z = z.T
+        _put(z, y, bias, scale_a, scale_b, expert, row, numbers, end, column, columns, bias_expert, bias_column,
+             scale_a_row, scale_b_expert, scale_b_column, FORMAT == "row")  # fmt: skip
+
+
+def power_above(number: int) -> int:
+    """A power of two that is more than ``number``."""
+    return 1 << number.bit_length()
+
+
+def tiles_for(step: str, a: Tensor, rows: int, experts: int) -> Configuration:
+    """How a step of the op is launched, by the mean number of rows of an expert."""
+    kind = "float32" if a.dtype is torch.float32 else "float8" if a.element_size() == 1 else step
+    return configuration(f"grouped_mm.{kind}", a.device, max(1, rows // max(experts, 1)))
+
+
+def products_of(like: Tensor) -> dict[str, Any]:
+    """``WIDEN``: operands are made float32 first. ``PRECISION``: what products of float32 numbers keep."""
+    arch = processor(like.device).arch
+    single = like.dtype is torch.float32 and arch.startswith("sm_")
+    cut = single and torch.backends.cuda.matmul.fp32_precision == "tf32"
+    # interpreted, products of bfloat16 numbers are wrong
+    return {"WIDEN": arch == "interpreter", "PRECISION": "tf32" if cut else "ieee"}
+
+
+def _described(x: Tensor, block: tuple[int, int], wanted: bool) -> tuple[Any, str]:
+    """What a kernel takes for ``x``, whose last two dimensions are ``block`` at a time, and how it is read.
+
+    By a descriptor along its ``inner`` or ``outer`` dimension, or by ``pointers``.
+    """
+    step = _ALIGNED // x.element_size()
+    if not wanted or not x.numel() or x.data_ptr() % _ALIGNED:
+        return x, "pointers"
+    last = x.dim() - 1
+    for form, order in (("inner", (*range(last), last)), ("outer", (*range(last - 1), last, last - 1))):
+        # strides of a dimension of one say nothing
+        strides = [x.stride(place) if x.shape[place] > 1 else step for place in order[:-1]]
+        along = order[-1]
+        if (x.stride(along) == 1 or x.shape[along] == 1) and all(s > 0 and s % step == 0 for s in strides):
+            tile = [*(1,) * (last - 1), *(block if form == "inner" else block[::-1])]
+            return TensorDescriptor(x, [x.shape[place] for place in order], [*strides, 1], tile), form
+    return x, "pointers"
+
+
+def multiply(
+    step: str,
+    a: Tensor,
+    b: Tensor,
+    offsets: Tensor,
+    y: Tensor,
+    *,
+    bias: Tensor | None = None,
+    scale_a: Tensor | None = None,
+    scale_b: Tensor | None = None,
+    gather: Tensor | None = None,
+    format: str = "none",
+    rest: bool = False,
+) -> None:
+    """Writes the products of pieces of ``a: (M, K)`` with ``b: (E, N, K)`` into ``y``, contiguous, a row for each.
+
+    With ``rest``, rows of no expert become zeros.
+    """
+    rows, (experts, columns, inners) = y.shape[0], b.shape
+    if not rows or not columns or not experts:
+        return
+    how = tiles_for(step, a, rows, experts)
+    options = {"SWAP": False, "FLATTEN": False, **how.options}
+    wanted = options.pop("DESCRIPTORS", False)
+    block_m, block_n, block_k = (options[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
+    # Hopper's copy engine gathers no rows
+    left, form_a = _described(a, (block_m, block_k), wanted and gather is None)
+    right, form_b = _described(b, (block_n, block_k), wanted)
+    tiles = (cdiv(rows, block_m) + experts + rest) * cdiv(columns, block_n)
+    of_bias = (0, 0) if bias is None else bias.stride()
+    of_a, of_b = (0, 0) if scale_a is None else scale_a.stride(), (0, 0, 0) if scale_b is None else scale_b.stride()
+    launch(
+        _forward,
+        (min(tiles, how.programs), 1),
+        left,
+        right,
+        offsets,
+        bias,
+        scale_a,
+        scale_b,
+        gather,
+        y,
+        rows,
+        columns,
+        inners,
+        experts,
+        cdiv(inners, block_k),
+        *a.stride(),
+        *b.stride(),
+        offsets.stride(0),
+        0 if gather is None else gather.stride(0),
+        *of_bias,
+        *of_a,
+        *of_b,
+        LANES=power_above(experts),
+        FORM_A=form_a,
+        FORM_B=form_b,
+        EVEN="pointers" not in (form_a, form_b) or inners % block_k == 0,
+        FORMAT=format,
+        REST=rest,
+        **products_of(a),
+        **options,
+    )
+
+
+def check_scales(format: str, scale_a: Tensor | None, scale_b: Tensor | None) -> None:
+    """Nothing, when there are scales where the format has them.
+
+    Raises:
+        ArgumentValueError: one is missing, or there is one too many.
+    """
+    for name, scale in (("scale_a", scale_a), ("scale_b", scale_b)):
+        if (scale is None) != (format == "none"):
+            needed = "it must be given" if scale is None else "it must be left out"
+            found = "None" if scale is None else "a tensor"
+            raise ArgumentValueError(f"grouped_mm: {name} is {found} with format={format!r}; {needed}")
+
+
+def grouped_mm(
+    a: Tensor,
+    b: Tensor,
+    offsets: Tensor,
+    *,
+    bias: Tensor | None = None,
+    scale_a: Tensor | None = None,
+    scale_b: Tensor | None = None,
+    gather: Tensor | None = None,
+    format: str = "none",
+    out: Tensor | None = None,
+) -> Tensor:
+    """``y``: pieces of the rows of ``a: (M, K)``, or of those that ``gather`` names, each times its matrix of ``b``.
+
+    ``b``: ``(E, N, K)``; float32, float16 or bfloat16, or float8 with scales; all of any strides, ``out`` too.
+    ``offsets``: ``(E+1,)`` and ``gather``: ``(R,)``, int32 or int64.
+
+    Raises:
+        ArgumentValueError: scales are not given as ``format`` says.
+    """
+    check_scales(format, scale_a, scale_b)
+    dtype = a.dtype if format == "none" else torch.bfloat16
+    whole = out if out is not None and out.is_contiguous() else None
+    rows = a.shape[0] if gather is None else gather.shape[0]
+    y = a.new_empty((rows, b.shape[1]), dtype=dtype) if whole is None else whole
+    multiply("forward", a, b, offsets, y, bias=bias, scale_a=scale_a, scale_b=scale_b, gather=gather, format=format)
+    return delivered(y, out)
