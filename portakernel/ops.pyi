@@ -557,15 +557,19 @@ def grouped_mm(
     bias: Tensor | None = None,
     scale_a: Tensor | None = None,
     scale_b: Tensor | None = None,
+    gather: Tensor | None = None,
     out: Tensor | None = None,
     kernel: str | None = None,
 ) -> Tensor:
     """Consecutive pieces of rows, each times a matrix of its own: the linear layers of experts.
 
-    ``y[offsets[e]:offsets[e + 1]] = a[offsets[e]:offsets[e + 1]] @ b[e].T + bias[e] for each expert e``
+    ``y[offsets[e]:offsets[e + 1]] = a[offsets[e]:offsets[e + 1]] @ b[e].T + bias[e] for each expert e; with gather,
+    a[gather] stands for a``
 
     a: (M, K), sorted by expert; b: (E, N, K), each expert's matrix as a linear layer keeps its weight; offsets:
     (E+1,), where each expert's rows begin, from 0 on, never falling, the last one at most M; bias: (E, N); y: (M, N).
+    With gather: (R,), the rows that experts have are a's rows of these numbers, from 0 to M-1, any of them several
+    times: offsets are theirs, y is (R, N), and a's rows go with their scales; of moe_sort's order it is order // K.
     torch's grouped_mm, whose matrices are (E, K, N) and whose offsets leave the 0 out, is that of b.transpose(1, 2);
     moe_sort gives offsets. An expert may have no rows, and one all of them. Products are summed in float32, bias is
     added to that, and the result is rounded once. format='row' is for float8 a and b, with scale_a: (M, 1) and
@@ -574,9 +578,9 @@ def grouped_mm(
     block_128x128. Scales multiply; of float8 y is bfloat16, and sums are promoted to float32 at least every 128
     terms. Scales that a format has not, or lacks, are refused (ArgumentValueError). Gradients, of a and b for
     format='none' alone, are summed in float32 and rounded once; an expert without rows has zeros, and so have rows of
-    no expert. Undefined: rows of y behind offsets[E]; any result for offsets that fall or end beyond M (refused with
-    PORTAKERNEL_CHECKS=1). Not guaranteed: equal bits from different kernels, or for a row among other numbers of
-    rows; all 24 bits of float32 products where torch.backends.cuda.matmul allows fewer.
+    no expert. Undefined: rows of y behind offsets[E]; any result for offsets that fall or end beyond y, and for
+    gather elsewhere (refused with PORTAKERNEL_CHECKS=1). Not guaranteed: equal bits from different kernels, or for a
+    row among other numbers of rows; all 24 bits of float32 products where torch.backends.cuda.matmul allows fewer.
 
     Args:
         a: (M, K), float32 or float16 or bfloat16 or float8_e4m3fn or float8_e4m3fnuz or float8_e5m2 or
@@ -587,6 +591,7 @@ def grouped_mm(
         scale_a: (M, 1) for none, (M, 1) for row, (M, ceil(K/128)) for block, float32; a feature, neutral at None.
         scale_b: (E, N, 1) for none, (E, N, 1) for row, (E, ceil(N/128), ceil(K/128)) for block, float32; a feature,
             neutral at None.
+        gather: (R,), int32 or int64; a feature, neutral at None.
         format: a feature, neutral at 'none'. which elements of float8 a and b share a scale. Accepted: 'none' or
             'row' or 'block'.
         out: where to write; may be no input itself.

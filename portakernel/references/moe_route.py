@@ -88,7 +88,7 @@ class _Router:
         return order[..., : self.k]
 
     def weights(self, logits: Tensor, experts: Tensor) -> Tensor:
-        """``(*M, k)``: those of the chosen experts, in the dtype of ``logits``, which hold no NaN; without ``factor``."""
+        """``(*M, k)``: those of the chosen experts, without ``factor``; ``logits`` hold no NaN."""
         chosen = logits.gather(-1, experts)
         if self.scoring == "sigmoid" and not self.normalizes:
             return chosen.sigmoid()
@@ -117,7 +117,7 @@ def forward(
     groups_kept: int = 1,
     out: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """``weights: (*M, k)`` in float32 and ``experts: (*M, k)`` in int32, from ``logits: (*M, E)`` and ``bias: (E,)``."""
+    """``weights: (*M, k)`` in float32, ``experts: (*M, k)`` in int32, of ``logits: (*M, E)`` and ``bias: (E,)``."""
     router = _Router(k, scoring, renormalize, groups, groups_kept)
     known = _without_nan(_wide(logits))
     experts = router.experts(known, None if bias is None else bias.to(known.dtype))
