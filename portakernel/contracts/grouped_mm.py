@@ -124,8 +124,8 @@ CONTRACT = Contract(
         " (E+1,), where each expert's rows begin, from 0 on, never falling, the last one at most M; bias: (E, N); y:"
         " (M, N). With gather: (R,), the rows that experts have are a's rows of these numbers, from 0 to M-1, any of"
         " them several times: offsets are theirs, y is (R, N), and a's rows go with their scales; of moe_sort's order"
-        " it is order // K. torch's grouped_mm, whose matrices are (E, K, N) and whose offsets leave the 0 out, is that of"
-        " b.transpose(1, 2); moe_sort gives offsets. An expert may have no rows, and one all of them. Products are"
+        " it is order // K. torch's grouped_mm, whose matrices are (E, K, N) and whose offsets leave the 0 out, is that"
+        " of b.transpose(1, 2); moe_sort gives offsets. An expert may have no rows, and one all of them. Products are"
         " summed in float32, bias is added to that, and the result is rounded once. format='row' is for float8 a and b,"
         " with scale_a: (M, 1) and scale_b: (E, N, 1); 'block' has scale_a: (M, ceil(K/128)), one for each 128 of a"
         " row, and scale_b: (E, ceil(N/128), ceil(K/128)), one for each square: as quantize_fp8 gives them for"
@@ -134,8 +134,8 @@ CONTRACT = Contract(
         " (ArgumentValueError). Gradients, of a and b for format='none' alone, are summed in float32 and rounded once;"
         " an expert without rows has zeros, and so have rows of no expert. Undefined: rows of y behind offsets[E];"
         " any result for offsets that fall or end beyond y, and for gather elsewhere (refused with"
-        " PORTAKERNEL_CHECKS=1). Not guaranteed: equal bits from different kernels, or for a row among other numbers of rows; all 24 bits of float32 products where"
-        " torch.backends.cuda.matmul allows fewer."
+        " PORTAKERNEL_CHECKS=1). Not guaranteed: equal bits from different kernels, or for a row among other"
+        " numbers of rows; all 24 bits of float32 products where torch.backends.cuda.matmul allows fewer."
     ),
     tensors=(
         TensorArgument("a", ("M", "K"), Choice("format", {"none": FLOATS, "row": FLOAT8, "block": FLOAT8})),

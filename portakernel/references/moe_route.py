@@ -71,7 +71,7 @@ class _Router:
 
     def of_groups(self, deciding: Tensor, *, biased: bool) -> Tensor:
         """``(*M, groups)``: what orders the groups of a row."""
-        members = deciding.unflatten(-1, (self.groups, -1))
+        members = deciding.reshape(*deciding.shape[:-1], self.groups, deciding.shape[-1] // self.groups)
         best = members.topk(min(2, members.shape[-1]) if biased else 1, dim=-1).values
         return _without_nan(best.sum(-1))
 
@@ -230,7 +230,7 @@ def unspecified(logits: Tensor, *, bias: Tensor | None = None, **given: Any) -> 
     doubtful = (close & ~alike).any(-1)
     if router.groups > 1:
         of_groups = router.of_groups(deciding, biased=True)
-        sizes = size.unflatten(-1, (router.groups, -1)).amax(-1) * 2
+        sizes = size.reshape(*size.shape[:-1], router.groups, size.shape[-1] // router.groups).amax(-1) * 2
         order = of_groups.argsort(dim=-1, descending=True, stable=True)
         doubtful = doubtful | _close(of_groups.gather(-1, order), sizes.gather(-1, order)).any(-1)
     free = doubtful.unsqueeze(-1).expand(shape)

@@ -106,8 +106,10 @@ def _of_matrix(
 
 
 @triton.jit
-def _put(z, y, bias, scale_a, scale_b, expert, row, numbers, end, column, columns, bias_expert, bias_column, scale_a_row,
-         scale_b_expert, scale_b_column, ROWS_SCALED: tl.constexpr):  # fmt: skip
+def _put(
+    z, y, bias, scale_a, scale_b, expert, row, numbers, end, column, columns, bias_expert, bias_column, scale_a_row,
+    scale_b_expert, scale_b_column, ROWS_SCALED: tl.constexpr,
+):  # fmt: skip
     """Writes the tile ``z``, rows by columns, of one expert; ``y`` is contiguous."""
     rows = row + tl.arange(0, z.shape[0])
     lanes = column + tl.arange(0, z.shape[1])
