@@ -100,7 +100,9 @@ def _parameters(contract: Contract) -> str:
 
 def _requirements(contract: Contract) -> str:
     return (
-        f"Sizes must fit: {', '.join(f'`{shown_requirement(text)}`' for text in contract.requirements)}." if contract.requirements else ""
+        f"Sizes must fit: {', '.join(f'`{shown_requirement(text)}`' for text in contract.requirements)}."
+        if contract.requirements
+        else ""
     )
 
 

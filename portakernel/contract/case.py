@@ -36,9 +36,9 @@ class Draw:
 
     ``numbers``: as the case's ``values`` says. ``index``: integers from 0 to below the size of dimension ``below``; one
     in five is the value of the parameter ``sometimes`` instead, where one is named. ``segments``: ends of consecutive
-    pieces of dimension ``below``, from 0 to all of it, some of them empty (``R|M``: of R, or of M in calls without); ``offsets``: the pieces' starts. ``scale``:
-    positive numbers around 1. ``mask``: numbers, of which some are minus infinity; in some rows all are, or all one
-    very large negative number.
+    pieces of dimension ``below``, from 0 to all of it, some of them empty (``R|M``: of R, or of M in calls without);
+    ``offsets``: the pieces' starts. ``scale``: positive numbers around 1. ``mask``: numbers, of which some are minus
+    infinity; in some rows all are, or all one very large negative number.
 
     Of serving: ``lengths``: from 0 to ``below``, which may be a product (``W*P``); some are 0, some all of it.
     ``pages``: a table of ``lengths``' pages of ``page`` tokens, all different where there are enough; entries that no

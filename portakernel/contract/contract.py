@@ -287,8 +287,7 @@ class Contract:
             if names_in(text) is not None:
                 shape.append(size_of_values(text, values))
                 continue
-            text = next((part for part in text.split("|") if part in dims), text)
-            size = parse_size(text.lstrip("*"))
+            size = parse_size(next((part for part in text.split("|") if part in dims), text).lstrip("*"))
             shape += leading if text.startswith("*") else [size.of(dims[size.name] if size.name is not None else 0)]
         dtype = dtype_of(result, values)
         if dtype == "float32" and dtypes.get(self.in_float64) == FLOAT64:

@@ -82,7 +82,9 @@ def _tolerances(contract: Contract) -> Iterator[str]:
                 yield f"tolerance, {kind}, {key}: {ulp!r} is no number of units in the last place; give one, at least 0"
         if tolerance.rule == "ulp":
             for name, dtype in _held(contract, results):
-                if dtype not in given and f"{name}.{dtype}" not in given:
+                # integers are equal or wrong
+                of_numbers = dtype not in DTYPES or DTYPES[dtype].kind == "float"
+                if of_numbers and dtype not in given and f"{name}.{dtype}" not in given:
                     text = f"tolerance, {kind}: none for {dtype}, which {name} may be"
                     yield f"{text}; give one under {dtype!r} or '{name}.{dtype}', or the rule 'plain'"
 

@@ -82,10 +82,11 @@ class TensorArgument:
 class Result:
     """An output or saved tensor; ``like`` names the argument whose leading dimensions, dtype and device it takes over.
 
-    ``dtype`` overrides the dtype: a name, or a parameter that holds one; where one is chosen, an empty name does not. ``shape`` is as for arguments; a plain ``M``
-    is the product itself. A size may be an ``int`` parameter's value, ``$k``, one more, ``$n+1``, or one value over
-    another, rounded up: ``$n/$m``; or ``R|M``, the dimension R, in calls that have none M. ``when``: it exists only where a parameter has that value, or one of a tuple or
-    range of them. Only ``differentiable`` outputs have gradients.
+    ``dtype`` overrides the dtype: a name, or a parameter that holds one; where one is chosen, an empty name does not.
+    ``shape`` is as for arguments; a plain ``M`` is the product itself. A size may be an ``int`` parameter's value,
+    ``$k``, one more, ``$n+1``, or one value over another, rounded up: ``$n/$m``; or ``R|M``, the dimension R, in calls
+    that have none M. ``when``: it exists only where a parameter has that value, or one of a tuple or range of them.
+    Only ``differentiable`` outputs have gradients.
     """
 
     name: str

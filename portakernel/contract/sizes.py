@@ -95,7 +95,8 @@ def size_of_values(text: str, values: Mapping[str, Any]) -> int:
     assert found is not None
     size: int = values[found["name"]]
     if found["divisor"]:
-        return -(-size // values[found["divisor"]])
+        divisor: int = values[found["divisor"]]
+        return -(-size // divisor)
     return size + int(found["more"]) if found["more"] else size
 
 

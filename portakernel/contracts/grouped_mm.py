@@ -38,7 +38,9 @@ def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[
     matrices = sum(a < b for a, b in pairwise(ends)) if "offsets" in values else min(E, most)
     read = min(rows, M)
     blocks, wide = -(-K // _BLOCK), values["format"] == "block"
-    moved = read * K * itemsizes["a"] + most * itemsizes.get("gather", 0) + matrices * N * K * itemsizes["b"] + 4 * (E + 1)
+    moved = (
+        read * K * itemsizes["a"] + most * itemsizes.get("gather", 0) + matrices * N * K * itemsizes["b"] + 4 * (E + 1)
+    )
     moved += rows * N * (itemsizes["a"] if values["format"] == "none" else 2) + matrices * N * itemsizes.get("bias", 0)
     moved += read * (blocks if wide else 1) * itemsizes.get("scale_a", 0)
     moved += matrices * (-(-N // _BLOCK) * blocks if wide else N) * itemsizes.get("scale_b", 0)
@@ -116,14 +118,14 @@ CONTRACT = Contract(
     op="grouped_mm",
     summary="Consecutive pieces of rows, each times a matrix of its own: the linear layers of experts.",
     formula="y[offsets[e]:offsets[e + 1]] = a[offsets[e]:offsets[e + 1]] @ b[e].T + bias[e] for each expert e; with"
-        " gather, a[gather] stands for a",
+    " gather, a[gather] stands for a",
     notes=(
         "a: (M, K), sorted by expert; b: (E, N, K), each expert's matrix as a linear layer keeps its weight; offsets:"
         " (E+1,), where each expert's rows begin, from 0 on, never falling, the last one at most M; bias: (E, N); y:"
-        " (M, N). With gather: (R,), the rows that experts have are a's rows of these numbers, from 0 to M-1, any of them"
-        " several times: offsets are theirs, y is (R, N), and a's rows go with their scales; gather of moe_sort's order is"
-        " order // K. torch's grouped_mm, whose matrices are (E, K, N) and whose offsets leave the 0 out, is that of"
-        " b.transpose(1, 2); moe_sort gives offsets. An expert may have no rows, and one all of them. Products are"
+        " (M, N). With gather: (R,), the rows that experts have are a's rows of these numbers, from 0 to M-1, any of"
+        " them several times: offsets are theirs, y is (R, N), and a's rows go with their scales; of moe_sort's order"
+        " it is order // K. torch's grouped_mm, whose matrices are (E, K, N) and whose offsets leave the 0 out, is that"
+        " of b.transpose(1, 2); moe_sort gives offsets. An expert may have no rows, and one all of them. Products are"
         " summed in float32, bias is added to that, and the result is rounded once. format='row' is for float8 a and b,"
         " with scale_a: (M, 1) and scale_b: (E, N, 1); 'block' has scale_a: (M, ceil(K/128)), one for each 128 of a"
         " row, and scale_b: (E, ceil(N/128), ceil(K/128)), one for each square: as quantize_fp8 gives them for"
@@ -131,14 +133,12 @@ CONTRACT = Contract(
         " promoted to float32 at least every 128 terms. Scales that a format has not, or lacks, are refused"
         " (ArgumentValueError). Gradients, of a and b for format='none' alone, are summed in float32 and rounded once;"
         " an expert without rows has zeros, and so have rows of no expert. Undefined: rows of y behind offsets[E];"
-        " any result for offsets that fall or end beyond y, and for gather elsewhere (refused with PORTAKERNEL_CHECKS=1). Not guaranteed: equal"
-        " bits from different kernels, or for a row among other numbers of rows; all 24 bits of float32 products where"
-        " torch.backends.cuda.matmul allows fewer."
+        " any result for offsets that fall or end beyond y, and for gather elsewhere (refused with"
+        " PORTAKERNEL_CHECKS=1). Not guaranteed: equal bits from different kernels, or for a row among other"
+        " numbers of rows; all 24 bits of float32 products where torch.backends.cuda.matmul allows fewer."
     ),
     tensors=(
-        TensorArgument(
-            "a", ("M", "K"), Choice("format", {"none": FLOATS, "row": FLOAT8, "block": FLOAT8})
-        ),
+        TensorArgument("a", ("M", "K"), Choice("format", {"none": FLOATS, "row": FLOAT8, "block": FLOAT8})),
         TensorArgument("b", ("E", "N", "K"), ("a",)),
         TensorArgument("offsets", ("E+1",), ("int32", "int64"), draw=Draw("segments", below="R|M"), rule=Ends("R|M")),
         TensorArgument("bias", ("E", "N"), FLOATS, optional=True, feature=True, keyword=True),
@@ -166,7 +166,9 @@ CONTRACT = Contract(
         ),
     ),
     outputs=(
-        Result("y", ("R|M", "N"), like="a", dtype=Choice("format", {"none": "", "row": "bfloat16", "block": "bfloat16"})),
+        Result(
+            "y", ("R|M", "N"), like="a", dtype=Choice("format", {"none": "", "row": "bfloat16", "block": "bfloat16"})
+        ),
     ),
     kept=("a", "b", "offsets", "bias", "gather"),
     requirements=("E > 0 or M == 0",),
@@ -196,8 +198,13 @@ CONTRACT = Contract(
         _case("sliced, transposed", (0, 40, 48), (9, 12), layouts={"a": "sliced", "b": "transposed"}),
         _case("transposed a", (0, 40, 33), (9, 12), layouts={"a": "transposed", "offsets": "stepped"}),
         _case("every second column", (0, 24, 50), (9, 12), layouts={"a": "stepped", "b": "stepped"}),
-        _case("expanded, bias sliced", (0, 24, 40), (9, 12), layouts={"b": "expanded", "bias": "sliced"},
-              present=("bias",)),  # fmt: skip
+        _case(
+            "expanded, bias sliced",
+            (0, 24, 40),
+            (9, 12),
+            layouts={"b": "expanded", "bias": "sliced"},
+            present=("bias",),
+        ),
         _case("offset by one", (0, 32, 64), (9, 12), layouts={"a": "offset", "b": "offset"}),
         _case("large magnitudes", (0, 24, 40), (3, 4), values="large", backward=False),
         _case("tiny magnitudes", (0, 24, 40), (3, 4), values="tiny", backward=False),

@@ -190,9 +190,7 @@ def truth(
     return (y,)
 
 
-def unspecified(
-    a: Tensor, b: Tensor, offsets: Tensor, *, gather: Tensor | None = None, **_: Any
-) -> dict[str, Tensor]:
+def unspecified(a: Tensor, b: Tensor, offsets: Tensor, *, gather: Tensor | None = None, **_: Any) -> dict[str, Tensor]:
     """The rows that no expert has."""
     count = a.shape[0] if gather is None else gather.shape[0]
     rows = torch.arange(count, device=a.device).unsqueeze(1)

@@ -71,7 +71,7 @@ class _Router:
 
     def of_groups(self, deciding: Tensor, *, biased: bool) -> Tensor:
         """``(*M, groups)``: what orders the groups of a row."""
-        members = deciding.unflatten(-1, (self.groups, -1))
+        members = deciding.reshape(*deciding.shape[:-1], self.groups, deciding.shape[-1] // self.groups)
         best = members.topk(min(2, members.shape[-1]) if biased else 1, dim=-1).values
         return _without_nan(best.sum(-1))
 
@@ -88,7 +88,7 @@ class _Router:
         return order[..., : self.k]
 
     def weights(self, logits: Tensor, experts: Tensor) -> Tensor:
-        """``(*M, k)``: those of the chosen experts, in the dtype of ``logits``, which hold no NaN; without ``factor``."""
+        """``(*M, k)``: those of the chosen experts, without ``factor``; ``logits`` hold no NaN."""
         chosen = logits.gather(-1, experts)
         if self.scoring == "sigmoid" and not self.normalizes:
             return chosen.sigmoid()
@@ -117,7 +117,7 @@ def forward(
     groups_kept: int = 1,
     out: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """``weights: (*M, k)`` in float32 and ``experts: (*M, k)`` in int32, from ``logits: (*M, E)`` and ``bias: (E,)``."""
+    """``weights: (*M, k)`` in float32, ``experts: (*M, k)`` in int32, of ``logits: (*M, E)`` and ``bias: (E,)``."""
     router = _Router(k, scoring, renormalize, groups, groups_kept)
     known = _without_nan(_wide(logits))
     experts = router.experts(known, None if bias is None else bias.to(known.dtype))
@@ -230,7 +230,7 @@ def unspecified(logits: Tensor, *, bias: Tensor | None = None, **given: Any) -> 
     doubtful = (close & ~alike).any(-1)
     if router.groups > 1:
         of_groups = router.of_groups(deciding, biased=True)
-        sizes = size.unflatten(-1, (router.groups, -1)).amax(-1) * 2
+        sizes = size.reshape(*size.shape[:-1], router.groups, size.shape[-1] // router.groups).amax(-1) * 2
         order = of_groups.argsort(dim=-1, descending=True, stable=True)
         doubtful = doubtful | _close(of_groups.gather(-1, order), sizes.gather(-1, order)).any(-1)
     free = doubtful.unsqueeze(-1).expand(shape)

@@ -64,7 +64,9 @@ def test_gradients_of_any_logits_are_numbers():
         for renormalize in (True, False):
             values = {"k": 4, "scoring": scoring, "renormalize": renormalize, "factor": 1.0}
             _, experts = moe_route(logits, **values)
-            (found, _), (want, _) = (of(torch.ones(40, 4), logits, experts, **values) for of in (backward, route_reference.backward))
+            (found, _), (want, _) = (
+                of(torch.ones(40, 4), logits, experts, **values) for of in (backward, route_reference.backward)
+            )
             assert found is not None
             assert want is not None
             assert not found.isnan().any()

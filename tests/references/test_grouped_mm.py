@@ -31,7 +31,9 @@ def test_each_piece_is_a_linear_layer_of_its_own():
 
 def test_gradients_are_those_of_the_formula():
     a, b, offsets = drawn()
-    assert torch.autograd.gradcheck(lambda x, w: ops.grouped_mm(x, w, offsets)[:8], (a.requires_grad_(), b.requires_grad_()))
+    assert torch.autograd.gradcheck(
+        lambda x, w: ops.grouped_mm(x, w, offsets)[:8], (a.requires_grad_(), b.requires_grad_())
+    )
 
 
 def test_experts_without_rows_and_rows_without_expert_have_zero_gradients():

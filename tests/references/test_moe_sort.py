@@ -63,8 +63,10 @@ def call(experts: Tensor, **values: int) -> object:
         ({"capacity": -1}, "capacity must be an integer from 0 up; this is -1"),
         (
             {"capacity": 14, "block": 4},
-            "needs block == 0 or capacity >= T * K * block or capacity >= T * K + num_experts * (block - 1);"
-            " this is K = 2, T = 3, block = 4, capacity = 14, num_experts = 3",
+            (
+                "needs block == 0 or capacity >= T * K * block or capacity >= T * K + num_experts * (block - 1);"
+                " this is K = 2, T = 3, block = 4, capacity = 14, num_experts = 3"
+            ),
         ),
         ({"capacity": 6, "block": -2}, "block must be an integer from 0 up; this is -2"),
     ],

@@ -127,10 +127,10 @@ def is_present(argument: TensorArgument, case: Case) -> bool:
     return not argument.optional or argument.name in case.present or argument.name in case.given
 
 
-def present_dims(contract: Contract, case: Case) -> set[str | None]:
+def present_dims(contract: Contract, case: Case) -> set[str]:
     """The dimensions that the case's tensors have; ``contract`` has no choice left open."""
     present = (argument for argument in contract.tensors if is_present(argument, case))
-    return {parse_size(text.lstrip("*")).name for argument in present for text in argument.sizes}
+    return {parse_size(text.lstrip("*")).name or "" for argument in present for text in argument.sizes}
 
 
 def draw_inputs(

@@ -20,7 +20,14 @@ from portakernel.contract import Contract, alternatives
 from portakernel.contract import Result as TensorResult
 from portakernel.registry.kernel import Kernel
 from portakernel_kit.conformance.allowances import grown, growth
-from portakernel_kit.conformance.comparison import Comparison, Mismatch, compare, compare_integers, compare_rows, with_lost
+from portakernel_kit.conformance.comparison import (
+    Comparison,
+    Mismatch,
+    compare,
+    compare_integers,
+    compare_rows,
+    with_lost,
+)
 from portakernel_kit.conformance.inputs import Inputs
 from portakernel_kit.conformance.memory import changed_around, footprint, same_bits, shares_memory
 from portakernel_kit.conformance.outcome import Outcome

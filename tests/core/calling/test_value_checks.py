@@ -38,13 +38,14 @@ OPS = (
     "linear_cross_entropy",
     "rotary_embedding",
     "attention_varlen",
+    "grouped_mm",
     "rms_norm",
     "block_sparse_attention",
 )
 # Ops that return nothing; how calls of them are looked at is in test_serving_checks.py and test_written_caches.py.
 WRITING = ("write_kv_cache", "write_latent_cache")
 # Ops without gradients.
-SERVING = ("mla_decode", "paged_attention")
+SERVING = ("mla_decode", "moe_sort", "paged_attention")
 # Ops on weights of four bits.
 INT4 = ("int4_mm", "pack_int4")
 

@@ -52,7 +52,7 @@ def test_other_sizes_name_no_values(text):
 
 def test_a_value_that_is_too_small_is_refused():
     assert COUNT.canonical("op", 1) == 1
-    with pytest.raises(ArgumentValueError, match="^op: n must be an integer from 1 up; this is 0$"):
+    with pytest.raises(ArgumentValueError, match=r"^op: n must be an integer from 1 up; this is 0$"):
         COUNT.canonical("op", 0)
 
 

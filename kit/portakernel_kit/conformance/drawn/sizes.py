@@ -208,7 +208,8 @@ def _bits_too_many(
     )
     values, filled = contract.values(choosing), {name: max(size, 1) for name, size in dims.items()}
     least = {name: exact.get(name, 1) for name in dims}
-    flops = max(flops, contract.cost(in_tiles(contract, least, tile), itemsizes, values).flops)
+    bare_cost = contract.cost(in_tiles(contract, least, tile), itemsizes, values)
+    flops = max(flops, bare_cost.flops)
     if exact:  # where those alone are as much, there is room for a few of all else
         bare = replace(full, leading=(1,) * len(full.leading), dims={name: least[name] for name in full.dims})
         most = max(most, _FEW * elements(contract, bare))
@@ -217,7 +218,7 @@ def _bits_too_many(
     for shares in (filled, {name: 1 if name in piece_counts(contract) else size for name, size in filled.items()}):
         cost = contract.cost(shares, itemsizes, values)
         tiles = contract.cost(in_tiles(contract, shares, tile), itemsizes, values)
-        times = max(times, cost.bytes / (_BYTES * most), tiles.flops / flops)
+        times = max(times, cost.bytes / max(_BYTES * most, 2 * bare_cost.bytes), tiles.flops / flops)
     return math.log2(times) if times > 1.0 else 0.0
 
 

@@ -28,7 +28,7 @@ OUT = tl.constexpr(-(2**31))
 
 @triton.jit
 def _without_nan(x):
-    return tl.where(x == x, x, float("-inf"))
+    return tl.where(x == x, x, float("-inf"))  # noqa: PLR0124 - NaN is not
 
 
 @triton.jit
@@ -165,10 +165,7 @@ def _forward(
     for j in range(K):
         best, place = _best(ordered)
         here = lane[None, :] == place[:, None]
-        if BIASED:
-            logit = tl.sum(tl.where(here, x, 0.0), axis=1)
-        else:
-            logit = _number(best)
+        logit = tl.sum(tl.where(here, x, 0.0), axis=1) if BIASED else _number(best)
         ordered = tl.where(here, OUT, ordered)
         chosen = tl.where(choice == j, logit[:, None], chosen)
         places = tl.where(choice == j, place[:, None], places)
@@ -216,10 +213,7 @@ def _backward(
         row_logits = _without_nan(row_logits)
     w = _weights(chosen, is_choice, row_logits, SIGMOID, NORMALIZES)
     dot = tl.sum(tl.where(is_choice, g * w, 0.0), axis=1)[:, None]
-    if SIGMOID and not NORMALIZES:
-        of_chosen = w * g
-    else:
-        of_chosen = w * (g - dot)
+    of_chosen = w * g if SIGMOID and not NORMALIZES else w * (g - dot)
     if SIGMOID:
         of_chosen *= 1.0 / (1.0 + tl.exp(chosen))
     if SIGMOID or NORMALIZES:
@@ -254,7 +248,15 @@ def _forward_plan(
     lanes = _power(groups), _power(experts // groups)
     how = configuration(kernel, device, lanes[0] * lanes[1])
     meta = {"K": k, "CHOICES": _power(k), "SCORING": scoring, "NORMALIZES": normalizes, "BIASED": biased}
-    meta |= {"GROUPS": groups, "MEMBERS": experts // groups, "KEPT": kept, "GROUP_LANES": lanes[0], "MEMBER_LANES": lanes[1], "ROWS": how.rows, **how.options}
+    meta |= {
+        "GROUPS": groups,
+        "MEMBERS": experts // groups,
+        "KEPT": kept,
+        "GROUP_LANES": lanes[0],
+        "MEMBER_LANES": lanes[1],
+        "ROWS": how.rows,
+        **how.options,
+    }
     return prepared(_forward, meta, "E"), how.rows
 
 

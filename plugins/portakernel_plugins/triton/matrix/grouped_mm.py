@@ -34,7 +34,9 @@ _SCALED = tl.constexpr(128)
 
 
 @triton.jit
-def tiles_of_pieces(offsets, offsets_stride, experts, rows, LANES: tl.constexpr, BLOCK_M: tl.constexpr, REST: tl.constexpr):
+def tiles_of_pieces(
+    offsets, offsets_stride, experts, rows, LANES: tl.constexpr, BLOCK_M: tl.constexpr, REST: tl.constexpr
+):
     """Of each expert where its rows begin and end, and how many blocks of them there are; ``(LANES,)`` each.
 
     With ``REST``, one more has the rows that are no expert's.
@@ -104,8 +106,10 @@ def _of_matrix(
 
 
 @triton.jit
-def _put(z, y, bias, scale_a, scale_b, expert, row, numbers, end, column, columns, bias_expert, bias_column, scale_a_row,
-         scale_b_expert, scale_b_column, ROWS_SCALED: tl.constexpr):  # fmt: skip
+def _put(
+    z, y, bias, scale_a, scale_b, expert, row, numbers, end, column, columns, bias_expert, bias_column, scale_a_row,
+    scale_b_expert, scale_b_column, ROWS_SCALED: tl.constexpr,
+):  # fmt: skip
     """Writes the tile ``z``, rows by columns, of one expert; ``y`` is contiguous."""
     rows = row + tl.arange(0, z.shape[0])
     lanes = column + tl.arange(0, z.shape[1])
@@ -183,10 +187,7 @@ def _forward(
         terms = steps
         if REST:
             terms = tl.where(expert == experts, 0, steps)
-        if SWAP:
-            z = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-        else:
-            z = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        z = tl.zeros((BLOCK_N, BLOCK_M) if SWAP else (BLOCK_M, BLOCK_N), tl.float32)
         for step in range(terms):
             left = _of_rows(
                 a, row, numbers, is_row, step * BLOCK_K, inners, a_row, a_inner, BLOCK_K, FORM_A, EVEN, WIDEN
