@@ -12,9 +12,9 @@ def obstacle(path: Path) -> str:
     It is tried: permissions alone say nothing of a mount that is read-only, or of a quota. Nothing stays.
     """
     if path.is_dir():
-        return "is a folder; give the file to write, such as service.yaml"
+        return "is a folder; give the file to write"
     if path.exists() and not path.is_file():
-        return "is no regular file, but a device, a pipe or a socket; give one, such as service.yaml"
+        return "is no regular file, but a device, a pipe or a socket; give one"
     if not path.parent.is_dir():
         return f"cannot be written: there is no folder {path.parent}; make it, or give another file"
     try:

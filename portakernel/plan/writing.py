@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from portakernel.errors import ArgumentValueError
+from portakernel.host.output_file import obstacle
 from portakernel.manifest.yaml_file import MAX_BYTES, MAX_NODES
 from portakernel.plan.plan import Entry, Plan
 from portakernel.text.printable import is_unshown, one_line
@@ -55,10 +56,14 @@ def plan_text(plan: Plan) -> str:
 def write_plan(plan: Plan, path: Path) -> None:
     """Puts the plan into the file at ``path``, at once: whoever reads it meanwhile has the old one, or this.
 
+    A link stays, and what it names is written.
+
     Raises:
         ArgumentValueError: it is larger than what is read, or cannot be written there.
     """
-    text = plan_text(plan)
+    text, path = plan_text(plan), Path(os.path.realpath(path))
+    if why := obstacle(path):
+        raise ArgumentValueError(f"{path} {why}")
     try:
         descriptor, unfinished = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         try:

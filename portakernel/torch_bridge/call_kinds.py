@@ -200,7 +200,7 @@ def watched_handle(bound: BoundKernel, contract: Contract, values: Sequence[Any]
 @functools.cache
 def count_process(path: str) -> None:
     """Counts the process's calls from now on, and adds them to the file when it ends, or one that is forked from it."""
-    kinds, file, ending = CallKinds(), Path(os.path.abspath(path)), threading.Event()
+    kinds, file, ending = CallKinds(), Path(os.path.realpath(path)), threading.Event()
     count_all(kinds)
 
     def write() -> None:
