@@ -336,8 +336,13 @@ def test_steps_of_kernels_are_calls_that_name_them(monkeypatch: pytest.MonkeyPat
         return function(*given, kernel=kernel, **named)
 
     monkeypatch.setattr(portakernel.ops, "layer_norm", noted)
-    names = ("torch.layer_norm_recorded", "reference.layer_norm")
-    found = steps.step_times(operands, names, stopwatch(CPU), 0.0)
-    assert set(called) == set(names)
+    names, failed = ("torch.layer_norm_recorded", "reference.layer_norm"), list[str]()
+    found = steps.step_times(
+        operands, (*names, "triton.layer_norm"), stopwatch(CPU), 0.0, lambda kernel, _: failed.append(kernel)
+    )
+    assert set(called) == {*names, "triton.layer_norm"}
+    assert failed == ["triton.layer_norm"]  # which a CPU has not
     assert list(found) == list(names)
     assert all(us > 0 for us in found.values())
+    only = steps.step_times(operands, names[:1], stopwatch(CPU), 0.0, lambda *_: None)
+    assert only == {}

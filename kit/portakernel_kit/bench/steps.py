@@ -20,15 +20,30 @@ from portakernel_kit.bench.stopwatch import Stopwatch
 _STEPS, _FEWEST_ROUNDS, _MOST_ROUNDS = 10, 5, 40
 
 
-def step_times(operands: Operands, kernels: Sequence[str], watch: Stopwatch, seconds: float) -> dict[str, float]:
+def step_times(
+    operands: Operands,
+    kernels: Sequence[str],
+    watch: Stopwatch,
+    seconds: float,
+    failed: Callable[[str, Exception], None],
+) -> dict[str, float]:
     """The microseconds of a step by each of ``kernels``, in rounds that alternate between them; all steps warm.
 
-    Calls are those of ``portakernel.ops``, each of which names its kernel. Whatever one raises propagates.
+    Calls are those of ``portakernel.ops``, each of which names its kernel. One that raises, as where a kernel has no
+    forward of its own, is given to ``failed`` and has no time; without the first one's time there is none.
     """
-    steps = {kernel: _step(operands, kernel) for kernel in kernels}
-    for step in steps.values():
-        step()
-    rounds: dict[str, list[float]] = {kernel: [] for kernel in kernels}
+    steps: dict[str, Callable[[], None]] = {}
+    for kernel in kernels:
+        step = _step(operands, kernel)
+        try:
+            step()
+        except Exception as error:  # noqa: BLE001 - the plugin border
+            failed(kernel, error)
+        else:
+            steps[kernel] = step
+    if kernels[0] not in steps or len(steps) == 1:
+        return {}
+    rounds: dict[str, list[float]] = {kernel: [] for kernel in steps}
     deadline = time.perf_counter() + seconds
     for number in range(_MOST_ROUNDS):
         if number >= _FEWEST_ROUNDS and time.perf_counter() > deadline:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -167,12 +168,13 @@ class Suite:
         picked = self.dispatcher.registry.kernels.get(cell.chosen or "")
         if not faster or picked is None or picked.saves != "autograd" or self.dispatcher is not dispatcher():
             return {}
-        self.advance(f"{cell.op} {cell.case}: whole steps")
-        try:
-            return step_times(operands, (picked.name, *faster), self.watch, self.seconds)
-        except Exception as error:  # noqa: BLE001 - the plugin border: then the device's times alone are compared
-            self.advance(f"{cell.op} {cell.case}: no step was timed: {described_error(error)}")
-            return {}
+        if self.builds:
+            build_waiting(self.dispatcher, operands, Phase.TRAINING, self.admitted)
+        told = partial(self._without_step, cell)
+        return step_times(operands, (picked.name, *faster), self.watch, self.seconds, told)
+
+    def _without_step(self, cell: Cell, kernel: str, error: Exception) -> None:
+        self.advance(f"{cell.op} {cell.case}: no step by {kernel}: {described_error(error)}")
 
     def _expected(self, operands: Operands, phase: Phase, competing: Field) -> tuple[Expected | None, str]:
         """The reference's results; where it cannot run, those of the kernel that is picked, or else of any, and why."""
