@@ -40,7 +40,7 @@ def command(
     from portakernel.errors import ArgumentValueError
     from portakernel.host.output_file import obstacle
 
-    file = Path(os.path.abspath(output))
+    file = Path(os.path.realpath(output))  # a link stays, and what it names is written
     if why := obstacle(file):
         raise ArgumentValueError(f"record: {output} {why}")
     made = Path(f"{file}.recording")  # what is there stays until there is another

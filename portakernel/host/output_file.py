@@ -1,7 +1,9 @@
-"""Whether a file can be written later: asked before the work whose outcome it is to hold."""
+"""Files that hold an outcome: whether one can be written, asked before the work, and writing it at once."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import tempfile
 from pathlib import Path
 
@@ -12,9 +14,9 @@ def obstacle(path: Path) -> str:
     It is tried: permissions alone say nothing of a mount that is read-only, or of a quota. Nothing stays.
     """
     if path.is_dir():
-        return "is a folder; give the file to write, such as service.yaml"
+        return "is a folder; give the file to write"
     if path.exists() and not path.is_file():
-        return "is no regular file, but a device, a pipe or a socket; give one, such as service.yaml"
+        return "is no regular file, but a device, a pipe or a socket; give one"
     if not path.parent.is_dir():
         return f"cannot be written: there is no folder {path.parent}; make it, or give another file"
     try:
@@ -23,3 +25,21 @@ def obstacle(path: Path) -> str:
     except OSError as error:
         return f"cannot be written: {path.parent}: {error.strerror or error}; give a file in a folder that can be"
     return ""
+
+
+def write_at_once(path: Path, text: str) -> None:
+    """Puts ``text`` into the file at ``path``: whoever reads it meanwhile has the old one, or this; others may read it.
+
+    Raises:
+        OSError: it cannot be written; what was there stays, and nothing is left beside it.
+    """
+    descriptor, unfinished = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(unfinished, 0o644)
+        os.replace(unfinished, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(unfinished)
+        raise

@@ -130,6 +130,7 @@ class PriorityRuleModel(_Model):
         default_factory=dict, description="of a keyword argument, the values with which it holds"
     )
     features: list[Name] = Field(default_factory=list, description="what a call asks for where it holds, all of them")
+    without: list[Name] = Field(default_factory=list, description="features that no call asks for where it holds")
     phases: list[Literal["inference", "training", "backward", "forward_ad"]] = Field(
         default_factory=list, description="what is asked for where it holds; every phase when left out"
     )

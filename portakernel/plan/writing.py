@@ -5,16 +5,15 @@ What is written is what is read: text that YAML's versions could take for someth
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from portakernel.errors import ArgumentValueError
+from portakernel.host.output_file import obstacle, write_at_once
 from portakernel.manifest.yaml_file import MAX_BYTES, MAX_NODES
 from portakernel.plan.plan import Entry, Plan
 from portakernel.text.printable import is_unshown, one_line
@@ -55,21 +54,16 @@ def plan_text(plan: Plan) -> str:
 def write_plan(plan: Plan, path: Path) -> None:
     """Puts the plan into the file at ``path``, at once: whoever reads it meanwhile has the old one, or this.
 
+    A link stays, and what it names is written.
+
     Raises:
         ArgumentValueError: it is larger than what is read, or cannot be written there.
     """
-    text = plan_text(plan)
+    text, path = plan_text(plan), Path(os.path.realpath(path))
+    if why := obstacle(path):
+        raise ArgumentValueError(f"{path} {why}")
     try:
-        descriptor, unfinished = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        try:
-            with open(descriptor, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.chmod(unfinished, 0o644)
-            os.replace(unfinished, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(unfinished)
-            raise
+        write_at_once(path, text)
     except OSError as error:
         raise ArgumentValueError(f"{path} cannot be written: {error.strerror or error}") from error
 

@@ -21,8 +21,8 @@ from portakernel.words.target import Target
 class PriorityRule:
     """A number, the bounds within which it holds, and the targets for which it does; None is every target.
 
-    ``values`` are those that keyword arguments have where it holds, ``features`` those that are asked for, ``phases``
-    what is then asked for; none is any.
+    ``values`` are those that keyword arguments have where it holds, ``features`` those that are asked for, ``without``
+    those that are not, ``phases`` what is then asked for; none is any.
     """
 
     number: int
@@ -31,6 +31,7 @@ class PriorityRule:
     values: tuple[tuple[str, tuple[bool | str, ...]], ...] = ()
     phases: tuple[Phase, ...] = ()
     features: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return brief(f"<PriorityRule {self}>")
@@ -44,7 +45,8 @@ class PriorityRule:
         values = (f"{name} is {' or '.join(map(repr, accepted))}" for name, accepted in self.values)
         phases = [f"the phase is {' or '.join(self.phases)}"] if self.phases else []
         features = (f"{name} is asked for" for name in self.features)
-        return [*map(str, self.limits), *values, *features, *phases]
+        without = (f"{name} is not asked for" for name in self.without)
+        return [*map(str, self.limits), *values, *features, *without, *phases]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,9 @@ class Priority:
                 continue
             if any(request.values.get(name) not in accepted for name, accepted in rule.values):
                 continue
-            if not request.features.keys() >= set(rule.features):
+            if not request.features.keys() >= set(rule.features) or not request.features.keys().isdisjoint(
+                rule.without
+            ):
                 continue
             values = [(limit, request.value(limit.parameter)) for limit in rule.limits]
             # a symbol of a traced graph is unknown: what steers speed alone must not guard a graph

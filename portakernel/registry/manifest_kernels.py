@@ -311,9 +311,10 @@ class _KernelBuilder:
             self.check_values(contract, rule.values, (*path, i, "values"))
             known = [feature.name for feature in contract.features]
             self.check_known("feature", rule.features, known, (*path, i, "features"))
-            conditions = (rule.when, rule.values, rule.features, rule.phases, rule.targets)
+            self.check_known("feature", rule.without, known, (*path, i, "without"))
+            conditions = (rule.when, rule.values, rule.features, rule.without, rule.phases, rule.targets)
             if not any(conditions) and i + 1 < len(value):
-                keys = "`when`, `values`, `features`, `phases` or `targets`"
+                keys = "`when`, `values`, `features`, `without`, `phases` or `targets`"
                 text = f"has no {keys}, so that the rules after it never apply"
                 self.problem((*path, i), text)
             limits = tuple(limit.limit(name) for name, limit in rule.when.items())
@@ -321,7 +322,8 @@ class _KernelBuilder:
             values = tuple((name, tuple(accepted)) for name, accepted in rule.values.items())
             listed = None if selected is None else self.listed(selected)
             phases = tuple(map(Phase, rule.phases))
-            rules.append(PriorityRule(rule.priority, limits, listed, values, phases, tuple(rule.features)))
+            asked = tuple(rule.features), tuple(rule.without)
+            rules.append(PriorityRule(rule.priority, limits, listed, values, phases, *asked))
         return Priority(tuple(rules))
 
     def check_known(self, kind: str, names: Iterator[str] | Any, known: Sequence[str], path: KeyPath) -> None:

@@ -12,7 +12,6 @@ import atexit
 import functools
 import os
 import signal
-import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -34,6 +33,7 @@ from portakernel.claims.request import PLAIN_FACTS
 from portakernel.contract import Contract
 from portakernel.contracts import contracts
 from portakernel.host.locks import make_lock
+from portakernel.host.output_file import write_at_once
 from portakernel.tensors.layout import layout_facts
 from portakernel.tensors.torch_internals import is_fake
 from portakernel.torch_bridge.signature import Signature
@@ -102,7 +102,7 @@ class CallKinds:
         with FileLock(f"{path}.lock"):
             known, of_others = _counted(path)
             counts.update(known)
-            _replace(path, _text(counts, traced | of_others))
+            write_at_once(path, _text(counts, traced | of_others))
 
     def forget(self) -> None:
         """Forgets what was counted: a forked process has its parent's counts."""
@@ -200,7 +200,7 @@ def watched_handle(bound: BoundKernel, contract: Contract, values: Sequence[Any]
 @functools.cache
 def count_process(path: str) -> None:
     """Counts the process's calls from now on, and adds them to the file when it ends, or one that is forked from it."""
-    kinds, file, ending = CallKinds(), Path(os.path.abspath(path)), threading.Event()
+    kinds, file, ending = CallKinds(), Path(os.path.realpath(path)), threading.Event()
     count_all(kinds)
 
     def write() -> None:
@@ -265,11 +265,3 @@ def _counted(path: Path) -> tuple[Counter[str], set[str]]:
         count = entry.pop("count", 1)
         found[_line(entry)] += count
     return found, set(data.get("traced", ()))
-
-
-def _replace(path: Path, text: str) -> None:
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    with open(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-    os.chmod(name, 0o644)
-    os.replace(name, path)

@@ -138,3 +138,13 @@ def test_what_is_lost_to_own_kernels_and_to_other_packages_is_told_apart() -> No
     assert (told["foreign"]["cells"], told["foreign"]["beyond_5_percent"]) == (2, 0.5)
     assert (told["foreign"]["worst"], told["foreign"]["worst_case"]) == (1.25, "rms_norm 2×2 forward")
     assert routing([])["own"]["beyond_5_percent"] is None
+
+
+def test_kernels_that_are_compared_by_steps_are_not_compared_by_the_devices_times() -> None:
+    found = cell({"torch.rms_norm": 9.0, "triton.rms_norm": 6.0, "hip.rms_norm": 8.7}, "torch.rms_norm")
+    assert found.faster_than_chosen() == ("triton.rms_norm",)
+    stepped = replace(found, steps={"torch.rms_norm": 100.0, "triton.rms_norm": 200.0})
+    assert stepped.behind() == ("hip.rms_norm", pytest.approx(9 / 8.7))
+    assert stepped.faster_than_chosen() == ()
+    slower = replace(found, steps={"torch.rms_norm": 110.0, "triton.rms_norm": 100.0})
+    assert slower.behind() == ("triton.rms_norm", pytest.approx(1.1))

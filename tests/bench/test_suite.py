@@ -9,15 +9,19 @@ from types import MappingProxyType
 import pytest
 import torch
 
+import portakernel
+from portakernel.calling.arguments import Arguments
 from portakernel.cli.output import Page
 from portakernel.contract import GridRow
 from portakernel.contracts import own_contracts
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.deciding.policies import make_layer
+from portakernel.runtime import dispatcher
 from portakernel.words.target import Target
-from portakernel_kit.bench import measurement
-from portakernel_kit.bench.contenders import Filter
+from portakernel_kit.bench import measurement, steps
+from portakernel_kit.bench.contenders import Filter, prepare_backward
 from portakernel_kit.bench.launches import time_launches
+from portakernel_kit.bench.operands import draw
 from portakernel_kit.bench.question import launch_row, questions
 from portakernel_kit.bench.results import Cell, Latency, LeftOut, routing
 from portakernel_kit.bench.stopwatch import Clock, stopwatch
@@ -308,3 +312,37 @@ def test_narrow_formats_are_compared_as_numbers() -> None:
     turned = want.view(torch.uint8).clone()
     turned[3] ^= 0x80
     assert difference(turned.view(torch.float8_e4m3fn), want, "q").startswith("q differs from the reference's in row 3")
+
+
+def test_gradients_that_pytorch_records_are_compared_by_whole_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Cell, "faster_than_chosen", lambda _: ("reference.layer_norm",))
+    monkeypatch.setattr(steps, "_FEWEST_ROUNDS", 1)
+    cell = one(measured(dispatcher(), "layer_norm", forward=False, backward=True))
+    assert cell.chosen == "torch.layer_norm_recorded"
+    assert list(cell.steps) == ["torch.layer_norm_recorded", "reference.layer_norm"]
+    assert cell.to_json()["steps_us"] == cell.steps
+    assert one(measured(dispatcher(), "layer_norm")).steps == {}  # forward without a gradient has no step
+
+
+def test_steps_of_kernels_are_calls_that_name_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    (question,) = questions("layer_norm", [launch_row("layer_norm")], ["float32"], HERE)
+    operands = draw(question, Arguments(own_contracts()["layer_norm"], dispatcher().registry), CPU, 0)
+    prepare_backward(dispatcher(), [operands], 0)
+    called: list[str] = []
+    function = portakernel.ops.layer_norm
+
+    def noted(*given: object, kernel: str, **named: object) -> object:
+        called.append(kernel)
+        return function(*given, kernel=kernel, **named)
+
+    monkeypatch.setattr(portakernel.ops, "layer_norm", noted)
+    names, failed = ("torch.layer_norm_recorded", "reference.layer_norm"), list[str]()
+    found = steps.step_times(
+        operands, (*names, "triton.layer_norm"), stopwatch(CPU), 0.0, lambda kernel, _: failed.append(kernel)
+    )
+    assert set(called) == {*names, "triton.layer_norm"}
+    assert failed == ["triton.layer_norm"]  # which a CPU has not
+    assert list(found) == list(names)
+    assert all(us > 0 for us in found.values())
+    only = steps.step_times(operands, names[:1], stopwatch(CPU), 0.0, lambda *_: None)
+    assert only == {}

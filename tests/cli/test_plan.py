@@ -16,6 +16,7 @@ from portakernel.cli.plan import export
 from portakernel.contracts import contract
 from portakernel.deciding.asking import ask
 from portakernel.deciding.dispatcher import Dispatcher
+from portakernel.errors import ArgumentValueError
 from portakernel.plan import Place, read_form
 from portakernel.plan.export import make_plan
 from portakernel.plan.writing import write_plan
@@ -189,6 +190,15 @@ def test_a_plan_is_replaced_at_once_or_not(run: Callable, made: Callable[..., Pa
     assert [file.name for file in path.parent.iterdir()] == ["plan.yaml"]
     ran = run("plan", "export", "-o", str(path.parent / "none" / "plan.yaml"))
     assert (ran.status, "cannot be written" in ran.err) == (2, True)
+
+
+def test_a_plan_is_a_regular_file_and_a_link_to_one_stays(tmp_path: Path) -> None:
+    (tmp_path / "plan.yaml").symlink_to("real.yaml")
+    write_plan(make_plan({}, dispatcher().registry), tmp_path / "plan.yaml")
+    assert (tmp_path / "plan.yaml").is_symlink()
+    assert "schema_version" in (tmp_path / "real.yaml").read_text(encoding="utf-8")
+    with pytest.raises(ArgumentValueError, match="/dev/full is no regular file, but a device"):
+        write_plan(make_plan({}, dispatcher().registry), Path("/dev/full"))
 
 
 # --- check -----------------------------------------------------------------------------------------------------------

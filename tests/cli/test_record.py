@@ -62,7 +62,7 @@ def test_where_the_file_cannot_be_nothing_runs(run, tmp_path: Path, monkeypatch:
     program = ("--", sys.executable, "-c", f"open({str(ran)!r}, 'w')")
     found = run("record", "-o", str(tmp_path), *program)
     assert found.status == 2
-    assert f"record: {tmp_path} is a folder; give the file to write, such as service.yaml" in found.err
+    assert f"record: {tmp_path} is a folder; give the file to write" in found.err
     found = run("record", "-o", "/dev/full", *program)
     assert found.status == 2
     assert "record: /dev/full is no regular file, but a device, a pipe or a socket; give one" in found.err
@@ -82,7 +82,7 @@ def test_where_the_file_cannot_be_nothing_runs(run, tmp_path: Path, monkeypatch:
 
 def test_the_variable_names_a_file_that_can_be(tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"PORTAKERNEL_RECORD is '.*', which is a folder; give the file to write, .*unset"
+        ConfigError, match=r"PORTAKERNEL_RECORD is '.*', which is a folder; give the file to write.*unset"
     ):
         Config.from_environment({"PORTAKERNEL_RECORD": str(tmp_path)})
     with pytest.raises(ConfigError, match="which is no regular file, but a device"):  # to read /dev/full never ends
@@ -90,6 +90,16 @@ def test_the_variable_names_a_file_that_can_be(tmp_path: Path) -> None:
     file = str(tmp_path / "calls.yaml")
     assert Config.from_environment({"PORTAKERNEL_RECORD": file}).record == file
     assert os.listdir(tmp_path) == []
+
+
+def test_a_link_stays_and_what_it_names_is_written(tmp_path: Path) -> None:
+    (tmp_path / "real.yaml").write_text("# mine\n")
+    (tmp_path / "calls.yaml").symlink_to("real.yaml")
+    program = "import torch\nfrom portakernel import ops\nops.softmax(torch.randn(4, 64))"
+    ran = record(tmp_path, program=program)
+    assert ran.returncode == 0, ran.stderr
+    assert (tmp_path / "calls.yaml").is_symlink()
+    assert "op: softmax" in (tmp_path / "real.yaml").read_text()
 
 
 def test_what_graphs_dissolve_is_said(tmp_path: Path) -> None:

@@ -272,7 +272,7 @@ def test_what_no_library_has_can_be_asked_for_and_stands_before_the_reference(ta
 
 @pytest.mark.parametrize("target", ["nvidia:sm_80", "nvidia:sm_90", "amd:gfx942"])
 def test_plain_calls_are_still_the_libraries(target):
-    shape = {"q": (4, 256, 8, 64), "k": (4, 256, 2, 64), "v": (4, 256, 2, 64)}
+    shape = {"q": (4, 384, 8, 64), "k": (4, 384, 2, 64), "v": (4, 384, 2, 64)}
     decision = portakernel.explain("attention", target=target, dtype="bfloat16", shape=shape, causal=True)
     assert decision.chosen is not None
     assert decision.chosen.name.startswith("torch.")
@@ -287,7 +287,17 @@ def test_plain_calls_are_still_the_libraries(target):
         (257, 33, 128, True, "triton.attention_hopper"),
         (512, 16, 64, True, "triton.attention"),
         (512, 17, 64, True, "torch.attention_cudnn"),
-        (512, 16, 64, False, "torch.attention_cudnn"),
+        (257, 16, 64, False, "triton.attention"),
+        (257, 16, 128, False, "triton.attention"),
+        (512, 16, 64, False, "triton.attention"),
+        (512, 17, 64, False, "torch.attention_cudnn"),
+        (641, 16, 64, False, "triton.attention"),
+        (641, 17, 64, False, "torch.attention_cudnn"),
+        (1537, 16, 64, False, "torch.attention_cudnn"),
+        (384, 25, 128, False, "triton.attention"),
+        (385, 25, 128, False, "torch.attention_cudnn"),
+        (197, 12, 128, True, "triton.attention"),
+        (197, 13, 128, True, "torch.attention_cudnn"),
         (1024, 8, 128, True, "triton.attention"),
         (1024, 9, 128, True, "triton.attention_hopper"),
         (4096, 2, 128, True, "triton.attention"),

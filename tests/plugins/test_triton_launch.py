@@ -206,9 +206,12 @@ def test_the_number_of_rows_does_not_recompile(fake_driver, monkeypatch):
     fake_driver()
     compiled = []
     monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", lambda **about: compiled.append(about["repr"]))
-    for rows in (1, 2, 16, 37, 4096):
+    for rows in (1, 2, 16):
         rms_norm.rms_norm(meta(rows, 128), meta(128), eps=1e-6)
     assert len(compiled) == 1
+    for rows in (65536, 65537, 1 << 20):  # many, of which a program takes more
+        rms_norm.rms_norm(meta(rows, 128), meta(128), eps=1e-6)
+    assert len(compiled) == 2
 
 
 def test_what_a_launch_compiles_is_announced_once_for_each_specialisation(fake_driver):
@@ -225,7 +228,7 @@ def test_in_a_capture_compiled_kernels_launch_and_others_are_refused(fake_driver
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     rms_norm.rms_norm(meta(7, 64), meta(64), eps=1e-6)
-    assert driver.launched == [(1, 1, 1), (1, 1, 1)]
+    assert driver.launched == [(1, 1, 1), (2, 1, 1)]
     for _ in range(2):
         with pytest.raises(CaptureError) as caught:
             rms_norm.rms_norm(meta(4, 128), meta(128), eps=1e-6)
@@ -512,8 +515,11 @@ def test_an_argument_of_a_second_type_is_left_to_triton(direct_calls, monkeypatc
     x, weight, y = meta(40, 128), meta(128), meta(40, 128)
     held = launch.prepared(
         norm_forward._forward,
-        {"CENTRED": False, "ACTIVATION": "none", "BLOCK_M": 1, "BLOCK_N": 128, "BLOCKS": 1, "UNIT": 16, "num_warps": 4},
-    )
+        {
+            "CENTRED": False, "ACTIVATION": "none", "BLOCK_M": 1, "BLOCK_N": 128, "BLOCKS": 1, "UNIT": 16,
+            "EARLY": True, "num_warps": 4,
+        },
+    )  # fmt: skip
     for eps in (1e-5, 0, 1e-5, 0):
         held.launch((40, 1), x, None, weight, None, y, *[None] * 3, 40, 128, 128, None, 1, None, 128, None, eps, None)
     assert len(direct_calls) == 4

@@ -67,6 +67,8 @@ class Cell:
     ``copy`` is the time of a plain copy of as many bytes; ``chosen`` the kernel that dispatch picks; ``rejected`` why
     others cannot serve, by kernel; ``checked_against`` whose results the kernels' were compared with, and
     ``reference_failure`` why they are not the reference's; ``foreign`` the plugins whose kernels are another package's.
+    ``steps`` are microseconds of whole steps of training, by kernel, where the picked one and others are compared by
+    them: PyTorch records its gradient, which spares the host what the device's own times do not show.
     """
 
     op: str
@@ -85,6 +87,7 @@ class Cell:
     kernels: tuple[Measured, ...]
     rejected: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict[str, Sequence[Mapping[str, Any]]])
     foreign: frozenset[str] = frozenset()
+    steps: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @property
     def best_us(self) -> float | None:
@@ -101,16 +104,33 @@ class Cell:
 
         ``foreign``: of those that another package has, or of those that it has not.
         """
-        times = self._times
-        if self.chosen not in times:
-            return None
-        others = [(us, name) for name, us in times.items() if foreign in (None, name.partition(".")[0] in self.foreign)]
-        return (min(others)[1], times[self.chosen] / min(others)[0]) if others else None
+        others = [
+            (name, ratio)
+            for name, ratio in self._ratios.items()
+            if foreign in (None, name.partition(".")[0] in self.foreign)
+        ]
+        return max(others, key=lambda other: other[1], default=None)
+
+    def faster_than_chosen(self) -> tuple[str, ...]:
+        """The kernels that the picked one is behind by more than 5 %, the fastest first."""
+        ratios = self._ratios
+        return tuple(sorted((name for name, ratio in ratios.items() if ratio > BEYOND), key=lambda name: -ratios[name]))
 
     def ratio_behind(self, *, foreign: bool | None = None) -> float | None:
         """The ratio of ``behind`` alone."""
         found = self.behind(foreign=foreign)
         return found[1] if found else None
+
+    @property
+    def _ratios(self) -> dict[str, float]:
+        """The picked kernel's time over each one's; nothing where it has none."""
+        times, steps = self._times, self.steps
+        if self.chosen not in times:
+            return {}
+        return {
+            name: (steps if name in steps else times)[self.chosen] / (steps.get(name) or us)
+            for name, us in times.items()
+        }
 
     @property
     def _times(self) -> dict[str, float]:
@@ -147,6 +167,7 @@ class Cell:
             "rival_ratio": self.rival[1] if self.rival else None,
             "behind_own": self.ratio_behind(foreign=False),
             "behind_foreign": self.ratio_behind(foreign=True),
+            "steps_us": dict(self.steps),
             "checked_against": self.checked_against,
             "reference_failure": self.reference_failure,
             "kernels": [self._kernel_json(measured) for measured in order],

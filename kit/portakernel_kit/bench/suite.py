@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from portakernel.claims.request import Phase
 from portakernel.contract import Contract, Cost, GridRow
 from portakernel.contracts import contract
 from portakernel.deciding.dispatcher import Dispatcher
+from portakernel.runtime import dispatcher
 from portakernel_kit.bench.contenders import (
     Field,
     Filter,
@@ -27,6 +29,7 @@ from portakernel_kit.bench.measurement import Expected, measure, results_of
 from portakernel_kit.bench.operands import Operands, draw, memory_bytes
 from portakernel_kit.bench.question import Question, has_backward_kernels
 from portakernel_kit.bench.results import Cell, LeftOut, Measured
+from portakernel_kit.bench.steps import step_times
 from portakernel_kit.bench.stopwatch import Stopwatch, stopwatch
 from portakernel_kit.bench.traffic import FaultyOp, backward_cost, forward_cost, is_compute_bound
 
@@ -154,7 +157,24 @@ class Suite:
             advance=lambda text: self.advance(f"{op.op} {question.row.name} {phase_name(phase)}: {text}"),
         )
         source = expected.source if expected else None
-        return self._result(question, phase, cost, competing, (source, reference_failure), (kernels, copy))
+        cell = self._result(question, phase, cost, competing, (source, reference_failure), (kernels, copy))
+        if phase is Phase.BACKWARD:
+            return replace(cell, steps=self._steps(first, cell))
+        return cell
+
+    def _steps(self, operands: Operands, cell: Cell) -> dict[str, float]:
+        """The times of whole steps, where PyTorch records the picked kernel's gradient and others seem faster."""
+        faster = cell.faster_than_chosen()
+        picked = self.dispatcher.registry.kernels.get(cell.chosen or "")
+        if not faster or picked is None or picked.saves != "autograd" or self.dispatcher is not dispatcher():
+            return {}
+        if self.builds:
+            build_waiting(self.dispatcher, operands, Phase.TRAINING, self.admitted)
+        told = partial(self._without_step, cell)
+        return step_times(operands, (picked.name, *faster), self.watch, self.seconds, told)
+
+    def _without_step(self, cell: Cell, kernel: str, error: Exception) -> None:
+        self.advance(f"{cell.op} {cell.case}: no step by {kernel}: {described_error(error)}")
 
     def _expected(self, operands: Operands, phase: Phase, competing: Field) -> tuple[Expected | None, str]:
         """The reference's results; where it cannot run, those of the kernel that is picked, or else of any, and why."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from portakernel.authoring.triton import Held, cdiv, grid_of, per_device, prepared, program_index
 from portakernel_plugins.triton.launching.configurations import configuration
+from portakernel_plugins.triton.launching.row_blocks import unit_of
 
 
 @triton.jit
@@ -44,5 +45,5 @@ def add(x: Tensor, y: Tensor, *, out: Tensor | None = None) -> Tensor:
 @per_device
 def _plan(kernel: str, device: torch.device, elements: int) -> tuple[Held, int]:
     """What is launched for so many elements, and how many of them a program takes."""
-    how = configuration(kernel, device, elements)
+    how = configuration(kernel, device, elements, 1, unit_of(elements))
     return prepared(_add, {"BLOCK": how.elements, **how.options}), how.elements

@@ -32,8 +32,8 @@ kernels:
     dtypes: {x: [float32], y: [x]}
 """
 NEVER = (
-    "p.yaml:9: kernels[0].priority[0]: has no `when`, `values`, `features`, `phases` or `targets`, so that the rules"
-    " after it never apply"
+    "p.yaml:9: kernels[0].priority[0]: has no `when`, `values`, `features`, `without`, `phases` or `targets`, so that"
+    " the rules after it never apply"
 )
 NORM = """\
 kernels:
@@ -398,6 +398,11 @@ def test_priority_may_depend_on_what_a_call_asks_for(build):
         request = ask(contract("rms_norm"), Target("nvidia", "sm_90"), values={"weight_offset": offset})
         assert kernel.priority.of(request) == expected
     assert str(kernel.priority) == "7 where weight_offset is asked for, 3"
+    (other,) = build(NORM + f"    features: [weight_offset]\n    {rules.replace('features', 'without')}\n")
+    for offset, expected in ((0.0, 7), (1.0, 3)):
+        request = ask(contract("rms_norm"), Target("nvidia", "sm_90"), values={"weight_offset": offset})
+        assert other.priority.of(request) == expected
+    assert str(other.priority) == "7 where weight_offset is not asked for, 3"
 
 
 def test_features_of_a_priority_are_those_of_the_op(build):

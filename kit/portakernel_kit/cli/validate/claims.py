@@ -114,7 +114,7 @@ def _covers(earlier: PriorityRule, later: PriorityRule) -> bool:
     conditional = earlier.conditions() or earlier.targets is not None
     wanted = dict(later.values)
     within = not earlier.phases or (later.phases != () and set(later.phases) <= set(earlier.phases))
-    within &= set(earlier.features) <= set(later.features)
+    within &= set(earlier.features) <= set(later.features) and set(earlier.without) <= set(later.without)
     within &= all(name in wanted and set(wanted[name]) <= set(accepted) for name, accepted in earlier.values)
     return bool(conditional) and everywhere and within and implies(later.limits, earlier.limits)
 

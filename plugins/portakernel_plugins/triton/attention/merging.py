@@ -26,6 +26,9 @@ from portakernel.authoring.triton import Held, cdiv, grid_of, per_device, prepar
 from portakernel_plugins.triton.exponentials import exponential, finite_or_zero
 from portakernel_plugins.triton.launching.configurations import configuration
 
+# Of more parts a program's time is that of reading them one after the other.
+_MANY_PARTS = 4
+
 
 @triton.jit
 def _place(rows, heads, columns, ROWS: tl.constexpr, BLOCK_E: tl.constexpr):
@@ -176,7 +179,8 @@ def _merge_parts(
 @per_device
 def _plan(kernel: str, device: torch.device, columns: int, parts: int) -> tuple[Held, int, int]:
     """What is launched for heads of so many ``columns``; how many a program takes, and how many programs take one."""
-    how = configuration(kernel, device, columns)
+    many = kernel == "merge_attentions" and parts > _MANY_PARTS
+    how = configuration("merge_attentions.many" if many else kernel, device, columns)
     block = min(how.columns, how.elements)
     meta = {"ROWS": how.rows, "BLOCK_E": block, **how.options}
     held = (

@@ -84,9 +84,11 @@ def _backward(
 
 
 @per_device
-def _plan(kernel: str, device: torch.device, n: int, activation: str, unit: int) -> tuple[Held, int, int]:
+def _plan(
+    kernel: str, device: torch.device, n: int, activation: str, unit: int, element_bytes: int
+) -> tuple[Held, int, int]:
     """What ``kernel`` launches for rows of ``n``; how many a program takes, and how many programs take one."""
-    how = configuration(kernel, device, n)
+    how = configuration(kernel, device, n, element_bytes, unit)
     block = min(how.columns, how.elements)  # whole rows, or a part of one up to the configured elements
     meta = {"ACTIVATION": activation, "BLOCK_M": how.rows, "BLOCK_N": block, "UNIT": unit, **how.options}
     return prepared(_forward if kernel.endswith("forward") else _backward, meta), how.rows, cdiv(n, block)
@@ -108,7 +110,8 @@ def forward(op: str, activation: str, x: Tensor, out: Tensor | None) -> Tensor:
         x, x_stride = with_row_stride(x)
         rows = elements // n
         y_stride = n if out_stride is None else out_stride
-        held, together, across = _plan(f"{op}.forward", x.device, n, activation, unit_of(n, x_stride, y_stride))
+        unit = unit_of(n, x_stride, y_stride)
+        held, together, across = _plan(f"{op}.forward", x.device, n, activation, unit, x.element_size())
         held.launch(grid_of(cdiv(rows, together) * across), x, y, rows, n, x_stride, y_stride)
     return delivered(y, out)
 
@@ -123,7 +126,7 @@ def backward(op: str, activation: str, grad_y: Tensor, x: Tensor) -> Tensor:
         grad_y, grad_y_stride = with_row_stride(grad_y)
         rows = elements // n
         unit = unit_of(n, x_stride, grad_y_stride)
-        held, together, across = _plan(f"{op}.backward", x.device, n, activation, unit)
+        held, together, across = _plan(f"{op}.backward", x.device, n, activation, unit, x.element_size())
         grid = grid_of(cdiv(rows, together) * across)
         held.launch(grid, grad_y, x, grad_x, rows, n, grad_y_stride, x_stride)
     return grad_x

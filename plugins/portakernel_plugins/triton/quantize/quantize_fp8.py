@@ -222,6 +222,8 @@ def quantize_fp8(
     scale = memory(scale_out, x, _scale_shape(x, rows, granularity), torch.float32)
     if scale.numel():
         x, stride = with_row_stride(x)
+        if granularity == "block_1x128" and columns < _BLOCK:  # whose groups are rows
+            granularity = "row"
         _LAUNCH[granularity](x, as_bytes(q), scale, rows, columns, stride, conversion(dtype, x.device))
     return delivered(q, q_out), delivered(scale, scale_out)
 
