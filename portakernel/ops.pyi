@@ -548,6 +548,63 @@ def gelu_and_mul(
     forms of gelu: Hendrycks & Gimpel 2016, Gaussian Error Linear Units, arXiv 1606.08415, section 2.
     """
 
+def grouped_mm(
+    a: Tensor,
+    b: Tensor,
+    offsets: Tensor,
+    *,
+    format: Literal["none", "row", "block"] = "none",
+    bias: Tensor | None = None,
+    scale_a: Tensor | None = None,
+    scale_b: Tensor | None = None,
+    gather: Tensor | None = None,
+    out: Tensor | None = None,
+    kernel: str | None = None,
+) -> Tensor:
+    """Consecutive pieces of rows, each times a matrix of its own: the linear layers of experts.
+
+    ``y[offsets[e]:offsets[e + 1]] = a[offsets[e]:offsets[e + 1]] @ b[e].T + bias[e] for each expert e; with gather,
+    a[gather] stands for a``
+
+    a: (M, K), sorted by expert; b: (E, N, K), each expert's matrix as a linear layer keeps its weight; offsets:
+    (E+1,), where each expert's rows begin, from 0 on, never falling, the last one at most M; bias: (E, N); y: (M, N).
+    With gather: (R,), the rows that experts have are a's rows of these numbers, from 0 to M-1, any of them several
+    times: offsets are theirs, y is (R, N), and a's rows go with their scales; of moe_sort's order it is order // K.
+    torch's grouped_mm, whose matrices are (E, K, N) and whose offsets leave the 0 out, is that of b.transpose(1, 2);
+    moe_sort gives offsets. An expert may have no rows, and one all of them. Products are summed in float32, bias is
+    added to that, and the result is rounded once. format='row' is for float8 a and b, with scale_a: (M, 1) and
+    scale_b: (E, N, 1); 'block' has scale_a: (M, ceil(K/128)), one for each 128 of a row, and scale_b: (E,
+    ceil(N/128), ceil(K/128)), one for each square: as quantize_fp8 gives them for block_1x128, and of each matrix for
+    block_128x128. Scales multiply; of float8 y is bfloat16, and sums are promoted to float32 at least every 128
+    terms. Scales that a format has not, or lacks, are refused (ArgumentValueError). Gradients, of a and b for
+    format='none' alone, are summed in float32 and rounded once; an expert without rows has zeros, and so have rows of
+    no expert. Undefined: rows of y behind offsets[E]; any result for offsets that fall or end beyond y, and for
+    gather elsewhere (refused with PORTAKERNEL_CHECKS=1). Not guaranteed: equal bits from different kernels, or for a
+    row among other numbers of rows; all 24 bits of float32 products where torch.backends.cuda.matmul allows fewer.
+
+    Args:
+        a: (M, K), float32 or float16 or bfloat16 or float8_e4m3fn or float8_e4m3fnuz or float8_e5m2 or
+            float8_e5m2fnuz, or float64, which the reference alone serves.
+        b: (E, N, K), the dtype of a.
+        offsets: (E+1,), int32 or int64.
+        bias: (E, N), float32 or float16 or bfloat16; a feature, neutral at None.
+        scale_a: (M, 1) for none, (M, 1) for row, (M, ceil(K/128)) for block, float32; a feature, neutral at None.
+        scale_b: (E, N, 1) for none, (E, N, 1) for row, (E, ceil(N/128), ceil(K/128)) for block, float32; a feature,
+            neutral at None.
+        gather: (R,), int32 or int64; a feature, neutral at None.
+        format: a feature, neutral at 'none'. which elements of float8 a and b share a scale. Accepted: 'none' or
+            'row' or 'block'.
+        out: where to write; may be no input itself.
+        kernel: a kernel or plugin to use strictly: that one, or an error.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: dtypes, ranks, shapes or devices do not fit the op.
+        NoKernelError: no kernel can serve the call; the message has every kernel's reason.
+
+    Source: Gale et al. 2022, MegaBlocks, arXiv 2211.15841; torch.nn.functional.grouped_mm; DeepSeek-V3, arXiv
+    2412.19437, 3.3.2 (blocks of 128, promoted sums).
+    """
+
 def int4_mm(
     x: Tensor,
     weight: Tensor,
@@ -894,6 +951,112 @@ def mla_decode(
 
     Source: DeepSeek-AI 2024, DeepSeek-V2, arXiv 2405.04434, 2.1; FlashInfer's BatchMLAPagedAttentionWrapper and
     vLLM's flash_mla for the form; sources of paged_attention.
+    """
+
+def moe_route(
+    logits: Tensor,
+    *,
+    k: int,
+    scoring: Literal["softmax", "sigmoid", "softmax_of_chosen"] = "softmax",
+    renormalize: bool = True,
+    factor: float = 1.0,
+    groups: int = 1,
+    groups_kept: int = 1,
+    bias: Tensor | None = None,
+    out: tuple[Tensor, ...] | None = None,
+    kernel: str | None = None,
+) -> tuple[Tensor, ...]:
+    """The experts that each token of a mixture of experts goes to, and the weights of their results.
+
+    ``experts = the k largest of logits, or of score(logits) + bias; weights = factor * score(logits)[experts], over
+    their sum with renormalize``
+
+    logits: (*M, E), a row for each token; bias: (E,); weights: (*M, k) in float32, experts: (*M, k) in int32, in
+    descending order of what decides. Scores are softmax over all experts, sigmoid of each, or softmax over the k
+    chosen ones alone; with renormalize they are divided by the sum of the chosen ones'. What decides is the logit,
+    which orders experts as their scores do, or with a bias score + bias in float32 (logit + bias for
+    softmax_of_chosen); the bias decides who is chosen and is no part of weights, as DeepSeek-V3 evens the load of
+    experts, and has no gradient. With groups, E experts are as many groups of neighbours, of which the groups_kept
+    best are chosen from: by the largest number that decides, or with a bias by the sum of the two largest. Ties go to
+    the lower expert and the lower group. NaN counts as -inf, in logits and in what decides. Guaranteed, whatever
+    logits and bias are: a row's experts are different, and from 0 to E-1, in kept groups; a row of nothing but -inf
+    or NaN has weights 0. A logit of inf has all the weight, which several share equally. Everything is computed in
+    float32. Gradients of weights go to logits, and the choice counts as given. Not guaranteed: the order of experts,
+    and which of them are chosen, where rounding decides between score + bias of two; equal bits from different
+    kernels; weights and gradients that are subnormal in float32.
+
+    Args:
+        logits: (..., E), float32 or float16 or bfloat16, or float64, which the reference alone serves.
+        bias: (E,), float32 or the dtype of logits; a feature, neutral at None.
+        k: a value that has to be given. how many experts a token goes to.
+        scoring: a value; default 'softmax'. what is made of logits. Accepted: 'softmax' or 'sigmoid' or
+            'softmax_of_chosen'.
+        renormalize: a value; default True. weights are divided by their sum.
+        factor: a value; default 1.0. what weights are multiplied by in the end.
+        groups: a feature, neutral at 1. groups of neighbouring experts.
+        groups_kept: a feature, neutral at 1. groups that are chosen from.
+        out: where to write, a tensor for each result; may be no input itself.
+        kernel: a kernel or plugin to use strictly: that one, or an error.
+
+    Returns:
+        weights: (..., $k).
+        experts: (..., $k).
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: dtypes, ranks, shapes or devices do not fit the op.
+        NoKernelError: no kernel can serve the call; the message has every kernel's reason.
+
+    Source: Shazeer et al. 2017, Outrageously Large Neural Networks, arXiv 1701.06538; Mixtral, arXiv 2401.04088, 2.1;
+    DeepSeek-V2, arXiv 2405.04434, 2.2.2 (groups); DeepSeek-V3, arXiv 2412.19437, 2.1.2 (sigmoid and a bias).
+    """
+
+def moe_sort(
+    experts: Tensor,
+    *,
+    num_experts: int,
+    capacity: int,
+    block: int = 0,
+    out: Tensor | tuple[Tensor, ...] | None = None,
+    kernel: str | None = None,
+) -> Tensor | tuple[Tensor, ...]:
+    """The assignments of tokens to experts, sorted by expert, and where each expert's begin.
+
+    ``order = argsort(experts.flatten(), stable=True); offsets[e] = the number of assignments to experts below e;
+    order[inverse[t, j]] = t * K + j``
+
+    experts: (T, K), the K experts of each token, as moe_route gives them; assignment t * K + j is that of token t to
+    experts[t, j], and order // K are tokens. order: (capacity,), offsets: (num_experts+1,), inverse: (T, K), all
+    int32. order[offsets[e]:offsets[e + 1]] are the assignments to expert e, ascending; inverse is where each
+    assignment stands in order. An expert of -1 is on another device: its assignments are left out, and their inverse
+    is -1. What of order holds no assignment is T * K. With block > 0 the places of each expert are padded to a
+    multiple of it, so that no block of order has two experts' assignments; block_experts: (capacity / block rounded
+    up,) has the expert of each block, -1 behind the last one, and total: (1,) is offsets[num_experts]: as vLLM's
+    moe_align_block_size has them, of which order is sorted_token_ids and total num_tokens_post_pad. capacity, the
+    size of order, has to be enough for whatever experts there are, T * K + min(num_experts, T * K) * (block - 1) with
+    blocks: shapes never depend on the experts, and a captured graph sorts others. A row may have an expert twice.
+    Equal bits from all kernels: there is one result. Not guaranteed: any result for experts below -1 or from
+    num_experts on (refused with PORTAKERNEL_CHECKS=1); kernels of portakernel's leave them out, as -1.
+
+    Args:
+        experts: (T, K), int32 or int64.
+        num_experts: a value that has to be given. experts, from 0 to below it.
+        capacity: a value that has to be given. the size of order, T * K or more.
+        block: a feature, neutral at 0. places of an expert are a multiple of it; 0: as many as assignments.
+        out: where to write, a tensor for each result; may be no input itself.
+        kernel: a kernel or plugin to use strictly: that one, or an error.
+
+    Returns:
+        order: ($capacity,).
+        offsets: ($num_experts+1,).
+        inverse: (T, K).
+        block_experts: ($capacity/$block,), when block is at least 1.
+        total: (1,), when block is at least 1.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: dtypes, ranks, shapes or devices do not fit the op.
+        NoKernelError: no kernel can serve the call; the message has every kernel's reason.
+
+    Source: vLLM's moe_align_block_size for blocks; Gale et al. 2022, MegaBlocks, arXiv 2211.15841, 4 (sorted rows).
     """
 
 def pack_int4(

@@ -122,7 +122,7 @@ def draw(question: Question, arguments: Arguments, device: torch.device, seed: i
             elements = draw_groups(tensor.draw, shape, dtype, request.dims, request.values, found, host)
             found[tensor.name].copy_(elements)
             continue
-        sizes = {**request.dims, **{f"${name}": value for name, value in request.values.items()}}
+        sizes: dict[str, Any] = {**request.dims, **{f"${name}": value for name, value in request.values.items()}}
         below = math.prod(sizes.get(name, 0) for name in tensor.draw.factors(sizes))
         if tensor.name in question.row.given:
             found[tensor.name].view(-1).copy_(torch.tensor(question.row.given[tensor.name]))

@@ -18,6 +18,7 @@ from portakernel.calling.fast.generated import define
 from portakernel.calling.fast.key_layout import INPLACE, PLAIN, key_source
 from portakernel.calling.fast.public_source import GLOBALS, OUTSIDE, canonical_terms, make_plain, ours
 from portakernel.contract import Contract, Result
+from portakernel.contract.parts import alternatives
 from portakernel.contract.sizes import parse_size
 from portakernel.tensors.layout import has_plain_memory, mark_written
 
@@ -26,7 +27,8 @@ def has_fast_out(contract: Contract) -> bool:
     """Whether the results' shapes and dtypes follow from the arguments alone, whatever the parameters."""
     parameters = {parameter.name for parameter in contract.parameters}
     plain = not contract.mutated and not contract.choosers
-    sized = any("$" in size for result in contract.outputs for size in result.shape)
+    shapes = [shape for result in contract.outputs for shape in alternatives(result.shape)]
+    sized = any("$" in size for shape in shapes for size in shape)
     return plain and not sized and all(result.dtype not in parameters for result in contract.outputs)
 
 
