@@ -16,7 +16,7 @@ from torch import Tensor
 from portakernel.authoring.tensors import delivered
 from portakernel.authoring.triton import cdiv, launch, processor
 from portakernel_plugins.triton.launching.configurations import configuration
-from portakernel_plugins.triton.matrix.int4_words import RAISED, pairs_in_order, raised_weights
+from portakernel_plugins.triton.matrix.int4_words import RAISED, factors_of, pairs_in_order, raised_weights, weights
 
 _BLOCK = tl.constexpr(128)
 _PACKED = ("packed_mma", "packed_mfma")
@@ -44,6 +44,7 @@ def _packed(
     N,
     K,
     size,
+    groups,
     GROUP: tl.constexpr,
     ZERO: tl.constexpr,
     MFMA: tl.constexpr,
@@ -51,23 +52,34 @@ def _packed(
     WIDEN: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ) -> None:
-    block = tl.program_id(0)
-    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    DTYPE: tl.constexpr = w.dtype.element_ty
+    PARTS: tl.constexpr = 128 // GROUP if GROUP > 0 else 1
+    blocks = tl.cdiv(K, _BLOCK)
+    block = tl.program_id(0) % blocks
+    row = tl.arange(0, BLOCK_N)
+    n = tl.program_id(0) // blocks * BLOCK_N + row
     at = (tl.cast(block, tl.int64) * N + n[:, None]) * 16 + tl.arange(0, 16)[None, :]
     words = pairs_in_order(tl.load(weight + at, mask=(n < N)[:, None], other=0), BLOCK_N, MFMA)
-    q = raised_weights(words, 0, 1, BLOCK_N, w.dtype.element_ty, ASSEMBLY, WIDEN).to(tl.float32)
     k = block * _BLOCK + tl.arange(0, 128)
-    group = _groups_of(k, order, K, size, GROUP, True).to(tl.int64)
     inside = (n < N)[:, None] & (k < K)[None, :]
-    from_group = group[None, :] * N + n[:, None]
-    scale = tl.load(scales + from_group, mask=inside, other=0.0).to(tl.float32)
-    if zeros is None:
-        z = RAISED + 8.0
+    if GROUP != 0:
+        factors = ()
+        for part in tl.static_range(PARTS):
+            group = block * PARTS + part if GROUP > 0 else 0
+            factors = factors + factors_of(scales, zeros, group, row * 0, n, N, groups, False, ZERO, DTYPE, WIDEN)
+        value = weights(words, factors, BLOCK_N, PARTS, True, DTYPE, ASSEMBLY, WIDEN)
     else:
-        more: tl.constexpr = RAISED + (1.0 if ZERO == "stored_plus_one" else 0.0)
-        z = tl.load(zeros + from_group, mask=inside, other=0).to(tl.float32) + more
-    value = (q - z) * scale
-    tl.store(w + n.to(tl.int64)[:, None] * K + k[None, :], value.to(w.dtype.element_ty), mask=inside)
+        q = raised_weights(words, BLOCK_N, DTYPE, ASSEMBLY, WIDEN).to(tl.float32)
+        group = _groups_of(k, order, K, size, GROUP, True).to(tl.int64)
+        from_group = group[None, :] * N + n[:, None]
+        scale = tl.load(scales + from_group, mask=inside, other=0.0).to(tl.float32)
+        if zeros is None:
+            z = RAISED + 8.0
+        else:
+            more: tl.constexpr = RAISED + (1.0 if ZERO == "stored_plus_one" else 0.0)
+            z = tl.load(zeros + from_group, mask=inside, other=0).to(tl.float32) + more
+        value = (q - z) * scale
+    tl.store(w + n.to(tl.int64)[:, None] * K + k[None, :], value.to(DTYPE), mask=inside)
 
 
 @triton.jit
@@ -118,6 +130,13 @@ def _of_checkpoint(
     tl.store(w + wide_k * w_k + wide_n * w_n, ((q - z) * scale).to(w.dtype.element_ty), mask=inside)
 
 
+def order_of(order: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Of a packed layout's ``order``: which column of x each is, and their groups where these are of any size."""
+    if order is None or order.dim() == 1:
+        return order, None
+    return order[0], order[1]
+
+
 def decoded(
     weight: Tensor,
     scales: Tensor,
@@ -138,7 +157,6 @@ def decoded(
     size = max(1, cdiv(columns, max(groups, 1)))
     how = configuration("int4_mm.decoded", weight.device, columns)
     options = dict(how.options)
-    places = None
     if packed:
         w = torch.empty((N, columns), dtype=dtype, device=weight.device)
         if w.numel():
@@ -146,7 +164,7 @@ def decoded(
             block_k = options.pop("BLOCK_K")
             launch(
                 _packed,
-                (cdiv(columns, block_k), cdiv(N, options["BLOCK_N"])),
+                (cdiv(columns, block_k) * cdiv(N, options["BLOCK_N"]),),
                 w,
                 weight,
                 scales,
@@ -155,6 +173,7 @@ def decoded(
                 N,
                 columns,
                 size,
+                groups,
                 GROUP=group,
                 ZERO=zero,
                 MFMA=layout == "packed_mfma",
@@ -162,9 +181,7 @@ def decoded(
                 WIDEN=arch == "interpreter",
                 **options,
             )
-        if order is not None:
-            places = order[0] if order.dim() == 2 else order
-        return w, places
+        return w, order_of(order)[0]
     shape = (N, columns) if turned else (columns, N)
     w = torch.empty(shape, dtype=dtype, device=weight.device)
     w = w if turned else w.t()

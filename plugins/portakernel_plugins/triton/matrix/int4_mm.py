@@ -9,6 +9,8 @@ from portakernel.authoring.tensors import delivered
 from portakernel.authoring.triton import cdiv, launch, processor
 from portakernel_plugins.triton.attention.counters import counters
 from portakernel_plugins.triton.launching.configurations import Configuration, configuration
+from portakernel_plugins.triton.matrix.int4_decoded import order_of
+from portakernel_plugins.triton.matrix.int4_few_rows import few_rows
 from portakernel_plugins.triton.matrix.int4_kernels import product
 
 _BLOCK = 128
@@ -35,9 +37,11 @@ def int4_mm(
     y = x.new_empty(shape) if out is None or not _is_flat(out) else out
     if y.numel():
         M = y.numel() // N
+        places, group_of = order_of(order)
         rows, results = x.reshape(M, K), y.view(M, N)
-        how = configuration("int4_mm", x.device, M)
-        _launch(rows, weight, scales, None if zero == "none" else zeros, order, bias, results, how, layout, group, zero)
+        rows = rows if places is None else rows.index_select(1, places)
+        how = configuration("int4_mm.any_groups" if group == 0 else "int4_mm", x.device, M)
+        _launch(rows, weight, scales, None if zero == "none" else zeros, group_of, bias, results, how, layout, group, zero)
     return delivered(y, out)
 
 
@@ -53,12 +57,26 @@ def split_count(tiles: int, blocks: int, how: Configuration) -> tuple[int, int]:
     return max(1, cdiv(blocks, share)), share
 
 
+def slice_count(rows: int, across: int, blocks: int, how: Configuration) -> int:
+    """How many slices of K a program has side by side, of at most ``ROWS`` rows of the weight in all.
+
+    As many as leave room for ``rows`` columns each, while their programs still run at once: these tiles are narrower.
+    """
+    options, count = how.options, 1
+    room = options["COLUMNS"] // min(options["COLUMNS"], 1 << (rows - 1).bit_length())
+    while 2 * count <= min(room, blocks // _FEWEST_BLOCKS):
+        if cdiv(across, options["ROWS"] // (2 * count)) > how.programs:
+            break
+        count *= 2
+    return count
+
+
 def _launch(
     x: Tensor,
     weight: Tensor,
     scales: Tensor,
     zeros: Tensor | None,
-    order: Tensor | None,
+    group_of: Tensor | None,
     bias: Tensor | None,
     y: Tensor,
     how: Configuration,
@@ -68,44 +86,40 @@ def _launch(
 ) -> None:
     (M, K), N, groups = x.shape, weight.shape[1], len(scales)
     options = dict(how.options)
-    block_m, block_n = options["BLOCK_M"], options["BLOCK_N"]
-    tiles = cdiv(M, block_m) * cdiv(N, block_n)
-    splits, share = split_count(tiles, cdiv(K, _BLOCK), how)
+    blocks = cdiv(K, _BLOCK)
+    arch = processor(x.device).arch
+    meta = {
+        "GROUP": group,
+        "ZERO": zero,
+        "MFMA": layout == "packed_mfma",
+        "ASSEMBLY": arch.startswith("sm_"),
+        "WIDEN": arch == "interpreter",
+        "WARPS": how.warps if options.pop("FRAGMENTS", False) else 0,
+        "STAGES": options.pop("num_stages"),
+    }
+    few = "COLUMNS" in options
+    if few:
+        slices, held, step = slice_count(M, N, blocks, how), options.pop("COLUMNS"), options["BLOCKS"]
+        options["BLOCK_N"] = options.pop("ROWS") // slices
+        options["BLOCK_M"] = max(held // slices, 1) if slices > 1 else held * options["PIECES"]
+        options["SLICES"] = slices
+        tiles = cdiv(M, options["BLOCK_M"]) * cdiv(N, options["BLOCK_N"])
+        splits, share = split_count(tiles, max(1, cdiv(blocks, slices)), how)
+        share = cdiv(share, step) * step
+        splits = max(1, cdiv(blocks, slices * share))
+        whole = K == splits * slices * share * _BLOCK
+        sizes: tuple[int, ...] = (M, N, K, groups, splits, share)
+    else:
+        tiles = cdiv(M, options["BLOCK_M"]) * cdiv(N, options["BLOCK_N"])
+        splits, share = split_count(tiles, blocks, how)
+        whole = K % _BLOCK == 0
+        sizes = (M, N, K, groups, max(1, cdiv(K, max(groups, 1))), splits, share)
+    meta |= {"SPLIT": splits > 1, "WHOLE_TILES": N % options["BLOCK_N"] == 0, "WHOLE_BLOCKS": whole}
     parts = counted = None
     if splits > 1:
-        parts = torch.empty((splits, tiles, block_m, block_n), dtype=torch.float32, device=x.device)
+        parts = torch.empty((splits, tiles, options["BLOCK_M"], options["BLOCK_N"]), dtype=torch.float32, device=x.device)
         counted = counters(x.device, tiles)
-    interpreted = processor(x.device).arch == "interpreter"
-    launch(
-        product,
-        (tiles, splits),
-        x,
-        weight,
-        scales,
-        zeros,
-        order,
-        bias,
-        y,
-        parts,
-        counted,
-        M,
-        N,
-        K,
-        groups,
-        max(1, cdiv(K, max(groups, 1))),
-        splits,
-        share,
-        *x.stride(),
-        *y.stride(),
-        0 if bias is None else bias.stride(0),
-        GROUP=group,
-        ZERO=zero,
-        SPLIT=splits > 1,
-        WHOLE_TILES=N % block_n == 0,
-        WHOLE_BLOCKS=K % _BLOCK == 0,
-        MFMA=layout == "packed_mfma",
-        ASSEMBLY=processor(x.device).arch.startswith("sm_"),
-        WIDEN=interpreted,
-        STAGES=options.pop("num_stages"),
-        **options,
-    )
+    ordered = () if few else (group_of,)
+    tensors = x, weight, scales, zeros, *ordered, bias, y, parts, counted
+    strides = *x.stride(), *y.stride(), 0 if bias is None else bias.stride(0)
+    launch(few_rows if few else product, (tiles, splits), *tensors, *sizes, *strides, **meta, **options)

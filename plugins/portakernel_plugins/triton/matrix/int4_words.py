@@ -34,6 +34,26 @@ def pairs_in_order(words, ROWS: tl.constexpr, MFMA: tl.constexpr):
 
 
 @triton.jit
+def fragment_slots(row, WARPS: tl.constexpr):
+    """Which row of a tile ``WARPS`` warps read in whose place, so that it is in the lane whose operand it is.
+
+    A warp reads eight rows side by side, but multiplies two times eight: ``in_fragments`` puts them in order again,
+    and no element leaves its register. 0 warps: each in its own place.
+    """
+    if WARPS > 0:
+        row = row % 8 + row // 8 % WARPS * 16 + row // (8 * WARPS) % 2 * 8 + row // (16 * WARPS) * (16 * WARPS)
+    return row
+
+
+@triton.jit
+def in_fragments(words, ROWS: tl.constexpr, WARPS: tl.constexpr):
+    """Words ``(ROWS, 16)`` that were read by ``fragment_slots``, in the order of the tile's rows."""
+    if WARPS > 0:
+        words = words.reshape(ROWS // (16 * WARPS), 2, WARPS, 8, 16).permute(0, 2, 1, 3, 4).reshape(ROWS, 16)
+    return words
+
+
+@triton.jit
 def _fourth(words, FOURTH: tl.constexpr, dtype: tl.constexpr, ASSEMBLY: tl.constexpr, WIDEN: tl.constexpr):
     """``16 + q`` of one fourth of the columns, ``(ROWS, 16, 2)``: both halves of the pairs."""
     place: tl.constexpr = (_PLACE_BFLOAT16 if dtype == tl.bfloat16 else _PLACE_FLOAT16) - 4 * FOURTH
@@ -58,36 +78,109 @@ def _fourth(words, FOURTH: tl.constexpr, dtype: tl.constexpr, ASSEMBLY: tl.const
 
 
 @triton.jit
-def raised_weights(
+def _joined(first, second, third, fourth, ROWS: tl.constexpr):
+    """Four fourths ``(ROWS, 16, 2)`` of a block's columns, in order: ``(ROWS, 128)``."""
+    halves = tl.join(tl.join(first, third), tl.join(second, fourth))
+    return halves.permute(0, 3, 4, 1, 2).reshape(ROWS, 128)
+
+
+@triton.jit
+def raised_weights(words, ROWS: tl.constexpr, dtype: tl.constexpr, ASSEMBLY: tl.constexpr, WIDEN: tl.constexpr):
+    """``16 + q``, ``(ROWS, 128)``, of a block's words whose pairs are in order."""
+    return _joined(
+        _fourth(words, 0, dtype, ASSEMBLY, WIDEN),
+        _fourth(words, 1, dtype, ASSEMBLY, WIDEN),
+        _fourth(words, 2, dtype, ASSEMBLY, WIDEN),
+        _fourth(words, 3, dtype, ASSEMBLY, WIDEN),
+        ROWS,
+    )
+
+
+@triton.jit
+def _weights_of_fourth(
     words,
-    PART: tl.constexpr,
+    factors,
+    FOURTH: tl.constexpr,
     PARTS: tl.constexpr,
-    ROWS: tl.constexpr,
+    SCALED: tl.constexpr,
     dtype: tl.constexpr,
     ASSEMBLY: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
-    """``16 + q``, ``(ROWS, 128 // PARTS)``: one of 1, 2 or 4 parts of a block's columns, whose pairs are in order."""
-    if PARTS == 4:
-        found = _fourth(words, PART, dtype, ASSEMBLY, WIDEN).reshape(ROWS, 32)
-    elif PARTS == 2:
-        first = _fourth(words, 2 * PART, dtype, ASSEMBLY, WIDEN)
-        second = _fourth(words, 2 * PART + 1, dtype, ASSEMBLY, WIDEN)
-        found = tl.join(first, second).permute(0, 3, 1, 2).reshape(ROWS, 64)
-    else:
-        even = tl.join(_fourth(words, 0, dtype, ASSEMBLY, WIDEN), _fourth(words, 2, dtype, ASSEMBLY, WIDEN))
-        odd = tl.join(_fourth(words, 1, dtype, ASSEMBLY, WIDEN), _fourth(words, 3, dtype, ASSEMBLY, WIDEN))
-        found = tl.join(even, odd).permute(0, 3, 4, 1, 2).reshape(ROWS, 128)
+    PART: tl.constexpr = FOURTH * PARTS // 4
+    found = _fourth(words, FOURTH, dtype, ASSEMBLY, WIDEN) - factors[2 * PART + 1][:, None, None]
+    if SCALED:
+        scale = factors[2 * PART]
+        if scale.dtype == found.dtype:
+            found = found * scale[:, None, None]
+        else:
+            found = found.to(tl.float32) * scale.to(tl.float32)[:, None, None]
+        found = found.to(dtype)
+        found = found.to(tl.float32) if WIDEN else found
     return found
 
 
 @triton.jit
-def raised_zeros(zeros, group, groups, n, N, ZERO: tl.constexpr, dtype: tl.constexpr, WIDEN: tl.constexpr):
-    """``16 + z`` of each row ``n`` in one group, in the dtype of the weights; ``zeros``: (groups, N) bytes, or None."""
+def weights(
+    words,
+    factors,
+    ROWS: tl.constexpr,
+    PARTS: tl.constexpr,
+    SCALED: tl.constexpr,
+    dtype: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
+    WIDEN: tl.constexpr,
+):
+    """``q - z`` of a block, ``(ROWS, 128)``, exactly; ``SCALED``: times the scale, rounded once to ``dtype``.
+
+    ``factors`` are those of each of ``PARTS`` parts of the columns: 1, 2 or 4 times ``factors_of``.
+    """
+    return _joined(
+        _weights_of_fourth(words, factors, 0, PARTS, SCALED, dtype, ASSEMBLY, WIDEN),
+        _weights_of_fourth(words, factors, 1, PARTS, SCALED, dtype, ASSEMBLY, WIDEN),
+        _weights_of_fourth(words, factors, 2, PARTS, SCALED, dtype, ASSEMBLY, WIDEN),
+        _weights_of_fourth(words, factors, 3, PARTS, SCALED, dtype, ASSEMBLY, WIDEN),
+        ROWS,
+    )
+
+
+@triton.jit
+def in_place(w, FIXED: tl.constexpr):
+    """The same, as a product's first operand; ``FIXED``: in the lanes where it is.
+
+    Triton has a lane hold more neighbours than mma's two where it sees that an operand was joined, or once was bytes.
+    Behind this assembly, which moves nothing, it does not see it.
+    """
+    if FIXED:
+        w = tl.inline_asm_elementwise("mov.b16 $0, $1;", "=h,h", [w], dtype=w.dtype, is_pure=False, pack=1)
+    return w
+
+
+@triton.jit
+def factors_of(
+    scales,  # (groups, N)
+    zeros,  # (groups, N) bytes. None: 8
+    group,
+    group_of_row,
+    n,
+    N,
+    groups,
+    WHOLE: tl.constexpr,
+    ZERO: tl.constexpr,
+    dtype: tl.constexpr,
+    WIDEN: tl.constexpr,
+):
+    """The scale of each row ``n`` in group ``group + group_of_row``, and ``16 + z``, in the dtype of the weights.
+
+    Outside, unless all are inside (``WHOLE``), scales are zero.
+    """
+    start = tl.cast(group, tl.int64) * N
+    offset = group_of_row.to(tl.int64) * N + n
+    inside = ((n < N) & (group + group_of_row < groups)) | WHOLE
+    scale = tl.load(scales + start + offset, mask=inside, other=0.0)
     if zeros is None:
-        found = tl.full(n.shape, RAISED + 8.0, tl.float32)
+        zero = tl.full(n.shape, RAISED + 8.0, tl.float32)
     else:
         more: tl.constexpr = RAISED + (1.0 if ZERO == "stored_plus_one" else 0.0)
-        inside = (n < N) & (group < groups)
-        found = tl.load(zeros + tl.cast(group, tl.int64) * N + n, mask=inside, other=0).to(tl.float32) + more
-    return found if WIDEN else found.to(dtype)
+        zero = tl.load(zeros + start + offset, mask=inside, other=0).to(tl.float32) + more
+    return scale, zero if WIDEN else zero.to(dtype)
