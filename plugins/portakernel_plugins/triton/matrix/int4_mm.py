@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from portakernel.authoring.tensors import delivered
 from portakernel.authoring.triton import cdiv, launch, processor
-from portakernel_plugins.triton.attention.counters import counters
 from portakernel_plugins.triton.launching.configurations import Configuration, configuration
 from portakernel_plugins.triton.matrix.int4_decoded import order_of
 from portakernel_plugins.triton.matrix.int4_few_rows import few_rows
 from portakernel_plugins.triton.matrix.int4_kernels import product
+from portakernel_plugins.triton.matrix.splits import room_for_parts, split_count
 
 _BLOCK = 128
-# Fewer blocks of 128 columns are not worth a part, and more parts take longer to add up than they save.
-_FEWEST_BLOCKS, _MOST_PARTS = 2, 32
+# Fewer blocks of 128 columns are not worth a slice.
+_FEWEST_BLOCKS = 2
 
 
 def int4_mm(
@@ -48,13 +47,6 @@ def int4_mm(
 def _is_flat(out: Tensor) -> bool:
     """Whether its rows are those of a matrix."""
     return out.dim() < 3 or out.is_contiguous()
-
-
-def split_count(tiles: int, blocks: int, how: Configuration) -> tuple[int, int]:
-    """How many programs share the ``blocks`` of each of ``tiles`` tiles, and how many blocks each has at most."""
-    wanted = min(max(1, how.programs // tiles), max(1, blocks // _FEWEST_BLOCKS), _MOST_PARTS)
-    share = max(1, cdiv(blocks, wanted))
-    return max(1, cdiv(blocks, share)), share
 
 
 def slice_count(rows: int, across: int, blocks: int, how: Configuration) -> int:
@@ -115,10 +107,7 @@ def _launch(
         whole = K % _BLOCK == 0
         sizes = (M, N, K, groups, max(1, cdiv(K, max(groups, 1))), splits, share)
     meta |= {"SPLIT": splits > 1, "WHOLE_TILES": N % options["BLOCK_N"] == 0, "WHOLE_BLOCKS": whole}
-    parts = counted = None
-    if splits > 1:
-        parts = torch.empty((splits, tiles, options["BLOCK_M"], options["BLOCK_N"]), dtype=torch.float32, device=x.device)
-        counted = counters(x.device, tiles)
+    parts, counted = room_for_parts(splits, tiles, options["BLOCK_M"] * options["BLOCK_N"], x.device)
     ordered = () if few else (group_of,)
     tensors = x, weight, scales, zeros, *ordered, bias, y, parts, counted
     strides = *x.stride(), *y.stride(), 0 if bias is None else bias.stride(0)

@@ -1,14 +1,11 @@
-"""What programs of ``int4_mm`` do with their sums: those of several splits are added up in their order, once.
-
-Each split leaves its part, and the last one to finish adds all up, so that equal calls give equal bits whoever it is.
-"""
-# pyright: reportGeneralTypeIssues=false
-# Python's types do not see that Triton iterates over its ranges.
+"""How programs of ``int4_mm`` end: a tile of ``y.T``, or one part of its sums."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+from portakernel_plugins.triton.matrix.splits import sum_of_parts
 
 
 @triton.jit
@@ -16,8 +13,8 @@ def finish(
     acc,  # (BLOCK_N, BLOCK_M)
     bias,
     y,
-    parts,  # (splits, tiles, BLOCK_M, BLOCK_N) float32
-    counters,  # (tiles,) zeros, which are left as zeros
+    parts,
+    counters,
     tile,
     split,
     splits,
@@ -32,25 +29,19 @@ def finish(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Writes a tile of ``y.T``, or leaves one part of its sums; the last part to be done adds all of them up."""
-    UNROLL: tl.constexpr = 8 if BLOCK_M <= 16 else 1  # parts that are read at once, as far as registers go
+    """Writes a tile of ``y.T``; of several parts of its sums the last one to be done does."""
+    UNROLL: tl.constexpr = 8 if BLOCK_M <= 16 else 1
     n = first_n + tl.arange(0, BLOCK_N)
     m = first_m + tl.arange(0, BLOCK_M)
     if SPLIT:
-        tiles = tl.num_programs(0)
         live = (m < M)[None, :]
-        to_part = tl.arange(0, BLOCK_M)[None, :] * BLOCK_N + tl.arange(0, BLOCK_N)[:, None]
-        mine = parts + (tl.cast(split, tl.int64) * tiles + tile) * BLOCK_M * BLOCK_N
-        tl.store(mine + to_part, acc, mask=live)
-        tl.debug_barrier()  # all of the part is there before it is counted
-        done = tl.atomic_add(counters + tile, 1, sem="acq_rel")
-        if done == splits - 1:
-            tl.store(counters + tile, 0)
-            total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-            for other in tl.range(0, splits, loop_unroll_factor=UNROLL):
-                theirs = parts + (tl.cast(other, tl.int64) * tiles + tile) * BLOCK_M * BLOCK_N
-                total += tl.load(theirs + to_part, mask=live, other=0.0, cache_modifier=".cg")
-            _write(y, total, bias, m, M, n, N, y_row, y_lane, bias_lane)
+        offset = tl.arange(0, BLOCK_M)[None, :] * BLOCK_N + tl.arange(0, BLOCK_N)[:, None]
+        tiles = tl.num_programs(0)
+        acc, last = sum_of_parts(
+            acc, live, parts, counters, tile, tiles, split, splits, offset, BLOCK_M * BLOCK_N, UNROLL
+        )
+        if last:
+            _write(y, acc, bias, m, M, n, N, y_row, y_lane, bias_lane)
     else:
         _write(y, acc, bias, m, M, n, N, y_row, y_lane, bias_lane)
 

@@ -25,7 +25,9 @@ from portakernel_plugins.triton.matrix.products import (
     is_described,
     launch_tiles,
     operand,
+    part_of_tile,
     result,
+    shared_steps,
     tile_corner,
     tile_product,
     tiles_of,
@@ -36,14 +38,18 @@ from portakernel_plugins.triton.matrix.products import (
 CURVED = ("gelu", "gelu_tanh", "silu")
 
 
-@triton.jit(do_not_specialize=["rows", "steps"])
+@triton.jit(do_not_specialize=["rows", "steps", "splits", "share"])
 def _product(
     a: tl.tensor,
     b: tl.tensor,
     bias: tl.tensor,  # (columns,). None: 0
     y: tl.tensor,  # (rows, columns), contiguous
     preactivation: tl.tensor,  # the same. None: not wanted
+    parts: tl.tensor,  # (splits, tiles, BLOCK_M * BLOCK_N) float32. None: one split
+    counters: tl.tensor,
     bias_stride: tl.tensor,
+    splits: tl.tensor,
+    share: tl.tensor,  # steps of a split
     rows: tl.tensor,
     columns: tl.tensor,
     inners: tl.tensor,
@@ -54,6 +60,7 @@ def _product(
     b_inner: tl.tensor,
     ACTIVATION: tl.constexpr,
     FORM_Y: tl.constexpr,
+    SPLIT: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -70,24 +77,57 @@ def _product(
     into = result(y, rows, columns, BLOCK_M, BLOCK_N // 2, FORM_Y)
     if preactivation is not None:
         kept = result(preactivation, rows, columns, BLOCK_M, BLOCK_N // 2, FORM_Y)
+    else:
+        kept = into
     tiles = tl.cdiv(rows, BLOCK_M) * tl.cdiv(columns, BLOCK_N)
-    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=FLATTEN):
+    for item in tl.range(tl.program_id(0), tiles * splits, tl.num_programs(0), flatten=FLATTEN):
+        tile, split = item % tiles, item // tiles
         first_row, first_column = tile_corner(tile, rows, columns, BLOCK_M, BLOCK_N, GROUP)
         z = tl.full((BLOCK_M, BLOCK_N), 0.0, tl.float32)
-        z = tile_product(
-            z, left, right, first_row, first_column, steps, BLOCK_K, FORM_A, FORM_B, EVEN, WIDEN, PRECISION
-        )  # fmt: skip
-        sides = halves(z)
-        for side in tl.static_range(2):
-            first = first_column + side * (BLOCK_N // 2)
-            value = sides[side]
-            if bias is not None:
-                column = (first + tl.arange(0, BLOCK_N // 2)).to(tl.int64)
-                added = tl.load(bias + column * bias_stride, mask=column < columns, other=0.0)
-                value += added.to(tl.float32)[None, :]
-            if preactivation is not None:
-                write_block(kept, first_row, first, rows, columns, value, FORM_Y)
-            write_block(into, first_row, first, rows, columns, activated(value, ACTIVATION), FORM_Y)
+        if SPLIT:
+            here = tl.minimum(share, steps - split * share)
+            z = tile_product(
+                z, left, right, first_row, first_column, here, BLOCK_K, FORM_A, FORM_B, EVEN, WIDEN, PRECISION,
+                split * share,
+            )  # fmt: skip
+            z, last = part_of_tile(z, parts, counters, tile, tiles, split, splits, first_row, rows)
+            if last:
+                _write(z, into, kept, bias, bias_stride, preactivation, first_row, first_column, rows, columns, ACTIVATION, FORM_Y)
+        else:
+            z = tile_product(
+                z, left, right, first_row, first_column, steps, BLOCK_K, FORM_A, FORM_B, EVEN, WIDEN, PRECISION
+            )  # fmt: skip
+            _write(z, into, kept, bias, bias_stride, preactivation, first_row, first_column, rows, columns, ACTIVATION, FORM_Y)
+
+
+@triton.jit
+def _write(
+    z,
+    into,
+    kept,
+    bias,
+    bias_stride,
+    preactivation,
+    first_row,
+    first_column,
+    rows,
+    columns,
+    ACTIVATION: tl.constexpr,
+    FORM_Y: tl.constexpr,
+):
+    """What follows a tile's product, a half after the other."""
+    WIDTH: tl.constexpr = z.shape[1] // 2
+    sides = halves(z)
+    for side in tl.static_range(2):
+        first = first_column + side * WIDTH
+        value = sides[side]
+        if bias is not None:
+            column = (first + tl.arange(0, WIDTH)).to(tl.int64)
+            added = tl.load(bias + column * bias_stride, mask=column < columns, other=0.0)
+            value += added.to(tl.float32)[None, :]
+        if preactivation is not None:
+            write_block(kept, first_row, first, rows, columns, value, FORM_Y)
+        write_block(into, first_row, first, rows, columns, activated(value, ACTIVATION), FORM_Y)
 
 
 def multiply(
@@ -110,8 +150,10 @@ def multiply(
         how, a, b = tiles_of("linear_act", a, b, a.shape[1])
     described = is_described(how) and (preactivation is None or form_of(preactivation, True) == "inner")
     stride = 0 if bias is None else bias.stride(0)
-    meta: dict[str, Any] = {"ACTIVATION": activation, "FORM_Y": form_of(y, described)}
-    launch_tiles(_product, how, a, b, bias, y, preactivation, stride, **meta)
+    shared = shared_steps(how, a.shape[0], b.shape[0], a.shape[1], a.device)
+    meta: dict[str, Any] = {"ACTIVATION": activation, "FORM_Y": form_of(y, described), "SPLIT": shared.splits > 1}
+    given = bias, y, preactivation, shared.parts, shared.counters, stride, shared.splits, shared.share
+    launch_tiles(_product, how, a, b, *given, splits=shared.splits, **meta)
 
 
 def linear_act(

@@ -1,7 +1,8 @@
 """Matrix products in tiles: what kernels share that multiply on tensor cores and do something else with the result.
 
 Of matrices ``a: (R, I)`` and ``b: (C, I)``, in memory by any strides, a kernel forms tiles of ``a @ b.T: (R, C)``, each
-element a sum over all of I, in float32 and in order: neither its place nor the number of rows changes its bits.
+element a sum over all of I, in float32 and in order: its place does not change its bits. Few rows may have such sums
+split (``splits.py``), where there are fewer tiles than programs.
 
 A kernel's programs stay and take tile after tile. Operands are read through pointers, or by tensor descriptors where
 the configuration says ``DESCRIPTORS`` and the strides allow it: there the hardware copies whole tiles (TMA).
@@ -12,6 +13,7 @@ the configuration says ``DESCRIPTORS`` and the strides allow it: there the hardw
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ from triton.runtime._allocation import _allocator
 from portakernel.authoring.tensors import as_bytes
 from portakernel.authoring.triton import cdiv, launch, processor
 from portakernel_plugins.triton.launching.configurations import Configuration, configuration
+from portakernel_plugins.triton.matrix.splits import room_for_parts, split_count, sum_of_parts
 
 # What an address and all strides but the innermost have to be divisible by, in bytes, for a descriptor.
 _DESCRIBED = 16
@@ -119,16 +122,32 @@ def tile_product(
     EVEN: tl.constexpr,
     WIDEN: tl.constexpr,
     PRECISION: tl.constexpr,
+    first: tl.tensor = 0,
 ):
-    """``z`` and the tile of ``a @ b.T`` that begins at ``row`` and ``column``; ``a`` and ``b`` are ``operand``s."""
+    """``z`` and the tile of ``a @ b.T`` that begins at ``row`` and ``column``; ``a`` and ``b`` are ``operand``s.
+
+    Of the terms of so many steps of ``BLOCK_K``, from the step ``first`` on.
+    """
     tl.assume(steps > 0)  # or else a loop for none were compiled too
     for step in range(steps):
-        left = read_block(a, row, step * BLOCK_K, z.shape[0], BLOCK_K, FORM_A, EVEN, False)
-        right = read_block(b, column, step * BLOCK_K, z.shape[1], BLOCK_K, FORM_B, EVEN, True)
+        inner = (first + step) * BLOCK_K
+        left = read_block(a, row, inner, z.shape[0], BLOCK_K, FORM_A, EVEN, False)
+        right = read_block(b, column, inner, z.shape[1], BLOCK_K, FORM_B, EVEN, True)
         if WIDEN:
             left, right = left.to(tl.float32), right.to(tl.float32)
         z = tl.dot(left, right, z, input_precision=PRECISION)
     return z
+
+
+@triton.jit
+def part_of_tile(z, parts, counters, tile, tiles, split, splits, first_row, rows):
+    """The sum of all parts of a tile of few rows, of which ``z`` is one, and whether it is: the last one has it."""
+    row, column = tl.arange(0, z.shape[0]), tl.arange(0, z.shape[1])
+    offset = row[:, None] * z.shape[1] + column[None, :]
+    live = (first_row + row < rows)[:, None]
+    return sum_of_parts(
+        z, live, parts, counters, tile, tiles, split, splits, offset, z.shape[0] * z.shape[1], 2
+    )  # fmt: skip
 
 
 @triton.jit
@@ -236,7 +255,9 @@ def _precision(a: Tensor, b: Tensor) -> Mapping[str, Any]:
     return {"WIDEN": mixed or arch == "interpreter", "PRECISION": "tf32" if cut else "ieee"}
 
 
-def launch_tiles(kernel: Any, how: Configuration, a: Tensor, b: Tensor, *args: Any, **meta: Any) -> None:
+def launch_tiles(
+    kernel: Any, how: Configuration, a: Tensor, b: Tensor, *args: Any, splits: int = 1, **meta: Any
+) -> None:
     """Launch ``kernel``, which forms ``a @ b.T`` by tiles of ``how``: with both, ``args``, sizes and strides."""
     inners = a.shape[1]
     forms = form_of(a, is_described(how)), form_of(b, is_described(how))
@@ -244,7 +265,30 @@ def launch_tiles(kernel: Any, how: Configuration, a: Tensor, b: Tensor, *args: A
     even = "pointers" not in forms or (inners > 0 and inners % block_k == 0)
     sizes = inners, max(1, cdiv(inners, block_k)), *a.stride(), *b.stride()
     meta = {"FORM_A": forms[0], "FORM_B": forms[1], "EVEN": even, **_precision(a, b), **meta}
-    launch_programs(kernel, how, a.shape[0], b.shape[0], (a, b, *args), sizes, meta)
+    launch_programs(kernel, how, a.shape[0], b.shape[0], (a, b, *args), sizes, meta, splits)
+
+
+def tile_count(how: Configuration, rows: int, columns: int) -> int:
+    """How many tiles of ``how`` a matrix ``(rows, columns)`` has."""
+    return cdiv(rows, how.options["BLOCK_M"]) * cdiv(columns, how.options["BLOCK_N"])
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """How many programs share a tile's steps, how many each has at most, and where they leave their parts."""
+
+    splits: int
+    share: int
+    parts: Tensor | None
+    counters: Tensor | None
+
+
+def shared_steps(how: Configuration, rows: int, columns: int, inners: int, device: torch.device) -> Shared:
+    """Of tiles of ``how``, if its entry says ``SPLIT``."""
+    options = how.options
+    steps, tiles = max(1, cdiv(inners, options["BLOCK_K"])), tile_count(how, rows, columns)
+    splits, share = split_count(tiles, steps, how) if options.get("SPLIT", False) else (1, steps)
+    return Shared(splits, share, *room_for_parts(splits, tiles, options["BLOCK_M"] * options["BLOCK_N"], device))
 
 
 def is_described(how: Configuration) -> bool:
@@ -261,10 +305,11 @@ def launch_programs(
     before: tuple[Any, ...],
     after: tuple[Any, ...],
     meta: Mapping[str, Any],
+    splits: int = 1,
 ) -> None:
     """Launch the programs of a ``kernel`` over the tiles of ``(rows, columns)``: these stand between its arguments."""
-    options = {name: value for name, value in how.options.items() if name != "DESCRIPTORS"}
-    tiles = cdiv(rows, options["BLOCK_M"]) * cdiv(columns, options["BLOCK_N"])
+    options = {name: value for name, value in how.options.items() if name not in ("DESCRIPTORS", "SPLIT")}
+    tiles = tile_count(how, rows, columns) * splits
     like = before[0]
     token = _allocator.set(_DescriptorMemory(like.device))
     try:

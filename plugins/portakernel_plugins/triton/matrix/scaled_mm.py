@@ -28,8 +28,10 @@ from portakernel_plugins.triton.matrix.products import (
     is_described,
     launch_programs,
     operand,
+    part_of_tile,
     read_block,
     result,
+    shared_steps,
     tile_corner,
     tiles_of,
     write_block,
@@ -69,6 +71,7 @@ def _sums(
     scales_b,
     row,
     column,
+    first,  # the step of the first terms
     steps,
     BLOCK_K: tl.constexpr,
     FORM_A: tl.constexpr,
@@ -95,7 +98,7 @@ def _sums(
     GROUP_B: tl.constexpr = group_of(SHARED_B)
     tl.assume(steps > 0)  # or else a loop for none were compiled too
     for step in range(steps):
-        inner = step * BLOCK_K
+        inner = (first + step) * BLOCK_K
         if HOW == "decoded":
             left = decoded_block(
                 a, scales_a, row, inner, BLOCK_M, BLOCK_K, FORM_A, EVEN_A, SHARED_A, SWIZZLED, FORMAT_A, CAST_A, NUMBERS
@@ -140,7 +143,7 @@ def _sums(
     return z
 
 
-@triton.jit(do_not_specialize=["rows", "steps"])
+@triton.jit(do_not_specialize=["rows", "steps", "splits", "share"])
 def _scaled_product(
     a: tl.tensor,
     b: tl.tensor,
@@ -150,7 +153,11 @@ def _scaled_product(
     global_scale_b: tl.tensor,  # None: 1
     bias: tl.tensor,  # None: 0
     y: tl.tensor,  # (rows, columns), contiguous
+    parts: tl.tensor,  # (splits, tiles, BLOCK_M * BLOCK_N) float32. None: one split
+    counters: tl.tensor,
     bias_stride: tl.tensor,
+    splits: tl.tensor,
+    share: tl.tensor,  # steps of a split
     rows: tl.tensor,
     columns: tl.tensor,
     inners_a: tl.tensor,  # bytes
@@ -174,6 +181,7 @@ def _scaled_product(
     HOW: tl.constexpr,  # float8 and scaled: as they are; decoded: as NUMBERS
     NUMBERS: tl.constexpr,
     PROMOTED: tl.constexpr,
+    SPLIT: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -191,24 +199,61 @@ def _scaled_product(
     scales_b = scale_b, columns, groups_b, scale_b_outer, scale_b_inner
     into = result(y, rows, columns, BLOCK_M, BLOCK_N // 2, FORM_Y)
     tiles = tl.cdiv(rows, BLOCK_M) * tl.cdiv(columns, BLOCK_N)
-    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=FLATTEN):
+    for item in tl.range(tl.program_id(0), tiles * splits, tl.num_programs(0), flatten=FLATTEN):
+        tile, split = item % tiles, item // tiles
         first_row, first_column = tile_corner(tile, rows, columns, BLOCK_M, BLOCK_N, GROUP)
         z = tl.full((BLOCK_M, BLOCK_N), 0.0, tl.float32)
+        begin = split * share if SPLIT else 0
+        here = tl.minimum(share, steps - begin) if SPLIT else steps
         z = _sums(
-            z, left, right, scales_a, scales_b, first_row, first_column, steps, BLOCK_K, FORM_A, FORM_B, EVEN_A, EVEN_B,
-            SHARED_A, SHARED_B, FORMAT_A, FORMAT_B, CAST_A, CAST_B, SWIZZLED, HOW, NUMBERS, PROMOTED,
+            z, left, right, scales_a, scales_b, first_row, first_column, begin, here, BLOCK_K, FORM_A, FORM_B, EVEN_A,
+            EVEN_B, SHARED_A, SHARED_B, FORMAT_A, FORMAT_B, CAST_A, CAST_B, SWIZZLED, HOW, NUMBERS, PROMOTED,
         )  # fmt: skip
-        of_rows = sum_factors(scales_a, global_scale_a, first_row, BLOCK_M, SHARED_A)
-        sides = halves(z)
-        for side in tl.static_range(2):
-            first = first_column + side * (BLOCK_N // 2)
-            of_columns = sum_factors(scales_b, global_scale_b, first, BLOCK_N // 2, SHARED_B)
-            value = sides[side] * of_rows[:, None] * of_columns[None, :]
-            if bias is not None:
-                column = (first + tl.arange(0, BLOCK_N // 2)).to(tl.int64)
-                added = tl.load(bias + column * bias_stride, mask=column < columns, other=0.0)
-                value += added.to(tl.float32)[None, :]
-            write_block(into, first_row, first, rows, columns, value, FORM_Y)
+        if SPLIT:
+            z, last = part_of_tile(z, parts, counters, tile, tiles, split, splits, first_row, rows)
+            if last:
+                _write(
+                    z, into, scales_a, scales_b, global_scale_a, global_scale_b, bias, bias_stride, first_row,
+                    first_column, rows, columns, SHARED_A, SHARED_B, FORM_Y,
+                )  # fmt: skip
+        else:
+            _write(
+                z, into, scales_a, scales_b, global_scale_a, global_scale_b, bias, bias_stride, first_row,
+                first_column, rows, columns, SHARED_A, SHARED_B, FORM_Y,
+            )  # fmt: skip
+
+
+@triton.jit
+def _write(
+    z,
+    into,
+    scales_a,
+    scales_b,
+    global_scale_a,
+    global_scale_b,
+    bias,
+    bias_stride,
+    first_row,
+    first_column,
+    rows,
+    columns,
+    SHARED_A: tl.constexpr,
+    SHARED_B: tl.constexpr,
+    FORM_Y: tl.constexpr,
+):
+    """What follows a tile's sums: scales of rows and of whole operands, and the bias; a half after the other."""
+    WIDTH: tl.constexpr = z.shape[1] // 2
+    of_rows = sum_factors(scales_a, global_scale_a, first_row, z.shape[0], SHARED_A)
+    sides = halves(z)
+    for side in tl.static_range(2):
+        first = first_column + side * WIDTH
+        of_columns = sum_factors(scales_b, global_scale_b, first, WIDTH, SHARED_B)
+        value = sides[side] * of_rows[:, None] * of_columns[None, :]
+        if bias is not None:
+            column = (first + tl.arange(0, WIDTH)).to(tl.int64)
+            added = tl.load(bias + column * bias_stride, mask=column < columns, other=0.0)
+            value += added.to(tl.float32)[None, :]
+        write_block(into, first_row, first, rows, columns, value, FORM_Y)
 
 
 def scaled_mm(
@@ -319,12 +364,13 @@ def _launch(
 ) -> None:
     """Launch the kernel over the tiles of ``y``; ``meta`` says how tiles are multiplied."""
     both, way = (left, right), meta["HOW"]
-    blocked = meta["PROMOTED"] or (way == "float8" and any(one.shared in BLOCKS for one in both))
-    name = "scaled_mm.blocked" if blocked else f"scaled_mm.{way}"
+    blocked = way == "float8" and any(one.shared in BLOCKS for one in both)
+    name = "scaled_mm.blocked" if blocked else "scaled_mm.promoted" if meta["PROMOTED"] else f"scaled_mm.{way}"
     how, a, b = tiles_of(name, left.as_read(way), right.as_read(way), left.terms)
     block_k = how.options["BLOCK_K"]
     scales = [one.scales_as_read(meta["SWIZZLED"]) for one in both]
-    constants = {**meta, "FORM_Y": form_of(y, is_described(how))}
+    shared = shared_steps(how, y.shape[0], y.shape[1], left.terms, y.device)
+    constants = {**meta, "FORM_Y": form_of(y, is_described(how)), "SPLIT": shared.splits > 1}
     for side, matrix, one in zip("AB", (a, b), both, strict=True):
         constants[f"FORM_{side}"] = "inner" if form_of(matrix, is_described(how)) == "inner" else "pointers"
         constants[f"EVEN_{side}"] = matrix.numel() > 0 and matrix.shape[1] % (block_k // one.elements) == 0
@@ -334,8 +380,9 @@ def _launch(
         *(a, b),
         *(scale for scale, _, _ in scales),
         *(one.global_scale for one in both),
-        *(bias, y),
+        *(bias, y, shared.parts, shared.counters),
         0 if bias is None else bias.stride(0),
+        *(shared.splits, shared.share),
     )
     after = (
         *(a.shape[1], b.shape[1]),
@@ -344,7 +391,7 @@ def _launch(
         *(a.stride(0), b.stride(0)),
         *(stride for _, _, strides in scales for stride in strides),
     )
-    launch_programs(_scaled_product, how, y.shape[0], y.shape[1], before, after, constants)
+    launch_programs(_scaled_product, how, y.shape[0], y.shape[1], before, after, constants, shared.splits)
 
 
 def _name(tensor: Tensor) -> str:
