@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -17,7 +18,7 @@ from portakernel.references import linear_act as reference
 from portakernel.words.target import Target
 from portakernel_plugins.triton.matrix import linear_act as forward_module
 from portakernel_plugins.triton.matrix import linear_act_backward as backward_module
-from portakernel_plugins.triton.matrix import products
+from portakernel_plugins.triton.matrix import products, splits
 
 # Interpreted, tiles have 64 rows and 64 columns, and up to 64 rows tiles of 32.
 M, N, K = 130, 200, 72
@@ -119,6 +120,27 @@ def test_sizes_of_a_tile_of_one_and_of_none(shape):
     m, n, k = shape
     x, weight, bias = draw(m, k), draw(n, k, seed=1), draw(n, seed=2)
     assert_near(forward(x, weight, bias), x.double() @ weight.double().T + bias.double())
+
+
+@pytest.mark.parametrize("programs", [3, 5, 64])
+@pytest.mark.parametrize("rows", [1, 7, 40])
+def test_few_rows_share_their_terms_among_programs_and_add_them_up_in_order(monkeypatch, rows, programs):
+    real, counted = products.configuration, torch.zeros(16, dtype=torch.int32)
+    monkeypatch.setattr(products, "configuration", lambda *given: replace(real(*given), programs=programs))
+    monkeypatch.setattr(splits, "counters", lambda *_: counted)
+    x, weight, bias = draw(rows, 600), draw(100, 600, seed=1), draw(100, seed=2)
+    found = [forward(x, weight, bias, activation="gelu") for _ in range(2)]
+    assert torch.equal(*found)
+    assert not counted.any()
+    assert_near(found[0], reference.forward(x.double(), weight.double(), bias.double(), activation="gelu"))
+
+
+def test_an_infinite_part_of_a_sum_stays_infinite(monkeypatch):
+    real = products.configuration
+    monkeypatch.setattr(products, "configuration", lambda *given: replace(real(*given), programs=64))
+    x, weight = torch.ones(2, 512).bfloat16(), torch.ones(64, 512).bfloat16()
+    x[1, 500] = float("inf")  # of the last part, which another program may add up
+    assert forward(x, weight)[:, 0].tolist() == [512, float("inf")]
 
 
 def test_a_result_may_lie_anywhere():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -96,6 +97,18 @@ def test_float8_that_is_multiplied_as_it_is_has_the_same_scales(monkeypatch, ten
     assert meta["PROMOTED"] == (not fast)
 
 
+@pytest.mark.parametrize("programs", [5, 64])
+@pytest.mark.parametrize(("left", "right"), [("row", "row"), ("block_1x128", "block_128x128")])
+def test_few_rows_share_their_terms_among_programs(monkeypatch, tensor_cores, left, right, programs):
+    real = products.configuration
+    monkeypatch.setattr(products, "configuration", lambda *given: replace(real(*given), programs=programs))
+    seen = watched(monkeypatch)
+    inputs, truth = draw(left, right, sizes=(7, 100, 1000), present=("bias",))
+    assert_right(inputs, truth)
+    assert torch.equal(multiply(inputs), multiply(inputs))
+    assert {meta["SPLIT"] for meta in seen} == {True}
+
+
 def test_both_float8_dtypes_are_multiplied_with_each_other(monkeypatch, tensor_cores):
     seen = watched(monkeypatch)
     for dtypes in (("float8_e5m2", "float8_e4m3fn"), ("float8_e4m3fn", "float8_e5m2")):
@@ -133,6 +146,20 @@ def test_pairs_that_no_tensor_core_takes_are_decoded(monkeypatch, tensor_cores, 
     seen = watched(monkeypatch)
     assert_right(*draw(left, right, sizes=(70, 34, 160)))
     assert [meta["HOW"] for meta in seen] == ["decoded"]
+
+
+@pytest.mark.parametrize(
+    ("arch", "way"),
+    [
+        ("sm_100", "scaled"), ("sm_103", "scaled"), ("sm_80", "decoded"), ("sm_89", "decoded"), ("sm_90", "decoded"),
+        ("sm_120", "decoded"), ("gfx942", "decoded"), ("gfx950", "decoded"), ("gfx1201", "decoded"),
+    ],
+)  # fmt: skip
+def test_nvfp4_is_left_to_tensor_cores_alone_that_take_it(arch, way):
+    # Triton 3.6 ends the process where it has to take such a product apart itself
+    codes, scales = torch.empty(16, 8, dtype=torch.float4_e2m1fn_x2), torch.empty(16, 1, dtype=torch.float8_e4m3fn)
+    operand = module._Operand(codes, scales, torch.ones(()), "nvfp4", "float4_e2m1fn_x2")
+    assert module._way(arch, operand, operand) == way
 
 
 @pytest.mark.parametrize("format", ["mxfp8", "mxfp4", "nvfp4"])

@@ -164,7 +164,7 @@ def decoded(
             block_k = options.pop("BLOCK_K")
             launch(
                 _packed,
-                (cdiv(columns, block_k) * cdiv(N, options["BLOCK_N"]),),
+                (cdiv(columns, block_k) * cdiv(N, options["BLOCK_N"]), 1),
                 w,
                 weight,
                 scales,

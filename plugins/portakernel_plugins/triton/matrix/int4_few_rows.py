@@ -6,7 +6,9 @@ rows of the first operand, so that a program needs no other one's sums to have a
 blocks have is read one step ahead: nobody waits for them.
 """
 # pyright: reportGeneralTypeIssues=false, reportAssignmentType=false
-# Python's types do not see that Triton iterates over its ranges.
+# mypy: disable-error-code="assignment, misc"
+# ruff: noqa: RUF005
+# Python's types do not see that Triton iterates over its ranges, or joins tuples; it has no unpacking in them.
 
 from __future__ import annotations
 

@@ -5,7 +5,8 @@ Weights are decoded as the tensor cores' first operand. A program has a tile of 
 x's dtype, which takes fewer operations than scaling so many sums; those of groups of any size are not, and sums are.
 """
 # pyright: reportGeneralTypeIssues=false, reportAssignmentType=false
-# Python's types do not see that Triton iterates over its ranges.
+# mypy: disable-error-code="misc"
+# Python's types do not see that Triton iterates over its ranges, and joins tuples.
 
 from __future__ import annotations
 

@@ -40,7 +40,9 @@ def int4_mm(
         rows, results = x.reshape(M, K), y.view(M, N)
         rows = rows if places is None else rows.index_select(1, places)
         how = configuration("int4_mm.any_groups" if group == 0 else "int4_mm", x.device, M)
-        _launch(rows, weight, scales, None if zero == "none" else zeros, group_of, bias, results, how, layout, group, zero)
+        _launch(
+            rows, weight, scales, None if zero == "none" else zeros, group_of, bias, results, how, layout, group, zero
+        )
     return delivered(y, out)
 
 
@@ -99,7 +101,7 @@ def _launch(
         splits, share = split_count(tiles, max(1, cdiv(blocks, slices)), how)
         share = cdiv(share, step) * step
         splits = max(1, cdiv(blocks, slices * share))
-        whole = K == splits * slices * share * _BLOCK
+        whole = splits * slices * share * _BLOCK == K
         sizes: tuple[int, ...] = (M, N, K, groups, splits, share)
     else:
         tiles = cdiv(M, options["BLOCK_M"]) * cdiv(N, options["BLOCK_N"])

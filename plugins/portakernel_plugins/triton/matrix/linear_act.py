@@ -75,10 +75,9 @@ def _product(
     left = operand(a, rows, inners, a_outer, a_inner, BLOCK_M, BLOCK_K, FORM_A)
     right = operand(b, columns, inners, b_outer, b_inner, BLOCK_N, BLOCK_K, FORM_B)
     into = result(y, rows, columns, BLOCK_M, BLOCK_N // 2, FORM_Y)
+    kept = into
     if preactivation is not None:
         kept = result(preactivation, rows, columns, BLOCK_M, BLOCK_N // 2, FORM_Y)
-    else:
-        kept = into
     tiles = tl.cdiv(rows, BLOCK_M) * tl.cdiv(columns, BLOCK_N)
     for item in tl.range(tl.program_id(0), tiles * splits, tl.num_programs(0), flatten=FLATTEN):
         tile, split = item % tiles, item // tiles
@@ -92,12 +91,38 @@ def _product(
             )  # fmt: skip
             z, last = part_of_tile(z, parts, counters, tile, tiles, split, splits, first_row, rows)
             if last:
-                _write(z, into, kept, bias, bias_stride, preactivation, first_row, first_column, rows, columns, ACTIVATION, FORM_Y)
+                _write(
+                    z,
+                    into,
+                    kept,
+                    bias,
+                    bias_stride,
+                    preactivation,
+                    first_row,
+                    first_column,
+                    rows,
+                    columns,
+                    ACTIVATION,
+                    FORM_Y,
+                )
         else:
             z = tile_product(
                 z, left, right, first_row, first_column, steps, BLOCK_K, FORM_A, FORM_B, EVEN, WIDEN, PRECISION
             )  # fmt: skip
-            _write(z, into, kept, bias, bias_stride, preactivation, first_row, first_column, rows, columns, ACTIVATION, FORM_Y)
+            _write(
+                z,
+                into,
+                kept,
+                bias,
+                bias_stride,
+                preactivation,
+                first_row,
+                first_column,
+                rows,
+                columns,
+                ACTIVATION,
+                FORM_Y,
+            )
 
 
 @triton.jit
