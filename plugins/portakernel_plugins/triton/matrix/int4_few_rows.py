@@ -97,11 +97,12 @@ def few_rows(
         factors = ahead
         if GROUP > 0:
             ahead = ()
-            following = (first + tl.minimum(step + BLOCKS, share - BLOCKS)) * PARTS
+            wanted = (first + (tl.minimum(step + BLOCKS, share - BLOCKS) if WARPS > 0 else step)) * PARTS
             for part in tl.static_range(BLOCKS * PARTS):
                 ahead = ahead + factors_of(
-                    scales, zeros, following + part, group_of_row, n, N, groups, WHOLE, ZERO, DTYPE, WIDEN
+                    scales, zeros, wanted + part, group_of_row, n, N, groups, WHOLE, ZERO, DTYPE, WIDEN
                 )
+        factors = factors if WARPS > 0 else ahead
         for i in tl.static_range(BLOCKS):
             block = first + step + i
             known = (slot_n < N) & (block + slice_of_slot < blocks) | (WHOLE_TILES and WHOLE_BLOCKS)
