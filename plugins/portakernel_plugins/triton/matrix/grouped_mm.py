@@ -31,6 +31,8 @@ from portakernel_plugins.triton.launching.configurations import Configuration, c
 _ALIGNED = 16
 # The columns, and the terms, that share a scale.
 _SCALED = tl.constexpr(128)
+# The configurations of float8 products.
+_OF_FORMATS = {"row": "float8", "block": "float8_blocks"}
 
 
 @triton.jit
@@ -206,14 +208,11 @@ def _forward(
             else:
                 at = scale_a + numbers * scale_a_row + step * scale_a_block
                 of_rows = tl.load(at, mask=is_row, other=0.0)
-                block = (column + tl.arange(0, BLOCK_N)) // _SCALED
                 at = scale_b + tl.cast(expert, tl.int64) * scale_b_expert + step * scale_b_block
-                at += block.to(tl.int64) * scale_b_column
-                of_columns = tl.load(at, mask=block * _SCALED < columns, other=0.0)
-                if SWAP:
-                    z += tl.dot(left, right) * of_columns[:, None] * of_rows[None, :]
-                else:
-                    z += tl.dot(left, right) * of_rows[:, None] * of_columns[None, :]
+                # all columns of a tile share one: a factor for each element, and not two
+                tl.static_assert(_SCALED % BLOCK_N == 0)
+                of_rows *= tl.load(at + tl.cast(column // _SCALED, tl.int64) * scale_b_column)
+                z += tl.dot(left, right) * tl.expand_dims(of_rows, 0 if SWAP else 1)
         if SWAP:
             z = z.T
         _put(z, y, bias, scale_a, scale_b, expert, row, numbers, end, column, columns, bias_expert, bias_column,
@@ -227,7 +226,7 @@ def power_above(number: int) -> int:
 
 def tiles_for(step: str, a: Tensor, rows: int, experts: int) -> Configuration:
     """How a step of the op is launched, by the mean number of rows of an expert."""
-    kind = "float32" if a.dtype is torch.float32 else "float8" if a.element_size() == 1 else step
+    kind = "float32" if a.dtype is torch.float32 else step
     return configuration(f"grouped_mm.{kind}", a.device, max(1, rows // max(experts, 1)))
 
 
@@ -280,7 +279,7 @@ def multiply(
     rows, (experts, columns, inners) = y.shape[0], b.shape
     if not rows or not columns or not experts:
         return
-    how = tiles_for(step, a, rows, experts)
+    how = tiles_for(_OF_FORMATS.get(format, step), a, rows, experts)
     options = {"SWAP": False, "FLATTEN": False, **how.options}
     wanted = options.pop("DESCRIPTORS", False)
     block_m, block_n, block_k = (options[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
