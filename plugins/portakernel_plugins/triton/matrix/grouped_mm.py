@@ -23,9 +23,10 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from portakernel.authoring import ArgumentValueError
-from portakernel.authoring.tensors import delivered
+from portakernel.authoring.tensors import as_bytes, delivered
 from portakernel.authoring.triton import cdiv, launch, processor
 from portakernel_plugins.triton.launching.configurations import Configuration, configuration
+from portakernel_plugins.triton.quantize.float8 import widened
 
 # What TMA wants an address and all strides but the innermost to be divisible by, in bytes.
 _ALIGNED = 16
@@ -57,9 +58,19 @@ def _lane_of(values, lane, wanted):
 
 
 @triton.jit
+def _wide(block, CODES: tl.constexpr):
+    """Numbers as float32: those of ``CODES``, a float8 dtype's, or floats."""
+    if CODES is None:
+        block = block.to(tl.float32)
+    else:
+        block = widened(block, CODES, "bits")
+    return block
+
+
+@triton.jit
 def _of_rows(
     a, row, numbers, is_row, inner, inners, row_stride, inner_stride,
-    BLOCK_K: tl.constexpr, FORM: tl.constexpr, EVEN: tl.constexpr, WIDEN: tl.constexpr,
+    BLOCK_K: tl.constexpr, FORM: tl.constexpr, EVEN: tl.constexpr, WIDEN: tl.constexpr, CODES: tl.constexpr,
 ):  # fmt: skip
     """``(BLOCK_M, BLOCK_K)`` of rows from ``row`` on, which are those with these ``numbers``."""
     if FORM == "inner":
@@ -74,7 +85,7 @@ def _of_rows(
         a += tl.cast(inner, tl.int64) * inner_stride
         block = tl.load(a + (numbers * row_stride)[:, None] + lane.to(tl.int64) * inner_stride, mask=inside, other=0.0)
     if WIDEN:
-        block = block.to(tl.float32)
+        block = _wide(block, CODES)
     return block
 
 
@@ -82,7 +93,7 @@ def _of_rows(
 def _of_matrix(
     b, expert, column, columns, inner, inners, expert_stride, column_stride, inner_stride,
     BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, FORM: tl.constexpr, EVEN: tl.constexpr, WIDEN: tl.constexpr,
-    RIGHT: tl.constexpr,
+    CODES: tl.constexpr, RIGHT: tl.constexpr,
 ):  # fmt: skip
     """``(BLOCK, BLOCK_K)`` of an expert's matrix from ``column`` on; as a ``RIGHT`` factor ``(BLOCK_K, BLOCK)``."""
     if FORM == "inner":
@@ -103,7 +114,7 @@ def _of_matrix(
         at = number.to(tl.int64) * column_stride + lane.to(tl.int64) * inner_stride
         block = tl.load(b + at, mask=inside, other=0.0)
     if WIDEN:
-        block = block.to(tl.float32)
+        block = _wide(block, CODES)
     return block
 
 
@@ -164,6 +175,7 @@ def _forward(
     FORM_B: tl.constexpr,
     EVEN: tl.constexpr,
     WIDEN: tl.constexpr,
+    CODES: tl.constexpr,  # of which float8 dtype, where a and b are codes to be widened
     PRECISION: tl.constexpr,
     FORMAT: tl.constexpr,
     SWAP: tl.constexpr,
@@ -192,11 +204,11 @@ def _forward(
         z = tl.zeros((BLOCK_N, BLOCK_M) if SWAP else (BLOCK_M, BLOCK_N), tl.float32)
         for step in range(terms):
             left = _of_rows(
-                a, row, numbers, is_row, step * BLOCK_K, inners, a_row, a_inner, BLOCK_K, FORM_A, EVEN, WIDEN
+                a, row, numbers, is_row, step * BLOCK_K, inners, a_row, a_inner, BLOCK_K, FORM_A, EVEN, WIDEN, CODES
             )  # fmt: skip
             right = _of_matrix(
                 b, expert, column, columns, step * BLOCK_K, inners, b_expert, b_column, b_inner,
-                BLOCK_N, BLOCK_K, FORM_B, EVEN, WIDEN, not SWAP,
+                BLOCK_N, BLOCK_K, FORM_B, EVEN, WIDEN, CODES, not SWAP,
             )  # fmt: skip
             if SWAP:
                 left, right = right, left.T
@@ -282,6 +294,9 @@ def multiply(
     how = tiles_for(_OF_FORMATS.get(format, step), a, rows, experts)
     options = {"SWAP": False, "FLATTEN": False, **how.options}
     wanted = options.pop("DESCRIPTORS", False)
+    products, codes = products_of(a), None
+    if products["WIDEN"] and a.element_size() == 1:  # the interpreter takes NaN of float8 for a number
+        codes, a, b = str(a.dtype).removeprefix("torch."), as_bytes(a), as_bytes(b)
     block_m, block_n, block_k = (options[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
     # Hopper's copy engine gathers no rows
     left, form_a = _described(a, (block_m, block_k), wanted and gather is None)
@@ -318,7 +333,8 @@ def multiply(
         EVEN="pointers" not in (form_a, form_b) or inners % block_k == 0,
         FORMAT=format,
         REST=rest,
-        **products_of(a),
+        CODES=codes,
+        **products,
         **options,
     )
 
