@@ -60,11 +60,7 @@ def _lane_of(values, lane, wanted):
 @triton.jit
 def _wide(block, CODES: tl.constexpr):
     """Numbers as float32: those of ``CODES``, a float8 dtype's, or floats."""
-    if CODES is None:
-        block = block.to(tl.float32)
-    else:
-        block = widened(block, CODES, "bits")
-    return block
+    return block.to(tl.float32) if CODES is None else widened(block, CODES, "bits")
 
 
 @triton.jit
