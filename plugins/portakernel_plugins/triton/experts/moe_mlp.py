@@ -110,9 +110,7 @@ def moe_mlp(
     assignments = experts.numel()
     order, offsets, inverse = moe_sort(experts, num_experts=count, capacity=assignments)
     h = x.new_empty((assignments, width))
-    multiply(
-        "forward", x, w_in, offsets, h, gather=order, shared=experts.shape[1], gate=activation, halves=halves
-    )  # fmt: skip
+    multiply("gated", x, w_in, offsets, h, gather=order, shared=experts.shape[1], gate=activation, halves=halves)
     results = x.new_empty((assignments, hidden))
     multiply("forward", h, w_out, offsets, results)
     sums_of_tokens(results, inverse, weights, y)
