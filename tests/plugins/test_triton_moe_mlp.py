@@ -69,7 +69,7 @@ def assert_right(given: tuple[Tensor, ...], **values: Any) -> None:
 @pytest.mark.parametrize("described", [False, True])
 @pytest.mark.parametrize("width", [8, 16, 20, 36])
 def test_gate_and_up_meet_however_the_matrices_are_read(monkeypatch, halves, swap, described, width):
-    launched_with(monkeypatch, SWAP=swap, DESCRIPTORS=described)
+    launched_with(monkeypatch, SWAP=swap, DESCRIPTORS=described, STORES=described)
     assert_right(drawn(width), activation="gelu", halves=halves)
 
 

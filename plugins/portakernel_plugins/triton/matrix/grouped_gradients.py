@@ -268,4 +268,4 @@ def backward(
 
 
 # What configurations say for forward alone, where one is for both.
-_OF_FORWARD = ("SWAP", "FLATTEN", "DESCRIPTORS")
+_OF_FORWARD = ("SWAP", "FLATTEN", "DESCRIPTORS", "STORES")

@@ -6,7 +6,8 @@ offsets is known on the host: a captured graph multiplies other pieces, and as m
 or as the device has room for.
 
 Where the strides allow it, one descriptor is for all rows and one for the matrices of all experts: the hardware copies
-whole tiles, of which rows that are the next expert's are not stored. With few rows an expert, matrices are the left
+whole tiles, of which rows that are the next expert's are not stored. With ``STORES`` it also writes those tiles whose
+rows are all of one expert. With few rows an expert, matrices are the left
 factor and rows the right one (``SWAP``), of which tensor cores take as few as there are.
 """
 # pyright: reportGeneralTypeIssues=false
@@ -46,6 +47,7 @@ def _forward(
     scale_b,
     gather,  # (R,). None: the rows are a's own
     y,  # (M, N), or (R, N)
+    whole_tiles,  # what describes y. None: it is written through pointers alone
     rows,
     columns,
     inners,
@@ -132,8 +134,8 @@ def _forward(
             z = z.T
         if GATE is not None:
             z = gated(z, GATE, PAIRED)
-        put(z, y, bias, scale_a, scale_b, expert, row, numbers, end, column, columns, bias_expert, bias_column,
-             scale_a_row, scale_b_expert, scale_b_column, FORMAT == "row")  # fmt: skip
+        put(z, y, whole_tiles, bias, scale_a, scale_b, expert, row, numbers, end, column, columns, bias_expert,
+            bias_column, scale_a_row, scale_b_expert, scale_b_column, FORMAT == "row")  # fmt: skip
 
 
 def power_above(number: int) -> int:
@@ -209,7 +211,7 @@ def multiply(
         return
     how = tiles_for(_OF_FORMATS.get(format, step), a, rows, experts)
     options = {"SWAP": False, "FLATTEN": False, **how.options}
-    wanted = options.pop("DESCRIPTORS", False)
+    wanted, stored = options.pop("DESCRIPTORS", False), options.pop("STORES", False)
     products, codes = products_of(a), None
     if products["WIDEN"] and a.element_size() == 1:  # the interpreter takes NaN of float8 for a number
         codes, a, b = str(a.dtype).removeprefix("torch."), as_bytes(a), as_bytes(b)
@@ -221,7 +223,9 @@ def multiply(
         right = b if form_b == "pointers" else right
     else:
         right, form_b = _described(b, (block_n, block_k), wanted)
-    tiles = (cdiv(rows, block_m) + experts + rest) * cdiv(columns, block_n if gate is None else block_n // 2)
+    width = block_n if gate is None else block_n // 2
+    whole_tiles, form_y = _described(y, (block_m, width), stored)
+    tiles = (cdiv(rows, block_m) + experts + rest) * cdiv(columns, width)
     of_bias = (0, 0) if bias is None else bias.stride()
     of_a, of_b = (0, 0) if scale_a is None else scale_a.stride(), (0, 0, 0) if scale_b is None else scale_b.stride()
     launch(
@@ -235,6 +239,7 @@ def multiply(
         scale_b,
         gather,
         y,
+        whole_tiles if form_y == "inner" else None,
         rows,
         columns,
         inners,

@@ -112,10 +112,13 @@ def gated(z, ACTIVATION: tl.constexpr, PAIRED: tl.constexpr):
 
 @triton.jit
 def put(
-    z, y, bias, scale_a, scale_b, expert, row, numbers, end, column, columns, bias_expert, bias_column, scale_a_row,
-    scale_b_expert, scale_b_column, ROWS_SCALED: tl.constexpr,
+    z, y, whole_tiles, bias, scale_a, scale_b, expert, row, numbers, end, column, columns, bias_expert, bias_column,
+    scale_a_row, scale_b_expert, scale_b_column, ROWS_SCALED: tl.constexpr,
 ):  # fmt: skip
-    """Writes the tile ``z``, rows by columns, of one expert; ``y`` is contiguous."""
+    """Writes the tile ``z``, rows by columns, of one expert; ``y`` is contiguous.
+
+    ``whole_tiles`` describes ``y``: the hardware copies tiles whose rows are all of one expert's. None: it does not.
+    """
     rows = row + tl.arange(0, z.shape[0])
     lanes = column + tl.arange(0, z.shape[1])
     is_row, is_column = rows < end, lanes < columns
@@ -126,5 +129,12 @@ def put(
     if bias is not None:
         at = bias + tl.cast(expert, tl.int64) * bias_expert + lanes.to(tl.int64) * bias_column
         z += tl.load(at, mask=is_column, other=0.0).to(tl.float32)[None, :]
+    z = z.to(y.dtype.element_ty)
+    inside = is_row[:, None] & is_column[None, :]
     at = y + (rows.to(tl.int64) * columns)[:, None] + lanes[None, :]
-    tl.store(at, z.to(y.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
+    if whole_tiles is None:
+        tl.store(at, z, mask=inside)
+    elif row + z.shape[0] <= end:
+        whole_tiles.store([row, column], z)
+    else:
+        tl.store(at, z, mask=inside)
