@@ -27,7 +27,16 @@ from portakernel.authoring import ArgumentValueError
 from portakernel.authoring.tensors import as_bytes, delivered
 from portakernel.authoring.triton import cdiv, launch, processor
 from portakernel_plugins.triton.launching.configurations import Configuration, configuration
-from portakernel_plugins.triton.matrix.grouped_tiles import gated, lane_of, put, read_matrix, read_rows, tiles_of_pieces
+from portakernel_plugins.triton.matrix.grouped_tiles import (
+    columns_of,
+    gated,
+    lane_of,
+    put,
+    read_matrix,
+    read_rows,
+    scaled,
+    tiles_of_pieces,
+)
 
 # What TMA wants an address and all strides but the innermost to be divisible by, in bytes.
 _ALIGNED = 16
@@ -126,16 +135,26 @@ def _forward(
                 at = scale_a + numbers * scale_a_row + step * scale_a_block
                 of_rows = tl.load(at, mask=is_row, other=0.0)
                 at = scale_b + tl.cast(expert, tl.int64) * scale_b_expert + step * scale_b_block
-                # all columns of a tile share one: a factor for each element, and not two
                 tl.static_assert(_SCALED % BLOCK_N == 0)
-                of_rows *= tl.load(at + tl.cast(column // _SCALED, tl.int64) * scale_b_column)
-                z += tl.dot(left, right) * tl.expand_dims(of_rows, 0 if SWAP else 1)
+                if PAIRED:
+                    number, inside = columns_of(column, columns, BLOCK_N, True)
+                    at += (number // _SCALED).to(tl.int64) * scale_b_column
+                    of_columns = tl.load(at, mask=inside, other=0.0)
+                    part = tl.dot(left, right) * tl.expand_dims(of_rows, 0 if SWAP else 1)
+                    z += part * tl.expand_dims(of_columns, 1 if SWAP else 0)
+                else:  # all columns of a tile share one: a factor for each element, and not two
+                    of_rows *= tl.load(at + tl.cast(column * IN_TURN // _SCALED, tl.int64) * scale_b_column)
+                    z += tl.dot(left, right) * tl.expand_dims(of_rows, 0 if SWAP else 1)
         if SWAP:
             z = z.T
+        if FORMAT == "row":
+            z = scaled(
+                z, scale_a, scale_b, expert, numbers, is_row, column * IN_TURN, columns * IN_TURN,
+                scale_a_row, scale_b_expert, scale_b_column, PAIRED,
+            )  # fmt: skip
         if GATE is not None:
             z = gated(z, GATE, PAIRED)
-        put(z, y, whole_tiles, bias, scale_a, scale_b, expert, row, numbers, end, column, columns, bias_expert,
-            bias_column, scale_a_row, scale_b_expert, scale_b_column, FORMAT == "row")  # fmt: skip
+        put(z, y, whole_tiles, bias, expert, row, end, column, columns, bias_expert, bias_column)
 
 
 def power_above(number: int) -> int:

@@ -61,15 +61,28 @@ def read_rows(
 
 
 @triton.jit
+def columns_of(column, columns, BLOCK: tl.constexpr, PAIRED: tl.constexpr):
+    """Which columns of a matrix a tile has, and which of them there are.
+
+    ``PAIRED``: one half from ``column`` on, and one from ``columns`` behind that on.
+    """
+    number = tl.arange(0, BLOCK)
+    if PAIRED:
+        inside = column + number % (BLOCK // 2) < columns
+        number = column + number % (BLOCK // 2) + number // (BLOCK // 2) * columns
+    else:
+        number = column + number
+        inside = number < columns
+    return number, inside
+
+
+@triton.jit
 def read_matrix(
     b, expert, column, columns, inner, inners, expert_stride, column_stride, inner_stride,
     BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, FORM: tl.constexpr, EVEN: tl.constexpr, WIDEN: tl.constexpr,
     CODES: tl.constexpr, RIGHT: tl.constexpr, PAIRED: tl.constexpr,
 ):  # fmt: skip
-    """``(BLOCK, BLOCK_K)`` of an expert's matrix from ``column`` on; as a ``RIGHT`` factor ``(BLOCK_K, BLOCK)``.
-
-    ``PAIRED``: one half from ``column`` on, and one from ``columns`` behind that on.
-    """
+    """``(BLOCK, BLOCK_K)``, the ``columns_of`` an expert's matrix; as a ``RIGHT`` factor ``(BLOCK_K, BLOCK)``."""
     if FORM == "inner":
         block = b.load([expert, 0, column, inner]) if PAIRED else b.load([expert, column, inner])
         block = block.reshape(BLOCK, BLOCK_K)
@@ -81,13 +94,7 @@ def read_matrix(
         if not RIGHT:
             block = block.T
     else:
-        number = tl.arange(0, BLOCK)
-        if PAIRED:
-            inside = column + number % (BLOCK // 2) < columns
-            number = column + number % (BLOCK // 2) + number // (BLOCK // 2) * columns
-        else:
-            number = column + number
-            inside = number < columns
+        number, inside = columns_of(column, columns, BLOCK, PAIRED)
         number, inside = tl.expand_dims(number, 0 if RIGHT else 1), tl.expand_dims(inside, 0 if RIGHT else 1)
         lane = tl.expand_dims(tl.arange(0, BLOCK_K), 1 if RIGHT else 0)
         if not EVEN:
@@ -111,10 +118,19 @@ def gated(z, ACTIVATION: tl.constexpr, PAIRED: tl.constexpr):
 
 
 @triton.jit
-def put(
-    z, y, whole_tiles, bias, scale_a, scale_b, expert, row, numbers, end, column, columns, bias_expert, bias_column,
-    scale_a_row, scale_b_expert, scale_b_column, ROWS_SCALED: tl.constexpr,
+def scaled(
+    z, scale_a, scale_b, expert, numbers, is_row, column, columns, scale_a_row, scale_b_expert, scale_b_column,
+    PAIRED: tl.constexpr,
 ):  # fmt: skip
+    """The tile ``z``, times the scales of its rows, which have these ``numbers``, and of its columns."""
+    of_rows = tl.load(scale_a + numbers * scale_a_row, mask=is_row, other=0.0)
+    number, inside = columns_of(column, columns, z.shape[1], PAIRED)
+    at = scale_b + tl.cast(expert, tl.int64) * scale_b_expert + number.to(tl.int64) * scale_b_column
+    return z * of_rows[:, None] * tl.load(at, mask=inside, other=0.0)[None, :]
+
+
+@triton.jit
+def put(z, y, whole_tiles, bias, expert, row, end, column, columns, bias_expert, bias_column):
     """Writes the tile ``z``, rows by columns, of one expert; ``y`` is contiguous.
 
     ``whole_tiles`` describes ``y``: the hardware copies tiles whose rows are all of one expert's. None: it does not.
@@ -122,10 +138,6 @@ def put(
     rows = row + tl.arange(0, z.shape[0])
     lanes = column + tl.arange(0, z.shape[1])
     is_row, is_column = rows < end, lanes < columns
-    if ROWS_SCALED:
-        of_rows = tl.load(scale_a + numbers * scale_a_row, mask=is_row, other=0.0)
-        at = scale_b + tl.cast(expert, tl.int64) * scale_b_expert + lanes.to(tl.int64) * scale_b_column
-        z = z * of_rows[:, None] * tl.load(at, mask=is_column, other=0.0)[None, :]
     if bias is not None:
         at = bias + tl.cast(expert, tl.int64) * bias_expert + lanes.to(tl.int64) * bias_column
         z += tl.load(at, mask=is_column, other=0.0).to(tl.float32)[None, :]
