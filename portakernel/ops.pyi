@@ -953,6 +953,54 @@ def mla_decode(
     vLLM's flash_mla for the form; sources of paged_attention.
     """
 
+def moe_mlp(
+    x: Tensor,
+    w_in: Tensor,
+    w_out: Tensor,
+    weights: Tensor,
+    experts: Tensor,
+    *,
+    activation: Literal["silu", "gelu", "gelu_tanh"] = "silu",
+    halves: Literal["concat", "interleaved"] = "concat",
+    out: Tensor | None = None,
+    kernel: str | None = None,
+) -> Tensor:
+    """The gated layers of each token's experts, added up with its weights: what follows a router.
+
+    ``y[t] = sum over j of weights[t, j] * ((activation(gate) * up) @ w_out[e].T), with e = experts[t, j] and gate, up
+    the halves of x[t] @ w_in[e].T``
+
+    x: (T, H), a row for each token; w_in: (E, 2I, H) and w_out: (E, H, I), each expert's matrices as linear layers
+    keep them; weights and experts: (T, K), as moe_route gives them; y: (T, H). halves says how w_in's rows are gate
+    and up: 'concat', I of gate and then I of up; 'interleaved', gate and up in turn. vLLM's
+    fused_experts(hidden_states, w1, w2, topk_weights, topk_ids) takes the same in the same order. An expert of -1 is
+    on another device: it adds nothing, whatever its weight, and a token of none but these is zeros. A row may have an
+    expert twice. Products are summed in float32, and so are a token's results, in the order of its experts; gated
+    rows, and each expert's results, may be rounded to x's dtype once in between. Equal calls give equal bits: no sum
+    depends on the order in which anything runs. Gradients go to x, w_in, w_out and weights; an expert without tokens
+    has zeros. Not guaranteed: equal bits from different kernels, or for a token among other tokens; all 24 bits of
+    float32 products where torch.backends.cuda.matmul allows fewer; any result for experts below -1 or from E on
+    (refused with PORTAKERNEL_CHECKS=1).
+
+    Args:
+        x: (T, H), float32 or float16 or bfloat16, or float64, which the reference alone serves.
+        w_in: (E, 2I, H), the dtype of x.
+        w_out: (E, H, I), the dtype of x.
+        weights: (T, K), float32 or the dtype of x.
+        experts: (T, K), int32 or int64.
+        activation: a value; default 'silu'. what is made of the gate. Accepted: 'silu' or 'gelu' or 'gelu_tanh'.
+        halves: a feature, neutral at 'concat'. how w_in's rows are gate and up. Accepted: 'concat' or 'interleaved'.
+        out: where to write; may be no input itself.
+        kernel: a kernel or plugin to use strictly: that one, or an error.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: dtypes, ranks, shapes or devices do not fit the op.
+        NoKernelError: no kernel can serve the call; the message has every kernel's reason.
+
+    Source: Shazeer et al. 2017, Outrageously Large Neural Networks, arXiv 1701.06538; Mixtral, arXiv 2401.04088, 2.1;
+    Gale et al. 2022, MegaBlocks, arXiv 2211.15841; vLLM's fused_experts.
+    """
+
 def moe_route(
     logits: Tensor,
     *,

@@ -121,6 +121,14 @@ _OF_OP: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         **dict.fromkeys(("weight", "mat_b", "rhs", "w"), ("b",)),
         **dict.fromkeys(("offs", "m_indptr", "group_sizes", "cu_seqlens_m"), ("offsets",)),
     },
+    "moe_mlp": {
+        **dict.fromkeys(("hidden_states", "hidden", "input"), ("x",)),
+        **dict.fromkeys(("w1", "w13", "gate_up_proj", "fc1_expert_weights"), ("w_in",)),
+        **dict.fromkeys(("w2", "down_proj", "fc2_expert_weights"), ("w_out",)),
+        **dict.fromkeys(("topk_weights", "routing_weights", "top_k_weights", "token_final_scales"), ("weights",)),
+        **dict.fromkeys(("topk_ids", "selected_experts", "top_k_index", "token_selected_experts"), ("experts",)),
+        **dict.fromkeys(("act", "act_fn", "hidden_act"), ("activation",)),
+    },
     "moe_route": {
         **dict.fromkeys(("gating_output", "router_logits", "scores"), ("logits",)),
         **dict.fromkeys(("topk", "top_k", "num_experts_per_tok"), ("k",)),

@@ -220,6 +220,7 @@ CONTRACT = Contract(
         _case("float8 blocks, gathered, bias", (0, 144, 200), (13, 4), of=9, format="block", present=("bias",)),
         _case("float8 rows", (0, 48, 128), (13, 0, 20), format="row"),
         _case("float8 rows of odd sizes, bias", (0, 65, 129), (13, 4, 20), format="row", present=("bias",)),
+        _case("float8 rows, NaN and infinities", (0, 24, 40), (7, 6), format="row", values="special"),
         _case("float8 rows, many terms", (0, 16, 2048), (2, 3), format="row"),
         _case("float8 rows, rows of no expert", (0, 32, 64), (5, 0, 7), more=6, format="row"),
         _case("float8 rows, nobody has any", (0, 32, 64), (0, 0), format="row"),

@@ -111,6 +111,11 @@ def draw_experts(shape: tuple[int, ...], experts: int, source: Generator, *, abs
     return drawn.contiguous()
 
 
+def routed_experts(shape: tuple[int, ...], experts: int, source: Generator) -> Tensor:
+    """What an even router picks: different experts below ``experts`` in each row, each as likely; as many at least."""
+    return torch.rand((*shape[:-1], experts), generator=source).argsort(-1)[..., : shape[-1]].contiguous()
+
+
 def draw_lse(shape: tuple[int, ...], source: Generator) -> Tensor:
     """Logarithms, in float64, a few around 0: one in five minus infinity, one 100 up or down, one of the same value."""
     drawn = 4 * torch.randn(shape, dtype=torch.float64, generator=source)

@@ -22,6 +22,7 @@ _INDEPENDENT: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "embedding_bag": (("N",),),
     "grouped_mm": (("N",),),
     "linear_act": (("N",),),
+    "moe_mlp": (("T",),),
     "merge_attention": (("S",), ("H",)),
     "merge_attentions": (("S",), ("H",)),
     "mla_decode": (("H",),),

@@ -45,7 +45,7 @@ def _replacements() -> tuple[Replacement, ...]:
     from portakernel.triton_launch.interpreter_operations import of_operations
     from portakernel.triton_launch.interpreter_values import of_values
 
-    return (*of_values(), *of_operations(), *_of_launches(), *_of_kernels())
+    return (*of_values(), *of_operations(), *_of_launches(), *_of_kernels(), *_of_reductions())
 
 
 class _Patched:
@@ -126,6 +126,23 @@ def _of_kernels() -> tuple[Replacement, ...]:
 
     asked = SimpleNamespace(**{**vars(inspect), "getfullargspec": _parameters, "getcallargs": _arguments})
     return ((interpreter.GridExecutor, "__init__", init_executor), (interpreter, "inspect", asked))
+
+
+def _of_reductions() -> tuple[Replacement, ...]:
+    """Exclusive or, of which sorts are made, is reduced by NumPy, as sums are, and not one element after the other."""
+    import numpy as np
+    from triton.language import standard
+    from triton.runtime import interpreter
+
+    reduce_any = interpreter.ReduceOps.apply_impl
+
+    def reduced(self: Any, input: Any) -> Any:
+        if self.combine_fn is not standard._xor_combine or self.axis is None:
+            return reduce_any(self, input)
+        data = np.bitwise_xor.reduce(input[0].handle.data, axis=self.axis, keepdims=self.keep_dims)
+        return self.to_tensor(data, input[0].dtype)
+
+    return ((interpreter.ReduceOps, "apply_impl", reduced),)
 
 
 @cache

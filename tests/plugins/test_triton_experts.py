@@ -11,11 +11,14 @@ pytest.importorskip("triton")
 import torch
 from torch import Tensor
 
+from portakernel.authoring import CannotRun
 from portakernel.references import moe_route as route_reference
 from portakernel.references import moe_sort as sort_reference
 from portakernel.triton_launch.interpreter import interpreting
+from portakernel_plugins.triton.experts import moe_sort as sorting
 from portakernel_plugins.triton.experts.moe_route import backward, moe_route
 from portakernel_plugins.triton.experts.moe_sort import moe_sort
+from portakernel_plugins.triton.launching.configurations import Configuration
 
 VALUES = {"scoring": "softmax", "renormalize": True, "factor": 1.0}
 
@@ -80,12 +83,40 @@ def same_as_reference(experts: Tensor, count: int, block: int, more: int = 0) ->
         assert torch.equal(found, want)
 
 
-# what a program looks at at once is 1024 and 4096
-@pytest.mark.parametrize("tokens", [1, 127, 128, 129, 512, 513, 1100])
+# one program sorts 1024; of more, each has pieces of 512
+@pytest.mark.parametrize("tokens", [1, 64, 127, 128, 129, 512, 513, 1100])
 @pytest.mark.parametrize("block", [0, 1, 16])
 def test_assignments_of_every_number_stand_in_their_order(tokens, block):
     source = torch.Generator().manual_seed(tokens)
     same_as_reference(torch.randint(-1, 5, (tokens, 8), generator=source), 5, block, more=tokens)
+
+
+def sorted_in(monkeypatch: pytest.MonkeyPatch, piece: int, chunks: int) -> None:
+    """From now on up to so many programs sort ``piece`` assignments at once."""
+    how = Configuration(1, 1, 1, piece, 1, chunks, {"num_warps": 1})
+    monkeypatch.setattr(sorting, "configuration", lambda *_: how)
+    monkeypatch.setattr(sorting, "_plan", sorting._plan.__wrapped__)
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 5])
+@pytest.mark.parametrize("count", [0, 1, 32, 33, 64, 65, 160, 161, 700])
+@pytest.mark.parametrize("block", [0, 7])
+def test_chunks_of_several_pieces_follow_one_another(monkeypatch, chunks, count, block):
+    sorted_in(monkeypatch, 1024 if chunks == 1 else 32, chunks)
+    source = torch.Generator().manual_seed(count)
+    experts = torch.randint(-1, 12, (count, 1), generator=source)
+    same_as_reference(experts, 11, block, more=count)  # 11 is none
+
+
+def test_a_table_is_added_up_in_parts(monkeypatch):
+    sorted_in(monkeypatch, 32, 8)
+    monkeypatch.setattr(sorting, "_ENTRIES", 32)
+    same_as_reference(torch.randint(-1, 13, (250, 1), generator=torch.Generator().manual_seed(0)), 13, 4)
+
+
+def test_more_experts_than_a_program_has_registers_for_are_left_to_others():
+    with pytest.raises(CannotRun, match="limit: num_experts is 1025; a program has registers for 1024 at most"):
+        moe_sort(torch.zeros(3, 2, dtype=torch.int32), num_experts=1025, capacity=6)
 
 
 @pytest.mark.parametrize("picked", [-1, 0, 6])

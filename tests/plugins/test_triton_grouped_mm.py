@@ -42,6 +42,7 @@ def drawn(pieces: tuple[int, ...], columns: int, inners: int, *, more: int = 0) 
 
 def assert_right(a: Tensor, b: Tensor, offsets: Tensor, **values: Any) -> None:
     found = grouped_mm.grouped_mm(a, b, offsets, **values)
+    values.pop("out", None)
     want = reference.forward(a.double(), b.double(), offsets, **values)
     torch.testing.assert_close(found[: offsets[-1]].double(), want[: offsets[-1]], atol=1e-4, rtol=1e-5)
 
@@ -54,6 +55,16 @@ def test_tiles_are_found_however_many_programs_share_them(monkeypatch, pieces, s
     launched_with(monkeypatch, programs, SWAP=swap, DESCRIPTORS=described)
     a, b, offsets = drawn(pieces, 72, 64)
     assert_right(a, b, offsets, bias=torch.randn(len(pieces), 72))
+
+
+@pytest.mark.parametrize("pieces", PIECES)
+@pytest.mark.parametrize("columns", [32, 72, 36, 33])
+def test_tiles_of_one_expert_are_stored_whole_and_nobody_elses_rows_are_written(monkeypatch, pieces, columns):
+    launched_with(monkeypatch, STORES=True, DESCRIPTORS=True)
+    a, b, offsets = drawn(pieces, columns, 64, more=40)
+    bias, y = torch.randn(len(pieces), columns), torch.full((a.shape[0], columns), 77.0)
+    assert_right(a, b, offsets, bias=bias, out=y)
+    assert (y[offsets[-1] :] == 77.0).all()
 
 
 @pytest.mark.parametrize("swap", [False, True])

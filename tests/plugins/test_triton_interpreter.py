@@ -31,7 +31,7 @@ def _halved(x):
 
 @triton.jit
 def _much(x_ptr, y_ptr, sums_ptr, bits_ptr, n: tl.constexpr, block: tl.constexpr):
-    """Some of everything: masks, casts, broadcasts between ranks, reductions, products, integers that wrap around."""
+    """Some of everything: masks, casts, broadcasts between ranks, reductions, sorts, products, integers that wrap."""
     row = tl.program_id(0)
     columns = tl.arange(0, block)
     x = tl.load(x_ptr + row * n + columns, mask=columns < n, other=0.0)
@@ -44,7 +44,8 @@ def _much(x_ptr, y_ptr, sums_ptr, bits_ptr, n: tl.constexpr, block: tl.constexpr
     tl.store(y_ptr + row * n + columns, (total / tl.sqrt(tl.sum(wide * wide) + 1e-3)).to(x.dtype), mask=columns < n)
     tl.store(sums_ptr + row, tl.sum(tl.cumsum(total, axis=0)))
     mixed = (columns * 2147483 + row) * 1103515245 + 12345
-    bits = mixed.to(tl.uint32, bitcast=True) >> 3
+    bits = tl.sort(mixed).to(tl.uint32, bitcast=True) >> 3
+    bits += tl.xor_sum(mixed, axis=0).to(tl.uint32, bitcast=True)
     tl.store(bits_ptr + row * block + columns, (bits ^ (bits << 7)).to(tl.int32, bitcast=True))
 
 

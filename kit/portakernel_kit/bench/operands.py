@@ -19,7 +19,7 @@ from portakernel.tensors.block_draws import BLOCK_LISTS, draw_block_lists
 from portakernel.tensors.block_lists import blocks_of
 from portakernel.tensors.group_draws import OF_GROUPS, draw_groups
 from portakernel.tensors.scratch import described, laid
-from portakernel.tensors.serving_draws import SERVING, depth, draw_serving
+from portakernel.tensors.serving_draws import SERVING, depth, draw_serving, routed_experts
 from portakernel_kit.bench.question import Question
 
 # Random numbers are made in float32 before they are narrowed; a piece at a time, because some tensors fill a device.
@@ -126,6 +126,8 @@ def draw(question: Question, arguments: Arguments, device: torch.device, seed: i
         below = math.prod(sizes.get(name, 0) for name in tensor.draw.factors(sizes))
         if tensor.name in question.row.given:
             found[tensor.name].view(-1).copy_(torch.tensor(question.row.given[tensor.name]))
+        elif tensor.draw.kind == "experts" and found[tensor.name].shape[-1] <= below:
+            found[tensor.name].copy_(routed_experts(tuple(found[tensor.name].shape), below, host))
         elif tensor.draw.kind in SERVING:
             elements = draw_serving(tensor.draw, found[tensor.name].shape, below, request.dims, found, host)
             found[tensor.name].copy_(elements)

@@ -23,6 +23,8 @@ from portakernel_kit.bench.traffic import FaultyOp, forward_cost
 _CPU_BYTES, _CPU_FLOPS = 1 << 27, 10_000_000_000
 # Inputs, results, what they are compared with, and workspaces.
 _MEMORY_FACTOR = 6
+# What an op is asked for in, by --dtype; elements of others are what something is quantised to, or indices.
+_FLOATS = frozenset({"float32", "float16", "bfloat16"})
 # One for all arguments, or by argument.
 DType = str | Mapping[str, str]
 
@@ -124,7 +126,8 @@ def too_large(cost: Cost, *, on_cpu: bool, free_bytes: int | None) -> str:
 def _typed(contract: Contract, row: GridRow, dtype: DType) -> tuple[dict[str, str], dict[str, Any]]:
     """A dtype for each argument that is passed, and the row's values with the dtype that a parameter may hold.
 
-    Arguments that cannot have the dtype (indices, quantised elements) have the first one that they may have.
+    Arguments that cannot have the dtype (indices, quantised elements) have the first one that they may have; where all
+    are of that kind, whatever float dtype is asked for.
     """
     values = dict(row.values)
     made = contract.at({name: contract.value(name, value) for name, value in values.items()})
@@ -156,6 +159,9 @@ def _typed(contract: Contract, row: GridRow, dtype: DType) -> tuple[dict[str, st
             if meant:
                 raise ArgumentTypeError(unfit(contract, contract, str(for_all), row.shapes))
             values[parameter.name], fitted = for_all, True
+    if not fitted and for_all in _FLOATS:
+        needed = (tensor.name for tensor in made.tensors if not tensor.optional)
+        fitted = not any(_FLOATS & set(made.possible_dtypes(name)) for name in needed)
     if not fitted:
         known = sorted({dtype for name in made.typed for dtype in made.possible_dtypes(name)})
         raise ArgumentTypeError(f"{contract.op}: nothing of it can be {for_all}; known: {', '.join(known)}")

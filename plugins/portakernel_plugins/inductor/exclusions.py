@@ -62,6 +62,7 @@ EXCLUDED: tuple[Exclusion, ...] = (
         "its reference goes through the rows of blocks one by one, and a graph fixes their number",
     ),
     Exclusion("grouped_mm", "offsets are read on the host, which a graph cannot do"),
+    Exclusion("moe_mlp", "the tokens of each expert are found on the host, which a graph cannot do"),
     Exclusion("moe_route", _SIZES),
     Exclusion("moe_sort", _SIZES),
     Exclusion("write_kv_cache", _WRITES),

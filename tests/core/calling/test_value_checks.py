@@ -39,6 +39,7 @@ OPS = (
     "rotary_embedding",
     "attention_varlen",
     "grouped_mm",
+    "moe_mlp",
     "rms_norm",
     "block_sparse_attention",
 )

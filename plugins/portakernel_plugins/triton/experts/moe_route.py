@@ -47,8 +47,17 @@ def _number(ordered):
 
 @triton.jit
 def _best(ordered):
-    """The largest of each row, and where the first one of it is."""
-    return tl.max(ordered, axis=1, return_indices=True, return_indices_tie_break_left=True)
+    """The largest of each row along the last axis, and where the first one of it is.
+
+    Two reductions of one number each: NVIDIA's warps have an instruction for those, and none for pairs.
+    """
+    axis: tl.constexpr = len(ordered.shape) - 1
+    best = tl.max(ordered, axis=axis)
+    lane = tl.arange(0, ordered.shape[axis])
+    for _ in tl.static_range(axis):
+        lane = tl.expand_dims(lane, 0)
+    is_best = ordered == tl.expand_dims(best, axis)
+    return best, tl.min(tl.where(is_best, lane, ordered.shape[axis]), axis=axis)
 
 
 @triton.jit
@@ -70,7 +79,7 @@ def _in_kept_groups(
     """``ordered``, ``OUT`` but in the best groups of each row."""
     members = tl.reshape(ordered, (ROWS, GROUP_LANES, MEMBER_LANES))
     if BIASED:
-        first, at = tl.max(members, axis=2, return_indices=True, return_indices_tie_break_left=True)
+        first, at = _best(members)
         is_first = tl.arange(0, MEMBER_LANES)[None, None, :] == at[:, :, None]
         second = tl.max(tl.where(is_first, OUT, members), axis=2)
         groups = _ordered(_number(first) + tl.where(second == OUT, 0.0, _number(second)))
@@ -164,16 +173,19 @@ def _forward(
     places = tl.zeros((ROWS, CHOICES), tl.int32)
     for j in range(K):
         best, place = _best(ordered)
-        here = lane[None, :] == place[:, None]
-        logit = tl.sum(tl.where(here, x, 0.0), axis=1) if BIASED else _number(best)
-        ordered = tl.where(here, OUT, ordered)
-        chosen = tl.where(choice == j, logit[:, None], chosen)
+        ordered = tl.where(lane[None, :] == place[:, None], OUT, ordered)
+        if not BIASED:
+            chosen = tl.where(choice == j, _number(best)[:, None], chosen)
         places = tl.where(choice == j, place[:, None], places)
     is_choice = choice < K
+    places = places // MEMBER_LANES * MEMBERS + places % MEMBER_LANES
+    if BIASED:  # read once more: to find them in registers would be a sum over the row for each
+        at = logits + (row * logits_stride)[:, None] + places
+        chosen = _without_nan(tl.load(at, mask=is_row & is_choice, other=float("-inf")).to(tl.float32))
     shares = _weights(chosen, is_choice, x, SCORING == "sigmoid", NORMALIZES)
     into = (row * K)[:, None] + choice
     tl.store(weights + into, shares * factor, mask=is_row & is_choice)
-    tl.store(experts + into, places // MEMBER_LANES * MEMBERS + places % MEMBER_LANES, mask=is_row & is_choice)
+    tl.store(experts + into, places, mask=is_row & is_choice)
 
 
 @triton.jit(do_not_specialize=["rows"])

@@ -1,11 +1,12 @@
-"""``moe_sort`` in Triton: a program for each expert, and none that waits for another.
+"""``moe_sort`` in Triton: a counting sort in two launches, or in one of few assignments.
 
-A program counts the assignments to lower experts, which is where its own begin, and then goes through all assignments
-again and places its own in their order: nothing is added atomically, and equal calls give equal bits. Whatever the
-experts are, as much is launched: a captured graph sorts others. One more program has the assignments that are left out,
-and what of the buffers nobody fills.
+Each program has a chunk of the assignments. The first launch counts how many of a chunk each expert has, into a table;
+in the second, a program adds up the table: where an expert's places begin follows from all chunks' counts, and where
+those of this chunk begin from the earlier chunks'. It then sorts pieces of its chunk by expert and number, whose
+places are consecutive for each expert. What nobody has a place for is shared by all programs.
 
-Padded to blocks, where an expert begins depends on the sizes of all lower ones, which a launch before counts.
+Nothing is added atomically in an order that could be told, no program waits for another, and there is one result:
+equal calls give equal bits. Whatever the experts are, as much is launched: a captured graph sorts others.
 """
 # pyright: reportGeneralTypeIssues=false
 # Python's types do not see that Triton iterates over its ranges.
@@ -16,47 +17,76 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from portakernel.authoring import CannotRun, ReasonCode, Rejection
 from portakernel.authoring.tensors import delivered
-from portakernel.authoring.triton import Held, per_device, prepared
+from portakernel.authoring.triton import Held, cdiv, per_device, prepared
 from portakernel_plugins.triton.launching.configurations import configuration
+
+# A program has a number for each expert in its registers.
+_MOST_EXPERTS = 1024
 
 
 @triton.jit
 def _experts_of(experts, i, count, num_experts):
-    """The experts of assignments ``i``, those that are left out being ``num_experts``; -1 where there is none."""
-    found = tl.load(experts + i, mask=i < count, other=0).to(tl.int64)
-    found = tl.where((found >= 0) & (found < num_experts), found, num_experts).to(tl.int32)
-    return tl.where(i < count, found, -1)
+    """The experts of assignments ``i``; ``num_experts`` of those that are left out, and where there is none."""
+    found = tl.load(experts + i, mask=i < count, other=-1).to(tl.int64)
+    return tl.where((found >= 0) & (found < num_experts), found, num_experts).to(tl.int32)
 
 
 @triton.jit
 def _fill(into, begin, end, value, BLOCK: tl.constexpr):
-    """Fills ``into[begin:end]``."""
-    for first in range(begin, end, BLOCK):
+    """Fills ``into[begin:end]``, which all programs share."""
+    for first in range(begin + tl.program_id(0) * BLOCK, end, tl.num_programs(0) * BLOCK):
         at = first + tl.arange(0, BLOCK)
         tl.store(into + at, tl.zeros_like(at) + value, mask=at < end)
 
 
-@triton.jit(do_not_specialize=["count", "num_experts"])
+@triton.jit
+def _sorted_piece(experts, first, count, num_experts, BLOCK: tl.constexpr, EXPERTS: tl.constexpr):
+    """How many of ``BLOCK`` assignments each expert has, and their keys in order: expert · BLOCK + number."""
+    lane = tl.arange(0, BLOCK)
+    found = _experts_of(experts, first + lane, count, num_experts)
+    return tl.histogram(found, EXPERTS, mask=found < num_experts), tl.sort(found * BLOCK + lane)
+
+
+@triton.jit(do_not_specialize=["count", "num_experts", "rounds"])
 def _count(
     experts,  # (count,)
-    sizes,  # (num_experts,) int32
+    table,  # (chunks, EXPERTS) int32
     count,
     num_experts,
+    rounds,  # pieces of a chunk
     BLOCK: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ) -> None:
-    expert = tl.program_id(0)
-    found = tl.zeros((BLOCK,), tl.int32)
-    for first in range(0, count, BLOCK):
-        found += (_experts_of(experts, first + tl.arange(0, BLOCK), count, num_experts) == expert).to(tl.int32)
-    tl.store(sizes + expert, tl.sum(found))
+    if OVERLAP:
+        gdc_launch_dependents()
+    chunk = tl.program_id(0)
+    sizes = tl.zeros((EXPERTS,), tl.int32)
+    for piece in range(chunk * rounds, (chunk + 1) * rounds):
+        found = _experts_of(experts, piece * BLOCK + tl.arange(0, BLOCK), count, num_experts)
+        sizes += tl.histogram(found, EXPERTS, mask=found < num_experts)
+    tl.store(table + chunk * EXPERTS + tl.arange(0, EXPERTS), sizes)
 
 
-@triton.jit(do_not_specialize=["count", "num_experts", "capacity", "block"])
+@triton.jit
+def _place_piece(sizes, keys, at, order, inverse, first, count, num_experts, BLOCK: tl.constexpr):
+    """Writes the places of a sorted piece, in which each expert's go from ``at`` on."""
+    expert, i = keys // BLOCK, first + keys % BLOCK
+    is_placed = expert < num_experts
+    base = at - (tl.cumsum(sizes, axis=0) - sizes)
+    place = tl.gather(base, tl.minimum(expert, sizes.shape[0] - 1), axis=0) + tl.arange(0, BLOCK)
+    tl.store(order + place, i, mask=is_placed)
+    tl.store(inverse + i, tl.where(is_placed, place, -1), mask=i < count)
+
+
+@triton.jit(do_not_specialize=["count", "num_experts", "capacity", "block", "rounds"])
 def _sort(
     experts,  # (count,)
-    sizes,  # (num_experts,): how many assignments each has. None: they are not padded
+    table,  # (chunks, EXPERTS). None: the first program sorts all, in one piece
     order,  # (capacity,)
     offsets,  # (num_experts + 1,)
     inverse,  # (count,)
@@ -66,42 +96,67 @@ def _sort(
     num_experts,
     capacity,
     block,
+    rounds,
     BLOCK: tl.constexpr,
     EXPERTS: tl.constexpr,  # a power of two from num_experts on
+    ROWS: tl.constexpr,  # of the table at once
+    WHOLE: tl.constexpr,  # a chunk is one piece
+    OVERLAP: tl.constexpr,  # programs begin before the table is there
 ) -> None:
-    expert = tl.program_id(0)
-    is_last = expert == num_experts
-    lane = tl.arange(0, BLOCK)
-    if sizes is None:
-        lower = tl.zeros((BLOCK,), tl.int32)
-        for first in range(0, count, BLOCK):
-            found = _experts_of(experts, first + lane, count, num_experts)
-            lower += ((found >= 0) & (found < expert)).to(tl.int32)
-        begin = tl.sum(lower)
+    chunk, chunks = tl.program_id(0), tl.num_programs(0)
+    lane = tl.arange(0, EXPERTS)
+    if WHOLE:  # which needs no table
+        first_piece = 0 if table is None else chunk * BLOCK
+        sizes, keys = _sorted_piece(experts, first_piece, count, num_experts, BLOCK, EXPERTS)
+    earlier = tl.zeros((EXPERTS,), tl.int32)
+    if table is None:
+        everything = sizes
     else:
-        every = tl.arange(0, EXPERTS)
-        padded = tl.cdiv(tl.load(sizes + every, mask=every < expert, other=0), block) * block
-        begin = tl.sum(padded)
-    tl.store(offsets + expert, begin)
+        if OVERLAP:
+            gdc_wait()
+        everything = tl.zeros((EXPERTS,), tl.int32)
+        for first in range(0, chunks, ROWS):
+            row = (first + tl.arange(0, ROWS))[:, None]
+            part = tl.load(table + row * EXPERTS + lane[None, :], mask=row < chunks, other=0)
+            everything += tl.sum(part, axis=0)
+            earlier += tl.sum(tl.where(row < chunk, part, 0), axis=0)
+    padded = everything if block_experts is None else tl.cdiv(everything, block) * block
+    end = tl.cumsum(padded, axis=0)
+    begin = end - padded
+    filled = tl.sum(padded)
 
-    place = begin
-    for first in range(0, count, BLOCK):
-        i = first + lane
-        mine = _experts_of(experts, i, count, num_experts) == expert
-        at = place + tl.cumsum(mine.to(tl.int32), axis=0) - 1
-        tl.store(order + at, i, mask=mine & (not is_last))
-        tl.store(inverse + i, tl.where(is_last, -1, at), mask=mine)
-        place += tl.sum(mine.to(tl.int32))
+    if table is None:
+        if chunk == 0:
+            _place_piece(sizes, keys, begin, order, inverse, 0, count, num_experts, BLOCK)
+    elif WHOLE:
+        _place_piece(sizes, keys, begin + earlier, order, inverse, chunk * BLOCK, count, num_experts, BLOCK)
+    else:
+        at = begin + earlier
+        for piece in range(chunk * rounds, (chunk + 1) * rounds):
+            sizes, keys = _sorted_piece(experts, piece * BLOCK, count, num_experts, BLOCK, EXPERTS)
+            _place_piece(sizes, keys, at, order, inverse, piece * BLOCK, count, num_experts, BLOCK)
+            at += sizes
 
-    if is_last:
-        _fill(order, begin, capacity, count, BLOCK)
-        if sizes is not None:
-            _fill(block_experts, begin // block, tl.cdiv(capacity, block), -1, BLOCK)
-            tl.store(total, begin)
-    elif sizes is not None:
-        end = begin + tl.cdiv(place - begin, block) * block
-        _fill(order, place, end, count, BLOCK)
-        _fill(block_experts, begin // block, end // block, expert, BLOCK)
+    if chunk == 0:
+        tl.store(offsets + lane, begin, mask=lane < num_experts)
+        tl.store(offsets + num_experts, filled)
+    _fill(order, filled, capacity, count, BLOCK)
+    if block_experts is not None:
+        for number in range(chunk, tl.max(padded - everything), chunks):
+            at = begin + everything + number
+            tl.store(order + at, tl.zeros_like(at) + count, mask=at < end)
+        blocks = padded // block
+        for number in range(chunk, tl.max(blocks), chunks):
+            tl.store(block_experts + begin // block + number, lane, mask=number < blocks)
+        _fill(block_experts, filled // block, tl.cdiv(capacity, block), -1, BLOCK)
+        if chunk == 0:
+            tl.store(total, filled)
+
+
+# What a program has of the table in its registers at once.
+_ENTRIES = 16384
+# Where one program sorts, how many places a program fills, and how many help at most.
+_FILLED, _MOST_FILLING = 1024, 32
 
 
 def _power(number: int) -> int:
@@ -109,13 +164,20 @@ def _power(number: int) -> int:
 
 
 @per_device
-def _plan(kernel: str, device: torch.device, assignments: int, experts: int) -> Held:
-    """What is launched for so many ``assignments``, a power of two, and ``experts``, one too."""
+def _plan(kernel: str, device: torch.device, assignments: int, lanes: int) -> tuple[Held, Held, int, int]:
+    """What counts and what sorts so many ``assignments``, a power of two: how many of them at once, in how many chunks.
+
+    ``lanes`` is a power of two from the number of experts on. One chunk is not counted first.
+    """
     how = configuration(kernel, device, assignments)
-    block = min(how.elements, max(assignments, 32 * how.warps))
-    if kernel == "moe_sort.count":
-        return prepared(_count, {"BLOCK": block, **how.options})
-    return prepared(_sort, {"BLOCK": block, "EXPERTS": experts, **how.options})
+    piece = min(how.elements, max(assignments, 32 * how.warps))
+    chunks = min(how.blocks, cdiv(assignments, piece))
+    meta = {"BLOCK": piece, "EXPERTS": lanes, "OVERLAP": False, **how.options}
+    rows = max(1, min(_power(chunks), _ENTRIES // lanes))
+    sorting = {"ROWS": rows, "WHOLE": assignments <= chunks * piece, **meta}
+    if meta["OVERLAP"] and chunks > 1:
+        sorting |= {"launch_pdl": True}
+    return prepared(_count, meta), prepared(_sort, sorting), piece, chunks
 
 
 def moe_sort(
@@ -129,7 +191,13 @@ def moe_sort(
     """``order``, ``offsets``, ``inverse`` and, with ``block``, ``block_experts`` and ``total``, all int32.
 
     ``experts``: ``(T, K)``, int32 or int64, any strides. ``out``: any strides.
+
+    Raises:
+        CannotRun: there are more experts than a program has registers for.
     """
+    if num_experts > _MOST_EXPERTS:
+        text = f"num_experts is {num_experts}; a program has registers for {_MOST_EXPERTS} at most"
+        raise CannotRun(Rejection(ReasonCode.LIMIT, text, "num_experts"))
     shapes: list[tuple[int, ...]] = [(capacity,), (num_experts + 1,), tuple(experts.shape)]
     shapes += [(-(-capacity // block),), (1,)] if block else []
     given = (None,) * len(shapes) if out is None else out
@@ -137,14 +205,13 @@ def moe_sort(
         into if into is not None and into.is_contiguous() else experts.new_empty(shape, dtype=torch.int32)
         for into, shape in zip(given, shapes, strict=True)
     ]
-    flat, count = experts.contiguous(), experts.numel()
-    size, lanes = _power(max(count, 1)), _power(num_experts)
-    sizes = None
-    if block:
-        sizes = experts.new_empty(num_experts, dtype=torch.int32)
-        _plan("moe_sort.count", flat.device, size, lanes).launch((num_experts, 1), flat, sizes, count, num_experts)
+    flat, count, lanes = experts.contiguous(), experts.numel(), _power(num_experts)
+    counting, sorting, piece, chunks = _plan("moe_sort", flat.device, _power(max(count, 1)), lanes)
     of_blocks = found[3:] if block else [None, None]
-    _plan("moe_sort", flat.device, size, lanes).launch(
-        (num_experts + 1, 1), flat, sizes, *found[:3], *of_blocks, count, num_experts, capacity, block
-    )
+    table, rounds = None, cdiv(max(count, 1), chunks * piece)
+    if chunks > 1:
+        table = flat.new_empty((chunks, lanes), dtype=torch.int32)
+        counting.launch((chunks, 1), flat, table, count, num_experts, rounds)
+    programs = chunks if chunks > 1 else min(1 + (capacity - count) // _FILLED, _MOST_FILLING)
+    sorting.launch((programs, 1), flat, table, *found[:3], *of_blocks, count, num_experts, capacity, block, rounds)
     return tuple(delivered(one, into) for one, into in zip(found, given, strict=True))

@@ -37,11 +37,12 @@ def _rows(x, first, end, lane, lanes, row_stride, lane_stride, ROWS: tl.constexp
 
 @triton.jit
 def _gathered_rows(
-    x, gather, first, end, lane, lanes, row_stride, lane_stride, gather_stride, ROWS: tl.constexpr, WIDEN: tl.constexpr
-):
-    """The same of those rows that ``gather`` names."""
+    x, gather, first, end, lane, lanes, row_stride, lane_stride, gather_stride, shared,
+    ROWS: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """The same of those rows that ``gather`` names, of which so many neighbouring numbers are ``shared`` by each."""
     place = (first + tl.arange(0, ROWS)).to(tl.int64)
-    row = tl.load(gather + place * gather_stride, mask=place < end, other=0).to(tl.int64)
+    row = tl.load(gather + place * gather_stride, mask=place < end, other=0).to(tl.int64) // shared
     at = x + (row * row_stride)[:, None] + (lane.to(tl.int64) * lane_stride)[None, :]
     block = tl.load(at, mask=(place < end)[:, None] & (lane < lanes)[None, :], other=0.0)
     return block.to(tl.float32) if WIDEN else block
@@ -52,7 +53,8 @@ def _gradient_of_b(
     grad,  # (M, N)
     a,  # (M, K)
     offsets,
-    gather,  # (R,). None: the rows are a's own
+    gather,  # (R,): which rows of a. None: its own
+    of_grad,  # the same of grad
     grad_b,  # (E, N, K)
     columns,
     inners,
@@ -63,6 +65,8 @@ def _gradient_of_b(
     a_inner,
     offsets_stride,
     gather_stride,
+    of_grad_stride,
+    shared,
     BLOCK_M: tl.constexpr,  # rows at a time
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -81,12 +85,18 @@ def _gradient_of_b(
     end = tl.load(offsets + (expert + 1) * offsets_stride).to(tl.int32)
     z = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     for first in range(begin, end, BLOCK_M):
-        left = _rows(grad, first, end, column, columns, grad_row, grad_column, BLOCK_M, WIDEN)
+        if of_grad is None:
+            left = _rows(grad, first, end, column, columns, grad_row, grad_column, BLOCK_M, WIDEN)
+        else:
+            left = _gathered_rows(
+                grad, of_grad, first, end, column, columns, grad_row, grad_column, of_grad_stride, shared,
+                BLOCK_M, WIDEN,
+            )  # fmt: skip
         if gather is None:
             right = _rows(a, first, end, inner, inners, a_row, a_inner, BLOCK_M, WIDEN)
         else:
             right = _gathered_rows(
-                a, gather, first, end, inner, inners, a_row, a_inner, gather_stride, BLOCK_M, WIDEN
+                a, gather, first, end, inner, inners, a_row, a_inner, gather_stride, shared, BLOCK_M, WIDEN
             )  # fmt: skip
         z = tl.dot(left.T, right, z, input_precision=PRECISION)
     at = grad_b + expert * columns * inners + (column.to(tl.int64) * inners)[:, None] + inner[None, :]
@@ -168,6 +178,51 @@ def _gradient_of_a(grad_y: Tensor, a: Tensor, b: Tensor, offsets: Tensor, gather
     return grad_a
 
 
+def gradient_of_matrices(
+    grad_b: Tensor,
+    grad: Tensor,
+    a: Tensor,
+    offsets: Tensor,
+    rows: int,
+    *,
+    gather: Tensor | None = None,
+    of_grad: Tensor | None = None,
+    shared: int = 1,
+) -> None:
+    """Writes ``grad_b: (E, N, K)``, contiguous: of each expert's rows those of ``grad`` with those of ``a``.
+
+    There are so many ``rows``; of ``a`` those that ``gather`` names, of ``grad`` those of ``of_grad``, ``shared`` by so
+    many neighbouring numbers.
+    """
+    experts, columns, inners = grad_b.shape
+    how = tiles_for("gradient_of_b", a, rows, experts)
+    options = {name: value for name, value in how.options.items() if name not in _OF_FORWARD}
+    tiles = experts * cdiv(columns, options["BLOCK_N"]) * cdiv(inners, options["BLOCK_K"])
+    if not tiles:
+        return
+    launch(
+        _gradient_of_b,
+        grid_of(tiles),
+        grad,
+        a,
+        offsets,
+        gather,
+        of_grad,
+        grad_b,
+        columns,
+        inners,
+        tiles,
+        *grad.stride(),
+        *a.stride(),
+        offsets.stride(0),
+        0 if gather is None else gather.stride(0),
+        0 if of_grad is None else of_grad.stride(0),
+        shared,
+        **products_of(a),
+        **options,
+    )
+
+
 def backward(
     grad_y: Tensor,
     a: Tensor,
@@ -186,33 +241,12 @@ def backward(
     """
     if format != "none" and (needs[0] or needs[1]):
         raise ArgumentValueError(f"grouped_mm: format is {format!r}; gradients of a and b are those of format='none'")
-    experts, columns, inners = b.shape
+    experts, columns, _ = b.shape
     grad_a = _gradient_of_a(grad_y, a, b, offsets, gather) if needs[0] else None
     grad_b = grad_bias = None
     if needs[1]:
         grad_b = b.new_empty(b.shape)
-        how = tiles_for("gradient_of_b", a, grad_y.shape[0], experts)
-        options = dict(how.options)
-        tiles = experts * cdiv(columns, options["BLOCK_N"]) * cdiv(inners, options["BLOCK_K"])
-        if tiles:
-            launch(
-                _gradient_of_b,
-                grid_of(tiles),
-                grad_y,
-                a,
-                offsets,
-                gather,
-                grad_b,
-                columns,
-                inners,
-                tiles,
-                *grad_y.stride(),
-                *a.stride(),
-                offsets.stride(0),
-                0 if gather is None else gather.stride(0),
-                **products_of(a),
-                **{name: value for name, value in options.items() if name not in _OF_FORWARD},
-            )
+        gradient_of_matrices(grad_b, grad_y, a, offsets, grad_y.shape[0], gather=gather)
     if needs[3] and bias is not None:
         grad_bias = bias.new_empty(bias.shape)
         how = configuration("grouped_mm.gradient_of_bias", a.device, max(1, grad_y.shape[0] // max(experts, 1)))
@@ -234,4 +268,4 @@ def backward(
 
 
 # What configurations say for forward alone, where one is for both.
-_OF_FORWARD = ("SWAP", "FLATTEN", "DESCRIPTORS")
+_OF_FORWARD = ("SWAP", "FLATTEN", "DESCRIPTORS", "STORES")

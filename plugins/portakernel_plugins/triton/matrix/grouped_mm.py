@@ -6,7 +6,8 @@ offsets is known on the host: a captured graph multiplies other pieces, and as m
 or as the device has room for.
 
 Where the strides allow it, one descriptor is for all rows and one for the matrices of all experts: the hardware copies
-whole tiles, of which rows that are the next expert's are not stored. With few rows an expert, matrices are the left
+whole tiles, of which rows that are the next expert's are not stored. With ``STORES`` it also writes those tiles whose
+rows are all of one expert. With few rows an expert, matrices are the left
 factor and rows the right one (``SWAP``), of which tensor cores take as few as there are.
 """
 # pyright: reportGeneralTypeIssues=false
@@ -23,106 +24,26 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from portakernel.authoring import ArgumentValueError
-from portakernel.authoring.tensors import delivered
+from portakernel.authoring.tensors import as_bytes, delivered
 from portakernel.authoring.triton import cdiv, launch, processor
 from portakernel_plugins.triton.launching.configurations import Configuration, configuration
+from portakernel_plugins.triton.matrix.grouped_tiles import (
+    columns_of,
+    gated,
+    lane_of,
+    put,
+    read_matrix,
+    read_rows,
+    scaled,
+    tiles_of_pieces,
+)
 
 # What TMA wants an address and all strides but the innermost to be divisible by, in bytes.
 _ALIGNED = 16
 # The columns, and the terms, that share a scale.
 _SCALED = tl.constexpr(128)
-
-
-@triton.jit
-def tiles_of_pieces(
-    offsets, offsets_stride, experts, rows, LANES: tl.constexpr, BLOCK_M: tl.constexpr, REST: tl.constexpr
-):
-    """Of each expert where its rows begin and end, and how many blocks of them there are; ``(LANES,)`` each.
-
-    With ``REST``, one more has the rows that are no expert's.
-    """
-    lane = tl.arange(0, LANES)
-    begin = tl.load(offsets + lane * offsets_stride, mask=lane <= experts, other=0).to(tl.int32)
-    end = tl.load(offsets + (lane + 1) * offsets_stride, mask=lane < experts, other=0).to(tl.int32)
-    if REST:
-        end = tl.where(lane == experts, rows, end)
-    return begin, end, tl.maximum(tl.cdiv(end - begin, BLOCK_M), 0)
-
-
-@triton.jit
-def _lane_of(values, lane, wanted):
-    return tl.sum(tl.where(lane == wanted, values, 0))
-
-
-@triton.jit
-def _of_rows(
-    a, row, numbers, is_row, inner, inners, row_stride, inner_stride,
-    BLOCK_K: tl.constexpr, FORM: tl.constexpr, EVEN: tl.constexpr, WIDEN: tl.constexpr,
-):  # fmt: skip
-    """``(BLOCK_M, BLOCK_K)`` of rows from ``row`` on, which are those with these ``numbers``."""
-    if FORM == "inner":
-        block = a.load([row, inner])
-    elif FORM == "outer":
-        block = a.load([inner, row]).T
-    else:
-        lane = tl.arange(0, BLOCK_K)[None, :]
-        inside = is_row[:, None]
-        if not EVEN:
-            inside = inside & (inner + lane < inners)
-        a += tl.cast(inner, tl.int64) * inner_stride
-        block = tl.load(a + (numbers * row_stride)[:, None] + lane.to(tl.int64) * inner_stride, mask=inside, other=0.0)
-    if WIDEN:
-        block = block.to(tl.float32)
-    return block
-
-
-@triton.jit
-def _of_matrix(
-    b, expert, column, columns, inner, inners, expert_stride, column_stride, inner_stride,
-    BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, FORM: tl.constexpr, EVEN: tl.constexpr, WIDEN: tl.constexpr,
-    RIGHT: tl.constexpr,
-):  # fmt: skip
-    """``(BLOCK, BLOCK_K)`` of an expert's matrix from ``column`` on; as a ``RIGHT`` factor ``(BLOCK_K, BLOCK)``."""
-    if FORM == "inner":
-        block = b.load([expert, column, inner]).reshape(BLOCK, BLOCK_K)
-        if RIGHT:
-            block = block.T
-    elif FORM == "outer":
-        block = b.load([expert, inner, column]).reshape(BLOCK_K, BLOCK)
-        if not RIGHT:
-            block = block.T
-    else:
-        number = tl.expand_dims(column + tl.arange(0, BLOCK), 0 if RIGHT else 1)
-        lane = tl.expand_dims(tl.arange(0, BLOCK_K), 1 if RIGHT else 0)
-        inside = number < columns
-        if not EVEN:
-            inside = inside & (inner + lane < inners)
-        b += tl.cast(expert, tl.int64) * expert_stride + tl.cast(inner, tl.int64) * inner_stride
-        at = number.to(tl.int64) * column_stride + lane.to(tl.int64) * inner_stride
-        block = tl.load(b + at, mask=inside, other=0.0)
-    if WIDEN:
-        block = block.to(tl.float32)
-    return block
-
-
-@triton.jit
-def _put(
-    z, y, bias, scale_a, scale_b, expert, row, numbers, end, column, columns, bias_expert, bias_column, scale_a_row,
-    scale_b_expert, scale_b_column, ROWS_SCALED: tl.constexpr,
-):  # fmt: skip
-    """Writes the tile ``z``, rows by columns, of one expert; ``y`` is contiguous."""
-    rows = row + tl.arange(0, z.shape[0])
-    lanes = column + tl.arange(0, z.shape[1])
-    is_row, is_column = rows < end, lanes < columns
-    if ROWS_SCALED:
-        of_rows = tl.load(scale_a + numbers * scale_a_row, mask=is_row, other=0.0)
-        at = scale_b + tl.cast(expert, tl.int64) * scale_b_expert + lanes.to(tl.int64) * scale_b_column
-        z = z * of_rows[:, None] * tl.load(at, mask=is_column, other=0.0)[None, :]
-    if bias is not None:
-        at = bias + tl.cast(expert, tl.int64) * bias_expert + lanes.to(tl.int64) * bias_column
-        z += tl.load(at, mask=is_column, other=0.0).to(tl.float32)[None, :]
-    at = y + (rows.to(tl.int64) * columns)[:, None] + lanes[None, :]
-    tl.store(at, z.to(y.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
+# The configurations of float8 products.
+_OF_FORMATS = {"row": "float8", "block": "float8_blocks"}
 
 
 @triton.jit(do_not_specialize=["rows", "experts"])
@@ -135,6 +56,7 @@ def _forward(
     scale_b,
     gather,  # (R,). None: the rows are a's own
     y,  # (M, N), or (R, N)
+    whole_tiles,  # what describes y. None: it is written through pointers alone
     rows,
     columns,
     inners,
@@ -147,6 +69,7 @@ def _forward(
     b_inner,
     offsets_stride,
     gather_stride,
+    shared,  # so many numbers of gather, from 0 on, are the first row's, and so on
     bias_expert,
     bias_column,
     scale_a_row,
@@ -162,39 +85,44 @@ def _forward(
     FORM_B: tl.constexpr,
     EVEN: tl.constexpr,
     WIDEN: tl.constexpr,
+    CODES: tl.constexpr,  # of which float8 dtype, where a and b are codes to be widened
     PRECISION: tl.constexpr,
     FORMAT: tl.constexpr,
     SWAP: tl.constexpr,
     FLATTEN: tl.constexpr,
     REST: tl.constexpr,  # rows of no expert become zeros
+    GATE: tl.constexpr,  # y is the activation of one half of the columns times the other, (R, N/2). None: it is not
+    PAIRED: tl.constexpr,  # the halves lie one behind the other, and not in turn
 ) -> None:
+    WIDTH: tl.constexpr = BLOCK_N if GATE is None else BLOCK_N // 2
+    IN_TURN: tl.constexpr = 2 if GATE is not None and not PAIRED else 1
     begins, ends, heights = tiles_of_pieces(offsets, offsets_stride, experts, rows, LANES, BLOCK_M, REST)
     lane = tl.arange(0, LANES)
-    across = tl.cdiv(columns, BLOCK_N)
+    across = tl.cdiv(columns, WIDTH)
     last = tl.cumsum(heights, axis=0) * across
     tiles = tl.sum(heights) * across
     for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=FLATTEN):
         before = last <= tile
         expert = tl.sum(before.to(tl.int32))
         place = tile - tl.max(tl.where(before, last, 0))
-        height, end = _lane_of(heights, lane, expert), _lane_of(ends, lane, expert)
-        row = _lane_of(begins, lane, expert) + place % height * BLOCK_M
-        column = place // height * BLOCK_N
+        height, end = lane_of(heights, lane, expert), lane_of(ends, lane, expert)
+        row = lane_of(begins, lane, expert) + place % height * BLOCK_M
+        column = place // height * WIDTH
         numbers = (row + tl.arange(0, BLOCK_M)).to(tl.int64)
         is_row = numbers < end
         if gather is not None:
-            numbers = tl.load(gather + numbers * gather_stride, mask=is_row, other=0).to(tl.int64)
+            numbers = tl.load(gather + numbers * gather_stride, mask=is_row, other=0).to(tl.int64) // shared
         terms = steps
         if REST:
             terms = tl.where(expert == experts, 0, steps)
         z = tl.zeros((BLOCK_N, BLOCK_M) if SWAP else (BLOCK_M, BLOCK_N), tl.float32)
         for step in range(terms):
-            left = _of_rows(
-                a, row, numbers, is_row, step * BLOCK_K, inners, a_row, a_inner, BLOCK_K, FORM_A, EVEN, WIDEN
+            left = read_rows(
+                a, row, numbers, is_row, step * BLOCK_K, inners, a_row, a_inner, BLOCK_K, FORM_A, EVEN, WIDEN, CODES
             )  # fmt: skip
-            right = _of_matrix(
-                b, expert, column, columns, step * BLOCK_K, inners, b_expert, b_column, b_inner,
-                BLOCK_N, BLOCK_K, FORM_B, EVEN, WIDEN, not SWAP,
+            right = read_matrix(
+                b, expert, column * IN_TURN, columns * IN_TURN, step * BLOCK_K, inners, b_expert, b_column, b_inner,
+                BLOCK_N, BLOCK_K, FORM_B, EVEN, WIDEN, CODES, not SWAP, PAIRED,
             )  # fmt: skip
             if SWAP:
                 left, right = right, left.T
@@ -206,18 +134,27 @@ def _forward(
             else:
                 at = scale_a + numbers * scale_a_row + step * scale_a_block
                 of_rows = tl.load(at, mask=is_row, other=0.0)
-                block = (column + tl.arange(0, BLOCK_N)) // _SCALED
                 at = scale_b + tl.cast(expert, tl.int64) * scale_b_expert + step * scale_b_block
-                at += block.to(tl.int64) * scale_b_column
-                of_columns = tl.load(at, mask=block * _SCALED < columns, other=0.0)
-                if SWAP:
-                    z += tl.dot(left, right) * of_columns[:, None] * of_rows[None, :]
-                else:
-                    z += tl.dot(left, right) * of_rows[:, None] * of_columns[None, :]
+                tl.static_assert(_SCALED % BLOCK_N == 0)
+                if PAIRED:
+                    number, inside = columns_of(column, columns, BLOCK_N, True)
+                    at += (number // _SCALED).to(tl.int64) * scale_b_column
+                    of_columns = tl.load(at, mask=inside, other=0.0)
+                    part = tl.dot(left, right) * tl.expand_dims(of_rows, 0 if SWAP else 1)
+                    z += part * tl.expand_dims(of_columns, 1 if SWAP else 0)
+                else:  # all columns of a tile share one: a factor for each element, and not two
+                    of_rows *= tl.load(at + tl.cast(column * IN_TURN // _SCALED, tl.int64) * scale_b_column)
+                    z += tl.dot(left, right) * tl.expand_dims(of_rows, 0 if SWAP else 1)
         if SWAP:
             z = z.T
-        _put(z, y, bias, scale_a, scale_b, expert, row, numbers, end, column, columns, bias_expert, bias_column,
-             scale_a_row, scale_b_expert, scale_b_column, FORMAT == "row")  # fmt: skip
+        if FORMAT == "row":
+            z = scaled(
+                z, scale_a, scale_b, expert, numbers, is_row, column * IN_TURN, columns * IN_TURN,
+                scale_a_row, scale_b_expert, scale_b_column, PAIRED,
+            )  # fmt: skip
+        if GATE is not None:
+            z = gated(z, GATE, PAIRED)
+        put(z, y, whole_tiles, bias, expert, row, end, column, columns, bias_expert, bias_column)
 
 
 def power_above(number: int) -> int:
@@ -227,7 +164,7 @@ def power_above(number: int) -> int:
 
 def tiles_for(step: str, a: Tensor, rows: int, experts: int) -> Configuration:
     """How a step of the op is launched, by the mean number of rows of an expert."""
-    kind = "float32" if a.dtype is torch.float32 else "float8" if a.element_size() == 1 else step
+    kind = "float32" if a.dtype is torch.float32 else step
     return configuration(f"grouped_mm.{kind}", a.device, max(1, rows // max(experts, 1)))
 
 
@@ -240,21 +177,27 @@ def products_of(like: Tensor) -> dict[str, Any]:
     return {"WIDEN": arch == "interpreter", "PRECISION": "tf32" if cut else "ieee"}
 
 
-def _described(x: Tensor, block: tuple[int, int], wanted: bool) -> tuple[Any, str]:
+def _described(x: Tensor, block: tuple[int, int], wanted: bool, *, paired: bool = False) -> tuple[Any, str]:
     """What a kernel takes for ``x``, whose last two dimensions are ``block`` at a time, and how it is read.
 
-    By a descriptor along its ``inner`` or ``outer`` dimension, or by ``pointers``.
+    By a descriptor along its ``inner`` or ``outer`` dimension, or by ``pointers``. Of a ``paired`` one the dimension
+    before has two halves, which are read together.
     """
     step = _ALIGNED // x.element_size()
     if not wanted or not x.numel() or x.data_ptr() % _ALIGNED:
         return x, "pointers"
-    last = x.dim() - 1
-    for form, order in (("inner", (*range(last), last)), ("outer", (*range(last - 1), last, last - 1))):
+    last, ahead = x.dim() - 1, (*(1,) * (x.dim() - 3 if paired else x.dim() - 2),)
+    two, dims = ((2,), (last - 2,)) if paired else ((), ())
+    before = (*range(len(ahead)),)
+    forms = (
+        ("inner", (*before, *dims, last - 1, last), [*ahead, *two, *block]),
+        ("outer", (*before, last, *dims, last - 1), [*ahead, block[1], *two, block[0]]),
+    )
+    for form, order, tile in forms:
         # strides of a dimension of one say nothing
         strides = [x.stride(place) if x.shape[place] > 1 else step for place in order[:-1]]
         along = order[-1]
         if (x.stride(along) == 1 or x.shape[along] == 1) and all(s > 0 and s % step == 0 for s in strides):
-            tile = [*(1,) * (last - 1), *(block if form == "inner" else block[::-1])]
             return TensorDescriptor(x, [x.shape[place] for place in order], [*strides, 1], tile), form
     return x, "pointers"
 
@@ -272,22 +215,36 @@ def multiply(
     gather: Tensor | None = None,
     format: str = "none",
     rest: bool = False,
+    shared: int = 1,
+    gate: str | None = None,
+    halves: str = "concat",
 ) -> None:
     """Writes the products of pieces of ``a: (M, K)`` with ``b: (E, N, K)`` into ``y``, contiguous, a row for each.
 
-    With ``rest``, rows of no expert become zeros.
+    With ``rest``, rows of no expert become zeros. Of ``gather`` so many neighbouring numbers are ``shared`` by a row of
+    ``a``. With ``gate``, an activation, y has that of one half of the columns times the other; ``halves`` says which.
     """
-    rows, (experts, columns, inners) = y.shape[0], b.shape
+    (rows, columns), (experts, _, inners) = y.shape, b.shape
+    paired = gate is not None and halves == "concat"
     if not rows or not columns or not experts:
         return
-    how = tiles_for(step, a, rows, experts)
+    how = tiles_for(_OF_FORMATS.get(format, step), a, rows, experts)
     options = {"SWAP": False, "FLATTEN": False, **how.options}
-    wanted = options.pop("DESCRIPTORS", False)
+    wanted, stored = options.pop("DESCRIPTORS", False), options.pop("STORES", False)
+    products, codes = products_of(a), None
+    if products["WIDEN"] and a.element_size() == 1:  # the interpreter takes NaN of float8 for a number
+        codes, a, b = str(a.dtype).removeprefix("torch."), as_bytes(a), as_bytes(b)
     block_m, block_n, block_k = (options[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
     # Hopper's copy engine gathers no rows
     left, form_a = _described(a, (block_m, block_k), wanted and gather is None)
-    right, form_b = _described(b, (block_n, block_k), wanted)
-    tiles = (cdiv(rows, block_m) + experts + rest) * cdiv(columns, block_n)
+    if paired:
+        right, form_b = _described(b.unflatten(1, (2, columns)), (block_n // 2, block_k), wanted, paired=True)
+        right = b if form_b == "pointers" else right
+    else:
+        right, form_b = _described(b, (block_n, block_k), wanted)
+    width = block_n if gate is None else block_n // 2
+    whole_tiles, form_y = _described(y, (block_m, width), stored)
+    tiles = (cdiv(rows, block_m) + experts + rest) * cdiv(columns, width)
     of_bias = (0, 0) if bias is None else bias.stride()
     of_a, of_b = (0, 0) if scale_a is None else scale_a.stride(), (0, 0, 0) if scale_b is None else scale_b.stride()
     launch(
@@ -301,6 +258,7 @@ def multiply(
         scale_b,
         gather,
         y,
+        whole_tiles if form_y == "inner" else None,
         rows,
         columns,
         inners,
@@ -310,6 +268,7 @@ def multiply(
         *b.stride(),
         offsets.stride(0),
         0 if gather is None else gather.stride(0),
+        shared,
         *of_bias,
         *of_a,
         *of_b,
@@ -319,7 +278,10 @@ def multiply(
         EVEN="pointers" not in (form_a, form_b) or inners % block_k == 0,
         FORMAT=format,
         REST=rest,
-        **products_of(a),
+        CODES=codes,
+        GATE=gate,
+        PAIRED=paired,
+        **products,
         **options,
     )
 

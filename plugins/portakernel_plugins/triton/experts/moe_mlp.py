@@ -1,0 +1,117 @@
+"""``moe_mlp`` in Triton: a sort, two grouped products, and a sum.
+
+    order, offsets, inverse = moe_sort(experts)
+    h = activation(gate) * up          gate, up: halves of x[order // K] @ w_in[e].T, gated before they are stored
+    results = h @ w_out[e].T           both a row for each assignment, in the order of experts
+    y[t] = sum over j of weights[t, j] * results[inverse[t, j]]
+
+Each token's results are added in the order of its experts, by whoever has the token: nothing is added atomically, and
+equal calls give equal bits. What is launched depends on sizes alone: a captured graph takes other routing.
+"""
+# pyright: reportGeneralTypeIssues=false
+# Python's types do not see that Triton iterates over its ranges.
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from portakernel.authoring.tensors import delivered
+from portakernel.authoring.triton import cdiv, grid_of, launch, program_index
+from portakernel_plugins.triton.experts.moe_sort import moe_sort
+from portakernel_plugins.triton.launching.configurations import configuration
+from portakernel_plugins.triton.matrix.grouped_mm import multiply
+
+# As many of a token's results are read at once.
+_READ = 8
+
+
+@triton.jit(do_not_specialize=["programs"])
+def _sums_of_tokens(
+    results,  # (R, N), contiguous
+    inverse,  # (M, K), contiguous: which results are a token's, -1 for none
+    weights,  # (M, K). None: all are 1
+    y,  # (M, N)
+    columns,
+    choices,
+    programs,
+    weights_row,
+    weights_choice,
+    READ: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    index = program_index()
+    if index >= programs:
+        return
+    across = tl.cdiv(columns, BLOCK)
+    token = (index // across).to(tl.int64)
+    column = (index - token * across).to(tl.int32) * BLOCK + tl.arange(0, BLOCK)
+    is_column = column < columns
+    total = tl.zeros((BLOCK,), tl.float32)
+    for first in range(0, choices, READ):
+        for j in tl.static_range(READ):
+            choice = first + j
+            row = tl.load(inverse + token * choices + choice, mask=choice < choices, other=-1).to(tl.int64)
+            part = tl.load(results + row * columns + column, mask=is_column & (row >= 0), other=0.0).to(tl.float32)
+            if weights is not None:
+                at = weights + token * weights_row + choice * weights_choice
+                part *= tl.load(at, mask=row >= 0, other=0.0).to(tl.float32)
+            total += part
+    tl.store(y + token * columns + column, total.to(y.dtype.element_ty), mask=is_column)
+
+
+def sums_of_tokens(results: Tensor, inverse: Tensor, weights: Tensor | None, y: Tensor) -> None:
+    """Writes the sums of each token's ``results``, times its weights, into ``y: (T, N)``, contiguous."""
+    (tokens, choices), columns = inverse.shape, y.shape[1]
+    how = configuration("moe_mlp.sums", y.device, columns)
+    block = min(how.columns, how.elements)
+    programs = tokens * cdiv(columns, block)
+    if not programs:
+        return
+    read = min(_READ, 1 << max(choices - 1, 0).bit_length())
+    strides = (0, 0) if weights is None else weights.stride()
+    launch(
+        _sums_of_tokens,
+        grid_of(programs),
+        results,
+        inverse,
+        weights,
+        y,
+        columns,
+        choices,
+        programs,
+        *strides,
+        READ=read,
+        BLOCK=block,
+        **how.options,
+    )
+
+
+def moe_mlp(
+    x: Tensor,
+    w_in: Tensor,
+    w_out: Tensor,
+    weights: Tensor,
+    experts: Tensor,
+    *,
+    activation: str,
+    halves: str = "concat",
+    out: Tensor | None = None,
+) -> Tensor:
+    """``y: (T, H)``, of x's dtype.
+
+    ``x``: ``(T, H)``, ``w_in``: ``(E, 2I, H)``, ``w_out``: ``(E, H, I)``; float32, float16 or bfloat16. ``weights``:
+    ``(T, K)``, of that dtype or float32; ``experts``: ``(T, K)``, int32 or int64. All of any strides, ``out`` too.
+    """
+    (tokens, hidden), (count, _, width) = x.shape, w_out.shape
+    whole = out if out is not None and out.is_contiguous() else None
+    y = x.new_empty((tokens, hidden)) if whole is None else whole
+    assignments = experts.numel()
+    order, offsets, inverse = moe_sort(experts, num_experts=count, capacity=assignments)
+    h = x.new_empty((assignments, width))
+    multiply("gated", x, w_in, offsets, h, gather=order, shared=experts.shape[1], gate=activation, halves=halves)
+    results = x.new_empty((assignments, hidden))
+    multiply("forward", h, w_out, offsets, results)
+    sums_of_tokens(results, inverse, weights, y)
+    return delivered(y, out)

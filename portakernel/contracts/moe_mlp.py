@@ -1,0 +1,166 @@
+"""``moe_mlp``: the gated layers of a mixture of experts, for each token those of its experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from portakernel.contract import Case, Contract, Cost, Draw, Grid, GridRow, Parameter, Result, TensorArgument, Tolerance
+from portakernel.contract.production import MIXTURES, Production
+from portakernel.contract.value_rules import Experts
+from portakernel.contracts.scaled_mm import FLOATS
+
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
+HALVES = ("concat", "interleaved")
+
+
+def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[str, Any]) -> Cost:
+    """Tokens read and written once, and matrices of experts that some token has; a product and a sum for each term."""
+    T, H, I, E, K = (dims[name] for name in "THIEK")
+    moved = 2 * T * H * itemsizes["x"] + min(E, T * K) * 3 * I * H * itemsizes["w_in"]
+    moved += T * K * (itemsizes["weights"] + itemsizes["experts"])
+    return Cost(bytes=moved, flops=6 * T * K * I * H)
+
+
+def _case(name: str, T: int, H: int, I: int, E: int, K: int, **how: Any) -> Case:  # noqa: E741 - as in the contract
+    return Case(name, dims={"T": T, "H": H, "I": I, "E": E, "K": K}, **how)
+
+
+def _row(tokens: int, hidden: int, width: int, experts: int, k: int, *, core: bool = False) -> GridRow:
+    shapes: dict[str, tuple[int, ...]] = {"x": (tokens, hidden), "w_in": (experts, 2 * width, hidden)}
+    shapes |= {"w_out": (experts, hidden, width), "weights": (tokens, k), "experts": (tokens, k)}
+    name = f"{tokens} tokens E{experts} k{k} {hidden}×{width}"
+    return GridRow(name, shapes, {}, core, dtypes={"weights": "float32"})
+
+
+def _drawn(production: Production) -> GridRow:
+    """The experts of a model's layer."""
+    _, hidden, width, experts, k = production.one_of(MIXTURES)
+    return _row(min(production.tokens(), (1 << 16) // k), hidden, width, experts, k)
+
+
+CONTRACT = Contract(
+    op="moe_mlp",
+    summary="The gated layers of each token's experts, added up with its weights: what follows a router.",
+    formula=(
+        "y[t] = sum over j of weights[t, j] * ((activation(gate) * up) @ w_out[e].T), with e = experts[t, j] and gate,"
+        " up the halves of x[t] @ w_in[e].T"
+    ),
+    notes=(
+        "x: (T, H), a row for each token; w_in: (E, 2I, H) and w_out: (E, H, I), each expert's matrices as linear layers"
+        " keep them; weights and experts: (T, K), as moe_route gives them; y: (T, H). halves says how w_in's rows are"
+        " gate and up: 'concat', I of gate and then I of up; 'interleaved', gate and up in turn. vLLM's"
+        " fused_experts(hidden_states, w1, w2, topk_weights, topk_ids) takes the same in the same order. An expert of"
+        " -1 is on another device: it adds nothing, whatever its weight, and a token of none but these is zeros. A row"
+        " may have an expert twice. Products are summed in float32, and so are a token's results, in the order of its"
+        " experts; gated rows, and each expert's results, may be rounded to x's dtype once in between. Equal calls give"
+        " equal bits: no sum depends on the order in which anything runs. Gradients go to x, w_in, w_out and weights;"
+        " an expert without tokens has zeros. Not guaranteed: equal bits from different kernels, or for a token among"
+        " other tokens; all 24 bits of float32 products where torch.backends.cuda.matmul allows fewer; any result for"
+        " experts below -1 or from E on (refused with PORTAKERNEL_CHECKS=1)."
+    ),
+    tensors=(
+        TensorArgument("x", ("T", "H"), FLOATS),
+        TensorArgument("w_in", ("E", "2I", "H"), ("x",)),
+        TensorArgument("w_out", ("E", "H", "I"), ("x",)),
+        TensorArgument("weights", ("T", "K"), ("float32", "x")),
+        TensorArgument(
+            "experts",
+            ("T", "K"),
+            ("int32", "int64"),
+            draw=Draw("experts", below="E", absent=True),
+            rule=Experts("E", absent=True),
+        ),
+    ),
+    parameters=(
+        Parameter("activation", "silu", kind="text", choices=ACTIVATIONS, summary="what is made of the gate"),
+        Parameter(
+            "halves", "concat", feature=True, kind="text", choices=HALVES, summary="how w_in's rows are gate and up"
+        ),
+    ),
+    outputs=(Result("y", ("T", "H"), like="x"),),
+    requirements=("E > 0", "T * K <= 1073741824"),
+    gradient="kernel",
+    autocast="cast",
+    cases=(
+        _case("one element", 1, 1, 1, 1, 1),
+        _case("a few tokens", 5, 32, 24, 4, 2),
+        _case("many experts, few tokens", 6, 48, 16, 40, 4),
+        _case("one token", 1, 64, 32, 16, 8),
+        _case("many tokens", 150, 40, 24, 3, 2),
+        _case("several tiles of columns", 9, 72, 150, 3, 2),
+        _case("odd sizes", 13, 53, 29, 5, 3),
+        _case("one expert", 37, 40, 24, 1, 1),
+        _case("an expert has all", 20, 40, 24, 4, 1, given={"experts": (2,) * 20}),
+        _case(
+            "some experts are elsewhere", 4, 40, 24, 4, 3, given={"experts": (0, -1, 3, -1, 1, 2, -1, -1, -1, 3, 2, -1)}
+        ),
+        _case("all experts are elsewhere", 3, 24, 16, 4, 2, given={"experts": (-1,) * 6}),
+        _case("an expert twice in a row", 3, 24, 16, 4, 2, given={"experts": (1, 1, 3, 0, 0, 0)}),
+        _case("gelu", 11, 40, 24, 4, 2, parameters={"activation": "gelu"}),
+        _case("tanh's gelu", 11, 40, 24, 4, 2, parameters={"activation": "gelu_tanh"}),
+        _case("interleaved", 11, 40, 24, 4, 2, parameters={"halves": "interleaved"}),
+        _case(
+            "interleaved, odd sizes, gelu", 17, 35, 19, 3, 2, parameters={"halves": "interleaved", "activation": "gelu"}
+        ),
+        _case("no tokens", 0, 24, 16, 4, 2),
+        _case("no choices", 5, 24, 16, 4, 0),
+        _case("nothing in between", 5, 24, 0, 4, 2),
+        _case("no columns", 5, 0, 16, 4, 2),
+        _case(
+            "sliced, transposed", 9, 40, 48, 3, 2, layouts={"x": "sliced", "w_in": "transposed", "w_out": "transposed"}
+        ),
+        _case(
+            "transposed x",
+            9,
+            40,
+            33,
+            3,
+            2,
+            layouts={"x": "transposed", "weights": "transposed", "experts": "transposed"},
+        ),
+        _case("every second column", 9, 50, 24, 3, 2, layouts={"x": "stepped", "w_in": "stepped", "w_out": "stepped"}),
+        _case(
+            "expanded, stepped weights",
+            9,
+            24,
+            40,
+            3,
+            2,
+            layouts={"w_in": "expanded", "w_out": "sliced", "weights": "stepped", "experts": "stepped"},
+        ),
+        _case(
+            "offset by one",
+            9,
+            32,
+            64,
+            3,
+            2,
+            layouts={"x": "offset", "w_in": "offset", "w_out": "offset", "weights": "offset"},
+        ),
+        _case("tiny magnitudes", 7, 40, 24, 3, 2, values="tiny", backward=False),
+        _case("NaN, infinities, signed zeros", 13, 40, 24, 4, 2, values="special", backward=False),
+        _case("zeros", 7, 40, 24, 3, 2, values="zeros"),
+    ),
+    tolerance=Tolerance(rule="plain", flushed="all"),
+    grid=Grid(
+        (
+            _row(4096, 2048, 768, 128, 8, core=True),
+            _row(8, 2048, 768, 128, 8, core=True),
+            _row(64, 2048, 768, 128, 8),
+            _row(512, 2048, 768, 128, 8),
+            _row(4096, 4096, 14336, 8, 2),
+            _row(16, 4096, 14336, 8, 2),
+            _row(1024, 7168, 2048, 32, 8),
+        ),
+        _row(4, 64, 32, 4, 2),
+        _drawn,
+    ),
+    cost=cost,
+    host_reads=("experts",),
+    in_graphs="call",
+    source=(
+        "Shazeer et al. 2017, Outrageously Large Neural Networks, arXiv 1701.06538; Mixtral, arXiv 2401.04088, 2.1;"
+        " Gale et al. 2022, MegaBlocks, arXiv 2211.15841; vLLM's fused_experts"
+    ),
+)

@@ -1,0 +1,112 @@
+"""``moe_mlp``'s reference against each token's experts one by one, and what it refuses."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import gelu, silu
+
+from portakernel import ops
+from portakernel.errors import IndexOutOfRangeError
+from portakernel.references.moe_mlp import backward
+
+
+def drawn(tokens: int = 7, experts: int = 4, choices: int = 2) -> tuple[Tensor, ...]:
+    source = torch.Generator().manual_seed(tokens)
+
+    def numbers(*shape: int) -> Tensor:
+        return torch.randn(shape, dtype=torch.float64, generator=source)
+
+    picked = torch.rand(tokens, experts, generator=source).argsort(-1)[:, :choices]
+    return numbers(tokens, 6), numbers(experts, 10, 6), numbers(experts, 6, 5), numbers(tokens, choices), picked
+
+
+def test_each_token_is_the_weighted_sum_of_its_experts_layers():
+    x, w_in, w_out, weights, experts = drawn()
+    y = ops.moe_mlp(x, w_in, w_out, weights, experts)
+    for token in range(7):
+        want = torch.zeros(6, dtype=torch.float64)
+        for weight, expert in zip(weights[token], experts[token].tolist(), strict=True):
+            gate, up = (w_in[expert] @ x[token]).chunk(2)
+            want += weight * (w_out[expert] @ (silu(gate) * up))
+        torch.testing.assert_close(y[token], want)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
+def test_interleaved_halves_are_those_of_rows_in_turn(activation):
+    x, w_in, w_out, weights, experts = drawn()
+    turned = w_in.unflatten(1, (2, 5)).transpose(1, 2).flatten(1, 2)
+    want = ops.moe_mlp(x, w_in, w_out, weights, experts, activation=activation)
+    found = ops.moe_mlp(x, turned, w_out, weights, experts, activation=activation, halves="interleaved")
+    torch.testing.assert_close(found, want)
+
+
+def test_gelu_is_the_exact_one_and_tanhs_the_other():
+    x, w_in, w_out, _, _ = drawn(experts=1, choices=1)
+    weights, experts = torch.ones(7, 1, dtype=torch.float64), torch.zeros(7, 1, dtype=torch.int32)
+    gate, up = (x @ w_in[0].T).chunk(2, -1)
+    for activation, form in (("gelu", "none"), ("gelu_tanh", "tanh")):
+        want = (gelu(gate, approximate=form) * up) @ w_out[0].T
+        torch.testing.assert_close(ops.moe_mlp(x, w_in, w_out, weights, experts, activation=activation), want)
+
+
+def test_experts_that_are_elsewhere_add_nothing_and_shares_of_experts_add_up():
+    x, w_in, w_out, weights, experts = drawn()
+    whole = ops.moe_mlp(x, w_in, w_out, weights, experts)
+    here = (torch.where(experts < 2, experts, -1), torch.where(experts < 2, -1, experts - 2))
+    parts = (slice(2), slice(2, 4))
+    first, second = (
+        ops.moe_mlp(x, w_in[part], w_out[part], weights, picked) for part, picked in zip(parts, here, strict=True)
+    )
+    torch.testing.assert_close(first + second, whole)
+    nowhere = torch.full_like(experts, -1)
+    weights[0, 0] = torch.nan
+    assert not ops.moe_mlp(x, w_in, w_out, weights, nowhere).any()
+
+
+@pytest.mark.parametrize("halves", ["concat", "interleaved"])
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
+def test_gradients_are_those_of_the_formula(halves, activation):
+    *floats, experts = drawn()
+    experts[2, 1] = -1
+    assert torch.autograd.gradcheck(
+        lambda *given: ops.moe_mlp(*given, experts, activation=activation, halves=halves),
+        [tensor.requires_grad_() for tensor in floats],
+    )
+
+
+def test_experts_without_tokens_and_tokens_without_experts_have_zero_gradients():
+    x, w_in, w_out, weights, _ = drawn()
+    experts = torch.full((7, 2), 3)
+    experts[4] = -1
+    grads = backward(torch.ones(7, 6, dtype=torch.float64), x, w_in, w_out, weights, experts)
+    assert grads[4] is None
+    of_x, of_in, of_out, of_weights = (grad for grad in grads[:4] if grad is not None)
+    assert not of_x[4].any()
+    assert not of_weights[4].any()
+    assert not of_in[:3].any()
+    assert not of_out[:3].any()
+    assert of_in[3].all()
+
+
+def test_experts_that_there_are_not_are_refused():
+    *given, experts = drawn()
+    experts[3, 1] = 4
+    text = "moe_mlp: experts holds 4, which is not in [0, E) with E = 4"
+    with pytest.raises(IndexOutOfRangeError, match=re.escape(text)):
+        ops.moe_mlp(*given, experts)
+
+
+def test_experts_are_looked_at_on_request_whatever_the_kernel():
+    from portakernel.calling.value_checks import check_values
+    from portakernel.contracts import contract
+
+    names = ("x", "w_in", "w_out", "weights", "experts")
+    given = dict(zip(names, drawn(), strict=True))
+    given["experts"][3, 1] = 4
+    text = "moe_mlp: experts[3, 1] is 4; it must be in [0, E) with E = 4, or -1 for one that is not here"
+    with pytest.raises(IndexOutOfRangeError, match=re.escape(text)):
+        check_values(contract("moe_mlp"), {**given, "activation": "silu", "halves": "concat"})
