@@ -202,6 +202,14 @@ def _described(x: Tensor, block: tuple[int, int], wanted: bool, *, paired: bool 
     return x, "pointers"
 
 
+def _in_halves(b: Tensor) -> Tensor:
+    """``(E, 2, N/2, K)`` of ``b: (E, N, K)``."""
+    experts, columns, inners = b.shape
+    strides = b.stride()
+    shape = (experts, 2, columns // 2, inners)
+    return b.as_strided(shape, (strides[0], columns // 2 * strides[1], *strides[1:]))
+
+
 def multiply(
     step: str,
     a: Tensor,
@@ -238,7 +246,7 @@ def multiply(
     # Hopper's copy engine gathers no rows
     left, form_a = _described(a, (block_m, block_k), wanted and gather is None)
     if paired:
-        right, form_b = _described(b.unflatten(1, (2, columns)), (block_n // 2, block_k), wanted, paired=True)
+        right, form_b = _described(_in_halves(b), (block_n // 2, block_k), wanted, paired=True)
         right = b if form_b == "pointers" else right
     else:
         right, form_b = _described(b, (block_n, block_k), wanted)
