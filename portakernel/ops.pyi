@@ -587,7 +587,7 @@ def grouped_mm(
             float8_e5m2fnuz, or float64, which the reference alone serves.
         b: (E, N, K), the dtype of a.
         offsets: (E+1,), int32 or int64.
-        bias: (E, N), float32 or float16 or bfloat16; a feature, neutral at None.
+        bias: (E, N), float32 or float16 or bfloat16 or the dtype of a; a feature, neutral at None.
         scale_a: (M, 1) for none, (M, 1) for row, (M, ceil(K/128)) for block, float32; a feature, neutral at None.
         scale_b: (E, N, 1) for none, (E, N, 1) for row, (E, ceil(N/128), ceil(K/128)) for block, float32; a feature,
             neutral at None.
@@ -996,7 +996,7 @@ def moe_mlp(
             alone serves.
         w_in: (E, 2I, H), the dtype of x.
         w_out: (E, H, I), the dtype of x.
-        weights: (T, K), float32 or float16 or bfloat16.
+        weights: (T, K), float32 or float16 or bfloat16 or the dtype of x.
         experts: (T, K), int32 or int64.
         scale_x: (T, 1) for none, (T, 1) for row, (T, ceil(H/128)) for block, float32; a feature, neutral at None.
         scale_in: (E, 2I, 1) for none, (E, 2I, 1) for row, (E, ceil(I/64), ceil(H/128)) for block, float32; a feature,

@@ -113,7 +113,9 @@ CONTRACT = Contract(
         TensorArgument("x", ("T", "H"), Choice("format", {"none": FLOATS, "row": _FLOAT8, "block": _FLOAT8})),
         TensorArgument("w_in", ("E", "2I", "H"), ("x",)),
         TensorArgument("w_out", ("E", "H", "I"), ("x",)),
-        TensorArgument("weights", ("T", "K"), FLOATS),
+        TensorArgument(
+            "weights", ("T", "K"), Choice("format", {"none": (*FLOATS, "x"), "row": FLOATS, "block": FLOATS})
+        ),
         TensorArgument(
             "experts",
             ("T", "K"),

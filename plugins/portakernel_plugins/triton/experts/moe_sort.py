@@ -171,8 +171,8 @@ def _plan(kernel: str, device: torch.device, assignments: int, lanes: int) -> tu
     """
     how = configuration(kernel, device, assignments)
     piece = min(how.elements, max(assignments, 32 * how.warps))
-    chunks = min(how.blocks, cdiv(assignments, piece))
     meta = {"BLOCK": piece, "EXPERTS": lanes, "OVERLAP": False, **how.options}
+    chunks = min(meta.pop("CHUNKS", 1), cdiv(assignments, piece))
     rows = max(1, min(_power(chunks), _ENTRIES // lanes))
     sorting = {"ROWS": rows, "WHOLE": assignments <= chunks * piece, **meta}
     if meta["OVERLAP"] and chunks > 1:
