@@ -63,8 +63,8 @@ def _of_gate(
     for first in range(0, width, BLOCK):
         column = first + lane
         inside = column < width
+        both = 2 * first + tl.arange(0, 2 * BLOCK)
         if IN_TURN:
-            both = 2 * first + tl.arange(0, 2 * BLOCK)
             pairs = tl.load(z + both, mask=both < 2 * width, other=0.0)
             gate, up = tl.split(tl.reshape(pairs, (BLOCK, 2)))
         else:

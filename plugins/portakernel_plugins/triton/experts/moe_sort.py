@@ -105,6 +105,7 @@ def _sort(
 ) -> None:
     chunk, chunks = tl.program_id(0), tl.num_programs(0)
     lane = tl.arange(0, EXPERTS)
+    sizes, keys = tl.zeros((EXPERTS,), tl.int32), tl.zeros((BLOCK,), tl.int32)
     if WHOLE:  # which needs no table
         first_piece = 0 if table is None else chunk * BLOCK
         sizes, keys = _sorted_piece(experts, first_piece, count, num_experts, BLOCK, EXPERTS)

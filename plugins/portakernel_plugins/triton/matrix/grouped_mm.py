@@ -92,10 +92,10 @@ def _forward(
     FLATTEN: tl.constexpr,
     REST: tl.constexpr,  # rows of no expert become zeros
     GATE: tl.constexpr,  # y is the activation of one half of the columns times the other, (R, N/2). None: it is not
-    PAIRED: tl.constexpr,  # the halves lie one behind the other, and not in turn
+    PAIRED: tl.constexpr,  # the halves lie one behind the other
+    IN_TURN: tl.constexpr,  # 2: their columns lie in turn. 1: they do not
 ) -> None:
     WIDTH: tl.constexpr = BLOCK_N if GATE is None else BLOCK_N // 2
-    IN_TURN: tl.constexpr = 2 if GATE is not None and not PAIRED else 1
     begins, ends, heights = tiles_of_pieces(offsets, offsets_stride, experts, rows, LANES, BLOCK_M, REST)
     lane = tl.arange(0, LANES)
     across = tl.cdiv(columns, WIDTH)
@@ -289,6 +289,7 @@ def multiply(
         CODES=codes,
         GATE=gate,
         PAIRED=paired,
+        IN_TURN=1 if gate is None or paired else 2,
         **products,
         **options,
     )
