@@ -587,7 +587,7 @@ def grouped_mm(
             float8_e5m2fnuz, or float64, which the reference alone serves.
         b: (E, N, K), the dtype of a.
         offsets: (E+1,), int32 or int64.
-        bias: (E, N), float32 or float16 or bfloat16; a feature, neutral at None.
+        bias: (E, N), float32 or float16 or bfloat16 or the dtype of a; a feature, neutral at None.
         scale_a: (M, 1) for none, (M, 1) for row, (M, ceil(K/128)) for block, float32; a feature, neutral at None.
         scale_b: (E, N, 1) for none, (E, N, 1) for row, (E, ceil(N/128), ceil(K/128)) for block, float32; a feature,
             neutral at None.
@@ -962,6 +962,10 @@ def moe_mlp(
     *,
     activation: Literal["silu", "gelu", "gelu_tanh"] = "silu",
     halves: Literal["concat", "interleaved"] = "concat",
+    format: Literal["none", "row", "block"] = "none",
+    scale_x: Tensor | None = None,
+    scale_in: Tensor | None = None,
+    scale_out: Tensor | None = None,
     out: Tensor | None = None,
     kernel: str | None = None,
 ) -> Tensor:
@@ -978,18 +982,31 @@ def moe_mlp(
     expert twice. Products are summed in float32, and so are a token's results, in the order of its experts; gated
     rows, and each expert's results, may be rounded to x's dtype once in between. Equal calls give equal bits: no sum
     depends on the order in which anything runs. Gradients go to x, w_in, w_out and weights; an expert without tokens
-    has zeros. Not guaranteed: equal bits from different kernels, or for a token among other tokens; all 24 bits of
-    float32 products where torch.backends.cuda.matmul allows fewer; any result for experts below -1 or from E on
-    (refused with PORTAKERNEL_CHECKS=1).
+    has zeros. format='row' and 'block' are for float8 x, w_in and w_out, with scales that multiply: scale_x: (T, 1),
+    scale_in: (E, 2I, 1) and scale_out: (E, H, 1), or of blocks of 128 scale_x: (T, ceil(H/128)), scale_in: (E,
+    ceil(2I/128), ceil(H/128)) and scale_out: (E, ceil(H/128), ceil(I/128)), as quantize_fp8 gives them for row,
+    block_1x128 and, of each matrix, block_128x128. Gated rows are then quantised too, by row or by 128 numbers of
+    one, y is bfloat16, and there is no gradient of x, w_in and w_out. Scales that a format has not, or lacks, are
+    refused (ArgumentValueError). Not guaranteed: equal bits from different kernels, or for a token among other
+    tokens; all 24 bits of float32 products where torch.backends.cuda.matmul allows fewer; any result for experts
+    below -1 or from E on (refused with PORTAKERNEL_CHECKS=1).
 
     Args:
-        x: (T, H), float32 or float16 or bfloat16, or float64, which the reference alone serves.
+        x: (T, H), float32 or float16 or bfloat16 or float8_e4m3fn or float8_e4m3fnuz, or float64, which the reference
+            alone serves.
         w_in: (E, 2I, H), the dtype of x.
         w_out: (E, H, I), the dtype of x.
-        weights: (T, K), float32 or the dtype of x.
+        weights: (T, K), float32 or float16 or bfloat16 or the dtype of x.
         experts: (T, K), int32 or int64.
+        scale_x: (T, 1) for none, (T, 1) for row, (T, ceil(H/128)) for block, float32; a feature, neutral at None.
+        scale_in: (E, 2I, 1) for none, (E, 2I, 1) for row, (E, ceil(I/64), ceil(H/128)) for block, float32; a feature,
+            neutral at None.
+        scale_out: (E, H, 1) for none, (E, H, 1) for row, (E, ceil(H/128), ceil(I/128)) for block, float32; a feature,
+            neutral at None.
         activation: a value; default 'silu'. what is made of the gate. Accepted: 'silu' or 'gelu' or 'gelu_tanh'.
         halves: a feature, neutral at 'concat'. how w_in's rows are gate and up. Accepted: 'concat' or 'interleaved'.
+        format: a feature, neutral at 'none'. which elements of float8 x, w_in and w_out share a scale. Accepted:
+            'none' or 'row' or 'block'.
         out: where to write; may be no input itself.
         kernel: a kernel or plugin to use strictly: that one, or an error.
 

@@ -30,8 +30,8 @@ class Parameter:
     and manifests have it. A ``permission`` names the argument that backward may write over where the value is True, and
     need not; graphs, which could not know of it, are traced without. Of a ``float``, results are defined from ``least``
     to ``most``, however near to either, and the conformance kit draws from there; an ``int`` is no less than ``least``
-    either, and ``usual`` are values of it that the kit draws. An ``int`` that ``bounds`` a tensor is at least as long as
-    the longest piece that this tensor's ends leave.
+    either, and ``usual`` are values of it that the kit draws. An ``int`` that ``bounds`` a tensor is at least as long
+    as the longest piece that this tensor's ends leave.
     """
 
     name: str

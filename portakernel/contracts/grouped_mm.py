@@ -141,7 +141,14 @@ CONTRACT = Contract(
         TensorArgument("a", ("M", "K"), Choice("format", {"none": FLOATS, "row": FLOAT8, "block": FLOAT8})),
         TensorArgument("b", ("E", "N", "K"), ("a",)),
         TensorArgument("offsets", ("E+1",), ("int32", "int64"), draw=Draw("segments", below="R|M"), rule=Ends("R|M")),
-        TensorArgument("bias", ("E", "N"), FLOATS, optional=True, feature=True, keyword=True),
+        TensorArgument(
+            "bias",
+            ("E", "N"),
+            Choice("format", {"none": (*FLOATS, "a"), "row": FLOATS, "block": FLOATS}),
+            optional=True,
+            feature=True,
+            keyword=True,
+        ),
         _scales("scale_a", ("M", "1"), ("M", "ceil(K/128)")),
         _scales("scale_b", ("E", "N", "1"), ("E", "ceil(N/128)", "ceil(K/128)")),
         TensorArgument(

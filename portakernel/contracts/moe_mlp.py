@@ -5,38 +5,83 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from portakernel.contract import Case, Contract, Cost, Draw, Grid, GridRow, Parameter, Result, TensorArgument, Tolerance
+from portakernel.contract import (
+    Case,
+    Choice,
+    Contract,
+    Cost,
+    Draw,
+    Grid,
+    GridRow,
+    Parameter,
+    Result,
+    TensorArgument,
+    Tolerance,
+)
 from portakernel.contract.production import MIXTURES, Production
 from portakernel.contract.value_rules import Experts
 from portakernel.contracts.scaled_mm import FLOATS
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 HALVES = ("concat", "interleaved")
+FORMATS = ("none", "row", "block")
+_BLOCK = 128
+# Those without infinities: no row of gated numbers may have one, of which nothing could be scaled.
+_FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz")
 
 
 def cost(dims: Mapping[str, int], itemsizes: Mapping[str, int], values: Mapping[str, Any]) -> Cost:
     """Tokens read and written once, and matrices of experts that some token has; a product and a sum for each term."""
-    T, H, I, E, K = (dims[name] for name in "THIEK")
-    moved = 2 * T * H * itemsizes["x"] + min(E, T * K) * 3 * I * H * itemsizes["w_in"]
+    T, H, width, E, K = (dims[name] for name in "THIEK")
+    experts, narrow, wide = min(E, T * K), values["format"] != "none", values["format"] == "block"
+    moved = T * H * (itemsizes["x"] + (2 if narrow else itemsizes["x"])) + experts * 3 * width * H * itemsizes["w_in"]
+    if narrow:
+        across, inner = -(-H // _BLOCK), -(-width // _BLOCK)
+        moved += 4 * T * (across if wide else 1)
+        moved += 4 * experts * ((-(-2 * width // _BLOCK) * across + across * inner) if wide else 2 * width + H)
     moved += T * K * (itemsizes["weights"] + itemsizes["experts"])
-    return Cost(bytes=moved, flops=6 * T * K * I * H)
+    return Cost(bytes=moved, flops=6 * T * K * width * H)
 
 
 def _case(name: str, T: int, H: int, I: int, E: int, K: int, **how: Any) -> Case:  # noqa: E741 - as in the contract
+    narrow = how.get("parameters", {}).get("format", "none") != "none"
+    present = ("scale_x", "scale_in", "scale_out") if narrow else ()
+    how = {"present": present, "backward": not narrow, **how}
     return Case(name, dims={"T": T, "H": H, "I": I, "E": E, "K": K}, **how)
 
 
-def _row(tokens: int, hidden: int, width: int, experts: int, k: int, *, core: bool = False) -> GridRow:
+def _row(
+    tokens: int, hidden: int, width: int, experts: int, k: int, format: str = "none", *, core: bool = False
+) -> GridRow:
     shapes: dict[str, tuple[int, ...]] = {"x": (tokens, hidden), "w_in": (experts, 2 * width, hidden)}
     shapes |= {"w_out": (experts, hidden, width), "weights": (tokens, k), "experts": (tokens, k)}
-    name = f"{tokens} tokens E{experts} k{k} {hidden}×{width}"
-    return GridRow(name, shapes, {}, core, dtypes={"weights": "float32"})
+    if format == "row":
+        shapes |= {"scale_x": (tokens, 1), "scale_in": (experts, 2 * width, 1), "scale_out": (experts, hidden, 1)}
+    if format == "block":
+        across, inner, outer = (-(-size // _BLOCK) for size in (hidden, width, 2 * width))
+        shapes |= {"scale_x": (tokens, across), "scale_in": (experts, outer, across)}
+        shapes |= {"scale_out": (experts, across, inner)}
+    told, values = ("", {}) if format == "none" else (f" {format}", {"format": format})
+    name = f"{tokens} tokens E{experts} k{k} {hidden}×{width}{told}"
+    return GridRow(name, shapes, values, core, dtypes={"weights": "float32"}, trained=format == "none")
 
 
 def _drawn(production: Production) -> GridRow:
     """The experts of a model's layer."""
     _, hidden, width, experts, k = production.one_of(MIXTURES)
     return _row(min(production.tokens(), (1 << 16) // k), hidden, width, experts, k)
+
+
+def _scales(name: str, row: tuple[str, ...], block: tuple[str, ...]) -> TensorArgument:
+    return TensorArgument(
+        name,
+        Choice("format", {"none": row, "row": row, "block": block}),
+        ("float32",),
+        optional=True,
+        feature=True,
+        keyword=True,
+        draw=Draw("scale"),
+    )
 
 
 CONTRACT = Contract(
@@ -47,23 +92,31 @@ CONTRACT = Contract(
         " up the halves of x[t] @ w_in[e].T"
     ),
     notes=(
-        "x: (T, H), a row for each token; w_in: (E, 2I, H) and w_out: (E, H, I), each expert's matrices as linear layers"
-        " keep them; weights and experts: (T, K), as moe_route gives them; y: (T, H). halves says how w_in's rows are"
-        " gate and up: 'concat', I of gate and then I of up; 'interleaved', gate and up in turn. vLLM's"
+        "x: (T, H), a row for each token; w_in: (E, 2I, H) and w_out: (E, H, I), each expert's matrices as linear"
+        " layers keep them; weights and experts: (T, K), as moe_route gives them; y: (T, H). halves says how w_in's"
+        " rows are gate and up: 'concat', I of gate and then I of up; 'interleaved', gate and up in turn. vLLM's"
         " fused_experts(hidden_states, w1, w2, topk_weights, topk_ids) takes the same in the same order. An expert of"
-        " -1 is on another device: it adds nothing, whatever its weight, and a token of none but these is zeros. A row"
-        " may have an expert twice. Products are summed in float32, and so are a token's results, in the order of its"
-        " experts; gated rows, and each expert's results, may be rounded to x's dtype once in between. Equal calls give"
-        " equal bits: no sum depends on the order in which anything runs. Gradients go to x, w_in, w_out and weights;"
-        " an expert without tokens has zeros. Not guaranteed: equal bits from different kernels, or for a token among"
-        " other tokens; all 24 bits of float32 products where torch.backends.cuda.matmul allows fewer; any result for"
-        " experts below -1 or from E on (refused with PORTAKERNEL_CHECKS=1)."
+        " -1 is on another device: it adds nothing, whatever its weight, and a token of none but these is zeros. A"
+        " row may have an expert twice. Products are summed in float32, and so are a token's results, in the order of"
+        " its experts; gated rows, and each expert's results, may be rounded to x's dtype once in between. Equal"
+        " calls give equal bits: no sum depends on the order in which anything runs. Gradients go to x, w_in, w_out"
+        " and weights; an expert without tokens has zeros. format='row' and 'block' are for float8 x, w_in and w_out,"
+        " with scales that multiply: scale_x: (T, 1), scale_in: (E, 2I, 1) and scale_out: (E, H, 1), or of blocks of"
+        " 128 scale_x: (T, ceil(H/128)), scale_in: (E, ceil(2I/128), ceil(H/128)) and scale_out: (E, ceil(H/128),"
+        " ceil(I/128)), as quantize_fp8 gives them for row, block_1x128 and, of each matrix, block_128x128. Gated"
+        " rows are then quantised too, by row or by 128 numbers of one, y is bfloat16, and there is no gradient of x,"
+        " w_in and w_out. Scales that a format has not, or lacks, are refused (ArgumentValueError). Not guaranteed:"
+        " equal bits from different kernels, or for a token among other tokens; all 24 bits of float32 products where"
+        " torch.backends.cuda.matmul allows fewer; any result for experts below -1 or from E on (refused with"
+        " PORTAKERNEL_CHECKS=1)."
     ),
     tensors=(
-        TensorArgument("x", ("T", "H"), FLOATS),
+        TensorArgument("x", ("T", "H"), Choice("format", {"none": FLOATS, "row": _FLOAT8, "block": _FLOAT8})),
         TensorArgument("w_in", ("E", "2I", "H"), ("x",)),
         TensorArgument("w_out", ("E", "H", "I"), ("x",)),
-        TensorArgument("weights", ("T", "K"), ("float32", "x")),
+        TensorArgument(
+            "weights", ("T", "K"), Choice("format", {"none": (*FLOATS, "x"), "row": FLOATS, "block": FLOATS})
+        ),
         TensorArgument(
             "experts",
             ("T", "K"),
@@ -71,14 +124,28 @@ CONTRACT = Contract(
             draw=Draw("experts", below="E", absent=True),
             rule=Experts("E", absent=True),
         ),
+        _scales("scale_x", ("T", "1"), ("T", "ceil(H/128)")),
+        _scales("scale_in", ("E", "2I", "1"), ("E", "ceil(I/64)", "ceil(H/128)")),
+        _scales("scale_out", ("E", "H", "1"), ("E", "ceil(H/128)", "ceil(I/128)")),
     ),
     parameters=(
         Parameter("activation", "silu", kind="text", choices=ACTIVATIONS, summary="what is made of the gate"),
         Parameter(
             "halves", "concat", feature=True, kind="text", choices=HALVES, summary="how w_in's rows are gate and up"
         ),
+        Parameter(
+            "format",
+            "none",
+            feature=True,
+            kind="text",
+            choices=FORMATS,
+            summary="which elements of float8 x, w_in and w_out share a scale",
+        ),
     ),
-    outputs=(Result("y", ("T", "H"), like="x"),),
+    outputs=(
+        Result("y", ("T", "H"), like="x", dtype=Choice("format", {"none": "", "row": "bfloat16", "block": "bfloat16"})),
+    ),
+    kept=("x", "w_in", "w_out", "weights", "experts"),
     requirements=("E > 0", "T * K <= 1073741824"),
     gradient="kernel",
     autocast="cast",
@@ -141,6 +208,38 @@ CONTRACT = Contract(
         _case("tiny magnitudes", 7, 40, 24, 3, 2, values="tiny", backward=False),
         _case("NaN, infinities, signed zeros", 13, 40, 24, 4, 2, values="special", backward=False),
         _case("zeros", 7, 40, 24, 3, 2, values="zeros"),
+        _case("float8 rows", 13, 128, 48, 4, 2, parameters={"format": "row"}),
+        _case(
+            "float8 rows of odd sizes, interleaved, gelu",
+            7,
+            65,
+            29,
+            3,
+            2,
+            parameters={"format": "row", "halves": "interleaved", "activation": "gelu"},
+        ),
+        _case("float8 blocks", 13, 256, 160, 3, 2, parameters={"format": "block"}),
+        _case("float8 blocks, interleaved", 9, 200, 136, 3, 2, parameters={"format": "block", "halves": "interleaved"}),
+        _case(
+            "float8, some experts are elsewhere",
+            3,
+            64,
+            32,
+            4,
+            2,
+            parameters={"format": "row"},
+            given={"experts": (0, -1, -1, -1, 3, 0)},
+        ),
+        _case(
+            "float8, scales apart",
+            7,
+            64,
+            48,
+            3,
+            2,
+            parameters={"format": "row"},
+            layouts={"scale_x": "sliced", "scale_in": "stepped", "w_in": "transposed", "scale_out": "stepped"},
+        ),
     ),
     tolerance=Tolerance(rule="plain", flushed="all"),
     grid=Grid(
@@ -152,6 +251,9 @@ CONTRACT = Contract(
             _row(4096, 4096, 14336, 8, 2),
             _row(16, 4096, 14336, 8, 2),
             _row(1024, 7168, 2048, 32, 8),
+            _row(4096, 2048, 768, 128, 8, "row"),
+            _row(4096, 2048, 768, 128, 8, "block"),
+            _row(1024, 7168, 2048, 32, 8, "block"),
         ),
         _row(4, 64, 32, 4, 2),
         _drawn,

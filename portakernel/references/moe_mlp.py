@@ -8,26 +8,84 @@ gradient of y for a token of expert e:
     grad_up      = w * (g @ w_out[e]) * activation(gate)
     grad_w_in[e] = sum of grad_z.T @ x          grad_x = sum of grad_z @ w_in[e]
 
-Finding the tokens of an expert waits for the device.
+float8 arguments stand for themselves times their scales; gated rows are quantised by ``plain`` alone. Finding the
+tokens of an expert waits for the device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from portakernel.errors import ArgumentValueError
+from portakernel.references import quantize_fp8
 from portakernel.references.activations import ACTIVATIONS
+from portakernel.references.scale_formats import spread
 from portakernel.tensors.index_values import check_indices
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 Halves = Literal["concat", "interleaved"]
+Format = Literal["none", "row", "block"]
+# How rows, and matrices, are quantised.
+_SHARED = {"row": ("row", "row"), "block": ("block_1x128", "block_128x128")}
+
+
+def check_scales(format: Format, **scales: Tensor | None) -> None:
+    """Nothing, when there are scales where the format has them.
+
+    Raises:
+        ArgumentValueError: one is missing, or there is one too many.
+    """
+    for name, scale in scales.items():
+        if (scale is None) != (format == "none"):
+            needed = "it must be given" if scale is None else "it must be left out"
+            found = "None" if scale is None else "a tensor"
+            raise ArgumentValueError(f"moe_mlp: {name} is {found} with format={format!r}; {needed}")
 
 
 def _wide(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype is torch.float64 else tensor.float()
+
+
+def _decoded(q: Tensor, scale: Tensor | None, shared: str, dtype: torch.dtype) -> Tensor:
+    """``q`` times its ``scale``, in ``dtype``."""
+    x = q.float().to(dtype) if q.dtype.itemsize == 1 else q.to(dtype)
+    return x if scale is None else x * spread(scale.to(dtype), shared, q.shape)
+
+
+@dataclass(frozen=True)
+class _Layers:
+    """The arguments of a call, decoded in ``dtype`` as far as they are asked for."""
+
+    x: Tensor
+    w_in: Tensor
+    w_out: Tensor
+    scale_x: Tensor | None
+    scale_in: Tensor | None
+    scale_out: Tensor | None
+    format: Format
+    dtype: torch.dtype
+
+    def rows(self, tokens: Tensor) -> Tensor:
+        """The rows of some tokens."""
+        x = self.x.view(torch.uint8)[tokens].view(self.x.dtype) if self.x.dtype.itemsize == 1 else self.x[tokens]
+        scale = None if self.scale_x is None else self.scale_x[tokens]
+        return _decoded(x, scale, _SHARED.get(self.format, ("", ""))[0], self.dtype)
+
+    def first(self, e: int) -> Tensor:
+        """An expert's ``w_in``."""
+        return self._matrix(self.w_in, self.scale_in, e)
+
+    def second(self, e: int) -> Tensor:
+        """An expert's ``w_out``."""
+        return self._matrix(self.w_out, self.scale_out, e)
+
+    def _matrix(self, w: Tensor, scale: Tensor | None, e: int) -> Tensor:
+        return _decoded(w[e], None if scale is None else scale[e], _SHARED.get(self.format, ("", ""))[1], self.dtype)
 
 
 def _split(z: Tensor, halves: Halves) -> tuple[Tensor, Tensor]:
@@ -50,7 +108,8 @@ def _assigned(experts: Tensor, count: int) -> Iterator[tuple[int, Tensor]]:
     if flat.device.type == "cpu":
         here = flat[flat != -1]
         check_indices("moe_mlp", "experts", here, count, "E")
-    for e in flat.unique().tolist():
+    found: list[int] = torch.unique(flat).tolist()
+    for e in found:
         if 0 <= e < count:
             yield e, (flat == e).nonzero().flatten()
 
@@ -70,6 +129,16 @@ def _here(weights: Tensor, experts: Tensor) -> Tensor:
     return weights.masked_fill(experts < 0, 0)
 
 
+def _results(layers: _Layers, weights: Tensor, experts: Tensor, activation: Activation, halves: Halves) -> Tensor:
+    """``y``, in the dtype in which ``layers`` are decoded."""
+    value, choices = ACTIVATIONS[activation].value, experts.shape[1]
+    results = torch.zeros((experts.numel(), layers.x.shape[1]), dtype=layers.dtype, device=layers.x.device)
+    for e, places in _assigned(experts, layers.w_in.shape[0]):
+        gate, up = _split(layers.rows(places // choices) @ layers.first(e).T, halves)
+        results[places] = (value(gate) * up) @ layers.second(e).T
+    return _added(results, experts.shape, _here(weights.to(layers.dtype), experts))
+
+
 def forward(
     x: Tensor,
     w_in: Tensor,
@@ -77,21 +146,25 @@ def forward(
     weights: Tensor,
     experts: Tensor,
     *,
+    scale_x: Tensor | None = None,
+    scale_in: Tensor | None = None,
+    scale_out: Tensor | None = None,
     activation: Activation = "silu",
     halves: Halves = "concat",
+    format: Format = "none",
     out: Tensor | None = None,
 ) -> Tensor:
     """``y: (T, H)``, rounded once.
 
     Raises:
+        ArgumentValueError: scales are not given as ``format`` says.
         IndexOutOfRangeError: there is no such expert (on the CPU).
     """
-    value, choices = ACTIVATIONS[activation].value, experts.shape[1]
-    results = _wide(x).new_zeros((experts.numel(), x.shape[1]))
-    for e, places in _assigned(experts, w_in.shape[0]):
-        gate, up = _split(_wide(x[places // choices]) @ _wide(w_in[e]).T, halves)
-        results[places] = (value(gate) * up) @ _wide(w_out[e]).T
-    y = _added(results, experts.shape, _here(_wide(weights), experts)).to(x.dtype)
+    check_scales(format, scale_x=scale_x, scale_in=scale_in, scale_out=scale_out)
+    dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
+    layers = _Layers(x, w_in, w_out, scale_x, scale_in, scale_out, format, dtype)
+    y = _results(layers, weights, experts, activation, halves)
+    y = y.to(x.dtype if format == "none" else torch.bfloat16)
     return y if out is None else out.copy_(y)
 
 
@@ -105,9 +178,16 @@ def backward(
     *,
     activation: Activation = "silu",
     halves: Halves = "concat",
-    needs: tuple[bool, ...] = (True, True, True, True, False),
+    format: Format = "none",
+    needs: tuple[bool, ...] = (True, True, True, True, False, False, False, False),
 ) -> tuple[Tensor | None, ...]:
-    """Gradients for ``x``, ``w_in``, ``w_out`` and ``weights`` from that of ``y``, each rounded once."""
+    """Gradients for ``x``, ``w_in``, ``w_out`` and ``weights`` from that of ``y``, each rounded once.
+
+    Raises:
+        ArgumentValueError: ``format`` is another than "none".
+    """
+    if format != "none":
+        raise ArgumentValueError(f"moe_mlp: format is {format!r}; gradients are those of format='none'")
     function, choices = ACTIVATIONS[activation], experts.shape[1]
     grad_rows = _wide(x).new_zeros((experts.numel(), x.shape[1])) if needs[0] else None
     grad_in = w_in.new_zeros(w_in.shape) if needs[1] else None
@@ -129,7 +209,8 @@ def backward(
         if grad_weights is not None:
             grad_weights[places] = (h * u).sum(1).to(weights.dtype)
     grad_x = None if grad_rows is None else _added(grad_rows, experts.shape).to(x.dtype)
-    return grad_x, grad_in, grad_out, None if grad_weights is None else grad_weights.reshape(experts.shape), None
+    of_weights = None if grad_weights is None else grad_weights.reshape(experts.shape)
+    return grad_x, grad_in, grad_out, of_weights, None, None, None, None
 
 
 def plain(
@@ -139,22 +220,56 @@ def plain(
     weights: Tensor,
     experts: Tensor,
     *,
+    scale_x: Tensor | None = None,
+    scale_in: Tensor | None = None,
+    scale_out: Tensor | None = None,
     activation: Activation = "silu",
     halves: Halves = "concat",
+    format: Format = "none",
 ) -> Tensor:
-    """Two linear layers for each expert, the gate between them and the weighted sum, each in the inputs' own dtype."""
+    """Two linear layers for each expert, the gate between them and the weighted sum, each in the inputs' own dtype.
+
+    float8 layers are decoded to bfloat16; what is gated is quantised as they are.
+    """
     linear, choices = torch.nn.functional.linear, experts.shape[1]
-    # what no expert has has gradients too
-    nothing = 0 * (x[:0].sum() + w_in[:0].sum() + w_out[:0].sum() + weights[:0].sum().to(x.dtype))
-    results, found = [x.new_zeros((0, x.shape[1])) + nothing], [experts.new_zeros(0, dtype=torch.int64)]
+    dtype = x.dtype if format == "none" else torch.bfloat16
+    layers = _Layers(x, w_in, w_out, scale_x, scale_in, scale_out, format, dtype)
+    rows = torch.zeros((experts.numel(), x.shape[1]), dtype=dtype, device=x.device)
+    results, found = [rows[:0]], [experts.new_zeros(0, dtype=torch.int64)]
     for e, places in _assigned(experts, w_in.shape[0]):
-        gate, up = _split(linear(x[places // choices], w_in[e]), halves)
-        activated = {
-            "silu": torch.nn.functional.silu,
-            "gelu": torch.nn.functional.gelu,
-            "gelu_tanh": lambda z: torch.nn.functional.gelu(z, approximate="tanh"),
-        }[activation](gate)
-        results.append(linear(activated * up, w_out[e]))
+        gate, up = _split(linear(layers.rows(places // choices), layers.first(e)), halves)
+        if activation == "silu":
+            h = torch.nn.functional.silu(gate) * up
+        else:
+            h = torch.nn.functional.gelu(gate, approximate="tanh" if activation == "gelu_tanh" else "none") * up
+        if format != "none" and h.numel():
+            by = _SHARED[format][0]
+            q, scale = quantize_fp8.forward(h, granularity=by, dtype=str(x.dtype).removeprefix("torch."))
+            h = _decoded(q, scale, by, dtype)
+        results.append(linear(h, layers.second(e)))
         found.append(places)
-    rows = x.new_zeros((experts.numel(), x.shape[1])).index_copy(0, torch.cat(found), torch.cat(results))
-    return _added(rows, experts.shape, _here(weights, experts).to(x.dtype)) + nothing
+    rows = rows.index_copy(0, torch.cat(found), torch.cat(results))
+    y = _added(rows, experts.shape, _here(weights, experts).to(dtype))
+    if format == "none":  # what no expert has has gradients too
+        y = y + 0 * (x[:0].sum() + w_in[:0].sum() + w_out[:0].sum() + weights[:0].sum().to(dtype))
+    return y
+
+
+def truth(
+    x: Tensor,
+    w_in: Tensor,
+    w_out: Tensor,
+    weights: Tensor,
+    experts: Tensor,
+    *,
+    scale_x: Tensor | None = None,
+    scale_in: Tensor | None = None,
+    scale_out: Tensor | None = None,
+    activation: Activation = "silu",
+    halves: Halves = "concat",
+    format: Format = "none",
+) -> tuple[Tensor]:
+    """``y`` in float64, of gated rows that are not quantised."""
+    check_scales(format, scale_x=scale_x, scale_in=scale_in, scale_out=scale_out)
+    layers = _Layers(x, w_in, w_out, scale_x, scale_in, scale_out, format, torch.float64)
+    return (_results(layers, weights, experts, activation, halves),)

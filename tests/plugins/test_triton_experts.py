@@ -93,7 +93,7 @@ def test_assignments_of_every_number_stand_in_their_order(tokens, block):
 
 def sorted_in(monkeypatch: pytest.MonkeyPatch, piece: int, chunks: int) -> None:
     """From now on up to so many programs sort ``piece`` assignments at once."""
-    how = Configuration(1, 1, 1, piece, 1, chunks, {"num_warps": 1})
+    how = Configuration(1, 1, 1, piece, 1, options={"num_warps": 1, "CHUNKS": chunks})
     monkeypatch.setattr(sorting, "configuration", lambda *_: how)
     monkeypatch.setattr(sorting, "_plan", sorting._plan.__wrapped__)
 

@@ -109,3 +109,24 @@ def test_what_nobody_routed_is_looked_at_by_nobody():
     found = op.moe_mlp(x, w_in, w_out, weights, experts, **SILU)
     assert not found[4].any()
     assert torch.equal(found, want)
+
+
+@pytest.mark.parametrize("format", ["row", "block"])
+@pytest.mark.parametrize("halves", ["concat", "interleaved"])
+@pytest.mark.parametrize("swap", [False, True])
+def test_float8_with_its_scales(monkeypatch, format, halves, swap):
+    launched_with(monkeypatch, SWAP=swap, DESCRIPTORS=True, BLOCK_K=128)
+    x, w_in, w_out, weights, experts = drawn(176, hidden=144)  # blocks that gate and up share, and tiles of two blocks
+    source = torch.Generator().manual_seed(3)
+    sizes = ((19, 1), (5, 352, 1), (5, 144, 1)) if format == "row" else ((19, 2), (5, 3, 2), (5, 2, 2))
+    scales = [torch.rand(size, generator=source) + 0.5 for size in sizes]
+    narrow = [tensor.to(torch.float8_e4m3fn) for tensor in (x, w_in, w_out)]
+    given = dict(zip(("scale_x", "scale_in", "scale_out"), scales, strict=True))
+    values: dict[str, Any] = {**given, "activation": "silu", "halves": halves, "format": format}
+    found = op.moe_mlp(*narrow, weights, experts, **values)
+    (want,) = reference.truth(*narrow, weights, experts, **values)
+    off = (found.double() - want).norm() / want.norm()
+    plain = reference.plain(*narrow, weights, experts, **values)
+    assert found.dtype is torch.bfloat16
+    assert off < 1.5 * (plain.double() - want).norm() / want.norm()
+    assert not found[4].any()

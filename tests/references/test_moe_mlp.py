@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +11,8 @@ from torch import Tensor
 from torch.nn.functional import gelu, silu
 
 from portakernel import ops
-from portakernel.errors import IndexOutOfRangeError
-from portakernel.references.moe_mlp import backward
+from portakernel.errors import ArgumentValueError, IndexOutOfRangeError
+from portakernel.references.moe_mlp import backward, plain
 
 
 def drawn(tokens: int = 7, experts: int = 4, choices: int = 2) -> tuple[Tensor, ...]:
@@ -21,7 +22,8 @@ def drawn(tokens: int = 7, experts: int = 4, choices: int = 2) -> tuple[Tensor, 
         return torch.randn(shape, dtype=torch.float64, generator=source)
 
     picked = torch.rand(tokens, experts, generator=source).argsort(-1)[:, :choices]
-    return numbers(tokens, 6), numbers(experts, 10, 6), numbers(experts, 6, 5), numbers(tokens, choices), picked
+    weights = numbers(tokens, choices).float()
+    return numbers(tokens, 6), numbers(experts, 10, 6), numbers(experts, 6, 5), weights, picked
 
 
 def test_each_token_is_the_weighted_sum_of_its_experts_layers():
@@ -31,7 +33,7 @@ def test_each_token_is_the_weighted_sum_of_its_experts_layers():
         want = torch.zeros(6, dtype=torch.float64)
         for weight, expert in zip(weights[token], experts[token].tolist(), strict=True):
             gate, up = (w_in[expert] @ x[token]).chunk(2)
-            want += weight * (w_out[expert] @ (silu(gate) * up))
+            want += weight.double() * (w_out[expert] @ (silu(gate) * up))
         torch.testing.assert_close(y[token], want)
 
 
@@ -46,7 +48,7 @@ def test_interleaved_halves_are_those_of_rows_in_turn(activation):
 
 def test_gelu_is_the_exact_one_and_tanhs_the_other():
     x, w_in, w_out, _, _ = drawn(experts=1, choices=1)
-    weights, experts = torch.ones(7, 1, dtype=torch.float64), torch.zeros(7, 1, dtype=torch.int32)
+    weights, experts = torch.ones(7, 1), torch.zeros(7, 1, dtype=torch.int32)
     gate, up = (x @ w_in[0].T).chunk(2, -1)
     for activation, form in (("gelu", "none"), ("gelu_tanh", "tanh")):
         want = (gelu(gate, approximate=form) * up) @ w_out[0].T
@@ -70,12 +72,17 @@ def test_experts_that_are_elsewhere_add_nothing_and_shares_of_experts_add_up():
 @pytest.mark.parametrize("halves", ["concat", "interleaved"])
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
 def test_gradients_are_those_of_the_formula(halves, activation):
-    *floats, experts = drawn()
+    *layers, weights, experts = drawn()
     experts[2, 1] = -1
+    values: dict[str, Any] = {"activation": activation, "halves": halves}
     assert torch.autograd.gradcheck(
-        lambda *given: ops.moe_mlp(*given, experts, activation=activation, halves=halves),
-        [tensor.requires_grad_() for tensor in floats],
+        lambda *given: ops.moe_mlp(*given, weights, experts, **values), [tensor.requires_grad_() for tensor in layers]
     )
+    layers, wide = [tensor.detach() for tensor in layers], weights.double().requires_grad_()
+    grad = torch.randn(7, 6, dtype=torch.float64)
+    (want,) = torch.autograd.grad(plain(*layers, wide, experts, **values), wide, grad)
+    found = backward(grad, *layers, wide.detach(), experts, **values)[3]
+    torch.testing.assert_close(found, want)
 
 
 def test_experts_without_tokens_and_tokens_without_experts_have_zero_gradients():
@@ -105,8 +112,40 @@ def test_experts_are_looked_at_on_request_whatever_the_kernel():
     from portakernel.contracts import contract
 
     names = ("x", "w_in", "w_out", "weights", "experts")
-    given = dict(zip(names, drawn(), strict=True))
+    given: dict[str, Any] = dict(zip(names, drawn(), strict=True))
+    given |= dict.fromkeys(("scale_x", "scale_in", "scale_out"))
     given["experts"][3, 1] = 4
     text = "moe_mlp: experts[3, 1] is 4; it must be in [0, E) with E = 4, or -1 for one that is not here"
     with pytest.raises(IndexOutOfRangeError, match=re.escape(text)):
-        check_values(contract("moe_mlp"), {**given, "activation": "silu", "halves": "concat"})
+        check_values(contract("moe_mlp"), {**given, "activation": "silu", "halves": "concat", "format": "none"})
+
+
+@pytest.mark.parametrize("format", ["row", "block"])
+def test_float8_is_the_layers_of_what_it_stands_for(format):
+    x, w_in, w_out, weights, experts = (tensor.float() for tensor in drawn())
+    experts = experts.int()
+    by = ("row", "row") if format == "row" else ("block_1x128", "block_128x128")
+    q, scale_x = ops.quantize_fp8(x, granularity=by[0])
+    given: dict[str, Any] = {"scale_x": scale_x, "format": format}
+    narrow, wide = [q], [ops.dequantize(q, scale_x, format=by[0], dtype="float32")]
+    for name, matrices in (("scale_in", w_in), ("scale_out", w_out)):
+        pairs = [ops.quantize_fp8(matrix, granularity=by[1]) for matrix in matrices]
+        given[name] = torch.stack([scale for _, scale in pairs])
+        narrow.append(torch.stack([one.view(torch.uint8) for one, _ in pairs]).view(q.dtype))
+        wide.append(torch.stack([ops.dequantize(*pair, format=by[1], dtype="float32") for pair in pairs]))
+    y = ops.moe_mlp(*narrow, weights, experts, **given)
+    assert y.dtype is torch.bfloat16
+    torch.testing.assert_close(y.float(), ops.moe_mlp(*wide, weights, experts), atol=0.02, rtol=0.01)
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"scale_in": torch.ones(4, 10, 1)}, "scale_in is a tensor with format='none'; it must be left out"),
+        ({"scale_out": torch.ones(4, 6, 1)}, "scale_out is a tensor with format='none'; it must be left out"),
+    ],
+)
+def test_scales_that_a_format_has_not_are_refused(values, text):
+    x, w_in, w_out, weights, experts = drawn()
+    with pytest.raises(ArgumentValueError, match=re.escape(f"moe_mlp: {text}")):
+        ops.moe_mlp(x.float(), w_in.float(), w_out.float(), weights, experts, **values)

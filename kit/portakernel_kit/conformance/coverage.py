@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from portakernel.claims.capability import Capability
 from portakernel.claims.request import format_values
 from portakernel.contract import Case, Contract, Parameter, TensorArgument
-from portakernel_kit.conformance.claims import accepted, dtype_combinations
+from portakernel_kit.conformance.claims import DTypes, accepted, dtype_combinations
 from portakernel_kit.conformance.inputs import is_present
 
 # a case, and the dtypes that it ran in
@@ -33,7 +33,8 @@ def uncovered(
     if problems:
         return problems
     covered = {pair for _, dtypes in executed for pair in dtypes}
-    claimed = {(n, d) for v in variants for c in dtype_combinations(contract, v) for n, d in c.items()}
+    combined = (c for v in variants for c in dtype_combinations(contract, v) if not _of_several_values(contract, c))
+    claimed = {pair for c in combined for pair in c.items()}
     possible = {(name, dtype) for name in contract.typed for dtype in contract.possible_dtypes(name)}
     for name, dtype in sorted(claimed - covered):
         refused = (name, dtype) not in possible
@@ -48,6 +49,13 @@ def uncovered(
     if any(variant.has_backward for variant in variants) and not backward:
         problems.append("claims a backward, and no case runs it")
     return problems
+
+
+def _of_several_values(contract: Contract, dtypes: DTypes) -> bool:
+    """Whether these dtypes are claimed of what no one call has: each with other values of what dtypes depend on."""
+    if not contract.choosers or any(d not in contract.possible_dtypes(name) for name, d in dtypes.items()):
+        return False
+    return not any(accepted(contract, case, dtypes) for case in contract.cases)
 
 
 def shared_by_rows(contract: Contract, case: Case) -> list[str]:

@@ -18,6 +18,7 @@ from portakernel.tensors.serving_draws import (
     draw_slots,
     poisoned,
     reached,
+    routed_experts,
 )
 from portakernel_kit.conformance.inputs import draw_inputs, generator
 
@@ -83,6 +84,14 @@ def test_a_row_s_experts_are_different_and_some_have_no_row(picked, experts):
     assert (set(range(experts)) - set(drawn.flatten().tolist()) != set()) == (
         experts - experts // 4 >= picked < experts
     )
+
+
+def test_an_even_router_picks_every_expert_as_often_and_none_twice_in_a_row():
+    drawn = routed_experts((400, 3), 8, generator(2))
+    assert all(len(set(row)) == 3 for row in drawn.tolist())
+    counts = drawn.flatten().bincount(minlength=8)
+    assert counts.min() > 100
+    assert counts.max() < 200
 
 
 def test_what_cannot_be_drawn_says_why():

@@ -5,24 +5,32 @@
     results = h @ w_out[e].T           both a row for each assignment, in the order of experts
     y[t] = sum over j of weights[t, j] * results[inverse[t, j]]
 
-Each token's results are added in the order of its experts, by whoever has the token: nothing is added atomically, and
-equal calls give equal bits. What is launched depends on sizes alone: a captured graph takes other routing.
+Of float8, h is quantised as x is, in a launch of its own. Each token's results are added in the order of its experts,
+by whoever has the token: nothing is added atomically, and equal calls give equal bits. What is launched depends on
+sizes alone: a captured graph takes other routing.
 """
 # pyright: reportGeneralTypeIssues=false
 # Python's types do not see that Triton iterates over its ranges.
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from portakernel.authoring import ArgumentValueError
 from portakernel.authoring.tensors import delivered
 from portakernel.authoring.triton import cdiv, grid_of, launch, program_index
 from portakernel_plugins.triton.experts.moe_sort import moe_sort
 from portakernel_plugins.triton.launching.configurations import configuration
 from portakernel_plugins.triton.matrix.grouped_mm import multiply
+from portakernel_plugins.triton.quantize.quantize_fp8 import quantize_fp8
 
+# How gated rows are quantised.
+_GRANULARITIES = {"row": "row", "block": "block_1x128"}
 # As many of a token's results are read at once.
 _READ = 8
 
@@ -88,6 +96,19 @@ def sums_of_tokens(results: Tensor, inverse: Tensor, weights: Tensor | None, y: 
     )
 
 
+def check_scales(format: str, **scales: Tensor | None) -> None:
+    """Nothing, when there are scales where the format has them.
+
+    Raises:
+        ArgumentValueError: one is missing, or there is one too many.
+    """
+    for name, scale in scales.items():
+        if (scale is None) != (format == "none"):
+            needed = "it must be given" if scale is None else "it must be left out"
+            found = "None" if scale is None else "a tensor"
+            raise ArgumentValueError(f"moe_mlp: {name} is {found} with format={format!r}; {needed}")
+
+
 def moe_mlp(
     x: Tensor,
     w_in: Tensor,
@@ -95,23 +116,44 @@ def moe_mlp(
     weights: Tensor,
     experts: Tensor,
     *,
+    scale_x: Tensor | None = None,
+    scale_in: Tensor | None = None,
+    scale_out: Tensor | None = None,
     activation: str,
     halves: str = "concat",
+    format: str = "none",
     out: Tensor | None = None,
 ) -> Tensor:
-    """``y: (T, H)``, of x's dtype.
+    """``y: (T, H)``, of x's dtype, or bfloat16 where that is float8.
 
-    ``x``: ``(T, H)``, ``w_in``: ``(E, 2I, H)``, ``w_out``: ``(E, H, I)``; float32, float16 or bfloat16. ``weights``:
-    ``(T, K)``, of that dtype or float32; ``experts``: ``(T, K)``, int32 or int64. All of any strides, ``out`` too.
+    ``x``: ``(T, H)``, ``w_in``: ``(E, 2I, H)``, ``w_out``: ``(E, H, I)``; float32, float16 or bfloat16, or float8 with
+    scales. ``weights``: ``(T, K)``, float32, float16 or bfloat16; ``experts``: ``(T, K)``, int32 or int64. All of any
+    strides, ``out`` too.
+
+    Raises:
+        ArgumentValueError: scales are not given as ``format`` says.
     """
+    check_scales(format, scale_x=scale_x, scale_in=scale_in, scale_out=scale_out)
     (tokens, hidden), (count, _, width) = x.shape, w_out.shape
+    dtype = x.dtype if format == "none" else torch.bfloat16
     whole = out if out is not None and out.is_contiguous() else None
-    y = x.new_empty((tokens, hidden)) if whole is None else whole
+    y = x.new_empty((tokens, hidden), dtype=dtype) if whole is None else whole
     assignments = experts.numel()
     order, offsets, inverse = moe_sort(experts, num_experts=count, capacity=assignments)
-    h = x.new_empty((assignments, width))
-    multiply("gated", x, w_in, offsets, h, gather=order, shared=experts.shape[1], gate=activation, halves=halves)
-    results = x.new_empty((assignments, hidden))
-    multiply("forward", h, w_out, offsets, results)
+    h = x.new_empty((assignments, width), dtype=dtype)
+    how: dict[str, Any] = {
+        "gather": order,
+        "shared": experts.shape[1],
+        "gate": activation,
+        "halves": halves,
+        "format": format,
+    }
+    multiply("gated", x, w_in, offsets, h, scale_a=scale_x, scale_b=scale_in, **how)
+    scale_h = None
+    if format != "none":
+        told = str(x.dtype).removeprefix("torch.")
+        h, scale_h = quantize_fp8(h, granularity=_GRANULARITIES[format], dtype=told)
+    results = x.new_empty((assignments, hidden), dtype=dtype)
+    multiply("forward", h, w_out, offsets, results, scale_a=scale_h, scale_b=scale_out, format=format)
     sums_of_tokens(results, inverse, weights, y)
     return delivered(y, out)

@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from portakernel.authoring import ArgumentValueError
 from portakernel.authoring.triton import grid_of, launch, program_index
 from portakernel_plugins.triton.experts.moe_mlp import sums_of_tokens
 from portakernel_plugins.triton.experts.moe_sort import moe_sort
@@ -62,8 +63,8 @@ def _of_gate(
     for first in range(0, width, BLOCK):
         column = first + lane
         inside = column < width
+        both = 2 * first + tl.arange(0, 2 * BLOCK)
         if IN_TURN:
-            both = 2 * first + tl.arange(0, 2 * BLOCK)
             pairs = tl.load(z + both, mask=both < 2 * width, other=0.0)
             gate, up = tl.split(tl.reshape(pairs, (BLOCK, 2)))
         else:
@@ -94,9 +95,16 @@ def backward(
     *,
     activation: str,
     halves: str = "concat",
-    needs: tuple[bool, ...] = (True, True, True, True, False),
+    format: str = "none",
+    needs: tuple[bool, ...] = (True, True, True, True, False, False, False, False),
 ) -> tuple[Tensor | None, ...]:
-    """The gradients for ``x``, ``w_in``, ``w_out`` and ``weights`` that ``needs`` asks for; all of any strides."""
+    """The gradients for ``x``, ``w_in``, ``w_out`` and ``weights`` that ``needs`` asks for; all of any strides.
+
+    Raises:
+        ArgumentValueError: ``format`` is another than "none".
+    """
+    if format != "none":
+        raise ArgumentValueError(f"moe_mlp: format is {format!r}; gradients are those of format='none'")
     (count, hidden, width), (_, choices) = w_out.shape, experts.shape
     assignments = experts.numel()
     order, offsets, inverse = moe_sort(experts, num_experts=count, capacity=assignments)
@@ -136,4 +144,4 @@ def backward(
     if needs[2]:
         grad_out = w_out.new_empty(w_out.shape)
         gradient_of_matrices(grad_out, grad_y, u, offsets, assignments, of_grad=order, shared=choices)
-    return grad_x, grad_in, grad_out, grad_weights if needs[3] else None, None
+    return grad_x, grad_in, grad_out, grad_weights if needs[3] else None, None, None, None, None

@@ -46,18 +46,17 @@ def _number(ordered):
 
 
 @triton.jit
-def _best(ordered):
-    """The largest of each row along the last axis, and where the first one of it is.
+def _best(ordered, AXIS: tl.constexpr):
+    """The largest of each row along ``AXIS``, the last one, and where the first one of it is.
 
     Two reductions of one number each: NVIDIA's warps have an instruction for those, and none for pairs.
     """
-    axis: tl.constexpr = len(ordered.shape) - 1
-    best = tl.max(ordered, axis=axis)
-    lane = tl.arange(0, ordered.shape[axis])
-    for _ in tl.static_range(axis):
+    best = tl.max(ordered, axis=AXIS)
+    lane = tl.arange(0, ordered.shape[AXIS])
+    for _ in tl.static_range(AXIS):
         lane = tl.expand_dims(lane, 0)
-    is_best = ordered == tl.expand_dims(best, axis)
-    return best, tl.min(tl.where(is_best, lane, ordered.shape[axis]), axis=axis)
+    is_best = ordered == tl.expand_dims(best, AXIS)
+    return best, tl.min(tl.where(is_best, lane, ordered.shape[AXIS]), axis=AXIS)
 
 
 @triton.jit
@@ -79,7 +78,7 @@ def _in_kept_groups(
     """``ordered``, ``OUT`` but in the best groups of each row."""
     members = tl.reshape(ordered, (ROWS, GROUP_LANES, MEMBER_LANES))
     if BIASED:
-        first, at = _best(members)
+        first, at = _best(members, 2)
         is_first = tl.arange(0, MEMBER_LANES)[None, None, :] == at[:, :, None]
         second = tl.max(tl.where(is_first, OUT, members), axis=2)
         groups = _ordered(_number(first) + tl.where(second == OUT, 0.0, _number(second)))
@@ -89,7 +88,7 @@ def _in_kept_groups(
     groups = tl.where(lane < GROUPS, groups, OUT)
     kept = tl.zeros((ROWS, GROUP_LANES), tl.int32)
     for _ in range(KEPT):
-        _, place = _best(groups)
+        _, place = _best(groups, 1)
         here = lane == place[:, None]
         kept = tl.where(here, 1, kept)
         groups = tl.where(here, OUT, groups)
@@ -172,7 +171,7 @@ def _forward(
     chosen = tl.full((ROWS, CHOICES), float("-inf"), tl.float32)
     places = tl.zeros((ROWS, CHOICES), tl.int32)
     for j in range(K):
-        best, place = _best(ordered)
+        best, place = _best(ordered, 1)
         ordered = tl.where(lane[None, :] == place[:, None], OUT, ordered)
         if not BIASED:
             chosen = tl.where(choice == j, _number(best)[:, None], chosen)

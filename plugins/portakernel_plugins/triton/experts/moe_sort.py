@@ -105,6 +105,7 @@ def _sort(
 ) -> None:
     chunk, chunks = tl.program_id(0), tl.num_programs(0)
     lane = tl.arange(0, EXPERTS)
+    sizes, keys = tl.zeros((EXPERTS,), tl.int32), tl.zeros((BLOCK,), tl.int32)
     if WHOLE:  # which needs no table
         first_piece = 0 if table is None else chunk * BLOCK
         sizes, keys = _sorted_piece(experts, first_piece, count, num_experts, BLOCK, EXPERTS)
@@ -171,8 +172,8 @@ def _plan(kernel: str, device: torch.device, assignments: int, lanes: int) -> tu
     """
     how = configuration(kernel, device, assignments)
     piece = min(how.elements, max(assignments, 32 * how.warps))
-    chunks = min(how.blocks, cdiv(assignments, piece))
     meta = {"BLOCK": piece, "EXPERTS": lanes, "OVERLAP": False, **how.options}
+    chunks = min(meta.pop("CHUNKS", 1), cdiv(assignments, piece))
     rows = max(1, min(_power(chunks), _ENTRIES // lanes))
     sorting = {"ROWS": rows, "WHOLE": assignments <= chunks * piece, **meta}
     if meta["OVERLAP"] and chunks > 1:

@@ -92,10 +92,10 @@ def _forward(
     FLATTEN: tl.constexpr,
     REST: tl.constexpr,  # rows of no expert become zeros
     GATE: tl.constexpr,  # y is the activation of one half of the columns times the other, (R, N/2). None: it is not
-    PAIRED: tl.constexpr,  # the halves lie one behind the other, and not in turn
+    PAIRED: tl.constexpr,  # the halves lie one behind the other
+    IN_TURN: tl.constexpr,  # 2: their columns lie in turn. 1: they do not
 ) -> None:
     WIDTH: tl.constexpr = BLOCK_N if GATE is None else BLOCK_N // 2
-    IN_TURN: tl.constexpr = 2 if GATE is not None and not PAIRED else 1
     begins, ends, heights = tiles_of_pieces(offsets, offsets_stride, experts, rows, LANES, BLOCK_M, REST)
     lane = tl.arange(0, LANES)
     across = tl.cdiv(columns, WIDTH)
@@ -202,6 +202,14 @@ def _described(x: Tensor, block: tuple[int, int], wanted: bool, *, paired: bool 
     return x, "pointers"
 
 
+def _in_halves(b: Tensor) -> Tensor:
+    """``(E, 2, N/2, K)`` of ``b: (E, N, K)``."""
+    experts, columns, inners = b.shape
+    strides = b.stride()
+    shape = (experts, 2, columns // 2, inners)
+    return b.as_strided(shape, (strides[0], columns // 2 * strides[1], *strides[1:]))
+
+
 def multiply(
     step: str,
     a: Tensor,
@@ -238,7 +246,7 @@ def multiply(
     # Hopper's copy engine gathers no rows
     left, form_a = _described(a, (block_m, block_k), wanted and gather is None)
     if paired:
-        right, form_b = _described(b.unflatten(1, (2, columns)), (block_n // 2, block_k), wanted, paired=True)
+        right, form_b = _described(_in_halves(b), (block_n // 2, block_k), wanted, paired=True)
         right = b if form_b == "pointers" else right
     else:
         right, form_b = _described(b, (block_n, block_k), wanted)
@@ -281,6 +289,7 @@ def multiply(
         CODES=codes,
         GATE=gate,
         PAIRED=paired,
+        IN_TURN=1 if gate is None or paired else 2,
         **products,
         **options,
     )
