@@ -16,7 +16,7 @@ from portakernel.calling.fast.key_layout import CallKind
 from portakernel.calling.observers import tell_traced
 from portakernel.claims.request import Phase
 from portakernel.contract import Contract
-from portakernel.deciding.kernel_argument import GRAPH_MARK, unmarked
+from portakernel.deciding.kernel_argument import GRAPH_MARK, SETTLED_MARK, unmarked
 from portakernel.deciding.policies import Policy
 from portakernel.errors import DerivativeError, PortakernelError
 from portakernel.host.as_written import as_written
@@ -267,7 +267,8 @@ class Derivatives:
         arguments = (*given, *kept, *values, needs, ctx.backward_kernel, ctx.saved_by)
         if ctx.backward_kernel.startswith(GRAPH_MARK) and (found := self._gradients_in_graph(*arguments)) is not None:
             return for_each_input(found, needs, count)
-        kernel = unmarked(ctx.backward_kernel)
+        named = ctx.backward_kernel
+        kernel = named if named.startswith(SETTLED_MARK) else unmarked(named)
         gradients = backward(*given, *kept, *values, needs, kernel, ctx.saved_by)
         return for_each_input(gradients if isinstance(gradients, tuple) else (gradients,), needs, count)
 
