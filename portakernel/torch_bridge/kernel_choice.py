@@ -32,7 +32,7 @@ from portakernel.deciding.kernel_argument import (
 from portakernel.errors import FallbackWarning, PackagedCallWarning
 from portakernel.host.call_site import callers_level
 from portakernel.tensors.torch_internals import innermost_transform, is_packaging, outside_modes
-from portakernel.torch_bridge.in_graph import CUSTOM_META, is_compiling, recorded
+from portakernel.torch_bridge.in_graph import CUSTOM_META, is_compiling, is_looked_ahead, recorded
 from portakernel.words.symbols import left_to_the_run
 
 
@@ -87,9 +87,7 @@ class KernelChoice:
         derivatives, as what has a forward-mode one does.
         """
         if traced and (
-            _some_are_left(tensors)
-            or self._looks_as_it_runs(kernel)
-            or self._stays_a_node(tensors, values, kernel)
+            _some_are_left(tensors) or self._looks_as_it_runs(kernel) or self._stays_a_node(tensors, values, kernel)
         ):
             return None
         placement, attempts = self._placed(TRAINING, tensors, values, kernel, traced=traced), None
@@ -154,6 +152,16 @@ class KernelChoice:
         with self.caller.dispatcher.without_contexts():
             return self.caller.place(request, self.caller.policy(kernel), dissolved=dissolved)
 
+    def _will_dissolve(self, tensors: Tensors, values: Sequence[Any], kernel: str) -> bool:
+        """Whether the graph that Dynamo prepares will dissolve the call's forward."""
+        dispatcher = self.caller.dispatcher
+        given = [tensor for tensor in tensors if tensor is not None]
+        if dispatcher.routes.plan is None or self._looks_as_it_runs(kernel) or not is_looked_ahead(given):
+            return False
+        request = replace(self.caller.request(TRAINING, tensors, values), traced=True, compiled=True)
+        with dispatcher.without_contexts(), outside_modes():
+            return dispatcher.decide(request, self.caller.policy(kernel)).form in ("inline", "kernel")
+
     def _looks_as_it_runs(self, kernel: str) -> bool:
         """Whether the graph that is traced holds calls alone: those look at values, and follow policy blocks."""
         return self.caller.checks_values or kernel.endswith(BLOCK_MARK)
@@ -179,11 +187,13 @@ class KernelChoice:
     ) -> str:
         """The kernel for ``phase`` as a torch op's argument names it; marked where it is to stand in the graph.
 
-        ``dissolved``: it is a backward, of a forward that the graph dissolves.
+        ``dissolved``: it is a backward, of a forward that the graph dissolves. No plan speaks of such a call.
         """
         below = phase is Phase.TRAINING and self.caller.some_are_recorded
         unpaired = phase is Phase.TRAINING and self.some_save_their_own and self._leaves_open(tensors, kernel, traced)
         kind = CallKind(phase, saved_by=saved_by, below_autograd=below, unpaired=unpaired)
+        if traced and phase is not Phase.INFERENCE:
+            dissolved = dissolved or self._will_dissolve(tensors, values, kernel)
         placement = self._placed(kind, tensors, values, kernel, traced=traced, dissolved=dissolved)
         if placement.decision.form in ("inline", "kernel"):
             return GRAPH_MARK + placement.kernel.name
