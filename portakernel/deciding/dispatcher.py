@@ -188,7 +188,7 @@ class Dispatcher:
         """``decision``, or where the graph is to keep the call whole and the plan speaks of it that by the plan."""
         if self.routes.plan is None or decision.form in ("inline", "kernel"):
             return decision
-        request, wishes, below = self._wished(decision.request, self.policy() if policy is None else policy)
+        request, _, below = self._wished(decision.request, self.policy() if policy is None else policy)
         planned = self.routes.planned(request, below, among)
         return decision if planned is below else self._decided(request, planned, {})
 

@@ -72,8 +72,9 @@ def decide_as_called(
 ) -> Decision:
     """The decision for ``request``, with what measurements say of it; a gradient is that of a whole training call.
 
-    What a compiled graph calls goes by the plan, as it does when the graph runs. Unless it is known who ran forward, it is asked who would: what that one saves in its own way it alone reads, and a
-    gradient that PyTorch records calls no kernel.
+    What a compiled graph calls goes by the plan, as it does when the graph runs. Unless it is known who ran forward, it
+    is asked who would: what that one saves in its own way it alone reads, and a gradient that PyTorch records calls no
+    kernel.
 
     Raises:
         ArgumentValueError: it is for a backward that the op does not have.

@@ -2,10 +2,10 @@
 
 A plain name was chosen automatically while tracing: it goes first, and where it cannot serve the next kernel does,
 with a warning. Before it goes what a plan says when the graph runs; not where it is marked as settled, because it is
-the backward of a forward that the graph dissolves. A name that a caller gave is marked, and strict. A token stands for the policy that a graph was traced
-under, and what was installed: it chooses nothing, but with another one the graph is compiled again. It says too whether
-that was inside a policy block. The name of a kernel
-that stands in a graph by itself is marked, and seen by nobody but the graph's trace.
+the backward of a forward that the graph dissolves. A name that a caller gave is marked, and strict. A token stands for
+the policy that a graph was traced under, and what was installed: it chooses nothing, but with another one the graph is
+compiled again. It says too whether that was inside a policy block. The name of a kernel that stands in a graph by
+itself is marked, and seen by nobody but the graph's trace.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Plans over calls of compiled graphs whose forward and backward are one choice: kernels that save each in its own way."""
+"""Plans over calls of compiled graphs whose forward and backward are one choice: each kernel saves in its own way."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning"),  # torch's own
 ]
 FLASH, MATH, REFERENCE = "torch.attention_flash_cpu", "torch.attention_math", "reference.attention"
+UNFUSED, PLAIN = "torch.linear_act_unfused", "reference.linear_act"
 Planned = Callable[..., Path]
 
 
@@ -42,14 +43,16 @@ def _calls_in_graphs() -> Iterator[None]:
 
 @pytest.fixture
 def planned(tmp_path: Path) -> Planned:
-    """Has the process follow a plan for attention that is trained: this kernel, for these lengths of queries."""
+    """Has the process follow a plan for an op that is trained: this kernel, for these lengths, or rows."""
 
     def follow(kernel: str, *lengths: tuple[int, int], lock: Lock = "listed", name: str = "p.yaml") -> Path:
         now = runtime.dispatcher()
+        op = now.registry.kernels[kernel].op
+        names, dim = ("qkv", "S") if op == "attention" else (("x", "weight"), "M")
         place = Place(str(now.registry.device("cpu").target), units_of_cpu())
-        dtypes = dict.fromkeys("qkv", "float32")
-        kinds = [Kind("attention", str(phase), dtypes) for phase in (Phase.TRAINING, Phase.BACKWARD)]
-        choices = [Choice(kernel, kind, {"S": bounds}, "") for kind in kinds for bounds in lengths]
+        dtypes = dict.fromkeys(names, "float32")
+        kinds = [Kind(op, str(phase), dtypes) for phase in (Phase.TRAINING, Phase.BACKWARD)]
+        choices = [Choice(kernel, kind, {dim: bounds}, "") for kind in kinds for bounds in lengths]
         path = tmp_path / name
         write_plan(make_plan({place: choices}, now.registry, lock=lock), path)
         portakernel.load_plan(path)
@@ -141,7 +144,7 @@ def test_policies_go_before_the_plan_and_deny_holds_over_it(planned: Planned) ->
     portakernel.set_policy(compiled="call", prefer=FLASH)
     assert trained(compiled(), 5)[0] == both(FLASH)
     portakernel.set_policy(compiled="call", deny=REFERENCE)
-    with pytest.raises(Exception, match="uses reference.attention strictly"):
+    with pytest.raises(Exception, match=r"uses reference\.attention strictly"):
         compiled()(*tensors(5))
 
 
@@ -155,6 +158,18 @@ def test_of_what_a_graph_dissolves_the_plan_does_not_speak_and_explain_says_so(p
         assert decision.notes == (
             "p.yaml speaks of calls, and not of what a compiled graph dissolves: compiled='call' has it called",
         )
+
+
+@pytest.mark.parametrize(("kernel", "served"), [(UNFUSED, []), (PLAIN, both(PLAIN))])
+def test_what_pytorch_records_is_traced_where_a_plan_names_it(planned: Planned, kernel: str, served: list) -> None:
+    """Of other kernels of such an op the plan is asked when the graph runs."""
+    planned(kernel, (1, 64))
+    function = torch.compile(lambda x, weight: ops.linear_act(x, weight) + 1, fullgraph=True, backend="aot_eager")
+    x, weight, before = torch.randn(4, 8, requires_grad=True), torch.randn(3, 8), counts()
+    function(x, weight).sum().backward()
+    assert sorted((counts() - before).elements()) == served
+    decision = portakernel.explain("linear_act", x, weight, phase="training", compiled=True)
+    assert decision.chosen.name == kernel
 
 
 def test_a_block_s_calls_are_decided_when_they_run(planned: Planned) -> None:
