@@ -91,7 +91,7 @@ class Dispatcher:
         process = self.process
         allowed = [plugins for plugins, _ in process.allow]
         # of ops whose kernels save each in its own way, a trace asks the plan
-        paired = {kernel.op for kernel in self.registry.kernels.values() if kernel.saves in ("own", "autograd")}
+        paired = {kernel.op for kernel in self.registry.kernels.values() if kernel.is_paired}
         wishes = (
             self.process_policy.layers, sorted(process.disabled), allowed, self.checks_values,
             self.routes.traced(paired),
@@ -171,12 +171,12 @@ class Dispatcher:
         left = request.unpaired or any(map(left_to_the_run, request.dims.values()))
         if left or request.phase not in (Phase.TRAINING, Phase.BACKWARD):
             return decision
-        if self.is_paired(request.op):
+        if self.chooses_together(request.op):
             return self._planned(decision, policy)
         recorded = {kernel.name for kernel in kernels if kernel.saves == "autograd"}
         return self._planned(decision, policy, recorded) if request.phase is Phase.TRAINING else decision
 
-    def is_paired(self, op: str) -> bool:
+    def chooses_together(self, op: str) -> bool:
         """Whether some kernel of ``op`` saves in its own way, so that its forward and backward are one choice."""
         return any(kernel.saves == "own" for kernel in self.registry.for_op(op))
 

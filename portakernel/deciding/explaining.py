@@ -96,7 +96,7 @@ def decide_as_called(
         )
     if request.saved_by is None:
         forward = decide(replace(request, phase=Phase.TRAINING), policy)
-        if forward.chosen is not None and forward.chosen.saves in ("own", "autograd"):
+        if forward.chosen is not None and forward.chosen.is_paired:
             request = replace(request, saved_by=forward.chosen.name)
         if forward.form in ("inline", "kernel"):
             decide = now.decide  # of a call that is dissolved the plan speaks in no part
@@ -116,7 +116,9 @@ def _on_plan(now: Dispatcher, decision: Decision) -> Iterator[str]:
     used = decision.wishes.use if decision.wishes is not None else {}
     if decision.form in ("inline", "kernel") and (decision.chosen is None or decision.chosen.name not in used):
         yield f"{plan.name} speaks of calls, and not of what a compiled graph dissolves: compiled='call' has it called"
-    elif request.phase in (Phase.TRAINING, Phase.BACKWARD) and now.is_paired(request.op) and not request.unpaired:
+    elif (
+        request.phase in (Phase.TRAINING, Phase.BACKWARD) and now.chooses_together(request.op) and not request.unpaired
+    ):
         text = "is asked when the graph is traced, and its bounds guard the graph: forward and backward are one choice"
         yield f"{plan.name} {text}"
     else:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from portakernel.claims.request import Request
+from portakernel.claims.request import Phase, Request
 from portakernel.deciding.policies import Wishes
 from portakernel.errors import PortakernelError
 from portakernel.host.locks import make_lock
@@ -103,7 +103,7 @@ class Routes:
 
         ``below`` are the wishes without what a trace chose, which plans go before. What is traced is not a plan's.
         """
-        if request.compiled:
+        if request.compiled or self._is_settled(request):
             return wishes
         below = wishes if below is None else below
         planned = below if request.traced else self.planned(request, below)
@@ -127,7 +127,7 @@ class Routes:
         records are passed over: nobody records there.
         """
         plan = self.plan
-        if plan is None or wishes.use or wishes.prefer:
+        if plan is None or wishes.use or wishes.prefer or self._is_settled(request):
             return wishes
         choice = self._find(plan, request, among)
         if choice is not None:
@@ -161,7 +161,7 @@ class Routes:
     def notes(self, request: Request) -> tuple[str, ...]:
         """What measurements say of a request beside the kernel that they prefer, if any."""
         measured = self.measured
-        if measured is None or request.compiled:
+        if measured is None or request.compiled or self._is_settled(request):
             return ()
         places = [place for place in measured.places() if place[0] == str(request.target)]
         if request.device is None:
@@ -180,6 +180,11 @@ class Routes:
             with self._lock:
                 known = self._known[key] = source.choices(op, place)
         return known
+
+    def _is_settled(self, request: Request) -> bool:
+        """Whether it is for a backward that was chosen with its forward, which alone knows what it saved."""
+        saver = self._registry.kernels.get(request.saved_by or "")
+        return request.phase is Phase.BACKWARD and saver is not None and saver.is_paired
 
     def _find(self, source: Source, request: Request, among: Collection[str] | None = None) -> Choice | None:
         places = [place for place in source.places() if place[0] == str(request.target)]

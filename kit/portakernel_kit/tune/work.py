@@ -100,7 +100,7 @@ class Store:
             return False
         decided = self._now.decide(self._here(job.request(Target.parse(facts.target))))
         serving = {one.kernel for one in decided.candidates if one.status in ("chosen", "eligible")}
-        names = {k.name for k in serving if job.phase == Phase.INFERENCE or k.saves not in ("own", "autograd")}
+        names = {k.name for k in serving if not (job.phase == Phase.BACKWARD and k.is_paired)}
         if not names <= record.kernels.keys():
             return False
         fresh = (record.driver, record.torch) == (facts.driver, facts.torch) and not record.busy

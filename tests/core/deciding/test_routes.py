@@ -174,6 +174,20 @@ def test_a_locked_plan_says_what_it_has_for_this_hardware_and_op(world, two):
     assert told() == "the nearest is p.yaml:7 (q.add): phase: training there, this call inference"
 
 
+def test_a_backward_that_reads_what_its_forward_alone_saved_is_chosen_with_that(world):
+    """An entry for backward, and a lock, speak of those that read what any forward saves."""
+    world.plugin("p", {"op": "rms_norm", "saves": "own", "backward": "fake_p:backward"})
+    world.plugin("q", {"op": "rms_norm", "saves": "contract", "backward": "fake_q:backward"})
+    now = world.dispatcher()
+    request = replace(world.request("rms_norm", phase=Phase.BACKWARD), device=ACME)
+    known = Known(chosen("q.rms_norm", request, now.registry.for_op("rms_norm")), locked=True)
+    for sources in ((known, None), (None, known), (Known(locked=True), None)):
+        now.routes.set(*sources)
+        found = now.decide(replace(request, saved_by="p.rms_norm"))
+        assert found.chosen.name == "p.rms_norm"
+        assert now.routes.notes(found.request) == ()
+
+
 def test_a_third_party_s_kernel_serves_where_it_was_measured_to_be_faster(world):
     world.plugin("p", {"op": "add"})
     world.plugin("theirs", {"op": "add"}, first_party=False)
