@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from portakernel.calling.arguments import dtype_name
 from portakernel.calling.observers import count_all, counting_here, public_call, tell_process
 from portakernel.claims.call_layout import normal_strides
-from portakernel.claims.request import PLAIN_FACTS
+from portakernel.claims.request import PLAIN_FACTS, Phase
 from portakernel.contract import Contract
 from portakernel.contracts import contracts
 from portakernel.host.locks import make_lock
@@ -63,8 +63,8 @@ class CallKinds:
         """Takes note that calls of the op were traced."""
         self._traced.add(op)
 
-    def add(self, contract: Contract, tensors: Sequence[Any], values: Sequence[Any], *, training: bool) -> None:
-        """Counts a call by its tensors, in the contract's order, and the values of its parameters."""
+    def add(self, contract: Contract, tensors: Sequence[Any], values: Sequence[Any], *, phase: Phase) -> None:
+        """Counts a call by its tensors, in the contract's order, and the values of its parameters; of which phase."""
         pairs = [(n, t) for n, t in zip(contract.names, tensors, strict=True) if isinstance(t, Tensor)]
         if is_fake([tensor for _, tensor in pairs]):
             return  # a tracer's: the real call comes when what it makes is run
@@ -81,7 +81,7 @@ class CallKinds:
             **({"layout": layout} if layout else {}),
             **({"strides": strides} if strides else {}),
             **({"parameters": parameters} if parameters else {}),
-            **({"training": True} if training else {}),
+            **({str(phase): True} if phase is not Phase.INFERENCE else {}),
         }
         with self._lock:
             self._counts[_line(entry)] += 1
@@ -136,7 +136,8 @@ class _Mode(TorchDispatchMode):
         if (part := self._parts.get(func.name())) is not None:
             signature, training = part
             tensors, values, _ = signature.forward(args) if training else signature.public(args)
-            self._kinds.add(signature.contract, tensors, values, training=training)
+            phase = Phase.TRAINING if training else Phase.INFERENCE
+            self._kinds.add(signature.contract, tensors, values, phase=phase)
         return found
 
 
@@ -174,7 +175,7 @@ def watched(function: Callable[..., Any], contract: Contract) -> Callable[..., A
             values = [contract.value(p.name, given.get(p.name, p.default)) for p in contract.parameters]
             recorded = torch.is_grad_enabled() and contract.gradient != "none"
             training = recorded and any(isinstance(t, Tensor) and t.requires_grad for t in passed)
-            tell_process(contract, passed, values, training=training)
+            tell_process(contract, passed, values, phase=Phase.TRAINING if training else Phase.INFERENCE)
         return found
 
     return call

@@ -106,8 +106,8 @@ class KernelChoice:
                 placement = attempts.placed()
             else:
                 if not traced:
-                    tell_process(self.contract, tensors, values, training=True)
-                    tell_blocks(self.contract, tensors, values, training=True)
+                    tell_process(self.contract, tensors, values, phase=Phase.TRAINING)
+                    tell_blocks(self.contract, tensors, values, phase=Phase.TRAINING)
                 return self.caller.completed(results, values, tensors[0])
         return None
 

@@ -16,7 +16,7 @@ class Call:
     """A call in words, as ``explain`` and ``warmup`` take them: an op with dtypes, shapes and scale formats.
 
     ``device`` is torch's name for it, this machine's first accelerator where it is not given. ``training`` asks for
-    gradients too, ``kernel`` for one kernel or plugin alone; ``parameters`` are the op's keyword arguments. ``layout``
+    gradients too, ``forward_ad`` for tangents (forward mode), ``kernel`` for one kernel or plugin alone; ``parameters`` are the op's keyword arguments. ``layout``
     says what is not plain about tensors' memory, as ``explain``'s ``facts`` do (``{"x.contiguous": False}``),
     ``strides`` the same in numbers of elements (``{"x": (8192, 1)}``); without them tensors are contiguous. ``count``
     says how often a workload makes it, beside others.
@@ -28,6 +28,7 @@ class Call:
     format: Mapping[str, str] | str | None = None
     device: str | None = None
     training: bool = False
+    forward_ad: bool = False
     kernel: str | None = None
     parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
     count: int = 1
