@@ -407,7 +407,7 @@ def record(path: str | PathLike[str]) -> AbstractContextManager[None]:
     if not isinstance(given, (str, PathLike)):
         text = "record takes the path of the file to write, such as 'service.yaml', and is entered: with record(path):"
         raise ArgumentTypeError(f"{text} ...; this is {given!r}")
-    file = Path(path).expanduser().absolute()
+    file = Path(os.path.realpath(Path(path).expanduser()))  # a link stays, and what it names is written
     if why := obstacle(file):
         raise ArgumentValueError(f"record: {os.fspath(path)!r} {why}")
     dispatcher()  # plugins may ship ops

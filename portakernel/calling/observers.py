@@ -20,7 +20,7 @@ class Observer(Protocol):
     """Counts calls by kind."""
 
     def add(self, contract: Contract, tensors: Sequence[Any], values: Sequence[Any], *, phase: Phase) -> None:
-        """Counts a call of an op by its tensors, in the contract's order, and the values of its parameters; of which phase it is."""
+        """Counts a call of an op by its tensors, in the contract's order, and its parameters' values; and its phase."""
         ...
 
     def add_traced(self, op: str) -> None:

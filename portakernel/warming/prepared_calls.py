@@ -111,7 +111,8 @@ def _on_scratch(
 
     def with_tangents() -> None:
         with fwd.dual_level():
-            duals = {n: fwd.make_dual(t, torch.zeros_like(t)) for n, t in copies.items() if t.is_floating_point()}
+            make: Any = fwd.make_dual
+            duals = {n: make(t, torch.zeros_like(t)) for n, t in copies.items() if t.is_floating_point()}
             given = copies | duals
             by_place = [given.get(tensor.name) for tensor in described_op.tensors if not tensor.keyword]
             function(*by_place, **{n: given.get(n, value) for n, value in named.items()}, kernel=kernel)
