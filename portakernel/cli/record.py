@@ -41,7 +41,7 @@ def command(
     from portakernel.config import Config
     from portakernel.errors import ArgumentValueError
     from portakernel.host.output_file import obstacle
-    from portakernel.host.recording_file import add, counted
+    from portakernel.host.recording_file import add, counted, put
 
     if not output:
         raise ArgumentValueError("record: -o is empty; give the file to write, such as -o service.yaml")
@@ -59,7 +59,7 @@ def command(
     if outer is not None and (counts or ops):
         add(Path(outer), counts, ops)
     if kinds:
-        made.replace(file)
+        put(file, counts, ops)
     made.unlink(missing_ok=True)
     if json:
         print_json(

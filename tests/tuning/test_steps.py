@@ -86,23 +86,23 @@ def test_contenders_are_those_that_dispatch_can_pick_the_default_first(measured:
 
 
 def test_outputs_and_gradients_of_a_step_are_held(measured: Measuring, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = worker.step_contender
+    made = worker.training_step
 
     def spoilt(place: int) -> Callable[..., Any]:
-        def contender(*arguments: Any) -> Any:
+        def step(*arguments: Any) -> Any:
             right = made(*arguments)
 
-            def launch(given: Any) -> Any:
-                found = [*right.launch(given)]
+            def launch() -> Any:
+                found = [*right()]
                 found[place] = found[place] * 1.1
                 return tuple(found)
 
-            return replace(right, launch=launch)
+            return launch
 
-        return contender
+        return step
 
     for place, text in ((0, "out: "), (2, "gradient of k: ")):
-        monkeypatch.setattr(worker, "step_contender", spoilt(place))
+        monkeypatch.setattr(worker, "training_step", spoilt(place))
         _, judgements = measured(ATTENTION)
         assert {one.verdict for one in judgements.values()} == {Verdict.WRONG}
         assert all(one.detail.startswith(text) for one in judgements.values())

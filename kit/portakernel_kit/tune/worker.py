@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -23,12 +24,12 @@ from portakernel.tuning.sources import contract_digest, source_digest
 from portakernel.words.target import Device
 from portakernel_kit.bench.contenders import Contender, Filter, build_waiting, contender, prepare_backward
 from portakernel_kit.bench.operands import Operands, draw, memory_bytes
+from portakernel_kit.bench.steps import training_step
 from portakernel_kit.bench.traffic import backward_cost, forward_cost
 from portakernel_kit.tune.job import Facts, Job
 from portakernel_kit.tune.judging import Numerics
 from portakernel_kit.tune.measuring import BUSY, At, measure
 from portakernel_kit.tune.others import others_at_work
-from portakernel_kit.tune.steps import step_contender
 from portakernel_kit.tune.timing import CallTimer, sets_wanted
 
 # On a CPU frequency and scheduler alone make a copy vary more; ratios within a round bear with it.
@@ -141,10 +142,17 @@ class TorchWorker:
         return [kernel for kernel in serving if not (request.phase is Phase.BACKWARD and kernel.is_paired)]
 
     def _contender(self, sets: Sequence[Operands], kernel: Kernel, phase: Phase, at: At, *, step: bool) -> Contender:
-        """The kernel as something to launch, with its backward in a ``step``; its module is imported for that."""
+        """The kernel as something to launch; its module is imported for that.
+
+        In a ``step`` with its backward. Forward alone says nothing where the two are one choice: one kernel may compute
+        there what another leaves to backward.
+        """
         at(kernel.name)
         found = contender(self._now, sets[0], kernel, phase)
-        return step_contender(kernel, sets) if step and found.launch is not None else found
+        if not step or found.launch is None:
+            return found
+        steps = {id(operands): training_step(operands, kernel.name) for operands in sets}
+        return replace(found, launch=lambda given: steps[id(given)]())
 
     def _record(self, job: Job, request: Request, entries: Mapping[str, Entry], *, busy: bool) -> Record:
         kind = Kind.of(request, self._now.registry.for_op(job.op))
