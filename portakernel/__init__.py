@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from portakernel.host.as_written import as_written
 from portakernel.host.forks import unsplit
+from portakernel.host.start_folder import START_FOLDER as _START_FOLDER  # noqa: F401 - before the program leaves it
 from portakernel.torch_import import offer_ops
 
 if TYPE_CHECKING:

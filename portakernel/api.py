@@ -81,7 +81,8 @@ def explain(
 ) -> Decision:
     """Which kernel serves a call, why, and why each other does not; nothing runs.
 
-    With tensors, for exactly that call on their device (``phase`` is ``training`` where they require gradients).
+    With tensors, for exactly that call on their device (``phase`` is ``training`` where they require gradients, and
+    ``forward_ad`` where they have tangents: inside ``torch.func.jvp`` or a dual level).
     Without, for a ``target`` (``"amd:gfx942"`` or ``"mi300x"``, which need not be here), a ``device`` of this machine
     or its first one, with as much of dtypes, shapes and scale formats as you give::
 
@@ -109,9 +110,8 @@ def explain(
         asked = caller(op)
         given, values = _call(op, tensors, parameters | _own_words(described, "explain", given_words))
         asked.arguments.check(given, values)
-        training = any(tensor.requires_grad for tensor in given if tensor is not None) and _records_gradients()
-        inferred = Phase.TRAINING if training else Phase.INFERENCE
-        wanted, strict = Phase(phase) if phase else inferred, strictly(now.registry, op, kernel)
+        wanted = Phase(phase) if phase else _phase_of([tensor for tensor in given if tensor is not None])
+        strict = strictly(now.registry, op, kernel)
         return asked.explain(given, values, wanted, strict, compiled=compiled)
     return explain_in_words(
         now,
@@ -149,10 +149,16 @@ def _own_words(described: Contract, asking: str, given: Mapping[str, Any]) -> di
     return dict(given)
 
 
-def _records_gradients() -> bool:
+def _phase_of(given: Sequence[Any]) -> Phase:
+    """The phase of a call that is made here and now with these tensors."""
     import torch
 
-    return torch.is_grad_enabled()
+    from portakernel.tensors.torch_internals import has_tangent
+
+    if has_tangent(given):
+        return Phase.FORWARD_AD
+    training = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
+    return Phase.TRAINING if training else Phase.INFERENCE
 
 
 def _call(op: str, tensors: Sequence[Any], named: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
@@ -401,7 +407,7 @@ def record(path: str | PathLike[str]) -> AbstractContextManager[None]:
     if not isinstance(given, (str, PathLike)):
         text = "record takes the path of the file to write, such as 'service.yaml', and is entered: with record(path):"
         raise ArgumentTypeError(f"{text} ...; this is {given!r}")
-    file = Path(path).expanduser().absolute()
+    file = Path(os.path.realpath(Path(path).expanduser()))  # a link stays, and what it names is written
     if why := obstacle(file):
         raise ArgumentValueError(f"record: {os.fspath(path)!r} {why}")
     dispatcher()  # plugins may ship ops

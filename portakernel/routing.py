@@ -97,6 +97,9 @@ def _follow(plan: PlannedSource | None, measured: MeasuredSource | None) -> None
 
 def _reroute() -> dict[str, frozenset[str]]:
     """Has every op that is in use choose anew; by op the parameters that its calls cannot be told apart by any more."""
+    now = dispatcher()
+    if now.trace_token:
+        now.refresh_trace_token()
     found = {caller.contract.op: caller.reroute() for caller in callers_so_far()}
     return {op: missed for op, missed in found.items() if missed}
 

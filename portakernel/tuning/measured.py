@@ -210,7 +210,12 @@ def _widths(contract: Contract) -> frozenset[str]:
 
 
 def _goes_first(kernel: Kernel, request: Request, first: int, spaces: Mapping[str, ArchSpace]) -> bool:
-    """Whether a kernel that was not there when it was measured would be picked before those that were."""
+    """Whether a kernel that was not there when it was measured would be picked before those that were.
+
+    For backward nobody is who reads what its own forward saves: that is chosen with the forward.
+    """
+    if request.phase is Phase.BACKWARD and kernel.is_paired:
+        return False
     if kernel.priority.of(request) < first or not kernel.serves(request.phase):
         return False
     return any(not capability.rejections(request, spaces) for _, capability in kernel.variants)

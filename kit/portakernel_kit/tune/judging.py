@@ -58,7 +58,10 @@ class _Draw:
 
 
 class Numerics:
-    """Judges the contenders of one call on the first two of its sets of operands."""
+    """Judges the contenders of one call on the first two of its sets of operands.
+
+    Those of a ``step`` return outputs, and gradients behind them, and not what forward saved.
+    """
 
     def __init__(
         self,
@@ -69,10 +72,13 @@ class Numerics:
         sets: Sequence[Operands],
         contenders: Mapping[str, Contender],
         last: Callable[[str], Any],
+        *,
+        step: bool = False,
     ) -> None:
         self._caller, self._phase, self._cost = caller, phase, cost
         self._venue = Venue(device.torch_device or "cpu", (device.target,), device)
         self._contenders, self._last = contenders, last
+        self._step = step
         self._unjudged = ""
         self._draws: list[_Draw] = []
         for operands in sets[:2]:
@@ -123,7 +129,7 @@ class Numerics:
         elements = sum(t.numel() for t in whole.given.values()) + sum(math.prod(shape) for shape in shapes)
         rows: Tensor | None = None
         share = 1.0
-        if self._phase is not Phase.BACKWARD and elements > _FEW_ELEMENTS and whole.rows_lie_apart:
+        if not self._has_gradients and elements > _FEW_ELEMENTS and whole.rows_lie_apart:
             count = math.prod(whole.leading)
             rows = _some_rows(count, operands)
             share = len(rows) / count
@@ -154,6 +160,10 @@ class Numerics:
             return False
         return elements * _BYTES_EACH <= torch.cuda.mem_get_info(device)[0]
 
+    @property
+    def _has_gradients(self) -> bool:
+        return self._step or self._phase is Phase.BACKWARD
+
     def _kernel(self) -> Any:
         return next(iter(self._contenders.values())).kernel
 
@@ -166,7 +176,14 @@ class Numerics:
             found = tuple(draw.operands.written.values())
         if self._phase is Phase.BACKWARD:
             return self._gradients(trial, draw, found)
-        specs = [*trial.inputs.results, *(trial.contract.saved if self._phase is Phase.TRAINING else ())]
+        specs = [*trial.inputs.results]
+        if self._step:
+            found, gradients = found[: len(specs)], found[len(specs) :]
+            judgement = self._gradients(trial, draw, gradients)
+            if judgement.verdict is not Verdict.RIGHT:
+                return judgement
+        elif self._phase is Phase.TRAINING:
+            specs += trial.contract.saved
         if len(found) != len(specs):
             return Judgement(Verdict.WRONG, f"returned {len(found)} results, not {len(specs)}")
         error = 0.0

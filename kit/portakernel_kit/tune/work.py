@@ -27,11 +27,15 @@ _TRAINING = (Phase.TRAINING, Phase.BACKWARD)
 def jobs_of_calls(calls: Iterable[Call], target: Target, regime: Regime, seed: int = 0) -> list[Job]:
     """A job for each call of a file, two for one with gradients; what is listed again counts for more.
 
+    None for those with tangents, which kernels made of PyTorch's operators serve: they are not timed.
+
     Raises:
         UnknownNameError, ArgumentTypeError, ArgumentValueError: a call does not fit its op.
     """
     found: dict[str, Job] = {}
     for call in calls:
+        if call.forward_ad:
+            continue
         op = contract(call.op)
         memory = call.memory
         request = ask(
@@ -100,7 +104,7 @@ class Store:
             return False
         decided = self._now.decide(self._here(job.request(Target.parse(facts.target))))
         serving = {one.kernel for one in decided.candidates if one.status in ("chosen", "eligible")}
-        names = {k.name for k in serving if job.phase == Phase.INFERENCE or k.saves not in ("own", "autograd")}
+        names = {k.name for k in serving if not (job.phase == Phase.BACKWARD and k.is_paired)}
         if not names <= record.kernels.keys():
             return False
         fresh = (record.driver, record.torch) == (facts.driver, facts.torch) and not record.busy
