@@ -33,7 +33,7 @@ def step_times(
     Calls are those of ``portakernel.ops``, each of which names its kernel. One that raises, as where a kernel has no
     forward of its own, is given to ``failed`` and has no time; without the first one's time there is none.
     """
-    steps: dict[str, Callable[[], object]] = {}
+    steps: dict[str, Callable[[], tuple[Tensor | None, ...]]] = {}
     for kernel in kernels:
         step = training_step(operands, kernel)
         try:
