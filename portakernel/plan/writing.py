@@ -9,6 +9,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,12 @@ def entry_line(entry: Entry) -> str:
             words.append(f"{_key(name)}: {_flow(value)}")
     comment = one_line(entry.comment).strip()
     return f"      - {{{', '.join(words)}}}" + (f"  # {comment}" if comment else "")
+
+
+def call_text(entry: Entry) -> str:
+    """An entry's kind of call and its sizes, as its line has them."""
+    line = entry_line(replace(entry, kernel="", comment=""))
+    return line.strip().removeprefix("- {").removesuffix(', use: ""}')
 
 
 def _key(text: str) -> str:

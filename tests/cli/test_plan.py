@@ -16,8 +16,8 @@ from portakernel.cli.plan import export
 from portakernel.contracts import contract
 from portakernel.deciding.asking import ask
 from portakernel.deciding.dispatcher import Dispatcher
-from portakernel.errors import ArgumentValueError
-from portakernel.plan import Place, read_form
+from portakernel.errors import ArgumentValueError, PlanError
+from portakernel.plan import Place, read_form, read_plan
 from portakernel.plan.export import make_plan
 from portakernel.plan.writing import write_plan
 from portakernel.runtime import dispatcher
@@ -135,11 +135,10 @@ def test_what_a_file_loses_is_said_and_counted(
     run: Callable, made: Callable[..., Path], calls: Path, measured: dict[str, list[Choice]]
 ) -> None:
     softmax = kind("softmax", "float32")
+    slow_norm = Choice("reference.rms_norm", kind("rms_norm"), {"M": (1, 64)}, "")
 
     def before() -> Path:
-        file = made(
-            {here(): [Choice("reference.softmax", softmax, {"M": (1, 64)}, ""), norm(M=(1, 64))], H200: [norm()]}
-        )
+        file = made({here(): [Choice("reference.softmax", softmax, {"M": (1, 64)}, ""), slow_norm], H200: [norm()]})
         assert run("plan", "lock", str(file), "--calls", str(calls)).status == 0
         return file
 
@@ -360,7 +359,8 @@ def test_a_target_is_written_with_its_units_or_without_them(
     assert several.status == 2
     assert f"{path}, or this machine, has {half} and {H200}; add the units, such as {half}" in several.err
     none = run("plan", "lock", str(path), "--calls", str(calls), "--target", "amd:gfx942")
-    assert f"--target 'amd:gfx942': {path}, or this machine, has no part for it; add the units, such as" in none.err
+    assert f"--target 'amd:gfx942': {path}, or this machine, has no part for it; add" in none.err
+    assert "as amd:gfx942/UNITS" in none.err
     one = made({H200: [norm()]}, "one.yaml")
     locked = run("plan", "lock", str(one), "--calls", str(calls), "--target", "nvidia:sm_90", "--json")
     assert locked.status == 0, locked.err
@@ -502,6 +502,84 @@ def test_calls_that_are_locked_are_told_apart(run: Callable, tmp_path: Path) -> 
         {"x": "bfloat16", "weight": "float32"},
         {"weight_offset": 1.0},
     )
+
+
+def test_what_is_locked_is_accepted_in_float64_too(
+    run: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, path = tmp_path / "calls.yaml", tmp_path / "plan.yaml"
+    calls.write_text(
+        "calls:\n"
+        "  - {op: rms_norm, dtype: float64, shape: {x: [64, 4096], weight: [4096]}}\n"
+        "  - {op: softmax, dtype: float64, shape: {x: [64, 100]}, training: true}\n",
+        encoding="utf-8",
+    )
+    assert run("plan", "lock", str(path), "--calls", str(calls)).status == 0
+    assert path.read_text(encoding="utf-8").count("{dtype: float64, ") == 3
+    checked = run("plan", "check", str(path), "--json")
+    assert (checked.status, checked.json["problems"], checked.json["refused"]) == (0, [], [])
+    assert read_plan(path, dispatcher().registry).locked
+
+
+def test_what_check_would_refuse_is_not_locked(
+    run: Callable, tmp_path: Path, made: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, path = tmp_path / "calls.yaml", tmp_path / "plan.yaml"
+    said = "dtypes: every call of embedding_bag has indices, offsets, and this entry not: it covers none"
+    sums = "calls:\n  - {op: embedding_bag, dtype: DTYPE, shape: {weight: [64, 128], indices: [64], offsets: [8]}}\n"
+    calls.write_text(sums.replace("DTYPE", "{weight: float32}"), encoding="utf-8")
+    ran = run("plan", "lock", str(path), "--calls", str(calls), "--json")
+    assert (ran.status, path.exists(), ran.json["lock"]) == (1, False, "listed")
+    assert ran.json["refused"] == [f"embedding_bag on {here()}: {{dtype: float32, V: 64, N: 128, I: 64, B: 8}}: {said}"]
+    calls.write_text(sums.replace("DTYPE", "{weight: float32, indices: int64, offsets: int64}"), encoding="utf-8")
+    made({here(): [Choice("torch.softmax_cpu", kind("softmax", "float32"), {}, "")]})
+    before = path.read_text(encoding="utf-8")
+    monkeypatch.setenv("PORTAKERNEL_DENY", "torch.softmax_cpu")
+    monkeypatch.setattr(runtime, "_dispatcher", functools.cache(Dispatcher))
+    refused = run("plan", "lock", str(path), "--calls", str(calls))
+    assert (refused.status, path.read_text(encoding="utf-8")) == (1, before)
+    assert "softmax_cpu cannot serve it: denied by PORTAKERNEL_DENY" in " ".join(refused.out.split())
+    assert refused.out.endswith("`plan check` would refuse 1 of its entries; nothing is written\n")
+
+
+def test_what_a_plan_was_made_with_stays_when_it_is_locked(
+    run: Callable, calls: Path, tmp_path: Path, measured: dict[str, list[Choice]]
+) -> None:
+    path = tmp_path / "plan.yaml"
+    measured["softmax"] = [Choice("reference.softmax", kind("softmax", "float32"), {}, "")]
+    run("plan", "export", "-o", str(path))
+    exported = path.read_text(encoding="utf-8").replace('torch: "', 'torch: "0.')
+    path.write_text(exported, encoding="utf-8")
+    assert run("plan", "lock", str(path), "--calls", str(calls)).status == 0
+    assert read_form(path).made_with[here()].torch.startswith("0.")
+    other = tmp_path / "other.yaml"
+    assert run("plan", "lock", str(other), "--calls", str(calls)).status == 0
+    assert read_form(other).made_with[here()].torch
+
+
+def test_layouts_that_are_locked_are_told(run: Callable, tmp_path: Path) -> None:
+    calls = tmp_path / "calls.yaml"
+    calls.write_text(
+        "calls:\n"
+        "  - {op: rms_norm, dtype: bfloat16, shape: {x: [64, 4096], weight: [4096]}, strides: {x: [8194, 2]}}\n",
+        encoding="utf-8",
+    )
+    path = tmp_path / "plan.yaml"
+    ran = run("plan", "lock", str(path), "--calls", str(calls), "--target", str(H200), "--json")
+    ((_, _, entry),) = read_form(path).entries()
+    assert entry.layout
+    assert ran.json["added"][0]["layout"] == list(entry.layout)
+
+
+def test_a_part_for_other_units_is_judged_as_those_do_who_load_it(run: Callable, made: Callable[..., Path]) -> None:
+    other = Place(here().target, here().units + 1)
+    path = made({here(): [], other: [Choice("torch.softmax_cpu", kind("softmax", "float32"), {}, "")]})
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text[: text.index("digest:")].replace("softmax_cpu", "softmax_cqu"), encoding="utf-8")
+    with pytest.raises(PlanError, match="no kernel here is called that"):
+        read_plan(path, dispatcher().registry)
+    checked = run("plan", "check", str(path), "--json")
+    assert (checked.status, "no kernel here is called that" in str(checked.json["problems"])) == (1, True)
 
 
 def test_a_call_without_a_kernel_locks_nothing(
