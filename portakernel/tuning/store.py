@@ -36,9 +36,13 @@ def folder_of(root: Path, target: str, units: int) -> Path:
 
 @dataclass(slots=True)
 class Found:
-    """What is kept of an op: of each key the newest record, and the lines that were passed over, by reason."""
+    """What is kept of an op: of each key the newest record, and the lines that were passed over, by reason.
+
+    One of a busy device decides nothing, and displaces none that may: it stands in ``busy`` while it is the newest.
+    """
 
     records: dict[str, Record] = field(default_factory=dict[str, Record])
+    busy: dict[str, Record] = field(default_factory=dict[str, Record])
     passed_over: Counter[str] = field(default_factory=Counter[str])
 
 
@@ -54,7 +58,9 @@ class Survey:
 def read(folder: Path, op: str) -> Found:
     """The records of ``op``: whatever lies there, nothing raises. Of equal times the later writer's name wins."""
     found = _read(folder, f"{_word(op)}.*{_SUFFIX}")
-    found.records = {key: record for key, record in found.records.items() if record.key.kind.op == op}
+    for records in (found.records, found.busy):
+        for key in [key for key, record in records.items() if record.key.kind.op != op]:
+            del records[key]
     return found
 
 
@@ -103,12 +109,18 @@ def _read(folder: Path, pattern: str) -> Found:
 
 def _newest(paths: Sequence[Path]) -> Found:
     """Raises FileNotFoundError where a file is gone."""
-    found, places = Found(), dict[str, tuple[str, str]]()
+    found, newest = Found(), dict[tuple[bool, str], tuple[tuple[str, str], Record]]()
     for path in paths:
         for record in _records(path, found.passed_over):
-            key, order = record.key.text, (record.at, path.name)
-            if order >= places.get(key, ("", "")):
-                found.records[key], places[key] = record, order
+            key, order = (record.busy, record.key.text), (record.at, path.name)
+            if key not in newest or order >= newest[key][0]:
+                newest[key] = order, record
+    for (busy, key), (order, record) in newest.items():
+        alone = (not busy, key) not in newest
+        if not busy or alone:
+            found.records[key] = record
+        if busy and (alone or order >= newest[False, key][0]):
+            found.busy[key] = record
     return found
 
 
@@ -185,7 +197,7 @@ class Writer:
 
 
 def compact(folder: Path, op: str) -> tuple[int, int]:
-    """Puts the newest records of writers that are gone into one file; how many files there were, and records are.
+    """Puts what ``read`` gives of writers that are gone into one file; how many files there were, and records are.
 
     Whenever it is interrupted, each record is in one file at least.
     """
@@ -203,14 +215,15 @@ def compact(folder: Path, op: str) -> tuple[int, int]:
                 taken.append(path)
         if not taken:
             return 0, 0
-        newest = _newest(taken).records
+        newest = _newest(taken)
+        kept = [*newest.records.values(), *(r for key, r in newest.busy.items() if newest.records[key] is not r)]
         with Writer(folder, op) as writer:
-            for record in newest.values():
+            for record in kept:
                 writer.write(record)
             writer.sync()
         for path in taken:
             path.unlink(missing_ok=True)
-        return len(taken), len(newest)
+        return len(taken), len(kept)
     finally:
         for lock in held:
             lock.release()

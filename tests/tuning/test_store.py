@@ -222,6 +222,20 @@ def test_sixteen_writers_that_are_killed_at_random_lose_nothing_that_they_wrote(
     assert len(files_of(tmp_path, "rms_norm")) == 1
 
 
+@pytest.mark.parametrize("compacted", [False, True])
+@pytest.mark.parametrize("days", [(1, 2), (2, 1)])
+def test_a_record_of_a_busy_device_displaces_nothing(tmp_path, days, compacted):
+    good, busy = (f"2026-01-0{day}T00:00:00Z" for day in days)
+    for one in (record(at=good), record(at=busy, busy=True), record(65, at=busy, busy=True)):
+        with Writer(tmp_path, "rms_norm") as writer:
+            writer.write(one)
+    if compacted:
+        assert compact(tmp_path, "rms_norm") == (3, 3 if busy > good else 2)
+    found = read(tmp_path, "rms_norm")
+    assert {(one.key.dims["M"], one.busy) for one in found.records.values()} == {(64, False), (65, True)}
+    assert {one.key.dims["M"] for one in found.busy.values()} == ({64, 65} if busy > good else {65})
+
+
 def test_compacting_leaves_a_writer_s_own_file_alone(tmp_path):
     with Writer(tmp_path, "rms_norm") as gone:
         gone.write(record(1))

@@ -175,8 +175,8 @@ def _drawn(
         asked = questions(op, [row], ["float32" if on_cpu else "bfloat16"], where.target)
         for job in jobs_of_questions(asked, regime, training=training, seed=seed):
             fits = not (on_cpu and asked[0].too_large(on_cpu=True, free_bytes=None))
-            if fits and job.name not in seen and store.of(job, facts) is None:
-                seen.add(job.name)
+            if fits and (key := store.key(job, facts).text) not in seen and not store.of(job, facts):
+                seen.add(key)
                 yield job
 
 
