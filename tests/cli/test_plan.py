@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,10 @@ from portakernel.plan.writing import write_plan
 from portakernel.runtime import dispatcher
 from portakernel.tensors.units import units_of
 from portakernel.tuning.choices import Choice, Choices
-from portakernel.tuning.key import Kind
+from portakernel.tuning.key import Key, Kind, Regime
+from portakernel.tuning.record import Record
+from portakernel.tuning.sources import contract_digest
+from portakernel.tuning.store import Writer, folder_of
 from portakernel.words.target import Target
 
 H200 = Place("nvidia:sm_90", 132)
@@ -77,7 +82,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Choice]]:
     """What measurements decide, by op."""
     found: dict[str, list[Choice]] = {}
 
-    def choices(now: Any, place: Place, ops: list[str], regime: str) -> Iterator[Choice]:
+    def choices(now: Any, place: Place, ops: list[str], regime: str, undecided: Counter[str]) -> Iterator[Choice]:
         for op in ops:
             yield from Choices(found.get(op, ())).all
 
@@ -336,6 +341,26 @@ def test_a_part_that_is_not_there_is_told(run: Callable, made: Callable[..., Pat
         "portakernel: plan.yaml has no part for amd:gfx942; its parts: nvidia:sm_90/132\n",
     )
     assert "0 entries can be followed on no part (it has none for this machine" in run("plan", "check", str(path)).out
+
+
+def test_records_that_decide_nothing_here_are_counted_with_the_reason(
+    run: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = tmp_path / "store"
+    monkeypatch.setenv("PORTAKERNEL_TUNING_DIR", str(store))
+    key = Key(kind("softmax", "float32"), *here(), Regime.EAGER_COLD, {"M": 8, "N": 64})
+    known = contract_digest(contract("softmax"))
+    with Writer(folder_of(store, *here()), "softmax") as writer:
+        writer.write(Record(key, known, {}, "2026-11-27T00:00:00Z", busy=True))
+        writer.write(Record(replace(key, dims={"M": 9, "N": 64}), "9f1c", {}, "2026-11-27T00:00:00Z"))
+    path = str(tmp_path / "plan.yaml")
+    reasons = {
+        "others used the device while it was measured": 1,
+        "the contract of softmax has changed since it was measured": 1,
+    }
+    assert run("plan", "export", "-o", path, "--json").json["undecided"] == {str(here()): reasons}
+    out = run("plan", "export", "-o", path).out
+    assert "  2 calls that were measured decide nothing here:\n    1: " in out
 
 
 # --- diff ------------------------------------------------------------------------------------------------------------
@@ -624,6 +649,38 @@ def test_a_plan_for_as_many_units_as_are_not_here_is_not_followed_here(
     told = " ".join([*ran.json["problems"], *ran.json["notes"]])
     assert f"it has no part for {place}, this machine, but for {other}" in told
     assert ran.status == (1 if lock == "everything" else 0)
+
+
+def test_units_say_which_part_of_a_plan_and_which_measurements_are_meant(
+    run: Callable, made: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, asked, store = Place(H200.target, 66), kind("softmax", "float16"), tmp_path / "store"
+    parts = {
+        place: [Choice(name, asked, {}, "")] for place, name in ((H200, "torch.softmax"), (other, "triton.softmax"))
+    }
+    known = contract_digest(contract("softmax"))
+    with Writer(folder_of(store, *other), "softmax") as writer:
+        key = Key(asked, *other, Regime.GRAPH_COLD, {"M": 8, "N": 64})
+        writer.write(Record(key, known, {}, "2026-11-27T00:00:00Z", busy=True))
+    monkeypatch.setenv("PORTAKERNEL_TUNING_DIR", str(store))
+    monkeypatch.setattr(runtime, "_dispatcher", functools.cache(Dispatcher))
+    words = ["explain", "softmax", "--dtype", "float16", "--shape", "x=8x64", "--json", "--target"]
+
+    def notes(units: str) -> str:
+        return "; ".join(run(*words, f"{H200.target}{units}").json["notes"])
+
+    assert notes("/66") == "measured, and not used: others used the device while it was measured"
+    assert notes("/65") == "measured on nvidia:sm_90 with 66 units, not 65: not used"
+    assert notes("").startswith("measured on such devices with 66 and 132 units, which may decide there")
+    monkeypatch.setenv("PORTAKERNEL_PLAN", str(made(parts)))
+    monkeypatch.setattr(runtime, "_dispatcher", functools.cache(Dispatcher))
+    found = {units: run(*words, f"{H200.target}/{units}").json["chosen"] for units in (132, 66)}
+    assert found == {132: "torch.softmax", 66: "triton.softmax"}
+    assert run(*words[:2], "--target", "h200/66").out.startswith(
+        "h200 is nvidia:sm_90.\nsoftmax on nvidia:sm_90, Hopper"
+    )
+    assert "found 'x' for units" in run(*words[:2], "--target", f"{H200.target}/x").err
+    assert "--target h200/66 is about one call" in run("explain", "--all", "--target", "h200/66").err
 
 
 def test_a_plan_in_force_that_is_refused_is_judged_all_the_same(

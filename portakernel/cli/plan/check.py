@@ -115,7 +115,7 @@ def chosen_places(now: Dispatcher, plan: Plan, targets: Sequence[str]) -> list[P
         ArgumentValueError: the plan has no part for a target that is asked for.
         UnknownNameError: there is no such target.
     """
-    from portakernel.cli.plan.target_words import those_meant
+    from portakernel.cli.target_words import those_meant
     from portakernel.errors import ArgumentValueError
 
     if "all" in targets:

@@ -57,7 +57,7 @@ def command(
     from portakernel.cli.calls_file import load_calls
     from portakernel.cli.output import page, print_json
     from portakernel.cli.plan.here import places_here
-    from portakernel.cli.plan.target_words import place_meant
+    from portakernel.cli.target_words import place_meant
     from portakernel.plan.export import make_plan
     from portakernel.plan.plan import Plan
     from portakernel.plan.reading import read_form, read_plan

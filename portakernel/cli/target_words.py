@@ -1,4 +1,4 @@
-"""Which parts of plans ``--target`` means: hardware as everywhere, or one kind of device, with its units."""
+"""What ``--target`` means: hardware as everywhere, or one kind of device, with its units; and which parts of plans."""
 
 from __future__ import annotations
 
