@@ -78,6 +78,11 @@ class Routes:
             PortakernelError: somebody has done so for good.
         """
         with self._lock:
+            if self._frozen_by and self._frozen_by == for_good:
+                raise PortakernelError(
+                    f"{for_good} was called before, and what this process follows stays as it is until it ends: call it"
+                    " once"
+                )
             if self._frozen_by:
                 raise PortakernelError(
                     f"what this process follows was set by {self._frozen_by} and stays as it is until it ends: load"
