@@ -450,14 +450,17 @@ def test_sizes_whose_kernel_differs_are_told(run: Callable, made: Callable[..., 
     text = run("plan", "diff", str(old), str(new)).out
     assert "dtype: bfloat16, M: 100..200, N: 1..9" in text
     assert "triton.rms_norm (4.4 µs)" in text
-    assert text.endswith("old.yaml and new.yaml: 2 kinds and sizes have another kernel\n")
+    one = "1 kind of calls and sizes has"
+    assert text.endswith(f"old.yaml and new.yaml: {one} another kernel; {one} a kernel that had none\n")
+    back = run("plan", "diff", str(new), str(old)).out
+    assert back.endswith(f"new.yaml and old.yaml: {one} another kernel; {one} no kernel any more\n")
 
 
 def test_intervals_cut_otherwise_are_the_same_decisions(run: Callable, made: Callable[..., Path]) -> None:
     old = made({H200: [norm(M=(1, 200))]}, "old.yaml")
     new = made({H200: [norm(M=(1, 99)), norm(M=(100, 200))]}, "new.yaml")
     ran = run("plan", "diff", str(old), str(new))
-    assert (ran.status, ran.out) == (0, "old.yaml and new.yaml: the same in all 2 entries\n")
+    assert (ran.status, ran.out) == (0, "old.yaml and new.yaml: the same, 2 entries\n")
 
 
 def test_another_lock_or_source_differs_too(run: Callable, made: Callable[..., Path]) -> None:
@@ -472,6 +475,12 @@ def test_another_lock_or_source_differs_too(run: Callable, made: Callable[..., P
     ran = run("plan", "diff", str(old), str(new), "--json")
     assert ran.json["sources"] == [{"kernel": "triton.rms_norm", "old": source, "new": "0123456789abcdef"}]
     assert (ran.status, ran.json["choices_differ"]) == (1, False)
+    new.write_text(new.read_text(encoding="utf-8").replace("lock: listed", "lock: everything"), encoding="utf-8")
+    away = old.parent / "away" / old.name
+    away.parent.mkdir()
+    new.rename(away)
+    told = run("plan", "diff", str(old), str(away)).out
+    assert told.endswith(f"{old} and {away}: 1 kernel has another source; the lock is another one\n")
 
 
 # --- lock ------------------------------------------------------------------------------------------------------------
