@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from portakernel.errors import ArgumentValueError
-from portakernel.host.output_file import obstacle, write_at_once
+from portakernel.host.output_file import unsuitable, write_at_once
 from portakernel.manifest.yaml_file import MAX_BYTES, MAX_NODES
 from portakernel.plan.plan import Entry, Plan
 from portakernel.text.printable import is_unshown, one_line
@@ -60,13 +60,14 @@ def write_plan(plan: Plan, path: Path) -> None:
     Raises:
         ArgumentValueError: it is larger than what is read, or cannot be written there.
     """
-    text, path = plan_text(plan), Path(os.path.realpath(path))
-    if why := obstacle(path):
+    content, path = plan_text(plan), Path(os.path.realpath(path))
+    if why := unsuitable(path):
         raise ArgumentValueError(f"{path} {why}")
     try:
-        write_at_once(path, text)
+        write_at_once(path, content)
     except OSError as error:
-        raise ArgumentValueError(f"{path} cannot be written: {error.strerror or error}") from error
+        text = f"{path} cannot be written: {error.strerror or error}; give a file in a folder that can be"
+        raise ArgumentValueError(text) from error
 
 
 def _parts(plan: Plan) -> Iterator[str]:

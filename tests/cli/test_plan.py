@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import re
+import stat
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -194,6 +197,28 @@ def test_a_plan_is_replaced_at_once_or_not(run: Callable, made: Callable[..., Pa
     assert [file.name for file in path.parent.iterdir()] == ["plan.yaml"]
     ran = run("plan", "export", "-o", str(path.parent / "none" / "plan.yaml"))
     assert (ran.status, "cannot be written" in ran.err) == (2, True)
+
+
+def test_who_may_read_a_plan_stays_as_it_was(made: Callable[..., Path]) -> None:
+    path = made({})
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+    path.chmod(0o600)
+    assert stat.S_IMODE(made({H200: [norm()]}).stat().st_mode) == 0o600
+
+
+def test_a_plan_is_written_where_one_can_be_and_makes_no_other_file(
+    made: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(**_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refused)
+    path = made({})
+    before = path.read_bytes()
+    monkeypatch.setattr(tempfile, "mkstemp", refused)
+    with pytest.raises(ArgumentValueError, match=r"plan\.yaml cannot be written: Read-only file system; give a file"):
+        made({H200: [norm()]})
+    assert path.read_bytes() == before
 
 
 def test_a_plan_is_a_regular_file_and_a_link_to_one_stays(tmp_path: Path) -> None:
