@@ -120,9 +120,9 @@ def _newest(paths: Sequence[Path]) -> Found:
     found, newest = Found(), dict[tuple[bool, str], tuple[tuple[str, str], Record]]()
     for path in paths:
         for record in _records(path, found):
-            key, order = (record.busy, record.key.text), (record.at, path.name)
-            if key not in newest or order >= newest[key][0]:
-                newest[key] = order, record
+            place, order = (record.busy, record.key.text), (record.at, path.name)
+            if place not in newest or order >= newest[place][0]:
+                newest[place] = order, record
     for (busy, key), (order, record) in newest.items():
         alone = (not busy, key) not in newest
         if not busy or alone:
