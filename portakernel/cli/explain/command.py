@@ -118,7 +118,7 @@ def command(
         raise ArgumentValueError("explain: give an op, or --all for every op; not both")
     now = dispatcher()
     asked = {text: target_and_units(text, now.registry) for text in target or ()}
-    targets = [where for where, _ in asked.values()]
+    targets = [text if units is None else where for text, (where, units) in asked.items()]
     mode: Any = reference
     wanted_form: Any = form
     if form is not None and not compiled:
