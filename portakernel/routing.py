@@ -60,7 +60,8 @@ def agree(group: ProcessGroup | None = None) -> None:
     """Has all ranks of ``group`` follow what its first rank follows; each of them calls it, once, before any op.
 
     Three collectives, whatever happens, and none afterwards. Plans and measurements are then fixed until the process
-    ends; policies are each rank's own, as before.
+    ends; policies are each rank's own, as before. Ranks whose devices differ by their units alone, such as CPUs by
+    threads, are warned of where other things are followed for these.
 
     Raises:
         RankDisagreement: the sources of kernels differ; on every rank, whichever rank it is.
@@ -77,8 +78,10 @@ def agree(group: ProcessGroup | None = None) -> None:
     here = torch.device("cpu")
     if accelerator is not None:
         here = torch.device(accelerator.type, torch.accelerator.current_device_index())
-    agree_on(Following(now.registry, now.routes, find_device(now.registry, here)), group)
+    doubt = agree_on(Following(now.registry, now.routes, find_device(now.registry, here)), group)
     _reroute()
+    if doubt:
+        warnings.warn(doubt, ConfigWarning, stacklevel=callers_level())
 
 
 def _follow(plan: PlannedSource | None, measured: MeasuredSource | None) -> None:

@@ -25,6 +25,7 @@ def explain_in_words(
     op: str,
     *,
     target: str | None = None,
+    units: int | None = None,
     device: str | None = None,
     dtype: Mapping[str, str] | str | None = None,
     shape: Mapping[str, Sequence[int]] | None = None,
@@ -38,6 +39,7 @@ def explain_in_words(
 ) -> Decision:
     """The decision for a call in words, under the policy in force.
 
+    ``units`` are the target's multiprocessors or compute units: for what a plan, and measurements, say of such devices.
     ``parameters`` are the op's own, ``facts`` what is not plain about its tensors' memory (``{"x.alignment": 2}``),
     ``saved_by`` is the kernel that ran forward, for the phase backward; ``compiled``: a compiled graph is to hold it.
 
@@ -59,7 +61,7 @@ def explain_in_words(
         device=here,
         attached=attached,
     )
-    request = replace(request, compiled=compiled)
+    request = replace(request, compiled=compiled, units=units if target is not None else None)
     check_saved_by(now.registry, request)
     return decide_as_called(now, request, now.policy(layer_of(now.registry, op, strict)))
 

@@ -79,6 +79,11 @@ class Routes:
             PortakernelError: somebody has done so for good.
         """
         with self._lock:
+            if self._frozen_by and self._frozen_by == for_good:
+                raise PortakernelError(
+                    f"{for_good} was called before, and what this process follows stays as it is until it ends: call it"
+                    " once"
+                )
             if self._frozen_by:
                 raise PortakernelError(
                     f"what this process follows was set by {self._frozen_by} and stays as it is until it ends: load"
@@ -164,14 +169,20 @@ class Routes:
         if measured is None or request.compiled or self._is_settled(request):
             return ()
         places = [place for place in measured.places() if place[0] == str(request.target)]
-        if request.device is None:
-            units = sorted({units for _, units in places})
-            text = f"measured on such devices with {' and '.join(map(str, units))} units, which may decide there"
-            return (text,) if units else ()
-        kind = Kind.of(request, self._registry.for_op(request.op))
-        driver = request.device.driver or ""
-        notes = (measured.notes(kind, _sizes(request.dims), place, driver) for place in self._here(places, request))
-        return next(notes, ())
+        if not places:
+            return ()
+        units = self._units(request)
+        if units is None:
+            several = sorted({units for _, units in places})
+            return (f"measured on such devices with {' and '.join(map(str, several))} units, which may decide there",)
+        kind, dims = Kind.of(request, self._registry.for_op(request.op)), _sizes(request.dims)
+        place = str(request.target), units  # what was measured with other units alone is told too
+        if (
+            request.device is None
+            and (choice := self.choices(measured, request.op, place).find(kind, dims)) is not None
+        ):
+            return (f"with {units} units {choice.where} prefers {choice.kernel}: {choice.why}",)
+        return measured.notes(kind, dims, place, request.device.driver or "" if request.device is not None else "")
 
     def choices(self, source: Source, op: str, place: Place) -> Choices:
         """A source's choices, read once."""
@@ -216,14 +227,21 @@ class Routes:
         return nearest(known, kind, _sizes(request.dims)) or f"it has none for {request.op} there"
 
     def _here(self, places: Sequence[Place], request: Request) -> Iterator[Place]:
-        """The place that the request's device is one of; of absent hardware, the only one there is."""
-        if request.device is None:
-            yield from places if len(places) == 1 else ()
-        elif places:
-            from portakernel.tensors.units import units_of  # asks torch, which a question of absent hardware spares
-
-            units = units_of(request.device)
+        """The place that the request's device is one of; of absent hardware without units, the only one there is."""
+        if not places:
+            return
+        if (units := self._units(request)) is not None:
             yield from (place for place in places if place[1] == units)
+        elif request.device is None and len(places) == 1:
+            yield from places
+
+    def _units(self, request: Request) -> int | None:
+        """The units of the request's device, or of the hardware that is asked about; None where nobody says them."""
+        if request.device is None:
+            return request.units
+        from portakernel.tensors.units import units_of  # asks torch, which a question of absent hardware spares
+
+        return units_of(request.device)
 
 
 def _sizes(dims: Mapping[str, int]) -> Mapping[str, int]:

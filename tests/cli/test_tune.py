@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest import mock
@@ -15,6 +17,7 @@ import pytest
 
 from portakernel.errors import ArgumentValueError
 from portakernel.runtime import dispatcher
+from portakernel.tuning.record import Record
 from portakernel.tuning.sources import source_digest
 from portakernel.tuning.store import Writer
 from portakernel_kit.bench.question import Question
@@ -75,6 +78,36 @@ def test_an_interrupted_run_goes_on_and_what_is_kept_is_not_measured_again(
     reference = shown["kernels"]["reference.softmax"]
     assert set(reference) == {"verdict", "us", "rounds", "error", "against_default", "detail"}
     assert reference["verdict"] == "right"
+
+
+@pytest.mark.parametrize("when", ["before", "while"])
+def test_what_sigterm_ends_is_shown_all_the_same(
+    run: Callable, calls: str, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    def ended(fleet: Fleet, *_: object) -> Iterator[Any]:
+        signal.raise_signal(signal.SIGTERM)
+        return iter(())
+
+    monkeypatch.setattr(Fleet, "run" if when == "while" else "__init__", ended)
+    before = signal.getsignal(signal.SIGTERM)
+    found = run("tune", "--calls", calls, "--device", "cpu", "--json")
+    assert (found.status, found.json["interrupted"], found.json["left"]) == (130, True, 2)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_regret_does_not_count_what_was_measured_beside_others(run: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = OneDevice.run
+
+    def busy(device: OneDevice, jobs: Iterable[Job]) -> Iterator[Any]:
+        for number, (job, found) in enumerate(measured(device, jobs)):
+            assert isinstance(found, Record)
+            yield job, replace(found, busy=number == 1)
+
+    monkeypatch.setattr(OneDevice, "run", busy)
+    words = ("regret", "softmax", "--held-out", "2", "--seed", "5", "--device", "cpu")
+    found = run(*words, "--json").json
+    assert (len(found["cells"]), found["busy"]) == (1, 1)
+    assert "others used the device while 1 more was measured: not counted" in " ".join(run(*words).out.split())
 
 
 def test_regret_measures_sizes_that_the_store_lacks(run: Callable) -> None:
