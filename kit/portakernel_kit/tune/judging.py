@@ -204,6 +204,7 @@ class Numerics:
         saved = spec in trial.contract.saved
         want = (truth.saved if saved else truth.outputs)[name]
         if draw.part is not None:
+            assert isinstance(spec.shape, tuple)  # the contract is that of these values
             tensor = draw.part.of(tensor, spec.shape, len(draw.whole.leading))
         allowed = grown(tolerance.saved if saved else tolerance.forward, growth(trial.longest_row))
         magnitude, plain, slack = truth.magnitudes.get(name), truth.plain.get(name), truth.slack.get(name)

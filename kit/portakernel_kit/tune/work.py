@@ -18,6 +18,7 @@ from portakernel.warming.outcome import Call
 from portakernel.words.target import Target
 from portakernel_kit.bench.question import Question
 from portakernel_kit.bench.traffic import FaultyOp, backward_cost, forward_cost
+from portakernel_kit.tune.contending import contending
 from portakernel_kit.tune.job import Facts, Job
 from portakernel_kit.tune.timing import estimated_us
 
@@ -111,9 +112,7 @@ class Store:
         if any(sources.get(name) != entry.source for name, entry in record.kernels.items()):
             return False
         decided = self._now.decide(self._here(job.request(Target.parse(facts.target))))
-        serving = {one.kernel for one in decided.candidates if one.status in ("chosen", "eligible")}
-        names = {k.name for k in serving if not (job.phase == Phase.BACKWARD and k.is_paired)}
-        if not names <= record.kernels.keys():
+        if not {kernel.name for kernel in contending(decided)} <= record.kernels.keys():
             return False
         fresh = (record.driver, record.torch) == (facts.driver, facts.torch) and not record.busy
         return fresh or not stale

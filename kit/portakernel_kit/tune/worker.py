@@ -26,6 +26,7 @@ from portakernel_kit.bench.contenders import Contender, Filter, build_waiting, c
 from portakernel_kit.bench.operands import Operands, draw, memory_bytes
 from portakernel_kit.bench.steps import training_step
 from portakernel_kit.bench.traffic import backward_cost, forward_cost
+from portakernel_kit.tune.contending import contending
 from portakernel_kit.tune.job import Facts, Job
 from portakernel_kit.tune.judging import Numerics
 from portakernel_kit.tune.measuring import BUSY, At, measure
@@ -75,7 +76,7 @@ class TorchWorker:
         first = sets[0]
         request = first.request(phase)
         self._build(first, phase, at)
-        kernels = self._order(request)
+        kernels = contending(self._now.decide(request))
         step = phase is Phase.TRAINING and any(kernel.is_paired for kernel in kernels)
         if step:
             cost = _with_backward(cost, self._prepared(job, sets, cost))
@@ -131,15 +132,6 @@ class TorchWorker:
         read = {name: memory_bytes(tensor) for name, tensor in (first.grads | first.kept).items()}
         needed = [t for t, need in zip(first.tensors, first.needs, strict=True) if need]
         return backward_cost(first.contract, forward, read, [memory_bytes(tensor) for tensor in needed])
-
-    def _order(self, request: Request) -> list[Kernel]:
-        """The kernels that can serve the request, as priorities have them.
-
-        Of backward, those that any forward goes with: what another forward alone saves is chosen with that.
-        """
-        decision = self._now.decide(request)
-        serving = [one.kernel for one in decision.candidates if one.status in ("chosen", "eligible")]
-        return [kernel for kernel in serving if not (request.phase is Phase.BACKWARD and kernel.is_paired)]
 
     def _contender(self, sets: Sequence[Operands], kernel: Kernel, phase: Phase, at: At, *, step: bool) -> Contender:
         """The kernel as something to launch; its module is imported for that.
