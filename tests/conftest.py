@@ -247,7 +247,8 @@ def imported_first() -> tuple[str, ...]:
         "portakernel.authoring.host", "portakernel.authoring.tensors", "portakernel.native.entry",
         *modules_in("portakernel/contracts", "portakernel/deciding", "portakernel/matrix"),
         *modules_in("portakernel/cli/doctor", "portakernel/cli/explain", "portakernel_kit/cli/validate"),
-        "portakernel.cli.list_kernels", "portakernel.cli.matrix", "forked_first", "fault_process",
+        "portakernel.cli.list_kernels", "portakernel.cli.matrix", "portakernel_kit.tune.worker",
+        "portakernel_kit.tune.local_workers", "forked_first", "fault_process",
     )  # fmt: skip
 
 
@@ -279,6 +280,15 @@ def fork_server(imported_first: tuple[str, ...], forked_interpreter: Callable[..
 def forked_observers(fork_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are observed in forked processes, not in ones that have to import torch first."""
     monkeypatch.setattr("portakernel_kit.conformance.observing.isolation.get_context", lambda _: fork_server)
+
+
+@pytest.fixture
+def forked_measuring(forked_interpreter: Callable[..., Path], imported_first: tuple[str, ...]) -> Iterator[None]:
+    """Calls are measured in forked processes, not in ones that have to import torch and read all kernels' sources."""
+    started_as = multiprocessing.spawn.get_executable()
+    multiprocessing.set_executable(str(forked_interpreter(imported_first)))
+    yield
+    multiprocessing.set_executable(started_as)
 
 
 @pytest.fixture

@@ -24,6 +24,8 @@ from portakernel_kit.tune.fleet import Fleet, Outcome
 from portakernel_kit.tune.job import Facts, Job
 from portakernel_kit.tune.session import OneDevice
 
+pytestmark = pytest.mark.usefixtures("forked_measuring")
+
 CALLS = """
 calls:
   - {op: softmax, dtype: float32, shape: {x: [4, 64]}, count: 3}
@@ -33,6 +35,7 @@ calls:
 
 @pytest.fixture(autouse=True)
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PORTAKERNEL_DISABLE", "inductor")  # compiles for seconds
     monkeypatch.setenv("PORTAKERNEL_TUNING_DIR", str(tmp_path / "store"))
     return tmp_path / "store"
 
@@ -77,7 +80,10 @@ def test_an_interrupted_run_goes_on_and_what_is_kept_is_not_measured_again(
     assert reference["verdict"] == "right"
 
 
-def test_regret_measures_sizes_that_the_store_lacks(run: Callable) -> None:
+def test_regret_measures_sizes_that_the_store_lacks_with_what_has_to_be_built(
+    run: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PORTAKERNEL_DISABLE")
     found = run("regret", "softmax", "--held-out", "1", "--seed", "5", "--device", "cpu", "--json")
     assert found.status == 0, found.err
     keys = {"device", "regime", "regime_asked", "seed", "interrupted", "busy", "ways", "cells"}
