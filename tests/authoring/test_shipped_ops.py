@@ -55,7 +55,7 @@ def test_every_command_knows_it(site, run):
     assert [cell["case"] for cell in measured["launches"]] == ["4×256"]
 
 
-@pytest.mark.turns(2)
+@pytest.mark.turns(4)
 @pytest.mark.parametrize(
     ("file", "old", "new", "said"),
     [

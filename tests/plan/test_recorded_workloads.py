@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -54,16 +54,28 @@ torch.compile(lambda x: handle(x * 2) + 1)(torch.randn(4, 64))
 """
 
 
-def portakernel(*words: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, *words] if words[0] == "-c" else [sys.executable, "-m", "portakernel", *words]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PORTAKERNEL_")}
-    environment |= {"PORTAKERNEL_TUNING": "off", **variables}
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, env=environment)
+@pytest.fixture
+def interpreter(forked_interpreter: Callable[..., Path], imported_to_compile: tuple[str, ...]) -> Path:
+    """What stands for Python, and has imported what compiles."""
+    return forked_interpreter(imported_to_compile)
+
+
+@pytest.fixture
+def portakernel(interpreter: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs a command, or a program, in a folder."""
+
+    def run(*words: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+        command = [interpreter, *words] if words[0] == "-c" else [interpreter, "-m", "portakernel", *words]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PORTAKERNEL_")}
+        environment |= {"PORTAKERNEL_TUNING": "off", **variables}
+        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, env=environment)
+
+    return run
 
 
 @pytest.mark.parametrize("program", [LAYOUTS, GRAPHS, HANDLES], ids=["layouts", "graphs", "handles"])
-def test_a_plan_that_is_locked_for_a_recording_covers_what_was_recorded(tmp_path, program):
-    recorded = portakernel("record", "-o", "calls.yaml", "--", sys.executable, "-c", program, folder=tmp_path)
+def test_a_plan_that_is_locked_for_a_recording_covers_what_was_recorded(portakernel, interpreter, tmp_path, program):
+    recorded = portakernel("record", "-o", "calls.yaml", "--", str(interpreter), "-c", program, folder=tmp_path)
     assert recorded.returncode == 0, recorded.stderr
     locked = portakernel("plan", "lock", "plan.yaml", "--calls", "calls.yaml", folder=tmp_path)
     assert locked.returncode == 0, locked.stderr
@@ -81,7 +93,7 @@ print([(used.kernel, used.calls) for used in portakernel.stats()])
 """
 
 
-def test_what_a_graph_calls_a_plan_decides_when_it_runs_and_a_locked_one_has_to_cover_it(tmp_path):
+def test_what_a_graph_calls_a_plan_decides_when_it_runs_and_a_locked_one_has_to_cover_it(portakernel, tmp_path):
     calls = "calls:\n  - {op: softmax, dtype: float32, shape: {x: [ROWS, 64]}}\n"
     (tmp_path / "calls.yaml").write_text(calls.replace("ROWS", "4"))
     (tmp_path / "other.yaml").write_text(calls.replace("ROWS", "5"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -91,21 +90,10 @@ def test_a_block_without_calls_leaves_an_earlier_file_and_one_that_raises_keeps_
     assert counted(path) == {f"softmax {X}": 1}
 
 
-def test_a_program_is_recorded_in_all_its_threads_and_processes_and_its_status_is_kept(tmp_path):
+def test_a_program_is_recorded_in_all_its_threads_and_processes_and_its_status_is_kept(tmp_path, forked_interpreter):
     file = tmp_path / "calls.yaml"
-    command = [
-        sys.executable,
-        "-m",
-        "portakernel",
-        "record",
-        "-o",
-        str(file),
-        "--",
-        sys.executable,
-        "-c",
-        PROGRAM,
-        PROGRAM,
-    ]
+    python = forked_interpreter()
+    command = [python, "-m", "portakernel", "record", "-o", file, "--", python, "-c", PROGRAM, PROGRAM]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 3, done.stderr
     assert done.stdout.split() == f"3 kinds of 10 calls are in {file}".split()
@@ -152,10 +140,13 @@ ops.attention(q, q, q).sum().backward()
 """
 
 
-def test_what_graphs_call_and_what_handles_serve_is_counted_as_it_reaches_a_kernel(tmp_path):
+def test_what_graphs_call_and_what_handles_serve_is_counted_as_it_reaches_a_kernel(
+    tmp_path, python, imported_to_compile
+):
     file = tmp_path / "calls.yaml"
-    command = [sys.executable, "-c", IN_GRAPHS_AND_HANDLES]
-    subprocess.run(command, check=True, cwd=tmp_path, env={**os.environ, "PORTAKERNEL_RECORD": str(file)})
+    environment = {**os.environ, "PORTAKERNEL_RECORD": str(file)}
+    ran = python("-c", IN_GRAPHS_AND_HANDLES, cwd=tmp_path, env=environment, imports=imported_to_compile)
+    assert ran.returncode == 0, ran.stderr
     found = counted(file)
     q = "'q': [1, 8, 2, 16], 'k': [1, 8, 2, 16], 'v': [1, 8, 2, 16]"
     eps = "{'eps': 0.001}"
