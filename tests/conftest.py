@@ -63,7 +63,7 @@ IMPORTED = (
 )  # fmt: skip
 
 # What else they import that compile.
-COMPILING = ("torch._dynamo", "torch.distributed.tensor", "triton", "networkx", "jinja2")
+COMPILING = ("torch._dynamo", "torch._inductor.compile_fx", "torch.distributed.tensor", "triton", "networkx", "jinja2")
 
 # One process for all workers of a run has imported that, when the first of them asks, and forks their programs.
 FORKING: subprocess.Popen[bytes] | None = None

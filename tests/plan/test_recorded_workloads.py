@@ -27,7 +27,7 @@ import torch, portakernel
 from portakernel import ops
 portakernel.set_policy(compiled="call")
 def compiled(function):
-    return torch.compile(function, fullgraph=True)  # what is refused would else run without a graph
+    return torch.compile(function, fullgraph=True, backend="aot_eager")  # what is refused would else run without a graph
 wide, weight = torch.randn(8, 128), torch.ones(64)
 norm = compiled(lambda x, weight: ops.rms_norm(x * 2, weight) + 1)
 norm(wide[:, :64], weight)
@@ -36,7 +36,7 @@ compiled(lambda x: ops.softmax(x) + 1)(torch.randn(129)[1:].view(2, 64))
 x = torch.randn(4, 64, requires_grad=True)
 compiled(lambda x, weight: ops.rms_norm(x, weight).sum())(x, weight).backward()
 compiled(lambda x: ops.silu_and_mul(x).sum())(x).backward()
-several = torch.compile(lambda x: ops.softmax(x * 2) + 1, fullgraph=True, dynamic=True)
+several = torch.compile(lambda x: ops.softmax(x * 2) + 1, fullgraph=True, backend="aot_eager", dynamic=True)
 for rows in (4, 7, 9):
     several(torch.randn(rows, 32))
 portakernel.set_policy(compiled="inline")
@@ -50,7 +50,7 @@ norm = portakernel.bind("rms_norm", wide[:, :64], weight)
 for rows in (1, 3, 8):
     norm(wide[:rows, :64], weight)
 handle = portakernel.bind("softmax", torch.randn(4, 64))
-torch.compile(lambda x: handle(x * 2) + 1)(torch.randn(4, 64))
+torch.compile(lambda x: handle(x * 2) + 1, backend="aot_eager")(torch.randn(4, 64))
 """
 
 
@@ -87,7 +87,7 @@ IN_A_GRAPH = """
 import torch, portakernel
 from portakernel import ops
 portakernel.set_policy(compiled="call")
-function = torch.compile(lambda x: ops.softmax(x * 2) + 1, fullgraph=True)
+function = torch.compile(lambda x: ops.softmax(x * 2) + 1, fullgraph=True, backend="aot_eager")
 function(torch.randn(4, 64))
 print([(used.kernel, used.calls) for used in portakernel.stats()])
 """
