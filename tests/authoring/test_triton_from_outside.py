@@ -24,7 +24,7 @@ kernels:
     entry: acme_kernels.rows:silu_and_mul
     targets: {nvidia: sm_80+, amd: gfx942}
     dtypes: {x: [float32, bfloat16]}
-    limits: {N: {max: 4096}}
+    limits: {N: {max: 256}}
     properties: {deterministic: true, batch_invariant: true, graph_capture: true}
     priority: 10
 """
