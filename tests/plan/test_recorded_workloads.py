@@ -27,7 +27,7 @@ import torch, portakernel
 from portakernel import ops
 portakernel.set_policy(compiled="call")
 def compiled(function):
-    return torch.compile(function, fullgraph=True, backend="aot_eager")  # what is refused would else run without a graph
+    return torch.compile(function, fullgraph=True, backend="aot_eager")  # else what is refused runs without
 wide, weight = torch.randn(8, 128), torch.ones(64)
 norm = compiled(lambda x, weight: ops.rms_norm(x * 2, weight) + 1)
 norm(wide[:, :64], weight)
