@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,16 @@ for line in sys.stdin:
 RECORD = (sys.executable, "-m", "portakernel", "record", "-o", "calls.yaml")
 
 
-def record(folder: Path, *words: str, program: str) -> subprocess.CompletedProcess[str]:
-    command = [*RECORD, *words, "--", sys.executable, "-c", program]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+@pytest.fixture
+def record(forked_interpreter: Callable[..., Path], tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Records a program: ``record(program)``, both forked from a process that has imported torch."""
+
+    def run(program: str) -> subprocess.CompletedProcess[str]:
+        python = forked_interpreter()
+        command = [python, *RECORD[1:], "--", python, "-c", program]
+        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+
+    return run
 
 
 @pytest.mark.parametrize(("number", "calls"), [(signal.SIGTERM, True), (signal.SIGTERM, False), (signal.SIGINT, True)])
@@ -58,8 +66,9 @@ def test_a_program_that_is_ended_is_told_so_and_what_it_recorded_is_written(
 def test_a_program_s_own_answer_to_the_signal_is_its_status(tmp_path: Path) -> None:
     program = "import os, signal, sys, torch\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n"
     program += "from portakernel import ops\nops.softmax(torch.randn(4, 64))\n"
-    program += "os.kill(os.getppid(), signal.SIGTERM)\nsignal.pause()"
-    ran = record(tmp_path, program=program)
+    program += "os.kill(os.getppid(), signal.SIGTERM)\nsignal.pause()"  # a forked one's parent is not its command
+    command = [*RECORD, "--", sys.executable, "-c", program]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert ran.returncode == 7, ran.stderr
     assert ran.stdout == "1 kind of 1 call is in calls.yaml\n"
 
@@ -102,39 +111,41 @@ def test_the_variable_names_a_file_that_can_be(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_a_link_stays_and_what_it_names_is_written(tmp_path: Path) -> None:
+def test_a_link_stays_and_what_it_names_is_written(
+    record: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
     (tmp_path / "real.yaml").write_text("# mine\n")
     (tmp_path / "calls.yaml").symlink_to("real.yaml")
     program = "import torch\nfrom portakernel import ops\nops.softmax(torch.randn(4, 64))"
-    ran = record(tmp_path, program=program)
+    ran = record(program)
     assert ran.returncode == 0, ran.stderr
     assert (tmp_path / "calls.yaml").is_symlink()
     assert "op: softmax" in (tmp_path / "real.yaml").read_text()
 
 
 def test_a_file_that_the_variable_names_has_the_calls_too_and_one_that_is_no_recording_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    record: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outer = tmp_path / "all.yaml"
     monkeypatch.setenv("PORTAKERNEL_RECORD", str(outer))
     program = "import torch\nfrom portakernel import ops\nops.softmax(torch.randn(4, 64))"
     outer.write_text("calls:\n  - {op: softmax, dtype: {x: float32}, shape: {x: [4, 64]}, count: 6}\n")
-    ran = record(tmp_path, program=program)
+    ran = record(program)
     assert ran.returncode == 0, ran.stderr
     assert [call.count for call in load_calls(outer)] == [7]
     assert [call.count for call in load_calls(tmp_path / "calls.yaml")] == [1]
     outer.write_text("services: {port: 80}\n")
-    ran = record(tmp_path, program=program)
+    ran = record(program)
     assert ran.returncode == 2
     assert "all.yaml lists no calls, and a recording adds to what is there: name another file" in ran.stderr
     assert outer.read_text() == "services: {port: 80}\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["all.yaml", "calls.yaml"]
 
 
-def test_what_graphs_dissolve_is_said(tmp_path: Path) -> None:
+def test_what_graphs_dissolve_is_said(record: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     program = "import torch\nfrom portakernel import ops\nx = torch.randn(4, 64)\n"
     program += "torch.compile(lambda x: ops.rms_norm(x, x[0]), backend='eager')(x)\nops.softmax(x)"
-    ran = record(tmp_path, program=program)
+    ran = record(program)
     assert ran.returncode == 0, ran.stderr
     first, second = ran.stdout.splitlines()
     assert first == "2 kinds of 2 calls are in calls.yaml"

@@ -27,6 +27,8 @@ from portakernel_kit.tune.fleet import Fleet, Outcome
 from portakernel_kit.tune.job import Facts, Job
 from portakernel_kit.tune.session import OneDevice
 
+pytestmark = pytest.mark.usefixtures("forked_measuring")
+
 CALLS = """
 calls:
   - {op: softmax, dtype: float32, shape: {x: [4, 64]}, count: 3}
@@ -36,6 +38,7 @@ calls:
 
 @pytest.fixture(autouse=True)
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PORTAKERNEL_DISABLE", "inductor")  # compiles for seconds
     monkeypatch.setenv("PORTAKERNEL_TUNING_DIR", str(tmp_path / "store"))
     return tmp_path / "store"
 
@@ -110,7 +113,10 @@ def test_regret_does_not_count_what_was_measured_beside_others(run: Callable, mo
     assert "others used the device while 1 more was measured: not counted" in " ".join(run(*words).out.split())
 
 
-def test_regret_measures_sizes_that_the_store_lacks(run: Callable) -> None:
+def test_regret_measures_sizes_that_the_store_lacks_with_what_has_to_be_built(
+    run: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PORTAKERNEL_DISABLE")
     found = run("regret", "softmax", "--held-out", "1", "--seed", "5", "--device", "cpu", "--json")
     assert found.status == 0, found.err
     keys = {"device", "regime", "regime_asked", "seed", "interrupted", "busy", "ways", "cells"}

@@ -187,21 +187,10 @@ def test_what_becomes_no_recording_meanwhile_stays(tmp_path, text):
     assert os.listdir(tmp_path) == ["calls.yaml"]
 
 
-def test_a_program_is_recorded_in_all_its_threads_and_processes_and_its_status_is_kept(tmp_path):
+def test_a_program_is_recorded_in_all_its_threads_and_processes_and_its_status_is_kept(tmp_path, forked_interpreter):
     file = tmp_path / "calls.yaml"
-    command = [
-        sys.executable,
-        "-m",
-        "portakernel",
-        "record",
-        "-o",
-        str(file),
-        "--",
-        sys.executable,
-        "-c",
-        PROGRAM,
-        PROGRAM,
-    ]
+    python = forked_interpreter()
+    command = [python, "-m", "portakernel", "record", "-o", file, "--", python, "-c", PROGRAM, PROGRAM]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 3, done.stderr
     assert done.stdout.split() == f"3 kinds of 10 calls are in {file}".split()
@@ -234,7 +223,7 @@ import torch, portakernel
 from portakernel import ops
 x, weight = torch.randn(4, 64), torch.ones(64)
 portakernel.set_policy(compiled="call")
-function = torch.compile(lambda x: ops.softmax(x) + 1, fullgraph=True)
+function = torch.compile(lambda x: ops.softmax(x) + 1, fullgraph=True, backend="aot_eager")
 for _ in range(3):
     function(x)
 norm = portakernel.bind("rms_norm", x, weight, eps=1e-3)
@@ -248,10 +237,13 @@ ops.attention(q, q, q).sum().backward()
 """
 
 
-def test_what_graphs_call_and_what_handles_serve_is_counted_as_it_reaches_a_kernel(tmp_path):
+def test_what_graphs_call_and_what_handles_serve_is_counted_as_it_reaches_a_kernel(
+    tmp_path, python, imported_to_compile
+):
     file = tmp_path / "calls.yaml"
-    command = [sys.executable, "-c", IN_GRAPHS_AND_HANDLES]
-    subprocess.run(command, check=True, cwd=tmp_path, env={**os.environ, "PORTAKERNEL_RECORD": str(file)})
+    environment = {**os.environ, "PORTAKERNEL_RECORD": str(file)}
+    ran = python("-c", IN_GRAPHS_AND_HANDLES, cwd=tmp_path, env=environment, imports=imported_to_compile)
+    assert ran.returncode == 0, ran.stderr
     found = counted(file)
     q = "'q': [1, 8, 2, 16], 'k': [1, 8, 2, 16], 'v': [1, 8, 2, 16]"
     eps = "{'eps': 0.001}"
