@@ -23,7 +23,6 @@ if TYPE_CHECKING:
         load_policy,
         plugins,
         policy,
-        record,
         set_policy,
         stats,
         targets,
@@ -31,14 +30,14 @@ if TYPE_CHECKING:
         warmup,
     )
     from portakernel.manifest.api_version import PLUGIN_API
-    from portakernel.routing import agree, load_plan, load_tuning
+    from portakernel.routing import agree, load_plan, load_tuning, record
     from portakernel.warming.outcome import Call
 
 __all__ = [
     "PLUGIN_API", "Call", "agree", "bind", "errors", "explain", "load_plan", "load_policy", "load_tuning", "masks",
     "ops", "paging", "plugins", "policy", "record", "set_policy", "stats", "targets", "use", "warmup",
 ]  # fmt: skip
-_OF_ROUTING = ("agree", "load_plan", "load_tuning")
+_OF_ROUTING = ("agree", "load_plan", "load_tuning", "record")
 
 
 @as_written

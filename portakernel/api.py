@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from portakernel.claims.request import Phase
@@ -21,9 +19,8 @@ from portakernel.deciding.kernel_argument import strictly
 from portakernel.deciding.policies import Layer, Names, ReferenceMode, make_layer
 from portakernel.deciding.policy_block import PolicyBlock
 from portakernel.deciding.process_wishes import read
-from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
+from portakernel.errors import ArgumentTypeError, UnknownNameError
 from portakernel.host.as_written import as_written
-from portakernel.host.output_file import obstacle
 from portakernel.registry.plugin_manager import Broken, Package
 from portakernel.runtime import caller, callers_so_far, contract_of, dispatcher
 from portakernel.text.printable import brief
@@ -382,38 +379,6 @@ def plugins() -> tuple[PluginState, ...]:
         )
         for package in manager.packages
     )
-
-
-@as_written
-def record(path: str | PathLike[str]) -> AbstractContextManager[None]:
-    """Writes which kinds of calls this thread makes of ops inside the block, and how often, into the file at ``path``.
-
-    The file lists ops, dtypes, shapes, layouts and keyword arguments, and nothing of what tensors hold; ``portakernel
-    warmup``, ``bench`` and ``tune`` read it with ``--calls``. One that is there is replaced; without a call none is
-    written.
-
-        with portakernel.record("service.yaml"):
-            serve_one_request()
-
-    Handles of ``portakernel.bind`` count, their example once more when one is made, and calls that a graph of
-    ``torch.compile`` keeps whole; what a graph dissolves does not.
-
-    Raises:
-        ArgumentTypeError: ``path`` is no path.
-        ArgumentValueError: there can be no such file: it is a folder, or its folder cannot be written.
-        OSError: the file can no longer be written at the block's end.
-    """
-    given: Any = path
-    if not isinstance(given, (str, PathLike)):
-        text = "record takes the path of the file to write, such as 'service.yaml', and is entered: with record(path):"
-        raise ArgumentTypeError(f"{text} ...; this is {given!r}")
-    file = Path(os.path.realpath(Path(path).expanduser()))  # a link stays, and what it names is written
-    if why := obstacle(file):
-        raise ArgumentValueError(f"record: {os.fspath(path)!r} {why}")
-    dispatcher()  # plugins may ship ops
-    from portakernel.torch_bridge.call_kinds import counting
-
-    return counting(file)
 
 
 @as_written
