@@ -31,7 +31,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # What `make outside` makes and tests; its name is nobody's.
 OUTSIDER := outsider_for_make
 OLDEST_TRITON := $(VENV)/oldest-triton
-.PHONY: help setup nvidia-compilers test oldest-triton outside demo site lint lint-mypy lint-pyright lint-style lint-imports format generate generate-check modes clean
+.PHONY: help setup nvidia-compilers test test-all oldest-triton outside demo site lint lint-mypy lint-pyright lint-style lint-imports format generate generate-check modes clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r target text; do \
@@ -46,6 +46,9 @@ nvidia-compilers: setup ## add what compiles CUTLASS and CuTe DSL to .venv; no G
 
 test: setup ## run the tests: make test PYTEST_ARGS="-k rms_norm"
 	@$(VENV_PYTHON) -m pytest $(PYTEST_ARGS)
+
+test-all: setup ## run every test, those too of which a run of all has a part
+	@TESTS_TURN= $(VENV_PYTHON) -m pytest $(PYTEST_ARGS)
 
 # torch brings a newer one, which some kernels need less care for.
 oldest-triton: setup ## run the plugins' tests with the oldest Triton that is supported

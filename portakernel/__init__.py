@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from portakernel.host.as_written import as_written
 from portakernel.host.forks import unsplit
+from portakernel.host.start_folder import START_FOLDER as _START_FOLDER  # noqa: F401 - before the program leaves it
 from portakernel.torch_import import offer_ops
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
         load_policy,
         plugins,
         policy,
-        record,
         set_policy,
         stats,
         targets,
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
         warmup,
     )
     from portakernel.manifest.api_version import PLUGIN_API
-    from portakernel.routing import agree, load_plan, load_tuning
+    from portakernel.routing import agree, load_plan, load_tuning, record
     from portakernel.warming.outcome import Call
 
 __all__ = [
     "PLUGIN_API", "Call", "agree", "bind", "errors", "explain", "load_plan", "load_policy", "load_tuning", "masks",
     "ops", "paging", "plugins", "policy", "record", "set_policy", "stats", "targets", "use", "warmup",
 ]  # fmt: skip
-_OF_ROUTING = ("agree", "load_plan", "load_tuning")
+_OF_ROUTING = ("agree", "load_plan", "load_tuning", "record")
 
 
 @as_written

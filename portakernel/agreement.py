@@ -27,6 +27,7 @@ _PARTS = (24, 24, 12, 4)
 _DIGEST_BYTES = sum(_PARTS)
 _VERDICT_BYTES = 1024
 _LONGEST_NAME, _LONGEST_TEXT = 200, 300
+_MOST_NAMED = 8
 _STEPS = ("the digests", "the decisions of the first rank", "the verdicts")
 
 # By target, by op: entries as a plan has them, or whatever else JSON can hold.
@@ -54,8 +55,11 @@ class Followed(Protocol):
         ...
 
 
-def agree(followed: Followed, group: ProcessGroup | None = None) -> None:
+def agree(followed: Followed, group: ProcessGroup | None = None) -> str:
     """Has all ranks of ``group`` follow what the first one does; each of them calls it, once.
+
+    What it returns is to be warned of: that ranks differ by their devices' units, for which other things are decided;
+    empty where there is nothing.
 
     Raises:
         RankDisagreement: kernels' sources differ; on every rank, whichever it is.
@@ -72,10 +76,43 @@ def agree(followed: Followed, group: ProcessGroup | None = None) -> None:
     found, verdict = mine.decisions, mine.problem
     if size > 1 and not verdict:
         found, verdict = _held_against(payload, mine)
-    verdicts = [_decoded(content) for content in ranks.gather(_encoded(verdict), _STEPS[2])]
-    if any(verdicts):
+    said = {"target": mine.target} | dict(verdict or {})
+    verdicts = [_decoded(content) for content in ranks.gather(_encoded(said), _STEPS[2])]
+    if any(verdict.keys() & {"kernel", "error"} for verdict in verdicts):
         raise _disagreement(verdicts) from mine.error
     followed.adopt(found)
+    return _unlike(found, [verdict["target"] for verdict in verdicts])
+
+
+def _unlike(decisions: Decisions, targets: Sequence[str]) -> str:
+    """That devices of one architecture have other units, and other decisions therefore; empty where none have.
+
+    ``targets`` are those of the ranks.
+    """
+    ranks, of_arch = dict[str, list[int]](), dict[str, list[str]]()
+    for rank, target in enumerate(targets):
+        ranks.setdefault(target, []).append(rank)
+    for target in ranks:
+        of_arch.setdefault(target.rpartition("/")[0], []).append(target)
+    for arch, several in of_arch.items():
+        if all(_chosen(decisions, target) == _chosen(decisions, several[0]) for target in several):
+            continue
+        told = "; ".join(f"{target} on rank{'s' * (len(at := ranks[target]) > 1)} {_listed(at)}" for target in several)
+        remedy = "; give all as many threads (OMP_NUM_THREADS)" if arch.startswith("cpu:") else ""
+        text = "what is followed on one is not followed on the other, and they may run different kernels"
+        return f"agree: the ranks' devices differ by their units: {told}: {text}{remedy}"
+    return ""
+
+
+def _chosen(decisions: Decisions, target: str) -> Mapping[str, Sequence[Any]]:
+    """What is decided for a target, without what stands beside an entry: where it is from, and why."""
+    ops = decisions.get(target, {})
+    return {op: [one.get("entry", one) for one in entries] for op, entries in ops.items()}
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    more = len(ranks) - _MOST_NAMED
+    return ", ".join(map(str, ranks[:_MOST_NAMED])) + (f" and {more} more" if more > 0 else "")
 
 
 def _disagreement(verdicts: Sequence[Mapping[str, str]]) -> RankDisagreement:
@@ -153,9 +190,7 @@ def _held_against(payload: bytes, mine: _Standing) -> tuple[Decisions, Mapping[s
     return sent["decisions"], None
 
 
-def _encoded(verdict: Mapping[str, str] | None) -> bytes:
-    if not verdict:
-        return b""
+def _encoded(verdict: Mapping[str, str]) -> bytes:
     short = {name: value[: _LONGEST_TEXT if name == "error" else _LONGEST_NAME] for name, value in verdict.items()}
     while len(content := json.dumps(short, ensure_ascii=False).encode()) > _VERDICT_BYTES:
         longest = max(short, key=lambda name: len(short[name].encode()))

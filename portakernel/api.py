@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from portakernel.claims.request import Phase
@@ -21,9 +19,8 @@ from portakernel.deciding.kernel_argument import strictly
 from portakernel.deciding.policies import Layer, Names, ReferenceMode, make_layer
 from portakernel.deciding.policy_block import PolicyBlock
 from portakernel.deciding.process_wishes import read
-from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
+from portakernel.errors import ArgumentTypeError, UnknownNameError
 from portakernel.host.as_written import as_written
-from portakernel.host.output_file import obstacle
 from portakernel.registry.plugin_manager import Broken, Package
 from portakernel.runtime import caller, callers_so_far, contract_of, dispatcher
 from portakernel.text.printable import brief
@@ -81,7 +78,8 @@ def explain(
 ) -> Decision:
     """Which kernel serves a call, why, and why each other does not; nothing runs.
 
-    With tensors, for exactly that call on their device (``phase`` is ``training`` where they require gradients).
+    With tensors, for exactly that call on their device (``phase`` is ``training`` where they require gradients, and
+    ``forward_ad`` where they have tangents: inside ``torch.func.jvp`` or a dual level).
     Without, for a ``target`` (``"amd:gfx942"`` or ``"mi300x"``, which need not be here), a ``device`` of this machine
     or its first one, with as much of dtypes, shapes and scale formats as you give::
 
@@ -109,9 +107,8 @@ def explain(
         asked = caller(op)
         given, values = _call(op, tensors, parameters | _own_words(described, "explain", given_words))
         asked.arguments.check(given, values)
-        training = any(tensor.requires_grad for tensor in given if tensor is not None) and _records_gradients()
-        inferred = Phase.TRAINING if training else Phase.INFERENCE
-        wanted, strict = Phase(phase) if phase else inferred, strictly(now.registry, op, kernel)
+        wanted = Phase(phase) if phase else _phase_of([tensor for tensor in given if tensor is not None])
+        strict = strictly(now.registry, op, kernel)
         return asked.explain(given, values, wanted, strict, compiled=compiled)
     return explain_in_words(
         now,
@@ -149,10 +146,16 @@ def _own_words(described: Contract, asking: str, given: Mapping[str, Any]) -> di
     return dict(given)
 
 
-def _records_gradients() -> bool:
+def _phase_of(given: Sequence[Any]) -> Phase:
+    """The phase of a call that is made here and now with these tensors."""
     import torch
 
-    return torch.is_grad_enabled()
+    from portakernel.tensors.torch_internals import has_tangent
+
+    if has_tangent(given):
+        return Phase.FORWARD_AD
+    training = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
+    return Phase.TRAINING if training else Phase.INFERENCE
 
 
 def _call(op: str, tensors: Sequence[Any], named: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
@@ -376,38 +379,6 @@ def plugins() -> tuple[PluginState, ...]:
         )
         for package in manager.packages
     )
-
-
-@as_written
-def record(path: str | PathLike[str]) -> AbstractContextManager[None]:
-    """Writes which kinds of calls this thread makes of ops inside the block, and how often, into the file at ``path``.
-
-    The file lists ops, dtypes, shapes, layouts and keyword arguments, and nothing of what tensors hold; ``portakernel
-    warmup``, ``bench`` and ``tune`` read it with ``--calls``. One that is there is replaced; without a call none is
-    written.
-
-        with portakernel.record("service.yaml"):
-            serve_one_request()
-
-    Handles of ``portakernel.bind`` count, their example once more when one is made, and calls that a graph of
-    ``torch.compile`` keeps whole; what a graph dissolves does not.
-
-    Raises:
-        ArgumentTypeError: ``path`` is no path.
-        ArgumentValueError: there can be no such file: it is a folder, or its folder cannot be written.
-        OSError: the file can no longer be written at the block's end.
-    """
-    given: Any = path
-    if not isinstance(given, (str, PathLike)):
-        text = "record takes the path of the file to write, such as 'service.yaml', and is entered: with record(path):"
-        raise ArgumentTypeError(f"{text} ...; this is {given!r}")
-    file = Path(path).expanduser().absolute()
-    if why := obstacle(file):
-        raise ArgumentValueError(f"record: {os.fspath(path)!r} {why}")
-    dispatcher()  # plugins may ship ops
-    from portakernel.torch_bridge.call_kinds import counting
-
-    return counting(file)
 
 
 @as_written

@@ -14,6 +14,7 @@ from typing import Any, TypeVar, get_args
 from portakernel.claims.capability import Property
 from portakernel.errors import ConfigError, nearest
 from portakernel.host.output_file import obstacle
+from portakernel.host.start_folder import START_FOLDER
 from portakernel.words.graph_forms import GRAPH_FORMS
 
 T = TypeVar("T")
@@ -117,8 +118,8 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "PORTAKERNEL_RECORD",
-        "A file to write at exit: which kinds of calls were made, and how often.",
-        f"a path; {_HOME}",
+        "A recording to add to at exit: which kinds of calls were made, and how often.",
+        f"a path, where the process was started if it is relative; {_HOME}",
         "each op, when it is first used",
     ),
     Variable(
@@ -233,8 +234,8 @@ def _to_write(key: str, text: str) -> str | None:
     """A file that can be written; None where none is named."""
     if not text:
         return None
-    path = os.path.expanduser(text)
-    if why := obstacle(Path(os.path.abspath(path))):
+    path = os.path.realpath(os.path.join(START_FOLDER, os.path.expanduser(text)))
+    if why := obstacle(Path(path)):
         raise ConfigError(f"{PREFIX + key} is {text!r}, which {why}; or leave it unset")
     return path
 

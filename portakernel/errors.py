@@ -257,7 +257,10 @@ class FallbackWarning(PortakernelWarning):
 
 
 class StaleGraphWarning(PortakernelWarning):
-    """A graph runs that was traced under another policy, or in another installation. Given once per op and policy."""
+    """A graph runs that was traced under another policy or plan, or in another installation.
+
+    Given once per op and policy.
+    """
 
 
 class PackagedCallWarning(PortakernelWarning):

@@ -1,23 +1,58 @@
-"""What ``import portakernel`` offers on plans and measurements: loading them, agreeing on them."""
+"""What ``import portakernel`` offers on plans and measurements: what is called, loading them, agreeing on them."""
 
 from __future__ import annotations
 
 import os
 import warnings
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from os import PathLike
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from portakernel.config import Config
 from portakernel.deciding.routes import MeasuredSource, PlannedSource
 from portakernel.deciding.sources import followed_plan, measurements, unread_store
-from portakernel.errors import ArgumentTypeError, ConfigWarning, PortakernelError
+from portakernel.errors import ArgumentTypeError, ArgumentValueError, ConfigWarning, PortakernelError
 from portakernel.host.as_written import as_written
 from portakernel.host.call_site import callers_level
+from portakernel.host.output_file import obstacle
 from portakernel.runtime import callers_so_far, dispatcher
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+
+@as_written
+def record(path: str | PathLike[str]) -> AbstractContextManager[None]:
+    """Writes which kinds of calls this thread makes of ops inside the block, and how often, into the file at ``path``.
+
+    The file lists ops, dtypes, shapes, layouts and keyword arguments, and nothing of what tensors hold; ``portakernel
+    warmup``, ``bench`` and ``tune`` read it with ``--calls``. One that is there is replaced; without a call none is
+    written.
+
+        with portakernel.record("service.yaml"):
+            serve_one_request()
+
+    Handles of ``portakernel.bind`` count, their example once more when one is made, and calls that a graph of
+    ``torch.compile`` keeps whole; what a graph dissolves does not.
+
+    Raises:
+        ArgumentTypeError: ``path`` is no path.
+        ArgumentValueError: there can be no such file: it is a folder, or its folder cannot be written.
+        OSError: the file can no longer be written at the block's end.
+    """
+    given: Any = path
+    if not isinstance(given, (str, PathLike)):
+        text = "record takes the path of the file to write, such as 'service.yaml', and is entered: with record(path):"
+        raise ArgumentTypeError(f"{text} ...; this is {given!r}")
+    file = Path(os.path.realpath(Path(path).expanduser()))  # a link stays, and what it names is written
+    if why := obstacle(file):
+        raise ArgumentValueError(f"record: {os.fspath(path)!r} {why}")
+    dispatcher()  # plugins may ship ops
+    from portakernel.torch_bridge.call_kinds import counting
+
+    return counting(file)
 
 
 @as_written
@@ -60,7 +95,8 @@ def agree(group: ProcessGroup | None = None) -> None:
     """Has all ranks of ``group`` follow what its first rank follows; each of them calls it, once, before any op.
 
     Three collectives, whatever happens, and none afterwards. Plans and measurements are then fixed until the process
-    ends; policies are each rank's own, as before.
+    ends; policies are each rank's own, as before. Ranks whose devices differ by their units alone, such as CPUs by
+    threads, are warned of where other things are followed for these.
 
     Raises:
         RankDisagreement: the sources of kernels differ; on every rank, whichever rank it is.
@@ -77,8 +113,10 @@ def agree(group: ProcessGroup | None = None) -> None:
     here = torch.device("cpu")
     if accelerator is not None:
         here = torch.device(accelerator.type, torch.accelerator.current_device_index())
-    agree_on(Following(now.registry, now.routes, find_device(now.registry, here)), group)
+    doubt = agree_on(Following(now.registry, now.routes, find_device(now.registry, here)), group)
     _reroute()
+    if doubt:
+        warnings.warn(doubt, ConfigWarning, stacklevel=callers_level())
 
 
 def _follow(plan: PlannedSource | None, measured: MeasuredSource | None) -> None:
@@ -97,6 +135,9 @@ def _follow(plan: PlannedSource | None, measured: MeasuredSource | None) -> None
 
 def _reroute() -> dict[str, frozenset[str]]:
     """Has every op that is in use choose anew; by op the parameters that its calls cannot be told apart by any more."""
+    now = dispatcher()
+    if now.trace_token:
+        now.refresh_trace_token()
     found = {caller.contract.op: caller.reroute() for caller in callers_so_far()}
     return {op: missed for op, missed in found.items() if missed}
 

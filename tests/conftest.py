@@ -7,6 +7,7 @@ import importlib
 import itertools
 import json
 import logging
+import math
 import multiprocessing
 import multiprocessing.forkserver
 import multiprocessing.spawn
@@ -62,7 +63,7 @@ IMPORTED = (
 )  # fmt: skip
 
 # What else they import that compile.
-COMPILING = ("torch._dynamo", "torch.distributed.tensor", "triton", "networkx", "jinja2")
+COMPILING = ("torch._dynamo", "torch._inductor.compile_fx", "torch.distributed.tensor", "triton", "networkx", "jinja2")
 
 # One process for all workers of a run has imported that, when the first of them asks, and forks their programs.
 FORKING: subprocess.Popen[bytes] | None = None
@@ -117,16 +118,26 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)  # behind the shuffling
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    turns = [is_its_turn(item) for item in items]
-    config.hook.pytest_deselected(items=[item for item, its in zip(items, turns, strict=True) if not its])
-    items[:] = itertools.compress(items, turns)
+    others = others_turns(items)
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid in others])
+    items[:] = [item for item in items if item.nodeid not in others]
     items.sort(key=lambda item: not item.nodeid.startswith(LONG))
 
 
-def is_its_turn(item: pytest.Item) -> bool:
-    """Whether a test marked ``turns(n)`` is among the part that this tree draws; one that is named always is."""
-    mark, drawn = item.get_closest_marker("turns"), os.environ.get("TESTS_TURN")
-    return mark is None or not drawn or zlib.crc32(f"{drawn} {item.nodeid}".encode()) % mark.args[0] == 0
+def others_turns(items: list[pytest.Item]) -> set[str]:
+    """Of tests marked ``turns(n)``, those that this tree does not draw: of each function a part of one in n is left.
+
+    At least one of each function is; where tests are named, all are.
+    """
+    drawn, functions = os.environ.get("TESTS_TURN"), dict[tuple[str, int], list[str]]()
+    for item in items if drawn else ():
+        if (mark := item.get_closest_marker("turns")) is not None:
+            functions.setdefault((item.nodeid.partition("[")[0], mark.args[0]), []).append(item.nodeid)
+    others = set[str]()
+    for (_, turns), tests in functions.items():
+        tests.sort(key=lambda test: (zlib.crc32(f"{drawn} {test}".encode()), test))
+        others.update(tests[math.ceil(len(tests) / turns) :])
+    return others
 
 
 def turn_of(config: pytest.Config) -> str:
@@ -247,7 +258,8 @@ def imported_first() -> tuple[str, ...]:
         "portakernel.authoring.host", "portakernel.authoring.tensors", "portakernel.native.entry",
         *modules_in("portakernel/contracts", "portakernel/deciding", "portakernel/matrix"),
         *modules_in("portakernel/cli/doctor", "portakernel/cli/explain", "portakernel_kit/cli/validate"),
-        "portakernel.cli.list_kernels", "portakernel.cli.matrix", "forked_first", "fault_process",
+        "portakernel.cli.list_kernels", "portakernel.cli.matrix", "portakernel_kit.tune.worker",
+        "portakernel_kit.tune.local_workers", "forked_first", "fault_process",
     )  # fmt: skip
 
 
@@ -279,6 +291,15 @@ def fork_server(imported_first: tuple[str, ...], forked_interpreter: Callable[..
 def forked_observers(fork_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are observed in forked processes, not in ones that have to import torch first."""
     monkeypatch.setattr("portakernel_kit.conformance.observing.isolation.get_context", lambda _: fork_server)
+
+
+@pytest.fixture
+def forked_measuring(forked_interpreter: Callable[..., Path], imported_first: tuple[str, ...]) -> Iterator[None]:
+    """Calls are measured in forked processes, not in ones that have to import torch and read all kernels' sources."""
+    started_as = multiprocessing.spawn.get_executable()
+    multiprocessing.set_executable(str(forked_interpreter(imported_first)))
+    yield
+    multiprocessing.set_executable(started_as)
 
 
 @pytest.fixture

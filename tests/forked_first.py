@@ -17,6 +17,7 @@ import first_party
 
 from portakernel.deciding import trace_token
 from portakernel.registry.registry import listing_model
+from portakernel.tuning.sources import source_digest
 
 
 def _drivers() -> Iterator[str]:
@@ -34,4 +35,5 @@ for library in _drivers():
 inspect.getmodule(sys._getframe())  # reads where each module lies, as torch does for the first op
 for kernel in first_party.kernels():
     trace_token._claims(kernel)
+    source_digest(kernel)
 listing_model()

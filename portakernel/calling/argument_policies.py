@@ -56,8 +56,8 @@ class ArgumentPolicies:
             self._dispatcher.refresh_trace_token()
         if not self._dispatcher.is_current(token):
             text = (
-                f"{self._op}: this graph was traced under another policy or with other kernels than there are here and"
-                " now; the policy in force chooses. Trace it again, or name a kernel in it:"
+                f"{self._op}: this graph was traced under another policy or plan, or with other kernels than there are"
+                " here and now; the policy in force chooses. Trace it again, or name a kernel in it:"
                 f" ops.{self._op}(..., kernel=...)"
             )
             warnings.warn(text, StaleGraphWarning, stacklevel=callers_level())

@@ -174,14 +174,24 @@ class OpCaller:
                 cannot[placement.kernel.name] = rejection
         return decide_as_called(self.dispatcher, request, policy, cannot)
 
-    def place(self, request: Request, policy: Policy, cannot: Mapping[str, Rejection] | None = None) -> Placement:
-        """A decision turned into something to run.
+    def place(
+        self,
+        request: Request,
+        policy: Policy,
+        cannot: Mapping[str, Rejection] | None = None,
+        *,
+        dissolved: bool = False,
+    ) -> Placement:
+        """A decision turned into something to run; ``dissolved``: it is of a call that a graph dissolves elsewhere.
 
         Raises:
             NoKernelError: no kernel can serve.
         """
         with unsplit(f"deciding {request.op}"), outside_modes():
-            decision = self.dispatcher.decide(request, policy, cannot)
+            if request.traced and not dissolved:
+                decision = self.dispatcher.decide_traced(request, policy)
+            else:
+                decision = self.dispatcher.decide(request, policy, cannot)
             self.dispatcher.announce(decision)
         if decision.chosen is None:
             raise decision.error()

@@ -12,14 +12,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from portakernel.claims.request import Phase
 from portakernel.contract import Contract
 
 
 class Observer(Protocol):
     """Counts calls by kind."""
 
-    def add(self, contract: Contract, tensors: Sequence[Any], values: Sequence[Any], *, training: bool) -> None:
-        """Counts a call of an op by its tensors, in the contract's order, and the values of its parameters."""
+    def add(self, contract: Contract, tensors: Sequence[Any], values: Sequence[Any], *, phase: Phase) -> None:
+        """Counts a call of an op by its tensors, in the contract's order, and its parameters' values; and its phase."""
         ...
 
     def add_traced(self, op: str) -> None:
@@ -87,18 +88,22 @@ def public_call(op: str) -> Iterator[PublicCall]:
         _here.calls.pop()
 
 
-def tell_process(contract: Contract, tensors: Sequence[Any], values: Sequence[Any], *, training: bool = False) -> None:
+def tell_process(
+    contract: Contract, tensors: Sequence[Any], values: Sequence[Any], *, phase: Phase = Phase.INFERENCE
+) -> None:
     """Tells the process's record of a call that a torch op, or a bound handle, has served."""
     if (observer := _process.observer) is not None:
         if _here.calls and _here.calls[-1].op == contract.op:
             _here.calls[-1].is_counted = True
-        observer.add(contract, tensors, values, training=training)
+        observer.add(contract, tensors, values, phase=phase)
 
 
-def tell_blocks(contract: Contract, tensors: Sequence[Any], values: Sequence[Any], *, training: bool = False) -> None:
+def tell_blocks(
+    contract: Contract, tensors: Sequence[Any], values: Sequence[Any], *, phase: Phase = Phase.INFERENCE
+) -> None:
     """Tells this thread's blocks of a call that their modes do not see."""
     for observer in _here.blocks:
-        observer.add(contract, tensors, values, training=training)
+        observer.add(contract, tensors, values, phase=phase)
 
 
 def tell_traced(op: str) -> None:

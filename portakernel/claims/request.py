@@ -39,7 +39,8 @@ class Request:
     ``compiled``: a compiled graph is to hold it. ``open``: that leaves some sizes open, or even to its run alone.
     ``traced``: it is made of tensors that stand for a graph's, of which neither all sizes nor addresses are known.
     ``attached`` are further devices that share the torch device. ``device`` is set when it is in this machine, so that
-    readiness is probed and not assumed.
+    readiness is probed and not assumed. ``units`` are the multiprocessors or compute units of hardware that is not
+    here, where they are said.
     """
 
     op: str
@@ -62,6 +63,7 @@ class Request:
     traced: bool = False
     attached: tuple[Device, ...] = ()
     device: Device | None = None
+    units: int | None = None
 
     def value(self, parameter: str) -> Any:
         """The value of a dimension (``N``), layout fact (``x.alignment``) or keyword argument; None if not known."""

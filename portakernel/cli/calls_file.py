@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from portakernel.errors import nearest
 from portakernel.manifest.loading import load_manifest
@@ -31,11 +31,18 @@ class CallEntry(BaseModel):
     format: str | dict[str, str] | None = None
     device: str | None = None
     training: bool = False
+    forward_ad: bool = False
     kernel: str | None = None
     parameters: dict[str, Any] = {}
     count: Annotated[int, Field(ge=1)] = 1
     layout: dict[str, bool | int] = {}
     strides: dict[str, list[Annotated[int, Field(ge=0)]]] = {}
+
+    @model_validator(mode="after")
+    def _of_one_phase(self) -> CallEntry:
+        if self.training and self.forward_ad:
+            raise ValueError("training and forward_ad are two kinds of calls: list it twice")
+        return self
 
 
 class CallsFile(BaseModel):

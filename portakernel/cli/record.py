@@ -18,7 +18,7 @@ from portakernel.cli.options import Json
 
 def command(
     program: Annotated[list[str], typer.Argument(metavar="CMD...", help="The program and its arguments, after --.")],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The file to write, in YAML.")],
+    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="The file to write, in YAML.")],
     json: Json = False,
 ) -> None:
     """Run a program and write which kinds of calls it makes of portakernel's ops: dtypes, shapes, layouts, counts.
@@ -27,9 +27,10 @@ def command(
     threads, and in the processes that the program starts; not what a graph dissolves, nor replays of captured graphs.
     warmup, bench and tune read the file with --calls.
 
-    With --json what the program itself prints goes to stderr. SIGTERM is passed on to the program, and what it recorded
-    until then is written. Exits with the program's own status, 130 when interrupted, 143 when SIGTERM ended it, 2 when
-    the program cannot be started or the file cannot be written.
+    With --json what the program itself prints goes to stderr. SIGTERM is passed on to the program, SIGINT where it does
+    not come from the terminal, which tells both; what was recorded until then is written. FILE is replaced; where
+    PORTAKERNEL_RECORD names a file, the calls are added to that too. Exits with the program's own status, 130 when
+    interrupted, 143 when SIGTERM ended it, 2 when the program cannot be started or the file cannot be written.
 
     For example:
 
@@ -37,19 +38,28 @@ def command(
         portakernel tune --calls service.yaml --budget 10m
     """
     from portakernel.cli.output import page, print_json
+    from portakernel.config import Config
     from portakernel.errors import ArgumentValueError
     from portakernel.host.output_file import obstacle
+    from portakernel.host.recording_file import add, counted, put
 
+    if not output:
+        raise ArgumentValueError("record: -o is empty; give the file to write, such as -o service.yaml")
+    outer = Config.from_environment().record
+    if outer is not None:
+        counted(Path(outer))  # what is no recording is refused before anything runs
     file = Path(os.path.realpath(output))  # a link stays, and what it names is written
     if why := obstacle(file):
         raise ArgumentValueError(f"record: {output} {why}")
     made = Path(f"{file}.recording")  # what is there stays until there is another
     made.unlink(missing_ok=True)
     status = _run(program, {**os.environ, "PORTAKERNEL_RECORD": str(made)}, sys.stderr if json else None)
-    Path(f"{made}.lock").unlink(missing_ok=True)
-    kinds, calls, traced = _recorded(made)
+    counts, ops = counted(made)
+    kinds, calls, traced = len(counts), counts.total(), sorted(ops)
+    if outer is not None and (counts or ops):
+        add(Path(outer), counts, ops)
     if kinds:
-        made.replace(file)
+        put(file, counts, ops)
     made.unlink(missing_ok=True)
     if json:
         print_json(
@@ -57,7 +67,8 @@ def command(
         )
         raise typer.Exit(status)
     if kinds:
-        page().line(f"{kinds} kinds of {calls} calls are in {output}")
+        each, verb = ("kind" if kinds == 1 else "kinds"), ("is" if kinds == 1 else "are")
+        page().line(f"{kinds} {each} of {calls} {'call' if calls == 1 else 'calls'} {verb} in {output}")
     else:
         text = "the program recorded no call of portakernel.ops: it made none, could not write, or was killed"
         page().line(f"{text}; {output} is not written", "doubt")
@@ -68,7 +79,7 @@ def command(
 
 
 def _run(program: Sequence[str], environment: Mapping[str, str], stdout: TextIO | None) -> int:
-    """The status of the program, once it has ended; SIGTERM is passed on to it.
+    """The status of the program, once it has ended; SIGTERM is passed on to it, and SIGINT that is not its already.
 
     Raises:
         ArgumentValueError: it cannot be started.
@@ -84,7 +95,10 @@ def _run(program: Sequence[str], environment: Mapping[str, str], stdout: TextIO 
             child.send_signal(number)
 
     in_main = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGTERM, pass_on) if in_main else None
+    passed = [signal.SIGTERM] if in_main else []
+    if in_main and not _reads_the_terminal() and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        passed.append(signal.SIGINT)
+    before = {number: signal.signal(number, pass_on) for number in passed}
     try:
         try:
             running.append(subprocess.Popen(program, stdout=stdout, env=environment))
@@ -98,18 +112,18 @@ def _run(program: Sequence[str], environment: Mapping[str, str], stdout: TextIO 
                 status = child.wait()
             except KeyboardInterrupt:  # the program has it too, and may write at its end
                 status = child.wait() or 130
+            if signal.SIGINT in ended:
+                status = status or 130
     finally:
-        if in_main:
-            signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     return status if status >= 0 else 128 - status
 
 
-def _recorded(made: Path) -> tuple[int, int, list[str]]:
-    """How many kinds of calls a recording has, how many calls, and the ops that graphs were traced of."""
-    import yaml
-
-    if not made.exists():
-        return 0, 0, []
-    data = yaml.safe_load(made.read_text(encoding="utf-8")) or {}
-    listed = data.get("calls", [])
-    return len(listed), sum(entry.get("count", 1) for entry in listed), data.get("traced", [])
+def _reads_the_terminal() -> bool:
+    """Whether this is what a terminal's user interrupts: then the program, which is of the same group, has it too."""
+    try:
+        with open("/dev/tty", "rb") as terminal:
+            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    except (OSError, AttributeError):  # no terminal, or no such groups
+        return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -16,7 +16,7 @@ from portakernel.deciding.builds import Builds
 from portakernel.deciding.decision import Decision
 from portakernel.deciding.gates import Knowledge, assess
 from portakernel.deciding.hardware_shortfalls import shortfalls
-from portakernel.deciding.kernel_argument import BLOCK_MARK, GRAPH_SOURCE
+from portakernel.deciding.kernel_argument import BLOCK_MARK
 from portakernel.deciding.policies import Layer, Policy, Wishes, intern_policy
 from portakernel.deciding.process_wishes import ProcessWishes, allowed_plugins, read
 from portakernel.deciding.ranking import Candidate, order, why, why_not
@@ -29,6 +29,7 @@ from portakernel.host.locks import make_lock
 from portakernel.registry.kernel import Kernel
 from portakernel.registry.plugin_manager import PluginManager
 from portakernel.registry.registry import Registry
+from portakernel.words.symbols import left_to_the_run
 
 if TYPE_CHECKING:
     from portakernel.deciding.policy_file import Draft
@@ -89,7 +90,12 @@ class Dispatcher:
         """Makes the token of all that decisions depend on (``trace_token.make_token``)."""
         process = self.process
         allowed = [plugins for plugins, _ in process.allow]
-        wishes = (self.process_policy.layers, sorted(process.disabled), allowed, self.checks_values)
+        # of ops whose kernels save each in its own way, a trace asks the plan
+        paired = {kernel.op for kernel in self.registry.kernels.values() if kernel.is_paired}
+        wishes = (
+            self.process_policy.layers, sorted(process.disabled), allowed, self.checks_values,
+            self.routes.traced(paired),
+        )  # fmt: skip
         self._token = make_token(self.registry, wishes)
         self._show_token()
 
@@ -150,10 +156,46 @@ class Dispatcher:
         ``cannot`` are kernels that said ``CannotRun`` for calls like this one. When the request's device is in this
         machine, readiness is probed and the winner is imported; otherwise both are assumed.
         """
-        request, wishes = self._wished(request, self.policy() if policy is None else policy)
+        request, wishes, below = self._wished(request, self.policy() if policy is None else policy)
+        return self._decided(request, self.routes.follow(request, wishes, below), cannot or {})
+
+    def decide_traced(self, request: Request, policy: Policy | None = None) -> Decision:
+        """The decision for a call that is traced, as far as the trace has to fix it.
+
+        What a graph dissolves no plan speaks of, and of what it calls the plan is asked when it runs; but not where it
+        would come too late. Where some kernel saves in its own way for backward, forward and backward are chosen
+        together, and the graph holds both; what PyTorch records has to be traced. Sizes that only the run can tell are
+        compared with no plan.
+        """
+        decision, kernels = self.decide(request, policy), self.registry.for_op(request.op)
+        left = request.unpaired or any(map(left_to_the_run, request.dims.values()))
+        if left or request.phase not in (Phase.TRAINING, Phase.BACKWARD):
+            return decision
+        if self.chooses_together(request.op):
+            return self._planned(decision, policy)
+        recorded = {kernel.name for kernel in kernels if kernel.saves == "autograd"}
+        return self._planned(decision, policy, recorded) if request.phase is Phase.TRAINING else decision
+
+    def chooses_together(self, op: str) -> bool:
+        """Whether some kernel of ``op`` saves in its own way, so that its forward and backward are one choice."""
+        return any(kernel.saves == "own" for kernel in self.registry.for_op(op))
+
+    def decide_in_graph(self, request: Request, policy: Policy | None = None) -> Decision:
+        """The decision for a call of a compiled graph once it has run: by the plan where the graph calls a kernel."""
+        return self._planned(self.decide(request, policy), policy)
+
+    def _planned(self, decision: Decision, policy: Policy | None, among: Collection[str] | None = None) -> Decision:
+        """``decision``, or where the graph is to keep the call whole and the plan speaks of it that by the plan."""
+        if self.routes.plan is None or decision.form in ("inline", "kernel"):
+            return decision
+        request, _, below = self._wished(decision.request, self.policy() if policy is None else policy)
+        planned = self.routes.planned(request, below, among)
+        return decision if planned is below else self._decided(request, planned, {})
+
+    def _decided(self, request: Request, wishes: Wishes, cannot: Mapping[str, Rejection]) -> Decision:
         kernels = self.registry.for_op(request.op)
         now = self._knowledge()
-        closed, cannot = request.without_symbols(), cannot or {}
+        closed = request.without_symbols()
         candidates = [assess(now, kernel, closed, wishes, cannot) for kernel in kernels]
         eligible = sorted((c for c in candidates if not c.rejections), key=lambda c: order(c, wishes))
         rejected = [candidate for candidate in candidates if candidate.rejections]
@@ -187,13 +229,17 @@ class Dispatcher:
     def rejections(self, name: str, request: Request, policy: Policy) -> tuple[Rejection, ...]:
         """Why the kernel ``name`` cannot serve ``request``, as ``decide`` would say; no other kernel is asked."""
         kernel = self.registry.kernels[name]
-        request, wishes = self._wished(request, policy)
+        request, wishes, below = self._wished(request, policy)
+        wishes = self.routes.follow(request, wishes, below)
         rejections = assess(self._knowledge(), kernel, request, wishes, {}).rejections
         failure = self._load_failure(kernel, request) if not rejections else None
         return (failure,) if failure is not None else rejections
 
-    def _wished(self, request: Request, policy: Policy) -> tuple[Request, Wishes]:
-        """What the policy wants of the request, which then asks for what the policy requires; else what is followed."""
+    def _wished(self, request: Request, policy: Policy) -> tuple[Request, Wishes, Wishes]:
+        """What the policy wants of the request, which then asks for what the policy requires.
+
+        The last are the wishes without what a trace chose: whoever speaks of the call goes before that.
+        """
         wishes = policy.wishes(request.op, request.target, self.registry)
         for skipped in skipped_preferences(
             policy, request.op, request.target, self.registry, self.process.disabled, self.process.allow
@@ -203,15 +249,9 @@ class Dispatcher:
             )
         if wishes.require:
             request = replace(request, requires=request.requires | wishes.require.keys())
-        if policy.layers and policy.layers[0].source == GRAPH_SOURCE:
-            # a graph names what was chosen when it was traced: whoever speaks of the call goes before that
-            below = intern_policy(policy.layers[1:]).wishes(request.op, request.target, self.registry)
-            planned = self.routes.planned(request, below)
-            # what PyTorch records no graph calls
-            recorded = request.below_autograd and any(self.registry.kernels[k].saves == "autograd" for k in planned.use)
-            if planned is not below and not recorded:
-                return request, planned
-        return request, self.routes.follow(request, wishes)
+        if not (policy.layers and policy.layers[0].traced):
+            return request, wishes, wishes
+        return request, wishes, intern_policy(policy.layers[1:]).wishes(request.op, request.target, self.registry)
 
     def announce(self, decision: Decision) -> None:
         """Tells plugins of a decision that a call will be served by."""

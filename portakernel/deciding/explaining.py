@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +25,7 @@ def explain_in_words(
     op: str,
     *,
     target: str | None = None,
+    units: int | None = None,
     device: str | None = None,
     dtype: Mapping[str, str] | str | None = None,
     shape: Mapping[str, Sequence[int]] | None = None,
@@ -37,6 +39,7 @@ def explain_in_words(
 ) -> Decision:
     """The decision for a call in words, under the policy in force.
 
+    ``units`` are the target's multiprocessors or compute units: for what a plan, and measurements, say of such devices.
     ``parameters`` are the op's own, ``facts`` what is not plain about its tensors' memory (``{"x.alignment": 2}``),
     ``saved_by`` is the kernel that ran forward, for the phase backward; ``compiled``: a compiled graph is to hold it.
 
@@ -58,7 +61,7 @@ def explain_in_words(
         device=here,
         attached=attached,
     )
-    request = replace(request, compiled=compiled)
+    request = replace(request, compiled=compiled, units=units if target is not None else None)
     check_saved_by(now.registry, request)
     return decide_as_called(now, request, now.policy(layer_of(now.registry, op, strict)))
 
@@ -71,8 +74,9 @@ def decide_as_called(
 ) -> Decision:
     """The decision for ``request``, with what measurements say of it; a gradient is that of a whole training call.
 
-    Unless it is known who ran forward, it is asked who would: what that one saves in its own way it alone reads, and a
-    gradient that PyTorch records calls no kernel.
+    What a compiled graph calls goes by the plan, as it does when the graph runs. Unless it is known who ran forward, it
+    is asked who would: what that one saves in its own way it alone reads, and a gradient that PyTorch records calls no
+    kernel.
 
     Raises:
         ArgumentValueError: it is for a backward that the op does not have.
@@ -81,8 +85,9 @@ def decide_as_called(
         policy = intern_policy((make_layer(called, compiled="call"), *policy.layers))
         own = called == _BLOCK and request.phase is Phase.TRAINING
         request = replace(request, below_autograd=True, unpaired=own)
+    decide = now.decide_in_graph if request.compiled else functools.partial(now.decide, cannot=cannot)
     if request.phase is not Phase.BACKWARD:
-        return _noted(now, now.decide(request, policy, cannot))
+        return _noted(now, decide(request, policy))
     gradient = contract(request.op).gradient
     if gradient == "none":
         raise ArgumentValueError(f"{request.op} has no gradient, so that no kernel serves it for backward")
@@ -92,15 +97,34 @@ def decide_as_called(
             " phase training to see who runs forward"
         )
     if request.saved_by is None:
-        forward = now.decide(replace(request, phase=Phase.TRAINING), policy, cannot).chosen
-        if forward is not None and forward.saves in ("own", "autograd"):
-            request = replace(request, saved_by=forward.name)
-    return _noted(now, now.decide(request, policy, cannot))
+        forward = decide(replace(request, phase=Phase.TRAINING), policy)
+        if forward.chosen is not None and forward.chosen.is_paired:
+            request = replace(request, saved_by=forward.chosen.name)
+        if forward.form in ("inline", "kernel"):
+            decide = now.decide  # of a call that is dissolved the plan speaks in no part
+    return _noted(now, decide(request, policy))
 
 
 def _noted(now: Dispatcher, decision: Decision) -> Decision:
-    found = now.routes.notes(decision.request)
+    found = (*now.routes.notes(decision.request), *_on_plan(now, decision))
     return replace(decision, notes=(*decision.notes, *found)) if found else decision
+
+
+def _on_plan(now: Dispatcher, decision: Decision) -> Iterator[str]:
+    """When the plan is asked of a call in a compiled graph, if at all."""
+    plan, request = now.routes.plan, decision.request
+    if plan is None or not request.compiled or not (plan.locked or now.routes.has_part(plan, request)):
+        return
+    used = decision.wishes.use if decision.wishes is not None else {}
+    if decision.form in ("inline", "kernel") and (decision.chosen is None or decision.chosen.name not in used):
+        yield f"{plan.name} speaks of calls, and not of what a compiled graph dissolves: compiled='call' has it called"
+    elif (
+        request.phase in (Phase.TRAINING, Phase.BACKWARD) and now.chooses_together(request.op) and not request.unpaired
+    ):
+        text = "is asked when the graph is traced, and its bounds guard the graph: forward and backward are one choice"
+        yield f"{plan.name} {text}"
+    else:
+        yield f"{plan.name} is asked when the graph runs"
 
 
 def _why_called(now: Dispatcher, request: Request) -> str:

@@ -122,7 +122,7 @@ def _pairing(now: Knowledge, asked: Assessment) -> Iterator[Rejection]:
     if request.phase is not Phase.BACKWARD or request.saved_by == kernel.name:
         return
     saver = now.registry.kernels[request.saved_by] if request.saved_by is not None else None
-    if saver is not None and saver.saves in ("own", "autograd"):
+    if saver is not None and saver.is_paired:
         recorded = f"is not called: PyTorch records the gradient of {saver.name}"
         text = recorded if saver.saves == "autograd" else f"cannot read what {saver.name} saved"
         yield Rejection(ReasonCode.BACKWARD_MISMATCH, text, "requires_grad")

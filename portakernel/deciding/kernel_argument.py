@@ -1,13 +1,16 @@
 """How the ``kernel`` argument of a torch op names a kernel.
 
 A plain name was chosen automatically while tracing: it goes first, and where it cannot serve the next kernel does,
-with a warning. A name that a caller gave is marked, and strict. A token stands for the policy that a graph was traced
-under, and what was installed: it chooses nothing, but with another one the graph is compiled again. It says too whether
-that was inside a policy block. The name of a kernel
-that stands in a graph by itself is marked, and seen by nobody but the graph's trace.
+with a warning. Before it goes what a plan says when the graph runs; not where it is marked as settled, because it is
+the backward of a forward that the graph dissolves. A name that a caller gave is marked, and strict. A token stands for
+the policy that a graph was traced under, and what was installed: it chooses nothing, but with another one the graph is
+compiled again. It says too whether that was inside a policy block. The name of a kernel that stands in a graph by
+itself is marked, and seen by nobody but the graph's trace.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from portakernel.deciding.policies import Layer, make_layer
 from portakernel.errors import ArgumentTypeError, ArgumentValueError, UnknownNameError
@@ -16,9 +19,10 @@ from portakernel.registry.registry import Registry
 STRICT_MARK = "!"
 TOKEN_MARK = "@"
 GRAPH_MARK = "~"
+SETTLED_MARK = "="
 # At the end of a token.
 BLOCK_MARK = "+"
-_MARKS = (STRICT_MARK, TOKEN_MARK, GRAPH_MARK)
+_MARKS = frozenset({STRICT_MARK, TOKEN_MARK, GRAPH_MARK, SETTLED_MARK})
 
 
 def check_ships(registry: Registry, op: str, name: str) -> None:
@@ -57,16 +61,12 @@ def strictly(registry: Registry, op: str, kernel: object) -> str:
 
 def is_automatic(argument: str) -> bool:
     """Whether the name was chosen while tracing, by the process's policy of then."""
-    return bool(argument) and argument[0] not in _MARKS
+    return bool(argument) and argument[0] not in _MARKS.difference(SETTLED_MARK)
 
 
 def unmarked(argument: str) -> str:
     """The kernel's full name, however it was chosen."""
     return argument[1:] if argument[:1] in _MARKS else argument
-
-
-# The source of the layer that an automatic name makes.
-GRAPH_SOURCE = "compiled graph"
 
 
 def layer_of(registry: Registry, op: str, argument: str) -> Layer | None:
@@ -76,4 +76,6 @@ def layer_of(registry: Registry, op: str, argument: str) -> Layer | None:
     if argument.startswith(STRICT_MARK):
         check_ships(registry, op, argument[1:])
         return make_layer("argument", use=(argument[1:],))
-    return make_layer(GRAPH_SOURCE, prefer=(argument,)) if registry.find(argument) else None
+    name = unmarked(argument)
+    layer = make_layer("compiled graph", prefer=(name,))
+    return replace(layer, traced=not argument.startswith(SETTLED_MARK)) if registry.find(name) else None

@@ -85,6 +85,8 @@ class Layer:
     # The plugins that may serve, where they are listed.
     plugins: tuple[str, ...] = ()
     scope: Scope = Scope()
+    # Whether it only says what a trace chose: who speaks of the call when it runs goes before it, a plan among them.
+    traced: bool = False
     # Not spelled out in the name of a compiled graph: a comment added to a file must not compile it again.
     places: tuple[Place, ...] = field(default=(), repr=False)
 

@@ -1,16 +1,17 @@
 """What a process follows where no policy names a kernel: a plan, and what was measured on such devices.
 
 Both speak of calls that a kernel is chosen for. They leave alone what ``torch.compile`` dissolves into its graph, where
-a kernel's own time says little.
+a kernel's own time says little. Of what a graph keeps whole a plan is asked when it runs, or where the trace has to fix
+the kernel, then (``Dispatcher.decide_traced``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
-from portakernel.claims.request import Request
+from portakernel.claims.request import Phase, Request
 from portakernel.deciding.policies import Wishes
 from portakernel.errors import PortakernelError
 from portakernel.host.locks import make_lock
@@ -78,6 +79,11 @@ class Routes:
             PortakernelError: somebody has done so for good.
         """
         with self._lock:
+            if self._frozen_by and self._frozen_by == for_good:
+                raise PortakernelError(
+                    f"{for_good} was called before, and what this process follows stays as it is until it ends: call it"
+                    " once"
+                )
             if self._frozen_by:
                 raise PortakernelError(
                     f"what this process follows was set by {self._frozen_by} and stays as it is until it ends: load"
@@ -97,13 +103,19 @@ class Routes:
         )
         return tuple(filter(None, found))
 
-    def follow(self, request: Request, wishes: Wishes) -> Wishes:
-        """``wishes``, and what is followed where they name no kernel; a plan is strict, a measurement is not."""
-        if wishes.use or wishes.prefer or request.compiled:
+    def follow(self, request: Request, wishes: Wishes, below: Wishes | None = None) -> Wishes:
+        """``wishes``, and what is followed where they name no kernel; a plan is strict, a measurement is not.
+
+        ``below`` are the wishes without what a trace chose, which plans go before. What is traced is not a plan's.
+        """
+        if request.compiled or self._is_settled(request):
             return wishes
-        planned = self.planned(request, wishes)
-        if planned is not wishes:
+        below = wishes if below is None else below
+        planned = below if request.traced else self.planned(request, below)
+        if planned is not below:
             return planned
+        if wishes.use or wishes.prefer:
+            return wishes
         if self.measured is not None and (choice := self._find(self.measured, request)) is not None:
             where, words = dict.fromkeys(choice.kernels, choice.where), {name: name for name in choice.kernels}
             reasons = {choice.kernel: f"{choice.where} prefers it: {choice.why}"}
@@ -112,30 +124,65 @@ class Routes:
             return replace(wishes, prefer=where, words=words, reasons=reasons)
         return wishes
 
-    def planned(self, request: Request, wishes: Wishes) -> Wishes:
-        """``wishes``, and what the plan says where they name no kernel: not of traces, but of the calls of graphs."""
+    def planned(self, request: Request, wishes: Wishes, among: Collection[str] | None = None) -> Wishes:
+        """``wishes``, and what the plan says where they name no kernel.
+
+        With ``among`` its entries for these kernels alone are asked, and not whether it is locked. A compiled graph
+        calls what a plan names. Of a call that autograd is through with, entries for kernels whose gradient PyTorch
+        records are passed over: nobody records there.
+        """
         plan = self.plan
-        if plan is None or wishes.use or wishes.prefer or request.compiled or request.traced:
+        if plan is None or wishes.use or wishes.prefer or self._is_settled(request):
             return wishes
-        choice = self._find(plan, request)
+        choice = self._find(plan, request, among)
         if choice is not None:
-            return replace(wishes, use={choice.kernel: choice.where}, words={choice.kernel: choice.kernel})
-        return replace(wishes, locked=plan.name, uncovered=self._uncovered(plan, request)) if plan.locked else wishes
+            if request.below_autograd and self._registry.kernels[choice.kernel].saves == "autograd":
+                return wishes
+            form: Mapping[str, Any] = {"compiled": "call", "compiled_source": choice.where} if request.compiled else {}
+            return replace(wishes, use={choice.kernel: choice.where}, words={choice.kernel: choice.kernel}, **form)
+        if not plan.locked or among is not None:
+            return wishes
+        return replace(wishes, locked=plan.name, uncovered=self._uncovered(plan, request))
+
+    def has_part(self, source: Source, request: Request) -> bool:
+        """Whether a source has choices for the request's op, on such devices."""
+        places = [place for place in source.places() if place[0] == str(request.target)]
+        return any(self.choices(source, request.op, place) for place in self._here(places, request))
+
+    def traced(self, ops: Collection[str]) -> list[object]:
+        """What of the plan decides when calls of ``ops`` are traced, as data: another plan is another graph."""
+        plan = self.plan
+        if plan is None:
+            return []
+        from portakernel.tensors.units import units_of_cpu  # as in `_here`
+
+        found: list[object] = [plan.locked, units_of_cpu()]  # torch keeps graphs by GPU, and not by a CPU's threads
+        for place in plan.places():
+            for op in sorted(ops):
+                entries = self.choices(plan, op, place).all
+                found.append((place, [(c.kernel, c.kind.text, sorted(c.bounds.items())) for c in entries]))
+        return found
 
     def notes(self, request: Request) -> tuple[str, ...]:
         """What measurements say of a request beside the kernel that they prefer, if any."""
         measured = self.measured
-        if measured is None or request.compiled:
+        if measured is None or request.compiled or self._is_settled(request):
             return ()
         places = [place for place in measured.places() if place[0] == str(request.target)]
-        if request.device is None:
-            units = sorted({units for _, units in places})
-            text = f"measured on such devices with {' and '.join(map(str, units))} units, which may decide there"
-            return (text,) if units else ()
-        kind = Kind.of(request, self._registry.for_op(request.op))
-        driver = request.device.driver or ""
-        notes = (measured.notes(kind, _sizes(request.dims), place, driver) for place in self._here(places, request))
-        return next(notes, ())
+        if not places:
+            return ()
+        units = self._units(request)
+        if units is None:
+            several = sorted({units for _, units in places})
+            return (f"measured on such devices with {' and '.join(map(str, several))} units, which may decide there",)
+        kind, dims = Kind.of(request, self._registry.for_op(request.op)), _sizes(request.dims)
+        place = str(request.target), units  # what was measured with other units alone is told too
+        if (
+            request.device is None
+            and (choice := self.choices(measured, request.op, place).find(kind, dims)) is not None
+        ):
+            return (f"with {units} units {choice.where} prefers {choice.kernel}: {choice.why}",)
+        return measured.notes(kind, dims, place, request.device.driver or "" if request.device is not None else "")
 
     def choices(self, source: Source, op: str, place: Place) -> Choices:
         """A source's choices, read once."""
@@ -145,7 +192,12 @@ class Routes:
                 known = self._known[key] = source.choices(op, place)
         return known
 
-    def _find(self, source: Source, request: Request) -> Choice | None:
+    def _is_settled(self, request: Request) -> bool:
+        """Whether it is for a backward that was chosen with its forward, which alone knows what it saved."""
+        saver = self._registry.kernels.get(request.saved_by or "")
+        return request.phase is Phase.BACKWARD and saver is not None and saver.is_paired
+
+    def _find(self, source: Source, request: Request, among: Collection[str] | None = None) -> Choice | None:
         places = [place for place in source.places() if place[0] == str(request.target)]
         # measurements of absent hardware are no promise: `notes` mentions them
         if not places or (request.device is None and source is self.measured):
@@ -153,7 +205,10 @@ class Routes:
         for place in self._here(places, request):
             choices = self.choices(source, request.op, place)
             if choices:
-                return choices.find(Kind.of(request, self._registry.for_op(request.op)), _sizes(request.dims))
+                kind = Kind.of(request.without_symbols(), self._registry.for_op(request.op))
+                # a trace's open sizes are compared with a plan's bounds, which guards the graph
+                dims = request.dims if source is self.plan else _sizes(request.dims)
+                return choices.find(kind, dims, among)
         return None
 
     def _uncovered(self, plan: PlannedSource, request: Request) -> str:
@@ -172,14 +227,21 @@ class Routes:
         return nearest(known, kind, _sizes(request.dims)) or f"it has none for {request.op} there"
 
     def _here(self, places: Sequence[Place], request: Request) -> Iterator[Place]:
-        """The place that the request's device is one of; of absent hardware, the only one there is."""
-        if request.device is None:
-            yield from places if len(places) == 1 else ()
-        elif places:
-            from portakernel.tensors.units import units_of  # asks torch, which a question of absent hardware spares
-
-            units = units_of(request.device)
+        """The place that the request's device is one of; of absent hardware without units, the only one there is."""
+        if not places:
+            return
+        if (units := self._units(request)) is not None:
             yield from (place for place in places if place[1] == units)
+        elif request.device is None and len(places) == 1:
+            yield from places
+
+    def _units(self, request: Request) -> int | None:
+        """The units of the request's device, or of the hardware that is asked about; None where nobody says them."""
+        if request.device is None:
+            return request.units
+        from portakernel.tensors.units import units_of  # asks torch, which a question of absent hardware spares
+
+        return units_of(request.device)
 
 
 def _sizes(dims: Mapping[str, int]) -> Mapping[str, int]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import tempfile
 from pathlib import Path
 
 
-def obstacle(path: Path) -> str:
-    """Why there can be no such file, as the rest of a sentence that begins with its name; empty where it can be made.
+def unsuitable(path: Path) -> str:
+    """Why there can be no such file, by what is there now; empty where nothing is in its way.
 
-    It is tried: permissions alone say nothing of a mount that is read-only, or of a quota. Nothing stays.
+    It is the rest of a sentence that begins with the file's name.
     """
     if path.is_dir():
         return "is a folder; give the file to write"
@@ -19,6 +20,16 @@ def obstacle(path: Path) -> str:
         return "is no regular file, but a device, a pipe or a socket; give one"
     if not path.parent.is_dir():
         return f"cannot be written: there is no folder {path.parent}; make it, or give another file"
+    return ""
+
+
+def obstacle(path: Path) -> str:
+    """Why there can be no such file, as ``unsuitable`` says it; empty where it can be made.
+
+    It is tried: permissions alone say nothing of a mount that is read-only, or of a quota. Nothing stays.
+    """
+    if why := unsuitable(path):
+        return why
     try:
         with tempfile.TemporaryFile(dir=path.parent):
             pass
@@ -27,8 +38,10 @@ def obstacle(path: Path) -> str:
     return ""
 
 
-def write_at_once(path: Path, text: str) -> None:
-    """Puts ``text`` into the file at ``path``: whoever reads it meanwhile has the old one, or this; others may read it.
+def write_at_once(path: Path, text: str, *, mode: int | None = None) -> None:
+    """Puts ``text`` into the file at ``path``: whoever reads it meanwhile has the old one, or this.
+
+    ``mode`` is who may read and write it, by default whoever might before; a new one others may read.
 
     Raises:
         OSError: it cannot be written; what was there stays, and nothing is left beside it.
@@ -37,7 +50,9 @@ def write_at_once(path: Path, text: str) -> None:
     try:
         with open(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
-        os.chmod(unfinished, 0o644)
+        if mode is None:
+            mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o644
+        os.chmod(unfinished, mode)
         os.replace(unfinished, path)
     except BaseException:
         with contextlib.suppress(OSError):

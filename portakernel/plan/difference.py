@@ -8,7 +8,7 @@ from typing import Any
 
 from portakernel.plan.boxes import Box, common, plain, without
 from portakernel.plan.plan import Entry, Place, Plan
-from portakernel.plan.writing import entry_line
+from portakernel.plan.writing import call_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Changed:
 
     def call(self) -> str:
         """The kind of call and its sizes, as an entry has them."""
-        return entry_line(self._call).strip().removeprefix("- {").removesuffix(', use: ""}')
+        return call_text(self._call)
 
     def to_json(self) -> dict[str, Any]:
         """The difference as JSON-ready data; stable."""

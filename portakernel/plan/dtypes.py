@@ -10,7 +10,7 @@ from typing import Any
 
 from portakernel.contract import Contract
 from portakernel.errors import UnknownNameError
-from portakernel.words.dtypes import DTYPES
+from portakernel.words.dtypes import DTYPES, FLOAT64
 
 
 def values_of(contract: Contract, features: Mapping[str, Any], formats: Mapping[str, str]) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def spread(contract: Contract, dtype: str, values: Mapping[str, Any]) -> dict[st
         if tensor.optional:
             continue
         accepted = made.accepted_dtypes(tensor.name, typed)
-        if dtype in accepted:
+        if dtype in accepted or (dtype == FLOAT64 and tensor.name == made.in_float64):
             typed[tensor.name], fitted = dtype, True
         elif accepted and accepted[0] in DTYPES and (accepted[0] in typed.values() or len(accepted) == 1):
             typed[tensor.name] = accepted[0]

@@ -17,7 +17,7 @@ from portakernel.manifest.loading import load_manifest, problem
 from portakernel.manifest.yaml_file import MAX_BYTES, Document
 from portakernel.plan.boxes import overlapping
 from portakernel.plan.document import EntryPart, PlanDocument
-from portakernel.plan.judging import Problem, judged, notes_on
+from portakernel.plan.judging import Problem, judged, notes_on, targets_here
 from portakernel.plan.pins import SourceOf
 from portakernel.plan.plan import Entry, MadeWith, Pin, Place, Plan
 from portakernel.registry.registry import Registry
@@ -46,7 +46,7 @@ def read_plan(
         PlanError: it is refused; holds every place that is not as it has to be.
     """
     plan, document = _read(path, named_by)
-    here = {str(device.target) for device in registry.reachable_devices()} if here is None else here
+    here = targets_here(registry) if here is None else here
     places = [place for place in plan.parts if place.target in here]
     if problems := _told(document, judged(plan, places, registry, source_of)):
         raise PlanError(str(path), problems, named_by=named_by)

@@ -9,11 +9,12 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from portakernel.errors import ArgumentValueError
-from portakernel.host.output_file import obstacle, write_at_once
+from portakernel.host.output_file import unsuitable, write_at_once
 from portakernel.manifest.yaml_file import MAX_BYTES, MAX_NODES
 from portakernel.plan.plan import Entry, Plan
 from portakernel.text.printable import is_unshown, one_line
@@ -59,13 +60,14 @@ def write_plan(plan: Plan, path: Path) -> None:
     Raises:
         ArgumentValueError: it is larger than what is read, or cannot be written there.
     """
-    text, path = plan_text(plan), Path(os.path.realpath(path))
-    if why := obstacle(path):
+    content, path = plan_text(plan), Path(os.path.realpath(path))
+    if why := unsuitable(path):
         raise ArgumentValueError(f"{path} {why}")
     try:
-        write_at_once(path, text)
+        write_at_once(path, content)
     except OSError as error:
-        raise ArgumentValueError(f"{path} cannot be written: {error.strerror or error}") from error
+        text = f"{path} cannot be written: {error.strerror or error}; give a file in a folder that can be"
+        raise ArgumentValueError(text) from error
 
 
 def _parts(plan: Plan) -> Iterator[str]:
@@ -96,6 +98,12 @@ def entry_line(entry: Entry) -> str:
             words.append(f"{_key(name)}: {_flow(value)}")
     comment = one_line(entry.comment).strip()
     return f"      - {{{', '.join(words)}}}" + (f"  # {comment}" if comment else "")
+
+
+def call_text(entry: Entry) -> str:
+    """An entry's kind of call and its sizes, as its line has them."""
+    line = entry_line(replace(entry, kernel="", comment=""))
+    return line.strip().removeprefix("- {").removesuffix(', use: ""}')
 
 
 def _key(text: str) -> str:

@@ -148,6 +148,11 @@ class Kernel:
         return self.package is None
 
     @property
+    def is_paired(self) -> bool:
+        """Whether its forward and backward are one choice: it reads what it alone saves, or PyTorch records it."""
+        return self.saves in ("own", "autograd")
+
+    @property
     def needs_build(self) -> bool:
         """Whether calls wait for somebody who builds it: it serves none before."""
         return self.build is not None or self.built is not None

@@ -17,10 +17,11 @@ def units_of(device: Device) -> int | None:
 
     None where torch does not say. A GPU's context is made to ask it, if there is none yet.
     """
-    return _of_cpu() if device.torch_device == "cpu" else _of_accelerator(device)
+    return units_of_cpu() if device.torch_device == "cpu" else _of_accelerator(device)
 
 
-def _of_cpu() -> int:
+def units_of_cpu() -> int:
+    """The processors that an op can use at once now: torch's threads, where the process may run on so many."""
     import torch  # deciding for absent hardware needs none
 
     may_run_on = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

@@ -12,40 +12,34 @@ import atexit
 import functools
 import os
 import signal
+import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-import yaml
-from filelock import FileLock
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from portakernel.calling.arguments import dtype_name
 from portakernel.calling.observers import count_all, counting_here, public_call, tell_process
 from portakernel.claims.call_layout import normal_strides
-from portakernel.claims.request import PLAIN_FACTS
+from portakernel.claims.request import PLAIN_FACTS, Phase
 from portakernel.contract import Contract
 from portakernel.contracts import contracts
+from portakernel.errors import ArgumentValueError, ConfigError
+from portakernel.host import recording_file
 from portakernel.host.locks import make_lock
-from portakernel.host.output_file import write_at_once
 from portakernel.tensors.layout import layout_facts
 from portakernel.tensors.torch_internals import is_fake
 from portakernel.torch_bridge.signature import Signature
 
 if TYPE_CHECKING:
     from portakernel.calling.bound_kernel import BoundKernel
-
-_HEAD = "# Kinds of calls, and how often they were made: for --calls of `portakernel warmup`, `bench`, `tune`.\n"
-_TRACED = """\
-# Traced into graphs: calls that a graph keeps whole are counted above when they run. What torch.compile dissolves into
-# its graph is not, and no plan speaks of it.
-traced"""
 
 
 class CallKinds:
@@ -63,8 +57,8 @@ class CallKinds:
         """Takes note that calls of the op were traced."""
         self._traced.add(op)
 
-    def add(self, contract: Contract, tensors: Sequence[Any], values: Sequence[Any], *, training: bool) -> None:
-        """Counts a call by its tensors, in the contract's order, and the values of its parameters."""
+    def add(self, contract: Contract, tensors: Sequence[Any], values: Sequence[Any], *, phase: Phase) -> None:
+        """Counts a call by its tensors, in the contract's order, and the values of its parameters; of which phase."""
         pairs = [(n, t) for n, t in zip(contract.names, tensors, strict=True) if isinstance(t, Tensor)]
         if is_fake([tensor for _, tensor in pairs]):
             return  # a tracer's: the real call comes when what it makes is run
@@ -81,28 +75,17 @@ class CallKinds:
             **({"layout": layout} if layout else {}),
             **({"strides": strides} if strides else {}),
             **({"parameters": parameters} if parameters else {}),
-            **({"training": True} if training else {}),
+            **({str(phase): True} if phase is not Phase.INFERENCE else {}),
         }
         with self._lock:
-            self._counts[_line(entry)] += 1
+            self._counts[recording_file.line(entry)] += 1
 
-    def write(self, path: Path) -> None:
-        """Adds what was counted since the last time to the file at ``path``, which is made where there is none.
-
-        Without a call nothing is written.
-
-        Raises:
-            OSError: it cannot be read or written.
-        """
+    def taken(self) -> tuple[Counter[str], set[str]]:
+        """What was counted since the last time, and the ops that were traced."""
         with self._lock:
             counts, self._counts = self._counts, Counter()
             traced, self._traced = self._traced, set()
-        if not counts and not traced:
-            return
-        with FileLock(f"{path}.lock"):
-            known, of_others = _counted(path)
-            counts.update(known)
-            write_at_once(path, _text(counts, traced | of_others))
+        return counts, traced
 
     def forget(self) -> None:
         """Forgets what was counted: a forked process has its parent's counts."""
@@ -136,7 +119,8 @@ class _Mode(TorchDispatchMode):
         if (part := self._parts.get(func.name())) is not None:
             signature, training = part
             tensors, values, _ = signature.forward(args) if training else signature.public(args)
-            self._kinds.add(signature.contract, tensors, values, training=training)
+            phase = Phase.TRAINING if training else Phase.INFERENCE
+            self._kinds.add(signature.contract, tensors, values, phase=phase)
         return found
 
 
@@ -153,9 +137,7 @@ def counting(path: Path) -> Iterator[None]:
             yield
     finally:
         if kinds:  # what is there stays until there is another
-            path.unlink(missing_ok=True)
-            kinds.write(path)
-            Path(f"{path}.lock").unlink(missing_ok=True)
+            recording_file.put(path, *kinds.taken())
 
 
 def watched(function: Callable[..., Any], contract: Contract) -> Callable[..., Any]:
@@ -174,7 +156,7 @@ def watched(function: Callable[..., Any], contract: Contract) -> Callable[..., A
             values = [contract.value(p.name, given.get(p.name, p.default)) for p in contract.parameters]
             recorded = torch.is_grad_enabled() and contract.gradient != "none"
             training = recorded and any(isinstance(t, Tensor) and t.requires_grad for t in passed)
-            tell_process(contract, passed, values, training=training)
+            tell_process(contract, passed, values, phase=Phase.TRAINING if training else Phase.INFERENCE)
         return found
 
     return call
@@ -198,14 +180,34 @@ def watched_handle(bound: BoundKernel, contract: Contract, values: Sequence[Any]
 
 
 @functools.cache
-def count_process(path: str) -> None:
-    """Counts the process's calls from now on, and adds them to the file when it ends, or one that is forked from it."""
-    kinds, file, ending = CallKinds(), Path(os.path.realpath(path)), threading.Event()
+def count_process(named: str) -> None:
+    """Counts the process's calls from now on, and adds them to the file when it ends, or one that is forked from it.
+
+    What cannot be added, because the file has become another one since, is written beside it.
+
+    Raises:
+        ConfigError: what is there is no recording, or cannot be read.
+    """
+    path, kinds, ending = Path(named), CallKinds(), threading.Event()
+    try:
+        recording_file.counted(path)
+    except ArgumentValueError as error:
+        raise ConfigError(f"PORTAKERNEL_RECORD: {error}, or leave it unset") from error
+    except OSError as error:
+        raise ConfigError(f"PORTAKERNEL_RECORD: {path} cannot be read: {error.strerror}") from error
     count_all(kinds)
 
     def write() -> None:
         ending.set()
-        kinds.write(file)
+        counts, traced = kinds.taken()
+        if not counts and not traced:
+            return
+        try:
+            recording_file.add(path, counts, traced)
+        except ArgumentValueError as error:
+            beside = path.with_name(f"{path.name}.{os.getpid()}.yaml")
+            recording_file.put(beside, counts, traced)
+            sys.stderr.write(f"portakernel: PORTAKERNEL_RECORD: {error}; this process's calls are in {beside}\n")
 
     def write_and_end(number: int, _: object) -> None:
         if ending.is_set():  # it writes, and ends then
@@ -239,29 +241,3 @@ def _memory(pairs: Iterable[tuple[str, Tensor]]) -> tuple[dict[str, int], dict[s
         if off.keys() - {f"{name}.alignment"}:
             strides[name] = list(normal_strides(tensor.shape, tensor.stride()))
     return facts, strides
-
-
-def _line(entry: Mapping[str, Any]) -> str:
-    """An entry on a line, as YAML has it."""
-    return yaml.safe_dump(dict(entry), default_flow_style=True, sort_keys=False, width=1 << 30).strip()
-
-
-def _text(counts: Mapping[str, int], traced: Iterable[str]) -> str:
-    """The file's text."""
-    ordered = sorted(counts.items(), key=lambda kind: (-kind[1], kind[0]))
-    lines = [f"  - {kind[:-1]}, count: {count}}}\n" for kind, count in ordered]
-    ops = ", ".join(sorted(traced))
-    return (_HEAD + "calls:\n" + "".join(lines) if lines else _HEAD) + (f"{_TRACED}: [{ops}]\n" if ops else "")
-
-
-def _counted(path: Path) -> tuple[Counter[str], set[str]]:
-    """The kinds in a file that this module wrote, with their counts, and the ops that were traced."""
-    try:
-        data: Mapping[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except FileNotFoundError:
-        return Counter(), set()
-    found = Counter[str]()
-    for entry in data.get("calls", ()):
-        count = entry.pop("count", 1)
-        found[_line(entry)] += count
-    return found, set(data.get("traced", ()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,10 +14,10 @@ from torch import Tensor
 from portakernel.calling.arguments import Tensors
 from portakernel.calling.caller import OpCaller
 from portakernel.calling.fast.key_layout import CallKind
-from portakernel.calling.observers import tell_traced
+from portakernel.calling.observers import tell_blocks, tell_process, tell_traced
 from portakernel.claims.request import Phase
 from portakernel.contract import Contract
-from portakernel.deciding.kernel_argument import GRAPH_MARK, unmarked
+from portakernel.deciding.kernel_argument import GRAPH_MARK, SETTLED_MARK, unmarked
 from portakernel.deciding.policies import Policy
 from portakernel.errors import DerivativeError, PortakernelError
 from portakernel.host.as_written import as_written
@@ -165,14 +166,24 @@ class Derivatives:
         return self.contract.gradient != "none" and innermost_transform() is not None and some_forward_mode()
 
     def _forward_derivative(self, tensors: Tensors, values: Sequence[Any], kernel: str) -> Any:
-        """The results of forward-mode duals, tangents included: the reference's, which torch differentiates."""
+        """The results of forward-mode duals, tangents included: of a kernel made of what torch differentiates so.
+
+        Such a call is of a phase of its own, whether tensors require gradients or not. In a graph nothing of it is
+        called.
+        """
         op = self.contract.op
         if self.contract.gradient == "none":
             raise DerivativeError(f"{op} has no derivative")
         self.caller.arguments.check(tensors, values)
-        policy = self.caller.policy(kernel)
+        policy, kind = self.caller.policy(kernel), CallKind(Phase.FORWARD_AD)
+        traced = is_fake([tensor for tensor in tensors if tensor is not None])
         try:
-            returned = self.caller.run(CallKind(Phase.FORWARD_AD), tensors, values, policy, (*tensors, *values))
+            if traced:
+                tell_traced(op)
+                request = replace(self.caller.request(kind, tensors, values), traced=True)
+                returned = self.caller.place(request, policy).launch(*tensors, *values)
+            else:
+                returned = self.caller.run(kind, tensors, values, policy, (*tensors, *values))
         except NotImplementedError as error:
             if isinstance(error, PortakernelError):
                 raise
@@ -183,6 +194,9 @@ class Derivatives:
                 f"{op} has gradients, but no forward-mode derivative: its reference is made of {named[1]}, of which"
                 " PyTorch has none"
             ) from error
+        if not traced:
+            tell_process(self.contract, tensors, values, phase=Phase.FORWARD_AD)
+            tell_blocks(self.contract, tensors, values, phase=Phase.FORWARD_AD)
         return self.caller.completed(returned, values, tensors[0])
 
     def _outputs(self, returned: Any) -> Any:
@@ -267,7 +281,8 @@ class Derivatives:
         arguments = (*given, *kept, *values, needs, ctx.backward_kernel, ctx.saved_by)
         if ctx.backward_kernel.startswith(GRAPH_MARK) and (found := self._gradients_in_graph(*arguments)) is not None:
             return for_each_input(found, needs, count)
-        kernel = unmarked(ctx.backward_kernel)
+        named = ctx.backward_kernel
+        kernel = named if named.startswith(SETTLED_MARK) else unmarked(named)
         gradients = backward(*given, *kept, *values, needs, kernel, ctx.saved_by)
         return for_each_input(gradients if isinstance(gradients, tuple) else (gradients,), needs, count)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._guards import TracingContext
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx import traceback
 
@@ -28,6 +29,11 @@ CUSTOM_META = "portakernel"
 def is_compiling(given: Sequence[Tensor]) -> bool:
     """Whether these tensors stand for those of a graph that is being compiled; an exported one is not, until it is."""
     return not is_exporting() and any(isinstance(tensor, FunctionalTensor) for tensor in given)
+
+
+def is_looked_ahead(given: Sequence[Tensor]) -> bool:
+    """Whether these tensors are those by which Dynamo learns what comes out of a node: the graph is made later."""
+    return TracingContext.try_get() is not None and not any(isinstance(tensor, FunctionalTensor) for tensor in given)
 
 
 def recorded(kernel: Kernel, run: Callable[..., Any], arguments: Sequence[Any]) -> Any:

@@ -21,11 +21,18 @@ from portakernel.calling.launcher import plain_launcher
 from portakernel.calling.observers import tell_blocks, tell_process
 from portakernel.claims.capability import CannotRun, ReasonCode
 from portakernel.claims.request import Phase
-from portakernel.deciding.kernel_argument import BLOCK_MARK, GRAPH_MARK, STRICT_MARK, is_automatic, unmarked
+from portakernel.deciding.kernel_argument import (
+    BLOCK_MARK,
+    GRAPH_MARK,
+    SETTLED_MARK,
+    STRICT_MARK,
+    is_automatic,
+    unmarked,
+)
 from portakernel.errors import FallbackWarning, PackagedCallWarning
 from portakernel.host.call_site import callers_level
 from portakernel.tensors.torch_internals import innermost_transform, is_packaging, outside_modes
-from portakernel.torch_bridge.in_graph import CUSTOM_META, is_compiling, recorded
+from portakernel.torch_bridge.in_graph import CUSTOM_META, is_compiling, is_looked_ahead, recorded
 from portakernel.words.symbols import left_to_the_run
 
 
@@ -79,10 +86,9 @@ class KernelChoice:
         implementation can look. So where a size is left to the run (``form_of``). Inside a transform it has to have all
         derivatives, as what has a forward-mode one does.
         """
-        left = traced and any(
-            left_to_the_run(size) for tensor in tensors if tensor is not None for size in tensor.shape
-        )
-        if left or (traced and (self._looks_as_it_runs(kernel) or self._stays_a_node(tensors, values, kernel))):
+        if traced and (
+            _some_are_left(tensors) or self._looks_as_it_runs(kernel) or self._stays_a_node(tensors, values, kernel)
+        ):
             return None
         placement, attempts = self._placed(TRAINING, tensors, values, kernel, traced=traced), None
         while placement.kernel.saves == "autograd":
@@ -100,8 +106,8 @@ class KernelChoice:
                 placement = attempts.placed()
             else:
                 if not traced:
-                    tell_process(self.contract, tensors, values, training=True)
-                    tell_blocks(self.contract, tensors, values, training=True)
+                    tell_process(self.contract, tensors, values, phase=Phase.TRAINING)
+                    tell_blocks(self.contract, tensors, values, phase=Phase.TRAINING)
                 return self.caller.completed(results, values, tensors[0])
         return None
 
@@ -126,7 +132,14 @@ class KernelChoice:
         return Attempts(self.caller, kind, tensors, values, policy, key, placement)
 
     def _placed(
-        self, kind: CallKind, tensors: Tensors, values: Sequence[Any], kernel: str, *, traced: bool
+        self,
+        kind: CallKind,
+        tensors: Tensors,
+        values: Sequence[Any],
+        kernel: str,
+        *,
+        traced: bool,
+        dissolved: bool = False,
     ) -> Placement:
         """The placement to run: for a traced graph by the process's policy, because a graph outlives a context."""
         self.caller.arguments.check(tensors, values)
@@ -137,7 +150,17 @@ class KernelChoice:
             request = replace(request, compiled=True)
             kernel = "" if is_automatic(kernel) else kernel  # chosen for a graph of calls, before this one was made
         with self.caller.dispatcher.without_contexts():
-            return self.caller.place(request, self.caller.policy(kernel))
+            return self.caller.place(request, self.caller.policy(kernel), dissolved=dissolved)
+
+    def _will_dissolve(self, tensors: Tensors, values: Sequence[Any], kernel: str) -> bool:
+        """Whether the graph that Dynamo prepares will dissolve the call's forward."""
+        dispatcher = self.caller.dispatcher
+        given = [tensor for tensor in tensors if tensor is not None]
+        if dispatcher.routes.plan is None or self._looks_as_it_runs(kernel) or not is_looked_ahead(given):
+            return False
+        request = replace(self.caller.request(TRAINING, tensors, values), traced=True, compiled=True)
+        with dispatcher.without_contexts(), outside_modes():
+            return dispatcher.decide(request, self.caller.policy(kernel)).form in ("inline", "kernel")
 
     def _looks_as_it_runs(self, kernel: str) -> bool:
         """Whether the graph that is traced holds calls alone: those look at values, and follow policy blocks."""
@@ -160,12 +183,18 @@ class KernelChoice:
         *,
         traced: bool,
         saved_by: str | None = None,
+        dissolved: bool = False,
     ) -> str:
-        """The kernel for ``phase`` as a torch op's argument names it; marked where it is to stand in the graph."""
+        """The kernel for ``phase`` as a torch op's argument names it; marked where it is to stand in the graph.
+
+        ``dissolved``: it is a backward, of a forward that the graph dissolves. No plan speaks of such a call.
+        """
         below = phase is Phase.TRAINING and self.caller.some_are_recorded
-        unpaired = phase is Phase.TRAINING and self.some_save_their_own and kernel.endswith(BLOCK_MARK)
+        unpaired = phase is Phase.TRAINING and self.some_save_their_own and self._leaves_open(tensors, kernel, traced)
         kind = CallKind(phase, saved_by=saved_by, below_autograd=below, unpaired=unpaired)
-        placement = self._placed(kind, tensors, values, kernel, traced=traced)
+        if traced and phase is not Phase.INFERENCE:
+            dissolved = dissolved or self._will_dissolve(tensors, values, kernel)
+        placement = self._placed(kind, tensors, values, kernel, traced=traced, dissolved=dissolved)
         if placement.decision.form in ("inline", "kernel"):
             return GRAPH_MARK + placement.kernel.name
         if traced:
@@ -173,7 +202,15 @@ class KernelChoice:
         if phase is Phase.TRAINING and not unpaired:
             return self.called(placement.kernel.name, strict=kernel.startswith(STRICT_MARK))
         asked_for = phase is Phase.INFERENCE and kernel.startswith(STRICT_MARK)
-        return (STRICT_MARK if asked_for else "") + placement.kernel.name
+        return (STRICT_MARK if asked_for else SETTLED_MARK if dissolved else "") + placement.kernel.name
+
+    def _leaves_open(self, tensors: Tensors, kernel: str, traced: bool) -> bool:
+        """Whether who is called is chosen when the graph runs, for forward and backward apart.
+
+        By a policy block, or by the plan's bounds on sizes that only the run can tell.
+        """
+        planned = traced and self.caller.dispatcher.routes.plan is not None and not kernel.startswith(STRICT_MARK)
+        return kernel.endswith(BLOCK_MARK) or (planned and _some_are_left(tensors))
 
     def called(self, kernel: str, *, strict: bool = False) -> str:
         """The name by which the ``_forward`` part of the op calls ``kernel``, marked or not, and no other in its place.
@@ -204,10 +241,13 @@ class KernelChoice:
         in_context = kernel.startswith(STRICT_MARK) or self.caller.dispatcher.context_layers.get()
         if self.contract.gradient != "kernel" or not (traced or in_context or self.some_save_their_own):
             return ""
-        saved_by = None
-        if self.some_save_their_own:
-            saved_by = self.own_saver(self.name(Phase.TRAINING, tensors, values, kernel, traced=traced))
-        return self.name(Phase.BACKWARD, tensors, values, kernel, traced=traced, saved_by=saved_by)
+        forward = ""
+        if traced or self.some_save_their_own:
+            forward = self.name(Phase.TRAINING, tensors, values, kernel, traced=traced)
+        return self.name(
+            Phase.BACKWARD, tensors, values, kernel,
+            traced=traced, saved_by=self.own_saver(forward), dissolved=forward.startswith(GRAPH_MARK),
+        )  # fmt: skip
 
     def mark(self, kernel: str) -> Tensor:
         """A tensor to keep beside the saved ones, which says which kernel saved them."""
@@ -219,3 +259,8 @@ class KernelChoice:
         kernel = unmarked(kernel)
         known = self.caller.dispatcher.registry.kernels.get(kernel)
         return kernel if known is not None and known.saves == "own" else None
+
+
+def _some_are_left(tensors: Tensors) -> bool:
+    """Whether some sizes are left to the graph's run."""
+    return any(left_to_the_run(size) for tensor in tensors if tensor is not None for size in tensor.shape)

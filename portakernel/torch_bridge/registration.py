@@ -87,7 +87,7 @@ class Bridge:
         unpaired = self._choice.unpaired(kernel)
         kind = CallKind(Phase.TRAINING, below_autograd=self.caller.some_are_recorded, unpaired=unpaired)
         returned = self.caller.run(kind, tensors, values, policy, given)
-        tell_process(self.contract, tensors, values, training=True)
+        tell_process(self.contract, tensors, values, phase=Phase.TRAINING)
         return self.caller.completed(returned, values, tensors[0], saved=True)
 
     @as_written

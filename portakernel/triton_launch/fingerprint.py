@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -26,6 +24,7 @@ import triton.runtime.cache
 from triton import knobs
 
 from portakernel.host.cache_folder import make_folder
+from portakernel.host.output_file import write_at_once
 from portakernel.host.ownership import trouble_with
 from portakernel.host.regular_file import read_regular
 
@@ -75,14 +74,7 @@ def _write(path: Path, text: str) -> str:
         make_folder(path.parent)
         if path.is_dir() and not path.is_symlink():  # nobody's who keeps fingerprints
             shutil.rmtree(path)
-        descriptor, name = tempfile.mkstemp(dir=path.parent)
-        try:
-            with open(descriptor, "w", encoding="ascii") as file:
-                file.write(f"{text}\n{_digest(path.name, text)}\n")
-            os.replace(name, path)
-        except OSError:
-            os.unlink(name)
-            raise
+        write_at_once(path, f"{text}\n{_digest(path.name, text)}\n", mode=0o600)
     return text
 
 

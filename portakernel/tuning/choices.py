@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from portakernel.tuning.key import Kind
+from portakernel.words.symbols import is_symbol
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +31,12 @@ class Choice:
         return (self.kernel, self.ready) if self.ready else (self.kernel,)
 
     def covers(self, dims: Mapping[str, int]) -> bool:
-        """Whether a call of these sizes lies within the bounds; not one whose size is not known."""
-        return all(name in dims and low <= dims[name] <= high for name, (low, high) in self.bounds.items())
+        """Whether a call of these sizes lies within the bounds; not one whose size is not known.
+
+        Sizes that a trace leaves open come last: to compare one guards the graph.
+        """
+        bounds = sorted(self.bounds.items(), key=lambda one: is_symbol(dims.get(one[0])))
+        return all(name in dims and low <= dims[name] <= high for name, (low, high) in bounds)
 
 
 class Choices:
@@ -58,9 +63,10 @@ class Choices:
         """The choices for calls of this kind, whatever their sizes."""
         return self._of_kind.get(kind.text, ())
 
-    def find(self, kind: Kind, dims: Mapping[str, int]) -> Choice | None:
-        """The choice for a call; None where nothing covers it."""
-        return next((choice for choice in self.of_kind(kind) if choice.covers(dims)), None)
+    def find(self, kind: Kind, dims: Mapping[str, int], among: Collection[str] | None = None) -> Choice | None:
+        """The choice for a call, of one of these kernels where some are named; None where nothing covers it."""
+        asked = (choice for choice in self.of_kind(kind) if among is None or choice.kernel in among)
+        return next((choice for choice in asked if choice.covers(dims)), None)
 
     @property
     def kinds(self) -> tuple[Sequence[Choice], ...]:

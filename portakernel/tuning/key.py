@@ -7,13 +7,14 @@ out what a kernel looks at would carry one call's winner to another.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from portakernel.claims.capability import Limit
 from portakernel.claims.request import PLAIN_FACTS, Request
+from portakernel.contract import Parameter
 from portakernel.contracts import contracts
 from portakernel.registry.kernel import Kernel
 
@@ -79,14 +80,13 @@ class Kind:
     def of(cls, request: Request, kernels: Iterable[Kernel]) -> Kind:
         """The kind of call that ``request`` is, to an op with these kernels."""
         kernels = tuple(kernels)
-        read = frozenset[str]().union(*(kernel.reads() for kernel in kernels))
+        read = read_by(kernels)
         features = {
             parameter.name: request.values[parameter.name]
             for parameter in contracts()[request.op].parameters
             if parameter.name in request.values
-            and parameter.kind not in _PLACED
             and request.values[parameter.name] != parameter.default
-            and (parameter.feature or parameter.kind in _FEW or parameter.name in read)
+            and tells_apart(parameter, read)
         }
         limits = frozenset[Limit]().union(*(kernel.limits() for kernel in kernels))
         return cls(
@@ -114,6 +114,17 @@ class Key:
         """The key as JSON, the same for equal keys."""
         parts = {"target": self.target, "units": self.units, "regime": str(self.regime), "dims": dict(self.dims)}
         return canonical({**self.kind.parts(), **parts})
+
+
+def read_by(kernels: Iterable[Kernel]) -> frozenset[str]:
+    """The names of all that these kernels' claims read of calls."""
+    return frozenset[str]().union(*(kernel.reads() for kernel in kernels))
+
+
+def tells_apart(parameter: Parameter, read: Collection[str]) -> bool:
+    """Whether kinds of calls differ by a parameter's value; ``read`` is what kernels read of calls."""
+    looked_at = parameter.feature or parameter.kind in _FEW or parameter.name in read
+    return looked_at and parameter.kind not in _PLACED
 
 
 def _layout(request: Request, limits: Iterable[Limit]) -> tuple[str, ...]:

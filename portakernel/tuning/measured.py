@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -83,11 +84,16 @@ class Measured:
         self._newcomers = [kernel for kernel in kernels if self._may_come(kernel)]
         self._requests: dict[str, Request] = {}
         self._groups: dict[tuple[str, tuple[str, ...]], _Group] = {}
+        # How many calls that were measured decide nothing, by reason.
+        self.undecided: Counter[str] = Counter()
         stores = [read(folder_of(root, target, units), op).records for root in self._roots]
         for text in dict.fromkeys(text for records in stores for text in records):
-            several = [records[text] for records in stores if text in records and self._is_of(records[text])]
+            there = [records[text] for records in stores if text in records]
+            several = [record for record in there if not self._is_other(record)]
             if several:
                 self._add(several)
+            else:
+                self.undecided[self._is_other(there[0])] += 1
         widths = _widths(contracts()[op]) if self._groups else ()
         for group in self._groups.values():
             group.pieces = pieces(group.points, widths)
@@ -111,11 +117,21 @@ class Measured:
 
     # --- records ----------------------------------------------------------------------------------------------------
 
-    def _is_of(self, record: Record) -> bool:
-        """Whether a record is of such devices and of the op as it is now, whatever the folder says."""
+    @property
+    def decided(self) -> int:
+        """How many calls that were measured decide something."""
+        return sum(bool(point.winner) for group in self._groups.values() for point in group.points)
+
+    def _is_other(self, record: Record) -> str:
+        """Why a record is not of such devices and of the op as it is now; empty where it is."""
         key, known = record.key, contracts().get(self._op)
-        same = (key.target, key.units, key.regime) == (str(self._target), self._units, self._regime)
-        return same and known is not None and record.contract == contract_digest(known)
+        if (key.target, key.units) != (str(self._target), self._units):
+            return f"it is of {key.target} with {key.units} units, whatever its folder says"
+        if key.regime != self._regime:
+            return f"measured in {key.regime}, and {self._regime} decides"
+        if known is None or record.contract != contract_digest(known):
+            return f"the contract of {self._op} has changed since it was measured"
+        return ""
 
     def _add(self, several: Sequence[Record]) -> None:
         """The point of a key: by the first store whose record decides."""
@@ -125,6 +141,8 @@ class Measured:
         group = self._groups.setdefault((key.kind.text, tuple(sorted(key.dims))), _Group(key.kind))
         group.records.append(record)
         is_void = all(valid.get(name) != entry.source for name, entry in record.kernels.items())
+        if outcome.kernel is None:
+            self.undecided[outcome.why] += 1
         if outcome.kernel is not None or not (record.busy or is_void):  # else it is as if nobody had measured there
             ready = self._ready(record, valid, outcome)
             group.points.append(Point(key.dims, outcome.kernel or "", outcome.why, outcome.ratio, ready))
@@ -170,14 +188,14 @@ class Measured:
 
     def _otherwise(self, kind: Kind, dims: Mapping[str, int]) -> Iterator[str]:
         """What there is in place of measurements of this kind: those of another regime, or of the nearest kind."""
-        yield self._with_nearest(
-            "no call of this kind was measured on such a device", self._groups.values(), kind, dims
-        )
         place = (str(self._target), self._units)
         found = (read(folder_of(root, *place), self._op).records.values() for root in self._roots)
         others = {str(r.key.regime) for records in found for r in records if r.key.kind.text == kind.text}
         if others := others - {str(self._regime)}:
-            yield f"regime: it was measured in {' and '.join(sorted(others))}, and {self._regime} decides"
+            yield f"regime: it was measured in {' and '.join(sorted(others))} alone, and {self._regime} decides"
+        else:
+            nothing = "no call of this kind was measured on such a device"
+            yield self._with_nearest(nothing, self._groups.values(), kind, dims)
 
     def _with_nearest(self, text: str, groups: Iterable[_Group], kind: Kind, dims: Mapping[str, int]) -> str:
         """``text``, and the nearest of what was measured, where something was."""
@@ -210,7 +228,12 @@ def _widths(contract: Contract) -> frozenset[str]:
 
 
 def _goes_first(kernel: Kernel, request: Request, first: int, spaces: Mapping[str, ArchSpace]) -> bool:
-    """Whether a kernel that was not there when it was measured would be picked before those that were."""
+    """Whether a kernel that was not there when it was measured would be picked before those that were.
+
+    For backward nobody is who reads what its own forward saves: that is chosen with the forward.
+    """
+    if request.phase is Phase.BACKWARD and kernel.is_paired:
+        return False
     if kernel.priority.of(request) < first or not kernel.serves(request.phase):
         return False
     return any(not capability.rejections(request, spaces) for _, capability in kernel.variants)

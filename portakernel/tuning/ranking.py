@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from portakernel.tuning.record import Entry, Record, Verdict
+from portakernel.tuning.sources import of_files
 
 Bounds = tuple[float, float, float]
 
@@ -27,6 +28,8 @@ _HOPELESS = 1.10
 _DOUBT = 0.01
 # With fewer rounds than these no two of them bound the median with that probability.
 _FEWEST = 7
+# What is said of a kernel whose source differs by the versions in it alone.
+OTHER_VERSION = "a module that it requires has another version here than where it was measured"
 # Where the default itself cannot be used, another is measured against; where it could not be timed so, nobody can.
 _UNUSABLE = (Verdict.WRONG, Verdict.FAILED, Verdict.CRASHED, Verdict.HUNG)
 
@@ -142,7 +145,7 @@ def decide(record: Record, sources: Mapping[str, str], order: Sequence[str]) -> 
     valid = {name: entry for name, entry in record.kernels.items() if sources.get(name) == entry.source}
     default = _default(valid, order)
     if default is None:
-        return Outcome(None, _undecided(record, valid, order))
+        return Outcome(None, _undecided(record, valid, sources, order))
     ratios = {
         name: ratio
         for name in order
@@ -182,13 +185,15 @@ def _is_timed(entry: Entry | None) -> bool:
     return entry is not None and entry.verdict is Verdict.RIGHT and entry.us is not None
 
 
-def _undecided(record: Record, valid: Mapping[str, Entry], order: Sequence[str]) -> str:
+def _undecided(record: Record, valid: Mapping[str, Entry], sources: Mapping[str, str], order: Sequence[str]) -> str:
     """Why there is nobody to compare with."""
     first = next((name for name in order if name not in valid or valid[name].verdict not in _UNUSABLE), None)
     if first is None:
         return "no kernel that can serve it was right"
     if first not in record.kernels:
         return f"{first} was not there when it was measured"
+    if first not in valid and of_files(sources.get(first, "")) == of_files(record.kernels[first].source):
+        return f"{first}: {OTHER_VERSION}"
     if first not in valid:
         return f"{first} has changed since it was measured"
     return f"{first} was {valid[first].verdict}"

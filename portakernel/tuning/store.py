@@ -11,7 +11,7 @@ import os
 import re
 import socket
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -36,37 +36,51 @@ def folder_of(root: Path, target: str, units: int) -> Path:
 
 @dataclass(slots=True)
 class Found:
-    """What is kept of an op: of each key the newest record, and the lines that were passed over, by reason."""
+    """What is kept of an op: of each key the newest record, and what was passed over.
+
+    That are lines, by file and reason, and whole files that cannot be read, with why. A record of a busy device decides
+    nothing, and displaces none that may: it stands in ``busy`` while it is the newest.
+    """
 
     records: dict[str, Record] = field(default_factory=dict[str, Record])
-    passed_over: Counter[str] = field(default_factory=Counter[str])
+    busy: dict[str, Record] = field(default_factory=dict[str, Record])
+    passed_over: dict[Path, Counter[str]] = field(default_factory=dict[Path, "Counter[str]"])
+    unread: dict[Path, str] = field(default_factory=dict[Path, str])
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What all folders of a store hold: records, of how many ops, and the lines that were passed over, by reason."""
+    """What all folders of a store hold: records, of how many ops and devices, and what was passed over, as ``Found``.
+
+    ``places`` has the number of records by target and units.
+    """
 
     records: int
     ops: int
-    passed_over: Counter[str]
+    places: Mapping[tuple[str, int], int]
+    passed_over: Mapping[Path, Counter[str]]
+    unread: Mapping[Path, str]
 
 
 def read(folder: Path, op: str) -> Found:
     """The records of ``op``: whatever lies there, nothing raises. Of equal times the later writer's name wins."""
     found = _read(folder, f"{_word(op)}.*{_SUFFIX}")
-    found.records = {key: record for key, record in found.records.items() if record.key.kind.op == op}
+    for records in (found.records, found.busy):
+        for key in [key for key, record in records.items() if record.key.kind.op != op]:
+            del records[key]
     return found
 
 
 def survey(root: Path) -> Survey:
     """What a store holds, over all kinds of devices; whatever lies there, nothing raises."""
-    records, ops, passed_over = 0, set[str](), Counter[str]()
+    every, ops, places = Found(), set[str](), Counter[tuple[str, int]]()
     for folder in folders(root):
         found = _read(folder, f"*{_SUFFIX}")
-        records += len(found.records)
         ops.update(record.key.kind.op for record in found.records.values())
-        passed_over += found.passed_over
-    return Survey(records, len(ops), passed_over)
+        places.update((record.key.target, record.key.units) for record in found.records.values())
+        every.passed_over |= found.passed_over
+        every.unread |= found.unread
+    return Survey(places.total(), len(ops), places, every.passed_over, every.unread)
 
 
 def folders(root: Path) -> list[Path]:
@@ -98,28 +112,35 @@ def _read(folder: Path, pattern: str) -> Found:
             return _newest(_files(folder, pattern))
         except FileNotFoundError:
             continue
-    return Found(passed_over=Counter({"file: it was replaced again and again": 1}))
+    return Found(unread={folder: "its files were replaced again and again"})
 
 
 def _newest(paths: Sequence[Path]) -> Found:
     """Raises FileNotFoundError where a file is gone."""
-    found, places = Found(), dict[str, tuple[str, str]]()
+    found, newest = Found(), dict[tuple[bool, str], tuple[tuple[str, str], Record]]()
     for path in paths:
-        for record in _records(path, found.passed_over):
-            key, order = record.key.text, (record.at, path.name)
-            if order >= places.get(key, ("", "")):
-                found.records[key], places[key] = record, order
+        for record in _records(path, found):
+            place, order = (record.busy, record.key.text), (record.at, path.name)
+            if place not in newest or order >= newest[place][0]:
+                newest[place] = order, record
+    for (busy, key), (order, record) in newest.items():
+        alone = (not busy, key) not in newest
+        if not busy or alone:
+            found.records[key] = record
+        if busy and (alone or order >= newest[False, key][0]):
+            found.busy[key] = record
     return found
 
 
-def _records(path: Path, passed_over: Counter[str]) -> Iterator[Record]:
+def _records(path: Path, found: Found) -> Iterator[Record]:
     try:
         content = read_regular(path, limit=MOST_FILE_BYTES, follow=False)
     except FileNotFoundError:
         raise
     except OSError as error:
-        passed_over[f"file: {error.strerror}"] += 1
+        found.unread[path] = error.strerror or str(error)
         return
+    passed_over = Counter[str]()
     for line in content.split(b"\n"):
         if not line:
             continue
@@ -132,6 +153,8 @@ def _records(path: Path, passed_over: Counter[str]) -> Iterator[Record]:
             passed_over["cut short, or altered"] += 1
         except Foreign:
             passed_over["of another form"] += 1
+    if passed_over:
+        found.passed_over[path] = passed_over
 
 
 class Writer:
@@ -185,7 +208,7 @@ class Writer:
 
 
 def compact(folder: Path, op: str) -> tuple[int, int]:
-    """Puts the newest records of writers that are gone into one file; how many files there were, and records are.
+    """Puts what ``read`` gives of writers that are gone into one file; how many files there were, and records are.
 
     Whenever it is interrupted, each record is in one file at least.
     """
@@ -203,14 +226,15 @@ def compact(folder: Path, op: str) -> tuple[int, int]:
                 taken.append(path)
         if not taken:
             return 0, 0
-        newest = _newest(taken).records
+        newest = _newest(taken)
+        kept = [*newest.records.values(), *(r for key, r in newest.busy.items() if newest.records[key] is not r)]
         with Writer(folder, op) as writer:
-            for record in newest.values():
+            for record in kept:
                 writer.write(record)
             writer.sync()
         for path in taken:
             path.unlink(missing_ok=True)
-        return len(taken), len(newest)
+        return len(taken), len(kept)
     finally:
         for lock in held:
             lock.release()

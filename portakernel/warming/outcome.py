@@ -16,10 +16,10 @@ class Call:
     """A call in words, as ``explain`` and ``warmup`` take them: an op with dtypes, shapes and scale formats.
 
     ``device`` is torch's name for it, this machine's first accelerator where it is not given. ``training`` asks for
-    gradients too, ``kernel`` for one kernel or plugin alone; ``parameters`` are the op's keyword arguments. ``layout``
-    says what is not plain about tensors' memory, as ``explain``'s ``facts`` do (``{"x.contiguous": False}``),
-    ``strides`` the same in numbers of elements (``{"x": (8192, 1)}``); without them tensors are contiguous. ``count``
-    says how often a workload makes it, beside others.
+    gradients too, ``forward_ad`` for tangents (forward mode), ``kernel`` for one kernel or plugin alone; ``parameters``
+    are the op's keyword arguments. ``layout`` says what is not plain about tensors' memory, as ``explain``'s ``facts``
+    do (``{"x.contiguous": False}``), ``strides`` the same in numbers of elements (``{"x": (8192, 1)}``); without them
+    tensors are contiguous. ``count`` says how often a workload makes it, beside others.
     """
 
     op: str
@@ -33,6 +33,7 @@ class Call:
     count: int = 1
     layout: Mapping[str, int] = field(default_factory=dict[str, int])
     strides: Mapping[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
+    forward_ad: bool = False
 
     @property
     def memory(self) -> CallLayout:

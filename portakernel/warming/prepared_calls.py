@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad as fwd
 
 from portakernel import runtime
 from portakernel.calling.caller import OpCaller
@@ -41,19 +42,25 @@ class WarmupStep:
         return str(next(iter(self.requests.values())))
 
 
-# A call's op, tensors and parameters, and the kernel that it names.
-ConcreteCall = tuple[OpCaller, Sequence[Any], Sequence[Any], str | None]
+# A call's op, tensors and parameters, the kernel that it names, and whether its tensors have tangents.
+ConcreteCall = tuple[OpCaller, Sequence[Any], Sequence[Any], str | None, bool]
 
 
 def prepared(
-    caller: OpCaller, tensors: Sequence[Any], parameters: Sequence[Any], kernel: str | None, progress: Progress
+    caller: OpCaller,
+    tensors: Sequence[Any],
+    parameters: Sequence[Any],
+    kernel: str | None,
+    forward_ad: bool,
+    progress: Progress,
 ) -> WarmupStep:
     """The call, with what it needs built."""
     caller.arguments.check_kinds(tensors)
     if any(tensor is not None and tensor.is_meta for tensor in tensors):
         raise ArgumentValueError(f"{caller.contract.op}: on meta tensors nothing runs; give tensors of a device")
-    build_for(caller, tensors, parameters, kernel, progress)
-    return _on_scratch(caller, tensors, parameters, kernel)
+    if not forward_ad:  # what torch differentiates forwards is made of its operators
+        build_for(caller, tensors, parameters, kernel, progress)
+    return _on_scratch(caller, tensors, parameters, kernel, forward_ad=forward_ad)
 
 
 def described_call(call: Call, device_of: Callable[[Call], str]) -> ConcreteCall:
@@ -79,23 +86,36 @@ def described_call(call: Call, device_of: Callable[[Call], str]) -> ConcreteCall
     )
     tensors = laid(described(request, call.shape, place, training=call.training), call.memory)
     given = [tensors.get(name) for name in caller.contract.names]
-    return caller, given, list(request.values.values()), call.kernel
+    return caller, given, list(request.values.values()), call.kernel, call.forward_ad
 
 
 def _on_scratch(
-    caller: OpCaller, tensors: Sequence[Tensor | None], parameters: Sequence[Any], kernel: str | None
+    caller: OpCaller,
+    tensors: Sequence[Tensor | None],
+    parameters: Sequence[Any],
+    kernel: str | None,
+    *,
+    forward_ad: bool,
 ) -> WarmupStep:
     """The public call on copies of ``tensors``, and the gradients of what it returns where they need some."""
     from portakernel import ops
 
     function, described_op = getattr(ops, caller.contract.op), caller.contract
-    phases = phases_of(described_op, tensors)
+    phases = (Phase.FORWARD_AD,) if forward_ad else phases_of(described_op, tensors)
     copies = {name: like(t) for name, t in zip(described_op.names, tensors, strict=True) if t is not None}
     positional = [copies.get(tensor.name) for tensor in described_op.tensors if not tensor.keyword]
     named = {
         tensor.name: copies[tensor.name] for tensor in described_op.tensors if tensor.keyword and tensor.name in copies
     }
     named |= caller.arguments.named(parameters)
+
+    def with_tangents() -> None:
+        with fwd.dual_level():
+            make: Any = fwd.make_dual
+            duals = {n: make(t, torch.zeros_like(t)) for n, t in copies.items() if t.is_floating_point()}
+            given = copies | duals
+            by_place = [given.get(tensor.name) for tensor in described_op.tensors if not tensor.keyword]
+            function(*by_place, **{n: given.get(n, value) for n, value in named.items()}, kernel=kernel)
 
     def run() -> None:
         returned = function(*positional, **named, kernel=kernel)
@@ -108,4 +128,4 @@ def _on_scratch(
     policy = caller.policy(strictly(caller.dispatcher.registry, described_op.op, kernel))
     jobs = serving_jobs(caller, [copies.get(name) for name in described_op.names], values, phases, policy)
     requests = {phase: caller.arguments.request(tensors, values, phase) for phase in phases}
-    return WarmupStep(run, requests, tuple(jobs))
+    return WarmupStep(with_tangents if forward_ad else run, requests, tuple(jobs))

@@ -63,7 +63,7 @@ def rehearse_call(
         ArgumentTypeError, ArgumentValueError, NoKernelError: it cannot be made.
         WarmupError: it could not be compiled, or run.
     """
-    return _rehearsed_calls([(caller.contract.op, lambda: (caller, tensors, parameters, kernel))], alone=True)
+    return _rehearsed_calls([(caller.contract.op, lambda: (caller, tensors, parameters, kernel, False))], alone=True)
 
 
 def rehearse_described(

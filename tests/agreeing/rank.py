@@ -69,7 +69,7 @@ def main() -> None:
     began = time.monotonic()
     for _ in range(given.get("calls", 1)):
         try:
-            agree(followed, None if "group" not in given else dist.new_group(given["group"]))
+            found["doubt"] = agree(followed, None if "group" not in given else dist.new_group(given["group"]))
         except PortakernelError as error:
             found |= {"error": type(error).__name__, "text": str(error), **vars(error)}
     took = time.monotonic() - began

@@ -64,6 +64,26 @@ def test_ranks_with_other_hardware_follow_the_first_ones_decisions_for_it(agree:
         assert found["collectives"] == THREE
 
 
+def test_ranks_that_differ_by_units_are_told_where_that_decides_otherwise(agree: Any) -> None:
+    entries = WARM["decisions"][H200]
+    named = {units: [{"entry": entry, "where": f"plan.yaml:{units}"} for entry in entries] for units in (1, 2)}
+    alike = {"decisions": {f"cpu:x86_64/{units}": several for units, several in named.items()}}
+    one, two, none = ({**WARM, **more} for more in (
+        {"decisions": {"cpu:x86_64/2": entries}, "target": "cpu:x86_64/2"},
+        {"decisions": {}, "target": "cpu:x86_64/1"},
+        {"decisions": {}, "target": "cpu:x86_64/1"},
+    ))  # fmt: skip
+    for found in agree(one, two, none):
+        assert found["doubt"] == (
+            "agree: the ranks' devices differ by their units: cpu:x86_64/2 on rank 0; cpu:x86_64/1 on ranks 1, 2: what"
+            " is followed on one is not followed on the other, and they may run different kernels; give all as many"
+            " threads (OMP_NUM_THREADS)"
+        )
+        assert found["collectives"] == THREE
+    for found in agree({**one, **alike}, two):
+        assert found["doubt"] == ""
+
+
 def test_a_rank_that_cannot_say_what_it_follows_keeps_nobody_waiting(agree: Any) -> None:
     for ranks, at in (((WARM, {**WARM, "fails": "no such store"}), 1), (({**WARM, "fails": "no such store"}, COLD), 0)):
         for found in agree(*ranks):

@@ -52,6 +52,7 @@ def differences(step: Step, output: str) -> list[str]:
     return [] if skipping or at == len(printed) else [f"$ {step.command}", f"prints more:\n{output}"]
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize("guide", GUIDES)
 def test_every_command_prints_what_is_shown(shell, guide):
     folder, place = shell.folder, shell.folder.parent / "place"

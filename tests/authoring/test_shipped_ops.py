@@ -48,14 +48,14 @@ def test_every_command_knows_it(site, run):
     assert explained["chosen"] == "demo_scan.demo_scan"
     assert '"op": "demo_scan"' in json.dumps(run("matrix", "--json"))
     for plugin in ("demo_scan", "reference"):
-        checked = run("check", "--op", "demo_scan", "--plugin", plugin, "--device", "cpu", "--budget", "2s")
+        checked = run("check", "--op", "demo_scan", "--plugin", plugin, "--device", "cpu", "--budget", "0.5s")
         assert re.search(rf"\n  {plugin}.demo_scan +\d\d+ +0 ", checked)
     assert "no problems" in run("validate")
     measured = run("bench", "demo_scan", "--device", "cpu", "--launch", "--plugin", "demo_scan", "--json")
     assert [cell["case"] for cell in measured["launches"]] == ["4×256"]
 
 
-@pytest.mark.turns(2)
+@pytest.mark.turns(4)
 @pytest.mark.parametrize(
     ("file", "old", "new", "said"),
     [

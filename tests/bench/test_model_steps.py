@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,9 +11,8 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.mark.parametrize("only", [pytest.param("64/224, 1 tokens", marks=needs_cxx), "softmax"])
-def test_a_model_through_portakernel_has_the_numbers_of_plain_torch(only):
-    command = [sys.executable, "model_steps.py", "--check", "--only", only]
-    done = subprocess.run(command, cwd=BENCHMARKS, check=False, capture_output=True, text=True)
+def test_a_model_through_portakernel_has_the_numbers_of_plain_torch(python, imported_to_compile, only):
+    done = python("model_steps.py", "--check", "--only", only, cwd=BENCHMARKS, imports=imported_to_compile)
     assert done.returncode == 0, done.stdout + done.stderr
     ways = 1 if only == "softmax" else 2
     assert f"{ways} of {ways} have equal numbers" in done.stdout

@@ -36,8 +36,8 @@ def test_the_json_form_key_by_key(run: Callable) -> None:
     cell = found["cells"][0]
     assert list(cell) == [
         "op", "case", "phase", "dtypes", "shapes", "values", "bytes", "flops", "bound", "copy_us", "chosen",
-        "chosen_ratio", "best_us", "rival", "rival_ratio", "behind_own", "behind_foreign", "checked_against",
-        "reference_failure", "kernels", "rejected",
+        "chosen_ratio", "best_us", "rival", "rival_ratio", "behind_own", "behind_foreign", "steps_us",
+        "checked_against", "reference_failure", "kernels", "rejected",
     ]  # fmt: skip
     assert (cell["dtypes"], cell["shapes"]) == ({"x": "float32", "weight": "float32"}, {"x": [4, 64]})
     assert list(cell["kernels"][0]) == [

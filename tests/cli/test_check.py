@@ -223,6 +223,7 @@ def test_names_that_nothing_has_are_bad_input(run: Callable, arguments: str, mes
     assert ran.err.startswith(f"portakernel: {message}")
 
 
+@pytest.mark.usefixtures("forked_observers")
 def test_the_real_kit_passes_torchs_add(run: Callable) -> None:
     ran = run("check --plugin torch --op add --device cpu --json")
     assert ran.status == 0, ran.json["summary"]
@@ -286,8 +287,9 @@ def test_drawn_requests_run_alone_where_that_is_asked(run: Callable, kit: Callab
     assert "--huge draws no requests, and --drawn runs nothing else" in ran.err
 
 
+@pytest.mark.usefixtures("forked_observers")
 def test_what_is_drawn_alone_names_its_dtypes_and_says_how_many_there_were(run: Callable) -> None:
-    ran = run("check --plugin reference --op quantize_fp8 --device cpu --drawn --workers 1 --seed 3 --budget 4s --json")
+    ran = run("check --plugin reference --op quantize_fp8 --device cpu --drawn --workers 1 --seed 3 --budget 2s --json")
     passed = [r["case"] for r in ran.json["results"] if (r["aspect"], r["status"]) == ("forward", "passed")]
     assert passed[0] == "quantize_fp8[drawn 0, granularity=block_1x128, x=float32, dtype=float8_e5m2fnuz]"
     assert all("[drawn " in result["case"] for result in ran.json["results"])
@@ -372,6 +374,7 @@ def test_coverage_says_which_pairs_are_asked_for_and_runs_nothing(run: Callable)
     assert "softmax has no such call" in " ".join(shown.split())
 
 
+@pytest.mark.usefixtures("forked_observers")
 def test_a_failing_kernel_is_found_by_what_is_drawn_and_by_the_line_that_is_printed(
     run: Callable, install: Callable
 ) -> None:
@@ -394,7 +397,7 @@ def softmax(x, *, out=None):
     return y if out is None else out.copy_(y)
 """
     install("acme", manifest=manifest, source=source)
-    ran = run("check --plugin acme --budget all --seed 3 --device cpu --json")
+    ran = run("check --plugin acme --budget 4s --seed 3 --device cpu --json")
     failed = [r for r in ran.json["results"] if r["status"] == "failed" and "[drawn" in r["case"]]
     line = failed[0]["detail"].partition("portakernel check --one '")[2].rstrip("'")
     again = run("check", "--one", line, "--json")

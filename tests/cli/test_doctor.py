@@ -26,8 +26,11 @@ from portakernel.contracts import contract
 from portakernel.deciding.asking import ask
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.runtime import dispatcher
+from portakernel.tensors.units import units_of
 from portakernel.tuning.key import Key, Kind, Regime
-from portakernel.tuning.record import Record
+from portakernel.tuning.record import Entry, Record, Verdict
+from portakernel.tuning.sources import contract_digest, source_digest
+from portakernel.tuning.store import Writer, folder_of
 from portakernel.words.target import Device, Target
 
 RAISING = """\
@@ -280,9 +283,45 @@ def test_lines_of_the_store_that_are_no_records_are_counted(
     folder.mkdir()
     (folder / "add.host-1-0.jsonl").write_text(whole + whole[:40] + "\n{}\n")
     monkeypatch.setenv("PORTAKERNEL_TUNING_DIR", str(tmp_path))
-    shown = run("doctor").out
-    text = f"tuning records: 1 of 1 op; 2 lines passed over (2 cut short, or altered), in {tmp_path}"
-    assert text in " ".join(shown.split())
+    (folder / "add.host-2-0.jsonl").mkdir()
+    shown = " ".join(run("doctor").out.split())
+    lines = "2 lines passed over (2 cut short, or altered)"
+    assert f"; {lines}, 1 file not read, in {tmp_path}" in shown
+    assert f"{folder}/add.host-1-0.jsonl: {lines}" in shown
+    assert f"{folder}/add.host-2-0.jsonl: not read: is a folder" in shown
+    assert "`portakernel tune --compact` leaves such lines out; move files that cannot be read out of the" in shown
+
+
+def test_records_that_apply_here_are_counted_apart_from_others(
+    run: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PORTAKERNEL_TUNING_DIR", str(tmp_path))
+    device, registry = dispatcher().registry.device("cpu"), dispatcher().registry
+    units = units_of(device) or 0
+    asked = ask(contract("softmax"), device.target, dtypes="float32", shapes={"x": (8, 64)})
+    kind, kernel = Kind.of(asked, registry.for_op("softmax")), registry.kernels["torch.softmax_cpu"]
+    entry = Entry(source=source_digest(kernel), verdict=Verdict.RIGHT, us=(1.0, 2.0, 3.0))
+
+    def keep(units: int, rows: int, **more: Any) -> None:
+        key = Key(kind, str(device.target), units, Regime.EAGER_COLD, {"M": rows, "N": 64})
+        with Writer(folder_of(tmp_path, key.target, units), "softmax") as writer:
+            known = contract_digest(contract("softmax"))
+            writer.write(Record(key, known, {kernel.name: entry}, "2026-11-27T00:00:00Z", kernel.name, **more))
+
+    keep(units + 1, 8)
+    shown = " ".join(run("doctor").out.split())
+    elsewhere = f"of other devices: {device.target}/{units + 1} (1)"
+    assert f"tuning records: 1 of 1 op: 0 decide here; {elsewhere}, in {tmp_path}" in shown
+    assert f"`portakernel tune` measures for {device.target}/{units}, which this machine is now; a CPU's units" in shown
+    keep(units, 8)
+    keep(units, 16, busy=True)
+    shown = " ".join(run("doctor", "--verbose").out.split())
+    assert f"tuning records: 3 of 1 op: 1 decide here; 1 of this machine's decide nothing; {elsewhere}" in shown
+    assert "1: others used the device while it was measured" in shown
+    assert "`portakernel tune` measures for" not in shown
+    assert "tuning records that ship with portakernel: " in shown
+    monkeypatch.setenv("PORTAKERNEL_TUNING", "off")
+    assert "2: PORTAKERNEL_TUNING is off" in " ".join(run("doctor", "--verbose").out.split())
 
 
 @pytest.mark.filterwarnings("ignore:the store of measurements")

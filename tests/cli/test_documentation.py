@@ -36,6 +36,7 @@ def _section(command: str) -> str:
     return sections[command] + sections["explain"]
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize(
     "line",
     [

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import re
+import stat
+import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +21,17 @@ from portakernel.cli.plan import export
 from portakernel.contracts import contract
 from portakernel.deciding.asking import ask
 from portakernel.deciding.dispatcher import Dispatcher
-from portakernel.errors import ArgumentValueError
-from portakernel.plan import Place, read_form
+from portakernel.errors import ArgumentValueError, PlanError
+from portakernel.plan import Place, read_form, read_plan
 from portakernel.plan.export import make_plan
 from portakernel.plan.writing import write_plan
 from portakernel.runtime import dispatcher
 from portakernel.tensors.units import units_of
 from portakernel.tuning.choices import Choice, Choices
-from portakernel.tuning.key import Kind
+from portakernel.tuning.key import Key, Kind, Regime
+from portakernel.tuning.record import Record
+from portakernel.tuning.sources import contract_digest
+from portakernel.tuning.store import Writer, folder_of
 from portakernel.words.target import Target
 
 H200 = Place("nvidia:sm_90", 132)
@@ -77,7 +85,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Choice]]:
     """What measurements decide, by op."""
     found: dict[str, list[Choice]] = {}
 
-    def choices(now: Any, place: Place, ops: list[str], regime: str) -> Iterator[Choice]:
+    def choices(now: Any, place: Place, ops: list[str], regime: str, undecided: Counter[str]) -> Iterator[Choice]:
         for op in ops:
             yield from Choices(found.get(op, ())).all
 
@@ -135,11 +143,10 @@ def test_what_a_file_loses_is_said_and_counted(
     run: Callable, made: Callable[..., Path], calls: Path, measured: dict[str, list[Choice]]
 ) -> None:
     softmax = kind("softmax", "float32")
+    slow_norm = Choice("reference.rms_norm", kind("rms_norm"), {"M": (1, 64)}, "")
 
     def before() -> Path:
-        file = made(
-            {here(): [Choice("reference.softmax", softmax, {"M": (1, 64)}, ""), norm(M=(1, 64))], H200: [norm()]}
-        )
+        file = made({here(): [Choice("reference.softmax", softmax, {"M": (1, 64)}, ""), slow_norm], H200: [norm()]})
         assert run("plan", "lock", str(file), "--calls", str(calls)).status == 0
         return file
 
@@ -190,6 +197,28 @@ def test_a_plan_is_replaced_at_once_or_not(run: Callable, made: Callable[..., Pa
     assert [file.name for file in path.parent.iterdir()] == ["plan.yaml"]
     ran = run("plan", "export", "-o", str(path.parent / "none" / "plan.yaml"))
     assert (ran.status, "cannot be written" in ran.err) == (2, True)
+
+
+def test_who_may_read_a_plan_stays_as_it_was(made: Callable[..., Path]) -> None:
+    path = made({})
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+    path.chmod(0o600)
+    assert stat.S_IMODE(made({H200: [norm()]}).stat().st_mode) == 0o600
+
+
+def test_a_plan_is_written_where_one_can_be_and_makes_no_other_file(
+    made: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(**_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refused)
+    path = made({})
+    before = path.read_bytes()
+    monkeypatch.setattr(tempfile, "mkstemp", refused)
+    with pytest.raises(ArgumentValueError, match=r"plan\.yaml cannot be written: Read-only file system; give a file"):
+        made({H200: [norm()]})
+    assert path.read_bytes() == before
 
 
 def test_a_plan_is_a_regular_file_and_a_link_to_one_stays(tmp_path: Path) -> None:
@@ -339,6 +368,26 @@ def test_a_part_that_is_not_there_is_told(run: Callable, made: Callable[..., Pat
     assert "0 entries can be followed on no part (it has none for this machine" in run("plan", "check", str(path)).out
 
 
+def test_records_that_decide_nothing_here_are_counted_with_the_reason(
+    run: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = tmp_path / "store"
+    monkeypatch.setenv("PORTAKERNEL_TUNING_DIR", str(store))
+    key = Key(kind("softmax", "float32"), *here(), Regime.EAGER_COLD, {"M": 8, "N": 64})
+    known = contract_digest(contract("softmax"))
+    with Writer(folder_of(store, *here()), "softmax") as writer:
+        writer.write(Record(key, known, {}, "2026-11-27T00:00:00Z", busy=True))
+        writer.write(Record(replace(key, dims={"M": 9, "N": 64}), "9f1c", {}, "2026-11-27T00:00:00Z"))
+    path = str(tmp_path / "plan.yaml")
+    reasons = {
+        "others used the device while it was measured": 1,
+        "the contract of softmax has changed since it was measured": 1,
+    }
+    assert run("plan", "export", "-o", path, "--json").json["undecided"] == {str(here()): reasons}
+    out = run("plan", "export", "-o", path).out
+    assert "  2 calls that were measured decide nothing here:\n    1: " in out
+
+
 # --- diff ------------------------------------------------------------------------------------------------------------
 
 
@@ -360,7 +409,8 @@ def test_a_target_is_written_with_its_units_or_without_them(
     assert several.status == 2
     assert f"{path}, or this machine, has {half} and {H200}; add the units, such as {half}" in several.err
     none = run("plan", "lock", str(path), "--calls", str(calls), "--target", "amd:gfx942")
-    assert f"--target 'amd:gfx942': {path}, or this machine, has no part for it; add the units, such as" in none.err
+    assert f"--target 'amd:gfx942': {path}, or this machine, has no part for it; add" in none.err
+    assert "as amd:gfx942/UNITS" in none.err
     one = made({H200: [norm()]}, "one.yaml")
     locked = run("plan", "lock", str(one), "--calls", str(calls), "--target", "nvidia:sm_90", "--json")
     assert locked.status == 0, locked.err
@@ -425,14 +475,17 @@ def test_sizes_whose_kernel_differs_are_told(run: Callable, made: Callable[..., 
     text = run("plan", "diff", str(old), str(new)).out
     assert "dtype: bfloat16, M: 100..200, N: 1..9" in text
     assert "triton.rms_norm (4.4 µs)" in text
-    assert text.endswith("old.yaml and new.yaml: 2 kinds and sizes have another kernel\n")
+    one = "1 kind of calls and sizes has"
+    assert text.endswith(f"old.yaml and new.yaml: {one} another kernel; {one} a kernel that had none\n")
+    back = run("plan", "diff", str(new), str(old)).out
+    assert back.endswith(f"new.yaml and old.yaml: {one} another kernel; {one} no kernel any more\n")
 
 
 def test_intervals_cut_otherwise_are_the_same_decisions(run: Callable, made: Callable[..., Path]) -> None:
     old = made({H200: [norm(M=(1, 200))]}, "old.yaml")
     new = made({H200: [norm(M=(1, 99)), norm(M=(100, 200))]}, "new.yaml")
     ran = run("plan", "diff", str(old), str(new))
-    assert (ran.status, ran.out) == (0, "old.yaml and new.yaml: the same in all 2 entries\n")
+    assert (ran.status, ran.out) == (0, "old.yaml and new.yaml: the same, 2 entries\n")
 
 
 def test_another_lock_or_source_differs_too(run: Callable, made: Callable[..., Path]) -> None:
@@ -447,6 +500,12 @@ def test_another_lock_or_source_differs_too(run: Callable, made: Callable[..., P
     ran = run("plan", "diff", str(old), str(new), "--json")
     assert ran.json["sources"] == [{"kernel": "triton.rms_norm", "old": source, "new": "0123456789abcdef"}]
     assert (ran.status, ran.json["choices_differ"]) == (1, False)
+    new.write_text(new.read_text(encoding="utf-8").replace("lock: listed", "lock: everything"), encoding="utf-8")
+    away = old.parent / "away" / old.name
+    away.parent.mkdir()
+    new.rename(away)
+    told = run("plan", "diff", str(old), str(away)).out
+    assert told.endswith(f"{old} and {away}: 1 kernel has another source; the lock is another one\n")
 
 
 # --- lock ------------------------------------------------------------------------------------------------------------
@@ -504,6 +563,84 @@ def test_calls_that_are_locked_are_told_apart(run: Callable, tmp_path: Path) -> 
     )
 
 
+def test_what_is_locked_is_accepted_in_float64_too(
+    run: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, path = tmp_path / "calls.yaml", tmp_path / "plan.yaml"
+    calls.write_text(
+        "calls:\n"
+        "  - {op: rms_norm, dtype: float64, shape: {x: [64, 4096], weight: [4096]}}\n"
+        "  - {op: softmax, dtype: float64, shape: {x: [64, 100]}, training: true}\n",
+        encoding="utf-8",
+    )
+    assert run("plan", "lock", str(path), "--calls", str(calls)).status == 0
+    assert path.read_text(encoding="utf-8").count("{dtype: float64, ") == 3
+    checked = run("plan", "check", str(path), "--json")
+    assert (checked.status, checked.json["problems"], checked.json["refused"]) == (0, [], [])
+    assert read_plan(path, dispatcher().registry).locked
+
+
+def test_what_check_would_refuse_is_not_locked(
+    run: Callable, tmp_path: Path, made: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, path = tmp_path / "calls.yaml", tmp_path / "plan.yaml"
+    said = "dtypes: every call of embedding_bag has indices, offsets, and this entry not: it covers none"
+    sums = "calls:\n  - {op: embedding_bag, dtype: DTYPE, shape: {weight: [64, 128], indices: [64], offsets: [8]}}\n"
+    calls.write_text(sums.replace("DTYPE", "{weight: float32}"), encoding="utf-8")
+    ran = run("plan", "lock", str(path), "--calls", str(calls), "--json")
+    assert (ran.status, path.exists(), ran.json["lock"]) == (1, False, "listed")
+    assert ran.json["refused"] == [f"embedding_bag on {here()}: {{dtype: float32, V: 64, N: 128, I: 64, B: 8}}: {said}"]
+    calls.write_text(sums.replace("DTYPE", "{weight: float32, indices: int64, offsets: int64}"), encoding="utf-8")
+    made({here(): [Choice("torch.softmax_cpu", kind("softmax", "float32"), {}, "")]})
+    before = path.read_text(encoding="utf-8")
+    monkeypatch.setenv("PORTAKERNEL_DENY", "torch.softmax_cpu")
+    monkeypatch.setattr(runtime, "_dispatcher", functools.cache(Dispatcher))
+    refused = run("plan", "lock", str(path), "--calls", str(calls))
+    assert (refused.status, path.read_text(encoding="utf-8")) == (1, before)
+    assert "softmax_cpu cannot serve it: denied by PORTAKERNEL_DENY" in " ".join(refused.out.split())
+    assert refused.out.endswith("`plan check` would refuse 1 of its entries; nothing is written\n")
+
+
+def test_what_a_plan_was_made_with_stays_when_it_is_locked(
+    run: Callable, calls: Path, tmp_path: Path, measured: dict[str, list[Choice]]
+) -> None:
+    path = tmp_path / "plan.yaml"
+    measured["softmax"] = [Choice("reference.softmax", kind("softmax", "float32"), {}, "")]
+    run("plan", "export", "-o", str(path))
+    exported = path.read_text(encoding="utf-8").replace('torch: "', 'torch: "0.')
+    path.write_text(exported, encoding="utf-8")
+    assert run("plan", "lock", str(path), "--calls", str(calls)).status == 0
+    assert read_form(path).made_with[here()].torch.startswith("0.")
+    other = tmp_path / "other.yaml"
+    assert run("plan", "lock", str(other), "--calls", str(calls)).status == 0
+    assert read_form(other).made_with[here()].torch
+
+
+def test_layouts_that_are_locked_are_told(run: Callable, tmp_path: Path) -> None:
+    calls = tmp_path / "calls.yaml"
+    calls.write_text(
+        "calls:\n"
+        "  - {op: rms_norm, dtype: bfloat16, shape: {x: [64, 4096], weight: [4096]}, strides: {x: [8194, 2]}}\n",
+        encoding="utf-8",
+    )
+    path = tmp_path / "plan.yaml"
+    ran = run("plan", "lock", str(path), "--calls", str(calls), "--target", str(H200), "--json")
+    ((_, _, entry),) = read_form(path).entries()
+    assert entry.layout
+    assert ran.json["added"][0]["layout"] == list(entry.layout)
+
+
+def test_a_part_for_other_units_is_judged_as_those_do_who_load_it(run: Callable, made: Callable[..., Path]) -> None:
+    other = Place(here().target, here().units + 1)
+    path = made({here(): [], other: [Choice("torch.softmax_cpu", kind("softmax", "float32"), {}, "")]})
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text[: text.index("digest:")].replace("softmax_cpu", "softmax_cqu"), encoding="utf-8")
+    with pytest.raises(PlanError, match="no kernel here is called that"):
+        read_plan(path, dispatcher().registry)
+    checked = run("plan", "check", str(path), "--json")
+    assert (checked.status, "no kernel here is called that" in str(checked.json["problems"])) == (1, True)
+
+
 def test_a_call_without_a_kernel_locks_nothing(
     run: Callable, calls: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -546,6 +683,38 @@ def test_a_plan_for_as_many_units_as_are_not_here_is_not_followed_here(
     told = " ".join([*ran.json["problems"], *ran.json["notes"]])
     assert f"it has no part for {place}, this machine, but for {other}" in told
     assert ran.status == (1 if lock == "everything" else 0)
+
+
+def test_units_say_which_part_of_a_plan_and_which_measurements_are_meant(
+    run: Callable, made: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, asked, store = Place(H200.target, 66), kind("softmax", "float16"), tmp_path / "store"
+    parts = {
+        place: [Choice(name, asked, {}, "")] for place, name in ((H200, "torch.softmax"), (other, "triton.softmax"))
+    }
+    known = contract_digest(contract("softmax"))
+    with Writer(folder_of(store, *other), "softmax") as writer:
+        key = Key(asked, *other, Regime.GRAPH_COLD, {"M": 8, "N": 64})
+        writer.write(Record(key, known, {}, "2026-11-27T00:00:00Z", busy=True))
+    monkeypatch.setenv("PORTAKERNEL_TUNING_DIR", str(store))
+    monkeypatch.setattr(runtime, "_dispatcher", functools.cache(Dispatcher))
+    words = ["explain", "softmax", "--dtype", "float16", "--shape", "x=8x64", "--json", "--target"]
+
+    def notes(units: str) -> str:
+        return "; ".join(run(*words, f"{H200.target}{units}").json["notes"])
+
+    assert notes("/66") == "measured, and not used: others used the device while it was measured"
+    assert notes("/65") == "measured on nvidia:sm_90 with 66 units, not 65: not used"
+    assert notes("").startswith("measured on such devices with 66 and 132 units, which may decide there")
+    monkeypatch.setenv("PORTAKERNEL_PLAN", str(made(parts)))
+    monkeypatch.setattr(runtime, "_dispatcher", functools.cache(Dispatcher))
+    found = {units: run(*words, f"{H200.target}/{units}").json["chosen"] for units in (132, 66)}
+    assert found == {132: "torch.softmax", 66: "triton.softmax"}
+    assert run(*words[:2], "--target", "h200/66").out.startswith(
+        "h200 is nvidia:sm_90.\nsoftmax on nvidia:sm_90, Hopper"
+    )
+    assert "found 'x' for units" in run(*words[:2], "--target", f"{H200.target}/x").err
+    assert "--target h200/66 is about one call" in run("explain", "--all", "--target", "h200/66").err
 
 
 def test_a_plan_in_force_that_is_refused_is_judged_all_the_same(

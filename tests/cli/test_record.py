@@ -7,10 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from portakernel.cli.calls_file import load_calls
 from portakernel.config import Config
 from portakernel.errors import ConfigError
 
@@ -26,35 +29,48 @@ for line in sys.stdin:
 RECORD = (sys.executable, "-m", "portakernel", "record", "-o", "calls.yaml")
 
 
-def record(folder: Path, *words: str, program: str) -> subprocess.CompletedProcess[str]:
-    command = [*RECORD, *words, "--", sys.executable, "-c", program]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+@pytest.fixture
+def record(forked_interpreter: Callable[..., Path], tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Records a program: ``record(program)``, both forked from a process that has imported torch."""
+
+    def run(program: str) -> subprocess.CompletedProcess[str]:
+        python = forked_interpreter()
+        command = [python, *RECORD[1:], "--", python, "-c", program]
+        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+
+    return run
 
 
-@pytest.mark.parametrize("calls", [True, False])
-def test_a_program_that_is_terminated_is_told_so_and_what_it_recorded_is_written(tmp_path: Path, calls: bool) -> None:
+@pytest.mark.parametrize(("number", "calls"), [(signal.SIGTERM, True), (signal.SIGTERM, False), (signal.SIGINT, True)])
+def test_a_program_that_is_ended_is_told_so_and_what_it_recorded_is_written(
+    tmp_path: Path, number: signal.Signals, calls: bool
+) -> None:
+    """The signal is sent to the command alone, which no terminal has."""
     command = [*RECORD, "--json", "--", sys.executable, "-c", SERVICE.format(calls=calls)]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, cwd=tmp_path) as running:
+    streams: dict[str, Any] = {"stdin": pipe, "stdout": pipe, "stderr": pipe, "text": True, "start_new_session": True}
+    with subprocess.Popen(command, cwd=tmp_path, **streams) as running:
         assert running.stderr is not None
         while running.stderr.readline() != "ready\n":
             assert running.poll() is None
-        running.send_signal(signal.SIGTERM)
+        running.send_signal(number)
         running.wait(timeout=120)  # its input stays open until then
         out, _ = running.communicate()
-    assert running.returncode == 143
+    status = 128 + number
+    assert running.returncode == status
     told = json.loads(out)
-    assert (told["kinds"], told["calls"], told["status"]) == ((1, 1, 143) if calls else (0, 0, 143))
+    assert (told["kinds"], told["calls"], told["status"]) == ((1, 1, status) if calls else (0, 0, status))
     assert [path.name for path in tmp_path.iterdir()] == (["calls.yaml"] if calls else [])
 
 
 def test_a_program_s_own_answer_to_the_signal_is_its_status(tmp_path: Path) -> None:
     program = "import os, signal, sys, torch\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n"
     program += "from portakernel import ops\nops.softmax(torch.randn(4, 64))\n"
-    program += "os.kill(os.getppid(), signal.SIGTERM)\nsignal.pause()"
-    ran = record(tmp_path, program=program)
+    program += "os.kill(os.getppid(), signal.SIGTERM)\nsignal.pause()"  # a forked one's parent is not its command
+    command = [*RECORD, "--", sys.executable, "-c", program]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert ran.returncode == 7, ran.stderr
-    assert ran.stdout == "1 kinds of 1 calls are in calls.yaml\n"
+    assert ran.stdout == "1 kind of 1 call is in calls.yaml\n"
 
 
 def test_where_the_file_cannot_be_nothing_runs(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,6 +79,9 @@ def test_where_the_file_cannot_be_nothing_runs(run, tmp_path: Path, monkeypatch:
     found = run("record", "-o", str(tmp_path), *program)
     assert found.status == 2
     assert f"record: {tmp_path} is a folder; give the file to write" in found.err
+    found = run("record", "-o", "", *program)
+    assert found.status == 2
+    assert "record: -o is empty; give the file to write, such as -o service.yaml" in found.err
     found = run("record", "-o", "/dev/full", *program)
     assert found.status == 2
     assert "record: /dev/full is no regular file, but a device, a pipe or a socket; give one" in found.err
@@ -92,20 +111,41 @@ def test_the_variable_names_a_file_that_can_be(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_a_link_stays_and_what_it_names_is_written(tmp_path: Path) -> None:
+def test_a_link_stays_and_what_it_names_is_written(
+    record: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
     (tmp_path / "real.yaml").write_text("# mine\n")
     (tmp_path / "calls.yaml").symlink_to("real.yaml")
     program = "import torch\nfrom portakernel import ops\nops.softmax(torch.randn(4, 64))"
-    ran = record(tmp_path, program=program)
+    ran = record(program)
     assert ran.returncode == 0, ran.stderr
     assert (tmp_path / "calls.yaml").is_symlink()
     assert "op: softmax" in (tmp_path / "real.yaml").read_text()
 
 
-def test_what_graphs_dissolve_is_said(tmp_path: Path) -> None:
+def test_a_file_that_the_variable_names_has_the_calls_too_and_one_that_is_no_recording_stays(
+    record: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outer = tmp_path / "all.yaml"
+    monkeypatch.setenv("PORTAKERNEL_RECORD", str(outer))
+    program = "import torch\nfrom portakernel import ops\nops.softmax(torch.randn(4, 64))"
+    outer.write_text("calls:\n  - {op: softmax, dtype: {x: float32}, shape: {x: [4, 64]}, count: 6}\n")
+    ran = record(program)
+    assert ran.returncode == 0, ran.stderr
+    assert [call.count for call in load_calls(outer)] == [7]
+    assert [call.count for call in load_calls(tmp_path / "calls.yaml")] == [1]
+    outer.write_text("services: {port: 80}\n")
+    ran = record(program)
+    assert ran.returncode == 2
+    assert "all.yaml lists no calls, and a recording adds to what is there: name another file" in ran.stderr
+    assert outer.read_text() == "services: {port: 80}\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["all.yaml", "calls.yaml"]
+
+
+def test_what_graphs_dissolve_is_said(record: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     program = "import torch\nfrom portakernel import ops\nx = torch.randn(4, 64)\n"
     program += "torch.compile(lambda x: ops.rms_norm(x, x[0]), backend='eager')(x)\nops.softmax(x)"
-    ran = record(tmp_path, program=program)
+    ran = record(program)
     assert ran.returncode == 0, ran.stderr
     first, second = ran.stdout.splitlines()
     assert first == "2 kinds of 2 calls are in calls.yaml"

@@ -43,6 +43,7 @@ def decision_of(data: dict[str, Any]) -> tuple[Any, ...]:
     return data["target"], data["request"], data["chosen"], standings
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("target", HERE)
 @pytest.mark.parametrize("op", own_contracts())
 def test_the_command_of_each_ops_requests_asks_for_them_again(run: Callable, op: str, target: str) -> None:
@@ -121,6 +122,7 @@ def test_a_view_that_lies_otherwise_is_asked_about_as_it_lies(run: Callable) -> 
     assert decision_of(run(*shlex.split(command)[1:], "--json").json) == _told(decision)
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize(
     ("op", "arguments", "values"),
     [

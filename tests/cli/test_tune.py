@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest import mock
@@ -15,6 +17,7 @@ import pytest
 
 from portakernel.errors import ArgumentValueError
 from portakernel.runtime import dispatcher
+from portakernel.tuning.record import Record
 from portakernel.tuning.sources import source_digest
 from portakernel.tuning.store import Writer
 from portakernel_kit.bench.question import Question
@@ -23,6 +26,8 @@ from portakernel_kit.tune.child import JobError
 from portakernel_kit.tune.fleet import Fleet, Outcome
 from portakernel_kit.tune.job import Facts, Job
 from portakernel_kit.tune.session import OneDevice
+
+pytestmark = pytest.mark.usefixtures("forked_measuring")
 
 CALLS = """
 calls:
@@ -33,6 +38,7 @@ calls:
 
 @pytest.fixture(autouse=True)
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PORTAKERNEL_DISABLE", "inductor")  # compiles for seconds
     monkeypatch.setenv("PORTAKERNEL_TUNING_DIR", str(tmp_path / "store"))
     return tmp_path / "store"
 
@@ -77,7 +83,40 @@ def test_an_interrupted_run_goes_on_and_what_is_kept_is_not_measured_again(
     assert reference["verdict"] == "right"
 
 
-def test_regret_measures_sizes_that_the_store_lacks(run: Callable) -> None:
+@pytest.mark.parametrize("when", ["before", "while"])
+def test_what_sigterm_ends_is_shown_all_the_same(
+    run: Callable, calls: str, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    def ended(fleet: Fleet, *_: object) -> Iterator[Any]:
+        signal.raise_signal(signal.SIGTERM)
+        return iter(())
+
+    monkeypatch.setattr(Fleet, "run" if when == "while" else "__init__", ended)
+    before = signal.getsignal(signal.SIGTERM)
+    found = run("tune", "--calls", calls, "--device", "cpu", "--json")
+    assert (found.status, found.json["interrupted"], found.json["left"]) == (130, True, 2)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_regret_does_not_count_what_was_measured_beside_others(run: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = OneDevice.run
+
+    def busy(device: OneDevice, jobs: Iterable[Job]) -> Iterator[Any]:
+        for number, (job, found) in enumerate(measured(device, jobs)):
+            assert isinstance(found, Record)
+            yield job, replace(found, busy=number == 1)
+
+    monkeypatch.setattr(OneDevice, "run", busy)
+    words = ("regret", "softmax", "--held-out", "2", "--seed", "5", "--device", "cpu")
+    found = run(*words, "--json").json
+    assert (len(found["cells"]), found["busy"]) == (1, 1)
+    assert "others used the device while 1 more was measured: not counted" in " ".join(run(*words).out.split())
+
+
+def test_regret_measures_sizes_that_the_store_lacks_with_what_has_to_be_built(
+    run: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PORTAKERNEL_DISABLE")
     found = run("regret", "softmax", "--held-out", "1", "--seed", "5", "--device", "cpu", "--json")
     assert found.status == 0, found.err
     keys = {"device", "regime", "regime_asked", "seed", "interrupted", "busy", "ways", "cells"}

@@ -45,6 +45,7 @@ def too_wide(text: str, width: int) -> list[str]:
     return [line for line in text.splitlines() if len(line) > width and max(map(len, line.split())) < UNBREAKABLE]
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_no_line_is_wider_than_a_hundred_columns(
     run: Callable, command: str, tmp_path: object, monkeypatch: pytest.MonkeyPatch

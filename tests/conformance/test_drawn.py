@@ -40,6 +40,7 @@ def test_a_seed_and_a_number_are_a_request():
     assert draw_request(contract("attention"), 6, 3) != first[3]
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("op", sorted(own_contracts()))
 def test_requests_are_ones_that_the_op_takes_and_their_levels_are_known(op):
     known = factors(contract(op))

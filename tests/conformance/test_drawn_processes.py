@@ -180,7 +180,7 @@ def test_what_is_no_budget_is_refused():
         parse_budget("10 minutes")
 
 
-def test_who_stops_listening_ends_the_processes(drawing):
+def test_who_stops_listening_ends_the_processes(forked_observers, drawing):
     results = drawing.results()
     assert next(results).status == "passed"
     (process,) = multiprocessing.active_children()

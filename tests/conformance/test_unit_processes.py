@@ -80,7 +80,7 @@ def test_after_three_deaths_what_is_left_says_so_and_no_claim_is_blamed_for_it(f
     assert [result.status for result in found if result.aspect == "coverage"] == ["passed"]
 
 
-def test_who_stops_listening_ends_the_processes(acme):
+def test_who_stops_listening_ends_the_processes(forked_observers, acme):
     dispatcher = acme(FLOAT32)
     cpu = next(iter(dispatcher.registry.devices_on("cpu")))
     results = check(dispatcher, names=["acme.add"], device=cpu, seed=3, workers=2)

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import os
-import subprocess
-import sys
 
 MUTANTS = "tests/plugins/test_triton_attention_hopper.py::test_a_kernel_that_lacks_one_wait_or_arrival_is_caught"
 
 
-def collected(turn: str | None) -> set[str]:
+def collected(python, imports: tuple[str, ...], turn: str | None) -> set[str]:
     env = {name: value for name, value in os.environ.items() if name not in {"TESTS_TURN", "PYTEST_XDIST_WORKER"}}
     if turn is not None:
         env["TESTS_TURN"] = turn
-    command = [sys.executable, "-m", "pytest", "-n0", "--collect-only", "-q", MUTANTS]
-    found = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    found = python("-m", "pytest", "-n0", "--collect-only", "-q", MUTANTS, env=env, imports=imports)
     return {line for line in found.stdout.splitlines() if line.startswith(MUTANTS)}
 
 
-def test_a_part_is_drawn_for_each_tree_and_whoever_names_a_test_has_it():
-    named, part = collected(None), collected("a tree")
+def test_a_part_is_drawn_for_each_tree_and_whoever_names_a_test_has_it(python, imported_to_compile):
+    named, part = (collected(python, imported_to_compile, turn) for turn in (None, "a tree"))
     assert len(named) > 20
-    assert 0 < len(part) < 0.7 * len(named)
+    assert len(part) == math.ceil(len(named) / 3)
     assert part < named

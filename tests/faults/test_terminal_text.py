@@ -177,6 +177,7 @@ def install(tmp_path):
     return write
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize("what", PACKAGES)
 def test_no_command_sends_raw_what_a_package_says(fault, install, forked, what):
     outcome = fault(_run_commands, install(what), COMMANDS, forked)
@@ -186,6 +187,7 @@ def test_no_command_sends_raw_what_a_package_says(fault, install, forked, what):
 
 
 # a warning that a plugin gives by itself is between Python and the program
+@pytest.mark.turns(2)
 @pytest.mark.parametrize("what", [what for what in PACKAGES if what != "a warning at import"])
 def test_no_call_sends_raw_what_a_package_says(fault, install, what):
     outcome = fault(_call, install(what))

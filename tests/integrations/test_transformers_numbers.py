@@ -174,6 +174,7 @@ def test_gradients_are_those_of_the_eager_path(family: str, kind: str, make_mode
         agree(gradient, plain[name], truth[name], factor=4.0)
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("kind", ["plain", "left", "packed"])
 @pytest.mark.parametrize("family", ["Llama", "Qwen3", "Gemma2", "GptOss"], indirect=True)
 def test_a_graph_without_breaks_gives_the_logits_of_the_eager_path(

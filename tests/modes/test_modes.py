@@ -40,7 +40,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.turns(3)
+@pytest.mark.turns(6)
 @pytest.mark.parametrize("op", own_contracts())
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 def test_an_op_does_in_a_mode_what_the_page_says(mode: Mode, op: str) -> None:

@@ -83,7 +83,7 @@ def test_the_ranks_of_a_host_share_its_cores(monkeypatch, ranks, processes):
     assert workers.cores() == processes
 
 
-def test_what_a_worker_compiles_is_what_this_process_compiles():
+def test_what_a_worker_compiles_is_what_this_process_compiles(forked_workers):
     job = add_for("sm_80")
     (outcome,) = compile_all([job])
     here = compile_job(job)

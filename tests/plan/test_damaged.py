@@ -33,6 +33,8 @@ kernels:
   torch.rms_norm: {source: 'c71877364d69'}
 targets:
 """
+# Without the pin that GOOD does not use.
+USED = "".join(line for line in HEAD.splitlines(keepends=True) if "torch.rms_norm" not in line)
 PART = "  nvidia:sm_90/132:\n    rms_norm:\n"
 GOOD = "      - {dtype: bfloat16, M: 1..512, N: 4096, use: triton.rms_norm}\n"
 
@@ -293,7 +295,7 @@ def test_versions_that_the_plan_has_otherwise_are_told_as_they_are(
     assert problems_of(other, places, registry, source_of) == []
     with pytest.raises(PlanError, match=re.escape(f"in the plan ({told})")):
         read_plan(other, registry, here=sm_90, source_of=source_of)
-    monkeypatch.setattr(judging, "_targets_here", lambda registry: frozenset(sm_90))
+    monkeypatch.setattr(judging, "targets_here", lambda registry: frozenset(sm_90))
     assert notes(other) == []
     assert any(f"in the plan ({told})" in problem for problem in problems_of(other, places, registry, source_of))
     files = write(plan_text(replace(known, pins={n: replace(p, source="0" * 16) for n, p in known.pins.items()})))
@@ -308,6 +310,60 @@ def test_a_layout_that_no_kernel_asks_for_is_noted(
     notes = read_plan(write(asked), registry, here=["nvidia:sm_90"], source_of=source_of).notes
     said = r"plan\.yaml:\d+: layout: no kernel of softmax here sets 'x.contiguous = false': no call is of this kind; "
     assert any(re.match(said + ".*x.contiguous = true", note) for note in notes), notes
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "said"),
+    [
+        ("{x: float32}", "dtypes: every call of rms_norm has weight, and this entry not: it covers none"),
+        ("{weight: float16}", "dtypes: every call of rms_norm has x, and this entry not: it covers none"),
+        (
+            "{x: float32, weight: float64}",
+            "dtypes: no call of rms_norm has these together: weight is float64; it must be float32",
+        ),
+        ("{x: int32, weight: float32}", "dtypes: x of rms_norm is never int32; it can be float32, float16, bfloat16"),
+    ],
+)
+def test_dtypes_that_no_call_has_are_refused(
+    registry: Registry, source_of: SourceOf, write: Callable[..., Path], dtypes: str, said: str
+) -> None:
+    text = entry("dtype: bfloat16", f"dtypes: {dtypes}")
+    with pytest.raises(PlanError) as caught:
+        read_plan(write(text), registry, here=["nvidia:sm_90"], source_of=source_of)
+    assert any(problem.endswith(f": targets.nvidia:sm_90/132.rms_norm[0]: {said}") for problem in caught.value.problems)
+
+
+def test_a_feature_that_no_kernel_looks_at_is_noted(
+    registry: Registry, source_of: SourceOf, write: Callable[..., Path]
+) -> None:
+    kind = Kind("rms_norm", "inference", {"x": "float16", "weight": "float16"}, features={"eps": 0.5})
+    seen = replace(kind, features={"weight_offset": 1.0})
+    choices = [Choice("triton.rms_norm", one, {"M": (1, 9)}, "") for one in (kind, seen)]
+    path = write(plan_text(make_plan({H200: choices}, registry, source_of=source_of)))
+    notes = [
+        note for note in read_plan(path, registry, here=["nvidia:sm_90"], source_of=source_of).notes if "eps" in note
+    ]
+    (note,) = notes
+    said = "no kernel of rms_norm here looks at eps, by which no kinds of calls differ: this entry covers none"
+    assert re.fullmatch(rf"plan\.yaml:\d+: features: {said}; leave eps out", note)
+
+
+def test_pins_that_no_entry_uses_are_held_against_kernels_too(
+    registry: Registry, source_of: SourceOf, changed: dict[str, str], write: Callable[..., Path]
+) -> None:
+    text = without_digest(good(registry, source_of))
+    unused = "".join(f"  {name}: {{source: {source!r}}}\n" for name, source in {
+        "triton.rms_norm": source_of(registry.kernels["triton.rms_norm"]), "acme.rms_norm": "c71877364d68",
+    }.items())  # fmt: skip
+    path = write(text.replace("kernels:\n", f"kernels:\n{unused}"))
+    notes = read_plan(path, registry, here=[], source_of=source_of).notes
+    assert "triton.rms_norm: no entry uses it" in notes
+    assert any(
+        note.startswith("acme.rms_norm: no entry uses it, and no kernel here is called that; ") for note in notes
+    )
+    changed["triton.rms_norm"] = "!"
+    with pytest.raises(PlanError, match=r"its source is .* in the plan.*; no entry uses it: leave it out"):
+        read_plan(path, registry, here=[], source_of=source_of)
 
 
 @pytest.mark.parametrize(
@@ -350,11 +406,11 @@ def test_what_every_kernel_here_says_of_memory_can_stand_in_a_plan(registry: Reg
 def test_an_arch_that_there_is_not_is_told_with_the_nearest(
     registry: Registry, source_of: SourceOf, write: Callable[..., Path], target: str, said: str
 ) -> None:
-    path = write(HEAD + PART.replace("nvidia:sm_90", target) + GOOD)
+    path = write(USED + PART.replace("nvidia:sm_90", target) + GOOD)
     with pytest.raises(PlanError) as told:
         read_plan(path, registry, source_of=source_of)
     (problem,) = told.value.problems
-    assert problem.startswith(f"{path}:6: targets.{target}/132: {said}")
+    assert problem.startswith(f"{path}:5: targets.{target}/132: {said}")
     assert "\\n" not in problem
 
 
@@ -362,10 +418,10 @@ def test_an_arch_that_may_come_later_is_noted_with_the_nearest(
     registry: Registry, source_of: SourceOf, write: Callable[..., Path]
 ) -> None:
     def notes(target: str) -> tuple[str, ...]:
-        text = HEAD + PART.replace("nvidia:sm_90", target) + GOOD
+        text = USED + PART.replace("nvidia:sm_90", target) + GOOD
         return read_plan(write(text), registry, here=[], source_of=source_of).notes
 
     assert notes("nvidia:sm_90") == ()
     (note,) = notes("nvidia:sm_999")
     said = "'sm_999' is no arch that this portakernel knows, and is taken for a later one; did you mean 'sm_90'"
-    assert note.startswith(f"plan.yaml:6: targets.nvidia:sm_999/132: {said}")
+    assert note.startswith(f"plan.yaml:5: targets.nvidia:sm_999/132: {said}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,7 +27,7 @@ import torch, portakernel
 from portakernel import ops
 portakernel.set_policy(compiled="call")
 def compiled(function):
-    return torch.compile(function, fullgraph=True)  # what is refused would else run without a graph
+    return torch.compile(function, fullgraph=True, backend="aot_eager")  # else what is refused runs without
 wide, weight = torch.randn(8, 128), torch.ones(64)
 norm = compiled(lambda x, weight: ops.rms_norm(x * 2, weight) + 1)
 norm(wide[:, :64], weight)
@@ -36,7 +36,7 @@ compiled(lambda x: ops.softmax(x) + 1)(torch.randn(129)[1:].view(2, 64))
 x = torch.randn(4, 64, requires_grad=True)
 compiled(lambda x, weight: ops.rms_norm(x, weight).sum())(x, weight).backward()
 compiled(lambda x: ops.silu_and_mul(x).sum())(x).backward()
-several = torch.compile(lambda x: ops.softmax(x * 2) + 1, fullgraph=True, dynamic=True)
+several = torch.compile(lambda x: ops.softmax(x * 2) + 1, fullgraph=True, backend="aot_eager", dynamic=True)
 for rows in (4, 7, 9):
     several(torch.randn(rows, 32))
 portakernel.set_policy(compiled="inline")
@@ -50,20 +50,32 @@ norm = portakernel.bind("rms_norm", wide[:, :64], weight)
 for rows in (1, 3, 8):
     norm(wide[:rows, :64], weight)
 handle = portakernel.bind("softmax", torch.randn(4, 64))
-torch.compile(lambda x: handle(x * 2) + 1)(torch.randn(4, 64))
+torch.compile(lambda x: handle(x * 2) + 1, backend="aot_eager")(torch.randn(4, 64))
 """
 
 
-def portakernel(*words: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, *words] if words[0] == "-c" else [sys.executable, "-m", "portakernel", *words]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PORTAKERNEL_")}
-    environment |= {"PORTAKERNEL_TUNING": "off", **variables}
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, env=environment)
+@pytest.fixture
+def interpreter(forked_interpreter: Callable[..., Path], imported_to_compile: tuple[str, ...]) -> Path:
+    """What stands for Python, and has imported what compiles."""
+    return forked_interpreter(imported_to_compile)
+
+
+@pytest.fixture
+def portakernel(interpreter: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs a command, or a program, in a folder."""
+
+    def run(*words: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+        command = [interpreter, *words] if words[0] == "-c" else [interpreter, "-m", "portakernel", *words]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PORTAKERNEL_")}
+        environment |= {"PORTAKERNEL_TUNING": "off", **variables}
+        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, env=environment)
+
+    return run
 
 
 @pytest.mark.parametrize("program", [LAYOUTS, GRAPHS, HANDLES], ids=["layouts", "graphs", "handles"])
-def test_a_plan_that_is_locked_for_a_recording_covers_what_was_recorded(tmp_path, program):
-    recorded = portakernel("record", "-o", "calls.yaml", "--", sys.executable, "-c", program, folder=tmp_path)
+def test_a_plan_that_is_locked_for_a_recording_covers_what_was_recorded(portakernel, interpreter, tmp_path, program):
+    recorded = portakernel("record", "-o", "calls.yaml", "--", str(interpreter), "-c", program, folder=tmp_path)
     assert recorded.returncode == 0, recorded.stderr
     locked = portakernel("plan", "lock", "plan.yaml", "--calls", "calls.yaml", folder=tmp_path)
     assert locked.returncode == 0, locked.stderr
@@ -75,13 +87,13 @@ IN_A_GRAPH = """
 import torch, portakernel
 from portakernel import ops
 portakernel.set_policy(compiled="call")
-function = torch.compile(lambda x: ops.softmax(x * 2) + 1, fullgraph=True)
+function = torch.compile(lambda x: ops.softmax(x * 2) + 1, fullgraph=True, backend="aot_eager")
 function(torch.randn(4, 64))
 print([(used.kernel, used.calls) for used in portakernel.stats()])
 """
 
 
-def test_what_a_graph_calls_a_plan_decides_when_it_runs_and_a_locked_one_has_to_cover_it(tmp_path):
+def test_what_a_graph_calls_a_plan_decides_when_it_runs_and_a_locked_one_has_to_cover_it(portakernel, tmp_path):
     calls = "calls:\n  - {op: softmax, dtype: float32, shape: {x: [ROWS, 64]}}\n"
     (tmp_path / "calls.yaml").write_text(calls.replace("ROWS", "4"))
     (tmp_path / "other.yaml").write_text(calls.replace("ROWS", "5"))

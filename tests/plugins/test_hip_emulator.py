@@ -136,6 +136,7 @@ def test_kernel_conforms_in_the_emulator(op, units_in_turn):
 # --- rows, however they are shared -----------------------------------------------------------------------------------
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("columns", "dtype"), [(1000, torch.float16), (509, torch.float32)])
 def test_norms_are_right_however_a_row_is_shared(warp_size, configured, shape, columns, dtype):
@@ -158,6 +159,7 @@ def test_norms_are_right_however_a_row_is_shared(warp_size, configured, shape, c
         assert_near(found, wanted)
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("columns", "dtype"), [(1024, torch.bfloat16), (509, torch.float32)])
 def test_softmax_is_right_however_a_row_is_shared(warp_size, configured, shape, columns, dtype):
@@ -173,6 +175,7 @@ def test_softmax_is_right_however_a_row_is_shared(warp_size, configured, shape, 
     assert_near(found.nan_to_num(), exact.nan_to_num())
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize(
     ("granularity", "shape", "dtype"),
     [

@@ -52,6 +52,7 @@ def stands_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rotary, "compiler", lambda: None)
 
 
+@pytest.mark.turns(3)
 @pytest.mark.usefixtures("stands_in")
 @pytest.mark.parametrize("name", KERNELS)
 def test_with_a_library_that_does_what_it_says_every_kernel_conforms(name, units_in_turn):

@@ -66,6 +66,7 @@ def numbers_of(device):
 DEVICES = ("cpu", "cuda", "xpu")
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("out_dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("left", KINDS, ids="-".join)
 def test_every_pair_of_formats_and_dtypes_is_as_exact_as_the_result_asks(left, out_dtype):

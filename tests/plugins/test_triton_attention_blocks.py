@@ -76,6 +76,7 @@ def test_what_tma_does_not_take_is_read_through_pointers(unsuited):
     assert sources(x, x, 16, BLOCKS, False) == (x, None, x, None)
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("values", [{}, {"causal": True}, {"window": (20, 9)}, {"softcap": 2.0}], ids=str)
 @pytest.mark.parametrize("width", [16, 24, 40])
 @pytest.mark.parametrize("queries", [3, 37])

@@ -107,6 +107,7 @@ def test_no_barrier_is_waited_for_in_vain_and_no_block_is_overwritten_too_early(
         assert faults(*inputs(2, 300, 400, 2, 1), causal=True) == []
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("queries", [1, 17, 128, 129, 257])
 @pytest.mark.parametrize("keys", [1, 64, 129, 257])
 def test_every_length_and_mask(monkeypatch, queries, keys):
@@ -140,6 +141,7 @@ def test_huge_scores_leave_all_weight_to_the_largest(monkeypatch, device, size, 
         assert faults(q, k, v, causal=True, scale=scale, sinks=sinks) == []
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("slopes", [None, (0.3, -0.02)])
 @pytest.mark.parametrize("softcap", [0.0, 0.5, 30.0, 1000.0])
 @pytest.mark.parametrize("scale", [None, -2.0, 0.0])
@@ -150,6 +152,7 @@ def test_changed_scores(monkeypatch, slopes, softcap, scale):
             assert faults(*inputs(1, 150, 200, 2, 1), **call, **more) == [], more
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("lengths", RAGGED.values(), ids=RAGGED)
 @pytest.mark.parametrize(
     "call",

@@ -119,6 +119,7 @@ def test_no_barrier_is_waited_for_in_vain_and_no_block_is_overwritten_too_early(
         assert faults(*inputs(2, 300, 400, 4, 2, width), causal=True) == []
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("queries", [1, 63, 128, 129, 257])
 @pytest.mark.parametrize("keys", [1, 64, 129, 257])
 def test_every_length_and_mask(monkeypatch, queries, keys):
@@ -143,6 +144,7 @@ def test_every_scale(monkeypatch, scale):
         assert faults(*inputs(1, 100, 90, 2, 1), causal=True, scale=scale) == []
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("width", [64, 128])
 @pytest.mark.parametrize("slopes", [None, torch.tensor([0.3, -0.02])], ids=["", "alibi"])
 @pytest.mark.parametrize("softcap", [0.0, 0.5, 30.0, 1000.0])
@@ -153,6 +155,7 @@ def test_changed_scores(monkeypatch, width, slopes, softcap):
             assert faults(*tensors, slopes=slopes, softcap=softcap, **call) == [], call
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("width", [64, 128])
 @pytest.mark.parametrize("lengths", RAGGED.values(), ids=RAGGED)
 @pytest.mark.parametrize(

@@ -85,6 +85,7 @@ def parts_of(grids: list[tuple[str, int]], blocks: int) -> float:
     return grids[place][1] / blocks
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("heads", [1, 4, 7])
 @pytest.mark.parametrize(
     ("values", "parts"),

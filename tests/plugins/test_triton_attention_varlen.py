@@ -99,6 +99,7 @@ class Call:
             torch.testing.assert_close(one[place].double(), want[place], rtol=3e-5, atol=1e-5)
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("values", [{}, {"causal": True}, {"window": (20, 7)}, EVERYTHING], ids=str)
 @pytest.mark.parametrize("featured", [False, True])
 def test_sequences_longer_and_shorter_than_blocks_are_as_the_reference_has_them(values, featured):
@@ -106,6 +107,7 @@ def test_sequences_longer_and_shorter_than_blocks_are_as_the_reference_has_them(
     (call.with_all() if featured else call).check(**values)
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("values", [{}, EVERYTHING, {"max_seqlen_q": 3, "max_seqlen_k": 70}], ids=str)
 @pytest.mark.parametrize("queries", [[2, 3, 0, 3, 1], [40, 3, 0, 33, 1]], ids=["few", "many"])
 @pytest.mark.parametrize("half", [False, True])
@@ -205,6 +207,7 @@ def test_without_sequences_queries_or_keys_results_are_zeros(queries, keys, padd
     assert not call.gradients()[6].any()
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("values", [{}, {"causal": True}, {"window": (150, 0)}, {"softcap": 2.0}], ids=str)
 @pytest.mark.parametrize("bounds", [{"max_seqlen_q": 2}, {"max_seqlen_q": 2, "max_seqlen_k": 300}], ids=str)
 def test_few_queries_pack_heads_and_share_keys(values, bounds, launched):
@@ -272,6 +275,7 @@ def _tiles(ends, others, found, sequences, rows, packed: tl.constexpr, block: tl
     tl.store(found + 4, there)
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("count", [0, 1, 2, 127, 128, 129, 300, 17000])
 @pytest.mark.parametrize(("packed", "block"), [(1, 16), (3, 16), (40, 16)])
 def test_each_tile_of_each_sequence_is_found_once_and_there_is_room_for_all(count, packed, block):

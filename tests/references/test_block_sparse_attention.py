@@ -48,12 +48,13 @@ def test_every_query_attends_to_what_its_lists_and_the_mask_show(mask, window):
     out, lse = reference.forward(
         q, k, v, *lists_of(state), **aux, mask=mask, window=window, block="64x64", return_lse=True
     )
-    sees = torch.zeros(2, H, S, T, dtype=torch.bool)
+    sees, states = torch.zeros(2, H, S, T, dtype=torch.bool), state.tolist()
     for b, h, i, j in torch.cartesian_prod(*map(torch.arange, sees.shape)).tolist():
         at = i + T - S
         inside = (window[0] < 0 or at - j <= window[0]) and (window[1] < 0 or j - at <= window[1])
-        how = int(state[b, h, i // 64, j // 64])
-        sees[b, h, i, j] = how == 2 or (how == 1 and inside and bool(SEES[mask](b, at, j, ids)))
+        how = states[b][h][i // 64][j // 64]
+        if how == 2 or (how == 1 and inside and bool(SEES[mask](b, at, j, ids))):
+            sees[b, h, i, j] = True
     scores = torch.einsum("bshd,bthd->bhst", q, k.repeat_interleave(2, 2)) / math.sqrt(D)
     scores = scores.masked_fill(~sees, -math.inf)
     torch.testing.assert_close(lse, scores.logsumexp(-1))

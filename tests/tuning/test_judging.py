@@ -18,7 +18,7 @@ from portakernel.runtime import caller, dispatcher
 from portakernel.tuning.record import Verdict
 from portakernel_kit.bench.contenders import Contender, contender, prepare_backward
 from portakernel_kit.bench.operands import Operands, draw
-from portakernel_kit.tune import judging
+from portakernel_kit.tune import judging, parts
 from portakernel_kit.tune.job import Job
 from portakernel_kit.tune.judging import Numerics
 
@@ -132,6 +132,54 @@ def test_of_large_calls_whose_rows_lie_apart_some_rows_are_looked_at(monkeypatch
     assert judged(NORM, lambda y: y * 1.1).verdict is Verdict.WRONG
     ends = judged(NORM, lambda y: torch.cat([y[:-1], y[-1:] * 2]))  # the last row is among them
     assert ends.verdict is Verdict.WRONG
+
+
+def attention(batch: int = 4, heads: int = 6, key_heads: int = 2) -> Job:
+    shapes = {"q": (batch, 40, heads, 16), "k": (batch, 40, key_heads, 16), "v": (batch, 40, key_heads, 16)}
+    values = {"causal": True, "return_lse": True}
+    return Job("attention", "inference", shapes, dict.fromkeys("qkv", "float32"), "eager/cold", values=values)
+
+
+@pytest.mark.parametrize(("heads", "key_heads"), [(6, 2), (5, 1), (7, 7), (16, 8)])
+def test_of_large_attention_some_heads_are_looked_at(monkeypatch, heads, key_heads):
+    monkeypatch.setattr(judging, "_FEW_FLOPS", 0)
+    job = attention(heads=heads, key_heads=key_heads)
+    assert judged(job).verdict is Verdict.RIGHT
+
+    def wrong(found: Any) -> Any:  # the heads of the last sequence's last key head, of which one is looked at
+        out = found[0].clone()
+        out[-1, :, -heads // key_heads :] *= 1.01
+        return out, found[1]
+
+    assert judged(job, wrong).verdict is Verdict.WRONG
+    assert judged(job, lambda found: (found[0], found[1] + 0.01)).verdict is Verdict.WRONG
+
+
+RAGGED = {"q": (90, 8, 16), "k": (90, 4, 16), "v": (90, 4, 16), "cu_seqlens_q": (4,), "cu_seqlens_k": (4,)}
+PAGES = {"key_cache": (9, 16, 4, 16), "value_cache": (9, 16, 4, 16), "block_table": (3, 3), "seq_lens": (3,)}
+
+
+@pytest.mark.parametrize(
+    ("op", "sizes"), [("attention_varlen", RAGGED), ("paged_attention", {"q": (3, 8, 16), **PAGES})]
+)
+def test_a_part_of_heads_is_a_call_of_its_own(monkeypatch, op, sizes):
+    monkeypatch.setattr(judging, "_FEW_FLOPS", 0)
+    dtypes = {name: "float32" if len(shape) > 2 else "int32" for name, shape in sizes.items()}
+    job = Job(op, "inference", sizes, dtypes, "eager/cold")
+    found = operands(job, 1)[0]
+    part = parts.some(judging._inputs(found))
+    assert part is not None
+    assert part.share == 3 / 8
+    assert part.inputs(judging._inputs(found)).dims["H"] == 3
+    assert judged(job).verdict is Verdict.RIGHT
+    assert judged(job, lambda out: out * 1.01).verdict is Verdict.WRONG
+
+
+def test_work_that_is_too_much_for_all_heads_is_judged_by_some():
+    job = attention(batch=16, heads=8, key_heads=8)
+    assert judged(job, cost=Cost(bytes=1, flops=5 * judging.MOST_FLOPS)).verdict is Verdict.RIGHT
+    none = judged(attention(batch=2, heads=1, key_heads=1), cost=Cost(bytes=1, flops=5 * judging.MOST_FLOPS))
+    assert none.verdict is Verdict.UNJUDGED  # one head of two sequences is all that there is
 
 
 def test_what_is_too_much_for_the_reference_is_unjudged():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +15,9 @@ from portakernel.runtime import dispatcher
 from portakernel.tuning.key import Key, Kind, Regime
 from portakernel.tuning.measured import Measured, measured_choices, places
 from portakernel.tuning.record import Entry, Record, Verdict
-from portakernel.tuning.sources import contract_digest, source_digest
+from portakernel.tuning.sources import contract_digest, of_files, source_digest
 from portakernel.tuning.store import Writer, folder_of
+from portakernel.tuning.undecided import by_reason
 from portakernel.words.target import Target
 
 TARGET, UNITS = Target("nvidia", "sm_90"), 132
@@ -214,7 +216,37 @@ def test_until_the_winner_is_built_the_fastest_of_the_others_stands_in(tmp_path)
 
 def test_what_was_measured_in_another_regime_alone_is_said(tmp_path):
     written(tmp_path, record(64, key=key(64, regime=Regime.GRAPH_WARM)))
-    assert measured(tmp_path).notes(key(64).kind, key(64).dims) == (
-        "no call of this kind was measured on such a device",
-        "regime: it was measured in graph/warm, and graph/cold decides",
+    found = measured(tmp_path)
+    assert found.notes(key(64).kind, key(64).dims) == (
+        "regime: it was measured in graph/warm alone, and graph/cold decides",
     )
+    assert found.undecided == {"measured in graph/warm, and graph/cold decides": 1}
+
+
+def test_what_decides_nothing_is_counted_by_reason(tmp_path):
+    first = record(64).kernels[FIRST]
+    versions = first.model_copy(update={"source": of_files(first.source) + "000000"})
+    changed = first.model_copy(update={"source": "0" * 16})
+    found = measured(
+        written(
+            tmp_path,
+            record(1, kernels={FIRST: versions}),
+            record(8, kernels={FIRST: versions}),
+            record(64),
+            record(512, kernels={FIRST: changed}),
+            record(4096, busy=True),
+            replace(record(8192), contract="other"),
+        )
+    )
+    assert found.decided == 1
+    other = f"{FIRST}: a module that it requires has another version here than where it was measured"
+    assert found.undecided == {
+        other: 2,
+        f"{FIRST} has changed since it was measured": 1,
+        "others used the device while it was measured": 1,
+        f"the contract of {OP} has changed since it was measured": 1,
+    }
+    told = list(by_reason(found.undecided + Counter({other.replace(FIRST, SECOND): 3}), REGISTRY.kernels))
+    assert told[0][0] == 5
+    assert told[0][1].startswith(f"{', '.join(sorted((FIRST, SECOND)))}: a module that it requires has another version")
+    assert len(told) == 4

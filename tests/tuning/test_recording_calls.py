@@ -12,12 +12,22 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from torch.autograd import forward_ad
 
 import portakernel
 from portakernel import ops
 from portakernel.calling import observers
 from portakernel.cli.calls_file import load_calls
-from portakernel.errors import ArgumentTypeError, ArgumentValueError
+from portakernel.cli.plan.call_requests import requests_of
+from portakernel.errors import ArgumentTypeError, ArgumentValueError, NoKernelError
+from portakernel.host import recording_file
+from portakernel.plan.export import make_plan
+from portakernel.plan.plan import Place
+from portakernel.plan.writing import write_plan
+from portakernel.runtime import dispatcher
+from portakernel.tensors.units import units_of_cpu
+from portakernel.tuning.choices import Choice
+from portakernel.tuning.key import Kind
 
 PROGRAM = """
 import subprocess, sys, threading, torch
@@ -91,21 +101,96 @@ def test_a_block_without_calls_leaves_an_earlier_file_and_one_that_raises_keeps_
     assert counted(path) == {f"softmax {X}": 1}
 
 
-def test_a_program_is_recorded_in_all_its_threads_and_processes_and_its_status_is_kept(tmp_path):
+def test_a_block_s_file_may_be_a_link_which_stays(tmp_path):
+    (tmp_path / "real.yaml").write_text("an earlier one")
+    (tmp_path / "calls.yaml").symlink_to("real.yaml")
+    with portakernel.record(tmp_path / "calls.yaml"):
+        ops.softmax(torch.randn(4, 64))
+    assert (tmp_path / "calls.yaml").is_symlink()
+    assert counted(tmp_path / "real.yaml") == {f"softmax {X}": 1}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # torch's own compiler, once
+def test_calls_with_tangents_are_of_a_phase_of_their_own_which_a_locked_plan_covers(tmp_path):
+    x, weight = torch.randn(4, 64), torch.ones(64)
+
+    def calls() -> None:
+        torch.func.jvp(lambda x: ops.rms_norm(x, weight), (x,), (x,))
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(x, x)
+            ops.softmax(dual)
+            assert portakernel.explain("softmax", dual).request.phase == "forward_ad"
+
+    path = tmp_path / "calls.yaml"
+    with portakernel.record(path):
+        calls()
+    listed = load_calls(path)
+    assert [(call.op, call.forward_ad, call.training) for call in listed] == [
+        ("rms_norm", True, False), ("softmax", True, False),
+    ]  # fmt: skip
+    now, device = dispatcher(), dispatcher().registry.device("cpu")
+    place = Place(str(device.target), units_of_cpu())
+
+    def follow(*several: portakernel.Call) -> None:
+        asked = [requests_of(call, device.target, device)[0] for call in several]
+        kinds = [Kind.of(request, now.registry.for_op(request.op)) for request in asked]
+        choices = [Choice(f"reference.{kind.op}", kind, {}, "") for kind in kinds]
+        write_plan(make_plan({place: choices}, now.registry, lock="everything"), tmp_path / "p.yaml")
+        portakernel.load_plan(tmp_path / "p.yaml")
+
+    try:
+        follow(*listed)
+        calls()
+        # what a graph dissolves no plan speaks of
+        torch.compile(lambda x: torch.func.jvp(ops.silu_and_mul, (x,), (x,))[1], backend="aot_eager")(x)
+        follow(listed[0])
+        with pytest.raises(NoKernelError, match=r"p\.yaml is locked"):
+            calls()
+    finally:
+        portakernel.load_plan(None)
+    assert [str(call.request.phase) for call in portakernel.warmup(listed).calls] == ["forward_ad"] * 2
+
+
+def test_what_is_there_is_added_to_and_what_is_no_recording_refused(tmp_path):
+    """The folder is that in which the program was started, wherever it goes; no lock stays."""
+    (tmp_path / "elsewhere").mkdir()
+    program = "import os, torch, portakernel\nos.chdir('elsewhere')\n"
+    program += "from portakernel import ops\nops.softmax(torch.randn(4, 64))"
+    command = [sys.executable, "-c", program]
+
+    def ran() -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "PORTAKERNEL_RECORD": "calls.yaml"}
+        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
+
     file = tmp_path / "calls.yaml"
-    command = [
-        sys.executable,
-        "-m",
-        "portakernel",
-        "record",
-        "-o",
-        str(file),
-        "--",
-        sys.executable,
-        "-c",
-        PROGRAM,
-        PROGRAM,
-    ]
+    file.write_text("calls:\n  - {op: softmax, dtype: {x: float32}, shape: {x: [4, 64]}, count: 6}\n")
+    assert ran().stderr == ""
+    assert counted(file) == {f"softmax {X}": 7}
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["calls.yaml", "elsewhere"]
+    file.write_text("calls: [")
+    found = ran()
+    assert found.returncode == 1
+    assert "ConfigError: PORTAKERNEL_RECORD: " in found.stderr
+    assert "calls.yaml is no YAML (while parsing" in found.stderr
+    assert file.read_text() == "calls: ["
+
+
+@pytest.mark.parametrize(
+    "text", ["calls: [", "services: {}", "- 1", "calls: [{shape: {}}]", "calls: [{op: add, count: x}]"]
+)
+def test_what_becomes_no_recording_meanwhile_stays(tmp_path, text):
+    path = tmp_path / "calls.yaml"
+    path.write_text(text)
+    with pytest.raises(ArgumentValueError, match="a recording adds to what is there"):
+        recording_file.add(path, {"{op: add}": 1}, ())
+    assert path.read_text() == text
+    assert os.listdir(tmp_path) == ["calls.yaml"]
+
+
+def test_a_program_is_recorded_in_all_its_threads_and_processes_and_its_status_is_kept(tmp_path, forked_interpreter):
+    file = tmp_path / "calls.yaml"
+    python = forked_interpreter()
+    command = [python, "-m", "portakernel", "record", "-o", file, "--", python, "-c", PROGRAM, PROGRAM]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 3, done.stderr
     assert done.stdout.split() == f"3 kinds of 10 calls are in {file}".split()
@@ -138,7 +223,7 @@ import torch, portakernel
 from portakernel import ops
 x, weight = torch.randn(4, 64), torch.ones(64)
 portakernel.set_policy(compiled="call")
-function = torch.compile(lambda x: ops.softmax(x) + 1, fullgraph=True)
+function = torch.compile(lambda x: ops.softmax(x) + 1, fullgraph=True, backend="aot_eager")
 for _ in range(3):
     function(x)
 norm = portakernel.bind("rms_norm", x, weight, eps=1e-3)
@@ -152,10 +237,13 @@ ops.attention(q, q, q).sum().backward()
 """
 
 
-def test_what_graphs_call_and_what_handles_serve_is_counted_as_it_reaches_a_kernel(tmp_path):
+def test_what_graphs_call_and_what_handles_serve_is_counted_as_it_reaches_a_kernel(
+    tmp_path, python, imported_to_compile
+):
     file = tmp_path / "calls.yaml"
-    command = [sys.executable, "-c", IN_GRAPHS_AND_HANDLES]
-    subprocess.run(command, check=True, cwd=tmp_path, env={**os.environ, "PORTAKERNEL_RECORD": str(file)})
+    environment = {**os.environ, "PORTAKERNEL_RECORD": str(file)}
+    ran = python("-c", IN_GRAPHS_AND_HANDLES, cwd=tmp_path, env=environment, imports=imported_to_compile)
+    assert ran.returncode == 0, ran.stderr
     found = counted(file)
     q = "'q': [1, 8, 2, 16], 'k': [1, 8, 2, 16], 'v': [1, 8, 2, 16]"
     eps = "{'eps': 0.001}"

@@ -130,7 +130,7 @@ def test_what_is_no_record_is_passed_over_and_counted_and_hides_nothing(tmp_path
     found = read(tmp_path, "rms_norm")
     rows = {one.key.dims["M"] for one in found.records.values()}
     assert rows >= {1, 2}
-    assert dict(found.passed_over) == ({reason: 1} if reason else {})
+    assert dict(found.passed_over) == ({tmp_path / "rms_norm.host-1-0.jsonl": {reason: 1}} if reason else {})
 
 
 def test_what_stands_in_a_file_s_place_is_passed_over(tmp_path):
@@ -141,7 +141,8 @@ def test_what_stands_in_a_file_s_place_is_passed_over(tmp_path):
         writer.write(record())
     found = read(tmp_path, "rms_norm")
     assert len(found.records) == 1
-    assert sum(found.passed_over.values()) == 3
+    assert not found.passed_over
+    assert [path.name for path in found.unread] == [f"rms_norm.{name}-1-0.jsonl" for name in "abc"]
     assert read(tmp_path / "nowhere", "rms_norm").records == {}
 
 
@@ -162,7 +163,9 @@ def test_a_survey_counts_what_all_folders_hold_and_what_was_passed_over(tmp_path
         (folder / "rms_norm.host-1-0.jsonl").write_text("".join(lines))
     found = survey(tmp_path)
     assert (found.records, found.ops) == (2, 1)
-    assert dict(found.passed_over) == {"cut short, or altered": 1, OTHER: 1}
+    assert dict(found.places) == {("nvidia:sm_90", 132): 2}
+    files = {units: folder_of(tmp_path, "nvidia:sm_90", units) / "rms_norm.host-1-0.jsonl" for units in (132, 78)}
+    assert dict(found.passed_over) == {files[132]: {"cut short, or altered": 1}, files[78]: {OTHER: 1}}
     assert survey(tmp_path / "nowhere").records == 0
 
 
@@ -220,6 +223,20 @@ def test_sixteen_writers_that_are_killed_at_random_lose_nothing_that_they_wrote(
     assert (files, kept) == (16, len(found))
     assert {one.key.dims["M"] for one in read(tmp_path, "rms_norm").records.values()} == found
     assert len(files_of(tmp_path, "rms_norm")) == 1
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+@pytest.mark.parametrize("days", [(1, 2), (2, 1)])
+def test_a_record_of_a_busy_device_displaces_nothing(tmp_path, days, compacted):
+    good, busy = (f"2026-01-0{day}T00:00:00Z" for day in days)
+    for one in (record(at=good), record(at=busy, busy=True), record(65, at=busy, busy=True)):
+        with Writer(tmp_path, "rms_norm") as writer:
+            writer.write(one)
+    if compacted:
+        assert compact(tmp_path, "rms_norm") == (3, 3 if busy > good else 2)
+    found = read(tmp_path, "rms_norm")
+    assert {(one.key.dims["M"], one.busy) for one in found.records.values()} == {(64, False), (65, True)}
+    assert {one.key.dims["M"] for one in found.busy.values()} == ({64, 65} if busy > good else {65})
 
 
 def test_compacting_leaves_a_writer_s_own_file_alone(tmp_path):

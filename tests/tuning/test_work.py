@@ -113,6 +113,28 @@ def test_stale_repeats_what_another_torch_measured_or_a_busy_device(tmp_path):
     assert kept(tmp_path / "same", record(job)).is_done(job, FACTS, stale=True)
 
 
+def test_beside_a_busy_record_an_older_one_counts(tmp_path):
+    (job,) = jobs(SMALL)
+    later = "2026-11-28T00:00:00Z"
+    both = kept(tmp_path / "both", record(job), replace(record(job, busy=True), at=later))
+    assert [one.busy for one in both.of(job, FACTS)] == [True, False]
+    assert both.is_done(job, FACTS, stale=True)
+    # one that counts no more leaves the busy one, which is not repeated unless that is asked for
+    void = replace(record(job), contract="other")
+    store = kept(tmp_path / "void", void, replace(record(job, busy=True), at=later))
+    assert store.is_done(job, FACTS)
+    assert not store.is_done(job, FACTS, stale=True)
+
+
+def test_calls_of_one_key_are_measured_once(tmp_path):
+    flat, folded = SMALL, replace(SMALL, shape={"x": (2, 2, 64)}, count=4)
+    found = work(jobs(flat, folded, replace(SMALL, shape={"x": (8, 64)})), Store(tmp_path, NOW), [FACTS])
+    assert sorted((job.shapes["x"], job.count) for job, _ in found.jobs) == [((4, 64), 5), ((8, 64), 1)]
+    (job, _) = jobs(flat, folded)
+    done = work(jobs(flat, folded), kept(tmp_path / "kept", record(job)), [FACTS])
+    assert (done.jobs, done.kept) == ((), 1)
+
+
 def test_a_kernel_that_ended_its_process_is_not_asked_again_until_it_changes(tmp_path):
     (job,) = jobs(SMALL)
     whole = record(job)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from portakernel.errors import ArgumentValueError
 from portakernel.host.json_file import finite, read_json
+from portakernel.host.output_file import write_at_once
 from portakernel_kit.bench.results import BEYOND, Cell, LeftOut, routing
 
 if TYPE_CHECKING:
@@ -73,12 +73,7 @@ class Report:
 
 def write_whole(document: Mapping[str, Any], path: Path) -> None:
     """Puts a JSON document in the place of the one before it, never a part of one."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        unfinished.write_text(json.dumps(finite(document), indent=1) + "\n", encoding="utf-8")
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    write_at_once(path, json.dumps(finite(document), indent=1) + "\n")
 
 
 def new_file(folder: Path, device: str, date: str, command: str = "bench") -> Path:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from portakernel import ops
 from portakernel_kit.bench.operands import Operands
@@ -32,9 +33,9 @@ def step_times(
     Calls are those of ``portakernel.ops``, each of which names its kernel. One that raises, as where a kernel has no
     forward of its own, is given to ``failed`` and has no time; without the first one's time there is none.
     """
-    steps: dict[str, Callable[[], None]] = {}
+    steps: dict[str, Callable[[], tuple[Tensor | None, ...]]] = {}
     for kernel in kernels:
-        step = _step(operands, kernel)
+        step = training_step(operands, kernel)
         try:
             step()
         except Exception as error:  # noqa: BLE001 - the plugin border
@@ -58,20 +59,33 @@ def step_times(
     return {kernel: statistics.median(found) for kernel, found in rounds.items()}
 
 
-def _step(operands: Operands, kernel: str) -> Callable[[], None]:
-    """A call of the public op by ``kernel``, and the gradients of what it was given for those of its results."""
-    contract = operands.contract
-    pairs = zip(operands.tensors, operands.needs, strict=True)
-    tensors = [t.detach().requires_grad_() if t is not None and need else t for t, need in pairs]
-    leaves = [tensor for tensor, need in zip(tensors, operands.needs, strict=True) if tensor is not None and need]
-    parameters = dict(zip(operands.arguments.parameters, operands.values, strict=True))
-    function = getattr(ops, contract.op)
+def training_step(operands: Operands, kernel: str) -> Callable[[], tuple[Tensor | None, ...]]:
+    """A call of the public op by ``kernel``, and the gradients of what it was given for those of its results.
+
+    It returns its results, and behind them a gradient for each argument, None for those that need none. Backward is by
+    whichever kernel dispatch picks beside ``kernel``. The operands have gradients of the results drawn.
+    """
+    contract, function = operands.contract, getattr(ops, operands.contract.op)
+    needed = [need and tensor is not None for tensor, need in zip(operands.tensors, operands.needs, strict=True)]
+    pairs = zip(operands.tensors, needed, strict=True)
+    tensors = [t.detach().requires_grad_() if need and t is not None else t for t, need in pairs]
+    leaves = [tensor for tensor, need in zip(tensors, needed, strict=True) if need and tensor is not None]
+    positional = [t for t, argument in zip(tensors, contract.tensors, strict=True) if not argument.keyword]
+    named: dict[str, Any] = {a.name: t for t, a in zip(tensors, contract.tensors, strict=True) if a.keyword}
+    named |= dict(zip(operands.arguments.parameters, operands.values, strict=True))
     made = operands.arguments.at(operands.values).outputs
 
-    def step() -> None:
-        found: Any = function(*tensors, **parameters, kernel=kernel)
+    def step() -> tuple[Tensor | None, ...]:
+        with torch.enable_grad():
+            found: Any = function(*positional, **named, kernel=kernel)
         results = found if isinstance(found, (tuple, list)) else (found,)
-        named = [(operands.grads[f"grad_{o.name}"], r) for o, r in zip(made, results, strict=True) if o.differentiable]
-        torch.autograd.grad([result for _, result in named], leaves, [grad for grad, _ in named], allow_unused=True)
+        trained = [
+            (operands.grads[f"grad_{o.name}"], r) for o, r in zip(made, results, strict=True) if o.differentiable
+        ]
+        gradients = torch.autograd.grad(
+            [result for _, result in trained], leaves, [grad for grad, _ in trained], allow_unused=True
+        )
+        by_place = iter(gradients)
+        return (*(result.detach() for result in results), *(next(by_place) if need else None for need in needed))
 
     return step

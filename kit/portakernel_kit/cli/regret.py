@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from portakernel.cli.options import FirstDevice, Json
+from portakernel_kit.cli.interrupting import interrupted_once
 from portakernel_kit.cli.tune import RegimeName
 
 if TYPE_CHECKING:
@@ -48,8 +49,8 @@ def command(
     measurements. Each way of choosing is stated by the geometric mean of its times over the best kernel's, the worst,
     how many calls lose more than 5 %, and harm: how many it makes slower by over 2 % than priorities do.
 
-    Exits with 0 when it measured something, 1 when nothing, 130 when interrupted: what was measured until then is
-    shown.
+    What was measured while others used the device is not counted. Exits with 0 when it measured something, 1 when
+    nothing, 130 when interrupted by Ctrl-C or SIGTERM: what was measured until then is shown.
 
     For example:
 
@@ -74,24 +75,26 @@ def command(
     out = page()
     if (told := wanted.instead_of(regime, where.name)) and not json:
         out.line(told, "doubt")
-    cells, interrupted, busy = _measured(asked, held_out, seed, plan, where, wanted, training=training)
-    ways = [PRIORITIES, "measured", *(["plan"] if plan is not None else [])]
-    found = {way: summary(cells, way) for way in ways}
-    if json:
-        print_json(
-            {
-                "device": where.torch_device,
-                "regime": str(wanted),
-                "regime_asked": regime,
-                "seed": seed,
-                "interrupted": interrupted,
-                "busy": busy,
-                "ways": {way: one.to_json() for way, one in found.items()},
-                "cells": [cell.to_json() for cell in cells],
-            }
-        )
-    else:
-        _print(out, cells, found, busy)
+    with interrupted_once() as close:
+        cells, interrupted, busy = _measured(asked, held_out, seed, plan, where, wanted, training=training)
+        close()
+        ways = [PRIORITIES, "measured", *(["plan"] if plan is not None else [])]
+        found = {way: summary(cells, way) for way in ways}
+        if json:
+            print_json(
+                {
+                    "device": where.torch_device,
+                    "regime": str(wanted),
+                    "regime_asked": regime,
+                    "seed": seed,
+                    "interrupted": interrupted,
+                    "busy": busy,
+                    "ways": {way: one.to_json() for way, one in found.items()},
+                    "cells": [cell.to_json() for cell in cells],
+                }
+            )
+        else:
+            _print(out, cells, found, busy)
     if interrupted:
         raise typer.Exit(130)
     raise typer.Exit(0 if cells else 1)
@@ -107,7 +110,7 @@ def _measured(
     *,
     training: bool,
 ) -> tuple[list[Cell], bool, int]:
-    """The calls that were measured, whether that was interrupted, and how many beside others at work."""
+    """The calls that were measured, whether that was interrupted, and how many more beside others at work."""
     from portakernel.cli.progress import progress
     from portakernel.config import Config
     from portakernel.runtime import dispatcher
@@ -122,15 +125,16 @@ def _measured(
     busy, interrupted = 0, False
     root = own_root(Config.from_environment().tuning_dir)
     with Child(where.torch_device or "cpu") as child:
-        facts = child.facts()
-        jobs = _jobs(ops, count, seed, where, regime, Store(root, dispatcher()), facts, training=training)
-        ways = _ways(root, plan, facts, regime)
         try:
+            facts = child.facts()
+            jobs = _jobs(ops, count, seed, where, regime, Store(root, dispatcher()), facts, training=training)
+            ways = _ways(root, plan, facts, regime)
             with progress("measuring", len(jobs), eta=True) as tell:
                 for job, found in OneDevice(child).run(jobs):
                     tell(description=job.name, advance=1)
-                    if isinstance(found, Record):
-                        busy += found.busy
+                    if isinstance(found, Record) and found.busy:
+                        busy += 1
+                    elif isinstance(found, Record):
                         cell = cell_of(found, {way: choose(job.op) for way, choose in ways.items()})
                         cells += [cell] if cell is not None else []
         except KeyboardInterrupt:
@@ -175,8 +179,8 @@ def _drawn(
         asked = questions(op, [row], ["float32" if on_cpu else "bfloat16"], where.target)
         for job in jobs_of_questions(asked, regime, training=training, seed=seed):
             fits = not (on_cpu and asked[0].too_large(on_cpu=True, free_bytes=None))
-            if fits and job.name not in seen and store.of(job, facts) is None:
-                seen.add(job.name)
+            if fits and (key := store.key(job, facts).text) not in seen and not store.of(job, facts):
+                seen.add(key)
                 yield job
 
 
@@ -223,4 +227,5 @@ def _print(out: Page, cells: Sequence[Cell], found: dict[str, Summary], busy: in
         table = [(c.call, c.chosen["measured"][0], c.best, f"{c.chosen['measured'][1]:.2f}") for c in shown]
         out.table(table, ("call", "measured picks", "best", "×"), indent=2, right=(3,))
     if busy:
-        out.line(f"others used the device during {busy} of them", "doubt", indent=2)
+        text = f"others used the device while {busy} more {'were' if busy != 1 else 'was'} measured: not counted"
+        out.line(text, "doubt", indent=2)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from portakernel.cli.options import DTypes, Json, Shapes, Values
+from portakernel_kit.cli.interrupting import interrupted_once
 
 if TYPE_CHECKING:
     from portakernel.cli.output import Page
@@ -69,8 +70,8 @@ def command(
 
     On devices without graphs eager calls are measured. Several devices of one kind share the calls; of every 20 the
     first is measured on each, which shows how much cards differ. With --engine ray these are the GPUs of a cluster,
-    RAY_ADDRESS naming it. Exits with 0 when all is measured or kept, 1 when a call could
-    not be, or the budget left some, 130 when interrupted: what was measured until then is kept.
+    RAY_ADDRESS naming it. Exits with 0 when all is measured or kept, 1 when a call could not be, or the budget left
+    some, 130 when interrupted by Ctrl-C or SIGTERM: what was measured until then is kept, and shown.
 
     For example:
 
@@ -114,28 +115,30 @@ def command(
         raise ArgumentValueError("--engine ray measures on the GPUs of a cluster, all of them; leave out --device")
     words = tuple(shape or ()), tuple(dtype or ()), tuple(parameters or ())
     out = page()
-    with ExitStack() as held:
-        workers: Workers | None = None
-        devices: Sequence[Device] = ()
-        if engine == "ray":  # whose devices this machine need not have
-            workers = held.enter_context(closing(RayWorkers()))
-            where = device_of_fleet(workers.facts())
+    with interrupted_once() as close:
+        with ExitStack() as held:
+            workers: Workers | None = None
+            devices: Sequence[Device] = ()
+            if engine == "ray":  # whose devices this machine need not have
+                workers = held.enter_context(closing(RayWorkers()))
+                where = device_of_fleet(workers.facts())
+            else:
+                devices = devices_of(dispatcher().registry, device or ())
+                where = devices[0]
+            wanted = Regime(regime or Regime.GRAPH_COLD).on(where.target.vendor)
+            jobs = jobs_of(calls, ops, words, drawn, seed, where, wanted, training=training)
+            if (told := wanted.instead_of(regime, where.name)) and not json:
+                out.line(told, "doubt")
+            if drawn and not json:
+                out.line(f"sizes are those that --seed {seed} draws", "faint")
+            workers = workers or held.enter_context(closing(LocalWorkers(devices)))
+            session, status = _measured(root, workers, jobs, limit, stale=stale)
+            close()
+        if json:
+            how = {"regime": str(wanted), "regime_asked": regime, "seed": seed}
+            print_json({**how, **session.to_json(), **status.to_json()})
         else:
-            devices = devices_of(dispatcher().registry, device or ())
-            where = devices[0]
-        wanted = Regime(regime or Regime.GRAPH_COLD).on(where.target.vendor)
-        jobs = jobs_of(calls, ops, words, drawn, seed, where, wanted, training=training)
-        if (told := wanted.instead_of(regime, where.name)) and not json:
-            out.line(told, "doubt")
-        if drawn and not json:
-            out.line(f"sizes are those that --seed {seed} draws", "faint")
-        workers = workers or held.enter_context(closing(LocalWorkers(devices)))
-        session, status = _measured(root, workers, jobs, limit, stale=stale)
-    if json:
-        how = {"regime": str(wanted), "regime_asked": regime, "seed": seed}
-        print_json({**how, **session.to_json(), **status.to_json()})
-    else:
-        _print(out, session, status)
+            _print(out, session, status)
     if status.interrupted:
         raise typer.Exit(130)
     raise typer.Exit(1 if session.refused or session.left else 0)
@@ -172,14 +175,19 @@ def _measured(
     from portakernel.runtime import dispatcher
     from portakernel.tuning.sources import source_digest
     from portakernel_kit.tune.fleet import Fleet, crashed_record
-    from portakernel_kit.tune.session import Session
+    from portakernel_kit.tune.session import Idle, Session
     from portakernel_kit.tune.work import Store, work
 
     now = dispatcher()
     registry, store = now.registry, Store(root, now)
     sources = {name: source_digest(kernel) for name, kernel in registry.kernels.items()}
-    fleet = Fleet(workers, sources, crashed_record(registry), lambda job, facts: store.is_done(job, facts, stale=stale))
-    todo = work(jobs, store, tuple(fleet.devices.values()), stale=stale)
+    try:
+        fleet = Fleet(
+            workers, sources, crashed_record(registry), lambda job, facts: store.is_done(job, facts, stale=stale)
+        )
+        todo = work(jobs, store, tuple(fleet.devices.values()), stale=stale)
+    except KeyboardInterrupt:
+        return Session(root, Idle(), left=len(jobs)), _Status(0, (), {}, interrupted=True)
     session, status = Session(root, fleet, budget_s), _Status(todo.kept, tuple(fleet.devices), fleet.refused)
     try:
         with progress("measuring", len(todo.jobs), eta=True) as tell:

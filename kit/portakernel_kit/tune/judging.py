@@ -1,7 +1,7 @@
 """Whether kernels are right on what they are timed on: held against the float64 reference by the op's own rule.
 
-Two draws are looked at, and the last result again once it was timed. Of ops whose rows lie apart some rows are, where
-all are many. The reference computes on the accelerator, if that has float64 and room, and on the CPU what is little
+Two draws are looked at, and the last result again once it was timed. Of large calls whose rows or heads lie apart some
+are (``parts``). The reference computes on the accelerator, if that has float64 and room, and on the CPU what is little
 enough. Where neither can be, kernels are unjudged.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 from portakernel.calling.caller import OpCaller
 from portakernel.claims.request import Phase
 from portakernel.contract import Cost
+from portakernel.contract import Result as TensorResult
 from portakernel.tuning.record import Verdict
 from portakernel.words.target import Device
 from portakernel_kit.bench.contenders import Contender
@@ -32,14 +33,16 @@ from portakernel_kit.conformance.trial import Trial
 from portakernel_kit.conformance.truth import exact
 from portakernel_kit.conformance.venue import Venue
 from portakernel_kit.tune.measuring import Judgement
+from portakernel_kit.tune.parts import Part, at_rows, some
 
 # What the reference does on the CPU in seconds, in float64: the work, and the elements of arguments and results.
 MOST_FLOPS, MOST_ELEMENTS = 4_000_000_000, 1 << 24
-# The same on an accelerator with float64, where the memory that it takes is a multiple of the elements, too.
-_MOST_FLOPS_THERE, _BYTES_EACH = 10_000_000_000_000, 64
+# The same on an accelerator with float64, where it takes memory too, a multiple of the elements, for gradients a larger
+# one. Attention has many steps for each of its products: so many take it some seconds.
+_MOST_FLOPS_THERE, _BYTES_EACH, _BYTES_EACH_OF_GRADIENTS = 2_000_000_000_000, 64, 512
 _WITH_FLOAT64 = ("nvidia", "amd")
-# Of rows that lie apart no more are looked at, where all together have more elements than this.
-_ROWS, _FEW_ELEMENTS = 64, 1 << 20
+# A part is looked at where all results have more elements than this, or take more work.
+_FEW_ELEMENTS, _FEW_FLOPS = 1 << 20, 1 << 32
 # Rows of results that are compared, where there are more.
 _COMPARED = 1 << 21
 # Bytes of NaN, or of numbers far from any result: what lies in memory that a kernel has not written.
@@ -48,17 +51,20 @@ _POISON = 0x7F
 
 @dataclass(slots=True)
 class _Draw:
-    """A call's arguments with the truth about them; ``rows`` are those that the truth is about, where not all."""
+    """A call's arguments with the truth about them, or about a ``part`` of the results."""
 
     operands: Operands
     whole: Inputs
     trial: Trial
-    rows: Tensor | None
+    part: Part | None
     before: Mapping[str, Tensor]
 
 
 class Numerics:
-    """Judges the contenders of one call on the first two of its sets of operands."""
+    """Judges the contenders of one call on the first two of its sets of operands.
+
+    Those of a ``step`` return outputs, and gradients behind them, and not what forward saved.
+    """
 
     def __init__(
         self,
@@ -69,10 +75,13 @@ class Numerics:
         sets: Sequence[Operands],
         contenders: Mapping[str, Contender],
         last: Callable[[str], Any],
+        *,
+        step: bool = False,
     ) -> None:
         self._caller, self._phase, self._cost = caller, phase, cost
         self._venue = Venue(device.torch_device or "cpu", (device.target,), device)
         self._contenders, self._last = contenders, last
+        self._step = step
         self._unjudged = ""
         self._draws: list[_Draw] = []
         for operands in sets[:2]:
@@ -117,42 +126,45 @@ class Numerics:
     # --- the truth --------------------------------------------------------------------------------------------------
 
     def _draw(self, operands: Operands) -> _Draw | None:
-        """The truth about a draw, or about some of its rows; None where that would take too long."""
+        """The truth about a draw, or about a part of it; None where that would take too long."""
         whole = _inputs(operands)
         shapes = [whole.shape(result) for result in whole.results]
         elements = sum(t.numel() for t in whole.given.values()) + sum(math.prod(shape) for shape in shapes)
-        rows: Tensor | None = None
-        share = 1.0
-        if self._phase is not Phase.BACKWARD and elements > _FEW_ELEMENTS and whole.rows_lie_apart:
-            count = math.prod(whole.leading)
-            rows = _some_rows(count, operands)
-            share = len(rows) / count
+        part = None
+        if not self._has_gradients and (elements > _FEW_ELEMENTS or self._cost.flops > _FEW_FLOPS):
+            part = some(whole)
+        if part is not None:
             shared = sum(
                 t.numel()
                 for t, a in zip(whole.tensors, whole.contract.tensors, strict=True)
-                if t is not None and not a.leading
+                if t is not None and not part.takes_from(a.sizes)
             )
-            elements = shared + round(share * (elements - shared))
-        flops, on = share * self._cost.flops, "cpu"
+            elements = shared + round(part.share * (elements - shared))
+        flops, on = (1.0 if part is None else part.share) * self._cost.flops, "cpu"
         if self._has_room(elements) and flops <= _MOST_FLOPS_THERE:
             on = self._venue.torch_device
-        elif elements > MOST_ELEMENTS * (8 if rows is not None else 1) or flops > MOST_FLOPS:
+        elif elements > MOST_ELEMENTS * (8 if part is not None else 1) or flops > MOST_FLOPS:
             return None
-        judged = whole if rows is None else _narrowed(whole, rows)
+        judged = whole if part is None else part.inputs(whole)
         trial = Trial(self._caller, self._kernel(), self._venue, judged, frozenset(), is_drawn=True, on=on)
         if self._phase is Phase.BACKWARD:
             contract = self._caller.contract
             names = [*contract.backward_inputs, *(saved.name for saved in contract.saved)]
             operands.kept = dict(zip(names, trial.truth.kept(whole.device), strict=True))
         before = {name: tensor.clone() for name, tensor in operands.written.items()}
-        return _Draw(operands, whole, trial, rows, before)
+        return _Draw(operands, whole, trial, part, before)
 
     def _has_room(self, elements: int) -> bool:
         """Whether the reference can compute with so many elements in float64 on the device itself."""
         device = torch.device(self._venue.torch_device)
         if device.type != "cuda" or self._venue.targets[0].vendor not in _WITH_FLOAT64:
             return False
-        return elements * _BYTES_EACH <= torch.cuda.mem_get_info(device)[0]
+        each = _BYTES_EACH_OF_GRADIENTS if self._has_gradients else _BYTES_EACH
+        return elements * each <= torch.cuda.mem_get_info(device)[0]
+
+    @property
+    def _has_gradients(self) -> bool:
+        return self._step or self._phase is Phase.BACKWARD
 
     def _kernel(self) -> Any:
         return next(iter(self._contenders.values())).kernel
@@ -166,7 +178,14 @@ class Numerics:
             found = tuple(draw.operands.written.values())
         if self._phase is Phase.BACKWARD:
             return self._gradients(trial, draw, found)
-        specs = [*trial.inputs.results, *(trial.contract.saved if self._phase is Phase.TRAINING else ())]
+        specs = [*trial.inputs.results]
+        if self._step:
+            found, gradients = found[: len(specs)], found[len(specs) :]
+            judgement = self._gradients(trial, draw, gradients)
+            if judgement.verdict is not Verdict.RIGHT:
+                return judgement
+        elif self._phase is Phase.TRAINING:
+            specs += trial.contract.saved
         if len(found) != len(specs):
             return Judgement(Verdict.WRONG, f"returned {len(found)} results, not {len(specs)}")
         error = 0.0
@@ -174,17 +193,19 @@ class Numerics:
             form = draw.whole.form(spec)
             if problem := trial.form(tensor, spec.name, *form):
                 return Judgement(Verdict.WRONG, problem)
-            judgement = self._result(trial, draw, tensor, spec.name, saved=spec in trial.contract.saved)
+            judgement = self._result(trial, draw, tensor, spec)
             if judgement.verdict is not Verdict.RIGHT:
                 return judgement
             error = max(error, judgement.error or 0.0)
         return Judgement(Verdict.RIGHT, error=error)
 
-    def _result(self, trial: Trial, draw: _Draw, tensor: Tensor, name: str, *, saved: bool) -> Judgement:
-        truth, tolerance = trial.truth, trial.contract.tolerance
+    def _result(self, trial: Trial, draw: _Draw, tensor: Tensor, spec: TensorResult) -> Judgement:
+        truth, tolerance, name = trial.truth, trial.contract.tolerance, spec.name
+        saved = spec in trial.contract.saved
         want = (truth.saved if saved else truth.outputs)[name]
-        if draw.rows is not None:
-            tensor = _at_rows(tensor, draw.rows, len(draw.whole.leading))
+        if draw.part is not None:
+            assert isinstance(spec.shape, tuple)  # the contract is that of these values
+            tensor = draw.part.of(tensor, spec.shape, len(draw.whole.leading))
         allowed = grown(tolerance.saved if saved else tolerance.forward, growth(trial.longest_row))
         magnitude, plain, slack = truth.magnitudes.get(name), truth.plain.get(name), truth.slack.get(name)
         free = truth.free.get(name)
@@ -262,30 +283,6 @@ def _inputs(operands: Operands) -> Inputs:
     return Inputs(made, operands.tensors, parameters, dims, leading or ())
 
 
-def _some_rows(count: int, operands: Operands) -> Tensor:
-    """Some rows, the first and the last among them, the same for the same sizes."""
-    inner = torch.randperm(max(count - 2, 0), generator=generator(0, operands.contract.op, count))[: _ROWS - 2] + 1
-    return torch.tensor(sorted({0, *inner.tolist(), count - 1}))
-
-
-def _narrowed(whole: Inputs, rows: Tensor) -> Inputs:
-    """The inputs of these rows alone."""
-    tensors = tuple(
-        _at_rows(tensor, rows, len(whole.leading)) if tensor is not None and argument.leading else tensor
-        for tensor, argument in zip(whole.tensors, whole.contract.tensors, strict=True)
-    )
-    shapes = {n: tuple(t.shape) for n, t in zip(whole.contract.names, tensors, strict=True) if t is not None}
-    dims, leading = whole.contract.bind_shapes(shapes)
-    return replace(whole, tensors=tensors, dims=dims, leading=leading or ())
-
-
-def _at_rows(tensor: Tensor, rows: Tensor, leading: int) -> Tensor:
-    flat = tensor.reshape(-1, *tensor.shape[leading:])
-    if flat.dtype.itemsize == 1:  # not every operator knows the 8-bit floats
-        return flat.view(torch.uint8)[rows.to(flat.device)].view(tensor.dtype)
-    return flat[rows.to(flat.device)]
-
-
 def _picked(want: Tensor) -> Tensor | None:
     """Rows of a result to compare, where it has too many elements; None: all."""
     if want.dim() < 2 or want.numel() <= _COMPARED:
@@ -299,4 +296,4 @@ def _taken(tensor: Tensor | None, shape: Sequence[int], rows: Tensor | None) -> 
     """The picked rows of what has a result's rows; anything else as it is."""
     if tensor is None or rows is None or tuple(tensor.shape[:-1]) != tuple(shape[:-1]):
         return tensor
-    return _at_rows(tensor, rows, tensor.dim() - 1)
+    return at_rows(tensor, rows, tensor.dim() - 1)

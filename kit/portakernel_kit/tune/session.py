@@ -48,6 +48,18 @@ class OneDevice:
         self._child.close()
 
 
+class Idle:
+    """The engine of nobody: of what was interrupted before it began."""
+
+    def run(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Record | JobError]]:
+        """Measures nothing."""
+        del jobs
+        return iter(())
+
+    def close(self) -> None:
+        """Has nothing to give up."""
+
+
 @dataclass(slots=True)
 class Session:
     """Writes what an engine measures into the store at ``root``; ``clock`` counts seconds."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -23,7 +24,9 @@ from portakernel.tuning.sources import contract_digest, source_digest
 from portakernel.words.target import Device
 from portakernel_kit.bench.contenders import Contender, Filter, build_waiting, contender, prepare_backward
 from portakernel_kit.bench.operands import Operands, draw, memory_bytes
+from portakernel_kit.bench.steps import training_step
 from portakernel_kit.bench.traffic import backward_cost, forward_cost
+from portakernel_kit.tune.contending import contending
 from portakernel_kit.tune.job import Facts, Job
 from portakernel_kit.tune.judging import Numerics
 from portakernel_kit.tune.measuring import BUSY, At, measure
@@ -72,13 +75,16 @@ class TorchWorker:
         sets, cost = self._operands(job, phase, regime)
         first = sets[0]
         request = first.request(phase)
-        for text in build_waiting(self._now, first, phase, Filter()).values():
-            at(text)
-        kernels = self._order(request)
-        contenders = {kernel.name: _contender(self._now, first, kernel, phase, at) for kernel in kernels}
+        self._build(first, phase, at)
+        kernels = contending(self._now.decide(request))
+        step = phase is Phase.TRAINING and any(kernel.is_paired for kernel in kernels)
+        if step:
+            cost = _with_backward(cost, self._prepared(job, sets, cost))
+            self._build(first, Phase.BACKWARD, at)
+        contenders = {kernel.name: self._contender(sets, kernel, phase, at, step=step) for kernel in kernels}
         timer = CallTimer(self._place, regime, contenders, sets)
         at(f"reference.{job.op}")
-        judge = Numerics(caller(job.op), self._device, phase, cost, sets, contenders, timer.last)
+        judge = Numerics(caller(job.op), self._device, phase, cost, sets, contenders, timer.last, step=step)
         known = {name: Entry.model_validate(entry) for name, entry in job.known.items()}
         for name, one in contenders.items():
             if one.launch is None and name not in known:
@@ -110,24 +116,35 @@ class TorchWorker:
         cost = forward_cost(op, question.request, first.lengths())
         if phase is Phase.BACKWARD:
             _check_gradient(op)
-            prepare_backward(self._now, sets, job.seed)
-            read = {name: memory_bytes(tensor) for name, tensor in (first.grads | first.kept).items()}
-            needed = [t for t, need in zip(first.tensors, first.needs, strict=True) if need]
-            cost = backward_cost(op, cost, read, [memory_bytes(tensor) for tensor in needed])
+            cost = self._prepared(job, sets, cost)
         elif phase is Phase.TRAINING:
             _check_gradient(op)
         return sets, cost
 
-    def _order(self, request: Request) -> list[Kernel]:
-        """The kernels that can serve the request, as priorities have them.
+    def _build(self, operands: Operands, phase: Phase, at: At) -> None:
+        for text in build_waiting(self._now, operands, phase, Filter()).values():
+            at(text)
 
-        Of a gradient, those that any forward goes with: what another forward alone saves is chosen with that.
+    def _prepared(self, job: Job, sets: Sequence[Operands], forward: Cost) -> Cost:
+        """Gives the sets what backward is given; what that moves and computes."""
+        first = sets[0]
+        prepare_backward(self._now, sets, job.seed)
+        read = {name: memory_bytes(tensor) for name, tensor in (first.grads | first.kept).items()}
+        needed = [t for t, need in zip(first.tensors, first.needs, strict=True) if need]
+        return backward_cost(first.contract, forward, read, [memory_bytes(tensor) for tensor in needed])
+
+    def _contender(self, sets: Sequence[Operands], kernel: Kernel, phase: Phase, at: At, *, step: bool) -> Contender:
+        """The kernel as something to launch; its module is imported for that.
+
+        In a ``step`` with its backward. Forward alone says nothing where the two are one choice: one kernel may compute
+        there what another leaves to backward.
         """
-        decision = self._now.decide(request)
-        serving = [one.kernel for one in decision.candidates if one.status in ("chosen", "eligible")]
-        if request.phase is Phase.INFERENCE:
-            return serving
-        return [kernel for kernel in serving if kernel.saves not in ("own", "autograd")]
+        at(kernel.name)
+        found = contender(self._now, sets[0], kernel, phase)
+        if not step or found.launch is None:
+            return found
+        steps = {id(operands): training_step(operands, kernel.name) for operands in sets}
+        return replace(found, launch=lambda given: steps[id(given)]())
 
     def _record(self, job: Job, request: Request, entries: Mapping[str, Entry], *, busy: bool) -> Record:
         kind = Kind.of(request, self._now.registry.for_op(job.op))
@@ -157,10 +174,9 @@ def make_worker(torch_device: str) -> TorchWorker:
     return TorchWorker(now.registry.device(torch_device), now)
 
 
-def _contender(now: Dispatcher, operands: Operands, kernel: Kernel, phase: Phase, at: At) -> Contender:
-    """The kernel as something to launch; its module is imported for that."""
-    at(kernel.name)
-    return contender(now, operands, kernel, phase)
+def _with_backward(forward: Cost, backward: Cost) -> Cost:
+    """What both move and compute."""
+    return Cost(forward.bytes + backward.bytes, forward.flops + backward.flops)
 
 
 def _check_gradient(op: Contract) -> None:

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from portakernel.authoring.triton import Held, cdiv, grid_of, per_device, prepared, program_index
 from portakernel_plugins.triton.launching.configurations import configuration
-from portakernel_plugins.triton.launching.row_blocks import unit_of
 
 
 @triton.jit
@@ -20,11 +19,15 @@ def _add(
     elements: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
-    offset = program_index() * BLOCK + tl.arange(0, BLOCK)
-    inside = offset < elements
-    x_block = tl.load(x + offset, mask=inside).to(tl.float32)
-    y_block = tl.load(y + offset, mask=inside).to(tl.float32)
-    tl.store(out + offset, (x_block + y_block).to(out.dtype.element_ty), mask=inside)
+    first = program_index() * BLOCK
+    offset = first + tl.arange(0, BLOCK)
+    if first + BLOCK <= elements:  # without a mask many are read at once, whatever number of elements there is
+        total = tl.load(x + offset).to(tl.float32) + tl.load(y + offset).to(tl.float32)
+        tl.store(out + offset, total.to(out.dtype.element_ty))
+    else:
+        inside = offset < elements
+        total = tl.load(x + offset, mask=inside).to(tl.float32) + tl.load(y + offset, mask=inside).to(tl.float32)
+        tl.store(out + offset, total.to(out.dtype.element_ty), mask=inside)
 
 
 def add(x: Tensor, y: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -45,5 +48,5 @@ def add(x: Tensor, y: Tensor, *, out: Tensor | None = None) -> Tensor:
 @per_device
 def _plan(kernel: str, device: torch.device, elements: int) -> tuple[Held, int]:
     """What is launched for so many elements, and how many of them a program takes."""
-    how = configuration(kernel, device, elements, 1, unit_of(elements))
+    how = configuration(kernel, device, elements)
     return prepared(_add, {"BLOCK": how.elements, **how.options}), how.elements

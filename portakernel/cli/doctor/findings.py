@@ -15,6 +15,7 @@ from portakernel.cli.advice import advice, pip_command
 from portakernel.cli.doctor.absence import absence
 from portakernel.cli.doctor.diagnosis import Coverage, Diagnosis, PhaseCoverage, Readiness, environment, resting_for
 from portakernel.cli.doctor.faults import location, remedy
+from portakernel.cli.doctor.stores import Holdings, holdings
 from portakernel.config import VARIABLES, Config, unknown_variables
 from portakernel.deciding.policies import Scope
 from portakernel.deciding.process_wishes import DOUBT_REMEDY
@@ -24,8 +25,8 @@ from portakernel.manifest.models import Requires
 from portakernel.native.code_cache import cache
 from portakernel.registry.plugin_manager import Package
 from portakernel.tensors import torch_build
-from portakernel.tuning.place import REMEDY, own_root, reading_trouble, writing_trouble
-from portakernel.tuning.store import survey
+from portakernel.tuning.key import Regime
+from portakernel.tuning.place import REMEDY, defaults_root, own_root, reading_trouble, writing_trouble
 from portakernel.words.target import Device
 
 # healthy    all is well
@@ -173,27 +174,40 @@ def policies(diagnosis: Diagnosis) -> Iterator[Finding]:
 
 
 def measurements(diagnosis: Diagnosis) -> Iterator[Finding]:
-    """What the store of measurements holds, and the lines in it that are no records."""
+    """What the stores of measurements hold, how much of it decides here, and the lines in them that are no records."""
     if diagnosis.config_error is not None:
         return
-    named = Config.from_environment().tuning_dir
+    config = Config.from_environment()
+    named = config.tuning_dir
     root = own_root(named)
     there = os.path.exists(root)
     # one that is not there is not made, and the default one that cannot be is told of the cache: nobody asked for it
-    found = writing_trouble(root) if there else reading_trouble(root) if named else ""
-    if found:
-        what = f"the store of measurements {root} {found}: `portakernel tune` can keep nothing there"
+    trouble = writing_trouble(root) if there else reading_trouble(root) if named else ""
+    if trouble:
+        what = f"the store of measurements {root} {trouble}: `portakernel tune` can keep nothing there"
         yield Finding("attention", what, REMEDY)
-    kept = survey(root)
-    if not kept.records and not kept.passed_over:
-        return
-    what = f"tuning records: {kept.records} of {kept.ops} op{'s' * (kept.ops != 1)}"
-    if not (lost := sum(kept.passed_over.values())):
-        yield Finding("healthy", f"{what}, in {root}")
-        return
-    reasons = "; ".join(f"{count} {reason}" for reason, count in sorted(kept.passed_over.items()))
-    what = f"{what}; {lost} line{'s' * (lost != 1)} passed over ({reasons}), in {root}"
-    yield Finding("attention", what, "`portakernel tune --compact` leaves them out; `tune` measures again what is lost")
+    regime = Regime(config.tuning) if config.tuning != "off" else None
+    for store, where in ((root, f", in {root}"), (defaults_root(), "")):
+        found = holdings(store, diagnosis.dispatcher, regime)
+        what = f"tuning records{'' if where else ' that ship with portakernel'}: {found.told()}"
+        details = tuple(found.details())
+        if lost := found.passed_over():
+            remedies = ["`portakernel tune --compact` leaves such lines out"] if found.kept.passed_over else []
+            remedies += ["move files that cannot be read out of the store"] if found.kept.unread else []
+            action = "; ".join([*remedies, "`tune` measures again what is lost"])
+            yield Finding("attention", f"{what}; {lost}{where}", action, details)
+        elif where and found.other_units:
+            yield Finding("attention", f"{what}{where}", _other_units(found), details)
+        elif found.kept.records:
+            yield Finding("healthy", f"{what}{where}", details=details)
+
+
+def _other_units(found: Holdings) -> str:
+    """What to do where all was measured with other units than this machine has."""
+    here = ", ".join(f"{target}/{units}" for target, units in found.here)
+    of_a_cpu = any(target.startswith("cpu:") for target, _ in found.other_units)
+    threads = "; a CPU's units are torch's threads (OMP_NUM_THREADS)" if of_a_cpu else ""
+    return f"`portakernel tune` measures for {here}, which this machine is now{threads}"
 
 
 def impostors(diagnosis: Diagnosis) -> Iterator[Finding]:

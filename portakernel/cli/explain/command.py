@@ -28,9 +28,9 @@ def command(
         list[str] | None,
         typer.Option(
             "--target",
-            metavar="VENDOR:ARCH",
-            help="The hardware, which need not be here: nvidia:sm_90, or a product, as h100; several for a table"
-            " [default: this machine's first device].",
+            metavar="VENDOR:ARCH[/UNITS]",
+            help="The hardware, which need not be here: nvidia:sm_90, or a product, as h100; with units what plans and"
+            " measurements say of it; several for a table [default: this machine's first device].",
         ),
     ] = None,
     device: Annotated[
@@ -98,6 +98,7 @@ def command(
             --set weight_offset=1.0 --phase training --deny triton --json
         portakernel explain rms_norm --source
         portakernel explain rms_norm --target h100 --compiled
+        portakernel explain rms_norm --target nvidia:sm_90/132 --dtype bfloat16 --shape x=64x4096
         portakernel explain --all --target h100 --target mi300x --json
     """
     from portakernel.claims.request import Phase
@@ -105,6 +106,7 @@ def command(
     from portakernel.cli.explain.decision_sheet import decide_sheet, print_sheet, sheet_json
     from portakernel.cli.explain.explanation import print_explanation
     from portakernel.cli.output import page, print_json
+    from portakernel.cli.target_words import target_and_units
     from portakernel.deciding.explaining import explain_in_words, without_use
     from portakernel.deciding.kernel_argument import check_ships
     from portakernel.deciding.policies import make_layer
@@ -114,7 +116,9 @@ def command(
         raise UnknownNameError("phase", phase, [str(known) for known in Phase])
     if (op is None) is not every:
         raise ArgumentValueError("explain: give an op, or --all for every op; not both")
-    now, targets = dispatcher(), list(dict.fromkeys(target or ()))
+    now = dispatcher()
+    asked = {text: target_and_units(text, now.registry) for text in target or ()}
+    targets = [text if units is None else where for text, (where, units) in asked.items()]
     mode: Any = reference
     wanted_form: Any = form
     if form is not None and not compiled:
@@ -134,6 +138,7 @@ def command(
                     now,
                     op,
                     target=targets[0] if targets else None,
+                    units=next((units for _, units in asked.values()), None),
                     device=device,
                     dtype=read_names("--dtype", dtype or ()),
                     shape=read_shapes(shape or ()),
@@ -149,6 +154,7 @@ def command(
         else:
             given = {"--shape": shape, "--format": format, "--set": parameters, "--fact": fact, "--saved-by": saved_by}
             given |= {"--source": "yes"} if source else {}
+            given |= {f"--target {text}": "units" for text, (_, units) in asked.items() if units is not None}
             if told := [option for option, value in given.items() if value]:
                 raise ArgumentValueError(f"explain: {', '.join(told)} is about one call: give one op, and one --target")
             if dtype and (len(dtype) > 1 or "=" in dtype[0]):
@@ -167,9 +173,9 @@ def command(
         print_json(sheet_json(decisions))
     else:
         out = page()
-        for text in targets:
-            if (resolved := str(now.registry.target(text))) != text:
-                out.line(f"{text} is {resolved}.", "faint")
+        for text, (resolved, _) in asked.items():
+            if (named := text.partition("/")[0].strip()) != resolved:
+                out.line(f"{named} is {resolved}.", "faint")
         if op is not None and len(targets) < 2:
             print_explanation(out, decisions[0], now.registry, freed)
             print_steps(out, steps)

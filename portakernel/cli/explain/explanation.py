@@ -95,6 +95,7 @@ def asked(request: Request, registry: Registry) -> str:
         backend = next((b for b in registry.backends.values() if b.vendor == request.target.vendor), None)
         facts = backend.archs.get(request.target.arch) if backend is not None else None
         where = f"{request.target}, {facts.name}" if facts is not None else str(request.target)
+        where += f" with {request.units} units" if request.units is not None else ""
     parts = [f"{_listed(names)} {dtype}" for dtype, names in _grouped(request.dtypes).items()]
     parts += [f"{_listed(names)} in scale format {name}" for name, names in _grouped(request.formats).items()]
     parts += [f"{name}={size}" for name, size in request.dims.items()]

@@ -18,7 +18,7 @@ def requests_of(call: Call, target: Target, device: Device | None = None) -> lis
         UnknownNameError, ArgumentTypeError, ArgumentValueError: the words make no call of the op.
     """
     described = contract(call.op)
-    phases = [Phase.INFERENCE]
+    phases = [Phase.FORWARD_AD if call.forward_ad and described.gradient != "none" else Phase.INFERENCE]
     if call.training and described.gradient != "none":
         phases = [Phase.TRAINING, *([Phase.BACKWARD] if described.gradient == "kernel" else [])]
     facts = call.memory.facts

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,24 +15,9 @@ from portakernel.cli.plan.here import places_here
 
 if TYPE_CHECKING:
     from portakernel.cli.output import Page
+    from portakernel.cli.plan.eligibility import Refused
     from portakernel.deciding.dispatcher import Dispatcher
-    from portakernel.plan import Entry, Place, Plan
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """An entry whose kernel cannot serve calls that it covers: an example of them, and why."""
-
-    place: Place
-    op: str
-    entry: Entry
-    sizes: str
-    reasons: tuple[str, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """The refusal as JSON-ready data; stable."""
-        place = {"target": str(self.place), "op": self.op, "line": self.entry.line, "kernel": self.entry.kernel}
-        return {**place, "sizes": self.sizes, "reasons": list(self.reasons)}
+    from portakernel.plan import Place, Plan
 
 
 def command(
@@ -67,8 +51,9 @@ def command(
         portakernel plan check plan.yaml --digest "$REVIEWED"
     """
     from portakernel.cli.output import page, print_json
+    from portakernel.cli.plan.eligibility import refused_entries
     from portakernel.errors import ArgumentValueError, PlanError
-    from portakernel.plan.judging import notes_on
+    from portakernel.plan.judging import notes_on, targets_here
     from portakernel.plan.reading import problems_of, read_form
     from portakernel.tuning.sources import source_digest
 
@@ -86,13 +71,15 @@ def command(
             _print_problems(page(), error.problems)
         raise typer.Exit(1) from None
     places = chosen_places(now, plan, target or ())
-    problems = problems_of(file, places, now.registry)
+    # who loads it judges all parts for its hardware, whatever their units: threads of a CPU change
+    targets = {place.target for place in places} if target else targets_here(now.registry)
+    problems = problems_of(file, [place for place in plan.parts if place.target in targets], now.registry)
     if digest is not None and digest != plan.digest:
         problems.append(f"{file}: digest: is {plan.digest}; {digest} is asked for")
     absent = _absent(now, plan) if not target and not places else ""
     if absent and plan.locked:
         problems.append(f"{file}: {absent}, and with `lock: everything` every call here is an error")
-    refused, unbuilt = ([], []) if problems else _refused(now, plan, places)
+    refused, unbuilt = ([], []) if problems else refused_entries(now, plan, places)
     notes = [*notes_on(plan, places, now.registry, source_digest), *unbuilt]
     notes += [f"{absent}: nothing of it is followed here"] if absent and not plan.locked else []
     if json:
@@ -128,7 +115,7 @@ def chosen_places(now: Dispatcher, plan: Plan, targets: Sequence[str]) -> list[P
         ArgumentValueError: the plan has no part for a target that is asked for.
         UnknownNameError: there is no such target.
     """
-    from portakernel.cli.plan.target_words import those_meant
+    from portakernel.cli.target_words import those_meant
     from portakernel.errors import ArgumentValueError
 
     if "all" in targets:
@@ -146,24 +133,6 @@ def _absent(now: Dispatcher, plan: Plan) -> str:
     """That the plan has no part for this machine, with what it has."""
     known = ", ".join(map(str, sorted(plan.parts))) or "nothing"
     return f"it has no part for {' or '.join(map(str, places_here(now)))}, this machine, but for {known}"
-
-
-def _refused(now: Dispatcher, plan: Plan, places: Collection[Place]) -> tuple[list[Refused], list[str]]:
-    """The entries whose kernels cannot serve, and a note for each kernel that has to be built before it can."""
-    from portakernel.cli.plan.eligibility import refusals
-
-    refused, unbuilt = list[Refused](), dict[str, None]()
-    for place, op, entry in plan.entries():
-        if place not in places:
-            continue
-        found = list(refusals(now, entry, op, place))
-        if any(one.unbuilt for one in found):
-            unbuilt[
-                f"{entry.kernel} is built ahead of calls: have `portakernel warmup` do it where the plan is followed"
-            ] = None
-        if against := next((one for one in found if not one.unbuilt), None):
-            refused.append(Refused(place, op, entry, against.sizes, against.reasons))
-    return refused, list(unbuilt)
 
 
 def _print_problems(out: Page, problems: Sequence[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -54,13 +54,20 @@ def command(
         }
         print_json(answer)
     else:
-        _print(page(), before, after, changed, sources)
+        _print(page(), (old, before), (new, after), changed, sources)
     raise typer.Exit(1 if changed or sources or locks else 0)
 
 
-def _print(out: Page, before: Plan, after: Plan, changed: Sequence[Changed], sources: Sequence[str]) -> None:
+def _print(
+    out: Page,
+    earlier: tuple[Path, Plan],
+    later: tuple[Path, Plan],
+    changed: Sequence[Changed],
+    sources: Sequence[str],
+) -> None:
+    (old, before), (new, after) = earlier, later
     if changed:
-        out.heading("Another kernel")
+        out.heading("Another kernel, or none")
         rows = [(str(one.place), one.op, one.call(), _told(one.old), _told(one.new)) for one in changed]
         out.table(rows, ("target", "op", "calls", "before", "now"), indent=2)
     if sources:
@@ -68,10 +75,27 @@ def _print(out: Page, before: Plan, after: Plan, changed: Sequence[Changed], sou
         out.table([(name, before.pins[name].source, after.pins[name].source) for name in sources], indent=2)
     if before.lock != after.lock:
         out.line(f"lock: {before.lock} before, {after.lock} now", "bad")
-    same = not changed and not sources and before.lock == after.lock
+    differ = list(_differ(before, after, changed, sources))
     entries = sum(1 for _ in after.entries())
-    said = f"the same in all {entries} entries" if same else f"{len(changed)} kinds and sizes have another kernel"
-    out.line(f"{before.name} and {after.name}: {said}", "good" if same else "bad")
+    said = "; ".join(differ) or f"the same, {entries} entr{'ies' if entries != 1 else 'y'}"
+    names = (before.name, after.name) if before.name != after.name else (str(old), str(new))
+    out.line(f"{' and '.join(names)}: {said}", "bad" if differ else "good")
+
+
+def _differ(before: Plan, after: Plan, changed: Sequence[Changed], sources: Sequence[str]) -> Iterator[str]:
+    """In what the plans differ, counted."""
+    gone, new = sum(one.new is None for one in changed), sum(one.old is None for one in changed)
+    for count, text in (
+        (len(changed) - gone - new, "another kernel"),
+        (gone, "no kernel any more"),
+        (new, "a kernel that had none"),
+    ):
+        if count:
+            yield f"{count} kind{'s' * (count != 1)} of calls and sizes ha{'ve' if count != 1 else 's'} {text}"
+    if sources:
+        yield f"{len(sources)} kernel{'s' * (len(sources) != 1)} ha{'ve' if len(sources) != 1 else 's'} another source"
+    if before.lock != after.lock:
+        yield "the lock is another one"
 
 
 def _told(entry: Entry | None) -> str:

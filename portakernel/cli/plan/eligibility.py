@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from portakernel.claims.capability import ReasonCode
 from portakernel.cli.plan.entry_requests import asked_of, breaking, corners
 from portakernel.deciding.dispatcher import Dispatcher
 from portakernel.errors import PortakernelError
-from portakernel.plan.plan import Entry, Place
+from portakernel.plan.plan import Entry, Place, Plan
 from portakernel.tuning.choices import Choice
 from portakernel.words.target import Target
 
@@ -32,6 +33,22 @@ class Refusal:
     def sizes(self) -> str:
         """The call's sizes, for people."""
         return ", ".join(f"{name}={size}" for name, size in self.dims.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """An entry whose kernel cannot serve calls that it covers: an example of them, and why."""
+
+    place: Place
+    op: str
+    entry: Entry
+    sizes: str
+    reasons: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The refusal as JSON-ready data; stable."""
+        place = {"target": str(self.place), "op": self.op, "line": self.entry.line, "kernel": self.entry.kernel}
+        return {**place, "sizes": self.sizes, "reasons": list(self.reasons)}
 
 
 def refusals(now: Dispatcher, entry: Entry, op: str, place: Place) -> Iterator[Refusal]:
@@ -75,3 +92,19 @@ def servable(now: Dispatcher, choices: Iterable[Choice], place: Place) -> tuple[
         for bounds in itertools.product(*ends):
             kept.append(replace(choice, bounds=dict(zip(choice.bounds, bounds, strict=True))))
     return kept, left_out
+
+
+def refused_entries(now: Dispatcher, plan: Plan, places: Collection[Place]) -> tuple[list[Refused], list[str]]:
+    """The entries whose kernels cannot serve, and a note for each kernel that has to be built before it can."""
+    refused, unbuilt = list[Refused](), dict[str, None]()
+    for place, op, entry in plan.entries():
+        if place not in places:
+            continue
+        found = list(refusals(now, entry, op, place))
+        if any(one.unbuilt for one in found):
+            unbuilt[
+                f"{entry.kernel} is built ahead of calls: have `portakernel warmup` do it where the plan is followed"
+            ] = None
+        if against := next((one for one in found if not one.unbuilt), None):
+            refused.append(Refused(place, op, entry, against.sizes, against.reasons))
+    return refused, list(unbuilt)

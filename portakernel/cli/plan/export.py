@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -76,7 +77,7 @@ def command(
     from portakernel.cli.plan.eligibility import servable
     from portakernel.errors import UnknownNameError
     from portakernel.plan.export import make_plan
-    from portakernel.plan.plan import Plan
+    from portakernel.plan.plan import Place, Plan
     from portakernel.plan.reading import read_form
     from portakernel.plan.writing import write_plan
     from portakernel.tuning.key import Regime
@@ -95,7 +96,8 @@ def command(
     regimes = {place: wanted.on(place.target.partition(":")[0]) for place in places}
     # the file names one: of a single kind of device its own
     asked = next(iter(regimes.values())) if len(set(regimes.values())) == 1 else wanted
-    choices = {place: list(_measured(now, place, ops, regimes[place])) for place in places}
+    undecided: dict[Place, Counter[str]] = {place: Counter() for place in places}
+    choices = {place: list(_measured(now, place, ops, regimes[place], undecided[place])) for place in places}
     if calls is not None:
         listed = load_calls(calls)
         choices = {place: _asked_for(now, place, several, listed) for place, several in choices.items()}
@@ -116,7 +118,8 @@ def command(
     lost = {str(place): _lost(beside, plan, place) for place in places}
     if json:
         gone = {text: len({id(one.old) for one in several}) for text, several in lost.items()}
-        counted = {"entries": counts, "left_out": left_out, "gone": gone}
+        silent = {str(place): dict(reasons.most_common()) for place, reasons in undecided.items()}
+        counted = {"entries": counts, "left_out": left_out, "undecided": silent, "gone": gone}
         locks = {"lock": plan.lock, "lock_before": beside.lock if existed else None}
         how = {"regimes": {str(place): str(one) for place, one in regimes.items()}}
         print_json({"plan": str(output), "digest": plan.digest, **locks, **how, **counted})
@@ -129,6 +132,8 @@ def command(
         out.line(
             f"{text}: {count} entries" if count else f"{text}: nothing that was measured decides; `portakernel tune`"
         )
+        for told in _silent(now, undecided[Place.parse(text)]):
+            out.line(told, "doubt", indent=2)
         if left_out[text]:
             out.line(
                 f"{left_out[text]} decisions are left out: their kernels cannot serve such calls now", "doubt", indent=2
@@ -148,7 +153,7 @@ def _places(now: Dispatcher, text: str, here: Iterable[Place]) -> list[Place]:
         UnknownNameError: there is no such target.
         ArgumentValueError: it is of neither form, or nothing says its units.
     """
-    from portakernel.cli.plan.target_words import target_and_units, those_meant
+    from portakernel.cli.target_words import target_and_units, those_meant
     from portakernel.errors import ArgumentValueError
     from portakernel.plan.plan import Place
     from portakernel.tuning.measured import places
@@ -185,14 +190,28 @@ def _told(output: Path, lost: Sequence[Changed]) -> str:
     return f"of {count} entries that {output} had calls have no kernel now: {shown}{more}"
 
 
-def _measured(now: Dispatcher, place: Place, ops: Sequence[str], regime: Regime) -> Iterator[Choice]:
-    from portakernel.tuning.measured import measured_choices
+def _silent(now: Dispatcher, undecided: Counter[str]) -> Iterator[str]:
+    """Why calls that were measured are not in the plan, the reason of the most first."""
+    from portakernel.tuning.undecided import by_reason
+
+    if count := undecided.total():
+        told = "calls that were measured decide" if count != 1 else "call that was measured decides"
+        yield f"{count} {told} nothing here:"
+    yield from (f"  {count}: {reason}" for count, reason in by_reason(undecided, now.registry.kernels))
+
+
+def _measured(
+    now: Dispatcher, place: Place, ops: Sequence[str], regime: Regime, undecided: Counter[str]
+) -> Iterator[Choice]:
+    """What was measured of these ops decides; ``undecided`` counts the calls of which nothing does, by reason."""
+    from portakernel.tuning.measured import Measured
 
     registry, roots = now.registry, _roots()
     for op in ops:
         kernels = registry.for_op(op)
-        found = measured_choices(roots, op, place.target, place.units, regime, kernels, registry.spaces)
-        for choice in found.all:
+        found = Measured(roots, op, place.target, place.units, regime, kernels, registry.spaces)
+        undecided += found.undecided
+        for choice in found.choices.all:
             if not registry.kernels[choice.kernel].needs_build:
                 yield choice
             elif choice.ready:  # a plan is strict, and a process that has built nothing follows it too

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -46,7 +46,8 @@ def command(
     The plan then has `lock: everything`: a call that it does not cover is an error, and no measurement, priority or
     upgrade moves what the workload runs on. Its digest is set. Calls that name a kernel themselves need no entry.
 
-    Exits with 0 when every call is covered, 1 when no kernel serves one: nothing is written then.
+    Exits with 0 when every call is covered, 1 when no kernel serves one, or `plan check` would refuse an entry: nothing
+    is written then.
 
     For example:
 
@@ -56,7 +57,7 @@ def command(
     from portakernel.cli.calls_file import load_calls
     from portakernel.cli.output import page, print_json
     from portakernel.cli.plan.here import places_here
-    from portakernel.cli.plan.target_words import place_meant
+    from portakernel.cli.target_words import place_meant
     from portakernel.plan.export import make_plan
     from portakernel.plan.plan import Plan
     from portakernel.plan.reading import read_form, read_plan
@@ -69,13 +70,19 @@ def command(
         place = place_meant(target, known, now.registry, known_from=f"{file}, or this machine,")
     if file.exists():
         plan = read_plan(file, now.registry, here=None if place is None else [place.target])
-    added, unserved = _uncovered(now, plan, load_calls(calls), place)
-    where, kept = output or file, sum(1 for _ in plan.entries())
+    before, listed = plan, load_calls(calls)
+    added, unserved = _uncovered(now, plan, listed, place)
+    where, kept, refused = output or file, sum(1 for _ in plan.entries()), list[str]()
     if not unserved:
-        whole = {at: [*_choices(plan, at), *choices] for at, choices in added.items()}
-        plan = make_plan(whole, now.registry, regime=plan.regime, lock="everything", beside=plan)
+        whole = {at: [*_choices(plan, at), *choices] for at, choices in added.items() if choices}
+        made_with = {at: made for at, made in places_here(now).items() if at in whole} | dict(plan.made_with)
+        plan = make_plan(whole, now.registry, regime=plan.regime, lock="everything", made_with=made_with, beside=plan)
+        refused = list(_refused(now, plan, added))
+    if not unserved and not refused:
         write_plan(plan, where)
         plan = read_form(where)
+    else:
+        plan = before
     answer: dict[str, Any] = {
         "plan": str(where),
         "digest": plan.digest,
@@ -89,6 +96,7 @@ def command(
                 "dtypes": dict(choice.kind.dtypes),
                 "formats": dict(choice.kind.formats),
                 "features": dict(choice.kind.features),
+                "layout": list(choice.kind.layout),
                 "kernel": choice.kernel,
                 "dims": {name: size for name, (size, _) in choice.bounds.items()},
             }
@@ -96,12 +104,34 @@ def command(
             for choice in choices
         ],
         "unserved": unserved,
+        "refused": refused,
     }
     if json:
         print_json(answer)
     else:
         _print(page(), answer)
-    raise typer.Exit(1 if unserved else 0)
+    raise typer.Exit(1 if unserved or refused else 0)
+
+
+def _refused(now: Dispatcher, plan: Plan, places: Collection[Place]) -> Iterator[str]:
+    """The entries of these places that `plan check` would refuse, and why."""
+    from portakernel.cli.plan.eligibility import refused_entries
+    from portakernel.plan.judging import judged
+    from portakernel.plan.plan import Place
+    from portakernel.plan.writing import call_text
+    from portakernel.tuning.sources import source_digest
+
+    problems = list(judged(plan, places, now.registry, source_digest, granted=True))
+    for path, text in problems:
+        match path:
+            case ("targets", str(at), str(op), int(i), *_):
+                yield f"{op} on {at}: {{{call_text(plan.parts[Place.parse(at)][op][i])}}}: {text}"
+            case _:
+                yield f"{'.'.join(map(str, path))}: {text}"
+    for one in refused_entries(now, plan, places)[0] if not problems else ():
+        sizes = f" at {one.sizes}" if one.sizes else ""
+        serves = f"{one.entry.kernel} cannot serve it{sizes}: {'; '.join(one.reasons)}"
+        yield f"{one.op} on {one.place}: {{{call_text(one.entry)}}}: {serves}"
 
 
 def _choices(plan: Plan, place: Place) -> list[Choice]:
@@ -111,7 +141,7 @@ def _choices(plan: Plan, place: Place) -> list[Choice]:
 def _uncovered(
     now: Dispatcher, plan: Plan, calls: Sequence[Call], place: Place | None
 ) -> tuple[dict[Place, list[Choice]], list[str]]:
-    """A choice for each call that nothing covers, by place, and the calls that no kernel serves."""
+    """For each place of calls a choice for each that nothing covers, and the calls that no kernel serves."""
     from portakernel.cli.plan.call_requests import requests_of
     from portakernel.deciding.explaining import decide_as_called
     from portakernel.tuning.choices import Choice
@@ -125,8 +155,9 @@ def _uncovered(
             continue
         at, device = (place, None) if place is not None else _place(now, call)
         for request in requests_of(call, Target.parse(at.target), device):
+            new = added.setdefault(at, [])
             kind = Kind.of(request, now.registry.for_op(call.op))
-            known = [*plan.choices(call.op, at).all, *added.get(at, ())]
+            known = [*plan.choices(call.op, at).all, *new]
             if any(choice.kind == kind and choice.covers(request.dims) for choice in known):
                 continue
             decision = decide_as_called(now, request, now.policy())
@@ -134,8 +165,7 @@ def _uncovered(
                 unserved.append(f"{request}: {decision.why}")
                 continue
             bounds = {name: (int(size), int(size)) for name, size in request.dims.items()}
-            choice = Choice(decision.chosen.name, kind, bounds, "", f"locked: {decision.why}")
-            added.setdefault(at, []).append(choice)
+            new.append(Choice(decision.chosen.name, kind, bounds, "", f"locked: {decision.why}"))
     return added, unserved
 
 
@@ -159,10 +189,13 @@ def _place(now: Dispatcher, call: Call) -> tuple[Place, Device]:
 
 
 def _print(out: Page, answer: dict[str, Any]) -> None:
-    for text in answer["unserved"]:
+    for text in (*answer["unserved"], *answer["refused"]):
         out.line(text, "bad")
     if answer["unserved"]:
         out.line(f"{len(answer['unserved'])} calls have no kernel; nothing is written", "bad")
+        return
+    if answer["refused"]:
+        out.line(f"`plan check` would refuse {len(answer['refused'])} of its entries; nothing is written", "bad")
         return
     rows = [
         (one["target"], one["op"], one["phase"], _dtypes(one["dtypes"]), _values(one), one["kernel"])

@@ -67,6 +67,8 @@ def test_what_was_agreed_on_stays_until_the_process_ends(world_of_two):
     Following(now.registry, now.routes, ACME).adopt({})
     with pytest.raises(PortakernelError, match=r"was set by portakernel\.agree and stays as it is"):
         now.routes.set(None, None)
+    with pytest.raises(PortakernelError, match=r"^portakernel\.agree was called before, .* ends: call it once$"):
+        Following(now.registry, now.routes, ACME).adopt({})
 
 
 def test_the_sources_are_those_of_every_kernel(world_of_two):

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 
+from portakernel.calling.bound_kernel import bind_kernel
 from portakernel.claims.capability import ReasonCode
 from portakernel.claims.request import Phase
 from portakernel.deciding.policies import intern_policy, make_layer
+from portakernel.errors import NoKernelError
 from portakernel.tensors.units import units_of
 from portakernel.tuning.choices import Choice, Choices
 from portakernel.tuning.key import Kind
@@ -174,6 +176,20 @@ def test_a_locked_plan_says_what_it_has_for_this_hardware_and_op(world, two):
     assert told() == "the nearest is p.yaml:7 (q.add): phase: training there, this call inference"
 
 
+def test_a_backward_that_reads_what_its_forward_alone_saved_is_chosen_with_that(world):
+    """An entry for backward, and a lock, speak of those that read what any forward saves."""
+    world.plugin("p", {"op": "rms_norm", "saves": "own", "backward": "fake_p:backward"})
+    world.plugin("q", {"op": "rms_norm", "saves": "contract", "backward": "fake_q:backward"})
+    now = world.dispatcher()
+    request = replace(world.request("rms_norm", phase=Phase.BACKWARD), device=ACME)
+    known = Known(chosen("q.rms_norm", request, now.registry.for_op("rms_norm")), locked=True)
+    for sources in ((known, None), (None, known), (Known(locked=True), None)):
+        now.routes.set(*sources)
+        found = now.decide(replace(request, saved_by="p.rms_norm"))
+        assert found.chosen.name == "p.rms_norm"
+        assert now.routes.notes(found.request) == ()
+
+
 def test_a_third_party_s_kernel_serves_where_it_was_measured_to_be_faster(world):
     world.plugin("p", {"op": "add"})
     world.plugin("theirs", {"op": "add"}, first_party=False)
@@ -261,6 +277,20 @@ def test_any_number_of_lengths_makes_no_more_keys_than_there_are_kernels_chosen(
     counts = ops.served("add")
     assert counts["torch.add"] == 51 * 40
     assert counts["raw_kernels.add"] == 49 * 40
+
+
+def test_a_handle_is_the_plan_s_when_it_is_bound_and_its_own_thereafter(ops):
+    x, longer, caller = torch.randn(4), torch.randn(9), ops.caller("add")
+    plan = measured_here(ops, "torch.add", M=(1, 8))
+    plan.locked = True
+    ops.dispatcher.routes.set(plan, None)
+    handle = bind_kernel(caller, (x, x), (), None)
+    assert handle.kernel == "torch.add"
+    handle(longer, longer)  # leading sizes may change, and the kernel does not
+    with pytest.raises(NoKernelError, match=r"p\.yaml is locked"):
+        bind_kernel(caller, (longer, longer), (), None)
+    ops.dispatcher.routes.set(Known(locked=True), None)
+    handle(x, x)
 
 
 def test_parameters_that_choices_tell_apart_have_to_be_known_when_an_op_is_made(ops):

@@ -117,6 +117,26 @@ def test_forward_and_backward_are_chosen_apart(ops, in_graphs, numbers, named):
     assert counts == ([called, {}] if Phase.TRAINING in numbers else [{}, called])
 
 
+class LockedPlan:
+    """A plan that covers nothing."""
+
+    name, locked = "p.yaml", True
+
+    def places(self):
+        return ()
+
+
+def test_the_backward_of_a_forward_that_a_graph_dissolves_is_no_more_the_plan_s_than_that(ops, in_graphs):
+    """Nobody counts such a call, so that no plan is locked for it."""
+    in_graphs({Phase.BACKWARD: 200})
+    ops.dispatcher.routes.set(LockedPlan(), None)
+    function, found = compiled(ops.rms_norm)
+    x, weight = normal(3, 4), normal(4)
+    torch.testing.assert_close(gradients(function, x, weight), gradients(norm, x, weight))
+    assert found[0] == [f"{INLINE}; backward: raw_kernels.rms_norm, call"]
+    assert ops.served("rms_norm", "backward") == {"raw_kernels.rms_norm": 1}
+
+
 def test_a_priority_in_graphs_says_which_kernel_is_called(ops, in_graphs):
     in_graphs({Phase.INFERENCE: 101})
     function, found = compiled(ops.rms_norm)

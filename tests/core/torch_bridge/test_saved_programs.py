@@ -161,8 +161,9 @@ def test_a_graph_of_another_policy_says_so_once_and_follows_the_one_in_force(ops
     op(x, weight, 1e-6, 0.0, ops.dispatcher.trace_token)
     assert [str(w.message) for w in recwarn] == []
     text = (
-        r"^rms_norm: this graph was traced under another policy or with other kernels than there are here and now; the"
-        r" policy in force chooses\. Trace it again, or name a kernel in it: ops\.rms_norm\(\.\.\., kernel=\.\.\.\)$"
+        r"^rms_norm: this graph was traced under another policy or plan, or with other kernels than there are here and"
+        r" now; the policy in force chooses\. Trace it again, or name a kernel in it:"
+        r" ops\.rms_norm\(\.\.\., kernel=\.\.\.\)$"
     )
     stale = ops.dispatcher.trace_token
     ops.dispatcher.set_process_layer(make_layer("set_policy", use="torch"))

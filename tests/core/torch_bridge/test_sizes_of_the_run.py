@@ -54,6 +54,7 @@ class Picked(torch.nn.Module):
         return self.call(x[x[:, 0] > 0])
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_rows_that_a_mask_picks_are_compiled_exported_and_trained_in_one_graph(call):
     module, inputs = Picked(call), [torch.randn(rows, 8) for rows in (16, 32)]

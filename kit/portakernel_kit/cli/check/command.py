@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from portakernel.cli.options import FoundDevice, Json, OnlyKernels, OnlyOp, OnlyPlugin, Seed
 from portakernel_kit.cli.check.report import NOT_READY, modes_of, print_result, print_summary, summarise
+from portakernel_kit.cli.interrupting import interrupted_once
 
 if TYPE_CHECKING:
     from portakernel.deciding.dispatcher import Dispatcher
@@ -121,7 +119,7 @@ def command(
     results: list[Result] = []
     out = page()
     interrupted = False
-    with _interrupted_once() as close:
+    with interrupted_once() as close:
         try:
             for result in found:
                 results.append(result)
@@ -175,37 +173,6 @@ def _why_none_was_drawn(drawing: Drawing) -> str:
     fewer = f"; so does a smaller --first than {drawing.first}" if drawing.first else ""
     longer = "a --budget that is a time" if math.isinf(drawing.budget.seconds) else "a larger --budget"
     return f"no request was drawn; {longer}, such as 5m, draws some{fewer}"
-
-
-@contextmanager
-def _interrupted_once() -> Iterator[Callable[[], None]]:
-    """Within, the first Ctrl-C or SIGTERM interrupts and others are not heeded: what took hours is printed whole.
-
-    A signal to a process and to its group arrives twice; schedulers and ``timeout`` send SIGTERM. What is yielded ends
-    the first one's chance too.
-    """
-    if threading.current_thread() is not threading.main_thread():  # which alone is told of it
-        yield lambda: None
-        return
-
-    def close() -> None:
-        for number in before:
-            signal.signal(number, signal.SIG_IGN)
-
-    def interrupt(*_: object) -> None:
-        close()
-        raise KeyboardInterrupt
-
-    found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    # without what a library installed below Python, which could not be put back
-    before = {number: handler for number, handler in found.items() if handler is not None}
-    for number in before:
-        signal.signal(number, interrupt)
-    try:
-        yield close
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def progressing(results: Iterable[Result], cases: int) -> Iterator[Result]:

@@ -1,4 +1,4 @@
-"""Which parts of plans ``--target`` means: hardware as everywhere, or one kind of device, with its units."""
+"""What ``--target`` means: hardware as everywhere, or one kind of device, with its units; and which parts of plans."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ def place_meant(text: str, known: Collection[Place], registry: Registry, *, know
     found = those_meant(text, known, registry)
     if len(found) == 1:
         return found[0]
-    several = f"{known_from} has {' and '.join(map(str, found))}" if found else f"{known_from} has no part for it"
-    raise ArgumentValueError(
-        f"--target {text!r}: {several}; add the units, such as {target}/{found[0].units if found else 132}"
-    )
+    if found:
+        several = f"{known_from} has {' and '.join(map(str, found))}; add the units, such as {found[0]}"
+    else:
+        units_of_it = f"add its multiprocessors or compute units, as {target}/UNITS"
+        several = f"{known_from} has no part for it; {units_of_it}"
+    raise ArgumentValueError(f"--target {text!r}: {several}")
