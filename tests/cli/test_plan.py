@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cxx import needs_cxx
 
 from portakernel import runtime
 from portakernel.cli.plan import export
@@ -286,6 +287,7 @@ def test_sizes_between_that_a_kernel_cannot_serve_are_found_and_not_exported(
     )
 
 
+@needs_cxx
 def test_a_kernel_that_is_built_ahead_of_calls_is_noted_and_not_refused(
     run: Callable, made: Callable[..., Path], measured: dict[str, list[Choice]], tmp_path: Path
 ) -> None:

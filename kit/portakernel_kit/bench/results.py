@@ -124,13 +124,10 @@ class Cell:
     @property
     def _ratios(self) -> dict[str, float]:
         """The picked kernel's time over each one's; nothing where it has none."""
-        times, steps = self._times, self.steps
-        if self.chosen not in times:
+        times, steps, chosen = self._times, self.steps, self.chosen
+        if chosen not in times:
             return {}
-        return {
-            name: (steps if name in steps else times)[self.chosen] / (steps.get(name) or us)
-            for name, us in times.items()
-        }
+        return {n: steps[chosen] / steps[n] if n in steps else times[chosen] / us for n, us in times.items()}
 
     @property
     def _times(self) -> dict[str, float]:

@@ -73,18 +73,17 @@ def training_step(operands: Operands, kernel: str) -> Callable[[], tuple[Tensor 
     positional = [t for t, argument in zip(tensors, contract.tensors, strict=True) if not argument.keyword]
     named: dict[str, Any] = {a.name: t for t, a in zip(tensors, contract.tensors, strict=True) if a.keyword}
     named |= dict(zip(operands.arguments.parameters, operands.values, strict=True))
+    # what need not be looked up in a step is not: the host's time counts
     made = operands.arguments.at(operands.values).outputs
+    trained = [output.differentiable for output in made]
+    grads = [operands.grads[f"grad_{output.name}"] for output in made if output.differentiable]
 
     def step() -> tuple[Tensor | None, ...]:
         with torch.enable_grad():
             found: Any = function(*positional, **named, kernel=kernel)
         results = found if isinstance(found, (tuple, list)) else (found,)
-        trained = [
-            (operands.grads[f"grad_{o.name}"], r) for o, r in zip(made, results, strict=True) if o.differentiable
-        ]
-        gradients = torch.autograd.grad(
-            [result for _, result in trained], leaves, [grad for grad, _ in trained], allow_unused=True
-        )
+        outputs = [result for result, is_trained in zip(results, trained, strict=True) if is_trained]
+        gradients = torch.autograd.grad(outputs, leaves, grads, allow_unused=True)
         by_place = iter(gradients)
         return (*(result.detach() for result in results), *(next(by_place) if need else None for need in needed))
 
