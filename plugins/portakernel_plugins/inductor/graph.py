@@ -27,8 +27,8 @@ try:
 except ImportError:  # pragma: no cover - where a later torch keeps it elsewhere
     from torch._guards import ConstantSource  # type: ignore[attr-defined,no-redef]
 
-# A reference that unrolls over its sizes (attention's pieces) would be traced and compiled for minutes, to run slowly; what
-# does not unroll has some tens.
+# A reference that unrolls over its sizes (attention's pieces) would be traced and compiled for minutes, to run slowly;
+# others have tens of them.
 MAX_OPERATIONS = 200
 # Verdicts on free sizes are kept up to here.
 _MAX_VERDICTS = 4096
