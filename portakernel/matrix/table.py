@@ -242,7 +242,7 @@ def _claims(support: OpSupport) -> str:
                     ", ".join(sorted(claim.features)),
                     ", ".join(sorted(claim.properties)),
                     gradient,
-                    str(kernel.priority),
+                    kernel.priority.summary,
                 )
             )
     filled = [i for i in range(len(headers)) if any(row[i] for row in rows)]

@@ -16,6 +16,9 @@ from portakernel.text.printable import brief
 from portakernel.words.graph_forms import GraphForm
 from portakernel.words.target import Target
 
+# Of a priority so many rules are shown in a table.
+_MOST_SHOWN = 4
+
 
 @dataclass(frozen=True, slots=True)
 class PriorityRule:
@@ -60,6 +63,14 @@ class Priority:
 
     def __repr__(self) -> str:
         return brief(f"<Priority {self}>")
+
+    @property
+    def summary(self) -> str:
+        """All rules as text while they are few, else what they range over."""
+        if len(self.rules) <= _MOST_SHOWN:
+            return str(self)
+        lowest = min(rule.number for rule in self.rules)
+        return f"{lowest} to {self.highest}, by {len(self.rules)} rules of its manifest"
 
     @property
     def highest(self) -> int:

@@ -158,6 +158,22 @@ def test_what_cannot_be_compiled_says_so_from_then_on(width, monkeypatch):
         portakernel.warmup("silu_and_mul", x, kernel="inductor")
 
 
+def test_a_formula_that_unrolls_is_traced_no_further_than_what_would_be_compiled():
+    from portakernel_plugins.inductor.graph import MAX_OPERATIONS, CannotCompile, compile_graph
+
+    computed = 0
+
+    def formula(x):
+        nonlocal computed
+        for _ in range(10 * MAX_OPERATIONS):
+            computed, x = computed + 1, x + 1
+        return (x,)
+
+    with pytest.raises(CannotCompile, match=f"more than {MAX_OPERATIONS} operations at these sizes"):
+        compile_graph(formula, (), lambda _: [((4,), torch.float32)], torch.device("cpu"))
+    assert computed == MAX_OPERATIONS
+
+
 def test_rows_that_have_a_meaning_by_their_place_keep_their_last_dimension_apart():
     described = contract("rotary_embedding")
     formula = Formula.of(described, "forward", described.values())

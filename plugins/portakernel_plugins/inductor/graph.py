@@ -18,6 +18,7 @@ from torch._subclasses.functional_tensor import dispatch_functionalize
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.overrides import TorchFunctionMode
 
 from portakernel_plugins.inductor import cache_folder
 
@@ -26,8 +27,9 @@ try:
 except ImportError:  # pragma: no cover - where a later torch keeps it elsewhere
     from torch._guards import ConstantSource  # type: ignore[attr-defined,no-redef]
 
-# A reference that unrolls over its sizes (attention's pieces) would be compiled for minutes, to run slowly.
-MAX_NODES = 4000
+# A reference that unrolls over its sizes (attention's pieces) would be traced and compiled for minutes, to run slowly;
+# others have tens of them.
+MAX_OPERATIONS = 200
 # Verdicts on free sizes are kept up to here.
 _MAX_VERDICTS = 4096
 
@@ -150,7 +152,8 @@ def _trace(
 
     def present(*tensors: Tensor) -> list[Tensor]:
         nonlocal exist
-        found = formula(*tensors)
+        with _Counted():
+            found = formula(*tensors)
         exist = tuple(result is not None for result in found)
         return [result.contiguous() for result in found if result is not None]
 
@@ -158,13 +161,27 @@ def _trace(
     with enable_python_dispatcher():
         traced = make_fx(dispatch_functionalize(present), decomposition_table=select_decomp_table())(*inputs)
     traced.graph.eliminate_dead_code()
-    nodes = traced.graph.nodes
-    if len(nodes) > MAX_NODES:
-        raise CannotCompile(f"the formula has {len(nodes)} operations at these sizes; up to {MAX_NODES} are compiled")
-    if any(node.target is torch.ops.aten.copy_.default for node in nodes):
+    if any(node.target is torch.ops.aten.copy_.default for node in traced.graph.nodes):
         raise CannotCompile("the formula writes to its arguments")
     _separate(traced)
     return traced, exist
+
+
+class _Counted(TorchFunctionMode):
+    """Ends a trace once it has too many operations: each costs milliseconds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._count = 0
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        found = func(*args, **(kwargs or {}))
+        self._count += isinstance(found, Tensor)
+        if self._count > MAX_OPERATIONS:
+            raise CannotCompile(f"the formula has more than {MAX_OPERATIONS} operations at these sizes")
+        return found
 
 
 def _separate(traced: GraphModule) -> None:

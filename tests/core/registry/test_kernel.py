@@ -14,7 +14,7 @@ from portakernel.deciding.asking import ask
 from portakernel.errors import ManifestError, PortakernelError
 from portakernel.manifest.loading import load_manifest
 from portakernel.manifest.models import PluginManifest
-from portakernel.registry.kernel import Kernel, load_entry
+from portakernel.registry.kernel import Kernel, Priority, PriorityRule, load_entry
 from portakernel.registry.manifest_kernels import plugin_kernels, resting_entries
 from portakernel.words.arch import ArchSpace, Selector
 from portakernel.words.target import Target
@@ -478,3 +478,9 @@ def test_an_entry_is_loaded_on_demand(site):
         load_entry("fake_p:number")
     with pytest.raises(ModuleNotFoundError, match=r"^No module named 'fake_p.nope'$"):
         load_entry("fake_p.nope:run")
+
+
+def test_of_many_rules_a_table_says_what_they_range_over():
+    few = Priority((PriorityRule(50, phases=(Phase.BACKWARD,)), PriorityRule(30)))
+    assert few.summary == str(few) == "50 where the phase is backward, 30"
+    assert Priority(few.rules * 3).summary == "30 to 50, by 6 rules of its manifest"
