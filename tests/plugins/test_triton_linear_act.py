@@ -263,7 +263,8 @@ def test_tiles_are_as_large_as_leaves_every_multiprocessor_one():
     assert tiles(8192, 14336, 4096) == (132, 128, 256)
     assert tiles(256, 4096, 4096) == (64, 128, 128)
     assert tiles(64, 14336, 4096) == (224, 64, 64)
-    assert tiles(1, 4096, 14336) == (256, 64, 64)  # four programs for each of 64 tiles
+    assert tiles(17, 4096, 14336) == (256, 64, 64)  # four programs for each of 64 tiles
+    assert tiles(16, 4096, 14336) == (256, 16, 64)
 
 
 @pytest.mark.parametrize(
