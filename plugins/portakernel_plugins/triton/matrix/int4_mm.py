@@ -10,7 +10,7 @@ from portakernel_plugins.triton.launching.configurations import Configuration, c
 from portakernel_plugins.triton.matrix.int4_decoded import order_of
 from portakernel_plugins.triton.matrix.int4_few_rows import few_rows
 from portakernel_plugins.triton.matrix.int4_kernels import product
-from portakernel_plugins.triton.matrix.products import descriptors_on, form_of
+from portakernel_plugins.triton.matrix.products import RoomForDescriptors, form_of
 from portakernel_plugins.triton.matrix.splits import room_for_parts, split_count
 
 _BLOCK = 128
@@ -119,5 +119,5 @@ def _launch(
     ordered = () if few else (group_of,)
     tensors = x, weight, scales, zeros, *ordered, bias, y, parts, counted
     strides = *x.stride(), *y.stride(), 0 if bias is None else bias.stride(0)
-    with descriptors_on(x.device):
+    with RoomForDescriptors(x.device):
         launch(few_rows if few else product, (tiles, splits), *tensors, *sizes, *strides, **meta, **options)

@@ -11,8 +11,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# (word & MASK) | MAGIC: of bfloat16 the last four bits, where those of one fourth are already; of float16 the four below
-# its sign and exponent.
+# (word & MASK) | MAGIC: of bfloat16 the last four bits, where those of one fourth are already; of float16 the four
+# below its sign and exponent.
 _MASK_BFLOAT16 = tl.constexpr(0x000F000F)
 _MAGIC_BFLOAT16 = tl.constexpr(0x43004300)
 _MASK_FLOAT16 = tl.constexpr(0x03C003C0)
@@ -175,7 +175,7 @@ def factors_of(
     dtype: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
-    """The scale of each row ``n`` in group ``group + group_of_row``, and ``z``, raised like ``q``, in the dtype of the weights.
+    """The scale of each row ``n`` in group ``group + group_of_row``, and ``z``, raised like ``q``, in weights' dtype.
 
     Outside, unless all are inside (``WHOLE``), scales are zero.
     """

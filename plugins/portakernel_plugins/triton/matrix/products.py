@@ -311,11 +311,11 @@ def launch_programs(
     """Launch the programs of a ``kernel`` over the tiles of ``(rows, columns)``: these stand between its arguments."""
     options = {name: value for name, value in how.options.items() if name not in ("DESCRIPTORS", "SPLIT")}
     tiles = tile_count(how, rows, columns) * splits
-    with descriptors_on(before[0].device):
+    with RoomForDescriptors(before[0].device):
         launch(kernel, (min(tiles, how.programs), 1), *before, rows, columns, *after, **meta, **options)
 
 
-class descriptors_on:
+class RoomForDescriptors:
     """Within it, programs of launches have memory for their descriptors on ``device``."""
 
     def __init__(self, device: torch.device) -> None:
