@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from portakernel_plugins.triton.matrix.int4_ahead import ask_for_weights
+from portakernel_plugins.triton.matrix.ahead import ask_for_weights
 from portakernel_plugins.triton.matrix.int4_sums import finish
 from portakernel_plugins.triton.matrix.int4_words import (
     factors_of,

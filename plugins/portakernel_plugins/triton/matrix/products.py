@@ -310,6 +310,10 @@ def launch_programs(
 ) -> None:
     """Launch the programs of a ``kernel`` over the tiles of ``(rows, columns)``: these stand between its arguments."""
     options = {name: value for name, value in how.options.items() if name not in ("DESCRIPTORS", "SPLIT")}
+    if options.get("OVERLAP", False):
+        options["launch_pdl"] = True
+    if options.get("FETCH", False):
+        options["FETCH"] = form_of(before[1], True) == "inner"
     tiles = tile_count(how, rows, columns) * splits
     with RoomForDescriptors(before[0].device):
         launch(kernel, (min(tiles, how.programs), 1), *before, rows, columns, *after, **meta, **options)

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from portakernel.authoring.tensors import as_bytes, delivered
 from portakernel.authoring.triton import cdiv, processor
+from portakernel_plugins.triton.matrix.ahead import begin_early
 from portakernel_plugins.triton.matrix.products import (
     form_of,
     halves,
@@ -190,7 +191,11 @@ def _scaled_product(
     FORM_Y: tl.constexpr,
     EVEN_A: tl.constexpr,
     EVEN_B: tl.constexpr,
+    OVERLAP: tl.constexpr = False,  # pyright: ignore[reportArgumentType] - programs begin before the kernel before ends
+    FETCH: tl.constexpr = False,  # pyright: ignore[reportArgumentType] - L2 is told of the weight first
 ) -> None:
+    terms = (share if SPLIT else steps) * (BLOCK_K // elements_of(FORMAT_B))
+    begin_early(b, b_stride, rows, columns, inners_b, terms, BLOCK_M, BLOCK_N, GROUP, OVERLAP, FETCH)
     TERMS: tl.constexpr = terms_at_once(BLOCK_K, SHARED_A, SHARED_B)
     left = operand(a, rows, inners_a, a_stride, 1, BLOCK_M, TERMS // elements_of(FORMAT_A), FORM_A)
     right = operand(b, columns, inners_b, b_stride, 1, BLOCK_N, TERMS // elements_of(FORMAT_B), FORM_B)
