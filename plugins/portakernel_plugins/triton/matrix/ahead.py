@@ -3,8 +3,8 @@
 So memory is busy from the first moment on, and while the kernel before ends: neither waits for registers, or for room
 in shared memory. A line that is written after it was fetched is the written one: nobody has to wait for the weights.
 """
-# pyright: reportGeneralTypeIssues=false
-# Python's types do not see that Triton iterates over its ranges.
+# pyright: reportGeneralTypeIssues=false, reportAssignmentType=false
+# Python's types do not see that Triton iterates over its ranges, nor what it makes constants of.
 
 from __future__ import annotations
 

@@ -95,6 +95,7 @@ def product(
     slot_n = first_n + fragment_slots(row, WARPS)
     at = slot_n[:, None] * 16 + tl.arange(0, 16)[None, :]
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    described = x
     if DESCRIBED:
         described = tl.make_tensor_descriptor(x, [M, K], [x_row, 1], [BLOCK_M, _BLOCK])
     ahead = ()

@@ -186,6 +186,6 @@ def factors_of(
     if zeros is None:
         zero = tl.full(n.shape, raised_by(dtype) + 8.0, tl.float32)
     else:
-        more: tl.constexpr = raised_by(dtype) + (1.0 if ZERO == "stored_plus_one" else 0.0)
+        more = raised_by(dtype) + (1.0 if ZERO == "stored_plus_one" else 0.0)
         zero = tl.load(zeros + start + offset, mask=inside, other=0).to(tl.float32) + more
     return scale, zero if WIDEN else zero.to(dtype)
