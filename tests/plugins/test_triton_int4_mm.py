@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -140,6 +141,7 @@ def compiled(kernel: Any, **constants: Any) -> Any:
         "WHOLE_TILES": True, "WHOLE_BLOCKS": True, "MFMA": False, "ASSEMBLY": True, "WIDEN": False, "WARPS": 8,
         "BLOCK_N": 128, "STAGES": 3,
     }  # fmt: skip
+    constants = {"OVERLAP": False, "FETCH": 0, "DESCRIBED": False, **constants}
     pointers = {
         "x": "*bf16", "weight": "*i32", "scales": "*bf16", "zeros": "*u8", "y": "*bf16", "parts": "*fp32",
         "counters": "*i32",
@@ -168,11 +170,34 @@ def compiled(kernel: Any, **constants: Any) -> Any:
 )
 def test_a_weight_is_decoded_by_half_an_operation_and_stays_in_its_lane(kernel, constants, weights):
     ptx = compiled(kernel, **constants).asm["ptx"]
-    assert ptx.count("0x00780078, 0x41804180, 0xea") == weights // 2  # of a thread's weights in a step
+    assert ptx.count("0x000f000f, 0x43004300, 0xea") == weights // 2  # of a thread's weights in a step
     assert "shfl.sync" not in ptx
     # what goes through shared memory is x, and once the sums
     loop = ptx[ptx.index("lop3.b32") : ptx.rindex("lop3.b32")]
     assert "st.shared" not in loop
+
+
+@pytest.mark.parametrize(
+    ("kernel", "constants"),
+    [
+        (few_rows, {"SLICES": 1, "PIECES": 1, "BLOCK_M": 8, "BLOCKS": 2}),
+        (product, {"BLOCK_M": 128}),
+        (product, {"BLOCK_M": 128, "DESCRIBED": True}),
+    ],
+    ids=["few", "many", "described"],
+)
+def test_a_kernel_that_begins_early_asks_for_weights_and_waits_before_it_reads_or_writes(kernel, constants):
+    ptx = compiled(kernel, OVERLAP=True, FETCH=8, **constants).asm["ptx"]
+    before, after = ptx.split("griddepcontrol.wait")
+    assert "cp.async.bulk.prefetch.L2" in before
+    assert "prefetch" not in after
+    touches = re.compile(
+        r"\b(ld\.global|st\.global|cp\.async\.c|cp\.async\.bulk\.tensor|tensormap\.replace|atom|red)\b"
+    )
+    assert not touches.search(before)
+    assert touches.search(after)
+    # the next one's weights would push out of L2 what is not used yet
+    assert "griddepcontrol.launch_dependents" in after
 
 
 def chosen(target: str, rows: int, layout: str) -> str:

@@ -109,6 +109,33 @@ def test_few_rows_share_their_terms_among_programs(monkeypatch, tensor_cores, le
     assert {meta["SPLIT"] for meta in seen} == {True}
 
 
+@pytest.mark.parametrize("rows", [7, 130])
+@pytest.mark.parametrize("left", ["block_1x128", "block_128x128"])
+@pytest.mark.parametrize("right", ["row", "block_1x128", "block_128x128"])
+def test_a_step_of_more_terms_than_share_a_scale_has_the_scales_of_all(monkeypatch, tensor_cores, rows, left, right):
+    real = products.configuration
+
+    def wide(*given):
+        how = real(*given)
+        return replace(how, programs=8, options={**how.options, "BLOCK_K": 256})
+
+    monkeypatch.setattr(products, "configuration", wide)
+    seen = watched(monkeypatch)
+    assert_right(*draw(left, right, sizes=(rows, 100, 1100), present=("bias",)))
+    assert {(meta["BLOCK_K"], meta["SPLIT"]) for meta in seen} == {(256, rows == 7)}
+
+
+def test_tiles_of_more_rows_than_share_a_scale_have_one_each(monkeypatch, tensor_cores):
+    real = products.configuration
+
+    def high(*given):
+        how = real(*given)
+        return replace(how, options={**how.options, "BLOCK_M": 256, "BLOCK_N": 256})
+
+    monkeypatch.setattr(products, "configuration", high)
+    assert_right(*draw("block_128x128", "block_128x128", sizes=(300, 272, 200)))
+
+
 def test_both_float8_dtypes_are_multiplied_with_each_other(monkeypatch, tensor_cores):
     seen = watched(monkeypatch)
     for dtypes in (("float8_e5m2", "float8_e4m3fn"), ("float8_e4m3fn", "float8_e5m2")):

@@ -16,7 +16,7 @@ from torch import Tensor
 from portakernel.authoring.tensors import delivered
 from portakernel.authoring.triton import cdiv, launch, processor
 from portakernel_plugins.triton.launching.configurations import configuration
-from portakernel_plugins.triton.matrix.int4_words import RAISED, factors_of, pairs_in_order, raised_weights, weights
+from portakernel_plugins.triton.matrix.int4_words import factors_of, pairs_in_order, raised_by, raised_weights, weights
 
 _BLOCK = tl.constexpr(128)
 _PACKED = ("packed_mma", "packed_mfma")
@@ -74,9 +74,9 @@ def _packed(
         from_group = group[None, :] * N + n[:, None]
         scale = tl.load(scales + from_group, mask=inside, other=0.0).to(tl.float32)
         if zeros is None:
-            z = RAISED + 8.0
+            z = raised_by(DTYPE) + 8.0
         else:
-            more: tl.constexpr = RAISED + (1.0 if ZERO == "stored_plus_one" else 0.0)
+            more: tl.constexpr = raised_by(DTYPE) + (1.0 if ZERO == "stored_plus_one" else 0.0)
             z = tl.load(zeros + from_group, mask=inside, other=0).to(tl.float32) + more
         value = (q - z) * scale
     tl.store(w + n.to(tl.int64)[:, None] * K + k[None, :], value.to(DTYPE), mask=inside)

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from portakernel_plugins.triton.matrix.ahead import ask_for_weights
 from portakernel_plugins.triton.matrix.int4_sums import finish
 from portakernel_plugins.triton.matrix.int4_words import (
     factors_of,
@@ -70,6 +72,9 @@ def product(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
+    DESCRIBED: tl.constexpr,  # rows of x are copied by a descriptor
+    OVERLAP: tl.constexpr,  # programs begin before the kernel before has ended
+    FETCH: tl.constexpr,  # L2 is told of the weights first, by so many warps. 0: not
 ) -> None:
     """A tile of ``y.T``, or one part of its sums; the last part to be done adds all of them up."""
     DTYPE: tl.constexpr = x.dtype.element_ty
@@ -82,9 +87,17 @@ def product(
     column = tl.arange(0, _BLOCK)
     first = split * per_split
     last = tl.minimum(first + per_split, tl.cdiv(K, _BLOCK))
+    if FETCH and WHOLE_TILES:
+        ask_for_weights(weight, scales, zeros, first, last, first_n, N, groups, GROUP, BLOCK_N, 32 * FETCH)
+    if OVERLAP:
+        gdc_wait()
+        gdc_launch_dependents()
     slot_n = first_n + fragment_slots(row, WARPS)
     at = slot_n[:, None] * 16 + tl.arange(0, 16)[None, :]
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    described = x
+    if DESCRIBED:
+        described = tl.make_tensor_descriptor(x, [M, K], [x_row, 1], [BLOCK_M, _BLOCK])
     ahead = ()
     for part in tl.static_range(PARTS if GROUP != 0 else 0):
         group = first * PARTS + part if GROUP > 0 else 0
@@ -95,7 +108,11 @@ def product(
         words = pairs_in_order(in_fragments(words, BLOCK_N, WARPS), BLOCK_N, MFMA)
         k = block * _BLOCK + column
         inside = (k < K) | WHOLE_BLOCKS
-        rows = _of_rows(x, m, M, x_row, k, x_lane, inside, WIDEN)
+        if DESCRIBED:
+            rows = described.load([first_m, block * _BLOCK]).T
+            rows = rows.to(tl.float32) if WIDEN else rows
+        else:
+            rows = _of_rows(x, m, M, x_row, k, x_lane, inside, WIDEN)
         if GROUP == 0:
             group = k // size if group_of is None else tl.load(group_of + k, mask=inside, other=0)
             w = raised_weights(words, BLOCK_N, DTYPE, ASSEMBLY, WIDEN)

@@ -10,6 +10,7 @@ from portakernel_plugins.triton.launching.configurations import Configuration, c
 from portakernel_plugins.triton.matrix.int4_decoded import order_of
 from portakernel_plugins.triton.matrix.int4_few_rows import few_rows
 from portakernel_plugins.triton.matrix.int4_kernels import product
+from portakernel_plugins.triton.matrix.products import RoomForDescriptors, form_of
 from portakernel_plugins.triton.matrix.splits import room_for_parts, split_count
 
 _BLOCK = 128
@@ -90,7 +91,11 @@ def _launch(
         "WIDEN": arch == "interpreter",
         "WARPS": how.warps if options.pop("FRAGMENTS", False) else 0,
         "STAGES": options.pop("num_stages"),
+        "OVERLAP": options.pop("OVERLAP", False),
+        "FETCH": how.warps if options.pop("FETCH", False) else 0,
     }
+    if meta["OVERLAP"]:
+        meta["launch_pdl"] = True
     few = "COLUMNS" in options
     if few:
         slices, held, step = slice_count(M, N, blocks, how), options.pop("COLUMNS"), options["BLOCKS"]
@@ -106,6 +111,7 @@ def _launch(
     else:
         tiles = cdiv(M, options["BLOCK_M"]) * cdiv(N, options["BLOCK_N"])
         splits, share = split_count(tiles, blocks, how)
+        meta["DESCRIBED"] = options.pop("DESCRIPTORS", False) and form_of(x, True) == "inner"
         whole = K % _BLOCK == 0
         sizes = (M, N, K, groups, max(1, cdiv(K, max(groups, 1))), splits, share)
     meta |= {"SPLIT": splits > 1, "WHOLE_TILES": N % options["BLOCK_N"] == 0, "WHOLE_BLOCKS": whole}
@@ -113,4 +119,5 @@ def _launch(
     ordered = () if few else (group_of,)
     tensors = x, weight, scales, zeros, *ordered, bias, y, parts, counted
     strides = *x.stride(), *y.stride(), 0 if bias is None else bias.stride(0)
-    launch(few_rows if few else product, (tiles, splits), *tensors, *sizes, *strides, **meta, **options)
+    with RoomForDescriptors(x.device):
+        launch(few_rows if few else product, (tiles, splits), *tensors, *sizes, *strides, **meta, **options)

@@ -1,4 +1,6 @@
 """How programs of ``int4_mm`` end: a tile of ``y.T``, or one part of its sums."""
+# pyright: reportAssignmentType=false
+# In a jit function, `name: tl.constexpr = 1` makes a constexpr of the number.
 
 from __future__ import annotations
 

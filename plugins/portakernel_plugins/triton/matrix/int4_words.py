@@ -1,8 +1,8 @@
 """Four-bit weights decoded in registers: blocks of 128 columns, as tensor cores take them for a first operand.
 
 Words of a packed layout hold pairs of neighbouring columns in their halves, so that a shift and one operation on three
-operands (LOP3) make two 16-bit numbers of the 32 bits: the nibbles become the leading bits of mantissas beside the
-exponent of 16, which gives ``16 + q``, exactly in both 16-bit dtypes. Where inline assembly does not exist, integer
+operands (LOP3) make two 16-bit numbers of the 32 bits: the nibbles become bits of mantissas beside an exponent. That
+gives ``q`` and what ``raised_by`` says, exactly in both 16-bit dtypes. Where inline assembly does not exist, integer
 operations make the same bits.
 """
 
@@ -11,18 +11,23 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# (word & MASK) | MAGIC: of bfloat16 the four bits below its sign and exponent, and of float16.
-_MASK_BFLOAT16 = tl.constexpr(0x00780078)
-_MAGIC_BFLOAT16 = tl.constexpr(0x41804180)
+# (word & MASK) | MAGIC: of bfloat16 the last four bits, where those of one fourth are already; of float16 the four
+# below its sign and exponent.
+_MASK_BFLOAT16 = tl.constexpr(0x000F000F)
+_MAGIC_BFLOAT16 = tl.constexpr(0x43004300)
 _MASK_FLOAT16 = tl.constexpr(0x03C003C0)
 _MAGIC_FLOAT16 = tl.constexpr(0x4C004C00)
-# Where the nibble goes: bit 3 of 7, bit 6 of 10.
-_PLACE_BFLOAT16 = tl.constexpr(3)
+# Where the nibble goes: bit 0 of 7, bit 6 of 10.
+_PLACE_BFLOAT16 = tl.constexpr(0)
 _PLACE_FLOAT16 = tl.constexpr(6)
-_BFLOAT16 = tl.constexpr("lop3.b32 $0, $1, 0x00780078, 0x41804180, 0xea;")
+_BFLOAT16 = tl.constexpr("lop3.b32 $0, $1, 0x000f000f, 0x43004300, 0xea;")
 _FLOAT16 = tl.constexpr("lop3.b32 $0, $1, 0x03c003c0, 0x4c004c00, 0xea;")
-# What every decoded number is too large by.
-RAISED = tl.constexpr(16.0)
+
+
+@triton.constexpr_function
+def raised_by(dtype: tl.dtype) -> float:
+    """What every decoded number is too large by."""
+    return 128.0 if dtype == tl.bfloat16 else 16.0
 
 
 @triton.jit
@@ -55,7 +60,7 @@ def in_fragments(words, ROWS: tl.constexpr, WARPS: tl.constexpr):
 
 @triton.jit
 def _fourth(words, FOURTH: tl.constexpr, dtype: tl.constexpr, ASSEMBLY: tl.constexpr, WIDEN: tl.constexpr):
-    """``16 + q`` of one fourth of the columns, ``(ROWS, 16, 2)``: both halves of the pairs."""
+    """``q``, raised, of one fourth of the columns, ``(ROWS, 16, 2)``: both halves of the pairs."""
     place: tl.constexpr = (_PLACE_BFLOAT16 if dtype == tl.bfloat16 else _PLACE_FLOAT16) - 4 * FOURTH
     words = words << place if place > 0 else words >> -place
     if ASSEMBLY:
@@ -86,7 +91,7 @@ def _joined(first, second, third, fourth, ROWS: tl.constexpr):
 
 @triton.jit
 def raised_weights(words, ROWS: tl.constexpr, dtype: tl.constexpr, ASSEMBLY: tl.constexpr, WIDEN: tl.constexpr):
-    """``16 + q``, ``(ROWS, 128)``, of a block's words whose pairs are in order."""
+    """``q``, raised, ``(ROWS, 128)``, of a block's words whose pairs are in order."""
     return _joined(
         _fourth(words, 0, dtype, ASSEMBLY, WIDEN),
         _fourth(words, 1, dtype, ASSEMBLY, WIDEN),
@@ -170,7 +175,7 @@ def factors_of(
     dtype: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
-    """The scale of each row ``n`` in group ``group + group_of_row``, and ``16 + z``, in the dtype of the weights.
+    """The scale of each row ``n`` in group ``group + group_of_row``, and ``z``, raised like ``q``, in weights' dtype.
 
     Outside, unless all are inside (``WHOLE``), scales are zero.
     """
@@ -179,8 +184,8 @@ def factors_of(
     inside = ((n < N) & (group + group_of_row < groups)) | WHOLE
     scale = tl.load(scales + start + offset, mask=inside, other=0.0)
     if zeros is None:
-        zero = tl.full(n.shape, RAISED + 8.0, tl.float32)
+        zero = tl.full(n.shape, raised_by(dtype) + 8.0, tl.float32)
     else:
-        more: tl.constexpr = RAISED + (1.0 if ZERO == "stored_plus_one" else 0.0)
+        more = raised_by(dtype) + (1.0 if ZERO == "stored_plus_one" else 0.0)
         zero = tl.load(zeros + start + offset, mask=inside, other=0).to(tl.float32) + more
     return scale, zero if WIDEN else zero.to(dtype)

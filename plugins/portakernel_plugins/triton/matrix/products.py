@@ -186,8 +186,8 @@ def write_block(into, first_row, first_column, rows, columns, value, FORM: tl.co
         tl.store(at, value.to(into.dtype.element_ty), mask=inside)
 
 
-# At most so many rows have tiles of their own, which are as high.
-_FEW_ROWS = 64
+# At most so many rows have tiles of their own, which are as high; and so few of them lower ones.
+_FEW_ROWS, _FEWEST_ROWS = 64, 16
 
 
 def tiles_of(name: str, a: Tensor, b: Tensor, inners: int) -> tuple[Configuration, Tensor, Tensor]:
@@ -195,12 +195,13 @@ def tiles_of(name: str, a: Tensor, b: Tensor, inners: int) -> tuple[Configuratio
 
     Where there are fewer large tiles than programs, ``NAME.small`` has more. An operand whose rows begin anywhere would
     be read one element at a time: it is copied, which takes less than a product of many rows would lose. Few rows have
-    ``NAME.few_rows``, and rather than such a copy ``NAME.few_rows_by_pointers``.
+    ``NAME.few_rows`` or ``NAME.fewest_rows``, and rather than such a copy ``NAME.few_rows_by_pointers``.
     """
     rows, columns = a.shape[0], b.shape[0]
     if rows <= _FEW_ROWS:
         anywhere = "pointers" in (form_of(a, True), form_of(b, True))
-        return configuration(f"{name}.few_rows{'_by_pointers' if anywhere else ''}", a.device, inners), a, b
+        kind = "few_rows_by_pointers" if anywhere else "few_rows" if rows > _FEWEST_ROWS else "fewest_rows"
+        return configuration(f"{name}.{kind}", a.device, inners), a, b
     how = configuration(name, a.device, inners)
     if cdiv(rows, how.options["BLOCK_M"]) * cdiv(columns, how.options["BLOCK_N"]) < how.programs:
         how = configuration(f"{name}.small", a.device, inners)
@@ -309,13 +310,26 @@ def launch_programs(
 ) -> None:
     """Launch the programs of a ``kernel`` over the tiles of ``(rows, columns)``: these stand between its arguments."""
     options = {name: value for name, value in how.options.items() if name not in ("DESCRIPTORS", "SPLIT")}
+    if options.get("OVERLAP", False):
+        options["launch_pdl"] = True
+    if options.get("FETCH", False):
+        options["FETCH"] = form_of(before[1], True) == "inner"
     tiles = tile_count(how, rows, columns) * splits
-    like = before[0]
-    token = _allocator.set(_DescriptorMemory(like.device))
-    try:
+    with RoomForDescriptors(before[0].device):
         launch(kernel, (min(tiles, how.programs), 1), *before, rows, columns, *after, **meta, **options)
-    finally:
-        _allocator.reset(token)
+
+
+class RoomForDescriptors:
+    """Within it, programs of launches have memory for their descriptors on ``device``."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def __enter__(self) -> None:
+        self.token = _allocator.set(_DescriptorMemory(self.device))
+
+    def __exit__(self, *_: object) -> None:
+        _allocator.reset(self.token)
 
 
 class _DescriptorMemory:

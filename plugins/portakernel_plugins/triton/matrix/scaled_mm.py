@@ -22,6 +22,7 @@ from torch import Tensor
 
 from portakernel.authoring.tensors import as_bytes, delivered
 from portakernel.authoring.triton import cdiv, processor
+from portakernel_plugins.triton.matrix.ahead import begin_early
 from portakernel_plugins.triton.matrix.products import (
     form_of,
     halves,
@@ -45,8 +46,10 @@ from portakernel_plugins.triton.matrix.scaled_operands import (
     format_of,
     group_of,
     group_scales,
-    is_blocked,
+    scaled_part,
+    scales_of_tile,
     sum_factors,
+    terms_at_once,
 )
 from portakernel_plugins.triton.quantize.float8 import conversion_on
 
@@ -96,50 +99,46 @@ def _sums(
     PACKED_B: tl.constexpr = elements_of(FORMAT_B)
     GROUP_A: tl.constexpr = group_of(SHARED_A)
     GROUP_B: tl.constexpr = group_of(SHARED_B)
+    COUNT_A: tl.constexpr = scales_of_tile(SHARED_A, BLOCK_M)
+    COUNT_B: tl.constexpr = scales_of_tile(SHARED_B, BLOCK_N)
+    TERMS: tl.constexpr = terms_at_once(BLOCK_K, SHARED_A, SHARED_B)
+    ahead_a = block_scales(scales_a, row, first * BLOCK_K, BLOCK_M, SHARED_A)
+    ahead_b = block_scales(scales_b, column, first * BLOCK_K, BLOCK_N, SHARED_B)
     tl.assume(steps > 0)  # or else a loop for none were compiled too
     for step in range(steps):
-        inner = (first + step) * BLOCK_K
-        if HOW == "decoded":
-            left = decoded_block(
-                a, scales_a, row, inner, BLOCK_M, BLOCK_K, FORM_A, EVEN_A, SHARED_A, SWIZZLED, FORMAT_A, CAST_A, NUMBERS
-            )
-            right = decoded_block(
-                b,
-                scales_b,
-                column,
-                inner,
-                BLOCK_N,
-                BLOCK_K,
-                FORM_B,
-                EVEN_B,
-                SHARED_B,
-                SWIZZLED,
-                FORMAT_B,
-                CAST_B,
-                NUMBERS,
-            ).T
-        else:
-            left = read_block(a, row, inner // PACKED_A, BLOCK_M, BLOCK_K // PACKED_A, FORM_A, EVEN_A, False)
-            right = read_block(b, column, inner // PACKED_B, BLOCK_N, BLOCK_K // PACKED_B, FORM_B, EVEN_B, True)
-        if HOW == "scaled":
-            left_scales = group_scales(scales_a, row, inner, BLOCK_M, BLOCK_K, GROUP_A, SWIZZLED)
-            right_scales = group_scales(scales_b, column, inner, BLOCK_N, BLOCK_K, GROUP_B, SWIZZLED)
-            if SHARED_A == "nvfp4":
-                left_scales = left_scales.to(tl.float8e4nv, bitcast=True)
-                right_scales = right_scales.to(tl.float8e4nv, bitcast=True)
-            z = tl.dot_scaled(
-                left, left_scales, format_of(FORMAT_A), right, right_scales, format_of(FORMAT_B), acc=z
-            )  # fmt: skip
-        elif PROMOTED or is_blocked(SHARED_A) or is_blocked(SHARED_B):
-            # said to be cut, the sum is not taken for the beginning of the next
-            part = tl.dot(left, right, input_precision="ieee", max_num_imprecise_acc=min(BLOCK_K, _MOST_CUT))
-            if is_blocked(SHARED_A):
-                part = part * block_scales(scales_a, row, inner, BLOCK_M, SHARED_A)[:, None]
-            if is_blocked(SHARED_B):
-                part = part * block_scales(scales_b, column, inner, BLOCK_N, SHARED_B)[None, :]
-            z += part
-        else:
-            z = tl.dot(left, right, z, input_precision="ieee")
+        for i in tl.static_range(BLOCK_K // TERMS):
+            inner = (first + step) * BLOCK_K + i * TERMS
+            # read where they are needed, the next sums would wait for them
+            of_rows, of_columns = ahead_a, ahead_b
+            ahead_a = block_scales(scales_a, row, inner + TERMS, BLOCK_M, SHARED_A)
+            ahead_b = block_scales(scales_b, column, inner + TERMS, BLOCK_N, SHARED_B)
+            if HOW == "decoded":
+                left = decoded_block(
+                    a, scales_a, row, inner, BLOCK_M, TERMS, FORM_A, EVEN_A, SHARED_A, SWIZZLED, FORMAT_A, CAST_A,
+                    NUMBERS,
+                )  # fmt: skip
+                right = decoded_block(
+                    b, scales_b, column, inner, BLOCK_N, TERMS, FORM_B, EVEN_B, SHARED_B, SWIZZLED, FORMAT_B, CAST_B,
+                    NUMBERS,
+                ).T  # fmt: skip
+            else:
+                left = read_block(a, row, inner // PACKED_A, BLOCK_M, TERMS // PACKED_A, FORM_A, EVEN_A, False)
+                right = read_block(b, column, inner // PACKED_B, BLOCK_N, TERMS // PACKED_B, FORM_B, EVEN_B, True)
+            if HOW == "scaled":
+                left_scales = group_scales(scales_a, row, inner, BLOCK_M, TERMS, GROUP_A, SWIZZLED)
+                right_scales = group_scales(scales_b, column, inner, BLOCK_N, TERMS, GROUP_B, SWIZZLED)
+                if SHARED_A == "nvfp4":
+                    left_scales = left_scales.to(tl.float8e4nv, bitcast=True)
+                    right_scales = right_scales.to(tl.float8e4nv, bitcast=True)
+                z = tl.dot_scaled(
+                    left, left_scales, format_of(FORMAT_A), right, right_scales, format_of(FORMAT_B), acc=z
+                )  # fmt: skip
+            elif PROMOTED or COUNT_A + COUNT_B > 0:
+                # said to be cut, the sum is not taken for the beginning of the next
+                part = tl.dot(left, right, input_precision="ieee", max_num_imprecise_acc=min(TERMS, _MOST_CUT))
+                z += scaled_part(part, of_rows, of_columns, COUNT_A, COUNT_B)
+            else:
+                z = tl.dot(left, right, z, input_precision="ieee")
     return z
 
 
@@ -192,9 +191,14 @@ def _scaled_product(
     FORM_Y: tl.constexpr,
     EVEN_A: tl.constexpr,
     EVEN_B: tl.constexpr,
+    OVERLAP: tl.constexpr = False,  # pyright: ignore[reportArgumentType] - programs begin before the kernel before ends
+    FETCH: tl.constexpr = False,  # pyright: ignore[reportArgumentType] - L2 is told of the weight first
 ) -> None:
-    left = operand(a, rows, inners_a, a_stride, 1, BLOCK_M, BLOCK_K // elements_of(FORMAT_A), FORM_A)
-    right = operand(b, columns, inners_b, b_stride, 1, BLOCK_N, BLOCK_K // elements_of(FORMAT_B), FORM_B)
+    terms = (share if SPLIT else steps) * (BLOCK_K // elements_of(FORMAT_B))
+    begin_early(b, b_stride, rows, columns, inners_b, terms, BLOCK_M, BLOCK_N, GROUP, OVERLAP, FETCH)
+    TERMS: tl.constexpr = terms_at_once(BLOCK_K, SHARED_A, SHARED_B)
+    left = operand(a, rows, inners_a, a_stride, 1, BLOCK_M, TERMS // elements_of(FORMAT_A), FORM_A)
+    right = operand(b, columns, inners_b, b_stride, 1, BLOCK_N, TERMS // elements_of(FORMAT_B), FORM_B)
     scales_a = scale_a, rows, groups_a, scale_a_outer, scale_a_inner
     scales_b = scale_b, columns, groups_b, scale_b_outer, scale_b_inner
     into = result(y, rows, columns, BLOCK_M, BLOCK_N // 2, FORM_Y)

@@ -27,9 +27,18 @@ def group_of(shared: str) -> int:
 
 
 @triton.constexpr_function
-def is_blocked(shared: str) -> bool:
-    """Whether a scale is applied to the sums of 128 terms."""
-    return shared in ("block_1x128", "block_128x128")
+def scales_of_tile(shared: str, block: int) -> int:
+    """How many scales the sums of 128 terms of ``block`` rows have: one each, one for 128 of them, or none."""
+    if shared == "block_128x128":
+        return 1 if block <= 128 else block
+    return block if shared == "block_1x128" else 0
+
+
+@triton.constexpr_function
+def terms_at_once(block_k: int, shared_a: str, shared_b: str) -> int:
+    """Of the terms of a step those of one product: no more than have one scale."""
+    blocked = shared_a.startswith("block_") or shared_b.startswith("block_")
+    return min(block_k, 128) if blocked else block_k
 
 
 @triton.constexpr_function
@@ -102,14 +111,35 @@ def decoded_block(
 
 @triton.jit
 def block_scales(scales, first, inner, BLOCK: tl.constexpr, SHARED: tl.constexpr):
-    """The scales ``(BLOCK,)`` of rows for the 128 terms that ``inner`` belongs to."""
+    """The scales of rows for the 128 terms that ``inner`` belongs to: ``(BLOCK,)``, or one for all; zeros outside."""
     pointer, rows, groups, outer, inner_stride = scales
-    row = first + tl.arange(0, BLOCK)
-    block = inner // 128
-    inside = (row < rows) & (block < groups)
-    if SHARED == "block_128x128":
-        row = row // 128
-    return tl.load(pointer + row.to(tl.int64) * outer + tl.cast(block, tl.int64) * inner_stride, mask=inside, other=0.0)
+    COUNT: tl.constexpr = scales_of_tile(SHARED, BLOCK)
+    found = 1.0
+    if COUNT > 0:
+        block = inner // 128
+        at = pointer + tl.cast(block, tl.int64) * inner_stride
+        if COUNT == 1:
+            found = tl.load(at + tl.cast(first // 128, tl.int64) * outer, mask=block < groups, other=0.0)
+        else:
+            row = first + tl.arange(0, BLOCK)
+            inside = (row < rows) & (block < groups)
+            row = row // 128 if SHARED == "block_128x128" else row
+            found = tl.load(at + row.to(tl.int64) * outer, mask=inside, other=0.0)
+    return found
+
+
+@triton.jit
+def scaled_part(part, of_rows, of_columns, COUNT_A: tl.constexpr, COUNT_B: tl.constexpr):
+    """The sums of 128 terms times the ``block_scales`` of their rows and columns, by one product where that is all."""
+    if COUNT_A > 1 and COUNT_B > 1:
+        part = part * of_rows[:, None] * of_columns[None, :]
+    elif COUNT_A > 1:
+        part = part * (of_rows * of_columns)[:, None]
+    elif COUNT_B > 1:
+        part = part * (of_rows * of_columns)[None, :]
+    elif COUNT_A + COUNT_B > 0:
+        part = part * (of_rows * of_columns)
+    return part
 
 
 @triton.jit
