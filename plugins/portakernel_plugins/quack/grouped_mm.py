@@ -17,8 +17,8 @@ def grouped_mm(
     a: Tensor, b: Tensor, offsets: Tensor, *, gather: Tensor | None = None, out: Tensor | None = None
 ) -> Tensor:
     """``a[offsets[e]:offsets[e + 1]] @ b[e].T`` for each expert, of ``a[gather]`` where that is given; b: (E, N, K)."""
-    like = a.new_empty((len(a) if gather is None else len(gather), len(b[0])), device="meta")
-    y = room(like, out, _WIDE) if out is not None else a.new_empty(like.shape)
+    rows = len(a) if gather is None else len(gather)
+    y = a.new_empty((rows, b.shape[1])) if out is None else room(out, out, _WIDE)
     if y.numel():
         announce_once("QuACK's grouped product", a.dtype, b.shape, gather is not None)
         gemm(dense(a, _WIDE), _matrices(b), out=y, tuned=False, **_pieces(offsets, gather))

@@ -46,7 +46,9 @@ def int4_mm(
         q, of_groups, subtracted = int4_parts(weight, scales, zeros, columns=x.shape[-1], layout=layout, zero=zero)
         # the first of two in the lower half of a byte
         pairs, of_rows = (q[:, 0::2] | q[:, 1::2] << 4).contiguous(), of_groups.t().contiguous()
-        return prepare_w4_weight(pairs, of_rows if subtracted is None else (of_rows, subtracted.t().contiguous()), form)
+        strips = of_rows if subtracted is None else (of_rows, subtracted.t().contiguous())
+        made: tuple[Tensor, Tensor] = prepare_w4_weight(pairs, strips, form)
+        return made
 
     words, strip = _PACKED.of((weight, scales, zeros if has_zeros else None), (layout, group, zero), packed)
     columns = scales.shape[0] if layout == "ct" else scales.shape[1]
