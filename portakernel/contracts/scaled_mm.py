@@ -83,9 +83,7 @@ def _case(
     )
 
 
-def _row(
-    M: int, N: int, K: int, format_a: str, format_b: str, *, core: bool = False, fast: bool = False
-) -> GridRow:
+def _row(M: int, N: int, K: int, format_a: str, format_b: str, *, core: bool = False, fast: bool = False) -> GridRow:
     packed = 2 if format_a in ("mxfp4", "nvfp4") else 1
     shapes = {"a": (M, K // packed), "b": (N, K // packed)}
     values: dict[str, Any] = {"format_a": format_a, "format_b": format_b}
